@@ -1,0 +1,55 @@
+"""sparsetc: a sparse tensor compiler for PyTorch. Write an einsum with a sparse operand; get the kernel for it."""
+
+from sparsetc.api import OPERATIONS, compile, einsum, explain, register_op
+from sparsetc.errors import (
+    CoordinateError,
+    DeviceError,
+    DtypeError,
+    EquationError,
+    FormatError,
+    IOFormatError,
+    OutOfMemoryError,
+    PlanError,
+    ShapeError,
+    SparsetcError,
+)
+from sparsetc.formats import register_format
+from sparsetc.io import read, write
+from sparsetc.ir.plan import Layout, Part, Plan, Schedule
+from sparsetc.kernel import Kernel
+from sparsetc.options import options
+from sparsetc.partition import register_partition
+from sparsetc.planner.registry import register_plan
+from sparsetc.tensor import SparseTensor
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "OPERATIONS",
+    "CoordinateError",
+    "DeviceError",
+    "DtypeError",
+    "EquationError",
+    "FormatError",
+    "IOFormatError",
+    "Kernel",
+    "Layout",
+    "OutOfMemoryError",
+    "Part",
+    "Plan",
+    "PlanError",
+    "Schedule",
+    "ShapeError",
+    "SparseTensor",
+    "SparsetcError",
+    "compile",
+    "einsum",
+    "explain",
+    "options",
+    "read",
+    "register_format",
+    "register_op",
+    "register_partition",
+    "register_plan",
+    "write",
+]

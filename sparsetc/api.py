@@ -1,0 +1,154 @@
+"""What a user calls: `einsum`, `compile`, `explain`, and named operations as thin sugar over them.
+
+In: an equation and operands, at least one of them sparse. Out: results, or a `Kernel` to call often.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from sparsetc.canonical import canonicalise
+from sparsetc.errors import DtypeError, EquationError
+from sparsetc.explain import Explanation
+from sparsetc.ir.parse import parse, parse_arguments
+from sparsetc.kernel import Kernel
+from sparsetc.options import Options, current, with_settings
+from sparsetc.tensor import SparseTensor
+
+KEPT_KERNELS = 64
+"""Kernels kept for one sparse operand by `einsum`, and by gradients."""
+
+_said: set[str] = set()
+
+Operand = Any
+
+
+def einsum(*args: Any, output: str = "auto", **settings: Any) -> torch.Tensor | SparseTensor:
+    """Evaluate an einsum with a sparse operand.
+
+    Takes what `torch.einsum` takes: ``einsum("ijk,jr,kr->ir", x, b, c)``, an implicit output, ``...``, spaces, a list
+    of operands, or operands with index lists. The sparse operand may be a `SparseTensor`, a torch tensor of any sparse
+    layout, or a scipy or pydata sparse array. The first call for an equation compiles it; the kernel is kept with the
+    sparse operand.
+
+    Args:
+        args: equation and operands. Dense operands have the sparse one's dtype and device.
+        output: ``"sparse"``, ``"dense"`` or ``"auto"``: sparse when the result keeps two or more of the sparse
+            operand's modes, or all of them.
+        settings: ``plan=``, ``precision=``, ``deterministic=``, ``memory_limit=``, ``cache_dir=``, ``backend=``: as in
+            `options`.
+
+    Returns:
+        A dense tensor, or a `SparseTensor` on the sparse operand's (projected) pattern; a dense letter of a sparse
+        result is a dense mode of it.
+
+    Raises:
+        EquationError, ShapeError, DtypeError, DeviceError, PlanError, OutOfMemoryError: before any kernel runs.
+    """
+    text, operands = _prepared(args)
+    kernel = compiled(text, operands, with_settings(current(), settings), output)
+    return kernel(*(o for o in operands if isinstance(o, torch.Tensor)))
+
+
+def compile(*args: Any, output: str = "auto", **settings: Any) -> Kernel:
+    """Plan, pack and generate once; call the `Kernel` often. Arguments as for `einsum`."""
+    text, operands = _prepared(args)
+    return _build(text, operands, with_settings(current(), settings), output)
+
+
+def explain(*args: Any, output: str = "auto", **settings: Any) -> Explanation:
+    """How `einsum` would run: parts, formats, costs, why this plan. Arguments as for `einsum`."""
+    return compile(*args, output=output, **settings).explain()
+
+
+def compiled(
+    text: str,
+    operands: Sequence[SparseTensor | torch.Tensor],
+    settings: Options,
+    output: str,
+    automatic: bool = False,
+) -> Kernel:
+    """The kernel kept with the sparse operand for this equation and these sizes, or a new one.
+
+    `automatic` drops a plan that was chosen for another equation (a gradient's differs from its function's).
+    """
+    if automatic:
+        settings = with_settings(settings, {"plan": "auto"})
+    x = next(o for o in operands if isinstance(o, SparseTensor))
+    key = (
+        "kernel",
+        text,
+        tuple((tuple(o.shape), o.dtype, str(o.device), isinstance(o, SparseTensor)) for o in operands),
+        settings,
+        output,
+        settings.effective_precision(),
+    )
+    try:
+        kept: dict[Any, Kernel] = x._packed.setdefault("kernels", {})
+        kernel = kept.get(key)
+    except TypeError:  # a plan that cannot be hashed
+        return _build(text, operands, settings, output)
+    if kernel is None:
+        kernel = _build(text, operands, settings, output)
+        kept[key] = kernel
+        while len(kept) > KEPT_KERNELS:
+            kept.pop(next(iter(kept)))
+        return kernel
+    return kernel if kernel.operand.values is x.values else kernel.with_values(x.values)
+
+
+def _build(text: str, operands: Sequence[SparseTensor | torch.Tensor], settings: Options, output: str) -> Kernel:
+    bound = parse(text, [tuple(o.shape) for o in operands], [isinstance(o, SparseTensor) for o in operands])
+    canonical = canonicalise(bound, operands)
+    x = operands[bound.einsum.sparse[0]]
+    assert isinstance(x, SparseTensor)
+    kernel = Kernel(canonical, x, settings, output)
+    if kernel.backend == "torch" and settings.effective_backend(x.device) == "torch":
+        _say_once("no GPU: running the generated torch programs on the CPU")
+    return kernel
+
+
+def _prepared(args: tuple[Any, ...]) -> tuple[str, list[SparseTensor | torch.Tensor]]:
+    """Equation text, and operands as SparseTensors and dense tensors."""
+    text, given = parse_arguments(args)
+    operands: list[SparseTensor | torch.Tensor] = []
+    for n, operand in enumerate(given):
+        sparse = SparseTensor.coerce(operand)
+        if sparse is not None:
+            operands.append(sparse.expand_dense() if sparse.dense_order else sparse)
+        elif isinstance(operand, torch.Tensor):
+            operands.append(operand)
+        else:
+            raise DtypeError(
+                f"operand {n} must be a torch tensor or sparse, found {type(operand).__name__}; use torch.as_tensor"
+            )
+    if not any(isinstance(o, SparseTensor) for o in operands):
+        raise EquationError(
+            f'"{text}" has no sparse operand: use torch.einsum, or make one with SparseTensor.from_dense'
+        )
+    return text, operands
+
+
+def _say_once(message: str) -> None:
+    if message not in _said:
+        _said.add(message)
+        warnings.warn(f"sparsetc: {message}", stacklevel=4)
+
+
+# -- named operations -------------------------------------------------------------------------------------------------
+
+OPERATIONS: dict[str, Callable[..., Any]] = {}
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def register_op(function: F) -> F:
+    """Decorator: make an operation known by its function's name, in `OPERATIONS` and to the command line's listing.
+
+    An operation writes an equation from its operands' orders and calls `einsum`; see ``examples/custom_op.py``.
+    """
+    OPERATIONS[function.__name__] = function
+    return function

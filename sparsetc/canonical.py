@@ -1,0 +1,161 @@
+"""An einsum as written -> one that the compiler lowers: a sparse operand of distinct letters, dense operands reduced.
+
+In: a `Bound` equation and its operands. Out: `Canonical`: the reduced `Bound`, the coordinates to pack, and how each
+call's dense operands are brought to the form that the kernels read. Nothing here touches values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from sparsetc import coords as crd
+from sparsetc.errors import DeviceError, DtypeError, PlanError, ShapeError
+from sparsetc.ir.einsum import Bound, Einsum
+from sparsetc.ir.lower import dense_axes
+from sparsetc.ir.rewrite import Reduction, dense_subexpressions
+from sparsetc.tensor import SparseTensor
+
+
+@dataclass(frozen=True)
+class Canonical:
+    """A reduced einsum over one sparse operand, and the way there."""
+
+    written: Bound
+    reduction: Reduction
+    bound: Bound
+    """The reduced einsum, the sparse operand's letters distinct."""
+    coords: torch.Tensor
+    """(order, nnz) of the sparse operand's distinct letters."""
+    source: torch.Tensor | None
+    """Which of the operand's nonzeros these are (those on the diagonal of a repeated letter, or all of an operand that
+    was not coalesced, sorted); None for all, in their order."""
+    dtype: torch.dtype
+    device: torch.device
+    arrangement: tuple[tuple[int, ...] | None, ...]
+    """For each reduced dense operand, the permutation to (sparse letters, dense letters); None when it is so already."""
+
+    @property
+    def letters(self) -> tuple[str, ...]:
+        """The sparse operand's letters, by mode."""
+        (sparse,) = self.bound.einsum.sparse
+        return self.bound.einsum.inputs[sparse]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its sizes."""
+        return self.bound.extents(self.letters)
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Modes of the sparse operand that the output has, in the output's order."""
+        return tuple(self.letters.index(c) for c in self.bound.einsum.output if c in self.letters)
+
+    def check(self, dense: Sequence[torch.Tensor]) -> None:
+        """Raise unless these are dense operands that the kernel was compiled for."""
+        positions = self.written.einsum.dense
+        if len(dense) != len(positions):
+            raise ShapeError(f'"{self.written.einsum.text}" takes {len(positions)} dense operands, found {len(dense)}')
+        for operand, position in zip(dense, positions, strict=True):
+            if not isinstance(operand, torch.Tensor):
+                raise DtypeError(f"operand {position} must be a torch tensor, found {type(operand).__name__}")
+            check_operand(operand, position, self.dtype, self.device)
+            expected = self.written.shape(position)
+            if operand.shape != expected and not _broadcasts(tuple(operand.shape), expected):
+                raise ShapeError(
+                    f'operand {position} of "{self.written.einsum.text}": the kernel was compiled for shape '
+                    f"{tuple(expected)}, found {tuple(operand.shape)}; compile again for other sizes"
+                )
+
+    def arrange(self, dense: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Dense operands as written -> contiguous tables, in the reduced einsum's order."""
+        if self.reduction.steps:
+            dense = self._reduced(dense)
+        tables = []
+        for operand, permutation, position in zip(dense, self.arrangement, self.bound.einsum.dense, strict=True):
+            expected = self.bound.shape(position)
+            table = operand if operand.shape == expected else operand.expand(expected)
+            table = table if permutation is None else table.permute(permutation)
+            tables.append(table.contiguous())
+        return tables
+
+    def _reduced(self, dense: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        given: list[torch.Tensor | None] = [None] * len(self.written.einsum.inputs)
+        for operand, position in zip(dense, self.written.einsum.dense, strict=True):
+            given[position] = operand.expand(self.written.shape(position))
+        reduced = self.reduction.apply(given, _einsum)  # type: ignore[arg-type]
+        return [reduced[p] for p in self.reduction.bound.einsum.dense]
+
+
+def canonicalise(bound: Bound, operands: Sequence[SparseTensor | torch.Tensor]) -> Canonical:
+    """Check dtypes and devices, reduce the dense operands' own expressions, take diagonals of the sparse one."""
+    if len(bound.einsum.sparse) > 1:
+        raise PlanError(
+            f'"{bound.einsum.text}" has {len(bound.einsum.sparse)} sparse operands (positions '
+            f"{', '.join(map(str, bound.einsum.sparse))}); one is supported: make the smaller ones dense with .to_dense()"
+        )
+    (position,) = bound.einsum.sparse
+    x = operands[position]
+    assert isinstance(x, SparseTensor)
+    for other in bound.einsum.dense:
+        operand = operands[other]
+        check_operand(operand, other, x.dtype, x.device)
+    reduction = dense_subexpressions(bound)
+    reduced, coords, source = _diagonal(reduction.bound, x.coords)
+    if not x.is_coalesced:  # formats rely on lexicographic order
+        order = crd.lexsort(crd.sort_keys(coords, reduced.extents(reduced.einsum.inputs[reduced.einsum.sparse[0]])))
+        coords, source = coords[:, order], order if source is None else source[order]
+    (sparse,) = reduced.einsum.sparse
+    letters = reduced.einsum.inputs[sparse]
+    order = (*letters, *dense_axes(reduced))
+    arrangement = []
+    for p in reduced.einsum.dense:
+        own = reduced.einsum.inputs[p]
+        permutation = tuple(own.index(c) for c in order if c in own)
+        arrangement.append(None if permutation == tuple(range(len(own))) else permutation)
+    return Canonical(bound, reduction, reduced, coords, source, x.dtype, x.device, tuple(arrangement))
+
+
+def check_operand(
+    operand: SparseTensor | torch.Tensor, position: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Raise unless a dense operand has the sparse operand's dtype and device."""
+    if operand.dtype != dtype:
+        raise DtypeError(
+            f"operand {position} has dtype {operand.dtype}, the sparse operand has {dtype}; convert one of them with .to()"
+        )
+    if operand.device != device:
+        raise DeviceError(
+            f"operand {position} is on {operand.device}, the sparse operand is on {device}; move one of them with .to()"
+        )
+
+
+def _diagonal(bound: Bound, coords: torch.Tensor) -> tuple[Bound, torch.Tensor, torch.Tensor | None]:
+    """Keep the nonzeros whose coordinates agree wherever a letter repeats, and one mode of each letter."""
+    e = bound.einsum
+    (sparse,) = e.sparse
+    letters = e.inputs[sparse]
+    distinct = tuple(dict.fromkeys(letters))
+    if distinct == letters:
+        return bound, coords, None
+    on = torch.ones(coords.shape[1], dtype=torch.bool, device=coords.device)
+    for mode, letter in enumerate(letters):
+        on &= coords[mode] == coords[letters.index(letter)]
+    source = torch.nonzero(on).flatten()
+    inputs = tuple(distinct if p == sparse else t for p, t in enumerate(e.inputs))
+    modes = [letters.index(c) for c in distinct]
+    return Bound(Einsum(inputs, e.output, e.sparse, e.text), bound.sizes), coords[modes][:, source], source
+
+
+def _broadcasts(found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+    return len(found) == len(expected) and all(f in (1, e) for f, e in zip(found, expected, strict=True))
+
+
+def _einsum(equation: str, *operands: torch.Tensor) -> torch.Tensor:
+    """torch.einsum that sums 16-bit operands in float32 and rounds once."""
+    narrow = operands[0].dtype in (torch.float16, torch.bfloat16)
+    if not narrow:
+        return torch.einsum(equation, *operands)
+    return torch.einsum(equation, *(o.float() for o in operands)).to(operands[0].dtype)

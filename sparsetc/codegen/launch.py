@@ -1,0 +1,243 @@
+"""Generated modules -> launches: argument lists built once, one grid a launch, ahead-of-time compilation.
+
+In: tile programs, their packed arrays. Out: a callable of (values, dense tables, output). Building one imports the
+generated file; calling it only fills in pointers, so that a call costs little, never waits and can be captured in a
+CUDA graph.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sparsetc.codegen import cache
+from sparsetc.codegen import torch as torch_source
+from sparsetc.codegen.header import header
+from sparsetc.errors import PlanError
+from sparsetc.formats import Packed
+from sparsetc.ir.tile import TileProgram
+
+TORCH_CHUNK = 512 * 1024
+"""Elements of intermediate results a chunk of the torch programs may make (2 MB of float32: two cores' L2)."""
+
+TARGETS: dict[str, tuple[str, int | str, int]] = {
+    "sm_80": ("cuda", 80, 32),
+    "sm_89": ("cuda", 89, 32),
+    "sm_90": ("cuda", 90, 32),
+    "sm_100": ("cuda", 100, 32),
+    "sm_120": ("cuda", 120, 32),
+    "gfx90a": ("hip", "gfx90a", 64),
+    "gfx942": ("hip", "gfx942", 64),
+    "gfx950": ("hip", "gfx950", 64),
+}
+
+
+@dataclass(frozen=True)
+class BoundPart:
+    """A tile program with the arrays it reads."""
+
+    program: TileProgram
+    packed: Packed
+    slot: torch.Tensor | None = None
+
+    @property
+    def index_arrays(self) -> list[torch.Tensor]:
+        """Arrays in the order of ``program.arrays``, without the values."""
+        arrays = [self.packed.arrays[name] for name in self.program.view.arrays if name != "values"]
+        return arrays
+
+    @property
+    def programs(self) -> int:
+        """Grid programs the part takes."""
+        count = self.packed.items
+        for axis in self.program.split:
+            count *= axis.programs
+        return count
+
+
+class TorchLaunch:
+    """Runs the torch programs, part after part."""
+
+    def __init__(self, parts: Sequence[BoundPart], cache_dir: Path | None, name: str) -> None:
+        programs = tuple(p.program for p in parts)
+        self.source = torch_source.module_source(programs, header(programs, "torch"))
+        self.module, self.path = cache.load(self.source, cache_dir, name)
+        self.parts = [(getattr(self.module, f"part_{p.program.number}"), p, chunks(p)) for p in parts]
+
+    def __call__(self, values: Sequence[torch.Tensor], dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        """Add every part into `out`, which the caller has zeroed where it must be."""
+        for (function, part, ranges), own in zip(self.parts, values, strict=True):
+            slot = [part.slot] if part.slot is not None else []
+            function(ranges, *part.index_arrays, own, *slot, *dense, out)
+
+
+def chunks(part: BoundPart) -> list[tuple[int, ...]]:
+    """Ranges (i0, i1, b0, b1, n0, n1) of items, blocks and nonzeros, each small enough to stay in the cache."""
+    packed, per = part.packed, torch_source.leaf_elements(part.program)
+    if packed.items == 0:
+        return []
+    if packed.view.chunk:
+        size = max(1, TORCH_CHUNK // max(per))
+        starts = list(range(0, packed.nnz, size))
+        return [(n, n + 1, 0, 0, at, min(at + size, packed.nnz)) for n, at in enumerate(starts)]
+    item_ptr = packed.arrays["item_ptr"].long()
+    block_ptr = packed.arrays["block_ptr"].long() if packed.view.blocks else None
+    leaf = block_ptr[item_ptr] if block_ptr is not None else item_ptr
+    weight = leaf * per[0] + (item_ptr * per[1] if block_ptr is not None else 0)
+    limits = torch.arange(TORCH_CHUNK, int(weight[-1]) + TORCH_CHUNK, TORCH_CHUNK, device=weight.device)
+    ends = torch.unique(torch.searchsorted(weight, limits).clamp(1, packed.items)).tolist()
+    found = []
+    for i0, i1 in zip([0, *ends[:-1]], ends, strict=True):
+        b0, b1, n0, n1 = (int(v) for v in (item_ptr[i0], item_ptr[i1], leaf[i0], leaf[i1]))
+        found.append((i0, i1, b0 if block_ptr is not None else 0, b1 if block_ptr is not None else 0, n0, n1))
+    return found
+
+
+class TritonLaunch:
+    """Runs the Triton kernels: one launch for all parts when fused, else one a part."""
+
+    def __init__(
+        self, parts: Sequence[BoundPart], dtype: torch.dtype, fused: bool, cache_dir: Path | None, name: str
+    ) -> None:
+        from sparsetc.codegen import triton as source
+
+        self.types = types_of(dtype)
+        self.parts, self.dtype, self.fused, self.name = tuple(parts), dtype, fused, name
+        programs = tuple(p.program for p in parts)
+        self.source = source.module_source(programs, self.types, header(programs, "triton"), fused)
+        self.module, self.path = cache.load(self.source, cache_dir, name)
+        groups = [self.parts] if fused else [(p,) for p in self.parts]
+        self.launches: list[tuple[Any, int, list[Any], list[int], int]] = []
+        for number, group in enumerate(groups):
+            kernel = getattr(self.module, "kernel" if len(groups) == 1 else f"kernel_{number}")
+            arguments, places = self._arguments(group)
+            grid = sum(p.programs for p in group)
+            self.launches.append((kernel, grid, arguments, places, group[0].program.warps))
+
+    def _arguments(self, group: Sequence[BoundPart]) -> tuple[list[Any], list[int]]:
+        """The fixed arguments (None where the values go) and the places of the values, a part each."""
+        counts: list[Any] = []
+        pointers: list[Any] = []
+        places = []
+        for part in group:
+            counts.append(part.programs)
+            if part.program.view.chunk:
+                counts.append(part.packed.nnz)
+        for part in group:
+            pointers += part.index_arrays
+            places.append(len(counts) + len(pointers))
+            pointers.append(None)
+            if part.slot is not None:
+                pointers.append(part.slot)
+        return [*counts, *pointers], places
+
+    def __call__(self, values: Sequence[torch.Tensor], dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        """Launch; returns before the kernels have run."""
+        taken = 0
+        for kernel, grid, fixed, places, warps in self.launches:
+            arguments = fixed.copy()
+            for place in places:
+                arguments[place] = values[taken]
+                taken += 1
+            if grid:
+                kernel[(grid,)](*arguments, *dense, out, num_warps=warps)
+
+    def compile_for(self, target: str, out_dtype: torch.dtype) -> list[Any]:
+        """Triton's compiled kernels for a named target; needs no GPU."""
+        return [c for _, c in self._compiled(target, out_dtype)]
+
+    def _compiled(self, target: str, out_dtype: torch.dtype) -> list[tuple[str, Any]]:
+        import triton
+        from triton.backends.compiler import GPUTarget
+        from triton.compiler import ASTSource
+
+        from sparsetc.codegen import triton as source
+
+        if target not in TARGETS:
+            raise PlanError(f"unknown target {target!r}; known: {', '.join(TARGETS)}")
+        backend, arch, warp = TARGETS[target]
+        programs = tuple(replace(p.program, precision=portable(p.program.precision, backend)) for p in self.parts)
+        text = source.module_source(programs, self.types, header(programs, "triton"), self.fused)
+        module, _ = cache.load(text, self.path.parent, self.name)
+        groups = [self.parts] if self.fused else [(p,) for p in self.parts]
+        compiled = []
+        for number, group in enumerate(groups):
+            name = "kernel" if len(groups) == 1 else f"kernel_{number}"
+            kernel = getattr(module, name)
+            if not hasattr(kernel, "arg_names"):
+                raise PlanError("compiling ahead of time needs TRITON_INTERPRET unset when triton is imported")
+            signature, attributes = self._signature(group, kernel.arg_names, out_dtype)
+            compiled.append(
+                (
+                    name,
+                    triton.compile(
+                        ASTSource(kernel, signature, constexprs={}, attrs=attributes),
+                        target=GPUTarget(backend, arch, warp),
+                        options={"num_warps": group[0].program.warps},
+                    ),
+                )
+            )
+        return compiled
+
+    def _signature(
+        self, group: Sequence[BoundPart], names: Sequence[str], out_dtype: torch.dtype
+    ) -> tuple[dict[str, str], dict[tuple[int, ...], list[list[Any]]]]:
+        fixed, places = self._arguments(group)
+        types = []
+        for n, value in enumerate(fixed):
+            if n in places:
+                types.append(f"*{TRITON_TYPES[self.dtype]}")
+            else:
+                types.append("i32" if isinstance(value, int) else f"*{TRITON_TYPES[value.dtype]}")
+        types += [f"*{TRITON_TYPES[self.dtype]}"] * len(group[0].program.operands) + [f"*{TRITON_TYPES[out_dtype]}"]
+        signature = dict(zip(names, types, strict=True))
+        attributes = {(n,): [["tt.divisibility", 16]] for n, t in enumerate(types) if t.startswith("*")}
+        return signature, attributes
+
+
+TRITON_TYPES = {
+    torch.float64: "fp64",
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+}
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """How sums of this dtype are kept: never narrower than float32, integers in 64 bits."""
+    if dtype.is_complex or dtype == torch.float64:
+        return dtype
+    return torch.float32 if dtype.is_floating_point else torch.int64
+
+
+def types_of(dtype: torch.dtype) -> Any:
+    """Triton's types for operands of this dtype."""
+    from sparsetc.codegen.triton import Types
+
+    kept = accumulator(dtype)
+    return Types(str(kept).removeprefix("torch."), widen=kept != dtype)
+
+
+def portable(precision: str, backend: str) -> str:
+    """The precision a target can run: tf32x3 does not compile for AMD, whose matrix units take float32 as it is."""
+    return "ieee" if backend == "hip" and precision in ("tf32x3", "tf32") else precision
+
+
+def source_name(equation: str, backend: str) -> str:
+    """A file name a reader recognises: the equation's letters, then the backend."""
+    letters = "".join(c if c.isalnum() else "_" for c in equation.replace("->", "_to_").replace(",", "_"))
+    return (
+        f"{letters[:60] or 'scalar'}_{backend}"
+        if len(letters) <= 60
+        else f"{hashlib.sha256(letters.encode()).hexdigest()[:12]}_{backend}"
+    )

@@ -1,0 +1,249 @@
+"""Tile programs -> the text of one torch module: the default without a GPU, and the reference for tests.
+
+In: the same tile programs that `codegen.triton` prints, of views with one lane (so nothing is padded). Out: source in
+which every statement is done for a whole chunk of items at once: a tile of the leaf level has a row per nonzero, one
+of the lane level a row per fiber, one of the item level a row per item; a loop becomes a sum over runs of rows.
+Chunks keep what is made on the way inside the cache.
+"""
+
+from __future__ import annotations
+
+from sparsetc.ir.tile import (
+    LANES,
+    Add,
+    Decode,
+    Gather,
+    Loop,
+    Operand,
+    Position,
+    Product,
+    Row,
+    Statement,
+    Tile,
+    TileProgram,
+    Value,
+    walk,
+)
+from sparsetc.ir.view import ITEM, LANE, LEAF, Computed
+
+RANGES = {ITEM: "i0:i1", LANE: "b0:b1", LEAF: "n0:n1"}
+
+
+def module_source(programs: tuple[TileProgram, ...], header: str) -> str:
+    """The whole file: header and one function a part."""
+    lines = [
+        f'"""{header}"""',
+        "",
+        "import torch",
+        "",
+        "from sparsetc.runtime.segments import bag, run_products, run_sums",
+        "",
+    ]
+    for program in programs:
+        lines += ["", *_Function(program).lines(), ""]
+    text = "\n".join(lines).rstrip() + "\n"
+    used = [n for n in ("bag", "run_products", "run_sums") if f"{n}(" in text]
+    text = text.replace(
+        "from sparsetc.runtime.segments import bag, run_products, run_sums\n",
+        f"from sparsetc.runtime.segments import {', '.join(used)}\n" if used else "",
+    )
+    return (
+        text
+        if "torch." in text.split('"""', 2)[2].replace("import torch", "")
+        else text.replace("import torch\n\n", "", 1)
+    )
+
+
+def leaf_elements(program: TileProgram) -> tuple[int, int]:
+    """(elements made per nonzero, per fiber): what decides how many items a chunk may take."""
+    per = {ITEM: 1, LANE: 1, LEAF: 1}
+    fused = _Function(program).fused
+    for statement, _ in walk(program.body):
+        if isinstance(statement, Gather | Product) and not (
+            isinstance(statement, Gather) and statement.out.name in fused
+        ):
+            level = max(t.level for t in statement.inputs) if isinstance(statement, Product) else statement.out.level
+            if isinstance(statement, Product) and any(t.name in fused for t in statement.inputs):
+                level = statement.out.level
+            width = 1
+            for axis in statement.out.axes:
+                width *= program.axis(axis).size if axis != LANES else 1
+            per[level] += width
+    return per[LEAF], per[LANE]
+
+
+class _Function:
+    """Prints one tile program as a torch function of chunks."""
+
+    def __init__(self, program: TileProgram) -> None:
+        self.p = program
+        self.out: list[str] = []
+        self.words: set[str] = set()
+        # A leaf product of the values and one gathered operand is a bag: the gathered rows are never made.
+        self.fused = {
+            next(t for t in s.inputs if t.name != "x").name
+            for s, _ in walk(program.body)
+            if isinstance(s, Product) and s.accumulate and not s.dot and self._is_bag(s)
+        }
+
+    @staticmethod
+    def _is_bag(s: Product) -> bool:
+        return len(s.inputs) == 2 and s.inputs[0].name == "x" and s.inputs[1].level == LEAF
+
+    def put(self, text: str) -> None:
+        self.out.append("        " + text)
+
+    def lines(self) -> list[str]:
+        p = self.p
+        arguments = ["chunks", *p.arrays, *(o.name for o in p.operands), p.output]
+        for statement in p.body:
+            self.statement(statement)
+        comment = ["# " + line for line in str(p).splitlines()]
+        head = [f"def part_{p.number}({', '.join(arguments)}):", "    for i0, i1, b0, b1, n0, n1 in chunks:"]
+        return [*comment, *head, *self.out]
+
+    def statement(self, s: Statement) -> None:
+        if isinstance(s, Loop):
+            for inner in s.body:
+                self.statement(inner)
+        elif isinstance(s, Decode):
+            self.decode(s)
+        elif isinstance(s, Value):
+            self.put(f"{s.out.name} = values[n0:n1]")
+        elif isinstance(s, Gather):
+            if s.out.name not in self.fused:
+                self.put(f"{s.out.name} = {self.rows(s.operand, s.out.level)}")
+        elif isinstance(s, Product):
+            self.product(s)
+        elif isinstance(s, Add):
+            self.add(s)
+
+    def decode(self, s: Decode) -> None:
+        c = s.coordinate
+        if isinstance(c, Computed):
+            names = {f"m{m}": self.coordinate(letter, s.level) for m, letter in enumerate(self.p.letters)}
+            where = RANGES[s.level].replace(":", ", ")
+            self.put(
+                f"{s.letter} = {c.formula.format(**names, p=f'torch.arange({where}, device=values.device)', lane='0')}"
+            )
+            return
+        word = f"{c.array}_bits"
+        if word not in self.words:
+            self.words.add(word)
+            self.put(f"{word} = {c.array}[{RANGES[s.level]}]")
+        self.put(f"{s.letter} = {c.expression(word)}")
+
+    def coordinate(self, letter: str, level: int) -> str:
+        """A coordinate as a vector of `level`: one of a higher level is repeated for all it is shared by."""
+        own = self.p.view.level_of(self.p.letters.index(letter))
+        if own == level:
+            return letter
+        return self.spread(letter, own, level)
+
+    def spread(self, name: str, own: int, level: int) -> str:
+        """A row per item (or fiber) repeated for each of its fibers (or nonzeros)."""
+        if own == level:
+            return name
+        if own == ITEM and level == LEAF and self.p.view.blocks:
+            return self.spread(self.spread(name, ITEM, LANE), LANE, LEAF)
+        counts, total = self.offsets(level), {LANE: "b1 - b0", LEAF: "n1 - n0"}[level]
+        return f"{name}.repeat_interleave(torch.diff({counts}), 0, output_size={total})"
+
+    def offsets(self, level: int) -> str:
+        """Where the runs of `level` begin within the chunk."""
+        if self.p.view.chunk:
+            return "torch.tensor([0, n1 - n0], device=values.device)"
+        if level == LANE:
+            return "item_ptr[i0 : i1 + 1] - b0"
+        return "block_ptr[b0 : b1 + 1] - n0" if self.p.view.blocks else "item_ptr[i0 : i1 + 1] - n0"
+
+    def index(self, operand: Operand, level: int) -> str:
+        text = ""
+        for letter, extent in zip(operand.rows, operand.extents, strict=True):
+            name = self.coordinate(letter, level)
+            big = operand.nrows >= 2**31
+            name = f"{name}.long()" if big else name
+            text = f"({text}) * {extent} + {name}" if text else name
+        return text
+
+    def table(self, operand: Operand) -> str:
+        return f"{operand.name}.view({operand.nrows}, {operand.width})"
+
+    def rows(self, operand: Operand, level: int) -> str:
+        shape = ", ".join(str(self.p.axis(a).size) for a in operand.axes)
+        if not operand.rows:
+            return f"{operand.name}.view({shape})" if shape else operand.name
+        gathered = f"{self.table(operand)}.index_select(0, {self.index(operand, level)})"
+        return f"{gathered}.view(-1, {shape})" if shape else f"{gathered}.view(-1)"
+
+    def factor(self, tile: Tile, axes: tuple[str, ...], level: int, leading: bool) -> str:
+        """A factor laid out over (rows of `level`, axes)."""
+        name = tile.name
+        own = [a for a in tile.axes if a != LANES]
+        has_rows = tile.level != ITEM or not self._is_constant(tile)
+        if has_rows and tile.level < level:
+            name = self.spread(name, tile.level, level)
+        order = [a for a in axes if a in own]
+        if order != own:
+            base = 1 if has_rows else 0
+            permutation = [own.index(a) + base for a in order]
+            name = f"{name}.permute({', '.join(map(str, ([0] if has_rows else []) + permutation))})"
+        index = ([":" if has_rows else "None"] if leading else []) + [":" if a in own else "None" for a in axes]
+        return name if all(i == ":" for i in index) or not index else f"{name}[{', '.join(index)}]"
+
+    def _is_constant(self, tile: Tile) -> bool:
+        """Whether a tile of the item level is the same for all items: gathered by no coordinate at all."""
+        return any(
+            isinstance(s, Gather) and s.out.name == tile.name and not s.operand.rows for s, _ in walk(self.p.body)
+        )
+
+    def times(self, tiles: tuple[Tile, ...], axes: tuple[str, ...], level: int) -> str:
+        return " * ".join(self.factor(t, axes, level, leading=True) for t in sorted(tiles, key=lambda t: len(t.axes)))
+
+    def product(self, s: Product) -> None:
+        axes = tuple(a for a in s.out.axes if a != LANES)
+        if not s.accumulate:
+            level = s.out.level
+            self.put(f"{s.out.name} = {self.times(s.inputs, axes, level)}")
+            return
+        level = max(t.level for t in s.inputs)
+        offsets = self.offsets(level)
+        if s.dot:
+            left = self.side(s.left, s.out.axes[: s.out.folded], level)
+            right = self.side(s.right, s.out.axes[s.out.folded :], level)
+            shape = ", ".join(str(self.p.axis(a).size) for a in axes)
+            self.put(f"{s.out.name} = run_products({left}, {right}, {offsets}).view(-1, {shape})")
+        elif self._is_bag(s):
+            gather = next(g for g, _ in walk(self.p.body) if isinstance(g, Gather) and g.out.name == s.inputs[1].name)
+            o = gather.operand
+            shape = ", ".join(["-1", *(str(self.p.axis(a).size) for a in o.axes)])
+            self.put(f"{s.out.name} = bag({self.index(o, level)}, {self.table(o)}, {offsets}, x).view({shape})")
+        else:
+            self.put(f"{s.out.name} = run_sums({self.times(s.inputs, axes, level)}, {offsets})")
+
+    def side(self, tiles: tuple[Tile, ...], axes: tuple[str, ...], level: int) -> str:
+        text = self.times(tiles, axes, level)
+        return f"({text}).flatten(1)" if len(axes) > 1 else text
+
+    def add(self, s: Add) -> None:
+        p, key, level = self.p, s.key, s.key.level
+        axes = [a for a in s.source.axes if a != LANES]
+        value = s.source.name
+        late = [n + 1 for n, a in enumerate(axes) if a not in s.axes]
+        if late:
+            value = f"{value}.sum({tuple(late) if len(late) > 1 else late[0]})"
+            axes = [a for a in axes if a in s.axes]
+        if axes != list(s.axes):
+            value = f"{value}.permute({', '.join(map(str, [0] + [axes.index(a) + 1 for a in s.axes]))})"
+        count = {ITEM: "i1 - i0", LANE: "b1 - b0", LEAF: "n1 - n0"}[level]
+        value = f"{value}.reshape({count}, {p.width})"
+        output = f"{p.output}.view({p.rows}, {p.width})"
+        if isinstance(key, Position):
+            self.put(f"{output}[n0:n1] = {value}")
+            return
+        if isinstance(key, Row):
+            terms = [f"{self.coordinate(c, level)}.long()" + (f" * {n}" if n != 1 else "") for c, n in key.terms]
+            row = " + ".join(terms) if terms else f"torch.zeros({count}, dtype=torch.int64, device=values.device)"
+        else:
+            row = f"{key.array}[{RANGES[level]}]"
+        self.put(f"{output}.{'index_copy_' if s.owned else 'index_add_'}(0, {row}, {value})")

@@ -1,0 +1,194 @@
+"""SparseTensor to and from strided tensors, torch.sparse, scipy.sparse and pydata/sparse.
+
+In: any of them. Out: any of them. scipy and pydata/sparse are imported only when one of theirs is asked for; what an
+object is, is first read off its type's module name.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from sparsetc import coords as crd
+from sparsetc.errors import DtypeError, FormatError, OutOfMemoryError, ShapeError
+
+if TYPE_CHECKING:
+    from sparsetc.tensor import SparseTensor
+
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+def available_memory(device: torch.device) -> int:
+    """Bytes that a new tensor on ``device`` may take now."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        # MemAvailable counts the page cache, which the kernel gives back; SC_AVPHYS_PAGES does not.
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            fields = dict(line.split(":", 1) for line in lines)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
+        return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def to_dense(x: SparseTensor, memory_limit: int | None = None) -> torch.Tensor:
+    """See SparseTensor.to_dense."""
+    nbytes = math.prod(x.shape) * x.values.element_size()
+    limit = available_memory(x.device) if memory_limit is None else min(memory_limit, crd.INT64_SIZES - 1)
+    if nbytes > limit:
+        raise OutOfMemoryError(
+            f"a dense tensor of shape {x.shape} and {x.dtype} needs {nbytes} bytes; the limit is {limit} bytes"
+        )
+    if 0 in x.shape:
+        return x.values.sum().to(x.dtype) * x.values.new_zeros(x.shape)  # empty, yet a function of the values
+    x = x.coalesce()  # so that float16 duplicates are summed in float32
+    sizes = x.shape[: x.sparse_order]
+    key = crd.linear_key(x.coords, sizes)
+    assert key is not None  # the number of bytes is below 2**63
+    flat = x.values.new_zeros((math.prod(sizes), *x.values.shape[1:]))
+    return flat.index_add(0, key, x.values).reshape(x.shape)
+
+
+def to_torch(x: SparseTensor, layout: torch.layout, blocksize: tuple[int, int] | None) -> torch.Tensor:
+    """See SparseTensor.to_torch."""
+    if layout != torch.sparse_coo and layout not in _COMPRESSED:
+        raise FormatError(f"layout must be torch.sparse_coo, _csr, _csc, _bsr or _bsc, found {layout}")
+    if math.prod(x.shape) >= crd.INT64_SIZES:
+        raise ShapeError(f"torch.sparse cannot hold shape {x.shape}: the product of its sizes passes 2**63")
+    blocked = layout in (torch.sparse_bsr, torch.sparse_bsc)
+    if blocked != (blocksize is not None):
+        raise FormatError(
+            f"blocksize= goes with torch.sparse_bsr and _bsc only, and is needed there; layout is {layout}"
+        )
+    if layout != torch.sparse_coo and (x.order != 2 or x.dense_order):
+        raise ShapeError(f"{layout} holds matrices; this tensor has shape {x.shape}, {x.dense_order} modes dense")
+    if blocksize is not None and any(b < 1 or s % b for s, b in zip(x.shape, blocksize, strict=True)):
+        raise ShapeError(f"blocksize {tuple(blocksize)} must divide the shape {x.shape}")
+    if layout != torch.sparse_coo:
+        x = x.coalesce()
+    coo = torch.sparse_coo_tensor(
+        x.coords, x.values, x.shape, is_coalesced=x.is_coalesced or None, check_invariants=False
+    )
+    if layout == torch.sparse_coo:
+        return coo
+    return coo.to_sparse(layout=layout, blocksize=blocksize) if blocked else coo.to_sparse(layout=layout)
+
+
+def to_numpy(x: SparseTensor) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
+    """See SparseTensor.to_numpy."""
+    if x.dtype == torch.bfloat16:
+        raise DtypeError("numpy has no bfloat16; convert with .to(torch.float32) first")
+    return x.coords.cpu().numpy(), x.values.detach().resolve_conj().resolve_neg().cpu().numpy(), x.shape
+
+
+def to_scipy(x: SparseTensor) -> Any:
+    """See SparseTensor.to_scipy."""
+    if x.order != 2 or x.dense_order:
+        raise ShapeError(f"scipy.sparse takes matrices; this tensor has shape {x.shape}, {x.dense_order} modes dense")
+    if x.dtype in (torch.float16, torch.bfloat16):
+        raise DtypeError(f"scipy.sparse has no {x.dtype}; convert with .to(torch.float32) first")
+    try:
+        from scipy.sparse import coo_array
+    except ImportError as error:
+        raise ImportError('to_scipy needs scipy: pip install "sparsetc[io]"') from error
+    coords, values, shape = to_numpy(x)
+    return coo_array((values, (coords[0], coords[1])), shape=shape)
+
+
+def to_pydata(x: SparseTensor) -> Any:
+    """See SparseTensor.to_pydata."""
+    try:
+        import sparse
+    except ImportError as error:
+        raise ImportError("to_pydata needs pydata/sparse: pip install sparse") from error
+    coords, values, shape = to_numpy(x.expand_dense())
+    return sparse.COO(coords, values, shape=shape, has_duplicates=not x.is_coalesced, sorted=x.is_coalesced)
+
+
+def from_torch(tensor: torch.Tensor) -> SparseTensor:
+    """See SparseTensor.from_torch."""
+    from sparsetc.tensor import SparseTensor
+
+    if not isinstance(tensor, torch.Tensor):
+        raise FormatError(f"from_torch takes a torch.Tensor, found {type(tensor).__name__}")
+    if tensor.layout == torch.strided:
+        return from_dense(tensor)
+    if tensor.layout in _COMPRESSED:
+        tensor = tensor.to_sparse_coo() if hasattr(tensor, "to_sparse_coo") else tensor.to_sparse()
+    if tensor.layout != torch.sparse_coo:
+        raise FormatError(f"from_torch cannot read layout {tensor.layout}")
+    if tensor.sparse_dim() == 0:
+        raise FormatError("a tensor with no sparse mode is not sparse; use its values")
+    if tensor.requires_grad or tensor.is_coalesced():
+        tensor = tensor.coalesce()  # autograd follows values(), which only a coalesced tensor has
+        return SparseTensor(tensor.indices(), tensor.values(), tuple(tensor.shape))
+    return SparseTensor(tensor._indices(), tensor._values(), tuple(tensor.shape))
+
+
+def from_dense(tensor: Any) -> SparseTensor:
+    """See SparseTensor.from_dense."""
+    from sparsetc.tensor import SparseTensor
+
+    strided = torch.as_tensor(tensor)
+    if strided.layout != torch.strided:
+        raise FormatError(f"from_dense takes a strided tensor, found {strided.layout}; see from_torch")
+    if strided.ndim == 0:
+        raise FormatError("from_dense needs at least one mode, found a single number")
+    coords = torch.nonzero(strided.detach()).T.contiguous()
+    return SparseTensor(coords, strided[tuple(coords)], tuple(strided.shape), check=False)
+
+
+def from_scipy(matrix: Any) -> SparseTensor:
+    """See SparseTensor.from_scipy."""
+    from sparsetc.tensor import SparseTensor
+
+    if not _is_scipy(matrix):
+        raise FormatError(f"from_scipy takes a scipy.sparse matrix or array, found {type(matrix).__name__}")
+    coo = matrix.tocoo()
+    coords = coo.coords if hasattr(coo, "coords") else (coo.row, coo.col)  # scipy < 1.13 has no .coords
+    return SparseTensor(np.stack(coords), coo.data, tuple(coo.shape))
+
+
+def from_pydata(array: Any) -> SparseTensor:
+    """See SparseTensor.from_pydata."""
+    from sparsetc.tensor import SparseTensor
+
+    if not _is_pydata(array):
+        raise FormatError(f"from_pydata takes a pydata/sparse array, found {type(array).__name__}")
+    if array.fill_value != 0:
+        raise FormatError(f"a sparse array must have fill value 0, found {array.fill_value}")
+    coo = array if hasattr(array, "coords") else array.to_coo() if hasattr(array, "to_coo") else array.tocoo()
+    return SparseTensor(np.asarray(coo.coords), np.asarray(coo.data), tuple(coo.shape))
+
+
+def coerce(obj: object) -> SparseTensor | None:
+    """See SparseTensor.coerce."""
+    from sparsetc.tensor import SparseTensor
+
+    if isinstance(obj, SparseTensor):
+        return obj
+    if isinstance(obj, torch.Tensor):
+        return None if obj.layout == torch.strided else from_torch(obj)
+    if _is_scipy(obj):
+        return from_scipy(obj)
+    if _is_pydata(obj):
+        return from_pydata(obj)
+    return None
+
+
+def _comes_from(obj: object, package: str) -> bool:
+    """Whether a class of ``obj`` is defined in ``package``; imports nothing."""
+    return any(f"{cls.__module__}.".startswith(f"{package}.") for cls in type(obj).__mro__)
+
+
+def _is_scipy(obj: object) -> bool:
+    return _comes_from(obj, "scipy.sparse") and hasattr(obj, "tocoo")
+
+
+def _is_pydata(obj: object) -> bool:
+    return _comes_from(obj, "sparse") and hasattr(obj, "fill_value")

@@ -1,0 +1,160 @@
+"""What a format is, what packing gives, and the registry of formats.
+
+In: coordinates of a part's nonzeros. Out: `Packed`: named arrays, the `View` that reads them, and where each stored
+value came from, so that new values of the same pattern can be packed without sorting again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar, runtime_checkable
+
+import torch
+
+from sparsetc.errors import FormatError
+from sparsetc.ir.plan import Layout
+from sparsetc.ir.view import View, verify
+
+INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A part, stored. `arrays` lacks ``values``, which `pack_values` makes."""
+
+    format: str
+    layout: Layout
+    shape: tuple[int, ...]
+    nnz: int
+    view: View
+    arrays: dict[str, torch.Tensor]
+    positions: torch.Tensor | None
+    """(stored,) the nonzero each stored value came from, -1 for padding; None when stored in the order given."""
+    stored: int
+    items: int
+    heads: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
+    """A nonzero of each item, and of each lane (-1 for an unused one): what they share is read off it."""
+    cut: tuple[bool, bool] = (False, False)
+    """Whether one row has several items, and whether one fiber has several lanes."""
+    padded: bool = False
+    source: torch.Tensor | None = field(default=None)
+    """(nnz,) which nonzeros of the whole tensor the part holds; None for all of them."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the index arrays (the values are `stored` elements more)."""
+        return sum(a.numel() * a.element_size() for a in self.arrays.values())
+
+    @property
+    def wide(self) -> bool:
+        """Whether stored positions need 64 bits."""
+        return self.stored + 4096 > INT32_MAX
+
+    def in_whole(self, indices: torch.Tensor | None) -> torch.Tensor | None:
+        """Nonzeros of the part -> nonzeros of the whole tensor; -1 stays."""
+        if self.source is None:
+            return indices
+        if indices is None:
+            return self.source
+        found = self.source[indices.clamp(min=0)]
+        return torch.where(indices < 0, indices, found) if self.padded else found
+
+    def pack_values(self, values: torch.Tensor) -> torch.Tensor:
+        """(nnz of the whole tensor,) values -> (stored,) values in this format's order, 0 where padded."""
+        places = self.in_whole(self.positions)
+        if places is None:
+            return values.contiguous()
+        if not self.padded:
+            return values.index_select(0, places)
+        if values.numel() == 0:
+            return values.new_zeros(self.stored)
+        taken = values.index_select(0, places.clamp(min=0))
+        return torch.where(places < 0, torch.zeros_like(taken), taken)
+
+    def slots(self, level: int, slot: torch.Tensor) -> torch.Tensor:
+        """Per item, lane or stored nonzero, the output slot, given that of every nonzero of the whole tensor."""
+        heads = (*self.heads, self.positions)[level]
+        places = self.in_whole(heads)
+        if places is None:
+            return slot.contiguous()
+        return slot[places.clamp(min=0)].contiguous() if slot.numel() else places.clamp(min=0)
+
+    def of(self, source: torch.Tensor | None) -> Packed:
+        """The same, as a part holding these nonzeros of a larger tensor."""
+        return replace(self, source=source)
+
+
+@runtime_checkable
+class Format(Protocol):
+    """A way to store nonzeros. Register an instance with `register_format`.
+
+    A format may also have ``offer(setting, counts) -> Candidate | None``: the plan it would run this einsum by, or
+    None where it does not apply. What it offers is costed with the others under ``plan="auto"``.
+    """
+
+    name: str
+
+    def view(self, shape: tuple[int, ...], layout: Layout) -> View:
+        """How a part packed with this layout is read; what a plan is costed by before anything is packed."""
+        ...
+
+    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], layout: Layout) -> Packed:
+        """Coordinates (order, nnz), int64, in lexicographic order -> arrays and their view."""
+        ...
+
+    def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
+        """(coords (order, nnz), positions (nnz,)): every nonzero stored, and which of the given ones it is."""
+        ...
+
+
+FORMATS: dict[str, Format] = {}
+
+F = TypeVar("F", bound=Callable[..., Format])
+
+
+def register_format(cls: F) -> F:
+    """Class decorator: make a format known by its ``name``, to plans, to `explain` and to the conformance suite."""
+    instance = cls()
+    if not isinstance(instance, Format):
+        raise FormatError(
+            f"{cls.__name__} is not a format: it needs name, pack(coords, shape, layout) and unpack(packed)"
+        )
+    FORMATS[instance.name] = instance
+    return cls
+
+
+def get_format(name: str) -> Format:
+    """The format of this name; `FormatError` lists the known ones."""
+    try:
+        return FORMATS[name]
+    except KeyError:
+        raise FormatError(f"no format is called {name!r}; known: {', '.join(sorted(FORMATS))}") from None
+
+
+def pack(coords: torch.Tensor, shape: tuple[int, ...], format: str, layout: Layout) -> Packed:
+    """Pack with the named format and check its view."""
+    if layout.order != coords.shape[0]:
+        raise FormatError(f"the layout deals {layout.order} modes, the tensor has {coords.shape[0]}")
+    packed = get_format(format).pack(coords, tuple(shape), layout)
+    verify(packed.view)
+    missing = set(packed.view.arrays) - set(packed.arrays) - {"values"}
+    if missing:
+        raise FormatError(f"format {format!r} packed no array {', '.join(sorted(missing))}, which its view reads")
+    return packed
+
+
+def index_dtype(largest: int) -> torch.dtype:
+    """int32 where it holds `largest` with room for a block past the end, else int64."""
+    return torch.int32 if largest + 4096 <= INT32_MAX else torch.int64
+
+
+def runs(flags: torch.Tensor) -> torch.Tensor:
+    """Starts of runs, given True at each start, with the total appended: (runs + 1,) int64."""
+    return torch.cat([torch.nonzero(flags).flatten(), torch.tensor([flags.numel()], device=flags.device)])
+
+
+def place_in_run(flags: torch.Tensor) -> torch.Tensor:
+    """For every element, how far it lies behind the start of its run."""
+    at = torch.arange(flags.numel(), device=flags.device)
+    return at - torch.cummax(torch.where(flags, at, 0), 0).values

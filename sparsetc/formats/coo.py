@@ -1,0 +1,96 @@
+"""``coo``: linearised nonzeros, one word each (HLS-S; BLCO), sorted so that the nonzeros of an output row are a run.
+
+        item_word  [ i0      | i0      | i1 | …        the row of each work item
+        item_ptr   [ 0         256       301 …         its range of nonzeros; a long row is several items
+        word       [ jk jk jk … jk jk … jk … ]         the other modes, ceil(log2 dim) bits each
+        values     [ v  v  v  … v  v  … v  … ]
+
+With no item modes and a grain, items are equal chunks in the operand's own order, and no pointers are stored.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sparsetc import coords as crd
+from sparsetc.formats import words
+from sparsetc.formats.base import Packed, index_dtype, place_in_run, register_format, runs
+from sparsetc.ir.plan import Layout
+from sparsetc.ir.view import View
+
+WHOLE = 2**62
+"""An item's nonzeros where nothing bounds them."""
+
+
+@register_format
+class Coo:
+    """Runs of linearised nonzeros."""
+
+    name = "coo"
+
+    def view(self, shape: tuple[int, ...], layout: Layout) -> View:
+        """Runs of the item modes; equal chunks where there are none."""
+        leaf = words.fields(layout.leaf, shape, "word")
+        item = words.fields(layout.item, shape, "item_word")
+        chunk = 0 if item else layout.grain or WHOLE
+        return View(len(shape), item, (), leaf, blocks=False, lanes=layout.lanes, chunk=chunk)
+
+    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], layout: Layout) -> Packed:
+        """Sort by (item, leaf) modes unless that is the order given; cut runs of `grain` nonzeros."""
+        nnz, view = coords.shape[1], self.view(shape, layout)
+        leaf, item = view.leaf, view.item
+        if not layout.item:
+            arrays = words.encode(coords, leaf, narrow=layout.lanes > 1)
+            return Packed(self.name, layout, shape, nnz, view, arrays, None, nnz, -(-nnz // view.chunk))
+        order = (*layout.item, *layout.leaf)
+        coords, positions = _sorted(coords, shape, order)
+        flags = crd.starts_of_runs(crd.sort_keys(coords[list(layout.item)], [shape[m] for m in layout.item]))
+        rows = flags
+        if layout.grain:
+            flags = flags | (place_in_run(flags) % layout.grain == 0)
+        item_ptr = runs(flags)
+        heads = item_ptr[:-1]
+        arrays = {
+            "item_ptr": item_ptr.to(index_dtype(nnz)),
+            **words.encode(coords[:, heads], item),
+            **words.encode(coords, leaf, narrow=layout.lanes > 1),
+        }
+        cut = bool(layout.grain) and heads.numel() > int(rows.sum())
+        first = heads if positions is None else positions[heads]
+        return Packed(
+            self.name,
+            layout,
+            shape,
+            nnz,
+            view,
+            arrays,
+            positions,
+            nnz,
+            heads.numel(),
+            heads=(first, None),
+            cut=(cut, False),
+        )
+
+    def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
+        """Decode the words; an item's coordinates are repeated for each of its nonzeros."""
+        leaf = words.decode(packed.arrays, packed.view.leaf)
+        device = packed.arrays[packed.view.leaf[0].array].device if packed.view.leaf else None  # type: ignore[union-attr]
+        found = dict(leaf)
+        if packed.view.item:
+            lengths = torch.diff(packed.arrays["item_ptr"].long())
+            for mode, value in words.decode(packed.arrays, packed.view.item).items():
+                found[mode] = torch.repeat_interleave(value, lengths)
+                device = value.device
+        coords = torch.stack([found[m] for m in range(len(packed.shape))])
+        positions = packed.positions
+        return coords, torch.arange(packed.nnz, device=device) if positions is None else positions
+
+
+def _sorted(
+    coords: torch.Tensor, shape: tuple[int, ...], order: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Coordinates sorted by the modes in `order`, and the permutation, None when they are so already."""
+    if order == tuple(range(len(shape))):
+        return coords, None
+    positions = crd.lexsort(crd.sort_keys(coords[list(order)], [shape[m] for m in order]))
+    return coords[:, positions], positions

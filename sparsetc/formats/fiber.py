@@ -1,0 +1,198 @@
+"""``fiber``: compressed fibers, side by side (any leaf modes; CSF as in MM-CSF, laid out as sliced ELL for a GPU).
+
+A fiber is the nonzeros that share the item and lane modes. Fibers longer than `cap` are cut; those of one item are
+ordered by length, and `lanes` of them make a block, in which step n takes the n-th nonzero of each:
+
+        item_ptr   [ 0     2 …            blocks of each work item, all of one row
+        block_ptr  [ 0   12   20 …        first stored nonzero of each block (a multiple of the lanes)
+        lane_word  [ j0 j3 j1 j7 | …      the coordinates the nonzeros of a fiber share
+        lane_len   [  3  3  3  2 | …
+        word       [ k  k  k  k           step 0 of the block's four fibers
+                     k  k  k  k           step 1
+                     k  k  k  .           step 2: the last lane is padding
+        values       likewise, 0 in padding
+
+Because fibers of like length lie together, a block is padded by little, and all but its last steps need no mask.
+With one lane this is plain CSF: block_ptr are the fiber pointers. With no item modes and the output's modes on the
+lanes, a lane is a short output row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sparsetc import coords as crd
+from sparsetc.formats import words
+from sparsetc.formats.base import Packed, index_dtype, place_in_run, register_format, runs
+from sparsetc.ir.plan import Layout
+from sparsetc.ir.view import View
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """Fibers after cutting, in the order they are stored: first nonzero (sorted order), length, row number."""
+
+    start: torch.Tensor
+    length: torch.Tensor
+    row: torch.Tensor
+    cut: bool
+
+
+@register_format
+class Fiber:
+    """Blocks of fibers."""
+
+    name = "fiber"
+
+    def view(self, shape: tuple[int, ...], layout: Layout) -> View:
+        """Blocks of fibers that share the item and lane modes."""
+        names = ((layout.item, "item_word"), (layout.lane, "lane_word"), (layout.leaf, "word"))
+        return View(len(shape), *(words.fields(m, shape, n) for m, n in names), blocks=True, lanes=layout.lanes)
+
+    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], layout: Layout) -> Packed:
+        """Sort by (item, lane, leaf) modes, cut fibers, deal them to blocks and blocks to items."""
+        order = (*layout.item, *layout.lane, *layout.leaf)
+        natural = order == tuple(range(len(shape)))
+        keys = crd.sort_keys(coords[list(order)], [shape[m] for m in order])
+        positions = None if natural else crd.lexsort(keys)
+        sorted_coords = coords if positions is None else coords[:, positions]
+        pieces = _pieces(sorted_coords, shape, layout)
+        return self._deal(sorted_coords, positions, shape, layout, pieces)
+
+    def _deal(
+        self,
+        coords: torch.Tensor,
+        positions: torch.Tensor | None,
+        shape: tuple[int, ...],
+        layout: Layout,
+        pieces: _Pieces,
+    ) -> Packed:
+        lanes, nnz, device = layout.lanes, coords.shape[1], coords.device
+        fiber, n_blocks, block_row = _blocks(pieces, lanes)
+        lane_len = torch.zeros(n_blocks * lanes, dtype=torch.long, device=device)
+        lane_len[fiber] = pieces.length
+        table = lane_len.view(n_blocks, lanes)
+        steps, full = (table.amax(1), table.amin(1)) if n_blocks else (lane_len, lane_len)
+        block_ptr = torch.zeros(n_blocks + 1, dtype=torch.long, device=device)
+        torch.cumsum(steps * lanes, 0, out=block_ptr[1:])
+        stored = int(block_ptr[-1])
+        padded = stored != nnz
+        # Where each nonzero goes: step n of lane l of block b is stored at block_ptr[b] + n*lanes + l.
+        owner = torch.repeat_interleave(torch.arange(pieces.length.numel(), device=device), pieces.length)
+        step = torch.arange(nnz, device=device) - (torch.cumsum(pieces.length, 0) - pieces.length)[owner]
+        source = pieces.start[owner] + step
+        place = block_ptr[fiber[owner] // lanes] + step * lanes + fiber[owner] % lanes
+        gathered = torch.full((stored,), -1, dtype=torch.long, device=device)
+        gathered[place] = source
+        lane_head = torch.full((n_blocks * lanes,), -1, dtype=torch.long, device=device)
+        lane_head[fiber] = pieces.start
+        item_flags = crd.starts_of_runs([block_row]) if n_blocks else torch.zeros(0, dtype=torch.bool, device=device)
+        rows = item_flags
+        if layout.grain:
+            item_flags = item_flags | _grains(block_ptr, item_flags, layout.grain)
+        item_ptr = runs(item_flags)
+        heads = lane_head[item_ptr[:-1] * lanes]
+        view = self.view(shape, layout)
+        arrays = {
+            "item_ptr": item_ptr.to(index_dtype(n_blocks * lanes)),
+            "block_ptr": block_ptr.to(index_dtype(stored)),
+            "block_full": (full // layout.unroll * layout.unroll).int(),
+            "lane_len": lane_len.int(),
+            **words.encode(coords[:, heads], view.item),
+            **words.encode(_taken(coords, lane_head), view.lane),
+            **words.encode(_taken(coords, gathered) if padded or lanes > 1 else coords, view.leaf, narrow=lanes > 1),
+        }
+        return Packed(
+            self.name,
+            layout,
+            shape,
+            nnz,
+            view,
+            arrays,
+            _original(gathered, positions),
+            stored,
+            item_ptr.numel() - 1,
+            heads=(_original(heads, positions), _original(lane_head, positions)),
+            cut=(item_ptr.numel() - 1 > int(rows.sum()), pieces.cut),
+            padded=padded or bool((lane_head < 0).any()),
+        )
+
+    def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
+        """Walk blocks back to nonzeros: position -> block -> lane and step."""
+        a, lanes, device = packed.arrays, packed.view.lanes, packed.arrays["block_ptr"].device
+        block_ptr = a["block_ptr"].long()
+        at = torch.arange(packed.stored, device=device)
+        block = torch.repeat_interleave(torch.arange(block_ptr.numel() - 1, device=device), torch.diff(block_ptr))
+        fiber = block * lanes + (at - block_ptr[block]) % lanes
+        live = (at - block_ptr[block]) // lanes < a["lane_len"][fiber].long()
+        item = torch.repeat_interleave(torch.arange(packed.items, device=device), torch.diff(a["item_ptr"].long()))[
+            block
+        ]
+        found = {}
+        for level, index in zip(packed.view.levels, (item, fiber, at), strict=True):
+            for mode, value in words.decode(a, level).items():
+                found[mode] = value[index][live]
+        positions = packed.positions if packed.positions is not None else at
+        return torch.stack([found[m] for m in range(len(packed.shape))]), positions[live]
+
+
+def _pieces(coords: torch.Tensor, shape: tuple[int, ...], layout: Layout) -> _Pieces:
+    """Fibers of the sorted nonzeros, cut at `cap`, those of a row ordered by falling length."""
+    nnz, device = coords.shape[1], coords.device
+    shared = [*layout.item, *layout.lane]
+    fibers = torch.zeros(nnz, dtype=torch.bool, device=device)
+    if nnz:
+        fibers[0] = True
+    if shared and nnz:
+        fibers = crd.starts_of_runs(crd.sort_keys(coords[shared], [shape[m] for m in shared]))
+    flags = fibers | (place_in_run(fibers) % layout.cap == 0) if layout.cap else fibers
+    bounds = runs(flags)
+    start, length = bounds[:-1], torch.diff(bounds)
+    cut = start.numel() > int(fibers.sum())
+    row = torch.zeros_like(start)
+    if layout.item and start.numel():
+        keys = crd.sort_keys(coords[list(layout.item)][:, start], [shape[m] for m in layout.item])
+        row = torch.cumsum(crd.starts_of_runs(keys), 0) - 1
+    if layout.lanes > 1 and start.numel():
+        longest = int(length.max())
+        order = torch.argsort(row * (longest + 1) + (longest - length), stable=True)
+        start, length, row = start[order], length[order], row[order]
+    return _Pieces(start, length, row, cut)
+
+
+def _blocks(pieces: _Pieces, lanes: int) -> tuple[torch.Tensor, int, torch.Tensor]:
+    """(place of each piece among all lanes, number of blocks, row of each block): blocks never mix rows."""
+    if pieces.row.numel() == 0:
+        return pieces.row, 0, pieces.row
+    bounds = runs(crd.starts_of_runs([pieces.row]))
+    count = (torch.diff(bounds) + lanes - 1) // lanes
+    first = torch.cumsum(count, 0) - count
+    fiber = first[pieces.row] * lanes + torch.arange(pieces.row.numel(), device=pieces.row.device) - bounds[pieces.row]
+    rows = torch.arange(count.numel(), device=count.device)
+    return fiber, int(count.sum()), torch.repeat_interleave(rows, count)
+
+
+def _grains(block_ptr: torch.Tensor, rows: torch.Tensor, grain: int) -> torch.Tensor:
+    """True at the blocks that begin another `grain` stored nonzeros of their row."""
+    start = block_ptr[:-1]
+    row_start = torch.cummax(torch.where(rows, start, 0), 0).values
+    number = (start - row_start) // grain
+    flags = torch.zeros_like(rows)
+    flags[1:] = number[1:] != number[:-1]
+    return flags
+
+
+def _taken(coords: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Coordinates of the nonzeros at `places`; all 0 where padded."""
+    if coords.shape[1] == 0:
+        return coords.new_zeros((coords.shape[0], places.numel()))
+    return torch.where(places < 0, 0, coords[:, places.clamp(min=0)])
+
+
+def _original(places: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
+    """Places in sorted order -> nonzeros as given; -1 stays."""
+    if positions is None or places.numel() == 0 or positions.numel() == 0:
+        return places
+    return torch.where(places < 0, places, positions[places.clamp(min=0)])

@@ -1,0 +1,62 @@
+"""Linearised coordinates: several modes in one stored word, ceil(log2 dim) bits each (HLS, section V-B; BLCO).
+
+In: coordinates and sizes. Out: integer words and the `Field`s that say where each mode's bits lie. The first mode has
+the highest bits, so words sort as coordinates do. A set of modes that needs more than 63 bits takes a second word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from sparsetc.ir.view import Coordinate, Field
+
+WORD_BITS = 63
+"""Bits of an int64 word that leave it non-negative, so that a shift need not be masked."""
+
+
+def bits_of(size: int) -> int:
+    """Bits that hold every coordinate of a mode of this size."""
+    return max(size - 1, 0).bit_length()
+
+
+def fields(modes: Sequence[int], shape: Sequence[int], name: str) -> tuple[Field, ...]:
+    """Where each mode's bits lie in words called `name`, `name_1`, …"""
+    groups: list[list[int]] = [[]]
+    for mode in modes:
+        if sum(bits_of(shape[m]) for m in groups[-1]) + bits_of(shape[mode]) > WORD_BITS:
+            groups.append([])
+        groups[-1].append(mode)
+    found: list[Field] = []
+    for number, group in enumerate(groups):
+        array = name if number == 0 else f"{name}_{number}"
+        below = sum(bits_of(shape[m]) for m in group)
+        for place, mode in enumerate(group):
+            bits = bits_of(shape[mode])
+            below -= bits
+            found.append(Field(mode, array, below, bits, top=place == 0))
+    return tuple(found)
+
+
+def encode(coords: torch.Tensor, layout: Sequence[Coordinate], narrow: bool = False) -> dict[str, torch.Tensor]:
+    """The words of every nonzero, by array name: int16 (where `narrow`), int32 or int64, the smallest that serves."""
+    stored = [c for c in layout if isinstance(c, Field)]
+    words: dict[str, torch.Tensor] = {}
+    for field in stored:
+        part = coords[field.mode] << field.shift if field.shift else coords[field.mode]
+        words[field.array] = words[field.array] | part if field.array in words else part
+    return {name: word.to(_dtype(name, stored, narrow)) for name, word in words.items()}
+
+
+def decode(words: dict[str, torch.Tensor], layout: Sequence[Coordinate]) -> dict[int, torch.Tensor]:
+    """Coordinates by mode, int64."""
+    stored = [c for c in layout if isinstance(c, Field)]
+    return {f.mode: (words[f.array].long() >> f.shift) & ((1 << f.bits) - 1) for f in stored}
+
+
+def _dtype(name: str, layout: Sequence[Field], narrow: bool) -> torch.dtype:
+    bits = max(f.shift + f.bits for f in layout if f.array == name)
+    if narrow and bits <= 15:
+        return torch.int16
+    return torch.int32 if bits <= 31 else torch.int64

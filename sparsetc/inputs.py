@@ -1,0 +1,138 @@
+"""What a caller gives for a SparseTensor, turned into tensors and checked, and duplicates summed.
+
+In: coordinates, values and a shape as tensors, ndarrays or sequences. Out: an int64 coords tensor, a values tensor and
+a tuple of sizes, or an error that says which of them is wrong and how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from sparsetc import coords as crd
+from sparsetc.errors import DeviceError, DtypeError, FormatError, ShapeError
+
+ArrayLike: TypeAlias = Any  # a torch tensor, an ndarray, or nested sequences of numbers
+
+DTYPES = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+)
+"""The dtypes that values may have."""
+
+_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
+_NARROW = {torch.float16: torch.float32, torch.bfloat16: torch.float32} | dict.fromkeys(_INTEGERS, torch.int64)
+
+
+def check_dtype(dtype: torch.dtype) -> None:
+    """DtypeError unless values may have ``dtype``."""
+    if dtype not in DTYPES:
+        names = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
+        raise DtypeError(f"values must be one of {names}; found {dtype}; convert them first, e.g. with .to()")
+
+
+def _tensor(data: ArrayLike, what: str, refuse: Callable[[str], Exception]) -> torch.Tensor:
+    """A torch tensor sharing memory where it can; what torch cannot take is refused by ``refuse``."""
+    if isinstance(data, torch.Tensor):
+        return data
+    try:
+        if isinstance(data, np.ndarray) and (not data.flags.writeable or any(s < 0 for s in data.strides)):
+            data = data.copy()  # torch has neither read-only nor backwards views
+        if isinstance(data, np.ndarray) and not data.dtype.isnative:
+            data = data.astype(data.dtype.newbyteorder("="))
+        return torch.as_tensor(data)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        kind = data.dtype if isinstance(data, np.ndarray) else type(data).__name__
+        raise refuse(f"{what} cannot be read as a tensor (found {kind}): {error}") from None
+
+
+def as_values(values: ArrayLike) -> torch.Tensor:
+    """Values as a strided tensor (nnz, *dense sizes) of one of DTYPES; the dtype and the storage are kept."""
+    vals = _tensor(values, "values", DtypeError)
+    check_dtype(vals.dtype)
+    if vals.layout != torch.strided:
+        raise FormatError(f"values must be a strided tensor, found {vals.layout}; see SparseTensor.from_torch")
+    if vals.ndim < 1:
+        raise FormatError("values must have shape (nnz, *dense sizes), found a single number; write [value]")
+    return vals
+
+
+def as_coords(coords: ArrayLike, values: torch.Tensor) -> torch.Tensor:
+    """Coordinates as a contiguous int64 tensor (sparse order, nnz) on the device of ``values``; range unchecked."""
+    if not isinstance(coords, torch.Tensor | np.ndarray):
+        coords = _from_sequences(coords)
+    if isinstance(coords, np.ndarray) and coords.dtype == np.uint64:
+        if coords.size and int(coords.max()) >= crd.INT64_SIZES:
+            raise FormatError(f"coordinates must be below 2**63, found {coords.max()}")
+        coords = coords.astype(np.int64)
+    given = isinstance(coords, torch.Tensor)
+    raw = _tensor(coords, "coords", FormatError)
+    if raw.dtype == torch.bool or raw.is_floating_point() or raw.is_complex():
+        raise FormatError(f"coords must be integers, found {raw.dtype}")
+    if raw.ndim != 2:
+        raise FormatError(f"coords must be 2-D (sparse order x nnz), found shape {tuple(raw.shape)}")
+    if raw.shape[0] == 0:
+        raise FormatError("coords must have at least one mode (row); a tensor of order 0 is not sparse")
+    if raw.shape[1] != values.shape[0]:
+        hint = "; coords are (order x nnz), so transpose them" if raw.shape[0] == values.shape[0] else ""
+        raise FormatError(f"coords have {raw.shape[1]} columns but there are {values.shape[0]} values{hint}")
+    if given and raw.device != values.device:
+        raise DeviceError(f"coords are on {raw.device}, values on {values.device}; move one with .to()")
+    return raw.detach().to(device=values.device, dtype=torch.int64).contiguous()
+
+
+def _from_sequences(coords: ArrayLike) -> ArrayLike:
+    """Nested sequences as an ndarray; empty ones, which numpy would call float, as integers."""
+    if isinstance(coords, list | tuple) and any(isinstance(row, torch.Tensor) for row in coords):
+        return torch.stack([torch.as_tensor(row) for row in coords])
+    try:
+        array = np.asarray(coords)
+    except ValueError as error:
+        raise FormatError(f"coords must be a rectangle of integers (order x nnz): {error}") from None
+    return array.astype(np.int64) if array.size == 0 else array
+
+
+def as_shape(shape: Any, coords: torch.Tensor, values: torch.Tensor) -> tuple[int, ...]:
+    """``shape`` checked against coords and values, or inferred as the largest coordinate + 1."""
+    dense = tuple(values.shape[1:])
+    if shape is None:
+        if coords.shape[1] == 0:
+            raise ShapeError("the shape of a tensor with no nonzeros cannot be inferred; give shape=")
+        return crd.checked_shape(c + 1 for c in torch.clamp(coords.amax(dim=1), min=-1).tolist()) + dense
+    sizes = crd.checked_shape(shape)
+    order = coords.shape[0] + len(dense)
+    if len(sizes) != order:
+        raise ShapeError(
+            f"shape {sizes} has {len(sizes)} modes, but coords have {coords.shape[0]} rows and values {len(dense)} "
+            f"dense modes, which makes {order}"
+        )
+    if sizes[coords.shape[0] :] != dense:
+        raise ShapeError(f"shape {sizes} must end in the sizes of the dense modes of values, {dense}")
+    return sizes
+
+
+def coalesce_sum(
+    coords: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Coordinates and values sorted lexicographically, duplicates summed; as they are if that is so already."""
+    keys = crd.sort_keys(coords, shape[: coords.shape[0]])
+    if crd.is_sorted_unique(keys):
+        return coords, values
+    order = crd.lexsort(keys)
+    fresh = crd.starts_of_runs([key[order] for key in keys])
+    values = values.index_select(0, order)
+    kept = torch.nonzero(fresh).squeeze(1)
+    if kept.shape[0] == order.shape[0]:
+        return coords.index_select(1, order), values
+    run = torch.cumsum(fresh, 0) - 1
+    total = values.new_zeros((kept.shape[0], *values.shape[1:]), dtype=_NARROW.get(values.dtype, values.dtype))
+    summed = total.index_add(0, run, values.to(total.dtype))
+    if values.dtype in _INTEGERS and not bool((summed.to(values.dtype) == summed).all()):
+        worst = int(summed.abs().max())
+        raise DtypeError(
+            f"duplicates sum to a magnitude of {worst}, which {values.dtype} cannot hold; widen values first"
+        )
+    return coords.index_select(1, order[kept]), summed.to(values.dtype)

@@ -1,0 +1,213 @@
+"""What a tile program costs, counted from its own statements: bytes, gathers, additions, flops; and a roofline over it.
+
+In: a `TileProgram`; then a part's `Statistics` and a device's `Rates`. Out: sympy expressions in the statistics; then
+seconds a resource. The symbols::
+
+    P  work items      L  fibers (lanes stored)      N  nonzeros stored, padding included      w  bytes of a value
+
+Resources, each with the time it alone would take:
+
+    memory    index words, values and output, once, and what gathers miss in the L2 cache, from device memory
+    l2        gathered rows of tables too large for the L1 cache
+    l1        all that reaches registers: gathered rows, and index words, which every thread of a row reads
+    add       atomic additions of output rows
+    multiply  multiplications and additions outside dots;  dot: those inside, as executed, padding included
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
+
+import sympy
+
+from sparsetc.ir.tile import LANES, Add, Gather, Product, Tile, TileProgram, Value, walk
+from sparsetc.ir.view import ITEM, Field
+
+ITEMS, FIBERS, STORED, WIDTH = sympy.symbols("P L N w", positive=True)
+PER_LEVEL = (ITEMS, FIBERS, STORED)
+VECTOR = 4
+"""Elements a thread loads at once of a gathered row."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a packed part (or an estimate of one) looks like."""
+
+    items: int
+    fibers: int
+    stored: int
+    nnz: int
+    itemsize: int
+    index_bytes: int = 0
+
+    def substitutions(self) -> dict[sympy.Symbol, int]:
+        """Values of the symbols."""
+        return {ITEMS: self.items, FIBERS: self.fibers, STORED: self.stored, WIDTH: self.itemsize}
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a device can do, bytes and operations a second. Measured on an H200; `benchmarks/` measures others."""
+
+    name: str = "NVIDIA H200"
+    memory: float = 4.4e12
+    l2: float = 10.5e12
+    l1: float = 24e12
+    """128 bytes a cycle of each of 132 multiprocessors at 1.95 GHz, of which kernels were seen to reach 0.72."""
+    add: float = 3.7e12
+    multiply: float = 50e12
+    dot: tuple[tuple[str, float], ...] = (
+        ("ieee", 40e12),
+        ("tf32x3", 100e12),
+        ("tf32", 300e12),
+        ("bf16", 600e12),
+    )
+    l2_bytes: int = 50_000_000
+    l1_bytes: int = 200_000
+    launch: float = 4e-6
+    program: float = 0.57e-9
+    """Seconds a program takes to start, over the whole device: 16,384 empty ones took 9.3 us."""
+
+
+CPU = Rates(
+    name="2 CPU cores",
+    memory=20e9,
+    l2=60e9,
+    l1=200e9,
+    add=10e9,
+    multiply=50e9,
+    dot=(("ieee", 100e9), ("tf32x3", 100e9), ("tf32", 100e9), ("bf16", 100e9)),
+    l2_bytes=32_000_000,
+    l1_bytes=1_000_000,
+    launch=50e-6,
+    program=50e-9,
+)
+
+
+@dataclass(frozen=True)
+class GatherTerm:
+    """Rows of one operand that a program gathers."""
+
+    operand: str
+    rows: sympy.Expr
+    row_bytes: sympy.Expr
+    table_rows: int
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Counts as expressions of the statistics."""
+
+    stream: sympy.Expr
+    gathers: tuple[GatherTerm, ...]
+    registers: sympy.Expr
+    added_rows: sympy.Expr
+    added_bytes: sympy.Expr
+    output: sympy.Expr
+    multiply: sympy.Expr
+    dot: sympy.Expr
+    precision: str
+    owned: bool
+    programs: int = field(default=1)
+    """Grid programs an item."""
+
+    def describe(self) -> list[str]:
+        """Lines for a reader: each count as an expression."""
+        lines = [f"streams {self.stream} bytes, writes {self.output} bytes"]
+        lines += [f"gathers {g.rows} rows of {g.row_bytes} bytes of {g.operand}" for g in self.gathers]
+        lines.append(f"{'stores' if self.owned else 'adds'} {self.added_rows} rows")
+        lines.append(f"{self.multiply} flops outside dots" + (f", {self.dot} inside" if self.dot != 0 else ""))
+        return lines
+
+    def seconds(self, statistics: Statistics, rates: Rates) -> dict[str, float]:
+        """Seconds each resource alone would take."""
+        at = statistics.substitutions()
+
+        def value(expression: sympy.Expr) -> float:
+            return float(expression.xreplace(at))
+
+        missed = l2 = 0.0
+        for g in self.gathers:
+            moved = value(g.rows * g.row_bytes)
+            table = g.table_rows * value(g.row_bytes)
+            if table > rates.l1_bytes:
+                l2 += moved
+            missed += max(moved * (1 - rates.l2_bytes / table), 0.0) if table > rates.l2_bytes else min(moved, table)
+        return {
+            "memory": (value(self.stream + self.output) + missed) / rates.memory,
+            "l2": l2 / rates.l2,
+            "l1": value(self.registers) / rates.l1,
+            "add": 0.0 if self.owned else value(self.added_bytes) / rates.add,
+            "multiply": value(self.multiply) / rates.multiply,
+            "dot": value(self.dot) / dict(rates.dot).get(self.precision, rates.multiply),
+        }
+
+    def roofline(self, statistics: Statistics, rates: Rates) -> tuple[str, float]:
+        """(resource, seconds): the one that bounds the part, and the time it alone would take."""
+        each = self.seconds(statistics, rates)
+        resource = max(each, key=lambda name: each[name])
+        return resource, each[resource]
+
+    def predicted(self, statistics: Statistics, rates: Rates) -> float:
+        """Seconds expected: the slowest resource, and the time programs take to start."""
+        return self.roofline(statistics, rates)[1] + self.programs * statistics.items * rates.program
+
+
+@lru_cache(maxsize=1024)
+def cost(program: TileProgram) -> Cost:
+    """Count a program's statements, each as often as its level is visited."""
+    p = program
+    splits = prod(a.programs for a in p.axes)
+    gathers, registers = [], sympy.Integer(0)
+    multiply = dot = added = added_bytes = sympy.Integer(0)
+    threads = max(1, min(32, prod(a.block for a in p.axes) // VECTOR))
+    owned = True
+    for statement, _ in walk(p.body):
+        if isinstance(statement, Gather) and statement.operand.rows:
+            count = PER_LEVEL[statement.out.level] * splits
+            width = _width(p, statement.out)
+            gathers.append(GatherTerm(statement.operand.name, count, width * WIDTH, statement.operand.nrows))
+            registers += count * sympy.Max(width * WIDTH, 32)
+        elif isinstance(statement, Product):
+            level = max((t.level for t in statement.inputs), default=ITEM)
+            flops = PER_LEVEL[level] * splits * len(statement.inputs) * _width(p, statement.out)
+            if statement.dot:
+                dot += 2 * PER_LEVEL[level] * splits * _blocks(p, statement.out)
+                sides = sum(_width(p, t) for t in statement.inputs)
+                multiply += PER_LEVEL[level] * splits * sides
+            else:
+                multiply += flops
+        elif isinstance(statement, Add):
+            added = PER_LEVEL[statement.key.level] * splits
+            added_bytes = added * (p.width // prod(a.programs for a in p.axes if a.letter in p.output_axes)) * WIDTH
+            owned = statement.owned
+        elif isinstance(statement, Value):
+            registers += STORED * splits * threads * WIDTH
+    stream = STORED * WIDTH * splits
+    for level, coordinates in enumerate(p.view.levels):
+        widths = {c.array: _word_bytes(p, c.array) for c in coordinates if isinstance(c, Field)}
+        stream += PER_LEVEL[level] * sum(widths.values()) * splits
+        registers += PER_LEVEL[level] * splits * threads * VECTOR * len(widths)
+    if p.view.blocks:
+        stream += FIBERS * 4 * splits
+    output = sympy.Integer(p.rows * p.width) * WIDTH
+    return Cost(
+        stream, tuple(gathers), registers, added, added_bytes, output, multiply, dot, p.precision, owned, splits
+    )
+
+
+def _width(p: TileProgram, tile: Tile) -> int:
+    """Elements of one lane of a tile, whole axes."""
+    return prod(min(p.axis(a).size, p.axis(a).block) for a in tile.axes if a != LANES)
+
+
+def _blocks(p: TileProgram, tile: Tile) -> int:
+    """Elements of one lane of a tile as executed, padding included."""
+    return prod(p.axis(a).block for a in tile.axes if a != LANES)
+
+
+def _word_bytes(p: TileProgram, array: str) -> int:
+    bits = max(c.shift + c.bits for level in p.view.levels for c in level if isinstance(c, Field) and c.array == array)
+    return 2 if bits <= 15 and p.view.lanes > 1 else 4 if bits <= 31 else 8

@@ -1,0 +1,109 @@
+"""Level 2, HOW STORED: a plan is the parts a sparse operand is cut into, each with its format and its schedule.
+
+In: choices made by `planner`. Out: `Plan`, packed by `formats` and lowered by `ir.lower`. The grammar::
+
+    plan      := name  part+                    # X is the sum of its parts; all add into one output
+    part      := format(layout)  nonzeros  schedule
+    layout    := item modes | lane modes | leaf modes, and the sizes the format cuts by
+    schedule  := lanes, unroll, warps, dense blocks, dot or multiply, precision
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sparsetc.errors import PlanError
+
+PRECISIONS = ("ieee", "tf32x3", "tf32", "bf16")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a format deals nonzeros: which modes each level shares, and the sizes it cuts by."""
+
+    item: tuple[int, ...] = ()
+    lane: tuple[int, ...] = ()
+    leaf: tuple[int, ...] = ()
+    lanes: int = 32
+    cap: int = 0
+    """Longest fiber of a block; a longer one is cut. 0: never cut."""
+    grain: int = 0
+    """Most nonzeros of one work item (whole blocks where there are blocks). 0: an item is a whole row, never cut."""
+    unroll: int = 1
+    """Steps taken together; `block_full` is a multiple of it."""
+
+    @property
+    def order(self) -> int:
+        """Number of modes dealt."""
+        return len(self.item) + len(self.lane) + len(self.leaf)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How one tile program runs: every number a tuner may change, and nothing else."""
+
+    warps: int = 1
+    blocks: tuple[tuple[str, int], ...] = ()
+    """Block size of each dense axis, a power of two; an axis longer than its block is split over the grid."""
+    dot: bool = True
+    """Contract by `tl.dot` where an axis pair makes a matrix product."""
+    precision: str = "ieee"
+    """Of the dots: ieee, tf32x3, tf32 or bf16."""
+
+    def block(self, axis: str) -> int:
+        """Block size of a dense axis."""
+        return dict(self.blocks)[axis]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One disjoint piece of the sparse operand: what stores it and how it runs."""
+
+    format: str
+    layout: Layout
+    schedule: Schedule
+    nnz: int = 0
+    nbytes: int = 0
+    label: str = ""
+    """What the part holds, e.g. ``rows of 32 nonzeros or more``."""
+
+    def __str__(self) -> str:
+        modes = " | ".join(",".join(map(str, m)) or "-" for m in (self.layout.item, self.layout.lane, self.layout.leaf))
+        where = f" ({self.label})" if self.label else ""
+        return f"{self.format}[{modes}]{where}: {self.nnz:,} nonzeros, {self.layout.lanes} lanes, {self.schedule.warps} warps"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Parts whose results add up to the einsum, and why they were chosen."""
+
+    name: str
+    parts: tuple[Part, ...]
+    fused: bool = True
+    """Run all parts in one launch, so that a small part cannot leave the GPU idle (HLSTO, section VI-C)."""
+    partition: str = "all"
+    """Name of the rule that dealt the nonzeros to the parts."""
+    options: tuple[tuple[str, int], ...] = field(default=())
+    """Arguments of that rule."""
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return "\n".join([f"plan {self.name}", *(f"  part {n}: {p}" for n, p in enumerate(self.parts))])
+
+
+def verify(plan: Plan) -> None:
+    """Raise `PlanError` naming the part and the fault."""
+    if not plan.parts:
+        raise PlanError(f"plan {plan.name!r} has no parts")
+    for number, part in enumerate(plan.parts):
+        where = f"plan {plan.name!r}, part {number} ({part.format})"
+        dealt = sorted((*part.layout.item, *part.layout.lane, *part.layout.leaf))
+        if dealt != list(range(len(dealt))):
+            raise PlanError(f"{where}: each mode must be at one level, found {dealt}")
+        if part.schedule.precision not in PRECISIONS:
+            raise PlanError(f"{where}: precision {part.schedule.precision!r} is not one of {', '.join(PRECISIONS)}")
+        for axis, block in part.schedule.blocks:
+            if block < 1 or block & (block - 1):
+                raise PlanError(f"{where}: the block of axis {axis} must be a power of two, found {block}")
+    if plan.fused and len({p.schedule.warps for p in plan.parts}) > 1:
+        raise PlanError(f"plan {plan.name!r}: the parts of one fused launch must agree on the number of warps")

@@ -1,0 +1,325 @@
+"""Level 3, WHAT ONE PROGRAM DOES: iterate, load, tile einsum, accumulate, over named axes.
+
+In: what `ir.lower` derives from an einsum and a view. Out: read by `codegen` (Triton and torch), `ir.cost` and the
+printer, all from the same statements. The grammar::
+
+    program   := statement*                               # what one work item does; `item` is its number
+    statement := coordinate = decode word                 # one mode's coordinate, at the item, lane or leaf level
+               | tile = value                             # the nonzeros' own values
+               | tile = gather operand[rows, axes]        # a row of a dense operand per lane, or one for the item
+               | tile = zero                              # an accumulator
+               | tile (+)= product tiles, multiply | dot  # the tile einsum and how it is contracted
+               | loop blocks | steps { statement* }
+               | add | store output[key, axes] tile       # by atomics, or plainly where one item owns the row
+    key       := row(coordinate*stride + …) | slot(array) | position
+
+Axes are ``lane`` (the nonzeros or fibers taken side by side) and the einsum's own letters for the dense axes. An axis
+that the output lacks is summed once, at the end, unless a dot contracts it on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sparsetc.errors import PlanError
+from sparsetc.ir.view import ITEM, LANE, LEAF, LEVELS, Computed, Coordinate, Field, View
+
+LANES = "lane"
+
+
+@dataclass(frozen=True)
+class DenseAxis:
+    """An axis only dense operands have (a rank): its size, and the block one program takes of it."""
+
+    letter: str
+    size: int
+    block: int
+
+    @property
+    def programs(self) -> int:
+        """Grid programs the axis is split over."""
+        return -(-self.size // self.block)
+
+    @property
+    def ragged(self) -> bool:
+        """Whether the last block reaches past the end."""
+        return self.size % self.block != 0
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A dense operand, stored contiguously as (sparse letters, then dense letters)."""
+
+    name: str
+    position: int
+    rows: tuple[str, ...]
+    extents: tuple[int, ...]
+    axes: tuple[str, ...]
+    width: int
+    """Elements of one row: the product of the sizes of `axes`."""
+
+    @property
+    def nrows(self) -> int:
+        """Rows of the table."""
+        n = 1
+        for extent in self.extents:
+            n *= extent
+        return n
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A value of the program: its name, its axes, and the level at which it is made."""
+
+    name: str
+    axes: tuple[str, ...]
+    level: int
+    folded: int = 0
+    """For the result of a dot: how many of the axes make up its rows; the others make up its columns."""
+
+    def __str__(self) -> str:
+        return f"{self.name}[{','.join(self.axes)}]" if self.axes else self.name
+
+
+@dataclass(frozen=True)
+class Decode:
+    """``letter`` = the coordinate of one mode."""
+
+    letter: str
+    coordinate: Coordinate
+    level: int
+
+
+@dataclass(frozen=True)
+class Value:
+    """``out`` = the stored values."""
+
+    out: Tile
+
+
+@dataclass(frozen=True)
+class Gather:
+    """``out`` = rows of a dense operand."""
+
+    out: Tile
+    operand: Operand
+
+
+@dataclass(frozen=True)
+class Zero:
+    """``out`` = 0."""
+
+    out: Tile
+
+
+@dataclass(frozen=True)
+class Product:
+    """``out`` (+)= the product of the inputs. `right` is empty unless it is a dot of `left` and `right` over the lanes."""
+
+    out: Tile
+    left: tuple[Tile, ...]
+    right: tuple[Tile, ...] = ()
+    accumulate: bool = False
+
+    @property
+    def inputs(self) -> tuple[Tile, ...]:
+        """All factors."""
+        return (*self.left, *self.right)
+
+    @property
+    def dot(self) -> bool:
+        """Whether the lanes are contracted by a matrix product."""
+        return bool(self.right)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Over the blocks of an item (level LANE) or the steps of a block or of an item (level LEAF)."""
+
+    level: int
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """The output row: a sum of coordinates times strides."""
+
+    terms: tuple[tuple[str, int], ...]
+    level: int
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The output row: a number stored beside the coordinates."""
+
+    array: str
+    level: int
+
+
+@dataclass(frozen=True)
+class Position:
+    """The output row: the position of the nonzero itself."""
+
+    level: int = LEAF
+
+
+Key = Row | Slot | Position
+
+
+@dataclass(frozen=True)
+class Add:
+    """Sum the axes that the output lacks, then add (or store, where `owned`) into output[key, axes]."""
+
+    source: Tile
+    key: Key
+    axes: tuple[str, ...]
+    owned: bool
+
+
+Statement = Decode | Value | Gather | Zero | Product | Loop | Add
+
+
+@dataclass(frozen=True)
+class TileProgram:
+    """One part's program."""
+
+    equation: str
+    number: int
+    format: str
+    view: View
+    letters: tuple[str, ...]
+    """The sparse operand's index letters, by mode."""
+    axes: tuple[DenseAxis, ...]
+    operands: tuple[Operand, ...]
+    output: str
+    output_axes: tuple[str, ...]
+    body: tuple[Statement, ...]
+    unroll: int
+    warps: int
+    precision: str
+    slot: str = ""
+    """Name of the array of output slots, where the output is sparse."""
+    rows: int = 1
+    """Rows of the output; with its width, this decides whether an address needs 64 bits."""
+    wide: bool = False
+    """Whether the part stores so many nonzeros that their positions need 64 bits."""
+
+    def axis(self, letter: str) -> DenseAxis:
+        """The dense axis of a letter."""
+        return next(a for a in self.axes if a.letter == letter)
+
+    @property
+    def width(self) -> int:
+        """Elements of one output row."""
+        n = 1
+        for letter in self.output_axes:
+            n *= self.axis(letter).size
+        return n
+
+    @property
+    def split(self) -> tuple[DenseAxis, ...]:
+        """Axes split over the grid."""
+        return tuple(a for a in self.axes if a.programs > 1)
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """The packed arrays a kernel of this program takes, in order."""
+        return (*self.view.arrays, self.slot) if self.slot else self.view.arrays
+
+    @property
+    def dots(self) -> tuple[Product, ...]:
+        """Its matrix products."""
+        return tuple(s for s, _ in walk(self.body) if isinstance(s, Product) and s.dot)
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def walk(body: tuple[Statement, ...], depth: int = 0) -> Iterator[tuple[Statement, int]]:
+    """Every statement with its loop depth, outermost first."""
+    for statement in body:
+        yield statement, depth
+        if isinstance(statement, Loop):
+            yield from walk(statement.body, depth + 1)
+
+
+def verify(program: TileProgram) -> None:
+    """Raise `PlanError` naming the statement that reads what was not made, or adds what it should not."""
+    made: set[str] = set()
+    adds = 0
+    for statement, _ in walk(program.body):
+        reads: tuple[str, ...] = ()
+        if isinstance(statement, Product):
+            reads = tuple(t.name for t in statement.inputs)
+            if statement.accumulate:
+                reads += (statement.out.name,)
+            if statement.dot and (LANES in statement.out.axes or not statement.out.folded):
+                raise PlanError(f"{statement.out}: a dot contracts the lanes and folds the other axes in two")
+        elif isinstance(statement, Add):
+            adds += 1
+            reads = (statement.source.name,)
+            missing = set(statement.axes) - set(statement.source.axes)
+            if missing:
+                raise PlanError(f"add of {statement.source}: it has no axis {', '.join(sorted(missing))}")
+            if isinstance(statement.key, Row):
+                reads += tuple(name for name, _ in statement.key.terms)
+        elif isinstance(statement, Gather):
+            reads = statement.operand.rows
+        elif isinstance(statement, Decode) and isinstance(statement.coordinate, Field):
+            if statement.coordinate.array not in program.view.arrays:
+                raise PlanError(f"decode {statement.letter}: the view has no array {statement.coordinate.array!r}")
+        unknown = [name for name in reads if name not in made]
+        if unknown:
+            raise PlanError(f"{_line(program, statement).strip()}: {', '.join(unknown)} is not made before it")
+        if isinstance(statement, Decode):
+            made.add(statement.letter)
+        elif isinstance(statement, Value | Gather | Zero | Product):
+            made.add(statement.out.name)
+    if adds != 1:
+        raise PlanError(f"a tile program adds to its output once, found {adds}")
+
+
+def _lines(p: TileProgram) -> list[str]:
+    head = f'tile program  "{p.equation}"  part {p.number}: {p.format}, {p.view}'
+    axes = ", ".join(f"{a.letter} = {a.size}" + (f" in blocks of {a.block}" if a.programs > 1 else "") for a in p.axes)
+    lines = [head, f"  item over {'chunks of ' + str(p.view.chunk) if p.view.chunk else 'item_ptr'}"]
+    if axes:
+        lines.append(f"  axes {axes}")
+    return [*lines, *("  " * (depth + 1) + _line(p, s) for s, depth in walk(p.body))]
+
+
+def _line(p: TileProgram, s: Statement) -> str:
+    if isinstance(s, Loop):
+        return (
+            "loop blocks of the item"
+            if s.level == LANE
+            else f"loop steps of {p.view.lanes} lanes, {p.unroll} at a time"
+        )
+    if isinstance(s, Decode):
+        where = s.coordinate.formula if isinstance(s.coordinate, Computed) else f"decode {s.coordinate.array}"
+        bits = "" if isinstance(s.coordinate, Computed) else f"  # {s.coordinate.bits} bits, {LEVELS[s.level]}"
+        return f"{s.letter}{'' if s.level == ITEM else '[lane]'} = {where}{bits}"
+    if isinstance(s, Value):
+        return f"{s.out} = load X.values"
+    if isinstance(s, Gather):
+        return f"{s.out} = {'gather' if s.operand.rows else 'load'} {s.operand.name}[{', '.join((*s.operand.rows, *s.operand.axes))}]"
+    if isinstance(s, Zero):
+        return f"{s.out} = 0"
+    if isinstance(s, Product):
+        spec = ",".join("".join(_short(a) for a in t.axes) for t in s.inputs) + "->" + "".join(map(_short, s.out.axes))
+        names = ", ".join(t.name for t in s.inputs)
+        how = "dot over the lanes, " + p.precision if s.dot else "multiply"
+        return f'{s.out} {"+=" if s.accumulate else "="} einsum "{spec}" {names}  # {how}'
+    key = s.key
+    if isinstance(key, Row):
+        row = " + ".join(f"{n}*{stride}" if stride != 1 else n for n, stride in key.terms) or "0"
+    else:
+        row = key.array if isinstance(key, Slot) else "position"
+    late = [a for a in s.source.axes if a not in s.axes and not (a == LANES and key.level != ITEM)]
+    summed = f"  # {', '.join(late)} summed here, once" if late else ""
+    return f"{'store' if s.owned else 'add'} {p.output}[{', '.join((row, *s.axes))}] {s.source}{summed}"
+
+
+def _short(axis: str) -> str:
+    return "n" if axis == LANES else axis

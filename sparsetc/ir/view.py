@@ -1,0 +1,122 @@
+"""What a packed format offers the compiler: how a work item reaches its nonzeros and where each coordinate is read.
+
+In: nothing but integers. Out: `View`, read by `ir.lower`. The grammar of the level::
+
+    view        := item-modes  lane-modes  leaf-modes  nesting  lanes
+    nesting     := run      # an item is a range of consecutive nonzeros; `lanes` of them are taken at a step
+                 | blocks   # an item is a range of blocks; a block is `lanes` fibers side by side (sliced ELL);
+                            # step n of a block takes the n-th nonzero of every one of its fibers
+    coordinate  := field    # bits shift .. shift+bits of a stored word
+                 | computed # a formula over coordinates read before it
+
+A mode is read at one of three levels: shared by the whole item, shared by one lane (a fiber), or the nonzero's own.
+The higher the level, the fewer times it is read, and the fewer times a factor row is gathered for it.
+
+Arrays a packed part must hold, by name (P items, B blocks, N stored nonzeros):
+
+    item_ptr (P+1)        first nonzero (run) or block (blocks) of each item; absent when items are equal chunks
+    item_word (P)         coordinates of the item modes
+    block_ptr (B+1)       first stored nonzero of each block, a multiple of `lanes`
+    block_full (B)        steps of the block in which every lane has a nonzero, rounded down to the unrolling
+    lane_len (B*lanes)    nonzeros of each fiber; 0 is an unused lane
+    lane_word (B*lanes)   coordinates of the lane modes
+    word (N)              coordinates of the leaf modes
+    values (N)            the values, 0 where padded
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparsetc.errors import FormatError
+
+ITEM, LANE, LEAF = 0, 1, 2
+LEVELS = ("item", "lane", "leaf")
+
+
+@dataclass(frozen=True)
+class Field:
+    """Coordinate of `mode`: bits ``shift .. shift + bits`` of `array`; `top` says that no bits lie above it."""
+
+    mode: int
+    array: str
+    shift: int
+    bits: int
+    top: bool
+
+    def expression(self, word: str) -> str:
+        """The decoding of `word`, as source text that Triton and torch both read."""
+        if self.bits == 0:
+            return f"{word} * 0"
+        shifted = f"({word} >> {self.shift})" if self.shift else word
+        return shifted if self.top else f"{shifted} & {hex((1 << self.bits) - 1)}"
+
+
+@dataclass(frozen=True)
+class Computed:
+    """Coordinate of `mode` by a formula in ``{m0}, {m1}, …`` (coordinates read before it) and ``{p}`` (its position).
+
+    Nothing is stored for it: a banded matrix knows its column from its row and its place in the band.
+    """
+
+    mode: int
+    formula: str
+
+
+Coordinate = Field | Computed
+
+
+@dataclass(frozen=True)
+class View:
+    """The modes of each level, the nesting, and how many lanes run side by side."""
+
+    order: int
+    item: tuple[Coordinate, ...]
+    lane: tuple[Coordinate, ...]
+    leaf: tuple[Coordinate, ...]
+    blocks: bool
+    lanes: int
+    chunk: int = 0
+    """Nonzeros an item, where items are equal chunks and no `item_ptr` is stored."""
+
+    @property
+    def levels(self) -> tuple[tuple[Coordinate, ...], ...]:
+        """Coordinates by level: item, lane, leaf."""
+        return (self.item, self.lane, self.leaf)
+
+    def level_of(self, mode: int) -> int:
+        """The level at which `mode` is read."""
+        for level, coordinates in enumerate(self.levels):
+            if any(c.mode == mode for c in coordinates):
+                return level
+        raise FormatError(f"the view addresses no mode {mode}")
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """Names of the arrays a packed part of this view holds, in the order kernels take them."""
+        names = [] if self.chunk else ["item_ptr"]
+        if self.blocks:
+            names += ["block_ptr", "block_full", "lane_len"]
+        for coordinates in self.levels:
+            names += [c.array for c in coordinates if isinstance(c, Field)]
+        return (*dict.fromkeys(names), "values")
+
+    def __str__(self) -> str:
+        def modes(coordinates: tuple[Coordinate, ...]) -> str:
+            return ",".join(str(c.mode) for c in coordinates) or "-"
+
+        nesting = "blocks of fibers" if self.blocks else "runs of nonzeros"
+        return f"{nesting}, {self.lanes} lanes, modes {modes(self.item)} | {modes(self.lane)} | {modes(self.leaf)}"
+
+
+def verify(view: View) -> None:
+    """Raise `FormatError` unless every mode is read exactly once and the nesting can hold the levels used."""
+    modes = [c.mode for level in view.levels for c in level]
+    if sorted(modes) != list(range(view.order)):
+        raise FormatError(f"a view of order {view.order} must address each mode once, found modes {modes}")
+    if view.lane and not view.blocks:
+        raise FormatError("a run of nonzeros has no lanes to share a mode; use blocks")
+    if view.lanes < 1 or view.lanes & (view.lanes - 1):
+        raise FormatError(f"lanes must be a power of two, found {view.lanes}")
+    if view.chunk and (view.item or view.blocks):
+        raise FormatError("equal chunks share no mode and hold no blocks")

@@ -1,0 +1,387 @@
+"""Kernel: a compiled einsum. Made once by `compile`, called often.
+
+In: a canonical einsum, a chosen plan and its packed parts. Out: results, and everything a user may look at: the plan,
+the source, its file, the PTX, the explanation. A call checks shapes, allocates its result, launches and returns.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sparsetc import coords as crd
+from sparsetc.autograd import differentiable
+from sparsetc.canonical import Canonical
+from sparsetc.codegen.launch import BoundPart, TorchLaunch, TritonLaunch, accumulator, source_name
+from sparsetc.errors import DtypeError, PlanError, ShapeError
+from sparsetc.explain import Explanation, explain
+from sparsetc.formats import Packed, pack
+from sparsetc.ir.lower import Target, lower
+from sparsetc.ir.plan import Part, Plan
+from sparsetc.ir.tile import TileProgram
+from sparsetc.ir.view import ITEM, LANE
+from sparsetc.options import Options
+from sparsetc.partition import PARTITIONS, deal
+from sparsetc.planner.candidates import Setting
+from sparsetc.planner.choose import Choice, choose
+from sparsetc.planner.statistics import Counts
+from sparsetc.tensor import SparseTensor
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a call returns: a dense tensor, or values on a pattern known since compilation."""
+
+    kept_shape: tuple[int, ...]
+    width_shape: tuple[int, ...]
+    """Sizes of the dense letters, in the output's order."""
+    permutation: tuple[int, ...] | None
+    """From (kept, dense) letters to the output's order; None when they are so already."""
+    pattern: torch.Tensor | None
+    """(kept, rows) coordinates of a sparse output."""
+    slot: torch.Tensor | None
+    """(nnz,) the row of the output each nonzero adds to; None where it is the nonzero's own number."""
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the result is a SparseTensor."""
+        return self.pattern is not None
+
+    @property
+    def rows(self) -> int:
+        """Rows of the result."""
+        return prod(self.kept_shape) if self.pattern is None else self.pattern.shape[1]
+
+    @property
+    def width(self) -> int:
+        """Elements of a row."""
+        return prod(self.width_shape)
+
+
+class Kernel:
+    """A compiled einsum; call it with the dense operands, in the equation's order."""
+
+    def __init__(self, canonical: Canonical, x: SparseTensor, settings: Options, output: str) -> None:
+        self.canonical, self.settings = canonical, settings
+        self.backend = _backend(settings, x)
+        self.output = output_of(canonical, x, output)
+        self._x, self._values_of, self._version = x, x.values, x.values._version
+        self.setting = Setting(
+            canonical.bound,
+            canonical.kept,
+            len(canonical.letters),
+            self.backend,
+            _dot_precision(settings.effective_precision(), x),
+            settings.deterministic,
+            x.values.element_size(),
+        )
+        settings.check_memory(
+            self.output.rows * self.output.width * accumulator(x.dtype).itemsize,
+            x.device,
+            f"the result of {canonical.written}",
+        )
+        memory = x._packed if canonical.source is None else {}
+        self.choice: Choice = choose(
+            settings.plan,
+            self.setting,
+            Counts(canonical.coords, canonical.shape, memory.setdefault("counts", {})),
+            self.output.sparse,
+        )
+        self._bind(memory)
+        self._pack_values()
+
+    # -- compilation ------------------------------------------------------------------------------------------------
+    def _bind(self, memory: dict[Any, Any]) -> None:
+        plan, parts = self.choice.plan, []
+        for number, (part, packed) in enumerate(zip(plan.parts, self._packed_parts(plan, memory), strict=True)):
+            if packed.nnz == 0 and len(plan.parts) > 1:
+                continue
+            parts.append(self._bound_part(part, packed, number))
+        self.parts = tuple(parts)
+        used = tuple(
+            replace(
+                plan.parts[p.program.number],
+                nnz=p.packed.nnz,
+                nbytes=p.packed.nbytes + p.packed.stored * self._x.values.element_size(),
+            )
+            for p in parts
+        )
+        self.plan = replace(plan, parts=used)
+        # Where every row is stored by its one owner, nothing need be zeroed, and nothing narrower need be widened.
+        self._owned = all(_add_owned(p.program) for p in parts)
+        covered = self.output.sparse
+        self._zero = not (self._owned and covered)
+        name = source_name(str(self.canonical.bound.einsum), self.backend)
+        directory = self.settings.cache_dir
+        if self.backend == "torch":
+            self.launch: TorchLaunch | TritonLaunch = TorchLaunch(parts, directory, name)
+        else:
+            self.launch = TritonLaunch(
+                parts, self._x.dtype, (plan.fused and len(parts) > 1) or len(parts) == 1, directory, name
+            )
+
+    def _packed_parts(self, plan: Plan, memory: dict[Any, Any]) -> list[Packed]:
+        """Pack the parts, or take them from the tensor's cache, where other einsums may have left them."""
+        found = []
+        dealt: list[torch.Tensor | None] | None = None
+        for number, part in enumerate(plan.parts):
+            key = (
+                plan.partition,
+                plan.options,
+                self.canonical.kept if plan.partition != "all" else (),
+                number,
+                part.format,
+                part.layout,
+            )
+            if key not in memory:
+                if dealt is None:
+                    dealt = deal(
+                        plan.partition,
+                        self.canonical.coords,
+                        self.canonical.shape,
+                        self.canonical.kept,
+                        dict(plan.options),
+                    )
+                    if len(dealt) != len(plan.parts):
+                        raise PlanError(
+                            f"plan {plan.name!r} has {len(plan.parts)} parts, its partition deals {len(dealt)}"
+                        )
+                own = dealt[number]
+                coords = self.canonical.coords if own is None else self.canonical.coords[:, own]
+                memory[key] = pack(coords, self.canonical.shape, part.format, part.layout).of(own)
+            packed = memory[key]
+            if self.canonical.source is not None:
+                packed = packed.of(
+                    self.canonical.source if packed.source is None else self.canonical.source[packed.source]
+                )
+            found.append(packed)
+        return found
+
+    def _bound_part(self, part: Part, packed: Packed, number: int) -> BoundPart:
+        target = Target(
+            sparse=self.output.sparse,
+            natural=packed.positions is None and packed.source is None and self.output.slot is None,
+            owned=self._is_owned(packed),
+            rows=self.output.rows,
+            wide=packed.wide,
+        )
+        program = lower(
+            self.canonical.bound,
+            packed.view,
+            part.schedule,
+            target,
+            number=number,
+            format=part.format,
+            unroll=part.layout.unroll,
+        )
+        slot = None
+        if program.slot:
+            level = ("item_slot", "lane_slot", "leaf_slot").index(program.slot)
+            slot = packed.slots(level, self._slot_of_nonzeros())
+        return BoundPart(program, packed, slot)
+
+    def _slot_of_nonzeros(self) -> torch.Tensor:
+        slot = self.output.slot
+        if slot is None:
+            slot = torch.arange(self._x.nnz, device=self._x.device)
+        elif self.canonical.source is not None:  # slots are given per kept nonzero; packed parts know the original's
+            whole = slot.new_zeros(self._x.nnz)
+            whole[self.canonical.source] = slot
+            slot = whole
+        return slot
+
+    def _is_owned(self, packed: Packed) -> bool:
+        """Whether no two work items of any part add to the same output row."""
+        if len(self.choice.plan.parts) > 1 and not PARTITIONS[self.choice.plan.partition].whole_rows:
+            return False
+        view, kept = packed.view, set(self.canonical.kept)
+        shared: set[int] = set()
+        for level, coordinates in enumerate(view.levels):
+            shared |= {c.mode for c in coordinates}
+            if kept <= shared:
+                if level == ITEM:
+                    return shared == kept and not packed.cut[0] and not (view.chunk and packed.items > 1)
+                if level == LANE:
+                    return shared == kept and not packed.cut[1]
+                return shared == kept and (self._x.is_coalesced or self.output.rows == self.canonical.coords.shape[1])
+        return False
+
+    def _pack_values(self) -> None:
+        self._version = self._values_of._version
+        dtype = accumulator(self._x.dtype) if self.backend == "torch" else self._x.dtype
+        values = self._values_of.detach().to(dtype)
+        self._values = [p.packed.pack_values(values) for p in self.parts]
+
+    # -- calls ------------------------------------------------------------------------------------------------------
+    def __call__(self, *dense: torch.Tensor) -> torch.Tensor | SparseTensor:
+        """Run with these dense operands, in the order the equation names them.
+
+        Returns a dense tensor, or a `SparseTensor` where the output keeps the sparse operand's pattern. Gradients flow
+        to the dense operands and to the sparse operand's values.
+        """
+        self.canonical.check(dense)
+        if self._values_of._version != self._version:  # changed in place since they were packed
+            self._pack_values()
+        if torch.is_grad_enabled() and (self._values_of.requires_grad or any(d.requires_grad for d in dense)):
+            return self._wrap(differentiable(self, self._values_of, dense))
+        return self._wrap(self.run(dense))
+
+    def run(self, dense: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The result as (rows, *dense sizes), in the operands' dtype, outside autograd."""
+        out, x = self.output, self._x
+        kept = accumulator(x.dtype)
+        narrow_store = self._owned and self.backend == "triton" and x.dtype.is_floating_point
+        make = torch.zeros if self._zero else torch.empty
+        result = make((out.rows, *out.width_shape), dtype=x.dtype if narrow_store else kept, device=x.device)
+        if result.numel() and x.nnz:
+            tables = self.canonical.arrange(dense)
+            if self.backend == "torch" and kept != x.dtype:
+                tables = [t.to(kept) for t in tables]
+            if all(t.numel() for t in tables):
+                self.launch(self._values, tables, result)
+        return result if result.dtype == x.dtype else result.to(x.dtype)
+
+    def _wrap(self, rows: torch.Tensor) -> torch.Tensor | SparseTensor:
+        out = self.output
+        if out.pattern is None:
+            result = rows.reshape((*out.kept_shape, *out.width_shape))
+            return result if out.permutation is None else result.permute(out.permutation)
+        shape = (*out.kept_shape, *out.width_shape)
+        sparse = SparseTensor._make(out.pattern, rows, shape, coalesced=self._x.is_coalesced or out.slot is None)
+        if out.permutation is None:
+            return sparse
+        return sparse.expand_dense().permute(*out.permutation)
+
+    def with_values(self, values: torch.Tensor) -> Kernel:
+        """The same kernel for other values of the same pattern: (nnz,), in the sparse operand's order.
+
+        Nothing is planned, packed or generated again; only the values are put in place.
+        """
+        if not isinstance(values, torch.Tensor) or values.shape != self._values_of.shape:
+            found = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
+            raise ShapeError(f"values must have shape {tuple(self._values_of.shape)}, found {found}")
+        if values.dtype != self._x.dtype or values.device != self._x.device:
+            raise DtypeError(
+                f"values must be {self._x.dtype} on {self._x.device}, found {values.dtype} on {values.device}"
+            )
+        other = copy.copy(self)
+        other._values_of = values
+        other._pack_values()
+        return other
+
+    @property
+    def operand(self) -> SparseTensor:
+        """The sparse operand, with the values in use."""
+        return self._x.with_values(self._values_of) if self._values_of is not self._x.values else self._x
+
+    @cached_property
+    def slotted_operand(self) -> SparseTensor:
+        """The operand with one more mode in front: the slot of a sparse output that each nonzero adds to."""
+        canonical, e = self.canonical, self.canonical.written.einsum
+        slot = self.output.slot
+        count = canonical.coords.shape[1]
+        slot = torch.arange(count, device=self._x.device) if slot is None else slot
+        coords = self._x.coords if canonical.source is None else self._x.coords[:, canonical.source]
+        values = self._values_of.detach()
+        values = values if canonical.source is None else values[canonical.source]
+        shape = (self.output.rows, *canonical.written.shape(e.sparse[0]))
+        return SparseTensor(torch.cat([slot.unsqueeze(0), coords]), values, shape, coalesce=False, check=False)
+
+    # -- what a user may look at ------------------------------------------------------------------------------------
+    @property
+    def equation(self) -> str:
+        """The einsum as written."""
+        return self.canonical.written.einsum.text
+
+    @property
+    def source(self) -> str:
+        """The generated program's text."""
+        return self.launch.source
+
+    @property
+    def path(self) -> Path:
+        """The file it lies in."""
+        return self.launch.path
+
+    @property
+    def programs(self) -> tuple[TileProgram, ...]:
+        """The tile programs of the parts."""
+        return tuple(p.program for p in self.parts)
+
+    def ptx(self, target: str = "sm_90") -> str:
+        """The assembly for a named target (``sm_80``, ``sm_90``, ``sm_100``, ``gfx942``, …); needs no GPU."""
+        if not isinstance(self.launch, TritonLaunch):
+            raise PlanError("a torch program has no PTX; compile with sparsetc.options(backend='triton')")
+        out = self._x.dtype if self._owned and self._x.dtype.is_floating_point else accumulator(self._x.dtype)
+        compiled = self.launch.compile_for(target, out)
+        return "\n".join(c.asm["ptx"] if "ptx" in c.asm else c.asm["amdgcn"] for c in compiled)
+
+    def explain(self) -> Explanation:
+        """Parts, formats, costs, and why this plan: prints as a table; ``to_dict()`` gives the same as data."""
+        return explain(self)
+
+    @cached_property
+    def nnz(self) -> int:
+        """Nonzeros of the sparse operand."""
+        return self._x.nnz
+
+    def __repr__(self) -> str:
+        return f'Kernel("{self.equation}", plan {self.plan.name}, {self.backend}, {self.path.name})'
+
+
+def output_of(canonical: Canonical, x: SparseTensor, form: str) -> Output:
+    """Shape and pattern of the result.
+
+    A result is sparse when it keeps two or more of the sparse operand's modes, or all of them (`form` "auto").
+    """
+    bound, kept = canonical.bound, canonical.kept
+    e = bound.einsum
+    width_letters = tuple(c for c in e.output if c not in canonical.letters)
+    order = (*(canonical.letters[m] for m in kept), *width_letters)
+    permutation = tuple(order.index(c) for c in e.output)
+    shape, width = tuple(canonical.shape[m] for m in kept), bound.extents(width_letters)
+    moved = None if permutation == tuple(range(len(order))) else permutation
+    if form not in ("auto", "dense", "sparse"):
+        raise PlanError(f'output must be "auto", "dense" or "sparse", found {form!r}')
+    everything = len(kept) == len(canonical.letters)
+    sparse = form == "sparse" or (form == "auto" and bool(kept) and (len(kept) >= 2 or everything))
+    if form == "sparse" and not kept:
+        raise PlanError(
+            f'"{e.text}" keeps no mode of the sparse operand, so its result has no pattern; use output="dense"'
+        )
+    if not sparse:
+        return Output(shape, width, moved, None, None)
+    if everything and kept == tuple(range(len(kept))):
+        slot = None if canonical.source is None else torch.arange(canonical.coords.shape[1], device=x.device)
+        return Output(shape, width, moved, canonical.coords, slot)
+    rows = canonical.coords[list(kept)]
+    keys = crd.sort_keys(rows, shape)
+    order_of = crd.lexsort(keys)
+    flags = crd.starts_of_runs([k[order_of] for k in keys])
+    slot = torch.empty_like(order_of).scatter_(0, order_of, torch.cumsum(flags, 0) - 1)
+    return Output(shape, width, moved, rows[:, order_of[flags]].contiguous(), slot)
+
+
+def _backend(settings: Options, x: SparseTensor) -> str:
+    backend = settings.effective_backend(x.device)
+    # Triton has no complex numbers; torch's own kernels do.
+    return "torch" if x.dtype.is_complex else backend
+
+
+def _dot_precision(precision: str, x: SparseTensor) -> str:
+    if x.dtype != torch.float32:
+        return "ieee"
+    return {"highest": "tf32x3", "high": "tf32", "medium": "bf16"}[precision]
+
+
+def _add_owned(program: TileProgram) -> bool:
+    from sparsetc.ir.tile import Add, walk
+
+    return all(s.owned for s, _ in walk(program.body) if isinstance(s, Add))

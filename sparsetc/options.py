@@ -1,0 +1,106 @@
+"""What a user may set once instead of at every call: `options`, a context manager, safe between threads.
+
+In: keyword arguments. Out: an `Options` record read where a plan is made. Environment variables give the defaults of
+two of them: ``SPARSETC_CACHE_DIR`` and ``SPARSETC_BACKEND``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sparsetc.convert import available_memory
+from sparsetc.errors import DtypeError, OutOfMemoryError, PlanError
+
+PRECISIONS = ("highest", "high", "medium")
+BACKENDS = ("auto", "triton", "torch")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings in force. None means: decide from the operands, the device or the environment."""
+
+    precision: str | None = None
+    plan: Any = "auto"
+    deterministic: bool = False
+    cache_dir: Path | None = None
+    memory_limit: int | None = None
+    device: torch.device | None = None
+    backend: str | None = None
+
+    def effective_precision(self) -> str:
+        """``highest``, ``high`` or ``medium``; torch's own setting where none was given."""
+        return self.precision or torch.get_float32_matmul_precision()
+
+    def effective_backend(self, device: torch.device) -> str:
+        """``triton`` on a GPU, the generated ``torch`` programs elsewhere, unless one was named."""
+        named = self.backend or os.environ.get("SPARSETC_BACKEND") or "auto"
+        if named not in BACKENDS:
+            raise PlanError(f"backend must be one of {', '.join(BACKENDS)}, found {named!r}")
+        return named if named != "auto" else "torch" if device.type == "cpu" else "triton"
+
+    def check_memory(self, nbytes: int, device: torch.device, what: str) -> None:
+        """Raise `OutOfMemoryError`, before anything is allocated, when `what` would pass the limit."""
+        limit = available_memory(device) if self.memory_limit is None else self.memory_limit
+        if nbytes > limit:
+            raise OutOfMemoryError(
+                f"{what} would take {nbytes:,} bytes, the limit on {device} is {limit:,}; raise it with "
+                "sparsetc.options(memory_limit=...), or keep more modes sparse in the output"
+            )
+
+
+_current: ContextVar[Options | None] = ContextVar("sparsetc_options", default=None)
+
+
+def current() -> Options:
+    """The options in force here."""
+    return _current.get() or Options()
+
+
+@contextlib.contextmanager
+def options(**settings: Any) -> Iterator[Options]:
+    """Set options within a ``with`` block; those not named stay as they are.
+
+    Args:
+        precision: ``"highest"`` (error of float32), ``"high"`` (tf32) or ``"medium"`` (bf16 products, float32 sums).
+            Default: ``torch.get_float32_matmul_precision()``.
+        plan: a plan's name, a `Plan`, or ``"auto"``.
+        deterministic: the same bits at every run: no sum depends on the order in which programs finish.
+        cache_dir: where generated source is kept.
+        memory_limit: bytes that a result or a packed form may take. Default: what is free.
+        device: where `read` puts tensors.
+        backend: ``"triton"``, ``"torch"`` or ``"auto"``.
+    """
+    token = _current.set(with_settings(current(), settings))
+    try:
+        yield current()
+    finally:
+        _current.reset(token)
+
+
+def with_settings(base: Options, settings: dict[str, Any]) -> Options:
+    """`base` with the settings that are not None, checked."""
+    unknown = sorted(set(settings) - set(Options.__dataclass_fields__))
+    if unknown:
+        raise TypeError(
+            f"no option is called {', '.join(unknown)}; options are {', '.join(Options.__dataclass_fields__)}"
+        )
+    given = {k: v for k, v in settings.items() if v is not None}
+    if given.get("precision") not in (None, *PRECISIONS):
+        raise DtypeError(f"precision must be one of {', '.join(PRECISIONS)}, found {given['precision']!r}")
+    if given.get("backend") not in (None, *BACKENDS):
+        raise PlanError(f"backend must be one of {', '.join(BACKENDS)}, found {given['backend']!r}")
+    if "cache_dir" in given:
+        given["cache_dir"] = Path(given["cache_dir"])
+    if "device" in given:
+        given["device"] = torch.device(given["device"])
+    if "memory_limit" in given:
+        given["memory_limit"] = int(given["memory_limit"])
+    return replace(base, **given)

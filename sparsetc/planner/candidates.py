@@ -1,0 +1,229 @@
+"""The plans worth considering for an einsum: which formats, which levels, which schedules.
+
+In: the canonical einsum and counts of its pattern. Out: `Candidate`s: plans with an estimate of what packing each
+part would give, so that all are costed before one is packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+
+from sparsetc.errors import PlanError
+from sparsetc.ir.cost import Statistics
+from sparsetc.ir.einsum import Bound
+from sparsetc.ir.lower import MIN_DOT, dense_axes
+from sparsetc.ir.plan import Layout, Part, Plan, Schedule
+from sparsetc.planner.statistics import Counts
+
+LONG_ROW = 64
+"""Nonzeros from which a row is given work items of its own (H200: rows of 15 lost 2x to lanes, of 600 won 1.3x)."""
+WARP_ELEMENTS = 256
+"""Elements of a gathered tile a warp holds: 8 a thread, two 16-byte loads (H200: 8 lanes of rank 32 beat 16 and 32)."""
+FIBER_CAP = 32
+GRAIN = 512
+"""Nonzeros a work item takes (H200: 400 to 512 beat 200 and 1,000 on four tensors)."""
+CPU_GRAIN = 1 << 16
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a plan is made for."""
+
+    bound: Bound
+    kept: tuple[int, ...]
+    order: int
+    backend: str
+    precision: str
+    deterministic: bool
+    itemsize: int
+
+    @property
+    def rest(self) -> tuple[int, ...]:
+        """Modes that are summed away."""
+        return tuple(m for m in range(self.order) if m not in self.kept)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan and what packing its parts is expected to give."""
+
+    plan: Plan
+    expected: tuple[Statistics, ...]
+
+
+def candidates(setting: Setting, counts: Counts) -> Iterator[Candidate]:
+    """Every plan that applies, the simplest first."""
+    yield coo(setting, counts)
+    if setting.rest and setting.kept:
+        yield rows(setting, counts)
+    for leaf in setting.rest:
+        if len(setting.rest) > 1:
+            yield fiber(setting, counts, leaf)
+    if setting.backend == "triton" and setting.kept and setting.rest:
+        yield from by_run_length(setting, counts)
+
+
+def named(name: str, setting: Setting, counts: Counts) -> Candidate:
+    """The candidate of a fixed plan's name; `PlanError` where it does not apply."""
+    if name == "coo":
+        return coo(setting, counts)
+    if name == "rows":
+        return rows(setting, counts)
+    if name == "fiber":
+        return fiber(setting, counts, best_leaf(setting, counts))
+    raise PlanError(f"no plan is called {name!r}; known: auto, {', '.join(FIXED)}")
+
+
+FIXED = ("coo", "fiber", "rows")
+
+
+def best_leaf(setting: Setting, counts: Counts) -> int:
+    """The leaf mode with the fewest fibers: of the summed modes where there are any."""
+    choice = setting.rest or tuple(range(setting.order))
+    return min(choice, key=lambda leaf: counts.distinct(tuple(m for m in range(setting.order) if m != leaf)))
+
+
+def coo(setting: Setting, counts: Counts) -> Candidate:
+    """Runs of one output row, or equal chunks where there is no row to share (or every nonzero is one)."""
+    shared = setting.kept if setting.rest else ()
+    leaf = tuple(m for m in range(setting.order) if m not in shared)
+    schedule, lanes, unroll = schedule_of(setting, blocks=False)
+    layout = Layout(shared, (), leaf, lanes, 0, _grain(setting), unroll)
+    n, distinct = counts.nnz, counts.distinct(shared)
+    items = _items(n, distinct if shared else 1, layout.grain)
+    return _single("coo", setting, layout, schedule, Statistics(items, items, n, n, setting.itemsize))
+
+
+def fiber(setting: Setting, counts: Counts, leaf: int) -> Candidate:
+    """Fibers along `leaf`, those of one output row together; a matrix's rows are its fibers."""
+    if leaf not in range(setting.order):
+        raise PlanError(f"leaf mode {leaf} is not a mode of a tensor of order {setting.order}")
+    shared = setting.kept if leaf not in setting.kept else ()
+    between = tuple(m for m in range(setting.order) if m != leaf and m not in shared)
+    if not between:
+        return replace(rows(setting, counts), plan=replace(rows(setting, counts).plan, name="fiber"))
+    schedule, lanes, unroll = schedule_of(setting, blocks=True)
+    cap = 0 if setting.backend == "torch" else FIBER_CAP
+    if setting.deterministic and not shared:
+        cap = 0
+    layout = Layout(shared, between, (leaf,), lanes, cap, _grain(setting), unroll)
+    fibers = counts.distinct((*shared, *between))
+    return _single(
+        "fiber", setting, layout, schedule, _blocked(setting, counts.nnz, fibers, counts.distinct(shared), layout)
+    )
+
+
+def rows(setting: Setting, counts: Counts) -> Candidate:
+    """One output row a lane, uncut unless very long."""
+    if not setting.kept or not setting.rest:
+        raise PlanError('plan "rows" needs an output with some, not all, of the sparse operand\'s modes')
+    schedule, lanes, unroll = schedule_of(setting, blocks=True, rows=True)
+    cap = 0 if setting.backend == "torch" or setting.deterministic else 4 * LONG_ROW
+    layout = Layout(
+        (), setting.kept, setting.rest, lanes, cap, lanes if setting.backend == "triton" else CPU_GRAIN, unroll
+    )
+    expected = _blocked(setting, counts.nnz, counts.distinct(setting.kept), 1, layout)
+    return _single("rows", setting, layout, schedule, expected)
+
+
+def by_run_length(setting: Setting, counts: Counts) -> Iterator[Candidate]:
+    """Long rows as `coo` or `fiber`, short ones as `rows`, in one fused launch."""
+    few, short_rows = counts.short_share(setting.kept, LONG_ROW)
+    if not few or few == counts.nnz:
+        return
+    short = rows(setting, counts)
+    share = (counts.nnz - few) / counts.nnz
+    longs = [coo(setting, counts)] + [fiber(setting, counts, leaf) for leaf in setting.rest if len(setting.rest) > 1]
+    for long in longs:
+        first, second = long.plan.parts[0], short.plan.parts[0]
+        warps = max(first.schedule.warps, second.schedule.warps)
+        parts = tuple(
+            replace(p, schedule=replace(p.schedule, warps=warps), label=label)
+            for p, label in (
+                (first, f"rows of {LONG_ROW} nonzeros or more"),
+                (replace(second, layout=replace(second.layout, cap=0)), f"rows of fewer than {LONG_ROW}"),
+            )
+        )
+        plan = Plan(f"{long.plan.name}+rows", parts, True, "run_length", (("threshold", LONG_ROW),))
+        scaled = long.expected[0]
+        scaled = replace(
+            scaled,
+            **{k: max(1, int(getattr(scaled, k) * share)) for k in ("items", "fibers", "stored", "nnz")},
+        )
+        yield Candidate(plan, (scaled, _blocked(setting, few, short_rows, 1, parts[1].layout)))
+
+
+def schedule_of(setting: Setting, blocks: bool, rows: bool = False) -> tuple[Schedule, int, int]:
+    """(schedule, lanes, steps taken together) for a part of one of the two nestings."""
+    bound = setting.bound
+    sizes = {c: bound.by_index[c] for c in dense_axes(bound)}
+    padded = {c: 1 << max(n - 1, 0).bit_length() for c, n in sizes.items()}
+    output = [c for c in bound.einsum.output if c in sizes]
+    if setting.backend == "torch":
+        return Schedule(1, tuple(padded.items()), True, setting.precision), 1, 1
+    matrix = not rows and bool(setting.rest) and len(output) > 1 and dot_axes(bound)
+    if matrix:
+        block = {c: max(MIN_DOT, min(n, 64)) for c, n in padded.items()}
+        block = _fit(block, output, 4096)
+        tile = prod(block.values())
+        warps = 4 if tile >= 1024 else 2 if tile >= 512 else 1
+        return Schedule(warps, tuple(block.items()), True, setting.precision), 32, 2
+    block = {c: min(n, 128 if c in output else 512) for c, n in padded.items()}
+    block = _fit(block, list(block), 512)
+    width = prod(block.values())
+    lanes = max(4, min(128, WARP_ELEMENTS // width))
+    unroll = 4 if width <= 64 else 2
+    if rows:
+        lanes, unroll = min(128, 4 * lanes), 4 if width <= 32 else 2
+    return Schedule(1, tuple(block.items()), False, setting.precision), lanes, unroll
+
+
+def dot_axes(bound: Bound) -> bool:
+    """Whether two dense operands with sparse letters have no dense axis in common, so that a matrix product may form."""
+    e = bound.einsum
+    groups: list[set[str]] = []
+    for p in e.dense:
+        axes = {c for c in e.inputs[p] if c not in e.sparse_indices}
+        if not axes:
+            continue
+        joined = [g for g in groups if g & axes]
+        groups = [g for g in groups if not g & axes] + [axes.union(*joined)]
+    return len(groups) > 1
+
+
+def _fit(block: dict[str, int], shrink: list[str], limit: int) -> dict[str, int]:
+    """Halve the largest of the blocks that may shrink until a tile has at most `limit` elements."""
+    block = dict(block)
+    while prod(block.values()) > limit:
+        widest = max(shrink, key=lambda c: block[c], default="")
+        if not widest or block[widest] <= MIN_DOT:
+            break
+        block[widest] //= 2
+    return block
+
+
+def _grain(setting: Setting) -> int:
+    if setting.deterministic and setting.rest:
+        return 0
+    return GRAIN if setting.backend == "triton" else CPU_GRAIN
+
+
+def _items(n: int, rows: int, grain: int) -> int:
+    return max(1, rows + (n // grain if grain else 0)) if n else 0
+
+
+def _blocked(setting: Setting, nnz: int, fibers: int, rows: int, layout: Layout) -> Statistics:
+    """Expected sizes of blocked fibers: pieces of cut fibers, a last block half empty a row, a little padding."""
+    pieces = fibers + (nnz // layout.cap if layout.cap else 0)
+    lanes = pieces + (rows * layout.lanes // 2 if layout.lanes > 1 else 0)
+    stored = int(nnz * 1.05) if layout.lanes > 1 else nnz
+    items = _items(stored, rows, layout.grain)
+    return Statistics(items, lanes, stored, nnz, setting.itemsize)
+
+
+def _single(name: str, setting: Setting, layout: Layout, schedule: Schedule, expected: Statistics) -> Candidate:
+    stored_as = "coo" if name == "coo" else "fiber"
+    part = Part(stored_as, layout, schedule, expected.nnz)
+    return Candidate(Plan(name, (part,)), (expected,))

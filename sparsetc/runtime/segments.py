@@ -1,0 +1,75 @@
+"""Sums over consecutive runs of rows: what the generated torch programs are made of.
+
+In: tensors and offsets (runs + 1,). Out: one row a run. The fastest torch call was chosen by measurement on two x86
+cores (`benchmarks/results/cpu_*.json`): FBGEMM's embedding bag for float32, MKL's sparse product for float64, a sorted
+index_add for every other type and on a GPU.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+LONG_RUN = 32
+"""Mean rows a run from which one matrix product a run beats outer products and a sum (2 cores, R = 16)."""
+
+
+def bag(index: torch.Tensor, table: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """(runs, width): for each run, the sum of ``weights[n] * table[index[n]]`` over its elements n.
+
+    Args:
+        index: (n,) rows of the table.
+        table: (rows, width).
+        offsets: (runs + 1,) from 0 to n.
+        weights: (n,) of the table's dtype.
+    """
+    if table.device.type == "cpu" and index.numel() and table.shape[1]:
+        if table.dtype == torch.float32:
+            index = index.to(offsets.dtype)
+            return F.embedding_bag(
+                index, table, offsets, mode="sum", per_sample_weights=weights, include_last_offset=True
+            )
+        if table.dtype == torch.float64:
+            return _csr_product(offsets, index, weights, table)
+    rows = table.index_select(0, index.long() if index.dtype == torch.int16 else index)
+    return run_sums(rows * weights.unsqueeze(1), offsets)
+
+
+def run_sums(rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """(runs, ...): the sum of the rows of each run. rows (n, ...); offsets (runs + 1,) from 0 to n."""
+    flat = rows.reshape(rows.shape[0], -1)
+    runs = offsets.numel() - 1
+    if flat.device.type == "cpu" and flat.numel() and flat.dtype in (torch.float32, torch.float64):
+        index = torch.arange(flat.shape[0], dtype=offsets.dtype)
+        if flat.dtype == torch.float32:
+            summed = F.embedding_bag(index, flat, offsets, mode="sum", include_last_offset=True)
+        else:
+            summed = _csr_product(offsets, index, flat.new_ones(flat.shape[0]), flat)
+    else:
+        owner = torch.repeat_interleave(
+            torch.arange(runs, device=flat.device), torch.diff(offsets).long(), output_size=flat.shape[0]
+        )
+        summed = flat.new_zeros((runs, flat.shape[1])).index_add_(0, owner, flat)
+    return summed.reshape(runs, *rows.shape[1:])
+
+
+def run_products(left: torch.Tensor, right: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """(runs, M, N): for each run, ``left.T @ right`` over its rows. left (n, M), right (n, N)."""
+    runs = offsets.numel() - 1
+    if runs and left.shape[0] >= LONG_RUN * runs:
+        out = left.new_empty((runs, left.shape[1], right.shape[1]))
+        bounds = offsets.tolist()
+        for run in range(runs):
+            rows = slice(bounds[run], bounds[run + 1])
+            torch.mm(left[rows].t(), right[rows], out=out[run])
+        return out
+    return run_sums(left.unsqueeze(2) * right.unsqueeze(1), offsets)
+
+
+def _csr_product(
+    offsets: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, table: torch.Tensor
+) -> torch.Tensor:
+    size = (offsets.numel() - 1, table.shape[0])
+    matrix = torch.sparse_csr_tensor(offsets, index.to(offsets.dtype), weights, size, check_invariants=False)
+    out = table.new_empty((size[0], table.shape[1]))
+    return torch.addmm(out, matrix, table, beta=0, out=out)

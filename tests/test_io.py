@@ -1,0 +1,503 @@
+"""Reading and writing: round trips, what text is understood, and what happens when a file is damaged."""
+
+from __future__ import annotations
+
+import builtins
+import gzip
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sparsetc.io as sio
+from sparsetc.errors import DtypeError, FormatError, IOFormatError, ShapeError
+from sparsetc.inputs import DTYPES
+from sparsetc.io import atomic, digits, progress, tns
+from sparsetc.tensor import SparseTensor
+
+REALS = tuple(d for d in DTYPES if not d.is_complex)
+
+
+def random_tensor(shape: tuple[int, ...], nnz: int, dtype: torch.dtype = torch.float32) -> SparseTensor:
+    rng = torch.Generator().manual_seed(0)
+    coords = torch.stack([torch.randint(0, s, (nnz,), generator=rng) for s in shape])
+    values = (
+        torch.randint(-5, 5, (nnz,), generator=rng) if not dtype.is_floating_point else torch.randn(nnz, generator=rng)
+    )
+    return SparseTensor(coords, values.to(dtype), shape)
+
+
+def same(x: SparseTensor, y: SparseTensor) -> bool:
+    return (
+        x.shape == y.shape
+        and x.dtype == y.dtype
+        and torch.equal(x.coords, y.coords)
+        and bool(torch.isclose(x.values, y.values, rtol=0, atol=0, equal_nan=True).all())
+    )
+
+
+def from_text(folder: Path, text: str | bytes, dtype: torch.dtype | None = None, name: str = "x.tns") -> SparseTensor:
+    path = folder / name
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return sio.read(path, dtype=dtype)
+
+
+# ---- round trips ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", sio.SUFFIXES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_round_trip(tmp_path: Path, suffix: str, dtype: torch.dtype) -> None:
+    path = tmp_path / f"x{suffix}"
+    x = random_tensor((30, 40), 200, dtype)
+    if dtype.is_complex and suffix.startswith(".tns"):
+        with pytest.raises(DtypeError, match="npz"):
+            sio.write(path, x)
+        return
+    sio.write(path, x)
+    assert same(sio.read(path, dtype=dtype), x)
+    kept = dtype if suffix == ".npz" else torch.complex64 if dtype.is_complex else torch.float32
+    assert sio.read(path).dtype == kept
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("suffix", [".tns", ".tns.gz", ".npz"])
+@pytest.mark.parametrize("shape", [(7,), (4, 5, 6), (3, 1, 2, 9, 4), (2**40, 2**62, 3)])
+def test_round_trip_of_any_order(tmp_path: Path, suffix: str, shape: tuple[int, ...]) -> None:
+    x = random_tensor(shape, 50)
+    sio.write(tmp_path / f"x{suffix}", x)
+    assert same(sio.read(tmp_path / f"x{suffix}"), x)
+
+
+@pytest.mark.parametrize("suffix", sio.SUFFIXES)
+def test_round_trip_of_nothing_and_of_the_special(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"x{suffix}"
+    empty = SparseTensor([[], []], torch.zeros(0), (3, 4))
+    sio.write(path, empty)
+    assert same(sio.read(path), empty)
+    odd = SparseTensor([[0, 0, 1, 1, 2], [0, 1, 0, 1, 0]], [math.nan, -math.inf, math.inf, -0.0, 1e-40], (3, 9))
+    sio.write(path, odd)
+    back = sio.read(path)
+    assert same(back, odd)
+    assert math.copysign(1, back.values[3].item()) == -1
+
+
+def test_dense_modes(tmp_path: Path) -> None:
+    x = SparseTensor([[0, 4]], torch.arange(6.0).reshape(2, 3).to(torch.bfloat16), (5, 3))
+    sio.write(tmp_path / "x.npz", x)
+    back = sio.read(tmp_path / "x.npz")
+    assert same(back, x)
+    assert back.dense_order == 1
+    for suffix in (".tns", ".mtx"):
+        sio.write(tmp_path / f"x{suffix}", x)
+        assert torch.equal(sio.read(tmp_path / f"x{suffix}").to_dense(), x.to_dense().float())
+
+
+def test_write_takes_what_coerce_takes(tmp_path: Path) -> None:
+    x = random_tensor((5, 6), 9)
+    sio.write(tmp_path / "x.tns", x.to_torch())
+    assert same(sio.read(tmp_path / "x.tns"), x)
+    with pytest.raises(FormatError, match="from_dense"):
+        sio.write(tmp_path / "x.tns", torch.ones(3))
+
+
+def test_equal_tensors_make_equal_files(tmp_path: Path) -> None:
+    x = random_tensor((5, 6), 9)
+    sio.write(tmp_path / "a.tns.gz", x)
+    sio.write(tmp_path / "b.tns.gz", x)
+    assert (tmp_path / "a.tns.gz").read_bytes() == (tmp_path / "b.tns.gz").read_bytes()
+
+
+def test_the_tensor_in_the_package() -> None:
+    path = Path(sio.__file__).parents[1] / "data" / "uber.tns.gz"
+    assert path.stat().st_size < 1_000_000
+    x = sio.read(path)
+    assert (x.shape, x.nnz) == ((23, 24, 887, 1410), 303_343)
+    assert x.values.min() >= 1
+
+
+# ---- .tns: what is understood -----------------------------------------------------------------------------------
+
+WANTED = [[[0, 2], [1, 0]], [1.5, -2.0], (3, 2)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1 2 1.5\n3 1 -2\n",
+        "1 2 1.5\n3 1 -2",
+        "1\t2\t1.5\n3\t1\t-2.0\n",
+        "1 2 1.5\r\n3 1 -2\r\n",
+        "  1   2  1.5  \n\n\n   3 1 -2.e0 \n\n",
+        "# a comment\n1 2 15e-1\n# another 9 9 9\n3 1 -.2E+1 # after\n",
+        "# shape: 3 2\n1 2 +1.5\n3 1 -2\n",
+        "2\n3 2\n1 2 1.5\n3 1 -2\n",
+        "001 0002 1.50000000000000000000000\n00003 1 -2.0000\n",
+        "3 1 -1\n1 2 1.5\n3 1 -1\n",
+    ],
+)
+def test_spellings(tmp_path: Path, text: str) -> None:
+    assert same(from_text(tmp_path, text), SparseTensor(*WANTED))
+    assert same(from_text(tmp_path, gzip.compress(text.encode()), name="x.TNS.gz"), SparseTensor(*WANTED))
+
+
+def test_shape_comment_makes_room(tmp_path: Path) -> None:
+    assert from_text(tmp_path, "#  shape: 7 9\n1 1 1\n").shape == (7, 9)
+    assert from_text(tmp_path, "# shape: 7 9\n").nnz == 0
+    assert from_text(tmp_path, "2\n7 9\n").shape == (7, 9)
+    assert from_text(tmp_path, "# c\n\n  # shape: 7 9 \r\n# d\n1 1 1\n").shape == (7, 9)
+
+
+@pytest.mark.parametrize("block", [8, 2**20])
+def test_shape_comment_counts_before_the_first_nonzero_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(tns, "BLOCK", block)
+    assert from_text(tmp_path, "# c\n1 2 1\n# shape: 9\n3 1 1\n# shape: 9 9\n").shape == (3, 2)
+
+
+def test_blocks_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = random_tensor((50, 60, 70), 300)
+    sio.write(tmp_path / "x.tns", x)
+    for size in (7, 64, 1000):
+        monkeypatch.setattr(tns, "BLOCK", size)
+        assert same(sio.read(tmp_path / "x.tns"), x)
+    monkeypatch.setattr(tns, "LINES", 7)
+    sio.write(tmp_path / "y.tns", x)
+    assert (tmp_path / "x.tns").read_bytes() == (tmp_path / "y.tns").read_bytes()
+
+
+NUMBERS = st.one_of(
+    st.integers(-(10**20), 10**20).map(str),
+    st.floats().map(repr),
+    st.floats(width=32).map(repr),
+    st.floats(allow_nan=False, allow_infinity=False).map(lambda v: f"{v:.3e}"),
+    st.floats(-1e6, 1e6).map(lambda v: f"{v:+.7f}"),
+    st.from_regex(r"[+-]?([0-9]{1,12}\.[0-9]{0,12}|\.[0-9]{1,12})([eE][+-]?[0-9]{1,3})?", fullmatch=True),
+    st.sampled_from(["nan", "NaN", "inf", "-inf", "+Infinity", "1e400", "-0", "0.0", "1E5", "5e-324", "1e-400"]),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(NUMBERS, min_size=1, max_size=8))
+def test_floats_as_python_reads_them(tokens: list[str]) -> None:
+    text = digits.Text((" ".join(tokens) + "\n").encode())
+    start, end = text.tokens()
+    wanted = np.array([float(t) for t in tokens])
+    np.testing.assert_array_equal(digits.floats(text, start, end), wanted)
+    np.testing.assert_array_equal(np.signbit(digits.floats(text, start, end)), np.signbit(wanted))
+    with np.errstate(over="ignore"):
+        narrow = digits.floats(text, start, end, exact=False).astype(np.float32)
+        np.testing.assert_allclose(narrow, wanted.astype(np.float32), rtol=1.2e-7, atol=1.5e-45)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-99, 99)), min_size=1, max_size=8))
+def test_integers_exactly(numbers: list[int]) -> None:
+    text = digits.Text((" ".join(map(str, numbers)) + "\n").encode())
+    assert digits.integers(text, *text.tokens()).tolist() == numbers
+    if min(numbers) >= 0:
+        assert digits.coordinates(text, *text.tokens()).tolist() == numbers
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text("0123456789+-.eE_/:,xna", min_size=1, max_size=12))
+def test_every_token_is_judged_as_python_does(token: str) -> None:
+    try:
+        wanted = float(token) if "_" not in token else None
+    except ValueError:
+        wanted = None
+    text = digits.Text(f"1 {token} 2\n".encode())
+    try:
+        found = digits.floats(text, *text.tokens()).tolist()[1]
+    except digits.BadToken:
+        assert wanted is None
+    else:
+        assert found == wanted or (math.isnan(found) and wanted is not None and math.isnan(wanted))
+
+
+def test_float64_round_trip(tmp_path: Path) -> None:
+    x = SparseTensor([list(range(4))], torch.tensor([math.pi, 1 / 3, 1e300, -5e-324], dtype=torch.float64), (4,))
+    sio.write(tmp_path / "x.tns", x)
+    assert same(sio.read(tmp_path / "x.tns", dtype=torch.float64), x)
+
+
+def test_int64_values_exactly(tmp_path: Path) -> None:
+    x = SparseTensor([[0, 1, 2]], torch.tensor([2**63 - 1, -(2**63), 2**53 + 1]), (3,))
+    sio.write(tmp_path / "x.tns", x)
+    assert same(sio.read(tmp_path / "x.tns", dtype=torch.int64), x)
+    assert from_text(tmp_path, "1 3.0\n2 1e2\n", torch.int64).values.tolist() == [3, 100]
+
+
+# ---- .tns: what is refused, and where ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("1 2 3.0\n# c\n\n1 2 3 4.0\n", "line 4: expected 3 fields, 2 coordinates and a value, found 4: '1 2 3 4.0'"),
+        ("1 2 3.0\n1 2\n", "line 2: expected 3 fields.*found 2 \\(is the value missing"),
+        ("1 2 3\n1 2 3 4\n1 2\n", "line 2: expected 3 fields"),
+        ("1 2\n3 1 2 1 2 3\n", "line 2: expected 2 fields"),
+        ("5\n6\n", "line 1: expected coordinates and a value, found 1"),
+        ("# shape: 3 4 5\n1 2 3\n", "line 2: expected 4 fields, 3 coordinates and a value.*value missing"),
+        ("3\n3 4 5\n1 2 3\n", "line 3: expected 4 fields"),
+        ("1 2 3.0\n0 2 3.0\n", "line 2: coordinate 0 of mode 0.*start at 1: '0 2 3.0'"),
+        ("1 -2 3.0\n", "line 1: coordinate -2 of mode 1.*start at 1"),
+        ("1 2.5 3.0\n", "line 1: coordinate '2.5' of mode 1 is not a whole number"),
+        ("1 9223372036854775808 3.0\n", "line 1: coordinate 9223372036854775808 of mode 1 is out of range"),
+        ("1 99999999999999999999 3\n", "line 1: coordinate '99999999999999999999'.*int64"),
+        ("# shape: 4 4\n4 4 1\n4 5 1\n", "line 3: coordinate 5 of mode 1 is beyond its size, 4"),
+        ("1 2 three\n", "line 1: the value 'three' is not a number"),
+        ("1 2 1_0\n", "line 1: the value '1_0'"),
+        ("1 2 1.2.3\n", "line 1: the value '1.2.3'"),
+        ("1 2 .\n", "line 1: the value"),
+        ("1 2 1e\n", "line 1: the value"),
+        ("1 x 3.0\n", "line 1: coordinate 'x' of mode 1"),
+        (b"1 1 1\n1 2 \x00\n", "line 2: the value"),
+        (b"1 1 1\n1 \xff 2\n", "line 2: coordinate"),
+        ("1 1 1\n" + "9 " * 200 + "\n", "line 2: expected 3 fields.*\\.\\.\\.'"),
+        ("", "no nonzeros"),
+        ("# just a comment\n\n", "no nonzeros"),
+        ("\n   \n", "no nonzeros"),
+        ("# shape: 9999999999999999999 2\n", "2\\*\\*63"),
+        ("1" * 5000 + "\n1\n", "line 1: expected"),
+    ],
+)
+def test_faults_are_located(tmp_path: Path, text: str | bytes, words: str) -> None:
+    with pytest.raises(IOFormatError, match=words) as caught:
+        from_text(tmp_path, text)
+    assert "x.tns" in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_fault_far_into_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tns, "BLOCK", 4096)
+    lines = [f"{i} {i} 1.5" for i in range(1, 5001)]
+    lines[4321] = "1 2 3 4"
+    with pytest.raises(IOFormatError, match=r"line 4322: .*'1 2 3 4'"):
+        from_text(tmp_path, "\n".join(lines))
+    with pytest.raises(IOFormatError, match="line 4322: "):
+        from_text(tmp_path, gzip.compress("\n".join(lines).encode()), name="x.tns.gz")
+
+
+@pytest.mark.parametrize(("dtype", "value"), [(torch.int8, "128"), (torch.int64, "2.5"), (torch.int32, "nan")])
+def test_values_that_do_not_fit(tmp_path: Path, dtype: torch.dtype, value: str) -> None:
+    with pytest.raises(IOFormatError, match=f"line 2: the value '{value}' does not fit torch.int"):
+        from_text(tmp_path, f"1 1 1\n1 2 {value}\n", dtype)
+
+
+def test_tns_dtype_refused(tmp_path: Path) -> None:
+    for dtype in (torch.complex64, torch.bool):
+        with pytest.raises(DtypeError):
+            from_text(tmp_path, "1 1 1\n", dtype)
+
+
+# ---- damaged files ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".tns.gz", ".mtx.gz", ".npz"])
+@pytest.mark.parametrize("keep", [0.0, 0.3, 0.9])
+def test_truncated_files(tmp_path: Path, suffix: str, keep: float) -> None:
+    path = tmp_path / f"x{suffix}"
+    sio.write(path, random_tensor((50, 60), 900))
+    raw = path.read_bytes()
+    path.write_bytes(raw[: int(len(raw) * keep)])
+    with pytest.raises(IOFormatError, match=f"x{suffix}"):
+        sio.read(path)
+
+
+@pytest.mark.parametrize("suffix", sio.SUFFIXES)
+def test_noise_is_no_tensor(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"x{suffix}"
+    path.write_bytes(np.random.default_rng(0).integers(0, 256, 5000, dtype=np.uint8).tobytes())
+    with pytest.raises(IOFormatError, match=f"x{suffix}"):
+        sio.read(path)
+
+
+def test_flipped_bytes_never_pass_for_something_else(tmp_path: Path) -> None:
+    path = tmp_path / "x.tns.gz"
+    sio.write(path, random_tensor((50, 60), 900))
+    raw = path.read_bytes()
+    for at in range(20, len(raw), len(raw) // 12):
+        path.write_bytes(raw[:at] + bytes([raw[at] ^ 0x55]) + raw[at + 1 :])
+        with pytest.raises(IOFormatError):
+            sio.read(path)
+
+
+def test_suffixes_and_missing_files(tmp_path: Path) -> None:
+    with pytest.raises(IOFormatError, match=r"\.tns, \.tns\.gz, \.mtx, \.mtx\.gz, \.npz"):
+        sio.read(tmp_path / "x.csv")
+    with pytest.raises(IOFormatError):
+        sio.write(tmp_path / "x.gz", random_tensor((2, 2), 1))
+    for suffix in sio.SUFFIXES:
+        with pytest.raises(FileNotFoundError):
+            sio.read(tmp_path / f"missing{suffix}")
+
+
+@pytest.mark.parametrize("suffix", sio.SUFFIXES)
+def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / f"x{suffix}"
+    sio.write(path, random_tensor((5, 6), 9))
+    old = path.read_bytes()
+
+    def fails(fd: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(atomic.os, "fsync", fails)
+    with pytest.raises(KeyboardInterrupt):
+        sio.write(path, random_tensor((5, 6), 20))
+    assert path.read_bytes() == old
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_failure_in_the_middle_of_writing(tmp_path: Path) -> None:
+    target = tmp_path / "x"
+    with pytest.raises(TypeError), atomic.replacing(target) as file:
+        file.writelines([b"half", None])  # type: ignore[list-item]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_writing_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real.tns").write_text("1 1\n")
+    (tmp_path / "link.tns").symlink_to(tmp_path / "real.tns")
+    sio.write(tmp_path / "link.tns", random_tensor((5, 6), 9))
+    assert (tmp_path / "link.tns").is_symlink()
+    assert sio.read(tmp_path / "real.tns").shape == (5, 6)
+
+
+# ---- .mtx and .npz ----------------------------------------------------------------------------------------------
+
+BANNER = "%%MatrixMarket matrix"
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("coordinate real general\n% c\n2 3 3\n1 1 1.5\n2 3 -2\n1 1 1\n", [[2.5, 0, 0], [0, 0, -2]]),
+        ("coordinate integer symmetric\n2 2 2\n1 1 4\n2 1 3\n", [[4, 3], [3, 0]]),
+        ("coordinate real skew-symmetric\n2 2 1\n2 1 3\n", [[0, -3], [3, 0]]),
+        ("coordinate pattern general\n2 2 2\n1 2\n2 1\n", [[0, 1], [1, 0]]),
+        ("coordinate complex hermitian\n2 2 2\n1 1 1 0\n2 1 0 5\n", [[1, -5j], [5j, 0]]),
+        ("coordinate real general\r\n\r\n2 2 1\r\n\r\n 1 2 -1e1\r\n\r\n", [[0, -10], [0, 0]]),
+    ],
+)
+def test_matrix_market(tmp_path: Path, text: str, wanted: list[list[Any]]) -> None:
+    x = from_text(tmp_path, f"{BANNER} {text}", name="x.mtx")
+    assert x.dtype == (torch.complex64 if "complex" in text else torch.float32)
+    assert x.to_dense().tolist() == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"{BANNER} coordinate real general\n2 2 2\n1 1 1\n3 1 7\n", "line 4: row 3 .*1 to 2.*'3 1 7'"),
+        (f"{BANNER} coordinate real general\n2 2 2\n1 1 1\n", "truncated.* 2 entries, the file has 1"),
+        (f"{BANNER} coordinate real general\n50 60 2\n1 1 1\n1 2 2\n1 3 3\n", "too long.* 2 entries, the file has 3"),
+        (f"{BANNER} coordinate real general\n2 2\n1 1 1\n", "sizes"),
+        (f"{BANNER} array real general\n2 2\n1\n0\n3\n4\n", "coordinate"),
+        (f"{BANNER} coordinate real general\n2 2 1\n1 1 x\n", "line 3: the value 'x' is not a number: '1 1 x'"),
+        (f"{BANNER} coordinate real general\n2 2 1\n% c\n1 1\n", "line 4: expected 3 fields, found 2: '1 1'"),
+        (f"{BANNER} coordinate pattern general\n2 2 1\n1 1 5\n", "line 3: expected 2 fields, found 3"),
+        (f"{BANNER} coordinate quaternion general\n2 2 1\n1 1 5\n", "line 1: .*quaternion"),
+        ("hello\n", "line 1: .*banner.*'hello'"),
+        ("", "MatrixMarket"),
+        (f"{BANNER} coordinate real general\n2 2 999999999999999\n1 1 1\n", "truncated"),
+    ],
+)
+def test_matrix_market_faults(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(IOFormatError, match=words) as caught:
+        from_text(tmp_path, text, name="x.mtx")
+    assert "x.mtx" in str(caught.value)
+
+
+def test_matrix_market_refusals(tmp_path: Path) -> None:
+    with pytest.raises(ShapeError, match="matrix"):
+        sio.write(tmp_path / "x.mtx", random_tensor((2, 3, 4), 5))
+    text = f"{BANNER} coordinate complex general\n1 1 1\n1 1 1 0\n"
+    with pytest.raises(DtypeError, match="complex"):
+        from_text(tmp_path, text, torch.float32, name="x.mtx")
+    with pytest.raises(IOFormatError, match=r"line 3: the value .1\.5. does not fit torch.int8"):
+        from_text(tmp_path, f"{BANNER} coordinate real general\n1 1 1\n1 1 1.5\n", torch.int8, name="x.mtx")
+
+
+def test_matrix_market_as_scipy_has_it(tmp_path: Path) -> None:
+    scipy_io = pytest.importorskip("scipy.io")
+    for dtype in (torch.float64, torch.complex128, torch.int64):
+        x = random_tensor((30, 40), 200, dtype)
+        sio.write(tmp_path / "x.mtx", x)
+        assert same(SparseTensor.from_scipy(scipy_io.mmread(tmp_path / "x.mtx")), x)
+        scipy_io.mmwrite(tmp_path / "y.mtx", x.to_scipy())
+        assert same(sio.read(tmp_path / "y.mtx", dtype=dtype), x)
+    square = random_tensor((20, 20), 60, torch.complex128).to_scipy()
+    for matrix in (square + square.T, square - square.T, square + square.conj().T, square):
+        scipy_io.mmwrite(tmp_path / "y.mtx", matrix)  # finds the symmetry itself
+        back = sio.read(tmp_path / "y.mtx", dtype=torch.complex128)
+        np.testing.assert_array_equal(back.to_dense().numpy(), matrix.toarray())
+
+
+def test_npz_of_others(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    np.savez(path, coords=np.array([[0, 1], [1, 2]], np.int32), values=np.ones(2, np.float32), shape=np.array([2, 3]))
+    assert same(sio.read(path), SparseTensor([[0, 1], [1, 2]], [1.0, 1.0], (2, 3)))
+    assert sio.read(path, dtype=torch.float64).dtype == torch.float64
+
+
+def test_npz_is_small(tmp_path: Path) -> None:
+    x = SparseTensor([[0, 255], [0, 3]], [1.0, 2.0], (256, 300))
+    sio.write(tmp_path / "x.npz", x)
+    with np.load(tmp_path / "x.npz", allow_pickle=False) as arrays:
+        assert arrays["coords"].dtype == np.uint8
+        assert str(arrays["dtype"]) == "float32"
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"coords": np.zeros((1, 1), int)}, "no array values, shape"),
+        ({"coords": np.array([[5]]), "values": np.ones(1), "shape": np.array([2])}, "size of mode 0 is 2"),
+        ({"coords": np.array([[0, 1]]), "values": np.ones(1), "shape": np.array([2])}, "2 columns"),
+        ({"coords": np.array([[0]]), "values": np.ones(1), "shape": np.array(2)}, "1-D"),
+        ({"coords": np.array([[0]]), "values": np.array([{}]), "shape": np.array([2])}, "pickle"),
+        ({"coords": np.array([[0]]), "values": np.ones(1), "shape": np.array([2]), "dtype": "bfloat16"}, "uint16"),
+    ],
+)
+def test_npz_faults(tmp_path: Path, arrays: dict[str, np.ndarray], words: str) -> None:
+    np.savez(tmp_path / "x.npz", **arrays)  # type: ignore[arg-type]
+    with pytest.raises(IOFormatError, match=words) as caught:
+        sio.read(tmp_path / "x.npz")
+    assert "x.npz" in str(caught.value)
+
+
+def test_npy_under_another_name(tmp_path: Path) -> None:
+    with open(tmp_path / "x.npz", "wb") as file:
+        np.save(file, np.ones(3))
+    with pytest.raises(IOFormatError, match="single array"):
+        sio.read(tmp_path / "x.npz")
+
+
+# ---- the progress bar -------------------------------------------------------------------------------------------
+
+
+def test_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    x = random_tensor((5, 6), 9)
+    sio.write(tmp_path / "x.tns", x)
+    assert same(sio.read(tmp_path / "x.tns", progress=True), x)
+    assert same(sio.read(tmp_path / "x.tns", progress=False), x)
+    assert capsys.readouterr().out == ""
+    imported = builtins.__import__
+
+    def without_rich(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("rich"):
+            raise ImportError(name)
+        return imported(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_rich)
+    with progress.bar(progress.LONG + 1, "title", True) as at:
+        at(1)
+    assert capsys.readouterr().err == ""

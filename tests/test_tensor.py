@@ -1,0 +1,483 @@
+"""SparseTensor: what it accepts, what it refuses, coalescing, gradients, conversions."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparsetc import coords as crd
+from sparsetc.errors import (
+    CoordinateError,
+    DeviceError,
+    DtypeError,
+    FormatError,
+    OutOfMemoryError,
+    ShapeError,
+)
+from sparsetc.inputs import DTYPES
+from sparsetc.tensor import SparseTensor
+
+LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse.*beta state:UserWarning")
+
+
+def small() -> SparseTensor:
+    return SparseTensor([[1, 0, 1], [2, 1, 2]], [1.0, 2.0, 3.0], (2, 4))
+
+
+def random_tensor(shape: tuple[int, ...], nnz: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> SparseTensor:
+    rng = torch.Generator().manual_seed(seed)
+    coords = torch.stack([torch.randint(0, s, (nnz,), generator=rng) for s in shape])
+    return SparseTensor(coords, torch.randn(nnz, generator=rng, dtype=dtype), shape)
+
+
+@st.composite
+def triples(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
+    """Coordinates with duplicates, whole values (so that sums are exact), a shape, perhaps a dense mode."""
+    shape = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=4)))
+    nnz = draw(st.integers(0, 20))
+    dense = draw(st.sampled_from([(), (3,), (2, 2)]))
+    coords = np.array([[draw(st.integers(0, s - 1)) for _ in range(nnz)] for s in shape], dtype=np.int64)
+    seed = draw(st.integers(0, 99))
+    values = np.random.default_rng(seed).integers(-9, 9, (nnz, *dense)).astype(np.float64)
+    return coords.reshape(len(shape), nnz), values, (*shape, *dense)
+
+
+def dense_by_numpy(coords: np.ndarray, values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    out = np.zeros(shape)
+    np.add.at(out, tuple(coords), values)
+    return out
+
+
+# ---- coalescing -------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=150, deadline=None)
+@given(triples())
+def test_coalesce_means_the_same_tensor(case: tuple[np.ndarray, np.ndarray, tuple[int, ...]]) -> None:
+    coords, values, shape = case
+    expected = dense_by_numpy(coords, values, shape)
+    x = SparseTensor(coords, values, shape)
+    assert crd.is_sorted_unique(crd.sort_keys(x.coords, x.shape[: x.sparse_order]))
+    np.testing.assert_array_equal(x.to_dense().numpy(), expected)
+    raw = SparseTensor(coords, values, shape, coalesce=False)
+    assert raw.nnz == coords.shape[1]
+    assert not raw.is_coalesced
+    np.testing.assert_array_equal(raw.to_dense().numpy(), expected)
+    assert torch.equal(raw.coalesce().coords, x.coords)
+
+
+@settings(max_examples=60, deadline=None)
+@given(triples(), st.randoms(use_true_random=False))
+def test_conversions_keep_the_tensor(case: tuple[np.ndarray, np.ndarray, tuple[int, ...]], random: object) -> None:
+    coords, values, shape = case
+    x = SparseTensor(coords, values, shape)
+    dense = x.to_dense()
+    assert torch.equal(SparseTensor.from_torch(x.to_torch()).to_dense(), dense)
+    assert torch.equal(SparseTensor.from_dense(dense).to_dense(), dense)
+    assert torch.equal(SparseTensor.from_numpy(*x.to_numpy()).to_dense(), dense)
+    flat = x.expand_dense()
+    assert flat.dense_order == 0
+    assert torch.equal(flat.to_dense(), dense)
+    modes = list(range(flat.order))
+    random.shuffle(modes)  # type: ignore[attr-defined]
+    turned = flat.permute(*modes)
+    assert torch.equal(turned.to_dense(), dense.permute(modes))
+    assert crd.is_sorted_unique(crd.sort_keys(turned.coords, turned.shape))
+
+
+def test_duplicates_are_summed() -> None:
+    x = small()
+    assert x.coords.tolist() == [[0, 1], [1, 2]]
+    assert x.values.tolist() == [2.0, 4.0]
+    assert x.is_coalesced
+    assert x.coalesce() is x
+
+
+def test_sorted_input_is_kept_without_a_copy() -> None:
+    coords, values = torch.tensor([[0, 0, 2], [1, 3, 0]]), torch.ones(3)
+    x = SparseTensor(coords, values, (3, 4))
+    assert x.values is values
+    assert x.coords.data_ptr() == coords.data_ptr()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_narrow_floats_are_summed_in_float32(dtype: torch.dtype) -> None:
+    # one by one, 1 is lost beside 4096 in float16 and bfloat16; 512 ones together are not
+    values = torch.ones(513, dtype=dtype)
+    values[0] = 4096
+    for coalesce in (True, False):
+        x = SparseTensor(torch.zeros(1, 513, dtype=torch.int64), values, (1,), coalesce=coalesce)
+        assert x.dtype == dtype
+        assert x.to_dense().item() == 4608
+
+
+def test_integer_duplicates_never_wrap() -> None:
+    ok = SparseTensor([[0, 0]], torch.tensor([100, 27], dtype=torch.int8), (1,))
+    assert ok.values.tolist() == [127]
+    with pytest.raises(DtypeError, match="300"):
+        SparseTensor([[0, 0, 0]], torch.tensor([100, 100, 100], dtype=torch.int8), (1,))
+
+
+def test_product_of_sizes_beyond_int64() -> None:
+    shape = (2**63 - 1, 2**62, 3, 2**61)
+    coords = [[2**62, 5, 2**62, 5], [7, 2**62 - 1, 7, 2**62 - 1], [0, 2, 0, 1], [9, 2**61 - 1, 9, 0]]
+    x = SparseTensor(coords, [1.0, 2.0, 3.0, 4.0], shape)
+    assert x.coords.T.tolist() == [[5, 2**62 - 1, 1, 0], [5, 2**62 - 1, 2, 2**61 - 1], [2**62, 7, 0, 9]]
+    assert x.values.tolist() == [4.0, 2.0, 4.0]
+    assert crd.linear_key(x.coords, shape) is None
+    assert x.permute(3, 0, 2, 1).permute(1, 3, 2, 0).coords.tolist() == x.coords.tolist()
+    for limit in (None, 2**300):
+        with pytest.raises(OutOfMemoryError, match="bytes"):
+            x.to_dense(memory_limit=limit)
+    with pytest.raises(ShapeError, match="2\\*\\*63"):
+        x.to_torch()
+
+
+def test_linear_key_up_to_the_last_value() -> None:
+    shape = (2**31, 2**32)
+    key = crd.linear_key(torch.tensor([[2**31 - 1], [2**32 - 1]]), shape)
+    assert key is not None
+    assert key.tolist() == [2**63 - 1]
+    assert crd.linear_key(torch.zeros(2, 0, dtype=torch.int64), (0, 2**63 - 1)) is not None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 4)), min_size=1, max_size=30))
+def test_lexsort_is_python_sort(rows: list[tuple[int, int, int]]) -> None:
+    coords = torch.tensor(rows).T.contiguous()
+    wanted = sorted(range(len(rows)), key=rows.__getitem__)
+    assert crd.lexsort(list(coords)).tolist() == wanted
+    assert crd.lexsort(crd.sort_keys(coords, (4, 3, 5))).tolist() == wanted
+    assert crd.is_sorted_unique(list(coords)) == (rows == sorted(set(rows)))
+
+
+# ---- what it is -------------------------------------------------------------------------------------------------
+
+
+def test_properties_and_repr() -> None:
+    x = SparseTensor([[0, 1]], torch.ones(2, 3), (4, 3))
+    assert (x.order, x.sparse_order, x.dense_order, x.nnz, x.density) == (2, 1, 1, 2, 0.5)
+    text = repr(x)
+    assert "\n" not in text
+    for part in ("(4, 3)", "nnz=2", "dense_order=1", "0.5", "float32", "cpu"):
+        assert part in text
+    with pytest.raises(AttributeError):
+        x.shape = (1, 2)  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        x.other = 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_is_kept(dtype: torch.dtype) -> None:
+    x = SparseTensor([[2, 0]], torch.tensor([1, 2], dtype=dtype), (3,))
+    assert x.dtype == dtype
+    assert x.to_dense().dtype == dtype
+    assert x.to_dense().tolist() == [2, 0, 1]
+    assert SparseTensor.from_torch(x.to_torch()).dtype == dtype
+
+
+def test_nan_inf_and_explicit_zeros_are_values() -> None:
+    x = SparseTensor([[0, 1, 2]], [float("nan"), float("inf"), 0.0], (4,))
+    assert x.nnz == 3
+    assert x.to_dense()[0].isnan()
+    assert SparseTensor.from_dense(x.to_dense()).nnz == 2
+
+
+def test_empty_tensors() -> None:
+    x = SparseTensor([[], []], [], (0, 3))
+    assert (x.nnz, x.density) == (0, 0.0)
+    assert x.to_dense().shape == (0, 3)
+    assert x.to_scipy().shape == (0, 3)
+    assert x.to_torch(torch.sparse_csr).shape == (0, 3)
+    assert SparseTensor(np.zeros((2, 0), int), np.zeros(0), (4, 5)).to_dense().sum() == 0
+    assert SparseTensor(np.zeros((1, 0), int), np.zeros((0, 2)), (4, 2)).expand_dense().shape == (4, 2)
+    assert SparseTensor([[0, 1]], torch.ones(2, 0), (2, 0)).expand_dense().nnz == 0
+
+
+def test_shape_is_inferred() -> None:
+    assert SparseTensor([[3, 1], [0, 7]], [1, 2]).shape == (4, 8)
+    assert SparseTensor([[3]], torch.ones(1, 5)).shape == (4, 5)
+
+
+# ---- what it refuses --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("coords", "values", "shape", "error", "words"),
+    [
+        ([[0, 4]], [1.0, 2.0], (4,), CoordinateError, "mode 0.*nonzero 1 has 4.*size of mode 0 is 4"),
+        ([[0, 1], [0, -2]], [1.0, 2.0], (4, 4), CoordinateError, "mode 1.*nonzero 1 has -2"),
+        ([[0, -1]], [1.0, 2.0], None, CoordinateError, "nonzero 1 has -1"),
+        ([[-1]], [1.0], None, CoordinateError, "nonzero 0 has -1"),
+        ([[0]], [1.0], (0,), CoordinateError, "size of mode 0 is 0"),
+        ([[0.5]], [1.0], (2,), FormatError, "integers.*float"),
+        ([[True]], [1.0], (2,), FormatError, "integers.*bool"),
+        ([0, 1], [1.0, 2.0], (2,), FormatError, "2-D"),
+        ([[0, 1], [1]], [1.0, 2.0], (2, 2), FormatError, "rectangle"),
+        ([["a"]], [1.0], (2,), FormatError, "coords"),
+        (np.array([[2**63]], dtype=np.uint64), [1.0], (2,), FormatError, "2\\*\\*63"),
+        (np.zeros((0, 1), int), [1.0], (), FormatError, "order 0"),
+        ([[0, 1, 2]], [1.0], (3,), FormatError, "3 columns.*1 values"),
+        ([[0, 1], [0, 1], [1, 1]], [1.0, 2.0, 3.0], (2, 2), FormatError, "transpose"),
+        ([[0]], 1.0, (1,), FormatError, "single number"),
+        ([[0]], [True], (1,), DtypeError, "bool"),
+        ([[0]], np.array([1], np.uint8), (1,), DtypeError, "uint8"),
+        ([[0]], np.array(["a"]), (1,), DtypeError, "values"),
+        ([[0]], [1.0], (2, 2), ShapeError, "2 modes.*1 rows"),
+        ([[0]], [[1.0, 2.0]], (2, 3), ShapeError, "dense"),
+        ([[0]], [1.0], (2.5,), ShapeError, "2.5"),
+        ([[0]], [1.0], (-1,), ShapeError, "-1"),
+        ([[0]], [1.0], (True,), ShapeError, "True"),
+        ([[0]], [1.0], (2**63,), ShapeError, "2\\*\\*63"),
+        ([[0]], [1.0], 3, ShapeError, "sequence"),
+        ([[]], [], None, ShapeError, "inferred"),
+    ],
+)
+def test_refused(coords: object, values: object, shape: object, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        SparseTensor(coords, values, shape)
+
+
+def test_devices_must_agree() -> None:
+    with pytest.raises(DeviceError, match="meta"):
+        SparseTensor(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, device="meta"), (1,))
+    with pytest.raises(DeviceError, match="meta"):
+        small().with_values(torch.ones(2, device="meta"))
+
+
+def test_check_false_skips_the_range_only() -> None:
+    assert SparseTensor([[5]], [1.0], (2,), check=False).nnz == 1
+    with pytest.raises(FormatError):
+        SparseTensor([[5, 1]], [1.0], (2,), check=False)
+
+
+def test_numpy_views_are_accepted() -> None:
+    coords = np.array([[2, 1, 0]], dtype=np.int16)[:, ::-1]
+    values = np.arange(3.0)[::-1]
+    coords.flags.writeable = False
+    values = values.astype(">f8")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        x = SparseTensor(coords, values, (3,))
+    assert x.to_dense().tolist() == [2.0, 1.0, 0.0]
+
+
+def test_the_memory_limit() -> None:
+    x = SparseTensor([[0], [0]], [1.0], (100, 100))
+    assert x.to_dense(memory_limit=40_000).shape == (100, 100)
+    with pytest.raises(OutOfMemoryError, match="40000 bytes; the limit is 39999"):
+        x.to_dense(memory_limit=39_999)
+    with pytest.raises(MemoryError):
+        SparseTensor([[0], [0]], [1.0], (2**40, 2**40)).to_dense()
+
+
+# ---- gradients --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("through", ["dense", "permute", "expand", "coo", "half"])
+def test_gradients_reach_the_values(through: str) -> None:
+    values = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], dtype=torch.float64, requires_grad=True)
+
+    def function(v: torch.Tensor) -> torch.Tensor:
+        x = SparseTensor([[1, 0, 1], [2, 1, 2]], v, (2, 4, 2))  # unsorted, with a duplicate
+        if through == "permute":
+            x = x.permute(1, 0, 2)
+        if through == "expand":
+            x = x.expand_dense().permute(2, 1, 0)
+        if through == "coo":
+            x = SparseTensor.from_torch(x.to_torch())
+        if through == "half":
+            x = x.to(torch.float32).to(torch.float64)
+        return x.to_dense() ** 2
+
+    x = SparseTensor([[1, 0, 1], [2, 1, 2]], values, (2, 4, 2))
+    assert x.requires_grad
+    if through == "half":
+        function(values).sum().backward()
+        expected = torch.tensor([[12.0, 16.0], [6.0, 8.0], [12.0, 16.0]], dtype=torch.float64)
+        assert torch.allclose(values.grad, expected)
+    else:
+        assert torch.autograd.gradcheck(function, values)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_through_torch_layouts(layout: torch.layout) -> None:
+    values = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    blocksize = (2, 2) if layout in LAYOUTS[3:] else None
+    t = SparseTensor([[1, 0, 1], [2, 1, 2]], values, (2, 4)).to_torch(layout, blocksize)
+    (SparseTensor.from_torch(t).to_dense() ** 2).sum().backward()
+    assert values.grad is not None
+    assert values.grad.tolist() == [8.0, 4.0, 8.0]
+
+
+def test_gradients_from_dense() -> None:
+    a = torch.tensor([[0.0, 2.0], [3.0, 0.0]], requires_grad=True)
+    (SparseTensor.from_dense(a).values ** 2).sum().backward()
+    assert a.grad is not None
+    assert a.grad.tolist() == [[0.0, 4.0], [6.0, 0.0]]
+
+
+# ---- the same pattern -------------------------------------------------------------------------------------------
+
+
+def test_with_values_shares_pattern_and_cache() -> None:
+    x = small()
+    y = x.with_values([7.0, 8.0])
+    y._packed["plan"] = 1
+    assert x._packed == {"plan": 1}
+    assert y.coords is x.coords
+    assert y.pattern_key is x.pattern_key
+    assert small().pattern_key is not x.pattern_key
+    assert x.permute(1, 0).pattern_key is not x.pattern_key
+    assert y.to_dense()[1, 2] == 8
+    with pytest.raises(ShapeError, match="\\(2,\\)"):
+        x.with_values([1.0])
+    with pytest.raises(DtypeError):
+        x.with_values([True, False])
+
+
+def test_to_as_torch_does() -> None:
+    x = small()
+    assert x.to("cpu") is x
+    assert x.cpu() is x
+    assert x.to(torch.float32) is x
+    y = x.to(torch.float16)
+    assert y.dtype == torch.float16
+    assert y.pattern_key is x.pattern_key
+    assert x.to(y).dtype == torch.float16
+    assert x.to("cpu", torch.float64).dtype == torch.float64
+    assert x.to(torch.ones(1, dtype=torch.float64)).dtype == torch.float64
+    assert x.to("meta").coords.device.type == "meta"
+    with pytest.raises(DtypeError):
+        x.to(torch.bool)
+
+
+def test_permute_refusals() -> None:
+    x = SparseTensor([[0, 1], [1, 0]], torch.ones(2, 3, 4), (2, 2, 3, 4))
+    assert x.permute(0, 1, 2, 3) is x
+    assert x.permute((1, 0, -1, -2)).shape == (2, 2, 4, 3)
+    with pytest.raises(ShapeError, match="expand_dense"):
+        x.permute(2, 0, 1, 3)
+    for wrong in ((0, 1), (0, 0, 1, 2), (0, 1, 2, 9)):
+        with pytest.raises(ShapeError, match="once"):
+            x.permute(*wrong)
+
+
+# ---- to and from others -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_torch_layouts(layout: torch.layout) -> None:
+    x = random_tensor((6, 8), 15)
+    blocksize = (3, 2) if layout in LAYOUTS[3:] else None
+    t = x.to_torch(layout, blocksize)
+    assert t.layout == layout
+    torch.testing.assert_close(t.to_dense(), x.to_dense())
+    back = SparseTensor.coerce(t)
+    assert back is not None
+    torch.testing.assert_close(back.to_dense(), x.to_dense())
+
+
+def test_torch_layout_refusals() -> None:
+    x = random_tensor((6, 8), 15)
+    with pytest.raises(FormatError, match="blocksize"):
+        x.to_torch(torch.sparse_bsr)
+    with pytest.raises(FormatError, match="blocksize"):
+        x.to_torch(torch.sparse_csr, (2, 2))
+    with pytest.raises(ShapeError, match="divide"):
+        x.to_torch(torch.sparse_bsr, (4, 2))
+    with pytest.raises(FormatError, match="strided"):
+        x.to_torch(torch.strided)
+    with pytest.raises(ShapeError, match="matrices"):
+        random_tensor((2, 3, 4), 5).to_torch(torch.sparse_csr)
+
+
+def test_from_torch_kinds() -> None:
+    a = torch.arange(1.0, 25.0).reshape(2, 3, 4)
+    for t in (a.to_sparse(), a.to_sparse(2), a.to_sparse_csr(), a.to_sparse_csr(dense_dim=1), a):
+        assert torch.equal(SparseTensor.from_torch(t).to_dense(), a)
+    uncoalesced = torch.sparse_coo_tensor([[1, 1]], [1.0, 2.0], (3,), check_invariants=True)
+    assert SparseTensor.from_torch(uncoalesced).values.tolist() == [3.0]
+    lying = torch.sparse_coo_tensor([[2, 0]], [1.0, 2.0], (3,), is_coalesced=True, check_invariants=False)
+    assert SparseTensor.from_torch(lying).coords.tolist() == [[0, 2]]
+    with pytest.raises(DtypeError):
+        SparseTensor.from_torch(torch.tensor([True]).to_sparse())
+    with pytest.raises(FormatError):
+        SparseTensor.from_dense(torch.tensor(1.0))
+
+
+def test_scipy() -> None:
+    sp = pytest.importorskip("scipy.sparse")
+    x = random_tensor((6, 8), 15)
+    a = x.to_scipy()
+    np.testing.assert_array_equal(a.toarray(), x.to_dense().numpy())
+    for m in (a, a.tocsr(), a.tocsc(), a.todok(), a.tolil(), a.tobsr(), sp.csr_matrix(a), sp.dia_array(a)):
+        back = SparseTensor.coerce(m)
+        assert back is not None
+        np.testing.assert_array_equal(back.to_dense().numpy(), m.toarray())
+    one = sp.coo_array((np.ones(2), (np.array([3, 1]),)), shape=(5,))
+    assert SparseTensor.from_scipy(one).to_dense().tolist() == [0, 1, 0, 1, 0]
+    for wrong in (random_tensor((2, 2, 2), 3), SparseTensor([[0]], torch.ones(1, 2), (1, 2))):
+        with pytest.raises(ShapeError):
+            wrong.to_scipy()
+    with pytest.raises(DtypeError, match="bfloat16"):
+        x.to(torch.bfloat16).to_scipy()
+    with pytest.raises(FormatError):
+        SparseTensor.from_scipy(np.eye(2))
+
+
+def test_pydata() -> None:
+    sparse = pytest.importorskip("sparse")
+    x = random_tensor((3, 4, 5), 12)
+    p = x.to_pydata()
+    np.testing.assert_array_equal(p.todense(), x.to_dense().numpy())
+    for a in (p, sparse.GCXS(p), sparse.DOK.from_coo(p)):
+        back = SparseTensor.coerce(a)
+        assert back is not None
+        np.testing.assert_array_equal(back.to_dense().numpy(), x.to_dense().numpy())
+    with pytest.raises(FormatError, match="fill value"):
+        SparseTensor.from_pydata(p + 1)
+
+
+def test_coerce_leaves_the_rest_alone() -> None:
+    x = small()
+    assert SparseTensor.coerce(x) is x
+    for other in (torch.ones(3), np.ones(3), 3, None, "text", [1]):
+        assert SparseTensor.coerce(other) is None
+
+
+def test_scipy_and_pydata_are_not_imported() -> None:
+    code = (
+        "import sys, torch, sparsetc.tensor as t; x = t.SparseTensor([[0]], [1.0], (2,)); x.to_dense();"
+        "t.SparseTensor.coerce(3); assert not {'scipy', 'sparse'} & set(sys.modules)"
+    )
+    # torch itself may import scipy; then there is nothing to be seen
+    bare = subprocess.run([sys.executable, "-c", "import sys, torch; sys.exit('scipy' in sys.modules)"], check=False)
+    if bare.returncode == 0:
+        subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda() -> None:
+    rng = torch.Generator().manual_seed(1)
+    coords = torch.randint(0, 5, (3, 200), generator=rng)
+    values = torch.randn(200, generator=rng, dtype=torch.float64)
+    host = SparseTensor(coords, values, (5, 5, 5))
+    x = SparseTensor(coords.cuda(), values.cuda(), (5, 5, 5))
+    assert torch.equal(x.coords.cpu(), host.coords)
+    torch.testing.assert_close(x.to_dense().cpu(), host.to_dense())
+    torch.testing.assert_close(host.cuda().cpu().to_dense(), host.to_dense())
+    with pytest.raises(CoordinateError):
+        SparseTensor(coords.cuda(), values.cuda(), (5, 4, 5))
+    with pytest.raises(DeviceError):
+        SparseTensor(coords, values.cuda(), (5, 5, 5))
