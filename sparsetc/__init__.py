@@ -17,6 +17,7 @@ from sparsetc.formats import register_format
 from sparsetc.io import read, write
 from sparsetc.ir.plan import Layout, Part, Plan, Schedule
 from sparsetc.kernel import Kernel
+from sparsetc.ops import contract, mttkrp, sddmm, spmm, ttm, ttmc, ttv
 from sparsetc.options import options
 from sparsetc.partition import register_partition
 from sparsetc.planner.registry import register_plan
@@ -43,13 +44,20 @@ __all__ = [
     "SparseTensor",
     "SparsetcError",
     "compile",
+    "contract",
     "einsum",
     "explain",
+    "mttkrp",
     "options",
     "read",
     "register_format",
     "register_op",
     "register_partition",
     "register_plan",
+    "sddmm",
+    "spmm",
+    "ttm",
+    "ttmc",
+    "ttv",
     "write",
 ]

@@ -154,8 +154,10 @@ def _broadcasts(found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
 
 
 def _einsum(equation: str, *operands: torch.Tensor) -> torch.Tensor:
-    """torch.einsum that sums 16-bit operands in float32 and rounds once."""
-    narrow = operands[0].dtype in (torch.float16, torch.bfloat16)
-    if not narrow:
-        return torch.einsum(equation, *operands)
-    return torch.einsum(equation, *(o.float() for o in operands)).to(operands[0].dtype)
+    """torch.einsum that sums 16-bit floats in float32 and integers in 64 bits, and rounds once."""
+    dtype = operands[0].dtype
+    if dtype in (torch.float16, torch.bfloat16):
+        return torch.einsum(equation, *(o.float() for o in operands)).to(dtype)
+    if not (dtype.is_floating_point or dtype.is_complex):  # torch's own mixes types where an index has size 0
+        return torch.einsum(equation, *(o.long() for o in operands)).to(dtype)
+    return torch.einsum(equation, *operands)

@@ -5,7 +5,7 @@ In: a compiled kernel. Out: `Explanation`, which prints as a table and gives the
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -108,6 +108,9 @@ def explain(kernel: Kernel) -> Explanation:
         itemsize = kernel.setting.itemsize
         fibers = packed.arrays["lane_len"].numel() if packed.view.blocks else packed.items
         statistics = Statistics(packed.items, fibers, packed.stored, packed.nnz, itemsize)
+        if kernel.choice.expected:  # what only the planner counted
+            planned = kernel.choice.expected[program.number]
+            statistics = replace(statistics, runs=planned.runs, chain=planned.chain)
         resource, floor = found.roofline(statistics, rates)
         parts.append(
             PartReport(

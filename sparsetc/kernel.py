@@ -26,7 +26,7 @@ from sparsetc.formats import Packed, pack
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.plan import Part, Plan
 from sparsetc.ir.tile import TileProgram
-from sparsetc.ir.view import ITEM, LANE
+from sparsetc.ir.view import ITEM, LANE, LEAF
 from sparsetc.options import Options
 from sparsetc.partition import PARTITIONS, deal
 from sparsetc.planner.candidates import Setting
@@ -185,6 +185,8 @@ class Kernel:
         if program.slot:
             level = ("item_slot", "lane_slot", "leaf_slot").index(program.slot)
             slot = packed.slots(level, self._slot_of_nonzeros())
+        if program.dots and self._x.dtype == torch.float64 and self.backend == "triton":
+            packed = _wide_words(packed)
         return BoundPart(program, packed, slot)
 
     def _slot_of_nonzeros(self) -> torch.Tensor:
@@ -202,16 +204,26 @@ class Kernel:
         if len(self.choice.plan.parts) > 1 and not PARTITIONS[self.choice.plan.partition].whole_rows:
             return False
         view, kept = packed.view, set(self.canonical.kept)
+        if packed.padded and not view.blocks and (self.output.sparse or LEAF in map(view.level_of, kept)):
+            return False  # runs do not mask padding: its zeros may be added to any row, but stored to none
         shared: set[int] = set()
         for level, coordinates in enumerate(view.levels):
             shared |= {c.mode for c in coordinates}
             if kept <= shared:
                 if level == ITEM:
-                    return shared == kept and not packed.cut[0] and not (view.chunk and packed.items > 1)
+                    return (
+                        shared == kept and not packed.cut[0] and not (view.chunk and not view.item and packed.items > 1)
+                    )
                 if level == LANE:
                     return shared == kept and not packed.cut[1]
-                return shared == kept and (self._x.is_coalesced or self.output.rows == self.canonical.coords.shape[1])
+                return shared == kept and self._distinct_rows
         return False
+
+    @property
+    def _distinct_rows(self) -> bool:
+        """Whether no two nonzeros have the same coordinates, or each has an output row of its own."""
+        count = self.canonical.coords.shape[1]
+        return self._x.is_coalesced or (self.output.sparse and self.output.rows == count)
 
     def _pack_values(self) -> None:
         self._version = self._values_of._version
@@ -246,6 +258,8 @@ class Kernel:
                 tables = [t.to(kept) for t in tables]
             if all(t.numel() for t in tables):
                 self.launch(self._values, tables, result)
+            elif not self._zero:  # a sum over no elements
+                result.zero_()
         return result if result.dtype == x.dtype else result.to(x.dtype)
 
     def _wrap(self, rows: torch.Tensor) -> torch.Tensor | SparseTensor:
@@ -376,6 +390,8 @@ def _backend(settings: Options, x: SparseTensor) -> str:
 
 
 def _dot_precision(precision: str, x: SparseTensor) -> str:
+    if x.dtype in (torch.float16, torch.bfloat16):
+        return "tf32"  # holds both types exactly, and what it rounds a product to is no coarser than the result
     if x.dtype != torch.float32:
         return "ieee"
     return {"highest": "tf32x3", "high": "tf32", "medium": "bf16"}[precision]
@@ -385,3 +401,9 @@ def _add_owned(program: TileProgram) -> bool:
     from sparsetc.ir.tile import Add, walk
 
     return all(s.owned for s, _ in walk(program.body) if isinstance(s, Add))
+
+
+def _wide_words(packed: Packed) -> Packed:
+    """Words of 16 bits as 32: Triton 3.6 and 3.7 abort on a float64 dot of rows addressed by narrower words."""
+    arrays = {name: a.int() if a.element_size() == 2 else a for name, a in packed.arrays.items()}
+    return replace(packed, arrays=arrays)

@@ -35,7 +35,7 @@ def sketch(view: View, letters: Sequence[str]) -> list[str]:
         arrays: dict[str, list[str]] = {}
         for c in coordinates:
             if isinstance(c, Computed):
-                lines.append(f"{letters[c.mode]} = {c.formula}, computed")
+                lines.append(f"{letters[c.mode]} = {c.expression(letters, 'position')}, not stored")
             else:
                 arrays.setdefault(c.array, []).append(f"{letters[c.mode]}:{c.bits}")
         lines += [f"{name}[{level}] = | {' | '.join(bits)} |  bits a mode" for name, bits in arrays.items()]

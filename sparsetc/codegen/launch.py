@@ -81,10 +81,15 @@ def chunks(part: BoundPart) -> list[tuple[int, ...]]:
     packed, per = part.packed, torch_source.leaf_elements(part.program)
     if packed.items == 0:
         return []
-    if packed.view.chunk:
+    chunk = packed.view.chunk
+    if chunk and packed.view.item:  # items of one size: as many whole ones as fit
+        size = max(1, TORCH_CHUNK // (per[0] * chunk))
+        ends = [min(i + size, packed.items) for i in range(0, packed.items, size)]
+        return [(i, e, 0, 0, i * chunk, min(e * chunk, packed.stored)) for i, e in zip([0, *ends], ends, strict=False)]
+    if chunk:
         size = max(1, TORCH_CHUNK // max(per))
-        starts = list(range(0, packed.nnz, size))
-        return [(n, n + 1, 0, 0, at, min(at + size, packed.nnz)) for n, at in enumerate(starts)]
+        starts = list(range(0, packed.stored, size))
+        return [(n, n + 1, 0, 0, at, min(at + size, packed.stored)) for n, at in enumerate(starts)]
     item_ptr = packed.arrays["item_ptr"].long()
     block_ptr = packed.arrays["block_ptr"].long() if packed.view.blocks else None
     leaf = block_ptr[item_ptr] if block_ptr is not None else item_ptr
@@ -127,7 +132,7 @@ class TritonLaunch:
         for part in group:
             counts.append(part.programs)
             if part.program.view.chunk:
-                counts.append(part.packed.nnz)
+                counts.append(part.packed.stored)
         for part in group:
             pointers += part.index_arrays
             places.append(len(counts) + len(pointers))
@@ -207,6 +212,7 @@ TRITON_TYPES = {
     torch.bfloat16: "bf16",
     torch.int8: "i8",
     torch.uint8: "u8",
+    torch.uint16: "u16",
     torch.int16: "i16",
     torch.int32: "i32",
     torch.int64: "i64",

@@ -119,13 +119,13 @@ class _Function:
             self.add(s)
 
     def decode(self, s: Decode) -> None:
-        c = s.coordinate
+        p, c = self.p, s.coordinate
         if isinstance(c, Computed):
-            names = {f"m{m}": self.coordinate(letter, s.level) for m, letter in enumerate(self.p.letters)}
-            where = RANGES[s.level].replace(":", ", ")
-            self.put(
-                f"{s.letter} = {c.formula.format(**names, p=f'torch.arange({where}, device=values.device)', lane='0')}"
-            )
+            # A letter of a deeper level is not known yet; no formula names one.
+            known = {m: p.view.level_of(m) <= s.level for m in range(p.view.order)}
+            names = [self.coordinate(letter, s.level) if known[m] else letter for m, letter in enumerate(p.letters)]
+            position = f"torch.arange({RANGES[s.level].replace(':', ', ')}, device=values.device)"
+            self.put(f"{s.letter} = {c.expression(names, position)}")
             return
         word = f"{c.array}_bits"
         if word not in self.words:
@@ -146,12 +146,17 @@ class _Function:
             return name
         if own == ITEM and level == LEAF and self.p.view.blocks:
             return self.spread(self.spread(name, ITEM, LANE), LANE, LEAF)
+        if self.p.view.chunk and self.p.view.item:
+            return f"{name}.repeat_interleave({self.p.view.chunk}, 0)[: n1 - n0]"
         counts, total = self.offsets(level), {LANE: "b1 - b0", LEAF: "n1 - n0"}[level]
         return f"{name}.repeat_interleave(torch.diff({counts}), 0, output_size={total})"
 
     def offsets(self, level: int) -> str:
         """Where the runs of `level` begin within the chunk."""
-        if self.p.view.chunk:
+        chunk = self.p.view.chunk
+        if chunk and self.p.view.item:
+            return f"torch.arange(i0, i1 + 1, device=values.device).mul_({chunk}).sub_(n0).clamp_(max=n1 - n0)"
+        if chunk:
             return "torch.tensor([0, n1 - n0], device=values.device)"
         if level == LANE:
             return "item_ptr[i0 : i1 + 1] - b0"

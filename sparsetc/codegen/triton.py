@@ -29,7 +29,7 @@ from sparsetc.ir.tile import (
     Value,
     Zero,
 )
-from sparsetc.ir.view import ITEM, LANE, LEAF, Computed, Field
+from sparsetc.ir.view import ITEM, LANE, LEAF, WHOLE, Computed, Field, word_bits
 
 WIDE = 2**31
 
@@ -107,6 +107,11 @@ def _signature(head: str, args: list[str], tail: str) -> list[str]:
     return [*lines, line.rstrip(), f"){tail}"]
 
 
+def by(stride: int) -> str:
+    """The third argument of a range."""
+    return f", {stride}" if stride != 1 else ""
+
+
 class _Function:
     """Prints one tile program as a Triton function of its program number."""
 
@@ -140,7 +145,7 @@ class _Function:
         for axis in p.split:
             self.put(f"{axis.letter}_block = {rest} % {axis.programs}")
             rest = f"({rest} // {axis.programs})"
-        item = rest.strip("()") if rest != "pid" else rest
+        item = rest if rest == "pid" else rest[1:-1]  # the outermost parentheses
         self.put(f"item = ({item}).to(tl.int64)" if p.wide else f"item = {item}")
         self.put(f"lane = tl.arange(0, {p.view.lanes})")
         for axis in p.axes:
@@ -148,7 +153,10 @@ class _Function:
             self.put(f"{axis.letter} = {base}tl.arange(0, {axis.block})")
             if axis.ragged:
                 self.put(f"in_{axis.letter} = {axis.letter} < {axis.size}")
-        if p.view.chunk:
+        if p.view.chunk == WHOLE:
+            self.put("start = 0")
+            self.put("stop = nonzeros")
+        elif p.view.chunk:
             self.put(f"start = item * {p.view.chunk}")
             self.put(f"stop = tl.minimum(start + {p.view.chunk}, nonzeros)")
         else:
@@ -200,21 +208,21 @@ class _Function:
 
     def loop_steps(self, s: Loop) -> None:
         """Whole groups of steps without a mask, then the rest with one."""
-        lanes, unroll = self.p.view.lanes, self.p.unroll
+        lanes, unroll, tail = self.p.view.lanes, self.p.unroll, self.p.tail
         stride = lanes * unroll
         if self.p.view.blocks:
-            self.steps(s, f"for step in range(0, full, {unroll}):", masked=False)
-            self.steps(s, f"for step in range(full, steps, {unroll}):", masked=True)
+            self.steps(s, f"for step in range(0, full{by(unroll)}):", masked=False)
+            self.steps(s, f"for step in range(full, steps{by(tail)}):", masked=True)
         else:
             self.put(f"full = start + (stop - start) // {stride} * {stride}")
             self.steps(s, f"for first in range(start, full, {stride}):", masked=False)
-            self.steps(s, f"for first in range(full, stop, {stride}):", masked=True)
+            self.steps(s, f"for first in range(full, stop{by(lanes * tail)}):", masked=True)
 
     def steps(self, s: Loop, head: str, masked: bool) -> None:
         lanes, blocks = self.p.view.lanes, self.p.view.blocks
         self.put(head)
         self.indent += 1
-        self.masked, self.copies = masked, self.p.unroll
+        self.masked, self.copies = masked, self.p.tail if masked else self.p.unroll
         self.words[LEAF].clear()
         for n, u in enumerate(self.each(LEAF)):
             ahead = f" + {n * lanes}" if n else ""
@@ -230,24 +238,18 @@ class _Function:
         c = s.coordinate
         at = ("item", "fiber", f"at{u}")[s.level]
         if isinstance(c, Computed):
-            names = {f"m{m}": self.coordinate(letter, s.level, u) for m, letter in enumerate(self.p.letters)}
-            self.put(f"{s.letter}{u} = {c.formula.format(**names, p=at, lane='lane')}")
+            names = [self.coordinate(letter, s.level, u) for letter in self.p.letters]
+            self.put(f"{s.letter}{u} = {c.expression(names, at)}")
             return
         word = f"{c.array}_bits{u}"
         if word not in self.words[s.level]:
             self.words[s.level].add(word)
-            self.put(f"{word} = {self.load(c.array, at, self.valid(s.level, u))}{self.widen_word(c)}")
+            self.put(f"{word} = {self.load(c.array, at, self.valid(s.level, u))}{self.widen_word(c, s.level)}")
         self.put(f"{s.letter}{u} = {c.expression(word)}")
 
-    def widen_word(self, c: Field) -> str:
-        """Words of 16 bits are decoded as 32."""
-        widths = [
-            f.shift + f.bits
-            for level in self.p.view.levels
-            for f in level
-            if isinstance(f, Field) and f.array == c.array
-        ]
-        return ".to(tl.int32)" if max(widths) <= 15 else ""
+    def widen_word(self, c: Field, level: int) -> str:
+        """Words of 16 bits, which only leaf words are stored in, are decoded as 32."""
+        return ".to(tl.int32)" if level == LEAF and word_bits(self.p.view.leaf, c.array) <= 16 else ""
 
     def coordinate(self, letter: str, level: int, u: str) -> str:
         """The name a coordinate goes by in a statement of `level`."""
@@ -343,6 +345,9 @@ class _Function:
         if s.dot:
             left = self.side(s.left, s.out.axes[: s.out.folded], u)
             right = self.side(s.right, s.out.axes[s.out.folded :], u)
+            if self.types.accumulate == "int64":  # no matrix unit multiplies 64-bit integers
+                self.put(f"{name} += tl.sum(({left})[:, :, None] * ({right})[:, None, :], 0)")
+                return
             precision = self.p.precision if self.types.accumulate == "float32" else "ieee"
             cast = ".to(tl.bfloat16)" if precision == "bf16" else ""
             how = "" if precision == "bf16" else f', input_precision="{precision}"'

@@ -16,10 +16,7 @@ from sparsetc import coords as crd
 from sparsetc.formats import words
 from sparsetc.formats.base import Packed, index_dtype, place_in_run, register_format, runs
 from sparsetc.ir.plan import Layout
-from sparsetc.ir.view import View
-
-WHOLE = 2**62
-"""An item's nonzeros where nothing bounds them."""
+from sparsetc.ir.view import WHOLE, View
 
 
 @register_format

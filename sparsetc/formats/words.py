@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from sparsetc.ir.view import Coordinate, Field
+from sparsetc.ir.view import Coordinate, Field, word_bits
 
 WORD_BITS = 63
 """Bits of an int64 word that leave it non-negative, so that a shift need not be masked."""
@@ -40,23 +40,27 @@ def fields(modes: Sequence[int], shape: Sequence[int], name: str) -> tuple[Field
 
 
 def encode(coords: torch.Tensor, layout: Sequence[Coordinate], narrow: bool = False) -> dict[str, torch.Tensor]:
-    """The words of every nonzero, by array name: int16 (where `narrow`), int32 or int64, the smallest that serves."""
+    """The words of every nonzero, by array name: uint16 (where `narrow`), int32 or int64, the smallest that serves."""
     stored = [c for c in layout if isinstance(c, Field)]
     words: dict[str, torch.Tensor] = {}
     for field in stored:
         part = coords[field.mode] << field.shift if field.shift else coords[field.mode]
         words[field.array] = words[field.array] | part if field.array in words else part
-    return {name: word.to(_dtype(name, stored, narrow)) for name, word in words.items()}
+    return {name: _shrunk(word, name, stored, narrow) for name, word in words.items()}
 
 
 def decode(words: dict[str, torch.Tensor], layout: Sequence[Coordinate]) -> dict[int, torch.Tensor]:
     """Coordinates by mode, int64."""
     stored = [c for c in layout if isinstance(c, Field)]
-    return {f.mode: (words[f.array].long() >> f.shift) & ((1 << f.bits) - 1) for f in stored}
+    return {f.mode: (_long(words[f.array]) >> f.shift) & ((1 << f.bits) - 1) for f in stored}
 
 
-def _dtype(name: str, layout: Sequence[Field], narrow: bool) -> torch.dtype:
-    bits = max(f.shift + f.bits for f in layout if f.array == name)
-    if narrow and bits <= 15:
-        return torch.int16
-    return torch.int32 if bits <= 31 else torch.int64
+def _long(word: torch.Tensor) -> torch.Tensor:
+    return word.view(torch.int16).long() & 0xFFFF if word.dtype == torch.uint16 else word.long()
+
+
+def _shrunk(word: torch.Tensor, name: str, layout: Sequence[Field], narrow: bool) -> torch.Tensor:
+    bits = word_bits(layout, name)
+    if narrow and bits <= 16:  # unsigned, so that a GPU loads it with its upper bits zero and no instruction more
+        return word.to(torch.int32).to(torch.int16).view(torch.uint16)
+    return word.to(torch.int32 if bits <= 31 else torch.int64)

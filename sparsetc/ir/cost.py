@@ -23,10 +23,12 @@ from math import prod
 import sympy
 
 from sparsetc.ir.tile import LANES, Add, Gather, Product, Tile, TileProgram, Value, walk
-from sparsetc.ir.view import ITEM, Field
+from sparsetc.ir.view import ITEM, LEAF, Field, word_bits
 
 ITEMS, FIBERS, STORED, WIDTH = sympy.symbols("P L N w", positive=True)
 PER_LEVEL = (ITEMS, FIBERS, STORED)
+OVERLAP = 3
+"""Exponent of the norm that adds resources' times: 1 would be one after another, infinity perfect overlap."""
 VECTOR = 4
 """Elements a thread loads at once of a gathered row."""
 
@@ -40,7 +42,10 @@ class Statistics:
     stored: int
     nnz: int
     itemsize: int
-    index_bytes: int = 0
+    runs: tuple[tuple[str, int], ...] = ()
+    """For a sparse letter, how often its coordinate changes in the order stored: a row gathered again at once is in L1."""
+    chain: int = 0
+    """Rounds of loads that wait for one another in the longest work item."""
 
     def substitutions(self) -> dict[sympy.Symbol, int]:
         """Values of the symbols."""
@@ -54,8 +59,8 @@ class Rates:
     name: str = "NVIDIA H200"
     memory: float = 4.4e12
     l2: float = 10.5e12
-    l1: float = 24e12
-    """128 bytes a cycle of each of 132 multiprocessors at 1.95 GHz, of which kernels were seen to reach 0.72."""
+    l1: float = 28e12
+    """128 bytes a cycle of each of 132 multiprocessors at 1.95 GHz, of which kernels were seen to reach 0.85."""
     add: float = 3.7e12
     multiply: float = 50e12
     dot: tuple[tuple[str, float], ...] = (
@@ -67,8 +72,14 @@ class Rates:
     l2_bytes: int = 50_000_000
     l1_bytes: int = 200_000
     launch: float = 4e-6
-    program: float = 0.57e-9
-    """Seconds a program takes to start, over the whole device: 16,384 empty ones took 9.3 us."""
+    program: float = 1e-9
+    """Seconds a program takes beside its loads, over the whole device: 0.57e-9 to start (16,384 empty ones took
+    9.3 us), the rest to read where its work lies."""
+    wait: float = 1e-6
+    """Seconds a round of dependent loads takes when memory is busy."""
+    fiber: float = 45e-12
+    """Seconds a fiber takes beside its nonzeros: its words are read, then its nonzeros' words, then rows (three waits
+    in a row). Fitted to fibers of 5 (Uber), 25 and 80 nonzeros (clustered, guanine)."""
 
 
 CPU = Rates(
@@ -83,6 +94,8 @@ CPU = Rates(
     l1_bytes=1_000_000,
     launch=50e-6,
     program=50e-9,
+    wait=0.0,
+    fiber=1e-9,
 )
 
 
@@ -94,6 +107,7 @@ class GatherTerm:
     rows: sympy.Expr
     row_bytes: sympy.Expr
     table_rows: int
+    letters: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -112,6 +126,8 @@ class Cost:
     owned: bool
     programs: int = field(default=1)
     """Grid programs an item."""
+    fibers: bool = False
+    """Whether nonzeros are reached through fibers."""
 
     def describe(self) -> list[str]:
         """Lines for a reader: each count as an expression."""
@@ -129,8 +145,10 @@ class Cost:
             return float(expression.xreplace(at))
 
         missed = l2 = 0.0
+        runs = dict(statistics.runs)
         for g in self.gathers:
-            moved = value(g.rows * g.row_bytes)
+            fresh = max((runs.get(c, statistics.stored) for c in g.letters), default=1)
+            moved = min(value(g.rows), fresh) * value(g.row_bytes)
             table = g.table_rows * value(g.row_bytes)
             if table > rates.l1_bytes:
                 l2 += moved
@@ -151,8 +169,13 @@ class Cost:
         return resource, each[resource]
 
     def predicted(self, statistics: Statistics, rates: Rates) -> float:
-        """Seconds expected: the slowest resource, and the time programs take to start."""
-        return self.roofline(statistics, rates)[1] + self.programs * statistics.items * rates.program
+        """Seconds expected: resources overlap, but not fully; programs and fibers take time to start."""
+        each = self.seconds(statistics, rates)
+        if self.fibers:
+            each["l1"] += self.programs * statistics.fibers * rates.fiber
+        each["programs"] = self.programs * statistics.items * rates.program
+        busy = sum(t**OVERLAP for t in each.values()) ** (1 / OVERLAP)
+        return max(busy, statistics.chain * rates.wait)
 
 
 @lru_cache(maxsize=1024)
@@ -168,7 +191,11 @@ def cost(program: TileProgram) -> Cost:
         if isinstance(statement, Gather) and statement.operand.rows:
             count = PER_LEVEL[statement.out.level] * splits
             width = _width(p, statement.out)
-            gathers.append(GatherTerm(statement.operand.name, count, width * WIDTH, statement.operand.nrows))
+            gathers.append(
+                GatherTerm(
+                    statement.operand.name, count, width * WIDTH, statement.operand.nrows, statement.operand.rows
+                )
+            )
             registers += count * sympy.Max(width * WIDTH, 32)
         elif isinstance(statement, Product):
             level = max((t.level for t in statement.inputs), default=ITEM)
@@ -187,7 +214,7 @@ def cost(program: TileProgram) -> Cost:
             registers += STORED * splits * threads * WIDTH
     stream = STORED * WIDTH * splits
     for level, coordinates in enumerate(p.view.levels):
-        widths = {c.array: _word_bytes(p, c.array) for c in coordinates if isinstance(c, Field)}
+        widths = {c.array: _word_bytes(p, level, c.array) for c in coordinates if isinstance(c, Field)}
         stream += PER_LEVEL[level] * sum(widths.values()) * splits
         registers += PER_LEVEL[level] * splits * threads * VECTOR * len(widths)
     if p.view.blocks:
@@ -208,6 +235,6 @@ def _blocks(p: TileProgram, tile: Tile) -> int:
     return prod(p.axis(a).block for a in tile.axes if a != LANES)
 
 
-def _word_bytes(p: TileProgram, array: str) -> int:
-    bits = max(c.shift + c.bits for level in p.view.levels for c in level if isinstance(c, Field) and c.array == array)
-    return 2 if bits <= 15 and p.view.lanes > 1 else 4 if bits <= 31 else 8
+def _word_bytes(p: TileProgram, level: int, array: str) -> int:
+    bits = word_bits(p.view.levels[level], array)
+    return 2 if bits <= 16 and level == LEAF and p.view.lanes > 1 else 4 if bits <= 31 else 8

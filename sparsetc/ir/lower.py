@@ -76,6 +76,7 @@ def lower(
         output_axes=lowering.output_axes,
         body=lowering.body(),
         unroll=unroll,
+        tail=schedule.tail,
         warps=schedule.warps,
         precision=schedule.precision,
         slot=lowering.key.array if isinstance(lowering.key, Slot) else "",
@@ -110,9 +111,10 @@ class _Lowering:
             raise PlanError(f"a view of order {view.order} cannot serve the sparse operand {''.join(self.letters)!r}")
         self.bound, self.view, self.schedule, self.target = bound, view, schedule, target
         self.level = {c: view.level_of(mode) for mode, c in enumerate(self.letters)}
-        sizes = bound.by_index
+        # A program over an empty axis is printed, and costed, as if it had one element; it never runs.
+        self.sizes = {c: max(1, n) for c, n in bound.sizes}
         self.order = dense_axes(bound)
-        self.axes = tuple(DenseAxis(c, sizes[c], schedule.block(c)) for c in self.order)
+        self.axes = tuple(DenseAxis(c, self.sizes[c], schedule.block(c)) for c in self.order)
         self.output, names = operand_names(bound)
         self.operands = tuple(self._operand(n, p) for n, p in zip(names, e.dense, strict=True))
         self.output_axes = tuple(c for c in e.output if c not in self.letters)
@@ -123,7 +125,7 @@ class _Lowering:
         letters = self.bound.einsum.inputs[position]
         if len(set(letters)) != len(letters):
             raise PlanError(f"operand {position} repeats a letter; take its diagonal first")
-        sizes = self.bound.by_index
+        sizes = self.sizes
         rows = tuple(c for c in self.letters if c in letters)
         axes = tuple(c for c in self.order if c in letters)
         return Operand(name, position, rows, tuple(sizes[c] for c in rows), axes, prod(sizes[c] for c in axes))
@@ -134,7 +136,7 @@ class _Lowering:
             if self.target.natural and len(self.kept) == len(self.letters):
                 return Position()
             return Slot(("item_slot", "lane_slot", "leaf_slot")[level], level)
-        sizes = self.bound.by_index
+        sizes = self.sizes
         strides = [prod(sizes[d] for d in self.kept[n + 1 :]) for n in range(len(self.kept))]
         return Row(tuple(zip(self.kept, strides, strict=True)), level)
 

@@ -5,7 +5,7 @@ In: choices made by `planner`. Out: `Plan`, packed by `formats` and lowered by `
     plan      := name  part+                    # X is the sum of its parts; all add into one output
     part      := format(layout)  nonzeros  schedule
     layout    := item modes | lane modes | leaf modes, and the sizes the format cuts by
-    schedule  := lanes, unroll, warps, dense blocks, dot or multiply, precision
+    schedule  := lanes, unroll, tail, warps, dense blocks, dot or multiply, precision
 """
 
 from __future__ import annotations
@@ -31,6 +31,15 @@ class Layout:
     """Most nonzeros of one work item (whole blocks where there are blocks). 0: an item is a whole row, never cut."""
     unroll: int = 1
     """Steps taken together; `block_full` is a multiple of it."""
+    params: tuple[tuple[str, int], ...] = ()
+    """Numbers only the format itself knows: the offsets of a band, the side of a tile."""
+
+    def param(self, name: str) -> int:
+        """A number of the format's own."""
+        try:
+            return dict(self.params)[name]
+        except KeyError:
+            raise PlanError(f"the layout has no parameter {name!r}; it has {dict(self.params)}") from None
 
     @property
     def order(self) -> int:
@@ -49,10 +58,15 @@ class Schedule:
     """Contract by `tl.dot` where an axis pair makes a matrix product."""
     precision: str = "ieee"
     """Of the dots: ieee, tf32x3, tf32 or bf16."""
+    tail: int = 1
+    """Steps taken together, masked, where lanes begin to run out: 1 for long fibers, more for short rows."""
 
     def block(self, axis: str) -> int:
         """Block size of a dense axis."""
-        return dict(self.blocks)[axis]
+        try:
+            return dict(self.blocks)[axis]
+        except KeyError:
+            raise PlanError(f"the schedule has no block for axis {axis!r}; it has {dict(self.blocks)}") from None
 
 
 @dataclass(frozen=True)
@@ -102,8 +116,17 @@ def verify(plan: Plan) -> None:
             raise PlanError(f"{where}: each mode must be at one level, found {dealt}")
         if part.schedule.precision not in PRECISIONS:
             raise PlanError(f"{where}: precision {part.schedule.precision!r} is not one of {', '.join(PRECISIONS)}")
-        for axis, block in part.schedule.blocks:
-            if block < 1 or block & (block - 1):
-                raise PlanError(f"{where}: the block of axis {axis} must be a power of two, found {block}")
+        sizes = [(f"the block of axis {axis}", block) for axis, block in part.schedule.blocks]
+        for what, size in (*sizes, ("the number of lanes", part.layout.lanes), ("warps", part.schedule.warps)):
+            if size < 1 or size & (size - 1):
+                raise PlanError(f"{where}: {what} must be a power of two, found {size}")
+        for what, size, least in (
+            ("cap", part.layout.cap, 0),
+            ("grain", part.layout.grain, 0),
+            ("unroll", part.layout.unroll, 1),
+            ("tail", part.schedule.tail, 1),
+        ):
+            if size < least:
+                raise PlanError(f"{where}: {what} must be {least} or more, found {size}")
     if plan.fused and len({p.schedule.warps for p in plan.parts}) > 1:
         raise PlanError(f"plan {plan.name!r}: the parts of one fused launch must agree on the number of warps")

@@ -21,7 +21,7 @@ T = TypeVar("T")
 UPSTREAM = -1
 """Among the sources of a gradient: the gradient of the output, which is not an operand."""
 
-GROWTH = 4
+GROWTH = 2
 """A dense step may make a tensor at most this many times as large as the tensors it reads.
 
 It is read for each nonzero afterwards, and must not turn a few factors into the dense tensor that nobody wanted.
@@ -215,7 +215,10 @@ def _pays(b: Bound, pair: tuple[int, ...]) -> bool:
     result = set(_pair_result(e, pair))
     sums = any(i not in result for p in pair for i in e.inputs[p])
     folds = any(result == set(e.inputs[p]) for p in pair)
-    return (sums or folds) and b.elements(result) <= GROWTH * sum(b.elements(e.inputs[p]) for p in pair)
+    sizes = [b.elements(e.inputs[p]) for p in pair]
+    # A table over several sparse modes is the sparse operand's own space, of which a sampled product reads little.
+    spans = len([i for i in result if i in e.sparse_indices]) > 1
+    return (sums or folds) and b.elements(result) <= (max(sizes) if spans else GROWTH * sum(sizes))
 
 
 def _step(e: Einsum, positions: tuple[int, ...], result: tuple[str, ...]) -> Step:

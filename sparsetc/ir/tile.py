@@ -196,6 +196,7 @@ class TileProgram:
     output_axes: tuple[str, ...]
     body: tuple[Statement, ...]
     unroll: int
+    tail: int
     warps: int
     precision: str
     slot: str = ""
@@ -246,9 +247,11 @@ def walk(body: tuple[Statement, ...], depth: int = 0) -> Iterator[tuple[Statemen
 
 def verify(program: TileProgram) -> None:
     """Raise `PlanError` naming the statement that reads what was not made, or adds what it should not."""
-    made: set[str] = set()
+    scopes: list[set[str]] = []  # what has been made so far, by loop: what a loop makes is gone after it
     adds = 0
-    for statement, _ in walk(program.body):
+    for statement, depth in walk(program.body):
+        del scopes[depth + 1 :]
+        scopes += [set() for _ in range(depth + 1 - len(scopes))]
         reads: tuple[str, ...] = ()
         if isinstance(statement, Product):
             reads = tuple(t.name for t in statement.inputs)
@@ -256,6 +259,9 @@ def verify(program: TileProgram) -> None:
                 reads += (statement.out.name,)
             if statement.dot and (LANES in statement.out.axes or not statement.out.folded):
                 raise PlanError(f"{statement.out}: a dot contracts the lanes and folds the other axes in two")
+            summed = {a for t in statement.inputs for a in t.axes} - set(statement.out.axes)
+            if summed - ({LANES} if statement.dot else set()):
+                raise PlanError(f"{statement.out}: a product sums no axis (a dot: the lanes), found {sorted(summed)}")
         elif isinstance(statement, Add):
             adds += 1
             reads = (statement.source.name,)
@@ -269,13 +275,13 @@ def verify(program: TileProgram) -> None:
         elif isinstance(statement, Decode) and isinstance(statement.coordinate, Field):
             if statement.coordinate.array not in program.view.arrays:
                 raise PlanError(f"decode {statement.letter}: the view has no array {statement.coordinate.array!r}")
-        unknown = [name for name in reads if name not in made]
+        unknown = [name for name in reads if not any(name in scope for scope in scopes)]
         if unknown:
             raise PlanError(f"{_line(program, statement).strip()}: {', '.join(unknown)} is not made before it")
         if isinstance(statement, Decode):
-            made.add(statement.letter)
+            scopes[depth].add(statement.letter)
         elif isinstance(statement, Value | Gather | Zero | Product):
-            made.add(statement.out.name)
+            scopes[depth].add(statement.out.name)
     if adds != 1:
         raise PlanError(f"a tile program adds to its output once, found {adds}")
 
@@ -297,7 +303,8 @@ def _line(p: TileProgram, s: Statement) -> str:
             else f"loop steps of {p.view.lanes} lanes, {p.unroll} at a time"
         )
     if isinstance(s, Decode):
-        where = s.coordinate.formula if isinstance(s.coordinate, Computed) else f"decode {s.coordinate.array}"
+        c = s.coordinate
+        where = c.expression(p.letters, "position") if isinstance(c, Computed) else f"decode {c.array}"
         bits = "" if isinstance(s.coordinate, Computed) else f"  # {s.coordinate.bits} bits, {LEVELS[s.level]}"
         return f"{s.letter}{'' if s.level == ITEM else '[lane]'} = {where}{bits}"
     if isinstance(s, Value):

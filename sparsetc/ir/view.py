@@ -26,12 +26,16 @@ Arrays a packed part must hold, by name (P items, B blocks, N stored nonzeros):
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sparsetc.errors import FormatError
 
 ITEM, LANE, LEAF = 0, 1, 2
 LEVELS = ("item", "lane", "leaf")
+
+WHOLE = 2**62
+"""A chunk that no tensor reaches: one item holds every nonzero."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +60,25 @@ class Field:
 class Computed:
     """Coordinate of `mode` by a formula in ``{m0}, {m1}, …`` (coordinates read before it) and ``{p}`` (its position).
 
-    Nothing is stored for it: a banded matrix knows its column from its row and its place in the band.
+    Nothing is stored for it: a banded matrix knows its column from its row and its place in the band. The position is
+    that of the item, the lane or the nonzero, by the level at which the coordinate stands. Operators are those that
+    Triton and torch both read: ``+ - * // % >> <<``, operands of ``//`` and ``%`` not negative.
     """
 
     mode: int
     formula: str
 
+    def expression(self, letters: Sequence[str], position: str) -> str:
+        """The formula with the modes' names and the position's in place."""
+        return self.formula.format(**{f"m{m}": letter for m, letter in enumerate(letters)}, p=position, lane="lane")
+
 
 Coordinate = Field | Computed
+
+
+def word_bits(layout: Iterable[Coordinate], name: str) -> int:
+    """Bits in use of the words called `name`."""
+    return max(f.shift + f.bits for f in layout if isinstance(f, Field) and f.array == name)
 
 
 @dataclass(frozen=True)
@@ -118,5 +133,5 @@ def verify(view: View) -> None:
         raise FormatError("a run of nonzeros has no lanes to share a mode; use blocks")
     if view.lanes < 1 or view.lanes & (view.lanes - 1):
         raise FormatError(f"lanes must be a power of two, found {view.lanes}")
-    if view.chunk and (view.item or view.blocks):
-        raise FormatError("equal chunks share no mode and hold no blocks")
+    if view.chunk and view.blocks:
+        raise FormatError("equal chunks hold no blocks")

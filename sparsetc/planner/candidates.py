@@ -21,10 +21,22 @@ LONG_ROW = 64
 """Nonzeros from which a row is given work items of its own (H200: rows of 15 lost 2x to lanes, of 600 won 1.3x)."""
 WARP_ELEMENTS = 256
 """Elements of a gathered tile a warp holds: 8 a thread, two 16-byte loads (H200: 8 lanes of rank 32 beat 16 and 32)."""
+ROW_WARPS = 4
+"""Warps of a block of short rows, half as many elements each (H200: 16 rows over 4 warps beat 7 other shapes)."""
 FIBER_CAP = 32
-GRAIN = 512
-"""Nonzeros a work item takes (H200: 400 to 512 beat 200 and 1,000 on four tensors)."""
+"""Longest fiber of a block on a GPU."""
+PROGRAMS = 1 << 16
+"""Programs a large tensor is dealt to; a work item takes as many nonzeros as make that many, within bounds."""
+GRAINS = (128, 512)
+"""Fewest and most nonzeros an item takes (H200: 128 won on 1 to 10 M nonzeros, 512 on 77 M)."""
+DOT_GRAINS = (512, 2048)
+"""The same where an item ends by adding a matrix (H200, TTMc of rank 32 x 32: 2,048 beat 512 and 8,192)."""
+DOT_LANES = 16
+DOT_TILE = 1024
+"""Accumulator elements a warp (H200, TTMc of rank 32 x 32: 16 lanes and one warp beat 32 lanes and 2 or 4 by 1.3x)."""
 CPU_GRAIN = 1 << 16
+FUSE_BELOW = 4_000_000
+"""Nonzeros below which the parts of a plan share one launch."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +68,18 @@ class Candidate:
 def candidates(setting: Setting, counts: Counts) -> Iterator[Candidate]:
     """Every plan that applies, the simplest first."""
     yield coo(setting, counts)
-    if setting.rest and setting.kept:
+    if setting.rest and setting.kept and _rows_are_short(setting, counts):
         yield rows(setting, counts)
     for leaf in setting.rest:
         if len(setting.rest) > 1:
             yield fiber(setting, counts, leaf)
     if setting.backend == "triton" and setting.kept and setting.rest:
         yield from by_run_length(setting, counts)
+
+
+def _rows_are_short(setting: Setting, counts: Counts) -> bool:
+    """Whether one row a lane is worth costing: on a GPU a long row would keep its neighbours' lanes waiting."""
+    return setting.backend == "torch" or counts.nnz <= 4 * LONG_ROW * counts.distinct(setting.kept)
 
 
 def named(name: str, setting: Setting, counts: Counts) -> Candidate:
@@ -73,10 +90,15 @@ def named(name: str, setting: Setting, counts: Counts) -> Candidate:
         return rows(setting, counts)
     if name == "fiber":
         return fiber(setting, counts, best_leaf(setting, counts))
+    if name in ("coo+rows", "fiber+rows"):
+        found = [c for c in by_run_length(setting, counts) if c.plan.name == name]
+        if not found:
+            raise PlanError(f"plan {name!r} needs output rows both of {LONG_ROW} nonzeros or more and of fewer")
+        return found[0]
     raise PlanError(f"no plan is called {name!r}; known: auto, {', '.join(FIXED)}")
 
 
-FIXED = ("coo", "fiber", "rows")
+FIXED = ("coo", "fiber", "rows", "coo+rows", "fiber+rows")
 
 
 def best_leaf(setting: Setting, counts: Counts) -> int:
@@ -90,10 +112,11 @@ def coo(setting: Setting, counts: Counts) -> Candidate:
     shared = setting.kept if setting.rest else ()
     leaf = tuple(m for m in range(setting.order) if m not in shared)
     schedule, lanes, unroll = schedule_of(setting, blocks=False)
-    layout = Layout(shared, (), leaf, lanes, 0, _grain(setting), unroll)
+    layout = Layout(shared, (), leaf, lanes, 0, _grain(setting, counts.nnz, schedule), unroll)
     n, distinct = counts.nnz, counts.distinct(shared)
     items = _items(n, distinct if shared else 1, layout.grain)
-    return _single("coo", setting, layout, schedule, Statistics(items, items, n, n, setting.itemsize))
+    expected = Statistics(items, items, n, n, setting.itemsize, _runs(setting, counts, layout))
+    return _single("coo", setting, layout, schedule, expected)
 
 
 def fiber(setting: Setting, counts: Counts, leaf: int) -> Candidate:
@@ -108,7 +131,7 @@ def fiber(setting: Setting, counts: Counts, leaf: int) -> Candidate:
     cap = 0 if setting.backend == "torch" else FIBER_CAP
     if setting.deterministic and not shared:
         cap = 0
-    layout = Layout(shared, between, (leaf,), lanes, cap, _grain(setting), unroll)
+    layout = Layout(shared, between, (leaf,), lanes, cap, _grain(setting, counts.nnz, schedule), unroll)
     fibers = counts.distinct((*shared, *between))
     return _single(
         "fiber", setting, layout, schedule, _blocked(setting, counts.nnz, fibers, counts.distinct(shared), layout)
@@ -125,6 +148,7 @@ def rows(setting: Setting, counts: Counts) -> Candidate:
         (), setting.kept, setting.rest, lanes, cap, lanes if setting.backend == "triton" else CPU_GRAIN, unroll
     )
     expected = _blocked(setting, counts.nnz, counts.distinct(setting.kept), 1, layout)
+    expected = replace(expected, runs=_runs(setting, counts, layout))
     return _single("rows", setting, layout, schedule, expected)
 
 
@@ -138,15 +162,18 @@ def by_run_length(setting: Setting, counts: Counts) -> Iterator[Candidate]:
     longs = [coo(setting, counts)] + [fiber(setting, counts, leaf) for leaf in setting.rest if len(setting.rest) > 1]
     for long in longs:
         first, second = long.plan.parts[0], short.plan.parts[0]
-        warps = max(first.schedule.warps, second.schedule.warps)
+        # One launch needs one number of warps; of many nonzeros each part has enough programs to fill a launch of its own.
+        fused = counts.nnz < FUSE_BELOW
         parts = tuple(
-            replace(p, schedule=replace(p.schedule, warps=warps), label=label)
+            replace(
+                p, schedule=replace(p.schedule, warps=first.schedule.warps if fused else p.schedule.warps), label=label
+            )
             for p, label in (
                 (first, f"rows of {LONG_ROW} nonzeros or more"),
                 (replace(second, layout=replace(second.layout, cap=0)), f"rows of fewer than {LONG_ROW}"),
             )
         )
-        plan = Plan(f"{long.plan.name}+rows", parts, True, "run_length", (("threshold", LONG_ROW),))
+        plan = Plan(f"{long.plan.name}+rows", parts, fused, "run_length", (("threshold", LONG_ROW),))
         scaled = long.expected[0]
         scaled = replace(
             scaled,
@@ -167,16 +194,16 @@ def schedule_of(setting: Setting, blocks: bool, rows: bool = False) -> tuple[Sch
     if matrix:
         block = {c: max(MIN_DOT, min(n, 64)) for c, n in padded.items()}
         block = _fit(block, output, 4096)
-        tile = prod(block.values())
-        warps = 4 if tile >= 1024 else 2 if tile >= 512 else 1
-        return Schedule(warps, tuple(block.items()), True, setting.precision), 32, 2
+        warps = max(1, min(8, prod(block.values()) // DOT_TILE))
+        return Schedule(warps, tuple(block.items()), True, setting.precision), DOT_LANES, 2
     block = {c: min(n, 128 if c in output else 512) for c, n in padded.items()}
     block = _fit(block, list(block), 512)
     width = prod(block.values())
     lanes = max(4, min(128, WARP_ELEMENTS // width))
     unroll = 4 if width <= 64 else 2
     if rows:
-        lanes, unroll = min(128, 4 * lanes), 4 if width <= 32 else 2
+        lanes = max(4, min(128, ROW_WARPS * WARP_ELEMENTS // 2 // width))
+        return Schedule(ROW_WARPS, tuple(block.items()), False, setting.precision, tail=unroll), lanes, unroll
     return Schedule(1, tuple(block.items()), False, setting.precision), lanes, unroll
 
 
@@ -204,10 +231,25 @@ def _fit(block: dict[str, int], shrink: list[str], limit: int) -> dict[str, int]
     return block
 
 
-def _grain(setting: Setting) -> int:
+def _grain(setting: Setting, nnz: int, schedule: Schedule) -> int:
     if setting.deterministic and setting.rest:
         return 0
-    return GRAIN if setting.backend == "triton" else CPU_GRAIN
+    if setting.backend == "torch":
+        return CPU_GRAIN
+    least, most = DOT_GRAINS if schedule.dot else GRAINS
+    return max(least, min(most, 1 << max(nnz // PROGRAMS, 1).bit_length() - 1))
+
+
+def _runs(setting: Setting, counts: Counts, layout: Layout) -> tuple[tuple[str, int], ...]:
+    """How often each leaf coordinate changes, nonzeros being sorted; only the first two leaf modes can repeat much."""
+    (sparse,) = setting.bound.einsum.sparse
+    letters = setting.bound.einsum.inputs[sparse]
+    shared = [*layout.item, *layout.lane]
+    found = []
+    for n, mode in enumerate(layout.leaf[:2]):
+        if n + 1 < len(layout.leaf):
+            found.append((letters[mode], counts.distinct((*shared, *layout.leaf[: n + 1]))))
+    return tuple(found)
 
 
 def _items(n: int, rows: int, grain: int) -> int:
@@ -219,8 +261,9 @@ def _blocked(setting: Setting, nnz: int, fibers: int, rows: int, layout: Layout)
     pieces = fibers + (nnz // layout.cap if layout.cap else 0)
     lanes = pieces + (rows * layout.lanes // 2 if layout.lanes > 1 else 0)
     stored = int(nnz * 1.05) if layout.lanes > 1 else nnz
-    items = _items(stored, rows, layout.grain)
-    return Statistics(items, lanes, stored, nnz, setting.itemsize)
+    items = min(_items(stored, rows, layout.grain), max(1, lanes // layout.lanes + rows))
+    chain = max(layout.cap, layout.grain // layout.lanes) // layout.unroll if layout.grain or layout.cap else 0
+    return Statistics(items, lanes, stored, nnz, setting.itemsize, chain=chain)
 
 
 def _single(name: str, setting: Setting, layout: Layout, schedule: Schedule, expected: Statistics) -> Candidate:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from sparsetc.errors import PlanError
 from sparsetc.formats import FORMATS, get_format
-from sparsetc.ir.cost import CPU, Cost, Rates, cost
+from sparsetc.ir.cost import CPU, Cost, Rates, Statistics, cost
 from sparsetc.ir.lower import Target, lower
-from sparsetc.ir.plan import Plan
+from sparsetc.ir.plan import Part, Plan, verify
 from sparsetc.planner.candidates import Candidate, Setting, candidates, named
 from sparsetc.planner.registry import PLANS
 from sparsetc.planner.statistics import Counts
@@ -23,12 +23,16 @@ class Choice:
 
     plan: Plan
     considered: tuple[tuple[str, float], ...]
+    expected: tuple[Statistics, ...] = ()
+    """What packing each part was expected to give; empty for a plan given by the caller."""
 
 
 def choose(wanted: str | Plan, setting: Setting, counts: Counts, sparse_output: bool) -> Choice:
     """The plan of that name, the plan given, or for ``"auto"`` the candidate expected to be fastest."""
     if isinstance(wanted, Plan):
-        return Choice(replace(wanted, reason="given by the caller"), ())
+        verify(wanted)
+        parts = tuple(map(_one_lane, wanted.parts)) if setting.backend == "torch" else wanted.parts
+        return Choice(replace(wanted, parts=parts, reason="given by the caller"), ())
     if not isinstance(wanted, str):
         raise PlanError(f"plan must be a name or a Plan, found {type(wanted).__name__}")
     rates = CPU if setting.backend == "torch" else Rates()
@@ -36,18 +40,15 @@ def choose(wanted: str | Plan, setting: Setting, counts: Counts, sparse_output: 
         found = PLANS[wanted](setting, counts)
         if found is None:
             raise PlanError(f'plan {wanted!r} does not apply to "{setting.bound.einsum}"')
-        return Choice(replace(found.plan, reason="asked for by name"), _priced([found], setting, rates, sparse_output))
+        return _asked_for(found, setting, rates, sparse_output)
     offer = getattr(FORMATS.get(wanted), "offer", None)
     if offer is not None:
         found = offer(setting, counts)
         if found is None:
             raise PlanError(f'format {wanted!r} does not apply to "{setting.bound.einsum}" on this tensor')
-        return Choice(replace(found.plan, reason="asked for by name"), _priced([found], setting, rates, sparse_output))
+        return _asked_for(found, setting, rates, sparse_output)
     if wanted != "auto":
-        chosen = named(wanted, setting, counts)
-        return Choice(
-            replace(chosen.plan, reason="asked for by name"), _priced([chosen], setting, rates, sparse_output)
-        )
+        return _asked_for(named(wanted, setting, counts), setting, rates, sparse_output)
     everyone = list(candidates(setting, counts))
     everyone += [c for make in PLANS.values() if (c := make(setting, counts)) is not None]
     everyone += [
@@ -59,7 +60,12 @@ def choose(wanted: str | Plan, setting: Setting, counts: Counts, sparse_output: 
     reason = (
         "the only plan that applies" if len(everyone) == 1 else f"the cheapest of {len(everyone)} by the cost model"
     )
-    return Choice(replace(best.plan, reason=reason), considered)
+    return Choice(replace(best.plan, reason=reason), considered, best.expected)
+
+
+def _one_lane(part: Part) -> Part:
+    """The part as the torch programs take it: one lane, so that nothing is padded."""
+    return replace(part, layout=replace(part.layout, lanes=1, unroll=1))
 
 
 def describe(candidate: Candidate) -> str:
@@ -97,7 +103,7 @@ def costs(candidate: Candidate, setting: Setting, sparse_output: bool) -> list[C
     return found
 
 
-def _priced(
-    these: list[Candidate], setting: Setting, rates: Rates, sparse_output: bool
-) -> tuple[tuple[str, float], ...]:
-    return tuple((describe(c), expected_seconds(c, setting, rates, sparse_output)) for c in these)
+def _asked_for(candidate: Candidate, setting: Setting, rates: Rates, sparse_output: bool) -> Choice:
+    plan = replace(candidate.plan, reason="asked for by name")
+    seconds = expected_seconds(candidate, setting, rates, sparse_output)
+    return Choice(plan, ((describe(candidate), seconds),), candidate.expected)

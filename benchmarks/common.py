@@ -1,0 +1,137 @@
+"""What every benchmark shares: tensors, timing, the correctness gate, and the record.
+
+Real tensors are looked for in ``$SPARSETC_DATA`` (folders of ``.npz``: coords, values, shape); those that are absent
+are left out. Times are medians of CUDA events around single calls, with the L2 cache cleared in between
+(`triton.testing.do_bench`). No time is reported for a result that is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import synthetic
+import torch
+
+import sparsetc as stc
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+RESULTS = Path(__file__).parent / "results"
+
+SYNTHETIC: dict[str, Callable[[], Any]] = {
+    "clustered": lambda: synthetic.clustered(device=DEVICE),
+    "nell-2 x0.25": lambda: synthetic.like("nell-2", 0.25, device=DEVICE),
+    "flickr x0.1": lambda: synthetic.like("flickr", 0.1, device=DEVICE),
+    "nell-2": lambda: synthetic.like("nell-2", device=DEVICE),
+}
+
+
+def tensor(name: str, seed: int = 0) -> stc.SparseTensor | None:
+    """A tensor by name, with random values in [0.1, 1.1); None where its file is absent."""
+    if name in SYNTHETIC:
+        coords, shape = SYNTHETIC[name]()
+    else:
+        path = Path(os.environ.get("SPARSETC_DATA", "data")) / f"{name}.npz"
+        if not path.exists():
+            return None
+        with np.load(path) as file:
+            coords = torch.as_tensor(file["coords"]).long().to(DEVICE)
+            shape = tuple(int(n) for n in file["shape"])
+    g = torch.Generator(device=DEVICE).manual_seed(seed)
+    values = torch.rand(coords.shape[1], generator=g, device=DEVICE) + 0.1
+    return stc.SparseTensor(coords, values, shape)
+
+
+def factors(x: stc.SparseTensor, rank: int, seed: int = 1) -> list[torch.Tensor]:
+    """A random factor matrix a mode."""
+    g = torch.Generator(device=DEVICE).manual_seed(seed)
+    return [torch.randn(n, rank, generator=g, device=DEVICE) for n in x.shape]
+
+
+def letters(order: int) -> str:
+    """Index letters of a tensor."""
+    return "ijklmn"[:order]
+
+
+def mttkrp_equation(order: int, mode: int) -> str:
+    """E.g. ``ijk,jr,kr->ir``."""
+    own = letters(order)
+    return ",".join([own, *(f"{c}r" for m, c in enumerate(own) if m != mode)]) + f"->{own[mode]}r"
+
+
+def mttkrp_reference(x: stc.SparseTensor, f: list[torch.Tensor], mode: int, chunk: int = 1 << 21) -> torch.Tensor:
+    """float64, nonzero by nonzero."""
+    out = torch.zeros(x.shape[mode], f[0].shape[1], dtype=torch.float64, device=x.device)
+    for start in range(0, x.nnz, chunk):
+        part = slice(start, start + chunk)
+        product = x.values[part, None].double()
+        for m in range(x.order):
+            if m != mode:
+                product = product * f[m][x.coords[m, part]].double()
+        out.index_add_(0, x.coords[mode, part], product)
+    return out
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Norm of the difference over the norm."""
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+def microseconds(call: Callable[[], Any], repeat_ms: int = 40) -> float:
+    """Median time of a call."""
+    if DEVICE == "cuda":
+        from triton.testing import do_bench
+
+        return float(do_bench(call, warmup=10, rep=repeat_ms, return_mode="median")) * 1e3
+    for _ in range(3):
+        call()
+    times = []
+    for _ in range(15):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times) * 1e6
+
+
+def kernel_microseconds(kernel: stc.Kernel, dense: list[torch.Tensor]) -> float:
+    """Time of the launches alone, into an output that exists: without allocating and zeroing it."""
+    tables = kernel.canonical.arrange(dense)
+    out = torch.zeros_like(kernel.run(dense))
+    return microseconds(lambda: kernel.launch(kernel._values, tables, out))
+
+
+def record(name: str, rows: list[dict[str, Any]], **extra: Any) -> Path:
+    """Write the rows, with versions and the device's name, to ``results/<name>.json``."""
+    device = torch.cuda.get_device_name() if DEVICE == "cuda" else platform.processor() or platform.machine()
+    try:
+        import triton
+
+        version = triton.__version__
+    except ImportError:
+        version = None
+    document = {
+        "benchmark": name,
+        "device": device,
+        "cpu_threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "triton": version,
+        "sparsetc": stc.__version__,
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        **extra,
+        "rows": rows,
+    }
+    folder = Path(os.environ.get("SPARSETC_RESULTS", RESULTS))
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(document, indent=1) + "\n")
+    os.replace(temporary, path)
+    return path

@@ -1,0 +1,99 @@
+"""Sparse tensors and matrices shaped like the published ones, made on any torch device.
+
+Every function returns (coords, shape): coords is int64, (order, nnz), unique, in lexicographic order. Values are the caller's.
+"""
+
+import math
+import torch
+
+# dims, nonzeros, fibers along the last mode, coefficient of variation of nonzeros per fiber, Zipf exponents (all but last mode; last mode)
+PUBLISHED = {
+    "nell-2": ((12092, 9184, 28818), 76_879_419, 337_365, 0.9, (0.6, 0.7), 0.7),
+    "nell-1": ((2_902_330, 2_143_368, 25_495_389), 143_599_552, 17_370_000, 2.5, (0.7, 0.7), 0.8),
+    "flickr": ((319_686, 28_153_045, 1_607_191), 112_890_310, 28_150_000, 1.0, (0.8, 0.3), 0.8),
+    "delicious": ((532_924, 17_262_471, 2_480_308), 140_126_181, 47_260_000, 1.4, (0.8, 0.5), 0.9),
+    "freebase-music": ((23_343_790, 23_344_784, 166), 99_546_551, 98_740_000, 0.1, (0.6, 0.6), 0.8),
+    "darpa": ((22_476, 22_476, 23_776_223), 28_436_033, 76_424, 5.0, (0.9, 0.9), 0.2),
+}
+
+
+def _zipf(n, size, a, g, device):
+    """Indices in [0, n) with P(rank k) ~ k^-a, ranks dealt to indices at random."""
+    u = torch.rand(size, generator=g, device=device, dtype=torch.float64)
+    x = n**u if a == 1 else ((n ** (1 - a) - 1) * u + 1) ** (1 / (1 - a))
+    rank = (x.long() - 1).clamp_(0, n - 1)
+    return torch.randperm(n, generator=g, device=device)[rank]
+
+
+def _unique(columns, shape):
+    key = columns[0]
+    for c, d in zip(columns[1:], shape[1:]):
+        key = key * d + c
+    key = torch.unique(key)
+    out = []
+    for d in reversed(shape[1:]):
+        out.append(key % d)
+        key = key // d
+    return torch.stack([key, *reversed(out)])
+
+
+def like(name, scale=1.0, seed=0, device="cpu"):
+    """A tensor like the published `name`; scale < 1 shrinks nonzeros and fibers by it and every mode by scale**(1/order)."""
+    dims, nnz, fibers, cv, lead_a, leaf_a = PUBLISHED[name]
+    if scale != 1.0:
+        s = scale ** (1 / len(dims))
+        dims, nnz, fibers = tuple(max(2, int(d * s)) for d in dims), int(nnz * scale), max(1, int(fibers * scale))
+    g = torch.Generator(device=device).manual_seed(seed)
+    sigma = math.sqrt(math.log1p(cv * cv))
+    length = torch.exp(torch.randn(fibers, generator=g, device=device) * sigma)
+    length = (
+        (length / length.mean() * (nnz / fibers) + torch.rand(fibers, generator=g, device=device))
+        .long()
+        .clamp_(1, dims[-1])
+    )
+    fiber = torch.repeat_interleave(torch.arange(fibers, device=device), length)
+    lead = [_zipf(d, fibers, a, g, device)[fiber] for d, a in zip(dims[:-1], lead_a)]
+    return _unique([*lead, _zipf(dims[-1], fiber.numel(), leaf_a, g, device)], dims), dims
+
+
+def clustered(shape=(480, 875, 749), nnz=10_700_000, tile=16, per_tile=205, seed=0, device="cpu"):
+    """Nonzeros gathered in a share of the tiles, `per_tile` on average each, as in trajectory data (the papers' G1-G3)."""
+    g = torch.Generator(device=device).manual_seed(seed)
+    grid = [-(-d // tile) for d in shape]
+    total = math.prod(grid)
+    tiles = torch.randperm(total, generator=g, device=device)[: max(1, min(total, nnz // per_tile))]
+    weight = torch.exp(torch.randn(tiles.numel(), generator=g, device=device))
+    count = (weight / weight.mean() * (nnz / tiles.numel())).long().clamp_(1, tile ** len(shape) * 3 // 4)
+    owner = torch.repeat_interleave(tiles, count)
+    columns = []
+    for b, d in zip(reversed(grid), reversed(shape)):
+        inside = torch.randint(0, tile, (owner.numel(),), generator=g, device=device)
+        columns.append(((owner % b) * tile + inside).clamp_(max=d - 1))
+        owner = owner // b
+    return _unique(list(reversed(columns)), shape), tuple(shape)
+
+
+def rmat(log2_nodes=14, degree=32, abcd=(0.57, 0.19, 0.19, 0.05), seed=0, device="cpu"):
+    """R-MAT graph: 2**log2_nodes nodes, `degree` edges a node before duplicates merge."""
+    g = torch.Generator(device=device).manual_seed(seed)
+    n = 1 << log2_nodes
+    row = torch.zeros(n * degree, dtype=torch.int64, device=device)
+    col = row.clone()
+    cdf = torch.tensor(abcd, device=device).cumsum(0)
+    for _ in range(log2_nodes):
+        q = torch.bucketize(torch.rand(row.numel(), generator=g, device=device), cdf).clamp_(max=3)
+        row, col = row * 2 + q // 2, col * 2 + q % 2
+    return _unique([row, col], (n, n)), (n, n)
+
+
+def block_matrix(n=8192, block=64, theta=0.1, rho=0.1, scramble=True, seed=0, device="cpu"):
+    """A(block, theta, rho): a share theta of blocks is non-empty, a share rho of each is nonzero; rows scrambled."""
+    g = torch.Generator(device=device).manual_seed(seed)
+    b = n // block
+    chosen = torch.nonzero(torch.rand(b, b, generator=g, device=device) < theta)
+    inside = torch.rand(chosen.shape[0], block, block, generator=g, device=device) < rho
+    which, r, c = torch.nonzero(inside, as_tuple=True)
+    row, col = chosen[which, 0] * block + r, chosen[which, 1] * block + c
+    if scramble:
+        row = torch.randperm(n, generator=g, device=device)[row]
+    return _unique([row, col], (n, n)), (n, n)

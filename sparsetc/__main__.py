@@ -1,0 +1,204 @@
+"""The command line: ``python -m sparsetc demo | explain | info``.
+
+In: arguments. Out: text, and an exit status that is not zero when a check of the demo fails or the input is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from importlib.resources import as_file, files
+
+import torch
+
+import sparsetc as stc
+from sparsetc.ir import reference
+from sparsetc.ir.parse import parse
+from sparsetc.planner.statistics import Counts
+
+ERROR_LIMIT = 1e-5
+"""Of the demo's checks: relative to the float64 reference, in the Euclidean norm, at the default precision."""
+TIMED_SECONDS = 0.3
+"""For which each of the demo's kernels is run to be timed."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit status."""
+    options = _parser().parse_args(arguments)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="sparsetc: no GPU")  # each command says where it runs
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support")
+        try:
+            return int(options.run(options))
+        except (stc.SparsetcError, OSError) as error:
+            print(f"sparsetc: {error}", file=sys.stderr)
+            return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="sparsetc", description="A sparse tensor compiler for PyTorch.")
+    parser.add_argument("--version", action="version", version=f"sparsetc {stc.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    demo = commands.add_parser("demo", help="run and check einsums on the tensor that comes with the package")
+    demo.add_argument("--rank", type=int, default=32, help="columns of the factor matrices (default: 32)")
+    demo.set_defaults(run=_demo)
+
+    explain = commands.add_parser("explain", help="print the plan of an einsum on a tensor from a file")
+    explain.add_argument("equation", help='for example "ijk,jr,kr->ir"; the first operand is the file\'s tensor')
+    explain.add_argument("file", help="a .tns, .mtx (either also .gz) or .npz file")
+    explain.add_argument("--rank", type=int, default=32, help="size of letters the tensor does not have (default: 32)")
+    explain.add_argument("--plan", default="auto", help="a plan's name (default: auto)")
+    explain.add_argument("--precision", choices=("highest", "high", "medium"))
+    explain.add_argument("--backend", choices=("auto", "triton", "torch"), help="triton needs no GPU here")
+    explain.add_argument("--source", action="store_true", help="print the generated program too")
+    explain.set_defaults(run=_explain)
+
+    info = commands.add_parser("info", help="print order, sizes, nonzeros and fibers of a tensor from a file")
+    info.add_argument("file", help="a .tns, .mtx (either also .gz) or .npz file")
+    info.set_defaults(run=_info)
+    return parser
+
+
+# -- demo -------------------------------------------------------------------------------------------------------------
+
+
+def _demo(options: argparse.Namespace) -> int:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with as_file(files("sparsetc") / "data" / "uber.tns.gz") as path:
+        x = stc.read(path).to(device)
+    print(f"Uber pickups by day, hour, latitude and longitude: {' x '.join(map(str, x.shape))}, {x.nnz:,} nonzeros")
+    if device.type == "cuda":
+        print(f"running the generated Triton kernels on {torch.cuda.get_device_name(device)}\n")
+    else:
+        print("no GPU: running the generated torch programs on the CPU\n")
+    failed = [name for name, equation, dense in _operations(x, options.rank) if not _one(name, equation, x, dense)]
+    print("all results agree with the float64 reference" if not failed else f"FAILED: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+def _operations(x: stc.SparseTensor, rank: int) -> list[tuple[str, str, list[torch.Tensor]]]:
+    """(name, equation, dense operands) of every einsum the demo runs."""
+    generator = torch.Generator().manual_seed(0)
+
+    def rand(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=generator).to(x.device)
+
+    letters = "ijkl"
+    factors = [rand(size, rank) for size in x.shape]
+    found = []
+    for mode, letter in enumerate(letters):
+        others = [m for m in range(4) if m != mode]
+        terms = ",".join([letters, *(f"{letters[m]}r" for m in others)])
+        found.append((f"MTTKRP, mode {mode}", f"{terms}->{letter}r", [factors[m] for m in others]))
+    small = [rand(size, 8) for size in x.shape]
+    found.append(("TTM chain, mode 0", "ijkl,jr,ks,lt->irst", small[1:]))
+    found.append(("TTV, mode 3", "ijkl,l->ijk", [rand(x.shape[3])]))
+    found.append(("sampled product", "ijkl,ir,jr,kr,lr->ijkl", factors))
+    return found
+
+
+def _one(name: str, equation: str, x: stc.SparseTensor, dense: list[torch.Tensor]) -> bool:
+    """Compile, check, time and print one einsum; whether its error is within the limit."""
+    kernel = stc.compile(equation, x, *dense)
+    error = _error(kernel(*dense), equation, x, dense)
+    passed = error <= ERROR_LIMIT
+    explained = kernel.explain()
+    print(f'{name}: "{equation}"')
+    print(f"  plan    {explained.plan}, {explained.reason}")
+    for p in explained.parts:
+        print(
+            f"  part {p.number}  {p.format} {p.levels}, {p.nnz:,} nonzeros, {p.nbytes / 1e6:.2f} MB, "
+            f'"{p.einsum}" by {p.instruction}, expected {_time(p.predicted_us * 1e-6)}'
+        )
+    print(f"  error   {error:.1e} {'<=' if passed else 'IS ABOVE'} {ERROR_LIMIT:.0e}")
+    print(f"  time    {_time(_seconds(lambda: kernel(*dense), x.device))} a call")
+    print(f"  source  {explained.path}\n")
+    return passed
+
+
+def _error(
+    found: torch.Tensor | stc.SparseTensor, equation: str, x: stc.SparseTensor, dense: list[torch.Tensor]
+) -> float:
+    """Relative to the float64 reference; infinite where something is not a number."""
+    einsum = parse(equation, [tuple(o.shape) for o in (x, *dense)], [True] + [False] * len(dense)).einsum
+    if isinstance(found, stc.SparseTensor) and len(einsum.kept) == x.order:
+        expected, result = reference.sampled(einsum, x, *dense), found.values
+    else:
+        expected = reference.run(einsum, x, *dense)
+        result = found.to_dense() if isinstance(found, stc.SparseTensor) else found
+    error = float((result.double() - expected).norm() / expected.norm())
+    return error if error == error else float("inf")
+
+
+def _seconds(call: Callable[[], object], device: torch.device) -> float:
+    """Median time of a call that has run before, waiting for the device each time."""
+
+    def once() -> float:
+        start = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - start
+
+    times = [once()]
+    while sum(times) < TIMED_SECONDS and len(times) < 100:
+        times.append(once())
+    return sorted(times)[len(times) // 2]
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
+
+
+# -- explain, info ----------------------------------------------------------------------------------------------------
+
+
+def _explain(options: argparse.Namespace) -> int:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x = stc.read(options.file).to(device)
+    dense = _random_operands(options.equation, x, options.rank)
+    kernel = stc.compile(
+        options.equation, x, *dense, plan=options.plan, precision=options.precision, backend=options.backend
+    )
+    print(kernel.explain())
+    if options.source:
+        print(f"\n{kernel.source}")
+    return 0
+
+
+def _random_operands(equation: str, x: stc.SparseTensor, rank: int) -> list[torch.Tensor]:
+    """Dense operands of the sizes that the equation asks for: the tensor's where it has the letter, else `rank`."""
+    first, *terms = equation.replace(" ", "").split("->")[0].split(",")
+    if "." in equation or len(first) != x.order:
+        raise stc.EquationError(
+            f'"{equation}": the first operand is the file\'s tensor, of order {x.order}; give it a letter a mode'
+        )
+    sizes = dict(zip(first, x.shape, strict=True))
+    return [torch.rand([sizes.get(c, rank) for c in term], dtype=x.dtype, device=x.device) for term in terms]
+
+
+def _info(options: argparse.Namespace) -> int:
+    x = stc.read(options.file)
+    print(
+        f"{options.file}: order {x.order}, {x.nnz:,} nonzeros, density {x.density:.3g}, {x.dtype}".replace("torch.", "")
+    )
+    counts = Counts(x.coords, x.shape[: x.sparse_order])
+    head = ("mode", "size", "slices", "fibers", "nonzeros a fiber")
+    rows = [head]
+    for mode in range(x.sparse_order):
+        fibers = counts.distinct(tuple(m for m in range(x.sparse_order) if m != mode))
+        mean = f"{x.nnz / fibers:.1f}" if fibers else "-"
+        rows.append((str(mode), f"{x.shape[mode]:,}", f"{counts.distinct((mode,)):,}", f"{fibers:,}", mean))
+    widths = [max(len(row[n]) for row in rows) for n in range(len(head))]
+    for row in rows:
+        print("  " + "  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)))
+    print("slices and fibers are those that hold a nonzero; a fiber of a mode runs along it")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

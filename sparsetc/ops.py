@@ -1,0 +1,293 @@
+"""Named operations: thin sugar over `einsum`, for a sparse operand of any order, in any mode.
+
+In: a sparse operand `x` (whatever `einsum` takes as one) and dense tensors. Out: what `einsum` returns for the equation
+written from the operands' orders. Each takes `einsum`'s settings (``plan=``, ``precision=``, ``output=``, …), is
+differentiable where `einsum` is, and is known by its name in `OPERATIONS`.
+
+Factor matrices have a row an index of their mode: (size of the mode, rank).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from string import ascii_letters
+from typing import Any
+
+import torch
+
+from sparsetc.api import einsum, register_op
+from sparsetc.errors import EquationError, ShapeError
+from sparsetc.tensor import SparseTensor
+
+MODES = "ijklmnopq"
+"""Letters of modes; the rest of the alphabet follows where they run out."""
+RANKS = "rstuvwxyz"
+"""Letters of ranks."""
+
+Result = torch.Tensor | SparseTensor
+
+
+@register_op
+def mttkrp(x: Any, factors: Sequence[torch.Tensor | None], mode: int, **settings: Any) -> Result:
+    """Matricised tensor times Khatri-Rao product: ``"ijk,jr,kr->ir"`` for order 3 and mode 0.
+
+    Args:
+        x: sparse, of any order >= 2.
+        factors: one (size, rank) matrix a mode, in order; the one of `mode` is not read and may be None.
+        mode: the mode that is kept; negative counts from the end.
+        settings: as for `einsum`.
+
+    Returns:
+        (size of `mode`, rank), dense (as all here, unless ``output="sparse"`` asks otherwise).
+    """
+    sparse = _sparse(x, "mttkrp")
+    mode = _mode(sparse, mode, "mttkrp")
+    matrices = _one_a_mode(sparse, factors, mode, "mttkrp", "factors")
+    letters, rank = _letters(sparse.order, 1, "mttkrp")
+    ranks = {m: f.shape[1] for m, f in matrices.items()}
+    if len(set(ranks.values())) > 1:
+        raise ShapeError(f"mttkrp: the factors must have one rank, found {_by_mode(ranks)}")
+    terms = [letters[m] + rank for m in matrices]
+    return einsum(_equation(letters, terms, letters[mode] + rank), sparse, *matrices.values(), **settings)
+
+
+@register_op
+def ttmc(x: Any, matrices: Sequence[torch.Tensor | None], mode: int, **settings: Any) -> Result:
+    """Tensor times a chain of matrices, all modes but one contracted: ``"ijk,jr,ks->irs"`` for order 3 and mode 0.
+
+    Args:
+        x: sparse, of any order >= 2.
+        matrices: one (size, rank of the mode) matrix a mode; the one of `mode` is not read and may be None.
+        mode: the mode that is kept; negative counts from the end.
+        settings: as for `einsum`.
+
+    Returns:
+        (size of `mode`, then the rank of every other mode, in the modes' order), dense.
+    """
+    sparse = _sparse(x, "ttmc")
+    mode = _mode(sparse, mode, "ttmc")
+    given = _one_a_mode(sparse, matrices, mode, "ttmc", "matrices")
+    letters, ranks = _letters(sparse.order, len(given), "ttmc")
+    terms = [letters[m] + r for m, r in zip(given, ranks, strict=True)]
+    return einsum(_equation(letters, terms, letters[mode] + "".join(ranks)), sparse, *given.values(), **settings)
+
+
+@register_op
+def ttm(x: Any, matrix: torch.Tensor, mode: int, **settings: Any) -> Result:
+    """Tensor times one matrix: ``"ijk,jr->irk"``; the mode keeps its place and has the matrix's columns as its size.
+
+    Args:
+        x: sparse, of any order >= 1.
+        matrix: (size of `mode`, rank).
+        mode: the mode that is contracted; negative counts from the end.
+        settings: as for `einsum`.
+
+    Returns:
+        Of x's order, by `einsum`'s rule for results: a `SparseTensor` for order 3 and more, else dense. It has a fiber
+        of `rank` values wherever x has a nonzero fiber along `mode`. That fiber is a dense mode of the result
+        (`dense_order` 1) when `mode` is the last one, and is spelled out in coordinates otherwise, since dense modes
+        of a SparseTensor come last.
+    """
+    sparse = _sparse(x, "ttm")
+    mode = _mode(sparse, mode, "ttm")
+    _check_matrix(matrix, sparse.shape[mode], f"ttm: the matrix of mode {mode}")
+    letters, rank = _letters(sparse.order, 1, "ttm")
+    kept = "".join(rank if m == mode else c for m, c in enumerate(letters))
+    return einsum(_equation(letters, [letters[mode] + rank], kept), sparse, matrix, **settings)
+
+
+@register_op
+def ttv(x: Any, vector: torch.Tensor, mode: int, **settings: Any) -> Result:
+    """Tensor times vector: ``"ijk,j->ik"``; the mode is contracted away (SpTV).
+
+    Args:
+        x: sparse, of any order >= 1.
+        vector: (size of `mode`,).
+        mode: negative counts from the end.
+        settings: as for `einsum`.
+
+    Returns:
+        Of order one less, by `einsum`'s rule for results: a `SparseTensor` for order 3 and more, else dense.
+    """
+    sparse = _sparse(x, "ttv")
+    mode = _mode(sparse, mode, "ttv")
+    _check_shape(vector, (sparse.shape[mode],), f"ttv: the vector of mode {mode}")
+    letters, _ = _letters(sparse.order, 0, "ttv")
+    kept = letters[:mode] + letters[mode + 1 :]
+    return einsum(_equation(letters, [letters[mode]], kept), sparse, vector, **settings)
+
+
+@register_op
+def spmm(a: Any, b: torch.Tensor, **settings: Any) -> Result:
+    """Sparse matrix times dense matrix, ``"ij,jr->ir"``, or times a vector, ``"ij,j->i"``.
+
+    Args:
+        a: sparse (rows, columns).
+        b: (columns, width) or (columns,).
+        settings: as for `einsum`.
+
+    Returns:
+        (rows, width) or (rows,), dense.
+    """
+    sparse = _matrix(a, "spmm")
+    if not isinstance(b, torch.Tensor) or b.ndim not in (1, 2) or b.shape[0] != sparse.shape[1]:
+        raise ShapeError(f"spmm: b must have {sparse.shape[1]} rows, as a has columns, found {_found(b)}")
+    wide = "r" if b.ndim == 2 else ""
+    return einsum(f"ij,j{wide}->i{wide}", sparse, b, **settings)
+
+
+@register_op
+def sddmm(a: Any, left: torch.Tensor, right: torch.Tensor, **settings: Any) -> Result:
+    """Sampled dense-dense matrix product: a's values times ``left @ right.T`` at a's nonzeros, ``"ij,ir,jr->ij"``.
+
+    Args:
+        a: sparse (rows, columns).
+        left: (rows, rank).
+        right: (columns, rank).
+        settings: as for `einsum`.
+
+    Returns:
+        A `SparseTensor` of a's pattern.
+    """
+    sparse = _matrix(a, "sddmm")
+    _check_matrix(left, sparse.shape[0], "sddmm: left")
+    _check_matrix(right, sparse.shape[1], "sddmm: right")
+    if left.shape[1] != right.shape[1]:
+        raise ShapeError(f"sddmm: left and right must have one rank, found {left.shape[1]} and {right.shape[1]}")
+    return einsum("ij,ir,jr->ij", sparse, left, right, **settings)
+
+
+@register_op
+def contract(
+    x: Any, y: torch.Tensor, modes: int | tuple[int | Sequence[int], int | Sequence[int]], **settings: Any
+) -> Result:
+    """Sum over modes of a sparse and a dense tensor, as `torch.tensordot`: ``"ijk,jkr->ir"`` for ``modes=2``.
+
+    Args:
+        x: sparse, of any order.
+        y: dense, of any order.
+        modes: a number n, for the last n modes of x with the first n of y; or (modes of x, modes of y), in pairs.
+        settings: as for `einsum`.
+
+    Returns:
+        (x's other modes, then y's other modes), by `einsum`'s rule for results: a `SparseTensor` when two or more of
+        x's modes are left, y's modes being dense modes of it; else dense.
+    """
+    sparse = _sparse(x, "contract")
+    if not isinstance(y, torch.Tensor):
+        raise ShapeError(f"contract: y must be a dense torch tensor, found {type(y).__name__}")
+    left, right = _pairs(modes, sparse.order, y.ndim)
+    for m, n in zip(left, right, strict=True):
+        if sparse.shape[m] != y.shape[n]:
+            raise ShapeError(
+                f"contract: mode {m} of x has size {sparse.shape[m]}, mode {n} of y has size {y.shape[n]}: "
+                "modes that are summed together have one size"
+            )
+    letters, own = _letters(sparse.order, y.ndim - len(right), "contract")
+    paired, others = dict(zip(right, left, strict=True)), iter(own)
+    term = "".join(letters[paired[n]] if n in paired else next(others) for n in range(y.ndim))
+    kept = "".join(c for m, c in enumerate(letters) if m not in left) + own
+    return einsum(_equation(letters, [term], kept), sparse, y, **settings)
+
+
+# -- equations --------------------------------------------------------------------------------------------------------
+
+
+def _letters(order: int, ranks: int, name: str) -> tuple[str, str]:
+    """(one letter a mode, one letter a rank): i, j, k, … and r, s, t, … as far as they go."""
+    if order + ranks > len(ascii_letters):
+        raise EquationError(f"{name}: {order} modes and {ranks} ranks need more than the 52 letters there are")
+    rest = "".join(c for c in ascii_letters if c not in MODES + RANKS)
+    modes = (MODES + rest + RANKS)[:order]
+    return modes, "".join(c for c in RANKS + rest + MODES if c not in modes)[:ranks]
+
+
+def _equation(letters: str, terms: Sequence[str], kept: str) -> str:
+    return f"{','.join((letters, *terms))}->{kept}"
+
+
+# -- checks -----------------------------------------------------------------------------------------------------------
+
+
+def _sparse(x: Any, name: str) -> SparseTensor:
+    sparse = SparseTensor.coerce(x)
+    if sparse is None:
+        raise EquationError(
+            f"{name}: the first operand must be sparse, found {type(x).__name__}; see SparseTensor.from_dense"
+        )
+    return sparse
+
+
+def _matrix(a: Any, name: str) -> SparseTensor:
+    sparse = _sparse(a, name)
+    if sparse.order != 2:
+        raise ShapeError(f"{name}: a must be a matrix, found order {sparse.order}, shape {sparse.shape}")
+    return sparse
+
+
+def _mode(x: SparseTensor, mode: int, name: str) -> int:
+    return _place(mode, x.order, f"{name}: mode {mode} is not a mode of x, whose shape is {x.shape}")
+
+
+def _place(mode: int, order: int, message: str) -> int:
+    if not -order <= mode < order:
+        raise ShapeError(f"{message}; expected {-order}..{order - 1}")
+    return mode % order
+
+
+def _one_a_mode(
+    x: SparseTensor, given: Sequence[torch.Tensor | None], mode: int, name: str, what: str
+) -> dict[int, torch.Tensor]:
+    """The matrices of all modes but one, by mode."""
+    if isinstance(given, torch.Tensor) or len(given) != x.order:
+        found = "a tensor" if isinstance(given, torch.Tensor) else f"{len(given)}"
+        raise EquationError(
+            f"{name}: {what} must be a list of {x.order}, one a mode of x (None for mode {mode}), found {found}"
+        )
+    kept: dict[int, torch.Tensor] = {}
+    for m, matrix in enumerate(given):
+        if m != mode:
+            _check_matrix(matrix, x.shape[m], f"{name}: {what}[{m}]")
+            assert matrix is not None
+            kept[m] = matrix
+    if not kept:
+        raise EquationError(f"{name}: x has order {x.order}; it needs at least 2 modes, one of them to sum")
+    return kept
+
+
+def _check_matrix(matrix: Any, rows: int, what: str) -> None:
+    if not isinstance(matrix, torch.Tensor) or matrix.ndim != 2 or matrix.shape[0] != rows:
+        raise ShapeError(f"{what} must have shape ({rows}, rank), found {_found(matrix)}")
+
+
+def _check_shape(tensor: Any, shape: tuple[int, ...], what: str) -> None:
+    if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != shape:
+        raise ShapeError(f"{what} must have shape {shape}, found {_found(tensor)}")
+
+
+def _found(operand: Any) -> str:
+    return f"shape {tuple(operand.shape)}" if isinstance(operand, torch.Tensor) else type(operand).__name__
+
+
+def _by_mode(values: dict[int, int]) -> str:
+    return ", ".join(f"{v} in mode {m}" for m, v in values.items())
+
+
+def _pairs(modes: Any, left_order: int, right_order: int) -> tuple[list[int], list[int]]:
+    """Modes of x and of y that are summed together, not negative."""
+    if isinstance(modes, int):
+        if not 0 <= modes <= min(left_order, right_order):
+            raise ShapeError(
+                f"contract: {modes} modes cannot be summed; x has order {left_order}, y has {right_order} dimensions"
+            )
+        return list(range(left_order - modes, left_order)), list(range(modes))
+    sides = [[side] if isinstance(side, int) else list(side) for side in modes]
+    if len(sides) != 2 or len(sides[0]) != len(sides[1]):
+        raise EquationError(f"contract: modes must be a number, or as many modes of x as of y, found {modes!r}")
+    found = []
+    for side, order, name in zip(sides, (left_order, right_order), "xy", strict=True):
+        own = [_place(m, order, f"contract: mode {m} is not a mode of {name}, which has {order}") for m in side]
+        if len(set(own)) != len(own):
+            raise EquationError(f"contract: a mode of {name} is named twice in {side}")
+        found.append(own)
+    return found[0], found[1]

@@ -1,0 +1,311 @@
+"""The conformance suite of formats: what packing promises, checked on coordinates of the caller's choice.
+
+In: a registered format's name, coordinates, a shape, a layout. Out: nothing, or `FormatError` naming the promise that
+is broken. A format of one's own is tested by the same calls as those that come with the package::
+
+    from sparsetc.testing import check_format, pattern
+    check_format("mine", pattern("skewed", (30, 40, 50)), (30, 40, 50), Layout(item=(0,), leaf=(1, 2)))
+
+What is checked follows from what a kernel reads: it knows a part by its `View` and nothing else, so the nonzeros are
+first read back by the view's own grammar, then by the format's `unpack`, and both must give what was packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+import torch
+
+from sparsetc.errors import FormatError
+from sparsetc.formats import Packed, get_format, pack
+from sparsetc.formats import words as word_codec
+from sparsetc.ir.plan import Layout
+from sparsetc.ir.view import ITEM, LANE, LEAF, Computed, Field, View, verify
+
+Draw = Callable[[tuple[int, ...], torch.Generator], torch.Tensor]
+
+
+# -- coordinates worth trying -----------------------------------------------------------------------------------------
+
+
+def pattern(name: str, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
+    """(order, nnz) coordinates, sorted and unique, of one of `PATTERNS`; none where the shape is empty."""
+    if 0 in shape:
+        name = "empty"
+    return torch.unique(PATTERNS[name](shape, torch.Generator().manual_seed(seed)), dim=1)
+
+
+def _none(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
+    return torch.zeros((len(shape), 0), dtype=torch.int64)
+
+
+def _drawn(shape: tuple[int, ...], count: int, g: torch.Generator) -> torch.Tensor:
+    return torch.stack([torch.randint(0, size, (count,), generator=g) for size in shape])
+
+
+def _one(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
+    return _drawn(shape, 1, g)
+
+
+def _corners(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
+    return torch.tensor([[0, size - 1] for size in shape])
+
+
+def _random(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
+    return _drawn(shape, max(1, min(80, prod(shape) // 3)), g)
+
+
+def _dense(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
+    return torch.cartesian_prod(*(torch.arange(size) for size in shape)).reshape(-1, len(shape)).T
+
+
+def _skewed(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
+    places = torch.rand((len(shape), max(1, min(100, prod(shape) // 2))), generator=g, dtype=torch.float64) ** 3
+    return torch.stack([(p * size).long().clamp(max=size - 1) for p, size in zip(places, shape, strict=True)])
+
+
+def _slice(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
+    coords = _dense((1, *shape[1:]), g).clone()
+    coords[0] = torch.randint(0, shape[0], (1,), generator=g)
+    return coords
+
+
+def _fiber(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
+    coords = _one(shape, g).expand(-1, shape[-1]).clone()
+    coords[-1] = torch.arange(shape[-1])
+    return coords
+
+
+def _row(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
+    coords = _random(shape, g)
+    coords[0] = shape[0] - 1
+    return coords
+
+
+PATTERNS: dict[str, Draw] = {
+    "empty": _none,
+    "one": _one,
+    "corners": _corners,
+    "random": _random,
+    "dense": _dense,
+    "skewed": _skewed,
+    "slice": _slice,
+    "fiber": _fiber,
+    "row": _row,
+}
+"""No nonzero, one, the first and the last, some, all; few long rows and many short; one whole slice of the first mode;
+one whole fiber of the last; some of one slice of the first mode."""
+UNBOUNDED = ("empty", "one", "corners", "random", "skewed", "row")
+"""The patterns whose nonzeros do not grow with the shape."""
+
+
+# -- the suite --------------------------------------------------------------------------------------------------------
+
+
+def check_format(name: str, coords: torch.Tensor, shape: tuple[int, ...], layout: Layout) -> Packed:
+    """Pack with the named format and check every promise; returns what was packed.
+
+    Args:
+        name: of a registered format.
+        coords: (order, nnz) int64, in lexicographic order, without duplicates.
+        shape: sizes of the modes.
+        layout: how to pack.
+
+    Raises:
+        FormatError: names the promise that is broken.
+    """
+    packed = pack(coords, shape, name, layout)
+    check_view(packed)
+    check_arrays(packed)
+    check_read(packed, coords)
+    check_unpack(packed, coords)
+    check_values(packed)
+    check_heads(packed, coords)
+    check_bytes(packed)
+    return packed
+
+
+def check_view(packed: Packed) -> None:
+    """The view is well formed, is the one the format promises before packing, and its words hold what they must."""
+    view = packed.view
+    verify(view)
+    promised = get_format(packed.format).view(packed.shape, packed.layout)
+    _require(view == promised, f"packing gave the view {view}, but view() promises {promised}")
+    _require(view.order == len(packed.shape), f"the view has order {view.order}, the shape {len(packed.shape)}")
+    fields = [c for level in view.levels for c in level if isinstance(c, Field)]
+    for field in fields:
+        size = packed.shape[field.mode]
+        bits = word_codec.bits_of(size)
+        _require(field.bits == bits, f"mode {field.mode} of size {size} takes {field.bits} bits, not {bits}")
+    for array in {f.array for f in fields}:
+        own = sorted((f for f in fields if f.array == array), key=lambda f: (f.shift, f.bits))
+        ends = [f.shift + f.bits for f in own]
+        overlap = any(f.shift < end for f, end in zip(own[1:], ends, strict=False))
+        _require(not overlap, f"two modes share bits of {array!r}")
+        above = [f for f in own if f.top and any(g.bits and g.shift >= f.shift + max(f.bits, 1) for g in own)]
+        _require(not above, f"a mode of {array!r} is said to have no bits above it, and has")
+        _require(max(ends) <= word_codec.WORD_BITS, f"the words {array!r} need {max(ends)} bits")
+
+
+def check_arrays(packed: Packed) -> None:
+    """Every array the view names is there, of its length, and the pointers are in order."""
+    view, arrays = packed.view, packed.arrays
+    missing = set(view.arrays) - set(arrays) - {"values"}
+    _require(not missing, f"the view reads {', '.join(sorted(missing))}, which packing did not make")
+    blocks = arrays["block_ptr"].numel() - 1 if view.blocks else 0
+    lengths = {ITEM: packed.items, LANE: blocks * view.lanes, LEAF: packed.stored}
+    for level, coordinates in enumerate(view.levels):
+        for c in coordinates:
+            if isinstance(c, Field):
+                found = arrays[c.array].numel()
+                _require(found == lengths[level], f"{c.array!r} has {found} words, expected {lengths[level]}")
+    if not view.chunk:
+        _check_pointers("item_ptr", arrays["item_ptr"], packed.items, blocks if view.blocks else packed.stored)
+    else:
+        items = -(-packed.stored // view.chunk)
+        _require(packed.items == items, f"{packed.stored} nonzeros make {items} chunks, not {packed.items} items")
+    if view.blocks:
+        _check_blocks(packed, blocks)
+
+
+def _check_pointers(name: str, pointers: torch.Tensor, count: int, end: int) -> None:
+    found = pointers.tolist()
+    _require(len(found) == count + 1, f"{name} has {len(found)} elements, expected {count + 1}")
+    _require(found[0] == 0 and found[-1] == end, f"{name} goes from {found[0]} to {found[-1]}, expected 0 to {end}")
+    _require(found == sorted(found), f"{name} falls")
+
+
+def _check_blocks(packed: Packed, blocks: int) -> None:
+    lanes, layout = packed.view.lanes, packed.layout
+    _check_pointers("block_ptr", packed.arrays["block_ptr"], blocks, packed.stored)
+    length = packed.arrays["lane_len"].long()
+    full = packed.arrays["block_full"].long()
+    _require(length.numel() == blocks * lanes, f"lane_len has {length.numel()} elements, expected {blocks * lanes}")
+    _require(full.numel() == blocks, f"block_full has {full.numel()} elements, expected {blocks}")
+    _require(int(length.sum()) == packed.nnz, f"lane_len adds up to {int(length.sum())}, not to {packed.nnz} nonzeros")
+    if not blocks:
+        return
+    spans = torch.diff(packed.arrays["block_ptr"].long())
+    table = length.view(blocks, lanes)
+    _require(bool((spans % lanes == 0).all()), "a block's nonzeros are no multiple of its lanes")
+    _require(bool((table.amax(1) * lanes <= spans).all()), "a fiber is longer than its block")
+    _require(bool((full <= table.amin(1)).all()), "block_full counts a step in which a lane has no nonzero")
+    _require(bool((full % layout.unroll == 0).all()), "block_full is no multiple of the unrolling")
+    if layout.cap:
+        _require(
+            int(length.max()) <= layout.cap, f"a fiber of {int(length.max())} nonzeros passes the cap {layout.cap}"
+        )
+
+
+def check_read(packed: Packed, coords: torch.Tensor) -> None:
+    """A kernel that follows the view reads every nonzero once, at the position that packing says."""
+    found, at = read(packed.view, packed.arrays, packed.items, packed.stored)
+    source = at if packed.positions is None else packed.positions[at]
+    _require(bool((source >= 0).all()), "the view reads a stored place that is padding")
+    _same(found, source, coords, "what the view reads")
+
+
+def check_unpack(packed: Packed, coords: torch.Tensor) -> None:
+    """Unpacking gives back the coordinates, and which nonzero each of them is."""
+    found, positions = get_format(packed.format).unpack(packed)
+    _same(found, positions, coords, "unpack")
+
+
+def check_values(packed: Packed) -> None:
+    """Values are packed to their nonzeros' places, and padding is 0."""
+    values = torch.arange(1, packed.nnz + 1, dtype=torch.float64)
+    stored = packed.pack_values(values)
+    _require(stored.shape == (packed.stored,), f"{stored.numel()} values were packed, expected {packed.stored}")
+    _, at = read(packed.view, packed.arrays, packed.items, packed.stored)
+    source = at if packed.positions is None else packed.positions[at]
+    _require(torch.equal(stored[at], values[source]), "values are not packed with their nonzeros")
+    padding = torch.ones_like(stored, dtype=torch.bool).index_fill_(0, at, False)
+    _require(bool((stored[padding] == 0).all()), "padding holds a value other than 0")
+    half = torch.arange(0, 2 * packed.nnz, 2)  # the part as every other nonzero of a larger tensor
+    spread = torch.zeros(2 * packed.nnz, dtype=torch.float64).index_copy_(0, half, values)
+    _require(torch.equal(packed.of(half).pack_values(spread), stored), "values of a part of a tensor are misplaced")
+
+
+def check_heads(packed: Packed, coords: torch.Tensor) -> None:
+    """What is read off the nonzero that stands for an item, or for a lane, is what the item or the lane shares."""
+    view, arrays = packed.view, packed.arrays
+    found, at = read(view, arrays, packed.items, packed.stored)
+    source = at if packed.positions is None else packed.positions[at]
+    places = _places(view, arrays, packed.items, packed.stored)
+    for level, coordinates in ((ITEM, view.item), (LANE, view.lane)):
+        heads = packed.heads[level]
+        if not coordinates or heads is None:
+            _require(not coordinates or level == LANE or heads is not None, "items share modes but have no heads")
+            continue
+        modes = [c.mode for c in coordinates]
+        own = coords[modes][:, heads[places[level]]]
+        _require(torch.equal(own, coords[modes][:, source]), f"a head of level {level} has not what its nonzeros share")
+    _require(found.shape[1] == packed.nnz, f"{found.shape[1]} nonzeros are read, expected {packed.nnz}")
+
+
+def check_bytes(packed: Packed) -> None:
+    """`nbytes` is what the arrays take, and index words are no wider than need be."""
+    counted = sum(a.untyped_storage().nbytes() if a.is_contiguous() else 0 for a in packed.arrays.values())
+    _require(packed.nbytes <= counted, f"nbytes is {packed.nbytes}, the arrays take {counted}")
+    exact = sum(a.numel() * a.element_size() for a in packed.arrays.values())
+    _require(packed.nbytes == exact, f"nbytes is {packed.nbytes}, expected {exact}")
+    for name, array in packed.arrays.items():
+        _require(array.is_contiguous(), f"array {name!r} is not contiguous")
+        _require(array.dtype != torch.int64 or _needs_64(packed, name), f"array {name!r} takes 64 bits needlessly")
+
+
+def _needs_64(packed: Packed, name: str) -> bool:
+    fields = [c for level in packed.view.levels for c in level if isinstance(c, Field) and c.array == name]
+    return max((f.shift + f.bits for f in fields), default=0) > 31 or packed.wide
+
+
+# -- reading a part as a kernel does ----------------------------------------------------------------------------------
+
+
+def read(view: View, arrays: dict[str, torch.Tensor], items: int, stored: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(coords (order, nnz), stored places (nnz,)) of all nonzeros, by the view's grammar alone."""
+    places = _places(view, arrays, items, stored)
+    found: dict[int, torch.Tensor] = {}
+    for level, coordinates in enumerate(view.levels):
+        decoded = word_codec.decode(arrays, coordinates)
+        for c in coordinates:
+            if isinstance(c, Computed):
+                names = {f"m{mode}": f"found[{mode}]" for mode in range(view.order)}
+                text = c.formula.format(**names, p="place", lane=f"(place % {view.lanes})")
+                found[c.mode] = eval(text, {"found": found, "place": places[level], "torch": torch})
+            else:
+                found[c.mode] = decoded[c.mode][places[level]]
+    return torch.stack([found[mode] for mode in range(view.order)]), places[LEAF]
+
+
+def _places(view: View, arrays: dict[str, torch.Tensor], items: int, stored: int) -> dict[int, torch.Tensor]:
+    """For every nonzero: its item, its fiber (lane of a block), and its stored place."""
+    device = next(iter(arrays.values())).device if arrays else torch.device("cpu")
+    at = torch.arange(stored, device=device)
+    if view.chunk:
+        return {ITEM: at // view.chunk, LANE: at, LEAF: at}
+    numbers = torch.arange(items, device=device)
+    item_of = torch.repeat_interleave(numbers, torch.diff(arrays["item_ptr"].long()))
+    if not view.blocks:
+        return {ITEM: item_of, LANE: at, LEAF: at}
+    block_ptr = arrays["block_ptr"].long()
+    block = torch.repeat_interleave(torch.arange(block_ptr.numel() - 1, device=device), torch.diff(block_ptr))
+    behind = at - block_ptr[block]
+    fiber = block * view.lanes + behind % view.lanes
+    live = behind // view.lanes < arrays["lane_len"].long()[fiber]
+    return {ITEM: item_of[block][live], LANE: fiber[live], LEAF: at[live]}
+
+
+def _same(found: torch.Tensor, positions: torch.Tensor, coords: torch.Tensor, what: str) -> None:
+    nnz = coords.shape[1]
+    _require(found.shape == coords.shape, f"{what}: shape {tuple(found.shape)}, expected {tuple(coords.shape)}")
+    order = torch.argsort(positions)
+    whole = torch.equal(positions[order], torch.arange(nnz, device=positions.device))
+    _require(whole, f"{what}: the positions are not those of all {nnz} nonzeros, once each")
+    _require(torch.equal(found[:, order], coords), f"{what}: coordinates differ from those packed")
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise FormatError(message)

@@ -1,0 +1,354 @@
+"""What the tests of whole einsums share: patterns, operands, the matrix of operations and plans, and the comparison.
+
+Nothing here imports triton, so that the interpreter's tests may set their environment first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+import torch
+
+import sparsetc as stc
+from sparsetc.formats import FORMATS
+from sparsetc.ir.einsum import Bound, run
+from sparsetc.ir.parse import parse
+from sparsetc.ir.reference import coordinates
+
+TOLERANCE = {
+    torch.float64: 1e-13,
+    torch.float32: 1e-5,
+    torch.float16: 4e-3,
+    torch.bfloat16: 3e-2,
+    torch.complex64: 1e-5,
+    torch.complex128: 1e-13,
+    torch.int32: 0.0,
+    torch.int64: 0.0,
+}
+"""Of the error of an element, relative to the sum of the absolute values of its terms."""
+SMALLEST = {torch.float16: 1e-6}
+"""What an element may be off by besides: float16 has few exponents."""
+
+
+# --- operands ---------------------------------------------------------------------------------------------------------
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def random_values(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """Small integers for integer types, else between -1 and 1."""
+    g = generator(seed)
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return torch.randint(-3, 4, shape, generator=g).to(dtype)
+    real = torch.rand(shape, generator=g, dtype=torch.float64) * 2 - 1
+    if dtype.is_complex:
+        return torch.complex(real, torch.rand(shape, generator=g, dtype=torch.float64) * 2 - 1).to(dtype)
+    return real.to(dtype)
+
+
+def _empty(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
+    return torch.zeros((len(shape), 0), dtype=torch.int64)
+
+
+def _one(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
+    return torch.tensor([[int(torch.randint(0, s, (1,), generator=g))] for s in shape])
+
+
+def _dense(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
+    return torch.cartesian_prod(*(torch.arange(s) for s in shape)).reshape(-1, len(shape)).T
+
+
+def _random(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
+    count = max(1, min(80, prod(shape) // 3))
+    return torch.stack([torch.randint(0, s, (count,), generator=g) for s in shape])
+
+
+def _skewed(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
+    """Most nonzeros at small coordinates: a few long rows and many short ones."""
+    count = max(1, min(100, prod(shape) // 2))
+    return torch.stack([(torch.rand(count, generator=g) ** 3 * s).long().clamp(max=s - 1) for s in shape])
+
+
+def _slice(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
+    """Every position of one slice of the first mode."""
+    at = int(torch.randint(0, shape[0], (1,), generator=g))
+    return _dense((1, *shape[1:]), g) + torch.tensor([at] + [0] * (len(shape) - 1)).unsqueeze(1)
+
+
+def _fiber(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
+    """Every position of one fiber of the last mode."""
+    at = [int(torch.randint(0, s, (1,), generator=g)) for s in shape[:-1]]
+    return torch.stack([*(torch.full((shape[-1],), a) for a in at), torch.arange(shape[-1])])
+
+
+def _row(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
+    """All nonzeros in one row of the first mode, not all of the row."""
+    coords = _random(shape, g)
+    coords[0] = shape[0] - 1
+    return coords
+
+
+PATTERNS: dict[str, Callable[[tuple[int, ...], torch.Generator], torch.Tensor]] = {
+    "empty": _empty,
+    "one": _one,
+    "dense": _dense,
+    "random": _random,
+    "skewed": _skewed,
+    "slice": _slice,
+    "fiber": _fiber,
+    "row": _row,
+}
+
+
+def pattern(name: str, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
+    """(order, nnz) coordinates, duplicates possible, in no order."""
+    return PATTERNS["empty" if 0 in shape else name](shape, generator(seed))
+
+
+def unique(coords: torch.Tensor) -> torch.Tensor:
+    """Sorted lexicographically, without duplicates."""
+    return torch.unique(coords, dim=1)
+
+
+def random_sparse(
+    shape: tuple[int, ...], name: str, dtype: torch.dtype, seed: int = 0, coalesce: bool = True
+) -> stc.SparseTensor:
+    """A tensor of a pattern; with ``coalesce=False`` in random order and with duplicates."""
+    coords = pattern(name, shape, seed)
+    if coalesce:
+        coords = unique(coords)
+    else:
+        coords = coords.repeat(1, 2)
+        coords = coords[:, torch.randperm(coords.shape[1], generator=generator(seed))]
+    return stc.SparseTensor(coords, random_values((coords.shape[1],), dtype, seed + 1), shape, coalesce=coalesce)
+
+
+# --- the comparison ---------------------------------------------------------------------------------------------------
+
+
+def densified(x: torch.Tensor | stc.SparseTensor) -> torch.Tensor:
+    """A result as a dense tensor in a type wide enough to sum duplicates in."""
+    if isinstance(x, torch.Tensor):
+        return widened(x)
+    coords, values = coordinates(x)
+    out = torch.zeros(x.shape, dtype=widened(values).dtype, device=values.device)
+    return out.index_put_(tuple(coords), widened(values), accumulate=True)
+
+
+def widened(x: torch.Tensor) -> torch.Tensor:
+    wide = torch.complex128 if x.dtype.is_complex else torch.float64 if x.dtype.is_floating_point else torch.int64
+    return x.detach().to(wide)
+
+
+def bound_of(equation: str, operands: list[Any]) -> Bound:
+    return parse(equation, [tuple(o.shape) for o in operands], [isinstance(o, stc.SparseTensor) for o in operands])
+
+
+def magnitudes(x: torch.Tensor | stc.SparseTensor) -> torch.Tensor | stc.SparseTensor:
+    """Absolute values, those of duplicates too."""
+    if isinstance(x, torch.Tensor):
+        return widened(x).abs()
+    return stc.SparseTensor(x.coords, widened(x.values).abs(), x.shape, coalesce=False)
+
+
+def assert_matches(
+    result: torch.Tensor | stc.SparseTensor, equation: str, operands: list[Any], tolerance: float | None = None
+) -> None:
+    """The result has the right dtype and shape and is within tolerance of the float64 reference."""
+    operands = [o.cpu() for o in operands]
+    e = bound_of(equation, operands).einsum
+    expected = run(e, *operands)
+    x = operands[e.sparse[0]]
+    assert result.dtype == x.dtype
+    assert tuple(result.shape) == tuple(expected.shape)
+    actual = densified(result).cpu()
+    if tolerance is None:
+        tolerance = TOLERANCE[x.dtype]
+    allowed = tolerance * run(e, *map(magnitudes, operands)) + SMALLEST.get(x.dtype, 0.0)
+    wrong = ~((actual - expected).abs() <= allowed)  # so that NaN is wrong
+    if bool(wrong.any()):
+        worst = int(((actual - expected).abs() - allowed).nan_to_num(torch.inf).argmax())
+        found, wanted, off = (t.reshape(-1)[worst].item() for t in (actual, expected, allowed))
+        raise AssertionError(
+            f"{equation}: {int(wrong.sum())} of {wrong.numel()} elements are off; the worst, element {worst}, is "
+            f"{found}, expected {wanted} within {off}"
+        )
+
+
+@contextlib.contextmanager
+def poisoned() -> Iterator[None]:
+    """`torch.empty` gives NaN, or a large integer: what a kernel leaves unwritten is seen."""
+    original = torch.empty
+
+    def empty(*args: Any, **kwargs: Any) -> torch.Tensor:
+        made = original(*args, **kwargs)
+        if made.dtype.is_floating_point or made.dtype.is_complex:
+            return made.fill_(torch.nan)
+        return made.fill_(77) if made.dtype != torch.bool else made
+
+    torch.empty = empty  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.empty = original
+
+
+# --- the matrix of operations -----------------------------------------------------------------------------------------
+
+MODES = "ijklm"
+
+
+def mttkrp(order: int, mode: int) -> str:
+    """``"ijk,jr,kr->ir"`` and its like."""
+    letters = MODES[:order]
+    return ",".join([letters, *(f"{c}r" for c in letters if c != letters[mode])]) + f"->{letters[mode]}r"
+
+
+def ttmc(order: int, mode: int) -> str:
+    """``"ijk,jr,ks->irs"`` and its like."""
+    letters, ranks = MODES[:order], iter("rstu")
+    factors = [c + next(ranks) for c in letters if c != letters[mode]]
+    return ",".join([letters, *factors]) + f"->{letters[mode]}" + "".join(f[1] for f in factors)
+
+
+OPERATIONS: dict[str, str] = {
+    **{f"mttkrp-{order}-{mode}": mttkrp(order, mode) for order in (2, 3, 4, 5) for mode in range(order)},
+    **{f"ttmc-{order}-{mode}": ttmc(order, mode) for order in (3, 4) for mode in range(order)},
+    "spmv": "ij,j->i",
+    "spmm": "ij,jr->ir",
+    "spmm-transposed": "ij,ir->rj",
+    "ttv-0": "ijk,i->jk",
+    "ttv-2": "ijk,k->ij",
+    "ttv-chain": "ijk,j,k->i",
+    "ttm-0": "ijk,ir->jkr",
+    "ttm-2": "ijk,kr->rij",
+    "sddmm": "ij,ir,jr->ij",
+    "sampled": "ijk,ir,jr,kr->ijk",
+    "sampled-permuted": "ijk,ir,jr->kij",
+    "reduction": "ijk->",
+    "weighted-reduction": "ij,ir,jr->",
+    "row-sum": "ijk->i",
+    "projection": "ijk->ik",
+    "scalar": "ij,->ij",
+    "scalars": "ij,,jr,->ir",
+    "dense-letters-only": "ij,r->ri",
+    "shared-table": "ijk,jkr->ir",
+    "semi-sparse": "ijk,jr,kr->ijr",
+    "kept-factor": "ijk,ir,jr,kr->ir",
+    "diagonal": "iij,jr->ir",
+    "vector": "i,ir->r",
+}
+
+SIZES = {"i": 7, "j": 9, "k": 5, "l": 4, "m": 3, "r": 8, "s": 4, "t": 3, "u": 2}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An einsum with its operands."""
+
+    equation: str
+    sizes: dict[str, int] = field(default_factory=lambda: SIZES, hash=False)
+    pattern: str = "skewed"
+    dtype: torch.dtype = torch.float32
+    seed: int = 0
+    coalesce: bool = True
+    sparse: int = 0
+
+    def operands(self, device: str = "cpu") -> list[Any]:
+        terms = self.equation.split("->")[0].split(",")
+        made: list[Any] = []
+        for n, term in enumerate(terms):
+            shape = tuple(self.sizes[c] for c in term)
+            if n == self.sparse:
+                made.append(random_sparse(shape, self.pattern, self.dtype, self.seed, self.coalesce))
+            else:
+                made.append(random_values(shape, self.dtype, self.seed + 10 * (n + 1)))
+        return [o.to(device) for o in made]
+
+
+def check(problem: Problem, device: str = "cpu", tolerance: float | None = None, **settings: Any) -> stc.Kernel:
+    """Compile, call twice on poisoned memory, compare with the reference; returns the kernel."""
+    operands = problem.operands(device)
+    dense = [o for o in operands if isinstance(o, torch.Tensor)]
+    kernel = stc.compile(problem.equation, *operands, **settings)
+    with poisoned():
+        for _ in range(2):
+            assert_matches(kernel(*dense), problem.equation, operands, tolerance)
+    return kernel
+
+
+def plan_names() -> list[str]:
+    """Every plan known by a name, those that formats offer included; "auto" is not among them."""
+    from sparsetc.planner.candidates import FIXED
+    from sparsetc.planner.registry import PLANS
+
+    return [*FIXED, *(n for n in sorted({*PLANS, *FORMATS}) if n not in FIXED and (n in PLANS or offers(n)))]
+
+
+def offers(name: str) -> bool:
+    return hasattr(FORMATS[name], "offer")
+
+
+def longest_row(kernel: stc.Kernel) -> int:
+    """Nonzeros of the longest output row."""
+    from sparsetc.partition.run_length import row_lengths
+
+    c = kernel.canonical
+    return int(row_lengths(c.coords, c.shape, c.kept).max())
+
+
+def two_parts(
+    equation: str, operands: list[Any], long: str, fused: bool, threshold: int | None = None, **settings: Any
+) -> stc.Plan:
+    """A plan of long rows (of only the longest, unless told) by one plan and of the others by ``rows``."""
+    kernel = stc.compile(equation, *operands, plan=long, **settings)
+    first = kernel.choice.plan.parts[0]
+    second = stc.compile(equation, *operands, plan="rows", **settings).choice.plan.parts[0]
+    second = replace(second, schedule=replace(second.schedule, warps=first.schedule.warps))
+    second = replace(second, layout=replace(second.layout, cap=0))
+    limit = longest_row(kernel) if threshold is None else threshold
+    return stc.Plan(f"{long}+rows", (first, second), fused, "run_length", (("threshold", limit),))
+
+
+def explicit_plan(
+    format: str,
+    levels: str,
+    blocks: dict[str, int],
+    *,
+    lanes: int = 32,
+    cap: int = 0,
+    grain: int = 0,
+    unroll: int = 1,
+    warps: int = 1,
+    precision: str = "",
+    name: str = "explicit",
+) -> stc.Plan:
+    """A plan of one part in which nothing is left to heuristics.
+
+    Args:
+        format: its name.
+        levels: modes of the item, the lane and the leaf level, as in ``"0||12"``.
+        blocks: size of the block of each dense letter.
+        lanes, cap, grain, unroll: of the layout.
+        warps: of the schedule.
+        precision: of its dots; "" for no dots.
+        name: of the plan.
+    """
+    item, lane, leaf = (tuple(map(int, level)) for level in levels.split("|"))
+    layout = stc.Layout(item, lane, leaf, lanes=lanes, cap=cap, grain=grain, unroll=unroll)
+    schedule = stc.Schedule(
+        warps=warps, blocks=tuple(blocks.items()), dot=bool(precision), precision=precision or "ieee"
+    )
+    return stc.Plan(name, (stc.Part(format, layout, schedule),))
+
+
+def joined(first: stc.Plan, second: stc.Plan, threshold: int, fused: bool = True) -> stc.Plan:
+    """One plan of the parts of two: long rows by the first."""
+    parts = (*first.parts, *second.parts)
+    return stc.Plan(f"{first.name}+{second.name}", parts, fused, "run_length", (("threshold", threshold),))

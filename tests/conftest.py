@@ -1,0 +1,35 @@
+"""What every test shares: generated source goes to a folder of this run, and hypothesis is given time."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "sparsetc", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("sparsetc")
+
+_folder = tempfile.TemporaryDirectory(prefix="sparsetc-tests-", ignore_cleanup_errors=True)
+os.environ["SPARSETC_CACHE_DIR"] = _folder.name
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """`torch.empty` gives NaN, so that what a kernel leaves unwritten is seen."""
+    from cases import poisoned
+
+    with poisoned():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _settings_are_restored() -> Iterator[None]:
+    precision = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(precision)

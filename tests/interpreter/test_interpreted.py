@@ -1,0 +1,123 @@
+"""The generated Triton source, run by Triton's interpreter: every operation by every plan, types, ranks and patterns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from cases import OPERATIONS, PATTERNS, SIZES, Problem, check, plan_names, two_parts
+
+import sparsetc as stc
+from sparsetc.codegen.launch import TritonLaunch
+
+TALL = {**SIZES, "i": 5, "j": 40, "k": 4}
+"""A few rows of many nonzeros, and many rows of few."""
+
+
+def run(problem: Problem, **settings: Any) -> stc.Kernel:
+    """Check, and see that it was Triton's source that ran."""
+    try:
+        kernel = check(problem, **settings)
+    except stc.PlanError as error:
+        if settings.get("plan", "auto") == "auto":
+            raise
+        pytest.skip(f"the plan does not apply: {error}")
+    assert isinstance(kernel.launch, TritonLaunch)
+    return kernel
+
+
+@pytest.mark.parametrize("plan", ["auto", *plan_names()])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operation_by_plan(name: str, plan: str) -> None:
+    run(Problem(OPERATIONS[name]), plan=plan)
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "separate"])
+@pytest.mark.parametrize("long", ["coo", "fiber"])
+@pytest.mark.parametrize("name", ["mttkrp-3-0", "mttkrp-3-1", "mttkrp-4-2", "ttmc-3-0", "spmm", "ttv-0", "semi-sparse"])
+def test_two_parts(name: str, long: str, fused: bool) -> None:
+    problem = Problem(OPERATIONS[name], TALL)
+    operands = problem.operands()
+    plan = two_parts(problem.equation, operands, long, fused)
+    kernel = run(problem, plan=plan)
+    assert len(kernel.plan.parts) == 2
+    assert sum(p.nnz for p in kernel.plan.parts) == operands[0].nnz
+    assert isinstance(kernel.launch, TritonLaunch)
+    assert len(kernel.launch.launches) == (1 if fused else 2)
+
+
+@pytest.mark.parametrize("threshold", [1, 1000])
+def test_a_part_that_gets_nothing(threshold: int) -> None:
+    problem = Problem("ijk,jr,kr->ir", TALL)
+    kernel = run(problem, plan=two_parts(problem.equation, problem.operands(), "coo", True, threshold))
+    assert len(kernel.plan.parts) == 1
+
+
+@pytest.mark.parametrize("rank", [1, 5, 33, 200, 600])
+@pytest.mark.parametrize("equation", ["ijk,jr,kr->ir", "ij,jr->ir", "ij,ir,jr->ij", "ijk,kr->ijr"])
+@pytest.mark.parametrize("plan", ["coo", "fiber", "rows"])
+def test_ragged_rank(equation: str, rank: int, plan: str) -> None:
+    run(Problem(equation, {**SIZES, "r": rank}, pattern="random"), plan=plan)
+
+
+@pytest.mark.parametrize("ranks", [(1, 5), (16, 16), (33, 5), (70, 20), (17, 100)], ids=str)
+@pytest.mark.parametrize("plan", ["coo", "fiber", "rows"])
+def test_ragged_ranks_of_a_ttm_chain(ranks: tuple[int, int], plan: str) -> None:
+    run(Problem("ijk,jr,ks->irs", {**SIZES, "r": ranks[0], "s": ranks[1]}), plan=plan)
+
+
+@pytest.mark.parametrize("ranks", [(2, 3, 5), (16, 16, 2), (20, 4, 17)], ids=str)
+def test_ragged_ranks_of_order_4(ranks: tuple[int, int, int]) -> None:
+    run(Problem("ijkl,jr,ks,lt->irst", {**SIZES, **dict(zip("rst", ranks, strict=True))}, pattern="random"))
+
+
+TYPED = ["mttkrp-3-0", "mttkrp-4-3", "ttmc-3-1", "spmm", "sampled", "ttv-0", "reduction", "semi-sparse", "scalar"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int64, torch.int32], ids=str)
+@pytest.mark.parametrize("name", TYPED)
+def test_dtype(name: str, dtype: torch.dtype) -> None:
+    for plan in ("coo", "fiber"):
+        run(Problem(OPERATIONS[name], dtype=dtype), plan=plan)
+
+
+@pytest.mark.parametrize("name", ["mttkrp-3-0", "spmm", "sampled", "ttv-0"])
+def test_bfloat16_without_a_dot(name: str) -> None:
+    run(Problem(OPERATIONS[name], dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("name", ["mttkrp-3-0", "ttmc-3-0", "sampled", "ttv-0", "reduction", "semi-sparse"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_pattern(name: str, pattern: str) -> None:
+    run(Problem(OPERATIONS[name], pattern=pattern))
+
+
+@pytest.mark.parametrize("name", ["mttkrp-3-1", "sampled", "sampled-permuted", "ttv-0", "diagonal", "reduction"])
+@pytest.mark.parametrize("plan", ["coo", "fiber", "rows"])
+def test_uncoalesced(name: str, plan: str) -> None:
+    run(Problem(OPERATIONS[name], coalesce=False), plan=plan)
+
+
+@pytest.mark.parametrize("name", ["mttkrp-3-1", "ttmc-3-0", "spmm", "reduction", "ttv-0"])
+@pytest.mark.parametrize("plan", ["coo", "fiber", "rows"])
+def test_deterministic(name: str, plan: str) -> None:
+    run(Problem(OPERATIONS[name], TALL), plan=plan, deterministic=True)
+
+
+@pytest.mark.parametrize("precision", ["highest", "high"])
+def test_precision_of_dots(precision: str) -> None:
+    """The interpreter computes both alike; "medium" needs a bfloat16 dot, which it has not."""
+    kernel = run(Problem("ijk,jr,ks->irs", {**SIZES, "r": 16, "s": 16}), plan="coo", precision=precision)
+    assert kernel.programs[0].dots
+
+
+@pytest.mark.parametrize("order", [6, 8])
+def test_words_of_64_bits(order: int) -> None:
+    """Sizes that multiply to more than 2**63 need two words for the leaf modes."""
+    sizes = dict.fromkeys("ijklmnop", 1 << 12)
+    sizes = {**sizes, "i": 6, "r": 4}
+    letters = "ijklmnop"[:order]
+    problem = Problem(f"{letters},jr->ir", sizes, pattern="row")
+    run(problem, plan="coo")
+    run(problem, plan="fiber")

@@ -1,0 +1,170 @@
+"""The generated Triton source, compiled ahead of time for named targets; no GPU is needed. What is promised is there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Callable
+
+import pytest
+import torch
+from cases import OPERATIONS, SIZES, Problem, explicit_plan, joined
+
+import sparsetc as stc
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
+
+CUDA = ("sm_80", "sm_90", "sm_100")
+TARGETS = (*CUDA, "gfx942")
+MATRIX = {
+    "sm_80": r"mma\.sync",
+    "sm_90": r"wgmma\.mma_async|mma\.sync",
+    "sm_100": r"tcgen05\.mma|wgmma\.mma_async|mma\.sync",
+    "gfx942": r"v_mfma_",
+}
+"""The instructions of the matrix units."""
+EIGHT, SIXTEEN, THIRTY_TWO = ({**SIZES, **dict.fromkeys("rst", n)} for n in (8, 16, 32))
+
+
+def compiled(equation: str, plan: stc.Plan, sizes: dict[str, int], dtype: torch.dtype = torch.float32) -> stc.Kernel:
+    operands = Problem(equation, sizes, "random", dtype).operands()
+    return stc.compile(equation, *operands, plan=plan, backend="triton")
+
+
+def coo_rows(precision: str = "", **blocks: int) -> stc.Plan:
+    """One row of the first mode an item."""
+    return explicit_plan("coo", "0||12", blocks, grain=512, unroll=2, warps=4 if precision else 1, precision=precision)
+
+
+def fibers(precision: str = "", **blocks: int) -> stc.Plan:
+    """Fibers along the last mode, of one row of the first."""
+    warps = 4 if precision else 1
+    return explicit_plan("fiber", "0|1|2", blocks, cap=32, grain=512, unroll=2, warps=warps, precision=precision)
+
+
+def short_rows(**blocks: int) -> stc.Plan:
+    """One row of the first mode a lane."""
+    return explicit_plan("fiber", "|0|12", blocks, grain=32, unroll=2)
+
+
+ORDER_4 = explicit_plan("coo", "0||123", {"r": 16, "s": 16, "t": 16}, unroll=1, warps=4, precision="tf32x3")
+CASES: dict[str, tuple[str, stc.Plan, dict[str, int], torch.dtype]] = {
+    "mttkrp-coo": (OPERATIONS["mttkrp-3-0"], coo_rows(r=32), THIRTY_TWO, torch.float32),
+    "mttkrp-fiber": (OPERATIONS["mttkrp-3-0"], fibers(r=32), THIRTY_TWO, torch.float32),
+    "mttkrp-rows": (OPERATIONS["mttkrp-3-0"], short_rows(r=32), THIRTY_TWO, torch.float32),
+    "mttkrp-fused": (OPERATIONS["mttkrp-3-0"], joined(fibers(r=32), short_rows(r=32), 4), THIRTY_TWO, torch.float32),
+    "mttkrp-ragged": (OPERATIONS["mttkrp-3-0"], coo_rows(r=64), {**SIZES, "r": 200}, torch.float32),
+    "mttkrp-fp64": (OPERATIONS["mttkrp-3-0"], coo_rows(r=32), THIRTY_TWO, torch.float64),
+    "mttkrp-fp16": (OPERATIONS["mttkrp-3-0"], fibers(r=32), THIRTY_TWO, torch.float16),
+    "mttkrp-bf16": (OPERATIONS["mttkrp-3-0"], coo_rows(r=32), THIRTY_TWO, torch.bfloat16),
+    "mttkrp-int32": (OPERATIONS["mttkrp-3-0"], coo_rows(r=32), THIRTY_TWO, torch.int32),
+    "ttmc-4": (OPERATIONS["ttmc-4-0"], ORDER_4, SIXTEEN, torch.float32),
+    "ttmc-fp64": (OPERATIONS["ttmc-3-0"], coo_rows("ieee", r=16, s=16), SIXTEEN, torch.float64),
+    "ttmc-fp16": (OPERATIONS["ttmc-3-0"], fibers("tf32", r=32, s=32), THIRTY_TWO, torch.float16),
+    "ttmc-int64": (OPERATIONS["ttmc-3-0"], coo_rows("ieee", r=16, s=16), SIXTEEN, torch.int64),
+    "sampled": (OPERATIONS["sampled"], explicit_plan("coo", "||012", {"r": 32}, grain=512), THIRTY_TWO, torch.float32),
+    "ttv": (OPERATIONS["ttv-0"], explicit_plan("fiber", "|12|0", {}, grain=32), SIZES, torch.float32),
+    "reduction": (OPERATIONS["reduction"], explicit_plan("coo", "||012", {}, grain=512), SIZES, torch.float32),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", CASES)
+def test_compiles_for(name: str, target: str) -> None:
+    text = compiled(*CASES[name]).ptx(target)
+    if target in CUDA:
+        assert f".target {target}" in text
+    else:
+        assert target in text
+
+
+TTMC: dict[str, Callable[[str], stc.Plan]] = {
+    "coo": lambda precision: coo_rows(precision, r=32, s=32),
+    "fiber": lambda precision: fibers(precision, r=32, s=32),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("precision", ["tf32x3", "tf32", "bf16"])
+@pytest.mark.parametrize("form", TTMC)
+def test_a_ttm_chain_runs_on_the_matrix_units(form: str, precision: str, target: str) -> None:
+    kernel = compiled("ijk,jr,ks->irs", TTMC[form](precision), THIRTY_TWO)
+    assert kernel.programs[0].dots
+    text = kernel.ptx(target)
+    assert re.search(MATRIX[target], text)
+    if target == "sm_80":
+        assert (".bf16.bf16." if precision == "bf16" else ".tf32.tf32.") in text
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_the_planner_gives_a_ttm_chain_to_the_matrix_units(precision: str, target: str) -> None:
+    operands = Problem("ijk,jr,ks->irs", THIRTY_TWO).operands()
+    kernel = stc.compile("ijk,jr,ks->irs", *operands, plan="coo", precision=precision, backend="triton")
+    assert re.search(MATRIX[target], kernel.ptx(target))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "target", "instruction"),
+    [
+        (torch.float64, "sm_80", r"mma\.sync\S*\.f64\.f64"),
+        (torch.float64, "sm_90", r"mma\.sync\S*\.f64\.f64"),
+        (torch.float64, "gfx942", r"v_mfma_f64"),
+        *((dtype, target, MATRIX[target]) for dtype in (torch.float16, torch.bfloat16) for target in TARGETS),
+    ],
+    ids=str,
+)
+def test_other_types_run_on_the_matrix_units(dtype: torch.dtype, target: str, instruction: str) -> None:
+    for plan in ("coo", "fiber"):
+        operands = Problem("ijk,jr,ks->irs", THIRTY_TWO, dtype=dtype).operands()
+        kernel = stc.compile("ijk,jr,ks->irs", *operands, plan=plan, backend="triton")
+        assert re.search(instruction, kernel.ptx(target))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("ranks", [(16, 16, 16), (5, 20, 3)], ids=str)
+def test_a_ttm_chain_of_order_4_runs_on_the_matrix_units(ranks: tuple[int, int, int], target: str) -> None:
+    kernel = compiled("ijkl,jr,ks,lt->irst", ORDER_4, {**SIZES, **dict(zip("rst", ranks, strict=True))})
+    assert kernel.programs[0].dots
+    assert re.search(MATRIX[target], kernel.ptx(target))
+
+
+@pytest.mark.parametrize("target", CUDA)
+@pytest.mark.parametrize("name", ["mttkrp-coo", "mttkrp-fiber", "mttkrp-rows", "mttkrp-fused"])
+def test_mttkrp_loads_16_bytes_a_thread_and_keeps_to_registers(name: str, target: str) -> None:
+    text = compiled(*CASES[name]).ptx(target)
+    assert re.search(r"ld\.global\.v4|ld\.global\.\S*v4", text)
+    assert not re.search(r"\.local\b", text)
+
+
+@pytest.mark.parametrize("name", ["mttkrp-coo", "mttkrp-fiber", "mttkrp-rows", "mttkrp-fused", "sampled"])
+def test_the_assembler_spills_nothing(name: str, tmp_path: os.PathLike[str]) -> None:
+    import triton
+
+    assembler = triton.knobs.nvidia.ptxas.path
+    source = os.path.join(tmp_path, "kernel.ptx")
+    with open(source, "w", encoding="utf-8") as file:
+        file.write(compiled(*CASES[name]).ptx("sm_90"))
+    arguments = [assembler, "-v", "--gpu-name=sm_90a", source, "-o", os.path.join(tmp_path, "kernel.cubin")]
+    report = subprocess.run(arguments, capture_output=True, text=True, check=True).stderr
+    assert "0 bytes spill stores, 0 bytes spill loads" in report
+
+
+def test_parts_run_apart_are_compiled_apart() -> None:
+    plan = joined(fibers(r=32), short_rows(r=32), 14, fused=False)
+    kernel = compiled(OPERATIONS["mttkrp-3-0"], plan, {**THIRTY_TWO, "i": 4})
+    assert len(kernel.plan.parts) == 2
+    assert kernel.ptx("sm_90").count(".visible .entry") == 2
+
+
+def test_unknown_target_lists_the_known_ones() -> None:
+    with pytest.raises(stc.PlanError, match="unknown target 'sm_12'.*sm_90.*gfx942"):
+        compiled(*CASES["mttkrp-coo"]).ptx("sm_12")
+
+
+def test_a_torch_program_has_no_ptx() -> None:
+    operands = Problem("ij,jr->ir").operands()
+    with pytest.raises(stc.PlanError, match="has no PTX"):
+        stc.compile("ij,jr->ir", *operands, backend="torch").ptx()

@@ -1,0 +1,76 @@
+"""The examples and the command line, each in a process of its own, as a reader runs them."""
+
+import os
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+UBER = str(files("sparsetc") / "data" / "uber.tns.gz")
+
+
+def run(tmp_path, *arguments, **environment):
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    env |= {"SPARSETC_CACHE_DIR": str(tmp_path), **environment}
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)], env=env, capture_output=True, text=True, timeout=300, cwd=tmp_path
+    )
+
+
+def passed(result):
+    assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
+    return result.stdout
+
+
+@pytest.mark.parametrize("name", sorted(p.stem for p in EXAMPLES.glob("*.py")))
+def test_an_example_runs_and_checks_itself(tmp_path, name):
+    passed(run(tmp_path, EXAMPLES / f"{name}.py"))
+
+
+@pytest.mark.parametrize("name", ["custom_format", "custom_partition"])
+def test_extensions_serve_the_triton_kernels_too(tmp_path, name):
+    passed(run(tmp_path, EXAMPLES / f"{name}.py", TRITON_INTERPRET="1", SPARSETC_BACKEND="triton"))
+
+
+def test_demo_checks_every_einsum(tmp_path):
+    said = passed(run(tmp_path, "-m", "sparsetc", "demo", "--rank", "8"))
+    assert said.count("<= 1e-05") == 7
+    assert "all results agree" in said
+
+
+def test_demo_fails_when_a_check_does(tmp_path):
+    script = "import sys, sparsetc.__main__ as m; m.ERROR_LIMIT = -1.0; sys.exit(m.main(['demo', '--rank', '2']))"
+    result = run(tmp_path, "-c", script)
+    assert result.returncode == 1
+    assert "FAILED: MTTKRP, mode 0" in result.stdout
+
+
+def test_explain_and_info_read_a_file(tmp_path):
+    said = passed(run(tmp_path, "-m", "sparsetc", "explain", "ijkl,jr,kr,lr->ir", UBER, "--rank", "16", "--source"))
+    assert "considered" in said
+    assert "def part_0" in said
+    said = passed(run(tmp_path, "-m", "sparsetc", "explain", "ijkl,l->ijk", UBER, "--backend", "triton", "--source"))
+    assert "@triton.jit" in said
+    said = passed(run(tmp_path, "-m", "sparsetc", "info", UBER))
+    assert "order 4, 303,343 nonzeros" in said
+    assert "102,603" in said
+    assert passed(run(tmp_path, "-m", "sparsetc", "--version")).startswith("sparsetc ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["explain", "ijk,jr->ir", UBER], "of order 4"),
+        (["explain", "ijkl,jr->qr", UBER], "which no operand has"),
+        (["explain", "ijkl,jr->ir", UBER, "--plan", "none"], "no plan is called 'none'"),
+        (["info", "absent.tns"], "absent.tns"),
+    ],
+)
+def test_the_command_line_refuses_in_one_line_and_a_status(tmp_path, arguments, says):
+    result = run(tmp_path, "-m", "sparsetc", *arguments)
+    assert result.returncode == 1
+    assert says in result.stderr
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,254 @@
+"""Every registered format against the conformance suite; the suite itself against formats that break their promises."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparsetc.errors import FormatError, PlanError
+from sparsetc.formats import FORMATS, Packed, get_format, pack, register_format, words
+from sparsetc.formats.coo import Coo
+from sparsetc.ir.plan import Layout
+from sparsetc.ir.view import Field
+from sparsetc.testing import PATTERNS, UNBOUNDED, check_format, pattern
+
+SHAPES = {1: (11,), 2: (6, 9), 3: (5, 6, 7), 4: (3, 4, 5, 6), 5: (3, 1, 4, 3, 4), 6: (2, 3, 2, 3, 2, 3)}
+HUGE = {2: (2**40, 2**40), 3: (2**31, 2**33, 2**20), 4: (2**20, 1, 2**62, 2**63 - 1), 6: (2**24,) * 6}
+"""Sizes whose product passes 2**63."""
+
+
+def check(name: str, coords: torch.Tensor, shape: tuple[int, ...], layout: Layout) -> Packed:
+    """Check, unless the format says that it does not take such a layout."""
+    try:
+        get_format(name).view(shape, layout)
+    except (FormatError, PlanError) as error:
+        pytest.skip(f"{name} does not take this layout: {error}")
+    return check_format(name, coords, shape, layout)
+
+
+def takes_lanes(name: str) -> bool:
+    """Whether a format lets lanes share a mode."""
+    try:
+        return get_format(name).view((4, 4), Layout((0,), (1,), (), 4)).blocks
+    except (FormatError, PlanError):
+        return False
+
+
+def cut(name: str, modes: tuple[int, ...], items: int, lanes: int) -> tuple[tuple[int, ...], ...] | None:
+    """The modes dealt to the three levels: that many to the item, that many to the lane, the rest to the leaf."""
+    if lanes and not takes_lanes(name):
+        return None
+    return modes[:items], modes[items : items + lanes], modes[items + lanes :]
+
+
+@pytest.mark.parametrize("kind", PATTERNS)
+@pytest.mark.parametrize("order", SHAPES)
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_every_order_and_pattern(name: str, order: int, kind: str) -> None:
+    shape = SHAPES[order]
+    coords = pattern(kind, shape)
+    for items in range(order + 1):
+        for lanes in range(order + 1 - items):
+            levels = cut(name, tuple(range(order)), items, lanes)
+            if levels is None:
+                continue
+            for width in (1, 4, 32):
+                check(name, coords, shape, Layout(*levels, lanes=width, cap=3, grain=7, unroll=2))
+
+
+@pytest.mark.parametrize("order", [2, 3, 4])
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_every_permutation_of_modes(name: str, order: int) -> None:
+    shape = SHAPES[order]
+    coords = pattern("skewed", shape)
+    for modes in permutations(range(order)):
+        for items in range(order + 1):
+            for lanes in range(order + 1 - items):
+                levels = cut(name, modes, items, lanes)
+                if levels is not None:
+                    check(name, coords, shape, Layout(*levels, lanes=4, grain=16))
+
+
+@pytest.mark.parametrize("kind", ["dense", "row", "slice", "skewed"])
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_every_size_that_cuts(name: str, kind: str) -> None:
+    shape = (4, 9, 11)
+    coords = pattern(kind, shape)
+    for levels in (((), (), (0, 1, 2)), ((0,), (), (1, 2)), ((0,), (1,), (2,)), ((), (0, 1), (2,)), ((2,), (0,), (1,))):
+        if levels[1] and not takes_lanes(name):
+            continue
+        for lanes in (1, 2, 32):
+            for cap in (0, 1, 5, 100):
+                for grain in (0, 1, 10, 1000):
+                    for unroll in (1, 4):
+                        check(name, coords, shape, Layout(*levels, lanes, cap, grain, unroll))
+
+
+@pytest.mark.parametrize("kind", UNBOUNDED)
+@pytest.mark.parametrize("order", HUGE)
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_sizes_whose_product_passes_64_bits(name: str, order: int, kind: str) -> None:
+    shape = HUGE[order]
+    coords = pattern(kind, shape)
+    modes = tuple(reversed(range(order)))
+    for items, lanes in ((0, 0), (1, 0), (0, 1), (1, 1), (order, 0)):
+        levels = cut(name, modes, items, lanes)
+        if levels is not None and items + lanes <= order:
+            packed = check(name, coords, shape, Layout(*levels, lanes=4, grain=10))
+            if not items and not lanes and all(isinstance(c, Field) for c in packed.view.leaf):
+                assert "word_1" in packed.view.arrays
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_any_layout(data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(sorted(FORMATS)))
+    order = data.draw(st.integers(1, 6))
+    shape = tuple(data.draw(st.lists(st.integers(1, 9), min_size=order, max_size=order)))
+    modes = tuple(data.draw(st.permutations(range(order))))
+    items = data.draw(st.integers(0, order))
+    lanes = data.draw(st.integers(0, order - items)) if takes_lanes(name) else 0
+    layout = Layout(
+        modes[:items],
+        modes[items : items + lanes],
+        modes[items + lanes :],
+        lanes=data.draw(st.sampled_from([1, 2, 8, 32, 128])),
+        cap=data.draw(st.integers(0, 9)),
+        grain=data.draw(st.sampled_from([0, 1, 3, 50])),
+        unroll=data.draw(st.sampled_from([1, 2, 4])),
+    )
+    kind = data.draw(st.sampled_from([p for p in sorted(PATTERNS) if p in UNBOUNDED or max(shape) ** order < 5000]))
+    try:
+        get_format(name).view(shape, layout)
+    except (FormatError, PlanError):
+        return
+    check_format(name, pattern(kind, shape, data.draw(st.integers(0, 99))), shape, layout)
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 4, 5), (1, 1), (1, 1, 1, 1)], ids=str)
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_modes_of_size_0_and_1(name: str, shape: tuple[int, ...]) -> None:
+    order = len(shape)
+    for kind in ("empty", "dense"):
+        check(name, pattern(kind, shape), shape, Layout((), (), tuple(range(order)), grain=8))
+        check(name, pattern(kind, shape), shape, Layout((0,), (), tuple(range(1, order)), lanes=2))
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "bits"), [(0, 0), (1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (2**31, 31), (2**63 - 1, 63)]
+)
+def test_bits_of_a_mode(size: int, bits: int) -> None:
+    assert words.bits_of(size) == bits
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((256, 256), torch.uint16),
+        ((256, 257), torch.int32),
+        ((2**15, 2**16), torch.int32),
+        ((2**16, 2**16), torch.int64),
+    ],
+    ids=str,
+)
+def test_words_are_the_narrowest(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    fields = words.fields((0, 1), shape, "word")
+    coords = pattern("corners", shape)
+    encoded = words.encode(coords, fields, narrow=True)
+    assert encoded["word"].dtype == dtype
+    decoded = words.decode(encoded, fields)
+    assert all(torch.equal(decoded[mode], coords[mode]) for mode in range(2))
+
+
+def test_words_sort_as_coordinates_do() -> None:
+    shape = (7, 30, 5)
+    coords = pattern("skewed", shape)
+    word = words.encode(coords, words.fields((0, 1, 2), shape, "word"))["word"]
+    assert torch.equal(word, word.sort().values)
+
+
+# --- the registry, and a suite that finds what is wrong ---------------------------------------------------------------
+
+
+def test_an_unknown_format_lists_the_known_ones() -> None:
+    with pytest.raises(FormatError, match=r"no format is called 'csr5'; known: .*coo, fiber"):
+        get_format("csr5")
+
+
+def test_a_class_that_is_no_format_is_refused() -> None:
+    with pytest.raises(FormatError, match="Nothing is not a format"):
+
+        @register_format
+        class Nothing:
+            name = "nothing"
+
+    assert "nothing" not in FORMATS
+
+
+def test_a_layout_of_another_order_is_refused() -> None:
+    with pytest.raises(FormatError, match="the layout deals 3 modes, the tensor has 2"):
+        pack(pattern("random", (4, 5)), (4, 5), "coo", Layout(leaf=(0, 1, 2)))
+
+
+class Broken(Coo):
+    """Coo, spoiled after packing."""
+
+    name = "broken"
+
+    def spoil(self, packed: Packed) -> Packed:
+        raise NotImplementedError
+
+    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], layout: Layout) -> Packed:
+        return replace(self.spoil(super().pack(coords, shape, layout)), format=self.name)
+
+
+class Shifted(Broken):
+    def spoil(self, packed: Packed) -> Packed:
+        word = packed.arrays["word"].clone()
+        word[0] ^= 1
+        return replace(packed, arrays={**packed.arrays, "word": word})
+
+
+class Short(Broken):
+    def spoil(self, packed: Packed) -> Packed:
+        return replace(packed, arrays={**packed.arrays, "item_word": packed.arrays["item_word"][:-1]})
+
+
+class Missing(Broken):
+    def spoil(self, packed: Packed) -> Packed:
+        return replace(packed, arrays={n: a for n, a in packed.arrays.items() if n != "word"})
+
+
+class Unordered(Broken):
+    def spoil(self, packed: Packed) -> Packed:
+        return replace(packed, positions=torch.zeros(packed.nnz, dtype=torch.int64))
+
+
+class Surprising(Broken):
+    def spoil(self, packed: Packed) -> Packed:
+        return replace(packed, view=replace(packed.view, lanes=2 * packed.view.lanes))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Shifted, "what the view reads: coordinates differ"),
+        (Short, "'item_word' has .* words, expected"),
+        (Missing, "packed no array word"),
+        (Unordered, "the positions are not those of all"),
+        (Surprising, r"view\(\) promises"),
+    ],
+)
+def test_the_suite_finds(kind: type[Broken], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FORMATS, "broken", kind())
+    shape = (5, 6, 7)
+    with pytest.raises(FormatError, match=message):
+        check_format("broken", pattern("random", shape), shape, Layout((0,), (), (1, 2), grain=8, lanes=4))
