@@ -80,11 +80,8 @@ def main() -> None:
                         else found.values.double().sum()
                     )
                     whole = equation.split("->")[0] + "->" + "".join(c for c in equation.split("->")[1] if c in ranks)
-                    expected = run(
-                        parse(whole, [x.shape, *(tuple(d.shape) for d in dense)], [True, *(False for _ in dense)]),
-                        x,
-                        *dense,
-                    )
+                    shapes = [x.shape, *(tuple(d.shape) for d in dense)]
+                    expected = run(parse(whole, shapes, [True, *(False for _ in dense)]).einsum, x, *dense)
                     error = relative_error(total.flatten(), expected.flatten()) / 10
                 else:
                     error = relative_error(found, run(bound.einsum, x, *dense))

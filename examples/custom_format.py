@@ -23,6 +23,7 @@ from sparsetc.ir.cost import Statistics
 from sparsetc.ir.view import Computed, View
 from sparsetc.planner.candidates import Candidate, Setting, schedule_of
 from sparsetc.planner.statistics import Counts
+from sparsetc.testing import check_format
 
 FILLED = 0.5
 """Share of the band that must hold nonzeros for the format to be offered."""
@@ -121,6 +122,8 @@ def main() -> None:
             found = kernel(*dense)
             found = found.to_dense() if isinstance(found, stc.SparseTensor) else found
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+            layout = kernel.plan.parts[0].layout
+        check_format("banded", x.coords.cpu(), x.shape, layout)  # the suite that the package's own formats pass
     print("banded matrices agree with torch in", len(equations), "einsums")
 
     # Gradients are einsums too, and run on the same packed matrix.

@@ -124,7 +124,8 @@ def _error(
     found: torch.Tensor | stc.SparseTensor, equation: str, x: stc.SparseTensor, dense: list[torch.Tensor]
 ) -> float:
     """Relative to the float64 reference; infinite where something is not a number."""
-    einsum = parse(equation, [tuple(o.shape) for o in (x, *dense)], [True] + [False] * len(dense)).einsum
+    shapes = [x.shape, *(tuple(d.shape) for d in dense)]
+    einsum = parse(equation, shapes, [True] + [False] * len(dense)).einsum
     if isinstance(found, stc.SparseTensor) and len(einsum.kept) == x.order:
         expected, result = reference.sampled(einsum, x, *dense), found.values
     else:
@@ -183,9 +184,8 @@ def _random_operands(equation: str, x: stc.SparseTensor, rank: int) -> list[torc
 
 def _info(options: argparse.Namespace) -> int:
     x = stc.read(options.file)
-    print(
-        f"{options.file}: order {x.order}, {x.nnz:,} nonzeros, density {x.density:.3g}, {x.dtype}".replace("torch.", "")
-    )
+    dtype = str(x.dtype).removeprefix("torch.")
+    print(f"{options.file}: order {x.order}, {x.nnz:,} nonzeros, density {x.density:.3g}, {dtype}")
     counts = Counts(x.coords, x.shape[: x.sparse_order])
     head = ("mode", "size", "slices", "fibers", "nonzeros a fiber")
     rows = [head]

@@ -33,7 +33,7 @@ def pattern(name: str, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
     """(order, nnz) coordinates, sorted and unique, of one of `PATTERNS`; none where the shape is empty."""
     if 0 in shape:
         name = "empty"
-    return torch.unique(PATTERNS[name](shape, torch.Generator().manual_seed(seed)), dim=1)
+    return torch.unique(PATTERNS[name](shape, torch.Generator().manual_seed(seed)), dim=1).contiguous()
 
 
 def _none(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
@@ -200,9 +200,9 @@ def _check_blocks(packed: Packed, blocks: int) -> None:
 
 def check_read(packed: Packed, coords: torch.Tensor) -> None:
     """A kernel that follows the view reads every nonzero once, at the position that packing says."""
-    found, at = read(packed.view, packed.arrays, packed.items, packed.stored)
+    found, at, live = _nonzeros(packed)
     source = at if packed.positions is None else packed.positions[at]
-    _require(bool((source >= 0).all()), "the view reads a stored place that is padding")
+    _require(packed.padded or bool(live.all()), "there is padding, and padded is not set")
     _same(found, source, coords, "what the view reads")
 
 
@@ -217,7 +217,7 @@ def check_values(packed: Packed) -> None:
     values = torch.arange(1, packed.nnz + 1, dtype=torch.float64)
     stored = packed.pack_values(values)
     _require(stored.shape == (packed.stored,), f"{stored.numel()} values were packed, expected {packed.stored}")
-    _, at = read(packed.view, packed.arrays, packed.items, packed.stored)
+    _, at, _ = _nonzeros(packed)
     source = at if packed.positions is None else packed.positions[at]
     _require(torch.equal(stored[at], values[source]), "values are not packed with their nonzeros")
     padding = torch.ones_like(stored, dtype=torch.bool).index_fill_(0, at, False)
@@ -230,7 +230,7 @@ def check_values(packed: Packed) -> None:
 def check_heads(packed: Packed, coords: torch.Tensor) -> None:
     """What is read off the nonzero that stands for an item, or for a lane, is what the item or the lane shares."""
     view, arrays = packed.view, packed.arrays
-    found, at = read(view, arrays, packed.items, packed.stored)
+    found, at, live = _nonzeros(packed)
     source = at if packed.positions is None else packed.positions[at]
     places = _places(view, arrays, packed.items, packed.stored)
     for level, coordinates in ((ITEM, view.item), (LANE, view.lane)):
@@ -239,15 +239,13 @@ def check_heads(packed: Packed, coords: torch.Tensor) -> None:
             _require(not coordinates or level == LANE or heads is not None, "items share modes but have no heads")
             continue
         modes = [c.mode for c in coordinates]
-        own = coords[modes][:, heads[places[level]]]
+        own = coords[modes][:, heads[places[level][live]]]
         _require(torch.equal(own, coords[modes][:, source]), f"a head of level {level} has not what its nonzeros share")
     _require(found.shape[1] == packed.nnz, f"{found.shape[1]} nonzeros are read, expected {packed.nnz}")
 
 
 def check_bytes(packed: Packed) -> None:
     """`nbytes` is what the arrays take, and index words are no wider than need be."""
-    counted = sum(a.untyped_storage().nbytes() if a.is_contiguous() else 0 for a in packed.arrays.values())
-    _require(packed.nbytes <= counted, f"nbytes is {packed.nbytes}, the arrays take {counted}")
     exact = sum(a.numel() * a.element_size() for a in packed.arrays.values())
     _require(packed.nbytes == exact, f"nbytes is {packed.nbytes}, expected {exact}")
     for name, array in packed.arrays.items():
@@ -277,6 +275,19 @@ def read(view: View, arrays: dict[str, torch.Tensor], items: int, stored: int) -
             else:
                 found[c.mode] = decoded[c.mode][places[level]]
     return torch.stack([found[mode] for mode in range(view.order)]), places[LEAF]
+
+
+def _nonzeros(packed: Packed) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(coords, stored places, mask) of what is read and is a nonzero; the mask is over all that is read.
+
+    Kernels skip the padding of blocks but not that of runs, which is read as zeros at some coordinate of the shape.
+    """
+    found, at = read(packed.view, packed.arrays, packed.items, packed.stored)
+    live = torch.ones_like(at, dtype=torch.bool) if packed.positions is None else packed.positions[at] >= 0
+    _require(not packed.view.blocks or bool(live.all()), "the view reads a stored place that is padding")
+    sizes = torch.tensor(packed.shape, device=found.device).unsqueeze(1)
+    _require(bool(((found >= 0) & (found < sizes)).all()), "the view reads a coordinate outside the shape")
+    return found[:, live], at[live], live
 
 
 def _places(view: View, arrays: dict[str, torch.Tensor], items: int, stored: int) -> dict[int, torch.Tensor]:

@@ -57,11 +57,11 @@ def test_every_order_and_pattern(name: str, order: int, kind: str) -> None:
             levels = cut(name, tuple(range(order)), items, lanes)
             if levels is None:
                 continue
-            for width in (1, 4, 32):
-                check(name, coords, shape, Layout(*levels, lanes=width, cap=3, grain=7, unroll=2))
+            width = (1, 4, 32)[(items + lanes) % 3]
+            check(name, coords, shape, Layout(*levels, lanes=width, cap=3, grain=7, unroll=2))
 
 
-@pytest.mark.parametrize("order", [2, 3, 4])
+@pytest.mark.parametrize("order", [2, 3])
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_every_permutation_of_modes(name: str, order: int) -> None:
     shape = SHAPES[order]
@@ -74,17 +74,17 @@ def test_every_permutation_of_modes(name: str, order: int) -> None:
                     check(name, coords, shape, Layout(*levels, lanes=4, grain=16))
 
 
-@pytest.mark.parametrize("kind", ["dense", "row", "slice", "skewed"])
+@pytest.mark.parametrize("kind", ["dense", "skewed"])
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_every_size_that_cuts(name: str, kind: str) -> None:
     shape = (4, 9, 11)
     coords = pattern(kind, shape)
-    for levels in (((), (), (0, 1, 2)), ((0,), (), (1, 2)), ((0,), (1,), (2,)), ((), (0, 1), (2,)), ((2,), (0,), (1,))):
+    for levels in (((), (), (0, 1, 2)), ((0,), (), (1, 2)), ((0,), (1,), (2,)), ((), (0, 1), (2,))):
         if levels[1] and not takes_lanes(name):
             continue
-        for lanes in (1, 2, 32):
-            for cap in (0, 1, 5, 100):
-                for grain in (0, 1, 10, 1000):
+        for lanes in (1, 4, 32):
+            for cap in (0, 1, 5):
+                for grain in (0, 10):
                     for unroll in (1, 4):
                         check(name, coords, shape, Layout(*levels, lanes, cap, grain, unroll))
 
@@ -104,7 +104,7 @@ def test_sizes_whose_product_passes_64_bits(name: str, order: int, kind: str) ->
                 assert "word_1" in packed.view.arrays
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(st.data())
 def test_any_layout(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(FORMATS)))

@@ -143,6 +143,9 @@ class TritonLaunch:
 
     def __call__(self, values: Sequence[torch.Tensor], dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """Launch; returns before the kernels have run."""
+        if out.is_cuda and out.device.index != torch.cuda.current_device():
+            with torch.cuda.device(out.device):  # Triton launches on the current device
+                return self(values, dense, out)
         taken = 0
         for kernel, grid, fixed, places, warps in self.launches:
             arguments = fixed.copy()

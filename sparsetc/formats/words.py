@@ -63,4 +63,4 @@ def _shrunk(word: torch.Tensor, name: str, layout: Sequence[Field], narrow: bool
     bits = word_bits(layout, name)
     if narrow and bits <= 16:  # unsigned, so that a GPU loads it with its upper bits zero and no instruction more
         return word.to(torch.int32).to(torch.int16).view(torch.uint16)
-    return word.to(torch.int32 if bits <= 31 else torch.int64)
+    return word.to(torch.int32 if bits <= 31 else torch.int64).contiguous()

@@ -16,7 +16,7 @@ Resources, each with the time it alone would take:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
@@ -124,7 +124,7 @@ class Cost:
     dot: sympy.Expr
     precision: str
     owned: bool
-    programs: int = field(default=1)
+    programs: int = 1
     """Grid programs an item."""
     fibers: bool = False
     """Whether nonzeros are reached through fibers."""
@@ -221,7 +221,18 @@ def cost(program: TileProgram) -> Cost:
         stream += FIBERS * 4 * splits
     output = sympy.Integer(p.rows * p.width) * WIDTH
     return Cost(
-        stream, tuple(gathers), registers, added, added_bytes, output, multiply, dot, p.precision, owned, splits
+        stream=stream,
+        gathers=tuple(gathers),
+        registers=registers,
+        added_rows=added,
+        added_bytes=added_bytes,
+        output=output,
+        multiply=multiply,
+        dot=dot,
+        precision=p.precision,
+        owned=owned,
+        programs=splits,
+        fibers=p.view.blocks,
     )
 
 

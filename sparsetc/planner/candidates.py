@@ -19,8 +19,13 @@ from sparsetc.planner.statistics import Counts
 
 LONG_ROW = 64
 """Nonzeros from which a row is given work items of its own (H200: rows of 15 lost 2x to lanes, of 600 won 1.3x)."""
+LONG_RUN = 32
+"""Nonzeros a run must have on average to be dealt to work items by one more mode than the output's."""
 WARP_ELEMENTS = 256
 """Elements of a gathered tile a warp holds: 8 a thread, two 16-byte loads (H200: 8 lanes of rank 32 beat 16 and 32)."""
+LANES_PER_WARP = 16
+"""Most lanes a warp takes of a two-dimensional tile: Triton reads a word per thread, instead of passing them through
+shared memory, only while there are more threads than lanes (rank 5: 32 lanes a warp lost 1.4x)."""
 ROW_WARPS = 4
 """Warps of a block of short rows, half as many elements each (H200: 16 rows over 4 warps beat 7 other shapes)."""
 FIBER_CAP = 32
@@ -68,6 +73,9 @@ class Candidate:
 def candidates(setting: Setting, counts: Counts) -> Iterator[Candidate]:
     """Every plan that applies, the simplest first."""
     yield coo(setting, counts)
+    for mode in setting.rest:
+        if 1 < len(setting.rest) and _shares_long_runs(setting, counts, mode):
+            yield coo(setting, counts, (mode,))
     if setting.rest and setting.kept and _rows_are_short(setting, counts):
         yield rows(setting, counts)
     for leaf in setting.rest:
@@ -80,6 +88,11 @@ def candidates(setting: Setting, counts: Counts) -> Iterator[Candidate]:
 def _rows_are_short(setting: Setting, counts: Counts) -> bool:
     """Whether one row a lane is worth costing: on a GPU a long row would keep its neighbours' lanes waiting."""
     return setting.backend == "torch" or counts.nnz <= 4 * LONG_ROW * counts.distinct(setting.kept)
+
+
+def _shares_long_runs(setting: Setting, counts: Counts, mode: int) -> bool:
+    """Whether the nonzeros that share an output row and this mode fill work items of their own."""
+    return setting.backend == "triton" and counts.nnz >= LONG_RUN * counts.distinct((*setting.kept, mode))
 
 
 def named(name: str, setting: Setting, counts: Counts) -> Candidate:
@@ -107,9 +120,13 @@ def best_leaf(setting: Setting, counts: Counts) -> int:
     return min(choice, key=lambda leaf: counts.distinct(tuple(m for m in range(setting.order) if m != leaf)))
 
 
-def coo(setting: Setting, counts: Counts) -> Candidate:
-    """Runs of one output row, or equal chunks where there is no row to share (or every nonzero is one)."""
-    shared = setting.kept if setting.rest else ()
+def coo(setting: Setting, counts: Counts, also: tuple[int, ...] = ()) -> Candidate:
+    """Runs of one output row, or equal chunks where there is no row to share (or every nonzero is one).
+
+    Modes in `also` are shared by a run too: their factor rows are read once a run, which is then one of several of
+    its output row.
+    """
+    shared = (*setting.kept, *also) if setting.rest else ()
     leaf = tuple(m for m in range(setting.order) if m not in shared)
     schedule, lanes, unroll = schedule_of(setting, blocks=False)
     layout = Layout(shared, (), leaf, lanes, 0, _grain(setting, counts.nnz, schedule), unroll)
@@ -179,7 +196,9 @@ def by_run_length(setting: Setting, counts: Counts) -> Iterator[Candidate]:
             scaled,
             **{k: max(1, int(getattr(scaled, k) * share)) for k in ("items", "fibers", "stored", "nnz")},
         )
-        yield Candidate(plan, (scaled, _blocked(setting, few, short_rows, 1, parts[1].layout)))
+        side = _blocked(setting, few, short_rows, 1, parts[1].layout)
+        side = replace(side, chain=LONG_ROW // parts[1].layout.unroll)  # the longest of the short rows
+        yield Candidate(plan, (scaled, side))
 
 
 def schedule_of(setting: Setting, blocks: bool, rows: bool = False) -> tuple[Schedule, int, int]:
@@ -199,12 +218,12 @@ def schedule_of(setting: Setting, blocks: bool, rows: bool = False) -> tuple[Sch
     block = {c: min(n, 128 if c in output else 512) for c, n in padded.items()}
     block = _fit(block, list(block), 512)
     width = prod(block.values())
-    lanes = max(4, min(128, WARP_ELEMENTS // width))
-    unroll = 4 if width <= 64 else 2
-    if rows:
-        lanes = max(4, min(128, ROW_WARPS * WARP_ELEMENTS // 2 // width))
-        return Schedule(ROW_WARPS, tuple(block.items()), False, setting.precision, tail=unroll), lanes, unroll
-    return Schedule(1, tuple(block.items()), False, setting.precision), lanes, unroll
+    unroll = 8 if width == 1 else 4 if width <= 64 else 2
+    warps = ROW_WARPS if rows else 1
+    lanes = max(
+        4, min(LANES_PER_WARP * warps if width > 1 else 128, warps * WARP_ELEMENTS // (2 if rows else 1) // width)
+    )
+    return Schedule(warps, tuple(block.items()), False, setting.precision, tail=unroll if rows else 1), lanes, unroll
 
 
 def dot_axes(bound: Bound) -> bool:

@@ -1,0 +1,61 @@
+"""The einsums and plans whose generated source is kept in ``tests/golden``. Nothing here is left to heuristics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from cases import Problem, explicit_plan, joined
+
+import sparsetc as stc
+
+FOLDER = Path(__file__).parent / "golden"
+SIZES = {"i": 100, "j": 200, "k": 300, "l": 40, "r": 32, "s": 16, "t": 16}
+RAGGED = {**SIZES, "r": 200}
+HUGE = {**SIZES, "j": 2**40, "k": 2**40}
+
+COO = explicit_plan("coo", "0||12", {"r": 32}, lanes=8, grain=512, unroll=4, name="coo")
+FIBER = explicit_plan("fiber", "0|1|2", {"r": 32}, lanes=8, cap=32, grain=512, unroll=4, name="fiber")
+ROWS = explicit_plan("fiber", "|0|12", {"r": 32}, lanes=32, grain=32, unroll=2, name="rows")
+CHAIN = explicit_plan("coo", "0||12", {"r": 32, "s": 16}, grain=512, unroll=2, warps=2, precision="tf32x3")
+CHAIN_4 = explicit_plan("coo", "0||123", {"r": 32, "s": 16, "t": 16}, warps=4, precision="bf16")
+ONE_LANE = explicit_plan("coo", "0||12", {"r": 32}, lanes=1, name="coo")
+FIBER_ONE_LANE = explicit_plan("fiber", "0|1|2", {"r": 32, "s": 16}, lanes=1, precision="ieee", name="fiber")
+SAMPLED = explicit_plan("coo", "||012", {"r": 32}, lanes=8, grain=512)
+SHORT = explicit_plan("fiber", "|12|0", {}, lanes=128, grain=128)
+ALL = explicit_plan("coo", "||012", {}, lanes=128, grain=512)
+MATRIX = explicit_plan("coo", "0||1", {"r": 32}, lanes=8, grain=512)
+CUT = explicit_plan("coo", "0||12", {"r": 128}, lanes=4, grain=512)
+WIDE = explicit_plan("coo", "0||12", {}, lanes=32, grain=512)
+SEMI = explicit_plan("fiber", "01||2", {"r": 32}, lanes=8)
+
+F32, F16 = torch.float32, torch.float16
+CASES: dict[str, tuple[str, dict[str, int], torch.dtype, stc.Plan, str]] = {
+    "mttkrp_coo": ("ijk,jr,kr->ir", SIZES, F32, COO, "triton"),
+    "mttkrp_fiber": ("ijk,jr,kr->ir", SIZES, F32, FIBER, "triton"),
+    "mttkrp_rows": ("ijk,jr,kr->ir", SIZES, F32, ROWS, "triton"),
+    "mttkrp_fused": ("ijk,jr,kr->ir", SIZES, F32, joined(FIBER, ROWS, 5), "triton"),
+    "mttkrp_ragged": ("ijk,jr,kr->ir", RAGGED, F32, CUT, "triton"),
+    "ttmc_dot": ("ijk,jr,ks->irs", SIZES, F32, CHAIN, "triton"),
+    "ttmc_order_4": ("ijkl,jr,ks,lt->irst", SIZES, F32, CHAIN_4, "triton"),
+    "sampled": ("ijk,ir,jr,kr->ijk", SIZES, F16, SAMPLED, "triton"),
+    "ttv_sparse": ("ijk,i->jk", SIZES, F32, SHORT, "triton"),
+    "ttm_semi_sparse": ("ijk,kr->ijr", SIZES, F32, SEMI, "triton"),
+    "reduction": ("ijk->", SIZES, torch.int32, ALL, "triton"),
+    "spmm": ("ij,jr->ir", SIZES, torch.float64, MATRIX, "triton"),
+    "two_words": ("ijk->i", HUGE, F32, WIDE, "triton"),
+    "mttkrp_torch_coo": ("ijk,jr,kr->ir", SIZES, F32, ONE_LANE, "torch"),
+    "ttmc_torch_fiber": ("ijk,jr,ks->irs", SIZES, F32, FIBER_ONE_LANE, "torch"),
+}
+
+
+def source(name: str) -> str:
+    """The text generated for a case."""
+    equation, sizes, dtype, plan, backend = CASES[name]
+    operands = Problem(equation, sizes, "skewed", dtype).operands()
+    return stc.compile(equation, *operands, plan=plan, backend=backend).source
+
+
+def path(name: str) -> Path:
+    """Where it is kept."""
+    return FOLDER / f"{name}.py"

@@ -1,0 +1,28 @@
+"""Write the generated source of every golden case anew: ``python tests/regenerate_golden.py``; then read the diff."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+
+def main() -> None:
+    """Write the files that changed, and remove those of cases that are gone."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["SPARSETC_CACHE_DIR"] = folder
+        from golden_cases import CASES, FOLDER, path, source
+
+        FOLDER.mkdir(exist_ok=True)
+        for name in CASES:
+            text, file = source(name), path(name)
+            if not file.exists() or file.read_text(encoding="utf-8") != text:
+                file.write_text(text, encoding="utf-8")
+                print(f"wrote {file}")
+        for file in FOLDER.glob("*.py"):
+            if file.stem not in CASES:
+                file.unlink()
+                print(f"removed {file}")
+
+
+if __name__ == "__main__":
+    main()
