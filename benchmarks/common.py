@@ -108,9 +108,18 @@ def kernel_microseconds(kernel: stc.Kernel, dense: list[torch.Tensor]) -> float:
     return microseconds(lambda: kernel.launch(kernel._values, tables, out))
 
 
+def processor() -> str:
+    """The CPU's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
 def record(name: str, rows: list[dict[str, Any]], **extra: Any) -> Path:
     """Write the rows, with versions and the device's name, to ``results/<name>.json``."""
-    device = torch.cuda.get_device_name() if DEVICE == "cuda" else platform.processor() or platform.machine()
+    device = torch.cuda.get_device_name() if DEVICE == "cuda" else processor()
     try:
         import triton
 

@@ -65,7 +65,7 @@ def main() -> None:
                     "plan": k.plan.name,
                     "nnz": x.nnz,
                     "error": error,
-                    "call_us": round(microseconds(lambda: k(*dense)), 1),  # noqa: B023
+                    "call_us": round(microseconds(lambda: k(*dense)), 1),  # noqa: B023, F821
                     "kernel_us": round(kernel_microseconds(k, dense), 1),
                     "predicted_us": round(sum(p.predicted_us for p in e.parts), 1),
                     "floor_us": round(sum(p.roofline_us for p in e.parts), 1),
@@ -75,7 +75,8 @@ def main() -> None:
                 }
                 rows.append(row)
                 print(
-                    f"{name:16s} {mode} {plan:10s} {k.plan.name:10s} call {row['call_us']:7.1f} kernel {row['kernel_us']:7.1f}"
+                    f"{name:16s} {mode} {plan:10s} {k.plan.name:10s}"
+                    f" call {row['call_us']:7.1f} kernel {row['kernel_us']:7.1f}"
                     f" predicted {row['predicted_us']:7.1f} floor {row['floor_us']:6.1f} {'+'.join(row['bound_by'])}"
                     f" peer/kernel {peers[mode] / row['kernel_us']:.2f} error {error:.0e}",
                     flush=True,

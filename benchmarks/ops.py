@@ -94,7 +94,7 @@ def main() -> None:
                     "equation": equation,
                     "sizes": ranks,
                     "plan": k.plan.name,
-                    "call_us": round(microseconds(lambda: k(*dense)), 1),  # noqa: B023
+                    "call_us": round(microseconds(lambda: k(*dense)), 1),  # noqa: B023, F821
                     "kernel_us": round(kernel_microseconds(k, dense), 1),
                     "predicted_us": round(sum(p.predicted_us for p in e.parts), 1),
                     "floor_us": round(sum(p.roofline_us for p in e.parts), 1),

@@ -1,12 +1,15 @@
 """Sparse tensors and matrices shaped like the published ones, made on any torch device.
 
-Every function returns (coords, shape): coords is int64, (order, nnz), unique, in lexicographic order. Values are the caller's.
+Every function returns (coords, shape): coords is int64, (order, nnz), unique, in lexicographic order.
+Values are the caller's.
 """
 
 import math
+
 import torch
 
-# dims, nonzeros, fibers along the last mode, coefficient of variation of nonzeros per fiber, Zipf exponents (all but last mode; last mode)
+# dims, nonzeros, fibers along the last mode, coefficient of variation of nonzeros per fiber,
+# Zipf exponents (all but last mode; last mode)
 PUBLISHED = {
     "nell-2": ((12092, 9184, 28818), 76_879_419, 337_365, 0.9, (0.6, 0.7), 0.7),
     "nell-1": ((2_902_330, 2_143_368, 25_495_389), 143_599_552, 17_370_000, 2.5, (0.7, 0.7), 0.8),
@@ -27,7 +30,7 @@ def _zipf(n, size, a, g, device):
 
 def _unique(columns, shape):
     key = columns[0]
-    for c, d in zip(columns[1:], shape[1:]):
+    for c, d in zip(columns[1:], shape[1:], strict=True):
         key = key * d + c
     key = torch.unique(key)
     out = []
@@ -38,7 +41,7 @@ def _unique(columns, shape):
 
 
 def like(name, scale=1.0, seed=0, device="cpu"):
-    """A tensor like the published `name`; scale < 1 shrinks nonzeros and fibers by it and every mode by scale**(1/order)."""
+    """A tensor like the published `name`; scale < 1 shrinks nonzeros and fibers by it, modes by scale**(1/order)."""
     dims, nnz, fibers, cv, lead_a, leaf_a = PUBLISHED[name]
     if scale != 1.0:
         s = scale ** (1 / len(dims))
@@ -52,12 +55,12 @@ def like(name, scale=1.0, seed=0, device="cpu"):
         .clamp_(1, dims[-1])
     )
     fiber = torch.repeat_interleave(torch.arange(fibers, device=device), length)
-    lead = [_zipf(d, fibers, a, g, device)[fiber] for d, a in zip(dims[:-1], lead_a)]
+    lead = [_zipf(d, fibers, a, g, device)[fiber] for d, a in zip(dims[:-1], lead_a, strict=True)]
     return _unique([*lead, _zipf(dims[-1], fiber.numel(), leaf_a, g, device)], dims), dims
 
 
 def clustered(shape=(480, 875, 749), nnz=10_700_000, tile=16, per_tile=205, seed=0, device="cpu"):
-    """Nonzeros gathered in a share of the tiles, `per_tile` on average each, as in trajectory data (the papers' G1-G3)."""
+    """Nonzeros gathered in a share of the tiles, `per_tile` each on average, as in trajectory data (G1-G3)."""
     g = torch.Generator(device=device).manual_seed(seed)
     grid = [-(-d // tile) for d in shape]
     total = math.prod(grid)
@@ -66,7 +69,7 @@ def clustered(shape=(480, 875, 749), nnz=10_700_000, tile=16, per_tile=205, seed
     count = (weight / weight.mean() * (nnz / tiles.numel())).long().clamp_(1, tile ** len(shape) * 3 // 4)
     owner = torch.repeat_interleave(tiles, count)
     columns = []
-    for b, d in zip(reversed(grid), reversed(shape)):
+    for b, d in zip(reversed(grid), reversed(shape), strict=True):
         inside = torch.randint(0, tile, (owner.numel(),), generator=g, device=device)
         columns.append(((owner % b) * tile + inside).clamp_(max=d - 1))
         owner = owner // b

@@ -62,7 +62,7 @@ def main() -> None:
                     "precision": precision,
                     "plan": k.plan.name,
                     "error": error,
-                    "call_us": round(microseconds(lambda: k(*dense)), 1),  # noqa: B023
+                    "call_us": round(microseconds(lambda: k(*dense)), 1),  # noqa: B023, F821
                     "kernel_us": round(kernel_microseconds(k, dense), 1),
                     "floor_us": round(sum(p.roofline_us for p in k.explain().parts), 1),
                     "probe_us": PROBE_US[precision],

@@ -124,7 +124,7 @@ def _prepared(args: tuple[Any, ...]) -> tuple[str, list[SparseTensor | torch.Ten
             operands.append(operand)
         else:
             raise DtypeError(
-                f"operand {n} must be a torch tensor or sparse, found {type(operand).__name__}; use torch.as_tensor"
+                f"operand {n + 1} must be a torch tensor or sparse, found {type(operand).__name__}; use torch.as_tensor"
             )
     if not any(isinstance(o, SparseTensor) for o in operands):
         raise EquationError(

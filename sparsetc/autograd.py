@@ -76,7 +76,7 @@ class _Raw:
     def shaped(self, upstream: torch.Tensor) -> torch.Tensor:
         """The rows' gradient with an axis for every letter of the raw output."""
         out = self.kernel.output
-        return upstream if self.slots else upstream.reshape(*out.kept_shape, *out.width_shape)
+        return upstream if self.slots else upstream.reshape((*out.kept_shape, *out.width_shape))
 
     def of_dense(
         self, p: int, values: torch.Tensor, dense: Sequence[torch.Tensor], upstream: torch.Tensor
@@ -102,16 +102,20 @@ class _Raw:
         result = self._run(g, self._operands(g, pattern, dense, upstream), "sparse")
         assert isinstance(result, SparseTensor)
         found = result.values
-        source = self.kernel.canonical.source
+        source = self._source
         if source is None:
             return found
-        # Nonzeros off the diagonal of a repeated letter take no part; uncoalesced ones were sorted.
+        # Nonzeros off the diagonal of a repeated letter take no part; uncoalesced ones, and slots, were sorted.
         return torch.zeros_like(values).index_copy(0, source, found)
 
     def _spread(self, values: torch.Tensor) -> torch.Tensor:
-        """Values of the operand used: the slotted one holds only nonzeros that take part."""
-        source = self.kernel.canonical.source
-        return values.index_select(0, source) if self.slots and source is not None else values
+        """Values of the operand used: the slotted one holds only nonzeros that take part, sorted by slot."""
+        return values.index_select(0, self._source) if self.slots and self._source is not None else values
+
+    @property
+    def _source(self) -> torch.Tensor | None:
+        """Which of the kernel's nonzeros the gradient's are."""
+        return self.kernel.slotted_source if self.slots else self.kernel.canonical.source
 
     def _operands(
         self, g: Gradient, x: SparseTensor, dense: Sequence[torch.Tensor], upstream: torch.Tensor

@@ -35,7 +35,7 @@ class Canonical:
     dtype: torch.dtype
     device: torch.device
     arrangement: tuple[tuple[int, ...] | None, ...]
-    """For each reduced dense operand, the permutation to (sparse letters, dense letters); None when it is so already."""
+    """For each reduced dense operand, the permutation to (sparse letters, dense letters); None when it is so."""
 
     @property
     def letters(self) -> tuple[str, ...]:
@@ -60,12 +60,12 @@ class Canonical:
             raise ShapeError(f'"{self.written.einsum.text}" takes {len(positions)} dense operands, found {len(dense)}')
         for operand, position in zip(dense, positions, strict=True):
             if not isinstance(operand, torch.Tensor):
-                raise DtypeError(f"operand {position} must be a torch tensor, found {type(operand).__name__}")
+                raise DtypeError(f"operand {position + 1} must be a torch tensor, found {type(operand).__name__}")
             check_operand(operand, position, self.dtype, self.device)
             expected = self.written.shape(position)
             if operand.shape != expected and not _broadcasts(tuple(operand.shape), expected):
                 raise ShapeError(
-                    f'operand {position} of "{self.written.einsum.text}": the kernel was compiled for shape '
+                    f'operand {position + 1} of "{self.written.einsum.text}": the kernel was compiled for shape '
                     f"{tuple(expected)}, found {tuple(operand.shape)}; compile again for other sizes"
                 )
 
@@ -86,15 +86,16 @@ class Canonical:
         for operand, position in zip(dense, self.written.einsum.dense, strict=True):
             given[position] = operand.expand(self.written.shape(position))
         reduced = self.reduction.apply(given, _einsum)  # type: ignore[arg-type]
-        return [reduced[p] for p in self.reduction.bound.einsum.dense]
+        return [reduced[p] for p in self.reduction.bound.einsum.dense]  # type: ignore[misc]
 
 
 def canonicalise(bound: Bound, operands: Sequence[SparseTensor | torch.Tensor]) -> Canonical:
     """Check dtypes and devices, reduce the dense operands' own expressions, take diagonals of the sparse one."""
     if len(bound.einsum.sparse) > 1:
         raise PlanError(
-            f'"{bound.einsum.text}" has {len(bound.einsum.sparse)} sparse operands (positions '
-            f"{', '.join(map(str, bound.einsum.sparse))}); one is supported: make the smaller ones dense with .to_dense()"
+            f'"{bound.einsum.text}" has {len(bound.einsum.sparse)} sparse operands (number '
+            f"{', '.join(str(p + 1) for p in bound.einsum.sparse)}); one is supported: make the others dense with "
+            ".to_dense()"
         )
     (position,) = bound.einsum.sparse
     x = operands[position]
@@ -109,11 +110,11 @@ def canonicalise(bound: Bound, operands: Sequence[SparseTensor | torch.Tensor]) 
         coords, source = coords[:, order], order if source is None else source[order]
     (sparse,) = reduced.einsum.sparse
     letters = reduced.einsum.inputs[sparse]
-    order = (*letters, *dense_axes(reduced))
+    axes = (*letters, *dense_axes(reduced))
     arrangement = []
     for p in reduced.einsum.dense:
         own = reduced.einsum.inputs[p]
-        permutation = tuple(own.index(c) for c in order if c in own)
+        permutation = tuple(own.index(c) for c in axes if c in own)
         arrangement.append(None if permutation == tuple(range(len(own))) else permutation)
     return Canonical(bound, reduction, reduced, coords, source, x.dtype, x.device, tuple(arrangement))
 
@@ -124,11 +125,13 @@ def check_operand(
     """Raise unless a dense operand has the sparse operand's dtype and device."""
     if operand.dtype != dtype:
         raise DtypeError(
-            f"operand {position} has dtype {operand.dtype}, the sparse operand has {dtype}; convert one of them with .to()"
+            f"operand {position + 1} has dtype {operand.dtype}, the sparse operand has {dtype}; "
+            "convert one of them with .to()"
         )
     if operand.device != device:
         raise DeviceError(
-            f"operand {position} is on {operand.device}, the sparse operand is on {device}; move one of them with .to()"
+            f"operand {position + 1} is on {operand.device}, the sparse operand is on {device}; "
+            "move one of them with .to()"
         )
 
 

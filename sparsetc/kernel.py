@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sparsetc import coords as crd
 from sparsetc.autograd import differentiable
 from sparsetc.canonical import Canonical
 from sparsetc.codegen.launch import BoundPart, TorchLaunch, TritonLaunch, accumulator, source_name
@@ -28,41 +26,12 @@ from sparsetc.ir.plan import Part, Plan
 from sparsetc.ir.tile import TileProgram
 from sparsetc.ir.view import ITEM, LANE, LEAF
 from sparsetc.options import Options
+from sparsetc.output import output_of
 from sparsetc.partition import PARTITIONS, deal
 from sparsetc.planner.candidates import Setting
 from sparsetc.planner.choose import Choice, choose
 from sparsetc.planner.statistics import Counts
 from sparsetc.tensor import SparseTensor
-
-
-@dataclass(frozen=True)
-class Output:
-    """What a call returns: a dense tensor, or values on a pattern known since compilation."""
-
-    kept_shape: tuple[int, ...]
-    width_shape: tuple[int, ...]
-    """Sizes of the dense letters, in the output's order."""
-    permutation: tuple[int, ...] | None
-    """From (kept, dense) letters to the output's order; None when they are so already."""
-    pattern: torch.Tensor | None
-    """(kept, rows) coordinates of a sparse output."""
-    slot: torch.Tensor | None
-    """(nnz,) the row of the output each nonzero adds to; None where it is the nonzero's own number."""
-
-    @property
-    def sparse(self) -> bool:
-        """Whether the result is a SparseTensor."""
-        return self.pattern is not None
-
-    @property
-    def rows(self) -> int:
-        """Rows of the result."""
-        return prod(self.kept_shape) if self.pattern is None else self.pattern.shape[1]
-
-    @property
-    def width(self) -> int:
-        """Elements of a row."""
-        return prod(self.width_shape)
 
 
 class Kernel:
@@ -239,9 +208,11 @@ class Kernel:
         to the dense operands and to the sparse operand's values.
         """
         self.canonical.check(dense)
-        if self._values_of._version != self._version:  # changed in place since they were packed
+        learned = torch.is_grad_enabled() and self._values_of.requires_grad
+        # Changed in place since they were packed; what is learned may be changed through .data, which leaves no trace.
+        if learned or self._values_of._version != self._version:
             self._pack_values()
-        if torch.is_grad_enabled() and (self._values_of.requires_grad or any(d.requires_grad for d in dense)):
+        if learned or (torch.is_grad_enabled() and any(d.requires_grad for d in dense)):
             return self._wrap(differentiable(self, self._values_of, dense))
         return self._wrap(self.run(dense))
 
@@ -296,17 +267,25 @@ class Kernel:
         return self._x.with_values(self._values_of) if self._values_of is not self._x.values else self._x
 
     @cached_property
+    def slotted_source(self) -> torch.Tensor | None:
+        """Which of the sparse operand's nonzeros `slotted_operand` holds, sorted by slot; None for all, as they are."""
+        slot, source = self.output.slot, self.canonical.source
+        if slot is None:
+            return source
+        order = torch.argsort(slot, stable=True)
+        return order if source is None else source[order]
+
+    @cached_property
     def slotted_operand(self) -> SparseTensor:
         """The operand with one more mode in front: the slot of a sparse output that each nonzero adds to."""
-        canonical, e = self.canonical, self.canonical.written.einsum
+        canonical, source = self.canonical, self.slotted_source
         slot = self.output.slot
-        count = canonical.coords.shape[1]
-        slot = torch.arange(count, device=self._x.device) if slot is None else slot
-        coords = self._x.coords if canonical.source is None else self._x.coords[:, canonical.source]
+        slot = torch.arange(canonical.coords.shape[1], device=self._x.device) if slot is None else slot.sort().values
         values = self._values_of.detach()
-        values = values if canonical.source is None else values[canonical.source]
-        shape = (self.output.rows, *canonical.written.shape(e.sparse[0]))
-        return SparseTensor(torch.cat([slot.unsqueeze(0), coords]), values, shape, coalesce=False, check=False)
+        coords = self._x.coords if source is None else self._x.coords[:, source]
+        values = values if source is None else values[source]
+        shape = (self.output.rows, *canonical.written.shape(canonical.written.einsum.sparse[0]))
+        return SparseTensor._make(torch.cat([slot.unsqueeze(0), coords]), values, shape, self._x.is_coalesced)
 
     # -- what a user may look at ------------------------------------------------------------------------------------
     @property
@@ -348,39 +327,6 @@ class Kernel:
 
     def __repr__(self) -> str:
         return f'Kernel("{self.equation}", plan {self.plan.name}, {self.backend}, {self.path.name})'
-
-
-def output_of(canonical: Canonical, x: SparseTensor, form: str) -> Output:
-    """Shape and pattern of the result.
-
-    A result is sparse when it keeps two or more of the sparse operand's modes, or all of them (`form` "auto").
-    """
-    bound, kept = canonical.bound, canonical.kept
-    e = bound.einsum
-    width_letters = tuple(c for c in e.output if c not in canonical.letters)
-    order = (*(canonical.letters[m] for m in kept), *width_letters)
-    permutation = tuple(order.index(c) for c in e.output)
-    shape, width = tuple(canonical.shape[m] for m in kept), bound.extents(width_letters)
-    moved = None if permutation == tuple(range(len(order))) else permutation
-    if form not in ("auto", "dense", "sparse"):
-        raise PlanError(f'output must be "auto", "dense" or "sparse", found {form!r}')
-    everything = len(kept) == len(canonical.letters)
-    sparse = form == "sparse" or (form == "auto" and bool(kept) and (len(kept) >= 2 or everything))
-    if form == "sparse" and not kept:
-        raise PlanError(
-            f'"{e.text}" keeps no mode of the sparse operand, so its result has no pattern; use output="dense"'
-        )
-    if not sparse:
-        return Output(shape, width, moved, None, None)
-    if everything and kept == tuple(range(len(kept))):
-        slot = None if canonical.source is None else torch.arange(canonical.coords.shape[1], device=x.device)
-        return Output(shape, width, moved, canonical.coords, slot)
-    rows = canonical.coords[list(kept)]
-    keys = crd.sort_keys(rows, shape)
-    order_of = crd.lexsort(keys)
-    flags = crd.starts_of_runs([k[order_of] for k in keys])
-    slot = torch.empty_like(order_of).scatter_(0, order_of, torch.cumsum(flags, 0) - 1)
-    return Output(shape, width, moved, rows[:, order_of[flags]].contiguous(), slot)
 
 
 def _backend(settings: Options, x: SparseTensor) -> str:

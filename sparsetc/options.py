@@ -69,6 +69,7 @@ def options(**settings: Any) -> Iterator[Options]:
     """Set options within a ``with`` block; those not named stay as they are.
 
     Args:
+        settings: any of those below.
         precision: ``"highest"`` (error of float32), ``"high"`` (tf32) or ``"medium"`` (bf16 products, float32 sums).
             Default: ``torch.get_float32_matmul_precision()``.
         plan: a plan's name, a `Plan`, or ``"auto"``.

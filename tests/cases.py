@@ -335,7 +335,10 @@ def explicit_plan(
         format: its name.
         levels: modes of the item, the lane and the leaf level, as in ``"0||12"``.
         blocks: size of the block of each dense letter.
-        lanes, cap, grain, unroll: of the layout.
+        lanes: of the layout.
+        cap: of the layout.
+        grain: of the layout.
+        unroll: of the layout.
         warps: of the schedule.
         precision: of its dots; "" for no dots.
         name: of the plan.

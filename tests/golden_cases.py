@@ -12,7 +12,7 @@ import sparsetc as stc
 FOLDER = Path(__file__).parent / "golden"
 SIZES = {"i": 100, "j": 200, "k": 300, "l": 40, "r": 32, "s": 16, "t": 16}
 RAGGED = {**SIZES, "r": 200}
-HUGE = {**SIZES, "j": 2**40, "k": 2**40}
+HUGE = {**SIZES, "k": 2**60}
 
 COO = explicit_plan("coo", "0||12", {"r": 32}, lanes=8, grain=512, unroll=4, name="coo")
 FIBER = explicit_plan("fiber", "0|1|2", {"r": 32}, lanes=8, cap=32, grain=512, unroll=4, name="fiber")
@@ -26,7 +26,7 @@ SHORT = explicit_plan("fiber", "|12|0", {}, lanes=128, grain=128)
 ALL = explicit_plan("coo", "||012", {}, lanes=128, grain=512)
 MATRIX = explicit_plan("coo", "0||1", {"r": 32}, lanes=8, grain=512)
 CUT = explicit_plan("coo", "0||12", {"r": 128}, lanes=4, grain=512)
-WIDE = explicit_plan("coo", "0||12", {}, lanes=32, grain=512)
+WIDE = explicit_plan("coo", "0||213", {"r": 32}, lanes=8, grain=512)
 SEMI = explicit_plan("fiber", "01||2", {"r": 32}, lanes=8)
 
 F32, F16 = torch.float32, torch.float16
@@ -43,7 +43,7 @@ CASES: dict[str, tuple[str, dict[str, int], torch.dtype, stc.Plan, str]] = {
     "ttm_semi_sparse": ("ijk,kr->ijr", SIZES, F32, SEMI, "triton"),
     "reduction": ("ijk->", SIZES, torch.int32, ALL, "triton"),
     "spmm": ("ij,jr->ir", SIZES, torch.float64, MATRIX, "triton"),
-    "two_words": ("ijk->i", HUGE, F32, WIDE, "triton"),
+    "two_words": ("ijkl,jr,lr->ir", HUGE, F32, WIDE, "triton"),
     "mttkrp_torch_coo": ("ijk,jr,kr->ir", SIZES, F32, ONE_LANE, "torch"),
     "ttmc_torch_fiber": ("ijk,jr,ks->irs", SIZES, F32, FIBER_ONE_LANE, "torch"),
 }

@@ -1,4 +1,4 @@
-"""The generated Triton source, compiled ahead of time for named targets; no GPU is needed. What is promised is there."""
+"""The generated Triton source, compiled ahead of time for named targets; no GPU is needed."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_parts_run_apart_are_compiled_apart() -> None:
 
 
 def test_unknown_target_lists_the_known_ones() -> None:
-    with pytest.raises(stc.PlanError, match="unknown target 'sm_12'.*sm_90.*gfx942"):
+    with pytest.raises(stc.PlanError, match=r"unknown target 'sm_12'.*sm_90.*gfx942"):
         compiled(*CASES["mttkrp-coo"]).ptx("sm_12")
 
 

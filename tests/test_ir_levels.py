@@ -301,7 +301,7 @@ def test_what_a_program_says_of_itself() -> None:
     [
         ("ij,jr->ir", "a view of order 3 cannot serve the sparse operand 'ij'"),
         ("iij,jr->ir", "a view of order 3 cannot serve the sparse operand 'iij'"),
-        ("ijk,jrr->ir", "operand 1 repeats a letter; take its diagonal first"),
+        ("ijk,jrr->ir", "operand 2 repeats a letter; take its diagonal first"),
         ("ijk,jt->it", r"the schedule has no block for axis 't'; it has \{'r': 32, 's': 32\}"),
     ],
 )

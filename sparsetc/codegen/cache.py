@@ -2,16 +2,21 @@
 
 In: source text. Out: its module and path. A file is written to a temporary name and renamed, so two processes may
 write at once. A file that is damaged no longer matches the digest in its name and is written anew; to edit a kernel,
-copy it. The least recently used files go when there are more than `MAX_FILES`.
+copy it. The least recently used files go when there are more than `MAX_FILES`. A cache that cannot be written to is
+replaced, with a warning, by a private temporary folder for the life of the process.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import hashlib
 import importlib.util
 import os
+import shutil
 import sys
 import tempfile
+import warnings
 from collections import OrderedDict
 from pathlib import Path
 from types import ModuleType
@@ -21,11 +26,12 @@ MAX_FILES = 4096
 MAX_MODULES = 512
 """Modules kept in memory."""
 
-_modules: OrderedDict[Path, ModuleType] = OrderedDict()
+_modules: OrderedDict[Path, tuple[ModuleType, Path]] = OrderedDict()
+_private: list[Path] = []
 
 
 def default_directory() -> Path:
-    """``$SPARSETC_CACHE_DIR``, else ``sparsetc`` under ``$XDG_CACHE_HOME`` or ``~/.cache``, else the temporary folder."""
+    """``$SPARSETC_CACHE_DIR``, else ``sparsetc`` in ``$XDG_CACHE_HOME`` or ``~/.cache``, else the temporary folder."""
     chosen = os.environ.get("SPARSETC_CACHE_DIR")
     if chosen:
         return Path(chosen)
@@ -46,20 +52,41 @@ def load(source: str, directory: Path | None = None, name: str = "kernel") -> tu
     """Import the source from its file in the cache, writing the file if it is absent or damaged."""
     directory = (directory or default_directory()).expanduser().absolute()
     path = path_of(source, directory, name)
-    module = _modules.get(path)
-    if module is not None:
+    known = _modules.get(path)
+    if known is not None:
         _modules.move_to_end(path)
-        return module, path
-    if not _intact(path, source):
-        _write(path, source)
-    else:
+        return known
+    own = path
+    if _intact(path, source):
         _touch(path)
-    module = _import(path)
-    _modules[path] = module
+    else:
+        own = _written(path, source)
+    loaded = _import(own), own
+    _modules[path] = loaded
     while len(_modules) > MAX_MODULES:
-        old, _ = _modules.popitem(last=False)
+        _, (_, old) = _modules.popitem(last=False)
         sys.modules.pop(_module_name(old), None)
-    return module, path
+    return loaded
+
+
+def _written(path: Path, source: str) -> Path:
+    """Write the file, to a private temporary folder where the cache cannot be written to; returns where it is."""
+    try:
+        _write(path, source)
+        return path
+    except OSError as error:
+        if not _private:
+            folder = Path(tempfile.mkdtemp(prefix="sparsetc-"))
+            _private.append(folder)
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            warnings.warn(
+                f"sparsetc: cannot write generated source to {path.parent} ({error}); using {folder} until this "
+                "process ends. Set SPARSETC_CACHE_DIR to a folder that can be written to",
+                stacklevel=2,
+            )
+        own = _private[0] / path.name
+        _write(own, source)
+        return own
 
 
 def _intact(path: Path, source: str) -> bool:
@@ -70,10 +97,8 @@ def _intact(path: Path, source: str) -> bool:
 
 
 def _touch(path: Path) -> None:
-    try:
+    with contextlib.suppress(OSError):  # a cache that may only be read still serves
         os.utime(path)
-    except OSError:  # a cache that may only be read still serves
-        pass
 
 
 def _write(path: Path, source: str) -> None:
@@ -99,6 +124,7 @@ def _evict(directory: Path) -> None:
             continue
     for _, file in sorted(files)[: max(0, len(files) - MAX_FILES)]:
         file.unlink(missing_ok=True)
+        Path(importlib.util.cache_from_source(str(file))).unlink(missing_ok=True)
 
 
 def _module_name(path: Path) -> str:

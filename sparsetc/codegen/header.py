@@ -20,7 +20,8 @@ def header(programs: Sequence[TileProgram], backend: str) -> str:
     names = [f"X[{', '.join(first.letters)}] sparse"]
     names += [f"{o.name}[{', '.join((*o.rows, *o.axes))}]" for o in first.operands]
     lines.append(
-        f"{first.output}[{', '.join(('row', *first.output_axes))}] += X is the sum of its parts; operands: {'; '.join(names)}."
+        f"{first.output}[{', '.join(('row', *first.output_axes))}] += X is the sum of its parts; "
+        f"operands: {'; '.join(names)}."
     )
     for p in programs:
         lines += ["", f"Part {p.number}, {p.format}: {p.view}.", *("    " + line for line in sketch(p.view, p.letters))]

@@ -205,6 +205,15 @@ class _Function:
     def times(self, tiles: tuple[Tile, ...], axes: tuple[str, ...], level: int) -> str:
         return " * ".join(self.factor(t, axes, level, leading=True) for t in sorted(tiles, key=lambda t: len(t.axes)))
 
+    def in_place(self, tiles: tuple[Tile, ...], axes: tuple[str, ...], level: int) -> str:
+        """The product, multiplied into the fiber sums where they have all its axes: they are read nowhere else."""
+        sums = next((t for t in tiles if t.name == "fiber_sum" and t.axes[1:] == axes), None)
+        if sums is None:
+            return self.times(tiles, axes, level)
+        return "fiber_sum" + "".join(
+            f".mul_({self.factor(t, axes, level, leading=True)})" for t in tiles if t is not sums
+        )
+
     def product(self, s: Product) -> None:
         axes = tuple(a for a in s.out.axes if a != LANES)
         if not s.accumulate:
@@ -224,7 +233,7 @@ class _Function:
             shape = ", ".join(["-1", *(str(self.p.axis(a).size) for a in o.axes)])
             self.put(f"{s.out.name} = bag({self.index(o, level)}, {self.table(o)}, {offsets}, x).view({shape})")
         else:
-            self.put(f"{s.out.name} = run_sums({self.times(s.inputs, axes, level)}, {offsets})")
+            self.put(f"{s.out.name} = run_sums({self.in_place(s.inputs, axes, level)}, {offsets})")
 
     def side(self, tiles: tuple[Tile, ...], axes: tuple[str, ...], level: int) -> str:
         text = self.times(tiles, axes, level)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 
 from sparsetc import coords as crd
+from sparsetc.errors import FormatError
 from sparsetc.formats import words
 from sparsetc.formats.base import Packed, index_dtype, place_in_run, register_format, runs
 from sparsetc.ir.plan import Layout
@@ -27,6 +28,8 @@ class Coo:
 
     def view(self, shape: tuple[int, ...], layout: Layout) -> View:
         """Runs of the item modes; equal chunks where there are none."""
+        if layout.lane:
+            raise FormatError(f"format 'coo' has no lanes that share modes {layout.lane}; deal them to items or leaves")
         leaf = words.fields(layout.leaf, shape, "word")
         item = words.fields(layout.item, shape, "item_word")
         chunk = 0 if item else layout.grain or WHOLE

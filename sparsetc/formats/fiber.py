@@ -48,8 +48,10 @@ class Fiber:
 
     def view(self, shape: tuple[int, ...], layout: Layout) -> View:
         """Blocks of fibers that share the item and lane modes."""
-        names = ((layout.item, "item_word"), (layout.lane, "lane_word"), (layout.leaf, "word"))
-        return View(len(shape), *(words.fields(m, shape, n) for m, n in names), blocks=True, lanes=layout.lanes)
+        item = words.fields(layout.item, shape, "item_word")
+        lane = words.fields(layout.lane, shape, "lane_word")
+        leaf = words.fields(layout.leaf, shape, "word")
+        return View(len(shape), item, lane, leaf, blocks=True, lanes=layout.lanes)
 
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], layout: Layout) -> Packed:
         """Sort by (item, lane, leaf) modes, cut fibers, deal them to blocks and blocks to items."""

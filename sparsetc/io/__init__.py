@@ -12,6 +12,7 @@ import torch
 
 from sparsetc.errors import FormatError, IOFormatError
 from sparsetc.io import mtx, npz, tns
+from sparsetc.options import current
 from sparsetc.tensor import SparseTensor
 
 __all__ = ["SUFFIXES", "read", "write"]
@@ -23,7 +24,7 @@ SUFFIXES = (".tns", ".tns.gz", ".mtx", ".mtx.gz", ".npz")
 def read(
     path: str | os.PathLike[str], *, dtype: torch.dtype | None = None, progress: bool | None = None
 ) -> SparseTensor:
-    """The sparse tensor in a file, on the CPU, coalesced.
+    """The sparse tensor in a file, coalesced, on the CPU unless ``options(device=)`` names another device.
 
     Args:
         path: ``.tns`` (FROSTT text), ``.mtx`` (Matrix Market), either with ``.gz``, or ``.npz``.
@@ -37,8 +38,11 @@ def read(
     """
     suffix = _suffix(path)
     if suffix.startswith(".tns"):
-        return tns.read(path, dtype, progress)
-    return mtx.read(path, dtype) if suffix.startswith(".mtx") else npz.read(path, dtype)
+        found = tns.read(path, dtype, progress)
+    else:
+        found = mtx.read(path, dtype) if suffix.startswith(".mtx") else npz.read(path, dtype)
+    device = current().device
+    return found if device is None else found.to(device)
 
 
 def write(path: str | os.PathLike[str], x: Any) -> None:

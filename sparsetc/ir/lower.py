@@ -124,7 +124,7 @@ class _Lowering:
     def _operand(self, name: str, position: int) -> Operand:
         letters = self.bound.einsum.inputs[position]
         if len(set(letters)) != len(letters):
-            raise PlanError(f"operand {position} repeats a letter; take its diagonal first")
+            raise PlanError(f"operand {position + 1} repeats a letter; take its diagonal first")
         sizes = self.sizes
         rows = tuple(c for c in self.letters if c in letters)
         axes = tuple(c for c in self.order if c in letters)

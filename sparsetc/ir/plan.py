@@ -84,7 +84,8 @@ class Part:
     def __str__(self) -> str:
         modes = " | ".join(",".join(map(str, m)) or "-" for m in (self.layout.item, self.layout.lane, self.layout.leaf))
         where = f" ({self.label})" if self.label else ""
-        return f"{self.format}[{modes}]{where}: {self.nnz:,} nonzeros, {self.layout.lanes} lanes, {self.schedule.warps} warps"
+        size = f"{self.nnz:,} nonzeros, {self.layout.lanes} lanes, {self.schedule.warps} warps"
+        return f"{self.format}[{modes}]{where}: {size}"
 
 
 @dataclass(frozen=True)

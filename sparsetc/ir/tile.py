@@ -115,7 +115,7 @@ class Zero:
 
 @dataclass(frozen=True)
 class Product:
-    """``out`` (+)= the product of the inputs. `right` is empty unless it is a dot of `left` and `right` over the lanes."""
+    """``out`` (+)= the product of the inputs; where `right` is not empty, a dot of `left` and it over the lanes."""
 
     out: Tile
     left: tuple[Tile, ...]
@@ -272,9 +272,10 @@ def verify(program: TileProgram) -> None:
                 reads += tuple(name for name, _ in statement.key.terms)
         elif isinstance(statement, Gather):
             reads = statement.operand.rows
-        elif isinstance(statement, Decode) and isinstance(statement.coordinate, Field):
-            if statement.coordinate.array not in program.view.arrays:
-                raise PlanError(f"decode {statement.letter}: the view has no array {statement.coordinate.array!r}")
+        elif isinstance(statement, Decode):
+            c = statement.coordinate
+            if isinstance(c, Field) and c.array not in program.view.arrays:
+                raise PlanError(f"decode {statement.letter}: the view has no array {c.array!r}")
         unknown = [name for name in reads if not any(name in scope for scope in scopes)]
         if unknown:
             raise PlanError(f"{_line(program, statement).strip()}: {', '.join(unknown)} is not made before it")
@@ -310,7 +311,8 @@ def _line(p: TileProgram, s: Statement) -> str:
     if isinstance(s, Value):
         return f"{s.out} = load X.values"
     if isinstance(s, Gather):
-        return f"{s.out} = {'gather' if s.operand.rows else 'load'} {s.operand.name}[{', '.join((*s.operand.rows, *s.operand.axes))}]"
+        how = "gather" if s.operand.rows else "load"
+        return f"{s.out} = {how} {s.operand.name}[{', '.join((*s.operand.rows, *s.operand.axes))}]"
     if isinstance(s, Zero):
         return f"{s.out} = 0"
     if isinstance(s, Product):

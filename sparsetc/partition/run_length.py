@@ -16,7 +16,7 @@ from sparsetc.partition.base import register_partition
 def by_run_length(
     coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...], *, threshold: int
 ) -> list[torch.Tensor | None]:
-    """[nonzeros of rows with at least `threshold` of them, the others]. Rows share the coordinates of the kept modes."""
+    """[nonzeros of rows with at least `threshold` of them, the others]. A row shares the kept modes' coordinates."""
     lengths = row_lengths(coords, shape, kept)
     long = lengths >= threshold
     return [torch.nonzero(long).flatten(), torch.nonzero(~long).flatten()]
@@ -32,7 +32,7 @@ def row_lengths(coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, .
 
 
 def row_numbers(coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...]) -> torch.Tensor:
-    """(nnz,) a number for each nonzero's output row: its linear index, or its rank where that would be far too large."""
+    """(nnz,) a number for each nonzero's output row: its linear index, or its rank where that would be too large."""
     sizes = [shape[m] for m in kept]
     keys = crd.sort_keys(coords[list(kept)], sizes)
     span = 1

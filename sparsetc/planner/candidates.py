@@ -74,7 +74,7 @@ def candidates(setting: Setting, counts: Counts) -> Iterator[Candidate]:
     """Every plan that applies, the simplest first."""
     yield coo(setting, counts)
     for mode in setting.rest:
-        if 1 < len(setting.rest) and _shares_long_runs(setting, counts, mode):
+        if len(setting.rest) > 1 and _shares_long_runs(setting, counts, mode):
             yield coo(setting, counts, (mode,))
     if setting.rest and setting.kept and _rows_are_short(setting, counts):
         yield rows(setting, counts)
@@ -179,7 +179,7 @@ def by_run_length(setting: Setting, counts: Counts) -> Iterator[Candidate]:
     longs = [coo(setting, counts)] + [fiber(setting, counts, leaf) for leaf in setting.rest if len(setting.rest) > 1]
     for long in longs:
         first, second = long.plan.parts[0], short.plan.parts[0]
-        # One launch needs one number of warps; of many nonzeros each part has enough programs to fill a launch of its own.
+        # One launch needs one number of warps; of many nonzeros each part has programs enough for its own launch.
         fused = counts.nnz < FUSE_BELOW
         parts = tuple(
             replace(
@@ -191,11 +191,11 @@ def by_run_length(setting: Setting, counts: Counts) -> Iterator[Candidate]:
             )
         )
         plan = Plan(f"{long.plan.name}+rows", parts, fused, "run_length", (("threshold", LONG_ROW),))
-        scaled = long.expected[0]
-        scaled = replace(
-            scaled,
-            **{k: max(1, int(getattr(scaled, k) * share)) for k in ("items", "fibers", "stored", "nnz")},
+        whole = long.expected[0]
+        items, fibers, stored, nnz = (
+            max(1, int(n * share)) for n in (whole.items, whole.fibers, whole.stored, whole.nnz)
         )
+        scaled = replace(whole, items=items, fibers=fibers, stored=stored, nnz=nnz)
         side = _blocked(setting, few, short_rows, 1, parts[1].layout)
         side = replace(side, chain=LONG_ROW // parts[1].layout.unroll)  # the longest of the short rows
         yield Candidate(plan, (scaled, side))
@@ -227,7 +227,7 @@ def schedule_of(setting: Setting, blocks: bool, rows: bool = False) -> tuple[Sch
 
 
 def dot_axes(bound: Bound) -> bool:
-    """Whether two dense operands with sparse letters have no dense axis in common, so that a matrix product may form."""
+    """Whether two dense operands with sparse letters have no dense axis in common: a matrix product may form."""
     e = bound.einsum
     groups: list[set[str]] = []
     for p in e.dense:
@@ -272,7 +272,8 @@ def _runs(setting: Setting, counts: Counts, layout: Layout) -> tuple[tuple[str, 
 
 
 def _items(n: int, rows: int, grain: int) -> int:
-    return max(1, rows + (n // grain if grain else 0)) if n else 0
+    """Work items of `rows` rows: one at least each, and one more for every grain; about half a grain is lost a row."""
+    return max(1, rows, rows // 2 + n // grain if grain else 0) if n else 0
 
 
 def _blocked(setting: Setting, nnz: int, fibers: int, rows: int, layout: Layout) -> Statistics:

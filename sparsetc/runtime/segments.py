@@ -7,6 +7,9 @@ index_add for every other type and on a GPU.
 
 from __future__ import annotations
 
+import warnings
+from functools import lru_cache
+
 import torch
 import torch.nn.functional as F
 
@@ -69,7 +72,16 @@ def run_products(left: torch.Tensor, right: torch.Tensor, offsets: torch.Tensor)
 def _csr_product(
     offsets: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, table: torch.Tensor
 ) -> torch.Tensor:
+    _hush()
     size = (offsets.numel() - 1, table.shape[0])
     matrix = torch.sparse_csr_tensor(offsets, index.to(offsets.dtype), weights, size, check_invariants=False)
     out = table.new_empty((size[0], table.shape[1]))
     return torch.addmm(out, matrix, table, beta=0, out=out)
+
+
+@lru_cache(maxsize=1)
+def _hush() -> None:
+    """Make torch's first CSR tensor where its one warning, that they are in beta, is not shown to the user."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.sparse_csr_tensor(torch.tensor([0, 0]), torch.tensor([], dtype=torch.long), torch.tensor([]), (1, 1))

@@ -1,4 +1,4 @@
-"""The generated Triton source, run by Triton's interpreter: every operation by every plan, types, ranks and patterns."""
+"""The generated Triton source, run by Triton's interpreter: every operation and plan, types, ranks and patterns."""
 
 from __future__ import annotations
 

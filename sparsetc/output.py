@@ -1,0 +1,79 @@
+"""What an einsum returns: a dense tensor, or values on a pattern that is known once the sparse operand is.
+
+In: a canonical einsum and its sparse operand. Out: `Output`: shapes, the pattern, and the row each nonzero adds to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from sparsetc import coords as crd
+from sparsetc.canonical import Canonical
+from sparsetc.errors import PlanError
+from sparsetc.tensor import SparseTensor
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a call returns: a dense tensor, or values on a pattern known since compilation."""
+
+    kept_shape: tuple[int, ...]
+    width_shape: tuple[int, ...]
+    """Sizes of the dense letters, in the output's order."""
+    permutation: tuple[int, ...] | None
+    """From (kept, dense) letters to the output's order; None when they are so already."""
+    pattern: torch.Tensor | None
+    """(kept, rows) coordinates of a sparse output."""
+    slot: torch.Tensor | None
+    """(nnz,) the row of the output each nonzero adds to; None where it is the nonzero's own number."""
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the result is a SparseTensor."""
+        return self.pattern is not None
+
+    @property
+    def rows(self) -> int:
+        """Rows of the result."""
+        return prod(self.kept_shape) if self.pattern is None else self.pattern.shape[1]
+
+    @property
+    def width(self) -> int:
+        """Elements of a row."""
+        return prod(self.width_shape)
+
+
+def output_of(canonical: Canonical, x: SparseTensor, form: str) -> Output:
+    """Shape and pattern of the result.
+
+    A result is sparse when it keeps two or more of the sparse operand's modes, or all of them (`form` "auto").
+    """
+    bound, kept = canonical.bound, canonical.kept
+    e = bound.einsum
+    width_letters = tuple(c for c in e.output if c not in canonical.letters)
+    order = (*(canonical.letters[m] for m in kept), *width_letters)
+    permutation = tuple(order.index(c) for c in e.output)
+    shape, width = tuple(canonical.shape[m] for m in kept), bound.extents(width_letters)
+    moved = None if permutation == tuple(range(len(order))) else permutation
+    if form not in ("auto", "dense", "sparse"):
+        raise PlanError(f'output must be "auto", "dense" or "sparse", found {form!r}')
+    everything = len(kept) == len(canonical.letters)
+    sparse = form == "sparse" or (form == "auto" and bool(kept) and (len(kept) >= 2 or everything))
+    if form == "sparse" and not kept:
+        raise PlanError(
+            f'"{e.text}" keeps no mode of the sparse operand, so its result has no pattern; use output="dense"'
+        )
+    if not sparse:
+        return Output(shape, width, moved, None, None)
+    if everything and kept == tuple(range(len(kept))):
+        slot = None if canonical.source is None else torch.arange(canonical.coords.shape[1], device=x.device)
+        return Output(shape, width, moved, canonical.coords, slot)
+    rows = canonical.coords[list(kept)]
+    keys = crd.sort_keys(rows, shape)
+    order_of = crd.lexsort(keys)
+    flags = crd.starts_of_runs([k[order_of] for k in keys])
+    slot = torch.empty_like(order_of).scatter_(0, order_of, torch.cumsum(flags, 0) - 1)
+    return Output(shape, width, moved, rows[:, order_of[flags]].contiguous(), slot)
