@@ -23,7 +23,7 @@ from sparsetc.explain import Explanation, explain
 from sparsetc.formats import Packed, pack
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.plan import Part, Plan
-from sparsetc.ir.tile import TileProgram
+from sparsetc.ir.tile import Add, TileProgram, walk
 from sparsetc.ir.view import ITEM, LANE, LEAF
 from sparsetc.options import Options
 from sparsetc.output import output_of
@@ -31,6 +31,7 @@ from sparsetc.partition import PARTITIONS, deal
 from sparsetc.planner.candidates import Setting
 from sparsetc.planner.choose import Choice, choose
 from sparsetc.planner.statistics import Counts
+from sparsetc.runtime.second_pass import SecondPass
 from sparsetc.tensor import SparseTensor
 
 
@@ -50,6 +51,7 @@ class Kernel:
             _dot_precision(settings.effective_precision(), x),
             settings.deterministic,
             x.values.element_size(),
+            x.dtype.is_floating_point,
         )
         settings.check_memory(
             self.output.rows * self.output.width * accumulator(x.dtype).itemsize,
@@ -73,6 +75,12 @@ class Kernel:
             if packed.nnz == 0 and len(plan.parts) > 1:
                 continue
             parts.append(self._bound_part(part, packed, number))
+        self._second = None
+        if self._needs_second_pass(parts):
+            (bound,) = parts
+            part = plan.parts[bound.program.number]
+            parts = [self._bound_part(part, bound.packed, bound.program.number, partial=True)]
+            self._second = SecondPass.of(bound.packed.slots(ITEM, self._row_of_nonzeros()))
         self.parts = tuple(parts)
         used = tuple(
             replace(
@@ -84,7 +92,7 @@ class Kernel:
         )
         self.plan = replace(plan, parts=used)
         # Where every row is stored by its one owner, nothing need be zeroed, and nothing narrower need be widened.
-        self._owned = all(_add_owned(p.program) for p in parts)
+        self._owned = self._second is None and all(_add_owned(p.program) for p in parts)
         covered = self.output.sparse
         self._zero = not (self._owned and covered)
         name = source_name(str(self.canonical.bound.einsum), self.backend)
@@ -133,12 +141,40 @@ class Kernel:
             found.append(packed)
         return found
 
-    def _bound_part(self, part: Part, packed: Packed, number: int) -> BoundPart:
+    def _needs_second_pass(self, parts: list[BoundPart]) -> bool:
+        """Whether sums must not depend on the order of atomics, and would; integers' never do."""
+        if not self.settings.deterministic or self.backend == "torch" or not self._x.dtype.is_floating_point:
+            return False
+        adds = [s for p in parts for s, _ in walk(p.program.body) if isinstance(s, Add)]
+        if all(s.owned for s in adds):
+            return False
+        program = parts[0].program
+        summed_over_grid = any(a.letter not in program.output_axes for a in program.split)
+        if len(parts) > 1 or adds[0].key.level != ITEM or summed_over_grid:
+            raise PlanError(
+                f"plan {self.choice.plan.name!r} adds to output rows from several parts, lanes or blocks at once, "
+                'which is not deterministic; take "coo", "fiber", "rows" or "auto"'
+            )
+        return True
+
+    def _row_of_nonzeros(self) -> torch.Tensor:
+        """(nnz of the operand,) the output row each nonzero adds to."""
+        if self.output.sparse:
+            return self._slot_of_nonzeros()
+        row = torch.zeros(self.canonical.coords.shape[1], dtype=torch.long, device=self._x.device)
+        for mode in self.canonical.kept:
+            row = row * self.canonical.shape[mode] + self.canonical.coords[mode]
+        if self.canonical.source is None:
+            return row
+        return row.new_zeros(self._x.nnz).index_copy(0, self.canonical.source, row)
+
+    def _bound_part(self, part: Part, packed: Packed, number: int, partial: bool = False) -> BoundPart:
+        """Lower one part; `partial` gives every work item an output row of its own."""
         target = Target(
-            sparse=self.output.sparse,
+            sparse=self.output.sparse or partial,
             natural=packed.positions is None and packed.source is None and self.output.slot is None,
-            owned=self._is_owned(packed),
-            rows=self.output.rows,
+            owned=partial or self._is_owned(packed),
+            rows=packed.items if partial else self.output.rows,
             wide=packed.wide,
         )
         program = lower(
@@ -154,6 +190,8 @@ class Kernel:
         if program.slot:
             level = ("item_slot", "lane_slot", "leaf_slot").index(program.slot)
             slot = packed.slots(level, self._slot_of_nonzeros())
+        if partial:
+            slot = torch.arange(packed.items, device=self._x.device)
         if program.dots and self._x.dtype == torch.float64 and self.backend == "triton":
             packed = _wide_words(packed)
         return BoundPart(program, packed, slot)
@@ -228,7 +266,12 @@ class Kernel:
             if self.backend == "torch" and kept != x.dtype:
                 tables = [t.to(kept) for t in tables]
             if all(t.numel() for t in tables):
-                self.launch(self._values, tables, result)
+                if self._second is None:
+                    self.launch(self._values, tables, result)
+                else:
+                    partial = torch.empty((self._second.items, *out.width_shape), dtype=kept, device=x.device)
+                    self.launch(self._values, tables, partial)
+                    self._second(partial, result)
             elif not self._zero:  # a sum over no elements
                 result.zero_()
         return result if result.dtype == x.dtype else result.to(x.dtype)
@@ -344,8 +387,6 @@ def _dot_precision(precision: str, x: SparseTensor) -> str:
 
 
 def _add_owned(program: TileProgram) -> bool:
-    from sparsetc.ir.tile import Add, walk
-
     return all(s.owned for s, _ in walk(program.body) if isinstance(s, Add))
 
 

@@ -19,6 +19,7 @@ from sparsetc.ir.tile import (
     Product,
     Row,
     Statement,
+    Sum,
     Tile,
     TileProgram,
     Value,
@@ -113,6 +114,8 @@ class _Function:
         elif isinstance(s, Gather):
             if s.out.name not in self.fused:
                 self.put(f"{s.out.name} = {self.rows(s.operand, s.out.level)}")
+        elif isinstance(s, Sum):  # the loop above ended in a sum over each item's rows
+            self.put(f"{s.out.name} = {s.source.name}")
         elif isinstance(s, Product):
             self.product(s)
         elif isinstance(s, Add):

@@ -24,6 +24,7 @@ from sparsetc.ir.tile import (
     Row,
     Slot,
     Statement,
+    Sum,
     Tile,
     TileProgram,
     Value,
@@ -179,6 +180,8 @@ class _Function:
                 self.gather(s, u)
         elif isinstance(s, Zero):
             self.put(f"{s.out.name} = tl.zeros({self.shape(s.out)}, {self.acc})")
+        elif isinstance(s, Sum):
+            self.put(f"{s.out.name} = tl.sum({s.source.name}, 0)")
         elif isinstance(s, Product):
             for u in self.each(max(t.level for t in s.inputs) if s.accumulate else s.out.level):
                 self.product(s, u)

@@ -41,7 +41,20 @@ class Coo:
         leaf, item = view.leaf, view.item
         if not layout.item:
             arrays = words.encode(coords, leaf, narrow=layout.lanes > 1)
-            return Packed(self.name, layout, shape, nnz, view, arrays, None, nnz, -(-nnz // view.chunk))
+            heads = torch.arange(0, nnz, min(view.chunk, max(nnz, 1)), device=coords.device)
+            return Packed(
+                self.name,
+                layout,
+                shape,
+                nnz,
+                view,
+                arrays,
+                None,
+                nnz,
+                heads.numel(),
+                heads=(heads, None),
+                cut=(heads.numel() > 1, False),
+            )
         order = (*layout.item, *layout.leaf)
         coords, positions = _sorted(coords, shape, order)
         flags = crd.starts_of_runs(crd.sort_keys(coords[list(layout.item)], [shape[m] for m in layout.item]))

@@ -36,6 +36,7 @@ from sparsetc.ir.tile import (
     Row,
     Slot,
     Statement,
+    Sum,
     TileProgram,
     Value,
     Zero,
@@ -140,6 +141,8 @@ class _Item:
             self.tiles[s.out.name] = self.gather(s), s.out.axes
         elif isinstance(s, Zero):
             self.tiles[s.out.name] = self.values.new_zeros([self.size(a) for a in s.out.axes]), s.out.axes
+        elif isinstance(s, Sum):
+            self.tiles[s.out.name] = self.tiles[s.source.name][0].sum(0), s.out.axes
         elif isinstance(s, Product):
             self.tiles[s.out.name] = self.product(s), s.out.axes
         else:

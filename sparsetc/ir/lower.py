@@ -32,6 +32,7 @@ from sparsetc.ir.tile import (
     Row,
     Slot,
     Statement,
+    Sum,
     Tile,
     TileProgram,
     Value,
@@ -180,6 +181,10 @@ class _Lowering:
         total = self._total(inner)
         tail: list[Statement] = []
         if factors[ITEM]:
+            if LANES in total.axes:
+                summed = Tile("summed", total.axes[1:], ITEM)
+                tail.append(Sum(summed, total))
+                total = summed
             inputs = (total, *factors[ITEM])
             extra = tuple(a for a in self.order if a not in total.axes and any(a in t.axes for t in inputs))
             out = Tile("scaled", (*total.axes, *extra), ITEM)

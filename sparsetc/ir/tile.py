@@ -9,7 +9,8 @@ printer, all from the same statements. The grammar::
                | tile = gather operand[rows, axes]        # a row of a dense operand per lane, or one for the item
                | tile = zero                              # an accumulator
                | tile (+)= product tiles, multiply | dot  # the tile einsum and how it is contracted
-               | loop blocks | steps { statement* }
+               | tile = sum lanes of tile               # before what the lanes share is multiplied in
+             | loop blocks | steps { statement* }
                | add | store output[key, axes] tile       # by atomics, or plainly where one item owns the row
     key       := row(coordinate*stride + …) | slot(array) | position
 
@@ -134,6 +135,14 @@ class Product:
 
 
 @dataclass(frozen=True)
+class Sum:
+    """``out`` = `source` summed over the lanes."""
+
+    out: Tile
+    source: Tile
+
+
+@dataclass(frozen=True)
 class Loop:
     """Over the blocks of an item (level LANE) or the steps of a block or of an item (level LEAF)."""
 
@@ -177,7 +186,7 @@ class Add:
     owned: bool
 
 
-Statement = Decode | Value | Gather | Zero | Product | Loop | Add
+Statement = Decode | Value | Gather | Zero | Product | Sum | Loop | Add
 
 
 @dataclass(frozen=True)
@@ -270,6 +279,10 @@ def verify(program: TileProgram) -> None:
                 raise PlanError(f"add of {statement.source}: it has no axis {', '.join(sorted(missing))}")
             if isinstance(statement.key, Row):
                 reads += tuple(name for name, _ in statement.key.terms)
+        elif isinstance(statement, Sum):
+            reads = (statement.source.name,)
+            if statement.out.axes != tuple(a for a in statement.source.axes if a != LANES):
+                raise PlanError(f"{statement.out}: a sum over the lanes of {statement.source} keeps all other axes")
         elif isinstance(statement, Gather):
             reads = statement.operand.rows
         elif isinstance(statement, Decode):
@@ -281,7 +294,7 @@ def verify(program: TileProgram) -> None:
             raise PlanError(f"{_line(program, statement).strip()}: {', '.join(unknown)} is not made before it")
         if isinstance(statement, Decode):
             scopes[depth].add(statement.letter)
-        elif isinstance(statement, Value | Gather | Zero | Product):
+        elif isinstance(statement, Value | Gather | Zero | Product | Sum):
             scopes[depth].add(statement.out.name)
     if adds != 1:
         raise PlanError(f"a tile program adds to its output once, found {adds}")
@@ -315,6 +328,8 @@ def _line(p: TileProgram, s: Statement) -> str:
         return f"{s.out} = {how} {s.operand.name}[{', '.join((*s.operand.rows, *s.operand.axes))}]"
     if isinstance(s, Zero):
         return f"{s.out} = 0"
+    if isinstance(s, Sum):
+        return f"{s.out} = sum lanes of {s.source.name}"
     if isinstance(s, Product):
         spec = ",".join("".join(_short(a) for a in t.axes) for t in s.inputs) + "->" + "".join(map(_short, s.out.axes))
         names = ", ".join(t.name for t in s.inputs)

@@ -55,6 +55,8 @@ class Setting:
     precision: str
     deterministic: bool
     itemsize: int
+    floating: bool = True
+    """Integers have no matrix instruction here."""
 
     @property
     def rest(self) -> tuple[int, ...]:
@@ -81,7 +83,7 @@ def candidates(setting: Setting, counts: Counts) -> Iterator[Candidate]:
     for leaf in setting.rest:
         if len(setting.rest) > 1:
             yield fiber(setting, counts, leaf)
-    if setting.backend == "triton" and setting.kept and setting.rest:
+    if setting.backend == "triton" and setting.kept and setting.rest and not setting.deterministic:
         yield from by_run_length(setting, counts)
 
 
@@ -209,7 +211,7 @@ def schedule_of(setting: Setting, blocks: bool, rows: bool = False) -> tuple[Sch
     output = [c for c in bound.einsum.output if c in sizes]
     if setting.backend == "torch":
         return Schedule(1, tuple(padded.items()), True, setting.precision), 1, 1
-    matrix = not rows and bool(setting.rest) and len(output) > 1 and dot_axes(bound)
+    matrix = setting.floating and not rows and bool(setting.rest) and len(output) > 1 and dot_axes(bound)
     if matrix:
         block = {c: max(MIN_DOT, min(n, 64)) for c, n in padded.items()}
         block = _fit(block, output, 4096)
@@ -251,8 +253,6 @@ def _fit(block: dict[str, int], shrink: list[str], limit: int) -> dict[str, int]
 
 
 def _grain(setting: Setting, nnz: int, schedule: Schedule) -> int:
-    if setting.deterministic and setting.rest:
-        return 0
     if setting.backend == "torch":
         return CPU_GRAIN
     least, most = DOT_GRAINS if schedule.dot else GRAINS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from cases import assert_matches, poisoned
 from hypothesis import given, settings
@@ -13,7 +12,7 @@ import sparsetc as stc
 INTERPRETED = {torch.float32, torch.float64, torch.float16, torch.int32, torch.int64}
 
 
-@settings(max_examples=150)
+@settings(max_examples=600)
 @given(problems().filter(lambda drawn: drawn.dtype in INTERPRETED))
 def test_any_einsum_agrees_with_the_reference(drawn: Drawn) -> None:
     operands = drawn.operands()
@@ -29,5 +28,5 @@ def test_any_einsum_agrees_with_the_reference(drawn: Drawn) -> None:
         except stc.PlanError:
             if drawn.plan not in ("fiber", "rows"):
                 raise
-            pytest.skip("the plan does not apply")
+            return  # the plan does not apply
     assert_matches(result, drawn.equation, operands)
