@@ -120,12 +120,12 @@ class TritonLaunch:
         self.source = source.module_source(programs, self.types, header(programs, "triton"), fused)
         self.module, self.path = cache.load(self.source, cache_dir, name)
         groups = [self.parts] if fused else [(p,) for p in self.parts]
-        self.launches: list[tuple[Any, int, list[Any], list[int], int]] = []
+        self.launches: list[tuple[Any, int, list[Any], list[int], int, int]] = []
         for number, group in enumerate(groups):
             kernel = getattr(self.module, "kernel" if len(groups) == 1 else f"kernel_{number}")
             arguments, places = self._arguments(group)
             grid = sum(p.programs for p in group)
-            self.launches.append((kernel, grid, arguments, places, group[0].program.warps))
+            self.launches.append((kernel, grid, arguments, places, group[0].program.warps, group[0].program.stages))
 
     def _arguments(self, group: Sequence[BoundPart]) -> tuple[list[Any], list[int]]:
         """The fixed arguments (None where the values go) and the places of the values, a part each."""
@@ -150,13 +150,13 @@ class TritonLaunch:
             with torch.cuda.device(out.device):  # Triton launches on the current device
                 return self(values, dense, out)
         taken = 0
-        for kernel, grid, fixed, places, warps in self.launches:
+        for kernel, grid, fixed, places, warps, stages in self.launches:
             arguments = fixed.copy()
             for place in places:
                 arguments[place] = values[taken]
                 taken += 1
             if grid:
-                kernel[(grid,)](*arguments, *dense, out, num_warps=warps)
+                kernel[(grid,)](*arguments, *dense, out, num_warps=warps, num_stages=stages)
 
     def compile_for(self, target: str, out_dtype: torch.dtype) -> list[Any]:
         """Triton's compiled kernels for a named target; needs no GPU."""
@@ -189,7 +189,7 @@ class TritonLaunch:
                     triton.compile(
                         ASTSource(kernel, signature, constexprs={}, attrs=attributes),
                         target=GPUTarget(backend, arch, warp),
-                        options={"num_warps": group[0].program.warps},
+                        options={"num_warps": group[0].program.warps, "num_stages": group[0].program.stages},
                     ),
                 )
             )

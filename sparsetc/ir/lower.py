@@ -79,6 +79,7 @@ def lower(
         unroll=unroll,
         tail=schedule.tail,
         warps=schedule.warps,
+        stages=schedule.stages,
         precision=schedule.precision,
         slot=lowering.key.array if isinstance(lowering.key, Slot) else "",
         rows=target.rows,

@@ -58,6 +58,9 @@ class Schedule:
     """Contract by `tl.dot` where an axis pair makes a matrix product."""
     precision: str = "ieee"
     """Of the dots: ieee, tf32x3, tf32 or bf16."""
+    stages: int = 3
+    """Loads of later steps under way at once, in loops with dots (H200, gathered TTMc: tf32 ran 1.4x faster with 1 than
+    with 3; `benchmarks/results/ttmc_stages.json`)."""
     tail: int = 1
     """Steps taken together, masked, where lanes begin to run out: 1 for long fibers, more for short rows."""
 

@@ -207,6 +207,7 @@ class TileProgram:
     unroll: int
     tail: int
     warps: int
+    stages: int
     precision: str
     slot: str = ""
     """Name of the array of output slots, where the output is sparse."""

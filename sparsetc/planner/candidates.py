@@ -216,7 +216,17 @@ def schedule_of(setting: Setting, blocks: bool, rows: bool = False) -> tuple[Sch
         block = {c: max(MIN_DOT, min(n, 64)) for c, n in padded.items()}
         block = _fit(block, output, 4096)
         warps = max(1, min(8, prod(block.values()) // DOT_TILE))
-        return Schedule(warps, tuple(block.items()), True, setting.precision), DOT_LANES, 2
+        return (
+            Schedule(
+                warps,
+                tuple(block.items()),
+                True,
+                setting.precision,
+                stages=1 if setting.precision in ("tf32", "bf16") else 3,
+            ),
+            DOT_LANES,
+            2,
+        )
     block = {c: min(n, 128 if c in output else 512) for c, n in padded.items()}
     block = _fit(block, list(block), 512)
     width = prod(block.values())
