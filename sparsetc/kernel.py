@@ -78,9 +78,9 @@ class Kernel:
         self._second = None
         if self._needs_second_pass(parts):
             (bound,) = parts
-            part = plan.parts[bound.program.number]
-            parts = [self._bound_part(part, bound.packed, bound.program.number, partial=True)]
-            self._second = SecondPass.of(bound.packed.slots(ITEM, self._row_of_nonzeros()))
+            self._second = SecondPass.of(bound.packed.slots(_key_level(bound.program), self._row_of_nonzeros()))
+            part, partial = plan.parts[bound.program.number], self._second.partials
+            parts = [self._bound_part(part, bound.packed, bound.program.number, partial)]
         self.parts = tuple(parts)
         used = tuple(
             replace(
@@ -150,10 +150,10 @@ class Kernel:
             return False
         program = parts[0].program
         summed_over_grid = any(a.letter not in program.output_axes for a in program.split)
-        if len(parts) > 1 or adds[0].key.level != ITEM or summed_over_grid:
+        if len(parts) > 1 or summed_over_grid:
             raise PlanError(
-                f"plan {self.choice.plan.name!r} adds to output rows from several parts, lanes or blocks at once, "
-                'which is not deterministic; take "coo", "fiber", "rows" or "auto"'
+                f"plan {self.choice.plan.name!r} adds to output rows from several parts or blocks at once, which is "
+                'not deterministic; take "coo", "fiber", "rows" or "auto"'
             )
         return True
 
@@ -168,13 +168,13 @@ class Kernel:
             return row
         return row.new_zeros(self._x.nnz).index_copy(0, self.canonical.source, row)
 
-    def _bound_part(self, part: Part, packed: Packed, number: int, partial: bool = False) -> BoundPart:
-        """Lower one part; `partial` gives every work item an output row of its own."""
+    def _bound_part(self, part: Part, packed: Packed, number: int, partial: int = 0) -> BoundPart:
+        """Lower one part; `partial` is a number of partial rows, one for each result the part would add."""
         target = Target(
-            sparse=self.output.sparse or partial,
-            natural=packed.positions is None and packed.source is None and self.output.slot is None,
-            owned=partial or self._is_owned(packed),
-            rows=packed.items if partial else self.output.rows,
+            sparse=self.output.sparse or bool(partial),
+            natural=not partial and packed.positions is None and packed.source is None and self.output.slot is None,
+            owned=bool(partial) or self._is_owned(packed),
+            rows=partial or self.output.rows,
             wide=packed.wide,
         )
         program = lower(
@@ -188,10 +188,9 @@ class Kernel:
         )
         slot = None
         if program.slot:
-            level = ("item_slot", "lane_slot", "leaf_slot").index(program.slot)
-            slot = packed.slots(level, self._slot_of_nonzeros())
-        if partial:
-            slot = torch.arange(packed.items, device=self._x.device)
+            level = _key_level(program)
+            given = torch.arange(partial, device=self._x.device) if partial else None
+            slot = packed.slots(level, self._slot_of_nonzeros()) if given is None else given
         if program.dots and self._x.dtype == torch.float64 and self.backend == "triton":
             packed = _wide_words(packed)
         return BoundPart(program, packed, slot)
@@ -269,7 +268,8 @@ class Kernel:
                 if self._second is None:
                     self.launch(self._values, tables, result)
                 else:
-                    partial = torch.empty((self._second.items, *out.width_shape), dtype=kept, device=x.device)
+                    # Zeros, since what is padding stores nothing.
+                    partial = torch.zeros((self._second.partials, *out.width_shape), dtype=kept, device=x.device)
                     self.launch(self._values, tables, partial)
                     self._second(partial, result)
             elif not self._zero:  # a sum over no elements
@@ -384,6 +384,11 @@ def _dot_precision(precision: str, x: SparseTensor) -> str:
     if x.dtype != torch.float32:
         return "ieee"
     return {"highest": "tf32x3", "high": "tf32", "medium": "bf16"}[precision]
+
+
+def _key_level(program: TileProgram) -> int:
+    """The level at which a program adds."""
+    return next(s.key.level for s, _ in walk(program.body) if isinstance(s, Add))
 
 
 def _add_owned(program: TileProgram) -> bool:
