@@ -14,7 +14,7 @@ import torch
 from sparsetc import coords as crd
 from sparsetc.errors import DeviceError, DtypeError, PlanError, ShapeError
 from sparsetc.ir.einsum import Bound, Einsum
-from sparsetc.ir.lower import dense_axes
+from sparsetc.ir.operands import dense_axes
 from sparsetc.ir.rewrite import Reduction, dense_subexpressions
 from sparsetc.tensor import SparseTensor
 

@@ -106,7 +106,11 @@ def explain(kernel: Kernel) -> Explanation:
         program, packed = bound.program, bound.packed
         found = cost(program)
         itemsize = kernel.setting.itemsize
-        fibers = packed.arrays["lane_len"].numel() if packed.view.blocks else packed.items
+        fibers = packed.items
+        if packed.view.sides:
+            fibers = packed.stored // packed.view.volume
+        elif packed.view.blocks:
+            fibers = packed.arrays["lane_len"].numel()
         statistics = Statistics(packed.items, fibers, packed.stored, packed.nnz, itemsize)
         if kernel.choice.expected:  # what only the planner counted
             planned = kernel.choice.expected[program.number]

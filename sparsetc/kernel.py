@@ -21,7 +21,8 @@ from sparsetc.codegen.launch import BoundPart, TorchLaunch, TritonLaunch, accumu
 from sparsetc.errors import DtypeError, PlanError, ShapeError
 from sparsetc.explain import Explanation, explain
 from sparsetc.formats import Packed, pack
-from sparsetc.ir.lower import Target, lower
+from sparsetc.ir.lower import lower
+from sparsetc.ir.operands import Target
 from sparsetc.ir.plan import Part, Plan
 from sparsetc.ir.tile import Add, TileProgram, walk
 from sparsetc.ir.view import ITEM, LANE, LEAF
@@ -148,6 +149,8 @@ class Kernel:
         adds = [s for p in parts for s, _ in walk(p.program.body) if isinstance(s, Add)]
         if all(s.owned for s in adds):
             return False
+        if any(p.packed.view.sides for p in parts):
+            raise PlanError('dense tiles add by atomics, which is not deterministic; take "coo", "fiber" or "rows"')
         program = parts[0].program
         summed_over_grid = any(a.letter not in program.output_axes for a in program.split)
         if len(parts) > 1 or summed_over_grid:

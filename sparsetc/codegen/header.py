@@ -40,7 +40,9 @@ def sketch(view: View, letters: Sequence[str]) -> list[str]:
             else:
                 arrays.setdefault(c.array, []).append(f"{letters[c.mode]}:{c.bits}")
         lines += [f"{name}[{level}] = | {' | '.join(bits)} |  bits a mode" for name, bits in arrays.items()]
-    if view.blocks:
+    if view.sides:
+        lines.append(f"values[tile * {view.volume} + position], row-major over {'x'.join(map(str, view.sides))}")
+    elif view.blocks:
         lines.append(f"values[block_ptr[block] + step * {view.lanes} + lane], likewise word; step < lane_len[lane]")
     else:
         lines.append("values[n], likewise word, for the n of an item")

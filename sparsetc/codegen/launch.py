@@ -95,6 +95,8 @@ def chunks(part: BoundPart) -> list[tuple[int, ...]]:
         return [(n, n + 1, 0, 0, at, min(at + size, packed.stored)) for n, at in enumerate(starts)]
     item_ptr = packed.arrays["item_ptr"].long()
     block_ptr = packed.arrays["block_ptr"].long() if packed.view.blocks else None
+    if packed.view.sides:  # a tile is a block of its whole volume
+        block_ptr = torch.arange(packed.stored // packed.view.volume + 1, device=item_ptr.device) * packed.view.volume
     leaf = block_ptr[item_ptr] if block_ptr is not None else item_ptr
     weight = leaf * per[0] + (item_ptr * per[1] if block_ptr is not None else 0)
     limits = torch.arange(TORCH_CHUNK, int(weight[-1]) + TORCH_CHUNK, TORCH_CHUNK, device=weight.device)

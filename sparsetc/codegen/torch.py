@@ -8,6 +8,7 @@ Chunks keep what is made on the way inside the cache.
 
 from __future__ import annotations
 
+from sparsetc.codegen.torch_tiles import TileFunctionPrinter
 from sparsetc.ir.tile import (
     LANES,
     Add,
@@ -41,7 +42,8 @@ def module_source(programs: tuple[TileProgram, ...], header: str) -> str:
         "",
     ]
     for program in programs:
-        lines += ["", *_Function(program).lines(), ""]
+        printer = TileFunctionPrinter if program.view.sides else _Function
+        lines += ["", *printer(program).lines(), ""]
     text = "\n".join(lines).rstrip() + "\n"
     used = [n for n in ("bag", "run_products", "run_sums") if f"{n}(" in text]
     text = text.replace(
@@ -57,6 +59,8 @@ def module_source(programs: tuple[TileProgram, ...], header: str) -> str:
 
 def leaf_elements(program: TileProgram) -> tuple[int, int]:
     """(elements made per nonzero, per fiber): what decides how many items a chunk may take."""
+    if program.view.sides:
+        return 4, program.width * program.view.volume // max(1, min(program.view.sides))
     per = {ITEM: 1, LANE: 1, LEAF: 1}
     fused = _Function(program).fused
     for statement, _ in walk(program.body):

@@ -22,7 +22,7 @@ from math import prod
 
 import sympy
 
-from sparsetc.ir.tile import LANES, Add, Gather, Product, Tile, TileProgram, Value, walk
+from sparsetc.ir.tile import LANES, Add, Gather, Loop, Product, Tile, TileProgram, Value, walk
 from sparsetc.ir.view import ITEM, LEAF, Field, word_bits
 
 ITEMS, FIBERS, STORED, WIDTH = sympy.symbols("P L N w", positive=True)
@@ -181,6 +181,8 @@ class Cost:
 @lru_cache(maxsize=1024)
 def cost(program: TileProgram) -> Cost:
     """Count a program's statements, each as often as its level is visited."""
+    if program.view.sides:
+        return _tile_cost(program)
     p = program
     splits = prod(a.programs for a in p.axes)
     gathers, registers = [], sympy.Integer(0)
@@ -233,6 +235,49 @@ def cost(program: TileProgram) -> Cost:
         owned=owned,
         programs=splits,
         fibers=p.view.blocks,
+    )
+
+
+def _tile_cost(p: TileProgram) -> Cost:
+    """Count a program over dense tiles: N positions stored, L tiles, each statement as often as its loops turn."""
+    splits = prod(a.programs for a in p.axes)
+    gathers, registers = [], sympy.Integer(0)
+    multiply = dot = sympy.Integer(0)
+    turns: list[int] = []
+    for statement, depth in walk(p.body):
+        del turns[depth:]
+        if isinstance(statement, Loop):
+            turns.append(p.axis(statement.letter).size if statement.letter else 1)
+            continue
+        visits = FIBERS * splits * prod(turns)
+        if isinstance(statement, Gather) and statement.operand.rows:
+            rows = visits * prod(p.axis(c).block for c in statement.operand.rows if c in statement.out.axes)
+            width = statement.operand.width
+            gathers.append(GatherTerm(statement.operand.name, rows, width * WIDTH, statement.operand.nrows, ()))
+            registers += rows * width * WIDTH
+        elif isinstance(statement, Product):
+            cells = prod(p.axis(a).block for a in statement.out.axes)
+            if statement.dot:
+                shared = [a for a in statement.right[0].axes if a not in statement.out.axes]
+                dot += 2 * visits * cells * prod(p.axis(a).block for a in shared)
+            else:
+                multiply += visits * cells * len(statement.inputs)
+        elif isinstance(statement, Add):
+            rows = prod(p.axis(a).block for a in statement.source.axes if a in p.letters)
+            added, added_bytes, owned = ITEMS * splits * rows, ITEMS * splits * rows * p.width * WIDTH, statement.owned
+    dense = prod(a.programs for a in p.axes if a.letter not in p.letters)
+    return Cost(
+        stream=STORED * WIDTH * dense + FIBERS * 4 * splits,
+        gathers=tuple(gathers),
+        registers=registers + STORED * WIDTH * dense,
+        added_rows=added,
+        added_bytes=added_bytes,
+        output=sympy.Integer(p.rows * p.width) * WIDTH,
+        multiply=multiply,
+        dot=dot,
+        precision=p.precision,
+        owned=owned,
+        programs=splits,
     )
 
 

@@ -12,11 +12,12 @@ So a fiber's nonzeros are summed before the factor row they share is multiplied 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.einsum import Bound
+from sparsetc.ir.lower_tiles import lower_tiles
+from sparsetc.ir.operands import MIN_DOT, Target, dense_axes, operand_names
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.tile import (
     LANES,
@@ -41,29 +42,13 @@ from sparsetc.ir.tile import (
 )
 from sparsetc.ir.view import ITEM, LANE, LEAF, Computed, View
 
-MIN_DOT = 16
-"""Smallest side of a `tl.dot` that every supported Triton takes for every type."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """Where results go: rows of a dense output, slots of a sparse one, or the nonzeros' own positions."""
-
-    sparse: bool = False
-    natural: bool = False
-    """The part keeps the operand's own order, so a nonzero's position is its slot."""
-    owned: bool = False
-    """No two items add to one row, so results may be stored."""
-    rows: int = 1
-    """Rows of the output."""
-    wide: bool = False
-    """Positions of the stored nonzeros need 64 bits."""
-
 
 def lower(
     bound: Bound, view: View, schedule: Schedule, target: Target, *, number: int = 0, format: str = "", unroll: int = 1
 ) -> TileProgram:
     """The tile program of one part; raises `PlanError` when the view cannot serve the einsum."""
+    if view.sides:
+        return lower_tiles(bound, view, schedule, target, number=number, format=format)
     lowering = _Lowering(bound, view, schedule, target)
     program = TileProgram(
         equation=str(bound.einsum),
@@ -87,21 +72,6 @@ def lower(
     )
     verify(program)
     return program
-
-
-def operand_names(bound: Bound) -> tuple[str, tuple[str, ...]]:
-    """Names of the output and the dense operands: capital letters the equation leaves free (A, then B, C, D, …)."""
-    taken = set(bound.einsum.indices) | {"X"}
-    free = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWYZ" if c not in taken]
-    names = [*free, *(f"operand_{n}" for n in range(len(bound.einsum.inputs) + 1))]
-    return names[0], tuple(names[1 : 1 + len(bound.einsum.dense)])
-
-
-def dense_axes(bound: Bound) -> tuple[str, ...]:
-    """The dense letters in the order all tiles keep them: those of the output first, as there, then the summed ones."""
-    e = bound.einsum
-    kept = [c for c in e.output if c not in e.sparse_indices]
-    return (*kept, *(c for c in e.dense_indices if c not in kept))
 
 
 class _Lowering:

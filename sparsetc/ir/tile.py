@@ -136,7 +136,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Sum:
-    """``out`` = `source` summed over the lanes."""
+    """``out`` = `source` summed over the axes that `out` lacks: the lanes, or a tile's positions along a mode."""
 
     out: Tile
     source: Tile
@@ -144,10 +144,13 @@ class Sum:
 
 @dataclass(frozen=True)
 class Loop:
-    """Over the blocks of an item (level LANE) or the steps of a block or of an item (level LEAF)."""
+    """Over the blocks or tiles of an item (level LANE), the steps of a block or of an item (level LEAF), or the
+    positions of a tile along `letter`.
+    """
 
     level: int
     body: tuple[Statement, ...]
+    letter: str = ""
 
 
 @dataclass(frozen=True)
@@ -213,6 +216,8 @@ class TileProgram:
     """Name of the array of output slots, where the output is sparse."""
     rows: int = 1
     """Rows of the output; with its width, this decides whether an address needs 64 bits."""
+    extents: tuple[int, ...] = ()
+    """Sizes of the sparse operand's modes, where tiles may reach past them."""
     wide: bool = False
     """Whether the part stores so many nonzeros that their positions need 64 bits."""
 
@@ -270,7 +275,7 @@ def verify(program: TileProgram) -> None:
             if statement.dot and (LANES in statement.out.axes or not statement.out.folded):
                 raise PlanError(f"{statement.out}: a dot contracts the lanes and folds the other axes in two")
             summed = {a for t in statement.inputs for a in t.axes} - set(statement.out.axes)
-            if summed - ({LANES} if statement.dot else set()):
+            if summed - ({LANES, *program.letters} if statement.dot else set()):
                 raise PlanError(f"{statement.out}: a product sums no axis (a dot: the lanes), found {sorted(summed)}")
         elif isinstance(statement, Add):
             adds += 1
@@ -282,8 +287,11 @@ def verify(program: TileProgram) -> None:
                 reads += tuple(name for name, _ in statement.key.terms)
         elif isinstance(statement, Sum):
             reads = (statement.source.name,)
-            if statement.out.axes != tuple(a for a in statement.source.axes if a != LANES):
-                raise PlanError(f"{statement.out}: a sum over the lanes of {statement.source} keeps all other axes")
+            summed = set(statement.source.axes) - set(statement.out.axes)
+            if not summed or not summed <= {LANES, *program.letters}:
+                raise PlanError(
+                    f"{statement.out}: a sum of {statement.source} is over the lanes, or a tile's positions"
+                )
         elif isinstance(statement, Gather):
             reads = statement.operand.rows
         elif isinstance(statement, Decode):
@@ -312,6 +320,10 @@ def _lines(p: TileProgram) -> list[str]:
 
 def _line(p: TileProgram, s: Statement) -> str:
     if isinstance(s, Loop):
+        if s.letter:
+            return f"loop {s.letter} in the tile"
+        if p.view.sides:
+            return "loop tiles of the item"
         return (
             "loop blocks of the item"
             if s.level == LANE
@@ -330,7 +342,7 @@ def _line(p: TileProgram, s: Statement) -> str:
     if isinstance(s, Zero):
         return f"{s.out} = 0"
     if isinstance(s, Sum):
-        return f"{s.out} = sum lanes of {s.source.name}"
+        return f"{s.out} = sum {', '.join(a for a in s.source.axes if a not in s.out.axes)} of {s.source.name}"
     if isinstance(s, Product):
         spec = ",".join("".join(_short(a) for a in t.axes) for t in s.inputs) + "->" + "".join(map(_short, s.out.axes))
         names = ", ".join(t.name for t in s.inputs)

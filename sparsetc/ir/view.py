@@ -4,7 +4,8 @@ In: nothing but integers. Out: `View`, read by `ir.lower`. The grammar of the le
 
     view        := item-modes  lane-modes  leaf-modes  nesting  lanes
     nesting     := run      # an item is a range of consecutive nonzeros; `lanes` of them are taken at a step
-                 | blocks   # an item is a range of blocks; a block is `lanes` fibers side by side (sliced ELL);
+                 | tiles    # an item is a range of dense tiles of `sides` positions a mode; coordinates are of tiles
+             | blocks   # an item is a range of blocks; a block is `lanes` fibers side by side (sliced ELL);
                             # step n of a block takes the n-th nonzero of every one of its fibers
     coordinate  := field    # bits shift .. shift+bits of a stored word
                  | computed # a formula over coordinates read before it
@@ -22,12 +23,14 @@ Arrays a packed part must hold, by name (P items, B blocks, N stored nonzeros):
     lane_word (B*lanes)   coordinates of the lane modes
     word (N)              coordinates of the leaf modes
     values (N)            the values, 0 where padded
+    tile_word (N/volume)  coordinates of each tile's own modes; the tile's values follow in row-major order
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from sparsetc.errors import FormatError
 
@@ -93,6 +96,13 @@ class View:
     lanes: int
     chunk: int = 0
     """Nonzeros an item, where items are equal chunks and no `item_ptr` is stored."""
+    sides: tuple[int, ...] = ()
+    """Positions a mode of a dense tile; empty where there are no tiles. The lane modes are then those of the tile."""
+
+    @property
+    def volume(self) -> int:
+        """Positions of a tile."""
+        return prod(self.sides)
 
     @property
     def levels(self) -> tuple[tuple[Coordinate, ...], ...]:
@@ -117,6 +127,9 @@ class View:
         return (*dict.fromkeys(names), "values")
 
     def __str__(self) -> str:
+        if self.sides:
+            return f"dense tiles of {'x'.join(map(str, self.sides))}"
+
         def modes(coordinates: tuple[Coordinate, ...]) -> str:
             return ",".join(str(c.mode) for c in coordinates) or "-"
 
@@ -129,9 +142,11 @@ def verify(view: View) -> None:
     modes = [c.mode for level in view.levels for c in level]
     if sorted(modes) != list(range(view.order)):
         raise FormatError(f"a view of order {view.order} must address each mode once, found modes {modes}")
-    if view.lane and not view.blocks:
+    if view.lane and not view.blocks and not view.sides:
         raise FormatError("a run of nonzeros has no lanes to share a mode; use blocks")
     if view.lanes < 1 or view.lanes & (view.lanes - 1):
         raise FormatError(f"lanes must be a power of two, found {view.lanes}")
+    if view.sides and (len(view.sides) != view.order or view.leaf or view.blocks or view.lanes != 1 or view.chunk):
+        raise FormatError("a view of tiles has a side for each mode, and neither leaf modes, blocks, lanes nor chunks")
     if view.chunk and view.blocks:
         raise FormatError("equal chunks hold no blocks")

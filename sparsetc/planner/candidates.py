@@ -13,7 +13,7 @@ from math import prod
 from sparsetc.errors import PlanError
 from sparsetc.ir.cost import Statistics
 from sparsetc.ir.einsum import Bound
-from sparsetc.ir.lower import MIN_DOT, dense_axes
+from sparsetc.ir.operands import MIN_DOT, dense_axes
 from sparsetc.ir.plan import Layout, Part, Plan, Schedule
 from sparsetc.planner.statistics import Counts
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from sparsetc.errors import PlanError
 from sparsetc.formats import FORMATS, get_format
 from sparsetc.ir.cost import CPU, Cost, Rates, Statistics, cost
-from sparsetc.ir.lower import Target, lower
+from sparsetc.ir.lower import lower
+from sparsetc.ir.operands import Target
 from sparsetc.ir.plan import Part, Plan, verify
 from sparsetc.planner.candidates import Candidate, Setting, candidates, named
 from sparsetc.planner.registry import PLANS

@@ -1,0 +1,94 @@
+"""Tile programs over dense tiles -> the text of a torch function: one einsum over all tiles of a chunk.
+
+In: a tile program whose view has sides. Out: the lines of its function. The schedule (which letter is looped, which a
+dot contracts) is the GPU's affair; here a batch of tiles is one `torch.einsum`.
+"""
+
+from __future__ import annotations
+
+from string import ascii_letters
+
+from sparsetc.ir.tile import Add, Gather, Row, TileProgram, walk
+from sparsetc.ir.view import ITEM, Field
+
+
+class TileFunctionPrinter:
+    """Prints one part of dense tiles as a torch function of chunks."""
+
+    def __init__(self, program: TileProgram) -> None:
+        self.p = program
+        taken = {*program.letters, *(a.letter for a in program.axes)}
+        self.batch = next(c for c in reversed(ascii_letters) if c not in taken)
+        self.out: list[str] = []
+
+    def put(self, text: str) -> None:
+        self.out.append("        " + text)
+
+    def lines(self) -> list[str]:
+        p = self.p
+        arguments = ["chunks", *p.arrays, *(o.name for o in p.operands), p.output]
+        self.put("tiles = torch.diff(item_ptr[i0 : i1 + 1])")
+        for level, coordinates in enumerate(p.view.levels):
+            for c in coordinates:
+                assert isinstance(c, Field)
+                word = f"{c.array}[{'i0:i1' if level == ITEM else 'b0:b1'}]"
+                spread = ".repeat_interleave(tiles, output_size=b1 - b0)" if level == ITEM else ""
+                self.put(f"{p.letters[c.mode]}_tile = ({c.expression(word)}){spread}")
+        for letter, side, extent in zip(p.letters, p.view.sides, p.extents, strict=True):
+            steps = f"torch.arange({side}, device=values.device)"
+            self.put(f"{letter} = {letter}_tile.long()[:, None] * {side} + {steps}")
+            if extent % side:
+                self.put(f"past_{letter} = {letter} >= {extent}")
+                self.put(f"{letter} = {letter}.clamp(max={extent - 1})")
+        terms, names = (
+            [self.batch + "".join(p.letters)],
+            [f"values[n0:n1].view(-1, {', '.join(map(str, p.view.sides))})"],
+        )
+        for gather in (s for s, _ in walk(p.body) if isinstance(s, Gather)):
+            terms.append(self.gather(gather))
+            names.append(gather.out.name)
+        add = next(s for s, _ in walk(p.body) if isinstance(s, Add))
+        self.add(add, f'torch.einsum("{",".join(terms)}->%s", {", ".join(names)})')
+        comment = ["# " + line for line in str(p).splitlines()]
+        head = [f"def part_{p.number}({', '.join(arguments)}):", "    for i0, i1, b0, b1, n0, n1 in chunks:"]
+        return [*comment, *head, *self.out]
+
+    def over(self, letter: str, letters: tuple[str, ...]) -> str:
+        """A mode's coordinates, (tiles, side), laid out over (tiles, letters)."""
+        if len(letters) == 1:
+            return letter
+        return f"{letter}[{', '.join([':', *(':' if c == letter else 'None' for c in letters)])}]"
+
+    def gather(self, s: Gather) -> str:
+        o = s.operand
+        shape = ", ".join(str(self.p.axis(a).size) for a in o.axes)
+        letters = "".join((*o.rows, *o.axes))
+        if not o.rows:
+            self.put(f"{s.out.name} = {o.name}.view({shape})" if shape else f"{s.out.name} = {o.name}.view(())")
+            return letters
+        row = ""
+        for letter, extent in zip(o.rows, o.extents, strict=True):
+            row = f"({row}) * {extent} + {self.over(letter, o.rows)}" if row else self.over(letter, o.rows)
+        sizes = ", ".join(["-1", *(str(self.p.axis(c).size) for c in o.rows), *([shape] if shape else [])])
+        self.put(f"{s.out.name} = {o.name}.view({o.nrows}, {o.width})[({row}).flatten()].view({sizes})")
+        for n, letter in enumerate(o.rows):
+            mode = self.p.letters.index(letter)
+            if self.p.extents[mode] % self.p.view.sides[mode]:
+                index = ", ".join(
+                    [":", *(":" if m == n else "None" for m in range(len(o.rows))), *("None" for _ in o.axes)]
+                )
+                self.put(f"{s.out.name} = {s.out.name}.masked_fill(past_{letter}[{index}], 0)")
+        return self.batch + letters
+
+    def add(self, s: Add, product: str) -> None:
+        p, key = self.p, s.key
+        assert isinstance(key, Row)
+        kept = tuple(letter for letter, _ in key.terms)
+        terms = [f"{self.over(c, kept)}" + (f" * {n}" if n != 1 else "") for c, n in key.terms]
+        row = (
+            f"({' + '.join(terms)}).flatten()"
+            if terms
+            else "torch.zeros(b1 - b0, dtype=torch.int64, device=values.device)"
+        )
+        self.put(f"total = {product % (self.batch + ''.join((*kept, *s.axes)))}")
+        self.put(f"{p.output}.view({p.rows}, {p.width}).index_add_(0, {row}, total.reshape(-1, {p.width}))")

@@ -1,0 +1,43 @@
+"""What both lowerings share: the names and axes of operands, and where results go.
+
+In: a `Bound` einsum. Out: names that no index letter takes, the order of dense axes, `Target`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparsetc.ir.einsum import Bound
+
+MIN_DOT = 16
+"""Smallest side of a `tl.dot` that every supported Triton takes for every type."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where results go: rows of a dense output, slots of a sparse one, or the nonzeros' own positions."""
+
+    sparse: bool = False
+    natural: bool = False
+    """The part keeps the operand's own order, so a nonzero's position is its slot."""
+    owned: bool = False
+    """No two items add to one row, so results may be stored."""
+    rows: int = 1
+    """Rows of the output."""
+    wide: bool = False
+    """Positions of the stored nonzeros need 64 bits."""
+
+
+def operand_names(bound: Bound) -> tuple[str, tuple[str, ...]]:
+    """Names of the output and the dense operands: capital letters the equation leaves free (A, then B, C, D, …)."""
+    taken = set(bound.einsum.indices) | {"X"}
+    free = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWYZ" if c not in taken]
+    names = [*free, *(f"operand_{n}" for n in range(len(bound.einsum.inputs) + 1))]
+    return names[0], tuple(names[1 : 1 + len(bound.einsum.dense)])
+
+
+def dense_axes(bound: Bound) -> tuple[str, ...]:
+    """The dense letters in the order all tiles keep them: those of the output first, as there, then the summed ones."""
+    e = bound.einsum
+    kept = [c for c in e.output if c not in e.sparse_indices]
+    return (*kept, *(c for c in e.dense_indices if c not in kept))

@@ -1,0 +1,34 @@
+"""By threshold: nonzeros of well-filled tiles apart from all others (HLS, section V-A).
+
+Dense tiles go to the tensor cores, the leftovers to a scalar part; both add to the same output rows.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sparsetc import coords as crd
+from sparsetc.formats.dense_tile import sides_of
+from sparsetc.partition.base import register_partition
+
+
+@register_partition("threshold")
+def by_threshold(
+    coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...], *, threshold: int
+) -> list[torch.Tensor | None]:
+    """[nonzeros of tiles that hold at least `threshold`, the others]."""
+    dense = tile_populations(coords, shape) >= threshold
+    return [torch.nonzero(dense).flatten(), torch.nonzero(~dense).flatten()]
+
+
+def tile_populations(coords: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """(nnz,) for every nonzero, how many its tile holds."""
+    if coords.shape[1] == 0:
+        return coords.new_zeros(0)
+    sides = sides_of(shape)
+    blocks = coords // torch.tensor(sides, device=coords.device).unsqueeze(1)
+    keys = crd.sort_keys(blocks, [-(-n // side) for n, side in zip(shape, sides, strict=True)])
+    order = crd.lexsort(keys)
+    tile = torch.cumsum(crd.starts_of_runs([k[order] for k in keys]), 0) - 1
+    population = torch.bincount(tile)[tile]
+    return torch.empty_like(population).scatter_(0, order, population)
