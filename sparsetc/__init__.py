@@ -20,6 +20,7 @@ from sparsetc.kernel import Kernel
 from sparsetc.ops import contract, mttkrp, sddmm, spmm, ttm, ttmc, ttv
 from sparsetc.options import options
 from sparsetc.partition import register_partition
+from sparsetc.planner.hls import plan_hls
 from sparsetc.planner.registry import register_plan
 from sparsetc.tensor import SparseTensor
 
@@ -49,6 +50,7 @@ __all__ = [
     "explain",
     "mttkrp",
     "options",
+    "plan_hls",
     "read",
     "register_format",
     "register_op",

@@ -71,11 +71,10 @@ class Kernel:
 
     # -- compilation ------------------------------------------------------------------------------------------------
     def _bind(self, memory: dict[Any, Any]) -> None:
-        plan, parts = self.choice.plan, []
-        for number, (part, packed) in enumerate(zip(plan.parts, self._packed_parts(plan, memory), strict=True)):
-            if packed.nnz == 0 and len(plan.parts) > 1:
-                continue
-            parts.append(self._bound_part(part, packed, number))
+        plan = self.choice.plan
+        dealt = list(enumerate(zip(plan.parts, self._packed_parts(plan, memory), strict=True)))
+        filled = [one for one in dealt if one[1][1].nnz] or dealt[-1:]  # a part of nothing is not run
+        parts = [self._bound_part(part, packed, number) for number, (part, packed) in filled]
         self._second = None
         if self._needs_second_pass(parts):
             (bound,) = parts

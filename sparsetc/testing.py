@@ -135,7 +135,7 @@ def check_view(packed: Packed) -> None:
     _require(view.order == len(packed.shape), f"the view has order {view.order}, the shape {len(packed.shape)}")
     fields = [c for level in view.levels for c in level if isinstance(c, Field)]
     for field in fields:
-        size = packed.shape[field.mode]
+        size = view.stored_shape(packed.shape)[field.mode]
         bits = word_codec.bits_of(size)
         _require(field.bits == bits, f"mode {field.mode} of size {size} takes {field.bits} bits, not {bits}")
     for array in {f.array for f in fields}:
@@ -154,14 +154,16 @@ def check_arrays(packed: Packed) -> None:
     missing = set(view.arrays) - set(arrays) - {"values"}
     _require(not missing, f"the view reads {', '.join(sorted(missing))}, which packing did not make")
     blocks = arrays["block_ptr"].numel() - 1 if view.blocks else 0
-    lengths = {ITEM: packed.items, LANE: blocks * view.lanes, LEAF: packed.stored}
+    tiles = packed.stored // view.volume if view.sides else 0
+    lengths = {ITEM: packed.items, LANE: tiles or blocks * view.lanes, LEAF: packed.stored}
     for level, coordinates in enumerate(view.levels):
         for c in coordinates:
             if isinstance(c, Field):
                 found = arrays[c.array].numel()
                 _require(found == lengths[level], f"{c.array!r} has {found} words, expected {lengths[level]}")
     if not view.chunk:
-        _check_pointers("item_ptr", arrays["item_ptr"], packed.items, blocks if view.blocks else packed.stored)
+        end = blocks if view.blocks else tiles if view.sides else packed.stored
+        _check_pointers("item_ptr", arrays["item_ptr"], packed.items, end)
     else:
         items = -(-packed.stored // view.chunk)
         _require(packed.items == items, f"{packed.stored} nonzeros make {items} chunks, not {packed.items} items")
@@ -239,8 +241,13 @@ def check_heads(packed: Packed, coords: torch.Tensor) -> None:
             _require(not coordinates or level == LANE or heads is not None, "items share modes but have no heads")
             continue
         modes = [c.mode for c in coordinates]
-        own = coords[modes][:, heads[places[level][live]]]
-        _require(torch.equal(own, coords[modes][:, source]), f"a head of level {level} has not what its nonzeros share")
+        shared = (
+            coords[modes] // torch.tensor([view.sides[m] for m in modes]).unsqueeze(1) if view.sides else coords[modes]
+        )
+        _require(
+            torch.equal(shared[:, heads[places[level][live]]], shared[:, source]),
+            f"a head of level {level} has not what its nonzeros share",
+        )
     _require(found.shape[1] == packed.nnz, f"{found.shape[1]} nonzeros are read, expected {packed.nnz}")
 
 
@@ -274,6 +281,10 @@ def read(view: View, arrays: dict[str, torch.Tensor], items: int, stored: int) -
                 found[c.mode] = eval(text, {"found": found, "place": places[level], "torch": torch})
             else:
                 found[c.mode] = decoded[c.mode][places[level]]
+    stride = view.volume
+    for mode, side in enumerate(view.sides):
+        stride //= side
+        found[mode] = found[mode] * side + places[LEAF] // stride % side
     return torch.stack([found[mode] for mode in range(view.order)]), places[LEAF]
 
 
@@ -286,7 +297,8 @@ def _nonzeros(packed: Packed) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     live = torch.ones_like(at, dtype=torch.bool) if packed.positions is None else packed.positions[at] >= 0
     _require(not packed.view.blocks or bool(live.all()), "the view reads a stored place that is padding")
     sizes = torch.tensor(packed.shape, device=found.device).unsqueeze(1)
-    _require(bool(((found >= 0) & (found < sizes)).all()), "the view reads a coordinate outside the shape")
+    inside = found[:, live] if packed.view.sides else found  # a kernel masks the positions past a mode's end
+    _require(bool(((inside >= 0) & (inside < sizes)).all()), "the view reads a coordinate outside the shape")
     return found[:, live], at[live], live
 
 
@@ -298,6 +310,9 @@ def _places(view: View, arrays: dict[str, torch.Tensor], items: int, stored: int
         return {ITEM: at // view.chunk, LANE: at, LEAF: at}
     numbers = torch.arange(items, device=device)
     item_of = torch.repeat_interleave(numbers, torch.diff(arrays["item_ptr"].long()))
+    if view.sides:
+        tile = at // view.volume
+        return {ITEM: item_of[tile], LANE: tile, LEAF: at}
     if not view.blocks:
         return {ITEM: item_of, LANE: at, LEAF: at}
     block_ptr = arrays["block_ptr"].long()

@@ -6,7 +6,7 @@ Nothing here imports triton, so that the interpreter's tests may set their envir
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -355,3 +355,16 @@ def joined(first: stc.Plan, second: stc.Plan, threshold: int, fused: bool = True
     """One plan of the parts of two: long rows by the first."""
     parts = (*first.parts, *second.parts)
     return stc.Plan(f"{first.name}+{second.name}", parts, fused, "run_length", (("threshold", threshold),))
+
+
+def tile_plan(equation: str, operands: Sequence[stc.SparseTensor | torch.Tensor], backend: str) -> stc.Plan:
+    """A plan of dense tiles alone, two tiles a work item."""
+    inputs, output = equation.split("->")
+    letters, *terms = inputs.split(",")
+    sizes = {c: n for t, o in zip(terms, operands[1:], strict=True) for c, n in zip(t, o.shape, strict=True)}
+    least = 16 if backend == "triton" else 1
+    blocks = {c: max(least, 1 << (n - 1).bit_length()) for c, n in sizes.items() if c not in letters}
+    kept = tuple(letters.index(c) for c in output if c in letters)
+    others = tuple(m for m in range(len(letters)) if m not in kept)
+    layout = stc.Layout(kept, others, (), grain=2 * 4096)
+    return stc.Plan("tiles", (stc.Part("dense_tile", layout, stc.Schedule(1, tuple(blocks.items()))),))

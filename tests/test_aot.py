@@ -168,3 +168,17 @@ def test_a_torch_program_has_no_ptx() -> None:
     operands = Problem("ij,jr->ir").operands()
     with pytest.raises(stc.PlanError, match="has no PTX"):
         stc.compile("ij,jr->ir", *operands, backend="torch").ptx()
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "gfx942"])
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+@pytest.mark.parametrize("equation", ["ijk,jr,kr->ir", "ijk,jr,ks->irs", "ij,jr->ir"])
+def test_dense_tiles_run_on_the_matrix_units(equation: str, precision: str, target: str) -> None:
+    letters, *terms = equation.split("->")[0].split(",")
+    sizes = {"i": 48, "j": 64, "k": 80, "r": 32, "s": 32}
+    coords = torch.stack([torch.randint(0, sizes[c], (2000,)) for c in letters])
+    x = stc.SparseTensor(coords, torch.randn(2000), [sizes[c] for c in letters])
+    dense = [torch.randn([sizes[c] for c in t]) for t in terms]
+    k = stc.compile(equation, x, *dense, plan=stc.plan_hls(2), precision=precision, backend="triton")
+    assert k.programs[0].dots
+    assert re.search("v_mfma" if target.startswith("gfx") else r"mma|tcgen05", k.ptx(target))

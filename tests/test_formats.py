@@ -101,7 +101,7 @@ def test_sizes_whose_product_passes_64_bits(name: str, order: int, kind: str) ->
         if levels is not None and items + lanes <= order:
             packed = check(name, coords, shape, Layout(*levels, lanes=4, grain=10))
             if not items and not lanes and all(isinstance(c, Field) for c in packed.view.leaf):
-                assert "word_1" in packed.view.arrays
+                assert any(name.endswith("word_1") for name in packed.view.arrays)
 
 
 @settings(max_examples=100)
@@ -179,7 +179,7 @@ def test_words_sort_as_coordinates_do() -> None:
 
 
 def test_an_unknown_format_lists_the_known_ones() -> None:
-    with pytest.raises(FormatError, match=r"no format is called 'csr5'; known: .*coo, fiber"):
+    with pytest.raises(FormatError, match=r"no format is called 'csr5'; known: .*coo, .*fiber"):
         get_format("csr5")
 
 

@@ -126,6 +126,10 @@ class TileFunctionPrinter(FunctionPrinter):
         shared = next(a for a in s.right[0].axes if a not in s.out.axes)
         left = self.matrix(s.left, (*s.out.axes[: s.out.folded], shared))
         right = self.matrix(s.right, (shared, *s.out.axes[s.out.folded :]))
+        if self.types.accumulate == "int64":  # no matrix instruction takes it
+            text = f"tl.sum({left}[:, :, None] * {right}[None, :, :], 1)"
+            self.put(f"{s.out.name} {'+=' if s.accumulate else '='} {text}")
+            return
         precision = self.p.precision if self.types.accumulate == "float32" else "ieee"
         cast = ".to(tl.bfloat16)" if precision == "bf16" else ""
         how = "" if precision == "bf16" else f', input_precision="{precision}"'

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import product
+from typing import Any
 
 import torch
 
@@ -25,6 +26,7 @@ from sparsetc.formats import get_format, pack
 from sparsetc.ir import plan as plans
 from sparsetc.ir import reference
 from sparsetc.ir.einsum import Bound
+from sparsetc.ir.interpret_tiles import TileWalk
 from sparsetc.ir.tile import (
     LANES,
     Add,
@@ -91,7 +93,8 @@ def run_program(
             for axis, n in zip(program.axes, blocks, strict=True)
         }
         for item in range(items):
-            _Item(program, index, values.to(wide), tables, target, spans, item, nnz).run()
+            kind = _TileItem if program.view.sides else _Item
+            kind(program, index, values.to(wide), tables, target, spans, item, nnz).run()
 
 
 class _Item:
@@ -241,6 +244,36 @@ class _Item:
     def size(self, axis: str) -> int:
         span = self.spans.get(axis)
         return self.program.view.lanes if span is None else span.stop - span.start
+
+
+class _TileItem(_Item):
+    """One work item of dense tiles."""
+
+    def __init__(self, program: TileProgram, arrays: dict[str, torch.Tensor], values: torch.Tensor, *rest: Any) -> None:
+        tables, out, spans, item, nnz = rest
+        super().__init__(program, arrays, values, tables, out, spans, item, nnz)
+        self.walk = TileWalk(program, arrays, values, tables, spans, item)
+
+    def statement(self, s: Statement) -> None:
+        if isinstance(s, Loop):
+            for n in self.walk.turns(s):
+                self.walk.turn(s, n)
+                for inner in s.body:
+                    self.statement(inner)
+        elif isinstance(s, Decode):
+            self.walk.decode(s)
+        elif isinstance(s, Value):
+            self.tiles[s.out.name] = self.walk.value(s), s.out.axes
+        elif isinstance(s, Gather):
+            self.tiles[s.out.name] = self.walk.gather(s), s.out.axes
+        elif isinstance(s, Sum):
+            self.tiles[s.out.name] = _einsum([self.tiles[s.source.name]], s.out.axes), s.out.axes
+        elif isinstance(s, Add):
+            kept = tuple(a for a in s.source.axes if a in self.program.letters)
+            axes = (*kept, *s.axes)
+            self.walk.add(s, _einsum([self.tiles[s.source.name]], axes), axes, self.out)
+        else:
+            super().statement(s)
 
 
 def _einsum(tiles: Sequence[Named], axes: tuple[str, ...]) -> torch.Tensor:

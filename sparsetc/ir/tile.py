@@ -346,14 +346,16 @@ def _line(p: TileProgram, s: Statement) -> str:
     if isinstance(s, Product):
         spec = ",".join("".join(_short(a) for a in t.axes) for t in s.inputs) + "->" + "".join(map(_short, s.out.axes))
         names = ", ".join(t.name for t in s.inputs)
-        how = "dot over the lanes, " + p.precision if s.dot else "multiply"
+        over = ["the lanes"] if not p.view.sides else [a for t in s.right for a in t.axes if a not in s.out.axes]
+        how = f"dot over {', '.join(over)}, {p.precision}" if s.dot else "multiply"
         return f'{s.out} {"+=" if s.accumulate else "="} einsum "{spec}" {names}  # {how}'
     key = s.key
     if isinstance(key, Row):
         row = " + ".join(f"{n}*{stride}" if stride != 1 else n for n, stride in key.terms) or "0"
     else:
         row = key.array if isinstance(key, Slot) else "position"
-    late = [a for a in s.source.axes if a not in s.axes and not (a == LANES and key.level != ITEM)]
+    keyed = {letter for letter, _ in key.terms} if isinstance(key, Row) else set()
+    late = [a for a in s.source.axes if a not in {*s.axes, *keyed} and not (a == LANES and key.level != ITEM)]
     summed = f"  # {', '.join(late)} summed here, once" if late else ""
     return f"{'store' if s.owned else 'add'} {p.output}[{', '.join((row, *s.axes))}] {s.source}{summed}"
 

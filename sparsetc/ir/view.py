@@ -99,6 +99,12 @@ class View:
     sides: tuple[int, ...] = ()
     """Positions a mode of a dense tile; empty where there are no tiles. The lane modes are then those of the tile."""
 
+    def stored_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """How many different coordinates of each mode are stored: its tiles, where there are tiles, else its size."""
+        if not self.sides:
+            return tuple(shape)
+        return tuple(-(-n // side) for n, side in zip(shape, self.sides, strict=True))
+
     @property
     def volume(self) -> int:
         """Positions of a tile."""

@@ -110,7 +110,7 @@ def named(name: str, setting: Setting, counts: Counts) -> Candidate:
         if not found:
             raise PlanError(f"plan {name!r} needs output rows both of {LONG_ROW} nonzeros or more and of fewer")
         return found[0]
-    raise PlanError(f"no plan is called {name!r}; known: auto, {', '.join(FIXED)}")
+    raise PlanError(f"no plan is called {name!r}; known: auto, hls, {', '.join(FIXED)}")
 
 
 FIXED = ("coo", "fiber", "rows", "coo+rows", "fiber+rows")

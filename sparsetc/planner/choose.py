@@ -14,6 +14,7 @@ from sparsetc.ir.lower import lower
 from sparsetc.ir.operands import Target
 from sparsetc.ir.plan import Part, Plan, verify
 from sparsetc.planner.candidates import Candidate, Setting, candidates, named
+from sparsetc.planner.hls import HybridPlan
 from sparsetc.planner.registry import PLANS
 from sparsetc.planner.statistics import Counts
 
@@ -28,15 +29,18 @@ class Choice:
     """What packing each part was expected to give; empty for a plan given by the caller."""
 
 
-def choose(wanted: str | Plan, setting: Setting, counts: Counts, sparse_output: bool) -> Choice:
+def choose(wanted: str | Plan | HybridPlan, setting: Setting, counts: Counts, sparse_output: bool) -> Choice:
     """The plan of that name, the plan given, or for ``"auto"`` the candidate expected to be fastest."""
     if isinstance(wanted, Plan):
         verify(wanted)
         parts = tuple(map(_one_lane, wanted.parts)) if setting.backend == "torch" else wanted.parts
         return Choice(replace(wanted, parts=parts, reason="given by the caller"), ())
+    rates = CPU if setting.backend == "torch" else Rates()
+    if wanted == "hls" or isinstance(wanted, HybridPlan):
+        maker = wanted if isinstance(wanted, HybridPlan) else HybridPlan()
+        return _asked_for(maker(setting, counts), setting, rates, sparse_output)
     if not isinstance(wanted, str):
         raise PlanError(f"plan must be a name or a Plan, found {type(wanted).__name__}")
-    rates = CPU if setting.backend == "torch" else Rates()
     if wanted in PLANS:
         found = PLANS[wanted](setting, counts)
         if found is None:

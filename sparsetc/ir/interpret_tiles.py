@@ -1,0 +1,104 @@
+"""The runner of tile programs over dense tiles: plain torch, one item and one tile at a time.
+
+In and out: as `ir.interpret`, which calls it where a view has sides. A letter of the sparse operand has a vector of
+positions in the tile: all of them where it is an axis, one where it is looped or taken over the grid.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sparsetc.errors import PlanError
+from sparsetc.ir.tile import Add, Decode, Gather, Loop, Row, Tile, TileProgram, Value
+from sparsetc.ir.view import ITEM, Field
+
+
+class TileWalk:
+    """What differs from runs and blocks: loops over tiles and positions, and what is read where."""
+
+    def __init__(
+        self,
+        program: TileProgram,
+        arrays: dict[str, torch.Tensor],
+        values: torch.Tensor,
+        tables: dict[str, torch.Tensor],
+        spans: dict[str, slice],
+        item: int,
+    ) -> None:
+        self.program, self.arrays, self.values, self.tables, self.spans = program, arrays, values, tables, spans
+        self.item, self.tile = item, 0
+        self.block: dict[str, int] = {}
+        self.positions = {c: torch.arange(spans[c].start, spans[c].stop) for c in program.letters}
+
+    def turns(self, s: Loop) -> range:
+        """The turns of a loop over tiles, or over a letter's positions."""
+        if s.letter:
+            return range(self.program.axis(s.letter).size)
+        return range(*(int(self.arrays["item_ptr"][n]) for n in (self.item, self.item + 1)))
+
+    def turn(self, s: Loop, n: int) -> None:
+        """Enter one turn."""
+        if s.letter:
+            self.positions[s.letter] = torch.tensor([n])
+        else:
+            self.tile = n
+
+    def decode(self, s: Decode) -> None:
+        """The tile's coordinate of one mode."""
+        c = s.coordinate
+        if not isinstance(c, Field):
+            raise PlanError(f"decode {s.letter}: tiles store their coordinates")
+        at = self.item if s.level == ITEM else self.tile
+        word = int(self.arrays[c.array][at])
+        self.block[s.letter] = (word >> c.shift) & ((1 << c.bits) - 1)
+
+    def coordinate(self, letter: str) -> torch.Tensor:
+        """A mode's coordinates at its positions."""
+        side = self.program.view.sides[self.program.letters.index(letter)]
+        return self.block[letter] * side + self.positions[letter]
+
+    def value(self, s: Value) -> torch.Tensor:
+        """The tile's values at the positions."""
+        view = self.program.view
+        x = self.values[self.tile * view.volume : (self.tile + 1) * view.volume].view(view.sides)
+        for axis, letter in enumerate(self.program.letters):
+            x = x.index_select(axis, self.positions[letter])
+        return self.laid_out(x, self.program.letters, s.out)
+
+    def gather(self, s: Gather) -> torch.Tensor:
+        """A dense operand's rows at the positions; 0 past a mode's end."""
+        o = s.operand
+        table = self.tables[o.name]
+        x = table.view((*o.extents, *table.shape[1:]))
+        for axis, letter in enumerate(o.axes, start=len(o.rows)):
+            span = self.spans[letter]
+            x = x.narrow(axis, span.start, span.stop - span.start)
+        for axis, (letter, extent) in enumerate(zip(o.rows, o.extents, strict=True)):
+            at = self.coordinate(letter)
+            x = x.index_select(axis, at.clamp(max=extent - 1))
+            past = (at >= extent).view(-1, *(1 for _ in range(x.dim() - axis - 1)))
+            x = x.masked_fill(past, 0)
+        return self.laid_out(x, (*o.rows, *o.axes), s.out)
+
+    @staticmethod
+    def laid_out(x: torch.Tensor, axes: tuple[str, ...], out: Tile) -> torch.Tensor:
+        """Without the axes that are one position only, the others in the tile's order."""
+        gone = [n for n, a in enumerate(axes) if a not in out.axes]
+        left = [a for a in axes if a in out.axes]
+        return x.squeeze(gone).permute([left.index(a) for a in out.axes])
+
+    def add(self, s: Add, total: torch.Tensor, axes: tuple[str, ...], out: torch.Tensor) -> None:
+        """Add to (or store) the output rows of the kept positions; those past a mode's end are left out."""
+        assert isinstance(s.key, Row)
+        kept = tuple(c for c, _ in s.key.terms)
+        row, inside = torch.zeros((), dtype=torch.long), torch.ones((), dtype=torch.bool)
+        for letter, stride in s.key.terms:
+            at = self.coordinate(letter)
+            row = row.unsqueeze(-1) + at * stride
+            inside = inside.unsqueeze(-1) & (at < self.program.extents[self.program.letters.index(letter)])
+        rows = [a for a in axes if a in kept]
+        spread = total.permute([axes.index(a) for a in (*rows, *s.axes)]).to(out.dtype)
+        flat = spread.reshape(-1, *spread.shape[len(rows) :])
+        for n in torch.nonzero(inside.flatten()).flatten().tolist():
+            place = out[int(row.flatten()[n])][tuple(self.spans[a] for a in s.axes)]
+            place.copy_(flat[n]) if s.owned else place.add_(flat[n])

@@ -1,0 +1,43 @@
+"""The generated Triton source of dense tiles, and of the hybrid plan's fused launch, run by Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import tile_plan
+from test_tiles import CASES, expected, operands
+
+import sparsetc as stc
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int64], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_tiles(name: str, dtype: torch.dtype) -> None:
+    equation, given = operands(name, nnz=80)
+    if dtype == torch.int64:
+        given = [given[0].with_values((3 * given[0].values).round()), *((3 * d).round() for d in given[1:])]
+    cast = [o.to(dtype) for o in given]
+    reference = expected(equation, [o.to(torch.float64) for o in cast])
+    k = stc.compile(equation, *cast, plan=tile_plan(equation, cast, "triton"), output="dense", backend="triton")
+    found = k(*cast[1:]).to(torch.float64)
+    tolerance = {torch.float16: 2e-3, torch.float32: 1e-5}.get(dtype, 1e-12)
+    assert (found - reference).norm() <= tolerance * reference.norm()
+
+
+@pytest.mark.parametrize("threshold", [None, 1, 40])
+@pytest.mark.parametrize("name", ["mttkrp-0", "mttkrp-2", "ttmc-0", "spmm", "all-summed"])
+def test_the_fused_launch(name: str, threshold: int | None) -> None:
+    equation, given = operands(name)
+    plan = "hls" if threshold is None else stc.plan_hls(threshold)
+    k = stc.compile(equation, *given, plan=plan, backend="triton")
+    torch.testing.assert_close(k(*given[1:]), expected(equation, given))
+
+
+@pytest.mark.parametrize("block", [16, 32])
+def test_ranks_split_over_the_grid(block: int) -> None:
+    equation, given = operands("mttkrp-0")
+    plan = tile_plan(equation, given, "triton")
+    (part,) = plan.parts
+    split = stc.Part("dense_tile", part.layout, stc.Schedule(1, (("r", block),)))
+    k = stc.compile(equation, *given, plan=stc.Plan("tiles", (split,)), backend="triton")
+    torch.testing.assert_close(k(*given[1:]), expected(equation, given))

@@ -1,0 +1,143 @@
+"""Dense tiles and the hybrid plan: every schedule of a tile einsum, ragged edges, the threshold, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import tile_plan
+
+import sparsetc as stc
+from sparsetc.formats.dense_tile import VOLUME, sides_of
+from sparsetc.ir.interpret import run_program
+from sparsetc.ir.parse import parse
+from sparsetc.ir.tile import Loop, walk
+
+CASES: dict[str, tuple[str, tuple[int, ...], dict[str, int]]] = {
+    "mttkrp-0": ("ijk,jr,kr->ir", (40, 33, 50), {"r": 20}),
+    "mttkrp-1": ("ijk,ir,kr->jr", (40, 33, 50), {"r": 20}),
+    "mttkrp-2": ("ijk,ir,jr->kr", (40, 33, 50), {"r": 5}),
+    "mttkrp-order-4": ("ijkl,jr,kr,lr->ir", (20, 12, 30, 17), {"r": 9}),
+    "mttkrp-order-5": ("ijklm,ir,jr,kr,lr->mr", (6, 7, 5, 9, 10), {"r": 4}),
+    "ttmc-0": ("ijk,jr,ks->irs", (20, 33, 50), {"r": 20, "s": 18}),
+    "ttmc-2": ("ijk,ir,js->krs", (20, 33, 50), {"r": 16, "s": 5}),
+    "spmm": ("ij,jr->ir", (40, 50), {"r": 20}),
+    "spmm-transposed": ("ij,ir->jr", (40, 50), {"r": 20}),
+    "spmm-short-mode": ("ij,jr->ir", (5, 50), {"r": 20}),
+    "all-summed": ("ijk,jr,kr->r", (40, 33, 50), {"r": 20}),
+    "rank-summed": ("ijk,jr,kr->i", (40, 33, 50), {"r": 20}),
+    "vectors": ("ijk,j,k->i", (40, 33, 50), {}),
+    "total": ("ijk->", (40, 33, 50), {}),
+    "ttm-dense": ("ijk,kr->ijr", (20, 33, 50), {"r": 20}),
+    "hadamard": ("ijk,jr,kr,ir->ir", (40, 33, 50), {"r": 20}),
+    "two-letters": ("ijk,jkr->ir", (40, 33, 50), {"r": 20}),
+    "scalar": ("ijk,,kr->r", (40, 33, 50), {"r": 20}),
+    "order-1": ("i,ir->r", (400,), {"r": 20}),
+}
+
+
+def operands(name: str, nnz: int = 400, seed: int = 0) -> tuple[str, list[stc.SparseTensor | torch.Tensor]]:
+    equation, shape, ranks = CASES[name]
+    g = torch.Generator().manual_seed(seed)
+    coords = torch.stack([torch.randint(0, n, (nnz,), generator=g) for n in shape])
+    # Half of them in one tile, so that tiles of both kinds exist.
+    coords[:, : nnz // 2] %= torch.tensor([min(n, s) for n, s in zip(shape, sides_of(shape), strict=True)]).unsqueeze(1)
+    x = stc.SparseTensor(coords, torch.randn(nnz, generator=g, dtype=torch.float64), shape)
+    terms = equation.split("->")[0].split(",")
+    sizes = dict(zip(terms[0], shape, strict=True)) | ranks
+    return equation, [x, *(torch.randn([sizes[c] for c in t], generator=g, dtype=torch.float64) for t in terms[1:])]
+
+
+def expected(equation: str, given: list[stc.SparseTensor | torch.Tensor]) -> torch.Tensor:
+    return torch.einsum(equation, *(o.to_dense() if isinstance(o, stc.SparseTensor) else o for o in given))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tiles_agree_with_the_dense_einsum(name: str) -> None:
+    equation, given = operands(name)
+    k = stc.compile(equation, *given, plan=tile_plan(equation, given, "torch"), output="dense")
+    assert [p.format for p in k.plan.parts] == ["dense_tile"]
+    torch.testing.assert_close(k(*given[1:]), expected(equation, given))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_tile_program_means_the_einsum(name: str) -> None:
+    """Level 3 alone: the schedule (loops, dots, chains of dots) is walked statement by statement."""
+    equation, given = operands(name, nnz=60)
+    k = stc.compile(equation, *given, plan=tile_plan(equation, given, "triton"), output="dense", backend="triton")
+    (part,) = k.parts
+    out = torch.zeros(k.output.rows, *k.output.width_shape, dtype=torch.float64)
+    tables = k.canonical.arrange(given[1:])
+    run_program(part.program, part.packed.arrays, k._values[0], tables, out, part.packed.items, part.packed.stored)
+    torch.testing.assert_close(k._wrap(out), expected(equation, given))
+
+
+@pytest.mark.parametrize("threshold", [None, 0, 1, 3, 40, 5000])
+@pytest.mark.parametrize("name", ["mttkrp-0", "mttkrp-order-4", "ttmc-0", "spmm", "all-summed"])
+def test_any_threshold_gives_the_same_result(name: str, threshold: int | None) -> None:
+    equation, given = operands(name)
+    k = stc.compile(equation, *given, plan="hls" if threshold is None else stc.plan_hls(threshold))
+    assert sum(p.nnz for p in k.plan.parts) == given[0].nnz
+    torch.testing.assert_close(k(*given[1:]), expected(equation, given))
+
+
+def test_a_threshold_deals_by_population() -> None:
+    equation, given = operands("mttkrp-0")
+    everything = stc.compile(equation, *given, plan=stc.plan_hls(1)).plan
+    nothing = stc.compile(equation, *given, plan=stc.plan_hls(VOLUME + 1)).plan
+    both = stc.compile(equation, *given, plan=stc.plan_hls(40)).plan
+    assert [[p.format for p in plan.parts] for plan in (everything, nothing, both)] == [
+        ["dense_tile"],
+        ["coo"],
+        ["dense_tile", "coo"],
+    ]
+
+
+def test_schedules_follow_from_the_letters() -> None:
+    """MTTKRP: a loop over j of dots over k; TTMc: two dots, no loop; neither has a sum over a tile's axis."""
+    for name, loops, dots in (("mttkrp-0", ["j"], 1), ("ttmc-0", [], 2), ("spmm", [], 1), ("mttkrp-2", ["i"], 1)):
+        equation, given = operands(name)
+        k = stc.compile(equation, *given, plan=tile_plan(equation, given, "triton"), backend="triton")
+        (program,) = k.programs
+        assert [s.letter for s, _ in walk(program.body) if isinstance(s, Loop) and s.letter] == loops
+        assert len(program.dots) == dots
+
+
+def test_sides_fit_the_modes_and_the_volume() -> None:
+    assert sides_of((480, 875, 749)) == (16, 16, 16)
+    assert sides_of((6040, 3952, 5)) == (16, 16, 8)
+    assert sides_of((91, 24, 887, 1410)) == (8, 8, 8, 8)
+    for order in range(1, 9):
+        assert torch.tensor(sides_of((1000,) * order)).prod() <= VOLUME
+
+
+def test_what_tiles_cannot_serve_is_refused() -> None:
+    equation, given = operands("mttkrp-0")
+    with pytest.raises(stc.PlanError, match="dense outputs only"):
+        stc.compile("ijk,kr->ijr", given[0], given[2], plan="hls")
+    with pytest.raises(stc.PlanError, match="not deterministic"):
+        stc.compile(equation, *given, plan=stc.plan_hls(40), deterministic=True, backend="triton")
+    with pytest.raises(stc.PlanError, match="threshold"):
+        stc.plan_hls(-1)
+    twice = stc.SparseTensor(torch.zeros(2, 2, dtype=torch.long), torch.ones(2), (4, 4), coalesce=False)
+    with pytest.raises(stc.FormatError, match="coalesce"):
+        stc.compile("ij,jr->ir", twice, torch.ones(4, 3), plan=stc.plan_hls(1))
+
+
+def test_an_empty_tensor_and_gradients() -> None:
+    empty = stc.SparseTensor(torch.zeros(2, 0, dtype=torch.long), torch.zeros(0), (40, 50))
+    assert not stc.einsum("ij,jr->ir", empty, torch.ones(50, 3), plan="hls").any()
+    equation, (x, *dense) = operands("mttkrp-0", nnz=30)
+    dense = [d[:, :2].clone().requires_grad_() for d in dense]
+    values = x.values.clone().requires_grad_()
+
+    def call(values: torch.Tensor, *dense: torch.Tensor) -> torch.Tensor:
+        return stc.einsum(equation, x.with_values(values), *dense, plan=stc.plan_hls(5))
+
+    assert torch.autograd.gradcheck(call, (values, *dense))
+
+
+def test_the_parsed_equations_are_what_the_names_say() -> None:
+    for equation, shape, ranks in CASES.values():
+        terms = equation.split("->")[0].split(",")
+        sizes = dict(zip(terms[0], shape, strict=True)) | ranks
+        parse(equation, [tuple(sizes[c] for c in t) for t in terms], [True, *(False for _ in terms[1:])])
