@@ -29,6 +29,14 @@ CUT = explicit_plan("coo", "0||12", {"r": 128}, lanes=4, grain=512)
 WIDE = explicit_plan("coo", "0||213", {"r": 32}, lanes=8, grain=512)
 SEMI = explicit_plan("fiber", "01||2", {"r": 32}, lanes=8)
 
+
+def tiles(**blocks: int) -> stc.Plan:
+    """Dense tiles alone."""
+    layout = stc.Layout((0,), (1, 2), (), grain=8 * 4096)
+    schedule = stc.Schedule(1, tuple(blocks.items()), precision="tf32x3")
+    return stc.Plan("tiles", (stc.Part("dense_tile", layout, schedule),))
+
+
 F32, F16 = torch.float32, torch.float16
 CASES: dict[str, tuple[str, dict[str, int], torch.dtype, stc.Plan, str]] = {
     "mttkrp_coo": ("ijk,jr,kr->ir", SIZES, F32, COO, "triton"),
@@ -44,6 +52,9 @@ CASES: dict[str, tuple[str, dict[str, int], torch.dtype, stc.Plan, str]] = {
     "reduction": ("ijk->", SIZES, torch.int32, ALL, "triton"),
     "spmm": ("ij,jr->ir", SIZES, torch.float64, MATRIX, "triton"),
     "two_words": ("ijkl,jr,lr->ir", HUGE, F32, WIDE, "triton"),
+    "mttkrp_tiles": ("ijk,jr,kr->ir", SIZES, F32, tiles(r=32), "triton"),
+    "ttmc_tiles": ("ijk,jr,ks->irs", SIZES, F32, tiles(r=32, s=16), "triton"),
+    "mttkrp_torch_tiles": ("ijk,jr,kr->ir", SIZES, F32, tiles(r=32), "torch"),
     "mttkrp_torch_coo": ("ijk,jr,kr->ir", SIZES, F32, ONE_LANE, "torch"),
     "ttmc_torch_fiber": ("ijk,jr,ks->irs", SIZES, F32, FIBER_ONE_LANE, "torch"),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from sparsetc.codegen.triton_function import WIDE, FunctionPrinter
 from sparsetc.ir.tile import Add, Decode, DenseAxis, Gather, Loop, Product, Row, Sum, Tile, Value, walk
+from sparsetc.ir.view import Field
 
 
 class TileFunctionPrinter(FunctionPrinter):
@@ -30,8 +31,7 @@ class TileFunctionPrinter(FunctionPrinter):
 
     def axis_vector(self, axis: DenseAxis) -> None:
         if axis.letter in self.p.letters:
-            looped = any(isinstance(s, Loop) and s.letter == axis.letter for s, _ in walk(self.p.body))
-            if axis.programs == 1 and not looped:
+            if axis.programs == 1 and not self.looped(axis.letter):
                 self.put(f"{axis.letter}_in = tl.arange(0, {axis.block})")
             return
         base = f"{axis.letter}_block * {axis.block} + " if axis.programs > 1 else ""
@@ -48,6 +48,9 @@ class TileFunctionPrinter(FunctionPrinter):
         innermost = not any(isinstance(inner, Loop) for inner in s.body)
         span = "tl.static_range" if innermost else "range"
         self.put(f"for {s.letter}_in in {span}({self.p.axis(s.letter).size}):")
+        self.indent += 1
+        self.coordinates(s.letter)
+        self.indent -= 1
         self.nested(s)
 
     def nested(self, s: Loop) -> None:
@@ -58,12 +61,15 @@ class TileFunctionPrinter(FunctionPrinter):
 
     def decode(self, s: Decode, u: str) -> None:
         c = s.coordinate
-        at = "item" if s.coordinate in self.p.view.item else "tile"
-        word = f"{c.array}_bits"  # type: ignore[union-attr]
+        assert isinstance(c, Field)  # a tile's coordinates are stored
+        at = "item" if c in self.p.view.item else "tile"
+        word = f"{c.array}_bits"
         if word not in self.words[s.level]:
-            self.put(f"{word} = tl.load({c.array} + {at})")  # type: ignore[union-attr]
+            self.put(f"{word} = tl.load({c.array} + {at})")
             self.words[s.level].add(word)
-        self.put(f"{s.letter}_tile = {c.expression(word)}")  # type: ignore[call-arg, arg-type]
+        self.put(f"{s.letter}_tile = {c.expression(word)}")
+        if not self.looped(s.letter):
+            self.coordinates(s.letter)
 
     def value(self, s: Value) -> None:
         tile = "tile.to(tl.int64)" if self.p.wide else "tile"
@@ -80,18 +86,34 @@ class TileFunctionPrinter(FunctionPrinter):
         """The axis a letter's position is, where it is one of this tile's."""
         return (letter,) if letter in tile.axes else ()
 
-    def position(self, letter: str) -> str:
-        """A mode's coordinate."""
-        side = self.p.view.sides[self.p.letters.index(letter)]
-        return f"{letter}_tile * {side} + {letter}_in"
+    def coordinates(self, letter: str) -> None:
+        """Put a mode's coordinates, and whether they lie inside it, once the tile's and the position's are known."""
+        read = {c for o in self.p.operands for c in o.rows} | {c for c, _ in self.key.terms}
+        if letter not in read:
+            return
+        mode = self.p.letters.index(letter)
+        extent, side = self.p.extents[mode], self.p.view.sides[mode]
+        self.put(f"{letter} = {letter}_tile * {side} + {letter}_in")
+        if extent % side:
+            self.put(f"in_{letter} = {letter} < {extent}")
+
+    @property
+    def key(self) -> Row:
+        """The output's key."""
+        key = next(s.key for s, _ in walk(self.p.body) if isinstance(s, Add))
+        assert isinstance(key, Row)
+        return key
 
     def inside(self, letter: str, axes: tuple[str, ...]) -> str:
         """The condition that a coordinate is not past its mode's end; empty where no tile reaches it."""
         mode = self.p.letters.index(letter)
-        extent, side = self.p.extents[mode], self.p.view.sides[mode]
-        if extent % side == 0:
+        if self.p.extents[mode] % self.p.view.sides[mode] == 0:
             return ""
-        return self.placed(f"({self.position(letter)} < {extent})", (letter,) if letter in axes else (), axes, 1)
+        return self.placed(f"in_{letter}", (letter,) if letter in axes else (), axes, 1)
+
+    def looped(self, letter: str) -> bool:
+        """Whether a letter's positions are taken one a turn."""
+        return any(isinstance(s, Loop) and s.letter == letter for s, _ in walk(self.p.body))
 
     def gather(self, s: Gather, u: str) -> None:
         o, axes = s.operand, s.out.axes
@@ -99,15 +121,14 @@ class TileFunctionPrinter(FunctionPrinter):
         terms, conditions, stride = [], [], o.nrows * o.width
         for letter, extent in zip(o.rows, o.extents, strict=True):
             stride //= extent
-            name = self.position(letter)
-            name = f"({name}).to(tl.int64)" if wide else name
+            name = f"{letter}.to(tl.int64)" if wide else letter
             terms.append(self.placed(name, (letter,) if letter in axes else (), axes, stride))
             conditions.append(self.inside(letter, axes))
         for letter in o.axes:
             stride //= self.p.axis(letter).size
             terms.append(self.placed(letter, (letter,), axes, stride))
             conditions.append(self.placed(f"in_{letter}", (letter,), axes, 1) if self.p.axis(letter).ragged else "")
-        mask = " & ".join(f"({c})" for c in conditions if c)
+        mask = " & ".join(c for c in conditions if c)
         widen = f".to({self.acc})" if self.types.widen else ""
         self.put(f"{s.out.name} = {self.load(o.name, ' + '.join(t for t in terms if t) or '0', mask)}{widen}")
 
@@ -152,8 +173,7 @@ class TileFunctionPrinter(FunctionPrinter):
         return f"tl.reshape({text}, {folded})"
 
     def add(self, s: Add, u: str) -> None:
-        p, key = self.p, s.key
-        assert isinstance(key, Row)
+        p = self.p
         value, axes = self.unfolded(s.source, s.source.name), list(s.source.axes)
         for axis in [a for a in axes if a not in s.axes and a not in p.letters]:
             value = f"tl.sum({value}, {axes.index(axis)})"
@@ -161,8 +181,8 @@ class TileFunctionPrinter(FunctionPrinter):
         own = tuple(axes)
         wide = p.rows * p.width >= WIDE
         terms, conditions = [], []
-        for letter, stride in key.terms:
-            name = f"({self.position(letter)}).to(tl.int64)" if wide else self.position(letter)
+        for letter, stride in self.key.terms:
+            name = f"{letter}.to(tl.int64)" if wide else letter
             terms.append(self.placed(name, (letter,) if letter in own else (), own, stride * p.width))
             conditions.append(self.inside(letter, own))
         stride = p.width
@@ -170,7 +190,7 @@ class TileFunctionPrinter(FunctionPrinter):
             stride //= p.axis(letter).size
             terms.append(self.placed(letter, (letter,), own, stride))
             conditions.append(self.placed(f"in_{letter}", (letter,), own, 1) if p.axis(letter).ragged else "")
-        mask = " & ".join(f"({c})" for c in conditions if c)
+        mask = " & ".join(c for c in conditions if c)
         guard = f", mask={mask}" if mask else ""
         address = f"{p.output} + {' + '.join(t for t in terms if t) or '0'}"
         if s.owned:

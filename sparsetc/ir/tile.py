@@ -332,8 +332,11 @@ def _line(p: TileProgram, s: Statement) -> str:
     if isinstance(s, Decode):
         c = s.coordinate
         where = c.expression(p.letters, "position") if isinstance(c, Computed) else f"decode {c.array}"
-        bits = "" if isinstance(s.coordinate, Computed) else f"  # {s.coordinate.bits} bits, {LEVELS[s.level]}"
-        return f"{s.letter}{'' if s.level == ITEM else '[lane]'} = {where}{bits}"
+        level = "tile" if p.view.sides and s.level == LANE else LEVELS[s.level]
+        bits = "" if isinstance(c, Computed) else f"  # {c.bits} bits, {level}"
+        of_tile = " tile" if p.view.sides else ""
+        lanes = "" if s.level == ITEM or p.view.sides else "[lane]"
+        return f"{s.letter}{of_tile}{lanes} = {where}{bits}"
     if isinstance(s, Value):
         return f"{s.out} = load X.values"
     if isinstance(s, Gather):
