@@ -40,7 +40,7 @@ class Kernel:
     """A compiled einsum; call it with the dense operands, in the equation's order."""
 
     def __init__(self, canonical: Canonical, x: SparseTensor, settings: Options, output: str) -> None:
-        self.canonical, self.settings = canonical, settings
+        self.canonical, self.settings, self._form = canonical, settings, output
         self.backend = _backend(settings, x)
         self.output = output_of(canonical, x, output)
         self._x, self._values_of, self._version = x, x.values, x.values._version
@@ -354,12 +354,23 @@ class Kernel:
         return tuple(p.program for p in self.parts)
 
     def ptx(self, target: str = "sm_90") -> str:
-        """The assembly for a named target (``sm_80``, ``sm_90``, ``sm_100``, ``gfx942``, …); needs no GPU."""
-        if not isinstance(self.launch, TritonLaunch):
-            raise PlanError("a torch program has no PTX; compile with sparsetc.options(backend='triton')")
-        out = self._x.dtype if self._owned and self._x.dtype.is_floating_point else accumulator(self._x.dtype)
-        compiled = self.launch.compile_for(target, out)
+        """The assembly for a named target (``sm_80``, ``sm_90``, ``sm_100``, ``gfx942``, …); needs no GPU.
+
+        Where the generated torch programs run, this is that of the Triton kernels which a GPU would run instead.
+        """
+        kernel = self if isinstance(self.launch, TritonLaunch) else self._triton_twin
+        assert isinstance(kernel.launch, TritonLaunch)
+        dtype = self._x.dtype
+        out = dtype if kernel._owned and dtype.is_floating_point else accumulator(dtype)
+        compiled = kernel.launch.compile_for(target, out)
         return "\n".join(c.asm["ptx"] if "ptx" in c.asm else c.asm["amdgcn"] for c in compiled)
+
+    @cached_property
+    def _triton_twin(self) -> Kernel:
+        """The same einsum planned and packed for a GPU, its kernels generated and never launched."""
+        if self._x.dtype.is_complex:
+            raise PlanError("complex einsums run the generated torch programs, which have no PTX")
+        return Kernel(self.canonical, self._x, replace(self.settings, backend="triton"), self._form)
 
     def explain(self) -> Explanation:
         """Parts, formats, costs, and why this plan: prints as a table; ``to_dict()`` gives the same as data."""

@@ -164,10 +164,13 @@ def test_unknown_target_lists_the_known_ones() -> None:
         compiled(*CASES["mttkrp-coo"]).ptx("sm_12")
 
 
-def test_a_torch_program_has_no_ptx() -> None:
-    operands = Problem("ij,jr->ir").operands()
-    with pytest.raises(stc.PlanError, match="has no PTX"):
-        stc.compile("ij,jr->ir", *operands, backend="torch").ptx()
+def test_without_a_gpu_ptx_is_that_of_the_kernels_a_gpu_would_run() -> None:
+    operands = Problem("ij,jr->ir", SIZES).operands()
+    k = stc.compile("ij,jr->ir", *operands, backend="torch")
+    assert ".visible .entry" in k.ptx()
+    complex_operands = [o.to(torch.complex64) for o in operands]
+    with pytest.raises(stc.PlanError, match="complex"):
+        stc.compile("ij,jr->ir", *complex_operands).ptx()
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "gfx942"])
