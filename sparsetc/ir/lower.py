@@ -17,7 +17,7 @@ from math import prod
 from sparsetc.errors import PlanError
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.lower_tiles import lower_tiles
-from sparsetc.ir.operands import MIN_DOT, Target, dense_axes, operand_names
+from sparsetc.ir.operands import MIN_DOT, Target, dense_axes, named_operands, printed_sizes
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.tile import (
     LANES,
@@ -83,24 +83,13 @@ class _Lowering:
             raise PlanError(f"a view of order {view.order} cannot serve the sparse operand {''.join(self.letters)!r}")
         self.bound, self.view, self.schedule, self.target = bound, view, schedule, target
         self.level = {c: view.level_of(mode) for mode, c in enumerate(self.letters)}
-        # A program over an empty axis is printed, and costed, as if it had one element; it never runs.
-        self.sizes = {c: max(1, n) for c, n in bound.sizes}
+        self.sizes = printed_sizes(bound)
         self.order = dense_axes(bound)
         self.axes = tuple(DenseAxis(c, self.sizes[c], schedule.block(c)) for c in self.order)
-        self.output, names = operand_names(bound)
-        self.operands = tuple(self._operand(n, p) for n, p in zip(names, e.dense, strict=True))
+        self.output, self.operands = named_operands(bound)
         self.output_axes = tuple(c for c in e.output if c not in self.letters)
         self.kept = tuple(c for c in e.output if c in self.letters)
         self.key = self._key()
-
-    def _operand(self, name: str, position: int) -> Operand:
-        letters = self.bound.einsum.inputs[position]
-        if len(set(letters)) != len(letters):
-            raise PlanError(f"operand {position + 1} repeats a letter; take its diagonal first")
-        sizes = self.sizes
-        rows = tuple(c for c in self.letters if c in letters)
-        axes = tuple(c for c in self.order if c in letters)
-        return Operand(name, position, rows, tuple(sizes[c] for c in rows), axes, prod(sizes[c] for c in axes))
 
     def _key(self) -> Key:
         level = max((self.level[c] for c in self.kept), default=ITEM)

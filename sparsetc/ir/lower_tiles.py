@@ -16,7 +16,7 @@ from math import prod
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.einsum import Bound
-from sparsetc.ir.operands import MIN_DOT, Target, dense_axes, operand_names
+from sparsetc.ir.operands import MIN_DOT, Target, dense_axes, named_operands, printed_sizes
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.tile import (
     Add,
@@ -77,11 +77,10 @@ class _TileLowering:
         self.letters = e.inputs[sparse]
         self.bound, self.view, self.schedule, self.target = bound, view, schedule, target
         self.side = dict(zip(self.letters, view.sides, strict=True))
-        self.sizes = {c: max(1, n) for c, n in bound.sizes}
+        self.sizes = printed_sizes(bound)
         self.order = dense_axes(bound)
         self.axes = tuple(DenseAxis(c, self.sizes[c], schedule.block(c)) for c in self.order)
-        self.output, names = operand_names(bound)
-        self.operands = tuple(self._operand(n, p) for n, p in zip(names, e.dense, strict=True))
+        self.output, self.operands = named_operands(bound)
         self.output_axes = tuple(c for c in e.output if c not in self.letters)
         self.kept = tuple(c for c in e.output if c in self.letters)
         self.summed = tuple(c for c in self.letters if c not in self.kept)
@@ -93,14 +92,6 @@ class _TileLowering:
         self.looped = tuple(c for c in rest if c in self.summed)
         self.positions = tuple(
             DenseAxis(c, self.side[c], 1 if c in self.gridded else self.side[c]) for c in self.letters
-        )
-
-    def _operand(self, name: str, position: int) -> Operand:
-        letters = self.bound.einsum.inputs[position]
-        rows = tuple(c for c in self.letters if c in letters)
-        axes = tuple(c for c in self.order if c in letters)
-        return Operand(
-            name, position, rows, tuple(self.sizes[c] for c in rows), axes, prod(self.sizes[c] for c in axes)
         )
 
     def _holders(self, letter: str) -> list[Operand]:

@@ -6,8 +6,11 @@ In: a `Bound` einsum. Out: names that no index letter takes, the order of dense 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
+from sparsetc.errors import PlanError
 from sparsetc.ir.einsum import Bound
+from sparsetc.ir.tile import Operand
 
 MIN_DOT = 16
 """Smallest side of a `tl.dot` that every supported Triton takes for every type."""
@@ -28,12 +31,38 @@ class Target:
     """Positions of the stored nonzeros need 64 bits."""
 
 
+def printed_sizes(bound: Bound) -> dict[str, int]:
+    """Sizes by letter. A program over an empty axis is printed, and costed, as if it had one element; it never runs."""
+    return {c: max(1, n) for c, n in bound.sizes}
+
+
 def operand_names(bound: Bound) -> tuple[str, tuple[str, ...]]:
     """Names of the output and the dense operands: capital letters the equation leaves free (A, then B, C, D, …)."""
     taken = set(bound.einsum.indices) | {"X"}
     free = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWYZ" if c not in taken]
     names = [*free, *(f"operand_{n}" for n in range(len(bound.einsum.inputs) + 1))]
     return names[0], tuple(names[1 : 1 + len(bound.einsum.dense)])
+
+
+def named_operands(bound: Bound) -> tuple[str, tuple[Operand, ...]]:
+    """The output's name and the dense operands, each stored as (sparse letters, dense letters).
+
+    Sparse letters come in the sparse operand's order, dense ones in that of `dense_axes`.
+    """
+    e = bound.einsum
+    (sparse,) = e.sparse
+    sizes, order = printed_sizes(bound), dense_axes(bound)
+    output, names = operand_names(bound)
+    operands = []
+    for name, position in zip(names, e.dense, strict=True):
+        letters = e.inputs[position]
+        if len(set(letters)) != len(letters):
+            raise PlanError(f"operand {position + 1} repeats a letter; take its diagonal first")
+        rows = tuple(c for c in e.inputs[sparse] if c in letters)
+        axes = tuple(c for c in order if c in letters)
+        width = prod(sizes[c] for c in axes)
+        operands.append(Operand(name, position, rows, tuple(sizes[c] for c in rows), axes, width))
+    return output, tuple(operands)
 
 
 def dense_axes(bound: Bound) -> tuple[str, ...]:
