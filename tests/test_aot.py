@@ -9,7 +9,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from cases import OPERATIONS, SIZES, Problem, explicit_plan, joined
+from cases import OPERATIONS, SIZES, Problem, explicit_plan, joined, tile_plan
+from test_tiles import CASES as TILE_CASES
+from test_tiles import operands as tile_operands
 
 import sparsetc as stc
 
@@ -185,3 +187,11 @@ def test_dense_tiles_run_on_the_matrix_units(equation: str, precision: str, targ
     k = stc.compile(equation, x, *dense, plan=stc.plan_hls(2), precision=precision, backend="triton")
     assert k.programs[0].dots
     assert re.search("v_mfma" if target.startswith("gfx") else r"mma|tcgen05", k.ptx(target))
+
+
+@pytest.mark.parametrize("name", TILE_CASES)
+def test_every_schedule_of_dense_tiles_compiles(name: str) -> None:
+    equation, given = tile_operands(name, nnz=60)
+    given = [o.to(torch.float32) for o in given]
+    plan = tile_plan(equation, given, "triton")
+    assert stc.compile(equation, *given, plan=plan, output="dense", backend="triton").ptx("sm_90")

@@ -163,6 +163,11 @@ class _TileLowering:
             part = Tile("part", axes, LEAF, folded=1)
             steps.append(Product(part, (x,), tuple(partner)))
         else:
+            if (
+                self.looped and not others
+            ):  # summed once, at the end: Triton aborts on sums added up in an unrolled loop
+                total = self._tile("total", (x, *partner), ITEM)
+                return [Product(total, (x, *partner), accumulate=True)], total
             terms = self._tile("terms", (x, *partner))
             part = Tile("part", axes, LEAF) if self.dot_letter else terms
             steps.append(Product(terms, (x, *partner)))
