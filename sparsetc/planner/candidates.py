@@ -37,6 +37,8 @@ GRAINS = (128, 512)
 DOT_GRAINS = (512, 2048)
 """The same where an item ends by adding a matrix (H200, TTMc of rank 32 x 32: 2,048 beat 512 and 8,192)."""
 DOT_LANES = 16
+"""Lanes a dot contracts at once; twice as many, one step at a time, where runs are contracted in tf32x3 (H200,
+`benchmarks/results/ttmc_stages.json`: 4.24 ms against 4.48)."""
 DOT_TILE = 1024
 """Accumulator elements a warp (H200, TTMc of rank 32 x 32: 16 lanes and one warp beat 32 lanes and 2 or 4 by 1.3x)."""
 CPU_GRAIN = 1 << 16
@@ -216,17 +218,10 @@ def schedule_of(setting: Setting, blocks: bool, rows: bool = False) -> tuple[Sch
         block = {c: max(MIN_DOT, min(n, 64)) for c, n in padded.items()}
         block = _fit(block, output, 4096)
         warps = max(1, min(8, prod(block.values()) // DOT_TILE))
-        return (
-            Schedule(
-                warps,
-                tuple(block.items()),
-                True,
-                setting.precision,
-                stages=1 if setting.precision in ("tf32", "bf16") else 3,
-            ),
-            DOT_LANES,
-            2,
-        )
+        stages = 1 if setting.precision in ("tf32", "bf16") else 3
+        lanes, unroll = (DOT_LANES, 2) if blocks or setting.precision != "tf32x3" else (2 * DOT_LANES, 1)
+        schedule = Schedule(warps, tuple(block.items()), True, setting.precision, stages=stages)
+        return schedule, lanes, unroll
     block = {c: min(n, 128 if c in output else 512) for c, n in padded.items()}
     block = _fit(block, list(block), 512)
     width = prod(block.values())
