@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sparsetc.ir.cost import CPU, Rates, Statistics, cost
+from sparsetc.ir.cost import Statistics, cost, rates_of
+from sparsetc.ir.tile import LANES, Product, TileProgram, walk
 
 if TYPE_CHECKING:
     from sparsetc.kernel import Kernel
@@ -99,7 +100,7 @@ class Explanation:
 
 def explain(kernel: Kernel) -> Explanation:
     """The explanation of a kernel."""
-    rates = CPU if kernel.backend == "torch" else Rates()
+    rates = rates_of(kernel.backend)
     total = max(1, sum(p.packed.nnz for p in kernel.parts))
     parts = []
     for bound, part in zip(kernel.parts, kernel.plan.parts, strict=True):
@@ -153,10 +154,8 @@ def explain(kernel: Kernel) -> Explanation:
     )
 
 
-def tile_einsum(program: Any) -> str:
+def tile_einsum(program: TileProgram) -> str:
     """The innermost tile einsum, in letters; n stands for the lanes."""
-    from sparsetc.ir.tile import LANES, Product, walk
-
     inner = [s for s, _ in walk(program.body) if isinstance(s, Product)]
     if not inner:
         return "n->n"

@@ -190,9 +190,10 @@ class Kernel:
         )
         slot = None
         if program.slot:
-            level = _key_level(program)
-            given = torch.arange(partial, device=self._x.device) if partial else None
-            slot = packed.slots(level, self._slot_of_nonzeros()) if given is None else given
+            if partial:
+                slot = torch.arange(partial, device=self._x.device)
+            else:
+                slot = packed.slots(_key_level(program), self._slot_of_nonzeros())
         if program.dots and self._x.dtype == torch.float64 and self.backend == "triton":
             packed = _wide_words(packed)
         return BoundPart(program, packed, slot)

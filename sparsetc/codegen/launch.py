@@ -17,6 +17,7 @@ import torch
 
 from sparsetc.codegen import cache
 from sparsetc.codegen import torch as torch_source
+from sparsetc.codegen import triton as triton_source
 from sparsetc.codegen.header import header
 from sparsetc.errors import PlanError
 from sparsetc.formats import Packed
@@ -114,12 +115,10 @@ class TritonLaunch:
     def __init__(
         self, parts: Sequence[BoundPart], dtype: torch.dtype, fused: bool, cache_dir: Path | None, name: str
     ) -> None:
-        from sparsetc.codegen import triton as source
-
         self.types = types_of(dtype)
         self.parts, self.dtype, self.fused, self.name = tuple(parts), dtype, fused, name
         programs = tuple(p.program for p in parts)
-        self.source = source.module_source(programs, self.types, header(programs, "triton"), fused)
+        self.source = triton_source.module_source(programs, self.types, header(programs, "triton"), fused)
         self.module, self.path = cache.load(self.source, cache_dir, name)
         groups = [self.parts] if fused else [(p,) for p in self.parts]
         self.launches: list[tuple[Any, int, list[Any], list[int], int, int]] = []
@@ -169,13 +168,11 @@ class TritonLaunch:
         from triton.backends.compiler import GPUTarget
         from triton.compiler import ASTSource
 
-        from sparsetc.codegen import triton as source
-
         if target not in TARGETS:
             raise PlanError(f"unknown target {target!r}; known: {', '.join(TARGETS)}")
         backend, arch, warp = TARGETS[target]
         programs = tuple(replace(p.program, precision=portable(p.program.precision, backend)) for p in self.parts)
-        text = source.module_source(programs, self.types, header(programs, "triton"), self.fused)
+        text = triton_source.module_source(programs, self.types, header(programs, "triton"), self.fused)
         module, _ = cache.load(text, self.path.parent, self.name)
         groups = [self.parts] if self.fused else [(p,) for p in self.parts]
         compiled = []
@@ -235,12 +232,10 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype.is_floating_point else torch.int64
 
 
-def types_of(dtype: torch.dtype) -> Any:
+def types_of(dtype: torch.dtype) -> triton_source.Types:
     """Triton's types for operands of this dtype."""
-    from sparsetc.codegen.triton import Types
-
     kept = accumulator(dtype)
-    return Types(str(kept).removeprefix("torch."), widen=kept != dtype)
+    return triton_source.Types(str(kept).removeprefix("torch."), widen=kept != dtype)
 
 
 def portable(precision: str, backend: str) -> str:

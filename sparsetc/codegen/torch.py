@@ -42,7 +42,7 @@ def module_source(programs: tuple[TileProgram, ...], header: str) -> str:
         "",
     ]
     for program in programs:
-        printer = TileFunctionPrinter if program.view.sides else _Function
+        printer = TileFunctionPrinter if program.view.sides else FunctionPrinter
         lines += ["", *printer(program).lines(), ""]
     text = "\n".join(lines).rstrip() + "\n"
     used = [n for n in ("bag", "run_products", "run_sums") if f"{n}(" in text]
@@ -62,7 +62,7 @@ def leaf_elements(program: TileProgram) -> tuple[int, int]:
     if program.view.sides:
         return 4, program.width * program.view.volume // max(1, min(program.view.sides))
     per = {ITEM: 1, LANE: 1, LEAF: 1}
-    fused = _Function(program).fused
+    fused = FunctionPrinter(program).fused
     for statement, _ in walk(program.body):
         if isinstance(statement, Gather | Product) and not (
             isinstance(statement, Gather) and statement.out.name in fused
@@ -77,7 +77,7 @@ def leaf_elements(program: TileProgram) -> tuple[int, int]:
     return per[LEAF], per[LANE]
 
 
-class _Function:
+class FunctionPrinter:
     """Prints one tile program as a torch function of chunks."""
 
     def __init__(self, program: TileProgram) -> None:

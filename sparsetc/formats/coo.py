@@ -87,13 +87,12 @@ class Coo:
     def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
         """Decode the words; an item's coordinates are repeated for each of its nonzeros."""
         leaf = words.decode(packed.arrays, packed.view.leaf)
-        device = packed.arrays[packed.view.leaf[0].array].device if packed.view.leaf else None  # type: ignore[union-attr]
+        device = next(iter(packed.arrays.values())).device
         found = dict(leaf)
         if packed.view.item:
             lengths = torch.diff(packed.arrays["item_ptr"].long())
             for mode, value in words.decode(packed.arrays, packed.view.item).items():
                 found[mode] = torch.repeat_interleave(value, lengths)
-                device = value.device
         coords = torch.stack([found[m] for m in range(len(packed.shape))])
         positions = packed.positions
         return coords, torch.arange(packed.nnz, device=device) if positions is None else positions

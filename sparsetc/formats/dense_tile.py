@@ -20,7 +20,7 @@ from sparsetc.errors import FormatError
 from sparsetc.formats import words
 from sparsetc.formats.base import Packed, index_dtype, place_in_run, register_format, runs
 from sparsetc.ir.plan import Layout
-from sparsetc.ir.view import View
+from sparsetc.ir.view import View, tiles_along
 
 VOLUME = 4096
 """Positions of a tile: 16 a mode of a third-order tensor (HLSTO, section VII-A3)."""
@@ -36,6 +36,20 @@ def sides_of(shape: tuple[int, ...], layout: Layout | None = None) -> tuple[int,
     return tuple(given.get(f"side_{m}", side) for m, side in enumerate(sides))
 
 
+def sorted_by_tile(
+    coords: torch.Tensor, shape: tuple[int, ...], sides: tuple[int, ...], order: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Nonzeros sorted by their tiles' coordinates, modes in `order`.
+
+    Returns (tile coordinates (order, nnz), which nonzero each is, True at the first of each tile).
+    """
+    blocks = coords // torch.tensor(sides, device=coords.device).unsqueeze(1)
+    grid = tiles_along(shape, sides)
+    keys = crd.sort_keys(blocks[list(order)], [grid[m] for m in order])
+    by_tile = crd.lexsort(keys)
+    return blocks[:, by_tile], by_tile, crd.starts_of_runs([k[by_tile] for k in keys])
+
+
 @register_format
 class DenseTile:
     """Dense tiles."""
@@ -45,7 +59,7 @@ class DenseTile:
     def view(self, shape: tuple[int, ...], layout: Layout) -> View:
         """Ranges of tiles that share the item modes' block coordinates."""
         sides = sides_of(shape, layout)
-        grid = tuple(-(-n // side) for n, side in zip(shape, sides, strict=True))
+        grid = tiles_along(shape, sides)
         item = words.fields(layout.item, grid, "item_word")
         tile = words.fields((*layout.lane, *layout.leaf), grid, "tile_word")
         return View(len(shape), item, tile, (), blocks=False, lanes=1, sides=sides)
@@ -53,14 +67,8 @@ class DenseTile:
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], layout: Layout) -> Packed:
         """Sort tiles by (item, other) modes; cut the tiles of a row at `grain` positions."""
         view, nnz, device = self.view(shape, layout), coords.shape[1], coords.device
-        sides = torch.tensor(view.sides, device=device).unsqueeze(1)
-        order = [*layout.item, *layout.lane, *layout.leaf]
-        grid = [-(-shape[m] // view.sides[m]) for m in order]
-        blocks = coords // sides
-        keys = crd.sort_keys(blocks[order], grid)
-        by_tile = crd.lexsort(keys)
-        blocks = blocks[:, by_tile]
-        starts = crd.starts_of_runs([k[by_tile] for k in keys])
+        order = (*layout.item, *layout.lane, *layout.leaf)
+        blocks, by_tile, starts = sorted_by_tile(coords, shape, view.sides, order)
         tile = torch.cumsum(starts, 0) - 1
         slot = torch.zeros(nnz, dtype=torch.long, device=device)
         for mode, side in enumerate(view.sides):
@@ -72,7 +80,8 @@ class DenseTile:
         if int((positions >= 0).sum()) != nnz:
             raise FormatError("dense tiles hold one value a position: coalesce the operand, which has duplicates")
         of_tiles = blocks[:, heads]
-        item_keys = crd.sort_keys(of_tiles[list(layout.item)], grid[: len(layout.item)]) if layout.item else []
+        grid = view.stored_shape(shape)
+        item_keys = crd.sort_keys(of_tiles[list(layout.item)], [grid[m] for m in layout.item]) if layout.item else []
         rows = crd.starts_of_runs(item_keys) if item_keys else torch.arange(tiles, device=device) == 0
         grain = max(1, layout.grain // view.volume) if layout.grain else 0
         flags = rows | (place_in_run(rows) % grain == 0) if grain else rows

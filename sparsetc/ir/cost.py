@@ -16,7 +16,7 @@ Resources, each with the time it alone would take:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
@@ -46,6 +46,15 @@ class Statistics:
     """For a sparse letter, how often its coordinate changes as stored: a row gathered again at once is in L1."""
     chain: int = 0
     """Rounds of loads that wait for one another in the longest work item."""
+
+    def scaled(self, share: float) -> Statistics:
+        """Those of a share of the nonzeros."""
+
+        def part(n: int) -> int:
+            return max(1, int(n * share)) if share else 0
+
+        items, fibers, stored, nnz = (part(n) for n in (self.items, self.fibers, self.stored, self.nnz))
+        return replace(self, items=items, fibers=fibers, stored=stored, nnz=nnz)
 
     def substitutions(self) -> dict[sympy.Symbol, int]:
         """Values of the symbols."""
@@ -97,6 +106,11 @@ CPU = Rates(
     wait=0.0,
     fiber=1e-9,
 )
+
+
+def rates_of(backend: str) -> Rates:
+    """What generated programs of a backend run on."""
+    return CPU if backend == "torch" else Rates()
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from math import prod
 from sparsetc.errors import PlanError
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.lower_tiles import lower_tiles
-from sparsetc.ir.operands import MIN_DOT, Target, dense_axes, named_operands, printed_sizes
+from sparsetc.ir.operands import MIN_DOT, Target, dense_axes, named_operands, printed_sizes, row_of, stores
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.tile import (
     LANES,
@@ -97,9 +97,7 @@ class _Lowering:
             if self.target.natural and len(self.kept) == len(self.letters):
                 return Position()
             return Slot(("item_slot", "lane_slot", "leaf_slot")[level], level)
-        sizes = self.sizes
-        strides = [prod(sizes[d] for d in self.kept[n + 1 :]) for n in range(len(self.kept))]
-        return Row(tuple(zip(self.kept, strides, strict=True)), level)
+        return row_of(self.kept, self.sizes, level)
 
     def _depth(self, operand: Operand) -> int:
         return max((self.level[c] for c in operand.rows), default=ITEM)
@@ -218,5 +216,4 @@ class _Lowering:
         return next(a.block for a in self.axes if a.letter == letter)
 
     def _add(self, source: Tile) -> Add:
-        contracted = [a for a in self.axes if a.letter not in self.output_axes and a.programs > 1]
-        return Add(source, self.key, self.output_axes, owned=self.target.owned and not contracted)
+        return Add(source, self.key, self.output_axes, owned=stores(self.target, self.axes, self.output_axes))

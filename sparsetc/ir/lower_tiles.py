@@ -16,7 +16,7 @@ from math import prod
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.einsum import Bound
-from sparsetc.ir.operands import MIN_DOT, Target, dense_axes, named_operands, printed_sizes
+from sparsetc.ir.operands import MIN_DOT, Target, dense_axes, named_operands, printed_sizes, row_of, stores
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.tile import (
     Add,
@@ -26,7 +26,6 @@ from sparsetc.ir.tile import (
     Loop,
     Operand,
     Product,
-    Row,
     Statement,
     Sum,
     Tile,
@@ -138,15 +137,13 @@ class _TileLowering:
         for letter in reversed(self.looped):
             nest = (Loop(LEAF, nest, letter),)
         keyed = tuple(c for c in (self.row_letter,) if c and c in self.kept and c in total.axes)
-        strides = [prod(self.sizes[d] for d in self.kept[n + 1 :]) for n in range(len(self.kept))]
-        key = Row(tuple(zip(self.kept, strides, strict=True)), ITEM)
         extra = tuple(a for a in total.axes if a in self.letters and a not in keyed)
         tail: list[Statement] = []
         source = total
         if extra:
             source = Tile("summed", tuple(a for a in total.axes if a not in extra), ITEM)
             tail.append(Sum(source, total))
-        owned = self.target.owned and not any(a.programs > 1 and a.letter not in self.output_axes for a in self.axes)
+        key, owned = row_of(self.kept, self.sizes, ITEM), stores(self.target, self.axes, self.output_axes)
         add = Add(source, key, self.output_axes, owned)
         loop = Loop(LANE, (*decodes[1], *once, *nest))
         return (*decodes[0], *constant, Zero(total), loop, *tail, add)
@@ -162,12 +159,11 @@ class _TileLowering:
                 return [Product(total, (x,), tuple(partner), accumulate=True)], total
             part = Tile("part", axes, LEAF, folded=1)
             steps.append(Product(part, (x,), tuple(partner)))
+        elif self.looped and not others:
+            # Summed once, at the end: Triton aborts on sums that are added up in an unrolled loop.
+            total = self._tile("total", (x, *partner), ITEM)
+            return [Product(total, (x, *partner), accumulate=True)], total
         else:
-            if (
-                self.looped and not others
-            ):  # summed once, at the end: Triton aborts on sums added up in an unrolled loop
-                total = self._tile("total", (x, *partner), ITEM)
-                return [Product(total, (x, *partner), accumulate=True)], total
             terms = self._tile("terms", (x, *partner))
             part = Tile("part", axes, LEAF) if self.dot_letter else terms
             steps.append(Product(terms, (x, *partner)))

@@ -10,7 +10,7 @@ from math import prod
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.einsum import Bound
-from sparsetc.ir.tile import Operand
+from sparsetc.ir.tile import DenseAxis, Operand, Row
 
 MIN_DOT = 16
 """Smallest side of a `tl.dot` that every supported Triton takes for every type."""
@@ -29,6 +29,17 @@ class Target:
     """Rows of the output."""
     wide: bool = False
     """Positions of the stored nonzeros need 64 bits."""
+
+
+def row_of(kept: tuple[str, ...], sizes: dict[str, int], level: int) -> Row:
+    """The key of a dense output: its kept letters' row-major index."""
+    strides = [prod(sizes[d] for d in kept[n + 1 :]) for n in range(len(kept))]
+    return Row(tuple(zip(kept, strides, strict=True)), level)
+
+
+def stores(target: Target, axes: tuple[DenseAxis, ...], output_axes: tuple[str, ...]) -> bool:
+    """Whether results may be stored: rows have one owner, and no summed axis is split over the grid."""
+    return target.owned and all(a.programs == 1 or a.letter in output_axes for a in axes)
 
 
 def printed_sizes(bound: Bound) -> dict[str, int]:

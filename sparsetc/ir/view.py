@@ -84,6 +84,11 @@ def word_bits(layout: Iterable[Coordinate], name: str) -> int:
     return max(f.shift + f.bits for f in layout if isinstance(f, Field) and f.array == name)
 
 
+def tiles_along(shape: Sequence[int], sides: Sequence[int]) -> tuple[int, ...]:
+    """Tiles along each mode; the last may reach past the end."""
+    return tuple(-(-n // side) for n, side in zip(shape, sides, strict=True))
+
+
 @dataclass(frozen=True)
 class View:
     """The modes of each level, the nesting, and how many lanes run side by side."""
@@ -101,9 +106,7 @@ class View:
 
     def stored_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """How many different coordinates of each mode are stored: its tiles, where there are tiles, else its size."""
-        if not self.sides:
-            return tuple(shape)
-        return tuple(-(-n // side) for n, side in zip(shape, self.sides, strict=True))
+        return tiles_along(shape, self.sides) if self.sides else tuple(shape)
 
     @property
     def volume(self) -> int:

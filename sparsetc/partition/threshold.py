@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from sparsetc import coords as crd
-from sparsetc.formats.dense_tile import sides_of
+from sparsetc.formats.dense_tile import sides_of, sorted_by_tile
 from sparsetc.partition.base import register_partition
 
 
@@ -25,10 +24,7 @@ def tile_populations(coords: torch.Tensor, shape: tuple[int, ...]) -> torch.Tens
     """(nnz,) for every nonzero, how many its tile holds."""
     if coords.shape[1] == 0:
         return coords.new_zeros(0)
-    sides = sides_of(shape)
-    blocks = coords // torch.tensor(sides, device=coords.device).unsqueeze(1)
-    keys = crd.sort_keys(blocks, [-(-n // side) for n, side in zip(shape, sides, strict=True)])
-    order = crd.lexsort(keys)
-    tile = torch.cumsum(crd.starts_of_runs([k[order] for k in keys]), 0) - 1
+    _, by_tile, starts = sorted_by_tile(coords, shape, sides_of(shape), tuple(range(len(shape))))
+    tile = torch.cumsum(starts, 0) - 1
     population = torch.bincount(tile)[tile]
-    return torch.empty_like(population).scatter_(0, order, population)
+    return torch.empty_like(population).scatter_(0, by_tile, population)

@@ -17,15 +17,16 @@ from sparsetc.ir.operands import MIN_DOT, dense_axes
 from sparsetc.ir.plan import Layout, Part, Plan, Schedule
 from sparsetc.planner.statistics import Counts
 
+# Measurements behind these numbers: benchmarks/results/schedule_sweep.json, mttkrp_plans.json, ops.json.
 LONG_ROW = 64
-"""Nonzeros from which a row is given work items of its own (H200: rows of 15 lost 2x to lanes, of 600 won 1.3x)."""
+"""Nonzeros from which a row is given work items of its own (H200: rows of 15 lost 1.6x by it, of 2,300 won 1.4x)."""
 LONG_RUN = 32
 """Nonzeros a run must have on average to be dealt to work items by one more mode than the output's."""
 WARP_ELEMENTS = 256
 """Elements of a gathered tile a warp holds: 8 a thread, two 16-byte loads (H200: 8 lanes of rank 32 beat 16 and 32)."""
 LANES_PER_WARP = 16
 """Most lanes a warp takes of a two-dimensional tile: Triton reads a word per thread, instead of passing them through
-shared memory, only while there are more threads than lanes (rank 5: 32 lanes a warp lost 1.4x)."""
+shared memory, only while there are more threads than lanes (rank 5: 32 lanes a warp lost 1.2x)."""
 ROW_WARPS = 4
 """Warps of a block of short rows, half as many elements each (H200: 16 rows over 4 warps beat 7 other shapes)."""
 FIBER_CAP = 32
@@ -195,14 +196,9 @@ def by_run_length(setting: Setting, counts: Counts) -> Iterator[Candidate]:
             )
         )
         plan = Plan(f"{long.plan.name}+rows", parts, fused, "run_length", (("threshold", LONG_ROW),))
-        whole = long.expected[0]
-        items, fibers, stored, nnz = (
-            max(1, int(n * share)) for n in (whole.items, whole.fibers, whole.stored, whole.nnz)
-        )
-        scaled = replace(whole, items=items, fibers=fibers, stored=stored, nnz=nnz)
         side = _blocked(setting, few, short_rows, 1, parts[1].layout)
         side = replace(side, chain=LONG_ROW // parts[1].layout.unroll)  # the longest of the short rows
-        yield Candidate(plan, (scaled, side))
+        yield Candidate(plan, (long.expected[0].scaled(share), side))
 
 
 def schedule_of(setting: Setting, blocks: bool, rows: bool = False) -> tuple[Schedule, int, int]:

@@ -13,14 +13,13 @@ from math import prod
 import torch
 
 from sparsetc.errors import PlanError
-from sparsetc.formats import get_format
 from sparsetc.formats.dense_tile import VOLUME, sides_of
-from sparsetc.ir.cost import CPU, Rates, Statistics, cost
-from sparsetc.ir.lower import lower
-from sparsetc.ir.operands import MIN_DOT, Target, dense_axes
+from sparsetc.ir.cost import Statistics
+from sparsetc.ir.operands import MIN_DOT, dense_axes
 from sparsetc.ir.plan import Layout, Part, Plan, Schedule
 from sparsetc.partition.threshold import tile_populations
 from sparsetc.planner.candidates import CPU_GRAIN, Candidate, Setting, coo
+from sparsetc.planner.pricing import expected_seconds
 from sparsetc.planner.statistics import Counts
 
 TILES_AN_ITEM = 8
@@ -41,7 +40,7 @@ class HybridPlan:
             return _candidate(setting, counts, self.threshold, _histogram(counts))
         histogram = _histogram(counts)
         made = [_candidate(setting, counts, t, histogram) for t in THRESHOLDS]
-        return min(made, key=lambda c: _seconds(c, setting))
+        return min(made, key=lambda c: expected_seconds(c, setting, sparse_output=False))
 
 
 def plan_hls(threshold: int | None = None) -> HybridPlan:
@@ -68,21 +67,13 @@ def _candidate(setting: Setting, counts: Counts, threshold: int, histogram: torc
     dense, expected = _tiles(setting, counts, nnz, tiles)
     rest = coo(setting, counts)
     share = (counts.nnz - nnz) / max(1, counts.nnz)
-    whole = rest.expected[0]
-    left = replace(
-        whole,
-        items=int(whole.items * share),
-        fibers=int(whole.fibers * share),
-        stored=int(whole.stored * share),
-        nnz=int(whole.nnz * share),
-    )
     leftovers = replace(
         rest.plan.parts[0],
         label="the other nonzeros",
         schedule=replace(rest.plan.parts[0].schedule, warps=dense.schedule.warps, stages=dense.schedule.stages),
     )
     plan = Plan("hls", (dense, leftovers), True, "threshold", (("threshold", threshold),))
-    return Candidate(plan, (expected, left))
+    return Candidate(plan, (expected, rest.expected[0].scaled(share)))
 
 
 def _tiles(setting: Setting, counts: Counts, nnz: int, tiles: int) -> tuple[Part, Statistics]:
@@ -102,17 +93,3 @@ def _schedule(setting: Setting) -> Schedule:
     if setting.backend == "triton":
         padded = {c: max(MIN_DOT, min(n, 64)) for c, n in padded.items()}
     return Schedule(1, tuple(padded.items()), setting.floating, setting.precision)
-
-
-def _seconds(candidate: Candidate, setting: Setting) -> float:
-    """Expected time of both parts."""
-    rates = CPU if setting.backend == "torch" else Rates()
-    (sparse,) = setting.bound.einsum.sparse
-    shape = setting.bound.extents(setting.bound.einsum.inputs[sparse])
-    total = 0.0
-    for part, expected in zip(candidate.plan.parts, candidate.expected, strict=True):
-        if expected.nnz:
-            view = get_format(part.format).view(shape, part.layout)
-            program = lower(setting.bound, view, part.schedule, Target(), unroll=part.layout.unroll)
-            total += cost(program).predicted(expected, rates)
-    return total

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from sparsetc import coords as crd
+from sparsetc.partition.run_length import row_numbers
 
 
 class Counts:
@@ -49,8 +50,6 @@ class Counts:
         """(nonzeros, rows) that lie in rows of fewer than `threshold` nonzeros."""
         key = ("short", kept, threshold)
         if key not in self._memory:
-            from sparsetc.partition.run_length import row_numbers
-
             if not kept or self.nnz == 0:
                 self._memory[key] = (0, 0)
             else:

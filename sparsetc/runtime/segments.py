@@ -1,8 +1,8 @@
 """Sums over consecutive runs of rows: what the generated torch programs are made of.
 
 In: tensors and offsets (runs + 1,). Out: one row a run. The fastest torch call was chosen by measurement on two x86
-cores (`benchmarks/results/cpu_*.json`): FBGEMM's embedding bag for float32, MKL's sparse product for float64, a sorted
-index_add for every other type and on a GPU.
+cores: FBGEMM's embedding bag for float32, MKL's sparse product for float64, a sorted index_add for every other type and
+on a GPU.
 """
 
 from __future__ import annotations
