@@ -21,6 +21,7 @@ from sparsetc.codegen.launch import BoundPart, TorchLaunch, TritonLaunch, accumu
 from sparsetc.errors import DtypeError, PlanError, ShapeError
 from sparsetc.explain import Explanation, explain
 from sparsetc.formats import Packed, pack
+from sparsetc.formats.tiles import item_slots
 from sparsetc.ir.lower import lower
 from sparsetc.ir.operands import Target
 from sparsetc.ir.plan import Part, Plan
@@ -86,7 +87,7 @@ class Kernel:
             replace(
                 plan.parts[p.program.number],
                 nnz=p.packed.nnz,
-                nbytes=p.packed.nbytes + p.packed.stored * self._x.values.element_size(),
+                nbytes=p.packed.nbytes + p.packed.stored * self._stored_dtype(p).itemsize,
             )
             for p in parts
         )
@@ -179,10 +180,11 @@ class Kernel:
             rows=partial or self.output.rows,
             wide=packed.wide,
         )
+        floating = self._x.dtype.is_floating_point or self._x.dtype.is_complex
         program = lower(
             self.canonical.bound,
             packed.view,
-            part.schedule,
+            part.schedule if floating else replace(part.schedule, dot=False),  # integers have no matrix instruction
             target,
             number=number,
             format=part.format,
@@ -192,6 +194,8 @@ class Kernel:
         if program.slot:
             if partial:
                 slot = torch.arange(partial, device=self._x.device)
+            elif packed.view.sides:
+                slot = item_slots(packed, *self._of_part(packed))
             else:
                 slot = packed.slots(_key_level(program), self._slot_of_nonzeros())
         if program.dots and self._x.dtype == torch.float64 and self.backend == "triton":
@@ -208,12 +212,30 @@ class Kernel:
             slot = whole
         return slot
 
+    def _of_part(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
+        """(coords, output slots) of a part's nonzeros."""
+        slot = self._slot_of_nonzeros()
+        coords = self.canonical.coords
+        if self.canonical.source is not None:  # the part numbers the original's nonzeros
+            whole = coords.new_zeros((coords.shape[0], self._x.nnz))
+            whole[:, self.canonical.source] = coords
+            coords = whole
+        source = packed.source
+        return (coords, slot) if source is None else (coords[:, source], slot[source])
+
     def _is_owned(self, packed: Packed) -> bool:
         """Whether no two work items of any part add to the same output row."""
         if len(self.choice.plan.parts) > 1 and not PARTITIONS[self.choice.plan.partition].whole_rows:
             return False
         view, kept = packed.view, set(self.canonical.kept)
-        if packed.padded and not view.blocks and (self.output.sparse or LEAF in map(view.level_of, kept)):
+        if view.sides and self.backend == "torch":
+            return False  # its programs add tile by tile, not item by item
+        if (
+            packed.padded
+            and not view.blocks
+            and not view.sides
+            and (self.output.sparse or LEAF in map(view.level_of, kept))
+        ):
             return False  # runs do not mask padding: its zeros may be added to any row, but stored to none
         shared: set[int] = set()
         for level, coordinates in enumerate(view.levels):
@@ -238,7 +260,13 @@ class Kernel:
         self._version = self._values_of._version
         dtype = accumulator(self._x.dtype) if self.backend == "torch" else self._x.dtype
         values = self._values_of.detach().to(dtype)
-        self._values = [p.packed.pack_values(values) for p in self.parts]
+        self._values = [p.packed.pack_values(values).to(self._stored_dtype(p)) for p in self.parts]
+
+    def _stored_dtype(self, part: BoundPart) -> torch.dtype:
+        """How a part's values are stored."""
+        if self.backend == "torch":
+            return accumulator(self._x.dtype)
+        return part.value_dtype(self._x.dtype)
 
     # -- calls ------------------------------------------------------------------------------------------------------
     def __call__(self, *dense: torch.Tensor) -> torch.Tensor | SparseTensor:

@@ -20,8 +20,12 @@ import torch
 from sparsetc.errors import FormatError
 from sparsetc.formats import Packed, get_format, pack
 from sparsetc.formats import words as word_codec
+from sparsetc.ir.interpret_tiles import bit_words, positions_of
 from sparsetc.ir.plan import Layout
 from sparsetc.ir.view import ITEM, LANE, LEAF, Computed, Field, View, verify
+
+POSITION = 3
+"""The place of a nonzero in its tile, beside the levels."""
 
 Draw = Callable[[tuple[int, ...], torch.Generator], torch.Tensor]
 
@@ -154,7 +158,7 @@ def check_arrays(packed: Packed) -> None:
     missing = set(view.arrays) - set(arrays) - {"values"}
     _require(not missing, f"the view reads {', '.join(sorted(missing))}, which packing did not make")
     blocks = arrays["block_ptr"].numel() - 1 if view.blocks else 0
-    tiles = packed.stored // view.volume if view.sides else 0
+    tiles = tiles_of(view, arrays, packed.stored)
     lengths = {ITEM: packed.items, LANE: tiles or blocks * view.lanes, LEAF: packed.stored}
     for level, coordinates in enumerate(view.levels):
         for c in coordinates:
@@ -281,10 +285,8 @@ def read(view: View, arrays: dict[str, torch.Tensor], items: int, stored: int) -
                 found[c.mode] = eval(text, {"found": found, "place": places[level], "torch": torch})
             else:
                 found[c.mode] = decoded[c.mode][places[level]]
-    stride = view.volume
     for mode, side in enumerate(view.sides):
-        stride //= side
-        found[mode] = found[mode] * side + places[LEAF] // stride % side
+        found[mode] = found[mode] * side + places[POSITION] // view.strides[mode] % side
     return torch.stack([found[mode] for mode in range(view.order)]), places[LEAF]
 
 
@@ -302,6 +304,13 @@ def _nonzeros(packed: Packed) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     return found[:, live], at[live], live
 
 
+def tiles_of(view: View, arrays: dict[str, torch.Tensor], stored: int) -> int:
+    """How many tiles a part stores."""
+    if view.bitmap:
+        return arrays["value_ptr"].numel() - 1
+    return stored // view.volume if view.sides else 0
+
+
 def _places(view: View, arrays: dict[str, torch.Tensor], items: int, stored: int) -> dict[int, torch.Tensor]:
     """For every nonzero: its item, its fiber (lane of a block), and its stored place."""
     device = next(iter(arrays.values())).device if arrays else torch.device("cpu")
@@ -310,9 +319,15 @@ def _places(view: View, arrays: dict[str, torch.Tensor], items: int, stored: int
         return {ITEM: at // view.chunk, LANE: at, LEAF: at}
     numbers = torch.arange(items, device=device)
     item_of = torch.repeat_interleave(numbers, torch.diff(arrays["item_ptr"].long()))
+    if view.bitmap:
+        starts = arrays["value_ptr"].long()
+        tile = torch.repeat_interleave(torch.arange(starts.numel() - 1, device=device), torch.diff(starts))
+        words = arrays["bits"].long().view(-1, bit_words(view))
+        place = torch.cat([positions_of(w, view) for w in words]) if len(words) else at
+        return {ITEM: item_of[tile], LANE: tile, LEAF: at, POSITION: place}
     if view.sides:
         tile = at // view.volume
-        return {ITEM: item_of[tile], LANE: tile, LEAF: at}
+        return {ITEM: item_of[tile], LANE: tile, LEAF: at, POSITION: at % view.volume}
     if not view.blocks:
         return {ITEM: item_of, LANE: at, LEAF: at}
     block_ptr = arrays["block_ptr"].long()

@@ -7,7 +7,7 @@ import torch
 from cases import tile_plan
 
 import sparsetc as stc
-from sparsetc.formats.dense_tile import VOLUME, sides_of
+from sparsetc.formats.tiles import VOLUME, sides_of
 from sparsetc.ir.interpret import run_program
 from sparsetc.ir.parse import parse
 from sparsetc.ir.tile import Loop, walk
@@ -35,8 +35,29 @@ CASES: dict[str, tuple[str, tuple[int, ...], dict[str, int]]] = {
 }
 
 
+SPARSE_CASES: dict[str, tuple[str, tuple[int, ...], dict[str, int]]] = {
+    "ttm": ("ijk,kr->ijr", (20, 33, 50), {"r": 20}),
+    "ttm-first": ("ijk,ir->jkr", (20, 33, 50), {"r": 5}),
+    "ttv": ("ijk,k->ij", (20, 33, 50), {}),
+    "ttv-order-4": ("ijkl,j->ikl", (20, 12, 30, 17), {}),
+    "sampled": ("ijk,ir,jr,kr->ijk", (20, 33, 50), {"r": 20}),
+    "sddmm": ("ij,ir,jr->ij", (40, 50), {"r": 20}),
+    "scaled-rows": ("ij,i->ij", (40, 50), {}),
+    "ttmc-semi-sparse": ("ijkl,kr,ls->ijrs", (20, 12, 30, 17), {"r": 4, "s": 6}),
+}
+CHAIN_CASES: dict[str, tuple[str, tuple[int, ...], dict[str, int]]] = {
+    "ttmc-order-4": ("ijkl,jr,ks,lt->irst", (10, 12, 9, 17), {"r": 4, "s": 6, "t": 5}),
+    "ttmc-scaled": ("ijkl,jr,ks,l->irs", (10, 12, 9, 17), {"r": 4, "s": 6}),
+    "ttmc-hadamard": ("ijk,jr,ks,is->irs", (20, 33, 50), {"r": 20, "s": 18}),
+    "tied-rows": ("ijk,ikr->ir", (10, 33, 50), {"r": 20}),
+    "outer": ("ijk,jr,kr,s->irs", (10, 33, 50), {"r": 20, "s": 3}),
+    "khatri-rao": ("ijkl,jkr,lr->ir", (20, 12, 30, 17), {"r": 9}),
+}
+CASES |= CHAIN_CASES
+
+
 def operands(name: str, nnz: int = 400, seed: int = 0) -> tuple[str, list[stc.SparseTensor | torch.Tensor]]:
-    equation, shape, ranks = CASES[name]
+    equation, shape, ranks = (CASES | SPARSE_CASES)[name]
     g = torch.Generator().manual_seed(seed)
     coords = torch.stack([torch.randint(0, n, (nnz,), generator=g) for n in shape])
     # Half of them in one tile, so that tiles of both kinds exist.
@@ -71,6 +92,34 @@ def test_the_tile_program_means_the_einsum(name: str) -> None:
     torch.testing.assert_close(k._wrap(out), expected(equation, given))
 
 
+@pytest.mark.parametrize("name", SPARSE_CASES)
+def test_sparse_outputs(name: str) -> None:
+    """Both by the torch program and by the tile program itself; the pattern is that of every other plan."""
+    equation, given = operands(name, nnz=150)
+    other = stc.einsum(equation, *given, plan="coo", output="sparse")
+    k = stc.compile(equation, *given, plan=tile_plan(equation, given, "torch"), output="sparse")
+    found = k(*given[1:])
+    assert torch.equal(found.coords, other.coords)
+    torch.testing.assert_close(found.values, other.values)
+    k = stc.compile(equation, *given, plan=tile_plan(equation, given, "triton"), output="sparse", backend="triton")
+    (part,) = k.parts
+    out = torch.zeros(k.output.rows, *k.output.width_shape, dtype=torch.float64)
+    arrays = part.packed.arrays | {part.program.slot: part.slot}
+    tables = k.canonical.arrange(given[1:])
+    run_program(part.program, arrays, k._values[0], tables, out, part.packed.items, part.packed.stored)
+    torch.testing.assert_close(k._wrap(out).values, other.values)
+
+
+@pytest.mark.parametrize("name", SPARSE_CASES)
+def test_hybrid_plans_have_sparse_outputs(name: str) -> None:
+    equation, given = operands(name)
+    other = stc.einsum(equation, *given, plan="coo", output="sparse")
+    for threshold in (1, 40):
+        found = stc.einsum(equation, *given, plan=stc.plan_hls(threshold), output="sparse")
+        assert torch.equal(found.coords, other.coords)
+        torch.testing.assert_close(found.values, other.values)
+
+
 @pytest.mark.parametrize("threshold", [None, 0, 1, 3, 40, 5000])
 @pytest.mark.parametrize("name", ["mttkrp-0", "mttkrp-order-4", "ttmc-0", "spmm", "all-summed"])
 def test_any_threshold_gives_the_same_result(name: str, threshold: int | None) -> None:
@@ -93,8 +142,15 @@ def test_a_threshold_deals_by_population() -> None:
 
 
 def test_schedules_follow_from_the_letters() -> None:
-    """MTTKRP: a loop over j of dots over k; TTMc: two dots, no loop; neither has a sum over a tile's axis."""
-    for name, loops, dots in (("mttkrp-0", ["j"], 1), ("ttmc-0", [], 2), ("spmm", [], 1), ("mttkrp-2", ["i"], 1)):
+    """MTTKRP: dots over k, a few j at a time; of order 4 over k and l; TTM chains: two dots and no loop."""
+    for name, loops, dots in (
+        ("mttkrp-0", ["j"], 1),
+        ("ttmc-0", [], 2),
+        ("spmm", [], 1),
+        ("mttkrp-2", ["i"], 1),
+        ("mttkrp-order-4", [], 1),
+        ("ttmc-order-4", [], 2),
+    ):
         equation, given = operands(name)
         k = stc.compile(equation, *given, plan=tile_plan(equation, given, "triton"), backend="triton")
         (program,) = k.programs
@@ -112,8 +168,6 @@ def test_sides_fit_the_modes_and_the_volume() -> None:
 
 def test_what_tiles_cannot_serve_is_refused() -> None:
     equation, given = operands("mttkrp-0")
-    with pytest.raises(stc.PlanError, match="dense outputs only"):
-        stc.compile("ijk,kr->ijr", given[0], given[2], plan="hls")
     with pytest.raises(stc.PlanError, match="not deterministic"):
         stc.compile(equation, *given, plan=stc.plan_hls(40), deterministic=True, backend="triton")
     with pytest.raises(stc.PlanError, match="threshold"):

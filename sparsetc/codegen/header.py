@@ -40,7 +40,9 @@ def sketch(view: View, letters: Sequence[str]) -> list[str]:
                 arrays.setdefault(c.array, []).append(f"{letters[c.mode]}:{c.bits}")
         lines += [f"{name}[{level}] = | {' | '.join(bits)} |  bits a mode" for name, bits in arrays.items()]
     if view.sides:
-        lines.append(f"values[tile * {view.volume} + position], row-major over {'x'.join(map(str, view.sides))}")
+        order = "".join(letters[m] for m in view.sequence)
+        sizes = "x".join(str(view.sides[m]) for m in view.sequence)
+        lines.append(f"values[tile * {view.volume} + position], row-major over {order} = {sizes}")
     elif view.blocks:
         lines.append(f"values[block_ptr[block] + step * {view.lanes} + lane], likewise word; step < lane_len[lane]")
     else:

@@ -53,6 +53,10 @@ class BoundPart:
         arrays = [self.packed.arrays[name] for name in self.program.view.arrays if name != "values"]
         return arrays
 
+    def value_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """How its values are stored, those of the operands being of `dtype`."""
+        return torch.bfloat16 if dtype == torch.float32 and self.program.half else dtype
+
     @property
     def programs(self) -> int:
         """Grid programs the part takes."""
@@ -96,7 +100,9 @@ def chunks(part: BoundPart) -> list[tuple[int, ...]]:
         return [(n, n + 1, 0, 0, at, min(at + size, packed.stored)) for n, at in enumerate(starts)]
     item_ptr = packed.arrays["item_ptr"].long()
     block_ptr = packed.arrays["block_ptr"].long() if packed.view.blocks else None
-    if packed.view.sides:  # a tile is a block of its whole volume
+    if packed.view.bitmap:
+        block_ptr = packed.arrays["value_ptr"].long()
+    elif packed.view.sides:  # a tile is a block of its whole volume
         block_ptr = torch.arange(packed.stored // packed.view.volume + 1, device=item_ptr.device) * packed.view.volume
     leaf = block_ptr[item_ptr] if block_ptr is not None else item_ptr
     weight = leaf * per[0] + (item_ptr * per[1] if block_ptr is not None else 0)
@@ -199,9 +205,10 @@ class TritonLaunch:
     ) -> tuple[dict[str, str], dict[tuple[int, ...], list[list[Any]]]]:
         fixed, places = self._arguments(group)
         types = []
+        own = {place: part.value_dtype(self.dtype) for place, part in zip(places, group, strict=True)}
         for n, value in enumerate(fixed):
             if n in places:
-                types.append(f"*{TRITON_TYPES[self.dtype]}")
+                types.append(f"*{TRITON_TYPES[own[n]]}")
             else:
                 types.append("i32" if isinstance(value, int) else f"*{TRITON_TYPES[value.dtype]}")
         types += [f"*{TRITON_TYPES[self.dtype]}"] * len(group[0].program.operands) + [f"*{TRITON_TYPES[out_dtype]}"]

@@ -6,9 +6,10 @@ dot contracts) is the GPU's affair; here a batch of tiles is one `torch.einsum`.
 
 from __future__ import annotations
 
+from math import prod
 from string import ascii_letters
 
-from sparsetc.ir.tile import Add, Gather, Row, TileProgram, walk
+from sparsetc.ir.tile import Add, Gather, Row, Slot, TileProgram, walk
 from sparsetc.ir.view import ITEM, Field
 
 
@@ -41,8 +42,8 @@ class TileFunctionPrinter:
                 self.put(f"past_{letter} = {letter} >= {extent}")
                 self.put(f"{letter} = {letter}.clamp(max={extent - 1})")
         terms, names = (
-            [self.batch + "".join(p.letters)],
-            [f"values[n0:n1].view(-1, {', '.join(map(str, p.view.sides))})"],
+            [self.batch + "".join(p.letters[m] for m in p.view.sequence)],
+            [f"values[n0:n1].view(-1, {', '.join(str(p.view.sides[m]) for m in p.view.sequence)})"],
         )
         for gather in (s for s, _ in walk(p.body) if isinstance(s, Gather)):
             terms.append(self.gather(gather))
@@ -81,6 +82,9 @@ class TileFunctionPrinter:
         return self.batch + letters
 
     def add(self, s: Add, product: str) -> None:
+        if isinstance(s.key, Slot):
+            self.add_slots(s, product)
+            return
         p, key = self.p, s.key
         assert isinstance(key, Row)
         kept = tuple(letter for letter, _ in key.terms)
@@ -92,3 +96,12 @@ class TileFunctionPrinter:
         )
         self.put(f"total = {product % (self.batch + ''.join((*kept, *s.axes)))}")
         self.put(f"{p.output}.view({p.rows}, {p.width}).index_add_(0, {row}, total.reshape(-1, {p.width}))")
+
+    def add_slots(self, s: Add, product: str) -> None:
+        """To a sparse output: the kept positions of the items' tiles that have a slot."""
+        p = self.p
+        kept = tuple(p.letters[c.mode] for c in p.view.item)
+        count = prod(p.view.sides[c.mode] for c in p.view.item)
+        self.put(f"total = {product % (self.batch + ''.join((*kept, *s.axes)))}.reshape(-1, {p.width})")
+        self.put(f"slot = {p.slot}.view(-1, {count})[i0:i1].repeat_interleave(tiles, 0, output_size=b1 - b0).flatten()")
+        self.put(f"{p.output}.view({p.rows}, {p.width}).index_add_(0, slot[slot >= 0], total[slot >= 0])")

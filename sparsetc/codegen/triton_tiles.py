@@ -1,20 +1,29 @@
-"""Tile programs over dense tiles -> the text of a Triton function.
+"""Tile programs over tiles -> the text of a Triton function.
 
 In: a tile program whose view has sides. Out: the lines of its function. A mode's coordinate is that of its tile times
-the side, plus a position in the tile: an axis of the block, a loop's number, or, for a kept mode beyond the dot's rows,
-a program of the grid. All three go by the name ``<letter>_in``.
+the side, plus a position in the tile, which goes by the name ``<letter>_in``: an axis of the block, a loop's number or
+range, or, for a kept mode that is not among the columns, a program of the grid. Positions of several letters at once
+are numbered ``across`` (the columns of a dot) and ``along`` (what it sums).
 """
 
 from __future__ import annotations
 
+from math import prod
+
 from sparsetc.codegen.triton_function import WIDE, FunctionPrinter
-from sparsetc.ir.tile import Add, Decode, DenseAxis, Gather, Loop, Product, Row, Sum, Tile, Value, walk
+from sparsetc.ir.tile import Add, Decode, DenseAxis, Gather, Loop, Product, Row, Slot, Sum, Tile, Value, walk
 from sparsetc.ir.view import Field
 
 
 class TileFunctionPrinter(FunctionPrinter):
-    """Prints one part of dense tiles."""
+    """Prints one part of tiles."""
 
+    @property
+    def half(self) -> bool:
+        """Whether the values are stored in bfloat16."""
+        return self.p.half and self.types.accumulate == "float32" and not self.types.widen
+
+    # -- positions --------------------------------------------------------------------------------------------------
     def head(self) -> None:
         p = self.p
         rest = "pid"
@@ -26,19 +35,46 @@ class TileFunctionPrinter(FunctionPrinter):
         self.put(f"item = ({item}).to(tl.int64)" if p.wide else f"item = {item}")
         for axis in p.axes:
             self.axis_vector(axis)
+        value = next(s for s, _ in walk(p.body) if isinstance(s, Value)).out
+        for name, group in zip(("across", "along"), self.sides_of(value), strict=True):
+            if len(group) > 1:
+                self.put(f"{name} = tl.arange(0, {self.positions(group)})")
         self.put("start = tl.load(item_ptr + item)")
         self.put("stop = tl.load(item_ptr + item + 1)")
 
     def axis_vector(self, axis: DenseAxis) -> None:
         if axis.letter in self.p.letters:
-            if axis.programs == 1 and not self.looped(axis.letter):
-                self.put(f"{axis.letter}_in = tl.arange(0, {axis.block})")
+            if axis in self.p.split or axis.letter in self.p.looped:
+                return
+            self.put(f"{axis.letter}_in = " + (f"tl.arange(0, {axis.block})" if axis.block > 1 else "0"))
             return
         base = f"{axis.letter}_block * {axis.block} + " if axis.programs > 1 else ""
         self.put(f"{axis.letter} = {base}tl.arange(0, {axis.block})")
         if axis.ragged:
             self.put(f"in_{axis.letter} = {axis.letter} < {axis.size}")
 
+    def side(self, letter: str) -> int:  # type: ignore[override]
+        """Positions of a tile along a letter."""
+        return self.p.view.sides[self.p.letters.index(letter)]
+
+    def stride(self, letter: str) -> int:
+        """How far apart a letter's positions are stored."""
+        return self.p.view.strides[self.p.letters.index(letter)]
+
+    def positions(self, letters: tuple[str, ...]) -> int:
+        """Positions of several letters that a program has at once."""
+        return prod(self.p.axis(c).block for c in letters)
+
+    @staticmethod
+    def sides_of(tile: Tile) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """(letters of a matrix's rows, of its columns)."""
+        return tile.axes[: tile.folded], tile.axes[tile.folded :]
+
+    def padded(self, letter: str) -> bool:
+        """Whether a program has more positions of a letter than a tile."""
+        return self.p.axis(letter).block > self.side(letter)
+
+    # -- loops ------------------------------------------------------------------------------------------------------
     def loop_blocks(self, s: Loop) -> None:
         self.put("for tile in range(start, stop):")
         self.nested(s)
@@ -47,8 +83,14 @@ class TileFunctionPrinter(FunctionPrinter):
         """A loop over a letter's positions; the innermost is unrolled, so that its loads overlap."""
         innermost = not any(isinstance(inner, Loop) for inner in s.body)
         span = "tl.static_range" if innermost else "range"
-        self.put(f"for {s.letter}_in in {span}({self.p.axis(s.letter).size}):")
+        axis = self.p.axis(s.letter)
+        if axis.block == 1:
+            self.put(f"for {s.letter}_in in {span}({axis.size}):")
+        else:
+            self.put(f"for {s.letter}_first in {span}(0, {axis.size}, {axis.block}):")
         self.indent += 1
+        if axis.block > 1:
+            self.put(f"{s.letter}_in = {s.letter}_first + tl.arange(0, {axis.block})")
         self.coordinates(s.letter)
         self.indent -= 1
         self.nested(s)
@@ -59,6 +101,7 @@ class TileFunctionPrinter(FunctionPrinter):
             self.statement(statement)
         self.indent -= 1
 
+    # -- coordinates ------------------------------------------------------------------------------------------------
     def decode(self, s: Decode, u: str) -> None:
         c = s.coordinate
         assert isinstance(c, Field)  # a tile's coordinates are stored
@@ -68,52 +111,76 @@ class TileFunctionPrinter(FunctionPrinter):
             self.put(f"{word} = tl.load({c.array} + {at})")
             self.words[s.level].add(word)
         self.put(f"{s.letter}_tile = {c.expression(word)}")
-        if not self.looped(s.letter):
+        if s.letter not in self.p.looped:
             self.coordinates(s.letter)
-
-    def value(self, s: Value) -> None:
-        tile = "tile.to(tl.int64)" if self.p.wide else "tile"
-        terms, stride = [f"{tile} * {self.p.view.volume}"], self.p.view.volume
-        for letter, side in zip(self.p.letters, self.p.view.sides, strict=True):
-            stride //= side
-            if side > 1:
-                terms.append(self.placed(f"{letter}_in", self.own(letter, s.out), s.out.axes, stride))
-        widen = f".to({self.acc})" if self.types.widen else ""
-        self.put(f"{s.out.name} = {self.load('values', ' + '.join(terms), '')}{widen}")
-
-    @staticmethod
-    def own(letter: str, tile: Tile) -> tuple[str, ...]:
-        """The axis a letter's position is, where it is one of this tile's."""
-        return (letter,) if letter in tile.axes else ()
 
     def coordinates(self, letter: str) -> None:
         """Put a mode's coordinates, and whether they lie inside it, once the tile's and the position's are known."""
-        read = {c for o in self.p.operands for c in o.rows} | {c for c, _ in self.key.terms}
+        read = {c for o in self.p.operands for c in o.rows}
+        if isinstance(self.key, Row):
+            read |= {c for c, _ in self.key.terms}
         if letter not in read:
             return
         mode = self.p.letters.index(letter)
         extent, side = self.p.extents[mode], self.p.view.sides[mode]
         self.put(f"{letter} = {letter}_tile * {side} + {letter}_in")
-        if extent % side:
-            self.put(f"in_{letter} = {letter} < {extent}")
-
-    @property
-    def key(self) -> Row:
-        """The output's key."""
-        key = next(s.key for s, _ in walk(self.p.body) if isinstance(s, Add))
-        assert isinstance(key, Row)
-        return key
+        conditions = [f"({letter}_in < {side})"] if self.padded(letter) else []
+        conditions += [f"({letter} < {extent})"] if extent % side else []
+        if conditions:
+            text = " & ".join(conditions)
+            self.put(f"in_{letter} = {text if len(conditions) > 1 else text[1:-1]}")
 
     def inside(self, letter: str, axes: tuple[str, ...]) -> str:
-        """The condition that a coordinate is not past its mode's end; empty where no tile reaches it."""
+        """The condition that a coordinate is one of its tile and its mode; empty where all are."""
         mode = self.p.letters.index(letter)
-        if self.p.extents[mode] % self.p.view.sides[mode] == 0:
+        if self.p.extents[mode] % self.p.view.sides[mode] == 0 and not self.padded(letter):
             return ""
         return self.placed(f"in_{letter}", (letter,) if letter in axes else (), axes, 1)
 
-    def looped(self, letter: str) -> bool:
-        """Whether a letter's positions are taken one a turn."""
-        return any(isinstance(s, Loop) and s.letter == letter for s, _ in walk(self.p.body))
+    @property
+    def key(self) -> Row | Slot:
+        """The output's key."""
+        key = next(s.key for s, _ in walk(self.p.body) if isinstance(s, Add))
+        assert isinstance(key, Row | Slot)
+        return key
+
+    # -- statements -------------------------------------------------------------------------------------------------
+    def value(self, s: Value) -> None:
+        groups = self.sides_of(s.out) if s.out.folded else tuple((c,) for c in s.out.axes)
+        names = ("across", "along") if s.out.folded else s.out.axes
+        axes = tuple(str(n) for n in range(len(groups)))
+        tile = "tile.to(tl.int64)" if self.p.wide else "tile"
+        terms, conditions = [f"{tile} * {self.p.view.volume}"], []
+        for letter in self.p.letters:  # positions that are the same for the whole tile of values
+            if letter not in s.out.axes:
+                terms.append(self.placed(f"{letter}_in", (), axes, self.stride(letter)))
+            elif letter in self.p.looped and len(groups) == 2 and any(letter in g and len(g) > 1 for g in groups):
+                terms.append(self.placed(f"{letter}_first", (), axes, self.stride(letter)))
+        for axis, name, group in zip(axes, names, groups, strict=True):
+            text, stride, limit = self.flat(name, group)
+            terms.append(self.placed(text, (axis,), axes, stride))
+            conditions.append(self.placed(limit, (axis,), axes, 1) if limit else "")
+        mask = " & ".join(c if c.startswith("(") else f"({c})" for c in conditions if c)
+        widen = f".to({self.acc})" if self.types.widen and not self.half else ""
+        self.put(f"{s.out.name} = {self.load('values', ' + '.join(t for t in terms if t), mask)}{widen}")
+
+    def flat(self, name: str, letters: tuple[str, ...]) -> tuple[str, int, str]:
+        """(positions of several letters as one number, its stride, the condition that they are of the tile)."""
+        last = letters[-1]
+        if len(letters) == 1:
+            return f"{last}_in", self.stride(last), f"{last}_in < {self.side(last)}" if self.padded(last) else ""
+        block = [self.p.axis(c).block for c in letters]
+        within = [prod(block[n + 1 :]) for n in range(len(letters))]
+        limit = f"{name} % {block[-1]} < {self.side(last)}" if self.padded(last) else ""
+        strides = [self.stride(c) for c in letters]
+        if all(s == w * strides[-1] for s, w in zip(strides, within, strict=True)):
+            return name, strides[-1], limit
+        terms = []
+        for n, (w, b, s) in enumerate(zip(within, block, strides, strict=True)):
+            text = f"{name} // {w}" if w > 1 else name
+            text = f"{text} % {b}" if n else text
+            terms.append(f"({text}) * {s}" if s > 1 else text)
+        return " + ".join(terms), 1, limit
 
     def gather(self, s: Gather, u: str) -> None:
         o, axes = s.operand, s.out.axes
@@ -133,8 +200,7 @@ class TileFunctionPrinter(FunctionPrinter):
         self.put(f"{s.out.name} = {self.load(o.name, ' + '.join(t for t in terms if t) or '0', mask)}{widen}")
 
     def sum(self, s: Sum) -> None:
-        text, axes = s.source.name, list(s.source.axes)
-        text = self.unfolded(s.source, text)
+        text, axes = self.unfolded(s.source, s.source.name), list(s.source.axes)
         for axis in [a for a in axes if a not in s.out.axes]:
             text = f"tl.sum({text}, {axes.index(axis)})"
             axes.remove(axis)
@@ -144,34 +210,27 @@ class TileFunctionPrinter(FunctionPrinter):
         if not s.dot:
             super().product(s, u)
             return
-        shared = next(a for a in s.right[0].axes if a not in s.out.axes)
-        left = self.matrix(s.left, (*s.out.axes[: s.out.folded], shared))
-        right = self.matrix(s.right, (shared, *s.out.axes[s.out.folded :]))
-        if self.types.accumulate == "int64":  # no matrix instruction takes it
-            text = f"tl.sum({left}[:, :, None] * {right}[None, :, :], 1)"
-            self.put(f"{s.out.name} {'+=' if s.accumulate else '='} {text}")
-            return
+        rows, columns = self.sides_of(s.out)
+        shared = tuple(a for a in s.right[0].axes if a not in s.out.axes)
+        left, right = self.matrix(s.left, rows, shared), f"tl.trans({self.matrix(s.right, columns, shared)})"
         precision = self.p.precision if self.types.accumulate == "float32" else "ieee"
-        cast = ".to(tl.bfloat16)" if precision == "bf16" else ""
         how = "" if precision == "bf16" else f', input_precision="{precision}"'
         total = f", {s.out.name}" if s.accumulate else ""
-        self.put(f"{s.out.name} = tl.dot({left}{cast}, {right}{cast}{total}{how}, out_dtype={self.acc})")
+        self.put(f"{s.out.name} = tl.dot({left}, {right}{total}{how}, out_dtype={self.acc})")
 
-    def matrix(self, tiles: tuple[Tile, ...], axes: tuple[str, ...]) -> str:
-        """A side of a dot as a matrix: its factors' product over `axes`, all but the shared one folded."""
-        text = self.times(tiles, "", axes)
-        text = f"({text})" if " * " in text else text
-        if len(axes) == 2:
-            return text
-        sizes = [self.p.axis(a).block for a in axes]
-        rows, cols = (sizes[:-1], sizes[-1:]) if axes[0] not in self.p.letters else (sizes[:1], sizes[1:])
-        folded = [1, 1]
-        for n in rows:
-            folded[0] *= n
-        for n in cols:
-            folded[1] *= n
-        return f"tl.reshape({text}, {folded})"
+    def matrix(self, tiles: tuple[Tile, ...], rows: tuple[str, ...], columns: tuple[str, ...]) -> str:
+        """A side of a dot: its factors' product, as a matrix."""
+        (tile,) = tiles
+        stored = tile.name == "x" and self.half
+        cast = ".to(tl.bfloat16)" if self.p.precision == "bf16" and self.types.accumulate == "float32" else ""
+        cast = "" if stored else cast
+        if tile.folded == len(rows) and tile.axes == (*rows, *columns):
+            return f"{tile.name}{cast}"
+        text = self.times(tiles, "", (*rows, *columns))
+        sizes = [self.positions(rows), self.positions(columns)]
+        return (f"tl.reshape({text}, {sizes})" if len(rows) != 1 or len(columns) != 1 else text) + cast
 
+    # -- results ----------------------------------------------------------------------------------------------------
     def add(self, s: Add, u: str) -> None:
         p = self.p
         value, axes = self.unfolded(s.source, s.source.name), list(s.source.axes)
@@ -179,12 +238,7 @@ class TileFunctionPrinter(FunctionPrinter):
             value = f"tl.sum({value}, {axes.index(axis)})"
             axes.remove(axis)
         own = tuple(axes)
-        wide = p.rows * p.width >= WIDE
-        terms, conditions = [], []
-        for letter, stride in self.key.terms:
-            name = f"{letter}.to(tl.int64)" if wide else letter
-            terms.append(self.placed(name, (letter,) if letter in own else (), own, stride * p.width))
-            conditions.append(self.inside(letter, own))
+        terms, conditions = self.slots(own) if isinstance(self.key, Slot) else self.output_rows(own)
         stride = p.width
         for letter in s.axes:
             stride //= p.axis(letter).size
@@ -197,3 +251,34 @@ class TileFunctionPrinter(FunctionPrinter):
             self.put(f"tl.store({address}, {value}{guard})")
         else:
             self.put(f'tl.atomic_add({address}, {value}{guard}, sem="relaxed")')
+
+    def output_rows(self, own: tuple[str, ...]) -> tuple[list[str], list[str]]:
+        """(terms of a dense output's addresses, conditions) of the kept positions."""
+        assert isinstance(self.key, Row)
+        wide = self.p.rows * self.p.width >= WIDE
+        terms, conditions = [], []
+        for letter, stride in self.key.terms:
+            name = f"{letter}.to(tl.int64)" if wide else letter
+            terms.append(self.placed(name, (letter,) if letter in own else (), own, stride * self.p.width))
+            conditions.append(self.inside(letter, own))
+        return terms, conditions
+
+    def slots(self, own: tuple[str, ...]) -> tuple[list[str], list[str]]:
+        """The same of a sparse output, whose slots are stored for each kept position of an item; -1 is none."""
+        p = self.p
+        kept = tuple(p.letters[c.mode] for c in p.view.item)
+        places = tuple(c for c in own if c in kept)
+        sizes = [self.side(c) for c in kept]
+        item = "item" if p.wide else "item.to(tl.int64)"
+        terms, conditions = [f"{item} * {prod(sizes)}"], []
+        for n, c in enumerate(kept):
+            terms.append(self.placed(f"{c}_in", (c,) if c in places else (), places, prod(sizes[n + 1 :])))
+            if self.padded(c):
+                conditions.append(f"({self.placed(f'{c}_in', (c,), places, 1)} < {self.side(c)})")
+        mask = f", mask={' & '.join(conditions)}, other=-1" if conditions else ""
+        self.put(f"slot = tl.load({self.key.array} + {' + '.join(terms)}{mask})")  # type: ignore[union-attr]
+        wide = ".to(tl.int64)" if p.rows * p.width >= WIDE else ""
+        rest = len(own) - len(places)
+        index = f"[{', '.join(':' if a in places else 'None' for a in own)}]" if places and rest else ""
+        times = f" * {p.width}" if p.width != 1 else ""
+        return [f"slot{wide}{index}{times}"], [f"(slot >= 0){index}"]

@@ -87,7 +87,7 @@ def run_program(
         for o, table in zip(program.operands, dense, strict=True)
     }
     target = _shaped("the output", out, (out.shape[0], *(program.axis(a).size for a in program.output_axes)))
-    for blocks in product(*(range(axis.programs) for axis in program.axes)):
+    for blocks in product(*(range(axis.programs if axis in program.split else 1) for axis in program.axes)):
         spans = {
             axis.letter: slice(n * axis.block, min((n + 1) * axis.block, axis.size))
             for axis, n in zip(program.axes, blocks, strict=True)
@@ -254,6 +254,9 @@ class _TileItem(_Item):
         super().__init__(program, arrays, values, tables, out, spans, item, nnz)
         self.walk = TileWalk(program, arrays, values, tables, spans, item)
 
+    def size(self, axis: str) -> int:
+        return self.program.axis(axis).block if axis in self.program.letters else super().size(axis)
+
     def statement(self, s: Statement) -> None:
         if isinstance(s, Loop):
             for n in self.walk.turns(s):
@@ -269,7 +272,7 @@ class _TileItem(_Item):
         elif isinstance(s, Sum):
             self.tiles[s.out.name] = _einsum([self.tiles[s.source.name]], s.out.axes), s.out.axes
         elif isinstance(s, Add):
-            kept = tuple(a for a in s.source.axes if a in self.program.letters)
+            kept = tuple(a for a in self.program.letters if a in s.source.axes)
             axes = (*kept, *s.axes)
             self.walk.add(s, _einsum([self.tiles[s.source.name]], axes), axes, self.out)
         else:

@@ -6,11 +6,16 @@ positions in the tile: all of them where it is an axis, one where it is looped o
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.tile import Add, Decode, Gather, Loop, Row, Tile, TileProgram, Value
-from sparsetc.ir.view import ITEM, Field
+from sparsetc.ir.tile import Add, Decode, Gather, Loop, Row, Slot, Tile, TileProgram, Value
+from sparsetc.ir.view import ITEM, Field, View
+
+WORD = 32
+"""Positions that a word of bits stands for."""
 
 
 class TileWalk:
@@ -28,18 +33,21 @@ class TileWalk:
         self.program, self.arrays, self.values, self.tables, self.spans = program, arrays, values, tables, spans
         self.item, self.tile = item, 0
         self.block: dict[str, int] = {}
-        self.positions = {c: torch.arange(spans[c].start, spans[c].stop) for c in program.letters}
+        self.positions = {
+            c: torch.arange(spans[c].start, spans[c].start + program.axis(c).block) for c in program.letters
+        }
 
     def turns(self, s: Loop) -> range:
         """The turns of a loop over tiles, or over a letter's positions."""
         if s.letter:
-            return range(self.program.axis(s.letter).size)
+            axis = self.program.axis(s.letter)
+            return range(0, axis.size, axis.block)
         return range(*(int(self.arrays["item_ptr"][n]) for n in (self.item, self.item + 1)))
 
     def turn(self, s: Loop, n: int) -> None:
         """Enter one turn."""
         if s.letter:
-            self.positions[s.letter] = torch.tensor([n])
+            self.positions[s.letter] = torch.arange(n, n + self.program.axis(s.letter).block)
         else:
             self.tile = n
 
@@ -52,18 +60,40 @@ class TileWalk:
         word = int(self.arrays[c.array][at])
         self.block[s.letter] = (word >> c.shift) & ((1 << c.bits) - 1)
 
+    def side(self, letter: str) -> int:
+        """Positions of a tile along a letter."""
+        return self.program.view.sides[self.program.letters.index(letter)]
+
     def coordinate(self, letter: str) -> torch.Tensor:
         """A mode's coordinates at its positions."""
-        side = self.program.view.sides[self.program.letters.index(letter)]
-        return self.block[letter] * side + self.positions[letter]
+        return self.block[letter] * self.side(letter) + self.positions[letter]
+
+    def inside(self, letter: str) -> torch.Tensor:
+        """Which of a letter's positions are of the tile and of the mode."""
+        extent = self.program.extents[self.program.letters.index(letter)]
+        return (self.positions[letter] < self.side(letter)) & (self.coordinate(letter) < extent)
 
     def value(self, s: Value) -> torch.Tensor:
-        """The tile's values at the positions."""
-        view = self.program.view
-        x = self.values[self.tile * view.volume : (self.tile + 1) * view.volume].view(view.sides)
-        for axis, letter in enumerate(self.program.letters):
-            x = x.index_select(axis, self.positions[letter])
-        return self.laid_out(x, self.program.letters, s.out)
+        """The tile's values at the positions; 0 past the tile's side."""
+        view, letters = self.program.view, self.program.letters
+        stored = tuple(letters[m] for m in view.sequence)
+        x = self.whole(view).view([view.sides[m] for m in view.sequence])
+        for axis, letter in enumerate(stored):
+            at = self.positions[letter]
+            x = x.index_select(axis, at.clamp(max=self.side(letter) - 1))
+            past = (at >= self.side(letter)).view(-1, *(1 for _ in range(x.dim() - axis - 1)))
+            x = x.masked_fill(past, 0)
+        return self.laid_out(x, stored, s.out)
+
+    def whole(self, view: View) -> torch.Tensor:
+        """All positions of the tile, in the order stored."""
+        if not view.bitmap:
+            return self.values[self.tile * view.volume : (self.tile + 1) * view.volume]
+        found = self.values.new_zeros(view.volume)
+        first = int(self.arrays["value_ptr"][self.tile])
+        taken = positions_of(self.arrays["bits"].view(-1, bit_words(view))[self.tile], view)
+        found[taken] = self.values[first : first + taken.numel()]
+        return found
 
     def gather(self, s: Gather) -> torch.Tensor:
         """A dense operand's rows at the positions; 0 past a mode's end."""
@@ -74,9 +104,8 @@ class TileWalk:
             span = self.spans[letter]
             x = x.narrow(axis, span.start, span.stop - span.start)
         for axis, (letter, extent) in enumerate(zip(o.rows, o.extents, strict=True)):
-            at = self.coordinate(letter)
-            x = x.index_select(axis, at.clamp(max=extent - 1))
-            past = (at >= extent).view(-1, *(1 for _ in range(x.dim() - axis - 1)))
+            x = x.index_select(axis, self.coordinate(letter).clamp(max=extent - 1))
+            past = (~self.inside(letter)).view(-1, *(1 for _ in range(x.dim() - axis - 1)))
             x = x.masked_fill(past, 0)
         return self.laid_out(x, (*o.rows, *o.axes), s.out)
 
@@ -89,16 +118,35 @@ class TileWalk:
 
     def add(self, s: Add, total: torch.Tensor, axes: tuple[str, ...], out: torch.Tensor) -> None:
         """Add to (or store) the output rows of the kept positions; those past a mode's end are left out."""
-        assert isinstance(s.key, Row)
-        kept = tuple(c for c, _ in s.key.terms)
+        letters = self.program.letters
+        kept = tuple(letters[c.mode] for c in self.program.view.item) if isinstance(s.key, Slot) else ()
+        kept = kept or tuple(c for c, _ in s.key.terms if isinstance(s.key, Row))  # type: ignore[union-attr]
         row, inside = torch.zeros((), dtype=torch.long), torch.ones((), dtype=torch.bool)
-        for letter, stride in s.key.terms:
-            at = self.coordinate(letter)
+        for n, letter in enumerate(kept):
+            if isinstance(s.key, Slot):
+                at = self.positions[letter].clamp(max=self.side(letter) - 1)
+                stride = prod(self.side(c) for c in kept[n + 1 :])
+            else:
+                at, stride = self.coordinate(letter), dict(s.key.terms)[letter]  # type: ignore[union-attr]
             row = row.unsqueeze(-1) + at * stride
-            inside = inside.unsqueeze(-1) & (at < self.program.extents[self.program.letters.index(letter)])
-        rows = [a for a in axes if a in kept]
+            inside = inside.unsqueeze(-1) & self.inside(letter)
+        if isinstance(s.key, Slot):
+            row = self.arrays[s.key.array].view(-1, prod(self.side(c) for c in kept))[self.item][row]
+            inside = inside & (row >= 0)
+        rows = [a for a in kept if a in axes]
         spread = total.permute([axes.index(a) for a in (*rows, *s.axes)]).to(out.dtype)
         flat = spread.reshape(-1, *spread.shape[len(rows) :])
         for n in torch.nonzero(inside.flatten()).flatten().tolist():
             place = out[int(row.flatten()[n])][tuple(self.spans[a] for a in s.axes)]
             place.copy_(flat[n]) if s.owned else place.add_(flat[n])
+
+
+def bit_words(view: View) -> int:
+    """Words that hold a bit for each position of a tile."""
+    return -(-view.volume // WORD)
+
+
+def positions_of(words: torch.Tensor, view: View) -> torch.Tensor:
+    """Positions of a tile that have a nonzero, from its words of bits."""
+    set_ = (words.unsqueeze(-1) >> torch.arange(WORD, device=words.device)) & 1
+    return torch.nonzero(set_.flatten()).flatten()

@@ -1,17 +1,20 @@
-"""Einsum x dense tiles -> tile program: which position of a tile is looped, which a dot contracts, which is a row.
+"""Einsum x tiles -> tile program: the letters' groups (`ir.tile_groups`) as loops, dots and sums.
 
-In: as for `ir.lower`, with a view of tiles. Out: a verified `TileProgram`.
+In: as for `ir.lower`, with a view of tiles. Out: a verified `TileProgram`::
 
-The schedule of a tile einsum is found from its letters alone. One summed letter that stands in a single dense operand
-with dense axes is contracted by a dot with it; another letter makes the dot's rows; the remaining summed letters are
-looped, and the rows of their operands scale the dot's result (for ``ijk,jr,kr->ir``: a loop over j of a 16x16 by 16xR
-product, scaled by row j of B, which needs no reduction). Where a further operand brings dense axes of its own, its
-letter makes the rows, and a second dot contracts it (``ijk,jr,ks->irs``: two dots for each i). Kept letters beyond the
-dot's rows are taken one position a program, over the grid.
+    loop tiles of the item
+      w = rows of the operands of the contracted letters, multiplied together
+      loop positions of the spread letters, as many at a time as the schedule has columns
+        x = values[columns, contracted]
+        part = dot w x;  scaled = part * rows of the spread letters' operands;  total += sum of the spread columns
+    result = total * rows of the operands that only kept letters index
+
+A letter too short for a dot is padded in registers: its positions past the side are masked when loaded.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from sparsetc.errors import PlanError
@@ -23,9 +26,11 @@ from sparsetc.ir.tile import (
     Decode,
     DenseAxis,
     Gather,
+    Key,
     Loop,
     Operand,
     Product,
+    Slot,
     Statement,
     Sum,
     Tile,
@@ -34,13 +39,14 @@ from sparsetc.ir.tile import (
     Zero,
     verify,
 )
+from sparsetc.ir.tile_groups import groups_of
 from sparsetc.ir.view import ITEM, LANE, LEAF, View
 
 
 def lower_tiles(
     bound: Bound, view: View, schedule: Schedule, target: Target, *, number: int = 0, format: str = ""
 ) -> TileProgram:
-    """The tile program of a part of dense tiles; `PlanError` where tiles cannot serve the einsum."""
+    """The tile program of a part of tiles."""
     lowering = _TileLowering(bound, view, schedule, target)
     body = lowering.body()
     program = TileProgram(
@@ -59,6 +65,7 @@ def lower_tiles(
         warps=schedule.warps,
         stages=schedule.stages,
         precision=schedule.precision,
+        slot=lowering.key.array if isinstance(lowering.key, Slot) else "",
         rows=target.rows,
         extents=bound.extents(lowering.letters),
         wide=target.wide,
@@ -70,130 +77,132 @@ def lower_tiles(
 class _TileLowering:
     def __init__(self, bound: Bound, view: View, schedule: Schedule, target: Target) -> None:
         e = bound.einsum
-        if target.sparse:
-            raise PlanError(f'dense tiles add to dense outputs only; "{e}" has a sparse one')
         (sparse,) = e.sparse
         self.letters = e.inputs[sparse]
-        self.bound, self.view, self.schedule, self.target = bound, view, schedule, target
+        if len(self.letters) != view.order or len(set(self.letters)) != view.order:
+            raise PlanError(f"tiles of order {view.order} cannot serve the sparse operand {''.join(self.letters)!r}")
+        self.schedule, self.target = schedule, target
         self.side = dict(zip(self.letters, view.sides, strict=True))
-        self.sizes = printed_sizes(bound)
         self.order = dense_axes(bound)
-        self.axes = tuple(DenseAxis(c, self.sizes[c], schedule.block(c)) for c in self.order)
+        sizes = printed_sizes(bound)
+        self.axes = tuple(DenseAxis(c, sizes[c], schedule.block(c)) for c in self.order)
         self.output, self.operands = named_operands(bound)
         self.output_axes = tuple(c for c in e.output if c not in self.letters)
-        self.kept = tuple(c for c in e.output if c in self.letters)
-        self.summed = tuple(c for c in self.letters if c not in self.kept)
-        self.dot_letter = self._contracted()
-        self.chained: Operand | None = None
-        self.row_letter = self._rows()
-        rest = [c for c in self.letters if c not in (self.dot_letter, self.row_letter)]
-        self.gridded = tuple(c for c in rest if c in self.kept)
-        self.looped = tuple(c for c in rest if c in self.summed)
-        self.positions = tuple(
-            DenseAxis(c, self.side[c], 1 if c in self.gridded else self.side[c]) for c in self.letters
-        )
+        self.view, self.groups = view, groups_of(bound, view.sides, schedule.dot)
+        kept = tuple(c for c in self.letters if c in e.output)
+        self.tails = tuple(o for o in self.operands if set(o.rows) <= set(kept))
+        self.inner = tuple(o for o in self.operands if o not in self.tails)
+        if target.sparse and {self.letters[c.mode] for c in view.item} != set(kept):
+            raise PlanError("tiles add to a sparse output where their items share the modes it keeps, and no other")
+        self.key: Key = Slot("item_slot", ITEM) if target.sparse else row_of(kept, sizes, ITEM)
+        self.block = self._blocks()
+        self.positions = tuple(DenseAxis(c, self.side[c], self.block[c]) for c in self.letters)
+        self.looped = tuple(c for c in self.groups.spread if self.block[c] < self.side[c] or self.side[c] == 1)
+        self.beside = self._wide(self.groups.spread)
+        """Spread letters of which several positions are columns at once."""
 
-    def _holders(self, letter: str) -> list[Operand]:
-        return [o for o in self.operands if letter in o.rows]
+    # -- blocks -----------------------------------------------------------------------------------------------------
+    def _blocks(self) -> dict[str, int]:
+        """Positions of each letter that a program has at once."""
+        g = self.groups
+        block = {c: self.side[c] for c in (*g.first, *g.second, *g.columns)} | dict.fromkeys(g.gridded, 1)
+        if g.dot:
+            for letters in filter(None, (g.first, g.second)):
+                block[letters[-1]] *= self._missing(prod(block[c] for c in letters))
+        spare = self.schedule.columns // prod(block[c] for c in g.columns) if g.dot and not g.second else 1
+        for c in reversed(g.spread):
+            block[c] = max(1, min(self.side[c], spare))
+            spare //= block[c]
+        if g.dot and not g.second and g.columns:
+            block[g.columns[-1]] *= self._missing(prod(block[c] for c in (*g.columns, *g.spread)))
+        return block
 
-    def _contracted(self) -> str:
-        """The letter a dot contracts: the last summed one whose operand has dense axes and no other letter."""
-        for letter in reversed(self.summed):
-            holders = self._holders(letter)
-            if len(holders) == 1 and holders[0].rows == (letter,) and holders[0].axes:
-                return letter
-        return self.summed[-1] if self.summed else ""
+    @staticmethod
+    def _missing(positions: int) -> int:
+        """What a power of two must be multiplied by to be long enough for a dot."""
+        return max(1, MIN_DOT // positions)
 
-    def _rows(self) -> str:
-        """The letter of the dot's rows: that of an operand with axes of its own, else a kept one, else a summed one."""
-        partner = {a for o in self._holders(self.dot_letter) for a in o.axes}
-        others = [o for o in self.operands if o.axes and not (set(o.axes) & partner) and self.dot_letter not in o.rows]
-        if len(others) > 1 or any(len(o.rows) != 1 or o.rows[0] in self.kept for o in others):
-            raise PlanError(
-                f'dense tiles take at most two operands with dense axes apart: "{self.bound.einsum}" has more'
-            )
-        if others and partner:
-            self.chained = others[0]
-            return others[0].rows[0]
-        choice = [*self.kept, *(c for c in self.summed if c != self.dot_letter)]
-        return max(choice, key=lambda c: self.side[c], default="")
+    def _wide(self, letters: Sequence[str]) -> tuple[str, ...]:
+        """Those of which a program has several positions at once: axes of its tiles."""
+        return tuple(c for c in letters if self.block[c] > 1)
 
-    def _gather(self, o: Operand) -> Gather:
-        own = tuple(c for c in o.rows if c in (self.dot_letter, self.row_letter))
-        level = ITEM if not o.rows else LANE
-        return Gather(Tile(f"{o.name.lower()}_{''.join((*o.rows, *o.axes)) or 'scalar'}", (*own, *o.axes), level), o)
-
+    # -- statements -------------------------------------------------------------------------------------------------
     def body(self) -> tuple[Statement, ...]:
         decodes = [[Decode(self.letters[c.mode], c, level) for c in self.view.levels[level]] for level in (ITEM, LANE)]
-        gathers = [self._gather(o) for o in self.operands]
-        constant = [g for g in gathers if not g.operand.rows]
-        once = [g for g in gathers if g.operand.rows and not set(g.operand.rows) & set(self.looped)]
-        inner = [g for g in gathers if set(g.operand.rows) & set(self.looped)]
-        partner = [g.out for g in gathers if self.dot_letter in g.operand.rows]
-        others = [g.out for g in gathers if g.out not in partner and g.operand is not self.chained]
-        value = Value(Tile("x", tuple(c for c in (self.row_letter, self.dot_letter) if c), LEAF))
-        steps, total = self._steps(value.out, partner, others)
-        nest: tuple[Statement, ...] = (*inner, value, *steps)
+        gathers = [self._gather(o, LANE) for o in self.inner]
+        once = [g for g in gathers if not set(g.operand.rows) & set(self.looped)]
+        late = [g for g in gathers if g not in once]
+        steps, total, formed = self._steps({g.operand: g.out for g in gathers})
+        nest: tuple[Statement, ...] = (*late, *steps)
         for letter in reversed(self.looped):
             nest = (Loop(LEAF, nest, letter),)
-        keyed = tuple(c for c in (self.row_letter,) if c and c in self.kept and c in total.axes)
-        extra = tuple(a for a in total.axes if a in self.letters and a not in keyed)
+        loop = Loop(LANE, (*decodes[1], *once, *formed, *nest))
+        return (*decodes[0], Zero(total), loop, *self._finish(total))
+
+    def _gather(self, o: Operand, level: int) -> Gather:
+        own = self._wide([c for c in self.letters if c in o.rows])
+        name = f"{o.name.lower()}_{''.join((*o.axes, *o.rows)) or 'scalar'}"
+        return Gather(Tile(name, (*o.axes, *own), level), o)
+
+    def _finish(self, total: Tile) -> list[Statement]:
+        """Sums left to the end, the factors that only the output's letters index, and the result."""
         tail: list[Statement] = []
-        source = total
-        if extra:
-            source = Tile("summed", tuple(a for a in total.axes if a not in extra), ITEM)
-            tail.append(Sum(source, total))
-        key, owned = row_of(self.kept, self.sizes, ITEM), stores(self.target, self.axes, self.output_axes)
-        add = Add(source, key, self.output_axes, owned)
-        loop = Loop(LANE, (*decodes[1], *once, *nest))
-        return (*decodes[0], *constant, Zero(total), loop, *tail, add)
+        late = [c for c in self.groups.second if c in total.axes]
+        if late:
+            summed = Tile("summed", tuple(a for a in total.axes if a not in late), ITEM)
+            tail.append(Sum(summed, total))
+            total = summed
+        gathers = [self._gather(o, ITEM) for o in self.tails]
+        if gathers:
+            result = self._tile("result", (total, *(g.out for g in gathers)), ITEM)
+            tail += [*gathers, Product(result, (total, *(g.out for g in gathers)))]
+            total = result
+        owned = stores(self.target, self.axes, self.output_axes)
+        return [*tail, Add(total, self.key, self.output_axes, owned)]
 
-    def _steps(self, x: Tile, partner: list[Tile], others: list[Tile]) -> tuple[list[Statement], Tile]:
-        """The products of one position of the looped letters, and the accumulator they end in."""
-        columns = tuple(a for a in self.order if any(a in t.axes for t in partner))
-        axes = (*((self.row_letter,) if self.row_letter else ()), *columns)
-        steps: list[Statement] = []
-        if self._is_dot(columns):
-            if not others and not self.chained:
-                total = Tile("total", axes, ITEM, folded=1)
-                return [Product(total, (x,), tuple(partner), accumulate=True)], total
-            part = Tile("part", axes, LEAF, folded=1)
-            steps.append(Product(part, (x,), tuple(partner)))
-        elif self.looped and not others:
-            # Summed once, at the end: Triton aborts on sums that are added up in an unrolled loop.
-            total = self._tile("total", (x, *partner), ITEM)
-            return [Product(total, (x, *partner), accumulate=True)], total
-        else:
-            terms = self._tile("terms", (x, *partner))
-            part = Tile("part", axes, LEAF) if self.dot_letter else terms
-            steps.append(Product(terms, (x, *partner)))
-            if self.dot_letter:
-                steps.append(Sum(part, terms))
-        if self.chained is None:
-            total = self._tile("total", (part, *others), ITEM)
-            return [*steps, Product(total, (part, *others), accumulate=True)], total
-        if others:
-            scaled = self._tile("scaled", (part, *others))
-            steps.append(Product(scaled, (part, *others)))
-            part = scaled
-        left = self._gather(self.chained).out
-        total = Tile("total", (*self.chained.axes, *part.axes[1:]), ITEM, folded=len(self.chained.axes))
-        return [*steps, Product(total, (left,), (part,), accumulate=True)], total
+    def _steps(self, tiles: dict[Operand, Tile]) -> tuple[list[Statement], Tile, list[Statement]]:
+        """(statements of one turn of the innermost loop, the accumulator, what is formed once a tile)."""
+        g = self.groups
+        if not g.dot:
+            x = Value(Tile("x", self._wide((*g.columns, *g.second)), LEAF))
+            total = self._tile("total", (x.out, *tiles.values()), ITEM)
+            return [x, Product(total, (x.out, *tiles.values()), accumulate=True)], total, []
+        left, formed = self._weight("w", g.first, tiles)
+        across = self._wide(g.second or (*g.spread, *g.columns))
+        x = Value(Tile("x", (*across, *self._wide(g.first)), LEAF, folded=len(across)))
+        axes = tuple(a for a in self.order if a in left.axes)
+        scales = tuple(t for o, t in tiles.items() if not set(o.rows) & {*g.first, *g.second})
+        if not scales and not self.beside and not g.second:
+            total = Tile("total", (*axes, *across), ITEM, folded=len(axes))
+            return [x, Product(total, (left,), (x.out,), accumulate=True)], total, formed
+        part = Tile("part", (*axes, *across), LEAF, folded=len(axes))
+        steps: list[Statement] = [x, Product(part, (left,), (x.out,))]
+        if scales and (self.beside or g.second):
+            scaled = Tile("scaled", part.axes, LEAF)
+            steps.append(Product(scaled, (part, *scales)))
+            part, scales = scaled, ()
+        if g.second:
+            right, more = self._weight("v", g.second, tiles)
+            ends = tuple(a for a in self.order if a in right.axes)
+            total = Tile("total", (*axes, *ends), ITEM, folded=len(axes))
+            steps.append(Product(total, (part,), (right,), accumulate=True))
+            return steps, total, [*formed, *more]
+        if self.beside:
+            step = Tile("step", (*axes, *self._wide(g.columns)), LEAF)
+            steps.append(Sum(step, part))
+            part = step
+        total = Tile("total", (*axes, *self._wide(g.columns)), ITEM)
+        return [*steps, Product(total, (part, *scales), accumulate=True)], total, formed
 
-    def _entangled(self) -> bool:
-        """Whether an operand has both the contracted letter and the rows', and is no matrix."""
-        return any(self.row_letter in o.rows for o in self._holders(self.dot_letter))
+    def _weight(self, name: str, letters: Sequence[str], tiles: dict[Operand, Tile]) -> tuple[Tile, list[Statement]]:
+        """The rows that a dot contracts with: those of one operand, or the product of several."""
+        own = [t for o, t in tiles.items() if set(o.rows) & set(letters)]
+        if len(own) == 1:
+            return own[0], []
+        axes = tuple(a for a in (*self.order, *letters) if any(a in t.axes for t in own))
+        out = Tile(name, axes, LANE)
+        return out, [Product(out, tuple(own))]
 
-    def _is_dot(self, columns: tuple[str, ...]) -> bool:
-        """Whether the letter is contracted by a dot: always where another follows, else where it is large enough."""
-        if self.chained:
-            return True
-        if not columns or not self.row_letter or not self.schedule.dot or self._entangled():
-            return False
-        blocks = prod(self.schedule.block(c) for c in columns)
-        return min(self.side[self.row_letter], self.side[self.dot_letter], blocks) >= MIN_DOT
-
-    def _tile(self, name: str, inputs: tuple[Tile, ...], level: int = LEAF) -> Tile:
+    def _tile(self, name: str, inputs: Sequence[Tile], level: int) -> Tile:
         present = {a for t in inputs for a in t.axes}
-        order = (*(c for c in (self.row_letter, self.dot_letter) if c), *self.order)
-        return Tile(name, tuple(a for a in order if a in present), level)
+        return Tile(name, tuple(a for a in (*self.order, *self.letters) if a in present), level)

@@ -63,6 +63,8 @@ class Schedule:
     with 3; `benchmarks/results/ttmc_stages.json`)."""
     tail: int = 1
     """Steps taken together, masked, where lanes begin to run out: 1 for long fibers, more for short rows."""
+    columns: int = 128
+    """Most columns of a dot over tiles: kept positions, and as many of a spread letter as fit beside them."""
 
     def block(self, axis: str) -> int:
         """Block size of a dense axis."""
@@ -121,7 +123,12 @@ def verify(plan: Plan) -> None:
         if part.schedule.precision not in PRECISIONS:
             raise PlanError(f"{where}: precision {part.schedule.precision!r} is not one of {', '.join(PRECISIONS)}")
         sizes = [(f"the block of axis {axis}", block) for axis, block in part.schedule.blocks]
-        for what, size in (*sizes, ("the number of lanes", part.layout.lanes), ("warps", part.schedule.warps)):
+        for what, size in (
+            *sizes,
+            ("the number of lanes", part.layout.lanes),
+            ("warps", part.schedule.warps),
+            ("columns", part.schedule.columns),
+        ):
             if size < 1 or size & (size - 1):
                 raise PlanError(f"{where}: {what} must be a power of two, found {size}")
         for what, size, least in (

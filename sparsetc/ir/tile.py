@@ -236,7 +236,12 @@ class TileProgram:
     @property
     def split(self) -> tuple[DenseAxis, ...]:
         """Axes split over the grid."""
-        return tuple(a for a in self.axes if a.programs > 1)
+        return tuple(a for a in self.axes if a.programs > 1 and a.letter not in self.looped)
+
+    @property
+    def looped(self) -> frozenset[str]:
+        """Letters of a tile whose positions a loop takes."""
+        return frozenset(s.letter for s, _ in walk(self.body) if isinstance(s, Loop) and s.letter)
 
     @property
     def arrays(self) -> tuple[str, ...]:
@@ -247,6 +252,11 @@ class TileProgram:
     def dots(self) -> tuple[Product, ...]:
         """Its matrix products."""
         return tuple(s for s, _ in walk(self.body) if isinstance(s, Product) and s.dot)
+
+    @property
+    def half(self) -> bool:
+        """Whether its values are stored in bfloat16: those of tiles, where dots would round them to it anyway."""
+        return bool(self.view.sides) and self.precision == "bf16" and bool(self.dots)
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
@@ -321,7 +331,8 @@ def _lines(p: TileProgram) -> list[str]:
 def _line(p: TileProgram, s: Statement) -> str:
     if isinstance(s, Loop):
         if s.letter:
-            return f"loop {s.letter} in the tile"
+            block = p.axis(s.letter).block
+            return f"loop {s.letter} in the tile" + (f", {block} at a time" if block > 1 else "")
         if p.view.sides:
             return "loop tiles of the item"
         return (

@@ -23,7 +23,7 @@ Arrays a packed part must hold, by name (P items, B blocks, N stored nonzeros):
     lane_word (B*lanes)   coordinates of the lane modes
     word (N)              coordinates of the leaf modes
     values (N)            the values, 0 where padded
-    tile_word (N/volume)  coordinates of each tile's own modes; the tile's values follow in row-major order
+    tile_word (N/volume)  coordinates of each tile's own modes; its values follow in the order of `sequence`
 """
 
 from __future__ import annotations
@@ -102,7 +102,11 @@ class View:
     chunk: int = 0
     """Nonzeros an item, where items are equal chunks and no `item_ptr` is stored."""
     sides: tuple[int, ...] = ()
-    """Positions a mode of a dense tile; empty where there are no tiles. The lane modes are then those of the tile."""
+    """Positions a mode of a tile; empty where there are no tiles. The lane modes are then those of the tile."""
+    sequence: tuple[int, ...] = ()
+    """Modes in the order in which a tile's positions are stored, the last running fastest."""
+    bitmap: bool = False
+    """Of a tile, only the nonzeros' values are stored, and a bit a position says which positions they have."""
 
     def stored_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """How many different coordinates of each mode are stored: its tiles, where there are tiles, else its size."""
@@ -112,6 +116,12 @@ class View:
     def volume(self) -> int:
         """Positions of a tile."""
         return prod(self.sides)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """By mode, how far apart two neighbouring positions of a tile are stored."""
+        place = {mode: n for n, mode in enumerate(self.sequence)}
+        return tuple(prod(self.sides[m] for m in self.sequence[place[mode] + 1 :]) for mode in range(len(self.sides)))
 
     @property
     def levels(self) -> tuple[tuple[Coordinate, ...], ...]:
@@ -157,5 +167,9 @@ def verify(view: View) -> None:
         raise FormatError(f"lanes must be a power of two, found {view.lanes}")
     if view.sides and (len(view.sides) != view.order or view.leaf or view.blocks or view.lanes != 1 or view.chunk):
         raise FormatError("a view of tiles has a side for each mode, and neither leaf modes, blocks, lanes nor chunks")
+    if view.sides and sorted(view.sequence) != list(range(view.order)):
+        raise FormatError(f"a view of tiles stores its positions by every mode once, found modes {view.sequence}")
+    if any(side < 1 or side & (side - 1) for side in view.sides):
+        raise FormatError(f"sides of tiles must be powers of two, found {view.sides}")
     if view.chunk and view.blocks:
         raise FormatError("equal chunks hold no blocks")

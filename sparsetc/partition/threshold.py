@@ -7,24 +7,25 @@ from __future__ import annotations
 
 import torch
 
-from sparsetc.formats.dense_tile import sides_of, sorted_by_tile
+from sparsetc.formats.tiles import sides_of, sorted_by_tile
+from sparsetc.ir.plan import Layout
 from sparsetc.partition.base import register_partition
 
 
 @register_partition("threshold")
 def by_threshold(
-    coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...], *, threshold: int
+    coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...], *, threshold: int, **sides: int
 ) -> list[torch.Tensor | None]:
-    """[nonzeros of tiles that hold at least `threshold`, the others]."""
-    dense = tile_populations(coords, shape) >= threshold
+    """[nonzeros of tiles that hold at least `threshold`, the others]; tiles of the default sides, or of `side_m`."""
+    dense = tile_populations(coords, shape, sides_of(shape, Layout(params=tuple(sides.items())))) >= threshold
     return [torch.nonzero(dense).flatten(), torch.nonzero(~dense).flatten()]
 
 
-def tile_populations(coords: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+def tile_populations(coords: torch.Tensor, shape: tuple[int, ...], sides: tuple[int, ...]) -> torch.Tensor:
     """(nnz,) for every nonzero, how many its tile holds."""
     if coords.shape[1] == 0:
         return coords.new_zeros(0)
-    _, by_tile, starts = sorted_by_tile(coords, shape, sides_of(shape), tuple(range(len(shape))))
+    _, by_tile, starts = sorted_by_tile(coords, shape, sides, tuple(range(len(shape))))
     tile = torch.cumsum(starts, 0) - 1
     population = torch.bincount(tile)[tile]
     return torch.empty_like(population).scatter_(0, by_tile, population)

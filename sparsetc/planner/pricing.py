@@ -32,7 +32,7 @@ def costs(candidate: Candidate, setting: Setting, sparse_output: bool) -> list[C
     for part in candidate.plan.parts:
         view = get_format(part.format).view(shape, part.layout)
         keyed = (
-            setting.kept == part.layout.item
+            set(setting.kept) == set(part.layout.item)
             or not setting.rest
             or (not part.layout.item and setting.kept == part.layout.lane)
         )

@@ -5,12 +5,12 @@ A[row, r] += X is the sum of its parts; operands: X[i, j, k] sparse; B[j, r]; C[
 Part 0, dense_tile: dense tiles of 16x16x16.
     item_word[item] = | i:3 |  bits a mode
     tile_word[lane] = | j:4 | k:5 |  bits a mode
-    values[tile * 4096 + position], row-major over 16x16x16
-    streams 4*L + N*w bytes, writes 3200*w bytes
-    gathers 16*L rows of 32*w bytes of C
-    gathers 16*L rows of 32*w bytes of B
-    adds 16*P rows
-    16384*L flops outside dots, 262144*L inside
+    values[tile * 4096 + position], row-major over jik = 16x16x16
+    streams 8*L + N*w bytes, writes 3200*w bytes
+    gathers 32*L rows of 32*w bytes of C
+    gathers 256*L rows of 32*w bytes of B
+    adds 32*P rows
+    278528*L flops outside dots, 4194304*L inside
 """
 
 import triton
@@ -19,47 +19,53 @@ import triton.language as tl
 
 # tile program  "ijk,jr,kr->ir"  part 0: dense_tile, dense tiles of 16x16x16
 #   item over item_ptr
-#   axes r = 32, i = 16, j = 16, k = 16
+#   axes r = 32, i = 16, j = 16 in blocks of 8, k = 16
 #   i tile = decode item_word  # 3 bits, item
-#   total[i,r] = 0
+#   total[r,i] = 0
 #   loop tiles of the item
 #     j tile = decode tile_word  # 4 bits, tile
 #     k tile = decode tile_word  # 5 bits, tile
-#     c_kr[k,r] = gather C[k, r]
-#     loop j in the tile
-#       b_jr[r] = gather B[j, r]
-#       x[i,k] = load X.values
-#       part[i,r] = einsum "ik,kr->ir" x, c_kr  # dot over k, tf32x3
-#       total[i,r] += einsum "ir,r->ir" part, b_jr  # multiply
-#   add A[i, r] total[i,r]
+#     c_rk[r,k] = gather C[k, r]
+#     loop j in the tile, 8 at a time
+#       b_rj[r,j] = gather B[j, r]
+#       x[j,i,k] = load X.values
+#       part[r,j,i] = einsum "rk,jik->rji" c_rk, x  # dot over k, tf32x3
+#       scaled[r,j,i] = einsum "rji,rj->rji" part, b_rj  # multiply
+#       step[r,i] = sum j of scaled
+#       total[r,i] += einsum "ri->ri" step  # multiply
+#   add A[i, r] total[r,i]
 @triton.jit
 def part_0(pid, item_ptr, item_word, tile_word, values, B, C, A):
     item = pid
     r = tl.arange(0, 32)
     i_in = tl.arange(0, 16)
     k_in = tl.arange(0, 16)
+    across = tl.arange(0, 128)
     start = tl.load(item_ptr + item)
     stop = tl.load(item_ptr + item + 1)
     item_word_bits = tl.load(item_word + item)
     i_tile = item_word_bits
     i = i_tile * 16 + i_in
     in_i = i < 100
-    total = tl.zeros([16, 32], tl.float32)
+    total = tl.zeros([32, 16], tl.float32)
     for tile in range(start, stop):
         tile_word_bits = tl.load(tile_word + tile)
         j_tile = (tile_word_bits >> 5)
         k_tile = tile_word_bits & 0x1f
         k = k_tile * 16 + k_in
         in_k = k < 300
-        c_kr = tl.load(C + k[:, None] * 32 + r[None, :], mask=in_k[:, None], other=0)
-        for j_in in tl.static_range(16):
+        c_rk = tl.load(C + k[None, :] * 32 + r[:, None], mask=in_k[None, :], other=0)
+        for j_first in tl.static_range(0, 16, 8):
+            j_in = j_first + tl.arange(0, 8)
             j = j_tile * 16 + j_in
             in_j = j < 200
-            b_jr = tl.load(B + j * 32 + r, mask=in_j, other=0)
-            x = tl.load(values + tile * 4096 + i_in[:, None] * 256 + j_in * 16 + k_in[None, :])
-            part = tl.dot(x, c_kr, input_precision="tf32x3", out_dtype=tl.float32)
-            total += b_jr[None, :] * part
-    tl.atomic_add(A + i[:, None] * 32 + r[None, :], total, mask=in_i[:, None], sem="relaxed")
+            b_rj = tl.load(B + j[None, :] * 32 + r[:, None], mask=in_j[None, :], other=0)
+            x = tl.load(values + tile * 4096 + j_first * 256 + across[:, None] * 16 + k_in[None, :])
+            part = tl.dot(c_rk, tl.trans(x), input_precision="tf32x3", out_dtype=tl.float32)
+            scaled = b_rj[:, :, None] * tl.reshape(part, [32, 8, 16])
+            step = tl.sum(scaled, 1)
+            total += step
+    tl.atomic_add(A + i[None, :] * 32 + r[:, None], total, mask=in_i[None, :], sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["programs_0"])

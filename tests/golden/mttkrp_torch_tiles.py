@@ -5,12 +5,12 @@ A[row, r] += X is the sum of its parts; operands: X[i, j, k] sparse; B[j, r]; C[
 Part 0, dense_tile: dense tiles of 16x16x16.
     item_word[item] = | i:3 |  bits a mode
     tile_word[lane] = | j:4 | k:5 |  bits a mode
-    values[tile * 4096 + position], row-major over 16x16x16
-    streams 4*L + N*w bytes, writes 3200*w bytes
-    gathers 16*L rows of 32*w bytes of C
-    gathers 16*L rows of 32*w bytes of B
-    adds 16*P rows
-    16384*L flops outside dots, 262144*L inside
+    values[tile * 4096 + position], row-major over jik = 16x16x16
+    streams 8*L + N*w bytes, writes 3200*w bytes
+    gathers 32*L rows of 32*w bytes of C
+    gathers 256*L rows of 32*w bytes of B
+    adds 32*P rows
+    278528*L flops outside dots, 4194304*L inside
 """
 
 import torch
@@ -19,19 +19,21 @@ import torch
 
 # tile program  "ijk,jr,kr->ir"  part 0: dense_tile, dense tiles of 16x16x16
 #   item over item_ptr
-#   axes r = 32, i = 16, j = 16, k = 16
+#   axes r = 32, i = 16, j = 16 in blocks of 8, k = 16
 #   i tile = decode item_word  # 3 bits, item
-#   total[i,r] = 0
+#   total[r,i] = 0
 #   loop tiles of the item
 #     j tile = decode tile_word  # 4 bits, tile
 #     k tile = decode tile_word  # 5 bits, tile
-#     c_kr[k,r] = gather C[k, r]
-#     loop j in the tile
-#       b_jr[r] = gather B[j, r]
-#       x[i,k] = load X.values
-#       part[i,r] = einsum "ik,kr->ir" x, c_kr  # dot over k, tf32x3
-#       total[i,r] += einsum "ir,r->ir" part, b_jr  # multiply
-#   add A[i, r] total[i,r]
+#     c_rk[r,k] = gather C[k, r]
+#     loop j in the tile, 8 at a time
+#       b_rj[r,j] = gather B[j, r]
+#       x[j,i,k] = load X.values
+#       part[r,j,i] = einsum "rk,jik->rji" c_rk, x  # dot over k, tf32x3
+#       scaled[r,j,i] = einsum "rji,rj->rji" part, b_rj  # multiply
+#       step[r,i] = sum j of scaled
+#       total[r,i] += einsum "ri->ri" step  # multiply
+#   add A[i, r] total[r,i]
 def part_0(chunks, item_ptr, item_word, tile_word, values, B, C, A):
     for i0, i1, b0, b1, n0, n1 in chunks:
         tiles = torch.diff(item_ptr[i0 : i1 + 1])
@@ -47,9 +49,9 @@ def part_0(chunks, item_ptr, item_word, tile_word, values, B, C, A):
         k = k_tile.long()[:, None] * 16 + torch.arange(16, device=values.device)
         past_k = k >= 300
         k = k.clamp(max=299)
-        c_kr = C.view(300, 32)[(k).flatten()].view(-1, 16, 32)
-        c_kr = c_kr.masked_fill(past_k[:, :, None], 0)
-        b_jr = B.view(200, 32)[(j).flatten()].view(-1, 16, 32)
-        b_jr = b_jr.masked_fill(past_j[:, :, None], 0)
-        total = torch.einsum("Zijk,Zkr,Zjr->Zir", values[n0:n1].view(-1, 16, 16, 16), c_kr, b_jr)
+        c_rk = C.view(300, 32)[(k).flatten()].view(-1, 16, 32)
+        c_rk = c_rk.masked_fill(past_k[:, :, None], 0)
+        b_rj = B.view(200, 32)[(j).flatten()].view(-1, 16, 32)
+        b_rj = b_rj.masked_fill(past_j[:, :, None], 0)
+        total = torch.einsum("Zjik,Zkr,Zjr->Zir", values[n0:n1].view(-1, 16, 16, 16), c_rk, b_rj)
         A.view(100, 32).index_add_(0, (i).flatten(), total.reshape(-1, 32))

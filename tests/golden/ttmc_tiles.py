@@ -5,7 +5,7 @@ A[row, r, s] += X is the sum of its parts; operands: X[i, j, k] sparse; B[j, r];
 Part 0, dense_tile: dense tiles of 16x16x16.
     item_word[item] = | i:3 |  bits a mode
     tile_word[lane] = | j:4 | k:5 |  bits a mode
-    values[tile * 4096 + position], row-major over 16x16x16
+    values[tile * 4096 + position], row-major over jik = 16x16x16
     streams 64*L + N*w bytes, writes 51200*w bytes
     gathers 256*L rows of 32*w bytes of B
     gathers 256*L rows of 16*w bytes of C
@@ -21,16 +21,16 @@ import triton.language as tl
 #   item over item_ptr
 #   axes r = 32, s = 16, i = 16 in blocks of 1, j = 16, k = 16
 #   i tile = decode item_word  # 3 bits, item
-#   total[r,s] = 0
+#   total[s,r] = 0
 #   loop tiles of the item
 #     j tile = decode tile_word  # 4 bits, tile
 #     k tile = decode tile_word  # 5 bits, tile
-#     b_jr[j,r] = gather B[j, r]
-#     c_ks[k,s] = gather C[k, s]
+#     b_rj[r,j] = gather B[j, r]
+#     c_sk[s,k] = gather C[k, s]
 #     x[j,k] = load X.values
-#     part[j,s] = einsum "jk,ks->js" x, c_ks  # dot over k, tf32x3
-#     total[r,s] += einsum "jr,js->rs" b_jr, part  # dot over j, tf32x3
-#   add A[i, r, s] total[r,s]
+#     part[s,j] = einsum "sk,jk->sj" c_sk, x  # dot over k, tf32x3
+#     total[s,r] += einsum "sj,rj->sr" part, b_rj  # dot over j, tf32x3
+#   add A[i, r, s] total[s,r]
 @triton.jit
 def part_0(pid, item_ptr, item_word, tile_word, values, B, C, A):
     i_in = pid % 16
@@ -45,7 +45,7 @@ def part_0(pid, item_ptr, item_word, tile_word, values, B, C, A):
     i_tile = item_word_bits
     i = i_tile * 16 + i_in
     in_i = i < 100
-    total = tl.zeros([32, 16], tl.float32)
+    total = tl.zeros([16, 32], tl.float32)
     for tile in range(start, stop):
         tile_word_bits = tl.load(tile_word + tile)
         j_tile = (tile_word_bits >> 5)
@@ -54,12 +54,12 @@ def part_0(pid, item_ptr, item_word, tile_word, values, B, C, A):
         k_tile = tile_word_bits & 0x1f
         k = k_tile * 16 + k_in
         in_k = k < 300
-        b_jr = tl.load(B + j[:, None] * 32 + r[None, :], mask=in_j[:, None], other=0)
-        c_ks = tl.load(C + k[:, None] * 16 + s[None, :], mask=in_k[:, None], other=0)
-        x = tl.load(values + tile * 4096 + i_in * 256 + j_in[:, None] * 16 + k_in[None, :])
-        part = tl.dot(x, c_ks, input_precision="tf32x3", out_dtype=tl.float32)
-        total = tl.dot(tl.permute(b_jr, (1, 0)), part, total, input_precision="tf32x3", out_dtype=tl.float32)
-    tl.atomic_add(A + i * 512 + r[:, None] * 16 + s[None, :], total, mask=in_i, sem="relaxed")
+        b_rj = tl.load(B + j[None, :] * 32 + r[:, None], mask=in_j[None, :], other=0)
+        c_sk = tl.load(C + k[None, :] * 16 + s[:, None], mask=in_k[None, :], other=0)
+        x = tl.load(values + tile * 4096 + i_in * 16 + j_in[:, None] * 256 + k_in[None, :])
+        part = tl.dot(c_sk, tl.trans(x), input_precision="tf32x3", out_dtype=tl.float32)
+        total = tl.dot(part, tl.trans(b_rj), total, input_precision="tf32x3", out_dtype=tl.float32)
+    tl.atomic_add(A + i * 512 + r[None, :] * 16 + s[:, None], total, mask=in_i, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["programs_0"])

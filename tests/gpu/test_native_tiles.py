@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from cases import tile_plan
-from test_tiles import CASES, expected, operands
+from test_tiles import CASES, SPARSE_CASES, expected, operands
 
 import sparsetc as stc
 
@@ -25,6 +25,17 @@ def test_tiles(name: str, dtype: torch.dtype) -> None:
     k = stc.compile(equation, *cast, plan=tile_plan(equation, cast, "triton"), output="dense")
     tolerance = {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float32: 1e-5}.get(dtype, 1e-12)
     assert (k(*cast[1:]).to(torch.float64) - reference).norm() <= tolerance * reference.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", SPARSE_CASES)
+def test_sparse_outputs(name: str, dtype: torch.dtype) -> None:
+    equation, given = operands(name)
+    other = stc.einsum(equation, *given, plan="coo", output="sparse", backend="torch").values
+    cast = [o.to(dtype).to("cuda") for o in given]
+    for plan in (tile_plan(equation, cast, "triton"), stc.plan_hls(40)):
+        found = stc.einsum(equation, *cast, plan=plan, output="sparse").values.double().cpu()
+        assert (found - other).norm() <= (1e-5 if dtype == torch.float32 else 1e-12) * other.norm()
 
 
 @pytest.mark.parametrize("precision", PRECISION)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from cases import tile_plan
-from test_tiles import CASES, expected, operands
+from test_tiles import CASES, SPARSE_CASES, expected, operands
 
 import sparsetc as stc
 
@@ -22,6 +22,15 @@ def test_tiles(name: str, dtype: torch.dtype) -> None:
     found = k(*cast[1:]).to(torch.float64)
     tolerance = {torch.float16: 2e-3, torch.float32: 1e-5}.get(dtype, 1e-12)
     assert (found - reference).norm() <= tolerance * reference.norm()
+
+
+@pytest.mark.parametrize("name", SPARSE_CASES)
+def test_sparse_outputs(name: str) -> None:
+    equation, given = operands(name, nnz=80)
+    other = stc.einsum(equation, *given, plan="coo", output="sparse", backend="torch")
+    for plan in (tile_plan(equation, given, "triton"), stc.plan_hls(5)):
+        found = stc.einsum(equation, *given, plan=plan, output="sparse", backend="triton")
+        torch.testing.assert_close(found.values, other.values)
 
 
 @pytest.mark.parametrize("threshold", [None, 1, 40])

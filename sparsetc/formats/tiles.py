@@ -1,0 +1,163 @@
+"""What formats of tiles share: sides, the order of positions, nonzeros sorted by tile, the tiles of each work item.
+
+In: coordinates and a layout. Out: `Tiled`, from which `dense_tile` and `bitmap_tile` make their arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from sparsetc import coords as crd
+from sparsetc.errors import FormatError
+from sparsetc.formats import words
+from sparsetc.formats.base import Packed, index_dtype, place_in_run, runs
+from sparsetc.ir.plan import Layout
+from sparsetc.ir.view import View, tiles_along
+
+VOLUME = 4096
+"""Positions of a tile: 16 a mode of a third-order tensor (HLSTO, section VII-A3)."""
+SIDE = 16
+
+
+def sides_of(shape: Sequence[int], layout: Layout | None = None) -> tuple[int, ...]:
+    """The sides a layout names, or the largest powers of two that suit the sizes and the volume."""
+    given = dict(layout.params) if layout else {}
+    sides = [min(SIDE, 1 << max(n - 1, 0).bit_length()) for n in shape]
+    while prod(sides) > VOLUME:
+        sides[sides.index(max(sides))] //= 2
+    return tuple(given.get(f"side_{m}", side) for m, side in enumerate(sides))
+
+
+def view_of(shape: tuple[int, ...], layout: Layout, bitmap: bool) -> View:
+    """Ranges of tiles that share the item modes' block coordinates.
+
+    Positions are stored by ``outer`` of the item modes, the other modes but the last ``inner``, the remaining item
+    modes, and the last ``inner`` (parameters of the layout; by default 0 and 1).
+    """
+    sides = sides_of(shape, layout)
+    grid = tiles_along(shape, sides)
+    given, rest = dict(layout.params), (*layout.lane, *layout.leaf)
+    outer, inner = given.get("outer", 0), given.get("inner", min(1, len(rest)))
+    split = len(rest) - inner
+    sequence = (*layout.item[:outer], *rest[:split], *layout.item[outer:], *rest[split:])
+    item = words.fields(layout.item, grid, "item_word")
+    tile = words.fields(rest, grid, "tile_word")
+    return View(len(shape), item, tile, (), False, 1, sides=sides, sequence=sequence, bitmap=bitmap)
+
+
+def sorted_by_tile(
+    coords: torch.Tensor, shape: tuple[int, ...], sides: tuple[int, ...], order: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Nonzeros sorted by their tiles' coordinates, modes in `order`.
+
+    Returns (tile coordinates (order, nnz), which nonzero each is, True at the first of each tile).
+    """
+    blocks = coords // torch.tensor(sides, device=coords.device).unsqueeze(1)
+    grid = tiles_along(shape, sides)
+    keys = crd.sort_keys(blocks[list(order)], [grid[m] for m in order])
+    by_tile = crd.lexsort(keys)
+    return blocks[:, by_tile], by_tile, crd.starts_of_runs([k[by_tile] for k in keys])
+
+
+@dataclass(frozen=True)
+class Tiled:
+    """Nonzeros in the order of their tiles, and the tiles dealt to work items."""
+
+    view: View
+    by_tile: torch.Tensor
+    """(nnz,) which nonzero each is."""
+    tile: torch.Tensor
+    """(nnz,) its tile."""
+    place: torch.Tensor
+    """(nnz,) its position in the tile."""
+    tiles: int
+    arrays: dict[str, torch.Tensor]
+    """``item_ptr``, ``item_word``, ``tile_word``."""
+    heads: tuple[torch.Tensor, torch.Tensor]
+    """A nonzero of each item, and of each tile."""
+    items: int
+    cut: bool
+    """Whether one row of blocks has several items."""
+
+
+def tiled(coords: torch.Tensor, shape: tuple[int, ...], layout: Layout, view: View) -> Tiled:
+    """Sort by tile, the item modes first; cut the tiles of a row of blocks at ``grain`` positions."""
+    order = (*layout.item, *layout.lane, *layout.leaf)
+    blocks, by_tile, starts = sorted_by_tile(coords, shape, view.sides, order)
+    tile = torch.cumsum(starts, 0) - 1
+    place = torch.zeros_like(by_tile)
+    for mode, (side, stride) in enumerate(zip(view.sides, view.strides, strict=True)):
+        place += coords[mode, by_tile] % side * stride
+    heads = torch.nonzero(starts).flatten()
+    tiles = heads.numel()
+    of_tiles, grid = blocks[:, heads], view.stored_shape(shape)
+    item_keys = crd.sort_keys(of_tiles[list(layout.item)], [grid[m] for m in layout.item]) if layout.item else []
+    rows = crd.starts_of_runs(item_keys) if item_keys else torch.arange(tiles, device=coords.device) == 0
+    grain = max(1, layout.grain // view.volume) if layout.grain else 0
+    item_ptr = runs(rows | (place_in_run(rows) % grain == 0) if grain else rows)
+    of_items = item_ptr[:-1]
+    arrays = {
+        "item_ptr": item_ptr.to(index_dtype(tiles)),
+        **words.encode(of_tiles[:, of_items], view.item),
+        **words.encode(of_tiles, view.lane),
+    }
+    first, items = by_tile[heads], of_items.numel()
+    return Tiled(
+        view, by_tile, tile, place, tiles, arrays, (first[of_items], first), items, cut=items > int(rows.sum())
+    )
+
+
+def check_distinct(t: Tiled) -> None:
+    """Raise `FormatError` where two nonzeros have one position: a tile holds one value a position."""
+    key = (t.tile * t.view.volume + t.place).sort().values
+    if bool((key[1:] == key[:-1]).any()):
+        raise FormatError("tiles hold one value a position: coalesce the operand, which has duplicates")
+
+
+def coordinates(packed: Packed, tile: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    """(order, n) coordinates, from tiles and positions in them."""
+    view = packed.view
+    item = items_of_tiles(packed)
+    found = {m: c[item[tile]] for m, c in words.decode(packed.arrays, view.item).items()}
+    found |= {m: c[tile] for m, c in words.decode(packed.arrays, view.lane).items()}
+    return torch.stack([found[m] * side + place // view.strides[m] % side for m, side in enumerate(view.sides)])
+
+
+def items_of_tiles(packed: Packed) -> torch.Tensor:
+    """(tiles,) the work item each tile belongs to."""
+    lengths = torch.diff(packed.arrays["item_ptr"].long())
+    return torch.repeat_interleave(torch.arange(packed.items, device=lengths.device), lengths)
+
+
+def item_slots(packed: Packed, coords: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
+    """(items * kept positions,) the output slot of every kept position of an item; -1 where it has no nonzero.
+
+    Args:
+        packed: a part of tiles, whose item modes are those the output keeps.
+        coords: (order, nnz) coordinates of the part's nonzeros, in the order given to `pack`.
+        slot: (nnz,) their output slots.
+    """
+    view = packed.view
+    sides = [view.sides[c.mode] for c in view.item]
+    place = torch.zeros(packed.nnz, dtype=torch.long, device=coords.device)
+    for c, side in zip(view.item, sides, strict=True):
+        place = place * side + coords[c.mode] % side
+    tile, nonzero = tiles_of_nonzeros(packed)
+    table = torch.full((packed.items * prod(sides),), -1, dtype=torch.long, device=coords.device)
+    table[items_of_tiles(packed)[tile] * prod(sides) + place[nonzero]] = slot[nonzero]
+    return table.to(index_dtype(int(slot.max()) if slot.numel() else 0))
+
+
+def tiles_of_nonzeros(packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
+    """(tile of each stored nonzero, which nonzero it is)."""
+    assert packed.positions is not None
+    if packed.view.bitmap:
+        starts = torch.zeros(packed.stored + 1, dtype=torch.long, device=packed.positions.device)
+        starts[packed.arrays["value_ptr"].long()] = 1
+        return torch.cumsum(starts, 0)[:-1] - 1, packed.positions
+    at = torch.nonzero(packed.positions >= 0).flatten()
+    return at // packed.view.volume, packed.positions[at]

@@ -1,0 +1,179 @@
+"""What each letter of a tile einsum does: contracted by a dot, spread over the dot's columns, or taken over the grid.
+
+In: a `Bound` einsum with one sparse operand, and the sides of its tiles. Out: `TileGroups`, found by counting the
+multiplications that each division of the letters would take.
+
+A tile einsum with dense axes is a matrix product at heart. Some summed letters are contracted by it: their operands'
+rows, multiplied together where there are several (a Khatri-Rao or a Kronecker product), are its left side. Other
+summed letters are spread: their positions lie beside the kept ones as columns, are scaled by the rows of their
+operands and summed in registers. For ``ijk,jr,kr->ir`` on 16x16x16 the product is R x 16 by 16 x 256 (k contracted,
+columns j and i), the scaling R x 256, the sum over j. No R x R product is formed to keep its diagonal, and no sum
+crosses threads. Where operands bring dense axes apart (``ijk,jr,ks->irs``), a second dot contracts what the first left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import prod
+
+from sparsetc.errors import PlanError
+from sparsetc.ir.einsum import Bound
+from sparsetc.ir.operands import MIN_DOT, named_operands, printed_sizes
+from sparsetc.ir.tile import Operand
+
+COLUMNS = 256
+"""Most columns of a dot over tiles."""
+MATRIX_RATE = 8
+"""Multiplications a tensor core does while the others do one (H200, tf32 against fp32 outside dots)."""
+
+
+@dataclass(frozen=True)
+class TileGroups:
+    """The letters of a tile, by what becomes of them; each in one group."""
+
+    first: tuple[str, ...] = ()
+    """Summed by the first dot; empty where there is none, and positions are multiplied one by one."""
+    second: tuple[str, ...] = ()
+    """Summed by the second dot, whose left side is what the first left of them."""
+    spread: tuple[str, ...] = ()
+    """Summed beside the dots: columns of the first, or one position at a time."""
+    columns: tuple[str, ...] = ()
+    """Kept, all positions at once."""
+    gridded: tuple[str, ...] = ()
+    """Kept, one position a program."""
+
+    @property
+    def dot(self) -> bool:
+        """Whether a dot contracts anything."""
+        return bool(self.first)
+
+    @property
+    def sequence(self) -> tuple[str, ...]:
+        """The order in which a tile's positions are best stored: a dot's columns then lie contiguous, its sum last."""
+        return (*self.gridded, *self.spread, *self.columns, *self.second, *self.first)
+
+
+def groups_of(bound: Bound, sides: Sequence[int], dot: bool = True) -> TileGroups:
+    """The division of the sparse operand's letters that takes the fewest multiplications.
+
+    Args:
+        bound: an einsum whose one sparse operand has distinct letters.
+        sides: positions of a tile along each of its modes.
+        dot: whether the type has a matrix instruction.
+    """
+    problem = _Problem(bound, dict(zip(bound.einsum.inputs[bound.einsum.sparse[0]], sides, strict=True)))
+    found = [*problem.single(), *problem.chained()] if dot else []
+    return min(found, key=lambda f: f[0])[1] if found else problem.elementwise()
+
+
+class _Problem:
+    def __init__(self, bound: Bound, side: dict[str, int]) -> None:
+        e = bound.einsum
+        self.side, self.sizes = side, printed_sizes(bound)
+        self.letters = tuple(side)
+        self.kept = tuple(c for c in self.letters if c in e.output)
+        self.summed = tuple(c for c in self.letters if c not in e.output)
+        _, operands = named_operands(bound)
+        self.inner = tuple(o for o in operands if set(o.rows) & set(self.summed))
+        """Operands that vary along what is summed; the others scale the result once."""
+        tied = {c for o in self.inner for c in o.rows if c in self.kept}
+        self.gridded = tuple(c for c in self.kept if c in tied)
+        self.free = tuple(c for c in self.kept if c not in tied)
+        self.classes = self._classes()
+
+    def _classes(self) -> list[tuple[tuple[str, ...], tuple[Operand, ...]]]:
+        """Summed letters that must stay together, since an operand has them all, with their operands."""
+        groups: list[tuple[set[str], list[Operand]]] = []
+        for o in self.inner:
+            own = set(o.rows) & set(self.summed)
+            touching = [g for g in groups if g[0] & own]
+            groups = [g for g in groups if not g[0] & own]
+            groups.append((own.union(*(g[0] for g in touching)), [x for g in touching for x in g[1]] + [o]))
+        named = [(tuple(c for c in self.letters if c in s), tuple(ops)) for s, ops in groups]
+        return sorted(named, key=lambda g: -self.letters.index(g[0][-1]))  # of equals, the last letter is contracted
+
+    def positions(self, letters: Sequence[str]) -> int:
+        """Positions of a tile along these letters."""
+        return prod(self.side[c] for c in letters)
+
+    def width(self, operands: Sequence[Operand]) -> int:
+        """Elements over all dense axes of these operands."""
+        return prod(self.sizes[a] for a in {a for o in operands for a in o.axes})
+
+    def _subsets(self, what: Sequence[object]) -> Iterator[tuple[int, ...]]:
+        for n in range(1, len(what) + 1):
+            yield from combinations(range(len(what)), n)
+
+    def single(self) -> Iterator[tuple[int, TileGroups]]:
+        """Divisions with one dot: all dense axes that vary along summed letters are its rows."""
+        axes = {a for o in self.inner for a in o.axes}
+        for chosen in self._subsets(self.classes):
+            operands = [o for n in chosen for o in self.classes[n][1]]
+            if not axes or {a for o in operands for a in o.axes} != axes:
+                continue
+            first = tuple(c for c in self.letters if any(c in self.classes[n][0] for n in chosen))
+            spread = tuple(c for c in self.summed if c not in first)
+            columns, gridded = self._columns(self.free)
+            wide = self.positions((*columns, *spread))
+            if wide < 2 or (not columns and wide < MIN_DOT):
+                continue
+            rows, deep = self.width(operands), max(MIN_DOT, self.positions(first))
+            formed = self.positions(first) * rows if len(operands) > 1 else 0
+            scaled = rows * wide if spread else 0
+            cost = formed + scaled + rows * max(MIN_DOT, wide) * deep // MATRIX_RATE
+            yield cost * self.positions(gridded), TileGroups(first, (), spread, columns, (*self.gridded, *gridded))
+
+    def chained(self) -> Iterator[tuple[int, TileGroups]]:
+        """Divisions with two dots, between operands that have no dense axis in common."""
+        apart = self._components()
+        for chosen in self._subsets(apart[:-1] if len(apart) == 2 else apart):
+            for swap in (False, True):
+                left = [n for i in chosen for n in apart[i]]
+                right = [n for i, ns in enumerate(apart) if i not in chosen for n in ns]
+                left, right = (right, left) if swap else (left, right)
+                if not left or not right:
+                    continue
+                one, two = ([o for n in ns for o in self.classes[n][1]] for ns in (left, right))
+                first, second = (
+                    tuple(c for c in self.letters if any(c in self.classes[n][0] for n in ns)) for ns in (left, right)
+                )
+                m, n = self.width(one), self.width(two)
+                deep, wide = max(MIN_DOT, self.positions(first)), max(MIN_DOT, self.positions(second))
+                formed = (deep * m if len(one) > 1 else 0) + (wide * n if len(two) > 1 else 0)
+                spread = tuple(c for c in self.summed if c not in (*first, *second))
+                cost = (formed + m * wide * (deep + n) // MATRIX_RATE) * self.positions((*spread, *self.kept))
+                yield cost, TileGroups(first, second, spread, (), self.kept)
+
+    def _components(self) -> list[list[int]]:
+        """Classes with dense axes, those that share an axis together."""
+        groups: list[tuple[set[str], list[int]]] = []
+        for n, (_, operands) in enumerate(self.classes):
+            axes = {a for o in operands for a in o.axes}
+            if not axes:
+                continue
+            touching = [g for g in groups if g[0] & axes]
+            groups = [g for g in groups if not g[0] & axes]
+            groups.append((axes.union(*(g[0] for g in touching)), [m for g in touching for m in g[1]] + [n]))
+        return [ns for _, ns in groups]
+
+    def _columns(self, kept: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """(all positions at once, one a program): as many of the last kept letters as the columns hold."""
+        columns: tuple[str, ...] = ()
+        for c in reversed(kept):
+            if self.positions((c, *columns)) > COLUMNS:
+                break
+            columns = (c, *columns)
+        return columns, tuple(kept[: len(kept) - len(columns)])
+
+    def elementwise(self) -> TileGroups:
+        """No dot: one letter's positions side by side, a kept one where there is one that no operand ties down."""
+        vector = max(self.kept or self.letters, key=lambda c: self.side[c], default="")
+        columns = (vector,) if vector in self.kept else ()
+        gridded = tuple(c for c in self.kept if c not in columns)
+        spread = tuple(c for c in self.summed if c != vector)
+        second = (vector,) if vector and not columns else ()
+        if len(self.letters) != len({*columns, *gridded, *spread, *second}):
+            raise PlanError("a tile's letters must be distinct")
+        return TileGroups((), second, spread, columns, gridded)
