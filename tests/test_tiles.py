@@ -142,8 +142,15 @@ def test_a_threshold_deals_by_population() -> None:
 
 
 def test_schedules_follow_from_the_letters() -> None:
-    """MTTKRP: dots over k, a few j at a time; of order 4 over k and l; TTM chains: two dots and no loop."""
+    """MTTKRP: dots over k, a few j at a time, of order 4 over k and l; TTM chains: two dots and no loop."""
     for name, loops, dots in (
+        ("mttkrp-0", ["j"], 1),
+        ("mttkrp-2", ["i"], 1),
+        ("mttkrp-order-4", [], 1),
+        ("ttmc-0", [], 2),
+        ("ttmc-order-4", [], 2),
+        ("spmm", [], 1),
+    ):
         ("mttkrp-0", ["j"], 1),
         ("ttmc-0", [], 2),
         ("spmm", [], 1),

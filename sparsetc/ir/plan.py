@@ -123,6 +123,7 @@ def verify(plan: Plan) -> None:
         if part.schedule.precision not in PRECISIONS:
             raise PlanError(f"{where}: precision {part.schedule.precision!r} is not one of {', '.join(PRECISIONS)}")
         sizes = [(f"the block of axis {axis}", block) for axis, block in part.schedule.blocks]
+        sizes += [("warps", part.schedule.warps), ("columns", part.schedule.columns)]
         for what, size in (
             *sizes,
             ("the number of lanes", part.layout.lanes),
