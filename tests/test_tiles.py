@@ -151,13 +151,6 @@ def test_schedules_follow_from_the_letters() -> None:
         ("ttmc-order-4", [], 2),
         ("spmm", [], 1),
     ):
-        ("mttkrp-0", ["j"], 1),
-        ("ttmc-0", [], 2),
-        ("spmm", [], 1),
-        ("mttkrp-2", ["i"], 1),
-        ("mttkrp-order-4", [], 1),
-        ("ttmc-order-4", [], 2),
-    ):
         equation, given = operands(name)
         k = stc.compile(equation, *given, plan=tile_plan(equation, given, "triton"), backend="triton")
         (program,) = k.programs

@@ -127,8 +127,6 @@ def verify(plan: Plan) -> None:
         for what, size in (
             *sizes,
             ("the number of lanes", part.layout.lanes),
-            ("warps", part.schedule.warps),
-            ("columns", part.schedule.columns),
         ):
             if size < 1 or size & (size - 1):
                 raise PlanError(f"{where}: {what} must be a power of two, found {size}")
