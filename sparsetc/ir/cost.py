@@ -29,6 +29,8 @@ ITEMS, FIBERS, STORED, WIDTH = sympy.symbols("P L N w", positive=True)
 PER_LEVEL = (ITEMS, FIBERS, STORED)
 OVERLAP = 3
 """Exponent of the norm that adds resources' times: 1 would be one after another, infinity perfect overlap."""
+TILE_SHARE = 0.6
+"""Of the matrix rate, what dots of tiles reach: 16 positions are contracted at once, and results scaled in between."""
 VECTOR = 4
 """Elements a thread loads at once of a gathered row."""
 
@@ -89,6 +91,9 @@ class Rates:
     fiber: float = 45e-12
     """Seconds a fiber takes beside its nonzeros: its words are read, then its nonzeros' words, then rows (three waits
     in a row). Fitted to fibers of 5 (Uber), 25 and 80 nonzeros (clustered, guanine)."""
+    tile: float = 2.2e-9
+    """Seconds a program's turn over a tile takes beside its dots, over the whole device. Fitted to tiles of 16x16x16
+    and 8x8x8x8, ranks 32 and 128, three precisions."""
 
 
 CPU = Rates(
@@ -105,6 +110,7 @@ CPU = Rates(
     program=50e-9,
     wait=0.0,
     fiber=1e-9,
+    tile=1e-6,
 )
 
 
@@ -142,6 +148,8 @@ class Cost:
     """Grid programs an item."""
     fibers: bool = False
     """Whether nonzeros are reached through fibers."""
+    tiles: bool = False
+    """Whether positions are reached through tiles."""
 
     def describe(self) -> list[str]:
         """Lines for a reader: each count as an expression."""
@@ -167,13 +175,14 @@ class Cost:
             if table > rates.l1_bytes:
                 l2 += moved
             missed += max(moved * (1 - rates.l2_bytes / table), 0.0) if table > rates.l2_bytes else min(moved, table)
+        matrix = dict(rates.dot).get(self.precision, rates.multiply) * (TILE_SHARE if self.tiles else 1)
         return {
             "memory": (value(self.stream + self.output) + missed) / rates.memory,
             "l2": l2 / rates.l2,
             "l1": value(self.registers) / rates.l1,
             "add": 0.0 if self.owned else value(self.added_bytes) / rates.add,
             "multiply": value(self.multiply) / rates.multiply,
-            "dot": value(self.dot) / dict(rates.dot).get(self.precision, rates.multiply),
+            "dot": value(self.dot) / matrix,
         }
 
     def roofline(self, statistics: Statistics, rates: Rates) -> tuple[str, float]:
@@ -187,6 +196,8 @@ class Cost:
         each = self.seconds(statistics, rates)
         if self.fibers:
             each["l1"] += self.programs * statistics.fibers * rates.fiber
+        if self.tiles:
+            each["dot"] += self.programs * statistics.fibers * rates.tile
         each["programs"] = self.programs * statistics.items * rates.program
         busy = sum(t**OVERLAP for t in each.values()) ** (1 / OVERLAP)
         return max(busy, statistics.chain * rates.wait)
@@ -253,37 +264,39 @@ def cost(program: TileProgram) -> Cost:
 
 
 def _tile_cost(p: TileProgram) -> Cost:
-    """Count a program over dense tiles: N positions stored, L tiles, each statement as often as its loops turn."""
-    splits = prod(a.programs for a in p.axes)
+    """Count a program over tiles: N positions stored, L tiles, each statement as often as its loops turn."""
+    splits = prod(a.programs for a in p.split)
     gathers, registers = [], sympy.Integer(0)
     multiply = dot = sympy.Integer(0)
     turns: list[int] = []
     for statement, depth in walk(p.body):
         del turns[depth:]
         if isinstance(statement, Loop):
-            turns.append(p.axis(statement.letter).size if statement.letter else 1)
+            turns.append(p.axis(statement.letter).programs if statement.letter else 1)
             continue
         visits = FIBERS * splits * prod(turns)
         if isinstance(statement, Gather) and statement.operand.rows:
             rows = visits * prod(p.axis(c).block for c in statement.operand.rows if c in statement.out.axes)
-            width = statement.operand.width
+            width = prod(p.axis(a).block for a in statement.operand.axes)
             gathers.append(GatherTerm(statement.operand.name, rows, width * WIDTH, statement.operand.nrows, ()))
             registers += rows * width * WIDTH
         elif isinstance(statement, Product):
             cells = prod(p.axis(a).block for a in statement.out.axes)
             if statement.dot:
-                shared = [a for a in statement.right[0].axes if a not in statement.out.axes]
+                shared = [a for a in statement.right[-1].axes if a not in statement.out.axes]
                 dot += 2 * visits * cells * prod(p.axis(a).block for a in shared)
             else:
                 multiply += visits * cells * len(statement.inputs)
         elif isinstance(statement, Add):
             rows = prod(p.axis(a).block for a in statement.source.axes if a in p.letters)
-            added, added_bytes, owned = ITEMS * splits * rows, ITEMS * splits * rows * p.width * WIDTH, statement.owned
-    dense = prod(a.programs for a in p.axes if a.letter not in p.letters)
+            width = prod(p.axis(a).block for a in statement.axes)
+            added, added_bytes, owned = ITEMS * splits * rows, ITEMS * splits * rows * width * WIDTH, statement.owned
+    dense = prod(a.programs for a in p.split if a.letter not in p.letters)
+    element = sympy.Integer(2) if p.half else WIDTH
     return Cost(
-        stream=STORED * WIDTH * dense + FIBERS * 4 * splits,
+        stream=STORED * element * dense + FIBERS * 4 * splits,
         gathers=tuple(gathers),
-        registers=registers + STORED * WIDTH * dense,
+        registers=registers + STORED * element * dense,
         added_rows=added,
         added_bytes=added_bytes,
         output=sympy.Integer(p.rows * p.width) * WIDTH,
@@ -292,6 +305,7 @@ def _tile_cost(p: TileProgram) -> Cost:
         precision=p.precision,
         owned=owned,
         programs=splits,
+        tiles=True,
     )
 
 

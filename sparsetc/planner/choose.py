@@ -12,7 +12,7 @@ from sparsetc.formats import FORMATS
 from sparsetc.ir.cost import Statistics
 from sparsetc.ir.plan import Part, Plan, verify
 from sparsetc.planner.candidates import Candidate, Setting, candidates, named
-from sparsetc.planner.hls import HybridPlan
+from sparsetc.planner.hls import HybridPlan, offered
 from sparsetc.planner.pricing import expected_seconds
 from sparsetc.planner.registry import PLANS
 from sparsetc.planner.statistics import Counts
@@ -36,7 +36,7 @@ def choose(wanted: str | Plan | HybridPlan, setting: Setting, counts: Counts, sp
         return Choice(replace(wanted, parts=parts, reason="given by the caller"), ())
     if wanted == "hls" or isinstance(wanted, HybridPlan):
         maker = wanted if isinstance(wanted, HybridPlan) else HybridPlan()
-        return _asked_for(maker(setting, counts), setting, sparse_output)
+        return _asked_for(maker(setting, counts, sparse_output), setting, sparse_output)
     if not isinstance(wanted, str):
         raise PlanError(f"plan must be a name or a Plan, found {type(wanted).__name__}")
     if wanted in PLANS:
@@ -53,6 +53,8 @@ def choose(wanted: str | Plan | HybridPlan, setting: Setting, counts: Counts, sp
     if wanted != "auto":
         return _asked_for(named(wanted, setting, counts), setting, sparse_output)
     everyone = list(candidates(setting, counts))
+    hybrid = offered(setting, counts, sparse_output)
+    everyone += [hybrid] if hybrid else []
     everyone += [c for make in PLANS.values() if (c := make(setting, counts)) is not None]
     everyone += [
         c for known in FORMATS.values() if (offer := getattr(known, "offer", None)) and (c := offer(setting, counts))

@@ -16,15 +16,17 @@ from sparsetc.formats.tiles import VOLUME, sides_of
 from sparsetc.ir.cost import Statistics
 from sparsetc.ir.operands import MIN_DOT, dense_axes
 from sparsetc.ir.plan import Layout, Part, Plan, Schedule
-from sparsetc.ir.tile_groups import COLUMNS, TileGroups, groups_of
+from sparsetc.ir.tile_groups import TileGroups, groups_of
 from sparsetc.partition.threshold import tile_populations
-from sparsetc.planner.candidates import CPU_GRAIN, Candidate, Setting, coo
+from sparsetc.planner.candidates import CPU_GRAIN, FUSE_BELOW, Candidate, Setting, coo
 from sparsetc.planner.pricing import expected_seconds
 from sparsetc.planner.statistics import Counts
 
-TILES_AN_ITEM = 4
-"""Tiles one work item takes."""
-THRESHOLDS = tuple(1 << n for n in range(13))
+TILES_AN_ITEM = (1, 8)
+"""Fewest and most tiles one work item takes."""
+ITEMS = 4096
+"""Items a large part is dealt to."""
+THRESHOLDS = tuple(sorted({round(2 ** (n / 2)) for n in range(25)}))
 """Populations tried as a threshold."""
 RANKS = 128
 """Most elements of a dense axis that a program takes."""
@@ -38,13 +40,13 @@ class HybridPlan:
 
     threshold: int | None = None
 
-    def __call__(self, setting: Setting, counts: Counts) -> Candidate:
+    def __call__(self, setting: Setting, counts: Counts, sparse_output: bool = False) -> Candidate:
         """Two parts, by the threshold given or the cheapest one."""
+        histogram = populations(counts)
         if self.threshold is not None:
-            return _candidate(setting, counts, self.threshold, _histogram(counts))
-        histogram = _histogram(counts)
-        made = [_candidate(setting, counts, t, histogram) for t in THRESHOLDS]
-        return min(made, key=lambda c: expected_seconds(c, setting, sparse_output=False))
+            return _candidate(setting, counts, self.threshold, histogram)
+        made = [_candidate(setting, counts, t, histogram) for t in _worth_trying(histogram)]
+        return min(made, key=lambda c: expected_seconds(c, setting, sparse_output))
 
 
 def plan_hls(threshold: int | None = None) -> HybridPlan:
@@ -57,40 +59,62 @@ def plan_hls(threshold: int | None = None) -> HybridPlan:
     return HybridPlan(threshold)
 
 
-def _histogram(counts: Counts) -> torch.Tensor:
+def offered(setting: Setting, counts: Counts, sparse_output: bool) -> Candidate | None:
+    """The hybrid plan where ``"auto"`` should consider it: on a GPU, with dots, and with tiles worth making dense."""
+    if setting.backend != "triton" or setting.deterministic or not setting.floating or not counts.nnz:
+        return None
+    if not groups_of(setting.bound, sides_of(counts.shape)).dot:
+        return None
+    found = HybridPlan()(setting, counts, sparse_output)
+    return found if found.expected[0].nnz else None
+
+
+def populations(counts: Counts) -> torch.Tensor:
     """(volume + 1,) how many nonzeros lie in tiles of each population."""
-    populations = tile_populations(counts.coords, counts.shape, sides_of(counts.shape))
-    return torch.bincount(populations, minlength=VOLUME + 1).cpu()
+    return counts.histogram(
+        "tiles", lambda: tile_populations(counts.coords, counts.shape, sides_of(counts.shape)), VOLUME
+    )
+
+
+def _worth_trying(histogram: torch.Tensor) -> list[int]:
+    """Thresholds that make different parts: the smallest of those that deal alike, and one that makes nothing dense."""
+    below = torch.cumsum(histogram, 0).tolist()
+    found: dict[int, int] = {}
+    for t in (*THRESHOLDS, VOLUME + 1):
+        found.setdefault(below[min(t, VOLUME + 1) - 1], t)
+    return list(found.values())
 
 
 def _candidate(setting: Setting, counts: Counts, threshold: int, histogram: torch.Tensor) -> Candidate:
-    populations = torch.arange(histogram.numel())
-    chosen = (populations >= threshold) & (populations > 0)
+    sizes = torch.arange(histogram.numel())
+    chosen = (sizes >= threshold) & (sizes > 0)
     nnz = int(histogram[chosen].sum())
-    tiles = int((histogram[chosen] // populations[chosen].clamp(min=1)).sum())
-    dense, expected = _tiles(setting, counts, nnz, tiles)
+    tiles = int((histogram[chosen] // sizes[chosen].clamp(min=1)).sum())
+    fused = min(nnz, counts.nnz - nnz) < FUSE_BELOW
+    dense, expected = _tiles(setting, counts, nnz, tiles, fused and 0 < nnz < counts.nnz)
     rest = coo(setting, counts)
+    leftovers = replace(rest.plan.parts[0], label="the other nonzeros")
+    if fused:  # one launch has one number of warps and of stages
+        schedule = replace(leftovers.schedule, warps=dense.schedule.warps, stages=dense.schedule.stages)
+        leftovers = replace(leftovers, schedule=schedule)
+    plan = Plan("hls", (dense, leftovers), fused, "threshold", (("threshold", threshold),))
     share = (counts.nnz - nnz) / max(1, counts.nnz)
-    leftovers = replace(
-        rest.plan.parts[0],
-        label="the other nonzeros",
-        schedule=replace(rest.plan.parts[0].schedule, warps=dense.schedule.warps, stages=dense.schedule.stages),
-    )
-    plan = Plan("hls", (dense, leftovers), True, "threshold", (("threshold", threshold),))
     return Candidate(plan, (expected, rest.expected[0].scaled(share)))
 
 
-def _tiles(setting: Setting, counts: Counts, nnz: int, tiles: int) -> tuple[Part, Statistics]:
+def _tiles(setting: Setting, counts: Counts, nnz: int, tiles: int, fused: bool) -> tuple[Part, Statistics]:
     """The dense part, and what packing it is expected to give."""
     sides = sides_of(counts.shape)
     groups = groups_of(setting.bound, sides, setting.floating)
-    layout = _layout(setting, groups, prod(sides))
-    part = Part("dense_tile", layout, _schedule(setting, groups), nnz, label="tiles of many nonzeros")
-    items = max(1, tiles // TILES_AN_ITEM) if tiles else 0
+    least, most = TILES_AN_ITEM
+    each = max(least, min(most, 1 << max(tiles // ITEMS, 1).bit_length() - 1))
+    layout = _layout(setting, groups, each * prod(sides))
+    part = Part("dense_tile", layout, _schedule(setting, groups, fused), nnz, label="tiles of many nonzeros")
+    items = -(-tiles // each)
     return part, Statistics(items, tiles, tiles * prod(sides), nnz, setting.itemsize)
 
 
-def _layout(setting: Setting, groups: TileGroups, volume: int) -> Layout:
+def _layout(setting: Setting, groups: TileGroups, grain: int) -> Layout:
     """Tiles of one block of output rows together; positions stored as the dots take them."""
     (sparse,) = setting.bound.einsum.sparse
     letters = setting.bound.einsum.inputs[sparse]
@@ -99,23 +123,25 @@ def _layout(setting: Setting, groups: TileGroups, volume: int) -> Layout:
         return tuple(letters.index(c) for c in names)
 
     inner = (*groups.second, *groups.first)
-    grain = TILES_AN_ITEM * volume if setting.backend == "triton" else CPU_GRAIN
+    grain = grain if setting.backend == "triton" else CPU_GRAIN
     params = (("outer", len(groups.gridded)), ("inner", len(inner)))
     item, rest = modes(*groups.gridded, *groups.columns), modes(*groups.spread, *inner)
     return Layout(item, rest, (), 1, 0, grain, 1, params)
 
 
-def _schedule(setting: Setting, groups: TileGroups) -> Schedule:
-    """Ranks and columns that fill a program's registers, and warps to share them."""
+def _schedule(setting: Setting, groups: TileGroups, fused: bool) -> Schedule:
+    """Ranks and columns that fill a program's registers, and warps to share them; one warp beside scalar programs.
+
+    On an H200 (`benchmarks/results/tile_schedules.json`) tf32 was fastest by few warps, which take the instructions of
+    one warp; of tf32x3, which needs three, a group of four warps was.
+    """
     sizes = {c: setting.bound.by_index[c] for c in dense_axes(setting.bound)}
     padded = {c: 1 << max(n - 1, 0).bit_length() for c, n in sizes.items()}
     if setting.backend != "triton":
         return Schedule(1, tuple(padded.items()), setting.floating, setting.precision)
-    most = 64 if groups.second else RANKS
+    most = 64 if groups.second or fused or setting.precision == "tf32" else RANKS
     blocks = {c: max(MIN_DOT, min(n, most)) for c, n in padded.items()}
     ranks = max(blocks.values(), default=1)
-    columns = max(MIN_DOT, min(COLUMNS, MATRIX // ranks))
-    if setting.precision == "tf32x3":
-        columns = min(columns, 128)
-    warps = 4 if ranks >= 64 else 2 if groups.dot else 1
-    return Schedule(warps, tuple(blocks.items()), setting.floating, setting.precision, columns=columns)
+    columns = max(MIN_DOT, min(128, MATRIX // ranks // (2 if fused and ranks > 32 else 1)))
+    warps = 1 if fused or not groups.dot else 4 if ranks >= 64 and setting.precision != "tf32" else 2
+    return Schedule(warps, tuple(blocks.items()), setting.floating, setting.precision, stages=2, columns=columns)

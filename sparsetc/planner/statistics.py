@@ -5,6 +5,7 @@ In: coordinates. Out: counts, kept for the life of the tensor's pattern.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -31,6 +32,14 @@ class Counts:
         if key not in self._memory:
             self._memory[key] = self._count(modes)
         return int(self._memory[key])
+
+    def histogram(self, name: str, values: Callable[[], torch.Tensor], largest: int) -> torch.Tensor:
+        """(largest + 1,) how often each value occurs, on the CPU; counted once a name."""
+        key = ("histogram", name)
+        if key not in self._memory:
+            self._memory[key] = torch.bincount(values(), minlength=largest + 1).cpu()
+        found: torch.Tensor = self._memory[key]
+        return found
 
     def _count(self, modes: tuple[int, ...]) -> int:
         sizes = [self.shape[m] for m in modes]
