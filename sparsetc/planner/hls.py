@@ -22,16 +22,21 @@ from sparsetc.planner.candidates import CPU_GRAIN, FUSE_BELOW, Candidate, Settin
 from sparsetc.planner.pricing import expected_seconds
 from sparsetc.planner.statistics import Counts
 
-TILES_AN_ITEM = (1, 8)
-"""Fewest and most tiles one work item takes."""
-ITEMS = 4096
-"""Items a large part is dealt to."""
+# Measurements behind these numbers: benchmarks/results/tile_schedules.json.
+TILES_AN_ITEM = 8
+"""Most tiles one work item takes."""
+LEAST_ITEMS = 500
+"""Work items that a part is dealt to, if it has the tiles."""
+MANY_ITEMS = 1000
+"""The same before an item takes more than half of the most tiles: fewer would leave the GPU's last wave half empty."""
 THRESHOLDS = tuple(sorted({round(2 ** (n / 2)) for n in range(25)}))
 """Populations tried as a threshold."""
 RANKS = 128
 """Most elements of a dense axis that a program takes."""
 MATRIX = 8192
 """Elements of the matrix a program accumulates in registers: ranks times columns."""
+FUSED_RANKS, FUSED_MATRIX = 64, {"tf32x3": 1024}
+"""The same in a fused launch (and 4,096 elsewhere): registers it takes are lost to the scalar programs too."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +47,10 @@ class HybridPlan:
 
     def __call__(self, setting: Setting, counts: Counts, sparse_output: bool = False) -> Candidate:
         """Two parts, by the threshold given or the cheapest one."""
-        histogram = populations(counts)
+        histogram, rest = populations(counts), coo(setting, counts)  # leftovers make short fibers: runs, then
         if self.threshold is not None:
-            return _candidate(setting, counts, self.threshold, histogram)
-        made = [_candidate(setting, counts, t, histogram) for t in _worth_trying(histogram)]
+            return _candidate(setting, counts, self.threshold, histogram, rest)
+        made = [_candidate(setting, counts, t, histogram, rest) for t in _worth_trying(histogram)]
         return min(made, key=lambda c: expected_seconds(c, setting, sparse_output))
 
 
@@ -85,14 +90,13 @@ def _worth_trying(histogram: torch.Tensor) -> list[int]:
     return list(found.values())
 
 
-def _candidate(setting: Setting, counts: Counts, threshold: int, histogram: torch.Tensor) -> Candidate:
+def _candidate(setting: Setting, counts: Counts, threshold: int, histogram: torch.Tensor, rest: Candidate) -> Candidate:
     sizes = torch.arange(histogram.numel())
     chosen = (sizes >= threshold) & (sizes > 0)
     nnz = int(histogram[chosen].sum())
     tiles = int((histogram[chosen] // sizes[chosen].clamp(min=1)).sum())
-    fused = min(nnz, counts.nnz - nnz) < FUSE_BELOW
-    dense, expected = _tiles(setting, counts, nnz, tiles, fused and 0 < nnz < counts.nnz)
-    rest = coo(setting, counts)
+    fused = 0 < nnz < counts.nnz and _one_launch(setting, counts.nnz)
+    dense, expected = _tiles(setting, counts, nnz, tiles, fused)
     leftovers = replace(rest.plan.parts[0], label="the other nonzeros")
     if fused:  # one launch has one number of warps and of stages
         schedule = replace(leftovers.schedule, warps=dense.schedule.warps, stages=dense.schedule.stages)
@@ -106,12 +110,24 @@ def _tiles(setting: Setting, counts: Counts, nnz: int, tiles: int, fused: bool) 
     """The dense part, and what packing it is expected to give."""
     sides = sides_of(counts.shape)
     groups = groups_of(setting.bound, sides, setting.floating)
-    least, most = TILES_AN_ITEM
-    each = max(least, min(most, 1 << max(tiles // ITEMS, 1).bit_length() - 1))
+    each = min(TILES_AN_ITEM, 1 << max(tiles // LEAST_ITEMS, 1).bit_length() - 1)
+    if tiles < MANY_ITEMS * each:
+        each = min(each, TILES_AN_ITEM // 2)
     layout = _layout(setting, groups, each * prod(sides))
     part = Part("dense_tile", layout, _schedule(setting, groups, fused), nnz, label="tiles of many nonzeros")
     items = -(-tiles // each)
     return part, Statistics(items, tiles, tiles * prod(sides), nnz, setting.itemsize)
+
+
+def _one_launch(setting: Setting, nnz: int) -> bool:
+    """Whether tiles and leftovers share a launch: where dots leave scalar programs the registers they need.
+
+    On an H200 that was faster up to 4 M nonzeros, and beyond where a program's rank is short or values are 16 bits.
+    """
+    ranks = max((setting.bound.by_index[c] for c in dense_axes(setting.bound)), default=1)
+    if setting.precision == "tf32x3":
+        return ranks <= 32 and nnz < FUSE_BELOW
+    return ranks <= 32 or nnz < FUSE_BELOW
 
 
 def _layout(setting: Setting, groups: TileGroups, grain: int) -> Layout:
@@ -139,9 +155,10 @@ def _schedule(setting: Setting, groups: TileGroups, fused: bool) -> Schedule:
     padded = {c: 1 << max(n - 1, 0).bit_length() for c, n in sizes.items()}
     if setting.backend != "triton":
         return Schedule(1, tuple(padded.items()), setting.floating, setting.precision)
-    most = 64 if groups.second or fused or setting.precision == "tf32" else RANKS
+    most = FUSED_RANKS if groups.second or fused or setting.precision == "tf32" else RANKS
     blocks = {c: max(MIN_DOT, min(n, most)) for c, n in padded.items()}
     ranks = max(blocks.values(), default=1)
-    columns = max(MIN_DOT, min(128, MATRIX // ranks // (2 if fused and ranks > 32 else 1)))
+    matrix = FUSED_MATRIX.get(setting.precision, 4096) if fused else MATRIX
+    columns = max(MIN_DOT, min(64 if fused else 128, matrix // ranks))
     warps = 1 if fused or not groups.dot else 4 if ranks >= 64 and setting.precision != "tf32" else 2
     return Schedule(warps, tuple(blocks.items()), setting.floating, setting.precision, stages=2, columns=columns)
