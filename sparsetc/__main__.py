@@ -1,7 +1,7 @@
 """The command line: ``python -m sparsetc demo | explain | info | calibrate``.
 
-In: arguments. Out: text, and an exit status that is not zero when a check of the demo fails, the
-input is refused or there is no GPU to calibrate.
+In: arguments. Out: text, and an exit status that is not zero when a check of the demo fails, the input is refused or
+there is no GPU to calibrate.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def _parser() -> argparse.ArgumentParser:
     info.add_argument("file", help="a .tns, .mtx (either also .gz) or .npz file")
     info.set_defaults(run=_info)
 
-    calibrate = commands.add_parser("calibrate", help="measure the GPU's rates, for the planner to use from then on")
-    calibrate.set_defaults(run=_calibrate)
+    measure = commands.add_parser("calibrate", help="measure the GPU's rates, for the planner to use from then on")
+    measure.set_defaults(run=_calibrate)
     return parser
 
 
