@@ -20,6 +20,7 @@ from sparsetc.kernel import Kernel
 from sparsetc.ops import contract, mttkrp, sddmm, spmm, ttm, ttmc, ttv
 from sparsetc.options import options
 from sparsetc.partition import register_partition
+from sparsetc.planner.calibrate import calibrate
 from sparsetc.planner.hls import plan_hls
 from sparsetc.planner.registry import register_plan
 from sparsetc.tensor import SparseTensor
@@ -44,6 +45,7 @@ __all__ = [
     "ShapeError",
     "SparseTensor",
     "SparsetcError",
+    "calibrate",
     "compile",
     "contract",
     "einsum",

@@ -1,6 +1,7 @@
-"""The command line: ``python -m sparsetc demo | explain | info``.
+"""The command line: ``python -m sparsetc demo | explain | info | calibrate``.
 
-In: arguments. Out: text, and an exit status that is not zero when a check of the demo fails or the input is refused.
+In: arguments. Out: text, and an exit status that is not zero when a check of the demo fails, the input is refused or
+there is no GPU to calibrate.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 import sparsetc as stc
 from sparsetc.ir import reference
 from sparsetc.ir.parse import parse
+from sparsetc.planner import calibrate
 from sparsetc.planner.statistics import Counts
 
 ERROR_LIMIT = 1e-5
@@ -60,6 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     info = commands.add_parser("info", help="print order, sizes, nonzeros and fibers of a tensor from a file")
     info.add_argument("file", help="a .tns, .mtx (either also .gz) or .npz file")
     info.set_defaults(run=_info)
+
+    measure = commands.add_parser("calibrate", help="measure the GPU's rates, for the planner to use from then on")
+    measure.set_defaults(run=_calibrate)
     return parser
 
 
@@ -155,7 +160,7 @@ def _time(seconds: float) -> str:
     return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
 
 
-# -- explain, info ----------------------------------------------------------------------------------------------------
+# -- explain, info, calibrate -----------------------------------------------------------------------------------------
 
 
 def _explain(options: argparse.Namespace) -> int:
@@ -197,6 +202,14 @@ def _info(options: argparse.Namespace) -> int:
     for row in rows:
         print("  " + "  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)))
     print("slices and fibers are those that hold a nonzero; a fiber of a mode runs along it")
+    return 0
+
+
+def _calibrate(_: argparse.Namespace) -> int:
+    rates = calibrate.measure()
+    print(f"{rates.name}, beside the defaults, an H200's\n{calibrate.table(rates)}")
+    path = calibrate.keep(rates)
+    print(f"plans on this GPU are made by these rates from now on; remove the record to go back\n  {path}")
     return 0
 
 

@@ -45,6 +45,8 @@ class Explanation:
     backend: str
     device: str
     path: str
+    rates: str
+    """Whose rates the expected times are computed with."""
     launches: int
     parts: tuple[PartReport, ...]
     considered: tuple[tuple[str, float], ...]
@@ -89,7 +91,7 @@ class Explanation:
         lines.append(
             f"  runs     {self.backend} on {self.device}, {self.launches} launch{'es' if self.launches > 1 else ''}"
         )
-        lines += [f"  source   {self.path}", ""]
+        lines += [f"  rates    {self.rates}", f"  source   {self.path}", ""]
         for row in [head, ["-" * w for w in widths], *rows]:
             lines.append("  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
         if self.considered:
@@ -148,6 +150,7 @@ def explain(kernel: Kernel) -> Explanation:
         backend=kernel.backend,
         device=device_name(kernel.canonical.device),
         path=str(kernel.path),
+        rates=rates.describe(),
         launches=1 if fused and kernel.backend == "triton" else len(parts),
         parts=tuple(parts),
         considered=tuple((name, 1e6 * seconds) for name, seconds in kernel.choice.considered),

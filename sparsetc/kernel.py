@@ -7,7 +7,8 @@ the source, its file, the PTX, the explanation. A call checks shapes, allocates 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +28,7 @@ from sparsetc.ir.operands import Target
 from sparsetc.ir.plan import Part, Plan
 from sparsetc.ir.tile import Add, TileProgram, walk
 from sparsetc.ir.view import ITEM, LANE, LEAF
-from sparsetc.options import Options
+from sparsetc.options import Options, in_force
 from sparsetc.output import output_of
 from sparsetc.partition import PARTITIONS, deal
 from sparsetc.planner.candidates import Setting
@@ -61,14 +62,22 @@ class Kernel:
             f"the result of {canonical.written}",
         )
         memory = x._packed if canonical.source is None else {}
-        self.choice: Choice = choose(
-            settings.plan,
-            self.setting,
-            Counts(canonical.coords, canonical.shape, memory.setdefault("counts", {})),
-            self.output.sparse,
-        )
+        with self._in_place():
+            self.choice: Choice = choose(
+                settings.plan,
+                self.setting,
+                Counts(canonical.coords, canonical.shape, memory.setdefault("counts", {})),
+                self.output.sparse,
+            )
         self._bind(memory)
         self._pack_values()
+
+    @contextmanager
+    def _in_place(self) -> Iterator[None]:
+        """Under the kernel's own options, on its own GPU: there its rates are looked up."""
+        device = self.canonical.device
+        with in_force(self.settings), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            yield
 
     # -- compilation ------------------------------------------------------------------------------------------------
     def _bind(self, memory: dict[Any, Any]) -> None:
@@ -403,7 +412,8 @@ class Kernel:
 
     def explain(self) -> Explanation:
         """Parts, formats, costs, and why this plan: prints as a table; ``to_dict()`` gives the same as data."""
-        return explain(self)
+        with self._in_place():
+            return explain(self)
 
     @cached_property
     def nnz(self) -> int:

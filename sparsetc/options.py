@@ -65,6 +65,16 @@ def current() -> Options:
 
 
 @contextlib.contextmanager
+def in_force(chosen: Options) -> Iterator[Options]:
+    """Put these options in force within a ``with`` block."""
+    token = _current.set(chosen)
+    try:
+        yield chosen
+    finally:
+        _current.reset(token)
+
+
+@contextlib.contextmanager
 def options(**settings: Any) -> Iterator[Options]:
     """Set options within a ``with`` block; those not named stay as they are.
 
@@ -74,16 +84,13 @@ def options(**settings: Any) -> Iterator[Options]:
             Default: ``torch.get_float32_matmul_precision()``.
         plan: a plan's name, a `Plan`, or ``"auto"``.
         deterministic: the same bits at every run: no sum depends on the order in which programs finish.
-        cache_dir: where generated source is kept.
+        cache_dir: where generated source is kept, and the rates of calibrated GPUs.
         memory_limit: bytes that a result may take. Default: what is free.
         device: where `read` puts tensors.
         backend: ``"triton"``, ``"torch"`` or ``"auto"``.
     """
-    token = _current.set(with_settings(current(), settings))
-    try:
-        yield current()
-    finally:
-        _current.reset(token)
+    with in_force(with_settings(current(), settings)) as chosen:
+        yield chosen
 
 
 def with_settings(base: Options, settings: dict[str, Any]) -> Options:

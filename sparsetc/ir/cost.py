@@ -22,6 +22,8 @@ from math import prod
 
 import sympy
 
+from sparsetc import rates_record
+from sparsetc.ir.rates import CPU, Rates
 from sparsetc.ir.tile import LANES, Add, Gather, Loop, Product, Tile, TileProgram, Value, walk
 from sparsetc.ir.view import ITEM, LEAF, Field, word_bits
 
@@ -63,6 +65,7 @@ class Statistics:
         return {ITEMS: self.items, FIBERS: self.fibers, STORED: self.stored, WIDTH: self.itemsize}
 
 
+<<<<<<< HEAD
 @dataclass(frozen=True)
 class Rates:
     """What a device can do, bytes and operations a second. Measured on an H200; `benchmarks/` measures others."""
@@ -114,9 +117,11 @@ CPU = Rates(
 )
 
 
+=======
+>>>>>>> bb4ecac64b3e3f6555ff46027e519e20a9e7fd7b
 def rates_of(backend: str) -> Rates:
-    """What generated programs of a backend run on."""
-    return CPU if backend == "torch" else Rates()
+    """What generated programs of a backend run on: for ``triton`` the current GPU as it was calibrated, if it was."""
+    return CPU if backend == "torch" else rates_record.of_current_device() or Rates()
 
 
 @dataclass(frozen=True)
