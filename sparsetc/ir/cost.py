@@ -65,60 +65,6 @@ class Statistics:
         return {ITEMS: self.items, FIBERS: self.fibers, STORED: self.stored, WIDTH: self.itemsize}
 
 
-<<<<<<< HEAD
-@dataclass(frozen=True)
-class Rates:
-    """What a device can do, bytes and operations a second. Measured on an H200; `benchmarks/` measures others."""
-
-    name: str = "NVIDIA H200"
-    memory: float = 4.4e12
-    l2: float = 10.5e12
-    l1: float = 26e12
-    """128 bytes a cycle of each of 132 multiprocessors at 1.95 GHz, of which kernels were seen to reach 0.79."""
-    add: float = 3.7e12
-    multiply: float = 50e12
-    dot: tuple[tuple[str, float], ...] = (
-        ("ieee", 40e12),
-        ("tf32x3", 100e12),
-        ("tf32", 300e12),
-        ("bf16", 600e12),
-    )
-    l2_bytes: int = 50_000_000
-    l1_bytes: int = 200_000
-    launch: float = 4e-6
-    program: float = 1e-9
-    """Seconds a program takes beside its loads, over the whole device: 0.57e-9 to start (16,384 empty ones took
-    9.3 us), the rest to read where its work lies."""
-    wait: float = 1e-6
-    """Seconds a round of dependent loads takes when memory is busy."""
-    fiber: float = 45e-12
-    """Seconds a fiber takes beside its nonzeros: its words are read, then its nonzeros' words, then rows (three waits
-    in a row). Fitted to fibers of 5 (Uber), 25 and 80 nonzeros (clustered, guanine)."""
-    tile: float = 2.2e-9
-    """Seconds a program's turn over a tile takes beside its dots, over the whole device. Fitted to tiles of 16x16x16
-    and 8x8x8x8, ranks 32 and 128, three precisions."""
-
-
-CPU = Rates(
-    name="2 CPU cores",
-    memory=20e9,
-    l2=60e9,
-    l1=200e9,
-    add=10e9,
-    multiply=50e9,
-    dot=(("ieee", 100e9), ("tf32x3", 100e9), ("tf32", 100e9), ("bf16", 100e9)),
-    l2_bytes=32_000_000,
-    l1_bytes=1_000_000,
-    launch=50e-6,
-    program=50e-9,
-    wait=0.0,
-    fiber=1e-9,
-    tile=1e-6,
-)
-
-
-=======
->>>>>>> bb4ecac64b3e3f6555ff46027e519e20a9e7fd7b
 def rates_of(backend: str) -> Rates:
     """What generated programs of a backend run on: for ``triton`` the current GPU as it was calibrated, if it was."""
     return CPU if backend == "torch" else rates_record.of_current_device() or Rates()
