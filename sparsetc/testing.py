@@ -20,7 +20,7 @@ import torch
 from sparsetc.errors import FormatError
 from sparsetc.formats import Packed, get_format, pack
 from sparsetc.formats import words as word_codec
-from sparsetc.ir.interpret_tiles import bit_words, positions_of
+from sparsetc.ir.interpret_tiles import positions_of
 from sparsetc.ir.plan import Layout
 from sparsetc.ir.view import ITEM, LANE, LEAF, Computed, Field, View, verify
 
@@ -322,7 +322,7 @@ def _places(view: View, arrays: dict[str, torch.Tensor], items: int, stored: int
     if view.bitmap:
         starts = arrays["value_ptr"].long()
         tile = torch.repeat_interleave(torch.arange(starts.numel() - 1, device=device), torch.diff(starts))
-        words = arrays["bits"].long().view(-1, bit_words(view))
+        words = arrays["bits"].long().view(-1, view.words)
         place = torch.cat([positions_of(w, view) for w in words]) if len(words) else at
         return {ITEM: item_of[tile], LANE: tile, LEAF: at, POSITION: place}
     if view.sides:

@@ -15,9 +15,11 @@ import torch
 
 import sparsetc as stc
 from sparsetc.formats import FORMATS
+from sparsetc.formats.tiles import sides_of
 from sparsetc.ir.einsum import Bound, run
 from sparsetc.ir.parse import parse
 from sparsetc.ir.reference import coordinates
+from sparsetc.ir.tile_groups import groups_of
 
 TOLERANCE = {
     torch.float64: 1e-13,
@@ -357,8 +359,10 @@ def joined(first: stc.Plan, second: stc.Plan, threshold: int, fused: bool = True
     return stc.Plan(f"{first.name}+{second.name}", parts, fused, "run_length", (("threshold", threshold),))
 
 
-def tile_plan(equation: str, operands: Sequence[stc.SparseTensor | torch.Tensor], backend: str) -> stc.Plan:
-    """A plan of dense tiles alone, two tiles a work item."""
+def tile_plan(
+    equation: str, operands: Sequence[stc.SparseTensor | torch.Tensor], backend: str, format: str = "dense_tile"
+) -> stc.Plan:
+    """A plan of tiles alone, two tiles a work item; positions stored in mode order, or as the planner has them."""
     inputs, output = equation.split("->")
     letters, *terms = inputs.split(",")
     sizes = {c: n for t, o in zip(terms, operands[1:], strict=True) for c, n in zip(t, o.shape, strict=True)}
@@ -367,4 +371,15 @@ def tile_plan(equation: str, operands: Sequence[stc.SparseTensor | torch.Tensor]
     kept = tuple(letters.index(c) for c in output if c in letters)
     others = tuple(m for m in range(len(letters)) if m not in kept)
     layout = stc.Layout(kept, others, (), grain=2 * 4096)
-    return stc.Plan("tiles", (stc.Part("dense_tile", layout, stc.Schedule(1, tuple(blocks.items()))),))
+    if format.endswith("planned"):
+        format = format.removesuffix(" planned")
+        (x, *_) = operands
+        shapes = [tuple(o.shape) for o in operands]
+        bound = parse(equation, shapes, [True, *(False for _ in shapes[1:])])
+        groups = groups_of(bound, sides_of(x.shape))
+        item = tuple(letters.index(c) for c in (*groups.gridded, *groups.columns))
+        inner = (*groups.second, *groups.first)
+        rest = tuple(letters.index(c) for c in (*groups.spread, *inner))
+        params = (("outer", len(groups.gridded)), ("inner", len(inner)))
+        layout = stc.Layout(item, rest, (), grain=2 * 4096, params=params)
+    return stc.Plan("tiles", (stc.Part(format, layout, stc.Schedule(1, tuple(blocks.items()))),))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from cases import OPERATIONS, SIZES, Problem, explicit_plan, joined, tile_plan
 from test_tiles import CASES as TILE_CASES
+from test_tiles import TILE_FORMATS
 from test_tiles import operands as tile_operands
 
 import sparsetc as stc
@@ -189,9 +190,13 @@ def test_dense_tiles_run_on_the_matrix_units(equation: str, precision: str, targ
     assert re.search("v_mfma" if target.startswith("gfx") else r"mma|tcgen05", k.ptx(target))
 
 
+@pytest.mark.parametrize("format", TILE_FORMATS)
 @pytest.mark.parametrize("name", TILE_CASES)
-def test_every_schedule_of_dense_tiles_compiles(name: str) -> None:
+def test_every_schedule_of_tiles_compiles(name: str, format: str) -> None:
     equation, given = tile_operands(name, nnz=60)
     given = [o.to(torch.float32) for o in given]
-    plan = tile_plan(equation, given, "triton")
-    assert stc.compile(equation, *given, plan=plan, output="dense", backend="triton").ptx("sm_90")
+    plan = tile_plan(equation, given, "triton", format)
+    k = stc.compile(equation, *given, plan=plan, output="dense", backend="triton")
+    ptx = k.ptx("sm_90")
+    assert bool(k.programs[0].dots) == bool(re.search(r"mma", ptx))
+    assert ("popc" in ptx) == (format != "dense_tile")

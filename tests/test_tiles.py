@@ -7,7 +7,9 @@ import torch
 from cases import tile_plan
 
 import sparsetc as stc
+from sparsetc.formats import pack
 from sparsetc.formats.tiles import VOLUME, sides_of
+from sparsetc.formats.words import bits_of
 from sparsetc.ir.interpret import run_program
 from sparsetc.ir.parse import parse
 from sparsetc.ir.tile import Loop, walk
@@ -56,6 +58,9 @@ CHAIN_CASES: dict[str, tuple[str, tuple[int, ...], dict[str, int]]] = {
 CASES |= CHAIN_CASES
 
 
+TILE_FORMATS = ("dense_tile", "bitmap_tile", "bitmap_tile planned")
+
+
 def operands(name: str, nnz: int = 400, seed: int = 0) -> tuple[str, list[stc.SparseTensor | torch.Tensor]]:
     equation, shape, ranks = (CASES | SPARSE_CASES)[name]
     g = torch.Generator().manual_seed(seed)
@@ -72,19 +77,22 @@ def expected(equation: str, given: list[stc.SparseTensor | torch.Tensor]) -> tor
     return torch.einsum(equation, *(o.to_dense() if isinstance(o, stc.SparseTensor) else o for o in given))
 
 
+@pytest.mark.parametrize("format", TILE_FORMATS)
 @pytest.mark.parametrize("name", CASES)
-def test_tiles_agree_with_the_dense_einsum(name: str) -> None:
+def test_tiles_agree_with_the_dense_einsum(name: str, format: str) -> None:
     equation, given = operands(name)
-    k = stc.compile(equation, *given, plan=tile_plan(equation, given, "torch"), output="dense")
-    assert [p.format for p in k.plan.parts] == ["dense_tile"]
+    k = stc.compile(equation, *given, plan=tile_plan(equation, given, "torch", format), output="dense")
+    assert [p.format for p in k.plan.parts] == [format.split()[0]]
     torch.testing.assert_close(k(*given[1:]), expected(equation, given))
 
 
+@pytest.mark.parametrize("format", TILE_FORMATS)
 @pytest.mark.parametrize("name", CASES)
-def test_the_tile_program_means_the_einsum(name: str) -> None:
+def test_the_tile_program_means_the_einsum(name: str, format: str) -> None:
     """Level 3 alone: the schedule (loops, dots, chains of dots) is walked statement by statement."""
     equation, given = operands(name, nnz=60)
-    k = stc.compile(equation, *given, plan=tile_plan(equation, given, "triton"), output="dense", backend="triton")
+    plan = tile_plan(equation, given, "triton", format)
+    k = stc.compile(equation, *given, plan=plan, output="dense", backend="triton")
     (part,) = k.parts
     out = torch.zeros(k.output.rows, *k.output.width_shape, dtype=torch.float64)
     tables = k.canonical.arrange(given[1:])
@@ -92,16 +100,18 @@ def test_the_tile_program_means_the_einsum(name: str) -> None:
     torch.testing.assert_close(k._wrap(out), expected(equation, given))
 
 
+@pytest.mark.parametrize("format", TILE_FORMATS)
 @pytest.mark.parametrize("name", SPARSE_CASES)
-def test_sparse_outputs(name: str) -> None:
+def test_sparse_outputs(name: str, format: str) -> None:
     """Both by the torch program and by the tile program itself; the pattern is that of every other plan."""
     equation, given = operands(name, nnz=150)
     other = stc.einsum(equation, *given, plan="coo", output="sparse")
-    k = stc.compile(equation, *given, plan=tile_plan(equation, given, "torch"), output="sparse")
+    k = stc.compile(equation, *given, plan=tile_plan(equation, given, "torch", format), output="sparse")
     found = k(*given[1:])
     assert torch.equal(found.coords, other.coords)
     torch.testing.assert_close(found.values, other.values)
-    k = stc.compile(equation, *given, plan=tile_plan(equation, given, "triton"), output="sparse", backend="triton")
+    plan = tile_plan(equation, given, "triton", format)
+    k = stc.compile(equation, *given, plan=plan, output="sparse", backend="triton")
     (part,) = k.parts
     out = torch.zeros(k.output.rows, *k.output.width_shape, dtype=torch.float64)
     arrays = part.packed.arrays | {part.program.slot: part.slot}
@@ -156,6 +166,20 @@ def test_schedules_follow_from_the_letters() -> None:
         (program,) = k.programs
         assert [s.letter for s, _ in walk(program.body) if isinstance(s, Loop) and s.letter] == loops
         assert len(program.dots) == dots
+
+
+@pytest.mark.parametrize("shape", [(40, 33, 50), (20, 12, 30, 17), (5, 50), (3, 2), (400,)])
+def test_bitmaps_take_the_bits_of_the_paper(shape: tuple[int, ...]) -> None:
+    """HLSTO, (13) and (14), up to the padding of words; a pointer a tile is beside them."""
+    x = stc.SparseTensor(torch.stack([torch.randint(0, n, (200,)) for n in shape]), torch.ones(200), shape)
+    packed = pack(x.coords, shape, "bitmap_tile", stc.Layout((0,), tuple(range(1, len(shape))), ()))
+    tiles = packed.arrays["value_ptr"].numel() - 1
+    index = sum(bits_of(-(-n // side)) for n, side in zip(shape, packed.view.sides, strict=True))
+    paper = tiles * (index + max(8, packed.view.volume)) / 8
+    padding = 4 * tiles + 4 * packed.items  # a word of 32 bits for the index of a tile, and of an item
+    pointers = 4 * (tiles + 1) + 4 * (packed.items + 1)
+    assert packed.nbytes <= paper + padding + pointers
+    assert packed.stored == x.nnz
 
 
 def test_sides_fit_the_modes_and_the_volume() -> None:

@@ -121,7 +121,10 @@ class TritonLaunch:
     def __init__(
         self, parts: Sequence[BoundPart], dtype: torch.dtype, fused: bool, cache_dir: Path | None, name: str
     ) -> None:
-        self.types = types_of(dtype)
+        ptx = torch.version.cuda is not None and any(
+            p.packed.view.bitmap and p.packed.arrays["bits"].is_cuda for p in parts
+        )
+        self.types = replace(types_of(dtype), popcount=ptx)
         self.parts, self.dtype, self.fused, self.name = tuple(parts), dtype, fused, name
         programs = tuple(p.program for p in parts)
         self.source = triton_source.module_source(programs, self.types, header(programs, "triton"), fused)
@@ -178,7 +181,8 @@ class TritonLaunch:
             raise PlanError(f"unknown target {target!r}; known: {', '.join(TARGETS)}")
         backend, arch, warp = TARGETS[target]
         programs = tuple(replace(p.program, precision=portable(p.program.precision, backend)) for p in self.parts)
-        text = triton_source.module_source(programs, self.types, header(programs, "triton"), self.fused)
+        types = replace(self.types, popcount=backend == "cuda")
+        text = triton_source.module_source(programs, types, header(programs, "triton"), self.fused)
         module, _ = cache.load(text, self.path.parent, self.name)
         groups = [self.parts] if self.fused else [(p,) for p in self.parts]
         compiled = []

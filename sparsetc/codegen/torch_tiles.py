@@ -43,7 +43,7 @@ class TileFunctionPrinter:
                 self.put(f"{letter} = {letter}.clamp(max={extent - 1})")
         terms, names = (
             [self.batch + "".join(p.letters[m] for m in p.view.sequence)],
-            [f"values[n0:n1].view(-1, {', '.join(str(p.view.sides[m]) for m in p.view.sequence)})"],
+            [f"{self.values()}.view(-1, {', '.join(str(p.view.sides[m]) for m in p.view.sequence)})"],
         )
         for gather in (s for s, _ in walk(p.body) if isinstance(s, Gather)):
             terms.append(self.gather(gather))
@@ -53,6 +53,19 @@ class TileFunctionPrinter:
         comment = ["# " + line for line in str(p).splitlines()]
         head = [f"def part_{p.number}({', '.join(arguments)}):", "    for i0, i1, b0, b1, n0, n1 in chunks:"]
         return [*comment, *head, *self.out]
+
+    def values(self) -> str:
+        """All positions of the chunk's tiles."""
+        view = self.p.view
+        if not view.bitmap:
+            return "values[n0:n1]"
+        self.put(f"place = torch.arange({view.word}, device=values.device)")
+        self.put(f"has = (bits[b0 * {view.words} : b1 * {view.words}].to(torch.int64)[:, None] >> place) & 1 == 1")
+        self.put("tile_values = values.new_zeros(has.shape)")
+        self.put("tile_values[has] = values[n0:n1]")
+        if view.volume < view.words * view.word:
+            self.put(f"tile_values = tile_values[:, : {view.volume}].contiguous()")
+        return "tile_values"
 
     def over(self, letter: str, letters: tuple[str, ...]) -> str:
         """A mode's coordinates, (tiles, side), laid out over (tiles, letters)."""

@@ -11,6 +11,7 @@ reaches memory or a sum.
 
 from __future__ import annotations
 
+from sparsetc.codegen.triton_bitmaps import COUNT, POPC
 from sparsetc.codegen.triton_function import FunctionPrinter, Types, signature
 from sparsetc.codegen.triton_tiles import TileFunctionPrinter
 from sparsetc.ir.tile import TileProgram
@@ -21,6 +22,8 @@ __all__ = ["Types", "kernel_arguments", "module_source"]
 def module_source(programs: tuple[TileProgram, ...], types: Types, header: str, fused: bool) -> str:
     """The whole file: header, one function a part, and the kernels (`kernel`, or `kernel_0`, `kernel_1`, …)."""
     lines = [f'"""{header}"""', "", "import triton", "import triton.language as tl", ""]
+    if any(program.view.bitmap for program in programs):
+        lines += ["", *(POPC if types.popcount else COUNT).splitlines(), ""]
     for program in programs:
         printer = TileFunctionPrinter if program.view.sides else FunctionPrinter
         lines += ["", *printer(program, types).lines(), ""]

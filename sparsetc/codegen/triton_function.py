@@ -38,6 +38,8 @@ class Types:
     """``float32``, ``float64`` or ``int64``."""
     widen: bool
     """The operands are narrower than the sums."""
+    popcount: bool = False
+    """The target counts bits by an instruction of PTX; elsewhere, and under the interpreter, shifts and masks do."""
 
 
 def signature(head: str, args: list[str], tail: str) -> list[str]:

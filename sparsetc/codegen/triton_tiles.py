@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from math import prod
 
+from sparsetc.codegen import triton_bitmaps as bitmaps
 from sparsetc.codegen.triton_function import WIDE, FunctionPrinter
 from sparsetc.ir.tile import Add, Decode, DenseAxis, Gather, Loop, Product, Row, Slot, Sum, Tile, Value, walk
 from sparsetc.ir.view import Field
@@ -39,6 +40,8 @@ class TileFunctionPrinter(FunctionPrinter):
         for name, group in zip(("across", "along"), self.sides_of(value), strict=True):
             if len(group) > 1:
                 self.put(f"{name} = tl.arange(0, {self.positions(group)})")
+        if self.p.view.bitmap:
+            bitmaps.head(self, value)
         self.put("start = tl.load(item_ptr + item)")
         self.put("stop = tl.load(item_ptr + item + 1)")
 
@@ -77,6 +80,10 @@ class TileFunctionPrinter(FunctionPrinter):
     # -- loops ------------------------------------------------------------------------------------------------------
     def loop_blocks(self, s: Loop) -> None:
         self.put("for tile in range(start, stop):")
+        if self.p.view.bitmap:
+            self.indent += 1
+            bitmaps.first(self)
+            self.indent -= 1
         self.nested(s)
 
     def loop_steps(self, s: Loop) -> None:
@@ -146,11 +153,21 @@ class TileFunctionPrinter(FunctionPrinter):
 
     # -- statements -------------------------------------------------------------------------------------------------
     def value(self, s: Value) -> None:
+        if self.p.view.bitmap:
+            bitmaps.value(self, s)
+            return
+        tile = "tile.to(tl.int64)" if self.p.wide else "tile"
+        terms, mask = self.place(s)
+        widen = f".to({self.acc})" if self.types.widen and not self.half else ""
+        address = " + ".join([f"{tile} * {self.p.view.volume}", *terms])
+        self.put(f"{s.out.name} = {self.load('values', address, mask)}{widen}")
+
+    def place(self, s: Value) -> tuple[list[str], str]:
+        """(terms of the positions of a tile of values, the condition that they are of the tile)."""
         groups = self.sides_of(s.out) if s.out.folded else tuple((c,) for c in s.out.axes)
         names = ("across", "along") if s.out.folded else s.out.axes
         axes = tuple(str(n) for n in range(len(groups)))
-        tile = "tile.to(tl.int64)" if self.p.wide else "tile"
-        terms, conditions = [f"{tile} * {self.p.view.volume}"], []
+        terms, conditions = [], []
         for letter in self.p.letters:  # positions that are the same for the whole tile of values
             if letter not in s.out.axes:
                 terms.append(self.placed(f"{letter}_in", (), axes, self.stride(letter)))
@@ -161,8 +178,7 @@ class TileFunctionPrinter(FunctionPrinter):
             terms.append(self.placed(text, (axis,), axes, stride))
             conditions.append(self.placed(limit, (axis,), axes, 1) if limit else "")
         mask = " & ".join(c if c.startswith("(") else f"({c})" for c in conditions if c)
-        widen = f".to({self.acc})" if self.types.widen and not self.half else ""
-        self.put(f"{s.out.name} = {self.load('values', ' + '.join(t for t in terms if t), mask)}{widen}")
+        return [t for t in terms if t], mask
 
     def flat(self, name: str, letters: tuple[str, ...]) -> tuple[str, int, str]:
         """(positions of several letters as one number, its stride, the condition that they are of the tile)."""

@@ -1,6 +1,17 @@
 """Formats: how a part's nonzeros are stored. One file each; importing this package registers them."""
 
-from sparsetc.formats import coo, dense_tile, fiber
+from sparsetc.formats import bitmap_tile, coo, dense_tile, fiber
 from sparsetc.formats.base import FORMATS, Format, Packed, get_format, pack, register_format
 
-__all__ = ["FORMATS", "Format", "Packed", "coo", "dense_tile", "fiber", "get_format", "pack", "register_format"]
+__all__ = [
+    "FORMATS",
+    "Format",
+    "Packed",
+    "bitmap_tile",
+    "coo",
+    "dense_tile",
+    "fiber",
+    "get_format",
+    "pack",
+    "register_format",
+]

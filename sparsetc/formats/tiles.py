@@ -46,7 +46,9 @@ def view_of(shape: tuple[int, ...], layout: Layout, bitmap: bool) -> View:
     sequence = (*layout.item[:outer], *rest[:split], *layout.item[outer:], *rest[split:])
     item = words.fields(layout.item, grid, "item_word")
     tile = words.fields(rest, grid, "tile_word")
-    return View(len(shape), item, tile, (), False, 1, sides=sides, sequence=sequence, bitmap=bitmap)
+    deep = prod(sides[m] for m in rest[split:])  # what a column of a dot contracts
+    word = max(8, min(32, deep, prod(sides)))
+    return View(len(shape), item, tile, (), False, 1, sides=sides, sequence=sequence, bitmap=bitmap, word=word)
 
 
 def sorted_by_tile(

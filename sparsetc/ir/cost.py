@@ -99,8 +99,10 @@ class Cost:
     """Grid programs an item."""
     fibers: bool = False
     """Whether nonzeros are reached through fibers."""
-    tiles: bool = False
-    """Whether positions are reached through tiles."""
+    turn: sympy.Expr | None = None
+    """Flops of dots in one turn of a program over a tile; None where there are no tiles."""
+    warps: int = 1
+    """Of a program."""
 
     def describe(self) -> list[str]:
         """Lines for a reader: each count as an expression."""
@@ -126,14 +128,13 @@ class Cost:
             if table > rates.l1_bytes:
                 l2 += moved
             missed += max(moved * (1 - rates.l2_bytes / table), 0.0) if table > rates.l2_bytes else min(moved, table)
-        matrix = dict(rates.dot).get(self.precision, rates.multiply) * (TILE_SHARE if self.tiles else 1)
         return {
             "memory": (value(self.stream + self.output) + missed) / rates.memory,
             "l2": l2 / rates.l2,
             "l1": value(self.registers) / rates.l1,
             "add": 0.0 if self.owned else value(self.added_bytes) / rates.add,
             "multiply": value(self.multiply) / rates.multiply,
-            "dot": value(self.dot) / matrix,
+            "dot": value(self.dot) / self._matrix_rate(rates),
         }
 
     def roofline(self, statistics: Statistics, rates: Rates) -> tuple[str, float]:
@@ -147,11 +148,20 @@ class Cost:
         each = self.seconds(statistics, rates)
         if self.fibers:
             each["l1"] += self.programs * statistics.fibers * rates.fiber
-        if self.tiles:
+        if self.turn is not None:
             each["dot"] += self.programs * statistics.fibers * rates.tile
         each["programs"] = self.programs * statistics.items * rates.program
         busy = sum(t**OVERLAP for t in each.values()) ** (1 / OVERLAP)
-        return max(busy, statistics.chain * rates.wait)
+        if self.turn is None:
+            return max(busy, statistics.chain * rates.wait)
+        # The last programs run alone, and a tile's dots wait for its loads and for one another.
+        alone = float(self.turn) / (self._matrix_rate(rates) / rates.warps * self.warps)
+        return busy + statistics.chain * (rates.wait + alone)
+
+    def _matrix_rate(self, rates: Rates) -> float:
+        """Flops a second of dots at this precision."""
+        peak = dict(rates.dot).get(self.precision, rates.multiply)
+        return peak if self.turn is None else peak * TILE_SHARE
 
 
 @lru_cache(maxsize=1024)
@@ -256,7 +266,8 @@ def _tile_cost(p: TileProgram) -> Cost:
         precision=p.precision,
         owned=owned,
         programs=splits,
-        tiles=True,
+        turn=dot / (FIBERS * splits),
+        warps=p.warps,
     )
 
 

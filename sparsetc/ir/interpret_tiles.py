@@ -14,9 +14,6 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.tile import Add, Decode, Gather, Loop, Row, Slot, Tile, TileProgram, Value
 from sparsetc.ir.view import ITEM, Field, View
 
-WORD = 32
-"""Positions that a word of bits stands for."""
-
 
 class TileWalk:
     """What differs from runs and blocks: loops over tiles and positions, and what is read where."""
@@ -91,7 +88,7 @@ class TileWalk:
             return self.values[self.tile * view.volume : (self.tile + 1) * view.volume]
         found = self.values.new_zeros(view.volume)
         first = int(self.arrays["value_ptr"][self.tile])
-        taken = positions_of(self.arrays["bits"].view(-1, bit_words(view))[self.tile], view)
+        taken = positions_of(self.arrays["bits"].view(-1, view.words)[self.tile], view)
         found[taken] = self.values[first : first + taken.numel()]
         return found
 
@@ -141,12 +138,7 @@ class TileWalk:
             place.copy_(flat[n]) if s.owned else place.add_(flat[n])
 
 
-def bit_words(view: View) -> int:
-    """Words that hold a bit for each position of a tile."""
-    return -(-view.volume // WORD)
-
-
 def positions_of(words: torch.Tensor, view: View) -> torch.Tensor:
     """Positions of a tile that have a nonzero, from its words of bits."""
-    set_ = (words.unsqueeze(-1) >> torch.arange(WORD, device=words.device)) & 1
+    set_ = (words.unsqueeze(-1) >> torch.arange(view.word, device=words.device)) & 1
     return torch.nonzero(set_.flatten()).flatten()

@@ -39,6 +39,8 @@ class Rates:
     fiber: float = 45e-12
     """Seconds a fiber takes beside its nonzeros: its words are read, then its nonzeros' words, then rows (three waits
     in a row). Fitted to fibers of 5 (Uber), 25 and 80 nonzeros (clustered, guanine)."""
+    warps: int = 528
+    """Warps that a device issues from at once: 4 a multiprocessor."""
     tile: float = 2.2e-9
     """Seconds a program's turn over a tile takes beside its dots, over the whole device. Fitted to tiles of 16x16x16
     and 8x8x8x8, ranks 32 and 128, three precisions."""

@@ -23,7 +23,9 @@ Arrays a packed part must hold, by name (P items, B blocks, N stored nonzeros):
     lane_word (B*lanes)   coordinates of the lane modes
     word (N)              coordinates of the leaf modes
     values (N)            the values, 0 where padded
-    tile_word (N/volume)  coordinates of each tile's own modes; its values follow in the order of `sequence`
+    tile_word (T tiles)   coordinates of each tile's own modes; its values follow in the order of `sequence`
+    value_ptr (T+1)       first stored nonzero of each tile, where a bitmap says which positions have one
+    bits (T*volume/word)  a bit a position, the lowest bit of a word first
 """
 
 from __future__ import annotations
@@ -107,6 +109,8 @@ class View:
     """Modes in the order in which a tile's positions are stored, the last running fastest."""
     bitmap: bool = False
     """Of a tile, only the nonzeros' values are stored, and a bit a position says which positions they have."""
+    word: int = 32
+    """Positions that a word of bits stands for: 8, 16 or 32."""
 
     def stored_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """How many different coordinates of each mode are stored: its tiles, where there are tiles, else its size."""
@@ -116,6 +120,11 @@ class View:
     def volume(self) -> int:
         """Positions of a tile."""
         return prod(self.sides)
+
+    @property
+    def words(self) -> int:
+        """Words of bits a tile."""
+        return -(-self.volume // self.word)
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -139,6 +148,8 @@ class View:
     def arrays(self) -> tuple[str, ...]:
         """Names of the arrays a packed part of this view holds, in the order kernels take them."""
         names = [] if self.chunk else ["item_ptr"]
+        if self.bitmap:
+            names += ["value_ptr", "bits"]
         if self.blocks:
             names += ["block_ptr", "block_full", "lane_len"]
         for coordinates in self.levels:
@@ -147,7 +158,7 @@ class View:
 
     def __str__(self) -> str:
         if self.sides:
-            return f"dense tiles of {'x'.join(map(str, self.sides))}"
+            return f"{'bitmap' if self.bitmap else 'dense'} tiles of {'x'.join(map(str, self.sides))}"
 
         def modes(coordinates: tuple[Coordinate, ...]) -> str:
             return ",".join(str(c.mode) for c in coordinates) or "-"
@@ -171,5 +182,7 @@ def verify(view: View) -> None:
         raise FormatError(f"a view of tiles stores its positions by every mode once, found modes {view.sequence}")
     if any(side < 1 or side & (side - 1) for side in view.sides):
         raise FormatError(f"sides of tiles must be powers of two, found {view.sides}")
+    if view.bitmap and (not view.sides or view.word not in (8, 16, 32)):
+        raise FormatError("a bitmap is of tiles, in words of 8, 16 or 32 bits")
     if view.chunk and view.blocks:
         raise FormatError("equal chunks hold no blocks")

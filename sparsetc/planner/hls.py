@@ -13,13 +13,13 @@ import torch
 
 from sparsetc.errors import PlanError
 from sparsetc.formats.tiles import VOLUME, sides_of
-from sparsetc.ir.cost import Statistics
+from sparsetc.ir.cost import Cost, Statistics, rates_of
 from sparsetc.ir.operands import MIN_DOT, dense_axes
 from sparsetc.ir.plan import Layout, Part, Plan, Schedule
 from sparsetc.ir.tile_groups import TileGroups, groups_of
 from sparsetc.partition.threshold import tile_populations
 from sparsetc.planner.candidates import CPU_GRAIN, FUSE_BELOW, Candidate, Setting, coo
-from sparsetc.planner.pricing import expected_seconds
+from sparsetc.planner.pricing import costs, seconds_of
 from sparsetc.planner.statistics import Counts
 
 # Measurements behind these numbers: benchmarks/results/tile_schedules.json.
@@ -51,7 +51,11 @@ class HybridPlan:
         if self.threshold is not None:
             return _candidate(setting, counts, self.threshold, histogram, rest)
         made = [_candidate(setting, counts, t, histogram, rest) for t in _worth_trying(histogram)]
-        return min(made, key=lambda c: expected_seconds(c, setting, sparse_output))
+        rates, known = rates_of(setting.backend), dict[tuple[Schedule, ...], list[Cost]]()
+        for c in made:  # thresholds change how much a part holds, seldom its program
+            key = tuple(p.schedule for p in c.plan.parts)
+            known[key] = known.get(key) or costs(c, setting, sparse_output)
+        return min(made, key=lambda c: seconds_of(c, known[tuple(p.schedule for p in c.plan.parts)], rates))
 
 
 def plan_hls(threshold: int | None = None) -> HybridPlan:
@@ -116,7 +120,7 @@ def _tiles(setting: Setting, counts: Counts, nnz: int, tiles: int, fused: bool) 
     layout = _layout(setting, groups, each * prod(sides))
     part = Part("dense_tile", layout, _schedule(setting, groups, fused), nnz, label="tiles of many nonzeros")
     items = -(-tiles // each)
-    return part, Statistics(items, tiles, tiles * prod(sides), nnz, setting.itemsize)
+    return part, Statistics(items, tiles, tiles * prod(sides), nnz, setting.itemsize, chain=each)
 
 
 def _one_launch(setting: Setting, nnz: int) -> bool:

@@ -9,17 +9,27 @@ from sparsetc.formats import get_format
 from sparsetc.ir.cost import Cost, cost, rates_of
 from sparsetc.ir.lower import lower
 from sparsetc.ir.operands import Target
+from sparsetc.ir.rates import Rates
 from sparsetc.partition import PARTITIONS
 from sparsetc.planner.candidates import Candidate, Setting
+
+FUSED_SLOWDOWN = 1.3
+"""Of scalar programs in one launch with tiles, whose registers they are given (H200: 1.1 to 1.5 by rank)."""
 
 
 def expected_seconds(candidate: Candidate, setting: Setting, sparse_output: bool) -> float:
     """Time of one call: the launch, and the parts one after another (a fused launch overlaps only their ends)."""
-    rates = rates_of(setting.backend)
-    total = rates.launch * (1 if candidate.plan.fused else len(candidate.plan.parts))
-    for part_cost, statistics in zip(costs(candidate, setting, sparse_output), candidate.expected, strict=True):
-        if statistics.nnz or len(candidate.expected) == 1:  # an empty part of several is not run
-            total += part_cost.predicted(statistics, rates)
+    return seconds_of(candidate, costs(candidate, setting, sparse_output), rates_of(setting.backend))
+
+
+def seconds_of(candidate: Candidate, parts: list[Cost], rates: Rates) -> float:
+    """The same, given the costs of the parts."""
+    run = [(c, s) for c, s in zip(parts, candidate.expected, strict=True) if s.nnz or len(parts) == 1]
+    beside_tiles = candidate.plan.fused and len(run) > 1 and any(c.turn is not None for c, _ in run)
+    total = rates.launch * (1 if candidate.plan.fused else len(run))
+    for part, statistics in run:
+        slowed = FUSED_SLOWDOWN if beside_tiles and part.turn is None else 1.0
+        total += slowed * part.predicted(statistics, rates)
     return total
 
 

@@ -5,20 +5,25 @@ from __future__ import annotations
 import pytest
 import torch
 from cases import tile_plan
-from test_tiles import CASES, SPARSE_CASES, expected, operands
+from test_tiles import CASES, SPARSE_CASES, TILE_FORMATS, expected, operands
 
 import sparsetc as stc
 
 
+@pytest.mark.parametrize("format", TILE_FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int64], ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_tiles(name: str, dtype: torch.dtype) -> None:
+def test_tiles(name: str, dtype: torch.dtype, format: str) -> None:
+    if format != "dense_tile" and dtype != torch.float32:
+        pytest.skip("bitmaps are expanded before types matter")
+    if format == "bitmap_tile" and name not in ("spmm", "spmm-short-mode"):
+        pytest.skip("a search for each value is slow here")
     equation, given = operands(name, nnz=80)
     if dtype == torch.int64:
         given = [given[0].with_values((3 * given[0].values).round()), *((3 * d).round() for d in given[1:])]
     cast = [o.to(dtype) for o in given]
     reference = expected(equation, [o.to(torch.float64) for o in cast])
-    k = stc.compile(equation, *cast, plan=tile_plan(equation, cast, "triton"), output="dense", backend="triton")
+    k = stc.compile(equation, *cast, plan=tile_plan(equation, cast, "triton", format), output="dense", backend="triton")
     found = k(*cast[1:]).to(torch.float64)
     tolerance = {torch.float16: 2e-3, torch.float32: 1e-5}.get(dtype, 1e-12)
     assert (found - reference).norm() <= tolerance * reference.norm()
@@ -28,7 +33,8 @@ def test_tiles(name: str, dtype: torch.dtype) -> None:
 def test_sparse_outputs(name: str) -> None:
     equation, given = operands(name, nnz=80)
     other = stc.einsum(equation, *given, plan="coo", output="sparse", backend="torch")
-    for plan in (tile_plan(equation, given, "triton"), stc.plan_hls(5)):
+    plans = [tile_plan(equation, given, "triton", format) for format in ("dense_tile", "bitmap_tile planned")]
+    for plan in (*plans, stc.plan_hls(5)):
         found = stc.einsum(equation, *given, plan=plan, output="sparse", backend="triton")
         torch.testing.assert_close(found.values, other.values)
 
