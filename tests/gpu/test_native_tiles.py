@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from cases import tile_plan
-from test_tiles import CASES, SPARSE_CASES, expected, operands
+from test_tiles import CASES, SPARSE_CASES, TILE_FORMATS, expected, operands
 
 import sparsetc as stc
 
@@ -15,14 +15,15 @@ PRECISION = {"highest": 1e-5, "high": 4e-3, "medium": 3e-2}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64], ids=str)
+@pytest.mark.parametrize("format", TILE_FORMATS)
 @pytest.mark.parametrize("name", CASES)
-def test_tiles(name: str, dtype: torch.dtype) -> None:
+def test_tiles(name: str, format: str, dtype: torch.dtype) -> None:
     equation, given = operands(name)
     if dtype == torch.int64:
         given = [given[0].with_values((3 * given[0].values).round()), *((3 * d).round() for d in given[1:])]
     cast = [o.to(dtype).to("cuda") for o in given]
     reference = expected(equation, [o.to(torch.float64) for o in cast])
-    k = stc.compile(equation, *cast, plan=tile_plan(equation, cast, "triton"), output="dense")
+    k = stc.compile(equation, *cast, plan=tile_plan(equation, cast, "triton", format), output="dense")
     tolerance = {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float32: 1e-5}.get(dtype, 1e-12)
     assert (k(*cast[1:]).to(torch.float64) - reference).norm() <= tolerance * reference.norm()
 
@@ -33,7 +34,8 @@ def test_sparse_outputs(name: str, dtype: torch.dtype) -> None:
     equation, given = operands(name)
     other = stc.einsum(equation, *given, plan="coo", output="sparse", backend="torch").values
     cast = [o.to(dtype).to("cuda") for o in given]
-    for plan in (tile_plan(equation, cast, "triton"), stc.plan_hls(40)):
+    plans = [tile_plan(equation, cast, "triton", format) for format in TILE_FORMATS]
+    for plan in (*plans, stc.plan_hls(40)):
         found = stc.einsum(equation, *cast, plan=plan, output="sparse").values.double().cpu()
         assert (found - other).norm() <= (1e-5 if dtype == torch.float32 else 1e-12) * other.norm()
 
