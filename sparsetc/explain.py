@@ -12,6 +12,7 @@ import torch
 
 from sparsetc.ir.cost import Statistics, cost, rates_of
 from sparsetc.ir.tile import LANES, Product, TileProgram, walk
+from sparsetc.planner.hls import populations
 
 if TYPE_CHECKING:
     from sparsetc.kernel import Kernel
@@ -49,6 +50,8 @@ class Explanation:
     """Whose rates the expected times are computed with."""
     launches: int
     parts: tuple[PartReport, ...]
+    tiles: tuple[tuple[int, int, int], ...]
+    """Of a plan with tiles: (least nonzeros, tiles, nonzeros) of each class of tiles, a power of two wide."""
     considered: tuple[tuple[str, float], ...]
     """(plan, expected microseconds) of every candidate, the cheapest first."""
 
@@ -94,6 +97,13 @@ class Explanation:
         lines += [f"  rates    {self.rates}", f"  source   {self.path}", ""]
         for row in [head, ["-" * w for w in widths], *rows]:
             lines.append("  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
+        if self.tiles:
+            lines += ["", "  tiles by nonzeros:"]
+            most = max(nnz for _, _, nnz in self.tiles)
+            lines += [
+                f"    {least:>5} or more  {count:>10,} tiles  {nnz:>13,} nonzeros  {'#' * round(40 * nnz / most)}"
+                for least, count, nnz in self.tiles
+            ]
         if self.considered:
             lines += ["", "  considered, expected us:"]
             lines += [f"    {seconds:10.1f}  {name}" for name, seconds in self.considered]
@@ -110,7 +120,9 @@ def explain(kernel: Kernel) -> Explanation:
         found = cost(program)
         itemsize = kernel.setting.itemsize
         fibers = packed.items
-        if packed.view.sides:
+        if packed.view.bitmap:
+            fibers = packed.arrays["value_ptr"].numel() - 1
+        elif packed.view.sides:
             fibers = packed.stored // packed.view.volume
         elif packed.view.blocks:
             fibers = packed.arrays["lane_len"].numel()
@@ -153,8 +165,22 @@ def explain(kernel: Kernel) -> Explanation:
         rates=rates.describe(),
         launches=1 if fused and kernel.backend == "triton" else len(parts),
         parts=tuple(parts),
+        tiles=_tiles(kernel) if any(p.packed.view.sides for p in kernel.parts) else (),
         considered=tuple((name, 1e6 * seconds) for name, seconds in kernel.choice.considered),
     )
+
+
+def _tiles(kernel: Kernel) -> tuple[tuple[int, int, int], ...]:
+    """How many tiles there are of each population, in classes of 1, 2 to 3, 4 to 7, … nonzeros."""
+    histogram = populations(kernel.counts)
+    sizes = torch.arange(histogram.numel())
+    tiles = histogram // sizes.clamp(min=1)
+    found = []
+    for n in range(histogram.numel().bit_length()):
+        own = (sizes >= 1 << n) & (sizes < 2 << n)
+        if int(tiles[own].sum()):
+            found.append((1 << n, int(tiles[own].sum()), int(histogram[own].sum())))
+    return tuple(found)
 
 
 def tile_einsum(program: TileProgram) -> str:

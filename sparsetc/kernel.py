@@ -19,6 +19,7 @@ import torch
 from sparsetc.autograd import differentiable
 from sparsetc.canonical import Canonical
 from sparsetc.codegen.launch import BoundPart, TorchLaunch, TritonLaunch, accumulator, source_name
+from sparsetc.convert import available_memory
 from sparsetc.errors import DtypeError, PlanError, ShapeError
 from sparsetc.explain import Explanation, explain
 from sparsetc.formats import Packed, pack
@@ -55,6 +56,7 @@ class Kernel:
             settings.deterministic,
             x.values.element_size(),
             x.dtype.is_floating_point,
+            available_memory(x.device) if settings.memory_limit is None else settings.memory_limit,
         )
         settings.check_memory(
             self.output.rows * self.output.width * accumulator(x.dtype).itemsize,
@@ -62,13 +64,9 @@ class Kernel:
             f"the result of {canonical.written}",
         )
         memory = x._packed if canonical.source is None else {}
+        self.counts = Counts(canonical.coords, canonical.shape, memory.setdefault("counts", {}))
         with self._in_place():
-            self.choice: Choice = choose(
-                settings.plan,
-                self.setting,
-                Counts(canonical.coords, canonical.shape, memory.setdefault("counts", {})),
-                self.output.sparse,
-            )
+            self.choice: Choice = choose(settings.plan, self.setting, self.counts, self.output.sparse)
         self._bind(memory)
         self._pack_values()
 

@@ -85,7 +85,8 @@ def options(**settings: Any) -> Iterator[Options]:
         plan: a plan's name, a `Plan`, or ``"auto"``.
         deterministic: the same bits at every run: no sum depends on the order in which programs finish.
         cache_dir: where generated source is kept, and the rates of calibrated GPUs.
-        memory_limit: bytes that a result may take. Default: what is free.
+        memory_limit: bytes that a result may take, and bytes of stored tiles from which they are bitmaps. Default: what
+            is free.
         device: where `read` puts tensors.
         backend: ``"triton"``, ``"torch"`` or ``"auto"``.
     """

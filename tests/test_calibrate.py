@@ -250,7 +250,7 @@ def test_the_command_prints_a_line_a_rate_and_the_records_path(
     assert {"memory", "l2", "l1", "add", "multiply", "dot tf32x3", "l2_bytes", "launch", "program"} <= set(lines)
     assert lines["memory"][2:] == ["4.4", "TB/s"]
     assert lines["program"] == ["program", "2", "1", "ns"]
-    assert lines["dot bf16"][3] == "600"
+    assert lines["dot bf16"][3] == "624"
     assert str(timed) in said
 
 

@@ -182,6 +182,37 @@ def test_bitmaps_take_the_bits_of_the_paper(shape: tuple[int, ...]) -> None:
     assert packed.stored == x.nnz
 
 
+def test_memory_decides_between_dense_tiles_and_bitmaps() -> None:
+    equation, given = operands("mttkrp-0")
+    for limit, format in ((10**9, "dense_tile"), (50_000, "bitmap_tile")):
+        k = stc.compile(equation, *given, plan=stc.plan_hls(1), memory_limit=limit)
+        assert [p.format for p in k.plan.parts] == [format]
+        torch.testing.assert_close(k(*given[1:]), expected(equation, given))
+
+
+def test_the_explanation_counts_tiles_by_population() -> None:
+    equation, given = operands("mttkrp-0")
+    explained = stc.explain(equation, *given, plan=stc.plan_hls(40))
+    assert sum(nnz for _, _, nnz in explained.tiles) == given[0].nnz
+    assert "tiles by nonzeros" in str(explained)
+    assert explained.to_dict()["tiles"] == explained.tiles
+    assert not stc.explain(equation, *given, plan="coo").tiles
+
+
+def test_auto_takes_tiles_where_they_are_well_filled() -> None:
+    full = stc.SparseTensor.from_dense(torch.rand(160, 160, 160))
+    factors = [torch.rand(160, 32) for _ in range(2)]
+    for precision in ("highest", "medium"):
+        k = stc.compile("ijk,jr,kr->ir", full, *factors, backend="triton", precision=precision)
+        assert [p.format for p in k.plan.parts] == ["dense_tile"]
+    generator = torch.Generator().manual_seed(0)
+    coords = torch.randint(0, 4000, (3, 20000), generator=generator)
+    thin = stc.SparseTensor(coords, torch.ones(20000), (4000, 4000, 4000))
+    factors = [torch.rand(4000, 32) for _ in range(2)]
+    k = stc.compile("ijk,jr,kr->ir", thin, *factors, backend="triton", precision="medium")
+    assert all(p.format != "dense_tile" for p in k.plan.parts)
+
+
 def test_sides_fit_the_modes_and_the_volume() -> None:
     assert sides_of((480, 875, 749)) == (16, 16, 16)
     assert sides_of((6040, 3952, 5)) == (16, 16, 8)

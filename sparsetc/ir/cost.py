@@ -11,7 +11,8 @@ Resources, each with the time it alone would take:
     l2        gathered rows of tables too large for the L1 cache
     l1        all that reaches registers: gathered rows, and index words, which every thread of a row reads
     add       atomic additions of output rows
-    multiply  multiplications and additions outside dots;  dot: those inside, as executed, padding included
+    multiply  multiplications and additions outside dots, and bits of tiles expanded
+    dot       multiplications and additions inside dots, as executed, padding included
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ ITEMS, FIBERS, STORED, WIDTH = sympy.symbols("P L N w", positive=True)
 PER_LEVEL = (ITEMS, FIBERS, STORED)
 OVERLAP = 3
 """Exponent of the norm that adds resources' times: 1 would be one after another, infinity perfect overlap."""
-TILE_SHARE = 0.6
+TILE_SHARE = 0.55
 """Of the matrix rate, what dots of tiles reach: 16 positions are contracted at once, and results scaled in between."""
 VECTOR = 4
 """Elements a thread loads at once of a gathered row."""
@@ -99,6 +100,8 @@ class Cost:
     """Grid programs an item."""
     fibers: bool = False
     """Whether nonzeros are reached through fibers."""
+    expanded: sympy.Expr = sympy.S.Zero
+    """Positions of bitmap tiles."""
     turn: sympy.Expr | None = None
     """Flops of dots in one turn of a program over a tile; None where there are no tiles."""
     warps: int = 1
@@ -133,7 +136,7 @@ class Cost:
             "l2": l2 / rates.l2,
             "l1": value(self.registers) / rates.l1,
             "add": 0.0 if self.owned else value(self.added_bytes) / rates.add,
-            "multiply": value(self.multiply) / rates.multiply,
+            "multiply": value(self.multiply) / rates.multiply + value(self.expanded) / rates.expand,
             "dot": value(self.dot) / self._matrix_rate(rates),
         }
 
@@ -254,8 +257,10 @@ def _tile_cost(p: TileProgram) -> Cost:
             added, added_bytes, owned = ITEMS * splits * rows, ITEMS * splits * rows * width * WIDTH, statement.owned
     dense = prod(a.programs for a in p.split if a.letter not in p.letters)
     element = sympy.Integer(2) if p.half else WIDTH
+    index = FIBERS * (4 + (4 + p.view.volume // 8 if p.view.bitmap else 0))
     return Cost(
-        stream=STORED * element * dense + FIBERS * 4 * splits,
+        stream=STORED * element * dense + index * splits,
+        expanded=FIBERS * p.view.volume * dense if p.view.bitmap else sympy.Integer(0),
         gathers=tuple(gathers),
         registers=registers + STORED * element * dense,
         added_rows=added,

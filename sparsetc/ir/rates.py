@@ -23,10 +23,10 @@ class Rates:
     add: float = 3.7e12
     multiply: float = 50e12
     dot: tuple[tuple[str, float], ...] = (
-        ("ieee", 40e12),
-        ("tf32x3", 100e12),
-        ("tf32", 300e12),
-        ("bf16", 600e12),
+        ("ieee", 14e12),
+        ("tf32x3", 118e12),
+        ("tf32", 460e12),
+        ("bf16", 624e12),
     )
     l2_bytes: int = 50_000_000
     l1_bytes: int = 200_000
@@ -41,6 +41,8 @@ class Rates:
     in a row). Fitted to fibers of 5 (Uber), 25 and 80 nonzeros (clustered, guanine)."""
     warps: int = 528
     """Warps that a device issues from at once: 4 a multiprocessor."""
+    expand: float = 0.5e12
+    """Positions of bitmap tiles that are expanded a second (0.3e12 to 1.4e12, by the precision and the warps)."""
     tile: float = 2.2e-9
     """Seconds a program's turn over a tile takes beside its dots, over the whole device. Fitted to tiles of 16x16x16
     and 8x8x8x8, ranks 32 and 128, three precisions."""
@@ -64,5 +66,6 @@ CPU = Rates(
     program=50e-9,
     wait=0.0,
     fiber=1e-9,
+    expand=1e9,
     tile=1e-6,
 )

@@ -60,6 +60,8 @@ class Setting:
     itemsize: int
     floating: bool = True
     """Integers have no matrix instruction here."""
+    memory: int | None = None
+    """Bytes that stored tiles may take; None for any."""
 
     @property
     def rest(self) -> tuple[int, ...]:

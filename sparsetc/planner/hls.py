@@ -118,9 +118,13 @@ def _tiles(setting: Setting, counts: Counts, nnz: int, tiles: int, fused: bool) 
     if tiles < MANY_ITEMS * each:
         each = min(each, TILES_AN_ITEM // 2)
     layout = _layout(setting, groups, each * prod(sides))
-    part = Part("dense_tile", layout, _schedule(setting, groups, fused), nnz, label="tiles of many nonzeros")
-    items = -(-tiles // each)
-    return part, Statistics(items, tiles, tiles * prod(sides), nnz, setting.itemsize, chain=each)
+    schedule = _schedule(setting, groups, fused)
+    width = 2 if schedule.precision == "bf16" else setting.itemsize
+    # Bitmaps take fewer bytes, and longer: every position is expanded (benchmarks/results/tile_formats.json).
+    dense = setting.memory is None or tiles * prod(sides) * width <= setting.memory
+    stored = tiles * prod(sides) if dense else nnz
+    part = Part("dense_tile" if dense else "bitmap_tile", layout, schedule, nnz, label="tiles of many nonzeros")
+    return part, Statistics(-(-tiles // each), tiles, stored, nnz, setting.itemsize, chain=each)
 
 
 def _one_launch(setting: Setting, nnz: int) -> bool:

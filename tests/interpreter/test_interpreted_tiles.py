@@ -17,7 +17,7 @@ def test_tiles(name: str, dtype: torch.dtype, format: str) -> None:
     if format != "dense_tile" and dtype != torch.float32:
         pytest.skip("bitmaps are expanded before types matter")
     padded = name in ("ttmc-order-4", "ttmc-scaled")
-    if format == "bitmap_tile" and name not in ("spmm", "spmm-short-mode") or format != "dense_tile" and padded:
+    if (format == "bitmap_tile" and name not in ("spmm", "spmm-short-mode")) or (format != "dense_tile" and padded):
         pytest.skip("a search for each value is slow here")
     equation, given = operands(name, nnz=80)
     if dtype == torch.int64:

@@ -1,0 +1,206 @@
+"""Hybrid plans on tile tensors: MTTKRP and TTMc against the scalar plans of the same run, the threshold, storage.
+
+    SPARSETC_DATA=<folder of .npz> python benchmarks/hls.py [mttkrp] [ttmc] [formats] [storage] [tensor ...]
+
+MTTKRP in mode 0 (Uber: every mode) at ranks 32 and 128; the scalar plan is the faster of ``coo`` and ``fiber``. Times
+are of the launches. `smape` is the symmetric mean absolute percentage error against float64 (HLSTO, section VII-B).
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import synthetic
+import torch
+from common import (
+    DEVICE,
+    SYNTHETIC,
+    factors,
+    kernel_microseconds,
+    mttkrp_equation,
+    mttkrp_reference,
+    record,
+    relative_error,
+    tensor,
+)
+
+import sparsetc as stc
+from sparsetc.formats import pack
+from sparsetc.partition import deal
+
+SYNTHETIC["clustered 600"] = lambda: synthetic.clustered(per_tile=600, device=DEVICE)
+SYNTHETIC["clustered 2000"] = lambda: synthetic.clustered(per_tile=2000, device=DEVICE)
+TENSORS = (
+    "clustered 600",
+    "clustered 2000",
+    "clustered",
+    "guanine_TEvv_3d",
+    "guanine_TEov_3d",
+    "uracil3_t2_4d",
+    "uber_amj_4d",
+)
+ERROR = {"highest": 1e-5, "high": 4e-3, "medium": 1e-2}
+PEERS = {"uber_amj_4d": (134, 109, 128, 133), "guanine_TEvv_3d": (128, 129, 119)}
+THRESHOLDS = (1, 64, 128, 181, 256, 362, 512, 724, 1024)
+
+
+def smape(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Mean of |found - expected| / ((|found| + |expected|) / 2), in percent."""
+    size = (found.double().abs() + expected.abs()) / 2
+    return float(((found.double() - expected).abs() / size.clamp(min=1e-30)).mean()) * 100
+
+
+def mttkrp() -> None:
+    """Times of every plan, the threshold's sweep, errors; the fused launch against two."""
+    rows: list[dict[str, Any]] = []
+    for name in TENSORS:
+        x = tensor(name)
+        if x is None:
+            continue
+        for mode in range(x.order if name in PEERS else 1):
+            for rank in (32, 128) if mode == 0 else (32,):
+                rows += mttkrp_rows(name, x, mode, rank)
+        x._packed.clear()
+    record("hls", rows)
+
+
+def mttkrp_rows(name: str, x: stc.SparseTensor, mode: int, rank: int) -> list[dict[str, Any]]:
+    """One mode at one rank."""
+    f = factors(x, rank)
+    dense = [m for n, m in enumerate(f) if n != mode]
+    expected, equation, rows = mttkrp_reference(x, f, mode), mttkrp_equation(x.order, mode), []
+
+    def timed(plan: Any, precision: str) -> tuple[stc.Kernel, float]:
+        k = stc.compile(equation, x, *dense, plan=plan, precision=precision)
+        error = relative_error(k(*dense), expected)
+        assert error < ERROR[precision], (name, mode, rank, plan, precision, error)
+        return k, kernel_microseconds(k, dense)
+
+    scalar = {plan: timed(plan, "highest")[1] for plan in ("coo", "fiber")}
+    for precision in ("highest", "high", "medium"):
+        k, auto = timed("auto", precision)
+        swept = {t: timed(stc.plan_hls(t), precision)[1] for t in THRESHOLDS} if mode == 0 else {}
+        chosen, hls = timed("hls", precision)
+        found = k(*dense)
+        row = {
+            "tensor": name,
+            "mode": mode,
+            "rank": rank,
+            "precision": precision,
+            "nnz": x.nnz,
+            "scalar_us": {p: round(us, 1) for p, us in scalar.items()},
+            "auto": k.plan.name,
+            "auto_us": round(auto, 1),
+            "hls_us": round(hls, 1),
+            "threshold": dict(chosen.choice.plan.options)["threshold"],
+            "launches": chosen.explain().launches,
+            "swept_us": {t: round(us, 1) for t, us in swept.items()},
+            "over_scalar": round(min(scalar.values()) / auto, 2),
+            "over_best_found": round(auto / min([*scalar.values(), *swept.values(), hls, auto]), 3),
+            "peer_us": PEERS.get(name, (None,) * 4)[mode],
+            "error": relative_error(found, expected),
+            "smape_percent": smape(found, expected),
+        }
+        rows.append(row)
+        peer = f" peer/auto {row['peer_us'] / auto:.2f}" if row["peer_us"] else ""
+        print(
+            f"{name:16s} mode {mode} R {rank:3d} {precision:8s} scalar {min(scalar.values()):6.1f} auto {auto:6.1f} "
+            f"{k.plan.name:6s} ({row['over_scalar']:.2f}x) hls {hls:6.1f} at {row['threshold']} best swept "
+            f"{min(swept.values(), default=0):6.1f} error {row['error']:.0e} smape {row['smape_percent']:.3f} %{peer}",
+            flush=True,
+        )
+    return rows
+
+
+def ttmc() -> None:
+    """TTMc 32 x 32: two dots a tile against the gathered matrix product."""
+    rows = []
+    for name in TENSORS:
+        x = tensor(name) if "uber" not in name and "uracil" not in name else None  # tensors of order 3
+        if x is None:
+            continue
+        f = factors(x, 32)
+        equation = "ijk,jr,ks->irs"
+        for precision in ("highest", "high", "medium"):
+            expected, times = None, {}
+            for plan in ("coo", "fiber", "hls", "auto"):
+                k = stc.compile(equation, x, *f[1:], plan=plan, precision=precision)
+                found = k(*f[1:])
+                expected = found.double() if expected is None else expected
+                assert relative_error(found, expected) < 4 * ERROR[precision], (name, plan, precision)
+                times[plan] = round(kernel_microseconds(k, f[1:]), 1)
+                chosen = k.plan.name
+            gain = min(times["coo"], times["fiber"]) / times["hls"]
+            rows.append({"tensor": name, "precision": precision, "us": times, "auto": chosen, "gain": round(gain, 2)})
+            print(f"TTMc {name:16s} {precision:8s} {times} hls over gathered {gain:.2f} auto {chosen}", flush=True)
+        x._packed.clear()
+    record("hls_ttmc", rows)
+
+
+def formats() -> None:
+    """All tiles of at least 200 nonzeros, stored dense and as bitmaps."""
+    rows = []
+    for name in TENSORS:
+        x = tensor(name)
+        if x is None:
+            continue
+        for rank in (32, 128):
+            f = factors(x, rank)
+            expected = mttkrp_reference(x, f, 0)
+            for precision in ("highest", "medium"):
+                equation, times, size = mttkrp_equation(x.order, 0), {}, {}
+                plan = stc.compile(equation, x, *f[1:], plan=stc.plan_hls(200), precision=precision).plan
+                for format in ("dense_tile", "bitmap_tile"):
+                    parts = (replace(plan.parts[0], format=format), *plan.parts[1:])
+                    k = stc.compile(equation, x, *f[1:], plan=replace(plan, parts=parts), precision=precision)
+                    assert relative_error(k(*f[1:]), expected) < ERROR[precision]
+                    times[format] = round(kernel_microseconds(k, f[1:]), 1)
+                    size[format] = k.plan.parts[0].nbytes
+                rows.append({"tensor": name, "rank": rank, "precision": precision, "us": times, "bytes": size})
+                print(f"{name:16s} R {rank:3d} {precision:8s} {times} {size}", flush=True)
+        x._packed.clear()
+    record("tile_formats", rows)
+
+
+def storage() -> None:
+    """Bytes of the hybrid (bitmaps, the other nonzeros as runs) beside COO and dense, values of 32 and of 16 bits."""
+    rows = []
+    for name in TENSORS:
+        x = tensor(name)
+        if x is None:
+            continue
+        layout = stc.Layout((0,), tuple(range(1, x.order)), ())
+        dealt = [x.coords[:, part] for part in deal("threshold", x.coords, x.shape, (0,), {"threshold": 78})]
+        tiles = pack(dealt[0], x.shape, "bitmap_tile", layout)
+        rest = pack(dealt[1], x.shape, "coo", stc.Layout((), (), tuple(range(x.order)), lanes=8, grain=128))
+        dense, coo = 4 * prod(x.shape), x.nnz * 4 * (x.order + 1)
+        for width in (4, 2):
+            hybrid = tiles.nbytes + rest.nbytes + width * x.nnz
+            rows.append(
+                {
+                    "tensor": name,
+                    "value_bytes": width,
+                    "hybrid": hybrid,
+                    "coo": coo,
+                    "dense": dense,
+                    "over_coo": round(hybrid / coo - 1, 4),
+                    "over_dense": round(hybrid / dense - 1, 4),
+                    "tiles_nnz": tiles.nnz,
+                }
+            )
+            print(
+                f"{name:16s} {8 * width} bits: {hybrid / 1e6:8.2f} MB, {hybrid / coo - 1:+.1%} of COO, "
+                f"{hybrid / dense - 1:+.1%} of dense",
+                flush=True,
+            )
+    record("hls_storage", rows)
+
+
+if __name__ == "__main__":
+    parts = {"mttkrp": mttkrp, "ttmc": ttmc, "formats": formats, "storage": storage}
+    TENSORS = tuple(a for a in sys.argv[1:] if a in TENSORS) or TENSORS
+    for what in [a for a in sys.argv[1:] if a in parts] or parts:
+        parts[what]()

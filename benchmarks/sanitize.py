@@ -1,0 +1,47 @@
+"""Kernels of tiles and hybrid plans on small tensors, checked: what to run under NVIDIA's compute-sanitizer.
+
+compute-sanitizer --tool memcheck  python benchmarks/sanitize.py
+compute-sanitizer --tool racecheck python benchmarks/sanitize.py
+"""
+
+from __future__ import annotations
+
+import torch
+
+import sparsetc as stc
+
+CASES = {
+    "ijk,jr,kr->ir": (40, 33, 50),
+    "ijk,ir,jr->kr": (40, 33, 50),
+    "ijkl,jr,kr,lr->ir": (20, 12, 30, 17),
+    "ijk,jr,ks->irs": (20, 33, 50),
+    "ij,jr->ir": (40, 50),
+    "ijk,jr,kr->r": (40, 33, 50),
+}
+RANK = 20
+
+
+def main() -> None:
+    """Every case, tiles dense and as bitmaps, with leftovers and without, at two precisions."""
+    g = torch.Generator().manual_seed(0)
+    for equation, shape in CASES.items():
+        coords = torch.stack([torch.randint(0, n, (400,), generator=g) for n in shape])
+        coords[:, :200] %= 8  # half of them in one tile
+        x = stc.SparseTensor(coords, torch.randn(400, generator=g), shape).to("cuda")
+        own, *terms = equation.split("->")[0].split(",")
+        sizes = dict(zip(own, shape, strict=True))
+        dense = [torch.randn([sizes.get(c, RANK) for c in t], generator=g).cuda() for t in terms]
+        expected = torch.einsum(equation, x.to_dense().double(), *(d.double() for d in dense))
+        for precision, limit in (("highest", 1e-5), ("medium", 2e-2)):
+            for threshold in (1, 40):
+                for memory in (None, 20_000):
+                    plan = stc.plan_hls(threshold)
+                    found = stc.einsum(equation, x, *dense, plan=plan, precision=precision, memory_limit=memory)
+                    error = float((found.double() - expected).norm() / expected.norm())
+                    assert error <= limit, (equation, precision, threshold, memory, error)
+    torch.cuda.synchronize()
+    print("all results right")
+
+
+if __name__ == "__main__":
+    main()
