@@ -34,7 +34,7 @@ def main() -> None:
         expected = torch.einsum(equation, x.to_dense().double(), *(d.double() for d in dense))
         for precision, limit in (("highest", 1e-5), ("medium", 2e-2)):
             for threshold in (1, 40):
-                for memory in (None, 20_000):
+                for memory in (None, 40_000):
                     plan = stc.plan_hls(threshold)
                     found = stc.einsum(equation, x, *dense, plan=plan, precision=precision, memory_limit=memory)
                     error = float((found.double() - expected).norm() / expected.norm())
