@@ -124,7 +124,8 @@ def _tiles(setting: Setting, counts: Counts, nnz: int, tiles: int, fused: bool) 
     dense = setting.memory is None or tiles * prod(sides) * width <= setting.memory
     stored = tiles * prod(sides) if dense else nnz
     part = Part("dense_tile" if dense else "bitmap_tile", layout, schedule, nnz, label="tiles of many nonzeros")
-    return part, Statistics(-(-tiles // each), tiles, stored, nnz, setting.itemsize, chain=each)
+    chain = max(each, TILES_AN_ITEM // 2)  # a program of fewer tiles ends little sooner
+    return part, Statistics(-(-tiles // each), tiles, stored, nnz, setting.itemsize, chain=chain)
 
 
 def _one_launch(setting: Setting, nnz: int) -> bool:

@@ -13,8 +13,8 @@ from sparsetc.ir.rates import Rates
 from sparsetc.partition import PARTITIONS
 from sparsetc.planner.candidates import Candidate, Setting
 
-FUSED_SLOWDOWN = 1.3
-"""Of scalar programs in one launch with tiles, whose registers they are given (H200: 1.1 to 1.5 by rank)."""
+FUSED_SLOWDOWN = {"bf16": 1.4}
+"""Of scalar programs in one launch with tiles, whose registers they are given; 1.9 elsewhere (H200: 1.3 to 2.0)."""
 
 
 def expected_seconds(candidate: Candidate, setting: Setting, sparse_output: bool) -> float:
@@ -28,7 +28,7 @@ def seconds_of(candidate: Candidate, parts: list[Cost], rates: Rates) -> float:
     beside_tiles = candidate.plan.fused and len(run) > 1 and any(c.turn is not None for c, _ in run)
     total = rates.launch * (1 if candidate.plan.fused else len(run))
     for part, statistics in run:
-        slowed = FUSED_SLOWDOWN if beside_tiles and part.turn is None else 1.0
+        slowed = FUSED_SLOWDOWN.get(part.precision, 1.9) if beside_tiles and part.turn is None else 1.0
         total += slowed * part.predicted(statistics, rates)
     return total
 
