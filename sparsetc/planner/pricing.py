@@ -16,6 +16,9 @@ from sparsetc.planner.candidates import Candidate, Setting
 FUSED_SLOWDOWN = {"bf16": 1.4}
 """Of scalar programs in one launch with tiles, whose registers they are given; 1.9 elsewhere (H200: 1.3 to 2.0)."""
 
+STARTING_WAITS = 3
+"""Dependent loads before a launch of scalar programs has all its work under way (pointer, words, rows)."""
+
 
 def expected_seconds(candidate: Candidate, setting: Setting, sparse_output: bool) -> float:
     """Time of one call: the launch, and the parts one after another (a fused launch overlaps only their ends)."""
@@ -26,7 +29,9 @@ def seconds_of(candidate: Candidate, parts: list[Cost], rates: Rates) -> float:
     """The same, given the costs of the parts."""
     run = [(c, s) for c, s in zip(parts, candidate.expected, strict=True) if s.nnz or len(parts) == 1]
     beside_tiles = candidate.plan.fused and len(run) > 1 and any(c.turn is not None for c, _ in run)
-    total = rates.launch * (1 if candidate.plan.fused else len(run))
+    launches = 1 if candidate.plan.fused else len(run)
+    total = rates.launch * launches
+    total += STARTING_WAITS * rates.wait * (launches - any(c.turn is not None for c, _ in run))
     for part, statistics in run:
         slowed = FUSED_SLOWDOWN.get(part.precision, 1.9) if beside_tiles and part.turn is None else 1.0
         total += slowed * part.predicted(statistics, rates)

@@ -18,6 +18,9 @@ PRECISION = {"highest": 1e-5, "high": 4e-3, "medium": 3e-2}
 @pytest.mark.parametrize("format", TILE_FORMATS)
 @pytest.mark.parametrize("name", CASES)
 def test_tiles(name: str, format: str, dtype: torch.dtype) -> None:
+    planned = format == "bitmap_tile planned" and name not in ("ttmc-order-4", "ttmc-scaled")
+    if format != "dense_tile" and (dtype != torch.float32 or not planned) and name != "spmm":
+        pytest.skip("bitmaps are expanded before types matter, and a search for each value takes long to compile")
     equation, given = operands(name)
     if dtype == torch.int64:
         given = [given[0].with_values((3 * given[0].values).round()), *((3 * d).round() for d in given[1:])]
@@ -34,7 +37,7 @@ def test_sparse_outputs(name: str, dtype: torch.dtype) -> None:
     equation, given = operands(name)
     other = stc.einsum(equation, *given, plan="coo", output="sparse", backend="torch").values
     cast = [o.to(dtype).to("cuda") for o in given]
-    plans = [tile_plan(equation, cast, "triton", format) for format in TILE_FORMATS]
+    plans = [tile_plan(equation, cast, "triton", format) for format in ("dense_tile", "bitmap_tile planned")]
     for plan in (*plans, stc.plan_hls(40)):
         found = stc.einsum(equation, *cast, plan=plan, output="sparse").values.double().cpu()
         assert (found - other).norm() <= (1e-5 if dtype == torch.float32 else 1e-12) * other.norm()
