@@ -1,0 +1,234 @@
+"""PairKernel: a compiled einsum of two or more sparse operands. Made once by `compile`, called often.
+
+In: a `Bound` einsum and its operands. Out: results, and what a user may look at: plan, source, its file, the PTX, the
+explanation. The pattern of the result is found when the kernel is made and does not depend on values, so a call
+computes values only.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+
+import torch
+
+from sparsetc import coords as crd
+from sparsetc.canonical import _broadcasts, check_operand
+from sparsetc.errors import DtypeError, PlanError, ShapeError
+from sparsetc.ir.einsum import Bound
+from sparsetc.ir.plan import Layout, Part, Plan, Schedule
+from sparsetc.options import Options
+from sparsetc.pair.chain import Chain, Term
+from sparsetc.pair.explain import PairExplanation, explain
+from sparsetc.pair.keys import keys_of
+from sparsetc.pair.sums import kept_dtype
+from sparsetc.tensor import SparseTensor
+
+
+class PairKernel:
+    """A compiled einsum of several sparse operands; call it with the dense ones, in the equation's order."""
+
+    def __init__(
+        self, bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], settings: Options, output: str
+    ) -> None:
+        e = bound.einsum
+        self.bound, self.settings = bound, settings
+        first = operands[e.sparse[0]]
+        assert isinstance(first, SparseTensor)
+        for position, operand in enumerate(operands):
+            check_operand(operand, position, first.dtype, first.device)
+        self.dtype, self.device = first.dtype, first.device
+        self.sparse = _is_sparse(bound, output)
+        if not self.sparse:
+            nbytes = prod(bound.output_shape) * kept_dtype(self.dtype).itemsize
+            settings.check_memory(nbytes, self.device, f"the result of {bound}")
+        self._operands = tuple(o for o in operands if isinstance(o, SparseTensor))
+        self._values = tuple(o.values for o in self._operands)
+        self.chain = Chain(bound, operands, settings)
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """The order in which the last step's values are those of the result, where they are not so already."""
+        result, output = self.chain.result, self.bound.einsum.output
+        self._pattern: SparseTensor | None = None
+        self._order: torch.Tensor | None = None
+        self._duplicates: torch.Tensor | None = None
+        if result.pattern is None and self.sparse:
+            shape = self.bound.output_shape
+            grid = torch.cartesian_prod(*(torch.arange(n, device=self.device) for n in shape)).reshape(-1, len(shape)).T
+            zeros = torch.zeros(grid.shape[1], dtype=self.dtype, device=self.device)
+            self._pattern = SparseTensor._make(grid.contiguous(), zeros, shape, True)
+        elif result.pattern is not None:
+            self._pattern, self._order = _sorted(result, output)
+
+    # -- calls ------------------------------------------------------------------------------------------------------
+    def __call__(
+        self, *dense: torch.Tensor, values: Sequence[torch.Tensor | None] | None = None
+    ) -> torch.Tensor | SparseTensor:
+        """Run.
+
+        Args:
+            dense: the dense operands, if the equation has any.
+            values: new values of the sparse operands, (nnz,) each, in their own order; None keeps one's.
+
+        Returns:
+            A coalesced `SparseTensor` where the result keeps a mode of a sparse operand, a dense tensor otherwise, or
+            where ``output="dense"`` asked for it. Gradients flow to dense operands and to the values of sparse ones.
+        """
+        self._check(dense)
+        given = iter(self._values if values is None else self._checked(values))
+        others = iter(dense)
+        e = self.bound.einsum
+        found = self.chain.run([next(given) if p in e.sparse else next(others) for p in range(len(e.inputs))])
+        return self._wrap(found)
+
+    def _wrap(self, found: torch.Tensor) -> torch.Tensor | SparseTensor:
+        pattern, result = self._pattern, self.chain.result
+        if pattern is None:
+            order = tuple(result.letters.index(c) for c in self.bound.einsum.output)
+            return found.permute(order) if found.ndim else found
+        if result.pattern is None:
+            order = tuple(result.letters.index(c) for c in self.bound.einsum.output)
+            found = found.permute(order).reshape(-1)
+        elif self._order is not None:
+            found = found.index_select(0, self._order)
+        made = SparseTensor._make(pattern.coords, found, pattern.shape, True)
+        return made if self.sparse else made.to_dense(self.settings.memory_limit)
+
+    def _check(self, dense: Sequence[torch.Tensor]) -> None:
+        positions = self.bound.einsum.dense
+        if len(dense) != len(positions):
+            raise ShapeError(f'"{self.equation}" takes {len(positions)} dense operands, found {len(dense)}')
+        for operand, position in zip(dense, positions, strict=True):
+            if not isinstance(operand, torch.Tensor):
+                raise DtypeError(f"operand {position + 1} must be a torch tensor, found {type(operand).__name__}")
+            check_operand(operand, position, self.dtype, self.device)
+            expected = self.bound.shape(position)
+            if operand.shape != expected and not _broadcasts(tuple(operand.shape), expected):
+                raise ShapeError(
+                    f'operand {position + 1} of "{self.equation}": the kernel was compiled for shape '
+                    f"{tuple(expected)}, found {tuple(operand.shape)}; compile again for other sizes"
+                )
+
+    def _checked(self, values: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
+        if len(values) != len(self._values):
+            raise ShapeError(f'"{self.equation}" has {len(self._values)} sparse operands, found {len(values)} values')
+        found = []
+        for own, new, position in zip(self._values, values, self.bound.einsum.sparse, strict=True):
+            new = own if new is None else new
+            if not isinstance(new, torch.Tensor) or new.shape != own.shape:
+                what = tuple(new.shape) if isinstance(new, torch.Tensor) else type(new).__name__
+                raise ShapeError(f"values of operand {position + 1} must have shape {tuple(own.shape)}, found {what}")
+            if new.dtype != self.dtype or new.device != self.device:
+                raise DtypeError(
+                    f"values of operand {position + 1} must be {self.dtype} on {self.device}, found {new.dtype} on "
+                    f"{new.device}"
+                )
+            found.append(new)
+        return tuple(found)
+
+    def with_values(self, *values: torch.Tensor | None) -> PairKernel:
+        """The same kernel for other values of the same patterns: (nnz,) for each sparse operand, None to keep one's.
+
+        Nothing is matched, planned or generated again.
+        """
+        other = copy.copy(self)
+        other._values = self._checked(values)
+        return other
+
+    # -- what a user may look at ------------------------------------------------------------------------------------
+    @property
+    def equation(self) -> str:
+        """The einsum as written."""
+        return self.bound.einsum.text
+
+    @property
+    def operands(self) -> tuple[SparseTensor, ...]:
+        """The sparse operands, with the values in use."""
+        pairs = zip(self._operands, self._values, strict=True)
+        return tuple(o if o.values is v else o.with_values(v) for o, v in pairs)
+
+    @property
+    def pattern(self) -> torch.Tensor | None:
+        """(modes, nnz) coordinates of the result; None where it is a number."""
+        return None if self._pattern is None else self._pattern.coords
+
+    @property
+    def nnz(self) -> int:
+        """Entries of the result's pattern."""
+        return 1 if self._pattern is None else self._pattern.nnz
+
+    @property
+    def backend(self) -> str:
+        """What the pairs run on."""
+        return self.chain.pairs[0].backend if self.chain.pairs else "torch"
+
+    @property
+    def plan(self) -> Plan:
+        """A part each operand of each contraction of two sparse ones; named after the first."""
+        parts = []
+        for step in self.chain.pairs:
+            stored = {"bcb": "bcb", "scalar": "coo", "dense": "strided"}[step.path.name]
+            sides = (step.matching.x, step.matching.y)
+            for side, blocks in zip(sides, (step.cut.x, step.cut.y), strict=True):
+                kept = blocks.nbytes if stored == "bcb" else 0 if stored == "strided" else side.nbytes
+                nbytes = kept + side.n * self.dtype.itemsize
+                layout = Layout(item=tuple(range(len(side.letters))))
+                parts.append(Part(stored, layout, Schedule(), side.n, nbytes, label="".join(side.letters)))
+        first = self.chain.pairs[0] if self.chain.pairs else None
+        name, reason = (
+            (first.choice.name, first.choice.reason) if first else ("dense", "nothing sparse is left to pair")
+        )
+        return Plan(name, tuple(parts), reason=reason)
+
+    @property
+    def source(self) -> str:
+        """The generated programs, one after the other."""
+        return "\n\n".join(step.path.source for step in self.chain.pairs)
+
+    @property
+    def path(self) -> Path:
+        """The file of the first contraction's program."""
+        if not self.chain.pairs:
+            raise PlanError(f'"{self.equation}" contracts no two sparse operands; it has no program')
+        return self.chain.pairs[0].path.path
+
+    def ptx(self, target: str = "sm_90") -> str:
+        """The assembly for a named target of the block kernels (``plan="bcb"``); needs no GPU."""
+        if self.dtype.is_complex:
+            raise PlanError("complex einsums run the generated torch programs, which have no PTX")
+        return "\n".join(step.ptx(target) for step in self.chain.pairs)
+
+    def explain(self) -> PairExplanation:
+        """Steps, what meets, the three paths and their expected times; ``to_dict()`` gives the same as data."""
+        return explain(self)
+
+    def __repr__(self) -> str:
+        return f'PairKernel("{self.equation}", plan {self.plan.name}, {self.backend}, {self.nnz:,} nonzeros)'
+
+
+def _is_sparse(bound: Bound, form: str) -> bool:
+    """Whether the result is a SparseTensor: where it keeps a mode of a sparse operand, unless told otherwise."""
+    if form not in ("auto", "dense", "sparse"):
+        raise PlanError(f'output must be "auto", "dense" or "sparse", found {form!r}')
+    kept = bool(bound.einsum.kept)
+    if form == "sparse" and not kept:
+        raise PlanError(
+            f'"{bound.einsum.text}" keeps no mode of a sparse operand, so its result has no pattern; use output="dense"'
+        )
+    return kept and form != "dense"
+
+
+def _sorted(result: Term, output: tuple[str, ...]) -> tuple[SparseTensor, torch.Tensor | None]:
+    """The result's pattern in the output's order of letters, and which of its entries stands where."""
+    assert result.pattern is not None
+    found = result.pattern
+    modes = [result.letters.index(c) for c in output]
+    coords, shape = found.coords[modes], tuple(found.shape[m] for m in modes)
+    keys = keys_of(coords, shape)
+    if crd.is_sorted_unique(keys):
+        return SparseTensor._make(coords.contiguous(), found.values, shape, True), None
+    order = crd.lexsort(keys)
+    return SparseTensor._make(coords[:, order].contiguous(), found.values, shape, True), order
