@@ -110,17 +110,17 @@ class Bcb:
         volume, grid = prod(sides), tiles_along(shape, sides)
         side = torch.tensor(sides, device=coords.device).unsqueeze(1)
         at = coords // side
-        keys = crd.sort_keys(at, grid) or [coords.new_zeros(coords.shape[1])]  # of no modes: one block of one position
         place = torch.zeros(coords.shape[1], dtype=torch.long, device=coords.device)
         for c, s in zip(coords, sides, strict=True):
             place = place * s + c % s
-        order = crd.lexsort([*keys, place])
-        fresh = crd.starts_of_runs([k[order] for k in keys])
+        order = crd.lexsort(crd.sort_keys(torch.cat([at, place.unsqueeze(0)]), (*grid, volume)))
+        at = at.index_select(1, order)
+        fresh = crd.starts_of_runs(crd.sort_keys(at, grid) or [torch.zeros_like(order)])  # of no modes: one block
         dense = (torch.cumsum(fresh, 0) - 1) * volume + place[order]
         if dense.numel() and bool((dense[1:] == dense[:-1]).any()):
             raise FormatError("blocks hold one value a position: coalesce the operand, which has duplicates")
         fields = words.fields(range(len(shape)), grid, "word")
-        heads = at.index_select(1, order[fresh])
+        heads = at[:, fresh]
         return Blocks(
             shape, sides, fields, words.encode(heads, fields), _bitmap(dense, heads.shape[1], volume), order, dense
         )

@@ -6,6 +6,7 @@ type has no kernel for, is left out under ``plan="auto"`` and refused by name.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,8 @@ from sparsetc.pair.sums import kept_dtype
 from sparsetc.pair.symbolic import Budget, Matching
 
 PLANS = ("bcb", "scalar", "dense")
+FEW_TASKS = 4
+"""Tasks a nonzero up to which the scalar path is taken unseen: it then costs no more than cutting into blocks does."""
 STORAGES = ("auto", "whole", "bitmap")
 
 
@@ -81,43 +84,85 @@ CPU = Rates(
 )
 
 
+Expected = tuple[tuple[str, float | None], ...]
+"""(path, seconds), the cheapest first; None for one that does not fit, or has no kernel for the type."""
+
+
 @dataclass(frozen=True)
 class Choice:
-    """A path, and the seconds each was expected to take, the cheapest first; None for one that does not apply."""
+    """A path, how blocks are stored, and why."""
 
     name: str
     storage: str
     reason: str
-    considered: tuple[tuple[str, float | None], ...]
 
 
-def choose(
-    matching: Matching, sizes: Sizes, cut: Cut, dtype: torch.dtype, backend: str, settings: Options, budget: Budget
-) -> Choice:
+@dataclass(frozen=True)
+class Question:
+    """What a choice is made by. The unfolded sizes and the cut take sorting, so they are asked for where needed."""
+
+    matching: Matching
+    sizes: Callable[[], Sizes]
+    cut: Callable[[], Cut]
+    dtype: torch.dtype
+    backend: str
+    settings: Options
+    budget: Budget
+
+    @property
+    def width(self) -> int:
+        """Bytes of a value as sums keep it."""
+        return kept_dtype(self.dtype).itemsize
+
+    def storage(self) -> str:
+        """How blocks are read: as asked, or whole unless that takes more than a quarter of the memory limit."""
+        wanted = self.settings.plan
+        asked = wanted.storage if isinstance(wanted, BcbPlan) else "auto"
+        if asked != "auto" or self.backend != "triton" or not self.dtype.is_floating_point:
+            return "whole" if asked == "auto" else asked
+        return "bitmap" if self._large() else "whole"
+
+    def _large(self) -> bool:
+        return self.cut().elements * self.width > self.budget.limit // 4
+
+    def expected(self) -> Expected:
+        """The three paths with their expected seconds."""
+        rates = GPU if self.matching.ends.is_cuda else CPU
+        precision = "float64" if self.dtype in _DOUBLE else self.settings.effective_precision()
+        fits = self.storage() == "bitmap" or not self._large()
+        found = {
+            "scalar": scalar_seconds(self.matching, rates),
+            "dense": dense_seconds(self.sizes(), self.width, precision, rates) if self.dense_fits() else None,
+            "bcb": block_seconds(self.cut(), self.width, precision, rates) if fits else None,
+        }
+        return tuple(sorted(found.items(), key=lambda item: (item[1] is None, item[1] or 0.0)))
+
+    def dense_fits(self) -> bool:
+        """Whether the unfolded operands and product take half of the memory limit or less."""
+        elements = self.sizes().elements
+        return _has_product(self.dtype, self.budget.device) and elements * self.width <= self.budget.limit // 2
+
+
+_DOUBLE = (torch.float64, torch.complex128)
+
+
+def choose(q: Question) -> Choice:
     """The plan named in the settings, or the one expected to be fastest."""
-    wanted = settings.plan
+    wanted = q.settings.plan
     named = "bcb" if isinstance(wanted, BcbPlan) else wanted
     if not isinstance(named, str) or named not in ("auto", *PLANS):
         raise PlanError(
             f"plan must be auto, {', '.join(PLANS)} or plan_bcb(...) for two sparse operands, found {wanted!r}"
         )
-    asked = wanted.storage if isinstance(wanted, BcbPlan) else "auto"
-    width = kept_dtype(dtype).itemsize
-    large = cut.elements * width > budget.limit // 4
-    storage = "bitmap" if asked == "bitmap" or (asked == "auto" and large and backend == "triton") else "whole"
-    rates = GPU if matching.ends.is_cuda else CPU
-    precision = "float64" if dtype in (torch.float64, torch.complex128) else settings.effective_precision()
-    expected = {
-        "scalar": scalar_seconds(matching, rates),
-        "dense": dense_seconds(sizes, width, precision, rates) if _dense_fits(sizes, dtype, budget) else None,
-        "bcb": block_seconds(cut, width, precision, rates) if storage == "bitmap" or not large else None,
-    }
-    considered = tuple(sorted(expected.items(), key=lambda item: (item[1] is None, item[1] or 0.0)))
+    if named == "dense":
+        _check_dense(q.sizes(), q.dtype, q.budget)
     if named != "auto":
-        if named == "dense":
-            _check_dense(sizes, dtype, budget)
-        return Choice(named, storage, "asked for by name", considered)
-    return Choice(considered[0][0], storage, "the cheapest by the cost model", considered)
+        return Choice(named, q.storage() if named == "bcb" else "whole", "asked for by name")
+    m = q.matching
+    if m.tasks <= FEW_TASKS * (m.x_entry.numel() + m.y_entry.numel()):
+        return Choice("scalar", "whole", f"at most {FEW_TASKS} tasks a nonzero")
+    name = q.expected()[0][0]
+    return Choice(name, q.storage() if name == "bcb" else "whole", "the cheapest of 3 by the cost model")
 
 
 def scalar_seconds(m: Matching, rates: Rates) -> float:
@@ -136,10 +181,6 @@ def block_seconds(cut: Cut, width: int, precision: str, rates: Rates) -> float:
     made = min(cut.pairs.tasks, cut.pairs.rows * cut.pairs.columns) * r * c
     moved = (cut.elements + made) * width
     return 8 * rates.launch + cut.flops / rates.blocks[precision] + moved / rates.memory
-
-
-def _dense_fits(sizes: Sizes, dtype: torch.dtype, budget: Budget) -> bool:
-    return _has_product(dtype, budget.device) and sizes.elements * kept_dtype(dtype).itemsize <= budget.limit // 2
 
 
 def _has_product(dtype: torch.dtype, device: torch.device) -> bool:

@@ -91,7 +91,7 @@ def explain(kernel: PairKernel) -> PairExplanation:
 
 
 def _pair(work: PairStep) -> StepReport:
-    m, sizes = work.matching, work.unfolded_sizes
+    m, sizes = work.matching, work.unfolded.sizes
     return StepReport(
         equation=work.equation,
         plan=work.choice.name,
@@ -104,5 +104,5 @@ def _pair(work: PairStep) -> StepReport:
         nnz=work.nnz,
         nbytes=work.path.nbytes,
         path=str(work.path.path),
-        considered=tuple((name, None if t is None else 1e6 * t) for name, t in work.choice.considered),
+        considered=tuple((name, None if t is None else 1e6 * t) for name, t in work.question.expected()),
     )

@@ -172,9 +172,11 @@ class PairKernel:
         for step in self.chain.pairs:
             stored = {"bcb": "bcb", "scalar": "coo", "dense": "strided"}[step.path.name]
             sides = (step.matching.x, step.matching.y)
-            for side, blocks in zip(sides, (step.cut.x, step.cut.y), strict=True):
-                kept = blocks.nbytes if stored == "bcb" else 0 if stored == "strided" else side.nbytes
-                nbytes = kept + side.n * self.dtype.itemsize
+            kept = [side.nbytes for side in sides]
+            if stored != "coo":
+                kept = [step.cut.x.nbytes, step.cut.y.nbytes] if stored == "bcb" else [0, 0]
+            for side, nbytes in zip(sides, kept, strict=True):
+                nbytes += side.n * self.dtype.itemsize
                 layout = Layout(item=tuple(range(len(side.letters))))
                 parts.append(Part(stored, layout, Schedule(), side.n, nbytes, label="".join(side.letters)))
         first = self.chain.pairs[0] if self.chain.pairs else None

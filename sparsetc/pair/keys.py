@@ -26,7 +26,10 @@ def single_key(coords: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor | Non
 
 def ranks(coords: torch.Tensor, sizes: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """(rank of every column among the distinct ones, a column of each rank), both int64."""
-    keys = keys_of(coords, sizes)
+    if not coords.shape[0]:
+        found = coords.new_zeros(coords.shape[1])
+        return found, found[:1]
+    keys = crd.sort_keys(coords, sizes)
     order = crd.lexsort(keys)
     fresh = crd.starts_of_runs([k[order] for k in keys])
     rank = torch.empty_like(order).scatter_(0, order, torch.cumsum(fresh, 0) - 1)

@@ -17,8 +17,8 @@ import torch
 from sparsetc.convert import available_memory
 from sparsetc.options import Options
 from sparsetc.pair.blocks import BlockPath, Cut, assembly
-from sparsetc.pair.choose import BcbPlan, Choice, choose
-from sparsetc.pair.dense import Sizes, Unfolded
+from sparsetc.pair.choose import BcbPlan, Choice, Question, choose
+from sparsetc.pair.dense import Unfolded
 from sparsetc.pair.equation import Roles, prepared
 from sparsetc.pair.paths import DensePath, NumericPath, ScalarPath
 from sparsetc.pair.scalar import Tasks, back_to_x, back_to_y
@@ -69,18 +69,33 @@ class PairStep:
         self.budget = Budget(settings, self.device, len(self.shape), self.dtype.itemsize, what, limit)
         self.budget.check(self.matching.least_results(), least=True)
         self.backend = "torch" if self.dtype.is_complex else settings.effective_backend(self.device)
-        self._unfolded = Unfolded(self.matching)
-        sides = dict(settings.plan.sides) if isinstance(settings.plan, BcbPlan) else None
-        self.cut = Cut.of(self.matching, sides)
-        self.choice: Choice = choose(
-            self.matching, self._unfolded.sizes, self.cut, self.dtype, self.backend, settings, self.budget
+        self.question = Question(
+            self.matching,
+            lambda: self.unfolded.sizes,
+            lambda: self.cut,
+            self.dtype,
+            self.backend,
+            settings,
+            self.budget,
         )
+        self.choice: Choice = choose(self.question)
         self.tasks = Tasks(self.matching, self.matching.ends.new_zeros(0), self.budget)
         self.path: NumericPath = self._path()
         places = self.path.places()
         self.budget.check(places.numel())
         self.tasks.places = places
         self.pattern: Pattern = pattern_of(self.matching, places)
+
+    @cached_property
+    def unfolded(self) -> Unfolded:
+        """The operands' places, were they dense."""
+        return Unfolded(self.matching)
+
+    @cached_property
+    def cut(self) -> Cut:
+        """The operands cut into blocks."""
+        plan = self.settings.plan
+        return Cut.of(self.matching, dict(plan.sides) if isinstance(plan, BcbPlan) else None)
 
     def _path(self) -> NumericPath:
         settings, precision = self.settings, self.settings.effective_precision()
@@ -90,7 +105,7 @@ class PairStep:
             # 16-bit values, held in float32, are exact in tf32.
             exact = self.dtype in (torch.float16, torch.bfloat16) and self.device.type == "cuda"
             precision = "high" if exact and precision == "highest" else precision
-            return DensePath(self._unfolded, self.equation, self.budget, precision)
+            return DensePath(self.unfolded, self.equation, self.budget, precision)
         return BlockPath(self.cut, self.equation, self.dtype, self.backend, precision, self.choice.storage, self.budget)
 
     @property
@@ -159,11 +174,6 @@ class PairStep:
             self.budget,
         )
         return assembly(twin.program, self.dtype, target, twin.pair_x.dtype, twin.path)
-
-    @property
-    def unfolded_sizes(self) -> Sizes:
-        """Extents of the operands unfolded."""
-        return self._unfolded.sizes
 
     @property
     def elements(self) -> int:
