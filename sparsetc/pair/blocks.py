@@ -31,7 +31,7 @@ from sparsetc.ir.view import tiles_along
 from sparsetc.pair.equation import Side, prepared
 from sparsetc.pair.source import BlockProgram, torch_source, triton_source, word_bits
 from sparsetc.pair.sums import add_up, kept_dtype
-from sparsetc.pair.symbolic import Budget, Matching
+from sparsetc.pair.symbolic import TASK_BYTES, Budget, Matching
 
 FREE, INNER = 64, 32
 """Positions that the free, and the contracted, letters of a block make, where the modes are that long."""
@@ -138,7 +138,7 @@ class BlockPath:
     ) -> None:
         self.cut, self.dtype, self.backend, self.budget = cut, dtype, backend, budget
         what = f"the task list of {equation}, {cut.pairs.tasks:,} pairs of blocks,"
-        budget.settings.check_memory(cut.pairs.tasks * 64, budget.device, what)
+        budget.settings.check_memory(cut.pairs.tasks * TASK_BYTES, budget.device, what)
         self._make_pairs()
         bitmap = storage == "bitmap" and backend == "triton" and _has_dot(dtype)
         if not bitmap:

@@ -16,7 +16,7 @@ from sparsetc.options import Options
 from sparsetc.pair.blocks import Cut
 from sparsetc.pair.dense import Sizes
 from sparsetc.pair.sums import kept_dtype
-from sparsetc.pair.symbolic import Budget, Matching
+from sparsetc.pair.symbolic import TASK_BYTES, Budget, Matching
 
 PLANS = ("bcb", "scalar", "dense")
 FEW_TASKS = 4
@@ -130,6 +130,7 @@ class Question:
         rates = GPU if self.matching.ends.is_cuda else CPU
         precision = "float64" if self.dtype in _DOUBLE else self.settings.effective_precision()
         fits = self.storage() == "bitmap" or not self._large()
+        fits = fits and self.cut().pairs.tasks * TASK_BYTES <= self.budget.limit // 2
         found = {
             "scalar": scalar_seconds(self.matching, rates),
             "dense": dense_seconds(self.sizes(), self.width, precision, rates) if self.dense_fits() else None,
@@ -146,14 +147,21 @@ class Question:
 _DOUBLE = (torch.float64, torch.complex128)
 
 
-def choose(q: Question) -> Choice:
-    """The plan named in the settings, or the one expected to be fastest."""
-    wanted = q.settings.plan
-    named = "bcb" if isinstance(wanted, BcbPlan) else wanted
-    if not isinstance(named, str) or named not in ("auto", *PLANS):
+def plan_name(settings: Options) -> str:
+    """``auto``, ``bcb``, ``scalar`` or ``dense``; PlanError for any other plan."""
+    wanted = settings.plan
+    if isinstance(wanted, BcbPlan):
+        return "bcb"
+    if not isinstance(wanted, str) or wanted not in ("auto", *PLANS):
         raise PlanError(
             f"plan must be auto, {', '.join(PLANS)} or plan_bcb(...) for two sparse operands, found {wanted!r}"
         )
+    return wanted
+
+
+def choose(q: Question) -> Choice:
+    """The plan named in the settings, or the one expected to be fastest."""
+    named = plan_name(q.settings)
     if named == "dense":
         _check_dense(q.sizes(), q.dtype, q.budget)
     if named != "auto":

@@ -21,6 +21,7 @@ from sparsetc.ir.einsum import Bound
 from sparsetc.ir.plan import Layout, Part, Plan, Schedule
 from sparsetc.options import Options
 from sparsetc.pair.chain import Chain, Term
+from sparsetc.pair.choose import plan_name
 from sparsetc.pair.explain import PairExplanation, explain
 from sparsetc.pair.keys import keys_of
 from sparsetc.pair.sums import kept_dtype
@@ -34,6 +35,7 @@ class PairKernel:
         self, bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], settings: Options, output: str
     ) -> None:
         e = bound.einsum
+        plan_name(settings)  # refused at once where it is not known
         self.bound, self.settings = bound, settings
         first = operands[e.sparse[0]]
         assert isinstance(first, SparseTensor)

@@ -26,6 +26,8 @@ TASK_BYTES = 96
 CHUNK = 1 << 22
 """Most tasks of a chunk: 400 MB while they are sorted."""
 LEAST_CHUNK = 1 << 10
+MARKS = 16
+"""Places a task up to which they are marked, a byte each, and not sorted."""
 
 
 def chunk_size(limit: int) -> int:
@@ -190,8 +192,15 @@ class Budget:
 def places_by_expansion(matching: Matching, budget: Budget) -> torch.Tensor:
     """(nnz,) the distinct places of all tasks, ascending; a chunk of tasks is sorted at a time.
 
-    Chunks come row by row, so what is found is final but for the row that a chunk shares with the one before.
+    Chunks come row by row, so what is found is final but for the row that a chunk shares with the one before. Where
+    rows and columns make few places, each is marked instead.
     """
+    spread = matching.rows * matching.columns
+    if spread <= min(MARKS * matching.tasks, budget.limit // 16):
+        marked = torch.zeros(spread, dtype=torch.bool, device=matching.ends.device)
+        for _, _, place in matching.chunks(budget.chunk):
+            marked[place] = True
+        return torch.nonzero(marked).flatten()
     done: list[torch.Tensor] = []
     total = 0
     tail = matching.ends.new_zeros(0)
