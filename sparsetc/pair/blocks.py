@@ -218,13 +218,14 @@ class BlockPath:
     def places(self) -> torch.Tensor:
         """(nnz,) the result's places, ascending; where each stands among the blocks is kept for `run`."""
         m = self.cut.matching
-        x = torch.ones(m.x_entry.numel(), dtype=torch.float32, device=m.ends.device)
-        y = torch.ones(m.y_entry.numel(), dtype=torch.float32, device=m.ends.device)
-        if self.dtype != torch.float32:  # ones are exact in every type, and the program is that of this type
-            x, y = x.to(self._stored_dtype), y.to(self._stored_dtype)
+        # On the CPU by the twin, so that a kernel is compiled for a GPU where there is none to launch it on.
+        backend = "torch" if m.ends.device.type == "cpu" else self.backend
+        dtype = self._stored_dtype if backend == "triton" else torch.float32  # ones are exact in every type
+        x = torch.ones(m.x_entry.numel(), dtype=dtype, device=m.ends.device)
+        y = torch.ones(m.y_entry.numel(), dtype=dtype, device=m.ends.device)
         found, total = [], 0
         r, c, _ = self.cut.extents
-        for start, stop, buffer in self._products(x, y):
+        for start, stop, buffer in self._products(x, y, backend):
             at = torch.nonzero(buffer.view(-1)).flatten() + start * r * c
             total += at.numel()
             self.budget.check(total, least=stop < self.blocks.numel())
@@ -256,30 +257,38 @@ class BlockPath:
         out = x.new_empty(self._at.numel())
         r, c, _ = self.cut.extents
         x, y = x.to(self._stored_dtype), y.to(self._stored_dtype)
-        for (start, _, buffer), done, end in zip(self._products(x, y), self._ends, self._ends[1:], strict=False):
+        for (start, _, buffer), done, end in zip(
+            self._products(x, y, self.backend), self._ends, self._ends[1:], strict=False
+        ):
             part = buffer.view(-1).index_select(0, self._at[done:end] - start * r * c)
             out.index_copy_(0, self._slot[done:end], part)
         return out
 
-    def _products(self, x: torch.Tensor, y: torch.Tensor) -> Iterator[tuple[int, int, torch.Tensor]]:
+    def _products(self, x: torch.Tensor, y: torch.Tensor, backend: str) -> Iterator[tuple[int, int, torch.Tensor]]:
         """(first block, end, dense blocks) of the result, some at a time."""
         r, c, k = self.cut.extents
-        if self.program.bitmap:
+        if self.program.bitmap and backend == "triton":
             operands = [*self._packed(self.cut.x, x), *self._packed(self.cut.y, y)]
         else:
-            operands = [self.cut.x.whole(x), self.cut.y.whole(y)]
+            operands = [self.cut.x.whole(x).view(-1, r, k), self.cut.y.whole(y).view(-1, c, k)]
         for b in self._buffers:
-            shape = (b.stop - b.start, r, c)
-            if self.backend == "triton":
-                yield b.start, b.stop, self._launch(operands, b).view(shape)
+            if backend == "triton":
+                yield b.start, b.stop, self._launch(operands, b)
                 continue
-            buffer = torch.zeros(shape, dtype=kept_dtype(self.dtype), device=x.device)
+            buffer = torch.zeros((b.stop - b.start, r, c), dtype=x.dtype, device=x.device)
             step = max(1, TORCH_CHUNK // (r * c + (r + c) * k))
             chunks = [(n, min(n + step, b.last)) for n in range(b.first, b.last, step)]
-            whole = (operands[0].view(-1, r, k), operands[1].view(-1, c, k))
             owner = self.owner - b.start if b.start else self.owner
-            self.module.contract(chunks, self.pair_x, self.pair_y, owner, *whole, buffer)
+            self._twin.contract(chunks, self.pair_x, self.pair_y, owner, *operands, buffer)
             yield b.start, b.stop, buffer
+
+    @cached_property
+    def _twin(self) -> Any:
+        """The torch module."""
+        if self.backend == "torch":
+            return self.module
+        name = source_name(self.program.equation, "torch")
+        return cache.load(torch_source(self.program), self.budget.settings.cache_dir, name)[0]
 
     def _packed(self, blocks: Blocks, values: torch.Tensor) -> list[torch.Tensor]:
         bits = word_bits(blocks.volume)

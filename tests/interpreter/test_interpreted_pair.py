@@ -57,14 +57,14 @@ def test_sides(storage: str, sides: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize("storage", STORAGES)
 def test_a_long_run_of_pairs_is_cut_between_programs_and_buffers(storage: str) -> None:
     """40 pairs of blocks for one block of the result, 3 a program; few blocks of the result made at a time."""
-    given = operands("ij,jk->ik", "dense", torch.float64, sizes={"i": 20, "j": 40, "k": 20})
+    given = operands("ij,jk->ik", "dense", torch.float64, sizes={"i": 8, "j": 40, "k": 8})
     plan = stc.plan_bcb(storage=storage, i=4, j=1, k=4)
-    with mock.patch.object(blocks, "PAIRS_A_PROGRAM", 3), mock.patch.object(blocks, "BUFFER_BYTES", 4 * 4 * 8 * 7):
+    with mock.patch.object(blocks, "PAIRS_A_PROGRAM", 3), mock.patch.object(blocks, "BUFFER_BYTES", 4 * 4 * 8 * 3):
         kernel = check_pair("ij,jk->ik", given, plan=plan)
     buffers = kernel.chain.pairs[0].path._buffers
-    assert len(buffers) == 4
+    assert len(buffers) == 2
     assert all(b.owner is not None for b in buffers)
-    assert buffers[0].ptr.numel() == 1 + 7 * 14
+    assert buffers[0].ptr.numel() == 1 + 3 * 14
 
 
 @pytest.mark.parametrize("precision", ["highest", "high"])
@@ -87,7 +87,7 @@ def test_gradients() -> None:
     assert torch.autograd.gradcheck(lambda a, b: kernel(values=[a, b]).values, given)
 
 
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(pairs((torch.float32, torch.float64, torch.int64), ("bcb",)))
 def test_any_pair_agrees_with_the_reference(drawn: Any) -> None:
     given = drawn.operands()
