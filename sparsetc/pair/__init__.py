@@ -13,8 +13,8 @@ In: a `Bound` einsum whose operands are sparse in two places or more. Out: `Pair
     kernel.py     what `compile` returns
 """
 
-from sparsetc.pair.choose import plan_bcb
+from sparsetc.pair.choose import BcbPlan, plan_bcb
 from sparsetc.pair.compile import build_pair, compiled_pair
 from sparsetc.pair.kernel import PairKernel
 
-__all__ = ["PairKernel", "build_pair", "compiled_pair", "plan_bcb"]
+__all__ = ["BcbPlan", "PairKernel", "build_pair", "compiled_pair", "plan_bcb"]

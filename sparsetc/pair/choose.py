@@ -37,7 +37,8 @@ def plan_bcb(storage: str = "auto", **sides: int) -> BcbPlan:
 
     Args:
         storage: how a GPU reads blocks: ``"whole"``, ``"bitmap"`` (bits and packed values, section III-D), or
-            ``"auto"``: whole unless that takes more than a quarter of the memory limit.
+            ``"auto"``: whole unless that takes more than a quarter of the memory limit. Integers are read whole, and so
+            is everything on the CPU.
         sides: powers of two; letters that both operands keep have side 1 whatever is given.
     """
     if storage not in STORAGES:
