@@ -17,7 +17,7 @@ import torch
 
 from sparsetc.api import einsum, register_op
 from sparsetc.errors import EquationError, ShapeError
-from sparsetc.pair.result import accumulated, check_accumulation, without_zeros
+from sparsetc.pair.result import accumulated, check_accumulation, check_scalars, without_zeros
 from sparsetc.tensor import SparseTensor
 
 MODES = "ijklmnopq"
@@ -199,6 +199,7 @@ def contract(
                 f"contract: mode {m} of x has size {sparse.shape[m]}, mode {n} of y has size {second.shape[n]}: "
                 "modes that are summed together have one size"
             )
+    check_scalars(sparse.dtype, alpha=alpha, beta=beta)
     if beta != 0 and out is None:
         raise EquationError(f"contract: beta is {beta}, and there is no out for it to be times")
     if out is not None:

@@ -205,6 +205,11 @@ def test_contract_refuses_what_does_not_fit() -> None:
         stc.contract(x, y, 1, out=random_sparse((4, 6), "random", torch.float32), beta=1)
     with pytest.raises(stc.EquationError, match="there is no out"):
         stc.contract(x, y, 1, beta=1)
+    whole = [random_sparse(shape, "random", torch.int64) for shape in ((4, 5), (5, 6))]
+    assert_matches(stc.contract(*whole, 1, alpha=3), "ij,jk->ik", [whole[0].with_values(3 * whole[0].values), whole[1]])
+    for bad in (0.5, 1j, "2"):
+        with pytest.raises(stc.DtypeError, match=r"alpha must be a number that torch\.int64 can be multiplied by"):
+            stc.contract(*whole, 1, alpha=bad)
     nan = random_sparse((4, 6), "random", torch.float64)
     nan = nan.with_values(torch.full_like(nan.values, torch.nan))
     assert not stc.contract(x, y, 1, out=nan, beta=0).values.isnan().any()  # as in BLAS, out is not read

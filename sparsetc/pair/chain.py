@@ -128,8 +128,8 @@ def _step(
     if all(p is not None for p in patterns):
         x, y = (p for p in patterns if p is not None)
         pair = PairStep((chosen[0].letters, chosen[1].letters), (x, y), output, sizes, settings)
-        empty = torch.zeros(pair.nnz, dtype=like.dtype, device=like.device)
-        return Step(places, equation, pair, Term(output, pair.result(empty) if output else None))
+        zero = torch.zeros((), dtype=like.dtype, device=like.device)
+        return Step(places, equation, pair, Term(output, pair.result(zero.expand(pair.nnz)) if output else None))
     return _mixed(places, chosen, output, equation, sizes, like, settings)
 
 

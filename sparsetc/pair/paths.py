@@ -94,7 +94,9 @@ class DensePath:
         """Where the product of the patterns is not 0."""
         m = self.unfolded.matching
         x, y = (torch.ones(e.numel(), dtype=torch.float32, device=e.device) for e in (m.x_entry, m.y_entry))
-        places = self.unfolded.places_of(self._product(x, y, None, "highest"))
+        product = self._product(x, y, None, "highest")
+        self.budget.check(int(torch.count_nonzero(product)))
+        places = self.unfolded.places_of(product)
         self.at = self.unfolded.positions(places)
         return places
 

@@ -18,7 +18,7 @@ Result = torch.Tensor | SparseTensor
 
 def without_zeros(z: Result) -> Result:
     """A sparse result without the entries whose value is 0 (NaN stays); the order is kept. Dense ones as they are."""
-    if not isinstance(z, SparseTensor):
+    if not isinstance(z, SparseTensor) or not z.values.numel():
         return z
     values = z.values if z.values.ndim == 1 else z.values.flatten(1).abs().amax(1)
     kept = torch.nonzero(values != 0).flatten()
@@ -37,6 +37,14 @@ def check_accumulation(out: Any, shape: tuple[int, ...], dtype: torch.dtype, dev
         raise DtypeError(f"out must have the operands' dtype {dtype}, found {out.dtype}")
     if out.device != device:
         raise DeviceError(f"out is on {out.device}, the operands are on {device}")
+
+
+def check_scalars(dtype: torch.dtype, **scalars: Any) -> None:
+    """DtypeError unless each scalar can multiply values of this dtype and give the same dtype."""
+    for name, value in scalars.items():
+        fits = isinstance(value, int) or (isinstance(value, float) and (dtype.is_floating_point or dtype.is_complex))
+        if not fits and not (isinstance(value, complex) and dtype.is_complex):
+            raise DtypeError(f"{name} must be a number that {dtype} can be multiplied by, found {value!r}")
 
 
 def accumulated(result: Result, out: Result | None, alpha: Any, beta: Any) -> Result:

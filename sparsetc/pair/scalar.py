@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from sparsetc import coords as crd
 from sparsetc.formats.base import index_dtype
 from sparsetc.pair.sums import add_into
 from sparsetc.pair.symbolic import Budget, Matching
@@ -58,11 +59,13 @@ class Tasks:
             self._kept = kept
 
     def _sorted(self, p: torch.Tensor, q: torch.Tensor, place: torch.Tensor) -> Chunk:
+        narrow = index_dtype(max(self.matching.x_entry.numel(), self.matching.y_entry.numel()))
+        if crd.is_sorted_unique([place]):
+            run = torch.arange(place.numel(), device=place.device)
+            return Chunk(p.to(narrow), q.to(narrow), run, torch.searchsorted(self.places, place))
         order = torch.argsort(place, stable=True)
         found, run = torch.unique_consecutive(place[order], return_inverse=True)
-        narrow = index_dtype(max(self.matching.x_entry.numel(), self.matching.y_entry.numel()))
-        slots = torch.searchsorted(self.places, found)
-        return Chunk(p[order].to(narrow), q[order].to(narrow), run, slots)
+        return Chunk(p[order].to(narrow), q[order].to(narrow), run, torch.searchsorted(self.places, found))
 
     @property
     def nbytes(self) -> int:
