@@ -184,3 +184,55 @@ def pairs(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...], plans: tuple[str, ..
         draw(st.integers(0, 4)) == 0,
         draw(st.integers(0, 1000)),
     )
+
+
+@dataclass(frozen=True)
+class DrawnChain:
+    """Several operands, two or more of them sparse."""
+
+    equation: str
+    shapes: tuple[tuple[int, ...], ...]
+    dense: tuple[int, ...]
+    patterns: tuple[str, ...]
+    dtype: torch.dtype
+    coalesce: bool
+    plan: str
+    seed: int
+
+    def operands(self) -> list[Any]:
+        made: list[Any] = []
+        for n, (shape, pattern) in enumerate(zip(self.shapes, self.patterns, strict=True)):
+            if n in self.dense:
+                made.append(random_values(shape, self.dtype, self.seed + n))
+            else:
+                made.append(random_sparse(shape, pattern, self.dtype, self.seed + n, self.coalesce))
+        return made
+
+
+@st.composite
+def chains(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...]) -> DrawnChain:
+    """Two to five operands of order 0 (dense ones) to 3 over up to six letters, which may repeat in an operand."""
+    count = draw(st.integers(2, 5))
+    kinds = draw(st.permutations([True, True, *draw(st.lists(st.booleans(), min_size=count - 2, max_size=count - 2))]))
+    pool = "ijklmn"[: draw(st.integers(2, 6))]
+    terms = []
+    for sparse in kinds:
+        letters = st.lists(st.sampled_from(pool), min_size=1 if sparse else 0, max_size=3)
+        term = draw(letters)
+        terms.append("".join(term if draw(st.integers(0, 5)) == 0 else dict.fromkeys(term)))
+    letters = sorted(set("".join(terms)))
+    output = draw(st.lists(st.sampled_from(letters), unique=True, max_size=len(letters)))
+    sizes, room = {}, 20_000
+    for c in letters:
+        sizes[c] = draw(st.integers(1, max(1, min(6, room))))
+        room = max(1, room // sizes[c])
+    return DrawnChain(
+        f"{','.join(terms)}->{''.join(output)}",
+        tuple(tuple(sizes[c] for c in t) for t in terms),
+        tuple(n for n, sparse in enumerate(kinds) if not sparse),
+        tuple(draw(st.lists(st.sampled_from(sorted(PATTERNS)), min_size=count, max_size=count))),
+        draw(st.sampled_from(dtypes)),
+        draw(st.booleans()),
+        draw(st.sampled_from(PLANS)),
+        draw(st.integers(0, 1000)),
+    )

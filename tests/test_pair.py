@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import PATTERNS, assert_matches, poisoned, random_sparse, random_values
+from cases import PATTERNS, assert_matches, bound_of, poisoned, random_sparse, random_values
 from hypothesis import given, settings
 from pair_cases import (
     CHAINS,
@@ -14,6 +14,7 @@ from pair_cases import (
     MIXED,
     PLANS,
     SIZES,
+    chains,
     check_pair,
     operands,
     pairs,
@@ -314,6 +315,21 @@ def test_chain(name: str, plan: str) -> None:
     for pattern in ("random", "empty", "dense"):
         for coalesce in (True, False):
             check_pair(CHAINS[name], operands(CHAINS[name], pattern, coalesce=coalesce), plan=plan)
+
+
+@settings(max_examples=500)
+@given(chains((torch.float64, torch.int64, torch.complex128)))
+def test_any_chain_agrees_with_the_reference(drawn: Any) -> None:
+    given = drawn.operands()
+    with poisoned():
+        found = stc.einsum(drawn.equation, *given, plan=drawn.plan)
+    assert_matches(found, drawn.equation, given, None if drawn.dtype == torch.int64 else 1e-12)
+    e = bound_of(drawn.equation, given).einsum
+    assert isinstance(found, stc.SparseTensor) == bool(e.kept)
+    if isinstance(found, stc.SparseTensor):
+        assert found.is_coalesced
+        keys = torch.unique(found.coords, dim=1)
+        assert torch.equal(found.coords, keys)
 
 
 @pytest.mark.parametrize("name", MIXED)

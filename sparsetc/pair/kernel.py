@@ -14,16 +14,15 @@ from pathlib import Path
 
 import torch
 
-from sparsetc import coords as crd
 from sparsetc.canonical import _broadcasts, check_operand
 from sparsetc.errors import DtypeError, PlanError, ShapeError
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.plan import Layout, Part, Plan, Schedule
 from sparsetc.options import Options
-from sparsetc.pair.chain import Chain, Term
+from sparsetc.pair.chain import Chain
 from sparsetc.pair.choose import plan_name
+from sparsetc.pair.equation import Side, prepared
 from sparsetc.pair.explain import PairExplanation, explain
-from sparsetc.pair.keys import keys_of
 from sparsetc.pair.sums import kept_dtype
 from sparsetc.tensor import SparseTensor
 
@@ -52,18 +51,18 @@ class PairKernel:
         self._arrange()
 
     def _arrange(self) -> None:
-        """The order in which the last step's values are those of the result, where they are not so already."""
+        """The result's pattern, and how the last step's values are brought to it."""
         result, output = self.chain.result, self.bound.einsum.output
-        self._pattern: SparseTensor | None = None
-        self._order: torch.Tensor | None = None
-        self._duplicates: torch.Tensor | None = None
-        if result.pattern is None and self.sparse:
+        self._pattern: torch.Tensor | None = None
+        self._side: Side | None = None
+        if result.pattern is not None:
+            # A step that keeps all of an operand keeps its order and its duplicates too.
+            self._side = prepared(result.letters, result.pattern.coords, self.bound.by_index, output)
+            self._pattern = self._side.coords
+        elif self.sparse:
             shape = self.bound.output_shape
-            grid = torch.cartesian_prod(*(torch.arange(n, device=self.device) for n in shape)).reshape(-1, len(shape)).T
-            zeros = torch.zeros(grid.shape[1], dtype=self.dtype, device=self.device)
-            self._pattern = SparseTensor._make(grid.contiguous(), zeros, shape, True)
-        elif result.pattern is not None:
-            self._pattern, self._order = _sorted(result, output)
+            grid = torch.cartesian_prod(*(torch.arange(n, device=self.device) for n in shape))
+            self._pattern = grid.reshape(-1, len(shape)).T.contiguous()
 
     # -- calls ------------------------------------------------------------------------------------------------------
     def __call__(
@@ -87,16 +86,16 @@ class PairKernel:
         return self._wrap(found)
 
     def _wrap(self, found: torch.Tensor) -> torch.Tensor | SparseTensor:
-        pattern, result = self._pattern, self.chain.result
-        if pattern is None:
-            order = tuple(result.letters.index(c) for c in self.bound.einsum.output)
-            return found.permute(order) if found.ndim else found
-        if result.pattern is None:
-            order = tuple(result.letters.index(c) for c in self.bound.einsum.output)
-            found = found.permute(order).reshape(-1)
-        elif self._order is not None:
-            found = found.index_select(0, self._order)
-        made = SparseTensor._make(pattern.coords, found, pattern.shape, True)
+        if self._side is not None:
+            values = self._side.values(found, self.settings.deterministic).to(self.dtype)
+        else:
+            order = tuple(self.chain.result.letters.index(c) for c in self.bound.einsum.output)
+            found = found.permute(order) if order else found
+            if self._pattern is None:
+                return found
+            values = found.reshape(-1)
+        assert self._pattern is not None
+        made = SparseTensor._make(self._pattern, values, self.bound.output_shape, True)
         return made if self.sparse else made.to_dense(self.settings.memory_limit)
 
     def _check(self, dense: Sequence[torch.Tensor]) -> None:
@@ -154,13 +153,13 @@ class PairKernel:
 
     @property
     def pattern(self) -> torch.Tensor | None:
-        """(modes, nnz) coordinates of the result; None where it is a number."""
-        return None if self._pattern is None else self._pattern.coords
+        """(modes, nnz) coordinates of the result; None where it keeps no mode of a sparse operand."""
+        return self._pattern
 
     @property
     def nnz(self) -> int:
-        """Entries of the result's pattern."""
-        return 1 if self._pattern is None else self._pattern.nnz
+        """Entries of the result's pattern; elements of a result that has none."""
+        return prod(self.bound.output_shape) if self._pattern is None else self._pattern.shape[1]
 
     @property
     def backend(self) -> str:
@@ -223,16 +222,3 @@ def _is_sparse(bound: Bound, form: str) -> bool:
             f'"{bound.einsum.text}" keeps no mode of a sparse operand, so its result has no pattern; use output="dense"'
         )
     return kept and form != "dense"
-
-
-def _sorted(result: Term, output: tuple[str, ...]) -> tuple[SparseTensor, torch.Tensor | None]:
-    """The result's pattern in the output's order of letters, and which of its entries stands where."""
-    assert result.pattern is not None
-    found = result.pattern
-    modes = [result.letters.index(c) for c in output]
-    coords, shape = found.coords[modes], tuple(found.shape[m] for m in modes)
-    keys = keys_of(coords, shape)
-    if crd.is_sorted_unique(keys):
-        return SparseTensor._make(coords.contiguous(), found.values, shape, True), None
-    order = crd.lexsort(keys)
-    return SparseTensor._make(coords[:, order].contiguous(), found.values, shape, True), order
