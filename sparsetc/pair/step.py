@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from math import prod
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ from sparsetc.pair.dense import Unfolded
 from sparsetc.pair.equation import Roles, prepared
 from sparsetc.pair.paths import DensePath, NumericPath, ScalarPath
 from sparsetc.pair.scalar import Tasks, back_to_x, back_to_y
-from sparsetc.pair.sums import kept_dtype
 from sparsetc.pair.symbolic import Budget, Matching, Pattern, pattern_of
 from sparsetc.tensor import SparseTensor
 
@@ -174,16 +172,6 @@ class PairStep:
             self.budget,
         )
         return assembly(twin.program, self.dtype, target, twin.pair_x.dtype, twin.path)
-
-    @property
-    def elements(self) -> int:
-        """Positions of the result, were it dense."""
-        return prod(self.shape)
-
-    @property
-    def kept(self) -> torch.dtype:
-        """The type that sums are kept in."""
-        return kept_dtype(self.dtype)
 
 
 class _Product(torch.autograd.Function):
