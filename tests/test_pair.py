@@ -505,6 +505,10 @@ def test_errors_before_anything_runs() -> None:
         stc.einsum("ij,jk->ik", x, y, plan="coo")
     with pytest.raises(stc.PlanError, match="power of two"):
         stc.plan_bcb(i=3)
+    with pytest.raises(stc.PlanError, match="gives sides to q, z, which"):
+        stc.einsum("ij,jk->ik", x, y, plan=stc.plan_bcb(z=8, q=4, i=4))
+    with pytest.raises(stc.PlanError, match="blocks of 512 x 16 and 16 x 512 positions are too large"):
+        stc.einsum("ij,jk->ik", x, y, plan=stc.plan_bcb(i=512, j=16, k=512))
     with pytest.raises(stc.PlanError, match="storage must be one of"):
         stc.plan_bcb(storage="dense")
     with pytest.raises(stc.DtypeError, match="operand 2 has dtype"):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import torch
@@ -64,7 +65,7 @@ class Blocks:
         """Bytes of words and bitmaps: formula (8) without its last term, each index rounded up to its word."""
         return sum(a.numel() * a.element_size() for a in (*self.words.values(), self.bitmap))
 
-    @property
+    @cached_property
     def starts(self) -> torch.Tensor:
         """(blocks + 1,) int64, where each block's values begin: the bits set in the bitmaps before."""
         counts = torch.bincount(self.dense // self.volume, minlength=self.blocks)

@@ -37,6 +37,8 @@ FREE, INNER = 64, 32
 """Positions that the free, and the contracted, letters of a block make, where the modes are that long."""
 PAIRS_A_PROGRAM = 256
 """Most pairs of one program; a block of the result with more is made by several and added up."""
+MOST_POSITIONS = 1 << 16
+"""Positions of an operand's or the result's block that a program may hold in registers: 8 warps spill beyond."""
 TORCH_CHUNK = 1 << 23
 """Elements of the products that the torch twin makes at a time."""
 BUFFER_BYTES = 1 << 28
@@ -137,6 +139,11 @@ class BlockPath:
         self, cut: Cut, equation: str, dtype: torch.dtype, backend: str, precision: str, storage: str, budget: Budget
     ) -> None:
         self.cut, self.dtype, self.backend, self.budget = cut, dtype, backend, budget
+        r, c, k = cut.extents
+        if max(r * c, r * k, c * k) > MOST_POSITIONS:
+            raise PlanError(
+                f"blocks of {r} x {k} and {k} x {c} positions are too large for one program; name smaller sides"
+            )
         what = f"the task list of {equation}, {cut.pairs.tasks:,} pairs of blocks,"
         budget.settings.check_memory(cut.pairs.tasks * TASK_BYTES, budget.device, what)
         self._make_pairs()
@@ -145,7 +152,6 @@ class BlockPath:
             nbytes = cut.elements * kept_dtype(dtype).itemsize
             budget.settings.check_memory(nbytes, budget.device, f"the blocks of {equation}")
         small = 2**31 - 2**16
-        r, c, _ = cut.extents
         self.program = BlockProgram(
             equation,
             cut.rows,
@@ -158,7 +164,7 @@ class BlockPath:
             (
                 cut.x.blocks * cut.x.volume > small,
                 cut.y.blocks * cut.y.volume > small,
-                self._blocks_a_buffer * r * c > small,
+                2 * self._blocks_a_buffer * r * c > small,
             ),
             8 if r * c > 64 * 64 else 4,
         )
@@ -186,7 +192,7 @@ class BlockPath:
     def _blocks_a_buffer(self) -> int:
         r, c, _ = self.cut.extents
         room = min(BUFFER_BYTES, max(1, self.budget.limit // 4))
-        return max(1, min(self.blocks.numel(), room // (r * c * kept_dtype(self.dtype).itemsize)))
+        return max(1, room // (r * c * kept_dtype(self.dtype).itemsize))
 
     @cached_property
     def _buffers(self) -> list[Buffer]:
@@ -311,12 +317,14 @@ class BlockPath:
         """(ranges of pairs, a program each; the block of the result each is of, None when it is one each)."""
         ptr = self.ptr[start : stop + 1]
         counts = torch.diff(ptr)
-        each = -(-counts // PAIRS_A_PROGRAM)
+        # Programs write a block each, so there are no more of them than blocks that a buffer has room for, and the cut.
+        share = max(PAIRS_A_PROGRAM, int(ptr[-1] - ptr[0]) // self._blocks_a_buffer)
+        each = -(-counts // share)
         if int(each.max()) <= 1:
             return ptr, None
         owner = torch.repeat_interleave(torch.arange(stop - start, device=ptr.device), each)
         behind = torch.arange(owner.numel(), device=ptr.device) - (torch.cumsum(each, 0) - each)[owner]
-        return torch.cat([ptr[owner] + behind * PAIRS_A_PROGRAM, ptr[-1:]]), owner
+        return torch.cat([ptr[owner] + behind * share, ptr[-1:]]), owner
 
     # -- source -----------------------------------------------------------------------------------------------------
     def _load(self) -> None:

@@ -6,7 +6,7 @@ type has no kernel for, is left out under ``plan="auto"`` and refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -148,10 +148,13 @@ class Question:
 _DOUBLE = (torch.float64, torch.complex128)
 
 
-def plan_name(settings: Options) -> str:
-    """``auto``, ``bcb``, ``scalar`` or ``dense``; PlanError for any other plan."""
+def plan_name(settings: Options, letters: Iterable[str] | None = None) -> str:
+    """``auto``, ``bcb``, ``scalar`` or ``dense``; PlanError for any other plan, or sides of other `letters`."""
     wanted = settings.plan
     if isinstance(wanted, BcbPlan):
+        unknown = [] if letters is None else sorted({c for c, _ in wanted.sides} - set(letters))
+        if unknown:
+            raise PlanError(f"the plan gives sides to {', '.join(unknown)}, which the equation does not have")
         return "bcb"
     if not isinstance(wanted, str) or wanted not in ("auto", *PLANS):
         raise PlanError(

@@ -34,7 +34,7 @@ class PairKernel:
         self, bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], settings: Options, output: str
     ) -> None:
         e = bound.einsum
-        plan_name(settings)  # refused at once where it is not known
+        plan_name(settings, e.indices)  # refused at once where it is not known
         self.bound, self.settings = bound, settings
         first = operands[e.sparse[0]]
         assert isinstance(first, SparseTensor)

@@ -55,16 +55,27 @@ def test_sides(storage: str, sides: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-def test_a_long_run_of_pairs_is_cut_between_programs_and_buffers(storage: str) -> None:
-    """40 pairs of blocks for one block of the result, 3 a program; few blocks of the result made at a time."""
+def test_a_long_run_of_pairs_is_shared_by_programs(storage: str) -> None:
+    """40 pairs of blocks for each of 4 blocks of the result, 3 a program."""
     given = operands("ij,jk->ik", "dense", torch.float64, sizes={"i": 8, "j": 40, "k": 8})
-    plan = stc.plan_bcb(storage=storage, i=4, j=1, k=4)
+    with mock.patch.object(blocks, "PAIRS_A_PROGRAM", 3):
+        kernel = check_pair("ij,jk->ik", given, plan=stc.plan_bcb(storage=storage, i=4, j=1, k=4))
+    (buffer,) = kernel.chain.pairs[0].path._buffers
+    assert buffer.owner is not None
+    assert buffer.ptr.numel() == 1 + 4 * 14
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_few_blocks_of_the_result_are_made_at_a_time(storage: str) -> None:
+    """4 blocks of the result in buffers of 3; no more programs than a buffer has room for, but where runs are cut."""
+    given = operands("ij,jk->ik", "dense", torch.float64, sizes={"i": 8, "j": 40, "k": 8})
     with mock.patch.object(blocks, "PAIRS_A_PROGRAM", 3), mock.patch.object(blocks, "BUFFER_BYTES", 4 * 4 * 8 * 3):
-        kernel = check_pair("ij,jk->ik", given, plan=plan)
-    buffers = kernel.chain.pairs[0].path._buffers
-    assert len(buffers) == 2
-    assert all(b.owner is not None for b in buffers)
-    assert buffers[0].ptr.numel() == 1 + 3 * 14
+        kernel = check_pair("ij,jk->ik", given, plan=stc.plan_bcb(storage=storage, i=4, j=1, k=4))
+    first, second = kernel.chain.pairs[0].path._buffers
+    assert (first.start, first.stop, second.stop) == (0, 3, 4)
+    assert first.owner is None
+    assert second.owner is not None
+    assert second.ptr.tolist() == [120, 133, 146, 159, 160]
 
 
 @pytest.mark.parametrize("precision", ["highest", "high"])
