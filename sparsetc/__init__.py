@@ -19,6 +19,7 @@ from sparsetc.ir.plan import Layout, Part, Plan, Schedule
 from sparsetc.kernel import Kernel
 from sparsetc.ops import contract, mttkrp, sddmm, spmm, ttm, ttmc, ttv
 from sparsetc.options import options
+from sparsetc.pair import BcbPlan, PairKernel, plan_bcb
 from sparsetc.partition import register_partition
 from sparsetc.planner.calibrate import calibrate
 from sparsetc.planner.hls import plan_hls
@@ -29,6 +30,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "OPERATIONS",
+    "BcbPlan",
     "CoordinateError",
     "DeviceError",
     "DtypeError",
@@ -38,6 +40,7 @@ __all__ = [
     "Kernel",
     "Layout",
     "OutOfMemoryError",
+    "PairKernel",
     "Part",
     "Plan",
     "PlanError",
@@ -52,6 +55,7 @@ __all__ = [
     "explain",
     "mttkrp",
     "options",
+    "plan_bcb",
     "plan_hls",
     "read",
     "register_format",

@@ -109,6 +109,7 @@ def _operations(x: stc.SparseTensor, rank: int) -> list[tuple[str, str, list[tor
 def _one(name: str, equation: str, x: stc.SparseTensor, dense: list[torch.Tensor]) -> bool:
     """Compile, check, time and print one einsum; whether its error is within the limit."""
     kernel = stc.compile(equation, x, *dense)
+    assert isinstance(kernel, stc.Kernel)  # one operand is sparse
     error = _error(kernel(*dense), equation, x, dense)
     passed = error <= ERROR_LIMIT
     explained = kernel.explain()

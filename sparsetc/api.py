@@ -17,6 +17,9 @@ from sparsetc.explain import Explanation
 from sparsetc.ir.parse import parse, parse_arguments
 from sparsetc.kernel import Kernel
 from sparsetc.options import Options, current, with_settings
+from sparsetc.pair import PairKernel, build_pair, compiled_pair
+from sparsetc.pair.explain import PairExplanation
+from sparsetc.pair.result import without_zeros
 from sparsetc.tensor import SparseTensor
 
 KEPT_KERNELS = 64
@@ -27,8 +30,8 @@ _said: set[str] = set()
 Operand = Any
 
 
-def einsum(*args: Any, output: str = "auto", **settings: Any) -> torch.Tensor | SparseTensor:
-    """Evaluate an einsum with a sparse operand.
+def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **settings: Any) -> torch.Tensor | SparseTensor:
+    """Evaluate an einsum with one or more sparse operands.
 
     Takes what `torch.einsum` takes: ``einsum("ijk,jr,kr->ir", x, b, c)``, an implicit output, ``...``, spaces, a list
     of operands, or operands with index lists. The sparse operand may be a `SparseTensor`, a torch tensor of any sparse
@@ -38,29 +41,34 @@ def einsum(*args: Any, output: str = "auto", **settings: Any) -> torch.Tensor | 
     Args:
         args: equation and operands. Dense operands have the sparse one's dtype and device.
         output: ``"sparse"``, ``"dense"`` or ``"auto"``: sparse when the result keeps two or more of the sparse
-            operand's modes, or all of them.
+            operand's modes, or all of them; of several sparse operands, when it keeps any of their modes.
+        drop_zeros: leave out entries of a sparse result whose value is 0. Its pattern otherwise does not depend on
+            values.
         settings: ``plan=``, ``precision=``, ``deterministic=``, ``memory_limit=``, ``cache_dir=``, ``backend=``: as in
             `options`.
 
     Returns:
-        A dense tensor, or a `SparseTensor` on the sparse operand's (projected) pattern; a dense letter of a sparse
-        result is a dense mode of it.
+        A dense tensor, or a `SparseTensor`: of one sparse operand, on its (projected) pattern, a dense letter of the
+        result being a dense mode of it; of several, on the contraction's own pattern, coalesced.
 
     Raises:
         EquationError, ShapeError, DtypeError, DeviceError, PlanError, OutOfMemoryError: before any kernel runs.
     """
     text, operands = _prepared(args)
     kernel = compiled(text, operands, with_settings(current(), settings), output)
-    return kernel(*(o for o in operands if isinstance(o, torch.Tensor)))
+    result = kernel(*(o for o in operands if isinstance(o, torch.Tensor)))
+    return without_zeros(result) if drop_zeros else result
 
 
-def compile(*args: Any, output: str = "auto", **settings: Any) -> Kernel:
+def compile(*args: Any, output: str = "auto", **settings: Any) -> Kernel | PairKernel:
     """Plan, pack and generate once; call the `Kernel` often. Arguments as for `einsum`."""
     text, operands = _prepared(args)
+    if _several(operands):
+        return build_pair(text, operands, with_settings(current(), settings), output)
     return _build(text, operands, with_settings(current(), settings), output)
 
 
-def explain(*args: Any, output: str = "auto", **settings: Any) -> Explanation:
+def explain(*args: Any, output: str = "auto", **settings: Any) -> Explanation | PairExplanation:
     """How `einsum` would run: parts, formats, costs, why this plan. Arguments as for `einsum`."""
     return compile(*args, output=output, **settings).explain()
 
@@ -71,13 +79,15 @@ def compiled(
     settings: Options,
     output: str,
     automatic: bool = False,
-) -> Kernel:
+) -> Kernel | PairKernel:
     """The kernel kept with the sparse operand for this equation and these sizes, or a new one.
 
     `automatic` drops a plan that was chosen for another equation (a gradient's differs from its function's).
     """
     if automatic:
         settings = with_settings(settings, {"plan": "auto"})
+    if _several(operands):
+        return compiled_pair(text, operands, settings, output)
     x = next(o for o in operands if isinstance(o, SparseTensor))
     key = (
         "kernel",
@@ -110,6 +120,10 @@ def _build(text: str, operands: Sequence[SparseTensor | torch.Tensor], settings:
     if kernel.backend == "torch" and settings.effective_backend(x.device) == "torch":
         _say_once("no GPU: running the generated torch programs on the CPU")
     return kernel
+
+
+def _several(operands: Sequence[SparseTensor | torch.Tensor]) -> bool:
+    return sum(isinstance(o, SparseTensor) for o in operands) > 1
 
 
 def _prepared(args: tuple[Any, ...]) -> tuple[str, list[SparseTensor | torch.Tensor]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from sparsetc import coords as crd
-from sparsetc.errors import DeviceError, DtypeError, PlanError, ShapeError
+from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.ir.einsum import Bound, Einsum
 from sparsetc.ir.operands import dense_axes
 from sparsetc.ir.rewrite import Reduction, dense_subexpressions
@@ -91,12 +91,6 @@ class Canonical:
 
 def canonicalise(bound: Bound, operands: Sequence[SparseTensor | torch.Tensor]) -> Canonical:
     """Check dtypes and devices, reduce the dense operands' own expressions, take diagonals of the sparse one."""
-    if len(bound.einsum.sparse) > 1:
-        raise PlanError(
-            f'"{bound.einsum.text}" has {len(bound.einsum.sparse)} sparse operands (number '
-            f"{', '.join(str(p + 1) for p in bound.einsum.sparse)}); one is supported: make the others dense with "
-            ".to_dense()"
-        )
     (position,) = bound.einsum.sparse
     x = operands[position]
     assert isinstance(x, SparseTensor)

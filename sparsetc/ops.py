@@ -17,6 +17,7 @@ import torch
 
 from sparsetc.api import einsum, register_op
 from sparsetc.errors import EquationError, ShapeError
+from sparsetc.pair.result import accumulated, check_accumulation, check_scalars, without_zeros
 from sparsetc.tensor import SparseTensor
 
 MODES = "ijklmnopq"
@@ -159,35 +160,60 @@ def sddmm(a: Any, left: torch.Tensor, right: torch.Tensor, **settings: Any) -> R
 
 @register_op
 def contract(
-    x: Any, y: torch.Tensor, modes: int | tuple[int | Sequence[int], int | Sequence[int]], **settings: Any
+    x: Any,
+    y: Any,
+    modes: int | tuple[int | Sequence[int], int | Sequence[int]],
+    *,
+    out: Result | None = None,
+    alpha: float | complex = 1,
+    beta: float | complex = 0,
+    **settings: Any,
 ) -> Result:
-    """Sum over modes of a sparse and a dense tensor, as `torch.tensordot`: ``"ijk,jkr->ir"`` for ``modes=2``.
+    """Sum over modes of a sparse tensor and another, as `torch.tensordot`: ``"ijk,jkr->ir"`` for ``modes=2``.
 
     Args:
         x: sparse, of any order.
-        y: dense, of any order.
+        y: sparse or dense, of any order.
         modes: a number n, for the last n modes of x with the first n of y; or (modes of x, modes of y), in pairs.
-        settings: as for `einsum`.
+        out: what ``beta`` times is added: of the result's shape, dtype and device, sparse or dense. It is not changed.
+        alpha: times the contraction.
+        beta: times `out`, which is not read if this is 0.
+        settings: as for `einsum`, ``drop_zeros=True`` included.
 
     Returns:
-        (x's other modes, then y's other modes), by `einsum`'s rule for results: a `SparseTensor` when two or more of
-        x's modes are left, y's modes being dense modes of it; else dense.
+        (x's other modes, then y's other modes), by `einsum`'s rule for results. Of a dense y: a `SparseTensor` when two
+        or more of x's modes are left, y's modes being dense modes of it; else dense. Of a sparse y: a `SparseTensor`
+        when any mode is left. With `out`, ``alpha * contraction + beta * out``: sparse, on the union of the patterns,
+        if both are sparse, else dense.
     """
     sparse = _sparse(x, "contract")
-    if not isinstance(y, torch.Tensor):
-        raise ShapeError(f"contract: y must be a dense torch tensor, found {type(y).__name__}")
-    left, right = _pairs(modes, sparse.order, y.ndim)
+    other = SparseTensor.coerce(y)
+    if other is None and not isinstance(y, torch.Tensor):
+        raise ShapeError(f"contract: y must be a dense torch tensor, or sparse, found {type(y).__name__}")
+    second = y if other is None else other
+    order = len(second.shape)
+    left, right = _pairs(modes, sparse.order, order)
     for m, n in zip(left, right, strict=True):
-        if sparse.shape[m] != y.shape[n]:
+        if sparse.shape[m] != second.shape[n]:
             raise ShapeError(
-                f"contract: mode {m} of x has size {sparse.shape[m]}, mode {n} of y has size {y.shape[n]}: "
+                f"contract: mode {m} of x has size {sparse.shape[m]}, mode {n} of y has size {second.shape[n]}: "
                 "modes that are summed together have one size"
             )
-    letters, own = _letters(sparse.order, y.ndim - len(right), "contract")
-    paired, others = dict(zip(right, left, strict=True)), iter(own)
-    term = "".join(letters[paired[n]] if n in paired else next(others) for n in range(y.ndim))
-    kept = "".join(c for m, c in enumerate(letters) if m not in left) + own
-    return einsum(_equation(letters, [term], kept), sparse, y, **settings)
+    check_scalars(sparse.dtype, alpha=alpha, beta=beta)
+    if beta != 0 and out is None:
+        raise EquationError(f"contract: beta is {beta}, and there is no out for it to be times")
+    if out is not None:
+        own = [size for m, size in enumerate(sparse.shape) if m not in left]
+        check_accumulation(
+            out, (*own, *(s for n, s in enumerate(second.shape) if n not in right)), sparse.dtype, sparse.device
+        )
+    letters, others = _letters(sparse.order, order - len(right), "contract")
+    paired, rest = dict(zip(right, left, strict=True)), iter(others)
+    term = "".join(letters[paired[n]] if n in paired else next(rest) for n in range(order))
+    kept = "".join(c for m, c in enumerate(letters) if m not in left) + others
+    drop_zeros = settings.pop("drop_zeros", False)
+    result = accumulated(einsum(_equation(letters, [term], kept), sparse, second, **settings), out, alpha, beta)
+    return without_zeros(result) if drop_zeros else result
 
 
 # -- equations --------------------------------------------------------------------------------------------------------

@@ -10,18 +10,20 @@ def main() -> None:
     """Write the files that changed, and remove those of cases that are gone."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["SPARSETC_CACHE_DIR"] = folder
-        from golden_cases import CASES, FOLDER, path, source
+        import golden_cases
+        import golden_pairs
 
-        FOLDER.mkdir(exist_ok=True)
-        for name in CASES:
-            text, file = source(name), path(name)
-            if not file.exists() or file.read_text(encoding="utf-8") != text:
-                file.write_text(text, encoding="utf-8")
-                print(f"wrote {file}")
-        for file in FOLDER.glob("*.py"):
-            if file.stem not in CASES:
-                file.unlink()
-                print(f"removed {file}")
+        for module in (golden_cases, golden_pairs):
+            module.FOLDER.mkdir(exist_ok=True)
+            for name in module.CASES:
+                text, file = module.source(name), module.path(name)
+                if not file.exists() or file.read_text(encoding="utf-8") != text:
+                    file.write_text(text, encoding="utf-8")
+                    print(f"wrote {file}")
+            for file in module.FOLDER.glob("*.py"):
+                if file.stem not in module.CASES:
+                    file.unlink()
+                    print(f"removed {file}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,20 @@
+"""Contractions of two or more sparse operands, with sparse results (BCB-SpTC, and two paths beside it).
+
+In: a `Bound` einsum whose operands are sparse in two places or more. Out: `PairKernel`. Data flows down::
+
+    equation.py   letters by role; operands diagonal, summed, sorted
+    symbolic.py   what meets, counted; the result's pattern
+    choose.py     expected times: scalar, dense or blocks
+    scalar.py     a product a pair of nonzeros
+    dense.py      one matrix product
+    blocks.py     one a pair of bitmap blocks
+    step.py       one contraction, differentiable
+    path.py, chain.py   more than two operands, two at a time
+    kernel.py     what `compile` returns
+"""
+
+from sparsetc.pair.choose import BcbPlan, plan_bcb
+from sparsetc.pair.compile import build_pair, compiled_pair
+from sparsetc.pair.kernel import PairKernel
+
+__all__ = ["BcbPlan", "PairKernel", "build_pair", "compiled_pair", "plan_bcb"]

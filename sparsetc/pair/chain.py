@@ -1,0 +1,164 @@
+"""Any number of operands, two or more of them sparse: contracted two at a time, along a path found once.
+
+In: a `Bound` einsum and its operands. Out: `Chain`: steps whose patterns are all known, and a function from values and
+dense operands to the result's. A pair of sparse operands is a `PairStep`. A sparse and a dense operand are a `Kernel`
+like any other: so a dense operand is contracted into a sparse one, or applied to a product of sparse ones, whichever is
+expected to make fewer tasks. Two dense operands are torch's.
+
+Every intermediate that keeps a mode of a sparse operand is sparse. A mode that only a dense operand has gets
+coordinates like the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import opt_einsum
+import torch
+
+from sparsetc.canonical import _einsum, canonicalise
+from sparsetc.ir.einsum import Bound, Einsum
+from sparsetc.kernel import Kernel
+from sparsetc.options import Options, with_settings
+from sparsetc.pair.path import SparsePath
+from sparsetc.pair.step import PairStep
+from sparsetc.tensor import SparseTensor
+
+
+@dataclass(frozen=True)
+class Term:
+    """An operand, or an intermediate: its letters, and its pattern if it is sparse."""
+
+    letters: tuple[str, ...]
+    pattern: SparseTensor | None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One contraction of two terms; its result is put at the end, and they leave the list."""
+
+    places: tuple[int, int]
+    equation: str
+    work: PairStep | Kernel | None
+    """None for two dense operands."""
+    result: Term
+
+    def run(self, left: torch.Tensor, right: torch.Tensor, sparse_first: bool) -> torch.Tensor:
+        """Values of a sparse result, or a dense one; of the values of the operands that are sparse."""
+        if isinstance(self.work, PairStep):
+            found = self.work(left, right)
+            return found if self.result.letters else found.sum(dtype=found.dtype)  # of one entry, or none
+        if self.work is None:
+            return _einsum(self.equation, left, right)
+        values, dense = (left, right) if sparse_first else (right, left)
+        made = self.work.with_values(values)(dense)
+        return made.expand_dense().values if isinstance(made, SparseTensor) else made
+
+
+class Chain:
+    """The steps, in order."""
+
+    def __init__(self, bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], settings: Options) -> None:
+        self.bound = bound
+        e = bound.einsum
+        terms = [Term(e.inputs[p], o if isinstance(o, SparseTensor) else None) for p, o in enumerate(operands)]
+        like = next(o for o in operands if isinstance(o, SparseTensor))
+        self.path = contraction_path(bound, terms)
+        self.steps: list[Step] = []
+        self._sparse: list[tuple[bool, bool]] = []
+        for left, right in self.path:
+            chosen = (terms[left], terms[right])
+            rest = [t for n, t in enumerate(terms) if n not in (left, right)]
+            output = _kept(chosen, rest, e.output)
+            step = _step((left, right), chosen, output, bound.by_index, like, settings)
+            self.steps.append(step)
+            self._sparse.append((chosen[0].pattern is not None, chosen[1].pattern is not None))
+            terms = [*rest, step.result]
+        (self.result,) = terms
+
+    def run(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The result's values, or a dense result; of each sparse operand's values and of each dense operand."""
+        left = [o if p in self.bound.einsum.sparse else o.expand(self.bound.shape(p)) for p, o in enumerate(operands)]
+        for step, sparse in zip(self.steps, self._sparse, strict=True):
+            a, b = (left[n] for n in step.places)
+            made = step.run(a, b, sparse[0])
+            left = [o for n, o in enumerate(left) if n not in step.places] + [made]
+        return left[0]
+
+    @property
+    def pairs(self) -> tuple[PairStep, ...]:
+        """The contractions of two sparse operands."""
+        return tuple(s.work for s in self.steps if isinstance(s.work, PairStep))
+
+
+def contraction_path(bound: Bound, terms: Sequence[Term]) -> list[tuple[int, int]]:
+    """Pairs of places in the list of operands that are left, ascending."""
+    if len(terms) == 2:
+        return [(0, 1)]
+    nonzeros = [prod(bound.extents(t.letters)) if t.pattern is None else t.pattern.nnz for t in terms]
+    text = ",".join("".join(t.letters) for t in terms) + "->" + "".join(bound.einsum.output)
+    shapes = [bound.extents(t.letters) for t in terms]
+    path, _ = opt_einsum.contract_path(text, *shapes, shapes=True, optimize=SparsePath(nonzeros))
+    return [(min(pair), max(pair)) for pair in path]
+
+
+def _kept(chosen: Sequence[Term], rest: Sequence[Term], output: tuple[str, ...]) -> tuple[str, ...]:
+    """Letters of a step's result: the output's order at the end, before it as the operands have them."""
+    own = dict.fromkeys(c for t in chosen for c in t.letters)
+    if not rest:
+        return output
+    needed = set(output).union(*(t.letters for t in rest))
+    return tuple(c for c in own if c in needed)
+
+
+def _step(
+    places: tuple[int, int],
+    chosen: tuple[Term, Term],
+    output: tuple[str, ...],
+    sizes: dict[str, int],
+    like: SparseTensor,
+    settings: Options,
+) -> Step:
+    equation = f"{''.join(chosen[0].letters)},{''.join(chosen[1].letters)}->{''.join(output)}"
+    patterns = [t.pattern for t in chosen]
+    if all(p is None for p in patterns):
+        return Step(places, equation, None, Term(output, None))
+    if all(p is not None for p in patterns):
+        x, y = (p for p in patterns if p is not None)
+        pair = PairStep((chosen[0].letters, chosen[1].letters), (x, y), output, sizes, settings)
+        zero = torch.zeros((), dtype=like.dtype, device=like.device)
+        return Step(places, equation, pair, Term(output, pair.result(zero.expand(pair.nnz)) if output else None))
+    return _mixed(places, chosen, output, equation, sizes, like, settings)
+
+
+def _mixed(
+    places: tuple[int, int],
+    chosen: tuple[Term, Term],
+    output: tuple[str, ...],
+    equation: str,
+    sizes: dict[str, int],
+    like: SparseTensor,
+    settings: Options,
+) -> Step:
+    """A sparse operand and a dense one; the kernel's result has its sparse modes first, so it needs no permutation."""
+    (position,) = (n for n, t in enumerate(chosen) if t.pattern is not None)
+    sparse = chosen[position]
+    assert sparse.pattern is not None
+    kept = tuple(c for c in dict.fromkeys(sparse.letters) if c in output)
+    output = (*kept, *(c for c in output if c not in kept))
+    equation = f"{equation.split('->')[0]}->{''.join(output)}"
+    inputs = (chosen[0].letters, chosen[1].letters)
+    bound = Bound.of(Einsum(inputs, output, (position,), equation), sizes)
+    table = torch.empty((), dtype=like.dtype, device=like.device)
+    dense = table.expand(bound.shape(1 - position))
+    operands = [sparse.pattern if n == position else dense for n in range(2)]
+    settings = with_settings(settings, {"plan": "auto"})
+    kernel = Kernel(canonicalise(bound, operands), sparse.pattern, settings, "sparse" if kept else "dense")
+    if not kept:
+        return Step(places, equation, kernel, Term(output, None))
+    rows = torch.zeros((kernel.output.rows, *kernel.output.width_shape), dtype=like.dtype, device=like.device)
+    found = kernel._wrap(rows)
+    assert isinstance(found, SparseTensor)
+    return Step(places, equation, kernel, Term(output, found.expand_dense()))

@@ -1,0 +1,206 @@
+"""Which of the three paths a contraction takes: each one's expected time, from counts made before any task is.
+
+In: a `Matching`, its unfolded sizes and its cut into blocks. Out: a `Choice`. A path that would not fit, or that the
+type has no kernel for, is left out under ``plan="auto"`` and refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from sparsetc.errors import PlanError
+from sparsetc.options import Options
+from sparsetc.pair.blocks import Cut
+from sparsetc.pair.dense import Sizes
+from sparsetc.pair.sums import kept_dtype
+from sparsetc.pair.symbolic import TASK_BYTES, Budget, Matching
+
+PLANS = ("bcb", "scalar", "dense")
+FEW_TASKS = 4
+"""Tasks a nonzero up to which the scalar path is taken unseen: it then costs no more than cutting into blocks does."""
+STORAGES = ("auto", "whole", "bitmap")
+
+
+@dataclass(frozen=True)
+class BcbPlan:
+    """``bcb`` with sides, or a storage, of one's own; what `plan_bcb` returns."""
+
+    sides: tuple[tuple[str, int], ...] = ()
+    storage: str = "auto"
+
+
+def plan_bcb(storage: str = "auto", **sides: int) -> BcbPlan:
+    """Blocks with sides given by letter, as in ``plan_bcb(i=8, j=8, k=32)``; those not named are chosen.
+
+    Args:
+        storage: how a GPU reads blocks: ``"whole"``, ``"bitmap"`` (bits and packed values, section III-D), or
+            ``"auto"``: whole unless that takes more than a quarter of the memory limit. Integers are read whole, and so
+            is everything on the CPU.
+        sides: powers of two; letters that both operands keep have side 1 whatever is given.
+    """
+    if storage not in STORAGES:
+        raise PlanError(f"storage must be one of {', '.join(STORAGES)}, found {storage!r}")
+    for letter, side in sides.items():
+        if not isinstance(side, int) or side < 1 or side & (side - 1):
+            raise PlanError(f"the side of {letter!r} must be a power of two, found {side!r}")
+    return BcbPlan(tuple(sorted(sides.items())), storage)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a device does in a second, in the operations that the paths are made of."""
+
+    task: float
+    """Tasks of the scalar path, sorted and kept."""
+    dense: dict[str, float]
+    """Flops of torch's product, by precision."""
+    blocks: dict[str, float]
+    """Flops of pairs of blocks, padding included, by precision."""
+    memory: float
+    """Bytes zeroed, scattered or gathered."""
+    launch: float
+    """Seconds of a call of torch, or of a launch."""
+
+
+# H200, float32: 290,950 pairs of 64 x 32 . 32 x 64 took 1.03 ms in tf32x3 and 0.445 in tf32; the same as one dense
+# product 0.32 ms (ieee) for 18 GFLOP. The rate of tasks is that of five streams of torch vectors through 4 TB/s of
+# memory; it has not been measured.
+GPU = Rates(
+    task=5e10,
+    dense={"highest": 40e12, "high": 200e12, "medium": 200e12, "float64": 40e12},
+    blocks={"highest": 74e12, "high": 170e12, "medium": 170e12, "float64": 20e12},
+    memory=2e12,
+    launch=8e-6,
+)
+# Two x86 cores.
+CPU = Rates(
+    task=6e7,
+    dense=dict.fromkeys(("highest", "high", "medium"), 1e11) | {"float64": 5e10},
+    blocks=dict.fromkeys(("highest", "high", "medium"), 3e10) | {"float64": 1.5e10},
+    memory=2e9,
+    launch=1e-5,
+)
+
+
+Expected = tuple[tuple[str, float | None], ...]
+"""(path, seconds), the cheapest first; None for one that does not fit, or has no kernel for the type."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A path, how blocks are stored, and why."""
+
+    name: str
+    storage: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a choice is made by. The unfolded sizes and the cut take sorting, so they are asked for where needed."""
+
+    matching: Matching
+    sizes: Callable[[], Sizes]
+    cut: Callable[[], Cut]
+    dtype: torch.dtype
+    backend: str
+    settings: Options
+    budget: Budget
+
+    @property
+    def width(self) -> int:
+        """Bytes of a value as sums keep it."""
+        return kept_dtype(self.dtype).itemsize
+
+    def storage(self) -> str:
+        """How blocks are read: as asked, or whole unless that takes more than a quarter of the memory limit."""
+        wanted = self.settings.plan
+        asked = wanted.storage if isinstance(wanted, BcbPlan) else "auto"
+        if asked != "auto" or self.backend != "triton" or not self.dtype.is_floating_point:
+            return "whole" if asked == "auto" else asked
+        return "bitmap" if self._large() else "whole"
+
+    def _large(self) -> bool:
+        return self.cut().elements * self.width > self.budget.limit // 4
+
+    def expected(self) -> Expected:
+        """The three paths with their expected seconds."""
+        rates = GPU if self.matching.ends.is_cuda else CPU
+        precision = "float64" if self.dtype in _DOUBLE else self.settings.effective_precision()
+        fits = self.storage() == "bitmap" or not self._large()
+        fits = fits and self.cut().pairs.tasks * TASK_BYTES <= self.budget.limit // 2
+        found = {
+            "scalar": scalar_seconds(self.matching, rates),
+            "dense": dense_seconds(self.sizes(), self.width, precision, rates) if self.dense_fits() else None,
+            "bcb": block_seconds(self.cut(), self.width, precision, rates) if fits else None,
+        }
+        return tuple(sorted(found.items(), key=lambda item: (item[1] is None, item[1] or 0.0)))
+
+    def dense_fits(self) -> bool:
+        """Whether the unfolded operands and product take half of the memory limit or less."""
+        elements = self.sizes().elements
+        return _has_product(self.dtype, self.budget.device) and elements * self.width <= self.budget.limit // 2
+
+
+_DOUBLE = (torch.float64, torch.complex128)
+
+
+def plan_name(settings: Options, letters: Iterable[str] | None = None) -> str:
+    """``auto``, ``bcb``, ``scalar`` or ``dense``; PlanError for any other plan, or sides of other `letters`."""
+    wanted = settings.plan
+    if isinstance(wanted, BcbPlan):
+        unknown = [] if letters is None else sorted({c for c, _ in wanted.sides} - set(letters))
+        if unknown:
+            raise PlanError(f"the plan gives sides to {', '.join(unknown)}, which the equation does not have")
+        return "bcb"
+    if not isinstance(wanted, str) or wanted not in ("auto", *PLANS):
+        raise PlanError(
+            f"plan must be auto, {', '.join(PLANS)} or plan_bcb(...) for two sparse operands, found {wanted!r}"
+        )
+    return wanted
+
+
+def choose(q: Question) -> Choice:
+    """The plan named in the settings, or the one expected to be fastest."""
+    named = plan_name(q.settings)
+    if named == "dense":
+        _check_dense(q.sizes(), q.dtype, q.budget)
+    if named != "auto":
+        return Choice(named, q.storage() if named == "bcb" else "whole", "asked for by name")
+    m = q.matching
+    if m.tasks <= FEW_TASKS * (m.x_entry.numel() + m.y_entry.numel()):
+        return Choice("scalar", "whole", f"at most {FEW_TASKS} tasks a nonzero")
+    name = q.expected()[0][0]
+    return Choice(name, q.storage() if name == "bcb" else "whole", "the cheapest of 3 by the cost model")
+
+
+def scalar_seconds(m: Matching, rates: Rates) -> float:
+    """Two gathers, a product and a sum a task."""
+    return 6 * rates.launch + m.tasks / rates.task
+
+
+def dense_seconds(sizes: Sizes, width: int, precision: str, rates: Rates) -> float:
+    """Scatter, multiply, gather."""
+    return 6 * rates.launch + sizes.flops / rates.dense[precision] + sizes.elements * width / rates.memory
+
+
+def block_seconds(cut: Cut, width: int, precision: str, rates: Rates) -> float:
+    """Scatter, multiply pairs, gather; blocks of the result are as many as pairs, or as rows and columns, at most."""
+    r, c, _ = cut.extents
+    made = min(cut.pairs.tasks, cut.pairs.rows * cut.pairs.columns) * r * c
+    moved = (cut.elements + made) * width
+    return 8 * rates.launch + cut.flops / rates.blocks[precision] + moved / rates.memory
+
+
+def _has_product(dtype: torch.dtype, device: torch.device) -> bool:
+    return device.type == "cpu" or dtype.is_floating_point or dtype.is_complex
+
+
+def _check_dense(sizes: Sizes, dtype: torch.dtype, budget: Budget) -> None:
+    if not _has_product(dtype, budget.device):
+        raise PlanError(f'plan "dense" needs a matrix product, which {budget.device.type} has not for {dtype}')
+    what = f"{budget.what}, unfolded to {sizes.batch} x {sizes.free_x} x {sizes.contracted} x {sizes.free_y},"
+    budget.settings.check_memory(sizes.elements * kept_dtype(dtype).itemsize, budget.device, what)

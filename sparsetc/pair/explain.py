@@ -1,0 +1,108 @@
+"""Why a kernel of several sparse operands is as it is: its steps, what meets in each, and what each path would take.
+
+In: a `PairKernel`. Out: `PairExplanation`, which prints as a table and gives the same as data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparsetc.explain import device_name
+from sparsetc.kernel import Kernel
+from sparsetc.pair.step import PairStep
+
+if TYPE_CHECKING:
+    from sparsetc.pair.kernel import PairKernel
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One contraction of two operands."""
+
+    equation: str
+    plan: str
+    reason: str
+    roles: str = ""
+    tasks: int = 0
+    """Pairs of nonzeros that meet."""
+    pairs: int = 0
+    """Pairs of blocks that meet."""
+    block: tuple[int, int, int] = (0, 0, 0)
+    """Rows, columns and contracted positions of a block."""
+    unfolded: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """Batch, free of x, contracted and free of y coordinates that meet anything."""
+    nnz: int = 0
+    nbytes: int = 0
+    path: str = ""
+    considered: tuple[tuple[str, float | None], ...] = ()
+    """(path, expected microseconds), the cheapest first; None for one that does not fit or has no kernel."""
+
+
+@dataclass(frozen=True)
+class PairExplanation:
+    """A compiled contraction of sparse operands, explained."""
+
+    equation: str
+    plan: str
+    backend: str
+    device: str
+    nnz: int
+    steps: tuple[StepReport, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f'"{self.equation}"', f"  plan     {self.plan}", f"  runs     {self.backend} on {self.device}"]
+        lines.append(f"  result   {self.nnz:,} nonzeros")
+        for number, s in enumerate(self.steps):
+            lines += ["", f"  step {number}   {s.equation}   {s.plan}, {s.reason}"]
+            if not s.considered:
+                continue
+            r, c, k = s.block
+            lines += [
+                f"    roles     {s.roles or 'none'}",
+                f"    meet      {s.tasks:,} pairs of nonzeros; {s.pairs:,} pairs of blocks {r}x{k} . {k}x{c}; "
+                f"unfolded {' x '.join(f'{n:,}' for n in s.unfolded)}",
+                f"    result    {s.nnz:,} nonzeros; {s.nbytes:,} bytes kept for calls",
+                f"    source    {s.path}",
+                "    considered, expected us:",
+            ]
+            for name, micro in s.considered:
+                lines.append(f"      {'does not fit' if micro is None else f'{micro:12.1f}'}  {name}")
+        return "\n".join(lines)
+
+
+def explain(kernel: PairKernel) -> PairExplanation:
+    """The explanation of a kernel."""
+    steps = []
+    for step in kernel.chain.steps:
+        if isinstance(step.work, PairStep):
+            steps.append(_pair(step.work))
+        elif isinstance(step.work, Kernel):
+            steps.append(StepReport(step.equation, step.work.plan.name, "a sparse and a dense operand"))
+        else:
+            steps.append(StepReport(step.equation, "torch.einsum", "two dense operands"))
+    return PairExplanation(
+        kernel.equation, kernel.plan.name, kernel.backend, device_name(kernel.device), kernel.nnz, tuple(steps)
+    )
+
+
+def _pair(work: PairStep) -> StepReport:
+    m, sizes = work.matching, work.unfolded.sizes
+    return StepReport(
+        equation=work.equation,
+        plan=work.choice.name,
+        reason=work.choice.reason,
+        roles=str(m.roles),
+        tasks=m.tasks,
+        pairs=work.cut.pairs.tasks,
+        block=work.cut.extents,
+        unfolded=(sizes.batch, sizes.free_x, sizes.contracted, sizes.free_y),
+        nnz=work.nnz,
+        nbytes=work.path.nbytes,
+        path=str(work.path.path),
+        considered=tuple((name, None if t is None else 1e6 * t) for name, t in work.question.expected()),
+    )

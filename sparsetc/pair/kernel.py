@@ -1,0 +1,224 @@
+"""PairKernel: a compiled einsum of two or more sparse operands. Made once by `compile`, called often.
+
+In: a `Bound` einsum and its operands. Out: results, and what a user may look at: plan, source, its file, the PTX, the
+explanation. The pattern of the result is found when the kernel is made and does not depend on values, so a call
+computes values only.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+
+import torch
+
+from sparsetc.canonical import _broadcasts, check_operand
+from sparsetc.errors import DtypeError, PlanError, ShapeError
+from sparsetc.ir.einsum import Bound
+from sparsetc.ir.plan import Layout, Part, Plan, Schedule
+from sparsetc.options import Options
+from sparsetc.pair.chain import Chain
+from sparsetc.pair.choose import plan_name
+from sparsetc.pair.equation import Side, prepared
+from sparsetc.pair.explain import PairExplanation, explain
+from sparsetc.pair.sums import kept_dtype
+from sparsetc.tensor import SparseTensor
+
+
+class PairKernel:
+    """A compiled einsum of several sparse operands; call it with the dense ones, in the equation's order."""
+
+    def __init__(
+        self, bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], settings: Options, output: str
+    ) -> None:
+        e = bound.einsum
+        plan_name(settings, e.indices)  # refused at once where it is not known
+        self.bound, self.settings = bound, settings
+        first = operands[e.sparse[0]]
+        assert isinstance(first, SparseTensor)
+        for position, operand in enumerate(operands):
+            check_operand(operand, position, first.dtype, first.device)
+        self.dtype, self.device = first.dtype, first.device
+        self.sparse = _is_sparse(bound, output)
+        if not self.sparse:
+            nbytes = prod(bound.output_shape) * kept_dtype(self.dtype).itemsize
+            settings.check_memory(nbytes, self.device, f"the result of {bound}")
+        self._operands = tuple(o for o in operands if isinstance(o, SparseTensor))
+        self._values = tuple(o.values for o in self._operands)
+        self.chain = Chain(bound, operands, settings)
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """The result's pattern, and how the last step's values are brought to it."""
+        result, output = self.chain.result, self.bound.einsum.output
+        self._pattern: torch.Tensor | None = None
+        self._side: Side | None = None
+        if result.pattern is not None:
+            # A step that keeps all of an operand keeps its order and its duplicates too.
+            self._side = prepared(result.letters, result.pattern.coords, self.bound.by_index, output)
+            self._pattern = self._side.coords
+        elif self.sparse:
+            shape = self.bound.output_shape
+            grid = torch.cartesian_prod(*(torch.arange(n, device=self.device) for n in shape))
+            self._pattern = grid.reshape(-1, len(shape)).T.contiguous()
+
+    # -- calls ------------------------------------------------------------------------------------------------------
+    def __call__(
+        self, *dense: torch.Tensor, values: Sequence[torch.Tensor | None] | None = None
+    ) -> torch.Tensor | SparseTensor:
+        """Run.
+
+        Args:
+            dense: the dense operands, if the equation has any.
+            values: new values of the sparse operands, (nnz,) each, in their own order; None keeps one's.
+
+        Returns:
+            A coalesced `SparseTensor` where the result keeps a mode of a sparse operand, a dense tensor otherwise, or
+            where ``output="dense"`` asked for it. Gradients flow to dense operands and to the values of sparse ones.
+        """
+        self._check(dense)
+        given = iter(self._values if values is None else self._checked(values))
+        others = iter(dense)
+        e = self.bound.einsum
+        found = self.chain.run([next(given) if p in e.sparse else next(others) for p in range(len(e.inputs))])
+        return self._wrap(found)
+
+    def _wrap(self, found: torch.Tensor) -> torch.Tensor | SparseTensor:
+        if self._side is not None:
+            values = self._side.values(found, self.settings.deterministic).to(self.dtype)
+        else:
+            order = tuple(self.chain.result.letters.index(c) for c in self.bound.einsum.output)
+            found = found.permute(order) if order else found
+            if self._pattern is None:
+                return found
+            values = found.reshape(-1)
+        assert self._pattern is not None
+        made = SparseTensor._make(self._pattern, values, self.bound.output_shape, True)
+        return made if self.sparse else made.to_dense(self.settings.memory_limit)
+
+    def _check(self, dense: Sequence[torch.Tensor]) -> None:
+        positions = self.bound.einsum.dense
+        if len(dense) != len(positions):
+            raise ShapeError(f'"{self.equation}" takes {len(positions)} dense operands, found {len(dense)}')
+        for operand, position in zip(dense, positions, strict=True):
+            if not isinstance(operand, torch.Tensor):
+                raise DtypeError(f"operand {position + 1} must be a torch tensor, found {type(operand).__name__}")
+            check_operand(operand, position, self.dtype, self.device)
+            expected = self.bound.shape(position)
+            if operand.shape != expected and not _broadcasts(tuple(operand.shape), expected):
+                raise ShapeError(
+                    f'operand {position + 1} of "{self.equation}": the kernel was compiled for shape '
+                    f"{tuple(expected)}, found {tuple(operand.shape)}; compile again for other sizes"
+                )
+
+    def _checked(self, values: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
+        if len(values) != len(self._values):
+            raise ShapeError(f'"{self.equation}" has {len(self._values)} sparse operands, found {len(values)} values')
+        found = []
+        for own, new, position in zip(self._values, values, self.bound.einsum.sparse, strict=True):
+            new = own if new is None else new
+            if not isinstance(new, torch.Tensor) or new.shape != own.shape:
+                what = tuple(new.shape) if isinstance(new, torch.Tensor) else type(new).__name__
+                raise ShapeError(f"values of operand {position + 1} must have shape {tuple(own.shape)}, found {what}")
+            if new.dtype != self.dtype or new.device != self.device:
+                raise DtypeError(
+                    f"values of operand {position + 1} must be {self.dtype} on {self.device}, found {new.dtype} on "
+                    f"{new.device}"
+                )
+            found.append(new)
+        return tuple(found)
+
+    def with_values(self, *values: torch.Tensor | None) -> PairKernel:
+        """The same kernel for other values of the same patterns: (nnz,) for each sparse operand, None to keep one's.
+
+        Nothing is matched, planned or generated again.
+        """
+        other = copy.copy(self)
+        other._values = self._checked(values)
+        return other
+
+    # -- what a user may look at ------------------------------------------------------------------------------------
+    @property
+    def equation(self) -> str:
+        """The einsum as written."""
+        return self.bound.einsum.text
+
+    @property
+    def operands(self) -> tuple[SparseTensor, ...]:
+        """The sparse operands, with the values in use."""
+        pairs = zip(self._operands, self._values, strict=True)
+        return tuple(o if o.values is v else o.with_values(v) for o, v in pairs)
+
+    @property
+    def pattern(self) -> torch.Tensor | None:
+        """(modes, nnz) coordinates of the result; None where it keeps no mode of a sparse operand."""
+        return self._pattern
+
+    @property
+    def nnz(self) -> int:
+        """Entries of the result's pattern; elements of a result that has none."""
+        return prod(self.bound.output_shape) if self._pattern is None else self._pattern.shape[1]
+
+    @property
+    def backend(self) -> str:
+        """What the pairs run on."""
+        return self.chain.pairs[0].backend if self.chain.pairs else "torch"
+
+    @property
+    def plan(self) -> Plan:
+        """A part each operand of each contraction of two sparse ones; named after the first."""
+        parts = []
+        for step in self.chain.pairs:
+            stored = {"bcb": "bcb", "scalar": "coo", "dense": "strided"}[step.path.name]
+            sides = (step.matching.x, step.matching.y)
+            kept = [side.nbytes for side in sides]
+            if stored != "coo":
+                kept = [step.cut.x.nbytes, step.cut.y.nbytes] if stored == "bcb" else [0, 0]
+            for side, nbytes in zip(sides, kept, strict=True):
+                nbytes += side.n * self.dtype.itemsize
+                layout = Layout(item=tuple(range(len(side.letters))))
+                parts.append(Part(stored, layout, Schedule(), side.n, nbytes, label="".join(side.letters)))
+        first = self.chain.pairs[0] if self.chain.pairs else None
+        name, reason = (
+            (first.choice.name, first.choice.reason) if first else ("dense", "nothing sparse is left to pair")
+        )
+        return Plan(name, tuple(parts), reason=reason)
+
+    @property
+    def source(self) -> str:
+        """The generated programs, one after the other."""
+        return "\n\n".join(step.path.source for step in self.chain.pairs)
+
+    @property
+    def path(self) -> Path:
+        """The file of the first contraction's program."""
+        if not self.chain.pairs:
+            raise PlanError(f'"{self.equation}" contracts no two sparse operands; it has no program')
+        return self.chain.pairs[0].path.path
+
+    def ptx(self, target: str = "sm_90") -> str:
+        """The assembly for a named target of the block kernels (``plan="bcb"``); needs no GPU."""
+        if self.dtype.is_complex:
+            raise PlanError("complex einsums run the generated torch programs, which have no PTX")
+        return "\n".join(step.ptx(target) for step in self.chain.pairs)
+
+    def explain(self) -> PairExplanation:
+        """Steps, what meets, the three paths and their expected times; ``to_dict()`` gives the same as data."""
+        return explain(self)
+
+    def __repr__(self) -> str:
+        return f'PairKernel("{self.equation}", plan {self.plan.name}, {self.backend}, {self.nnz:,} nonzeros)'
+
+
+def _is_sparse(bound: Bound, form: str) -> bool:
+    """Whether the result is a SparseTensor: where it keeps a mode of a sparse operand, unless told otherwise."""
+    if form not in ("auto", "dense", "sparse"):
+        raise PlanError(f'output must be "auto", "dense" or "sparse", found {form!r}')
+    kept = bool(bound.einsum.kept)
+    if form == "sparse" and not kept:
+        raise PlanError(
+            f'"{bound.einsum.text}" keeps no mode of a sparse operand, so its result has no pattern; use output="dense"'
+        )
+    return kept and form != "dense"

@@ -1,0 +1,71 @@
+"""What is done to results once they are made: zeros dropped, ``alpha Z + beta out`` (BCB-SpTC, formula (1)).
+
+In: results, sparse or dense. Out: new ones; nothing is changed in place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sparsetc.errors import DeviceError, DtypeError, ShapeError
+from sparsetc.inputs import coalesce_sum
+from sparsetc.tensor import SparseTensor
+
+Result = torch.Tensor | SparseTensor
+
+
+def without_zeros(z: Result) -> Result:
+    """A sparse result without the entries whose value is 0 (NaN stays); the order is kept. Dense ones as they are."""
+    if not isinstance(z, SparseTensor) or not z.values.numel():
+        return z
+    values = z.values if z.values.ndim == 1 else z.values.flatten(1).abs().amax(1)
+    kept = torch.nonzero(values != 0).flatten()
+    if kept.numel() == z.nnz:
+        return z
+    return SparseTensor._make(z.coords.index_select(1, kept), z.values.index_select(0, kept), z.shape, z.is_coalesced)
+
+
+def check_accumulation(out: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    """Raise unless `out` can be added to a result of this shape, dtype and device; before anything is computed."""
+    if not isinstance(out, SparseTensor | torch.Tensor):
+        raise DtypeError(f"out must be a SparseTensor or a torch tensor, found {type(out).__name__}")
+    if tuple(out.shape) != shape:
+        raise ShapeError(f"out must have the result's shape {shape}, found {tuple(out.shape)}")
+    if out.dtype != dtype:
+        raise DtypeError(f"out must have the operands' dtype {dtype}, found {out.dtype}")
+    if out.device != device:
+        raise DeviceError(f"out is on {out.device}, the operands are on {device}")
+
+
+def check_scalars(dtype: torch.dtype, **scalars: Any) -> None:
+    """DtypeError unless each scalar can multiply values of this dtype and give the same dtype."""
+    for name, value in scalars.items():
+        fits = isinstance(value, int) or (isinstance(value, float) and (dtype.is_floating_point or dtype.is_complex))
+        if not fits and not (isinstance(value, complex) and dtype.is_complex):
+            raise DtypeError(f"{name} must be a number that {dtype} can be multiplied by, found {value!r}")
+
+
+def accumulated(result: Result, out: Result | None, alpha: Any, beta: Any) -> Result:
+    """``alpha * result + beta * out``: on the union of both patterns if both are sparse, dense if either is.
+
+    With ``beta=0`` `out` is not read, as in BLAS.
+    """
+    scaled = result if alpha == 1 else _times(result, alpha)
+    if out is None or beta == 0:
+        return scaled
+    other = out if beta == 1 else _times(out, beta)
+    if isinstance(scaled, SparseTensor) and isinstance(other, SparseTensor):
+        scaled, other = scaled.expand_dense(), other.expand_dense()
+        coords = torch.cat([scaled.coords, other.coords], dim=1)
+        coords, values = coalesce_sum(coords, torch.cat([scaled.values, other.values]), scaled.shape)
+        return SparseTensor._make(coords, values, scaled.shape, True)
+    dense = [t.to_dense() if isinstance(t, SparseTensor) else t for t in (scaled, other)]
+    return dense[0] + dense[1]
+
+
+def _times(z: Result, factor: Any) -> Result:
+    if isinstance(z, SparseTensor):
+        return z.with_values((z.values * factor).to(z.dtype))
+    return (z * factor).to(z.dtype)

@@ -1,0 +1,201 @@
+"""One contraction of two sparse operands: its pattern, fixed once, and its values, computed often and differentiable.
+
+In: two patterns and the letters of operands and result. Out: `PairStep`, a function from the operands' values to the
+result's. The gradient of either operand is a sum over the same tasks with the result in that operand's place, so
+gradients of gradients follow; they take the scalar path, whatever path the values took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from sparsetc.convert import available_memory
+from sparsetc.options import Options
+from sparsetc.pair.blocks import BlockPath, Cut, assembly
+from sparsetc.pair.choose import BcbPlan, Choice, Question, choose
+from sparsetc.pair.dense import Unfolded
+from sparsetc.pair.equation import Roles, prepared
+from sparsetc.pair.paths import DensePath, NumericPath, ScalarPath
+from sparsetc.pair.scalar import Tasks, back_to_x, back_to_y
+from sparsetc.pair.symbolic import Budget, Matching, Pattern, pattern_of
+from sparsetc.tensor import SparseTensor
+
+
+class PairStep:
+    """``x,y->output``, compiled for two patterns."""
+
+    def __init__(
+        self,
+        terms: tuple[Sequence[str], Sequence[str]],
+        operands: tuple[SparseTensor, SparseTensor],
+        output: Sequence[str],
+        sizes: dict[str, int],
+        settings: Options,
+    ) -> None:
+        """Match, choose a path and find the pattern.
+
+        Args:
+            terms: the letters of each operand; they may repeat, and may be absent from all else.
+            operands: their patterns; values are only looked at for their dtype.
+            output: the result's letters.
+            sizes: of all letters.
+            settings: plan, precision, memory limit, backend, determinism.
+
+        Raises:
+            PlanError: a plan that is not known here, or does not apply.
+            OutOfMemoryError: the result, or what the named plan stores, would pass the memory limit.
+        """
+        self.equation = f"{','.join(map(''.join, terms))}->{''.join(output)}"
+        # Results come row by row of the first operand, so it had better be the one that the output begins with.
+        self.swapped = bool(output) and output[0] not in terms[0]
+        given = list(zip(terms, operands, strict=True))
+        (x_letters, x), (y_letters, y) = reversed(given) if self.swapped else given
+        self.dtype, self.device, self.settings = x.dtype, x.device, settings
+        self.shape = tuple(sizes[c] for c in output)
+        roles = Roles.of(x_letters, y_letters, output)
+        self.matching = Matching.of(
+            prepared(tuple(x_letters), x.coords, sizes, roles.x),
+            prepared(tuple(y_letters), y.coords, sizes, roles.y),
+            roles,
+        )
+        limit = settings.memory_limit if settings.memory_limit is not None else available_memory(self.device)
+        what = f"the result of {self.equation}"
+        self.budget = Budget(settings, self.device, len(self.shape), self.dtype.itemsize, what, limit)
+        self.budget.check(self.matching.least_results(), least=True)
+        self.backend = "torch" if self.dtype.is_complex else settings.effective_backend(self.device)
+        self.question = Question(
+            self.matching,
+            lambda: self.unfolded.sizes,
+            lambda: self.cut,
+            self.dtype,
+            self.backend,
+            settings,
+            self.budget,
+        )
+        self.choice: Choice = choose(self.question)
+        self.tasks = Tasks(self.matching, self.matching.ends.new_zeros(0), self.budget)
+        self.path: NumericPath = self._path()
+        places = self.path.places()
+        self.budget.check(places.numel())
+        self.tasks.places = places
+        self.pattern: Pattern = pattern_of(self.matching, places)
+
+    @cached_property
+    def unfolded(self) -> Unfolded:
+        """The operands' places, were they dense."""
+        return Unfolded(self.matching)
+
+    @cached_property
+    def cut(self) -> Cut:
+        """The operands cut into blocks."""
+        plan = self.settings.plan
+        return Cut.of(self.matching, dict(plan.sides) if isinstance(plan, BcbPlan) else None)
+
+    def _path(self) -> NumericPath:
+        settings, precision = self.settings, self.settings.effective_precision()
+        if self.choice.name == "scalar":
+            return ScalarPath(self.tasks, self.equation, self.budget, settings.deterministic)
+        if self.choice.name == "dense":
+            # 16-bit values, held in float32, are exact in tf32.
+            exact = self.dtype in (torch.float16, torch.bfloat16) and self.device.type == "cuda"
+            precision = "high" if exact and precision == "highest" else precision
+            return DensePath(self.unfolded, self.equation, self.budget, precision)
+        return BlockPath(self.cut, self.equation, self.dtype, self.backend, precision, self.choice.storage, self.budget)
+
+    @property
+    def nnz(self) -> int:
+        """Entries of the result."""
+        return self.pattern.nnz
+
+    def __call__(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        """(nnz,) the result's values in lexicographic order, of the operands' values in their own; differentiable."""
+        m = self.matching
+        x, y = (right, left) if self.swapped else (left, right)
+        deterministic = self.settings.deterministic
+        x = m.x.values(x, deterministic).index_select(0, m.x_entry)
+        y = m.y.values(y, deterministic).index_select(0, m.y_entry)
+        by_place = _Product.apply(self, "z", x, y, None)
+        values = by_place if self.pattern.order is None else by_place.index_select(0, self.pattern.order)
+        return values.to(self.dtype)
+
+    def result(self, values: torch.Tensor) -> SparseTensor:
+        """The values on their pattern; of a result with at least one mode."""
+        return SparseTensor._make(self.pattern.coords, values, self.shape, True)
+
+    def product(
+        self, role: str, x: torch.Tensor | None, y: torch.Tensor | None, z: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The sum over tasks of two of entry of x, entry of y and result, by the third, which is None."""
+        deterministic = self.settings.deterministic
+        if role == "z":
+            assert x is not None
+            assert y is not None
+            return self._values(x, y) if self.matching.tasks else x.new_zeros(0)
+        assert z is not None
+        if role == "x":
+            assert y is not None
+            return back_to_x(self.tasks, z, y, deterministic)
+        assert x is not None
+        return back_to_y(self.tasks, z, x, deterministic)
+
+    def _values(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """By place. Where a value is infinite or NaN, nonzero by nonzero: zeros of a block, or of an unfolded operand,
+        are multiplied like any other value, and would carry it to entries that it has no part in.
+        """
+        if self.path.name == "scalar" or (not x.dtype.is_floating_point and not x.dtype.is_complex):
+            return self.path.run(x, y)
+        if bool(torch.isfinite(x).all() & torch.isfinite(y).all()):
+            return self.path.run(x, y)
+        return self._by_nonzeros.run(x, y)
+
+    @cached_property
+    def _by_nonzeros(self) -> ScalarPath:
+        return ScalarPath(self.tasks, self.equation, self.budget, self.settings.deterministic)
+
+    def ptx(self, target: str) -> str:
+        """The assembly of the block kernel; PlanError where the step takes another path."""
+        if not isinstance(self.path, BlockPath):
+            return self.path.ptx(target)
+        if self.backend == "triton":
+            return self.path.ptx(target)
+        twin = BlockPath(
+            self.cut,
+            self.equation,
+            self.dtype,
+            "triton",
+            self.settings.effective_precision(),
+            self.choice.storage,
+            self.budget,
+        )
+        return assembly(twin.program, self.dtype, target, twin.pair_x.dtype, twin.path)
+
+
+class _Product(torch.autograd.Function):
+    """`PairStep.product`, whose gradients are itself in other roles."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, step: PairStep, role: str, x: torch.Tensor | None, y: torch.Tensor | None, z: torch.Tensor | None
+    ) -> torch.Tensor:
+        ctx.step, ctx.role = step, role
+        ctx.given = [name for name, t in zip("xyz", (x, y, z), strict=True) if t is not None]
+        ctx.save_for_backward(*(t for t in (x, y, z) if t is not None))
+        return step.product(role, x, y, z)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[Any, ...]:
+        known = dict(zip(ctx.given, ctx.saved_tensors, strict=True))
+        grads: list[torch.Tensor | None] = []
+        for place, name in enumerate("xyz"):
+            if name not in known or not ctx.needs_input_grad[2 + place]:
+                grads.append(None)
+                continue
+            (other,) = (n for n in known if n != name)
+            factor = known[other].conj().resolve_conj() if known[other].is_complex() else known[other]
+            arguments = {ctx.role: upstream.contiguous(), other: factor, name: None}
+            grads.append(_Product.apply(ctx.step, name, arguments["x"], arguments["y"], arguments["z"]))
+        return (None, None, *grads)

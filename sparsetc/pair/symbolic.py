@@ -1,0 +1,221 @@
+"""Which nonzeros of two operands meet, and where the result has entries; values play no part (BCB-SpTC, section IV-A).
+
+In: two `Side`s. Out: `Matching`: the tasks, pairs of entries whose shared coordinates are equal, counted before any is
+made; and `Pattern`: the result's coordinates. The stages are the paper's (pairing, sorting, compression), which it
+takes from expand-sort-compress; here pairs are expanded a chunk at a time, so memory is bounded however skewed a
+contracted index is.
+
+A result's place is a row and a column: ranks among the rows of x and the columns of y that meet anything. Their product
+is below 2**63 whatever the sizes of the modes, so a place is one int64, and nothing wraps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from sparsetc import coords as crd
+from sparsetc.options import Options
+from sparsetc.pair.equation import Roles, Side
+from sparsetc.pair.keys import joint_keys, keys_of, ranks
+
+TASK_BYTES = 96
+"""Bytes that one task takes while a chunk of them is expanded and sorted: a dozen int64 vectors."""
+CHUNK = 1 << 22
+"""Most tasks of a chunk: 400 MB while they are sorted."""
+LEAST_CHUNK = 1 << 10
+MARKS = 16
+"""Places a task up to which they are marked, a byte each, and not sorted."""
+
+
+def chunk_size(limit: int) -> int:
+    """Tasks taken at a time, so that they take a quarter of `limit` bytes or less."""
+    return max(LEAST_CHUNK, min(CHUNK, limit // (4 * TASK_BYTES)))
+
+
+@dataclass(frozen=True)
+class Matching:
+    """The tasks of ``x,y->output``, in the order of x's entries, each with a run of y's."""
+
+    roles: Roles
+    x: Side
+    y: Side
+    x_entry: torch.Tensor
+    """(live x,) the entries of x that meet anything, ascending."""
+    y_entry: torch.Tensor
+    """(live y,) likewise of y."""
+    first: torch.Tensor
+    """(live x,) the first of the live entries of y that each meets."""
+    ends: torch.Tensor
+    """(live x,) tasks up to and with this entry: counted, not made."""
+    row: torch.Tensor
+    """(live x,) the rank of its row, not falling."""
+    column: torch.Tensor
+    """(live y,) the rank of its column."""
+    row_head: torch.Tensor
+    """(rows,) a live entry of x in each row."""
+    column_head: torch.Tensor
+    """(columns,) a live entry of y in each column."""
+    tasks: int
+
+    @classmethod
+    def of(cls, x: Side, y: Side, roles: Roles) -> Matching:
+        """Match by sorting and binary search: nothing is made for each task."""
+        sizes = x.extents(roles.shared)
+        x_key, y_key = joint_keys(x.rows(roles.shared), y.rows(roles.shared), sizes)
+        x_sorted = torch.sort(x_key).values
+        y_entry = torch.nonzero(_counts(x_sorted, y_key)[1]).flatten()
+        first, count = _counts(y_key[y_entry], x_key)
+        x_entry = torch.nonzero(count).flatten()
+        first, count = first[x_entry], count[x_entry]
+        ends = torch.cumsum(count, 0)
+        starts = crd.starts_of_runs(keys_of(x.rows(roles.kept_x)[:, x_entry], x.extents(roles.kept_x)))
+        column, column_head = ranks(y.rows(roles.free_y)[:, y_entry], y.extents(roles.free_y))
+        return cls(
+            roles,
+            x,
+            y,
+            x_entry,
+            y_entry,
+            first,
+            ends,
+            torch.cumsum(starts, 0) - 1,
+            column,
+            torch.nonzero(starts).flatten(),
+            column_head,
+            int(ends[-1]) if ends.numel() else 0,
+        )
+
+    @property
+    def rows(self) -> int:
+        """Rows that meet anything."""
+        return self.row_head.numel()
+
+    @property
+    def columns(self) -> int:
+        """Columns that meet anything."""
+        return self.column_head.numel()
+
+    @property
+    def counts(self) -> torch.Tensor:
+        """(live x,) tasks of each entry."""
+        return torch.diff(self.ends, prepend=self.ends.new_zeros(1))
+
+    def least_results(self) -> int:
+        """A number of entries that the result has at least: one entry's tasks all have columns of their own."""
+        if not self.tasks:
+            return 0
+        longest = self.ends.new_zeros(self.rows).scatter_reduce(0, self.row, self.counts, "amax")
+        return int(longest.sum())
+
+    def expand(self, begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tasks ``begin .. end`` as (places in `x_entry`, places in `y_entry`), both int64 (end - begin,)."""
+        bounds = self.ends.new_tensor([begin, end - 1])
+        low, high = torch.searchsorted(self.ends, bounds, right=True).tolist()
+        ends = self.ends[low : high + 1]
+        starts = ends - self.counts[low : high + 1]
+        own = ends.clamp(max=end) - starts.clamp(min=begin)
+        p = torch.repeat_interleave(torch.arange(low, high + 1, device=ends.device), own, output_size=end - begin)
+        behind = torch.arange(begin, end, device=ends.device) - starts[p - low]
+        return p, self.first[p] + behind
+
+    def chunks(self, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """All tasks, `size` at a time: places in `x_entry` and in `y_entry`, and the place of the result."""
+        for begin in range(0, self.tasks, size):
+            p, q = self.expand(begin, min(begin + size, self.tasks))
+            yield p, q, self.row[p] * self.columns + self.column[q]
+
+    def coordinates(self, places: torch.Tensor) -> torch.Tensor:
+        """(letters of ``roles.natural``, n): the coordinates of results at these places."""
+        row, column = places // max(1, self.columns), places % max(1, self.columns)
+        left = self.x.rows(self.roles.kept_x)[:, self.x_entry[self.row_head[row]]]
+        right = self.y.rows(self.roles.free_y)[:, self.y_entry[self.column_head[column]]]
+        return torch.cat([left, right])
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Where a result has entries."""
+
+    places: torch.Tensor
+    """(nnz,) ascending: row * columns + column."""
+    coords: torch.Tensor
+    """(letters of the result, nnz), in lexicographic order."""
+    order: torch.Tensor | None
+    """(nnz,) which place each column of `coords` has; None when they are in the same order."""
+
+    @property
+    def nnz(self) -> int:
+        """Entries of the result."""
+        return self.places.numel()
+
+
+def pattern_of(matching: Matching, places: torch.Tensor) -> Pattern:
+    """Coordinates of ascending places, in the lexicographic order of the result's letters."""
+    roles = matching.roles
+    coords = matching.coordinates(places)
+    if roles.output == roles.natural:
+        return Pattern(places, coords, None)
+    coords = coords[[roles.natural.index(c) for c in roles.output]]
+    sizes = [
+        matching.x.sizes[matching.x.letters.index(c)] if c in roles.kept_x else matching.y.extents([c])[0]
+        for c in roles.output
+    ]
+    order = crd.lexsort(keys_of(coords, sizes))
+    return Pattern(places, coords[:, order].contiguous(), order)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a result, and the work towards it, may take."""
+
+    settings: Options
+    device: torch.device
+    order: int
+    itemsize: int
+    what: str
+    limit: int
+
+    def check(self, entries: int, least: bool = False) -> None:
+        """OutOfMemoryError, with the number of entries, unless so many fit."""
+        count = f"{'at least ' if least else ''}{entries:,} nonzeros"
+        self.settings.check_memory(entries * (8 * self.order + self.itemsize), self.device, f"{self.what}, {count},")
+
+    @property
+    def chunk(self) -> int:
+        """Tasks taken at a time."""
+        return chunk_size(self.limit)
+
+
+def places_by_expansion(matching: Matching, budget: Budget) -> torch.Tensor:
+    """(nnz,) the distinct places of all tasks, ascending; a chunk of tasks is sorted at a time.
+
+    Chunks come row by row, so what is found is final but for the row that a chunk shares with the one before. Where
+    rows and columns make few places, each is marked instead.
+    """
+    spread = matching.rows * matching.columns
+    if spread <= min(MARKS * matching.tasks, budget.limit // 16):
+        marked = torch.zeros(spread, dtype=torch.bool, device=matching.ends.device)
+        for _, _, place in matching.chunks(budget.chunk):
+            marked[place] = True
+        return torch.nonzero(marked).flatten()
+    done: list[torch.Tensor] = []
+    total = 0
+    tail = matching.ends.new_zeros(0)
+    for _, _, place in matching.chunks(budget.chunk):
+        place = torch.cat([tail, place])
+        fresh = place if crd.is_sorted_unique([place]) else torch.unique(place)
+        cut = int(torch.searchsorted(fresh, fresh[-1] // matching.columns * matching.columns))
+        done.append(fresh[:cut])
+        tail = fresh[cut:]
+        total += cut
+        budget.check(total + tail.numel(), least=True)
+    return torch.cat([*done, tail])
+
+
+def _counts(keys: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(first place, number) of the elements of ascending `keys` that equal each wanted one."""
+    first = torch.searchsorted(keys, wanted)
+    return first, torch.searchsorted(keys, wanted, right=True) - first

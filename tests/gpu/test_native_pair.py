@@ -1,0 +1,61 @@
+"""Contractions of several sparse operands on a GPU: every path, both storages, types, deterministic sums, gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import assert_matches
+from pair_cases import EQUATIONS, MIXED, SIZES, operands, structural
+
+import sparsetc as stc
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+PATHS = ("auto", "scalar", "dense", stc.plan_bcb(storage="whole"), stc.plan_bcb(storage="bitmap"))
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64)
+
+
+def check(
+    equation: str, dtype: torch.dtype, plan: str | stc.BcbPlan, dense: tuple[int, ...] = (), **sizes: int
+) -> None:
+    given = operands(equation, "skewed", dtype, coalesce=False, dense=dense, sizes={**SIZES, **sizes})
+    on_gpu = [o.cuda() for o in given]
+    for deterministic in (False, True):
+        found = stc.einsum(equation, *on_gpu, plan=plan, deterministic=deterministic)
+        assert_matches(found, equation, given)
+        if isinstance(found, stc.SparseTensor):
+            assert torch.equal(found.coords.cpu(), structural(equation, given))
+
+
+@pytest.mark.parametrize("plan", PATHS, ids=str)
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_equation(name: str, plan: str | stc.BcbPlan) -> None:
+    check(EQUATIONS[name], torch.float32, plan)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("plan", PATHS, ids=str)
+def test_dtype(plan: str | stc.BcbPlan, dtype: torch.dtype) -> None:
+    check("ijk,klm->ijlm", dtype, plan, i=20, j=20, k=70, l=20)
+    check("bij,bjk->bik", dtype, plan, i=20, j=70)
+
+
+@pytest.mark.parametrize("plan", ["auto", "scalar", "bcb"])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_integers(dtype: torch.dtype, plan: str) -> None:
+    check("ijk,klm->ijlm", dtype, plan)
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_with_dense_operands(name: str) -> None:
+    check(MIXED[name][0], torch.float64, "auto", MIXED[name][1])
+
+
+@pytest.mark.parametrize("plan", ["scalar", "dense", "bcb"])
+def test_gradients(plan: str) -> None:
+    x, y = (o.cuda() for o in operands("ijk,ljk->li", sizes={**SIZES, "i": 3, "j": 4}))
+    kernel = stc.compile("ijk,ljk->li", x, y, plan=plan)
+    given = (x.values.clone().requires_grad_(), y.values.clone().requires_grad_())
+    assert torch.autograd.gradcheck(lambda a, b: kernel(values=[a, b]).values, given, nondet_tol=1e-12)

@@ -1,0 +1,110 @@
+"""The generated Triton source of pairs of blocks, run by Triton's interpreter: whole blocks and bitmaps."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from cases import PATTERNS, assert_matches, poisoned
+from hypothesis import given, settings
+from pair_cases import CHAINS, EQUATIONS, SIZES, check_pair, operands, pairs, structural
+
+import sparsetc as stc
+from sparsetc.pair import blocks
+
+STORAGES = ("whole", "bitmap")
+
+
+def run(equation: str, given: list[Any], storage: str, **settings: Any) -> stc.PairKernel:
+    """Check, and see that it was Triton's source that ran."""
+    kernel = check_pair(equation, given, plan=stc.plan_bcb(storage=storage), **settings)
+    assert all(step.backend == "triton" for step in kernel.chain.pairs)
+    assert "import triton" in kernel.source
+    return kernel
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_equation(name: str, storage: str) -> None:
+    for pattern in ("skewed", "dense"):
+        run(EQUATIONS[name], operands(EQUATIONS[name], pattern, torch.float32, coalesce=False), storage)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("storage", STORAGES)
+def test_pattern(storage: str, pattern: str) -> None:
+    run("ijk,klm->ijlm", operands("ijk,klm->ijlm", pattern, torch.float64), storage)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("name", ["one-mode", "two-modes", "batch-last", "inner", "elementwise"])
+def test_dtype(name: str, storage: str, dtype: torch.dtype) -> None:
+    run(EQUATIONS[name], operands(EQUATIONS[name], "random", dtype), storage)
+
+
+@pytest.mark.parametrize("sides", [(1, 1, 1), (2, 4, 8), (16, 1, 4), (8, 8, 64)], ids=str)
+@pytest.mark.parametrize("storage", STORAGES)
+def test_sides(storage: str, sides: tuple[int, int, int]) -> None:
+    """Words of a bitmap of 8 to 64 positions, sides below 16, blocks past the end of a mode."""
+    given = operands("ijk,ljk->il", "random", torch.float64, sizes={**SIZES, "j": 40, "k": 3})
+    plan = stc.plan_bcb(storage=storage, i=sides[0], l=sides[1], j=sides[2], k=2)
+    check_pair("ijk,ljk->il", given, plan=plan)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_long_run_of_pairs_is_shared_by_programs(storage: str) -> None:
+    """40 pairs of blocks for each of 4 blocks of the result, 3 a program."""
+    given = operands("ij,jk->ik", "dense", torch.float64, sizes={"i": 8, "j": 40, "k": 8})
+    with mock.patch.object(blocks, "PAIRS_A_PROGRAM", 3):
+        kernel = check_pair("ij,jk->ik", given, plan=stc.plan_bcb(storage=storage, i=4, j=1, k=4))
+    (buffer,) = kernel.chain.pairs[0].path._buffers
+    assert buffer.owner is not None
+    assert buffer.ptr.numel() == 1 + 4 * 14
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_few_blocks_of_the_result_are_made_at_a_time(storage: str) -> None:
+    """4 blocks of the result in buffers of 3; no more programs than a buffer has room for, but where runs are cut."""
+    given = operands("ij,jk->ik", "dense", torch.float64, sizes={"i": 8, "j": 40, "k": 8})
+    with mock.patch.object(blocks, "PAIRS_A_PROGRAM", 3), mock.patch.object(blocks, "BUFFER_BYTES", 4 * 4 * 8 * 3):
+        kernel = check_pair("ij,jk->ik", given, plan=stc.plan_bcb(storage=storage, i=4, j=1, k=4))
+    first, second = kernel.chain.pairs[0].path._buffers
+    assert (first.start, first.stop, second.stop) == (0, 3, 4)
+    assert first.owner is None
+    assert second.owner is not None
+    assert second.ptr.tolist() == [120, 133, 146, 159, 160]
+
+
+@pytest.mark.parametrize("precision", ["highest", "high"])
+def test_precision(precision: str) -> None:
+    given = operands("ijk,klm->ijlm", "dense", torch.float32)
+    kernel = stc.compile("ijk,klm->ijlm", *given, plan="bcb", precision=precision)
+    assert f'input_precision="{"tf32x3" if precision == "highest" else "tf32"}"' in kernel.source
+    assert_matches(kernel(), "ijk,klm->ijlm", given, 1e-5 if precision == "highest" else 2e-3)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_chain(name: str) -> None:
+    run(CHAINS[name], operands(CHAINS[name], dtype=torch.float64), "whole")
+
+
+def test_gradients() -> None:
+    x, y = operands("ij,jk->ik", sizes={"i": 4, "j": 5, "k": 3})
+    kernel = stc.compile("ij,jk->ik", x, y, plan="bcb")
+    given = (x.values.clone().requires_grad_(), y.values.clone().requires_grad_())
+    assert torch.autograd.gradcheck(lambda a, b: kernel(values=[a, b]).values, given)
+
+
+@settings(max_examples=30)
+@given(pairs((torch.float32, torch.float64, torch.int64), ("bcb",)))
+def test_any_pair_agrees_with_the_reference(drawn: Any) -> None:
+    given = drawn.operands()
+    plan = stc.plan_bcb(storage="bitmap" if drawn.kept else "whole")
+    with poisoned(), stc.options(backend="triton"):
+        found = stc.einsum(drawn.equation, *given, plan=plan)
+    assert_matches(found, drawn.equation, given)
+    if isinstance(found, stc.SparseTensor):
+        assert torch.equal(found.coords, structural(drawn.equation, given))

@@ -1,0 +1,104 @@
+"""The ``bcb`` format: packing and back, the paper's formula for its size, sizes past 64 bits, what it refuses."""
+
+from __future__ import annotations
+
+from math import ceil, log2, prod
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparsetc.errors import FormatError
+from sparsetc.formats.bcb import SIDE, Bcb, Blocks, positions_of_bits, storage_bits
+from sparsetc.testing import PATTERNS, UNBOUNDED, pattern
+
+SHAPES = {1: (11,), 2: (16, 9), 3: (17, 6, 30), 4: (3, 14, 5, 9), 5: (3, 1, 4, 13, 4), 6: (2, 3, 2, 3, 2, 3)}
+HUGE = {2: (2**40, 2**40), 3: (2**31, 2**33, 2**20), 4: (2**20, 1, 2**62, 2**63 - 1), 6: (2**24,) * 6}
+
+
+def check(coords: torch.Tensor, shape: tuple[int, ...], sides: tuple[int, ...] | None = None) -> Blocks:
+    """Every promise of the format, on nonzeros in the order given."""
+    packed = Bcb().pack(coords, shape, sides)
+    nnz = coords.shape[1]
+    found, positions = Bcb().unpack(packed)
+    assert torch.equal(found, coords[:, positions])
+    assert torch.equal(positions.sort().values, torch.arange(nnz))
+    assert torch.equal(positions_of_bits(packed), packed.dense)
+    side = torch.tensor(packed.sides).unsqueeze(1)
+    distinct = torch.unique(coords // side, dim=1)
+    assert packed.blocks == distinct.shape[1]
+    assert torch.equal(packed.coordinates(), distinct)  # in lexicographic order
+    values = torch.arange(1, nnz + 1, dtype=torch.float64)
+    assert torch.equal(packed.pack_values(values), values[positions])
+    whole = packed.whole(values)
+    assert whole.shape == (packed.blocks, packed.volume)
+    assert torch.equal(whole.view(-1)[packed.dense], values[positions])
+    assert int((whole != 0).sum()) == nnz
+    assert torch.equal(packed.starts, torch.cat([torch.zeros(1), (whole != 0).sum(1).cumsum(0)]).long())
+    # Formula (8), with each index in a whole word, and a bitmap in whole bytes.
+    index = 8 * sum(a.element_size() for a in packed.words.values())
+    assert packed.nbytes * 8 == (index + max(8, packed.volume)) * packed.blocks
+    exact = storage_bits(shape, packed.sides, packed.blocks, nnz)
+    assert exact <= packed.nbytes * 8 + 32 * nnz
+    return packed
+
+
+@pytest.mark.parametrize("kind", PATTERNS)
+@pytest.mark.parametrize("order", SHAPES)
+def test_every_order_pattern_and_side(order: int, kind: str) -> None:
+    coords = pattern(kind, SHAPES[order])
+    assert check(coords, SHAPES[order]).sides == (SIDE,) * order
+    for side in (1, 2, 4):
+        check(coords.flip(1), SHAPES[order], (side,) * order)
+
+
+@pytest.mark.parametrize("kind", UNBOUNDED)
+@pytest.mark.parametrize("order", HUGE)
+def test_sizes_whose_product_passes_64_bits(order: int, kind: str) -> None:
+    check(pattern(kind, HUGE[order]), HUGE[order], (2,) * order)
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_any_shape_and_sides(data: st.DataObject) -> None:
+    order = data.draw(st.integers(1, 5))
+    shape = tuple(data.draw(st.lists(st.integers(1, 20), min_size=order, max_size=order)))
+    sides = tuple(data.draw(st.lists(st.sampled_from([1, 2, 4, 8, 16]), min_size=order, max_size=order)))
+    if prod(sides) > 1 << 14:
+        return
+    kind = data.draw(st.sampled_from([p for p in sorted(PATTERNS) if p in UNBOUNDED or prod(shape) < 5000]))
+    coords = pattern(kind, shape, data.draw(st.integers(0, 99)))
+    check(coords[:, torch.randperm(coords.shape[1])], shape, sides)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.complex64, torch.int8, torch.int64, torch.bfloat16], ids=str)
+def test_values_of_every_type(dtype: torch.dtype) -> None:
+    coords = pattern("random", (20, 30))
+    packed = Bcb().pack(coords, (20, 30))
+    values = torch.arange(1, coords.shape[1] + 1).to(dtype)
+    assert packed.whole(values).dtype == dtype
+    assert torch.equal(packed.whole(values).view(-1)[packed.dense], values[packed.positions])
+
+
+def test_the_formula_of_the_paper() -> None:
+    """8 x 8 x 8 blocks of a 100 x 60 x 9 tensor: 4 + 3 + 1 bits an index, 512 a bitmap."""
+    shape, sides = (100, 60, 9), (8, 8, 8)
+    bits = sum(ceil(log2(ceil(s / h))) for s, h in zip(shape, sides, strict=True))
+    assert bits == 8
+    assert storage_bits(shape, sides, blocks=10, nnz=70) == (8 + 512) * 10 + 32 * 70
+    assert storage_bits(shape, sides, 10, 70, value_bits=16) == (8 + 512) * 10 + 16 * 70
+    packed = check(pattern("dense", shape), shape)
+    assert packed.bitmap.dtype == torch.int64
+    assert packed.bitmap.shape == (13 * 8 * 2, 8)
+    assert packed.nbytes == packed.blocks * (4 + 64)  # an index is rounded up to 32 bits
+
+
+def test_what_is_refused() -> None:
+    coords = pattern("random", (4, 5))
+    with pytest.raises(FormatError, match="powers of two"):
+        Bcb().pack(coords, (4, 5), (3, 4))
+    with pytest.raises(FormatError, match="one a mode"):
+        Bcb().pack(coords, (4, 5), (4,))
+    with pytest.raises(FormatError, match="duplicates"):
+        Bcb().pack(coords.repeat(1, 2), (4, 5))

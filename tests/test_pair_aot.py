@@ -1,0 +1,84 @@
+"""The generated Triton source of pairs of blocks, compiled ahead of time for named targets; no GPU is needed."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+import torch
+from cases import random_sparse
+from pair_cases import EQUATIONS, operands
+
+import sparsetc as stc
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
+
+TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
+MATRIX = {
+    "sm_80": r"mma\.sync",
+    "sm_90": r"wgmma\.mma_async",
+    "sm_100": r"tcgen05\.mma",
+    "gfx942": r"v_mfma_",
+}
+"""The instructions of the matrix units."""
+SIZES = {"i": 20, "j": 20, "k": 70, "l": 20, "m": 20}
+
+
+def third_order(dtype: torch.dtype, storage: str, precision: str, backend: str = "torch") -> stc.PairKernel:
+    """Blocks of 64 x 32 and 32 x 64."""
+    given = operands("ijk,klm->ijlm", "skewed", dtype, sizes=SIZES)
+    return stc.compile(
+        "ijk,klm->ijlm", *given, plan=stc.plan_bcb(storage=storage), precision=precision, backend=backend
+    )
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+@pytest.mark.parametrize("storage", ["whole", "bitmap"])
+def test_blocks_run_on_the_matrix_units(storage: str, precision: str, target: str) -> None:
+    for backend in ("torch", "triton"):  # without a GPU, that of the kernel which one would run
+        text = third_order(torch.float32, storage, precision, backend).ptx(target)
+        assert re.search(MATRIX[target], text)
+        assert target in text
+        assert not re.search(r"\.local\b", text)
+    if target == "sm_80":
+        assert (".bf16.bf16." if precision == "medium" else ".tf32.tf32.") in text
+
+
+@pytest.mark.parametrize(
+    ("dtype", "target", "instruction"),
+    [
+        (torch.float64, "sm_80", r"mma\.sync\S*\.f64\.f64"),
+        (torch.float64, "sm_90", r"mma\.sync\S*\.f64\.f64"),
+        (torch.float64, "gfx942", r"v_mfma_f64"),
+        *((dtype, target, MATRIX[target]) for dtype in (torch.float16, torch.bfloat16) for target in TARGETS),
+    ],
+    ids=str,
+)
+def test_other_types_run_on_the_matrix_units(dtype: torch.dtype, target: str, instruction: str) -> None:
+    for storage in ("whole", "bitmap"):
+        assert re.search(instruction, third_order(dtype, storage, "highest").ptx(target))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_integers_compile(dtype: torch.dtype) -> None:
+    for target in TARGETS:
+        assert target in third_order(dtype, "whole", "highest").ptx(target)
+
+
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_every_equation_compiles(name: str) -> None:
+    given = operands(EQUATIONS[name], "skewed", torch.float32)
+    for storage in ("whole", "bitmap"):
+        kernel = stc.compile(EQUATIONS[name], *given, plan=stc.plan_bcb(storage=storage))
+        assert ".visible .entry" in kernel.ptx("sm_90")
+
+
+def test_what_has_no_assembly() -> None:
+    x, y = (random_sparse((5, 5), "random", torch.complex64, n) for n in range(2))
+    with pytest.raises(stc.PlanError, match="complex"):
+        stc.compile("ij,jk->ik", x, y, plan="bcb").ptx()
+    with pytest.raises(stc.PlanError, match=r"unknown target 'sm_12'.*sm_90.*gfx942"):
+        third_order(torch.float32, "whole", "high").ptx("sm_12")
