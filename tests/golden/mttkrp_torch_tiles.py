@@ -6,11 +6,11 @@ Part 0, dense_tile: dense tiles of 16x16x16.
     item_word[item] = | i:3 |  bits a mode
     tile_word[lane] = | j:4 | k:5 |  bits a mode
     values[tile * 4096 + position], row-major over jik = 16x16x16
-    streams 8*L + N*w bytes, writes 3200*w bytes
-    gathers 32*L rows of 32*w bytes of C
-    gathers 256*L rows of 32*w bytes of B
-    adds 32*P rows
-    278528*L flops outside dots, 4194304*L inside
+    streams 4*L + N*w bytes, writes 3200*w bytes
+    gathers 16*L rows of 32*w bytes of C
+    gathers 16*L rows of 32*w bytes of B
+    adds 16*P rows
+    17408*L flops outside dots, 262144*L inside
 """
 
 import torch
