@@ -35,7 +35,7 @@ def in_order(printer: TileFunctionPrinter, out: Tile) -> bool:
     p = printer.p
     gridded = tuple(a.letter for a in p.split if a.letter in p.letters)
     looped = tuple(c for c in _letters(printer) if c in p.looped and c not in out.axes)
-    taken = [c for c in (*gridded, *looped, *out.axes) if printer.side(c) > 1]
+    taken = [c for c in (*gridded, *looped, *out.axes) if printer.length(c) > 1]
     stored = [p.letters[m] for m in p.view.sequence if p.view.sides[m] > 1]
     whole = not any(printer.padded(c) for c in out.axes)
     return taken == stored and whole and prod(p.axis(c).block for c in out.axes) >= p.view.word
@@ -95,7 +95,7 @@ def _step(printer: TileFunctionPrinter, out: Tile, widen: str) -> None:
         if c in p.looped:
             name = f"{c}_in" if c not in out.axes else f"{c}_first"
             terms.append(printer.placed(name, (), (), printer.stride(c) // bits))
-        elif c not in out.axes and printer.side(c) > 1:
+        elif c not in out.axes and printer.length(c) > 1:
             terms.append(printer.placed(f"{c}_in", (), (), printer.stride(c) // bits))
     printer.put(f"word = {word(printer, ' + '.join([*terms, 'words']))}")
     printer.put("counts = count(word)")

@@ -56,7 +56,7 @@ class TileFunctionPrinter(FunctionPrinter):
         if axis.ragged:
             self.put(f"in_{axis.letter} = {axis.letter} < {axis.size}")
 
-    def side(self, letter: str) -> int:  # type: ignore[override]
+    def length(self, letter: str) -> int:
         """Positions of a tile along a letter."""
         return self.p.view.sides[self.p.letters.index(letter)]
 
@@ -75,7 +75,7 @@ class TileFunctionPrinter(FunctionPrinter):
 
     def padded(self, letter: str) -> bool:
         """Whether a program has more positions of a letter than a tile."""
-        return self.p.axis(letter).block > self.side(letter)
+        return self.p.axis(letter).block > self.length(letter)
 
     # -- loops ------------------------------------------------------------------------------------------------------
     def loop_blocks(self, s: Loop) -> None:
@@ -184,10 +184,10 @@ class TileFunctionPrinter(FunctionPrinter):
         """(positions of several letters as one number, its stride, the condition that they are of the tile)."""
         last = letters[-1]
         if len(letters) == 1:
-            return f"{last}_in", self.stride(last), f"{last}_in < {self.side(last)}" if self.padded(last) else ""
+            return f"{last}_in", self.stride(last), f"{last}_in < {self.length(last)}" if self.padded(last) else ""
         block = [self.p.axis(c).block for c in letters]
         within = [prod(block[n + 1 :]) for n in range(len(letters))]
-        limit = f"{name} % {block[-1]} < {self.side(last)}" if self.padded(last) else ""
+        limit = f"{name} % {block[-1]} < {self.length(last)}" if self.padded(last) else ""
         strides = [self.stride(c) for c in letters]
         if all(s == w * strides[-1] for s, w in zip(strides, within, strict=True)):
             return name, strides[-1], limit
@@ -284,13 +284,13 @@ class TileFunctionPrinter(FunctionPrinter):
         p = self.p
         kept = tuple(p.letters[c.mode] for c in p.view.item)
         places = tuple(c for c in own if c in kept)
-        sizes = [self.side(c) for c in kept]
+        sizes = [self.length(c) for c in kept]
         item = "item" if p.wide else "item.to(tl.int64)"
         terms, conditions = [f"{item} * {prod(sizes)}"], []
         for n, c in enumerate(kept):
             terms.append(self.placed(f"{c}_in", (c,) if c in places else (), places, prod(sizes[n + 1 :])))
             if self.padded(c):
-                conditions.append(f"({self.placed(f'{c}_in', (c,), places, 1)} < {self.side(c)})")
+                conditions.append(f"({self.placed(f'{c}_in', (c,), places, 1)} < {self.length(c)})")
         mask = f", mask={' & '.join(conditions)}, other=-1" if conditions else ""
         self.put(f"slot = tl.load({self.key.array} + {' + '.join(terms)}{mask})")  # type: ignore[union-attr]
         wide = ".to(tl.int64)" if p.rows * p.width >= WIDE else ""

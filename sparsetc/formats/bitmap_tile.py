@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 
 from sparsetc.formats.base import Packed, index_dtype, register_format
-from sparsetc.formats.tiles import check_distinct, coordinates, tiled, tiles_of_nonzeros, view_of
+from sparsetc.formats.tiles import coordinates, refuse_duplicates, tiled, tiles_of_nonzeros, view_of
 from sparsetc.ir.plan import Layout
 from sparsetc.ir.view import View
 
@@ -37,8 +37,9 @@ class BitmapTile:
         """Sort tiles by (item, other) modes, and the nonzeros of a tile by position."""
         view, nnz = self.view(shape, layout), coords.shape[1]
         t = tiled(coords, shape, layout, view)
-        check_distinct(t)
-        order = torch.argsort(t.tile * view.volume + t.place)
+        key, order = torch.sort(t.tile * view.volume + t.place)
+        if bool((key[1:] == key[:-1]).any()):
+            refuse_duplicates()
         value_ptr = torch.zeros(t.tiles + 1, dtype=torch.long, device=coords.device)
         value_ptr[1:] = torch.cumsum(torch.bincount(t.tile, minlength=t.tiles), 0)
         arrays = t.arrays | {

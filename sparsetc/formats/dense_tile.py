@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import torch
 
-from sparsetc.errors import FormatError
 from sparsetc.formats.base import Packed, register_format
-from sparsetc.formats.tiles import coordinates, tiled, tiles_of_nonzeros, view_of
+from sparsetc.formats.tiles import coordinates, refuse_duplicates, tiled, tiles_of_nonzeros, view_of
 from sparsetc.ir.plan import Layout
 from sparsetc.ir.view import View
 
@@ -37,7 +36,7 @@ class DenseTile:
         positions = torch.full((t.tiles * view.volume,), -1, dtype=torch.long, device=coords.device)
         positions[t.tile * view.volume + t.place] = t.by_tile
         if int((positions >= 0).sum()) != nnz:
-            raise FormatError("tiles hold one value a position: coalesce the operand, which has duplicates")
+            refuse_duplicates()
         return Packed(
             self.name,
             layout,

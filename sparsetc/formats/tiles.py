@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NoReturn
 
 import torch
 
@@ -113,11 +114,9 @@ def tiled(coords: torch.Tensor, shape: tuple[int, ...], layout: Layout, view: Vi
     )
 
 
-def check_distinct(t: Tiled) -> None:
-    """Raise `FormatError` where two nonzeros have one position: a tile holds one value a position."""
-    key = (t.tile * t.view.volume + t.place).sort().values
-    if bool((key[1:] == key[:-1]).any()):
-        raise FormatError("tiles hold one value a position: coalesce the operand, which has duplicates")
+def refuse_duplicates() -> NoReturn:
+    """Raise `FormatError`: a tile holds one value a position, and two nonzeros have the same."""
+    raise FormatError("tiles hold one value a position: coalesce the operand, which has duplicates")
 
 
 def coordinates(packed: Packed, tile: torch.Tensor, place: torch.Tensor) -> torch.Tensor:

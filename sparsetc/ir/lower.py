@@ -17,7 +17,7 @@ from math import prod
 from sparsetc.errors import PlanError
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.lower_tiles import lower_tiles
-from sparsetc.ir.operands import MIN_DOT, Target, dense_axes, named_operands, printed_sizes, row_of, stores
+from sparsetc.ir.operands import MIN_DOT, Target, dense_axes, joined, named_operands, printed_sizes, row_of, stores
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.tile import (
     LANES,
@@ -197,12 +197,7 @@ class _Lowering:
         """Two sets of factors with no dense axis in common, so that summing the lanes is a matrix product."""
         if self.view.lanes < MIN_DOT:
             return None
-        groups: list[tuple[set[str], list[Tile]]] = []
-        for tile in inputs:
-            axes = set(tile.axes) - {LANES}
-            touching = [g for g in groups if g[0] & axes]
-            groups = [g for g in groups if not g[0] & axes]
-            groups.append((axes.union(*(g[0] for g in touching)), [t for g in touching for t in g[1]] + [tile]))
+        groups = joined((set(tile.axes) - {LANES}, tile) for tile in inputs)
         sized = sorted((g for g in groups if g[0]), key=lambda g: -prod(self._block(a) for a in g[0]))
         if len(sized) < 2:
             return None

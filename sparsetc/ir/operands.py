@@ -5,8 +5,10 @@ In: a `Bound` einsum. Out: names that no index letter takes, the order of dense 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
+from typing import TypeVar
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.einsum import Bound
@@ -29,6 +31,23 @@ class Target:
     """Rows of the output."""
     wide: bool = False
     """Positions of the stored nonzeros need 64 bits."""
+
+
+T = TypeVar("T")
+
+
+def joined(things: Iterable[tuple[Iterable[str], T]]) -> list[tuple[set[str], list[T]]]:
+    """Things in groups: any two that have a name in common, directly or through others, are together.
+
+    Groups come in the order of their last thing, things of a group in the order in which they were joined.
+    """
+    groups: list[tuple[set[str], list[T]]] = []
+    for names, thing in things:
+        own = set(names)
+        touching = [g for g in groups if g[0] & own]
+        groups = [g for g in groups if not g[0] & own]
+        groups.append((own.union(*(g[0] for g in touching)), [t for g in touching for t in g[1]] + [thing]))
+    return groups
 
 
 def row_of(kept: tuple[str, ...], sizes: dict[str, int], level: int) -> Row:

@@ -20,7 +20,7 @@ from math import prod
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.einsum import Bound
-from sparsetc.ir.operands import MIN_DOT, named_operands, printed_sizes
+from sparsetc.ir.operands import MIN_DOT, joined, named_operands, printed_sizes
 from sparsetc.ir.tile import Operand
 
 COLUMNS = 256
@@ -85,12 +85,7 @@ class _Problem:
 
     def _classes(self) -> list[tuple[tuple[str, ...], tuple[Operand, ...]]]:
         """Summed letters that must stay together, since an operand has them all, with their operands."""
-        groups: list[tuple[set[str], list[Operand]]] = []
-        for o in self.inner:
-            own = set(o.rows) & set(self.summed)
-            touching = [g for g in groups if g[0] & own]
-            groups = [g for g in groups if not g[0] & own]
-            groups.append((own.union(*(g[0] for g in touching)), [x for g in touching for x in g[1]] + [o]))
+        groups = joined((set(o.rows) & set(self.summed), o) for o in self.inner)
         named = [(tuple(c for c in self.letters if c in s), tuple(ops)) for s, ops in groups]
         return sorted(named, key=lambda g: -self.letters.index(g[0][-1]))  # of equals, the last letter is contracted
 
@@ -148,15 +143,8 @@ class _Problem:
 
     def _components(self) -> list[list[int]]:
         """Classes with dense axes, those that share an axis together."""
-        groups: list[tuple[set[str], list[int]]] = []
-        for n, (_, operands) in enumerate(self.classes):
-            axes = {a for o in operands for a in o.axes}
-            if not axes:
-                continue
-            touching = [g for g in groups if g[0] & axes]
-            groups = [g for g in groups if not g[0] & axes]
-            groups.append((axes.union(*(g[0] for g in touching)), [m for g in touching for m in g[1]] + [n]))
-        return [ns for _, ns in groups]
+        axes = [{a for o in operands for a in o.axes} for _, operands in self.classes]
+        return [ns for _, ns in joined((own, n) for n, own in enumerate(axes) if own)]
 
     def _columns(self, kept: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """(all positions at once, one a program): as many of the last kept letters as the columns hold."""

@@ -13,7 +13,7 @@ from math import prod
 from sparsetc.errors import PlanError
 from sparsetc.ir.cost import Statistics
 from sparsetc.ir.einsum import Bound
-from sparsetc.ir.operands import MIN_DOT, dense_axes
+from sparsetc.ir.operands import MIN_DOT, dense_axes, joined
 from sparsetc.ir.plan import Layout, Part, Plan, Schedule
 from sparsetc.planner.statistics import Counts
 
@@ -234,14 +234,8 @@ def schedule_of(setting: Setting, blocks: bool, rows: bool = False) -> tuple[Sch
 def dot_axes(bound: Bound) -> bool:
     """Whether two dense operands with sparse letters have no dense axis in common: a matrix product may form."""
     e = bound.einsum
-    groups: list[set[str]] = []
-    for p in e.dense:
-        axes = {c for c in e.inputs[p] if c not in e.sparse_indices}
-        if not axes:
-            continue
-        joined = [g for g in groups if g & axes]
-        groups = [g for g in groups if not g & axes] + [axes.union(*joined)]
-    return len(groups) > 1
+    axes = [{c for c in e.inputs[p] if c not in e.sparse_indices} for p in e.dense]
+    return len(joined((own, None) for own in axes if own)) > 1
 
 
 def _fit(block: dict[str, int], shrink: list[str], limit: int) -> dict[str, int]:
