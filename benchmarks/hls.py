@@ -1,6 +1,6 @@
 """Hybrid plans on tile tensors: MTTKRP and TTMc against the scalar plans of the same run, the threshold, storage.
 
-    SPARSETC_DATA=<folder of .npz> python benchmarks/hls.py [mttkrp] [ttmc] [formats] [storage] [tensor ...]
+    SPARSETC_DATA=<folder of .npz> python benchmarks/hls.py [mttkrp] [ttmc] [chained] [formats] [storage] [tensor ...]
 
 MTTKRP in mode 0 (Uber: every mode) at ranks 32 and 128; the scalar plan is the faster of ``coo`` and ``fiber``. Times
 are of the launches. `smape` is the symmetric mean absolute percentage error against float64 (HLSTO, section VII-B).
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -116,28 +117,74 @@ def mttkrp_rows(name: str, x: stc.SparseTensor, mode: int, rank: int) -> list[di
 
 
 def ttmc() -> None:
-    """TTMc 32 x 32: two dots a tile against the gathered matrix product."""
+    """TTMc 32 x 32: two dots a tile against the gathered matrix product, at thresholds swept too."""
     rows = []
+    equation = "ijk,jr,ks->irs"
     for name in TENSORS:
         x = tensor(name) if "uber" not in name and "uracil" not in name else None  # tensors of order 3
         if x is None:
             continue
         f = factors(x, 32)
-        equation = "ijk,jr,ks->irs"
+        expected = stc.compile(equation, x, *f[1:], plan="fiber")(*f[1:]).double()
         for precision in ("highest", "high", "medium"):
-            expected, times = None, {}
-            for plan in ("coo", "fiber", "hls", "auto"):
+            times: dict[str, float] = {}
+            plans = {"coo": "coo", "fiber": "fiber", "hls": "hls", "auto": "auto"}
+            for plan in (*plans.values(), *(stc.plan_hls(t) for t in THRESHOLDS)):
                 k = stc.compile(equation, x, *f[1:], plan=plan, precision=precision)
-                found = k(*f[1:])
-                expected = found.double() if expected is None else expected
-                assert relative_error(found, expected) < 4 * ERROR[precision], (name, plan, precision)
-                times[plan] = round(kernel_microseconds(k, f[1:]), 1)
-                chosen = k.plan.name
-            gain = min(times["coo"], times["fiber"]) / times["hls"]
-            rows.append({"tensor": name, "precision": precision, "us": times, "auto": chosen, "gain": round(gain, 2)})
-            print(f"TTMc {name:16s} {precision:8s} {times} hls over gathered {gain:.2f} auto {chosen}", flush=True)
-        x._packed.clear()
+                assert relative_error(k(*f[1:]), expected) < 4 * ERROR[precision], (name, plan, precision)
+                label = plan if isinstance(plan, str) else str(plan.threshold)
+                times[label] = round(kernel_microseconds(k, f[1:]), 1)
+                if plan == "hls":
+                    threshold, stored = dict(k.plan.options)["threshold"], [(p.format, p.nnz) for p in k.plan.parts]
+                    priced = round(1e6 * k.choice.considered[0][1], 1)
+                if plan == "auto":
+                    chosen = k.plan.name
+            swept = {t: times.pop(str(t)) for t in THRESHOLDS}
+            row = {
+                "tensor": name,
+                "precision": precision,
+                "us": times,
+                "swept_us": swept,
+                "auto": chosen,
+                "threshold": threshold,
+                "stored": stored,
+                "hls_priced_us": priced,
+                "gain": round(min(times["coo"], times["fiber"]) / times["hls"], 2),
+                "over_best_found": round(times["hls"] / min(*swept.values(), times["hls"]), 3),
+            }
+            rows.append(row)
+            print(row, flush=True)
+            x._packed.clear()
     record("hls_ttmc", rows)
+
+
+def chained() -> None:
+    """The same with every tile dense, by positions and warps a program and tiles an item."""
+    rows = []
+    equation = "ijk,jr,ks->irs"
+    for name in ("clustered 600", "clustered 2000", "guanine_TEvv_3d"):
+        x = tensor(name)
+        if x is None:
+            continue
+        f = factors(x, 32)
+        expected = stc.compile(equation, x, *f[1:], plan="fiber")(*f[1:]).double()
+        for precision in ("highest", "high", "medium"):
+            plan = stc.compile(equation, x, *f[1:], plan=stc.plan_hls(1), precision=precision).plan
+            part, swept = plan.parts[0], {}
+            for columns, warps, tiles in product((4, 8, 16), (2, 4), (8, 16, 32)):
+                if columns == 16 and warps == 2:
+                    continue
+                schedule = replace(part.schedule, columns=columns, warps=warps)
+                own = replace(part, schedule=schedule, layout=replace(part.layout, grain=4096 * tiles))
+                alone = replace(plan, parts=(own,), partition="all", options=())
+                k = stc.compile(equation, x, *f[1:], plan=alone, precision=precision)
+                assert relative_error(k(*f[1:]), expected) < 4 * ERROR[precision]
+                swept[f"{columns} positions, {warps} warps, {tiles} tiles"] = round(kernel_microseconds(k, f[1:]), 1)
+                x._packed.clear()
+            best = min(swept, key=lambda s: swept[s])
+            rows.append({"tensor": name, "precision": precision, "best": best, "us": swept})
+            print(name, precision, best, swept, flush=True)
+    record("ttmc_tiles", rows)
 
 
 def formats() -> None:
@@ -200,7 +247,7 @@ def storage() -> None:
 
 
 if __name__ == "__main__":
-    parts = {"mttkrp": mttkrp, "ttmc": ttmc, "formats": formats, "storage": storage}
+    parts = {"mttkrp": mttkrp, "ttmc": ttmc, "chained": chained, "formats": formats, "storage": storage}
     TENSORS = tuple(a for a in sys.argv[1:] if a in TENSORS) or TENSORS
     for what in [a for a in sys.argv[1:] if a in parts] or parts:
         parts[what]()

@@ -13,6 +13,7 @@ from sparsetc.formats.words import bits_of
 from sparsetc.ir.interpret import run_program
 from sparsetc.ir.parse import parse
 from sparsetc.ir.tile import Loop, walk
+from sparsetc.partition.threshold import tile_populations
 
 CASES: dict[str, tuple[str, tuple[int, ...], dict[str, int]]] = {
     "mttkrp-0": ("ijk,jr,kr->ir", (40, 33, 50), {"r": 20}),
@@ -182,12 +183,23 @@ def test_bitmaps_take_the_bits_of_the_paper(shape: tuple[int, ...]) -> None:
     assert packed.stored == x.nnz
 
 
-def test_memory_decides_between_dense_tiles_and_bitmaps() -> None:
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_memory_decides_which_tiles_are_bitmaps(backend: str) -> None:
+    """The fullest tiles are stored whole as long as they fit."""
     equation, given = operands("mttkrp-0")
-    for limit, format in ((10**9, "dense_tile"), (50_000, "bitmap_tile")):
-        k = stc.compile(equation, *given, plan=stc.plan_hls(1), memory_limit=limit)
-        assert [p.format for p in k.plan.parts] == [format]
-        torch.testing.assert_close(k(*given[1:]), expected(equation, given))
+    largest = int(tile_populations(given[0].coords, given[0].shape, sides_of(given[0].shape)).max())
+    for limit, formats in (
+        (10**9, ["dense_tile"]),
+        (70_000, ["dense_tile", "bitmap_tile"]),
+        (30_000, ["bitmap_tile"]),
+    ):
+        k = stc.compile(equation, *given, plan=stc.plan_hls(1), memory_limit=limit, backend=backend)
+        assert [p.format for p in k.plan.parts] == formats
+        if len(formats) == 2:
+            assert k.plan.parts[0].nnz == largest
+            assert dict(k.plan.options)["whole"] == largest
+        if backend == "torch":
+            torch.testing.assert_close(k(*given[1:]), expected(equation, given))
 
 
 def test_the_explanation_counts_tiles_by_population() -> None:

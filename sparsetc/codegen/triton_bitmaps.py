@@ -33,7 +33,10 @@ def count(v):
 def in_order(printer: TileFunctionPrinter, out: Tile) -> bool:
     """Whether the positions of a step lie together as stored, and steps follow one another."""
     p = printer.p
-    gridded = tuple(a.letter for a in p.split if a.letter in p.letters)
+    split = tuple(a.letter for a in p.split if a.letter in p.letters)
+    gridded = tuple(c for c in split if c not in out.axes)
+    if gridded != split and p.looped:  # a share of the positions of a letter, again and again
+        return False
     looped = tuple(c for c in _letters(printer) if c in p.looped and c not in out.axes)
     taken = [c for c in (*gridded, *looped, *out.axes) if printer.length(c) > 1]
     stored = [p.letters[m] for m in p.view.sequence if p.view.sides[m] > 1]
@@ -64,9 +67,9 @@ def first(printer: TileFunctionPrinter) -> None:
     p = printer.p
     printer.put("before = tl.load(value_ptr + tile)")
     out = next(s for s, _ in walk(p.body) if isinstance(s, Value)).out
-    gridded = [a.letter for a in p.split if a.letter in p.letters]
-    if gridded and in_order(printer, out):
-        skipped = " + ".join(printer.placed(f"{c}_in", (), (), printer.stride(c)) for c in gridded)
+    split = [a.letter for a in p.split if a.letter in p.letters]
+    if split and in_order(printer, out):
+        skipped = " + ".join(printer.placed(printer.begin(c), (), (), printer.stride(c)) for c in split)
         printer.put(f"skipped = ({skipped}) // {p.view.word}")
         printer.put(f"before += tl.sum(count({word(printer, 'every', 'every < skipped')}), 0)")
 
@@ -91,10 +94,10 @@ def value(printer: TileFunctionPrinter, s: Value) -> None:
 def _step(printer: TileFunctionPrinter, out: Tile, widen: str) -> None:
     p, bits = printer.p, printer.p.view.word
     terms = []
+    apart = p.looped | {a.letter for a in p.split}
     for c in p.letters:
-        if c in p.looped:
-            name = f"{c}_in" if c not in out.axes else f"{c}_first"
-            terms.append(printer.placed(name, (), (), printer.stride(c) // bits))
+        if c in apart:
+            terms.append(printer.placed(printer.begin(c), (), (), printer.stride(c) // bits))
         elif c not in out.axes and printer.length(c) > 1:
             terms.append(printer.placed(f"{c}_in", (), (), printer.stride(c) // bits))
     printer.put(f"word = {word(printer, ' + '.join([*terms, 'words']))}")

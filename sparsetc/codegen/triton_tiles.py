@@ -29,8 +29,9 @@ class TileFunctionPrinter(FunctionPrinter):
         p = self.p
         rest = "pid"
         for axis in p.split:
-            name = f"{axis.letter}_in" if axis.letter in p.letters else f"{axis.letter}_block"
-            self.put(f"{name} = {rest} % {axis.programs}")
+            name = self.begin(axis.letter) if axis.letter in p.letters else f"{axis.letter}_block"
+            times = f" * {axis.block}" if axis.letter in p.letters and axis.block > 1 else ""
+            self.put(f"{name} = {rest} % {axis.programs}{times}")
             rest = f"({rest} // {axis.programs})"
         item = rest[1:-1] if rest.startswith("(") else rest
         self.put(f"item = ({item}).to(tl.int64)" if p.wide else f"item = {item}")
@@ -47,14 +48,19 @@ class TileFunctionPrinter(FunctionPrinter):
 
     def axis_vector(self, axis: DenseAxis) -> None:
         if axis.letter in self.p.letters:
-            if axis in self.p.split or axis.letter in self.p.looped:
+            if axis.letter in self.p.looped or (axis in self.p.split and axis.block == 1):
                 return
-            self.put(f"{axis.letter}_in = " + (f"tl.arange(0, {axis.block})" if axis.block > 1 else "0"))
+            ahead = f"{self.begin(axis.letter)} + " if axis in self.p.split else ""
+            self.put(f"{axis.letter}_in = " + (f"{ahead}tl.arange(0, {axis.block})" if axis.block > 1 else "0"))
             return
         base = f"{axis.letter}_block * {axis.block} + " if axis.programs > 1 else ""
         self.put(f"{axis.letter} = {base}tl.arange(0, {axis.block})")
         if axis.ragged:
             self.put(f"in_{axis.letter} = {axis.letter} < {axis.size}")
+
+    def begin(self, letter: str) -> str:
+        """The first position that a program, or a turn of a loop, has of a letter, which it has not all of at once."""
+        return f"{letter}_{'in' if self.p.axis(letter).block == 1 else 'first'}"
 
     def length(self, letter: str) -> int:
         """Positions of a tile along a letter."""
@@ -92,12 +98,12 @@ class TileFunctionPrinter(FunctionPrinter):
         span = "tl.static_range" if innermost else "range"
         axis = self.p.axis(s.letter)
         if axis.block == 1:
-            self.put(f"for {s.letter}_in in {span}({axis.size}):")
+            self.put(f"for {self.begin(s.letter)} in {span}({axis.size}):")
         else:
-            self.put(f"for {s.letter}_first in {span}(0, {axis.size}, {axis.block}):")
+            self.put(f"for {self.begin(s.letter)} in {span}(0, {axis.size}, {axis.block}):")
         self.indent += 1
         if axis.block > 1:
-            self.put(f"{s.letter}_in = {s.letter}_first + tl.arange(0, {axis.block})")
+            self.put(f"{s.letter}_in = {self.begin(s.letter)} + tl.arange(0, {axis.block})")
         self.coordinates(s.letter)
         self.indent -= 1
         self.nested(s)
@@ -168,11 +174,12 @@ class TileFunctionPrinter(FunctionPrinter):
         names = ("across", "along") if s.out.folded else s.out.axes
         axes = tuple(str(n) for n in range(len(groups)))
         terms, conditions = [], []
+        apart = self.p.looped | {a.letter for a in self.p.split}
         for letter in self.p.letters:  # positions that are the same for the whole tile of values
             if letter not in s.out.axes:
                 terms.append(self.placed(f"{letter}_in", (), axes, self.stride(letter)))
-            elif letter in self.p.looped and len(groups) == 2 and any(letter in g and len(g) > 1 for g in groups):
-                terms.append(self.placed(f"{letter}_first", (), axes, self.stride(letter)))
+            elif letter in apart and len(groups) == 2 and any(letter in g and len(g) > 1 for g in groups):
+                terms.append(self.placed(self.begin(letter), (), axes, self.stride(letter)))
         for axis, name, group in zip(axes, names, groups, strict=True):
             text, stride, limit = self.flat(name, group)
             terms.append(self.placed(text, (axis,), axes, stride))

@@ -42,6 +42,9 @@ from sparsetc.ir.tile import (
 from sparsetc.ir.tile_groups import groups_of
 from sparsetc.ir.view import ITEM, LANE, LEAF, View
 
+MOST_SUMS = 4096
+"""Sums that a warp keeps, 128 a thread: of more, most would be kept in memory."""
+
 
 def lower_tiles(
     bound: Bound, view: View, schedule: Schedule, target: Target, *, number: int = 0, format: str = ""
@@ -109,6 +112,12 @@ class _TileLowering:
         if g.dot:
             for letters in filter(None, (g.first, g.second)):
                 block[letters[-1]] *= self._missing(prod(block[c] for c in letters))
+        if g.second:
+            matrix = prod(a.block for a in self.axes)
+            room = min(self.schedule.columns, MOST_SUMS * self.schedule.warps // matrix)
+            for c in reversed(g.columns):
+                block[c] = max(1, min(self.side[c], room))
+                room //= block[c]
         spare = self.schedule.columns // prod(block[c] for c in g.columns) if g.dot and not g.second else 1
         for c in reversed(g.spread):
             block[c] = max(1, min(self.side[c], spare))
@@ -168,7 +177,8 @@ class _TileLowering:
             total = self._tile("total", (x.out, *tiles.values()), ITEM)
             return [x, Product(total, (x.out, *tiles.values()), accumulate=True)], total, []
         left, formed = self._weight("w", g.first, tiles)
-        across = self._wide(g.second or (*g.spread, *g.columns))
+        kept = self._wide(g.columns)
+        across = (*kept, *self._wide(g.second)) if g.second else (*self._wide(g.spread), *kept)
         x = Value(Tile("x", (*across, *self._wide(g.first)), LEAF, folded=len(across)))
         axes = tuple(a for a in self.order if a in left.axes)
         scales = tuple(t for o, t in tiles.items() if not set(o.rows) & {*g.first, *g.second})
@@ -184,14 +194,14 @@ class _TileLowering:
         if g.second:
             right, more = self._weight("v", g.second, tiles)
             ends = tuple(a for a in self.order if a in right.axes)
-            total = Tile("total", (*axes, *ends), ITEM, folded=len(axes))
+            total = Tile("total", (*kept, *axes, *ends), ITEM, folded=len(kept) + len(axes))
             steps.append(Product(total, (part,), (right,), accumulate=True))
             return steps, total, [*formed, *more]
         if self.beside:
-            step = Tile("step", (*axes, *self._wide(g.columns)), LEAF)
+            step = Tile("step", (*axes, *kept), LEAF)
             steps.append(Sum(step, part))
             part = step
-        total = Tile("total", (*axes, *self._wide(g.columns)), ITEM)
+        total = Tile("total", (*axes, *kept), ITEM)
         return [*steps, Product(total, (part, *scales), accumulate=True)], total, formed
 
     def _weight(self, name: str, letters: Sequence[str], tiles: dict[Operand, Tile]) -> tuple[Tile, list[Statement]]:

@@ -8,7 +8,8 @@ rows, multiplied together where there are several (a Khatri-Rao or a Kronecker p
 summed letters are spread: their positions lie beside the kept ones as columns, are scaled by the rows of their
 operands and summed in registers. For ``ijk,jr,kr->ir`` on 16x16x16 the product is R x 16 by 16 x 256 (k contracted,
 columns j and i), the scaling R x 256, the sum over j. No R x R product is formed to keep its diagonal, and no sum
-crosses threads. Where operands bring dense axes apart (``ijk,jr,ks->irs``), a second dot contracts what the first left.
+crosses threads. Where operands bring dense axes apart (``ijk,jr,ks->irs``), a second dot contracts what the first left:
+S x 16 by 16 x (i, j), then (i, S) x 16 by 16 x R, kept positions being columns of the first and rows of the second.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class TileGroups:
     spread: tuple[str, ...] = ()
     """Summed beside the dots: columns of the first, or one position at a time."""
     columns: tuple[str, ...] = ()
-    """Kept, all positions at once."""
+    """Kept, all positions at once; with a second dot, as many as a program's matrix has room for."""
     gridded: tuple[str, ...] = ()
     """Kept, one position a program."""
 
@@ -139,7 +140,7 @@ class _Problem:
                 formed = (deep * m if len(one) > 1 else 0) + (wide * n if len(two) > 1 else 0)
                 spread = tuple(c for c in self.summed if c not in (*first, *second))
                 cost = (formed + m * wide * (deep + n) // MATRIX_RATE) * self.positions((*spread, *self.kept))
-                yield cost, TileGroups(first, second, spread, (), self.kept)
+                yield cost, TileGroups(first, second, spread, self.free, self.gridded)
 
     def _components(self) -> list[list[int]]:
         """Classes with dense axes, those that share an axis together."""

@@ -18,13 +18,25 @@ from sparsetc.ir.operands import MIN_DOT, dense_axes
 from sparsetc.ir.plan import Layout, Part, Plan, Schedule
 from sparsetc.ir.tile_groups import TileGroups, groups_of
 from sparsetc.partition.threshold import tile_populations
-from sparsetc.planner.candidates import CPU_GRAIN, FUSE_BELOW, Candidate, Setting, coo
+from sparsetc.planner.candidates import (
+    CPU_GRAIN,
+    FUSE_BELOW,
+    Candidate,
+    Setting,
+    best_leaf,
+    coo,
+    dot_axes,
+    fiber,
+    fit,
+)
 from sparsetc.planner.pricing import costs, seconds_of
 from sparsetc.planner.statistics import Counts
 
 # Measurements behind these numbers: benchmarks/results/tile_schedules.json.
 TILES_AN_ITEM = 8
 """Most tiles one work item takes."""
+CHAINED_TILES = 32
+"""The same where an item ends by adding a matrix for each kept position (`benchmarks/results/ttmc_tiles.json`)."""
 LEAST_ITEMS = 500
 """Work items that a part is dealt to, if it has the tiles."""
 MANY_ITEMS = 1000
@@ -47,15 +59,16 @@ class HybridPlan:
 
     def __call__(self, setting: Setting, counts: Counts, sparse_output: bool = False) -> Candidate:
         """Two parts, by the threshold given or the cheapest one."""
-        histogram, rest = populations(counts), coo(setting, counts)  # leftovers make short fibers: runs, then
-        if self.threshold is not None:
-            return _candidate(setting, counts, self.threshold, histogram, rest)
-        made = [_candidate(setting, counts, t, histogram, rest) for t in _worth_trying(histogram)]
-        rates, known = rates_of(setting.backend), dict[tuple[Schedule, ...], list[Cost]]()
+        histogram, rest = populations(counts), _leftovers(setting, counts)
+        thresholds = _worth_trying(histogram) if self.threshold is None else [self.threshold]
+        made = [_candidate(setting, counts, t, histogram, r) for t in thresholds for r in rest]
+        if len(made) == 1:
+            return made[0]
+        rates, known = rates_of(setting.backend), dict[tuple[tuple[str, Schedule], ...], list[Cost]]()
         for c in made:  # thresholds change how much a part holds, seldom its program
-            key = tuple(p.schedule for p in c.plan.parts)
+            key = _programs(c)
             known[key] = known.get(key) or costs(c, setting, sparse_output)
-        return min(made, key=lambda c: seconds_of(c, known[tuple(p.schedule for p in c.plan.parts)], rates))
+        return min(made, key=lambda c: seconds_of(c, known[_programs(c)], rates))
 
 
 def plan_hls(threshold: int | None = None) -> HybridPlan:
@@ -75,7 +88,7 @@ def offered(setting: Setting, counts: Counts, sparse_output: bool) -> Candidate 
     if not groups_of(setting.bound, sides_of(counts.shape)).dot:
         return None
     found = HybridPlan()(setting, counts, sparse_output)
-    return found if found.expected[0].nnz else None
+    return found if any(tiles.nnz for tiles in found.expected[:-1]) else None
 
 
 def populations(counts: Counts) -> torch.Tensor:
@@ -83,6 +96,18 @@ def populations(counts: Counts) -> torch.Tensor:
     return counts.histogram(
         "tiles", lambda: tile_populations(counts.coords, counts.shape, sides_of(counts.shape)), VOLUME
     )
+
+
+def _programs(c: Candidate) -> tuple[tuple[str, Schedule], ...]:
+    """What tells the tile programs of two candidates apart."""
+    return tuple((p.format, p.schedule) for p in c.plan.parts)
+
+
+def _leftovers(setting: Setting, counts: Counts) -> list[Candidate]:
+    """Plans of what is not in dense tiles: runs, since it makes short fibers; or fibers, which save matrix products."""
+    if setting.backend != "triton" or not setting.floating or len(setting.rest) < 2 or not dot_axes(setting.bound):
+        return [coo(setting, counts)]
+    return [coo(setting, counts), fiber(setting, counts, best_leaf(setting, counts))]
 
 
 def _worth_trying(histogram: torch.Tensor) -> list[int]:
@@ -95,35 +120,68 @@ def _worth_trying(histogram: torch.Tensor) -> list[int]:
 
 
 def _candidate(setting: Setting, counts: Counts, threshold: int, histogram: torch.Tensor, rest: Candidate) -> Candidate:
-    sizes = torch.arange(histogram.numel())
-    chosen = (sizes >= threshold) & (sizes > 0)
-    nnz = int(histogram[chosen].sum())
-    tiles = int((histogram[chosen] // sizes[chosen].clamp(min=1)).sum())
-    fused = 0 < nnz < counts.nnz and _one_launch(setting, counts.nnz)
-    dense, expected = _tiles(setting, counts, nnz, tiles, fused)
+    whole = max(threshold, _stored_whole(setting, counts, threshold, histogram))
+    populated = {"dense_tile": (whole, VOLUME + 1), "bitmap_tile": (threshold, whole)}
+    held = {format: _held(histogram, *bounds) for format, bounds in populated.items()}
+    nnz = sum(n for n, _ in held.values())
+    fused = 0 < nnz < counts.nnz and rest.plan.name == "coo" and _one_launch(setting, counts.nnz)
+    if held["dense_tile"][0] or not nnz:
+        held = held if held["bitmap_tile"][0] else {"dense_tile": held["dense_tile"]}
+    else:
+        del held["dense_tile"]
+    made = [_tiles(setting, counts, format, *held[format], fused) for format in held]
     leftovers = replace(rest.plan.parts[0], label="the other nonzeros")
     if fused:  # one launch has one number of warps and of stages
-        schedule = replace(leftovers.schedule, warps=dense.schedule.warps, stages=dense.schedule.stages)
-        leftovers = replace(leftovers, schedule=schedule)
-    plan = Plan("hls", (dense, leftovers), fused, "threshold", (("threshold", threshold),))
-    share = (counts.nnz - nnz) / max(1, counts.nnz)
-    return Candidate(plan, (expected, rest.expected[0].scaled(share)))
+        tiles = made[0][0].schedule
+        leftovers = replace(leftovers, schedule=replace(leftovers.schedule, warps=tiles.warps, stages=tiles.stages))
+    options = (("threshold", threshold),) if len(held) == 1 else (("threshold", threshold), ("whole", whole))
+    plan = Plan("hls", (*(part for part, _ in made), leftovers), fused, "threshold", options)
+    left = rest.expected[0].scaled((counts.nnz - nnz) / max(1, counts.nnz))
+    if rest.plan.name == "fiber":  # they are not fewer, but shorter
+        left = replace(left, fibers=min(left.nnz, rest.expected[0].fibers))
+    return Candidate(plan, (*(expected for _, expected in made), left))
 
 
-def _tiles(setting: Setting, counts: Counts, nnz: int, tiles: int, fused: bool) -> tuple[Part, Statistics]:
-    """The dense part, and what packing it is expected to give."""
+def _held(histogram: torch.Tensor, least: int, below: int) -> tuple[int, int]:
+    """(nonzeros, tiles) of the tiles that hold from `least` up to, not including, `below` nonzeros."""
+    sizes = torch.arange(histogram.numel())
+    own = (sizes >= max(1, least)) & (sizes < below)
+    return int(histogram[own].sum()), int((histogram[own] // sizes[own]).sum())
+
+
+def _stored_whole(setting: Setting, counts: Counts, threshold: int, histogram: torch.Tensor) -> int:
+    """The population from which tiles are stored with all their positions; the others of `threshold` are bitmaps.
+
+    Bitmaps take fewer bytes, and longer, since every position is expanded (`benchmarks/results/tile_formats.json`): so
+    they are what does not fit the memory limit otherwise, the emptiest tiles first, of which they save most.
+    """
+    if setting.memory is None:
+        return 0
+    volume, width = prod(sides_of(counts.shape)), _width(setting)
+    sizes = torch.arange(histogram.numel())
+    tiles = torch.where(sizes >= max(1, threshold), histogram // sizes.clamp(min=1), 0)
+    bitmaps = tiles * (volume // 8 + sizes * width)
+    extra = (tiles * volume * width - bitmaps).clamp(min=0)
+    more = torch.flip(torch.cumsum(torch.flip(extra, (0,)), 0), (0,))
+    return int((more + bitmaps.sum() > setting.memory).sum())
+
+
+def _width(setting: Setting) -> int:
+    """Bytes of a value of a tile."""
+    return 2 if setting.precision == "bf16" else setting.itemsize
+
+
+def _tiles(setting: Setting, counts: Counts, format: str, nnz: int, tiles: int, fused: bool) -> tuple[Part, Statistics]:
+    """A part of tiles, and what packing it is expected to give."""
     sides = sides_of(counts.shape)
     groups = groups_of(setting.bound, sides, setting.floating)
-    each = min(TILES_AN_ITEM, 1 << max(tiles // LEAST_ITEMS, 1).bit_length() - 1)
+    most = CHAINED_TILES if groups.second else TILES_AN_ITEM
+    each = min(most, 1 << max(tiles // LEAST_ITEMS, 1).bit_length() - 1)
     if tiles < MANY_ITEMS * each:
-        each = min(each, TILES_AN_ITEM // 2)
+        each = min(each, most // 2)
     layout = _layout(setting, groups, each * prod(sides))
-    schedule = _schedule(setting, groups, fused)
-    width = 2 if schedule.precision == "bf16" else setting.itemsize
-    # Bitmaps take fewer bytes, and longer: every position is expanded (benchmarks/results/tile_formats.json).
-    dense = setting.memory is None or tiles * prod(sides) * width <= setting.memory
-    stored = tiles * prod(sides) if dense else nnz
-    part = Part("dense_tile" if dense else "bitmap_tile", layout, schedule, nnz, label="tiles of many nonzeros")
+    stored = tiles * prod(sides) if format == "dense_tile" else nnz
+    part = Part(format, layout, _schedule(setting, groups, fused), nnz, label="tiles of many nonzeros")
     chain = max(each, TILES_AN_ITEM // 2)  # a program of fewer tiles ends little sooner
     return part, Statistics(-(-tiles // each), tiles, stored, nnz, setting.itemsize, chain=chain)
 
@@ -133,6 +191,8 @@ def _one_launch(setting: Setting, nnz: int) -> bool:
 
     On an H200 that was faster up to 4 M nonzeros, and beyond where a program's rank is short or values are 16 bits.
     """
+    if dot_axes(setting.bound):  # a matrix for each kept position
+        return False
     ranks = max((setting.bound.by_index[c] for c in dense_axes(setting.bound)), default=1)
     if setting.precision == "tf32x3":
         return ranks <= 32 and nnz < FUSE_BELOW
@@ -164,10 +224,25 @@ def _schedule(setting: Setting, groups: TileGroups, fused: bool) -> Schedule:
     padded = {c: 1 << max(n - 1, 0).bit_length() for c, n in sizes.items()}
     if setting.backend != "triton":
         return Schedule(1, tuple(padded.items()), setting.floating, setting.precision)
-    most = FUSED_RANKS if groups.second or fused or setting.precision == "tf32" else RANKS
+    if groups.second:
+        return _chained(setting, groups, padded)
+    most = FUSED_RANKS if fused or setting.precision == "tf32" else RANKS
     blocks = {c: max(MIN_DOT, min(n, most)) for c, n in padded.items()}
     ranks = max(blocks.values(), default=1)
     matrix = FUSED_MATRIX.get(setting.precision, 4096) if fused else MATRIX
     columns = max(MIN_DOT, min(64 if fused else 128, matrix // ranks))
     warps = 1 if fused or not groups.dot else 4 if ranks >= 64 and setting.precision != "tf32" else 2
     return Schedule(warps, tuple(blocks.items()), setting.floating, setting.precision, stages=2, columns=columns)
+
+
+def _chained(setting: Setting, groups: TileGroups, padded: dict[str, int]) -> Schedule:
+    """The same of two dots: as many kept positions as the matrices have room for, `columns` being their number.
+
+    On an H200 (`benchmarks/results/ttmc_tiles.json`, rank 32 x 32) 8 positions by 4 warps were fastest in bfloat16, by
+    2 in tf32; in tf32x3 4 positions by 2.
+    """
+    matrix = MATRIX // 2 if setting.precision == "tf32x3" else MATRIX
+    blocks = fit({c: max(MIN_DOT, min(n, FUSED_RANKS)) for c, n in padded.items()}, list(padded), matrix)
+    warps = 4 if setting.precision == "bf16" else 2
+    positions = max(1, matrix // prod(blocks.values()))
+    return Schedule(warps, tuple(blocks.items()), setting.floating, setting.precision, stages=2, columns=positions)

@@ -13,8 +13,8 @@ from sparsetc.ir.rates import Rates
 from sparsetc.partition import PARTITIONS
 from sparsetc.planner.candidates import Candidate, Setting
 
-FUSED_SLOWDOWN = {"bf16": 1.4}
-"""Of scalar programs in one launch with tiles, whose registers they are given; 1.9 elsewhere (H200: 1.3 to 2.0)."""
+FUSED_SLOWDOWN = {"bf16": 1.4, "tf32": 1.5}
+"""Of scalar programs in one launch with tiles, whose registers they are given; 1.9 elsewhere (H200: 1.3 to 1.9)."""
 
 STARTING_WAITS = 3
 """Dependent loads before a launch of scalar programs has all its work under way (pointer, words, rows)."""

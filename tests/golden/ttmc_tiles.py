@@ -6,9 +6,9 @@ Part 0, dense_tile: dense tiles of 16x16x16.
     item_word[item] = | i:3 |  bits a mode
     tile_word[lane] = | j:4 | k:5 |  bits a mode
     values[tile * 4096 + position], row-major over jik = 16x16x16
-    streams 64*L + N*w bytes, writes 51200*w bytes
-    gathers 256*L rows of 32*w bytes of B
-    gathers 256*L rows of 16*w bytes of C
+    streams 8*L + N*w bytes, writes 51200*w bytes
+    gathers 32*L rows of 32*w bytes of B
+    gathers 32*L rows of 16*w bytes of C
     adds 16*P rows
     0 flops outside dots, 393216*L inside
 """
@@ -19,33 +19,35 @@ import triton.language as tl
 
 # tile program  "ijk,jr,ks->irs"  part 0: dense_tile, dense tiles of 16x16x16
 #   item over item_ptr
-#   axes r = 32, s = 16, i = 16 in blocks of 1, j = 16, k = 16
+#   axes r = 32, s = 16, i = 16 in blocks of 8, j = 16, k = 16
 #   i tile = decode item_word  # 3 bits, item
-#   total[s,r] = 0
+#   total[i,s,r] = 0
 #   loop tiles of the item
 #     j tile = decode tile_word  # 4 bits, tile
 #     k tile = decode tile_word  # 5 bits, tile
 #     b_rj[r,j] = gather B[j, r]
 #     c_sk[s,k] = gather C[k, s]
-#     x[j,k] = load X.values
-#     part[s,j] = einsum "sk,jk->sj" c_sk, x  # dot over k, tf32x3
-#     total[s,r] += einsum "sj,rj->sr" part, b_rj  # dot over j, tf32x3
-#   add A[i, r, s] total[s,r]
+#     x[i,j,k] = load X.values
+#     part[s,i,j] = einsum "sk,ijk->sij" c_sk, x  # dot over k, tf32x3
+#     total[i,s,r] += einsum "sij,rj->isr" part, b_rj  # dot over j, tf32x3
+#   add A[i, r, s] total[i,s,r]
 @triton.jit
 def part_0(pid, item_ptr, item_word, tile_word, values, B, C, A):
-    i_in = pid % 16
-    item = pid // 16
+    i_first = pid % 2 * 8
+    item = pid // 2
     r = tl.arange(0, 32)
     s = tl.arange(0, 16)
+    i_in = i_first + tl.arange(0, 8)
     j_in = tl.arange(0, 16)
     k_in = tl.arange(0, 16)
+    across = tl.arange(0, 128)
     start = tl.load(item_ptr + item)
     stop = tl.load(item_ptr + item + 1)
     item_word_bits = tl.load(item_word + item)
     i_tile = item_word_bits
     i = i_tile * 16 + i_in
     in_i = i < 100
-    total = tl.zeros([16, 32], tl.float32)
+    total = tl.zeros([128, 32], tl.float32)
     for tile in range(start, stop):
         tile_word_bits = tl.load(tile_word + tile)
         j_tile = (tile_word_bits >> 5)
@@ -56,10 +58,10 @@ def part_0(pid, item_ptr, item_word, tile_word, values, B, C, A):
         in_k = k < 300
         b_rj = tl.load(B + j[None, :] * 32 + r[:, None], mask=in_j[None, :], other=0)
         c_sk = tl.load(C + k[None, :] * 16 + s[:, None], mask=in_k[None, :], other=0)
-        x = tl.load(values + tile * 4096 + i_in * 16 + j_in[:, None] * 256 + k_in[None, :])
+        x = tl.load(values + tile * 4096 + i_first * 16 + ((across // 16) * 16 + (across % 16) * 256)[:, None] + k_in[None, :])
         part = tl.dot(c_sk, tl.trans(x), input_precision="tf32x3", out_dtype=tl.float32)
-        total = tl.dot(part, tl.trans(b_rj), total, input_precision="tf32x3", out_dtype=tl.float32)
-    tl.atomic_add(A + i * 512 + r[None, :] * 16 + s[:, None], total, mask=in_i, sem="relaxed")
+        total = tl.dot(tl.reshape(tl.permute(tl.reshape(part, [16, 8, 16]), (1, 0, 2)), [128, 16]), tl.trans(b_rj), total, input_precision="tf32x3", out_dtype=tl.float32)
+    tl.atomic_add(A + i[:, None, None] * 512 + r[None, None, :] * 16 + s[None, :, None], tl.reshape(total, [8, 16, 32]), mask=in_i[:, None, None], sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["programs_0"])
