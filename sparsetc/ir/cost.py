@@ -34,6 +34,9 @@ OVERLAP = 3
 """Exponent of the norm that adds resources' times: 1 would be one after another, infinity perfect overlap."""
 TILE_SHARE = 0.55
 """Of the matrix rate, what dots of tiles reach: 16 positions are contracted at once, and results scaled in between."""
+WHOLE_TURN = 8192
+"""Bytes of a tile from which a program's turn over it takes `Rates.tile`; a turn over a share of a tile takes less, as
+the 0.6th power (H200, TTMc of rank 32 x 32: 1.5 ns for 4 KB, 2.4 for 8 KB)."""
 VECTOR = 4
 """Elements a thread loads at once of a gathered row."""
 STAGED = {"tf32": 3}
@@ -107,6 +110,8 @@ class Cost:
     """Positions of bitmap tiles."""
     turn: sympy.Expr | None = None
     """Flops of dots in one turn of a program over a tile; None where there are no tiles."""
+    taken: int = 0
+    """Bytes of a tile that a program takes in one turn, where it does not take all."""
     warps: int = 1
     """Of a program."""
     sides: sympy.Expr = sympy.S.Zero
@@ -158,7 +163,8 @@ class Cost:
         if self.fibers:
             each["l1"] += self.programs * statistics.fibers * rates.fiber
         if self.turn is not None:
-            each["dot"] += self.programs * statistics.fibers * rates.tile
+            share = min(1.0, self.taken / WHOLE_TURN) ** 0.6 if self.taken else 1.0
+            each["dot"] += self.programs * statistics.fibers * rates.tile * share
         each["programs"] = self.programs * statistics.items * rates.program
         busy = sum(t**OVERLAP for t in each.values()) ** (1 / OVERLAP)
         if self.turn is None:
@@ -264,6 +270,7 @@ def _tile_cost(p: TileProgram) -> Cost:
             width = prod(p.axis(a).block for a in statement.axes)
             added, added_bytes, owned = ITEMS * splits * rows, ITEMS * splits * rows * width * WIDTH, statement.owned
     dense = prod(a.programs for a in p.split if a.letter not in p.letters)
+    taken = p.view.volume * dense // splits * (2 if p.half else 4)
     element = sympy.Integer(2) if p.half else WIDTH
     index = FIBERS * (4 + (4 + p.view.volume // 8 if p.view.bitmap else 0))
     return Cost(
@@ -280,6 +287,7 @@ def _tile_cost(p: TileProgram) -> Cost:
         owned=owned,
         programs=splits,
         turn=dot / (FIBERS * splits),
+        taken=taken if dense < splits else 0,
         warps=p.warps,
     )
 

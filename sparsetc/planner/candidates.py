@@ -143,7 +143,8 @@ def coo(setting: Setting, counts: Counts, also: tuple[int, ...] = ()) -> Candida
     layout = Layout(shared, (), leaf, lanes, 0, _grain(setting, counts.nnz, schedule), unroll)
     n, distinct = counts.nnz, counts.distinct(shared)
     items = _items(n, distinct if shared else 1, layout.grain)
-    expected = Statistics(items, items, n, n, setting.itemsize, _runs(setting, counts, layout))
+    rounds = min(layout.grain, n) // (lanes * unroll)
+    expected = Statistics(items, items, n, n, setting.itemsize, _runs(setting, counts, layout), chain=rounds)
     return _single("coo", setting, layout, schedule, expected)
 
 
