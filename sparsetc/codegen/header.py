@@ -47,11 +47,10 @@ def stored_tiles(operand: Stored) -> str:
     """Where a tile's values lie."""
     tiles, names = operand.tiles, [operand.letters[m] for m in operand.tiles.sequence]
     sizes = "x".join(str(tiles.sides[m]) for m in tiles.sequence)
-    order = f"row-major over {(', ' if any(len(name) > 1 for name in names) else '').join(names)} = {sizes}"
+    order = f"row-major over {(', ' if operand.name else '').join(names)} = {sizes}"
     values, first, bits = map(operand.array, ("values", "value_ptr", "bits"))
     if tiles.bitmap:
-        found = f"{bits}[tile * {tiles.words} + word], {tiles.word} bits a word, {order}"
-        return f"{values}[{first}[tile] + n] at the n-th position set in {found}"
+        return f"{values}[{first}[tile] + n], at the n-th bit set in {bits}[tile * {tiles.words}] and on, {order}"
     return f"{values}[tile * {tiles.volume} + position], {order}"
 
 
