@@ -21,6 +21,7 @@ from sparsetc.codegen.header import header
 from sparsetc.codegen.launch import TRITON_TYPES, accumulator, assembled, portable, source_name, types_of
 from sparsetc.formats.bits import WORDS
 from sparsetc.ir.tile import TileProgram
+from sparsetc.ir.view import PAIRED
 
 TORCH_CHUNK = 1 << 23
 """Elements of the products that the torch programs make at a time."""
@@ -65,13 +66,13 @@ class TritonPairs:
             self.module.kernel[(items,)](items, *arrays, out, num_warps=p.warps, num_stages=p.stages)
         return out
 
-    def assembly(self, target: str, number: torch.dtype, first: torch.dtype) -> str:
+    def assembly(self, target: str, number: torch.dtype, *first: torch.dtype) -> str:
         """PTX, or AMD's assembly, for a named target.
 
         Args:
             target: as in ``sm_90``.
             number: type of the numbers of tiles in the task list.
-            first: type of the places where the values of bitmap tiles begin.
+            first: of each operand, the type of the places where the values of bitmap tiles begin.
         """
 
         def load(backend: str) -> Any:
@@ -79,11 +80,12 @@ class TritonPairs:
             types = replace(self.types, popcount=backend == "cuda")
             return self._load(program, types, self.path.parent)[1].kernel
 
-        p, tiles = self.program, self.program.view.pairs[0]
-        types = {"values": self.dtype, "value_ptr": first, "bits": WORDS[tiles.word], "pair_ptr": torch.int64}
-        types |= {"pair_x": number, "pair_y": number}
-        found = [types[name if name in types else name.partition("_")[2]] for name in p.arrays]
-        signature = ["i32", *(f"*{TRITON_TYPES[t]}" for t in (*found, accumulator(self.dtype)))]
+        p, types = self.program, {"pair_ptr": torch.int64, "pair_x": number, "pair_y": number}
+        for name, begins, tiles in zip(PAIRED, first, p.view.pairs, strict=True):
+            own = {"value_ptr": begins, "bits": WORDS[tiles.word], "values": self.dtype}
+            types |= {f"{name}_{array}": t for array, t in own.items()}
+        given = [*(types[name] for name in p.arrays), accumulator(self.dtype)]
+        signature = ["i32", *(f"*{TRITON_TYPES[t]}" for t in given)]
         asm = assembled(load, signature, target, p.warps, p.stages).asm
         return asm["ptx"] if "ptx" in asm else asm["amdgcn"]
 

@@ -72,6 +72,11 @@ class Blocks:
         counts = torch.bincount(self.dense // self.volume, minlength=self.blocks)
         return torch.cat([counts.new_zeros(1), torch.cumsum(counts, 0)])
 
+    @cached_property
+    def first(self) -> torch.Tensor:
+        """(blocks,) where each block's values begin, in 32 bits where they do."""
+        return self.starts[:-1].to(index_dtype(self.nnz))
+
     def tile_arrays(self, values: torch.Tensor, word: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """What a kernel reads tiles from (`Tiles.value_arrays`): first values, bits in words of `word`, packed values.
 
@@ -79,8 +84,7 @@ class Blocks:
             values: (nnz,) in the operand's order.
             word: 8, 16 or 32, and no more than a block has positions, or 8.
         """
-        first = self.starts[:-1].to(index_dtype(self.nnz))
-        return first, narrowed(self.bitmap, word), self.pack_values(values).contiguous()
+        return self.first, narrowed(self.bitmap, word), self.pack_values(values).contiguous()
 
     def coordinates(self) -> torch.Tensor:
         """(order, blocks) int64, coordinates of blocks."""

@@ -13,7 +13,6 @@ import torch
 
 from sparsetc.codegen.launch_pairs import PairLaunch, TorchPairs, TritonPairs
 from sparsetc.errors import PlanError
-from sparsetc.formats.base import index_dtype
 from sparsetc.ir.tile import TileProgram
 from sparsetc.pair.blocks import Buffer, TaskList
 from sparsetc.pair.cut import Cut
@@ -43,11 +42,10 @@ class BlockPath:
         budget.settings.check_memory(cut.pairs.tasks * TASK_BYTES, budget.device, what)
         width = kept_dtype(dtype).itemsize
         self.tasks = TaskList.of(cut, r * c * width, budget.limit)
-        self.program = self._program_of(backend)
+        self.launch = self._launch_of(backend)
+        self.program, self.source, self.path = self.launch.program, self.launch.source, self.launch.path
         if not self.program.view.pairs[0].bitmap:
             budget.settings.check_memory(cut.elements * width, budget.device, f"the blocks of {equation}")
-        self.launch = self._launch_of(backend)
-        self.source, self.path = self.launch.source, self.launch.path
 
     # -- programs ---------------------------------------------------------------------------------------------------
     def _program_of(self, backend: str) -> TileProgram:
@@ -64,7 +62,7 @@ class BlockPath:
         """The kernel's assembly for a named target, whatever the backend; needs no GPU."""
         launch = self.launch if isinstance(self.launch, TritonPairs) else self._launch_of("triton")
         assert isinstance(launch, TritonPairs)
-        return launch.assembly(target, self.tasks.x.dtype, index_dtype(max(self.cut.x.nnz, self.cut.y.nnz)))
+        return launch.assembly(target, self.tasks.x.dtype, self.cut.x.first.dtype, self.cut.y.first.dtype)
 
     # -- places -----------------------------------------------------------------------------------------------------
     @cached_property
