@@ -24,7 +24,7 @@ from pair_cases import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparsetc as stc
-from sparsetc.pair.blocks import Cut, sides_for
+from sparsetc.pair.cut import Cut, sides_for
 from sparsetc.pair.symbolic import Matching
 
 DTYPES = (

@@ -8,8 +8,9 @@ CUDA graph.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -173,40 +174,23 @@ class TritonLaunch:
         return [c for _, c in self._compiled(target, out_dtype)]
 
     def _compiled(self, target: str, out_dtype: torch.dtype) -> list[tuple[str, Any]]:
-        import triton
-        from triton.backends.compiler import GPUTarget
-        from triton.compiler import ASTSource
-
-        if target not in TARGETS:
-            raise PlanError(f"unknown target {target!r}; known: {', '.join(TARGETS)}")
-        backend, arch, warp = TARGETS[target]
-        programs = tuple(replace(p.program, precision=portable(p.program.precision, backend)) for p in self.parts)
-        types = replace(self.types, popcount=backend == "cuda")
-        text = triton_source.module_source(programs, types, header(programs, "triton"), self.fused)
-        module, _ = cache.load(text, self.path.parent, self.name)
         groups = [self.parts] if self.fused else [(p,) for p in self.parts]
+        names = ["kernel"] if len(groups) == 1 else [f"kernel_{number}" for number in range(len(groups))]
+
+        def load(name: str, backend: str) -> Any:
+            programs = tuple(replace(p.program, precision=portable(p.program.precision, backend)) for p in self.parts)
+            types = replace(self.types, popcount=backend == "cuda")
+            text = triton_source.module_source(programs, types, header(programs, "triton"), self.fused)
+            return getattr(cache.load(text, self.path.parent, self.name)[0], name)
+
         compiled = []
-        for number, group in enumerate(groups):
-            name = "kernel" if len(groups) == 1 else f"kernel_{number}"
-            kernel = getattr(module, name)
-            if not hasattr(kernel, "arg_names"):
-                raise PlanError("compiling ahead of time needs TRITON_INTERPRET unset when triton is imported")
-            signature, attributes = self._signature(group, kernel.arg_names, out_dtype)
-            compiled.append(
-                (
-                    name,
-                    triton.compile(
-                        ASTSource(kernel, signature, constexprs={}, attrs=attributes),
-                        target=GPUTarget(backend, arch, warp),
-                        options={"num_warps": group[0].program.warps, "num_stages": group[0].program.stages},
-                    ),
-                )
-            )
+        for name, group in zip(names, groups, strict=True):
+            schedule, types = group[0].program, self._signature(group, out_dtype)
+            compiled.append((name, assembled(partial(load, name), types, target, schedule.warps, schedule.stages)))
         return compiled
 
-    def _signature(
-        self, group: Sequence[BoundPart], names: Sequence[str], out_dtype: torch.dtype
-    ) -> tuple[dict[str, str], dict[tuple[int, ...], list[list[Any]]]]:
+    def _signature(self, group: Sequence[BoundPart], out_dtype: torch.dtype) -> list[str]:
+        """The types of a kernel's arguments, in order."""
         fixed, places = self._arguments(group)
         types = []
         own = {place: part.value_dtype(self.dtype) for place, part in zip(places, group, strict=True)}
@@ -215,11 +199,44 @@ class TritonLaunch:
                 types.append(f"*{TRITON_TYPES[own[n]]}")
             else:
                 types.append("i32" if isinstance(value, int) else f"*{TRITON_TYPES[value.dtype]}")
-        types += [f"*{TRITON_TYPES[self.dtype]}"] * len(group[0].program.operands) + [f"*{TRITON_TYPES[out_dtype]}"]
-        signature = dict(zip(names, types, strict=True))
-        aligned = [n for n, t in enumerate(types) if t.startswith("*")]
-        attributes: dict[tuple[int, ...], list[list[Any]]] = {(n,): [["tt.divisibility", 16]] for n in aligned}
-        return signature, attributes
+        return [
+            *types,
+            *[f"*{TRITON_TYPES[self.dtype]}"] * len(group[0].program.operands),
+            f"*{TRITON_TYPES[out_dtype]}",
+        ]
+
+
+def assembled(load: Callable[[str], Any], types: Sequence[str], target: str, warps: int, stages: int) -> Any:
+    """Triton's compiled kernel for a named target; needs no GPU.
+
+    Args:
+        load: from the backend of the target, ``cuda`` or ``hip``, to the kernel.
+        types: of its arguments, in order, as Triton writes them; pointers are aligned to 16 bytes.
+        target: a name of `TARGETS`.
+        warps: of a program.
+        stages: of its loops.
+
+    Raises:
+        PlanError: a target that is not known, or Triton's interpreter in place of its compiler.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    if target not in TARGETS:
+        raise PlanError(f"unknown target {target!r}; known: {', '.join(TARGETS)}")
+    backend, arch, warp = TARGETS[target]
+    kernel = load(backend)
+    if not hasattr(kernel, "arg_names"):
+        raise PlanError("compiling ahead of time needs TRITON_INTERPRET unset when triton is imported")
+    aligned = [n for n, t in enumerate(types) if t.startswith("*")]
+    attributes: dict[tuple[int, ...], list[list[Any]]] = {(n,): [["tt.divisibility", 16]] for n in aligned}
+    signature = dict(zip(kernel.arg_names, types, strict=True))
+    return triton.compile(
+        ASTSource(kernel, signature, constexprs={}, attrs=attributes),
+        target=GPUTarget(backend, arch, warp),
+        options={"num_warps": warps, "num_stages": stages},
+    )
 
 
 TRITON_TYPES = {

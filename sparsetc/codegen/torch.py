@@ -8,6 +8,7 @@ Chunks keep what is made on the way inside the cache.
 
 from __future__ import annotations
 
+from sparsetc.codegen.torch_pairs import PairFunctionPrinter
 from sparsetc.codegen.torch_tiles import TileFunctionPrinter
 from sparsetc.ir.tile import (
     LANES,
@@ -42,8 +43,7 @@ def module_source(programs: tuple[TileProgram, ...], header: str) -> str:
         "",
     ]
     for program in programs:
-        printer = TileFunctionPrinter if program.view.sides else FunctionPrinter
-        lines += ["", *printer(program).lines(), ""]
+        lines += ["", *_printer(program).lines(), ""]
     text = "\n".join(lines).rstrip() + "\n"
     used = [n for n in ("bag", "run_products", "run_sums") if f"{n}(" in text]
     text = text.replace(
@@ -55,6 +55,12 @@ def module_source(programs: tuple[TileProgram, ...], header: str) -> str:
         if "torch." in text.split('"""', 2)[2].replace("import torch", "")
         else text.replace("import torch\n\n", "", 1)
     )
+
+
+def _printer(program: TileProgram) -> PairFunctionPrinter | TileFunctionPrinter | FunctionPrinter:
+    if program.view.pairs:
+        return PairFunctionPrinter(program)
+    return TileFunctionPrinter(program) if program.view.sides else FunctionPrinter(program)
 
 
 def leaf_elements(program: TileProgram) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from sparsetc.codegen.triton_bitmaps import COUNT, POPC
 from sparsetc.codegen.triton_function import FunctionPrinter, Types, signature
+from sparsetc.codegen.triton_pairs import PairFunctionPrinter
 from sparsetc.codegen.triton_tiles import TileFunctionPrinter
 from sparsetc.ir.tile import TileProgram
 
@@ -22,15 +23,20 @@ __all__ = ["Types", "kernel_arguments", "module_source"]
 def module_source(programs: tuple[TileProgram, ...], types: Types, header: str, fused: bool) -> str:
     """The whole file: header, one function a part, and the kernels (`kernel`, or `kernel_0`, `kernel_1`, …)."""
     lines = [f'"""{header}"""', "", "import triton", "import triton.language as tl", ""]
-    if any(program.view.bitmap for program in programs):
+    if any(tiles.bitmap for program in programs for tiles in (program.view, *program.view.pairs)):
         lines += ["", *(POPC if types.popcount else COUNT).splitlines(), ""]
     for program in programs:
-        printer = TileFunctionPrinter if program.view.sides else FunctionPrinter
-        lines += ["", *printer(program, types).lines(), ""]
+        lines += ["", *_printer(program)(program, types).lines(), ""]
     groups = [programs] if fused else [(p,) for p in programs]
     for number, group in enumerate(groups):
         lines += ["", *_kernel(group, "kernel" if len(groups) == 1 else f"kernel_{number}"), ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _printer(program: TileProgram) -> type[FunctionPrinter]:
+    if program.view.pairs:
+        return PairFunctionPrinter
+    return TileFunctionPrinter if program.view.sides else FunctionPrinter
 
 
 def kernel_arguments(group: tuple[TileProgram, ...]) -> tuple[list[str], list[str]]:

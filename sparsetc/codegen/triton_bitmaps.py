@@ -1,17 +1,20 @@
 """Values of bitmap tiles -> the text that expands them.
 
-In: the printer of a tile function and its `Value` statement. Out: lines. A value's place is that of its tile, the bits
+In: the printer of a tile function and a `Value` statement. Out: lines. A value's place is that of its tile, the bits
 set before its word, and those before it in the word. Where columns are taken in the order stored, as planned layouts
 have it, the words of a step are counted at once and a sum over them runs from step to step; else the words of the tile
 are gone through one by one, which is slow and always right.
+
+A tile that is read whole may be padded: its rows by words that are 0, its columns by places that no word has bits for.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from sparsetc.ir.tile import Loop, Tile, Value, walk
+from sparsetc.ir.tile import Loop, Stored, Value, walk
 
 if TYPE_CHECKING:
     from sparsetc.codegen.triton_tiles import TileFunctionPrinter
@@ -30,90 +33,138 @@ def count(v):
 """
 
 
-def in_order(printer: TileFunctionPrinter, out: Tile) -> bool:
+@dataclass(frozen=True)
+class Step:
+    """The bits that are counted together: of a word, or of a row where a word has those of several."""
+
+    count: int
+    """Units of a step, padding included."""
+    unit: int
+    """Positions of one."""
+    places: int
+    """Those that a program has of it, padding included."""
+    limit: int
+    """Units of the tile where the step has more; else 0."""
+
+    @classmethod
+    def of(cls, printer: TileFunctionPrinter, s: Value) -> Step:
+        """The step of a value in order."""
+        word, axes = printer.p.stored(s.operand).tiles.word, s.out.axes
+        size, length = printer.positions(axes), prod(map(printer.length, axes))
+        if axes and printer.padded(axes[-1]):
+            (row, column) = axes
+            rows = printer.positions((row,))
+            limit = printer.length(row) if printer.padded(row) else 0
+            return cls(rows, printer.length(column), printer.positions((column,)), limit)
+        padded = any(map(printer.padded, axes))
+        return cls(size // word, word, word, length // word if padded else 0)
+
+
+def in_order(printer: TileFunctionPrinter, s: Value) -> bool:
     """Whether the positions of a step lie together as stored, and steps follow one another."""
-    p = printer.p
-    split = tuple(a.letter for a in p.split if a.letter in p.letters)
-    gridded = tuple(c for c in split if c not in out.axes)
-    if gridded != split and p.looped:  # a share of the positions of a letter, again and again
+    p, stored, axes = printer.p, printer.p.stored(s.operand), s.out.axes
+    if p.looped and any(a.letter in axes for a in p.split):  # a share of the positions of a letter, again and again
         return False
-    looped = tuple(c for c in _letters(printer) if c in p.looped and c not in out.axes)
-    taken = [c for c in (*gridded, *looped, *out.axes) if printer.length(c) > 1]
-    stored = [p.letters[m] for m in p.view.sequence if p.view.sides[m] > 1]
-    whole = not any(printer.padded(c) for c in out.axes)
-    return taken == stored and whole and prod(p.axis(c).block for c in out.axes) >= p.view.word
+    taken = [c for c in (*_before(printer, s), *axes) if printer.length(c) > 1]
+    tiles = stored.tiles
+    if taken != [stored.letters[m] for m in tiles.sequence if tiles.sides[m] > 1]:
+        return False
+    if not any(map(printer.padded, axes)):
+        return prod(p.axis(c).block for c in axes) >= tiles.word
+    if _before(printer, s) or len(axes) != 2:
+        return False
+    return printer.length(axes[1]) <= tiles.word if printer.padded(axes[1]) else prod(tiles.sides) >= tiles.word
 
 
-def _letters(printer: TileFunctionPrinter) -> tuple[str, ...]:
-    """Looped letters, the outermost first."""
-    return tuple(s.letter for s, _ in walk(printer.p.body) if isinstance(s, Loop) and s.letter)
+def _before(printer: TileFunctionPrinter, s: Value) -> tuple[str, ...]:
+    """Letters of which a step has one position, or a part of them: of the grid, then looped, the outermost first."""
+    p, letters = printer.p, printer.p.stored(s.operand).letters
+    gridded = tuple(a.letter for a in p.split if a.letter in letters and a.letter not in s.out.axes)
+    loops = (inner.letter for inner, _ in walk(p.body) if isinstance(inner, Loop) and inner.letter)
+    return (*gridded, *(c for c in loops if c in letters and c not in s.out.axes))
 
 
-def head(printer: TileFunctionPrinter, out: Tile) -> None:
+def head(printer: TileFunctionPrinter, s: Value) -> None:
     """Vectors that all tiles share."""
-    if not in_order(printer, out):
+    if not in_order(printer, s):
         return
-    view = printer.p.view
-    step = prod(printer.p.axis(c).block for c in out.axes) // view.word
-    printer.put(f"words = tl.arange(0, {step})")
-    printer.put(f"place = tl.arange(0, {view.word}).to(tl.uint32)")
-    printer.put("below = (tl.full([1], 1, tl.uint32) << place) - 1")
+    stored, step = printer.p.stored(s.operand), Step.of(printer, s)
+    place, below = stored.array("place"), stored.array("below")
+    printer.put(f"{stored.array('words')} = tl.arange(0, {step.count})")
+    printer.put(f"{place} = tl.arange(0, {step.places}).to(tl.uint32)")
+    printer.put(f"{below} = (tl.full([1], 1, tl.uint32) << {place}) - 1")
     if any(a.letter in printer.p.letters for a in printer.p.split):
-        printer.put(f"every = tl.arange(0, {1 << (view.words - 1).bit_length()})")
+        printer.put(f"every = tl.arange(0, {1 << (stored.tiles.words - 1).bit_length()})")
 
 
-def first(printer: TileFunctionPrinter) -> None:
+def first(printer: TileFunctionPrinter, s: Value) -> None:
     """The tile's first value; of a tile taken in slices, the slice's."""
-    p = printer.p
-    printer.put("before = tl.load(value_ptr + tile)")
-    out = next(s for s, _ in walk(p.body) if isinstance(s, Value)).out
-    split = [a.letter for a in p.split if a.letter in p.letters]
-    if split and in_order(printer, out):
-        skipped = " + ".join(printer.placed(printer.begin(c), (), (), printer.stride(c)) for c in split)
-        printer.put(f"skipped = ({skipped}) // {p.view.word}")
-        printer.put(f"before += tl.sum(count({word(printer, 'every', 'every < skipped')}), 0)")
+    p, stored = printer.p, printer.p.stored(s.operand)
+    before = stored.array("before")
+    printer.put(f"{before} = tl.load({stored.array('value_ptr')} + {stored.array('tile')})")
+    split = [a.letter for a in p.split if a.letter in stored.letters]
+    if split and in_order(printer, s):
+        skipped = " + ".join(printer.placed(printer.begin(c), (), (), stored.stride(c)) for c in split)
+        printer.put(f"skipped = ({skipped}) // {stored.tiles.word}")
+        printer.put(f"{before} += tl.sum(count({word(printer, stored, 'every', 'every < skipped')}), 0)")
 
 
-def word(printer: TileFunctionPrinter, at: str, mask: str = "") -> str:
+def word(printer: TileFunctionPrinter, stored: Stored, at: str, mask: str = "") -> str:
     """The load of words of the tile, as unsigned numbers of 32 bits."""
-    view = printer.p.view
-    tile = "tile.to(tl.int64)" if printer.p.wide else "tile"
-    text = printer.load("bits", f"{tile} * {view.words} + {at}", mask)
-    return f"{text}.to(tl.uint32, bitcast=True)" if view.word == 32 else f"{text}.to(tl.uint32)"
+    tiles = stored.tiles
+    tile = printer.placed(printer.tile(stored), (), (), tiles.words)
+    text = printer.load(stored.array("bits"), f"{tile} + {at}", mask)
+    return f"{text}.to(tl.uint32, bitcast=True)" if tiles.word == 32 else f"{text}.to(tl.uint32)"
 
 
 def value(printer: TileFunctionPrinter, s: Value) -> None:
     """The values at the positions of a step, 0 where there is none."""
-    widen = f".to({printer.acc})" if printer.types.widen and not printer.half else ""
-    if in_order(printer, s.out):
-        _step(printer, s.out, widen)
+    if in_order(printer, s):
+        _step(printer, s)
     else:
-        _search(printer, s, widen)
+        _search(printer, s)
 
 
-def _step(printer: TileFunctionPrinter, out: Tile, widen: str) -> None:
-    p, bits = printer.p, printer.p.view.word
-    terms = []
-    apart = p.looped | {a.letter for a in p.split}
-    for c in p.letters:
-        if c in apart:
-            terms.append(printer.placed(printer.begin(c), (), (), printer.stride(c) // bits))
-        elif c not in out.axes and printer.length(c) > 1:
-            terms.append(printer.placed(f"{c}_in", (), (), printer.stride(c) // bits))
-    printer.put(f"word = {word(printer, ' + '.join([*terms, 'words']))}")
-    printer.put("counts = count(word)")
-    printer.put("at = before + tl.cumsum(counts, 0) - counts")
-    printer.put("before += tl.sum(counts, 0)")
-    printer.put("has = ((word[:, None] >> place[None, :]) & 1) == 1")
-    printer.put("at = at[:, None] + count(word[:, None] & below[None, :])")
-    printer.put(f"{out.name} = tl.load(values + at, mask=has, other=0){widen}")
+def _step(printer: TileFunctionPrinter, s: Value) -> None:
+    out, stored, step = s.out, printer.p.stored(s.operand), Step.of(printer, s)
+    names = ("word", "counts", "at", "has", "before", "words", "place", "below")
+    word_, counts, at, has, before, words, place, below = map(stored.array, names)
+    mask = f"{words} < {step.limit}" if step.limit else ""
+    printer.put(f"{word_} = {word(printer, stored, _word_numbers(printer, s, step), mask)}")
+    if step.unit < stored.tiles.word:
+        behind = f"({words} * {step.unit} % {stored.tiles.word}).to(tl.uint32)"
+        printer.put(f"{word_} = ({word_} >> {behind}) & {hex((1 << step.unit) - 1)}")
+    printer.put(f"{counts} = count({word_})")
+    printer.put(f"{at} = {before} + tl.cumsum({counts}, 0) - {counts}")
+    if printer.p.looped:
+        printer.put(f"{before} += tl.sum({counts}, 0)")
+    printer.put(f"{has} = (({word_}[:, None] >> {place}[None, :]) & 1) == 1")
+    printer.put(f"{at} = {at}[:, None] + count({word_}[:, None] & {below}[None, :])")
+    values = stored.array("values")
+    printer.put(f"{out.name} = tl.load({values} + {at}, mask={has}, other=0){printer.widened(s)}")
     sizes = [printer.positions(group) for group in printer.sides_of(out) if group]
-    if sizes[1:] != [bits]:
+    if sizes[1:] != [step.places]:
         printer.put(f"{out.name} = tl.reshape({out.name}, {sizes})")
 
 
-def _search(printer: TileFunctionPrinter, s: Value, widen: str) -> None:
-    p, bits = printer.p, printer.p.view.word
+def _word_numbers(printer: TileFunctionPrinter, s: Value, step: Step) -> str:
+    """The words of the tile that a step's units lie in."""
+    p, stored = printer.p, printer.p.stored(s.operand)
+    bits, words = stored.tiles.word, stored.array("words")
+    if step.unit < bits:
+        return f"{words} * {step.unit} // {bits}"
+    terms, apart = [], p.looped | {a.letter for a in p.split}
+    for c in stored.letters:
+        if c in apart:
+            terms.append(printer.placed(printer.begin(c), (), (), stored.stride(c) // bits))
+        elif c not in s.out.axes and printer.length(c) > 1:
+            terms.append(printer.placed(f"{c}_in", (), (), stored.stride(c) // bits))
+    return " + ".join([*terms, words])
+
+
+def _search(printer: TileFunctionPrinter, s: Value) -> None:
+    stored = printer.p.stored(s.operand)
+    tiles, values, bits = stored.tiles, stored.array("values"), stored.tiles.word
     terms, mask = printer.place(s)
     groups = printer.sides_of(s.out) if s.out.folded else tuple((c,) for c in s.out.axes)
     shape = [printer.positions(g) for g in groups]
@@ -122,10 +173,10 @@ def _search(printer: TileFunctionPrinter, s: Value, widen: str) -> None:
     if not shape:
         printer.put("position = tl.full([], 0, tl.int32) + position")
     printer.put(f"{s.out.name} = tl.zeros({shape}, {kind})")
-    printer.put("passed = before")
-    printer.put(f"for number in range({p.view.words}):")
+    printer.put(f"passed = {stored.array('before')}")
+    printer.put(f"for number in range({tiles.words}):")
     printer.indent += 1
-    printer.put(f"word = {word(printer, 'number')}")
+    printer.put(f"word = {word(printer, stored, 'number')}")
     printer.put(f"within = (position % {bits}).to(tl.uint32)")
     inside = f" & {mask}" if mask else ""
     printer.put(f"has = (position // {bits} == number) & (((word >> within) & 1) == 1){inside}")
@@ -134,6 +185,6 @@ def _search(printer: TileFunctionPrinter, s: Value, widen: str) -> None:
         if shape
         else "behind = count(word & ((tl.full([], 1, tl.uint32) << within) - 1))"
     )
-    printer.put(f"{s.out.name} += tl.load(values + passed + behind, mask=has, other=0){widen}")
+    printer.put(f"{s.out.name} += tl.load({values} + passed + behind, mask=has, other=0){printer.widened(s)}")
     printer.put("passed += count(word)")
     printer.indent -= 1

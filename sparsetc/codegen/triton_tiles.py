@@ -12,7 +12,22 @@ from math import prod
 
 from sparsetc.codegen import triton_bitmaps as bitmaps
 from sparsetc.codegen.triton_function import WIDE, FunctionPrinter
-from sparsetc.ir.tile import Add, Decode, DenseAxis, Gather, Loop, Product, Row, Slot, Sum, Tile, Value, walk
+from sparsetc.ir.tile import (
+    Add,
+    Decode,
+    DenseAxis,
+    Gather,
+    Key,
+    Loop,
+    Product,
+    Row,
+    Slot,
+    Stored,
+    Sum,
+    Tile,
+    Value,
+    walk,
+)
 from sparsetc.ir.view import Field
 
 
@@ -37,14 +52,19 @@ class TileFunctionPrinter(FunctionPrinter):
         self.put(f"item = ({item}).to(tl.int64)" if p.wide else f"item = {item}")
         for axis in p.axes:
             self.axis_vector(axis)
-        value = next(s for s, _ in walk(p.body) if isinstance(s, Value)).out
-        for name, group in zip(("across", "along"), self.sides_of(value), strict=True):
-            if len(group) > 1:
-                self.put(f"{name} = tl.arange(0, {self.positions(group)})")
-        if self.p.view.bitmap:
-            bitmaps.head(self, value)
-        self.put("start = tl.load(item_ptr + item)")
-        self.put("stop = tl.load(item_ptr + item + 1)")
+        for s in self.values:
+            for name, group in zip(("across", "along"), self.sides_of(s.out), strict=True):
+                if len(group) > 1:
+                    self.put(f"{name} = tl.arange(0, {self.positions(group)})")
+            if p.stored(s.operand).tiles.bitmap:
+                bitmaps.head(self, s)
+        self.put(f"start = tl.load({p.arrays[0]} + item)")
+        self.put(f"stop = tl.load({p.arrays[0]} + item + 1)")
+
+    @property
+    def values(self) -> list[Value]:
+        """The statements that read stored values, one an operand."""
+        return [s for s, _ in walk(self.p.body) if isinstance(s, Value)]
 
     def axis_vector(self, axis: DenseAxis) -> None:
         if axis.letter in self.p.letters:
@@ -64,11 +84,7 @@ class TileFunctionPrinter(FunctionPrinter):
 
     def length(self, letter: str) -> int:
         """Positions of a tile along a letter."""
-        return self.p.view.sides[self.p.letters.index(letter)]
-
-    def stride(self, letter: str) -> int:
-        """How far apart a letter's positions are stored."""
-        return self.p.view.strides[self.p.letters.index(letter)]
+        return self.p.axis(letter).size
 
     def positions(self, letters: tuple[str, ...]) -> int:
         """Positions of several letters that a program has at once."""
@@ -86,17 +102,20 @@ class TileFunctionPrinter(FunctionPrinter):
     # -- loops ------------------------------------------------------------------------------------------------------
     def loop_blocks(self, s: Loop) -> None:
         self.put("for tile in range(start, stop):")
-        if self.p.view.bitmap:
-            self.indent += 1
-            bitmaps.first(self)
-            self.indent -= 1
+        self.first_values()
         self.nested(s)
+
+    def first_values(self) -> None:
+        """Where the values of the turn's tiles begin, of those stored as bitmaps."""
+        self.indent += 1
+        for s in self.values:
+            if self.p.stored(s.operand).tiles.bitmap:
+                bitmaps.first(self, s)
+        self.indent -= 1
 
     def loop_steps(self, s: Loop) -> None:
         """A loop over a letter's positions; the innermost is unrolled, so that its loads overlap."""
-        innermost = not any(isinstance(inner, Loop) for inner in s.body)
-        span = "tl.static_range" if innermost else "range"
-        axis = self.p.axis(s.letter)
+        span, axis = self.span(s), self.p.axis(s.letter)
         if axis.block == 1:
             self.put(f"for {self.begin(s.letter)} in {span}({axis.size}):")
         else:
@@ -107,6 +126,10 @@ class TileFunctionPrinter(FunctionPrinter):
         self.coordinates(s.letter)
         self.indent -= 1
         self.nested(s)
+
+    def span(self, s: Loop) -> str:
+        """The range of a loop over positions."""
+        return "range" if any(isinstance(inner, Loop) for inner in s.body) else "tl.static_range"
 
     def nested(self, s: Loop) -> None:
         self.indent += 1
@@ -151,51 +174,57 @@ class TileFunctionPrinter(FunctionPrinter):
         return self.placed(f"in_{letter}", (letter,) if letter in axes else (), axes, 1)
 
     @property
-    def key(self) -> Row | Slot:
+    def key(self) -> Key:
         """The output's key."""
-        key = next(s.key for s, _ in walk(self.p.body) if isinstance(s, Add))
-        assert isinstance(key, Row | Slot)
-        return key
+        return next(s.key for s, _ in walk(self.p.body) if isinstance(s, Add))
 
     # -- statements -------------------------------------------------------------------------------------------------
     def value(self, s: Value) -> None:
-        if self.p.view.bitmap:
+        stored = self.p.stored(s.operand)
+        if stored.tiles.bitmap:
             bitmaps.value(self, s)
             return
-        tile = "tile.to(tl.int64)" if self.p.wide else "tile"
         terms, mask = self.place(s)
-        widen = f".to({self.acc})" if self.types.widen and not self.half else ""
-        address = " + ".join([f"{tile} * {self.p.view.volume}", *terms])
-        self.put(f"{s.out.name} = {self.load('values', address, mask)}{widen}")
+        address = " + ".join([f"{self.tile(stored)} * {stored.tiles.volume}", *terms])
+        self.put(f"{s.out.name} = {self.load(stored.array('values'), address, mask)}{self.widened(s)}")
+
+    def tile(self, stored: Stored) -> str:
+        """The number of an operand's tile, as addresses take it."""
+        return f"{stored.array('tile')}.to(tl.int64)" if self.p.wide else stored.array("tile")
+
+    def widened(self, s: Value) -> str:
+        """What brings values to the type of the sums, where they are not in it and must be."""
+        return f".to({self.acc})" if self.types.widen and not self.half else ""
 
     def place(self, s: Value) -> tuple[list[str], str]:
         """(terms of the positions of a tile of values, the condition that they are of the tile)."""
+        stored = self.p.stored(s.operand)
         groups = self.sides_of(s.out) if s.out.folded else tuple((c,) for c in s.out.axes)
         names = ("across", "along") if s.out.folded else s.out.axes
         axes = tuple(str(n) for n in range(len(groups)))
         terms, conditions = [], []
         apart = self.p.looped | {a.letter for a in self.p.split}
-        for letter in self.p.letters:  # positions that are the same for the whole tile of values
+        for letter in stored.letters:  # positions that are the same for the whole tile of values
             if letter not in s.out.axes:
-                terms.append(self.placed(f"{letter}_in", (), axes, self.stride(letter)))
+                terms.append(self.placed(f"{letter}_in", (), axes, stored.stride(letter)))
             elif letter in apart and len(groups) == 2 and any(letter in g and len(g) > 1 for g in groups):
-                terms.append(self.placed(self.begin(letter), (), axes, self.stride(letter)))
+                terms.append(self.placed(self.begin(letter), (), axes, stored.stride(letter)))
         for axis, name, group in zip(axes, names, groups, strict=True):
-            text, stride, limit = self.flat(name, group)
+            text, stride, limit = self.flat(stored, name, group)
             terms.append(self.placed(text, (axis,), axes, stride))
             conditions.append(self.placed(limit, (axis,), axes, 1) if limit else "")
         mask = " & ".join(c if c.startswith("(") else f"({c})" for c in conditions if c)
         return [t for t in terms if t], mask
 
-    def flat(self, name: str, letters: tuple[str, ...]) -> tuple[str, int, str]:
+    def flat(self, stored: Stored, name: str, letters: tuple[str, ...]) -> tuple[str, int, str]:
         """(positions of several letters as one number, its stride, the condition that they are of the tile)."""
         last = letters[-1]
         if len(letters) == 1:
-            return f"{last}_in", self.stride(last), f"{last}_in < {self.length(last)}" if self.padded(last) else ""
+            return f"{last}_in", stored.stride(last), self.limit(last)
         block = [self.p.axis(c).block for c in letters]
         within = [prod(block[n + 1 :]) for n in range(len(letters))]
         limit = f"{name} % {block[-1]} < {self.length(last)}" if self.padded(last) else ""
-        strides = [self.stride(c) for c in letters]
+        strides = [stored.stride(c) for c in letters]
         if all(s == w * strides[-1] for s, w in zip(strides, within, strict=True)):
             return name, strides[-1], limit
         terms = []
@@ -204,6 +233,10 @@ class TileFunctionPrinter(FunctionPrinter):
             text = f"{text} % {b}" if n else text
             terms.append(f"({text}) * {s}" if s > 1 else text)
         return " + ".join(terms), 1, limit
+
+    def limit(self, letter: str) -> str:
+        """The condition that a letter's positions are of the tile; empty where all are."""
+        return f"{letter}_in < {self.length(letter)}" if self.padded(letter) else ""
 
     def gather(self, s: Gather, u: str) -> None:
         o, axes = s.operand, s.out.axes
@@ -261,12 +294,13 @@ class TileFunctionPrinter(FunctionPrinter):
             value = f"tl.sum({value}, {axes.index(axis)})"
             axes.remove(axis)
         own = tuple(axes)
-        terms, conditions = self.slots(own) if isinstance(self.key, Slot) else self.output_rows(own)
+        terms, conditions = self.rows(s, own)
         stride = p.width
         for letter in s.axes:
             stride //= p.axis(letter).size
-            terms.append(self.placed(letter, (letter,), own, stride))
-            conditions.append(self.placed(f"in_{letter}", (letter,), own, 1) if p.axis(letter).ragged else "")
+            name, limit = self.numbers(letter)
+            terms.append(self.placed(name, (letter,), own, stride))
+            conditions.append(self.placed(limit, (letter,), own, 1))
         mask = " & ".join(c for c in conditions if c)
         guard = f", mask={mask}" if mask else ""
         address = f"{p.output} + {' + '.join(t for t in terms if t) or '0'}"
@@ -275,18 +309,32 @@ class TileFunctionPrinter(FunctionPrinter):
         else:
             self.put(f'tl.atomic_add({address}, {value}{guard}, sem="relaxed")')
 
-    def output_rows(self, own: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    def numbers(self, letter: str) -> tuple[str, str]:
+        """(name of the numbers of an axis, the condition that they are of it): positions, of an axis of tiles."""
+        if letter in self.p.letters:
+            return f"{letter}_in", self.limit(letter)
+        return letter, f"in_{letter}" if self.p.axis(letter).ragged else ""
+
+    def rows(self, s: Add, own: tuple[str, ...]) -> tuple[list[str], list[str]]:
+        """(terms of the addresses of output rows, conditions), by the kind of the key."""
+        if isinstance(s.key, Slot):
+            return self.slots(s.key, own)
+        if isinstance(s.key, Row):
+            return self.output_rows(s.key, own)
+        wide = ".to(tl.int64)" if self.p.rows * self.p.width >= WIDE else ""
+        return [self.placed(f"item{wide}", (), own, self.p.width)], []
+
+    def output_rows(self, key: Row, own: tuple[str, ...]) -> tuple[list[str], list[str]]:
         """(terms of a dense output's addresses, conditions) of the kept positions."""
-        assert isinstance(self.key, Row)
         wide = self.p.rows * self.p.width >= WIDE
         terms, conditions = [], []
-        for letter, stride in self.key.terms:
+        for letter, stride in key.terms:
             name = f"{letter}.to(tl.int64)" if wide else letter
             terms.append(self.placed(name, (letter,) if letter in own else (), own, stride * self.p.width))
             conditions.append(self.inside(letter, own))
         return terms, conditions
 
-    def slots(self, own: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    def slots(self, key: Slot, own: tuple[str, ...]) -> tuple[list[str], list[str]]:
         """The same of a sparse output, whose slots are stored for each kept position of an item; -1 is none."""
         p = self.p
         kept = tuple(p.letters[c.mode] for c in p.view.item)
@@ -299,7 +347,7 @@ class TileFunctionPrinter(FunctionPrinter):
             if self.padded(c):
                 conditions.append(f"({self.placed(f'{c}_in', (c,), places, 1)} < {self.length(c)})")
         mask = f", mask={' & '.join(conditions)}, other=-1" if conditions else ""
-        self.put(f"slot = tl.load({self.key.array} + {' + '.join(terms)}{mask})")  # type: ignore[union-attr]
+        self.put(f"slot = tl.load({key.array} + {' + '.join(terms)}{mask})")
         wide = ".to(tl.int64)" if p.rows * p.width >= WIDE else ""
         rest = len(own) - len(places)
         index = f"[{', '.join(':' if a in places else 'None' for a in own)}]" if places and rest else ""

@@ -20,11 +20,12 @@ import torch
 from sparsetc import coords as crd
 from sparsetc.errors import FormatError
 from sparsetc.formats import words
+from sparsetc.formats.base import index_dtype
+from sparsetc.formats.bits import narrowed, packed_bits, set_bits
 from sparsetc.ir.view import Field, tiles_along
 
 SIDE = 8
 """Positions a mode (BCB-SpTC, section III-C)."""
-_WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,20 @@ class Blocks:
         """(blocks + 1,) int64, where each block's values begin: the bits set in the bitmaps before."""
         counts = torch.bincount(self.dense // self.volume, minlength=self.blocks)
         return torch.cat([counts.new_zeros(1), torch.cumsum(counts, 0)])
+
+    @cached_property
+    def first(self) -> torch.Tensor:
+        """(blocks,) where each block's values begin, in 32 bits where they do."""
+        return self.starts[:-1].to(index_dtype(self.nnz))
+
+    def tile_arrays(self, values: torch.Tensor, word: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What a kernel reads tiles from (`Tiles.value_arrays`): first values, bits in words of `word`, packed values.
+
+        Args:
+            values: (nnz,) in the operand's order.
+            word: 8, 16 or 32, and no more than a block has positions, or 8.
+        """
+        return self.first, narrowed(self.bitmap, word), self.pack_values(values).contiguous()
 
     def coordinates(self) -> torch.Tensor:
         """(order, blocks) int64, coordinates of blocks."""
@@ -122,9 +137,9 @@ class Bcb:
             raise FormatError("blocks hold one value a position: coalesce the operand, which has duplicates")
         fields = words.fields(range(len(shape)), grid, "word")
         heads = at[:, fresh]
-        return Blocks(
-            shape, sides, fields, words.encode(heads, fields), _bitmap(dense, heads.shape[1], volume), order, dense
-        )
+        # In the widest words that a block fills.
+        bitmap = packed_bits(dense // volume, dense % volume, heads.shape[1], volume, min(64, max(8, volume)))
+        return Blocks(shape, sides, fields, words.encode(heads, fields), bitmap, order, dense)
 
     def unpack(self, packed: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
         """(coords (order, nnz), positions (nnz,)): every set bit, and which of the given nonzeros it is."""
@@ -140,25 +155,10 @@ class Bcb:
 
 def positions_of_bits(packed: Blocks) -> torch.Tensor:
     """(nnz,) block * volume + position of every set bit, ascending, read from the bitmaps alone."""
-    wide = packed.bitmap.to(torch.int64).unsqueeze(2)
-    width = packed.bitmap.element_size() * 8
-    shifts = torch.arange(width, device=wide.device)
-    bits = ((wide >> shifts) & 1).flatten(1)[:, : packed.volume]
-    return torch.nonzero(bits.flatten()).flatten()
+    return torch.nonzero(set_bits(packed.bitmap)[:, : packed.volume].flatten()).flatten()
 
 
 def storage_bits(shape: Sequence[int], sides: Sequence[int], blocks: int, nnz: int, value_bits: int = 32) -> int:
     """Formula (8): (sum of ceil(log2(S / H)) + product of H) M + w N bits."""
     index = sum(words.bits_of(n) for n in tiles_along(shape, sides))
     return (index + prod(sides)) * blocks + value_bits * nnz
-
-
-def _bitmap(dense: torch.Tensor, blocks: int, volume: int) -> torch.Tensor:
-    """Set the bits: (blocks, words), in the widest words that a block fills."""
-    width = min(64, max(8, volume))
-    each = max(1, volume // width)
-    block, place = dense // volume, dense % volume
-    word = block * each + place // width
-    bit = torch.ones_like(place) << (place % width)  # the 64th bit is the sign: adding distinct bits sets them
-    found = torch.zeros(blocks * each, dtype=torch.int64, device=dense.device).index_add_(0, word, bit)
-    return found.to(_WORDS[width]).view(blocks, each)

@@ -16,11 +16,10 @@ from __future__ import annotations
 import torch
 
 from sparsetc.formats.base import Packed, index_dtype, register_format
+from sparsetc.formats.bits import packed_bits, set_bits
 from sparsetc.formats.tiles import coordinates, refuse_duplicates, tiled, tiles_of_nonzeros, view_of
 from sparsetc.ir.plan import Layout
 from sparsetc.ir.view import View
-
-WORDS = {8: torch.uint8, 16: torch.uint16, 32: torch.int32}
 
 
 @register_format
@@ -44,7 +43,7 @@ class BitmapTile:
         value_ptr[1:] = torch.cumsum(torch.bincount(t.tile, minlength=t.tiles), 0)
         arrays = t.arrays | {
             "value_ptr": value_ptr.to(index_dtype(nnz)),
-            "bits": packed_bits(t.tile, t.place, t.tiles, view),
+            "bits": packed_bits(t.tile, t.place, t.tiles, view.volume, view.word).flatten(),
         }
         return Packed(
             self.name,
@@ -66,22 +65,8 @@ class BitmapTile:
         return coordinates(packed, tile, places_of(packed)), nonzero
 
 
-def packed_bits(tile: torch.Tensor, place: torch.Tensor, tiles: int, view: View) -> torch.Tensor:
-    """(tiles * volume / word,) words in which the bits of these positions are set."""
-    word = view.word
-    each = view.words
-    sums = torch.zeros(tiles * each, dtype=torch.long, device=tile.device)
-    sums.index_add_(0, tile * each + place // word, torch.ones_like(place) << (place % word))
-    narrow = {8: torch.uint8, 16: torch.int16, 32: torch.int32}[word]
-    wrapped = torch.where(sums >= 1 << (word - 1), sums - (1 << word), sums) if word > 8 else sums
-    return wrapped.to(narrow).view(WORDS[word])
-
-
 def places_of(packed: Packed) -> torch.Tensor:
     """(stored,) the position of every stored value in its tile."""
     view = packed.view
-    word = view.word
-    bits = packed.arrays["bits"]
-    wide = bits.view(torch.int16).long() & 0xFFFF if bits.dtype == torch.uint16 else bits.long() & 0xFFFFFFFF
-    set_ = (wide.unsqueeze(1) >> torch.arange(word, device=bits.device)) & 1
-    return torch.nonzero(set_.flatten()).flatten() % (view.words * word)
+    found = torch.nonzero(set_bits(packed.arrays["bits"].view(-1, view.words)).flatten()).flatten()
+    return found % (view.words * view.word)

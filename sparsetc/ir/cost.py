@@ -5,6 +5,8 @@ seconds a resource. The symbols::
 
     P  work items      L  fibers (lanes stored)      N  nonzeros stored, padding included      w  bytes of a value
 
+Of tiles, L are those stored, of a task list its pairs; N are then the values of both operands.
+
 Resources, each with the time it alone would take:
 
     memory    index words, values and output, once, and what gathers miss in the L2 cache, from device memory
@@ -17,6 +19,7 @@ Resources, each with the time it alone would take:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -25,7 +28,7 @@ import sympy
 
 from sparsetc import rates_record
 from sparsetc.ir.rates import CPU, Rates
-from sparsetc.ir.tile import LANES, Add, Gather, Loop, Product, Tile, TileProgram, Value, walk
+from sparsetc.ir.tile import LANES, Add, Gather, Loop, Product, Statement, Tile, TileProgram, Value, walk
 from sparsetc.ir.view import ITEM, LEAF, Field, word_bits
 
 ITEMS, FIBERS, STORED, WIDTH = sympy.symbols("P L N w", positive=True)
@@ -125,6 +128,12 @@ class Cost:
         lines.append(f"{self.multiply} flops outside dots" + (f", {self.dot} inside" if self.dot != 0 else ""))
         return lines
 
+    def work(self, statistics: Statistics) -> tuple[float, float]:
+        """(bytes that device memory moves at least, flops in dots and outside)."""
+        at = statistics.substitutions()
+        moved, flops = self.stream + self.output, self.multiply + self.dot
+        return float(moved.xreplace(at)), float(flops.xreplace(at))
+
     def seconds(self, statistics: Statistics, rates: Rates) -> dict[str, float]:
         """Seconds each resource alone would take."""
         at = statistics.substitutions()
@@ -147,8 +156,7 @@ class Cost:
             "l1": value(self.registers) / rates.l1,
             "add": 0.0 if self.owned else value(self.added_bytes) / rates.add,
             "multiply": value(self.multiply) / rates.multiply + value(self.expanded) / rates.expand,
-            "dot": value(self.dot) / self._matrix_rate(rates)
-            + value(self.sides) * STAGED.get(self.precision, 4) / rates.l1,
+            "dot": value(self.dot) / self._matrix_rate(rates),
         }
 
     def roofline(self, statistics: Statistics, rates: Rates) -> tuple[str, float]:
@@ -160,6 +168,8 @@ class Cost:
     def predicted(self, statistics: Statistics, rates: Rates) -> float:
         """Seconds expected: resources overlap, but not fully; programs and fibers take time to start."""
         each = self.seconds(statistics, rates)
+        staged = float(self.sides.xreplace(statistics.substitutions())) * STAGED.get(self.precision, 4)
+        each["dot"] += staged / rates.l1
         if self.fibers:
             each["l1"] += self.programs * statistics.fibers * rates.fiber
         if self.turn is not None:
@@ -184,6 +194,8 @@ def cost(program: TileProgram) -> Cost:
     """Count a program's statements, each as often as its level is visited."""
     if program.view.sides:
         return _tile_cost(program)
+    if program.view.pairs:
+        return _pair_cost(program)
     p = program
     splits = prod(a.programs for a in p.axes)
     gathers, registers = [], sympy.Integer(0)
@@ -246,25 +258,16 @@ def _tile_cost(p: TileProgram) -> Cost:
     splits = prod(a.programs for a in p.split)
     gathers, registers = [], sympy.Integer(0)
     multiply = dot = sympy.Integer(0)
-    turns: list[int] = []
-    for statement, depth in walk(p.body):
-        del turns[depth:]
-        if isinstance(statement, Loop):
-            turns.append(p.axis(statement.letter).programs if statement.letter else 1)
-            continue
-        visits = FIBERS * splits * prod(turns)
+    for statement, turns in _turns(p):
+        visits = FIBERS * splits * turns
         if isinstance(statement, Gather) and statement.operand.rows:
             rows = visits * prod(p.axis(c).block for c in statement.operand.rows if c in statement.out.axes)
             width = prod(p.axis(a).block for a in statement.operand.axes)
             gathers.append(GatherTerm(statement.operand.name, rows, width * WIDTH, statement.operand.nrows, ()))
             registers += rows * width * WIDTH
         elif isinstance(statement, Product):
-            cells = prod(p.axis(a).block for a in statement.out.axes)
-            if statement.dot:
-                shared = [a for a in statement.right[-1].axes if a not in statement.out.axes]
-                dot += 2 * visits * cells * prod(p.axis(a).block for a in shared)
-            else:
-                multiply += visits * cells * len(statement.inputs)
+            flops = visits * _flops(p, statement)
+            dot, multiply = (dot + flops, multiply) if statement.dot else (dot, multiply + flops)
         elif isinstance(statement, Add):
             rows = prod(p.axis(a).block for a in statement.source.axes if a in p.letters)
             width = prod(p.axis(a).block for a in statement.axes)
@@ -290,6 +293,53 @@ def _tile_cost(p: TileProgram) -> Cost:
         taken=taken if dense < splits else 0,
         warps=p.warps,
     )
+
+
+def _pair_cost(p: TileProgram) -> Cost:
+    """Count a program over a task list: P blocks of the result, L pairs, N values stored by both operands."""
+    multiply = dot = read = expanded = sympy.Integer(0)
+    for statement, turns in _turns(p):
+        visits = FIBERS * turns
+        if isinstance(statement, Product):
+            flops = visits * _flops(p, statement)
+            dot, multiply = (dot + flops, multiply) if statement.dot else (dot, multiply + flops)
+        elif isinstance(statement, Value):
+            positions = prod(p.axis(a).size for a in statement.out.axes)
+            read += visits * positions * WIDTH
+            expanded += visits * positions if p.stored(statement.operand).tiles.bitmap else 0
+    return Cost(
+        stream=STORED * WIDTH + FIBERS * 4 * len(p.view.pairs) + ITEMS * 8,
+        gathers=(),
+        registers=read,
+        added_rows=ITEMS,
+        added_bytes=ITEMS * p.width * WIDTH,
+        output=ITEMS * p.width * WIDTH,
+        multiply=multiply,
+        dot=dot,
+        precision=p.precision,
+        owned=True,
+        expanded=expanded,
+        warps=p.warps,
+    )
+
+
+def _turns(p: TileProgram) -> Iterator[tuple[Statement, int]]:
+    """The statements of a program over tiles, each with the turns that loops over positions take around it."""
+    turns: list[int] = []
+    for statement, depth in walk(p.body):
+        del turns[depth:]
+        if isinstance(statement, Loop):
+            turns.append(p.axis(statement.letter).programs if statement.letter else 1)
+        else:
+            yield statement, prod(turns)
+
+
+def _flops(p: TileProgram, s: Product) -> int:
+    """Multiplications and additions of a product over tiles, padding included."""
+    cells = prod(p.axis(a).block for a in s.out.axes)
+    if not s.dot:
+        return cells * len(s.inputs)
+    return 2 * cells * prod(p.axis(a).block for a in s.right[-1].axes if a not in s.out.axes)
 
 
 def _width(p: TileProgram, tile: Tile) -> int:

@@ -34,6 +34,7 @@ from sparsetc.ir.tile import (
     Gather,
     Key,
     Loop,
+    Position,
     Product,
     Row,
     Slot,
@@ -55,7 +56,7 @@ Named = tuple[torch.Tensor, tuple[str, ...]]
 def run_program(
     program: TileProgram,
     arrays: dict[str, torch.Tensor],
-    values: torch.Tensor,
+    values: torch.Tensor | tuple[torch.Tensor, ...],
     dense: Sequence[torch.Tensor],
     out: torch.Tensor,
     items: int,
@@ -66,7 +67,7 @@ def run_program(
     Args:
         program: what one work item does.
         arrays: the packed index arrays by name, and the output slots under ``program.slot`` where it has them.
-        values: (stored,) values in the packed order.
+        values: (stored,) values in the packed order; of a task list, those of each operand.
         dense: the dense operands, each (sparse letters, then dense letters) as ``program.operands`` says.
         out: (rows, *sizes of the output's dense letters); zeroed by the caller, or about to be stored to everywhere.
         items: work items.
@@ -77,11 +78,14 @@ def run_program(
         ShapeError: a dense operand or the output has the wrong number of elements.
     """
     verify(program)
-    missing = set(program.arrays) - {"values"} - set(arrays)
+    wanted = [name for name in program.arrays if not name.endswith("values")]
+    missing = set(wanted) - set(arrays)
     if missing:
         raise FormatError(f"part {program.number} reads array {', '.join(sorted(missing))}, which is not given")
-    index = {name: arrays[name].long() for name in program.arrays if name != "values"}
-    wide = _wide(values.dtype)
+    index = {name: arrays[name].long() for name in wanted}
+    given = (values,) if isinstance(values, torch.Tensor) else values
+    wide = _wide(given[0].dtype)
+    own = tuple(each.to(wide) for each in given)
     tables = {
         o.name: _shaped(o.name, table.to(wide), (o.nrows, *(program.axis(a).size for a in o.axes)))
         for o, table in zip(program.operands, dense, strict=True)
@@ -93,8 +97,8 @@ def run_program(
             for axis, n in zip(program.axes, blocks, strict=True)
         }
         for item in range(items):
-            kind = _TileItem if program.view.sides else _Item
-            kind(program, index, values.to(wide), tables, target, spans, item, nnz).run()
+            kind = _TileItem if program.view.sides or program.view.pairs else _Item
+            kind(program, index, own, tables, target, spans, item, nnz).run()
 
 
 class _Item:
@@ -104,14 +108,14 @@ class _Item:
         self,
         program: TileProgram,
         arrays: dict[str, torch.Tensor],
-        values: torch.Tensor,
+        values: tuple[torch.Tensor, ...],
         tables: dict[str, torch.Tensor],
         out: torch.Tensor,
         spans: dict[str, slice],
         item: int,
         nnz: int,
     ) -> None:
-        self.program, self.arrays, self.values = program, arrays, values
+        self.program, self.arrays, self.values = program, arrays, values[0]
         self.tables, self.out, self.spans = tables, out, spans
         self.lane = torch.arange(program.view.lanes)
         none = torch.zeros_like(self.lane, dtype=torch.bool)
@@ -123,7 +127,7 @@ class _Item:
         if chunk:
             self.start, self.stop = item * chunk, min((item + 1) * chunk, nnz)
         else:
-            self.start, self.stop = (int(arrays["item_ptr"][n]) for n in (item, item + 1))
+            self.start, self.stop = (int(arrays[program.arrays[0]][n]) for n in (item, item + 1))
         self.coordinates: dict[str, torch.Tensor] = {}
         self.tiles: dict[str, Named] = {}
 
@@ -247,9 +251,11 @@ class _Item:
 
 
 class _TileItem(_Item):
-    """One work item of dense tiles."""
+    """One work item of tiles, or of pairs of tiles."""
 
-    def __init__(self, program: TileProgram, arrays: dict[str, torch.Tensor], values: torch.Tensor, *rest: Any) -> None:
+    def __init__(
+        self, program: TileProgram, arrays: dict[str, torch.Tensor], values: tuple[torch.Tensor, ...], *rest: Any
+    ) -> None:
         tables, out, spans, item, nnz = rest
         super().__init__(program, arrays, values, tables, out, spans, item, nnz)
         self.walk = TileWalk(program, arrays, values, tables, spans, item)
@@ -271,6 +277,9 @@ class _TileItem(_Item):
             self.tiles[s.out.name] = self.walk.gather(s), s.out.axes
         elif isinstance(s, Sum):
             self.tiles[s.out.name] = _einsum([self.tiles[s.source.name]], s.out.axes), s.out.axes
+        elif isinstance(s, Add) and isinstance(s.key, Position):
+            block = _einsum([self.tiles[s.source.name]], s.axes)
+            self.out[self.walk.item].copy_(block[tuple(self.spans[a] for a in s.axes)])  # without what was padded
         elif isinstance(s, Add):
             kept = tuple(a for a in self.program.letters if a in s.source.axes)
             axes = (*kept, *s.axes)

@@ -1,7 +1,7 @@
-"""The runner of tile programs over dense tiles: plain torch, one item and one tile at a time.
+"""The runner of tile programs over tiles, or pairs of them: plain torch, one item and one tile at a time.
 
-In and out: as `ir.interpret`, which calls it where a view has sides. A letter of the sparse operand has a vector of
-positions in the tile: all of them where it is an axis, one where it is looped or taken over the grid.
+In and out: as `ir.interpret`, which calls it where a view has sides or pairs. A letter of a sparse operand has a vector
+of positions in the tile: all of them where it is an axis, one where it is looped or taken over the grid.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from math import prod
 import torch
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.tile import Add, Decode, Gather, Loop, Row, Slot, Tile, TileProgram, Value
-from sparsetc.ir.view import ITEM, Field, View
+from sparsetc.ir.tile import Add, Decode, Gather, Loop, Row, Slot, Stored, Tile, TileProgram, Value
+from sparsetc.ir.view import ITEM, PAIRED, Field, Tiles
 
 
 class TileWalk:
@@ -22,7 +22,7 @@ class TileWalk:
         self,
         program: TileProgram,
         arrays: dict[str, torch.Tensor],
-        values: torch.Tensor,
+        values: tuple[torch.Tensor, ...],
         tables: dict[str, torch.Tensor],
         spans: dict[str, slice],
         item: int,
@@ -39,7 +39,8 @@ class TileWalk:
         if s.letter:
             axis = self.program.axis(s.letter)
             return range(0, axis.size, axis.block)
-        return range(*(int(self.arrays["item_ptr"][n]) for n in (self.item, self.item + 1)))
+        ptr = self.arrays[self.program.arrays[0]]
+        return range(*(int(ptr[n]) for n in (self.item, self.item + 1)))
 
     def turn(self, s: Loop, n: int) -> None:
         """Enter one turn."""
@@ -59,7 +60,7 @@ class TileWalk:
 
     def side(self, letter: str) -> int:
         """Positions of a tile along a letter."""
-        return self.program.view.sides[self.program.letters.index(letter)]
+        return self.program.axis(letter).size
 
     def coordinate(self, letter: str) -> torch.Tensor:
         """A mode's coordinates at its positions."""
@@ -72,9 +73,10 @@ class TileWalk:
 
     def value(self, s: Value) -> torch.Tensor:
         """The tile's values at the positions; 0 past the tile's side."""
-        view, letters = self.program.view, self.program.letters
-        stored = tuple(letters[m] for m in view.sequence)
-        x = self.whole(view).view([view.sides[m] for m in view.sequence])
+        operand = self.program.stored(s.operand)
+        tiles = operand.tiles
+        stored = tuple(operand.letters[m] for m in tiles.sequence)
+        x = self.whole(operand).view([tiles.sides[m] for m in tiles.sequence])
         for axis, letter in enumerate(stored):
             at = self.positions[letter]
             x = x.index_select(axis, at.clamp(max=self.side(letter) - 1))
@@ -82,14 +84,20 @@ class TileWalk:
             x = x.masked_fill(past, 0)
         return self.laid_out(x, stored, s.out)
 
-    def whole(self, view: View) -> torch.Tensor:
+    def number(self, operand: Stored) -> int:
+        """Which of an operand's tiles the turn is at: of a task list, the one that the pair names."""
+        return int(self.arrays[f"pair_{operand.name}"][self.tile]) if operand.name else self.tile
+
+    def whole(self, operand: Stored) -> torch.Tensor:
         """All positions of the tile, in the order stored."""
-        if not view.bitmap:
-            return self.values[self.tile * view.volume : (self.tile + 1) * view.volume]
-        found = self.values.new_zeros(view.volume)
-        first = int(self.arrays["value_ptr"][self.tile])
-        taken = positions_of(self.arrays["bits"].view(-1, view.words)[self.tile], view)
-        found[taken] = self.values[first : first + taken.numel()]
+        tiles, tile = operand.tiles, self.number(operand)
+        values = self.values[PAIRED.index(operand.name) if operand.name else 0]
+        if not tiles.bitmap:
+            return values[tile * tiles.volume : (tile + 1) * tiles.volume]
+        found = values.new_zeros(tiles.volume)
+        first = int(self.arrays[operand.array("value_ptr")][tile])
+        taken = positions_of(self.arrays[operand.array("bits")].view(-1, tiles.words)[tile], tiles)
+        found[taken] = values[first : first + taken.numel()]
         return found
 
     def gather(self, s: Gather) -> torch.Tensor:
@@ -138,7 +146,7 @@ class TileWalk:
             place.copy_(flat[n]) if s.owned else place.add_(flat[n])
 
 
-def positions_of(words: torch.Tensor, view: View) -> torch.Tensor:
+def positions_of(words: torch.Tensor, view: Tiles) -> torch.Tensor:
     """Positions of a tile that have a nonzero, from its words of bits."""
     set_ = (words.unsqueeze(-1) >> torch.arange(view.word, device=words.device)) & 1
     return torch.nonzero(set_.flatten()).flatten()

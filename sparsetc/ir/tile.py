@@ -5,17 +5,18 @@ printer, all from the same statements. The grammar::
 
     program   := statement*                               # what one work item does; `item` is its number
     statement := coordinate = decode word                 # one mode's coordinate, at the item, lane or leaf level
-               | tile = value                             # the nonzeros' own values
+               | tile = value                             # the nonzeros' own values; of a pair, one operand's tile
                | tile = gather operand[rows, axes]        # a row of a dense operand per lane, or one for the item
                | tile = zero                              # an accumulator
                | tile (+)= product tiles, multiply | dot  # the tile einsum and how it is contracted
                | tile = sum lanes of tile               # before what the lanes share is multiplied in
-             | loop blocks | steps { statement* }
+               | loop blocks | steps | pairs { statement* }
                | add | store output[key, axes] tile       # by atomics, or plainly where one item owns the row
-    key       := row(coordinate*stride + …) | slot(array) | position
+    key       := row(coordinate*stride + …) | slot(array) | position   # the nonzero's, or the item's number
 
 Axes are ``lane`` (the nonzeros or fibers taken side by side) and the einsum's own letters for the dense axes. An axis
-that the output lacks is summed once, at the end, unless a dot contracts it on the way.
+that the output lacks is summed once, at the end, unless a dot contracts it on the way. A pair of tiles is a pair of
+matrices: its axes are folds of letters, ``ij`` of i and j.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.view import ITEM, LANE, LEAF, LEVELS, Computed, Coordinate, Field, View
+from sparsetc.ir.view import ITEM, LANE, LEAF, LEVELS, PAIRED, Computed, Coordinate, Field, Tiles, View
 
 LANES = "lane"
 
@@ -36,6 +37,8 @@ class DenseAxis:
     letter: str
     size: int
     block: int
+    fold: tuple[tuple[str, int], ...] = ()
+    """Of an axis of a pair of tiles: the letters that it is a fold of, and how many positions of each, row-major."""
 
     @property
     def programs(self) -> int:
@@ -70,6 +73,24 @@ class Operand:
 
 
 @dataclass(frozen=True)
+class Stored:
+    """A sparse operand as a `Value` reads it: its letters by mode, and how its tiles, if it has any, are stored."""
+
+    name: str
+    """Empty where it is the only one."""
+    letters: tuple[str, ...]
+    tiles: Tiles
+
+    def array(self, name: str) -> str:
+        """What one of its arrays, or a variable of its own, is called."""
+        return f"{self.name}_{name}" if self.name else name
+
+    def stride(self, letter: str) -> int:
+        """How far apart a letter's positions are stored."""
+        return self.tiles.strides[self.letters.index(letter)]
+
+
+@dataclass(frozen=True)
 class Tile:
     """A value of the program: its name, its axes, and the level at which it is made."""
 
@@ -94,9 +115,10 @@ class Decode:
 
 @dataclass(frozen=True)
 class Value:
-    """``out`` = the stored values."""
+    """``out`` = the stored values; of a task list, those of the tile that the pair names of `operand`."""
 
     out: Tile
+    operand: str = PAIRED[0]
 
 
 @dataclass(frozen=True)
@@ -144,7 +166,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class Loop:
-    """Over the blocks or tiles of an item (level LANE), the steps of a block or of an item (level LEAF), or the
+    """Over the blocks, tiles or pairs of an item (level LANE), the steps of a block or of an item (level LEAF), or the
     positions of a tile along `letter`.
     """
 
@@ -171,7 +193,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Position:
-    """The output row: the position of the nonzero itself."""
+    """The output row: the position of the nonzero itself, or, at the item level, the item's number."""
 
     level: int = LEAF
 
@@ -220,6 +242,8 @@ class TileProgram:
     """Sizes of the sparse operand's modes, where tiles may reach past them."""
     wide: bool = False
     """Whether the part stores so many nonzeros that their positions need 64 bits."""
+    terms: tuple[tuple[str, ...], ...] = ()
+    """Of a task list: each operand's letters, by mode."""
 
     def axis(self, letter: str) -> DenseAxis:
         """The dense axis of a letter."""
@@ -242,6 +266,15 @@ class TileProgram:
     def looped(self) -> frozenset[str]:
         """Letters of a tile whose positions a loop takes."""
         return frozenset(s.letter for s, _ in walk(self.body) if isinstance(s, Loop) and s.letter)
+
+    def stored(self, operand: str) -> Stored:
+        """A sparse operand by its name; PlanError where the task list has none of that name."""
+        if not self.view.pairs:
+            return Stored("", self.letters, self.view)
+        if operand not in PAIRED:
+            raise PlanError(f"a task list has operands {', '.join(PAIRED)}, not {operand!r}")
+        number = PAIRED.index(operand)
+        return Stored(operand, self.terms[number], self.view.pairs[number])
 
     @property
     def arrays(self) -> tuple[str, ...]:
@@ -317,15 +350,50 @@ def verify(program: TileProgram) -> None:
             scopes[depth].add(statement.out.name)
     if adds != 1:
         raise PlanError(f"a tile program adds to its output once, found {adds}")
+    if program.view.pairs:
+        _verify_pairs(program)
+
+
+def _verify_pairs(p: TileProgram) -> None:
+    """Raise `PlanError` unless tiles are read whole, in the loop over pairs, and blocks are stored at their items."""
+    if [len(term) for term in p.terms] != [len(tiles.sides) for tiles in p.view.pairs]:
+        raise PlanError(f"the operands {p.terms} do not have the modes of {p.view}")
+    for operand in map(p.stored, PAIRED):
+        sizes = tuple(p.axis(c).size for c in operand.letters)
+        if sizes != operand.tiles.sides:
+            raise PlanError(f"{operand.name}: a tile has {operand.tiles.sides} positions, its axes have {sizes}")
+    loops: list[Loop] = []
+    for statement, depth in walk(p.body):
+        del loops[depth:]
+        if isinstance(statement, Loop):
+            loops.append(statement)
+        elif isinstance(statement, Value):
+            letters = p.stored(statement.operand).letters
+            taken = [*statement.out.axes, *(loop.letter for loop in loops if loop.letter in letters)]
+            if not any(loop.level == LANE for loop in loops) or sorted(taken) != sorted(letters):
+                raise PlanError(
+                    f"{statement.out}: in the loop over pairs, a tile of {statement.operand} is read along "
+                    f"{', '.join(letters)}, each an axis or a loop; found {', '.join(taken) or 'none'}"
+                )
+        elif isinstance(statement, Add) and (statement.key != Position(ITEM) or not statement.owned):
+            raise PlanError(f"{_line(p, statement).strip()}: a block of the result is stored at its item's number")
 
 
 def _lines(p: TileProgram) -> list[str]:
     head = f'tile program  "{p.equation}"  part {p.number}: {p.format}, {p.view}'
-    axes = ", ".join(f"{a.letter} = {a.size}" + (f" in blocks of {a.block}" if a.programs > 1 else "") for a in p.axes)
-    lines = [head, f"  item over {'chunks of ' + str(p.view.chunk) if p.view.chunk else 'item_ptr'}"]
+    axes = ", ".join(map(_axis, p.axes))
+    over = f"chunks of {p.view.chunk}" if p.view.chunk else "pair_ptr" if p.view.pairs else "item_ptr"
+    lines = [head, f"  item over {over}"]
     if axes:
         lines.append(f"  axes {axes}")
     return [*lines, *("  " * (depth + 1) + _line(p, s) for s, depth in walk(p.body))]
+
+
+def _axis(a: DenseAxis) -> str:
+    if a.fold:
+        letters = " ".join(f"{c}:{n}" for c, n in a.fold)
+        return f"{a.letter} = {a.size}" + (f" ({letters})" if len(a.fold) > 1 else "")
+    return f"{a.letter} = {a.size}" + (f" in blocks of {a.block}" if a.programs > 1 else "")
 
 
 def _line(p: TileProgram, s: Statement) -> str:
@@ -333,8 +401,8 @@ def _line(p: TileProgram, s: Statement) -> str:
         if s.letter:
             block = p.axis(s.letter).block
             return f"loop {s.letter} in the tile" + (f", {block} at a time" if block > 1 else "")
-        if p.view.sides:
-            return "loop tiles of the item"
+        if p.view.sides or p.view.pairs:
+            return f"loop {'tiles' if p.view.sides else 'pairs'} of the item"
         return (
             "loop blocks of the item"
             if s.level == LANE
@@ -349,7 +417,10 @@ def _line(p: TileProgram, s: Statement) -> str:
         lanes = "" if s.level == ITEM or p.view.sides else "[lane]"
         return f"{s.letter}{of_tile}{lanes} = {where}{bits}"
     if isinstance(s, Value):
-        return f"{s.out} = load X.values"
+        if not p.view.pairs:
+            return f"{s.out} = load X.values"
+        how = "expand" if p.stored(s.operand).tiles.bitmap else "load"
+        return f"{s.out} = {how} {s.operand.upper()}.tile[pair_{s.operand}]"
     if isinstance(s, Gather):
         how = "gather" if s.operand.rows else "load"
         return f"{s.out} = {how} {s.operand.name}[{', '.join((*s.operand.rows, *s.operand.axes))}]"
@@ -360,14 +431,15 @@ def _line(p: TileProgram, s: Statement) -> str:
     if isinstance(s, Product):
         spec = ",".join("".join(_short(a) for a in t.axes) for t in s.inputs) + "->" + "".join(map(_short, s.out.axes))
         names = ", ".join(t.name for t in s.inputs)
-        over = ["the lanes"] if not p.view.sides else [a for t in s.right for a in t.axes if a not in s.out.axes]
+        shared = [a for t in s.right for a in t.axes if a not in s.out.axes]
+        over = shared if p.view.sides or p.view.pairs else ["the lanes"]
         how = f"dot over {', '.join(over)}, {p.precision}" if s.dot else "multiply"
         return f'{s.out} {"+=" if s.accumulate else "="} einsum "{spec}" {names}  # {how}'
     key = s.key
     if isinstance(key, Row):
         row = " + ".join(f"{n}*{stride}" if stride != 1 else n for n, stride in key.terms) or "0"
     else:
-        row = key.array if isinstance(key, Slot) else "position"
+        row = key.array if isinstance(key, Slot) else "item" if key.level == ITEM else "position"
     keyed = {letter for letter, _ in key.terms} if isinstance(key, Row) else set()
     late = [a for a in s.source.axes if a not in {*s.axes, *keyed} and not (a == LANES and key.level != ITEM)]
     summed = f"  # {', '.join(late)} summed here, once" if late else ""
@@ -375,4 +447,6 @@ def _line(p: TileProgram, s: Statement) -> str:
 
 
 def _short(axis: str) -> str:
-    return "n" if axis == LANES else axis
+    if axis == LANES:
+        return "n"
+    return "" if "_" in axis else axis  # an axis that stands for no letter

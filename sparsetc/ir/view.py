@@ -5,7 +5,8 @@ In: nothing but integers. Out: `View`, read by `ir.lower`. The grammar of the le
     view        := item-modes  lane-modes  leaf-modes  nesting  lanes
     nesting     := run      # an item is a range of consecutive nonzeros; `lanes` of them are taken at a step
                  | tiles    # an item is a range of dense tiles of `sides` positions a mode; coordinates are of tiles
-             | blocks   # an item is a range of blocks; a block is `lanes` fibers side by side (sliced ELL);
+                 | pairs    # an item is a range of a task list: pairs of tiles, one of each of two operands
+                 | blocks   # an item is a range of blocks; a block is `lanes` fibers side by side (sliced ELL);
                             # step n of a block takes the n-th nonzero of every one of its fibers
     coordinate  := field    # bits shift .. shift+bits of a stored word
                  | computed # a formula over coordinates read before it
@@ -26,6 +27,8 @@ Arrays a packed part must hold, by name (P items, B blocks, N stored nonzeros):
     tile_word (T tiles)   coordinates of each tile's own modes; its values follow in the order of `sequence`
     value_ptr (T+1)       first stored nonzero of each tile, where a bitmap says which positions have one
     bits (T*volume/word)  a bit a position, the lowest bit of a word first
+    pair_ptr (P+1)        first pair of each item
+    pair_x, pair_y        the tile of each operand that a pair reads; its arrays begin with ``x_`` and ``y_``
 """
 
 from __future__ import annotations
@@ -38,6 +41,9 @@ from sparsetc.errors import FormatError
 
 ITEM, LANE, LEAF = 0, 1, 2
 LEVELS = ("item", "lane", "leaf")
+
+PAIRED = ("x", "y")
+"""The operands of a task list, as the names of their arrays begin."""
 
 WHOLE = 2**62
 """A chunk that no tensor reaches: one item holds every nonzero."""
@@ -91,30 +97,18 @@ def tiles_along(shape: Sequence[int], sides: Sequence[int]) -> tuple[int, ...]:
     return tuple(-(-n // side) for n, side in zip(shape, sides, strict=True))
 
 
-@dataclass(frozen=True)
-class View:
-    """The modes of each level, the nesting, and how many lanes run side by side."""
+@dataclass(frozen=True, kw_only=True)
+class Tiles:
+    """How the positions of an operand's tiles are stored."""
 
-    order: int
-    item: tuple[Coordinate, ...]
-    lane: tuple[Coordinate, ...]
-    leaf: tuple[Coordinate, ...]
-    blocks: bool
-    lanes: int
-    chunk: int = 0
-    """Nonzeros an item, where items are equal chunks and no `item_ptr` is stored."""
     sides: tuple[int, ...] = ()
-    """Positions a mode of a tile; empty where there are no tiles. The lane modes are then those of the tile."""
+    """Positions a mode of a tile; empty where there are no tiles."""
     sequence: tuple[int, ...] = ()
     """Modes in the order in which a tile's positions are stored, the last running fastest."""
     bitmap: bool = False
     """Of a tile, only the nonzeros' values are stored, and a bit a position says which positions they have."""
     word: int = 32
     """Positions that a word of bits stands for: 8, 16 or 32."""
-
-    def stored_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """How many different coordinates of each mode are stored: its tiles, where there are tiles, else its size."""
-        return tiles_along(shape, self.sides) if self.sides else tuple(shape)
 
     @property
     def volume(self) -> int:
@@ -133,6 +127,38 @@ class View:
         return tuple(prod(self.sides[m] for m in self.sequence[place[mode] + 1 :]) for mode in range(len(self.sides)))
 
     @property
+    def value_arrays(self) -> tuple[str, ...]:
+        """Names of the arrays that values are read from, in the order kernels take them."""
+        return ("value_ptr", "bits", "values") if self.bitmap else ("values",)
+
+    def __str__(self) -> str:
+        return f"{'bitmap' if self.bitmap else 'dense'} tiles of {'x'.join(map(str, self.sides))}"
+
+
+@dataclass(frozen=True)
+class View(Tiles):
+    """The modes of each level, the nesting, and how many lanes run side by side.
+
+    Where it has sides, the lane modes are those of the tile.
+    """
+
+    order: int
+    item: tuple[Coordinate, ...]
+    lane: tuple[Coordinate, ...]
+    leaf: tuple[Coordinate, ...]
+    blocks: bool
+    lanes: int
+    chunk: int = 0
+    """Nonzeros an item, where items are equal chunks and no `item_ptr` is stored."""
+    pairs: tuple[Tiles, ...] = ()
+    """How the two operands of a task list store their tiles; empty where there is no task list. Of such a view no
+    mode is read: which tiles meet, and where results go, is what the list says."""
+
+    def stored_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """How many different coordinates of each mode are stored: its tiles, where there are tiles, else its size."""
+        return tiles_along(shape, self.sides) if self.sides else tuple(shape)
+
+    @property
     def levels(self) -> tuple[tuple[Coordinate, ...], ...]:
         """Coordinates by level: item, lane, leaf."""
         return (self.item, self.lane, self.leaf)
@@ -147,6 +173,10 @@ class View:
     @property
     def arrays(self) -> tuple[str, ...]:
         """Names of the arrays a packed part of this view holds, in the order kernels take them."""
+        if self.pairs:
+            own = zip(PAIRED, self.pairs, strict=True)
+            values = [f"{name}_{array}" for name, tiles in own for array in tiles.value_arrays]
+            return ("pair_ptr", *(f"pair_{name}" for name in PAIRED), *values)
         names = [] if self.chunk else ["item_ptr"]
         if self.bitmap:
             names += ["value_ptr", "bits"]
@@ -158,7 +188,9 @@ class View:
 
     def __str__(self) -> str:
         if self.sides:
-            return f"{'bitmap' if self.bitmap else 'dense'} tiles of {'x'.join(map(str, self.sides))}"
+            return super().__str__()
+        if self.pairs:
+            return f"pairs of {' and '.join(map(str, self.pairs))}"
 
         def modes(coordinates: tuple[Coordinate, ...]) -> str:
             return ",".join(str(c.mode) for c in coordinates) or "-"
@@ -178,11 +210,20 @@ def verify(view: View) -> None:
         raise FormatError(f"lanes must be a power of two, found {view.lanes}")
     if view.sides and (len(view.sides) != view.order or view.leaf or view.blocks or view.lanes != 1 or view.chunk):
         raise FormatError("a view of tiles has a side for each mode, and neither leaf modes, blocks, lanes nor chunks")
-    if view.sides and sorted(view.sequence) != list(range(view.order)):
-        raise FormatError(f"a view of tiles stores its positions by every mode once, found modes {view.sequence}")
-    if any(side < 1 or side & (side - 1) for side in view.sides):
-        raise FormatError(f"sides of tiles must be powers of two, found {view.sides}")
-    if view.bitmap and (not view.sides or view.word not in (8, 16, 32)):
-        raise FormatError("a bitmap is of tiles, in words of 8, 16 or 32 bits")
+    _verify_tiles(view)
+    if view.pairs and (len(view.pairs) != len(PAIRED) or view.order or view.blocks or view.lanes != 1 or view.chunk):
+        raise FormatError("a task list pairs two operands' tiles, and has neither modes, blocks, lanes nor chunks")
+    for tiles in view.pairs:
+        _verify_tiles(tiles)
     if view.chunk and view.blocks:
         raise FormatError("equal chunks hold no blocks")
+
+
+def _verify_tiles(tiles: Tiles) -> None:
+    """Raise `FormatError` unless positions are numbered by every mode once, in powers of two."""
+    if tiles.sides and sorted(tiles.sequence) != list(range(len(tiles.sides))):
+        raise FormatError(f"a view of tiles stores its positions by every mode once, found modes {tiles.sequence}")
+    if any(side < 1 or side & (side - 1) for side in tiles.sides):
+        raise FormatError(f"sides of tiles must be powers of two, found {tiles.sides}")
+    if tiles.bitmap and (not tiles.sides or tiles.word not in (8, 16, 32)):
+        raise FormatError("a bitmap is of tiles, in words of 8, 16 or 32 bits")

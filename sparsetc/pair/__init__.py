@@ -7,7 +7,9 @@ In: a `Bound` einsum whose operands are sparse in two places or more. Out: `Pair
     choose.py     expected times: scalar, dense or blocks
     scalar.py     a product a pair of nonzeros
     dense.py      one matrix product
-    blocks.py     one a pair of bitmap blocks
+    cut.py        operands cut into bitmap blocks, the tile program of a pair of them
+    blocks.py     which pairs each program takes
+    block_path.py one matrix product a pair of blocks
     step.py       one contraction, differentiable
     path.py, chain.py   more than two operands, two at a time
     kernel.py     what `compile` returns

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import torch
 
 from sparsetc.errors import PlanError
+from sparsetc.ir.cost import Statistics, cost
+from sparsetc.ir.tile import TileProgram
 from sparsetc.options import Options
-from sparsetc.pair.blocks import Cut
+from sparsetc.pair.cut import Cut
 from sparsetc.pair.dense import Sizes
 from sparsetc.pair.sums import kept_dtype
 from sparsetc.pair.symbolic import TASK_BYTES, Budget, Matching
@@ -135,9 +137,13 @@ class Question:
         found = {
             "scalar": scalar_seconds(self.matching, rates),
             "dense": dense_seconds(self.sizes(), self.width, precision, rates) if self.dense_fits() else None,
-            "bcb": block_seconds(self.cut(), self.width, precision, rates) if fits else None,
+            "bcb": block_seconds(self.cut(), self._program(), self.width, precision, rates) if fits else None,
         }
         return tuple(sorted(found.items(), key=lambda item: (item[1] is None, item[1] or 0.0)))
+
+    def _program(self) -> TileProgram:
+        precision = self.settings.effective_precision()
+        return self.cut().program("", self.dtype, self.backend, precision, self.storage())
 
     def dense_fits(self) -> bool:
         """Whether the unfolded operands and product take half of the memory limit or less."""
@@ -187,12 +193,12 @@ def dense_seconds(sizes: Sizes, width: int, precision: str, rates: Rates) -> flo
     return 6 * rates.launch + sizes.flops / rates.dense[precision] + sizes.elements * width / rates.memory
 
 
-def block_seconds(cut: Cut, width: int, precision: str, rates: Rates) -> float:
+def block_seconds(cut: Cut, program: TileProgram, width: int, precision: str, rates: Rates) -> float:
     """Scatter, multiply pairs, gather; blocks of the result are as many as pairs, or as rows and columns, at most."""
-    r, c, _ = cut.extents
-    made = min(cut.pairs.tasks, cut.pairs.rows * cut.pairs.columns) * r * c
-    moved = (cut.elements + made) * width
-    return 8 * rates.launch + cut.flops / rates.blocks[precision] + moved / rates.memory
+    made = min(cut.pairs.tasks, cut.pairs.rows * cut.pairs.columns)
+    counts = Statistics(made, cut.pairs.tasks, cut.elements, cut.x.nnz + cut.y.nnz, width)
+    moved, flops = cost(program).work(counts)
+    return 8 * rates.launch + flops / rates.blocks[precision] + moved / rates.memory
 
 
 def _has_product(dtype: torch.dtype, device: torch.device) -> bool:

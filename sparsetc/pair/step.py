@@ -15,8 +15,9 @@ import torch
 
 from sparsetc.convert import available_memory
 from sparsetc.options import Options
-from sparsetc.pair.blocks import BlockPath, Cut, assembly
+from sparsetc.pair.block_path import BlockPath
 from sparsetc.pair.choose import BcbPlan, Choice, Question, choose
+from sparsetc.pair.cut import Cut
 from sparsetc.pair.dense import Unfolded
 from sparsetc.pair.equation import Roles, prepared
 from sparsetc.pair.paths import DensePath, NumericPath, ScalarPath
@@ -158,20 +159,7 @@ class PairStep:
 
     def ptx(self, target: str) -> str:
         """The assembly of the block kernel; PlanError where the step takes another path."""
-        if not isinstance(self.path, BlockPath):
-            return self.path.ptx(target)
-        if self.backend == "triton":
-            return self.path.ptx(target)
-        twin = BlockPath(
-            self.cut,
-            self.equation,
-            self.dtype,
-            "triton",
-            self.settings.effective_precision(),
-            self.choice.storage,
-            self.budget,
-        )
-        return assembly(twin.program, self.dtype, target, twin.pair_x.dtype, twin.path)
+        return self.path.ptx(target)
 
 
 class _Product(torch.autograd.Function):

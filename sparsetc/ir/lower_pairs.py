@@ -1,0 +1,121 @@
+"""Two sparse operands of tiles and a task list -> tile program: ``x[row, inner] y[column, inner] -> z[row, column]``.
+
+In: the letters, with their sides, that make up each of the three axes; a schedule; how tiles are stored. Out: a
+verified `TileProgram`::
+
+    loop pairs of the item
+      x = tile pair_x of X;  y = tile pair_y of Y
+      total += dot over inner                # or, without a dot, a loop over inner that multiplies and adds
+    store Z[item, row, column] = total
+
+An axis too short for a dot is padded in registers: its positions past the tile are masked when loaded. One that has no
+letters is of one position.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from sparsetc.errors import PlanError
+from sparsetc.ir.operands import MIN_DOT, Target
+from sparsetc.ir.plan import Schedule
+from sparsetc.ir.tile import (
+    Add,
+    DenseAxis,
+    Loop,
+    Position,
+    Product,
+    Statement,
+    Tile,
+    TileProgram,
+    Value,
+    Zero,
+    verify,
+)
+from sparsetc.ir.view import ITEM, LANE, LEAF, PAIRED, Tiles, View
+from sparsetc.ir.view import verify as verify_view
+
+Fold = tuple[tuple[str, int], ...]
+"""(letter, positions) of the letters that make an axis, row-major."""
+
+
+def lower_pairs(
+    equation: str,
+    folds: tuple[Fold, Fold, Fold],
+    schedule: Schedule,
+    target: Target,
+    *,
+    bitmap: bool = False,
+    least: int = MIN_DOT,
+) -> TileProgram:
+    """The tile program of a contraction of tiles.
+
+    Args:
+        equation: what the reader is told.
+        folds: of rows, columns and inner; sides are powers of two. No letter is in two of them.
+        schedule: dot or multiply, its precision, warps and stages.
+        target: rows of the output, a block each, and whether positions of stored values need 64 bits.
+        bitmap: whether both operands are stored as bitmaps and packed values.
+        least: positions of an axis, at least, where a dot contracts; 1 where nothing needs padding.
+
+    Raises:
+        PlanError, FormatError: sides that are not powers of two, or letters that repeat.
+    """
+    letters = [c for fold in folds for c, _ in fold]
+    if len(set(letters)) != len(letters):
+        raise PlanError(f"rows, columns and inner positions share no letter, found {''.join(letters)!r}")
+    row, column, inner = axes = _axes(folds, schedule.dot, least)
+    terms = ((row.letter, inner.letter), (column.letter, inner.letter))
+    stored = [_stored(free.size, inner.size, bitmap) for free in (row, column)]
+    program = TileProgram(
+        equation=equation,
+        number=0,
+        format="bcb x bcb",
+        view=View(0, (), (), (), False, 1, pairs=tuple(stored)),
+        letters=tuple(a.letter for a in axes),
+        axes=axes,
+        operands=(),
+        output="Z",
+        output_axes=(row.letter, column.letter),
+        body=_body(terms, schedule.dot),
+        unroll=1,
+        tail=1,
+        warps=schedule.warps,
+        stages=schedule.stages,
+        precision=schedule.precision,
+        rows=target.rows,
+        wide=target.wide,
+        terms=terms,
+    )
+    verify_view(program.view)
+    verify(program)
+    return program
+
+
+def _axes(folds: tuple[Fold, Fold, Fold], dot: bool, least: int) -> tuple[DenseAxis, DenseAxis, DenseAxis]:
+    """Rows, columns, inner; without a dot a loop takes one inner position at a time."""
+
+    def axis(fold: Fold, role: str) -> DenseAxis:
+        size = prod(side for _, side in fold)
+        name = "".join(c for c, _ in fold) or f"one_{role}"
+        block = max(size, least) if dot else 1 if role == "inner" else size
+        return DenseAxis(name, size, block, fold)
+
+    rows, columns, inner = folds
+    return axis(rows, "row"), axis(columns, "column"), axis(inner, "inner")
+
+
+def _stored(free: int, inner: int, bitmap: bool) -> Tiles:
+    """Row-major tiles; a word of bits is of one row where rows are long enough."""
+    return Tiles(sides=(free, inner), sequence=(0, 1), bitmap=bitmap, word=max(8, min(32, inner)))
+
+
+def _body(terms: tuple[tuple[str, str], tuple[str, str]], dot: bool) -> tuple[Statement, ...]:
+    (row, inner), (column, _) = terms
+    own = ((row, inner), (column, inner)) if dot else ((row,), (column,))
+    x, y = (Tile(name, axes, LEAF, folded=int(dot)) for name, axes in zip(PAIRED, own, strict=True))
+    total = Tile("total", (row, column), ITEM, folded=1)
+    product = Product(total, (x,), (y,), accumulate=True) if dot else Product(total, (x, y), accumulate=True)
+    step: tuple[Statement, ...] = (*(Value(t, t.name) for t in (x, y)), product)
+    pairs = Loop(LANE, step if dot else (Loop(LEAF, step, inner),))
+    return Zero(total), pairs, Add(total, Position(ITEM), (row, column), owned=True)

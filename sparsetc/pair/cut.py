@@ -1,0 +1,122 @@
+"""Operands of a contraction cut into blocks (BCB-SpTC), and the tile program that multiplies a pair of them.
+
+In: a `Matching` of entries. Out: a `Cut`: both operands as blocks (`formats.bcb`), whose sides are chosen for the
+equation, and the blocks that meet. The free positions of a block make the rows, or columns, of a matrix product of
+about 64 x 64, the contracted ones its inner side, of about 32 (H200, third order, one contracted mode: 64 x 32 times
+32 x 64 beat an inner side of 16 by 1.05 to 1.35 times in tf32, and free sides of 16 by 3 times). Blocks of batch
+letters have side 1, so a pair of blocks is one matrix product whatever the equation. Pairs of blocks are found as pairs
+of nonzeros are, by a `Matching` of the blocks' coordinates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from sparsetc.formats.bcb import Bcb, Blocks
+from sparsetc.ir.lower_pairs import lower_pairs
+from sparsetc.ir.operands import MIN_DOT, Target
+from sparsetc.ir.plan import Schedule
+from sparsetc.ir.tile import TileProgram
+from sparsetc.ir.view import tiles_along
+from sparsetc.pair.equation import Side, prepared
+from sparsetc.pair.symbolic import Matching
+
+FREE, INNER = 64, 32
+"""Positions that the free, and the contracted, letters of a block make, where the modes are that long."""
+NARROW = 2**31 - 2**16
+"""Most stored values whose positions, and those of a block's padding behind them, fit in 32 bits."""
+
+
+def sides_for(sizes: tuple[int, ...], positions: int) -> tuple[int, ...]:
+    """Powers of two, as equal as the sizes allow, that multiply to `positions` or to what the sizes fill."""
+    full = [1 << max(n - 1, 0).bit_length() for n in sizes]
+    sides = [1] * len(sizes)
+    while prod(sides) < positions:
+        room = [m for m in range(len(sides)) if sides[m] < full[m]]
+        if not room:
+            break
+        sides[min(room, key=lambda m: (sides[m], -m))] *= 2
+    return tuple(sides)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Both operands cut into blocks, and the blocks matched. Counts only: pairs are made by `TaskList`."""
+
+    matching: Matching
+    x: Blocks
+    y: Blocks
+    pairs: Matching
+    """Of the blocks' coordinates."""
+    y_block: torch.Tensor
+    """(y blocks,) the block of `y` that each of the matching's is."""
+    rows: tuple[tuple[str, int], ...]
+    columns: tuple[tuple[str, int], ...]
+    inner: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def of(cls, m: Matching, sides: dict[str, int] | None = None) -> Cut:
+        """Cut the entries that meet anything; `sides` by letter, or those that suit the equation."""
+        roles, sizes = m.roles, dict(zip((*m.x.letters, *m.y.letters), (*m.x.sizes, *m.y.sizes), strict=True))
+        side = dict.fromkeys(roles.batch, 1)
+        for letters, positions in ((roles.free_x, FREE), (roles.free_y, FREE), (roles.contracted, INNER)):
+            side |= dict(zip(letters, sides_for(tuple(sizes[c] for c in letters), positions), strict=True))
+        side |= {c: n for c, n in (sides or {}).items() if c not in roles.batch}
+
+        def pack(operand: Side, entry: torch.Tensor, letters: tuple[str, ...]) -> Blocks:
+            coords = operand.rows(letters)[:, entry]
+            return Bcb().pack(coords, operand.extents(letters), [side[c] for c in letters])
+
+        y_letters = (*roles.batch, *roles.free_y, *roles.contracted)
+        x, y = pack(m.x, m.x_entry, roles.x), pack(m.y, m.y_entry, y_letters)
+        grid = {c: tiles_along([sizes[c]], [side[c]])[0] for c in side}
+        x_side = prepared(roles.x, x.coordinates(), grid, roles.x)
+        y_side = prepared(y_letters, y.coordinates(), grid, roles.y)
+        pairs = Matching.of(x_side, y_side, roles)
+        y_block = pairs.y_entry if y_side.source is None else y_side.source[pairs.y_entry]
+
+        def axis(letters: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
+            return tuple((c, side[c]) for c in letters)
+
+        return cls(m, x, y, pairs, y_block, axis(roles.kept_x), axis(roles.free_y), axis(roles.contracted))
+
+    @property
+    def extents(self) -> tuple[int, int, int]:
+        """Rows, columns and inner positions of a block."""
+        found = [prod(side for _, side in axis) for axis in (self.rows, self.columns, self.inner)]
+        return found[0], found[1], found[2]
+
+    @property
+    def elements(self) -> int:
+        """Elements of the whole blocks of both operands."""
+        return self.x.blocks * self.x.volume + self.y.blocks * self.y.volume
+
+    def program(
+        self, equation: str, dtype: torch.dtype, backend: str, precision: str, storage: str, rows: int = 1
+    ) -> TileProgram:
+        """What one work item, a block of the result or a share of its pairs, does.
+
+        Args:
+            equation: what the reader is told.
+            dtype: of the operands; floats are contracted by a dot, integers by multiplications and additions.
+            backend: ``torch`` programs read whole blocks and pad nothing.
+            precision: ``highest``, ``high`` or ``medium``, of float32; other types are multiplied as they are.
+            storage: ``whole`` or ``bitmap``, of what a dot reads.
+            rows: most blocks of the result that are made at a time.
+        """
+        r, c, _ = self.extents
+        triton, dot = backend == "triton", dtype.is_floating_point or dtype.is_complex
+        how = {"highest": "tf32x3", "high": "tf32", "medium": "bf16"}[precision] if dtype == torch.float32 else "ieee"
+        schedule = Schedule(warps=8 if r * c > 64 * 64 else 4, dot=dot, precision=how)
+        wide = max(operand.blocks * operand.volume for operand in (self.x, self.y)) > NARROW
+        return lower_pairs(
+            equation,
+            (self.rows, self.columns, self.inner),
+            schedule,
+            Target(rows=rows, wide=wide),
+            bitmap=storage == "bitmap" and triton and dot,
+            least=MIN_DOT if triton else 1,
+        )

@@ -1,0 +1,34 @@
+"""The Triton source of tile programs over a task list under Triton's interpreter: schedules, storages, padding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from tile_pairs import FOLDS, DrawnTiles, drawn_tiles
+
+from sparsetc.codegen.launch_pairs import TritonPairs
+from sparsetc.ir.operands import MIN_DOT
+
+
+def check(case: DrawnTiles) -> None:
+    """Small whole numbers: every type and order of sums is exact."""
+    case = replace(case, least=MIN_DOT)
+    found = TritonPairs(case.program, case.dtype, None, cuda=False)(case.arrays(), (0, sum(case.pairs)))
+    assert torch.equal(found.view_as(case.expected()).double(), case.expected())
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["narrow", "wide"])
+@pytest.mark.parametrize("bitmap", [False, True], ids=["whole", "bitmap"])
+@pytest.mark.parametrize("dot", [True, False], ids=["dot", "multiply"])
+@pytest.mark.parametrize("name", FOLDS)
+def test_schedules_and_storages(name: str, dot: bool, bitmap: bool, wide: bool) -> None:
+    check(DrawnTiles(FOLDS[name], dot, bitmap, wide=wide, tiles=(2, 2), pairs=(2, 0, 1)))
+
+
+@settings(max_examples=30, deadline=None)
+@given(drawn_tiles((torch.float64, torch.float32, torch.float16, torch.int32, torch.int64), most=1 << 10))
+def test_any_tiles(case: DrawnTiles) -> None:
+    check(replace(case, bitmap=case.bitmap and case.dot))  # else bits are gone through one by one, which takes minutes

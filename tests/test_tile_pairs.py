@@ -1,0 +1,270 @@
+"""Tile programs over a task list: what they print, what is refused, their runner, their torch source, their counts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import sympy
+import torch
+from cases import random_sparse
+from hypothesis import given, settings
+from tile_pairs import FOLDS, NOTHING_FREE, ONE_MODE, RAGGED, DrawnTiles, drawn_tiles
+
+import sparsetc as stc
+from sparsetc.codegen import torch as torch_source
+from sparsetc.codegen.header import header
+from sparsetc.codegen.launch_pairs import TorchPairs
+from sparsetc.errors import FormatError, PlanError
+from sparsetc.ir import view as views
+from sparsetc.ir.cost import FIBERS, ITEMS, STORED, WIDTH, Statistics, cost
+from sparsetc.ir.interpret import run_program
+from sparsetc.ir.lower_pairs import Fold, lower_pairs
+from sparsetc.ir.operands import Target
+from sparsetc.ir.plan import Schedule
+from sparsetc.ir.tile import Add, Loop, Position, Product, Row, Statement, Tile, TileProgram, Value, verify, walk
+from sparsetc.ir.view import ITEM, LANE, LEAF, Field, Tiles, View
+
+
+def run(case: DrawnTiles) -> torch.Tensor:
+    """What the runner makes of a case, on poisoned memory."""
+    program, arrays = case.program, dict(zip(case.program.arrays, case.arrays(), strict=True))
+    values = tuple(arrays.pop(f"{name}_values").flatten() for name in ("x", "y"))
+    out = torch.full((len(case.pairs), program.width), float("nan"), dtype=torch.float64)
+    run_program(program, arrays, values, [], out, len(case.pairs), 0)
+    return out.view_as(case.expected())
+
+
+# -- text --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_program_over_pairs_prints_as_its_grammar_says() -> None:
+    assert str(DrawnTiles(ONE_MODE, bitmap=True).program).splitlines() == [
+        'tile program  "x,y->z"  part 0: bcb x bcb, pairs of bitmap tiles of 32x16 and bitmap tiles of 16x16',
+        "  item over pair_ptr",
+        "  axes ij = 32 (i:8 j:4), l = 16, k = 16",
+        "  total[ij,l] = 0",
+        "  loop pairs of the item",
+        "    x[ij,k] = expand X.tile[pair_x]",
+        "    y[l,k] = expand Y.tile[pair_y]",
+        '    total[ij,l] += einsum "ijk,lk->ijl" x, y  # dot over k, ieee',
+        "  store Z[item, ij, l] total[ij,l]",
+    ]
+
+
+def test_without_a_dot_inner_positions_are_looped() -> None:
+    assert str(DrawnTiles(NOTHING_FREE, dot=False).program).splitlines()[2:] == [
+        "  axes one_row = 1, one_column = 1, i = 32",
+        "  total[one_row,one_column] = 0",
+        "  loop pairs of the item",
+        "    loop i in the tile",
+        "      x[one_row] = load X.tile[pair_x]",
+        "      y[one_column] = load Y.tile[pair_y]",
+        '      total[one_row,one_column] += einsum ",->" x, y  # multiply',
+        "  store Z[item, one_row, one_column] total[one_row,one_column]",
+    ]
+
+
+def test_axes_too_short_for_a_dot_are_padded_but_not_stored() -> None:
+    program = DrawnTiles(RAGGED).program
+    assert [(a.letter, a.size, a.block) for a in program.axes] == [("i", 4, 16), ("lm", 32, 32), ("jk", 4, 16)]
+    assert program.view.pairs == tuple(Tiles(sides=s, sequence=(0, 1), word=8) for s in ((4, 4), (32, 4)))
+    assert program.width == 128
+    assert [a.block for a in replace(DrawnTiles(RAGGED), least=1).program.axes] == [4, 32, 4]
+
+
+def test_a_view_of_pairs_names_the_arrays_of_both_operands() -> None:
+    whole = ("pair_ptr", "pair_x", "pair_y", "x_values", "y_values")
+    assert DrawnTiles(ONE_MODE).program.arrays == whole
+    bitmap = DrawnTiles(ONE_MODE, bitmap=True).program.arrays
+    assert bitmap == (*whole[:3], "x_value_ptr", "x_bits", "x_values", "y_value_ptr", "y_bits", "y_values")
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def changed(program: TileProgram, change: Callable[[Statement], list[Statement]]) -> TileProgram:
+    """Every statement replaced by those that `change` makes of it, in loops too."""
+
+    def inside(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        found: list[Statement] = []
+        for s in body:
+            found += change(replace(s, body=inside(s.body)) if isinstance(s, Loop) else s)
+        return tuple(found)
+
+    return replace(program, body=inside(program.body))
+
+
+def value_of(name: str, **new: Any) -> Callable[[Statement], list[Statement]]:
+    return lambda s: [replace(s, **new) if isinstance(s, Value) and s.operand == name else s]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (value_of("y", operand="z"), "a task list has operands x, y, not 'z'"),
+        (
+            value_of("y", operand="x"),
+            r"y\[l,k\]: in the loop over pairs, a tile of x is read along ij, k, .* found l, k",
+        ),
+        (value_of("x", out=Tile("x", ("ij",), LEAF)), "a tile of x is read along ij, k, .* found ij"),
+        (lambda s: list(s.body) if isinstance(s, Loop) else [s], "in the loop over pairs"),
+        (lambda s: [Loop(LEAF, s.body, "l")] if isinstance(s, Loop) else [s], "in the loop over pairs"),
+        (lambda s: [] if isinstance(s, Value) else [s], "x, y .*: x, y is not made before it"),
+        (lambda s: [replace(s, owned=False) if isinstance(s, Add) else s], "stored at its item's number"),
+        (lambda s: [replace(s, key=Row((), ITEM)) if isinstance(s, Add) else s], "stored at its item's number"),
+        (lambda s: [replace(s, key=Position(LEAF)) if isinstance(s, Add) else s], "stored at its item's number"),
+        (lambda s: [replace(s, axes=("ij", "m")) if isinstance(s, Add) else s], "it has no axis m"),
+        (lambda s: [] if isinstance(s, Add) else [s], "adds to its output once, found 0"),
+        (
+            lambda s: [replace(s, left=(*s.left, *s.right), right=()) if isinstance(s, Product) else s],
+            r"total\[ij,l\]: a product sums no axis",
+        ),
+    ],
+)
+def test_a_faulty_program_is_refused(change: Callable[[Statement], list[Statement]], message: str) -> None:
+    program = DrawnTiles(ONE_MODE).program
+    verify(program)
+    with pytest.raises(PlanError, match=message):
+        verify(changed(program, change))
+
+
+def test_terms_that_do_not_fit_the_tiles_are_refused() -> None:
+    program = DrawnTiles(ONE_MODE).program
+    with pytest.raises(PlanError, match="do not have the modes of pairs of dense tiles"):
+        verify(replace(program, terms=(("ij", "k"),)))
+    with pytest.raises(PlanError, match=r"x: a tile has \(32, 16\) positions, its axes have \(16, 16\)"):
+        verify(replace(program, terms=(("l", "k"), ("l", "k"))))
+
+
+TILES = Tiles(sides=(4, 8), sequence=(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("view", "message"),
+    [
+        (View(0, (), (), (), False, 1, pairs=(TILES,)), "a task list pairs two operands' tiles"),
+        (View(0, (), (), (), True, 1, pairs=(TILES, TILES)), "neither modes, blocks, lanes nor chunks"),
+        (View(0, (), (), (), False, 4, pairs=(TILES, TILES)), "neither modes, blocks, lanes nor chunks"),
+        (View(1, (Field(0, "w", 0, 4, True),), (), (), False, 1, pairs=(TILES, TILES)), "neither modes"),
+        (View(0, (), (), (), False, 1, pairs=(TILES, replace(TILES, sides=(4, 3)))), r"powers of two, found \(4, 3\)"),
+        (View(0, (), (), (), False, 1, pairs=(TILES, replace(TILES, sequence=(0, 0)))), "by every mode once"),
+        (View(0, (), (), (), False, 1, pairs=(TILES, replace(TILES, bitmap=True, word=64))), "8, 16 or 32 bits"),
+    ],
+)
+def test_a_faulty_view_is_refused(view: View, message: str) -> None:
+    with pytest.raises(FormatError, match=message):
+        views.verify(view)
+
+
+@pytest.mark.parametrize(
+    ("folds", "error", "message"),
+    [
+        (((("i", 3),), (), (("k", 8),)), FormatError, "powers of two"),
+        (((("i", 4),), (("i", 4),), (("k", 8),)), PlanError, "share no letter, found 'iik'"),
+    ],
+)
+def test_what_cannot_be_lowered(folds: tuple[Fold, Fold, Fold], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        lower_pairs("x,y->z", folds, Schedule(), Target())
+
+
+# -- runners -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bitmap", [False, True], ids=["whole", "bitmap"])
+@pytest.mark.parametrize("dot", [True, False], ids=["dot", "multiply"])
+@pytest.mark.parametrize("name", FOLDS)
+def test_the_runner_agrees_with_einsum(name: str, dot: bool, bitmap: bool) -> None:
+    case = DrawnTiles(FOLDS[name], dot, bitmap)
+    assert torch.equal(run(case), case.expected())
+
+
+@settings(max_examples=60)
+@given(drawn_tiles((torch.float64, torch.int64)))
+def test_any_tiles_agree_with_einsum(case: DrawnTiles) -> None:
+    assert torch.equal(run(case), case.expected())
+    whole = replace(case, bitmap=False)
+    found = TorchPairs(whole.program, None)(whole.arrays(), (0, sum(case.pairs)))
+    assert torch.equal(found.view_as(case.expected()).double(), case.expected())
+
+
+def test_the_runner_wants_its_arrays() -> None:
+    case = DrawnTiles(ONE_MODE)
+    with pytest.raises(FormatError, match="reads array pair_ptr, pair_x, pair_y, which is not given"):
+        run_program(case.program, {}, case.operands(), [], torch.zeros(3, case.program.width), 3, 0)
+
+
+def test_the_torch_program_takes_pairs_of_a_part_of_the_list() -> None:
+    """Items 1 and 2 alone, their pairs counted from the list's beginning, one at a time."""
+    case = DrawnTiles(ONE_MODE, pairs=(2, 0, 3))
+    launch, (ptr, *rest) = TorchPairs(case.program, None), case.arrays()
+    launch.chunk = 1
+    assert torch.equal(launch([ptr[1:], *rest], (2, 5)).view(2, 32, 16), case.expected()[1:])
+
+
+def test_the_torch_program_reads_no_bitmaps() -> None:
+    with pytest.raises(PlanError, match="whole tiles"):
+        torch_source.module_source((DrawnTiles(ONE_MODE, bitmap=True).program,), "")
+
+
+def test_the_program_of_a_kernel_is_the_one_that_runs() -> None:
+    """Level 3's runner, on the task list and blocks of a compiled contraction, against the generated source."""
+    sizes = {"i": 9, "j": 5, "k": 11, "l": 6}
+    x, y = (random_sparse(tuple(sizes[c] for c in t), "random", torch.float64, n) for n, t in enumerate(("ijk", "kl")))
+    (step,) = stc.compile("ijk,kl->ijl", x, y, plan=stc.plan_bcb(i=2, j=4, k=4, l=2)).chain.pairs
+    path, (b,) = step.path, step.path._buffers
+    assert path.program == path.cut.program(
+        "ijk,kl->ijl", torch.float64, "torch", "highest", "whole", path.program.rows
+    )
+    whole = (path.cut.x.whole(x.values), path.cut.y.whole(y.values))
+    lists = [b.ptr, path.tasks.x, path.tasks.y]
+    out = torch.full((b.ptr.numel() - 1, path.program.width), float("nan"), dtype=torch.float64)
+    arrays = dict(zip(("pair_ptr", "pair_x", "pair_y"), lists, strict=True))
+    run_program(path.program, arrays, tuple(v.flatten() for v in whole), [], out, b.ptr.numel() - 1, 0)
+    torch.testing.assert_close(out, path.launch([*lists, *whole], (b.first, b.last)))
+
+
+# -- counts ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_counts_of_pairs() -> None:
+    found = cost(DrawnTiles(RAGGED).program)
+    assert sympy.expand(found.dot - 2 * 16 * 32 * 16 * FIBERS) == 0  # as executed, padding included
+    assert found.multiply == 0
+    assert sympy.expand(found.output - 4 * 32 * ITEMS * WIDTH) == 0
+    assert sympy.expand(found.registers - (4 + 32) * 4 * FIBERS * WIDTH) == 0
+    assert sympy.expand(found.stream - (STORED * WIDTH + 8 * FIBERS + 8 * ITEMS)) == 0
+    assert found.owned
+    assert found.expanded == 0
+    moved, flops = found.work(Statistics(items=3, fibers=10, stored=100, nnz=50, itemsize=4))
+    assert (moved, flops) == (100 * 4 + 8 * 10 + 8 * 3 + 3 * 128 * 4, 10 * 2 * 16 * 32 * 16)
+
+
+def test_the_counts_of_multiplied_pairs_and_of_bitmaps() -> None:
+    found = cost(DrawnTiles(RAGGED, dot=False).program)
+    assert sympy.expand(found.multiply - 2 * 4 * 32 * 4 * FIBERS) == 0
+    assert found.dot == 0
+    assert sympy.expand(found.registers - (4 + 32) * 4 * FIBERS * WIDTH) == 0
+    assert sympy.expand(cost(DrawnTiles(RAGGED, bitmap=True).program).expanded - (4 + 32) * 4 * FIBERS) == 0
+
+
+def test_the_header_says_how_tiles_are_stored() -> None:
+    text = header((DrawnTiles(ONE_MODE, bitmap=True).program,), "triton")
+    assert "Z[item, ij, l] = the sum, over the item's pairs of tiles, of the product of X[ij, k] and Y[l, k]" in text
+    assert re.search(r"x_values\[x_value_ptr\[tile\] \+ n\], at the n-th bit set in x_bits\[tile \* 32\]", text)
+    assert "16384*L inside" in text
+
+
+def test_what_a_program_says_of_itself() -> None:
+    program = DrawnTiles(ONE_MODE, dot=False).program
+    assert program.looped == {"k"}
+    assert program.split == ()
+    assert not program.half
+    assert [s.level for s, _ in walk(program.body) if isinstance(s, Loop)] == [LANE, LEAF]
+    assert program.stored("y").letters == ("l", "k")
+    assert program.stored("y").stride("l") == 16
+    assert program.stored("y").array("bits") == "y_bits"
