@@ -5,7 +5,7 @@ printer, all from the same statements. The grammar::
 
     program   := statement*                               # what one work item does; `item` is its number
     statement := coordinate = decode word                 # one mode's coordinate, at the item, lane or leaf level
-               | tile = value                             # the nonzeros' own values
+               | tile = value                             # the nonzeros' own values, or 1 where none are stored
                | tile = gather operand[rows, axes]        # a row of a dense operand per lane, or one for the item
                | tile = zero                              # an accumulator
                | tile (+)= product tiles, multiply | dot  # the tile einsum and how it is contracted
@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.view import ITEM, LANE, LEAF, LEVELS, Computed, Coordinate, Field, View
+from sparsetc.ir.view import ITEM, LANE, LEAF, LEVELS, Computed, Consecutive, Coordinate, View
 
 LANES = "lane"
 
@@ -94,7 +94,7 @@ class Decode:
 
 @dataclass(frozen=True)
 class Value:
-    """``out`` = the stored values."""
+    """``out`` = the stored values; 1 where the view is a pattern."""
 
     out: Tile
 
@@ -306,8 +306,10 @@ def verify(program: TileProgram) -> None:
             reads = statement.operand.rows
         elif isinstance(statement, Decode):
             c = statement.coordinate
-            if isinstance(c, Field) and c.array not in program.view.arrays:
+            if not isinstance(c, Computed) and c.array not in program.view.arrays:
                 raise PlanError(f"decode {statement.letter}: the view has no array {c.array!r}")
+            if isinstance(c, Consecutive):
+                reads = (program.letters[c.by],)
         unknown = [name for name in reads if not any(name in scope for scope in scopes)]
         if unknown:
             raise PlanError(f"{_line(program, statement).strip()}: {', '.join(unknown)} is not made before it")
@@ -342,14 +344,12 @@ def _line(p: TileProgram, s: Statement) -> str:
         )
     if isinstance(s, Decode):
         c = s.coordinate
-        where = c.expression(p.letters, "position") if isinstance(c, Computed) else f"decode {c.array}"
         level = "tile" if p.view.sides and s.level == LANE else LEVELS[s.level]
-        bits = "" if isinstance(c, Computed) else f"  # {c.bits} bits, {level}"
         of_tile = " tile" if p.view.sides else ""
         lanes = "" if s.level == ITEM or p.view.sides else "[lane]"
-        return f"{s.letter}{of_tile}{lanes} = {where}{bits}"
+        return f"{s.letter}{of_tile}{lanes} = {_coordinate(p, c, level)}"
     if isinstance(s, Value):
-        return f"{s.out} = load X.values"
+        return f"{s.out} = {'1' if p.view.pattern else 'load X.values'}"
     if isinstance(s, Gather):
         how = "gather" if s.operand.rows else "load"
         return f"{s.out} = {how} {s.operand.name}[{', '.join((*s.operand.rows, *s.operand.axes))}]"
@@ -372,6 +372,16 @@ def _line(p: TileProgram, s: Statement) -> str:
     late = [a for a in s.source.axes if a not in {*s.axes, *keyed} and not (a == LANES and key.level != ITEM)]
     summed = f"  # {', '.join(late)} summed here, once" if late else ""
     return f"{'store' if s.owned else 'add'} {p.output}[{', '.join((row, *s.axes))}] {s.source}{summed}"
+
+
+def _coordinate(p: TileProgram, c: Coordinate, level: str) -> str:
+    if isinstance(c, Computed):
+        return c.expression(p.letters, "position")
+    if isinstance(c, Consecutive):
+        return f"position + {c.array}[{p.letters[c.by]}]"
+    base = f" + {c.base}" if c.base else ""
+    shared = f", a base every {c.frame}" if c.base else ""
+    return f"decode {c.array}{base}  # {c.bits} bits, {level}{shared}"
 
 
 def _short(axis: str) -> str:
