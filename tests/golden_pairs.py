@@ -18,7 +18,8 @@ CASES: dict[str, tuple[str, torch.dtype, str | stc.BcbPlan, str]] = {
     "two_modes_ragged": ("ijk,ljk->il", torch.float16, stc.plan_bcb(i=8, l=8), "triton"),
     "batch_integers": ("bij,bjk->bik", torch.int64, "bcb", "triton"),
     "one_mode_torch": ("ijk,klm->ijlm", torch.float32, "bcb", "torch"),
-    "scalar": ("ijk,klm->ijlm", torch.float32, "scalar", "torch"),
+    "scalar": ("ijk,klm->ijlm", torch.float32, "scalar", "triton"),
+    "scalar_torch": ("ijk,klm->ijlm", torch.float32, "scalar", "torch"),
     "dense": ("ijk,klm->ijlm", torch.float32, "dense", "torch"),
 }
 

@@ -73,7 +73,7 @@ class TorchLaunch:
     def __init__(
         self, parts: Sequence[BoundPart], cache_dir: Path | None, name: str, about: Sequence[str] = ()
     ) -> None:
-        programs = tuple(p.program for p in parts)
+        programs, self.about = tuple(p.program for p in parts), about
         self.source = torch_source.module_source(programs, header(programs, "torch", about))
         self.module, self.path = cache.load(self.source, cache_dir, name)
         self._take(parts)
@@ -87,8 +87,8 @@ class TorchLaunch:
         other._take(parts)
         return other
 
-    def __call__(self, values: Sequence[torch.Tensor], dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        """Add every part into `out`, which the caller has zeroed where it must be."""
+    def __call__(self, values: Sequence[torch.Tensor | None], dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        """Add every part into `out`, which the caller has zeroed where it must be; a pattern's values are None."""
         for (function, part, ranges), own in zip(self.parts, values, strict=True):
             slot = [part.slot] if part.slot is not None else []
             stored = [] if part.program.view.pattern else [own]
@@ -184,8 +184,8 @@ class TritonLaunch:
                 pointers.append(part.slot)
         return [*counts, *pointers], places
 
-    def __call__(self, values: Sequence[torch.Tensor], dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        """Launch; returns before the kernels have run."""
+    def __call__(self, values: Sequence[torch.Tensor | None], dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        """Launch; returns before the kernels have run. A pattern's values are None."""
         if out.is_cuda and out.device.index != torch.cuda.current_device():
             with torch.cuda.device(out.device):  # Triton launches on the current device
                 return self(values, dense, out)
