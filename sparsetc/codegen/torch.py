@@ -47,8 +47,8 @@ def module_source(programs: tuple[TileProgram, ...], header: str) -> str:
     text = "\n".join(lines).rstrip() + "\n"
     used = [n for n in ("bag", "run_products", "run_sums") if f"{n}(" in text]
     text = text.replace(
-        "from sparsetc.runtime.segments import bag, run_products, run_sums\n",
-        f"from sparsetc.runtime.segments import {', '.join(used)}\n" if used else "",
+        "\nfrom sparsetc.runtime.segments import bag, run_products, run_sums\n",
+        f"\nfrom sparsetc.runtime.segments import {', '.join(used)}\n" if used else "",
     )
     return (
         text
@@ -146,7 +146,7 @@ class FunctionPrinter:
         if word not in self.words:
             self.words.add(word)
             self.put(f"{word} = {c.array}[{RANGES[s.level]}]")
-        base = f" + {c.base}[{c.frame_of(self.position(s.level))}]" if c.base else ""
+        base = f" + {c.base}.index_select(0, {c.frame_of(self.position(s.level))[1:-1]})" if c.base else ""
         self.put(f"{s.letter} = {c.expression(word)}{base}")
 
     def position(self, level: int) -> str:
@@ -198,8 +198,9 @@ class FunctionPrinter:
         shape = ", ".join(str(self.p.axis(a).size) for a in operand.axes)
         if not operand.rows:
             return f"{operand.name}.view({shape})" if shape else operand.name
-        gathered = f"{self.table(operand)}.index_select(0, {self.index(operand, level)})"
-        return f"{gathered}.view(-1, {shape})" if shape else f"{gathered}.view(-1)"
+        table = self.table(operand) if shape else f"{operand.name}.view({operand.nrows})"
+        gathered = f"{table}.index_select(0, {self.index(operand, level)})"
+        return f"{gathered}.view(-1, {shape})" if shape else gathered
 
     def factor(self, tile: Tile, axes: tuple[str, ...], level: int, leading: bool) -> str:
         """A factor laid out over (rows of `level`, axes)."""
@@ -270,6 +271,12 @@ class FunctionPrinter:
         if axes != list(s.axes):
             value = f"{value}.permute({', '.join(map(str, [0] + [axes.index(a) + 1 for a in s.axes]))})"
         count = {ITEM: "i1 - i0", LANE: "b1 - b0", LEAF: "n1 - n0"}[level]
+        if not s.axes and not s.owned and isinstance(key, Row) and [stride for _, stride in key.terms] == [1]:
+            # Numbers, not rows: torch adds them up several times as fast, and takes indices of 32 bits.
+            ((letter, _),) = key.terms
+            row = self.coordinate(letter, level)
+            self.put(f"{p.output}.view({p.rows}).index_add_(0, {row}, {value})")
+            return
         value = f"{value}.reshape({count}, {p.width})"
         output = f"{p.output}.view({p.rows}, {p.width})"
         if isinstance(key, Position):

@@ -48,10 +48,19 @@ CAP = 64
 
 @dataclass(frozen=True)
 class Bounded:
-    """A list as one form of the program reads it."""
+    """A list as the program reads it."""
 
     part: BoundPart
     second: SecondPass | None = None
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A list with what it takes to run on it."""
+
+    tasks: TaskList
+    launch: TorchLaunch | TritonLaunch
+    second: SecondPass | None
 
 
 class TaskSum:
@@ -70,7 +79,7 @@ class TaskSum:
             backend: ``triton`` or ``torch``.
             settings: whether sums are deterministic, and where source is kept.
         """
-        self.tasks, self.role, self.dtype, self.backend = tasks, role, dtype, backend
+        self.tasks, self.role, self.dtype, self.backend, self.settings = tasks, role, dtype, backend, settings
         self.letter = LETTER[role]
         # Torch adds in order on the CPU, and integers' sums have one value in any.
         self.ordered = settings.deterministic and backend == "triton" and dtype.is_floating_point
@@ -78,7 +87,7 @@ class TaskSum:
         text = f"pqz,{','.join(EINSUMS[role])}->{self.letter}"
         sizes = dict(zip("pqz", tasks.none.shape, strict=True))
         self.bound = Bound.of(Einsum(terms, (self.letter,), (0,), text), sizes)
-        self._bounded: tuple[TaskList, Bounded] | None = None
+        self._kept: Ready | None = None
         part = self._bind(tasks.none).part
         name = source_name(equation, f"{'scalar' if role == 'z' else f'scalar_{role}'}_{backend}")
         about = _about(equation, tasks)
@@ -93,24 +102,24 @@ class TaskSum:
         out = left.new_zeros(self.bound.by_index[self.letter])
         given = [left.contiguous(), right.contiguous()]
         for one in self.tasks:
-            bounded = self._kept(one)
-            launch = self.launch.on([bounded.part])
-            if bounded.second is None:
-                launch([None], given, out)
+            ready = self._ready(one)
+            if ready.second is None:
+                ready.launch([None], given, out)
                 continue
-            partial = out.new_zeros(bounded.second.partials)
-            launch([None], given, partial)
+            partial = out.new_zeros(ready.second.partials)
+            ready.launch([None], given, partial)
             # One addition an entry and list, and lists in order: the same bits each time.
-            out.index_add_(0, bounded.second.rows, bounded.second.sums(partial).flatten())
+            out.index_add_(0, ready.second.rows, ready.second.sums(partial).flatten())
         return out
 
-    def _kept(self, one: TaskList) -> Bounded:
-        """The arrays of a list, made once if the list is the kept one."""
-        if not self.tasks.fits:
-            return self._bind(one)
-        if self._bounded is None or self._bounded[0] is not one:
-            self._bounded = one, self._bind(one)
-        return self._bounded[1]
+    def _ready(self, one: TaskList) -> Ready:
+        """Arrays and arguments of a list, made once for the one that is kept."""
+        if self._kept is not None and self._kept.tasks is one:
+            return self._kept
+        bounded = self._bind(one)
+        made = Ready(one, self.launch.on([bounded.part]), bounded.second)
+        self._kept = made if self.tasks.fits else None
+        return made
 
     def _bind(self, one: TaskList) -> Bounded:
         if self.ordered:
@@ -145,8 +154,7 @@ class TaskSum:
     @cached_property
     def _triton_twin(self) -> TritonLaunch:
         assert isinstance(self.launch, TorchLaunch)
-        settings = Options(cache_dir=self.launch.path.parent)
-        other = TaskSum(self.tasks, self.role, self.launch.about[0], self.dtype, "triton", settings)
+        other = TaskSum(self.tasks, self.role, self.launch.about[0], self.dtype, "triton", self.settings)
         assert isinstance(other.launch, TritonLaunch)
         return other.launch
 

@@ -21,8 +21,8 @@ from sparsetc.ir.view import Consecutive, Field, View
 from sparsetc.pair.expansion import Group, groups
 from sparsetc.pair.symbolic import Budget, Matching
 
-KEPT_TASKS = 1 << 30
-"""Most tasks whose list is kept: 5 GB."""
+KEPT_TASKS = (1 << 31) - (1 << 13)
+"""Most tasks whose list is kept: those that 32 bits number."""
 KEPT_BYTES = 5
 """Bytes a kept task takes: the result's entry, and how far p lies above its frame's base."""
 FRAME = 256
@@ -31,22 +31,32 @@ ITEM = 2048
 """Most tasks of a work item. Not measured: some hundred items a multiprocessor where there are 10 M tasks."""
 
 
+def keeps(matching: Matching, budget: Budget) -> bool:
+    """Whether the list takes a quarter of the memory limit or less."""
+    return matching.tasks <= min(KEPT_TASKS, budget.limit // (4 * KEPT_BYTES))
+
+
 def chunk_view(nnz: int, lanes: int) -> View:
     """Equal chunks of tasks, whatever their entries: balanced, however skewed a contracted index is."""
     leaf = (
         Field(0, "x_word", 0, 8, True, FRAME),
         Consecutive(1, "y_shift", 0),
-        Field(2, "z_word", 0, bits_of(nnz), True),
+        _result(nnz),
     )
     return View(3, (), (), leaf, blocks=False, lanes=lanes, chunk=ITEM, pattern=True)
 
 
 def run_view(entries: int, nnz: int, lanes: int) -> View:
     """Runs of tasks of one entry of x, which the work item shares."""
-    leaf = (Consecutive(1, "y_shift", 0), Field(2, "z_word", 0, bits_of(nnz), True))
+    leaf = (Consecutive(1, "y_shift", 0), _result(nnz))
     return View(
         3, (Field(0, "item_word", 0, bits_of(entries), True),), (), leaf, blocks=False, lanes=lanes, pattern=True
     )
+
+
+def _result(nnz: int) -> Field:
+    """The whole word: as wide as `index_dtype` makes it."""
+    return Field(2, "z_word", 0, 31 if index_dtype(nnz) == torch.int32 else 63, True)
 
 
 @dataclass(frozen=True)
@@ -142,7 +152,7 @@ class Tasks:
 
     def __init__(self, matching: Matching, budget: Budget) -> None:
         self.matching, self.budget = matching, budget
-        self.fits = matching.tasks <= min(KEPT_TASKS, budget.limit // (4 * KEPT_BYTES))
+        self.fits = keeps(matching, budget)
         self.nnz = 0
         """Entries of the result, once its pattern is known."""
         self._kept: TaskList | None = None
