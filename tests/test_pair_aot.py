@@ -1,4 +1,4 @@
-"""The generated Triton source of pairs of blocks and of nonzeros, compiled ahead of time for named targets; no GPU is needed."""
+"""The generated Triton source of contractions, compiled ahead of time for named targets; no GPU is needed."""
 
 from __future__ import annotations
 
