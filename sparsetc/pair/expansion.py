@@ -74,8 +74,8 @@ def _whole_rows(
     tasks = matching.expand(span.begin, span.end)
     key = row.index_select(0, tasks.p).to(torch.int32 if spread <= INT32_MAX else torch.int64)
     key = key.sub_(span.row).mul_(matching.columns).add_(column.index_select(0, tasks.q))
-    fresh, rank = distinct(key, spread)
-    yield Group(tasks, rank + reached, fresh.long() + span.row * matching.columns)
+    fresh, slot = distinct(key, spread, reached)
+    yield Group(tasks, slot, fresh.long() + span.row * matching.columns)
 
 
 def _long_row(
@@ -94,16 +94,17 @@ def _long_row(
         yield Group(tasks, rank + reached, places[:0] if number else places)
 
 
-def distinct(key: torch.Tensor, spread: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(the distinct keys, ascending; which of them each key is), of keys below `spread`.
+def distinct(key: torch.Tensor, spread: int, offset: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """(the distinct keys, ascending; which of them each key is, counted from `offset`), of keys below `spread`.
 
     Where few keys are possible each is marked, a byte a possible one, and the marks are counted; else keys are sorted.
     """
     if spread <= symbolic.MARKS * key.numel():
         marked = torch.zeros(spread, dtype=torch.bool, device=key.device)
         marked[key] = True
-        rank = torch.cumsum(marked, 0, dtype=torch.int32)
-        return torch.nonzero(marked).flatten(), rank.index_select(0, key) - 1
+        rank = torch.cumsum(marked, 0, dtype=index_dtype(offset + spread)).add_(offset - 1)
+        return torch.nonzero(marked).flatten(), rank.index_select(0, key)
     if crd.is_sorted_unique([key]):
-        return key, torch.arange(key.numel(), device=key.device)
-    return torch.unique(key, return_inverse=True)
+        return key, torch.arange(offset, offset + key.numel(), device=key.device)
+    fresh, rank = torch.unique(key, return_inverse=True)
+    return fresh, rank.add_(offset)

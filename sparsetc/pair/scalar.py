@@ -9,7 +9,8 @@ any other::
     back to y  pqz,p,z->q     chunks; q is consecutive
 
 Where bits must not depend on the order of atomics, T is stored as fibers of what is summed for, a lane each, and
-partial sums have a second pass, as in any deterministic einsum.
+partial sums have a second pass, as in any deterministic einsum. So it is where there are few sums, since atomics on one
+address wait for one another.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ RUNS = (32, Schedule(warps=1), 4)
 """The same of runs, most of which are short."""
 ORDERED = (32, Schedule(warps=1), 1)
 """The same of fibers."""
+FEW, MANY = 128, 4096
+"""Sums below which, and tasks a sum above which, they are ordered. Not measured: additions to one address are taken to
+follow one another by a nanosecond, so that a hundred addresses or so keep up with memory."""
 CAP = 64
 """Longest fiber of the deterministic form; the second pass adds up the pieces of longer ones."""
 
@@ -56,9 +60,8 @@ class Bounded:
 
 @dataclass(frozen=True)
 class Ready:
-    """A list with what it takes to run on it."""
+    """What it takes to run on a list, or on a piece of it."""
 
-    tasks: TaskList
     launch: TorchLaunch | TritonLaunch
     second: SecondPass | None
 
@@ -82,12 +85,14 @@ class TaskSum:
         self.tasks, self.role, self.dtype, self.backend, self.settings = tasks, role, dtype, backend, settings
         self.letter = LETTER[role]
         # Torch adds in order on the CPU, and integers' sums have one value in any.
-        self.ordered = settings.deterministic and backend == "triton" and dtype.is_floating_point
+        sums = tasks.none.shape["pqz".index(self.letter)]
+        waits = sums < FEW and tasks.matching.tasks > MANY * sums
+        self.ordered = (settings.deterministic or waits) and backend == "triton" and dtype.is_floating_point
         terms = (("p", "q", "z"), *((c,) for c in EINSUMS[role]))
         text = f"pqz,{','.join(EINSUMS[role])}->{self.letter}"
         sizes = dict(zip("pqz", tasks.none.shape, strict=True))
         self.bound = Bound.of(Einsum(terms, (self.letter,), (0,), text), sizes)
-        self._kept: Ready | None = None
+        self._kept: tuple[TaskList, list[Ready]] | None = None
         part = self._bind(tasks.none).part
         name = source_name(equation, f"{'scalar' if role == 'z' else f'scalar_{role}'}_{backend}")
         about = _about(equation, tasks)
@@ -101,8 +106,7 @@ class TaskSum:
         """(live x,), (live y,) or (nnz,) sums, of the two others' values in that order, all of `dtype`."""
         out = left.new_zeros(self.bound.by_index[self.letter])
         given = [left.contiguous(), right.contiguous()]
-        for one in self.tasks:
-            ready = self._ready(one)
+        for ready in (ready for one in self.tasks for ready in self._ready(one)):
             if ready.second is None:
                 ready.launch([None], given, out)
                 continue
@@ -112,13 +116,13 @@ class TaskSum:
             out.index_add_(0, ready.second.rows, ready.second.sums(partial).flatten())
         return out
 
-    def _ready(self, one: TaskList) -> Ready:
-        """Arrays and arguments of a list, made once for the one that is kept."""
-        if self._kept is not None and self._kept.tasks is one:
-            return self._kept
-        bounded = self._bind(one)
-        made = Ready(one, self.launch.on([bounded.part]), bounded.second)
-        self._kept = made if self.tasks.fits else None
+    def _ready(self, one: TaskList) -> list[Ready]:
+        """Arrays and arguments of a list, made once for the one that is kept; fibers are of as much as a chunk."""
+        if self._kept is not None and self._kept[0] is one:
+            return self._kept[1]
+        bounded = map(self._bind, one.pieces(self.tasks.budget.chunk) if self.ordered else (one,))
+        made = [Ready(self.launch.on([b.part]), b.second) for b in bounded]
+        self._kept = (one, made) if self.tasks.fits else None
         return made
 
     def _bind(self, one: TaskList) -> Bounded:

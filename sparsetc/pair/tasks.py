@@ -111,6 +111,15 @@ class TaskList:
         ptr = torch.cat([starts, stops.new_tensor([self.end - self.begin])])
         return ptr.to(index_dtype(self.end - self.begin)), (run + low).to(index_dtype(self.shape[0]))
 
+    def pieces(self, size: int) -> Iterator[TaskList]:
+        """The same tasks in lists of about `size`, whole frames each."""
+        size = max(FRAME, size // FRAME * FRAME)
+        for start in range(0, self.end - self.begin, size):
+            stop = min(start + size, self.end - self.begin)
+            arrays = (self.x_word[start:stop], self.x_base[start // FRAME : -(-stop // FRAME)])
+            moved = (self.y_shift + start, self.z_word[start:stop])
+            yield TaskList(self.matching, self.nnz, self.begin + start, self.begin + stop, *arrays, *moved)
+
     def coordinates(self) -> torch.Tensor:
         """(3, n) int64: p, q and z of every task, in lexicographic order."""
         at = torch.arange(self.end - self.begin, device=self.x_word.device)

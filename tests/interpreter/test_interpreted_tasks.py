@@ -86,6 +86,19 @@ def test_gradients(equation: str, deterministic: bool) -> None:
     assert torch.autograd.gradcheck(run, given)
 
 
+def test_few_sums_of_many_tasks_are_ordered() -> None:
+    """Additions to one address would wait for one another; fibers of pieces of the list add up to the same."""
+    given = operands("ijk,ijk->", "dense", torch.float32)
+    with mock.patch.object(scalar, "MANY", 16), small_chunks(100, True), mock.patch.object(task_lists, "FRAME", 16):
+        made = run("ijk,ijk->", given)
+        assert "atomic" not in made.source
+        (step,) = made.chain.pairs
+        kept = step.sums.of("z")._kept
+        assert kept is not None
+        assert len(kept[1]) == -(-step.matching.tasks // 96)
+    assert "atomic" in run("ijk,ijk->", given).source
+
+
 def test_deterministic_sums_add_nothing_by_atomics_and_repeat() -> None:
     given = operands("ijk,ljk->il", "dense", torch.float32)
     made = stc.compile("ijk,ljk->il", *given, plan="scalar", deterministic=True)
