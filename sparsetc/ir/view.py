@@ -139,7 +139,8 @@ class View:
     word: int = 32
     """Positions that a word of bits stands for: 8, 16 or 32."""
     pattern: bool = False
-    """Every value is 1, and none is stored: an adjacency matrix without weights, a list of what meets."""
+    """Every value is 1, and none is stored: an adjacency matrix without weights, a list of what meets. Its runs hold no
+    padding, which nothing would tell from a nonzero."""
 
     def stored_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """How many different coordinates of each mode are stored: its tiles, where there are tiles, else its size."""

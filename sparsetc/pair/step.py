@@ -149,7 +149,7 @@ class PairStep:
         return self.sums.of("z")(x, y)
 
     def ptx(self, target: str) -> str:
-        """The assembly of the block kernel; PlanError where the step takes another path."""
+        """The assembly of the kernel; PlanError where the step takes the dense path, which has none of its own."""
         if not isinstance(self.path, BlockPath):
             return self.path.ptx(target)
         if self.backend == "triton":
