@@ -15,12 +15,14 @@ from sparsetc.ir.interpret import run_program
 from sparsetc.ir.lower import lower
 from sparsetc.ir.operands import Target
 from sparsetc.ir.plan import Schedule
+from sparsetc.ir.view import verify
 from sparsetc.pair import symbolic
 from sparsetc.pair import tasks as task_lists
 from sparsetc.pair.expansion import distinct, groups, spans
 from sparsetc.pair.scalar import EINSUMS, LETTER
 from sparsetc.pair.step import PairStep
 from sparsetc.pair.symbolic import Matching
+from sparsetc.testing import check_arrays, read
 
 
 def step_of(equation: str, given: list[stc.SparseTensor], **settings: object) -> PairStep:
@@ -86,6 +88,14 @@ def test_a_list_stores_every_task(name: str, frame: int) -> None:
         tasks = by_hand(step.matching)
         tasks[2] = torch.searchsorted(step.pattern.places, tasks[2].contiguous())
         assert torch.equal(one.coordinates(), tasks)
+        for packed in (one.chunks(4), one.runs(4)):
+            verify(packed.view)
+            check_arrays(packed)
+            found, at = read(packed.view, packed.arrays, packed.items, packed.stored)
+            assert torch.equal(found, tasks)
+            assert torch.equal(at, torch.arange(packed.stored))
+        for piece in one.pieces(8):
+            assert torch.equal(piece.coordinates(), tasks[:, piece.begin : piece.end])
     assert one.x_word.dtype == torch.uint8
     assert one.z_word.dtype == torch.int32
 
