@@ -24,6 +24,7 @@ Arrays a packed part must hold, by name (P items, B blocks, N stored nonzeros):
     lane_word (B*lanes)   coordinates of the lane modes
     word (N)              coordinates of the leaf modes
     word_base (N/frame)   what the words of each `frame` positions are offsets from
+    shift (size of a mode) coordinate less position of a consecutive mode, by that of the mode it follows
     values (N)            the values, 0 where padded; absent where the view is a pattern: every value is 1
     tile_word (T tiles)   coordinates of each tile's own modes; its values follow in the order of `sequence`
     value_ptr (T+1)       first stored nonzero of each tile, where a bitmap says which positions have one

@@ -27,7 +27,7 @@ TASK_BYTES = 96
 CHUNK = 1 << 23
 """Most tasks of a chunk: 800 MB while they are sorted."""
 LEAST_CHUNK = 1 << 10
-MARKS = 16
+MARKS = 8
 """Places a task up to which they are marked, not sorted: a byte to mark and four to count each."""
 
 
@@ -79,14 +79,15 @@ class Matching:
 
     @classmethod
     def of(cls, x: Side, y: Side, roles: Roles) -> Matching:
-        """Match by sorting and binary search: nothing is made for each task."""
+        """Match by binary search: nothing is made for each task."""
         sizes = x.extents(roles.shared)
         x_key, y_key = joint_keys(x.rows(roles.shared), y.rows(roles.shared), sizes)
-        x_sorted = torch.sort(x_key).values
-        y_entry = torch.nonzero(_counts(x_sorted, y_key)[1]).flatten()
-        first, count = _counts(y_key[y_entry], x_key)
+        first, count = _counts(y_key, x_key)
         x_entry = torch.nonzero(count).flatten()
         first, count = first[x_entry], count[x_entry]
+        live = _in_runs(y_key, first)
+        y_entry = torch.nonzero(live).flatten()
+        first = (torch.cumsum(live, 0) - 1)[first]
         ends = torch.cumsum(count, 0)
         starts = crd.starts_of_runs(keys_of(x.rows(roles.kept_x)[:, x_entry], x.extents(roles.kept_x)))
         column, column_head = ranks(y.rows(roles.free_y)[:, y_entry], y.extents(roles.free_y))
@@ -206,6 +207,14 @@ class Budget:
     def chunk(self) -> int:
         """Tasks taken at a time."""
         return chunk_size(self.limit)
+
+
+def _in_runs(keys: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+    """Bool (n,): whether an element of ascending `keys` is in a run of equal ones of which `first` has an element."""
+    run = torch.cumsum(crd.starts_of_runs([keys]), 0) - 1
+    met = torch.zeros_like(keys, dtype=torch.bool)
+    met[run[first]] = True
+    return met[run]
 
 
 def _counts(keys: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
