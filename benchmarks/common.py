@@ -31,6 +31,11 @@ SYNTHETIC: dict[str, Callable[[], Any]] = {
     "nell-2 x0.25": lambda: synthetic.like("nell-2", 0.25, device=DEVICE),
     "flickr x0.1": lambda: synthetic.like("flickr", 0.1, device=DEVICE),
     "nell-2": lambda: synthetic.like("nell-2", device=DEVICE),
+    "flickr x0.01": lambda: synthetic.like("flickr", 0.01, device=DEVICE),
+    "R-MAT 14 x8": lambda: synthetic.rmat(14, 8, device=DEVICE),
+    "R-MAT 14 x32": lambda: synthetic.rmat(14, 32, device=DEVICE),
+    "bands 430x57": lambda: synthetic.matrix_stack(430, 57, 1544, band=8, device=DEVICE),
+    "blocks 1220x51": lambda: synthetic.matrix_stack(1220, 51, 5889, block=10, device=DEVICE),
 }
 
 

@@ -1,15 +1,20 @@
 """Contractions of two sparse tensors by every path, against the dense product and torch's sparse one in the same run.
 
-SPARSETC_DATA=<folder of .npz> python benchmarks/pair.py
+SPARSETC_DATA=<folder of .npz> python benchmarks/pair.py [words that a case's name must have]
 
-Values are compared with the scalar path's in float64 before any time is taken. ``compile_ms`` is the symbolic phase
-with all else that is done once, by the second of two compilations.
+Values are compared with those of the torch programs in float64 before any time is taken. Phases apart: ``pair_ms``
+matches nonzeros (and blocks), ``symbolic_ms`` finds the result's pattern and whatever the path keeps for calls,
+``numeric_us`` is the sum over tasks or blocks alone, ``us`` a call. ``compile_ms`` is all that is done once, by the
+second of two compilations. ``bcb_bytes`` and ``coo_bytes`` are those of both operands' entries that meet anything,
+coordinates of 32 bits.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -17,14 +22,29 @@ import torch
 from common import DEVICE, microseconds, record, relative_error, tensor
 
 import sparsetc as stc
+from sparsetc.pair.blocks import Cut
+from sparsetc.pair.kernel import PairKernel
+from sparsetc.pair.step import PairStep
+from sparsetc.pair.symbolic import Matching, pattern_of
 
 CASES = (
     ("guanine_TEoo_3d", "guanine_TEoo_3d", "ijk,abk->ijab"),
     ("guanine_TEoo_3d", "guanine_TEov_3d", "ijk,abk->ijab"),
     ("guanine_TEov_3d", "guanine_TEov_3d", "ijk,abk->ijab"),
+    ("guanine_TEvv_3d", "guanine_TEov_3d", "ijk,abk->ijab"),
     ("uber_amj_4d", "uber_amj_4d", "ijkl,mjkl->im"),
     ("uber_amj_4d", "uber_amj_4d", "ijkl,mnkl->ijmn"),
+    ("uber_amj_4d", "uber_amj_4d", "ijkl,ijml->km"),
+    ("uber_amj_4d", "uber_amj_4d", "ijkl,ijmn->klmn"),
     ("nips", "nips", "ijkl,mnkl->ijmn"),
+    ("R-MAT 14 x8", "R-MAT 14 x8", "ij,jk->ik"),
+    ("R-MAT 14 x32", "R-MAT 14 x32", "ij,jk->ik"),
+    ("flickr x0.01", "flickr x0.01", "ijk,ljk->il"),
+    ("flickr x0.01", "flickr x0.01", "ijk,ljm->iklm"),
+    ("bands 430x57", "bands 430x57", "ijk,ljk->il"),
+    ("bands 430x57", "bands 430x57", "ijk,ljm->iklm"),
+    ("blocks 1220x51", "blocks 1220x51", "ijk,ljk->il"),
+    ("blocks 1220x51", "blocks 1220x51", "ijk,ljm->iklm"),
 )
 LIMIT = {"highest": 1e-5, "high": 2e-3}
 PLANS = ("scalar", "dense", "bcb", stc.plan_bcb(storage="bitmap"))
@@ -32,35 +52,99 @@ MOST_TASKS = 2_000_000_000
 """Tasks above which the scalar path is not timed."""
 
 
-def unfolded(x: stc.SparseTensor, rows: int) -> torch.Tensor:
-    """CSR, the first modes down."""
+def unfolded(x: stc.SparseTensor, term: str, rows: list[str]) -> torch.Tensor:
+    """CSR, the letters `rows` down, all others across."""
+    across = [c for c in term if c not in rows]
     key = torch.zeros(2, x.nnz, dtype=torch.long, device=x.device)
-    for m in range(x.order):
-        key[int(m >= rows)] = key[int(m >= rows)] * x.shape[m] + x.coords[m]
-    return torch.sparse_coo_tensor(key, x.values, (prod(x.shape[:rows]), prod(x.shape[rows:]))).to_sparse_csr()
+    for line, letters in enumerate((rows, across)):
+        for c in letters:
+            key[line] = key[line] * x.shape[term.index(c)] + x.coords[term.index(c)]
+    shape = [prod(x.shape[term.index(c)] for c in letters) for letters in (rows, across)]
+    return torch.sparse_coo_tensor(key, x.values, shape).to_sparse_csr()
 
 
-def compile_ms(equation: str, x: stc.SparseTensor, y: stc.SparseTensor, **settings: Any) -> float:
-    """Milliseconds of compiling, Triton's own not counted, which happened the first time."""
-    start = time.perf_counter()
-    stc.compile(equation, x, y, **settings)
+def matrices(equation: str, x: stc.SparseTensor, y: stc.SparseTensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The contraction as a product of two CSR matrices; of equations without batch letters."""
+    terms, output = equation.split("->")
+    left, right = terms.split(",")
+    return (
+        unfolded(x, left, [c for c in output if c in left]),
+        unfolded(y, right, [c for c in right if c not in output]),
+    )
+
+
+def synchronised() -> None:
+    """Wait for the device."""
     if DEVICE == "cuda":
         torch.cuda.synchronize()
-    return (time.perf_counter() - start) * 1e3
 
 
-def main() -> None:
+def milliseconds(call: Callable[[], Any], times: int = 3) -> float:
+    """Median wall time of something that waits for the device on its way."""
+    found = []
+    for _ in range(times):
+        synchronised()
+        start = time.perf_counter()
+        call()
+        synchronised()
+        found.append((time.perf_counter() - start) * 1e3)
+    return sorted(found)[times // 2]
+
+
+def pairing(step: PairStep) -> None:
+    """What meets: nonzeros, and blocks where the path is of blocks."""
+    m = step.matching
+    again = Matching.of(m.x, m.y, m.roles)
+    if step.path.name == "bcb":
+        Cut.of(again)
+
+
+def symbolic(step: PairStep) -> None:
+    """The pattern of the result."""
+    pattern_of(step.matching, step._path().places())
+
+
+def phases(kernel: PairKernel) -> dict[str, float]:
+    """Times of the phases of a contraction of two operands."""
+    (step,) = kernel.chain.pairs
+    given = [o.values for o in (kernel.operands[::-1] if step.swapped else kernel.operands)]
+    m = step.matching
+    x = m.x.values(given[0]).index_select(0, m.x_entry)
+    y = m.y.values(given[1]).index_select(0, m.y_entry)
+    numeric = microseconds(lambda: step.path.run(x, y))
+    return {
+        "us": round(microseconds(kernel), 1),
+        "numeric_us": round(numeric, 1),
+        "pair_ms": round(milliseconds(lambda: pairing(step)), 2),
+        "symbolic_ms": round(milliseconds(lambda: symbolic(step)), 2),
+    }
+
+
+def stored(step: PairStep) -> dict[str, int]:
+    """Bytes of both operands, values included, as blocks and as coordinates."""
+    m, itemsize = step.matching, step.dtype.itemsize
+    sizes = [(len(side.letters), live.numel()) for side, live in ((m.x, m.x_entry), (m.y, m.y_entry))]
+    values = sum(n for _, n in sizes) * itemsize
+    return {
+        "bcb_bytes": step.cut.x.nbytes + step.cut.y.nbytes + values,
+        "coo_bytes": sum(order * n * 4 for order, n in sizes) + values,
+    }
+
+
+def main(words: list[str]) -> None:
     """Every case, plan and precision that fits."""
     warnings.simplefilter("ignore")
     rows: list[dict[str, Any]] = []
     for left, right, equation in CASES:
+        if not all(word in f"{left} x {right} {equation}" for word in words):
+            continue
         x, y = tensor(left), tensor(right, seed=1)
         if x is None or y is None:
             continue
         wide = [o.with_values(o.values.double()) for o in (x, y)]
-        auto = stc.compile(equation, *wide)
+        expected = stc.compile(equation, *wide, backend="torch")().values
+        auto = stc.compile(equation, x, y)
         tasks = auto.chain.pairs[0].matching.tasks
-        expected = auto().values
         for plan in PLANS:
             for precision, limit in LIMIT.items():
                 if plan == "scalar" and (tasks > MOST_TASKS or precision != "highest"):
@@ -83,17 +167,17 @@ def main() -> None:
                     "nnz": k.nnz,
                     "tasks": tasks,
                     "pairs": step.cut.pairs.tasks,
-                    "us": round(microseconds(k), 1),
-                    "compile_ms": round(compile_ms(equation, x, y, **settings), 1),
+                    **phases(k),
+                    "compile_ms": round(milliseconds(lambda: stc.compile(equation, x, y, **settings), 1), 1),  # noqa: B023
                     "expected_us": round(1e6 * (dict(step.question.expected())[k.plan.name] or 0), 1),
                     "error": float(f"{error:.1e}"),
                     "auto": auto.plan.name,
+                    **stored(step),
                 }
                 rows.append(row)
                 print(row, flush=True)
-        kept = len(equation.split("->")[1]) // 2
         try:
-            a, b = unfolded(x, kept), unfolded(y, kept).to_sparse_coo().t().to_sparse_csr()
+            a, b = matrices(equation, x, y)
             us = microseconds(lambda: a @ b)  # noqa: B023
             rows.append(
                 {"tensors": f"{left} x {right}", "equation": equation, "plan": "torch.sparse", "us": round(us, 1)}
@@ -101,8 +185,9 @@ def main() -> None:
             print(rows[-1], flush=True)
         except RuntimeError as refused:
             print(f"{left} {equation} torch.sparse: {refused}", flush=True)
-    record("pair", rows)
+    if not words:
+        record("pair", rows)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -100,3 +100,29 @@ def block_matrix(n=8192, block=64, theta=0.1, rho=0.1, scramble=True, seed=0, de
     if scramble:
         row = torch.randperm(n, generator=g, device=device)[row]
     return _unique([row, col], (n, n)), (n, n)
+
+
+def matrix_stack(n, count, nonzeros, band=0, block=0, seed=0, device="cpu"):
+    """`count` matrices n x n of one pattern side by side, as BCB-SpTC makes tensors of a series of matrices.
+
+    Each has about `nonzeros`: within `band` of the diagonal, or in dense blocks of side `block` of which a third lie on
+    the diagonal.
+    """
+    g = torch.Generator(device=device).manual_seed(seed)
+
+    def draw(low, high, size):
+        return torch.randint(low, high, (size,), generator=g, device=device)
+
+    if block:
+        blocks = nonzeros // block**2
+        down, across = draw(0, n // block, blocks), draw(0, n // block, blocks)
+        across[::3] = down[::3]
+        inside = torch.arange(block**2, device=device)
+        row = (down[:, None] * block + inside // block).flatten()
+        col = (across[:, None] * block + inside % block).flatten()
+    else:
+        row = draw(0, n, nonzeros * 5 // 4)
+        col = (row + draw(-band, band + 1, row.numel())).clamp_(0, n - 1)
+    row, col = _unique([row, col], (n, n))
+    which = torch.arange(count, device=device).repeat(row.numel())
+    return torch.stack([row.repeat_interleave(count), col.repeat_interleave(count), which]), (n, n, count)

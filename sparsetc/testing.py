@@ -22,7 +22,7 @@ from sparsetc.formats import Packed, get_format, pack
 from sparsetc.formats import words as word_codec
 from sparsetc.ir.interpret_tiles import positions_of
 from sparsetc.ir.plan import Layout
-from sparsetc.ir.view import ITEM, LANE, LEAF, Computed, Field, View, verify
+from sparsetc.ir.view import ITEM, LANE, LEAF, Computed, Consecutive, Field, View, verify
 
 POSITION = 3
 """The place of a nonzero in its tile, beside the levels."""
@@ -141,7 +141,8 @@ def check_view(packed: Packed) -> None:
     for field in fields:
         size = view.stored_shape(packed.shape)[field.mode]
         bits = word_codec.bits_of(size)
-        _require(field.bits == bits, f"mode {field.mode} of size {size} takes {field.bits} bits, not {bits}")
+        right = field.bits > 0 if field.frame else field.bits == bits
+        _require(right, f"mode {field.mode} of size {size} takes {field.bits} bits, not {bits}")
     for array in {f.array for f in fields}:
         own = sorted((f for f in fields if f.array == array), key=lambda f: (f.shift, f.bits))
         ends = [f.shift + f.bits for f in own]
@@ -165,6 +166,11 @@ def check_arrays(packed: Packed) -> None:
             if isinstance(c, Field):
                 found = arrays[c.array].numel()
                 _require(found == lengths[level], f"{c.array!r} has {found} words, expected {lengths[level]}")
+                bases = -(-lengths[level] // c.frame) if c.base else 0
+                _require(not bases or arrays[c.base].numel() == bases, f"{c.base!r} has not a base for each frame")
+            elif isinstance(c, Consecutive):
+                enough = arrays[c.array].numel() == packed.shape[c.by]
+                _require(enough, f"{c.array!r} has no element for each coordinate of mode {c.by}")
     if not view.chunk:
         end = blocks if view.blocks else tiles if view.sides else packed.stored
         _check_pointers("item_ptr", arrays["item_ptr"], packed.items, end)
@@ -283,8 +289,12 @@ def read(view: View, arrays: dict[str, torch.Tensor], items: int, stored: int) -
                 names = {f"m{mode}": f"found[{mode}]" for mode in range(view.order)}
                 text = c.formula.format(**names, p="place", lane=f"(place % {view.lanes})")
                 found[c.mode] = eval(text, {"found": found, "place": places[level], "torch": torch})
+            elif isinstance(c, Consecutive):
+                found[c.mode] = places[level] + arrays[c.array].long()[found[c.by]]
             else:
                 found[c.mode] = decoded[c.mode][places[level]]
+                if c.base:
+                    found[c.mode] = found[c.mode] + arrays[c.base].long()[places[level] // c.frame]
     for mode, side in enumerate(view.sides):
         found[mode] = found[mode] * side + places[POSITION] // view.strides[mode] % side
     return torch.stack([found[mode] for mode in range(view.order)]), places[LEAF]

@@ -20,7 +20,8 @@ CASES: dict[str, tuple[str, torch.dtype, str | stc.BcbPlan, str]] = {
     "nothing_free": ("ijk,ijk->", torch.float32, "bcb", "triton"),
     "batch_integers": ("bij,bjk->bik", torch.int64, "bcb", "triton"),
     "one_mode_torch": ("ijk,klm->ijlm", torch.float32, "bcb", "torch"),
-    "scalar": ("ijk,klm->ijlm", torch.float32, "scalar", "torch"),
+    "scalar": ("ijk,klm->ijlm", torch.float32, "scalar", "triton"),
+    "scalar_torch": ("ijk,klm->ijlm", torch.float32, "scalar", "torch"),
     "dense": ("ijk,klm->ijlm", torch.float32, "dense", "torch"),
 }
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 import sparsetc as stc
 from sparsetc.ir.einsum import run
-from sparsetc.pair import scalar, symbolic
+from sparsetc.pair import symbolic
+from sparsetc.pair import tasks as task_lists
 
 SIZES = {"i": 7, "j": 9, "k": 5, "l": 4, "m": 3, "n": 6, "b": 3, "r": 3, "s": 2}
 PLANS = ("auto", "scalar", "dense", "bcb")
@@ -124,7 +125,7 @@ def small_chunks(tasks: int, kept: bool) -> Iterator[None]:
     """Tasks taken so many at a time, and kept for the next call or not."""
     with (
         mock.patch.object(symbolic, "chunk_size", return_value=tasks),
-        mock.patch.object(scalar, "KEPT_TASKS", scalar.KEPT_TASKS if kept else 0),
+        mock.patch.object(task_lists, "KEPT_TASKS", task_lists.KEPT_TASKS if kept else 0),
         mock.patch.object(symbolic, "MARKS", 16 if kept else 0),
     ):
         yield

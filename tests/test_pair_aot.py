@@ -1,4 +1,4 @@
-"""The generated Triton source of pairs of blocks, compiled ahead of time for named targets; no GPU is needed."""
+"""The generated Triton source of contractions, compiled ahead of time for named targets; no GPU is needed."""
 
 from __future__ import annotations
 
@@ -74,6 +74,27 @@ def test_every_equation_compiles(name: str) -> None:
     for storage in ("whole", "bitmap"):
         kernel = stc.compile(EQUATIONS[name], *given, plan=stc.plan_bcb(storage=storage))
         assert ".visible .entry" in kernel.ptx("sm_90")
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.int32], ids=str)
+def test_lists_of_tasks_compile(dtype: torch.dtype, deterministic: bool) -> None:
+    """The sums for the result and both gradients; nothing of the innermost loop is kept in local memory."""
+    given = operands("ijk,klm->ijlm", "skewed", dtype, sizes=SIZES)
+    for backend in ("torch", "triton"):
+        kernel = stc.compile("ijk,klm->ijlm", *given, plan="scalar", backend=backend, deterministic=deterministic)
+        (step,) = kernel.chain.pairs
+        assert kernel.ptx("sm_90") == step.sums.of("z").ptx("sm_90")
+        for role in "xyz":
+            for target in TARGETS:
+                text = step.sums.of(role).ptx(target)
+                assert target in text
+                assert not re.search(r"\.local\b", text)
+            ordered = deterministic and dtype.is_floating_point
+            assert ("atom" in step.sums.of(role).ptx("sm_90")) != ordered
+        # A byte and a word of the list a task.
+        if not deterministic:
+            assert "ld.global.b8" in kernel.ptx("sm_90")
 
 
 def test_what_has_no_assembly() -> None:

@@ -7,6 +7,7 @@ CUDA graph.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -70,17 +71,29 @@ class BoundPart:
 class TorchLaunch:
     """Runs the torch programs, part after part."""
 
-    def __init__(self, parts: Sequence[BoundPart], cache_dir: Path | None, name: str) -> None:
-        programs = tuple(p.program for p in parts)
-        self.source = torch_source.module_source(programs, header(programs, "torch"))
+    def __init__(
+        self, parts: Sequence[BoundPart], cache_dir: Path | None, name: str, about: Sequence[str] = ()
+    ) -> None:
+        programs, self.about = tuple(p.program for p in parts), about
+        self.source = torch_source.module_source(programs, header(programs, "torch", about))
         self.module, self.path = cache.load(self.source, cache_dir, name)
+        self._take(parts)
+
+    def _take(self, parts: Sequence[BoundPart]) -> None:
         self.parts = [(getattr(self.module, f"part_{p.program.number}"), p, chunks(p)) for p in parts]
 
-    def __call__(self, values: Sequence[torch.Tensor], dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        """Add every part into `out`, which the caller has zeroed where it must be."""
+    def on(self, parts: Sequence[BoundPart]) -> TorchLaunch:
+        """The same programs on other arrays."""
+        other = copy.copy(self)
+        other._take(parts)
+        return other
+
+    def __call__(self, values: Sequence[torch.Tensor | None], dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        """Add every part into `out`, which the caller has zeroed where it must be; a pattern's values are None."""
         for (function, part, ranges), own in zip(self.parts, values, strict=True):
             slot = [part.slot] if part.slot is not None else []
-            function(ranges, *part.index_arrays, own, *slot, *dense, out)
+            stored = [] if part.program.view.pattern else [own]
+            function(ranges, *part.index_arrays, *stored, *slot, *dense, out)
 
 
 def chunks(part: BoundPart) -> list[tuple[int, ...]]:
@@ -120,52 +133,67 @@ class TritonLaunch:
     """Runs the Triton kernels: one launch for all parts when fused, else one a part."""
 
     def __init__(
-        self, parts: Sequence[BoundPart], dtype: torch.dtype, fused: bool, cache_dir: Path | None, name: str
+        self,
+        parts: Sequence[BoundPart],
+        dtype: torch.dtype,
+        fused: bool,
+        cache_dir: Path | None,
+        name: str,
+        about: Sequence[str] = (),
     ) -> None:
         ptx = torch.version.cuda is not None and any(
             p.packed.view.bitmap and p.packed.arrays["bits"].is_cuda for p in parts
         )
         self.types = replace(types_of(dtype), popcount=ptx)
-        self.parts, self.dtype, self.fused, self.name = tuple(parts), dtype, fused, name
+        self.dtype, self.fused, self.name, self.about = dtype, fused, name, about
         programs = tuple(p.program for p in parts)
-        self.source = triton_source.module_source(programs, self.types, header(programs, "triton"), fused)
+        self.source = triton_source.module_source(programs, self.types, header(programs, "triton", about), fused)
         self.module, self.path = cache.load(self.source, cache_dir, name)
-        groups = [self.parts] if fused else [(p,) for p in self.parts]
-        self.launches: list[tuple[Any, int, list[Any], list[int], int, int]] = []
+        self._take(parts)
+
+    def on(self, parts: Sequence[BoundPart]) -> TritonLaunch:
+        """The same kernels on other arrays."""
+        other = copy.copy(self)
+        other._take(parts)
+        return other
+
+    def _take(self, parts: Sequence[BoundPart]) -> None:
+        self.parts = tuple(parts)
+        groups = [self.parts] if self.fused else [(p,) for p in self.parts]
+        self.launches: list[tuple[Any, int, list[Any], list[tuple[int, int]], int, int]] = []
         for number, group in enumerate(groups):
             kernel = getattr(self.module, "kernel" if len(groups) == 1 else f"kernel_{number}")
             arguments, places = self._arguments(group)
             grid = sum(p.programs for p in group)
             self.launches.append((kernel, grid, arguments, places, group[0].program.warps, group[0].program.stages))
 
-    def _arguments(self, group: Sequence[BoundPart]) -> tuple[list[Any], list[int]]:
-        """The fixed arguments (None where the values go) and the places of the values, a part each."""
+    def _arguments(self, group: Sequence[BoundPart]) -> tuple[list[Any], list[tuple[int, int]]]:
+        """The fixed arguments (None where values go), and (place, part of the group) of the values that are stored."""
         counts: list[Any] = []
         pointers: list[Any] = []
-        places = []
+        places: list[tuple[int, int]] = []
         for part in group:
             counts.append(part.programs)
             if part.program.view.chunk:
                 counts.append(part.packed.stored)
-        for part in group:
+        for number, part in enumerate(group):
             pointers += part.index_arrays
-            places.append(len(counts) + len(pointers))
-            pointers.append(None)
+            if not part.program.view.pattern:
+                places.append((len(counts) + len(pointers), number))
+                pointers.append(None)
             if part.slot is not None:
                 pointers.append(part.slot)
         return [*counts, *pointers], places
 
-    def __call__(self, values: Sequence[torch.Tensor], dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        """Launch; returns before the kernels have run."""
+    def __call__(self, values: Sequence[torch.Tensor | None], dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        """Launch; returns before the kernels have run. A pattern's values are None."""
         if out.is_cuda and out.device.index != torch.cuda.current_device():
             with torch.cuda.device(out.device):  # Triton launches on the current device
                 return self(values, dense, out)
-        taken = 0
-        for kernel, grid, fixed, places, warps, stages in self.launches:
+        for before, (kernel, grid, fixed, places, warps, stages) in enumerate(self.launches):
             arguments = fixed.copy()
-            for place in places:
-                arguments[place] = values[taken]
-                taken += 1
+            for place, number in places:
+                arguments[place] = values[before + number]
             if grid:
                 kernel[(grid,)](*arguments, *dense, out, num_warps=warps, num_stages=stages)
 
@@ -180,7 +208,7 @@ class TritonLaunch:
         def load(name: str, backend: str) -> Any:
             programs = tuple(replace(p.program, precision=portable(p.program.precision, backend)) for p in self.parts)
             types = replace(self.types, popcount=backend == "cuda")
-            text = triton_source.module_source(programs, types, header(programs, "triton"), self.fused)
+            text = triton_source.module_source(programs, types, header(programs, "triton", self.about), self.fused)
             return getattr(cache.load(text, self.path.parent, self.name)[0], name)
 
         compiled = []
@@ -193,9 +221,9 @@ class TritonLaunch:
         """The types of a kernel's arguments, in order."""
         fixed, places = self._arguments(group)
         types = []
-        own = {place: part.value_dtype(self.dtype) for place, part in zip(places, group, strict=True)}
+        own = {place: group[number].value_dtype(self.dtype) for place, number in places}
         for n, value in enumerate(fixed):
-            if n in places:
+            if n in own:
                 types.append(f"*{TRITON_TYPES[own[n]]}")
             else:
                 types.append("i32" if isinstance(value, int) else f"*{TRITON_TYPES[value.dtype]}")

@@ -27,7 +27,7 @@ from sparsetc.ir.tile import (
     Value,
     walk,
 )
-from sparsetc.ir.view import ITEM, LANE, LEAF, Computed
+from sparsetc.ir.view import ITEM, LANE, LEAF, Computed, Consecutive
 
 RANGES = {ITEM: "i0:i1", LANE: "b0:b1", LEAF: "n0:n1"}
 
@@ -47,8 +47,8 @@ def module_source(programs: tuple[TileProgram, ...], header: str) -> str:
     text = "\n".join(lines).rstrip() + "\n"
     used = [n for n in ("bag", "run_products", "run_sums") if f"{n}(" in text]
     text = text.replace(
-        "from sparsetc.runtime.segments import bag, run_products, run_sums\n",
-        f"from sparsetc.runtime.segments import {', '.join(used)}\n" if used else "",
+        "\nfrom sparsetc.runtime.segments import bag, run_products, run_sums\n",
+        f"\nfrom sparsetc.runtime.segments import {', '.join(used)}\n" if used else "",
     )
     return (
         text
@@ -101,6 +101,10 @@ class FunctionPrinter:
     def _is_bag(s: Product) -> bool:
         return len(s.inputs) == 2 and s.inputs[0].name == "x" and s.inputs[1].level == LEAF
 
+    @property
+    def device(self) -> str:
+        return f"{self.p.output}.device" if self.p.view.pattern else "values.device"
+
     def put(self, text: str) -> None:
         self.out.append("        " + text)
 
@@ -120,7 +124,8 @@ class FunctionPrinter:
         elif isinstance(s, Decode):
             self.decode(s)
         elif isinstance(s, Value):
-            self.put(f"{s.out.name} = values[n0:n1]")
+            ones = f"torch.ones(n1 - n0, dtype={self.p.output}.dtype, device={self.device})"
+            self.put(f"{s.out.name} = {ones if self.p.view.pattern else 'values[n0:n1]'}")
         elif isinstance(s, Gather):
             if s.out.name not in self.fused:
                 self.put(f"{s.out.name} = {self.rows(s.operand, s.out.level)}")
@@ -137,14 +142,22 @@ class FunctionPrinter:
             # A letter of a deeper level is not known yet; no formula names one.
             known = {m: p.view.level_of(m) <= s.level for m in range(p.view.order)}
             names = [self.coordinate(letter, s.level) if known[m] else letter for m, letter in enumerate(p.letters)]
-            position = f"torch.arange({RANGES[s.level].replace(':', ', ')}, device=values.device)"
-            self.put(f"{s.letter} = {c.expression(names, position)}")
+            self.put(f"{s.letter} = {c.expression(names, self.position(s.level))}")
+            return
+        if isinstance(c, Consecutive):
+            by = self.coordinate(p.letters[c.by], s.level)
+            self.put(f"{s.letter} = {self.position(s.level)} + {c.array}.index_select(0, {by})")
             return
         word = f"{c.array}_bits"
         if word not in self.words:
             self.words.add(word)
             self.put(f"{word} = {c.array}[{RANGES[s.level]}]")
-        self.put(f"{s.letter} = {c.expression(word)}")
+        base = f" + {c.base}.index_select(0, {c.frame_of(self.position(s.level))[1:-1]})" if c.base else ""
+        self.put(f"{s.letter} = {c.expression(word)}{base}")
+
+    def position(self, level: int) -> str:
+        """The positions of a chunk's items, fibers or nonzeros."""
+        return f"torch.arange({RANGES[level].replace(':', ', ')}, device={self.device})"
 
     def coordinate(self, letter: str, level: int) -> str:
         """A coordinate as a vector of `level`: one of a higher level is repeated for all it is shared by."""
@@ -168,9 +181,9 @@ class FunctionPrinter:
         """Where the runs of `level` begin within the chunk."""
         chunk = self.p.view.chunk
         if chunk and self.p.view.item:
-            return f"torch.arange(i0, i1 + 1, device=values.device).mul_({chunk}).sub_(n0).clamp_(max=n1 - n0)"
+            return f"torch.arange(i0, i1 + 1, device={self.device}).mul_({chunk}).sub_(n0).clamp_(max=n1 - n0)"
         if chunk:
-            return "torch.tensor([0, n1 - n0], device=values.device)"
+            return f"torch.tensor([0, n1 - n0], device={self.device})"
         if level == LANE:
             return "item_ptr[i0 : i1 + 1] - b0"
         return "block_ptr[b0 : b1 + 1] - n0" if self.p.view.blocks else "item_ptr[i0 : i1 + 1] - n0"
@@ -191,8 +204,9 @@ class FunctionPrinter:
         shape = ", ".join(str(self.p.axis(a).size) for a in operand.axes)
         if not operand.rows:
             return f"{operand.name}.view({shape})" if shape else operand.name
-        gathered = f"{self.table(operand)}.index_select(0, {self.index(operand, level)})"
-        return f"{gathered}.view(-1, {shape})" if shape else f"{gathered}.view(-1)"
+        table = self.table(operand) if shape else f"{operand.name}.view({operand.nrows})"
+        gathered = f"{table}.index_select(0, {self.index(operand, level)})"
+        return f"{gathered}.view(-1, {shape})" if shape else gathered
 
     def factor(self, tile: Tile, axes: tuple[str, ...], level: int, leading: bool) -> str:
         """A factor laid out over (rows of `level`, axes)."""
@@ -263,6 +277,12 @@ class FunctionPrinter:
         if axes != list(s.axes):
             value = f"{value}.permute({', '.join(map(str, [0] + [axes.index(a) + 1 for a in s.axes]))})"
         count = {ITEM: "i1 - i0", LANE: "b1 - b0", LEAF: "n1 - n0"}[level]
+        if not s.axes and not s.owned and isinstance(key, Row) and [stride for _, stride in key.terms] == [1]:
+            # Numbers, not rows: torch adds them up several times as fast, and takes indices of 32 bits.
+            ((letter, _),) = key.terms
+            row = self.coordinate(letter, level)
+            self.put(f"{p.output}.view({p.rows}).index_add_(0, {row}, {value})")
+            return
         value = f"{value}.reshape({count}, {p.width})"
         output = f"{p.output}.view({p.rows}, {p.width})"
         if isinstance(key, Position):
@@ -270,7 +290,7 @@ class FunctionPrinter:
             return
         if isinstance(key, Row):
             terms = [f"{self.coordinate(c, level)}.long()" + (f" * {n}" if n != 1 else "") for c, n in key.terms]
-            row = " + ".join(terms) if terms else f"torch.zeros({count}, dtype=torch.int64, device=values.device)"
+            row = " + ".join(terms) if terms else f"torch.zeros({count}, dtype=torch.int64, device={self.device})"
         else:
             row = f"{key.array}[{RANGES[level]}]"
         self.put(f"{output}.{'index_copy_' if s.owned else 'index_add_'}(0, {row}, {value})")

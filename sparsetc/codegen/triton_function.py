@@ -25,7 +25,7 @@ from sparsetc.ir.tile import (
     Value,
     Zero,
 )
-from sparsetc.ir.view import ITEM, LANE, LEAF, WHOLE, Computed, Field, word_bits
+from sparsetc.ir.view import ITEM, LANE, LEAF, WHOLE, Computed, Consecutive, Field, word_bits
 
 WIDE = 2**31
 
@@ -185,6 +185,10 @@ class FunctionPrinter:
 
     def value(self, s: Value) -> None:
         for u in self.each(LEAF):
+            if self.p.view.pattern:
+                ones = f"ok{u}.to({self.acc})" if self.masked else f"tl.full([{self.p.view.lanes}], 1, {self.acc})"
+                self.put(f"{s.out.name}{u} = {ones}")
+                continue
             widen = f".to({self.acc})" if self.types.widen else ""
             self.put(f"{s.out.name}{u} = {self.load('values', f'at{u}', self.valid(LEAF, u))}{widen}")
 
@@ -198,11 +202,17 @@ class FunctionPrinter:
             names = [self.coordinate(letter, s.level, u) for letter in self.p.letters]
             self.put(f"{s.letter}{u} = {c.expression(names, at)}")
             return
+        if isinstance(c, Consecutive):
+            by = self.coordinate(self.p.letters[c.by], s.level, u)
+            mask = self.valid(s.level, u) if self.p.view.level_of(c.by) == s.level else ""
+            self.put(f"{s.letter}{u} = {at} + {self.load(c.array, by, mask)}")
+            return
         word = f"{c.array}_bits{u}"
         if word not in self.words[s.level]:
             self.words[s.level].add(word)
             self.put(f"{word} = {self.load(c.array, at, self.valid(s.level, u))}{self.widen_word(c, s.level)}")
-        self.put(f"{s.letter}{u} = {c.expression(word)}")
+        base = f" + {self.load(c.base, c.frame_of(at), self.valid(s.level, u))}" if c.base else ""
+        self.put(f"{s.letter}{u} = {c.expression(word)}{base}")
 
     def widen_word(self, c: Field, level: int) -> str:
         """Words of 16 bits, which only leaf words are stored in, are decoded as 32."""

@@ -29,7 +29,7 @@ import sympy
 from sparsetc import rates_record
 from sparsetc.ir.rates import CPU, Rates
 from sparsetc.ir.tile import LANES, Add, Gather, Loop, Product, Statement, Tile, TileProgram, Value, walk
-from sparsetc.ir.view import ITEM, LEAF, Field, word_bits
+from sparsetc.ir.view import ITEM, LEAF, Consecutive, Field, word_bits
 
 ITEMS, FIBERS, STORED, WIDTH = sympy.symbols("P L N w", positive=True)
 PER_LEVEL = (ITEMS, FIBERS, STORED)
@@ -226,13 +226,14 @@ def cost(program: TileProgram) -> Cost:
             added = PER_LEVEL[statement.key.level] * splits
             added_bytes = added * (p.width // prod(a.programs for a in p.axes if a.letter in p.output_axes)) * WIDTH
             owned = statement.owned
-        elif isinstance(statement, Value):
+        elif isinstance(statement, Value) and not p.view.pattern:
             registers += STORED * splits * threads * WIDTH
-    stream = STORED * WIDTH * splits
+    stream = sympy.Integer(0) if p.view.pattern else STORED * WIDTH * splits
     for level, coordinates in enumerate(p.view.levels):
         widths = {c.array: _word_bytes(p, level, c.array) for c in coordinates if isinstance(c, Field)}
         stream += PER_LEVEL[level] * sum(widths.values()) * splits
-        registers += PER_LEVEL[level] * splits * threads * VECTOR * len(widths)
+        looked_up = sum(isinstance(c, Consecutive) or bool(isinstance(c, Field) and c.base) for c in coordinates)
+        registers += PER_LEVEL[level] * splits * threads * VECTOR * (len(widths) + looked_up)
     if p.view.blocks:
         stream += FIBERS * 4 * splits
     output = sympy.Integer(p.rows * p.width) * WIDTH
@@ -354,4 +355,6 @@ def _blocks(p: TileProgram, tile: Tile) -> int:
 
 def _word_bytes(p: TileProgram, level: int, array: str) -> int:
     bits = word_bits(p.view.levels[level], array)
+    if any(isinstance(c, Field) and c.array == array and c.frame and bits <= 8 for c in p.view.levels[level]):
+        return 1
     return 2 if bits <= 16 and level == LEAF and p.view.lanes > 1 else 4 if bits <= 31 else 8

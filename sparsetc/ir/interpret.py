@@ -45,7 +45,7 @@ from sparsetc.ir.tile import (
     Zero,
     verify,
 )
-from sparsetc.ir.view import ITEM, LANE, LEAF, Field
+from sparsetc.ir.view import ITEM, LANE, LEAF, Consecutive, Field
 from sparsetc.partition import deal
 from sparsetc.tensor import SparseTensor
 
@@ -67,7 +67,8 @@ def run_program(
     Args:
         program: what one work item does.
         arrays: the packed index arrays by name, and the output slots under ``program.slot`` where it has them.
-        values: (stored,) values in the packed order; of a task list, those of each operand.
+        values: (stored,) values in the packed order; of a task list, those of each operand; of a pattern, anything of
+            the type to compute in.
         dense: the dense operands, each (sparse letters, then dense letters) as ``program.operands`` says.
         out: (rows, *sizes of the output's dense letters); zeroed by the caller, or about to be stored to everywhere.
         items: work items.
@@ -143,7 +144,7 @@ class _Item:
         elif isinstance(s, Decode):
             self.coordinates[s.letter] = self.decode(s)
         elif isinstance(s, Value):
-            self.tiles[s.out.name] = self.read(self.values, LEAF), s.out.axes
+            self.tiles[s.out.name] = self.value(), s.out.axes
         elif isinstance(s, Gather):
             self.tiles[s.out.name] = self.gather(s), s.out.axes
         elif isinstance(s, Zero):
@@ -195,12 +196,28 @@ class _Item:
         found[live] = array[at[live]]
         return found
 
+    def value(self) -> torch.Tensor:
+        if self.program.view.pattern:
+            return self.live[LEAF].to(self.values.dtype)
+        return self.read(self.values, LEAF)
+
     def decode(self, s: Decode) -> torch.Tensor:
         c = s.coordinate
         if isinstance(c, Field):
-            return eval(c.expression("word"), {"word": self.read(self.arrays[c.array], s.level)})
+            found: torch.Tensor = eval(c.expression("word"), {"word": self.read(self.arrays[c.array], s.level)})
+            return found + self.picked(c.base, self.at[s.level] // c.frame, s.level) if c.base else found
+        if isinstance(c, Consecutive):
+            by = self.coordinates[self.program.letters[c.by]].expand(self.at[s.level].shape)
+            return self.at[s.level] + self.picked(c.array, by, s.level)
         names = {**self.coordinates, "position": self.at[s.level], "lane": self.lane}
         return eval(c.expression(self.program.letters, "position"), names)
+
+    def picked(self, name: str, at: torch.Tensor, level: int) -> torch.Tensor:
+        """Elements `at` of an array, 0 for a lane that holds nothing."""
+        live, array = self.live[level], self.arrays[name]
+        found = array.new_zeros(at.shape)
+        found[live] = array[at[live]]
+        return found
 
     def gather(self, s: Gather) -> torch.Tensor:
         level, operand = s.out.level, s.operand

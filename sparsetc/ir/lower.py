@@ -40,7 +40,7 @@ from sparsetc.ir.tile import (
     Zero,
     verify,
 )
-from sparsetc.ir.view import ITEM, LANE, LEAF, Computed, View
+from sparsetc.ir.view import ITEM, LANE, LEAF, Computed, Consecutive, View
 
 
 def lower(
@@ -113,9 +113,13 @@ class _Lowering:
         wanted = {c for o in self.operands for c in o.rows}
         if isinstance(self.key, Row):
             wanted |= set(self.kept)
-        for coordinate in (c for each in self.view.levels for c in each if isinstance(c, Computed)):
-            if self.letters[coordinate.mode] in wanted:
+        for coordinate in (c for each in reversed(self.view.levels) for c in reversed(each)):
+            if self.letters[coordinate.mode] not in wanted:
+                continue
+            if isinstance(coordinate, Computed):
                 wanted |= {c for m, c in enumerate(self.letters) if f"{{m{m}}}" in coordinate.formula}
+            elif isinstance(coordinate, Consecutive):
+                wanted.add(self.letters[coordinate.by])
         here = [Decode(self.letters[c.mode], c, level) for c in self.view.levels[level]]
         return [d for d in here if d.letter in wanted]
 
@@ -158,8 +162,11 @@ class _Lowering:
 
     def _leaf(self, value: Tile, factors: tuple[Tile, ...], gathers: list[Gather]) -> tuple[Statement, ...]:
         """The loop over nonzeros, with its accumulator where the key is above it."""
-        loads = (*self._decodes(LEAF), Value(value), *gathers)
-        inputs = (value, *factors)
+        # A pattern's 1s are multiplied in only where nothing else says which lanes hold a nonzero.
+        given = self.view.pattern and any(t.level == LEAF for t in factors)
+        values = () if given else (value,)
+        loads = (*self._decodes(LEAF), *map(Value, values), *gathers)
+        inputs = (*values, *factors)
         if self.key.level == LEAF:
             out = self._tile("term", LEAF, inputs)
             return (Loop(LEAF, (*loads, Product(out, inputs), self._add(out))),)

@@ -5,7 +5,8 @@ printer, all from the same statements. The grammar::
 
     program   := statement*                               # what one work item does; `item` is its number
     statement := coordinate = decode word                 # one mode's coordinate, at the item, lane or leaf level
-               | tile = value                             # the nonzeros' own values; of a pair, one operand's tile
+               | tile = value                             # the nonzeros' own values, or 1 where none are stored; of
+                                                          # a pair, one operand's tile
                | tile = gather operand[rows, axes]        # a row of a dense operand per lane, or one for the item
                | tile = zero                              # an accumulator
                | tile (+)= product tiles, multiply | dot  # the tile einsum and how it is contracted
@@ -25,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.view import ITEM, LANE, LEAF, LEVELS, PAIRED, Computed, Coordinate, Field, Tiles, View
+from sparsetc.ir.view import ITEM, LANE, LEAF, LEVELS, PAIRED, Computed, Consecutive, Coordinate, Tiles, View
 
 LANES = "lane"
 
@@ -115,7 +116,9 @@ class Decode:
 
 @dataclass(frozen=True)
 class Value:
-    """``out`` = the stored values; of a task list, those of the tile that the pair names of `operand`."""
+    """``out`` = the stored values, 1 where the view is a pattern; of a task list, those of the tile that the pair names
+    of `operand`.
+    """
 
     out: Tile
     operand: str = PAIRED[0]
@@ -339,8 +342,10 @@ def verify(program: TileProgram) -> None:
             reads = statement.operand.rows
         elif isinstance(statement, Decode):
             c = statement.coordinate
-            if isinstance(c, Field) and c.array not in program.view.arrays:
+            if not isinstance(c, Computed) and c.array not in program.view.arrays:
                 raise PlanError(f"decode {statement.letter}: the view has no array {c.array!r}")
+            if isinstance(c, Consecutive):
+                reads = (program.letters[c.by],)
         unknown = [name for name in reads if not any(name in scope for scope in scopes)]
         if unknown:
             raise PlanError(f"{_line(program, statement).strip()}: {', '.join(unknown)} is not made before it")
@@ -410,15 +415,13 @@ def _line(p: TileProgram, s: Statement) -> str:
         )
     if isinstance(s, Decode):
         c = s.coordinate
-        where = c.expression(p.letters, "position") if isinstance(c, Computed) else f"decode {c.array}"
         level = "tile" if p.view.sides and s.level == LANE else LEVELS[s.level]
-        bits = "" if isinstance(c, Computed) else f"  # {c.bits} bits, {level}"
         of_tile = " tile" if p.view.sides else ""
         lanes = "" if s.level == ITEM or p.view.sides else "[lane]"
-        return f"{s.letter}{of_tile}{lanes} = {where}{bits}"
+        return f"{s.letter}{of_tile}{lanes} = {_coordinate(p, c, level)}"
     if isinstance(s, Value):
         if not p.view.pairs:
-            return f"{s.out} = load X.values"
+            return f"{s.out} = {'1' if p.view.pattern else 'load X.values'}"
         how = "expand" if p.stored(s.operand).tiles.bitmap else "load"
         return f"{s.out} = {how} {s.operand.upper()}.tile[pair_{s.operand}]"
     if isinstance(s, Gather):
@@ -444,6 +447,16 @@ def _line(p: TileProgram, s: Statement) -> str:
     late = [a for a in s.source.axes if a not in {*s.axes, *keyed} and not (a == LANES and key.level != ITEM)]
     summed = f"  # {', '.join(late)} summed here, once" if late else ""
     return f"{'store' if s.owned else 'add'} {p.output}[{', '.join((row, *s.axes))}] {s.source}{summed}"
+
+
+def _coordinate(p: TileProgram, c: Coordinate, level: str) -> str:
+    if isinstance(c, Computed):
+        return c.expression(p.letters, "position")
+    if isinstance(c, Consecutive):
+        return f"position + {c.array}[{p.letters[c.by]}]"
+    base = f" + {c.base}" if c.base else ""
+    shared = f", a base every {c.frame}" if c.base else ""
+    return f"decode {c.array}{base}  # {c.bits} bits, {level}{shared}"
 
 
 def _short(axis: str) -> str:

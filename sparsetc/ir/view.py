@@ -8,8 +8,9 @@ In: nothing but integers. Out: `View`, read by `ir.lower`. The grammar of the le
                  | pairs    # an item is a range of a task list: pairs of tiles, one of each of two operands
                  | blocks   # an item is a range of blocks; a block is `lanes` fibers side by side (sliced ELL);
                             # step n of a block takes the n-th nonzero of every one of its fibers
-    coordinate  := field    # bits shift .. shift+bits of a stored word
+    coordinate  := field    # bits shift .. shift+bits of a stored word, added to the base of its frame if it has one
                  | computed # a formula over coordinates read before it
+                 | consecutive # the position, shifted by what another mode's coordinate has stored
 
 A mode is read at one of three levels: shared by the whole item, shared by one lane (a fiber), or the nonzero's own.
 The higher the level, the fewer times it is read, and the fewer times a factor row is gathered for it.
@@ -23,7 +24,9 @@ Arrays a packed part must hold, by name (P items, B blocks, N stored nonzeros):
     lane_len (B*lanes)    nonzeros of each fiber; 0 is an unused lane
     lane_word (B*lanes)   coordinates of the lane modes
     word (N)              coordinates of the leaf modes
-    values (N)            the values, 0 where padded
+    word_base (N/frame)   what the words of each `frame` positions are offsets from
+    shift (size of a mode) coordinate less position of a consecutive mode, by that of the mode it follows
+    values (N)            the values, 0 where padded; absent where the view is a pattern: every value is 1
     tile_word (T tiles)   coordinates of each tile's own modes; its values follow in the order of `sequence`
     value_ptr (T+1)       first stored nonzero of each tile, where a bitmap says which positions have one
     bits (T*volume/word)  a bit a position, the lowest bit of a word first
@@ -58,6 +61,17 @@ class Field:
     shift: int
     bits: int
     top: bool
+    frame: int = 0
+    """Positions whose words are offsets from one base (frame of reference), a power of two; 0: words are whole."""
+
+    @property
+    def base(self) -> str:
+        """Name of the array of bases, one a frame; empty where there are none."""
+        return f"{self.array}_base" if self.frame else ""
+
+    def frame_of(self, position: str) -> str:
+        """The number of a position's frame, as source text."""
+        return f"({position} >> {self.frame.bit_length() - 1})"
 
     def expression(self, word: str) -> str:
         """The decoding of `word`, as source text that Triton and torch both read."""
@@ -84,7 +98,21 @@ class Computed:
         return self.formula.format(**{f"m{m}": letter for m, letter in enumerate(letters)}, p=position, lane="lane")
 
 
-Coordinate = Field | Computed
+@dataclass(frozen=True)
+class Consecutive:
+    """Coordinate of `mode` that rises by one from nonzero to nonzero while that of `by`, read before it, is the same.
+
+    All that is stored is the difference between coordinate and position, once for each coordinate of `by`: so do the
+    entries of a row of a compressed matrix lie, and those that meet an entry of another operand.
+    """
+
+    mode: int
+    array: str
+    """Of differences, one for each coordinate of `by`; they may be negative."""
+    by: int
+
+
+Coordinate = Field | Computed | Consecutive
 
 
 def word_bits(layout: Iterable[Coordinate], name: str) -> int:
@@ -153,6 +181,9 @@ class View(Tiles):
     pairs: tuple[Tiles, ...] = ()
     """How the two operands of a task list store their tiles; empty where there is no task list. Of such a view no
     mode is read: which tiles meet, and where results go, is what the list says."""
+    pattern: bool = False
+    """Every value is 1, and none is stored: an adjacency matrix without weights, a list of what meets. Its runs hold no
+    padding, which nothing would tell from a nonzero."""
 
     def stored_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """How many different coordinates of each mode are stored: its tiles, where there are tiles, else its size."""
@@ -183,8 +214,10 @@ class View(Tiles):
         if self.blocks:
             names += ["block_ptr", "block_full", "lane_len"]
         for coordinates in self.levels:
-            names += [c.array for c in coordinates if isinstance(c, Field)]
-        return (*dict.fromkeys(names), "values")
+            for c in coordinates:
+                names += [] if isinstance(c, Computed) else [c.array]
+                names += [c.base] if isinstance(c, Field) and c.base else []
+        return (*dict.fromkeys(names), *(() if self.pattern else ("values",)))
 
     def __str__(self) -> str:
         if self.sides:
@@ -196,7 +229,9 @@ class View(Tiles):
             return ",".join(str(c.mode) for c in coordinates) or "-"
 
         nesting = "blocks of fibers" if self.blocks else "runs of nonzeros"
-        return f"{nesting}, {self.lanes} lanes, modes {modes(self.item)} | {modes(self.lane)} | {modes(self.leaf)}"
+        values = ", no values" if self.pattern else ""
+        levels = " | ".join(map(modes, self.levels))
+        return f"{nesting}, {self.lanes} lanes, modes {levels}{values}"
 
 
 def verify(view: View) -> None:
@@ -217,6 +252,13 @@ def verify(view: View) -> None:
         _verify_tiles(tiles)
     if view.chunk and view.blocks:
         raise FormatError("equal chunks hold no blocks")
+    if view.pattern and view.sides:
+        raise FormatError("tiles store their values")
+    read: set[int] = set()
+    for level in view.levels:
+        for c in level:
+            _verify_coordinate(c, level is view.leaf, read)
+            read.add(c.mode)
 
 
 def _verify_tiles(tiles: Tiles) -> None:
@@ -227,3 +269,10 @@ def _verify_tiles(tiles: Tiles) -> None:
         raise FormatError(f"sides of tiles must be powers of two, found {tiles.sides}")
     if tiles.bitmap and (not tiles.sides or tiles.word not in (8, 16, 32)):
         raise FormatError("a bitmap is of tiles, in words of 8, 16 or 32 bits")
+
+
+def _verify_coordinate(c: Coordinate, leaf: bool, read: set[int]) -> None:
+    if isinstance(c, Field) and c.frame and (not leaf or c.frame & (c.frame - 1) or c.frame < 0):
+        raise FormatError(f"a frame is of a leaf mode and a power of two of positions, found {c}")
+    if isinstance(c, Consecutive) and (not leaf or c.by not in read):
+        raise FormatError(f"mode {c.mode} is consecutive by mode {c.by}, which must be read before it, at the leaf")

@@ -4,8 +4,10 @@ In: a `Bound` einsum whose operands are sparse in two places or more. Out: `Pair
 
     equation.py   letters by role; operands diagonal, summed, sorted
     symbolic.py   what meets, counted; the result's pattern
+    expansion.py  tasks made, and grouped by the entry of the result they add to
     choose.py     expected times: scalar, dense or blocks
-    scalar.py     a product a pair of nonzeros
+    tasks.py      tasks as a sparse operand of ones
+    scalar.py     a product a task: an einsum with that operand
     dense.py      one matrix product
     cut.py        operands cut into bitmap blocks, the tile program of a pair of them
     blocks.py     which pairs each program takes

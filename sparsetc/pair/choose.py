@@ -19,6 +19,7 @@ from sparsetc.pair.cut import Cut
 from sparsetc.pair.dense import Sizes
 from sparsetc.pair.sums import kept_dtype
 from sparsetc.pair.symbolic import TASK_BYTES, Budget, Matching
+from sparsetc.pair.tasks import KEPT_BYTES, keeps
 
 PLANS = ("bcb", "scalar", "dense")
 FEW_TASKS = 4
@@ -55,8 +56,10 @@ def plan_bcb(storage: str = "auto", **sides: int) -> BcbPlan:
 class Rates:
     """What a device does in a second, in the operations that the paths are made of."""
 
-    task: float
-    """Tasks of the scalar path, sorted and kept."""
+    task_bytes: float
+    """Bytes of kept tasks a second: what is stored of each, a value read and a value added to."""
+    expanded_bytes: float
+    """Bytes a second of tasks that are made again at each call, `TASK_BYTES` each."""
     dense: dict[str, float]
     """Flops of torch's product, by precision."""
     blocks: dict[str, float]
@@ -68,18 +71,20 @@ class Rates:
 
 
 # H200, float32: 290,950 pairs of 64 x 32 . 32 x 64 took 1.03 ms in tf32x3 and 0.445 in tf32; the same as one dense
-# product 0.32 ms (ieee) for 18 GFLOP. The rate of tasks is that of five streams of torch vectors through 4 TB/s of
-# memory; it has not been measured.
+# product 0.32 ms (ieee) for 18 GFLOP. The rates of tasks have not been measured: additions to memory are taken to go at
+# a quarter of the speed of rows of 128 bytes, and vectors of torch at a third of the memory's.
 GPU = Rates(
-    task=5e10,
+    task_bytes=1e12,
+    expanded_bytes=1.4e12,
     dense={"highest": 40e12, "high": 200e12, "medium": 200e12, "float64": 40e12},
     blocks={"highest": 74e12, "high": 170e12, "medium": 170e12, "float64": 20e12},
     memory=2e12,
     launch=8e-6,
 )
-# Two x86 cores.
+# Two x86 cores; 17 M tasks of an R-MAT graph took 0.24 s on one of them, and 4 s to expand.
 CPU = Rates(
-    task=6e7,
+    task_bytes=9e8,
+    expanded_bytes=4e8,
     dense=dict.fromkeys(("highest", "high", "medium"), 1e11) | {"float64": 5e10},
     blocks=dict.fromkeys(("highest", "high", "medium"), 3e10) | {"float64": 1.5e10},
     memory=2e9,
@@ -135,7 +140,7 @@ class Question:
         fits = self.storage() == "bitmap" or not self._large()
         fits = fits and self.cut().pairs.tasks * TASK_BYTES <= self.budget.limit // 2
         found = {
-            "scalar": scalar_seconds(self.matching, rates),
+            "scalar": scalar_seconds(self.matching, self.width, self.budget, rates),
             "dense": dense_seconds(self.sizes(), self.width, precision, rates) if self.dense_fits() else None,
             "bcb": block_seconds(self.cut(), self._program(), self.width, precision, rates) if fits else None,
         }
@@ -183,9 +188,10 @@ def choose(q: Question) -> Choice:
     return Choice(name, q.storage() if name == "bcb" else "whole", "the cheapest of 3 by the cost model")
 
 
-def scalar_seconds(m: Matching, rates: Rates) -> float:
-    """Two gathers, a product and a sum a task."""
-    return 6 * rates.launch + m.tasks / rates.task
+def scalar_seconds(m: Matching, width: int, budget: Budget, rates: Rates) -> float:
+    """The list streamed, for each task a value of y and one of the result; x's values and columns change seldom."""
+    again = 0 if keeps(m, budget) else m.tasks * TASK_BYTES / rates.expanded_bytes
+    return 6 * rates.launch + m.tasks * (KEPT_BYTES + 2 * width) / rates.task_bytes + again
 
 
 def dense_seconds(sizes: Sizes, width: int, precision: str, rates: Rates) -> float:

@@ -199,7 +199,7 @@ class PairKernel:
         return self.chain.pairs[0].path.path
 
     def ptx(self, target: str = "sm_90") -> str:
-        """The assembly for a named target of the block kernels (``plan="bcb"``); needs no GPU."""
+        """The assembly for a named target of the kernels of ``plan="bcb"`` and ``"scalar"``; needs no GPU."""
         if self.dtype.is_complex:
             raise PlanError("complex einsums run the generated torch programs, which have no PTX")
         return "\n".join(step.ptx(target) for step in self.chain.pairs)

@@ -11,18 +11,25 @@ from sparsetc.codegen import cache
 from sparsetc.codegen.launch import source_name
 from sparsetc.errors import PlanError
 from sparsetc.pair.dense import Unfolded, matmul_precision
-from sparsetc.pair.scalar import Tasks
-from sparsetc.pair.source import dense_source, scalar_source
-from sparsetc.pair.sums import add_up
-from sparsetc.pair.symbolic import Budget, places_by_expansion
+from sparsetc.pair.scalar import TaskSums
+from sparsetc.pair.source import dense_source
+from sparsetc.pair.symbolic import Budget
 
 
 class NumericPath(Protocol):
     """One way to the values of a result whose pattern is known."""
 
     name: str
-    source: str
-    path: Path
+
+    @property
+    def source(self) -> str:
+        """The text of the generated program."""
+        ...
+
+    @property
+    def path(self) -> Path:
+        """The file it lies in."""
+        ...
 
     @property
     def nbytes(self) -> int:
@@ -47,35 +54,35 @@ class ScalarPath:
 
     name = "scalar"
 
-    def __init__(self, tasks: Tasks, equation: str, budget: Budget, deterministic: bool) -> None:
-        self.tasks, self.budget, self.deterministic = tasks, budget, deterministic
-        self.source = scalar_source(equation, tasks.matching.roles)
-        module, self.path = cache.load(self.source, budget.settings.cache_dir, source_name(equation, "scalar"))
-        self.module: Any = module
+    def __init__(self, sums: TaskSums) -> None:
+        self.sums = sums
 
     def places(self) -> torch.Tensor:
         """Expand, sort, compress."""
-        self.tasks.places = places_by_expansion(self.tasks.matching, self.budget)
-        return self.tasks.places
+        return self.sums.tasks.places()
 
     def run(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Multiply and add up, a chunk of tasks at a time."""
-        out = x.new_zeros(self.tasks.places.numel())
+        """Multiply and add up, task by task."""
+        return self.sums.of("z")(x, y)
 
-        def add(values: torch.Tensor, run: torch.Tensor, count: int) -> torch.Tensor:
-            return add_up(values, run, count, self.deterministic)
+    @property
+    def source(self) -> str:
+        """The text of the program."""
+        return self.sums.of("z").launch.source
 
-        self.module.contract(self.tasks, x, y, out, add)
-        return out
+    @property
+    def path(self) -> Path:
+        """The file it lies in."""
+        return self.sums.of("z").launch.path
 
     @property
     def nbytes(self) -> int:
         """Bytes of the kept tasks."""
-        return self.tasks.nbytes
+        return self.sums.tasks.nbytes
 
     def ptx(self, target: str) -> str:
-        """Refused: there is none."""
-        raise PlanError('plan "scalar" runs torch\'s own kernels, which have no PTX; plan="bcb" has')
+        """The assembly of the kernel."""
+        return self.sums.of("z").ptx(target)
 
 
 class DensePath:
@@ -117,4 +124,4 @@ class DensePath:
 
     def ptx(self, target: str) -> str:
         """Refused: there is none."""
-        raise PlanError('plan "dense" runs torch\'s own kernels, which have no PTX; plan="bcb" has')
+        raise PlanError('plan "dense" runs torch\'s own kernels, which have no PTX; "scalar" and "bcb" have')

@@ -1,89 +1,196 @@
-"""The scalar path: one multiplication a pair of nonzeros, added up by the result's entry (expand, sort, compress).
+"""The scalar path: one multiplication a pair of nonzeros, added up by the result's entry.
 
-In: a `Matching` and a `Pattern`. Out: the result's values, and the gradients of either operand's, which are sums over
-the same tasks. The tasks are kept, sorted by result, while they fit a share of the memory limit; beyond it each chunk
-is made again at every call, which takes no memory and about four times as long.
+In: `Tasks`. Out: the result's values, or the gradient of either operand's: sums over the same tasks. The list of tasks
+is a sparse operand of ones, ``T[p, q, z]``, so each sum is an einsum with one sparse operand, lowered and printed like
+any other::
+
+    result     pqz,p,q->z     chunks of tasks; z is added to by atomics, which coalesce, as z mostly rises with q
+    back to x  pqz,q,z->p     runs of one p, summed in registers
+    back to y  pqz,p,z->q     chunks; q is consecutive
+
+Where bits must not depend on the order of atomics, T is stored as fibers of what is summed for, a lane each, and
+partial sums have a second pass, as in any deterministic einsum. So it is where there are few sums, since atomics on one
+address wait for one another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
-from sparsetc import coords as crd
-from sparsetc.formats.base import index_dtype
-from sparsetc.pair.sums import add_into
-from sparsetc.pair.symbolic import Budget, Matching
+from sparsetc.codegen.launch import BoundPart, TorchLaunch, TritonLaunch, source_name
+from sparsetc.formats import Packed, pack
+from sparsetc.ir.einsum import Bound, Einsum
+from sparsetc.ir.lower import lower
+from sparsetc.ir.operands import Target
+from sparsetc.ir.plan import Layout, Schedule
+from sparsetc.ir.view import LANE
+from sparsetc.options import Options
+from sparsetc.pair.tasks import TaskList, Tasks
+from sparsetc.runtime.second_pass import SecondPass
 
-KEPT_TASKS = 1 << 26
-"""Most tasks whose list is kept: about 1 GB."""
-KEPT_BYTES = 16
-"""Bytes a kept task takes: two places of 32 bits, and the run it belongs to."""
+EINSUMS = {"z": ("p", "q"), "x": ("q", "z"), "y": ("p", "z")}
+"""By what is summed for: the letters of the two dense operands."""
+LETTER = {"x": "p", "y": "q", "z": "z"}
+
+# Not measured: a lane a thread, so that neighbouring lanes' additions are of one instruction.
+CHUNKS = (128, Schedule(warps=4), 4)
+"""Lanes, schedule and unrolling of equal chunks."""
+RUNS = (32, Schedule(warps=1), 4)
+"""The same of runs, most of which are short."""
+ORDERED = (32, Schedule(warps=1), 1)
+"""The same of fibers."""
+FEW, MANY = 128, 4096
+"""Sums below which, and tasks a sum above which, they are ordered. Not measured: additions to one address are taken to
+follow one another by a nanosecond, so that a hundred addresses or so keep up with memory."""
+CAP = 64
+"""Longest fiber of the deterministic form; the second pass adds up the pieces of longer ones."""
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """Tasks of consecutive rows, sorted by the result's entry."""
+class Bounded:
+    """A list as the program reads it."""
 
-    p: torch.Tensor
-    """(tasks,) places among x's live entries."""
-    q: torch.Tensor
-    """(tasks,) places among y's."""
-    run: torch.Tensor
-    """(tasks,) which of `slots` each adds to, not falling."""
-    slots: torch.Tensor
-    """(runs,) entries of the result, ascending."""
+    part: BoundPart
+    second: SecondPass | None = None
 
 
-class Tasks:
-    """All tasks with the result's entry of each, kept or made again at every pass."""
+@dataclass(frozen=True)
+class Ready:
+    """What it takes to run on a list, or on a piece of it."""
 
-    def __init__(self, matching: Matching, places: torch.Tensor, budget: Budget) -> None:
-        self.matching, self.places, self.chunk = matching, places, budget.chunk
-        self.fits = matching.tasks <= min(KEPT_TASKS, budget.limit // (4 * KEPT_BYTES))
-        self._kept: list[Chunk] | None = None
+    launch: TorchLaunch | TritonLaunch
+    second: SecondPass | None
 
-    def __iter__(self) -> Iterator[Chunk]:
-        if self._kept is not None:
-            yield from self._kept
-            return
-        kept: list[Chunk] = []
-        for p, q, place in self.matching.chunks(self.chunk):
-            made = self._sorted(p, q, place)
-            if self.fits:
-                kept.append(made)
-            yield made
-        if self.fits:
-            self._kept = kept
 
-    def _sorted(self, p: torch.Tensor, q: torch.Tensor, place: torch.Tensor) -> Chunk:
-        narrow = index_dtype(max(self.matching.x_entry.numel(), self.matching.y_entry.numel()))
-        if crd.is_sorted_unique([place]):
-            run = torch.arange(place.numel(), device=place.device)
-            return Chunk(p.to(narrow), q.to(narrow), run, torch.searchsorted(self.places, place))
-        order = torch.argsort(place, stable=True)
-        found, run = torch.unique_consecutive(place[order], return_inverse=True)
-        return Chunk(p[order].to(narrow), q[order].to(narrow), run, torch.searchsorted(self.places, found))
+class TaskSum:
+    """The sum over tasks for one of x, y and the result (``role`` x, y or z) of the product of the other two."""
+
+    def __init__(
+        self, tasks: Tasks, role: str, equation: str, dtype: torch.dtype, backend: str, settings: Options
+    ) -> None:
+        """Generate the program.
+
+        Args:
+            tasks: whose pattern is known.
+            role: ``x``, ``y`` or ``z``.
+            equation: the contraction that the tasks are of, for the reader of the source.
+            dtype: that sums are kept in, and operands given in.
+            backend: ``triton`` or ``torch``.
+            settings: whether sums are deterministic, and where source is kept.
+        """
+        self.tasks, self.role, self.dtype, self.backend, self.settings = tasks, role, dtype, backend, settings
+        self.letter = LETTER[role]
+        # Torch adds in order on the CPU, and integers' sums have one value in any.
+        sums = tasks.none.shape["pqz".index(self.letter)]
+        waits = sums < FEW and tasks.matching.tasks > MANY * sums
+        self.ordered = (settings.deterministic or waits) and backend == "triton" and dtype.is_floating_point
+        terms = (("p", "q", "z"), *((c,) for c in EINSUMS[role]))
+        text = f"pqz,{','.join(EINSUMS[role])}->{self.letter}"
+        sizes = dict(zip("pqz", tasks.none.shape, strict=True))
+        self.bound = Bound.of(Einsum(terms, (self.letter,), (0,), text), sizes)
+        self._kept: tuple[TaskList, list[Ready]] | None = None
+        part = self._bind(tasks.none).part
+        name = source_name(equation, f"{'scalar' if role == 'z' else f'scalar_{role}'}_{backend}")
+        about = _about(equation, tasks)
+        self.launch: TorchLaunch | TritonLaunch
+        if backend == "torch":
+            self.launch = TorchLaunch([part], settings.cache_dir, name, about)
+        else:
+            self.launch = TritonLaunch([part], dtype, True, settings.cache_dir, name, about)
+
+    def __call__(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        """(live x,), (live y,) or (nnz,) sums, of the two others' values in that order, all of `dtype`."""
+        out = left.new_zeros(self.bound.by_index[self.letter])
+        given = [left.contiguous(), right.contiguous()]
+        for ready in (ready for one in self.tasks for ready in self._ready(one)):
+            if ready.second is None:
+                ready.launch([None], given, out)
+                continue
+            partial = out.new_zeros(ready.second.partials)
+            ready.launch([None], given, partial)
+            # One addition an entry and list, and lists in order: the same bits each time.
+            out.index_add_(0, ready.second.rows, ready.second.sums(partial).flatten())
+        return out
+
+    def _ready(self, one: TaskList) -> list[Ready]:
+        """Arrays and arguments of a list, made once for the one that is kept; fibers are of as much as a chunk."""
+        if self._kept is not None and self._kept[0] is one:
+            return self._kept[1]
+        bounded = map(self._bind, one.pieces(self.tasks.budget.chunk) if self.ordered else (one,))
+        made = [Ready(self.launch.on([b.part]), b.second) for b in bounded]
+        self._kept = (one, made) if self.tasks.fits else None
+        return made
+
+    def _bind(self, one: TaskList) -> Bounded:
+        if self.ordered:
+            return self._bind_ordered(one)
+        lanes, schedule, unroll = RUNS if self.role == "x" else CHUNKS
+        lanes = 1 if self.backend == "torch" else lanes
+        packed = one.runs(lanes) if self.role == "x" else one.chunks(lanes)
+        return Bounded(self._part(packed, schedule, unroll, Target(rows=self._rows, wide=packed.wide)))
+
+    def _bind_ordered(self, one: TaskList) -> Bounded:
+        mode = "pqz".index(self.letter)
+        lanes, schedule, unroll = ORDERED
+        layout = Layout(lane=(mode,), leaf=tuple(m for m in range(3) if m != mode), lanes=lanes, cap=CAP, grain=1024)
+        coords = one.coordinates()
+        packed = pack(coords, one.shape, "fiber", layout)
+        second = SecondPass.of(packed.slots(LANE, coords[mode]))
+        packed = replace(packed, view=replace(packed.view, pattern=True), positions=None, heads=(None, None))
+        target = Target(sparse=True, owned=True, rows=max(1, second.partials), wide=packed.wide)
+        slot = torch.arange(second.partials, dtype=torch.int32, device=coords.device)
+        return Bounded(self._part(packed, schedule, unroll, target, slot), second)
+
+    def _part(
+        self, packed: Packed, schedule: Schedule, unroll: int, target: Target, slot: torch.Tensor | None = None
+    ) -> BoundPart:
+        program = lower(self.bound, packed.view, schedule, target, format=packed.format, unroll=unroll)
+        return BoundPart(program, packed, slot)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the tasks that are kept."""
-        return self.matching.tasks * KEPT_BYTES if self.fits else 0
+    def _rows(self) -> int:
+        return max(1, self.bound.by_index[self.letter])
+
+    @cached_property
+    def _triton_twin(self) -> TritonLaunch:
+        assert isinstance(self.launch, TorchLaunch)
+        other = TaskSum(self.tasks, self.role, self.launch.about[0], self.dtype, "triton", self.settings)
+        assert isinstance(other.launch, TritonLaunch)
+        return other.launch
+
+    def ptx(self, target: str) -> str:
+        """The assembly for a named target; needs no GPU."""
+        launch = self.launch if isinstance(self.launch, TritonLaunch) else self._triton_twin
+        compiled = launch.compile_for(target, self.dtype)
+        return "\n".join(c.asm["ptx"] if "ptx" in c.asm else c.asm["amdgcn"] for c in compiled)
 
 
-def back_to_x(tasks: Tasks, upstream: torch.Tensor, y: torch.Tensor, deterministic: bool = False) -> torch.Tensor:
-    """(live x,) for each entry of x, the sum over its tasks of ``upstream[result] * y``."""
-    out = upstream.new_zeros(tasks.matching.x_entry.numel())
-    for t in tasks:
-        add_into(out, t.p, upstream[t.slots[t.run]] * y.index_select(0, t.q), deterministic)
-    return out
+class TaskSums:
+    """The three sums over one set of tasks, each generated when first needed."""
+
+    def __init__(self, tasks: Tasks, equation: str, dtype: torch.dtype, backend: str, settings: Options) -> None:
+        self.tasks, self._arguments = tasks, (equation, dtype, backend, settings)
+        self._made: dict[str, TaskSum] = {}
+
+    def of(self, role: str) -> TaskSum:
+        """The sum for x, y or z."""
+        if role not in self._made:
+            self._made[role] = TaskSum(self.tasks, role, *self._arguments)
+        return self._made[role]
 
 
-def back_to_y(tasks: Tasks, upstream: torch.Tensor, x: torch.Tensor, deterministic: bool = False) -> torch.Tensor:
-    """(live y,) likewise for y."""
-    out = upstream.new_zeros(tasks.matching.y_entry.numel())
-    for t in tasks:
-        add_into(out, t.q, upstream[t.slots[t.run]] * x.index_select(0, t.p), deterministic)
-    return out
+def _about(equation: str, tasks: Tasks) -> Sequence[str]:
+    """What a reader of the source should know beside the einsum."""
+    roles = tasks.matching.roles
+    return (
+        equation,
+        f"{roles}." if str(roles) else "No letters are left.",
+        "A task is a pair of nonzeros with equal shared coordinates; X is the list of all, in order.",
+        f"    p   nonzeros over {''.join(roles.x) or 'nothing'} that meet any",
+        f"    q   nonzeros over {''.join(roles.y) or 'nothing'}, likewise",
+        f"    z   entries of the result over {''.join(roles.natural) or 'nothing'}, in this order",
+    )

@@ -21,8 +21,10 @@ from sparsetc.pair.cut import Cut
 from sparsetc.pair.dense import Unfolded
 from sparsetc.pair.equation import Roles, prepared
 from sparsetc.pair.paths import DensePath, NumericPath, ScalarPath
-from sparsetc.pair.scalar import Tasks, back_to_x, back_to_y
+from sparsetc.pair.scalar import TaskSums
+from sparsetc.pair.sums import kept_dtype
 from sparsetc.pair.symbolic import Budget, Matching, Pattern, pattern_of
+from sparsetc.pair.tasks import Tasks
 from sparsetc.tensor import SparseTensor
 
 
@@ -78,11 +80,12 @@ class PairStep:
             self.budget,
         )
         self.choice: Choice = choose(self.question)
-        self.tasks = Tasks(self.matching, self.matching.ends.new_zeros(0), self.budget)
+        self.tasks = Tasks(self.matching, self.budget)
+        self.sums = TaskSums(self.tasks, self.equation, kept_dtype(self.dtype), self.backend, settings)
         self.path: NumericPath = self._path()
         places = self.path.places()
         self.budget.check(places.numel())
-        self.tasks.places = places
+        self.tasks.nnz = places.numel()
         self.pattern: Pattern = pattern_of(self.matching, places)
 
     @cached_property
@@ -97,9 +100,9 @@ class PairStep:
         return Cut.of(self.matching, dict(plan.sides) if isinstance(plan, BcbPlan) else None)
 
     def _path(self) -> NumericPath:
-        settings, precision = self.settings, self.settings.effective_precision()
+        precision = self.settings.effective_precision()
         if self.choice.name == "scalar":
-            return ScalarPath(self.tasks, self.equation, self.budget, settings.deterministic)
+            return ScalarPath(self.sums)
         if self.choice.name == "dense":
             # 16-bit values, held in float32, are exact in tf32.
             exact = self.dtype in (torch.float16, torch.bfloat16) and self.device.type == "cuda"
@@ -131,17 +134,10 @@ class PairStep:
         self, role: str, x: torch.Tensor | None, y: torch.Tensor | None, z: torch.Tensor | None
     ) -> torch.Tensor:
         """The sum over tasks of two of entry of x, entry of y and result, by the third, which is None."""
-        deterministic = self.settings.deterministic
+        left, right = (t for t in (x, y, z) if t is not None)
         if role == "z":
-            assert x is not None
-            assert y is not None
-            return self._values(x, y) if self.matching.tasks else x.new_zeros(0)
-        assert z is not None
-        if role == "x":
-            assert y is not None
-            return back_to_x(self.tasks, z, y, deterministic)
-        assert x is not None
-        return back_to_y(self.tasks, z, x, deterministic)
+            return self._values(left, right) if self.matching.tasks else left.new_zeros(0)
+        return self.sums.of(role)(left, right)
 
     def _values(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """By place. Where a value is infinite or NaN, nonzero by nonzero: zeros of a block, or of an unfolded operand,
@@ -151,14 +147,10 @@ class PairStep:
             return self.path.run(x, y)
         if bool(torch.isfinite(x).all() & torch.isfinite(y).all()):
             return self.path.run(x, y)
-        return self._by_nonzeros.run(x, y)
-
-    @cached_property
-    def _by_nonzeros(self) -> ScalarPath:
-        return ScalarPath(self.tasks, self.equation, self.budget, self.settings.deterministic)
+        return self.sums.of("z")(x, y)
 
     def ptx(self, target: str) -> str:
-        """The assembly of the block kernel; PlanError where the step takes another path."""
+        """The assembly of the kernel; PlanError where the step takes the dense path, which has none of its own."""
         return self.path.ptx(target)
 
 

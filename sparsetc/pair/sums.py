@@ -10,7 +10,7 @@ import torch
 
 from sparsetc.codegen.launch import accumulator as kept_dtype
 
-__all__ = ["add_into", "add_up", "kept_dtype"]
+__all__ = ["add_up", "kept_dtype"]
 
 
 def add_up(values: torch.Tensor, owner: torch.Tensor, count: int, deterministic: bool = False) -> torch.Tensor:
@@ -19,14 +19,3 @@ def add_up(values: torch.Tensor, owner: torch.Tensor, count: int, deterministic:
         lengths = torch.bincount(owner, minlength=count)
         return torch.segment_reduce(values, "sum", lengths=lengths, axis=0, unsafe=True)
     return values.new_zeros((count, *values.shape[1:])).index_add(0, owner, values)
-
-
-def add_into(out: torch.Tensor, slot: torch.Tensor, values: torch.Tensor, deterministic: bool = False) -> None:
-    """``out[slot] += values``, in place, slots in any order and as often as they come."""
-    if deterministic and out.is_cuda and out.dtype in (torch.float32, torch.float64):
-        order = torch.argsort(slot, stable=True)
-        found, lengths = torch.unique_consecutive(slot[order], return_counts=True)
-        sums = torch.segment_reduce(values[order], "sum", lengths=lengths, axis=0, unsafe=True)
-        out[found] += sums
-    else:
-        out.index_add_(0, slot, values)

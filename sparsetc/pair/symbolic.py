@@ -2,7 +2,7 @@
 
 In: two `Side`s. Out: `Matching`: the tasks, pairs of entries whose shared coordinates are equal, counted before any is
 made; and `Pattern`: the result's coordinates. The stages are the paper's (pairing, sorting, compression), which it
-takes from expand-sort-compress; here pairs are expanded a chunk at a time, so memory is bounded however skewed a
+takes from expand-sort-compress; `expansion` makes the tasks, a chunk at a time, so memory is bounded however skewed a
 contracted index is.
 
 A result's place is a row and a column: ranks among the rows of x and the columns of y that meet anything. Their product
@@ -17,22 +17,39 @@ from dataclasses import dataclass
 import torch
 
 from sparsetc import coords as crd
+from sparsetc.formats.base import index_dtype
 from sparsetc.options import Options
 from sparsetc.pair.equation import Roles, Side
 from sparsetc.pair.keys import joint_keys, keys_of, ranks
 
 TASK_BYTES = 96
-"""Bytes that one task takes while a chunk of them is expanded and sorted: a dozen int64 vectors."""
-CHUNK = 1 << 22
-"""Most tasks of a chunk: 400 MB while they are sorted."""
+"""Bytes that one task takes while a chunk of them is expanded and sorted, at most: a dozen vectors, half of int64."""
+CHUNK = 1 << 23
+"""Most tasks of a chunk: 800 MB while they are sorted."""
 LEAST_CHUNK = 1 << 10
-MARKS = 16
-"""Places a task up to which they are marked, a byte each, and not sorted."""
+MARKS = 8
+"""Places a task up to which they are marked, not sorted: a byte to mark and four to count each."""
 
 
 def chunk_size(limit: int) -> int:
     """Tasks taken at a time, so that they take a quarter of `limit` bytes or less."""
     return max(LEAST_CHUNK, min(CHUNK, limit // (4 * TASK_BYTES)))
+
+
+@dataclass(frozen=True)
+class Expanded:
+    """Tasks ``begin .. end``, made; int32 where that holds them."""
+
+    begin: int
+    end: int
+    p: torch.Tensor
+    """(n,) places in `x_entry`, not falling."""
+    q: torch.Tensor
+    """(n,) places in `y_entry`, rising where p stays the same."""
+    first: int
+    """The first of p."""
+    shift: torch.Tensor
+    """By p, from the first on: what a task's number, counted from `begin`, lacks to its q."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +79,15 @@ class Matching:
 
     @classmethod
     def of(cls, x: Side, y: Side, roles: Roles) -> Matching:
-        """Match by sorting and binary search: nothing is made for each task."""
+        """Match by binary search: nothing is made for each task."""
         sizes = x.extents(roles.shared)
         x_key, y_key = joint_keys(x.rows(roles.shared), y.rows(roles.shared), sizes)
-        x_sorted = torch.sort(x_key).values
-        y_entry = torch.nonzero(_counts(x_sorted, y_key)[1]).flatten()
-        first, count = _counts(y_key[y_entry], x_key)
+        first, count = _counts(y_key, x_key)
         x_entry = torch.nonzero(count).flatten()
         first, count = first[x_entry], count[x_entry]
+        live = _in_runs(y_key, first)
+        y_entry = torch.nonzero(live).flatten()
+        first = (torch.cumsum(live, 0) - 1)[first]
         ends = torch.cumsum(count, 0)
         starts = crd.starts_of_runs(keys_of(x.rows(roles.kept_x)[:, x_entry], x.extents(roles.kept_x)))
         column, column_head = ranks(y.rows(roles.free_y)[:, y_entry], y.extents(roles.free_y))
@@ -110,22 +128,24 @@ class Matching:
         longest = self.ends.new_zeros(self.rows).scatter_reduce(0, self.row, self.counts, "amax")
         return int(longest.sum())
 
-    def expand(self, begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tasks ``begin .. end`` as (places in `x_entry`, places in `y_entry`), both int64 (end - begin,)."""
+    def expand(self, begin: int, end: int) -> Expanded:
+        """Make tasks ``begin .. end``."""
         bounds = self.ends.new_tensor([begin, end - 1])
         low, high = torch.searchsorted(self.ends, bounds, right=True).tolist()
+        narrow = index_dtype(max(self.x_entry.numel(), self.y_entry.numel(), end - begin))
         ends = self.ends[low : high + 1]
-        starts = ends - self.counts[low : high + 1]
+        starts = torch.cat([self.ends[low - 1 : low] if low else self.ends.new_zeros(1), ends[:-1]])
         own = ends.clamp(max=end) - starts.clamp(min=begin)
-        p = torch.repeat_interleave(torch.arange(low, high + 1, device=ends.device), own, output_size=end - begin)
-        behind = torch.arange(begin, end, device=ends.device) - starts[p - low]
-        return p, self.first[p] + behind
+        shift = (self.first[low : high + 1] - starts + begin).to(narrow)
+        entry = torch.repeat_interleave(own.to(narrow), output_size=end - begin)
+        q = torch.arange(end - begin, dtype=narrow, device=ends.device).add_(shift.index_select(0, entry))
+        return Expanded(begin, end, entry.add_(low), q, low, shift)
 
     def chunks(self, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """All tasks, `size` at a time: places in `x_entry` and in `y_entry`, and the place of the result."""
         for begin in range(0, self.tasks, size):
-            p, q = self.expand(begin, min(begin + size, self.tasks))
-            yield p, q, self.row[p] * self.columns + self.column[q]
+            made = self.expand(begin, min(begin + size, self.tasks))
+            yield made.p, made.q, self.row[made.p] * self.columns + self.column[made.q]
 
     def coordinates(self, places: torch.Tensor) -> torch.Tensor:
         """(letters of ``roles.natural``, n): the coordinates of results at these places."""
@@ -189,30 +209,12 @@ class Budget:
         return chunk_size(self.limit)
 
 
-def places_by_expansion(matching: Matching, budget: Budget) -> torch.Tensor:
-    """(nnz,) the distinct places of all tasks, ascending; a chunk of tasks is sorted at a time.
-
-    Chunks come row by row, so what is found is final but for the row that a chunk shares with the one before. Where
-    rows and columns make few places, each is marked instead.
-    """
-    spread = matching.rows * matching.columns
-    if spread <= min(MARKS * matching.tasks, budget.limit // 16):
-        marked = torch.zeros(spread, dtype=torch.bool, device=matching.ends.device)
-        for _, _, place in matching.chunks(budget.chunk):
-            marked[place] = True
-        return torch.nonzero(marked).flatten()
-    done: list[torch.Tensor] = []
-    total = 0
-    tail = matching.ends.new_zeros(0)
-    for _, _, place in matching.chunks(budget.chunk):
-        place = torch.cat([tail, place])
-        fresh = place if crd.is_sorted_unique([place]) else torch.unique(place)
-        cut = int(torch.searchsorted(fresh, fresh[-1] // matching.columns * matching.columns))
-        done.append(fresh[:cut])
-        tail = fresh[cut:]
-        total += cut
-        budget.check(total + tail.numel(), least=True)
-    return torch.cat([*done, tail])
+def _in_runs(keys: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+    """Bool (n,): whether an element of ascending `keys` is in a run of equal ones of which `first` has an element."""
+    run = torch.cumsum(crd.starts_of_runs([keys]), 0) - 1
+    met = torch.zeros_like(keys, dtype=torch.bool)
+    met[run[first]] = True
+    return met[run]
 
 
 def _counts(keys: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

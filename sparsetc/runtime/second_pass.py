@@ -35,9 +35,12 @@ class SecondPass:
         )
         return cls(row_of_partial.numel(), order, rows, lengths)
 
-    def __call__(self, partial: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the sums of (partials, …) partial rows to the rows of (rows, …) `out` that have any."""
+    def sums(self, partial: torch.Tensor) -> torch.Tensor:
+        """(runs, width) the sums of (partials, …) partial rows, by output row."""
         flat = partial.reshape(self.partials, -1)
         flat = flat if self.order is None else flat.index_select(0, self.order)
-        sums = torch.segment_reduce(flat, "sum", lengths=self.lengths, axis=0, unsafe=True)
-        out.view(out.shape[0], -1).index_copy_(0, self.rows, sums)
+        return torch.segment_reduce(flat, "sum", lengths=self.lengths, axis=0, unsafe=True)
+
+    def __call__(self, partial: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the sums of (partials, …) partial rows to the rows of (rows, …) `out` that have any."""
+        out.view(out.shape[0], -1).index_copy_(0, self.rows, self.sums(partial))

@@ -16,7 +16,6 @@ Part 0, dense_tile: dense tiles of 16x16x16.
 import torch
 
 
-
 # tile program  "ijk,jr,kr->ir"  part 0: dense_tile, dense tiles of 16x16x16
 #   item over item_ptr
 #   axes r = 32, i = 16, j = 16 in blocks of 8, k = 16

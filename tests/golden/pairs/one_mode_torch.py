@@ -14,7 +14,6 @@ Part 0, bcb x bcb: pairs of dense tiles of 64x32 and dense tiles of 64x32.
 import torch
 
 
-
 # tile program  "ijk,klm->ijlm"  part 0: bcb x bcb, pairs of dense tiles of 64x32 and dense tiles of 64x32
 #   item over pair_ptr
 #   axes ij = 64 (i:8 j:8), lm = 64 (l:8 m:8), k = 32

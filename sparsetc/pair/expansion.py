@@ -1,0 +1,110 @@
+"""Tasks, made a chunk at a time and grouped by the entry of the result that each adds to.
+
+In: a `Matching`, which has counted them. Out: `Group`s, in the order of the tasks, with the places of the result that
+each is the first to reach. Chunks are of whole rows: rows come in order, so what a chunk reaches follows all that was
+reached before, nothing is sorted twice, and one sort gives both the pattern and each task's entry of it. A row with
+more tasks than a chunk is gone through twice, in pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from sparsetc import coords as crd
+from sparsetc.formats.base import INT32_MAX, index_dtype
+from sparsetc.pair import symbolic
+from sparsetc.pair.symbolic import Expanded, Matching
+
+
+@dataclass(frozen=True)
+class Group:
+    """Consecutive tasks and what they add to."""
+
+    tasks: Expanded
+    slot: torch.Tensor
+    """(n,) the entry of the result that each adds to."""
+    fresh: torch.Tensor
+    """(m,) int64 the places that no group before has reached, ascending."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Tasks ``begin .. end``: all those of rows ``row .. last``."""
+
+    begin: int
+    end: int
+    row: int
+    last: int
+
+
+def spans(matching: Matching, size: int) -> Iterator[Span]:
+    """As many whole rows as `size` tasks hold, or one that has more."""
+    if not matching.tasks:
+        return
+    heads = matching.row_head
+    ends = matching.ends[torch.cat([heads[1:], heads.new_tensor([matching.x_entry.numel()])]) - 1].cpu()
+    begin, row = 0, 0
+    while begin < matching.tasks:
+        last = max(row + 1, int(torch.searchsorted(ends, begin + size, right=True)))
+        end = int(ends[last - 1])
+        yield Span(begin, end, row, last)
+        begin, row = end, last
+
+
+def groups(matching: Matching, size: int) -> Iterator[Group]:
+    """All tasks, about `size` at a time."""
+    narrow = index_dtype(max(matching.rows, matching.columns))
+    row, column = matching.row.to(narrow), matching.column.to(narrow)
+    reached = 0
+    for span in spans(matching, size):
+        found = _long_row if span.end - span.begin > size else _whole_rows
+        for group in found(matching, span, size, (row, column), reached):
+            reached += group.fresh.numel()
+            yield group
+
+
+def _whole_rows(
+    matching: Matching, span: Span, size: int, lines: tuple[torch.Tensor, torch.Tensor], reached: int
+) -> Iterator[Group]:
+    row, column = lines
+    spread = (span.last - span.row) * matching.columns
+    tasks = matching.expand(span.begin, span.end)
+    key = row.index_select(0, tasks.p).to(torch.int32 if spread <= INT32_MAX else torch.int64)
+    key = key.sub_(span.row).mul_(matching.columns).add_(column.index_select(0, tasks.q))
+    fresh, slot = distinct(key, spread, reached)
+    yield Group(tasks, slot, fresh.long() + span.row * matching.columns)
+
+
+def _long_row(
+    matching: Matching, span: Span, size: int, lines: tuple[torch.Tensor, torch.Tensor], reached: int
+) -> Iterator[Group]:
+    column = lines[1]
+    pieces = [(begin, min(begin + size, span.end)) for begin in range(span.begin, span.end, size)]
+    fresh = column[:0]
+    for piece in pieces:
+        own, _ = distinct(column.index_select(0, matching.expand(*piece).q), matching.columns)
+        fresh = torch.unique(torch.cat([fresh, own.to(fresh.dtype)]))
+    places = fresh.long() + span.row * matching.columns
+    for number, piece in enumerate(pieces):
+        tasks = matching.expand(*piece)
+        rank = torch.searchsorted(fresh, column.index_select(0, tasks.q))
+        yield Group(tasks, rank + reached, places[:0] if number else places)
+
+
+def distinct(key: torch.Tensor, spread: int, offset: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """(the distinct keys, ascending; which of them each key is, counted from `offset`), of keys below `spread`.
+
+    Where few keys are possible each is marked, a byte a possible one, and the marks are counted; else keys are sorted.
+    """
+    if spread <= symbolic.MARKS * key.numel():
+        marked = torch.zeros(spread, dtype=torch.bool, device=key.device)
+        marked[key] = True
+        rank = torch.cumsum(marked, 0, dtype=index_dtype(offset + spread)).add_(offset - 1)
+        return torch.nonzero(marked).flatten(), rank.index_select(0, key)
+    if crd.is_sorted_unique([key]):
+        return key, torch.arange(offset, offset + key.numel(), device=key.device)
+    fresh, rank = torch.unique(key, return_inverse=True)
+    return fresh, rank.add_(offset)

@@ -1,0 +1,214 @@
+"""The tasks of a contraction as a sparse tensor of ones, ``T[p, q, z]``: entry p of x meets entry q of y, for result z.
+
+In: a `Matching` and its groups. Out: `TaskList`, packed in two ways, and the views that read them. Nothing is stored
+that the order of tasks tells: p rises, by less than a frame within a frame, so a byte says it; q is consecutive
+while p stays the same; z alone takes a word. That is 5 bytes a task, read in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from sparsetc.formats import Packed
+from sparsetc.formats.base import index_dtype
+from sparsetc.formats.words import bits_of
+from sparsetc.ir.plan import Layout
+from sparsetc.ir.view import Consecutive, Field, View
+from sparsetc.pair.expansion import Group, groups
+from sparsetc.pair.symbolic import Budget, Matching
+
+KEPT_TASKS = (1 << 31) - (1 << 13)
+"""Most tasks whose list is kept: those that 32 bits number."""
+KEPT_BYTES = 5
+"""Bytes a kept task takes: the result's entry, and how far p lies above its frame's base."""
+FRAME = 256
+"""Tasks that share a base: every entry of x that is live has a task, so p rises by less in a frame."""
+ITEM = 2048
+"""Most tasks of a work item. Not measured: some hundred items a multiprocessor where there are 10 M tasks."""
+
+
+def keeps(matching: Matching, budget: Budget) -> bool:
+    """Whether the list takes a quarter of the memory limit or less."""
+    return matching.tasks <= min(KEPT_TASKS, budget.limit // (4 * KEPT_BYTES))
+
+
+def chunk_view(nnz: int, lanes: int) -> View:
+    """Equal chunks of tasks, whatever their entries: balanced, however skewed a contracted index is."""
+    leaf = (
+        Field(0, "x_word", 0, 8, True, FRAME),
+        Consecutive(1, "y_shift", 0),
+        _result(nnz),
+    )
+    return View(3, (), (), leaf, blocks=False, lanes=lanes, chunk=ITEM, pattern=True)
+
+
+def run_view(entries: int, nnz: int, lanes: int) -> View:
+    """Runs of tasks of one entry of x, which the work item shares."""
+    leaf = (Consecutive(1, "y_shift", 0), _result(nnz))
+    return View(
+        3, (Field(0, "item_word", 0, bits_of(entries), True),), (), leaf, blocks=False, lanes=lanes, pattern=True
+    )
+
+
+def _result(nnz: int) -> Field:
+    """The whole word: as wide as `index_dtype` makes it."""
+    return Field(2, "z_word", 0, 31 if index_dtype(nnz) == torch.int32 else 63, True)
+
+
+@dataclass(frozen=True)
+class TaskList:
+    """Tasks ``begin .. end``, as they are stored; positions count from `begin`."""
+
+    matching: Matching
+    nnz: int
+    begin: int
+    end: int
+    x_word: torch.Tensor
+    """(n,) uint8: p, less the base of its frame."""
+    x_base: torch.Tensor
+    """(frames,) p of the first task of each."""
+    y_shift: torch.Tensor
+    """(live x,) q less the position, by p; set where p has tasks here."""
+    z_word: torch.Tensor
+    """(n,) entries of the result."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of T: live entries of x and of y, entries of the result."""
+        return self.matching.x_entry.numel(), self.matching.y_entry.numel(), self.nnz
+
+    def chunks(self, lanes: int) -> Packed:
+        """The list for `chunk_view`."""
+        n = self.end - self.begin
+        arrays = {"x_word": self.x_word, "x_word_base": self.x_base, "y_shift": self.y_shift, "z_word": self.z_word}
+        layout = Layout(leaf=(0, 1, 2), lanes=lanes, grain=ITEM)
+        return Packed("tasks", layout, self.shape, n, chunk_view(self.nnz, lanes), arrays, None, n, -(-n // ITEM))
+
+    def runs(self, lanes: int) -> Packed:
+        """The list for `run_view`."""
+        n, (ptr, word) = self.end - self.begin, self._items
+        arrays = {"item_ptr": ptr, "item_word": word, "y_shift": self.y_shift, "z_word": self.z_word}
+        layout = Layout(item=(0,), leaf=(1, 2), lanes=lanes, grain=ITEM)
+        view = run_view(self.shape[0], self.nnz, lanes)
+        return Packed("tasks", layout, self.shape, n, view, arrays, None, n, word.numel())
+
+    @cached_property
+    def _items(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(item_ptr, p of each item): runs of one p, cut where they are longer than an item."""
+        bounds = self.matching.ends.new_tensor([self.begin, max(self.begin, self.end - 1)])
+        low, high = torch.searchsorted(self.matching.ends, bounds, right=True).tolist()
+        high = high + 1 if self.end > self.begin else low
+        stops = self.matching.ends[low:high].clamp(max=self.end) - self.begin
+        lengths = torch.diff(stops, prepend=stops.new_zeros(1))
+        pieces = (lengths + ITEM - 1) // ITEM
+        run = torch.repeat_interleave(pieces)
+        number = torch.arange(run.numel(), device=run.device) - (torch.cumsum(pieces, 0) - pieces)[run]
+        starts = (stops - lengths)[run] + number * ITEM
+        ptr = torch.cat([starts, stops.new_tensor([self.end - self.begin])])
+        return ptr.to(index_dtype(self.end - self.begin)), (run + low).to(index_dtype(self.shape[0]))
+
+    def pieces(self, size: int) -> Iterator[TaskList]:
+        """The same tasks in lists of about `size`, whole frames each."""
+        size = max(FRAME, size // FRAME * FRAME)
+        for start in range(0, self.end - self.begin, size):
+            stop = min(start + size, self.end - self.begin)
+            arrays = (self.x_word[start:stop], self.x_base[start // FRAME : -(-stop // FRAME)])
+            moved = (self.y_shift + start, self.z_word[start:stop])
+            yield TaskList(self.matching, self.nnz, self.begin + start, self.begin + stop, *arrays, *moved)
+
+    def coordinates(self) -> torch.Tensor:
+        """(3, n) int64: p, q and z of every task, in lexicographic order."""
+        at = torch.arange(self.end - self.begin, device=self.x_word.device)
+        p = self.x_base[at // FRAME].long() + self.x_word
+        return torch.stack([p, at + self.y_shift[p], self.z_word.long()])
+
+
+class Filling:
+    """A `TaskList` that is filled group by group."""
+
+    def __init__(self, matching: Matching, begin: int, end: int, nnz: int) -> None:
+        """Of tasks ``begin .. end``; `nnz` is the most entries that the result may have."""
+        device, tasks = matching.ends.device, end - begin
+        entries = index_dtype(max(matching.x_entry.numel(), matching.y_entry.numel(), tasks))
+        self.matching, self.begin, self.end = matching, begin, end
+        self.x_word = torch.empty(tasks, dtype=torch.uint8, device=device)
+        frames = torch.arange(begin, end, FRAME, device=device)
+        self.x_base = torch.searchsorted(matching.ends, frames, right=True).to(entries)
+        self.y_shift = torch.empty(matching.x_entry.numel(), dtype=entries, device=device)
+        self.z_word = torch.empty(tasks, dtype=index_dtype(nnz), device=device)
+
+    def take(self, group: Group) -> None:
+        """Put a group where its tasks are."""
+        made = group.tasks
+        start, stop = made.begin - self.begin, made.end - self.begin
+        frame = torch.arange(start, stop, dtype=made.p.dtype, device=made.p.device) // FRAME
+        self.x_word[start:stop] = made.p - self.x_base.index_select(0, frame)
+        self.y_shift[made.first : made.first + made.shift.numel()] = made.shift - start
+        self.z_word[start:stop] = group.slot
+
+    def list(self, nnz: int) -> TaskList:
+        """What was filled, for a result of `nnz` entries."""
+        arrays = (self.x_word, self.x_base, self.y_shift, self.z_word)
+        return TaskList(self.matching, nnz, self.begin, self.end, *arrays)
+
+
+class Tasks:
+    """All tasks: one list, kept, where it fits a share of the memory limit; else lists made again at each use."""
+
+    def __init__(self, matching: Matching, budget: Budget) -> None:
+        self.matching, self.budget = matching, budget
+        self.fits = keeps(matching, budget)
+        self.nnz = 0
+        """Entries of the result, once its pattern is known."""
+        self._kept: TaskList | None = None
+
+    @property
+    def _most(self) -> int:
+        return min(self.matching.tasks, self.matching.rows * self.matching.columns)
+
+    def places(self) -> torch.Tensor:
+        """(nnz,) the distinct places of all tasks, ascending; the list is filled on the way if it is kept."""
+        done = [self.matching.ends.new_zeros(0)]
+        filling = self._filling()
+        self.nnz = 0
+        for group in groups(self.matching, self.budget.chunk):
+            done.append(group.fresh)
+            self.nnz += group.fresh.numel()
+            self.budget.check(self.nnz, least=True)
+            if filling is not None:
+                filling.take(group)
+        self._kept = filling.list(self.nnz) if filling is not None else None
+        return torch.cat(done)
+
+    def __iter__(self) -> Iterator[TaskList]:
+        filling = None if self._kept is not None else self._filling()
+        if self._kept is not None:
+            yield self._kept
+            return
+        for group in groups(self.matching, self.budget.chunk):
+            if filling is not None:
+                filling.take(group)
+                continue
+            alone = Filling(self.matching, group.tasks.begin, group.tasks.end, self._most)
+            alone.take(group)
+            yield alone.list(self.nnz)
+        if filling is not None:
+            self._kept = filling.list(self.nnz)
+            yield self._kept
+
+    def _filling(self) -> Filling | None:
+        return Filling(self.matching, 0, self.matching.tasks, self._most) if self.fits else None
+
+    @property
+    def none(self) -> TaskList:
+        """A list of no tasks: what programs are generated by before there are any."""
+        return Filling(self.matching, 0, 0, self._most).list(self.nnz)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the list, if it is kept."""
+        return self.matching.tasks * KEPT_BYTES if self.fits else 0

@@ -1,0 +1,69 @@
+"""Sparse operands of ones whose values are not stored, packed and lowered as a kernel packs and lowers those that have.
+
+Nothing here imports triton, so that the interpreter's tests may set their environment first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from cases import Problem, explicit_plan
+
+import sparsetc as stc
+from sparsetc.codegen.launch import BoundPart
+from sparsetc.ir import reference
+from sparsetc.kernel import Kernel
+
+CASES: dict[str, tuple[str, str, str]] = {
+    "neighbours": ("ij,jr->ir", "coo", "0||1"),
+    "neighbours in chunks": ("ij,jr->ir", "coo", "||01"),
+    "neighbours, a row a lane": ("ij,jr->ir", "fiber", "|0|1"),
+    "MTTKRP": ("ijk,jr,kr->ir", "coo", "0||12"),
+    "MTTKRP of fibers": ("ijk,jr,kr->ir", "fiber", "0|1|2"),
+    "degrees": ("ij->i", "coo", "0||1"),
+    "degrees, a row a lane": ("ij->i", "fiber", "|0|1"),
+    "how many": ("ijk->", "coo", "||012"),
+    "of the row alone": ("ij,i->i", "coo", "0||1"),
+    "of the fiber alone": ("ijk,jr->ir", "fiber", "0|1|2"),
+    "sampled": ("ij,ir,jr->ij", "coo", "||01"),
+    "scaled": ("ij,i->ij", "coo", "0||1"),
+}
+"""Equation, format, levels of modes."""
+
+
+def kernel(name: str, lanes: int, dtype: torch.dtype = torch.float64) -> tuple[Kernel, list[torch.Tensor]]:
+    """A kernel for an operand of ones, with the dense operands."""
+    equation, format, levels = CASES[name]
+    plan = explicit_plan(format, levels, {"r": 8}, lanes=lanes, grain=16)
+    x, *dense = Problem(equation, {"i": 11, "j": 9, "k": 7, "r": 5}, "skewed", dtype).operands()
+    x = x.with_values(torch.ones_like(x.values))
+    backend = "torch" if lanes == 1 else "triton"
+    return stc.compile(equation, x, *dense, plan=plan, backend=backend), dense
+
+
+def without_values(kernel: Kernel) -> list[BoundPart]:
+    """Its parts, as patterns."""
+    made = []
+    for part in kernel.parts:
+        view = replace(part.packed.view, pattern=True)
+        number = part.program.number
+        bound = kernel._bound_part(kernel.plan.parts[number], replace(part.packed, view=view), number)
+        made.append(bound)
+    return made
+
+
+def expected(kernel: Kernel, dense: list[torch.Tensor]) -> torch.Tensor:
+    """The dense result, by the reference."""
+    return reference.run(kernel.canonical.written.einsum, kernel.operand, *dense)
+
+
+def finished(kernel: Kernel, rows: torch.Tensor) -> torch.Tensor:
+    """What a kernel's programs have added up, as a dense result."""
+    found = kernel._wrap(rows)
+    return found.to_dense() if isinstance(found, stc.SparseTensor) else found
+
+
+def zeros(kernel: Kernel, dtype: torch.dtype) -> torch.Tensor:
+    """An output to add to."""
+    return torch.zeros((kernel.output.rows, *kernel.output.width_shape), dtype=dtype)

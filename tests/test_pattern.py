@@ -1,0 +1,80 @@
+"""Sparse operands of ones that store no values: the tile program, the torch source, counts, and malformed views."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from pattern_cases import CASES, expected, finished, kernel, without_values, zeros
+
+from sparsetc.codegen.launch import TorchLaunch
+from sparsetc.errors import FormatError
+from sparsetc.ir.cost import STORED, WIDTH, cost
+from sparsetc.ir.interpret import run_program
+from sparsetc.ir.tile import Value, walk
+from sparsetc.ir.view import Consecutive, Field, View, verify
+
+
+@pytest.mark.parametrize("lanes", [1, 4, 32])
+@pytest.mark.parametrize("name", CASES)
+def test_a_tile_program_needs_no_values(name: str, lanes: int) -> None:
+    k, dense = kernel(name, lanes)
+    out = zeros(k, torch.float64)
+    for part in without_values(k):
+        assert "values" not in part.program.arrays
+        arrays = dict(part.packed.arrays)
+        if part.slot is not None:
+            arrays[part.program.slot] = part.slot
+        like = torch.zeros(1, dtype=torch.float64)
+        tables = k.canonical.arrange(dense)
+        run_program(part.program, arrays, like, tables, out, part.packed.items, part.packed.stored)
+    torch.testing.assert_close(finished(k, out), expected(k, dense))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int64, torch.complex128], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_torch_programs_need_no_values(name: str, dtype: torch.dtype) -> None:
+    k, dense = kernel(name, 1, dtype)
+    parts = without_values(k)
+    launch = TorchLaunch(parts, k.settings.cache_dir, "pattern")
+    assert "values[" not in launch.source
+    assert "sparse, of ones" in launch.source
+    for made in (launch, launch.on(parts)):
+        out = zeros(k, dtype)
+        made([None] * len(parts), k.canonical.arrange(dense), out)
+        torch.testing.assert_close(finished(k, out), expected(k, dense), check_dtype=False)
+
+
+def test_ones_are_multiplied_in_only_where_nothing_else_is_of_the_nonzero() -> None:
+    def ones(name: str) -> int:
+        (part,) = without_values(kernel(name, 4)[0])
+        return sum(isinstance(s, Value) for s, _ in walk(part.program.body))
+
+    assert [ones(n) for n in ("neighbours", "MTTKRP", "MTTKRP of fibers", "sampled")] == [0, 0, 0, 0]
+    assert [ones(n) for n in ("degrees", "how many", "of the row alone", "of the fiber alone", "scaled")] == [1] * 5
+
+
+def test_values_that_are_not_stored_are_not_streamed() -> None:
+    k, _ = kernel("neighbours", 4)
+    (part,) = without_values(k)
+    stored = cost(k.parts[0].program)
+    assert stored.stream - cost(part.program).stream == STORED * WIDTH
+
+
+WORD = Field(0, "word", 0, 8, True)
+
+
+@pytest.mark.parametrize(
+    ("view", "message"),
+    [
+        (View(1, (), (), (replace(WORD, frame=3),), False, 1, chunk=8), "a power of two of positions"),
+        (View(1, (replace(WORD, frame=4),), (), (), False, 1), "a frame is of a leaf mode"),
+        (View(2, (), (), (Consecutive(1, "shift", 0), WORD), False, 1, chunk=8), "must be read before it"),
+        (View(2, (WORD, Consecutive(1, "shift", 0)), (), (), False, 1), "must be read before it, at the leaf"),
+        (View(1, (), (WORD,), (), False, 1, sides=(4,), sequence=(0,), pattern=True), "tiles store their values"),
+    ],
+)
+def test_malformed_views_are_refused(view: View, message: str) -> None:
+    with pytest.raises(FormatError, match=message):
+        verify(view)

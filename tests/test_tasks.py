@@ -1,0 +1,190 @@
+"""The list of tasks of a contraction: what is stored says all, its programs add up what they should, in any pieces."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+from cases import assert_matches, random_sparse
+from hypothesis import given, settings
+from pair_cases import EQUATIONS, SIZES, check_pair, operands, pairs, small_chunks
+
+import sparsetc as stc
+from sparsetc.ir.interpret import run_program
+from sparsetc.ir.lower import lower
+from sparsetc.ir.operands import Target
+from sparsetc.ir.plan import Schedule
+from sparsetc.ir.view import verify
+from sparsetc.pair import symbolic
+from sparsetc.pair import tasks as task_lists
+from sparsetc.pair.expansion import distinct, groups, spans
+from sparsetc.pair.scalar import EINSUMS, LETTER
+from sparsetc.pair.step import PairStep
+from sparsetc.pair.symbolic import Matching
+from sparsetc.testing import check_arrays, read
+
+
+def step_of(equation: str, given: list[stc.SparseTensor], **settings: object) -> PairStep:
+    (step,) = stc.compile(equation, *given, plan="scalar", **settings).chain.pairs
+    return step
+
+
+def by_hand(m: Matching) -> torch.Tensor:
+    """(3, tasks): p, q and the place of the result, task after task."""
+    starts = m.ends - m.counts
+    found = []
+    for p in range(m.x_entry.numel()):
+        for n in range(int(m.counts[p])):
+            q = int(m.first[p]) + n
+            assert int(starts[p]) + n == len(found)
+            found.append((p, q, int(m.row[p]) * m.columns + int(m.column[q])))
+    return torch.tensor(found, dtype=torch.long).reshape(-1, 3).T
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 50, 1 << 20])
+@pytest.mark.parametrize("marks", [0, 16, 10**6])
+@pytest.mark.parametrize("name", ["one-mode", "two-modes", "outer", "inner", "batch", "elementwise", "vectors-outer"])
+def test_groups_make_every_task_once_and_find_every_place(name: str, marks: int, chunk: int) -> None:
+    step = step_of(EQUATIONS[name], operands(EQUATIONS[name], "skewed"))
+    m, tasks = step.matching, by_hand(step.matching)
+    places, slot = torch.unique(tasks[2], return_inverse=True)
+    with mock.patch.object(symbolic, "MARKS", marks):
+        made = list(groups(m, chunk))
+    assert [g.tasks.begin for g in made] == [0, *(g.tasks.end for g in made[:-1])]
+    assert torch.equal(torch.cat([g.fresh for g in made]), places)
+    assert torch.equal(torch.cat([g.tasks.p for g in made]).long(), tasks[0])
+    assert torch.equal(torch.cat([g.tasks.q for g in made]).long(), tasks[1])
+    assert torch.equal(torch.cat([g.slot for g in made]).long(), slot)
+    assert all(g.tasks.end - g.tasks.begin <= chunk for g in made)
+
+
+def test_spans_are_of_whole_rows() -> None:
+    step = step_of("ijk,klm->ijlm", operands("ijk,klm->ijlm", "skewed"))
+    m = step.matching
+    found = list(spans(m, 10))
+    assert (found[0].begin, found[-1].end) == (0, m.tasks)
+    assert (found[0].row, found[-1].last) == (0, m.rows)
+    longest = int(torch.bincount(m.row, m.counts.double()).max())
+    assert longest > 10
+    assert all(s.end - s.begin <= 10 or s.last == s.row + 1 for s in found)
+
+
+@pytest.mark.parametrize("key", [[], [3], [0, 1, 2], [5, 5, 5], [7, 0, 7, 2]])
+@pytest.mark.parametrize("marks", [0, 16])
+def test_distinct(key: list[int], marks: int) -> None:
+    with mock.patch.object(symbolic, "MARKS", marks):
+        fresh, rank = distinct(torch.tensor(key, dtype=torch.int32), 8)
+    assert fresh.tolist() == sorted(set(key))
+    assert fresh[rank].tolist() == key
+
+
+@pytest.mark.parametrize("frame", [1, 4, 256])
+@pytest.mark.parametrize("name", ["one-mode", "batch", "inner", "outer-permuted"])
+def test_a_list_stores_every_task(name: str, frame: int) -> None:
+    with mock.patch.object(task_lists, "FRAME", frame):
+        step = step_of(EQUATIONS[name], operands(EQUATIONS[name], "skewed"))
+        (one,) = step.tasks
+        tasks = by_hand(step.matching)
+        tasks[2] = torch.searchsorted(step.pattern.places, tasks[2].contiguous())
+        assert torch.equal(one.coordinates(), tasks)
+        for packed in (one.chunks(4), one.runs(4)):
+            verify(packed.view)
+            check_arrays(packed)
+            found, at = read(packed.view, packed.arrays, packed.items, packed.stored)
+            assert torch.equal(found, tasks)
+            assert torch.equal(at, torch.arange(packed.stored))
+        for piece in one.pieces(8):
+            assert torch.equal(piece.coordinates(), tasks[:, piece.begin : piece.end])
+    assert one.x_word.dtype == torch.uint8
+    assert one.z_word.dtype == torch.int32
+
+
+@pytest.mark.parametrize("role", EINSUMS)
+@pytest.mark.parametrize("lanes", [1, 8])
+@pytest.mark.parametrize("item", [4, 2048])
+def test_tile_programs_of_the_three_sums(role: str, lanes: int, item: int) -> None:
+    """Level 3 on both views of a list; items of 4 tasks cut runs."""
+    equation = "ijk,klm->ijlm"
+    with mock.patch.object(task_lists, "ITEM", item):
+        step = step_of(equation, operands(equation, "skewed"))
+        (one,) = step.tasks
+        total = step.sums.of(role)
+        g = torch.Generator().manual_seed(0)
+        given = [torch.rand(total.bound.by_index[c], generator=g, dtype=torch.float64) for c in EINSUMS[role]]
+        coords = one.coordinates()
+        where = dict(zip("pqz", coords, strict=True))
+        product = given[0][where[EINSUMS[role][0]]] * given[1][where[EINSUMS[role][1]]]
+        rows = total.bound.by_index[LETTER[role]]
+        expected = torch.zeros(rows, dtype=torch.float64).index_add_(0, where[LETTER[role]], product)
+        torch.testing.assert_close(total(*given), expected)
+        for packed in (one.chunks(lanes), one.runs(lanes)):
+            program = lower(total.bound, packed.view, Schedule(), Target(rows=rows), format="tasks")
+            out = torch.zeros(rows, dtype=torch.float64)
+            run_program(program, packed.arrays, given[0], given, out, packed.items, packed.stored)
+            torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_lists_made_again_give_the_same(name: str, chunk: int, kept: bool) -> None:
+    with small_chunks(chunk, kept):
+        kernel = check_pair(EQUATIONS[name], operands(EQUATIONS[name], "skewed", coalesce=False), plan="scalar")
+        (step,) = kernel.chain.pairs
+        assert step.tasks.fits == (kept or step.matching.tasks == 0)
+        assert step.tasks.nbytes == (step.matching.tasks * 5 if kept else 0)
+
+
+@settings(max_examples=100)
+@given(pairs((torch.float64, torch.int64), ("scalar",)))
+def test_any_pair_in_any_pieces(drawn: object) -> None:
+    given = drawn.operands()  # type: ignore[attr-defined]
+    with small_chunks(drawn.chunk, drawn.kept):  # type: ignore[attr-defined]
+        found = stc.einsum(drawn.equation, *given, plan="scalar")  # type: ignore[attr-defined]
+    assert_matches(found, drawn.equation, given)  # type: ignore[attr-defined]
+
+
+def test_gradients_of_lists_made_again() -> None:
+    x, y = operands("ijk,klm->ijlm", sizes={**SIZES, "i": 3, "j": 3})
+    with small_chunks(7, False):
+        kernel = stc.compile("ijk,klm->ijlm", x, y, plan="scalar")
+        given = (x.values.clone().requires_grad_(), y.values.clone().requires_grad_())
+        assert torch.autograd.gradcheck(lambda a, b: kernel(values=[a, b]).values, given)
+
+
+def test_one_row_with_most_of_the_tasks() -> None:
+    """A row, a column and a contracted index that meet everything, beside rows of one task."""
+    n = 300
+    ones, at = torch.zeros(n, dtype=torch.long), torch.arange(n)
+    coords = torch.unique(
+        torch.cat([torch.stack([ones, at]), torch.stack([at, ones]), torch.stack([at, at])], 1), dim=1
+    )
+    x = stc.SparseTensor(coords, torch.rand(coords.shape[1], dtype=torch.float64), (n, n))
+    for chunk in (64, 1 << 20):
+        for kept in (True, False):
+            with small_chunks(chunk, kept):
+                kernel = stc.compile("ij,jk->ik", x, x, plan="scalar")
+                found = kernel()
+            assert kernel.chain.pairs[0].matching.tasks > n * n
+            torch.testing.assert_close(found.to_dense(), x.to_dense() @ x.to_dense())
+
+
+def test_a_limit_of_a_few_bytes_a_task_keeps_no_list() -> None:
+    x, y = random_sparse((60, 50), "dense", torch.float64, 1), random_sparse((50, 60), "dense", torch.float64, 2)
+    limit = 60 * 60 * 24
+    kernel = stc.compile("ij,jk->ik", x, y, plan="scalar", memory_limit=limit)
+    (step,) = kernel.chain.pairs
+    assert step.matching.tasks == 60 * 60 * 50
+    assert not step.tasks.fits
+    assert len(list(step.tasks)) > 60
+    torch.testing.assert_close(kernel().to_dense(), x.to_dense() @ y.to_dense())
+
+
+def test_the_source_says_what_is_stored_and_what_for() -> None:
+    kernel = stc.compile("ijk,klm->ijlm", *operands("ijk,klm->ijlm"), plan="scalar")
+    for text in ("p   nonzeros over ijk", "q = position + y_shift[p]", "p:8 + x_word_base", 'einsum "n,n->n"'):
+        assert text in kernel.source
+    step = kernel.chain.pairs[0]
+    back = step.sums.of("x").launch.source
+    assert '"pqz,q,z->p"' in back
