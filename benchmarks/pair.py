@@ -22,7 +22,7 @@ import torch
 from common import DEVICE, microseconds, record, relative_error, tensor
 
 import sparsetc as stc
-from sparsetc.pair.blocks import Cut
+from sparsetc.pair.cut import Cut
 from sparsetc.pair.kernel import PairKernel
 from sparsetc.pair.step import PairStep
 from sparsetc.pair.symbolic import Matching, pattern_of
@@ -143,8 +143,8 @@ def main(words: list[str]) -> None:
             continue
         wide = [o.with_values(o.values.double()) for o in (x, y)]
         expected = stc.compile(equation, *wide, backend="torch")().values
-        auto = stc.compile(equation, x, y)
-        tasks = auto.chain.pairs[0].matching.tasks
+        auto = {precision: stc.compile(equation, x, y, precision=precision).plan.name for precision in LIMIT}
+        tasks = stc.compile(equation, x, y).chain.pairs[0].matching.tasks
         for plan in PLANS:
             for precision, limit in LIMIT.items():
                 if plan == "scalar" and (tasks > MOST_TASKS or precision != "highest"):
@@ -171,7 +171,7 @@ def main(words: list[str]) -> None:
                     "compile_ms": round(milliseconds(lambda: stc.compile(equation, x, y, **settings), 1), 1),  # noqa: B023
                     "expected_us": round(1e6 * (dict(step.question.expected())[k.plan.name] or 0), 1),
                     "error": float(f"{error:.1e}"),
-                    "auto": auto.plan.name,
+                    "auto": auto[precision],
                     **stored(step),
                 }
                 rows.append(row)

@@ -23,9 +23,10 @@ _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.spars
 
 
 def available_memory(device: torch.device) -> int:
-    """Bytes that a new tensor on ``device`` may take now."""
+    """Bytes that a new tensor on ``device`` may take now; what torch holds and has no tensor in counts as free."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
     try:
         # MemAvailable counts the page cache, which the kernel gives back; SC_AVPHYS_PAGES does not.
         with open("/proc/meminfo", encoding="ascii") as lines:

@@ -71,7 +71,9 @@ def test_without_a_dot_inner_positions_are_looped() -> None:
 def test_axes_too_short_for_a_dot_are_padded_but_not_stored() -> None:
     program = DrawnTiles(RAGGED).program
     assert [(a.letter, a.size, a.block) for a in program.axes] == [("i", 4, 16), ("lm", 32, 32), ("jk", 4, 16)]
-    assert program.view.pairs == tuple(Tiles(sides=s, sequence=(0, 1), word=8) for s in ((4, 4), (32, 4)))
+    assert program.view.pairs == tuple(
+        Tiles(sides=s, sequence=(0, 1), word=w) for s, w in (((4, 4), 16), ((32, 4), 32))
+    )
     assert program.width == 128
     assert [a.block for a in replace(DrawnTiles(RAGGED), least=1).program.axes] == [4, 32, 4]
 
@@ -220,7 +222,8 @@ def test_the_program_of_a_kernel_is_the_one_that_runs() -> None:
     assert path.program == path.cut.program(
         "ijk,kl->ijl", torch.float64, "torch", "highest", "whole", path.program.rows
     )
-    whole = (path.cut.x.whole(x.values), path.cut.y.whole(y.values))
+    live = (blocks.whole(o.values[: blocks.nnz]) for blocks, o in ((path.cut.x, x), (path.cut.y, y)))
+    whole = tuple(live)
     lists = [b.ptr, path.tasks.x, path.tasks.y]
     out = torch.full((b.ptr.numel() - 1, path.program.width), float("nan"), dtype=torch.float64)
     arrays = dict(zip(("pair_ptr", "pair_x", "pair_y"), lists, strict=True))
@@ -240,8 +243,9 @@ def test_the_counts_of_pairs() -> None:
     assert sympy.expand(found.stream - (STORED * WIDTH + 8 * FIBERS + 8 * ITEMS)) == 0
     assert found.owned
     assert found.expanded == 0
-    moved, flops = found.work(Statistics(items=3, fibers=10, stored=100, nnz=50, itemsize=4))
+    moved, read, flops = found.work(Statistics(items=3, fibers=10, stored=100, nnz=50, itemsize=4))
     assert (moved, flops) == (100 * 4 + 8 * 10 + 8 * 3 + 3 * 128 * 4, 10 * 2 * 16 * 32 * 16)
+    assert read == 10 * (4 + 32) * 4 * 4
 
 
 def test_the_counts_of_multiplied_pairs_and_of_bitmaps() -> None:
@@ -255,7 +259,7 @@ def test_the_counts_of_multiplied_pairs_and_of_bitmaps() -> None:
 def test_the_header_says_how_tiles_are_stored() -> None:
     text = header((DrawnTiles(ONE_MODE, bitmap=True).program,), "triton")
     assert "Z[item, ij, l] = the sum, over the item's pairs of tiles, of the product of X[ij, k] and Y[l, k]" in text
-    assert re.search(r"x_values\[x_value_ptr\[tile\] \+ n\], at the n-th bit set in x_bits\[tile \* 32\]", text)
+    assert re.search(r"x_values\[x_value_ptr\[tile\] \+ n\], at the n-th bit set in x_bits\[tile \* 16\]", text)
     assert "16384*L inside" in text
 
 

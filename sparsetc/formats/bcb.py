@@ -100,7 +100,12 @@ class Blocks:
     def whole(self, values: torch.Tensor) -> torch.Tensor:
         """(blocks, volume): all positions, 0 where there is no nonzero; `values` in the operand's order."""
         out = values.new_zeros(self.blocks * self.volume)
-        return out.index_copy_(0, self.dense, self.pack_values(values)).view(self.blocks, self.volume)
+        return out.index_copy_(0, self._whole_at, values).view(self.blocks, self.volume)
+
+    @cached_property
+    def _whole_at(self) -> torch.Tensor:
+        """(nnz,) `dense` in the operand's order."""
+        return torch.empty_like(self.dense).index_copy_(0, self.positions, self.dense)
 
 
 class Bcb:

@@ -128,11 +128,12 @@ class Cost:
         lines.append(f"{self.multiply} flops outside dots" + (f", {self.dot} inside" if self.dot != 0 else ""))
         return lines
 
-    def work(self, statistics: Statistics) -> tuple[float, float]:
-        """(bytes that device memory moves at least, flops in dots and outside)."""
+    def work(self, statistics: Statistics) -> tuple[float, float, float]:
+        """(bytes that device memory moves at least, bytes that reach registers, flops in dots and outside)."""
         at = statistics.substitutions()
-        moved, flops = self.stream + self.output, self.multiply + self.dot
-        return float(moved.xreplace(at)), float(flops.xreplace(at))
+        counts = (self.stream + self.output, self.registers, self.multiply + self.dot)
+        moved, read, flops = (float(count.xreplace(at)) for count in counts)
+        return moved, read, flops
 
     def seconds(self, statistics: Statistics, rates: Rates) -> dict[str, float]:
         """Seconds each resource alone would take."""

@@ -106,8 +106,12 @@ def _axes(folds: tuple[Fold, Fold, Fold], dot: bool, least: int) -> tuple[DenseA
 
 
 def _stored(free: int, inner: int, bitmap: bool) -> Tiles:
-    """Row-major tiles; a word of bits is of one row where rows are long enough."""
-    return Tiles(sides=(free, inner), sequence=(0, 1), bitmap=bitmap, word=max(8, min(32, inner)))
+    """Row-major tiles, their bits in the widest words that they fill.
+
+    Triton lays out a dot's sides by the narrowest load that their addresses depend on, and aborts where that is
+    narrower than 32 bits and the values are of 64 (3.6, 3.7).
+    """
+    return Tiles(sides=(free, inner), sequence=(0, 1), bitmap=bitmap, word=max(8, min(32, free * inner)))
 
 
 def _body(terms: tuple[tuple[str, str], tuple[str, str]], dot: bool) -> tuple[Statement, ...]:

@@ -7,12 +7,14 @@ of a pair of blocks (`ir.lower_pairs`), and read at the structural pattern: wher
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 
 from sparsetc.codegen.launch_pairs import PairLaunch, TorchPairs, TritonPairs
 from sparsetc.errors import PlanError
+from sparsetc.formats.base import index_dtype
 from sparsetc.ir.tile import TileProgram
 from sparsetc.pair.blocks import Buffer, TaskList
 from sparsetc.pair.cut import Cut
@@ -21,6 +23,16 @@ from sparsetc.pair.symbolic import TASK_BYTES, Budget
 
 MOST_POSITIONS = 1 << 16
 """Positions of an operand's or the result's block that a program may hold in registers: 8 warps spill beyond."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """What a buffer holds of the result."""
+
+    at: torch.Tensor
+    """(n,) places in the buffer."""
+    slot: torch.Tensor | None
+    """(n,) entries of the result that they are; None when they are all, in order."""
 
 
 class BlockPath:
@@ -98,10 +110,21 @@ class BlockPath:
             found.append(at)
         at = torch.cat(found) if found else m.ends.new_zeros(0)
         place, order = torch.sort(self._place_of(at))
-        self._slot = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
-        self._at = at
-        self._ends = [0, *(int(torch.searchsorted(at, b.stop * r * c)) for b in self._buffers)]
+        self._reads = self._reads_of(at, order)
         return place
+
+    def _reads_of(self, at: torch.Tensor, order: torch.Tensor) -> list[Read]:
+        """By buffer, where among its blocks the results stand. Of one buffer they are read in their own order."""
+        r, c, _ = self.cut.extents
+        narrow = index_dtype(2 * self.tasks.room * r * c)
+        if len(self._buffers) == 1:
+            return [Read(at[order].to(narrow), None)]
+        slot = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
+        ends = [0, *(int(torch.searchsorted(at, b.stop * r * c)) for b in self._buffers)]
+        return [
+            Read((at[done:end] - b.start * r * c).to(narrow), slot[done:end])
+            for b, done, end in zip(self._buffers, ends, ends[1:], strict=False)
+        ]
 
     def _place_of(self, at: torch.Tensor) -> torch.Tensor:
         r, c, _ = self.cut.extents
@@ -120,14 +143,14 @@ class BlockPath:
 
     def run(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """(nnz of the result,) by place, of values of the live entries, in the type that sums are kept in."""
-        out = x.new_empty(self._at.numel())
-        r, c, _ = self.cut.extents
+        out = x.new_empty(sum(read.at.numel() for read in self._reads))
         # Triton reads the operands' own type, torch the one that sums are kept in.
         dtype = self.dtype if isinstance(self.launch, TritonPairs) else kept_dtype(self.dtype)
         made = self._products(self.launch, x.to(dtype), y.to(dtype))
-        for (start, _, blocks), done, end in zip(made, self._ends, self._ends[1:], strict=False):
-            part = blocks.view(-1).index_select(0, self._at[done:end] - start * r * c)
-            out.index_copy_(0, self._slot[done:end], part)
+        for (_, _, blocks), read in zip(made, self._reads, strict=True):
+            if read.slot is None:
+                return blocks.view(-1).index_select(0, read.at)
+            out.index_copy_(0, read.slot, blocks.view(-1).index_select(0, read.at))
         return out
 
     def _products(

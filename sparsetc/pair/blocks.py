@@ -15,7 +15,7 @@ from sparsetc.pair.cut import Cut
 
 PAIRS_A_PROGRAM = 256
 """Most pairs of one program; a block of the result with more is made by several and added up."""
-BUFFER_BYTES = 1 << 28
+BUFFER_BYTES = 1 << 31
 """Bytes of dense blocks of the result made at a time."""
 
 

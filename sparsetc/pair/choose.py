@@ -17,6 +17,7 @@ from sparsetc.ir.tile import TileProgram
 from sparsetc.options import Options
 from sparsetc.pair.cut import Cut
 from sparsetc.pair.dense import Sizes
+from sparsetc.pair.scalar import waits
 from sparsetc.pair.sums import kept_dtype
 from sparsetc.pair.symbolic import TASK_BYTES, Budget, Matching
 from sparsetc.pair.tasks import KEPT_BYTES, keeps
@@ -24,6 +25,8 @@ from sparsetc.pair.tasks import KEPT_BYTES, keeps
 PLANS = ("bcb", "scalar", "dense")
 FEW_TASKS = 4
 """Tasks a nonzero up to which the scalar path is taken unseen: it then costs no more than cutting into blocks does."""
+WORD = 32
+"""Bits of a word of a bitmap."""
 STORAGES = ("auto", "whole", "bitmap")
 
 
@@ -58,35 +61,47 @@ class Rates:
 
     task_bytes: float
     """Bytes of kept tasks a second: what is stored of each, a value read and a value added to."""
+    ordered: float
+    """Seconds a task takes, where sums are ordered (`scalar.ordered`)."""
     expanded_bytes: float
     """Bytes a second of tasks that are made again at each call, `TASK_BYTES` each."""
     dense: dict[str, float]
     """Flops of torch's product, by precision."""
     blocks: dict[str, float]
     """Flops of pairs of blocks, padding included, by precision."""
+    pair_bytes: tuple[float, float]
+    """Bytes of pairs' blocks read a second, where the cache holds all blocks, and where it does not."""
+    l2_bytes: int
+    """What the cache holds."""
     memory: float
     """Bytes zeroed, scattered or gathered."""
     launch: float
     """Seconds of a call of torch, or of a launch."""
 
 
-# H200, float32: 290,950 pairs of 64 x 32 . 32 x 64 took 1.03 ms in tf32x3 and 0.445 in tf32; the same as one dense
-# product 0.32 ms (ieee) for 18 GFLOP. The rates of tasks have not been measured: additions to memory are taken to go at
-# a quarter of the speed of rows of 128 bytes, and vectors of torch at a third of the memory's.
+# H200, float32 (`benchmarks/results/pair.json`): 290,950 pairs of 64 x 32 . 32 x 64 took 1.03 ms in tf32x3 and 0.445 in
+# tf32, 1.2 M pairs of blocks that the L2 cache does not hold 4.7 and 3.4; dense products of 62 to 377 GFLOP went at 40
+# and at 110 TFLOP/s; 17 to 577 M tasks took 3.6 to 8.2 ps each, ordered ones 16 to 20.
 GPU = Rates(
-    task_bytes=1e12,
+    task_bytes=2.2e12,
+    ordered=18e-12,
     expanded_bytes=1.4e12,
-    dense={"highest": 40e12, "high": 200e12, "medium": 200e12, "float64": 40e12},
+    dense={"highest": 40e12, "high": 110e12, "medium": 110e12, "float64": 40e12},
     blocks={"highest": 74e12, "high": 170e12, "medium": 170e12, "float64": 20e12},
-    memory=2e12,
+    pair_bytes=(10e12, 5.8e12),
+    l2_bytes=50_000_000,
+    memory=1.5e12,
     launch=8e-6,
 )
 # Two x86 cores; 17 M tasks of an R-MAT graph took 0.24 s on one of them, and 4 s to expand.
 CPU = Rates(
     task_bytes=9e8,
+    ordered=0.0,
     expanded_bytes=4e8,
     dense=dict.fromkeys(("highest", "high", "medium"), 1e11) | {"float64": 5e10},
     blocks=dict.fromkeys(("highest", "high", "medium"), 3e10) | {"float64": 1.5e10},
+    pair_bytes=(2e10, 2e10),
+    l2_bytes=0,
     memory=2e9,
     launch=1e-5,
 )
@@ -123,12 +138,22 @@ class Question:
         return kept_dtype(self.dtype).itemsize
 
     def storage(self) -> str:
-        """How blocks are read: as asked, or whole unless that takes more than a quarter of the memory limit."""
+        """How blocks are read: as asked, or whole unless that takes more than a quarter of the memory limit.
+
+        Blocks that do not fill a word of bits are read whole.
+        """
         wanted = self.settings.plan
         asked = wanted.storage if isinstance(wanted, BcbPlan) else "auto"
-        if asked != "auto" or self.backend != "triton" or not self.dtype.is_floating_point:
-            return "whole" if asked == "auto" else asked
-        return "bitmap" if self._large() else "whole"
+        if asked == "auto":
+            asked = "bitmap" if self._has_bitmaps() and self._large() else "whole"
+        return "whole" if asked == "bitmap" and self._has_bitmaps() and self._tiny() else asked
+
+    def _has_bitmaps(self) -> bool:
+        """Whether there is a kernel that reads them."""
+        return self.backend == "triton" and self.dtype.is_floating_point
+
+    def _tiny(self) -> bool:
+        return min(self.cut().x.volume, self.cut().y.volume) < WORD
 
     def _large(self) -> bool:
         return self.cut().elements * self.width > self.budget.limit // 4
@@ -191,7 +216,10 @@ def choose(q: Question) -> Choice:
 def scalar_seconds(m: Matching, width: int, budget: Budget, rates: Rates) -> float:
     """The list streamed, for each task a value of y and one of the result; x's values and columns change seldom."""
     again = 0 if keeps(m, budget) else m.tasks * TASK_BYTES / rates.expanded_bytes
-    return 6 * rates.launch + m.tasks * (KEPT_BYTES + 2 * width) / rates.task_bytes + again
+    each = (KEPT_BYTES + 2 * width) / rates.task_bytes
+    if budget.settings.deterministic or waits(min(m.tasks, m.rows * m.columns), m.tasks):
+        each = max(each, rates.ordered)
+    return 6 * rates.launch + m.tasks * each + again
 
 
 def dense_seconds(sizes: Sizes, width: int, precision: str, rates: Rates) -> float:
@@ -203,8 +231,9 @@ def block_seconds(cut: Cut, program: TileProgram, width: int, precision: str, ra
     """Scatter, multiply pairs, gather; blocks of the result are as many as pairs, or as rows and columns, at most."""
     made = min(cut.pairs.tasks, cut.pairs.rows * cut.pairs.columns)
     counts = Statistics(made, cut.pairs.tasks, cut.elements, cut.x.nnz + cut.y.nnz, width)
-    moved, flops = cost(program).work(counts)
-    return 8 * rates.launch + flops / rates.blocks[precision] + moved / rates.memory
+    moved, read, flops = cost(program).work(counts)
+    read_rate = rates.pair_bytes[cut.elements * width > rates.l2_bytes]
+    return 8 * rates.launch + max(flops / rates.blocks[precision], read / read_rate) + moved / rates.memory
 
 
 def _has_product(dtype: torch.dtype, device: torch.device) -> bool:

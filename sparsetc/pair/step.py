@@ -7,6 +7,7 @@ gradients of gradients follow; they take the scalar path, whatever path the valu
 
 from __future__ import annotations
 
+from cmath import isfinite
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -120,8 +121,8 @@ class PairStep:
         m = self.matching
         x, y = (right, left) if self.swapped else (left, right)
         deterministic = self.settings.deterministic
-        x = m.x.values(x, deterministic).index_select(0, m.x_entry)
-        y = m.y.values(y, deterministic).index_select(0, m.y_entry)
+        x = _live(m.x.values(x, deterministic), m.x_entry)
+        y = _live(m.y.values(y, deterministic), m.y_entry)
         by_place = _Product.apply(self, "z", x, y, None)
         values = by_place if self.pattern.order is None else by_place.index_select(0, self.pattern.order)
         return values.to(self.dtype)
@@ -141,17 +142,25 @@ class PairStep:
 
     def _values(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """By place. Where a value is infinite or NaN, nonzero by nonzero: zeros of a block, or of an unfolded operand,
-        are multiplied like any other value, and would carry it to entries that it has no part in.
+        are multiplied like any other value, and would carry it to entries that it has no part in. While a CUDA graph is
+        captured nothing can be looked at.
         """
         if self.path.name == "scalar" or (not x.dtype.is_floating_point and not x.dtype.is_complex):
             return self.path.run(x, y)
-        if bool(torch.isfinite(x).all() & torch.isfinite(y).all()):
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+            return self.path.run(x, y)
+        if isfinite((x.sum() + y.sum()).item()):  # sums may overflow where no value is infinite: right still, and slow
             return self.path.run(x, y)
         return self.sums.of("z")(x, y)
 
     def ptx(self, target: str) -> str:
         """The assembly of the kernel; PlanError where the step takes the dense path, which has none of its own."""
         return self.path.ptx(target)
+
+
+def _live(values: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
+    """Those that meet anything: all of them, often."""
+    return values if entries.numel() == values.numel() else values.index_select(0, entries)
 
 
 class _Product(torch.autograd.Function):

@@ -4,8 +4,8 @@ Z[item, i, l] = the sum, over the item's pairs of tiles, of the product of X[i, 
 
 Part 0, bcb x bcb: pairs of bitmap tiles of 8x4 and bitmap tiles of 16x4.
     pair n, pair_ptr[item] <= n < pair_ptr[item + 1], is of tile pair_x[n] of X and tile pair_y[n] of Y
-    x_values[x_value_ptr[tile] + n], at the n-th bit set in x_bits[tile * 4] and on, row-major over i, jk = 8x4
-    y_values[y_value_ptr[tile] + n], at the n-th bit set in y_bits[tile * 8] and on, row-major over l, jk = 16x4
+    x_values[x_value_ptr[tile] + n], at the n-th bit set in x_bits[tile * 1] and on, row-major over i, jk = 8x4
+    y_values[y_value_ptr[tile] + n], at the n-th bit set in y_bits[tile * 2] and on, row-major over l, jk = 16x4
     streams 8*L + N*w + 8*P bytes, writes 128*P*w bytes
     stores P rows
     0 flops outside dots, 8192*L inside
@@ -52,15 +52,15 @@ def part_0(pid, pair_ptr, pair_x, pair_y, x_value_ptr, x_bits, x_values, y_value
         y_tile = tl.load(pair_y + pair)
         x_before = tl.load(x_value_ptr + x_tile)
         y_before = tl.load(y_value_ptr + y_tile)
-        x_word = tl.load(x_bits + x_tile * 4 + x_words * 4 // 8, mask=x_words < 8, other=0).to(tl.uint32)
-        x_word = (x_word >> (x_words * 4 % 8).to(tl.uint32)) & 0xf
+        x_word = tl.load(x_bits + x_tile + x_words * 4 // 32, mask=x_words < 8, other=0).to(tl.uint32, bitcast=True)
+        x_word = (x_word >> (x_words * 4 % 32).to(tl.uint32)) & 0xf
         x_counts = count(x_word)
         x_at = x_before + tl.cumsum(x_counts, 0) - x_counts
         x_has = ((x_word[:, None] >> x_place[None, :]) & 1) == 1
         x_at = x_at[:, None] + count(x_word[:, None] & x_below[None, :])
         x = tl.load(x_values + x_at, mask=x_has, other=0)
-        y_word = tl.load(y_bits + y_tile * 8 + y_words * 4 // 8).to(tl.uint32)
-        y_word = (y_word >> (y_words * 4 % 8).to(tl.uint32)) & 0xf
+        y_word = tl.load(y_bits + y_tile * 2 + y_words * 4 // 32).to(tl.uint32, bitcast=True)
+        y_word = (y_word >> (y_words * 4 % 32).to(tl.uint32)) & 0xf
         y_counts = count(y_word)
         y_at = y_before + tl.cumsum(y_counts, 0) - y_counts
         y_has = ((y_word[:, None] >> y_place[None, :]) & 1) == 1
