@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -530,3 +532,18 @@ def test_errors_before_anything_runs() -> None:
     long = random_sparse((2, 500), "dense", torch.float64), random_sparse((500, 2), "dense", torch.float64)
     with pytest.raises(stc.OutOfMemoryError, match="unfolded to 1 x 2 x 500 x 2"):
         stc.compile("ij,jk->ik", *long, plan="dense", memory_limit=5000)
+
+
+@pytest.mark.parametrize("plan", ["scalar", "dense", "bcb"])
+def test_a_dropped_kernel_gives_its_memory_back(plan: str) -> None:
+    """At once: task lists take gigabytes of a GPU, which the garbage collector does not see."""
+    x = random_sparse((6, 5, 7), "random", torch.float32)
+    gc.disable()
+    try:
+        kernel = stc.compile("ijk,abk->ijab", x, x, plan=plan)
+        kernel()
+        kept = weakref.ref(kernel.chain.pairs[0].matching)
+        del kernel
+        assert kept() is None
+    finally:
+        gc.enable()

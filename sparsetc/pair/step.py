@@ -29,6 +29,23 @@ from sparsetc.pair.tasks import Tasks
 from sparsetc.tensor import SparseTensor
 
 
+class Forms:
+    """The operands as paths store them, each made when first asked for."""
+
+    def __init__(self, matching: Matching, sides: dict[str, int] | None) -> None:
+        self.matching, self.sides = matching, sides
+
+    @cached_property
+    def unfolded(self) -> Unfolded:
+        """Their places, were they dense."""
+        return Unfolded(self.matching)
+
+    @cached_property
+    def cut(self) -> Cut:
+        """Cut into blocks, with the sides that the plan names."""
+        return Cut.of(self.matching, self.sides)
+
+
 class PairStep:
     """``x,y->output``, compiled for two patterns."""
 
@@ -71,10 +88,12 @@ class PairStep:
         self.budget = Budget(settings, self.device, len(self.shape), self.dtype.itemsize, what, limit)
         self.budget.check(self.matching.least_results(), least=True)
         self.backend = "torch" if self.dtype.is_complex else settings.effective_backend(self.device)
+        plan = settings.plan
+        forms = self.forms = Forms(self.matching, dict(plan.sides) if isinstance(plan, BcbPlan) else None)
         self.question = Question(
             self.matching,
-            lambda: self.unfolded.sizes,
-            lambda: self.cut,
+            lambda: forms.unfolded.sizes,
+            lambda: forms.cut,
             self.dtype,
             self.backend,
             settings,
@@ -89,16 +108,15 @@ class PairStep:
         self.tasks.nnz = places.numel()
         self.pattern: Pattern = pattern_of(self.matching, places)
 
-    @cached_property
+    @property
     def unfolded(self) -> Unfolded:
         """The operands' places, were they dense."""
-        return Unfolded(self.matching)
+        return self.forms.unfolded
 
-    @cached_property
+    @property
     def cut(self) -> Cut:
         """The operands cut into blocks."""
-        plan = self.settings.plan
-        return Cut.of(self.matching, dict(plan.sides) if isinstance(plan, BcbPlan) else None)
+        return self.forms.cut
 
     def _path(self) -> NumericPath:
         precision = self.settings.effective_precision()

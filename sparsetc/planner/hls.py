@@ -182,7 +182,7 @@ def _tiles(setting: Setting, counts: Counts, format: str, nnz: int, tiles: int, 
     layout = _layout(setting, groups, each * prod(sides))
     stored = tiles * prod(sides) if format == "dense_tile" else nnz
     part = Part(format, layout, _schedule(setting, groups, fused), nnz, label="tiles of many nonzeros")
-    chain = max(each, TILES_AN_ITEM // 2)  # a program of fewer tiles ends little sooner
+    chain = max(each, most // 2)  # a program of fewer tiles ends little sooner
     return part, Statistics(-(-tiles // each), tiles, stored, nnz, setting.itemsize, chain=chain)
 
 
