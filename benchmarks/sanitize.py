@@ -1,4 +1,5 @@
-"""Kernels of tiles and hybrid plans on small tensors, checked: what to run under NVIDIA's compute-sanitizer.
+"""Kernels of tiles, hybrid plans and contractions of two sparse tensors, on small ones: what to run under
+NVIDIA's compute-sanitizer. Results are checked.
 
 compute-sanitizer --tool memcheck  python benchmarks/sanitize.py
 compute-sanitizer --tool racecheck python benchmarks/sanitize.py
@@ -19,9 +20,39 @@ CASES = {
     "ijk,jr,kr->r": (40, 33, 50),
 }
 RANK = 20
+PAIRS = {"ijk,klm->ijlm": (20, 21, 70, 20, 9), "bij,bjk->bik": (3, 20, 70, 33), "ijk,ijk->": (20, 21, 70)}
+PATHS = ("scalar", stc.plan_bcb(storage="whole"), stc.plan_bcb(storage="bitmap"))
 
 
 def main() -> None:
+    """Everything."""
+    tiles()
+    pairs()
+    torch.cuda.synchronize()
+    print("all results right")
+
+
+def pairs() -> None:
+    """Every case by every path that has kernels of its own, deterministic and not."""
+    g = torch.Generator().manual_seed(0)
+    for equation, lengths in PAIRS.items():
+        terms, output = equation.split("->")
+        sizes = dict(zip(dict.fromkeys(terms.replace(",", "")), lengths, strict=True))
+        given = []
+        for term in terms.split(","):
+            shape = [sizes[c] for c in term]
+            coords = torch.stack([torch.randint(0, n, (500,), generator=g) for n in shape])
+            given.append(stc.SparseTensor(coords, torch.randn(500, generator=g), shape).to("cuda"))
+        expected = torch.einsum(equation, *(x.to_dense().double() for x in given))
+        for plan in PATHS:
+            for deterministic in (False, True):
+                found = stc.einsum(equation, *given, plan=plan, deterministic=deterministic, precision="highest")
+                whole = found.to_dense() if isinstance(found, stc.SparseTensor) else found
+                error = float((whole.double() - expected).norm() / expected.norm())
+                assert error <= 1e-5, (equation, plan, deterministic, error)
+
+
+def tiles() -> None:
     """Every case, tiles dense and as bitmaps, with leftovers and without, at two precisions."""
     g = torch.Generator().manual_seed(0)
     for equation, shape in CASES.items():
@@ -39,8 +70,6 @@ def main() -> None:
                     found = stc.einsum(equation, x, *dense, plan=plan, precision=precision, memory_limit=memory)
                     error = float((found.double() - expected).norm() / expected.norm())
                     assert error <= limit, (equation, precision, threshold, memory, error)
-    torch.cuda.synchronize()
-    print("all results right")
 
 
 if __name__ == "__main__":

@@ -70,9 +70,9 @@ class Rates:
     blocks: dict[str, float]
     """Flops of pairs of blocks, padding included, by precision."""
     pair_bytes: tuple[float, float]
-    """Bytes of pairs' blocks read a second, where the cache holds all blocks, and where it does not."""
-    l2_bytes: int
-    """What the cache holds."""
+    """Bytes of pairs' blocks read a second: of few blocks, and of so many that neighbours share none in cache."""
+    near_bytes: int
+    """Bytes of the fewest blocks that are many."""
     memory: float
     """Bytes zeroed, scattered or gathered."""
     launch: float
@@ -80,16 +80,16 @@ class Rates:
 
 
 # H200, float32 (`benchmarks/results/pair.json`): 290,950 pairs of 64 x 32 . 32 x 64 took 1.03 ms in tf32x3 and 0.445 in
-# tf32, 1.2 M pairs of blocks that the L2 cache does not hold 4.7 and 3.4; dense products of 62 to 377 GFLOP went at 40
-# and at 110 TFLOP/s; 17 to 577 M tasks took 3.6 to 8.2 ps each, ordered ones 16 to 20.
+# tf32, 1.2 M pairs of 800 MB of blocks 4.7 and 3.4; dense products of 12 to 377 GFLOP went at 40 and at 75 to 110
+# TFLOP/s; 17 to 577 M tasks took 3.6 to 8.2 ps each, ordered ones 16 to 20.
 GPU = Rates(
     task_bytes=2.2e12,
     ordered=18e-12,
     expanded_bytes=1.4e12,
-    dense={"highest": 40e12, "high": 110e12, "medium": 110e12, "float64": 40e12},
+    dense={"highest": 40e12, "high": 95e12, "medium": 95e12, "float64": 40e12},
     blocks={"highest": 74e12, "high": 170e12, "medium": 170e12, "float64": 20e12},
     pair_bytes=(10e12, 5.8e12),
-    l2_bytes=50_000_000,
+    near_bytes=400_000_000,
     memory=1.5e12,
     launch=8e-6,
 )
@@ -101,7 +101,7 @@ CPU = Rates(
     dense=dict.fromkeys(("highest", "high", "medium"), 1e11) | {"float64": 5e10},
     blocks=dict.fromkeys(("highest", "high", "medium"), 3e10) | {"float64": 1.5e10},
     pair_bytes=(2e10, 2e10),
-    l2_bytes=0,
+    near_bytes=0,
     memory=2e9,
     launch=1e-5,
 )
@@ -232,8 +232,8 @@ def block_seconds(cut: Cut, program: TileProgram, width: int, precision: str, ra
     made = min(cut.pairs.tasks, cut.pairs.rows * cut.pairs.columns)
     counts = Statistics(made, cut.pairs.tasks, cut.elements, cut.x.nnz + cut.y.nnz, width)
     moved, read, flops = cost(program).work(counts)
-    read_rate = rates.pair_bytes[cut.elements * width > rates.l2_bytes]
-    return 8 * rates.launch + max(flops / rates.blocks[precision], read / read_rate) + moved / rates.memory
+    read_rate = rates.pair_bytes[cut.elements * width > rates.near_bytes]
+    return 6 * rates.launch + max(flops / rates.blocks[precision], read / read_rate) + moved / rates.memory
 
 
 def _has_product(dtype: torch.dtype, device: torch.device) -> bool:

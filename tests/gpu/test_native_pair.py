@@ -76,3 +76,21 @@ def test_deterministic_sums_repeat(dtype: torch.dtype) -> None:
             found.append((z.detach(), *(v.grad for v in given)))
         assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
         torch.testing.assert_close(found[0][0].view(16, 10), x.to_dense() @ y.to_dense())
+
+
+@pytest.mark.parametrize("plan", ["scalar", "dense", "bcb"])
+def test_calls_are_captured_in_a_graph(plan: str) -> None:
+    x, y = (o.cuda() for o in operands("ijk,klm->ijlm", "dense", torch.float32))
+    kernel = stc.compile("ijk,klm->ijlm", x, y, plan=plan)
+    values = [o.values.clone() for o in (x, y)]
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        kernel(values=values)  # compiled, and allocated, outside
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = kernel(values=values).values
+    for v in values:
+        v.mul_(2)
+    graph.replay()
+    torch.testing.assert_close(found, kernel(values=values).values, rtol=1e-4, atol=1e-4)
