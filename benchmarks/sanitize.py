@@ -36,7 +36,7 @@ def pairs() -> None:
     """Every case by every path that has kernels of its own, deterministic and not."""
     g = torch.Generator().manual_seed(0)
     for equation, lengths in PAIRS.items():
-        terms, output = equation.split("->")
+        terms = equation.split("->")[0]
         sizes = dict(zip(dict.fromkeys(terms.replace(",", "")), lengths, strict=True))
         given = []
         for term in terms.split(","):
