@@ -123,27 +123,49 @@ class TileWalk:
 
     def add(self, s: Add, total: torch.Tensor, axes: tuple[str, ...], out: torch.Tensor) -> None:
         """Add to (or store) the output rows of the kept positions; those past a mode's end are left out."""
-        letters = self.program.letters
-        kept = tuple(letters[c.mode] for c in self.program.view.item) if isinstance(s.key, Slot) else ()
-        kept = kept or tuple(c for c, _ in s.key.terms if isinstance(s.key, Row))  # type: ignore[union-attr]
-        row, inside = torch.zeros((), dtype=torch.long), torch.ones((), dtype=torch.bool)
-        for n, letter in enumerate(kept):
-            if isinstance(s.key, Slot):
-                at = self.positions[letter].clamp(max=self.side(letter) - 1)
-                stride = prod(self.side(c) for c in kept[n + 1 :])
-            else:
-                at, stride = self.coordinate(letter), dict(s.key.terms)[letter]  # type: ignore[union-attr]
-            row = row.unsqueeze(-1) + at * stride
-            inside = inside.unsqueeze(-1) & self.inside(letter)
         if isinstance(s.key, Slot):
-            row = self.arrays[s.key.array].view(-1, prod(self.side(c) for c in kept))[self.item][row]
-            inside = inside & (row >= 0)
+            kept, row, inside = self.slots(s.key)
+        else:
+            assert isinstance(s.key, Row)
+            kept, row, inside = self.rows(s.key)
         rows = [a for a in kept if a in axes]
         spread = total.permute([axes.index(a) for a in (*rows, *s.axes)]).to(out.dtype)
         flat = spread.reshape(-1, *spread.shape[len(rows) :])
         for n in torch.nonzero(inside.flatten()).flatten().tolist():
             place = out[int(row.flatten()[n])][tuple(self.spans[a] for a in s.axes)]
             place.copy_(flat[n]) if s.owned else place.add_(flat[n])
+
+    def rows(self, key: Row) -> tuple[tuple[str, ...], torch.Tensor, torch.Tensor]:
+        """(kept letters, rows of a dense output at their positions, which of them are of the tile and of the mode)."""
+        terms = [(self.coordinate(letter), stride) for letter, stride in key.terms]
+        kept = tuple(letter for letter, _ in key.terms)
+        return kept, _summed(terms), self.all_inside(kept)
+
+    def slots(self, key: Slot) -> tuple[tuple[str, ...], torch.Tensor, torch.Tensor]:
+        """The same of a sparse output, whose rows are stored for each kept position of an item; -1 is none."""
+        kept = tuple(self.program.letters[c.mode] for c in self.program.view.item)
+        sides = [self.side(c) for c in kept]
+        places = [
+            (self.positions[c].clamp(max=side - 1), prod(sides[n + 1 :]))
+            for n, (c, side) in enumerate(zip(kept, sides, strict=True))
+        ]
+        row = self.arrays[key.array].view(-1, prod(sides))[self.item][_summed(places)]
+        return kept, row, self.all_inside(kept) & (row >= 0)
+
+    def all_inside(self, letters: tuple[str, ...]) -> torch.Tensor:
+        """`inside`, of several letters' positions."""
+        found = torch.ones((), dtype=torch.bool)
+        for letter in letters:
+            found = found.unsqueeze(-1) & self.inside(letter)
+        return found
+
+
+def _summed(terms: list[tuple[torch.Tensor, int]]) -> torch.Tensor:
+    """The sum of vectors times strides, a dimension each."""
+    found = torch.zeros((), dtype=torch.long)
+    for at, stride in terms:
+        found = found.unsqueeze(-1) + at * stride
+    return found
 
 
 def positions_of(words: torch.Tensor, view: Tiles) -> torch.Tensor:

@@ -14,16 +14,14 @@ from __future__ import annotations
 
 from math import prod
 
-from sparsetc.errors import PlanError
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.lower_tiles import lower_tiles
-from sparsetc.ir.operands import MIN_DOT, Target, dense_axes, joined, named_operands, printed_sizes, row_of, stores
+from sparsetc.ir.lowering import Lowering
+from sparsetc.ir.operands import MIN_DOT, Target, joined, row_of
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.tile import (
     LANES,
-    Add,
     Decode,
-    DenseAxis,
     Gather,
     Key,
     Loop,
@@ -38,7 +36,6 @@ from sparsetc.ir.tile import (
     TileProgram,
     Value,
     Zero,
-    verify,
 )
 from sparsetc.ir.view import ITEM, LANE, LEAF, Computed, Consecutive, View
 
@@ -49,46 +46,13 @@ def lower(
     """The tile program of one part; raises `PlanError` when the view cannot serve the einsum."""
     if view.sides:
         return lower_tiles(bound, view, schedule, target, number=number, format=format)
-    lowering = _Lowering(bound, view, schedule, target)
-    program = TileProgram(
-        equation=str(bound.einsum),
-        number=number,
-        format=format,
-        view=view,
-        letters=lowering.letters,
-        axes=lowering.axes,
-        operands=lowering.operands,
-        output=lowering.output,
-        output_axes=lowering.output_axes,
-        body=lowering.body(),
-        unroll=unroll,
-        tail=schedule.tail,
-        warps=schedule.warps,
-        stages=schedule.stages,
-        precision=schedule.precision,
-        slot=lowering.key.array if isinstance(lowering.key, Slot) else "",
-        rows=target.rows,
-        wide=target.wide,
-    )
-    verify(program)
-    return program
+    return _Lowering(bound, view, schedule, target).program(number, format, unroll, schedule.tail)
 
 
-class _Lowering:
+class _Lowering(Lowering):
     def __init__(self, bound: Bound, view: View, schedule: Schedule, target: Target) -> None:
-        e = bound.einsum
-        (sparse,) = e.sparse
-        self.letters = e.inputs[sparse]
-        if len(self.letters) != view.order or len(set(self.letters)) != view.order:
-            raise PlanError(f"a view of order {view.order} cannot serve the sparse operand {''.join(self.letters)!r}")
-        self.bound, self.view, self.schedule, self.target = bound, view, schedule, target
+        super().__init__(bound, view, schedule, target)
         self.level = {c: view.level_of(mode) for mode, c in enumerate(self.letters)}
-        self.sizes = printed_sizes(bound)
-        self.order = dense_axes(bound)
-        self.axes = tuple(DenseAxis(c, self.sizes[c], schedule.block(c)) for c in self.order)
-        self.output, self.operands = named_operands(bound)
-        self.output_axes = tuple(c for c in e.output if c not in self.letters)
-        self.kept = tuple(c for c in e.output if c in self.letters)
         self.key = self._key()
 
     def _key(self) -> Key:
@@ -152,7 +116,7 @@ class _Lowering:
             out = Tile("scaled", (*total.axes, *extra), ITEM)
             tail.append(Product(out, inputs))
             total = out
-        return (*head, *inner, *tail, self._add(total))
+        return (*head, *inner, *tail, self.add(total))
 
     @staticmethod
     def _total(inner: tuple[Statement, ...]) -> Tile:
@@ -169,7 +133,7 @@ class _Lowering:
         inputs = (*values, *factors)
         if self.key.level == LEAF:
             out = self._tile("term", LEAF, inputs)
-            return (Loop(LEAF, (*loads, Product(out, inputs), self._add(out))),)
+            return (Loop(LEAF, (*loads, Product(out, inputs), self.add(out))),)
         name = "fiber_sum" if self.view.blocks else "total"
         step = self._product(name, LANE if self.view.blocks else ITEM, inputs, contracts=not self.view.blocks)
         return (Zero(step.out), Loop(LEAF, (*loads, step)))
@@ -184,9 +148,9 @@ class _Lowering:
         inputs = (self._total(leaf), *factors)
         if self.key.level == LANE:
             if not factors:
-                return (Loop(LANE, (*head, *leaf, self._add(inputs[0]))),)
+                return (Loop(LANE, (*head, *leaf, self.add(inputs[0]))),)
             out = self._tile("scaled", LANE, inputs)
-            return (Loop(LANE, (*head, *leaf, Product(out, inputs), self._add(out))),)
+            return (Loop(LANE, (*head, *leaf, Product(out, inputs), self.add(out))),)
         step = self._product("total", ITEM, inputs, contracts=True)
         return (Zero(step.out), Loop(LANE, (*head, *leaf, step)))
 
@@ -216,6 +180,3 @@ class _Lowering:
 
     def _block(self, letter: str) -> int:
         return next(a.block for a in self.axes if a.letter == letter)
-
-    def _add(self, source: Tile) -> Add:
-        return Add(source, self.key, self.output_axes, owned=stores(self.target, self.axes, self.output_axes))

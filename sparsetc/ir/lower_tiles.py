@@ -19,14 +19,13 @@ from math import prod
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.einsum import Bound
-from sparsetc.ir.operands import MIN_DOT, Target, dense_axes, named_operands, printed_sizes, row_of, stores
+from sparsetc.ir.lowering import Lowering
+from sparsetc.ir.operands import MIN_DOT, Target, row_of
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.tile import (
-    Add,
     Decode,
     DenseAxis,
     Gather,
-    Key,
     Loop,
     Operand,
     Product,
@@ -37,7 +36,6 @@ from sparsetc.ir.tile import (
     TileProgram,
     Value,
     Zero,
-    verify,
 )
 from sparsetc.ir.tile_groups import groups_of
 from sparsetc.ir.view import ITEM, LANE, LEAF, View
@@ -50,59 +48,30 @@ def lower_tiles(
     bound: Bound, view: View, schedule: Schedule, target: Target, *, number: int = 0, format: str = ""
 ) -> TileProgram:
     """The tile program of a part of tiles."""
-    lowering = _TileLowering(bound, view, schedule, target)
-    body = lowering.body()
-    program = TileProgram(
-        equation=str(bound.einsum),
-        number=number,
-        format=format,
-        view=view,
-        letters=lowering.letters,
-        axes=(*lowering.axes, *lowering.positions),
-        operands=lowering.operands,
-        output=lowering.output,
-        output_axes=lowering.output_axes,
-        body=body,
-        unroll=1,
-        tail=1,
-        warps=schedule.warps,
-        stages=schedule.stages,
-        precision=schedule.precision,
-        slot=lowering.key.array if isinstance(lowering.key, Slot) else "",
-        rows=target.rows,
-        extents=bound.extents(lowering.letters),
-        wide=target.wide,
-    )
-    verify(program)
-    return program
+    return _TileLowering(bound, view, schedule, target).program(number, format)
 
 
-class _TileLowering:
+class _TileLowering(Lowering):
     def __init__(self, bound: Bound, view: View, schedule: Schedule, target: Target) -> None:
-        e = bound.einsum
-        (sparse,) = e.sparse
-        self.letters = e.inputs[sparse]
-        if len(self.letters) != view.order or len(set(self.letters)) != view.order:
-            raise PlanError(f"tiles of order {view.order} cannot serve the sparse operand {''.join(self.letters)!r}")
-        self.schedule, self.target = schedule, target
+        super().__init__(bound, view, schedule, target)
         self.side = dict(zip(self.letters, view.sides, strict=True))
-        self.order = dense_axes(bound)
-        sizes = printed_sizes(bound)
-        self.axes = tuple(DenseAxis(c, sizes[c], schedule.block(c)) for c in self.order)
-        self.output, self.operands = named_operands(bound)
-        self.output_axes = tuple(c for c in e.output if c not in self.letters)
-        self.view, self.groups = view, groups_of(bound, view.sides, schedule.dot)
-        kept = tuple(c for c in self.letters if c in e.output)
+        self.groups = groups_of(bound, view.sides, schedule.dot)
+        kept = tuple(c for c in self.letters if c in self.kept)
         self.tails = tuple(o for o in self.operands if set(o.rows) <= set(kept))
         self.inner = tuple(o for o in self.operands if o not in self.tails)
         if target.sparse and {self.letters[c.mode] for c in view.item} != set(kept):
             raise PlanError("tiles add to a sparse output where their items share the modes it keeps, and no other")
-        self.key: Key = Slot("item_slot", ITEM) if target.sparse else row_of(kept, sizes, ITEM)
+        self.key = Slot("item_slot", ITEM) if target.sparse else row_of(kept, self.sizes, ITEM)
         self.block = self._blocks()
         self.positions = tuple(DenseAxis(c, self.side[c], self.block[c]) for c in self.letters)
         self.looped = tuple(c for c in self.groups.spread if self.block[c] < self.side[c] or self.side[c] == 1)
         self.beside = self._wide(self.groups.spread)
         """Spread letters of which several positions are columns at once."""
+
+    @property
+    def axes(self) -> tuple[DenseAxis, ...]:
+        """Dense axes, and the positions of a tile."""
+        return (*self.dense_axes, *self.positions)
 
     # -- blocks -----------------------------------------------------------------------------------------------------
     def _blocks(self) -> dict[str, int]:
@@ -113,7 +82,7 @@ class _TileLowering:
             for letters in filter(None, (g.first, g.second)):
                 block[letters[-1]] *= self._missing(prod(block[c] for c in letters))
         if g.second:
-            matrix = prod(a.block for a in self.axes)
+            matrix = prod(a.block for a in self.dense_axes)
             room = min(self.schedule.columns, MOST_SUMS * self.schedule.warps // matrix)
             for c in reversed(g.columns):
                 block[c] = max(1, min(self.side[c], room))
@@ -166,8 +135,7 @@ class _TileLowering:
             result = self._tile("result", (total, *(g.out for g in gathers)), ITEM)
             tail += [*gathers, Product(result, (total, *(g.out for g in gathers)))]
             total = result
-        owned = stores(self.target, self.axes, self.output_axes)
-        return [*tail, Add(total, self.key, self.output_axes, owned)]
+        return [*tail, self.add(total)]
 
     def _steps(self, tiles: dict[Operand, Tile]) -> tuple[list[Statement], Tile, list[Statement]]:
         """(statements of one turn of the innermost loop, the accumulator, what is formed once a tile)."""
