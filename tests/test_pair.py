@@ -489,6 +489,11 @@ def test_third_order_contracted_over_one_mode_has_blocks_of_64_by_32() -> None:
     assert_matches(named.result(named(x.values, x.values)), "ijk,klm->ijlm", [x, x])
 
 
+def test_sides_of_letters_that_a_contraction_of_two_does_not_have() -> None:
+    for equation in ("ii,jj->", "ij,jk,kl->il"):
+        check_pair(equation, operands(equation), plan=stc.plan_bcb(i=2, j=2))
+
+
 def test_paths_of_torch_have_no_ptx() -> None:
     kernel = stc.compile("ij,jk->ik", *operands("ij,jk->ik"), plan="dense")
     with pytest.raises(stc.PlanError, match="no PTX"):

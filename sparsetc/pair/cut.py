@@ -64,7 +64,7 @@ class Cut:
         side = dict.fromkeys(roles.batch, 1)
         for letters, positions in ((roles.free_x, FREE), (roles.free_y, FREE), (roles.contracted, INNER)):
             side |= dict(zip(letters, sides_for(tuple(sizes[c] for c in letters), positions), strict=True))
-        side |= {c: n for c, n in (sides or {}).items() if c not in roles.batch}
+        side |= {c: n for c, n in (sides or {}).items() if c in side and c not in roles.batch}
 
         def pack(operand: Side, entry: torch.Tensor, letters: tuple[str, ...]) -> Blocks:
             coords = operand.rows(letters)[:, entry]
