@@ -47,7 +47,7 @@ CASES = (
     ("blocks 1220x51", "blocks 1220x51", "ijk,ljm->iklm"),
 )
 LIMIT = {"highest": 1e-5, "high": 2e-3}
-PLANS = ("scalar", "dense", "bcb", stc.plan_bcb(storage="bitmap"))
+PLANS = ("scalar", "dense", "bcb", stc.plan_bcb(storage="bitmap"), "bcb+scalar")
 MOST_TASKS = 2_000_000_000
 """Tasks above which the scalar path is not timed."""
 
@@ -95,7 +95,7 @@ def pairing(step: PairStep) -> None:
     """What meets: nonzeros, and blocks where the path is of blocks."""
     m = step.matching
     again = Matching.of(m.x, m.y, m.roles)
-    if step.path.name == "bcb":
+    if step.path.name.startswith("bcb"):
         Cut.of(again)
 
 

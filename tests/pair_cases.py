@@ -21,7 +21,7 @@ from sparsetc.pair import symbolic
 from sparsetc.pair import tasks as task_lists
 
 SIZES = {"i": 7, "j": 9, "k": 5, "l": 4, "m": 3, "n": 6, "b": 3, "r": 3, "s": 2}
-PLANS = ("auto", "scalar", "dense", "bcb")
+PLANS = ("auto", "scalar", "dense", "bcb", "bcb+scalar")
 
 EQUATIONS = {
     "one-mode": "ijk,klm->ijlm",
@@ -118,6 +118,11 @@ def check_pair(equation: str, given: list[Any], **settings: Any) -> stc.PairKern
                 assert found.is_coalesced
                 assert torch.equal(found.coords, structural(equation, given))
     return kernel
+
+
+def small_blocks(equation: str, threshold: int, side: int = 2, storage: str = "auto") -> stc.BcbPlan:
+    """The hybrid plan, with sides so small that operands of the tests have many blocks."""
+    return stc.plan_bcb(storage, threshold, **dict.fromkeys(sorted(set(equation) - set(",->")), side))
 
 
 @contextlib.contextmanager

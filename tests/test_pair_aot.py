@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 from cases import random_sparse
-from pair_cases import EQUATIONS, operands
+from pair_cases import EQUATIONS, operands, small_blocks
 
 import sparsetc as stc
 
@@ -95,6 +95,14 @@ def test_lists_of_tasks_compile(dtype: torch.dtype, deterministic: bool) -> None
         # A byte and a word of the list a task.
         if not deterministic:
             assert "ld.global.b8" in kernel.ptx("sm_90")
+
+
+def test_both_kernels_of_a_hybrid_compile() -> None:
+    given = operands("ijk,klm->ijlm", "skewed", torch.float32)
+    for backend in ("torch", "triton"):
+        kernel = stc.compile("ijk,klm->ijlm", *given, plan=small_blocks("ijk,klm->ijlm", 2), backend=backend)
+        assert kernel.plan.name == "bcb+scalar"
+        assert kernel.ptx("sm_90").count(".visible .entry") == 2
 
 
 def test_what_has_no_assembly() -> None:

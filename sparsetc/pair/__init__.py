@@ -5,13 +5,15 @@ In: a `Bound` einsum whose operands are sparse in two places or more. Out: `Pair
     equation.py   letters by role; operands diagonal, summed, sorted
     symbolic.py   what meets, counted; the result's pattern
     expansion.py  tasks made, and grouped by the entry of the result they add to
-    choose.py     expected times: scalar, dense or blocks
+    populations.py  blocks of x by how many nonzeros they hold
+    choose.py     expected times: scalar, dense, blocks, or a hybrid
     tasks.py      tasks as a sparse operand of ones
     scalar.py     a product a task: an einsum with that operand
     dense.py      one matrix product
     cut.py        operands cut into bitmap blocks, the tile program of a pair of them
     blocks.py     which pairs each program takes
     block_path.py one matrix product a pair of blocks
+    hybrid.py     blocks of x by the one, its other nonzeros by the other
     step.py       one contraction, differentiable
     path.py, chain.py   more than two operands, two at a time
     kernel.py     what `compile` returns

@@ -1,4 +1,4 @@
-"""Which of the three paths a contraction takes: each one's expected time, from counts made before any task is.
+"""Which path a contraction takes: each one's expected time, from counts made before any task is.
 
 In: a `Matching`, its unfolded sizes and its cut into blocks. Out: a `Choice`. A path that would not fit, or that the
 type has no kernel for, is left out under ``plan="auto"`` and refused by name.
@@ -7,7 +7,9 @@ type has no kernel for, is left out under ``plan="auto"`` and refused by name.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf
 
 import torch
 
@@ -15,44 +17,53 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.cost import Statistics, cost
 from sparsetc.ir.tile import TileProgram
 from sparsetc.options import Options
-from sparsetc.pair.cut import Cut
+from sparsetc.pair.cut import BlockWork, Cut
 from sparsetc.pair.dense import Sizes
+from sparsetc.pair.populations import Populations, Split
 from sparsetc.pair.scalar import waits
 from sparsetc.pair.sums import kept_dtype
 from sparsetc.pair.symbolic import TASK_BYTES, Budget, Matching
 from sparsetc.pair.tasks import KEPT_BYTES, keeps
 
-PLANS = ("bcb", "scalar", "dense")
+HYBRID = "bcb+scalar"
+PLANS = ("bcb", "scalar", "dense", HYBRID)
 FEW_TASKS = 4
 """Tasks a nonzero up to which the scalar path is taken unseen: it then costs no more than cutting into blocks does."""
 WORD = 32
 """Bits of a word of a bitmap."""
 STORAGES = ("auto", "whole", "bitmap")
+MERGE_LAUNCHES = 7
+"""Calls of torch that a hybrid takes beside its halves: values chosen for each, zeros, and two additions."""
 
 
 @dataclass(frozen=True)
 class BcbPlan:
-    """``bcb`` with sides, or a storage, of one's own; what `plan_bcb` returns."""
+    """``bcb``, or ``bcb+scalar``, with sides, a storage or a threshold of one's own; what `plan_bcb` returns."""
 
     sides: tuple[tuple[str, int], ...] = ()
     storage: str = "auto"
+    threshold: int | None = None
 
 
-def plan_bcb(storage: str = "auto", **sides: int) -> BcbPlan:
+def plan_bcb(storage: str = "auto", threshold: int | None = None, **sides: int) -> BcbPlan:
     """Blocks with sides given by letter, as in ``plan_bcb(i=8, j=8, k=32)``; those not named are chosen.
 
     Args:
         storage: how a GPU reads blocks: ``"whole"``, ``"bitmap"`` (bits and packed values, section III-D), or
             ``"auto"``: whole unless that takes more than a quarter of the memory limit. Integers are read whole, and so
             is everything on the CPU.
+        threshold: nonzeros from which a block of the first operand in the result is multiplied as a block; those of the
+            others are multiplied one by one (``bcb+scalar``). None multiplies all as blocks.
         sides: powers of two; letters that both operands keep have side 1 whatever is given.
     """
     if storage not in STORAGES:
         raise PlanError(f"storage must be one of {', '.join(STORAGES)}, found {storage!r}")
+    if threshold is not None and (not isinstance(threshold, int) or threshold < 1):
+        raise PlanError(f"threshold must be a number of nonzeros, 1 or more, found {threshold!r}")
     for letter, side in sides.items():
         if not isinstance(side, int) or side < 1 or side & (side - 1):
             raise PlanError(f"the side of {letter!r} must be a power of two, found {side!r}")
-    return BcbPlan(tuple(sorted(sides.items())), storage)
+    return BcbPlan(tuple(sorted(sides.items())), storage, threshold)
 
 
 @dataclass(frozen=True)
@@ -118,6 +129,8 @@ class Choice:
     name: str
     storage: str
     reason: str
+    split: Split | None = None
+    """Of the hybrid path."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +150,22 @@ class Question:
         """Bytes of a value as sums keep it."""
         return kept_dtype(self.dtype).itemsize
 
-    def storage(self) -> str:
+    @cached_property
+    def populations(self) -> Populations:
+        """What thresholds are found by."""
+        return Populations.of(self.cut())
+
+    @property
+    def rates(self) -> Rates:
+        """Of the device."""
+        return GPU if self.matching.ends.is_cuda else CPU
+
+    @property
+    def precision(self) -> str:
+        """By which rates are named."""
+        return "float64" if self.dtype in _DOUBLE else self.settings.effective_precision()
+
+    def storage(self, work: BlockWork | None = None) -> str:
         """How blocks are read: as asked, or whole unless that takes more than a quarter of the memory limit.
 
         Blocks that do not fill a word of bits are read whole.
@@ -145,7 +173,7 @@ class Question:
         wanted = self.settings.plan
         asked = wanted.storage if isinstance(wanted, BcbPlan) else "auto"
         if asked == "auto":
-            asked = "bitmap" if self._has_bitmaps() and self._large() else "whole"
+            asked = "bitmap" if self._has_bitmaps() and self._large(work or self.cut().work) else "whole"
         return "whole" if asked == "bitmap" and self._has_bitmaps() and self._tiny() else asked
 
     def _has_bitmaps(self) -> bool:
@@ -155,25 +183,47 @@ class Question:
     def _tiny(self) -> bool:
         return min(self.cut().x.volume, self.cut().y.volume) < WORD
 
-    def _large(self) -> bool:
-        return self.cut().elements * self.width > self.budget.limit // 4
+    def _large(self, work: BlockWork) -> bool:
+        return work.elements * self.width > self.budget.limit // 4
 
     def expected(self) -> Expected:
-        """The three paths with their expected seconds."""
-        rates = GPU if self.matching.ends.is_cuda else CPU
-        precision = "float64" if self.dtype in _DOUBLE else self.settings.effective_precision()
-        fits = self.storage() == "bitmap" or not self._large()
-        fits = fits and self.cut().pairs.tasks * TASK_BYTES <= self.budget.limit // 2
+        """The paths with their expected seconds; the hybrid one where there is a threshold that parts blocks."""
         found = {
-            "scalar": scalar_seconds(self.matching, self.width, self.budget, rates),
-            "dense": dense_seconds(self.sizes(), self.width, precision, rates) if self.dense_fits() else None,
-            "bcb": block_seconds(self.cut(), self._program(), self.width, precision, rates) if fits else None,
+            "scalar": self._scalar_seconds(self.matching.tasks),
+            "dense": dense_seconds(self.sizes(), self.width, self.precision, self.rates) if self.dense_fits() else None,
+            "bcb": self._block_seconds(self.cut().work),
         }
+        split = self.split
+        if split.pure is None:
+            found[HYBRID] = self._split_seconds(split)
         return tuple(sorted(found.items(), key=lambda item: (item[1] is None, item[1] or 0.0)))
 
-    def _program(self) -> TileProgram:
-        precision = self.settings.effective_precision()
-        return self.cut().program("", self.dtype, self.backend, precision, self.storage())
+    @cached_property
+    def split(self) -> Split:
+        """By the threshold asked for, or the one expected to be fastest; of one side only where none parts blocks."""
+        wanted, counts = self.settings.plan, self.populations
+        if isinstance(wanted, BcbPlan) and wanted.threshold is not None:
+            return counts.split(wanted.threshold)
+        splits = [counts.split(t) for t in counts.thresholds() or counts.ends()]
+        return min(splits, key=lambda s: self._split_seconds(s) or inf)
+
+    def _split_seconds(self, split: Split) -> float | None:
+        """Both sides, one after the other; None where blocks do not fit."""
+        scalar = self._scalar_seconds(split.tasks) if split.tasks else 0.0
+        blocks = self._block_seconds(split.blocks) if split.blocks.pairs.tasks else 0.0
+        return None if blocks is None else scalar + blocks + MERGE_LAUNCHES * self.rates.launch
+
+    def _scalar_seconds(self, tasks: int) -> float:
+        return scalar_seconds(replace(self.matching, tasks=tasks), self.width, self.budget, self.rates)
+
+    def _block_seconds(self, work: BlockWork) -> float | None:
+        """None where the blocks, or their pairs, do not fit."""
+        storage = self.storage(work)
+        fits = storage == "bitmap" or not self._large(work)
+        if not fits or work.pairs.tasks * TASK_BYTES > self.budget.limit // 2:
+            return None
+        program = self.cut().program("", self.dtype, self.backend, self.settings.effective_precision(), storage)
+        return block_seconds(work, program, self.width, self.precision, self.rates)
 
     def dense_fits(self) -> bool:
         """Whether the unfolded operands and product take half of the memory limit or less."""
@@ -185,13 +235,13 @@ _DOUBLE = (torch.float64, torch.complex128)
 
 
 def plan_name(settings: Options, letters: Iterable[str] | None = None) -> str:
-    """``auto``, ``bcb``, ``scalar`` or ``dense``; PlanError for any other plan, or sides of other `letters`."""
+    """``auto`` or one of `PLANS`; PlanError for any other plan, or sides of other `letters`."""
     wanted = settings.plan
     if isinstance(wanted, BcbPlan):
         unknown = [] if letters is None else sorted({c for c, _ in wanted.sides} - set(letters))
         if unknown:
             raise PlanError(f"the plan gives sides to {', '.join(unknown)}, which the equation does not have")
-        return "bcb"
+        return "bcb" if wanted.threshold is None else HYBRID
     if not isinstance(wanted, str) or wanted not in ("auto", *PLANS):
         raise PlanError(
             f"plan must be auto, {', '.join(PLANS)} or plan_bcb(...) for two sparse operands, found {wanted!r}"
@@ -205,12 +255,23 @@ def choose(q: Question) -> Choice:
     if named == "dense":
         _check_dense(q.sizes(), q.dtype, q.budget)
     if named != "auto":
-        return Choice(named, q.storage() if named == "bcb" else "whole", "asked for by name")
+        return _choice(q, named, "asked for by name")
     m = q.matching
     if m.tasks <= FEW_TASKS * (m.x_entry.numel() + m.y_entry.numel()):
         return Choice("scalar", "whole", f"at most {FEW_TASKS} tasks a nonzero")
-    name = q.expected()[0][0]
-    return Choice(name, q.storage() if name == "bcb" else "whole", "the cheapest of 3 by the cost model")
+    expected = q.expected()
+    return _choice(q, expected[0][0], f"the cheapest of {len(expected)} by the cost model")
+
+
+def _choice(q: Question, name: str, reason: str) -> Choice:
+    """A path with what it needs to know; a hybrid one of whose sides is empty goes by the name of the other."""
+    if name == HYBRID and q.split.pure is None:
+        return Choice(name, q.storage(q.split.blocks), reason, q.split)
+    if name == HYBRID:
+        name = q.split.pure or name
+        blocks = "no block" if name == "scalar" else "every block"
+        reason = f"{reason}; {blocks} of x has {q.split.threshold:,} nonzeros or more"
+    return Choice(name, q.storage() if name == "bcb" else "whole", reason)
 
 
 def scalar_seconds(m: Matching, width: int, budget: Budget, rates: Rates) -> float:
@@ -227,12 +288,12 @@ def dense_seconds(sizes: Sizes, width: int, precision: str, rates: Rates) -> flo
     return 6 * rates.launch + sizes.flops / rates.dense[precision] + sizes.elements * width / rates.memory
 
 
-def block_seconds(cut: Cut, program: TileProgram, width: int, precision: str, rates: Rates) -> float:
+def block_seconds(work: BlockWork, program: TileProgram, width: int, precision: str, rates: Rates) -> float:
     """Scatter, multiply pairs, gather; blocks of the result are as many as pairs, or as rows and columns, at most."""
-    made = min(cut.pairs.tasks, cut.pairs.rows * cut.pairs.columns)
-    counts = Statistics(made, cut.pairs.tasks, cut.elements, cut.x.nnz + cut.y.nnz, width)
+    made = min(work.pairs.tasks, work.pairs.rows * work.pairs.columns)
+    counts = Statistics(made, work.pairs.tasks, work.elements, work.nnz, width)
     moved, read, flops = cost(program).work(counts)
-    read_rate = rates.pair_bytes[cut.elements * width > rates.near_bytes]
+    read_rate = rates.pair_bytes[work.elements * width > rates.near_bytes]
     return 6 * rates.launch + max(flops / rates.blocks[precision], read / read_rate) + moved / rates.memory
 
 

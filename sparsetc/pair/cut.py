@@ -43,6 +43,18 @@ def sides_for(sizes: tuple[int, ...], positions: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
+class BlockWork:
+    """What there is to do for pairs of blocks, counted."""
+
+    pairs: Matching
+    """Of the blocks."""
+    elements: int
+    """Elements of the whole blocks of both operands."""
+    nnz: int
+    """Their nonzeros."""
+
+
+@dataclass(frozen=True)
 class Cut:
     """Both operands cut into blocks, and the blocks matched. Counts only: pairs are made by `TaskList`."""
 
@@ -64,7 +76,7 @@ class Cut:
         side = dict.fromkeys(roles.batch, 1)
         for letters, positions in ((roles.free_x, FREE), (roles.free_y, FREE), (roles.contracted, INNER)):
             side |= dict(zip(letters, sides_for(tuple(sizes[c] for c in letters), positions), strict=True))
-        side |= {c: n for c, n in (sides or {}).items() if c not in roles.batch}
+        side |= {c: n for c, n in (sides or {}).items() if c in side and c not in roles.batch}
 
         def pack(operand: Side, entry: torch.Tensor, letters: tuple[str, ...]) -> Blocks:
             coords = operand.rows(letters)[:, entry]
@@ -93,6 +105,11 @@ class Cut:
     def elements(self) -> int:
         """Elements of the whole blocks of both operands."""
         return self.x.blocks * self.x.volume + self.y.blocks * self.y.volume
+
+    @property
+    def work(self) -> BlockWork:
+        """That of all blocks."""
+        return BlockWork(self.pairs, self.elements, self.x.nnz + self.y.nnz)
 
     def program(
         self, equation: str, dtype: torch.dtype, backend: str, precision: str, storage: str, rows: int = 1

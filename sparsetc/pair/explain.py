@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from sparsetc.explain import device_name
 from sparsetc.kernel import Kernel
+from sparsetc.pair.block_path import BlockPath
+from sparsetc.pair.hybrid import HybridPath
+from sparsetc.pair.paths import NumericPath
 from sparsetc.pair.step import PairStep
 
 if TYPE_CHECKING:
@@ -35,6 +38,10 @@ class StepReport:
     nnz: int = 0
     nbytes: int = 0
     path: str = ""
+    threshold: int = 0
+    """Nonzeros from which a block of x is multiplied as a block, in a hybrid."""
+    shares: tuple[tuple[int, int], ...] = ()
+    """Of a hybrid: nonzeros of x in blocks and the pairs of those blocks, the other nonzeros and their pairs."""
     considered: tuple[tuple[str, float | None], ...] = ()
     """(path, expected microseconds), the cheapest first; None for one that does not fit or has no kernel."""
 
@@ -66,6 +73,7 @@ class PairExplanation:
                 f"    roles     {s.roles or 'none'}",
                 f"    meet      {s.tasks:,} pairs of nonzeros; {s.pairs:,} pairs of blocks {r}x{k} . {k}x{c}; "
                 f"unfolded {' x '.join(f'{n:,}' for n in s.unfolded)}",
+                *_split_lines(s),
                 f"    result    {s.nnz:,} nonzeros; {s.nbytes:,} bytes kept for calls",
                 f"    source    {s.path}",
                 "    considered, expected us:",
@@ -73,6 +81,16 @@ class PairExplanation:
             for name, micro in s.considered:
                 lines.append(f"      {'does not fit' if micro is None else f'{micro:12.1f}'}  {name}")
         return "\n".join(lines)
+
+
+def _split_lines(s: StepReport) -> list[str]:
+    if not s.shares:
+        return []
+    (filled, pairs), (rest, tasks) = s.shares
+    return [
+        f"    split     {filled:,} nonzeros of x in blocks of {s.threshold:,} or more, {pairs:,} pairs of blocks; "
+        f"{rest:,} others, {tasks:,} pairs of nonzeros"
+    ]
 
 
 def explain(kernel: PairKernel) -> PairExplanation:
@@ -90,8 +108,15 @@ def explain(kernel: PairKernel) -> PairExplanation:
     )
 
 
+def _shares(path: NumericPath) -> tuple[tuple[int, int], ...]:
+    if not isinstance(path, HybridPath):
+        return ()
+    meet = [h.path.cut.pairs.tasks if isinstance(h.path, BlockPath) else h.share.part.tasks for h in path.halves]
+    return tuple((h.share.x.numel(), n) for h, n in zip(path.halves, meet, strict=True))
+
+
 def _pair(work: PairStep) -> StepReport:
-    m, sizes = work.matching, work.unfolded.sizes
+    m, sizes, split = work.matching, work.unfolded.sizes, work.choice.split
     return StepReport(
         equation=work.equation,
         plan=work.choice.name,
@@ -104,5 +129,7 @@ def _pair(work: PairStep) -> StepReport:
         nnz=work.nnz,
         nbytes=work.path.nbytes,
         path=str(work.path.path),
+        threshold=split.threshold if split else 0,
+        shares=_shares(work.path),
         considered=tuple((name, None if t is None else 1e6 * t) for name, t in work.question.expected()),
     )

@@ -19,11 +19,15 @@ from sparsetc.errors import DtypeError, PlanError, ShapeError
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.plan import Layout, Part, Plan, Schedule
 from sparsetc.options import Options
+from sparsetc.pair.block_path import BlockPath
 from sparsetc.pair.chain import Chain
 from sparsetc.pair.choose import plan_name
 from sparsetc.pair.equation import Side, prepared
 from sparsetc.pair.explain import PairExplanation, explain
+from sparsetc.pair.hybrid import HybridPath
+from sparsetc.pair.paths import NumericPath, ScalarPath
 from sparsetc.pair.sums import kept_dtype
+from sparsetc.pair.symbolic import Matching
 from sparsetc.tensor import SparseTensor
 
 
@@ -168,18 +172,13 @@ class PairKernel:
 
     @property
     def plan(self) -> Plan:
-        """A part each operand of each contraction of two sparse ones; named after the first."""
+        """A part each operand of each contraction of two sparse ones, and half of a hybrid; named after the first."""
         parts = []
         for step in self.chain.pairs:
-            stored = {"bcb": "bcb", "scalar": "coo", "dense": "strided"}[step.path.name]
-            sides = (step.matching.x, step.matching.y)
-            kept = [side.nbytes for side in sides]
-            if stored != "coo":
-                kept = [step.cut.x.nbytes, step.cut.y.nbytes] if stored == "bcb" else [0, 0]
-            for side, nbytes in zip(sides, kept, strict=True):
-                nbytes += side.n * self.dtype.itemsize
+            for stored, side, n, nbytes in _stored(step.path, step.matching):
                 layout = Layout(item=tuple(range(len(side.letters))))
-                parts.append(Part(stored, layout, Schedule(), side.n, nbytes, label="".join(side.letters)))
+                nbytes += n * self.dtype.itemsize
+                parts.append(Part(stored, layout, Schedule(), n, nbytes, label="".join(side.letters)))
         first = self.chain.pairs[0] if self.chain.pairs else None
         name, reason = (
             (first.choice.name, first.choice.reason) if first else ("dense", "nothing sparse is left to pair")
@@ -199,17 +198,28 @@ class PairKernel:
         return self.chain.pairs[0].path.path
 
     def ptx(self, target: str = "sm_90") -> str:
-        """The assembly for a named target of the kernels of ``plan="bcb"`` and ``"scalar"``; needs no GPU."""
+        """The assembly for a named target of the kernels of every plan but ``"dense"``; needs no GPU."""
         if self.dtype.is_complex:
             raise PlanError("complex einsums run the generated torch programs, which have no PTX")
         return "\n".join(step.ptx(target) for step in self.chain.pairs)
 
     def explain(self) -> PairExplanation:
-        """Steps, what meets, the three paths and their expected times; ``to_dict()`` gives the same as data."""
+        """Steps, what meets, the paths and their expected times; ``to_dict()`` gives the same as data."""
         return explain(self)
 
     def __repr__(self) -> str:
         return f'PairKernel("{self.equation}", plan {self.plan.name}, {self.backend}, {self.nnz:,} nonzeros)'
+
+
+def _stored(path: NumericPath, m: Matching) -> list[tuple[str, Side, int, int]]:
+    """(format, operand, nonzeros, bytes of indices) of both operands as a path reads them; of a hybrid, twice."""
+    if isinstance(path, HybridPath):
+        return [part for half in path.halves for part in _stored(half.path, half.share.part)]
+    if isinstance(path, BlockPath):
+        return [("bcb", side, own.nnz, own.nbytes) for side, own in ((m.x, path.cut.x), (m.y, path.cut.y))]
+    stored = "coo" if isinstance(path, ScalarPath) else "strided"
+    entries = ((m.x, m.x_entry.numel()), (m.y, m.y_entry.numel()))
+    return [(stored, side, n, side.nbytes if stored == "coo" else 0) for side, n in entries]
 
 
 def _is_sparse(bound: Bound, form: str) -> bool:

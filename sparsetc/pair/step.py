@@ -21,6 +21,7 @@ from sparsetc.pair.choose import BcbPlan, Choice, Question, choose
 from sparsetc.pair.cut import Cut
 from sparsetc.pair.dense import Unfolded
 from sparsetc.pair.equation import Roles, prepared
+from sparsetc.pair.hybrid import Half, HybridPath
 from sparsetc.pair.paths import DensePath, NumericPath, ScalarPath
 from sparsetc.pair.scalar import TaskSums
 from sparsetc.pair.sums import kept_dtype
@@ -101,7 +102,7 @@ class PairStep:
         )
         self.choice: Choice = choose(self.question)
         self.tasks = Tasks(self.matching, self.budget)
-        self.sums = TaskSums(self.tasks, self.equation, kept_dtype(self.dtype), self.backend, settings)
+        self.sums = self._sums_of(self.tasks)
         self.path: NumericPath = self._path()
         places = self.path.places()
         self.budget.check(places.numel())
@@ -127,7 +128,23 @@ class PairStep:
             exact = self.dtype in (torch.float16, torch.bfloat16) and self.device.type == "cuda"
             precision = "high" if exact and precision == "highest" else precision
             return DensePath(self.unfolded, self.equation, self.budget, precision)
-        return BlockPath(self.cut, self.equation, self.dtype, self.backend, precision, self.choice.storage, self.budget)
+        if self.choice.split is not None:
+            return self._hybrid(self.choice.split.threshold, precision)
+        return self._block_path(self.cut, precision)
+
+    def _block_path(self, cut: Cut, precision: str) -> BlockPath:
+        return BlockPath(cut, self.equation, self.dtype, self.backend, precision, self.choice.storage, self.budget)
+
+    def _hybrid(self, threshold: int, precision: str) -> HybridPath:
+        filled = self.question.populations.entries(threshold)
+        blocks, rest = self.matching.only(filled), self.matching.only(~filled)
+        return HybridPath(
+            Half(blocks, self._block_path(Cut.of(blocks.part, self.forms.sides), precision)),
+            Half(rest, ScalarPath(self._sums_of(Tasks(rest.part, self.budget)))),
+        )
+
+    def _sums_of(self, tasks: Tasks) -> TaskSums:
+        return TaskSums(tasks, self.equation, kept_dtype(self.dtype), self.backend, self.settings)
 
     @property
     def nnz(self) -> int:

@@ -12,7 +12,7 @@ is below 2**63 whatever the sizes of the modes, so a place is one int64, and not
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -153,6 +153,50 @@ class Matching:
         left = self.x.rows(self.roles.kept_x)[:, self.x_entry[self.row_head[row]]]
         right = self.y.rows(self.roles.free_y)[:, self.y_entry[self.column_head[column]]]
         return torch.cat([left, right])
+
+    def only(self, kept: torch.Tensor) -> Share:
+        """Some of x's live entries, and those of y that they meet. kept (live x,) bool."""
+        x = torch.nonzero(kept).flatten()
+        first, count, row = self.first[x], self.counts[x], self.row[x]
+        # Runs of y are met or not as a whole, so what is left of them stays together.
+        met = first.new_zeros(self.y_entry.numel() + 1)
+        met.index_add_(0, first, torch.ones_like(first)).index_add_(0, first + count, torch.full_like(first, -1))
+        live = torch.cumsum(met, 0)[:-1] > 0
+        y, ends = torch.nonzero(live).flatten(), torch.cumsum(count, 0)
+        starts = crd.starts_of_runs([row])
+        column, column_head = ranks(self.column[y].unsqueeze(0), (max(1, self.columns),))
+        part = replace(
+            self,
+            x_entry=self.x_entry[x],
+            y_entry=self.y_entry[y],
+            first=(torch.cumsum(live, 0) - 1)[first],
+            ends=ends,
+            row=torch.cumsum(starts, 0) - 1,
+            column=column,
+            row_head=torch.nonzero(starts).flatten(),
+            column_head=column_head,
+            tasks=int(ends[-1]) if ends.numel() else 0,
+        )
+        return Share(self, part, x, y)
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of a matching as a matching of its own, and where it lies in the whole one."""
+
+    whole: Matching
+    part: Matching
+    x: torch.Tensor
+    """(the part's live x,) which of the whole's live entries each is."""
+    y: torch.Tensor
+    """(the part's live y,) likewise."""
+
+    def places(self, own: torch.Tensor) -> torch.Tensor:
+        """(n,) the whole's places of the part's, in the same order: both rank rows and columns by coordinates."""
+        columns = max(1, self.part.columns)
+        row = self.whole.row[self.x[self.part.row_head[own // columns]]]
+        column = self.whole.column[self.y[self.part.column_head[own % columns]]]
+        return row * self.whole.columns + column
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from cases import assert_matches
-from pair_cases import EQUATIONS, MIXED, SIZES, operands, structural
+from pair_cases import EQUATIONS, MIXED, SIZES, operands, small_blocks, structural
 
 import sparsetc as stc
 
@@ -40,6 +40,18 @@ def test_equation(name: str, plan: str | stc.BcbPlan) -> None:
 def test_dtype(plan: str | stc.BcbPlan, dtype: torch.dtype) -> None:
     check("ijk,klm->ijlm", dtype, plan, i=20, j=20, k=70, l=20)
     check("bij,bjk->bik", dtype, plan, i=20, j=70)
+
+
+@pytest.mark.parametrize("threshold", [2, 3])
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_hybrid(name: str, threshold: int) -> None:
+    for storage in ("whole", "bitmap"):
+        check(EQUATIONS[name], torch.float32, small_blocks(EQUATIONS[name], threshold, 4, storage))
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int32, torch.int64], ids=str)
+def test_dtype_of_a_hybrid(dtype: torch.dtype) -> None:
+    check("ijk,klm->ijlm", dtype, small_blocks("ijk,klm->ijlm", 3, 4), i=20, j=20, k=70, l=20)
 
 
 @pytest.mark.parametrize("plan", ["auto", "scalar", "bcb"])
@@ -94,3 +106,17 @@ def test_calls_are_captured_in_a_graph(plan: str) -> None:
         v.mul_(2)
     graph.replay()
     torch.testing.assert_close(found, kernel(values=values).values, rtol=1e-4, atol=1e-4)
+
+
+def test_a_deterministic_hybrid_repeats() -> None:
+    """Blocks of 16 x 16, more and less than half full, in many runs of pairs and of tasks."""
+    g = torch.Generator().manual_seed(0)
+    full = torch.rand(16, 2000, generator=g) ** 2
+    x = stc.SparseTensor.from_dense((full * (torch.rand(16, 2000, generator=g) < full)).cuda())
+    y = stc.SparseTensor.from_dense(torch.rand(2000, 10, generator=g).cuda())
+    plan = stc.plan_bcb(threshold=80, i=16, j=16, k=16)
+    kernel = stc.compile("ij,jk->ik", x, y, plan=plan, deterministic=True)
+    assert kernel.plan.name == "bcb+scalar"
+    found = [kernel().values for _ in range(5)]
+    assert all(torch.equal(found[0], other) for other in found[1:])
+    torch.testing.assert_close(found[0].view(16, 10), x.to_dense() @ y.to_dense())

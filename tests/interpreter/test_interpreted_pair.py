@@ -9,7 +9,7 @@ import pytest
 import torch
 from cases import PATTERNS, assert_matches, poisoned
 from hypothesis import given, settings
-from pair_cases import CHAINS, EQUATIONS, SIZES, check_pair, operands, pairs, structural
+from pair_cases import CHAINS, EQUATIONS, SIZES, check_pair, operands, pairs, small_blocks, structural
 
 import sparsetc as stc
 from sparsetc.pair import blocks
@@ -89,6 +89,19 @@ def test_precision(precision: str) -> None:
 @pytest.mark.parametrize("name", CHAINS)
 def test_chain(name: str) -> None:
     run(CHAINS[name], operands(CHAINS[name], dtype=torch.float64), "whole")
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("name", ["one-mode", "two-modes", "batch-last", "own-letters"])
+def test_hybrid(name: str, storage: str, dtype: torch.dtype, deterministic: bool) -> None:
+    equation = EQUATIONS[name]
+    given = operands(equation, "skewed", dtype, coalesce=False)
+    kernel = check_pair(equation, given, plan=small_blocks(equation, 2, 2, storage), deterministic=deterministic)
+    assert kernel.plan.name == "bcb+scalar"
+    assert kernel.backend == "triton"
+    assert kernel.source.count("import triton\n") == 2
 
 
 def test_gradients() -> None:

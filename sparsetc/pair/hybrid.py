@@ -1,0 +1,79 @@
+"""The hybrid path: well-filled blocks of x by the block path, its other nonzeros by the scalar path, one result.
+
+In: the `Share`s of a `Matching` that the two take, and their paths. Out: the result's values by place. The pattern is
+the union of both patterns. Where they overlap values are added, two to an entry, so bits do not depend on an order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from sparsetc.pair.block_path import BlockPath
+from sparsetc.pair.paths import ScalarPath
+from sparsetc.pair.symbolic import Share
+
+
+@dataclass(frozen=True)
+class Half:
+    """One of the two paths, and what it takes."""
+
+    share: Share
+    path: BlockPath | ScalarPath
+
+    def places(self) -> torch.Tensor:
+        """Places of its results, ascending, among those of the whole."""
+        return self.share.places(self.path.places())
+
+    def run(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Values by place of its own, of the values of all live entries."""
+        return self.path.run(x.index_select(0, self.share.x), y.index_select(0, self.share.y))
+
+
+class HybridPath:
+    """Both, one after the other."""
+
+    name = "bcb+scalar"
+
+    def __init__(self, blocks: Half, rest: Half) -> None:
+        self.halves = (blocks, rest)
+        self.slots: list[torch.Tensor] = []
+        """Of each half's results, the entries of the result."""
+        self.nnz = 0
+
+    def places(self) -> torch.Tensor:
+        """The union."""
+        found = [half.places() for half in self.halves]
+        places = torch.unique(torch.cat(found))
+        self.slots = [torch.searchsorted(places, own) for own in found]
+        self.nnz = places.numel()
+        return places
+
+    def run(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Multiply blocks, then nonzeros; an entry gets one value of each at most."""
+        out = x.new_zeros(self.nnz)
+        for half, slots in zip(self.halves, self.slots, strict=True):
+            out.index_add_(0, slots, half.run(x, y))
+        return out
+
+    @property
+    def source(self) -> str:
+        """Both programs."""
+        return "\n\n".join(half.path.source for half in self.halves)
+
+    @property
+    def path(self) -> Path:
+        """The file of the blocks' program."""
+        return self.halves[0].path.path
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both lists of tasks, and of where their values go."""
+        own = [a.numel() * 8 for half in self.halves for a in (half.share.x, half.share.y)]
+        return sum(half.path.nbytes for half in self.halves) + sum(own) + sum(s.numel() * 8 for s in self.slots)
+
+    def ptx(self, target: str) -> str:
+        """The assembly of both kernels."""
+        return "\n".join(half.path.ptx(target) for half in self.halves)

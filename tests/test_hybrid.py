@@ -1,0 +1,227 @@
+"""Contractions of two sparse operands by blocks and by nonzeros at once, at any threshold, against the reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from cases import PATTERNS, assert_matches, poisoned, random_sparse, random_values
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pair_cases import EQUATIONS, SIZES, check_pair, operands, pairs, small_blocks, small_chunks, structural
+
+import sparsetc as stc
+from sparsetc.pair.populations import Populations
+from sparsetc.pair.symbolic import Matching, Share
+
+HUGE = 10**6
+DTYPES = (
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+    *(torch.int32, torch.int64, torch.complex64, torch.complex128),
+)
+
+
+def clustered(shape: tuple[int, int], seed: int = 0) -> stc.SparseTensor:
+    """A dense block of 8 x 8 in the corner, and a nonzero in every fifth row and column."""
+    corner = torch.cartesian_prod(torch.arange(8), torch.arange(8)).T
+    far = torch.stack([torch.arange(0, n, 5)[: min(shape) // 5] for n in shape])
+    coords = torch.unique(torch.cat([corner, far], dim=1), dim=1)
+    return stc.SparseTensor(coords, random_values((coords.shape[1],), torch.float64, seed), shape)
+
+
+def step_of(kernel: stc.PairKernel) -> Any:
+    (step,) = kernel.chain.pairs
+    return step
+
+
+# --- shares of a matching ---------------------------------------------------------------------------------------------
+
+
+def tasks_of(m: Matching) -> list[tuple[int, int, int]]:
+    """(entry of x, entry of y, place) of every task."""
+    made = list(m.chunks(max(1, m.tasks)))
+    if not made:
+        return []
+    p, q, place = made[0]
+    return list(zip(m.x_entry[p].tolist(), m.y_entry[q].tolist(), place.tolist(), strict=True))
+
+
+def check_share(share: Share, wanted: set[int]) -> None:
+    whole, part = tasks_of(share.whole), tasks_of(share.part)
+    expected = [t for t in whole if t[0] in wanted]
+    assert [t[:2] for t in part] == [t[:2] for t in expected]
+    assert share.places(torch.tensor([t[2] for t in part], dtype=torch.long)).tolist() == [t[2] for t in expected]
+    m = share.part
+    assert m.tasks == len(expected)
+    assert torch.equal(m.x_entry, share.whole.x_entry[share.x])
+    assert torch.equal(m.y_entry, share.whole.y_entry[share.y])
+    assert set(m.y_entry.tolist()) == {t[1] for t in expected}  # what meets nothing is left out, as in any matching
+    assert sorted(set(m.row.tolist())) == list(range(m.rows))
+    assert sorted(set(m.column.tolist())) == list(range(m.columns))
+    assert torch.equal(m.row[m.row_head], torch.arange(m.rows))
+    assert torch.equal(m.column[m.column_head], torch.arange(m.columns))
+
+
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_a_share_of_a_matching_is_a_matching(name: str) -> None:
+    for pattern in ("skewed", "random", "empty"):
+        m = step_of(stc.compile(EQUATIONS[name], *operands(EQUATIONS[name], pattern), plan="scalar")).matching
+        g = torch.Generator().manual_seed(0)
+        for share in (0.0, 0.1, 0.5, 1.0):
+            kept = torch.rand(m.x_entry.numel(), generator=g) < share
+            check_share(m.only(kept), set(m.x_entry[kept].tolist()))
+
+
+def test_populations_by_hand() -> None:
+    """Blocks of 2 x 2 of x: one of four nonzeros, one of one; each column of x meets two nonzeros of y."""
+    x = stc.SparseTensor([[0, 0, 1, 1, 3], [0, 1, 0, 1, 3]], torch.ones(5), (4, 4))
+    y = stc.SparseTensor([[0, 0, 1, 1, 3, 3], [0, 1, 0, 1, 0, 1]], torch.ones(6), (4, 2))
+    step = step_of(stc.compile("ij,jk->ik", x, y, plan=stc.plan_bcb(i=2, j=2, k=2, threshold=2)))
+    counts = step.question.populations
+    assert counts.nonzeros.tolist() == [4, 1]
+    assert counts.tasks.tolist() == [8, 2]
+    assert counts.thresholds() == [2]
+    assert counts.entries(2).tolist() == [True] * 4 + [False]
+    split = counts.split(2)
+    assert (split.blocks.pairs.tasks, split.blocks.elements, split.blocks.nnz, split.tasks) == (1, 8, 8, 2)
+    assert split.pure is None
+    assert counts.split(1).pure == "bcb"
+    assert counts.split(5).pure == "scalar"
+    assert isinstance(counts, Populations)
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threshold", [1, 2, 3, HUGE])
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_equation_by_threshold(name: str, threshold: int) -> None:
+    equation = EQUATIONS[name]
+    for pattern in PATTERNS:
+        for coalesce in (True, False):
+            given = operands(equation, pattern, coalesce=coalesce)
+            kernel = check_pair(equation, given, plan=small_blocks(equation, threshold))
+            expected = {1: {"bcb", "scalar"}, HUGE: {"scalar"}}.get(threshold, {"bcb", "scalar", "bcb+scalar"})
+            assert kernel.plan.name in expected
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_dtype(dtype: torch.dtype) -> None:
+    for name in ("one-mode", "two-modes", "batch", "batch-last", "own-letters"):
+        given = operands(EQUATIONS[name], "skewed", dtype, coalesce=False)
+        kernel = check_pair(EQUATIONS[name], given, plan=small_blocks(EQUATIONS[name], 2))
+        assert kernel.plan.name == "bcb+scalar"
+
+
+@settings(max_examples=400)
+@given(pairs(DTYPES), st.sampled_from([1, 2, 3, 5, HUGE]), st.sampled_from([1, 2, 4]), st.booleans())
+def test_any_pair_agrees_with_the_reference(drawn: Any, threshold: int, side: int, deterministic: bool) -> None:
+    drawn = replace(drawn, plan=small_blocks(drawn.equation, threshold, side))
+    given = drawn.operands()
+    with small_chunks(drawn.chunk, drawn.kept), poisoned():
+        kernel = stc.compile(drawn.equation, *given, plan=drawn.plan, deterministic=deterministic)
+        for _ in range(2):
+            found = kernel()
+            assert_matches(found, drawn.equation, given)
+        if isinstance(found, stc.SparseTensor):
+            assert torch.equal(found.coords, structural(drawn.equation, given))
+        other = [o.with_values(random_values((o.nnz,), drawn.dtype, drawn.seed + 9 + n)) for n, o in enumerate(given)]
+        assert_matches(kernel.with_values(*(o.values for o in other))(), drawn.equation, other)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_dense_block_among_scattered_nonzeros(swapped: bool) -> None:
+    x, y = clustered((60, 50)), clustered((50, 70), 1)
+    equation = "ij,jk->ki" if swapped else "ij,jk->ik"
+    found = {}
+    for threshold in (1, 4, 16, 64, HUGE):
+        kernel = check_pair(equation, [x, y], plan=stc.plan_bcb(threshold=threshold, i=8, j=8, k=8))
+        found[threshold] = kernel.plan.name
+    assert found == {1: "bcb", 4: "bcb+scalar", 16: "bcb+scalar", 64: "bcb+scalar", HUGE: "scalar"}
+    kernel = stc.compile(equation, x, y, plan=stc.plan_bcb(threshold=16, i=8, j=8, k=8))
+    blocks, rest = step_of(kernel).path.halves
+    assert blocks.share.x.numel() == 64
+    assert rest.share.x.numel() == (y if swapped else x).nnz - 64
+    assert [p.format for p in kernel.plan.parts] == ["bcb", "bcb", "coo", "coo"]
+    assert kernel.plan.parts[0].nnz == 64
+
+
+def test_infinities_and_nan_reach_only_what_they_meet() -> None:
+    x, y = clustered((60, 50)), clustered((50, 70), 1)
+    kernel = stc.compile("ij,jk->ik", x, y, plan=stc.plan_bcb(threshold=16, i=8, j=8, k=8))
+    plain = stc.compile("ij,jk->ik", x, y, plan="scalar")
+    values = x.values.clone()
+    values[0], values[-1] = float("inf"), float("nan")
+    found, expected = (k(values=[values, None]).values for k in (kernel, plain))
+    assert not expected.isfinite().all()
+    torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("equation", ["ijk,klm->ijlm", "ijk,ljk->li", "bij,bjk->ikb", "ij,jk->"])
+def test_gradients(equation: str) -> None:
+    x, y = operands(equation, "skewed", coalesce=False, sizes={**SIZES, "i": 3, "j": 4})
+    kernel = stc.compile(equation, x, y, plan=small_blocks(equation, 2))
+
+    def run(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        found = kernel(values=[left, right])
+        return found.values if isinstance(found, stc.SparseTensor) else found
+
+    given = (x.values.clone().requires_grad_(), y.values.clone().requires_grad_())
+    assert torch.autograd.gradcheck(run, given)
+    assert torch.autograd.gradgradcheck(run, given)
+
+
+def test_chains_and_dense_operands() -> None:
+    given = [random_sparse((9, 9), "skewed", torch.float64, n) for n in range(3)]
+    plan = stc.plan_bcb(threshold=2, i=2, j=2, k=2, l=2)
+    check_pair("ij,jk,kl->il", given, plan=plan)
+    table = random_values((9, 3), torch.float64, 5)
+    check_pair("ij,jk,kr->ir", [*given[:2], table], plan=stc.plan_bcb(threshold=2, i=2, j=2))
+
+
+# --- the choice -------------------------------------------------------------------------------------------------------
+
+
+def test_the_model_finds_a_threshold() -> None:
+    x, y = clustered((60, 50)), clustered((50, 70), 1)
+    kernel = check_pair("ij,jk->ik", [x, y], plan="bcb+scalar")
+    split = step_of(kernel).choice.split
+    assert kernel.plan.name == "bcb+scalar"
+    assert split.threshold in step_of(kernel).question.populations.thresholds()
+    considered = dict(kernel.explain().to_dict()["steps"][0]["considered"])
+    assert set(considered) == {"scalar", "dense", "bcb", "bcb+scalar"}
+    assert "nonzeros of x in blocks of" in str(kernel.explain())
+    assert kernel.source.count("generated by sparsetc") == 2
+
+
+def test_blocks_alike_leave_nothing_to_part() -> None:
+    x, y = (random_sparse((8, 8), "dense", torch.float64, n) for n in range(2))
+    kernel = check_pair("ij,jk->ik", [x, y], plan="bcb+scalar")
+    assert kernel.plan.name in ("bcb", "scalar")
+    assert "nonzeros or more" in kernel.plan.reason
+    assert "bcb+scalar" not in dict(kernel.explain().to_dict()["steps"][0]["considered"])
+
+
+def test_auto_takes_the_hybrid_where_it_is_expected_to_be_fastest() -> None:
+    """Dense blocks in the corner, whose tasks are most; and nonzeros far apart, each a block with few tasks."""
+    corner = torch.cartesian_prod(torch.arange(512), torch.arange(512)).T
+    g = torch.Generator().manual_seed(0)
+    size = 10**6
+    far = torch.randint(600, size, (2, 20_000), generator=g)
+    coords = torch.unique(torch.cat([corner, far], dim=1), dim=1)
+    x = stc.SparseTensor(coords, torch.rand(coords.shape[1], generator=g), (size, size))
+    y = stc.SparseTensor(coords.flip(0), torch.rand(coords.shape[1], generator=g), (size, size))
+    step = step_of(stc.compile("ij,jk->ik", x, y))
+    expected = dict(step.question.expected())
+    assert step.choice.name == "bcb+scalar", expected
+    assert expected["bcb+scalar"] < min(expected["bcb"], expected["scalar"])
+    plain = stc.compile("ij,jk->ik", x, y, plan="bcb")
+    torch.testing.assert_close(step(x.values, y.values), plain().values)
+
+
+def test_thresholds_that_are_none() -> None:
+    for bad in (0, -1, 2.5, "2"):
+        with pytest.raises(stc.PlanError, match="threshold must be a number of nonzeros, 1 or more"):
+            stc.plan_bcb(threshold=bad)
