@@ -20,7 +20,7 @@ from sparsetc.options import Options
 from sparsetc.pair.cut import BlockWork, Cut
 from sparsetc.pair.dense import Sizes
 from sparsetc.pair.populations import Populations, Split
-from sparsetc.pair.scalar import waits
+from sparsetc.pair.scalar import FEW
 from sparsetc.pair.sums import kept_dtype
 from sparsetc.pair.symbolic import TASK_BYTES, Budget, Matching
 from sparsetc.pair.tasks import KEPT_BYTES, keeps
@@ -211,7 +211,11 @@ class Question:
         """Both sides, one after the other; None where blocks do not fit."""
         scalar = self._scalar_seconds(split.tasks) if split.tasks else 0.0
         blocks = self._block_seconds(split.blocks) if split.blocks.pairs.tasks else 0.0
-        return None if blocks is None else scalar + blocks + MERGE_LAUNCHES * self.rates.launch
+        if blocks is None:
+            return None
+        results = min(self.matching.tasks, self.matching.rows * self.matching.columns)
+        merged = results * (8 + 3 * self.width) / self.rates.memory  # an entry's slot, its value, and the sum
+        return scalar + blocks + merged + MERGE_LAUNCHES * self.rates.launch
 
     def _scalar_seconds(self, tasks: int) -> float:
         return scalar_seconds(replace(self.matching, tasks=tasks), self.width, self.budget, self.rates)
@@ -278,14 +282,14 @@ def scalar_seconds(m: Matching, width: int, budget: Budget, rates: Rates) -> flo
     """The list streamed, for each task a value of y and one of the result; x's values and columns change seldom."""
     again = 0 if keeps(m, budget) else m.tasks * TASK_BYTES / rates.expanded_bytes
     each = (KEPT_BYTES + 2 * width) / rates.task_bytes
-    if budget.settings.deterministic or waits(min(m.tasks, m.rows * m.columns), m.tasks):
+    if budget.settings.deterministic or m.rows * m.columns < FEW:  # additions wait for one another, or are ordered
         each = max(each, rates.ordered)
     return 6 * rates.launch + m.tasks * each + again
 
 
 def dense_seconds(sizes: Sizes, width: int, precision: str, rates: Rates) -> float:
     """Scatter, multiply, gather."""
-    return 6 * rates.launch + sizes.flops / rates.dense[precision] + sizes.elements * width / rates.memory
+    return 8 * rates.launch + sizes.flops / rates.dense[precision] + sizes.elements * width / rates.memory
 
 
 def block_seconds(work: BlockWork, program: TileProgram, width: int, precision: str, rates: Rates) -> float:
