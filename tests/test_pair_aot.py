@@ -111,3 +111,20 @@ def test_what_has_no_assembly() -> None:
         stc.compile("ij,jk->ik", x, y, plan="bcb").ptx()
     with pytest.raises(stc.PlanError, match=r"unknown target 'sm_12'.*sm_90.*gfx942"):
         third_order(torch.float32, "whole", "high").ptx("sm_12")
+
+
+@pytest.mark.parametrize(
+    ("limit", "bitmaps"), [(10**8, [False, False]), (10**6, [True, False]), (400_000, [True, True])]
+)
+def test_memory_decides_which_operands_are_bitmaps(limit: int, bitmaps: list[bool]) -> None:
+    """The larger first: whole, 64 blocks of x take 512 KB, as many of y 128 KB."""
+    g = torch.Generator().manual_seed(0)
+    x, y = (
+        stc.SparseTensor(
+            torch.stack([torch.randint(0, n, (1500,), generator=g) for n in shape]), torch.ones(1500), shape
+        )
+        for shape in ((64, 64, 32), (16, 64, 32))
+    )
+    kernel = stc.compile("ijk,ljk->il", x, y, plan="bcb", memory_limit=limit, backend="triton")
+    assert [tiles.bitmap for tiles in kernel.chain.pairs[0].path.program.view.pairs] == bitmaps
+    assert re.search(MATRIX["sm_80"], kernel.ptx("sm_80"))

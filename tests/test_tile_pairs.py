@@ -181,8 +181,9 @@ def test_what_cannot_be_lowered(folds: tuple[Fold, Fold, Fold], error: type[Exce
 @pytest.mark.parametrize("dot", [True, False], ids=["dot", "multiply"])
 @pytest.mark.parametrize("name", FOLDS)
 def test_the_runner_agrees_with_einsum(name: str, dot: bool, bitmap: bool) -> None:
-    case = DrawnTiles(FOLDS[name], dot, bitmap)
-    assert torch.equal(run(case), case.expected())
+    for mixed in (False, True):
+        case = DrawnTiles(FOLDS[name], dot, bitmap, mixed)
+        assert torch.equal(run(case), case.expected())
 
 
 @settings(max_examples=60)

@@ -29,6 +29,8 @@ class DrawnTiles:
     folds: tuple[Fold, Fold, Fold]
     dot: bool = True
     bitmap: bool = False
+    mixed: bool = False
+    """Only the second operand's tiles are bitmaps, if any are."""
     dtype: torch.dtype = torch.float64
     tiles: tuple[int, int] = (3, 4)
     pairs: tuple[int, ...] = (2, 0, 3)
@@ -41,7 +43,8 @@ class DrawnTiles:
     @property
     def program(self) -> TileProgram:
         schedule, target = Schedule(dot=self.dot), Target(rows=len(self.pairs), wide=self.wide)
-        return lower_pairs("x,y->z", self.folds, schedule, target, bitmap=self.bitmap, least=self.least)
+        bitmaps = (self.bitmap and not self.mixed, self.bitmap)
+        return lower_pairs("x,y->z", self.folds, schedule, target, bitmaps=bitmaps, least=self.least)
 
     def operands(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(tiles, free, inner) of both, small whole numbers, many of them 0."""
@@ -101,6 +104,7 @@ def drawn_tiles(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...], most: int = 1 
     return DrawnTiles(
         (folds[0], folds[1], folds[2]),
         dot,
+        draw(st.booleans()),
         draw(st.booleans()),
         dtype,
         (draw(st.integers(1, 4)), draw(st.integers(1, 4))),

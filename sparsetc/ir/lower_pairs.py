@@ -45,7 +45,7 @@ def lower_pairs(
     schedule: Schedule,
     target: Target,
     *,
-    bitmap: bool = False,
+    bitmaps: tuple[bool, bool] = (False, False),
     least: int = MIN_DOT,
 ) -> TileProgram:
     """The tile program of a contraction of tiles.
@@ -55,7 +55,7 @@ def lower_pairs(
         folds: of rows, columns and inner; sides are powers of two. No letter is in two of them.
         schedule: dot or multiply, its precision, warps and stages.
         target: rows of the output, a block each, and whether positions of stored values need 64 bits.
-        bitmap: whether both operands are stored as bitmaps and packed values.
+        bitmaps: whether each operand is stored as bitmaps and packed values.
         least: positions of an axis, at least, where a dot contracts; 1 where nothing needs padding.
 
     Raises:
@@ -66,7 +66,7 @@ def lower_pairs(
         raise PlanError(f"rows, columns and inner positions share no letter, found {''.join(letters)!r}")
     row, column, inner = axes = _axes(folds, schedule.dot, least)
     terms = ((row.letter, inner.letter), (column.letter, inner.letter))
-    stored = [_stored(free.size, inner.size, bitmap) for free in (row, column)]
+    stored = [_stored(free.size, inner.size, b) for free, b in zip((row, column), bitmaps, strict=True)]
     program = TileProgram(
         equation=equation,
         number=0,

@@ -17,7 +17,7 @@ from sparsetc.errors import PlanError
 from sparsetc.formats.base import index_dtype
 from sparsetc.ir.tile import TileProgram
 from sparsetc.pair.blocks import Buffer, TaskList
-from sparsetc.pair.cut import Cut
+from sparsetc.pair.cut import Bitmaps, Cut
 from sparsetc.pair.sums import add_up, kept_dtype
 from sparsetc.pair.symbolic import TASK_BYTES, Budget
 
@@ -41,10 +41,17 @@ class BlockPath:
     name = "bcb"
 
     def __init__(
-        self, cut: Cut, equation: str, dtype: torch.dtype, backend: str, precision: str, storage: str, budget: Budget
+        self,
+        cut: Cut,
+        equation: str,
+        dtype: torch.dtype,
+        backend: str,
+        precision: str,
+        bitmaps: Bitmaps,
+        budget: Budget,
     ) -> None:
         self.cut, self.equation, self.dtype, self.backend, self.budget = cut, equation, dtype, backend, budget
-        self.precision, self.storage = precision, storage
+        self.precision, self.bitmaps = precision, bitmaps
         r, c, k = cut.extents
         if max(r * c, r * k, c * k) > MOST_POSITIONS:
             raise PlanError(
@@ -56,13 +63,14 @@ class BlockPath:
         self.tasks = TaskList.of(cut, r * c * width, budget.limit)
         self.launch = self._launch_of(backend)
         self.program, self.source, self.path = self.launch.program, self.launch.source, self.launch.path
-        if not self.program.view.pairs[0].bitmap:
-            budget.settings.check_memory(cut.elements * width, budget.device, f"the blocks of {equation}")
+        stored = zip(cut.elements, self.program.view.pairs, strict=True)
+        whole = sum(elements for elements, tiles in stored if not tiles.bitmap)
+        budget.settings.check_memory(whole * width, budget.device, f"the blocks of {equation}")
 
     # -- programs ---------------------------------------------------------------------------------------------------
     def _program_of(self, backend: str) -> TileProgram:
         rows = 2 * self.tasks.room  # runs that are cut take a block each, no more of them than there is room for
-        return self.cut.program(self.equation, self.dtype, backend, self.precision, self.storage, rows)
+        return self.cut.program(self.equation, self.dtype, backend, self.precision, self.bitmaps, rows)
 
     def _launch_of(self, backend: str) -> PairLaunch:
         folder = self.budget.settings.cache_dir

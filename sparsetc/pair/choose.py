@@ -17,7 +17,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.cost import Statistics, cost
 from sparsetc.ir.tile import TileProgram
 from sparsetc.options import Options
-from sparsetc.pair.cut import BlockWork, Cut
+from sparsetc.pair.cut import WHOLE, Bitmaps, BlockWork, Cut
 from sparsetc.pair.dense import Sizes
 from sparsetc.pair.populations import Populations, Split
 from sparsetc.pair.scalar import FEW
@@ -50,8 +50,8 @@ def plan_bcb(storage: str = "auto", threshold: int | None = None, **sides: int) 
 
     Args:
         storage: how a GPU reads blocks: ``"whole"``, ``"bitmap"`` (bits and packed values, section III-D), or
-            ``"auto"``: whole unless that takes more than a quarter of the memory limit. Integers are read whole, and so
-            is everything on the CPU.
+            ``"auto"``: whole unless that takes more than a quarter of the memory limit, when the larger operand, or
+            both, are bitmaps. Integers are read whole, and so is everything on the CPU.
         threshold: nonzeros from which a block of the first operand in the result is multiplied as a block; those of the
             others are multiplied one by one (``bcb+scalar``). None multiplies all as blocks.
         sides: powers of two; letters that both operands keep have side 1 whatever is given.
@@ -127,7 +127,7 @@ class Choice:
     """A path, how blocks are stored, and why."""
 
     name: str
-    storage: str
+    bitmaps: Bitmaps
     reason: str
     split: Split | None = None
     """Of the hybrid path."""
@@ -165,26 +165,38 @@ class Question:
         """By which rates are named."""
         return "float64" if self.dtype in _DOUBLE else self.settings.effective_precision()
 
-    def storage(self, work: BlockWork | None = None) -> str:
-        """How blocks are read: as asked, or whole unless that takes more than a quarter of the memory limit.
+    def bitmaps(self, work: BlockWork | None = None) -> Bitmaps:
+        """Which operands' blocks are read as bitmaps: as asked, or whole where that takes a quarter of the memory limit
+        or less; else the larger operand's, or both.
 
         Blocks that do not fill a word of bits are read whole.
         """
         wanted = self.settings.plan
         asked = wanted.storage if isinstance(wanted, BcbPlan) else "auto"
-        if asked == "auto":
-            asked = "bitmap" if self._has_bitmaps() and self._large(work or self.cut().work) else "whole"
-        return "whole" if asked == "bitmap" and self._has_bitmaps() and self._tiny() else asked
+        if asked == "bitmap":
+            own = (True, True)
+        else:
+            own = self._largest(work or self.cut().work) if asked == "auto" and self._has_bitmaps() else WHOLE
+        if own == WHOLE:
+            return own
+        x, y = (b and blocks.volume >= WORD for b, blocks in zip(own, (self.cut().x, self.cut().y), strict=True))
+        return x, y
+
+    def _largest(self, work: BlockWork) -> Bitmaps:
+        x, y = work.elements
+        for found in (WHOLE, (x >= y, y > x)):
+            if self._fits(work, found):
+                return found
+        return True, True
+
+    def _fits(self, work: BlockWork, bitmaps: Bitmaps) -> bool:
+        """Whether what is read whole takes a quarter of the memory limit or less."""
+        whole = sum(n for n, bitmap in zip(work.elements, bitmaps, strict=True) if not bitmap)
+        return whole * self.width <= self.budget.limit // 4
 
     def _has_bitmaps(self) -> bool:
         """Whether there is a kernel that reads them."""
         return self.backend == "triton" and self.dtype.is_floating_point
-
-    def _tiny(self) -> bool:
-        return min(self.cut().x.volume, self.cut().y.volume) < WORD
-
-    def _large(self, work: BlockWork) -> bool:
-        return work.elements * self.width > self.budget.limit // 4
 
     def expected(self) -> Expected:
         """The paths with their expected seconds; the hybrid one where there is a threshold that parts blocks."""
@@ -213,7 +225,8 @@ class Question:
         blocks = self._block_seconds(split.blocks) if split.blocks.pairs.tasks else 0.0
         if blocks is None:
             return None
-        results = min(self.matching.tasks, self.matching.rows * self.matching.columns)
+        r, c, _ = self.cut().extents
+        results = min(split.blocks.made * r * c + split.tasks, self.matching.rows * self.matching.columns)
         merged = results * (8 + 3 * self.width) / self.rates.memory  # an entry's slot, its value, and the sum
         return scalar + blocks + merged + MERGE_LAUNCHES * self.rates.launch
 
@@ -222,11 +235,10 @@ class Question:
 
     def _block_seconds(self, work: BlockWork) -> float | None:
         """None where the blocks, or their pairs, do not fit."""
-        storage = self.storage(work)
-        fits = storage == "bitmap" or not self._large(work)
-        if not fits or work.pairs.tasks * TASK_BYTES > self.budget.limit // 2:
+        bitmaps = self.bitmaps(work)
+        if not self._fits(work, bitmaps) or work.pairs.tasks * TASK_BYTES > self.budget.limit // 2:
             return None
-        program = self.cut().program("", self.dtype, self.backend, self.settings.effective_precision(), storage)
+        program = self.cut().program("", self.dtype, self.backend, self.settings.effective_precision(), bitmaps)
         return block_seconds(work, program, self.width, self.precision, self.rates)
 
     def dense_fits(self) -> bool:
@@ -262,7 +274,7 @@ def choose(q: Question) -> Choice:
         return _choice(q, named, "asked for by name")
     m = q.matching
     if m.tasks <= FEW_TASKS * (m.x_entry.numel() + m.y_entry.numel()):
-        return Choice("scalar", "whole", f"at most {FEW_TASKS} tasks a nonzero")
+        return Choice("scalar", WHOLE, f"at most {FEW_TASKS} tasks a nonzero")
     expected = q.expected()
     return _choice(q, expected[0][0], f"the cheapest of {len(expected)} by the cost model")
 
@@ -270,12 +282,12 @@ def choose(q: Question) -> Choice:
 def _choice(q: Question, name: str, reason: str) -> Choice:
     """A path with what it needs to know; a hybrid one of whose sides is empty goes by the name of the other."""
     if name == HYBRID and q.split.pure is None:
-        return Choice(name, q.storage(q.split.blocks), reason, q.split)
+        return Choice(name, q.bitmaps(q.split.blocks), reason, q.split)
     if name == HYBRID:
         name = q.split.pure or name
         blocks = "no block" if name == "scalar" else "every block"
         reason = f"{reason}; {blocks} of x has {q.split.threshold:,} nonzeros or more"
-    return Choice(name, q.storage() if name == "bcb" else "whole", reason)
+    return Choice(name, q.bitmaps() if name == "bcb" else WHOLE, reason)
 
 
 def scalar_seconds(m: Matching, width: int, budget: Budget, rates: Rates) -> float:
@@ -293,11 +305,10 @@ def dense_seconds(sizes: Sizes, width: int, precision: str, rates: Rates) -> flo
 
 
 def block_seconds(work: BlockWork, program: TileProgram, width: int, precision: str, rates: Rates) -> float:
-    """Scatter, multiply pairs, gather; blocks of the result are as many as pairs, or as rows and columns, at most."""
-    made = min(work.pairs.tasks, work.pairs.rows * work.pairs.columns)
-    counts = Statistics(made, work.pairs.tasks, work.elements, work.nnz, width)
+    """Scatter, multiply pairs, gather."""
+    counts = Statistics(work.made, work.pairs.tasks, sum(work.elements), work.nnz, width)
     moved, read, flops = cost(program).work(counts)
-    read_rate = rates.pair_bytes[work.elements * width > rates.near_bytes]
+    read_rate = rates.pair_bytes[sum(work.elements) * width > rates.near_bytes]
     return 6 * rates.launch + max(flops / rates.blocks[precision], read / read_rate) + moved / rates.memory
 
 

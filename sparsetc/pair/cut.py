@@ -42,16 +42,26 @@ def sides_for(sizes: tuple[int, ...], positions: int) -> tuple[int, ...]:
     return tuple(sides)
 
 
+Bitmaps = tuple[bool, bool]
+"""Of each operand, whether its blocks are read as bits and packed values, and not whole."""
+WHOLE: Bitmaps = (False, False)
+
+
 @dataclass(frozen=True)
 class BlockWork:
     """What there is to do for pairs of blocks, counted."""
 
     pairs: Matching
     """Of the blocks."""
-    elements: int
-    """Elements of the whole blocks of both operands."""
+    elements: tuple[int, int]
+    """Elements of the whole blocks of each operand."""
     nnz: int
-    """Their nonzeros."""
+    """Nonzeros of both."""
+
+    @property
+    def made(self) -> int:
+        """Blocks of the result, at most: as many as pairs, or as rows and columns."""
+        return min(self.pairs.tasks, self.pairs.rows * self.pairs.columns)
 
 
 @dataclass(frozen=True)
@@ -102,9 +112,9 @@ class Cut:
         return found[0], found[1], found[2]
 
     @property
-    def elements(self) -> int:
-        """Elements of the whole blocks of both operands."""
-        return self.x.blocks * self.x.volume + self.y.blocks * self.y.volume
+    def elements(self) -> tuple[int, int]:
+        """Elements of the whole blocks of each operand."""
+        return self.x.blocks * self.x.volume, self.y.blocks * self.y.volume
 
     @property
     def work(self) -> BlockWork:
@@ -112,7 +122,7 @@ class Cut:
         return BlockWork(self.pairs, self.elements, self.x.nnz + self.y.nnz)
 
     def program(
-        self, equation: str, dtype: torch.dtype, backend: str, precision: str, storage: str, rows: int = 1
+        self, equation: str, dtype: torch.dtype, backend: str, precision: str, bitmaps: Bitmaps, rows: int = 1
     ) -> TileProgram:
         """What one work item, a block of the result or a share of its pairs, does.
 
@@ -121,7 +131,7 @@ class Cut:
             dtype: of the operands; floats are contracted by a dot, integers by multiplications and additions.
             backend: ``torch`` programs read whole blocks and pad nothing.
             precision: ``highest``, ``high`` or ``medium``, of float32; other types are multiplied as they are.
-            storage: ``whole`` or ``bitmap``, of what a dot reads.
+            bitmaps: whether a dot reads each operand's blocks as bits and packed values.
             rows: most blocks of the result that are made at a time.
         """
         r, c, _ = self.extents
@@ -134,6 +144,6 @@ class Cut:
             (self.rows, self.columns, self.inner),
             schedule,
             Target(rows=rows, wide=wide),
-            bitmap=storage == "bitmap" and triton and dot,
+            bitmaps=bitmaps if triton and dot else WHOLE,
             least=MIN_DOT if triton else 1,
         )

@@ -71,6 +71,6 @@ class Populations:
         cut, kept = self.cut, self.nonzeros >= threshold
         share = cut.pairs.only(kept)  # every block has an entry that meets one of y's, so all are live, in order
         y = torch.diff(cut.y.starts)[cut.y_block[share.y]]
-        elements = share.x.numel() * cut.x.volume + y.numel() * cut.y.volume
+        elements = (share.x.numel() * cut.x.volume, y.numel() * cut.y.volume)
         work = BlockWork(share.part, elements, int(self.nonzeros[kept].sum() + y.sum()))
         return Split(threshold, work, int(self.tasks[~kept].sum()))

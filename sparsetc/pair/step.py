@@ -133,7 +133,7 @@ class PairStep:
         return self._block_path(self.cut, precision)
 
     def _block_path(self, cut: Cut, precision: str) -> BlockPath:
-        return BlockPath(cut, self.equation, self.dtype, self.backend, precision, self.choice.storage, self.budget)
+        return BlockPath(cut, self.equation, self.dtype, self.backend, precision, self.choice.bitmaps, self.budget)
 
     def _hybrid(self, threshold: int, precision: str) -> HybridPath:
         filled = self.question.populations.entries(threshold)

@@ -28,6 +28,11 @@ def test_schedules_and_storages(name: str, dot: bool, bitmap: bool, wide: bool) 
     check(DrawnTiles(FOLDS[name], dot, bitmap, wide=wide, tiles=(2, 2), pairs=(2, 0, 1)))
 
 
+@pytest.mark.parametrize("name", FOLDS)
+def test_operands_that_differ_in_storage(name: str) -> None:
+    check(DrawnTiles(FOLDS[name], True, True, mixed=True, tiles=(2, 2), pairs=(2, 0, 1)))
+
+
 @settings(max_examples=30, deadline=None)
 @given(drawn_tiles((torch.float64, torch.float32, torch.float16, torch.int32, torch.int64), most=1 << 10))
 def test_any_tiles(case: DrawnTiles) -> None:
