@@ -301,7 +301,7 @@ def scalar_seconds(m: Matching, width: int, budget: Budget, rates: Rates) -> flo
 
 def dense_seconds(sizes: Sizes, width: int, precision: str, rates: Rates) -> float:
     """Scatter, multiply, gather."""
-    return 8 * rates.launch + sizes.flops / rates.dense[precision] + sizes.elements * width / rates.memory
+    return 7 * rates.launch + sizes.flops / rates.dense[precision] + sizes.elements * width / rates.memory
 
 
 def block_seconds(work: BlockWork, program: TileProgram, width: int, precision: str, rates: Rates) -> float:
