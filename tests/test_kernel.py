@@ -397,3 +397,9 @@ def test_generated_modules_are_shared_by_kernels(operands: list[Any]) -> None:
     first, second = (stc.compile(MTTKRP, *operands, plan="coo") for _ in range(2))
     assert first.launch.module is second.launch.module
     assert first.path in cache._modules
+
+
+def test_deterministic_sums_of_nothing_are_zero() -> None:
+    """Of two nonzeros none is on the diagonal."""
+    x = stc.SparseTensor(torch.tensor([[0, 1], [1, 0], [1, 1]]), torch.ones(2), (2, 2, 2))
+    assert torch.equal(stc.einsum("iii->i", x, deterministic=True, output="dense"), torch.zeros(2))

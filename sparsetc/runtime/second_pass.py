@@ -43,4 +43,5 @@ class SecondPass:
 
     def __call__(self, partial: torch.Tensor, out: torch.Tensor) -> None:
         """Write the sums of (partials, …) partial rows to the rows of (rows, …) `out` that have any."""
-        out.view(out.shape[0], -1).index_copy_(0, self.rows, self.sums(partial))
+        if self.partials:  # of no rows, the width of a row is not known
+            out.view(out.shape[0], -1).index_copy_(0, self.rows, self.sums(partial))
