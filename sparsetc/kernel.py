@@ -57,6 +57,7 @@ class Kernel:
             x.values.element_size(),
             x.dtype.is_floating_point,
             available_memory(x.device) if settings.memory_limit is None else settings.memory_limit,
+            x.is_coalesced,
         )
         settings.check_memory(
             self.output.rows * self.output.width * accumulator(x.dtype).itemsize,

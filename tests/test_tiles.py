@@ -261,3 +261,11 @@ def test_the_parsed_equations_are_what_the_names_say() -> None:
         terms = equation.split("->")[0].split(",")
         sizes = dict(zip(terms[0], shape, strict=True)) | ranks
         parse(equation, [tuple(sizes[c] for c in t) for t in terms], [True, *(False for _ in terms[1:])])
+
+
+def test_auto_leaves_tiles_out_where_coordinates_may_repeat() -> None:
+    full = torch.cartesian_prod(*(torch.arange(48),) * 3).T
+    x = stc.SparseTensor(torch.cat([full, full[:, :5]], 1), torch.ones(48**3 + 5), (48, 48, 48), coalesce=False)
+    factors = [torch.rand(48, 128) for _ in range(2)]
+    k = stc.compile("ijk,jr,kr->ir", x, *factors, backend="triton", precision="medium")
+    assert all(not p.format.endswith("tile") for p in k.plan.parts)

@@ -66,6 +66,8 @@ class Setting:
     """Integers have no matrix instruction here."""
     memory: int | None = None
     """Bytes that stored tiles may take; None for any."""
+    coalesced: bool = True
+    """No coordinate occurs twice: tiles hold one value a position."""
 
     @property
     def rest(self) -> tuple[int, ...]:

@@ -85,6 +85,8 @@ def offered(setting: Setting, counts: Counts, sparse_output: bool) -> Candidate 
     """The hybrid plan where ``"auto"`` should consider it: on a GPU, with dots, and with tiles worth making dense."""
     if setting.backend != "triton" or setting.deterministic or not setting.floating or not counts.nnz:
         return None
+    if not setting.coalesced:
+        return None
     if not groups_of(setting.bound, sides_of(counts.shape)).dot:
         return None
     found = HybridPlan()(setting, counts, sparse_output)
