@@ -55,19 +55,7 @@ class Canonical:
 
     def check(self, dense: Sequence[torch.Tensor]) -> None:
         """Raise unless these are dense operands that the kernel was compiled for."""
-        positions = self.written.einsum.dense
-        if len(dense) != len(positions):
-            raise ShapeError(f'"{self.written.einsum.text}" takes {len(positions)} dense operands, found {len(dense)}')
-        for operand, position in zip(dense, positions, strict=True):
-            if not isinstance(operand, torch.Tensor):
-                raise DtypeError(f"operand {position + 1} must be a torch tensor, found {type(operand).__name__}")
-            check_operand(operand, position, self.dtype, self.device)
-            expected = self.written.shape(position)
-            if operand.shape != expected and not _broadcasts(tuple(operand.shape), expected):
-                raise ShapeError(
-                    f'operand {position + 1} of "{self.written.einsum.text}": the kernel was compiled for shape '
-                    f"{tuple(expected)}, found {tuple(operand.shape)}; compile again for other sizes"
-                )
+        check_dense(self.written, dense, self.dtype, self.device)
 
     def arrange(self, dense: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Dense operands as written -> contiguous tables, in the reduced einsum's order."""
@@ -111,6 +99,23 @@ def canonicalise(bound: Bound, operands: Sequence[SparseTensor | torch.Tensor]) 
         permutation = tuple(own.index(c) for c in axes if c in own)
         arrangement.append(None if permutation == tuple(range(len(own))) else permutation)
     return Canonical(bound, reduction, reduced, coords, source, x.dtype, x.device, tuple(arrangement))
+
+
+def check_dense(written: Bound, dense: Sequence[torch.Tensor], dtype: torch.dtype, device: torch.device) -> None:
+    """Raise unless these are the dense operands of an einsum as written, of its shapes or broadcast to them."""
+    text, positions = written.einsum.text, written.einsum.dense
+    if len(dense) != len(positions):
+        raise ShapeError(f'"{text}" takes {len(positions)} dense operands, found {len(dense)}')
+    for operand, position in zip(dense, positions, strict=True):
+        if not isinstance(operand, torch.Tensor):
+            raise DtypeError(f"operand {position + 1} must be a torch tensor, found {type(operand).__name__}")
+        check_operand(operand, position, dtype, device)
+        expected = written.shape(position)
+        if operand.shape != expected and not _broadcasts(tuple(operand.shape), expected):
+            raise ShapeError(
+                f'operand {position + 1} of "{text}": the kernel was compiled for shape '
+                f"{tuple(expected)}, found {tuple(operand.shape)}; compile again for other sizes"
+            )
 
 
 def check_operand(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from sparsetc.canonical import _broadcasts, check_operand
+from sparsetc.canonical import check_dense, check_operand
 from sparsetc.errors import DtypeError, PlanError, ShapeError
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.plan import Layout, Part, Plan, Schedule
@@ -82,7 +82,7 @@ class PairKernel:
             A coalesced `SparseTensor` where the result keeps a mode of a sparse operand, a dense tensor otherwise, or
             where ``output="dense"`` asked for it. Gradients flow to dense operands and to the values of sparse ones.
         """
-        self._check(dense)
+        check_dense(self.bound, dense, self.dtype, self.device)
         given = iter(self._values if values is None else self._checked(values))
         others = iter(dense)
         e = self.bound.einsum
@@ -101,21 +101,6 @@ class PairKernel:
         assert self._pattern is not None
         made = SparseTensor._make(self._pattern, values, self.bound.output_shape, True)
         return made if self.sparse else made.to_dense(self.settings.memory_limit)
-
-    def _check(self, dense: Sequence[torch.Tensor]) -> None:
-        positions = self.bound.einsum.dense
-        if len(dense) != len(positions):
-            raise ShapeError(f'"{self.equation}" takes {len(positions)} dense operands, found {len(dense)}')
-        for operand, position in zip(dense, positions, strict=True):
-            if not isinstance(operand, torch.Tensor):
-                raise DtypeError(f"operand {position + 1} must be a torch tensor, found {type(operand).__name__}")
-            check_operand(operand, position, self.dtype, self.device)
-            expected = self.bound.shape(position)
-            if operand.shape != expected and not _broadcasts(tuple(operand.shape), expected):
-                raise ShapeError(
-                    f'operand {position + 1} of "{self.equation}": the kernel was compiled for shape '
-                    f"{tuple(expected)}, found {tuple(operand.shape)}; compile again for other sizes"
-                )
 
     def _checked(self, values: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
         if len(values) != len(self._values):
