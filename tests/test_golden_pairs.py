@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-import difflib
-
 import pytest
+from golden_checks import check_as_kept, check_readable
 from golden_pairs import CASES, FOLDER, path, source
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_generated_source_is_as_kept(name: str) -> None:
-    kept, made = path(name).read_text(encoding="utf-8").splitlines(), source(name).splitlines()
-    if kept != made:
-        diff = "\n".join(difflib.unified_diff(kept, made, f"golden/pairs/{name}.py", "generated now", lineterm=""))
-        pytest.fail(f"if this is meant, run python tests/regenerate_golden.py\n{diff}", pytrace=False)
+    check_as_kept(path(name), source(name))
 
 
 def test_every_file_has_its_case() -> None:
@@ -23,8 +18,4 @@ def test_every_file_has_its_case() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_generated_source_can_be_read(name: str) -> None:
-    text = source(name)
-    assert ast.get_docstring(ast.parse(text))
-    assert max(map(len, text.splitlines())) <= 200
-    assert "  \n" not in text
-    assert not text.endswith("\n\n")
+    check_readable(source(name))
