@@ -59,7 +59,7 @@ def check_range(coords: torch.Tensor, shape: Sequence[int]) -> None:
             )
 
 
-def sort_keys(coords: torch.Tensor, shape: Sequence[int]) -> list[torch.Tensor]:
+def sort_keys(coords: Iterable[torch.Tensor], shape: Sequence[int]) -> list[torch.Tensor]:
     """The fewest int64 keys, most significant first, whose lexicographic order is that of the coordinates.
 
     Each key is the row-major linear index of as many consecutive modes as fit below 2**63; a tensor whose sizes

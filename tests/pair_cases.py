@@ -16,6 +16,7 @@ from cases import PATTERNS, assert_matches, bound_of, poisoned, random_sparse, r
 from hypothesis import strategies as st
 
 import sparsetc as stc
+from sparsetc import numbering
 from sparsetc.ir.einsum import run
 from sparsetc.pair import symbolic
 from sparsetc.pair import tasks as task_lists
@@ -125,13 +126,18 @@ def small_blocks(equation: str, threshold: int, side: int = 2, storage: str = "a
     return stc.plan_bcb(storage, threshold, **dict.fromkeys(sorted(set(equation) - set(",->")), side))
 
 
+def marking(marked: bool) -> Any:
+    """Keys numbered by marks, or by sorting, however many are possible."""
+    return mock.patch.object(numbering, "markable", lambda keys, n: marked and keys < 1 << 20)
+
+
 @contextlib.contextmanager
 def small_chunks(tasks: int, kept: bool) -> Iterator[None]:
     """Tasks taken so many at a time, and kept for the next call or not."""
     with (
         mock.patch.object(symbolic, "chunk_size", return_value=tasks),
         mock.patch.object(task_lists, "KEPT_TASKS", task_lists.KEPT_TASKS if kept else 0),
-        mock.patch.object(symbolic, "MARKS", 16 if kept else 0),
+        marking(kept),
     ):
         yield
 

@@ -10,11 +10,12 @@ import torch
 from cases import PATTERNS, assert_matches, poisoned, random_sparse, random_values
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pair_cases import EQUATIONS, SIZES, check_pair, operands, pairs, small_blocks, small_chunks, structural
+from pair_cases import EQUATIONS, SIZES, check_pair, marking, operands, pairs, small_blocks, small_chunks, structural
 
 import sparsetc as stc
+from sparsetc.pair.meeting import Meeting, Share
 from sparsetc.pair.populations import Populations
-from sparsetc.pair.symbolic import Matching, Share
+from sparsetc.pair.symbolic import Matching, composed
 
 HUGE = 10**6
 DTYPES = (
@@ -36,42 +37,46 @@ def step_of(kernel: stc.PairKernel) -> Any:
     return step
 
 
-# --- shares of a matching ---------------------------------------------------------------------------------------------
+# --- shares of a meeting ----------------------------------------------------------------------------------------------
 
 
-def tasks_of(m: Matching) -> list[tuple[int, int, int]]:
+def tasks_of(m: Meeting) -> list[tuple[int, int, int]]:
     """(entry of x, entry of y, place) of every task."""
-    made = list(m.chunks(max(1, m.tasks)))
-    if not made:
+    found = Matching.of(m)
+    made = found.expand(0, m.tasks) if m.tasks else None
+    if made is None:
         return []
-    p, q, place = made[0]
-    return list(zip(m.x_entry[p].tolist(), m.y_entry[q].tolist(), place.tolist(), strict=True))
+    p, q = composed(found.x_entry, made.p), composed(found.y_entry, made.q)
+    place = found.row[made.p] * m.columns + found.column[made.q]
+    return list(zip(p.tolist(), q.tolist(), place.tolist(), strict=True))
 
 
 def check_share(share: Share, wanted: set[int]) -> None:
     whole, part = tasks_of(share.whole), tasks_of(share.part)
     expected = [t for t in whole if t[0] in wanted]
-    assert [t[:2] for t in part] == [t[:2] for t in expected]
+    entries = share.entries.tolist()
+    assert [(entries[t[0]], t[1]) for t in part] == [t[:2] for t in expected]
     assert share.places(torch.tensor([t[2] for t in part], dtype=torch.long)).tolist() == [t[2] for t in expected]
     m = share.part
     assert m.tasks == len(expected)
-    assert torch.equal(m.x_entry, share.whole.x_entry[share.x])
-    assert torch.equal(m.y_entry, share.whole.y_entry[share.y])
-    assert set(m.y_entry.tolist()) == {t[1] for t in expected}  # what meets nothing is left out, as in any matching
-    assert sorted(set(m.row.tolist())) == list(range(m.rows))
-    assert sorted(set(m.column.tolist())) == list(range(m.columns))
-    assert torch.equal(m.row[m.row_head], torch.arange(m.rows))
-    assert torch.equal(m.column[m.column_head], torch.arange(m.columns))
+    assert m.x_live is None
+    live = range(m.y.n) if m.y_live is None else m.y_live.tolist()
+    assert set(live) == {t[1] for t in expected}  # what meets nothing is left out, as in any meeting
+    assert sorted(set(m.row.rank.tolist())) == list(range(m.rows))
+    assert sorted(set(m.column.rank.tolist())) == list(range(m.columns))
 
 
+@pytest.mark.parametrize("marked", [False, True])
 @pytest.mark.parametrize("name", EQUATIONS)
-def test_a_share_of_a_matching_is_a_matching(name: str) -> None:
-    for pattern in ("skewed", "random", "empty"):
-        m = step_of(stc.compile(EQUATIONS[name], *operands(EQUATIONS[name], pattern), plan="scalar")).matching
-        g = torch.Generator().manual_seed(0)
-        for share in (0.0, 0.1, 0.5, 1.0):
-            kept = torch.rand(m.x_entry.numel(), generator=g) < share
-            check_share(m.only(kept), set(m.x_entry[kept].tolist()))
+def test_a_share_of_a_meeting_is_a_meeting(name: str, marked: bool) -> None:
+    with marking(marked):
+        for pattern in ("skewed", "random", "empty"):
+            m = step_of(stc.compile(EQUATIONS[name], *operands(EQUATIONS[name], pattern), plan="scalar")).meeting
+            g = torch.Generator().manual_seed(0)
+            for share in (0.0, 0.1, 0.5, 1.0):
+                kept = torch.rand(m.counts.numel(), generator=g) < share
+                found = m.only(kept)
+                check_share(found, set(found.entries.tolist()))
 
 
 def test_populations_by_hand() -> None:
@@ -80,15 +85,16 @@ def test_populations_by_hand() -> None:
     y = stc.SparseTensor([[0, 0, 1, 1, 3, 3], [0, 1, 0, 1, 0, 1]], torch.ones(6), (4, 2))
     step = step_of(stc.compile("ij,jk->ik", x, y, plan=stc.plan_bcb(i=2, j=2, k=2, threshold=2)))
     counts = step.question.populations
-    assert counts.nonzeros.tolist() == [4, 1]
+    assert counts.cut.x.counts.tolist() == [4, 1]
     assert counts.tasks.tolist() == [8, 2]
-    assert counts.thresholds() == [2]
     assert counts.entries(2).tolist() == [True] * 4 + [False]
-    split = counts.split(2)
-    assert (split.blocks.pairs.tasks, sum(split.blocks.elements), split.blocks.nnz, split.tasks) == (1, 8, 8, 2)
+    split, four = counts.powers()
+    assert (split.threshold, four.threshold) == (2, 4)
+    assert replace(four, threshold=2) == split
+    assert (split.blocks.pairs, sum(split.blocks.elements), split.blocks.nnz, split.tasks) == (1, 8, 8, 2)
     assert split.pure is None
-    assert counts.split(1).pure == "bcb"
-    assert counts.split(5).pure == "scalar"
+    assert [s.pure for s in counts.ends()] == ["bcb", "scalar"]
+    assert [s.pure for s in counts.splits([1, 2, 3, 5])] == ["bcb", None, None, "scalar"]
     assert isinstance(counts, Populations)
 
 
@@ -142,8 +148,8 @@ def test_a_dense_block_among_scattered_nonzeros(swapped: bool) -> None:
     assert found == {1: "bcb", 4: "bcb+scalar", 16: "bcb+scalar", 64: "bcb+scalar", HUGE: "scalar"}
     kernel = stc.compile(equation, x, y, plan=stc.plan_bcb(threshold=16, i=8, j=8, k=8))
     blocks, rest = step_of(kernel).path.halves
-    assert blocks.share.x.numel() == 64
-    assert rest.share.x.numel() == (y if swapped else x).nnz - 64
+    assert blocks.share.entries.numel() == 64
+    assert rest.share.entries.numel() == (y if swapped else x).nnz - 64
     assert [p.format for p in kernel.plan.parts] == ["bcb", "bcb", "coo", "coo"]
     assert kernel.plan.parts[0].nnz == 64
 
@@ -189,7 +195,7 @@ def test_the_model_finds_a_threshold() -> None:
     kernel = check_pair("ij,jk->ik", [x, y], plan="bcb+scalar")
     split = step_of(kernel).choice.split
     assert kernel.plan.name == "bcb+scalar"
-    assert split.threshold in step_of(kernel).question.populations.thresholds()
+    assert split in step_of(kernel).question.populations.powers()
     considered = dict(kernel.explain().to_dict()["steps"][0]["considered"])
     assert set(considered) == {"scalar", "dense", "bcb", "bcb+scalar"}
     assert "nonzeros of x in blocks of" in str(kernel.explain())

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparsetc as stc
 from sparsetc.pair.cut import Cut, sides_for
-from sparsetc.pair.symbolic import Matching
+from sparsetc.pair.meeting import Meeting
 
 DTYPES = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
@@ -485,7 +485,7 @@ def test_third_order_contracted_over_one_mode_has_blocks_of_64_by_32() -> None:
     (step,) = stc.compile("ijk,klm->ijlm", x, x, plan="bcb").chain.pairs
     assert step.cut.extents == (64, 64, 32)
     assert isinstance(step.cut, Cut)
-    assert isinstance(step.cut.pairs, Matching)
+    assert isinstance(step.cut.pairs, Meeting)
     named = stc.compile("ijk,klm->ijlm", x, x, plan=stc.plan_bcb(i=4, j=4, k=16)).chain.pairs[0]
     assert named.cut.extents == (16, 64, 16)
     assert_matches(named.result(named(x.values, x.values)), "ijk,klm->ijlm", [x, x])
@@ -549,7 +549,7 @@ def test_a_dropped_kernel_gives_its_memory_back(plan: str) -> None:
     try:
         kernel = stc.compile("ijk,abk->ijab", x, x, plan=plan)
         kernel()
-        kept = weakref.ref(kernel.chain.pairs[0].matching)
+        kept = weakref.ref(kernel.chain.pairs[0].meeting)
         del kernel
         assert kept() is None
     finally:

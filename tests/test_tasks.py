@@ -8,7 +8,7 @@ import pytest
 import torch
 from cases import assert_matches, random_sparse
 from hypothesis import given, settings
-from pair_cases import EQUATIONS, SIZES, check_pair, operands, pairs, small_chunks
+from pair_cases import EQUATIONS, SIZES, check_pair, marking, operands, pairs, small_chunks
 
 import sparsetc as stc
 from sparsetc.ir.interpret import run_program
@@ -16,7 +16,6 @@ from sparsetc.ir.lower import lower
 from sparsetc.ir.operands import Target
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.view import verify
-from sparsetc.pair import symbolic
 from sparsetc.pair import tasks as task_lists
 from sparsetc.pair.expansion import distinct, groups, spans
 from sparsetc.pair.scalar import EINSUMS, LETTER
@@ -32,10 +31,11 @@ def step_of(equation: str, given: list[stc.SparseTensor], **settings: object) ->
 
 def by_hand(m: Matching) -> torch.Tensor:
     """(3, tasks): p, q and the place of the result, task after task."""
-    starts = m.ends - m.counts
+    counts = torch.diff(m.ends, prepend=m.ends.new_zeros(1))
+    starts = m.ends - counts
     found = []
-    for p in range(m.x_entry.numel()):
-        for n in range(int(m.counts[p])):
+    for p in range(m.live[0]):
+        for n in range(int(counts[p])):
             q = int(m.first[p]) + n
             assert int(starts[p]) + n == len(found)
             found.append((p, q, int(m.row[p]) * m.columns + int(m.column[q])))
@@ -43,13 +43,13 @@ def by_hand(m: Matching) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 50, 1 << 20])
-@pytest.mark.parametrize("marks", [0, 16, 10**6])
+@pytest.mark.parametrize("marked", [False, True])
 @pytest.mark.parametrize("name", ["one-mode", "two-modes", "outer", "inner", "batch", "elementwise", "vectors-outer"])
-def test_groups_make_every_task_once_and_find_every_place(name: str, marks: int, chunk: int) -> None:
+def test_groups_make_every_task_once_and_find_every_place(name: str, marked: bool, chunk: int) -> None:
     step = step_of(EQUATIONS[name], operands(EQUATIONS[name], "skewed"))
     m, tasks = step.matching, by_hand(step.matching)
     places, slot = torch.unique(tasks[2], return_inverse=True)
-    with mock.patch.object(symbolic, "MARKS", marks):
+    with marking(marked):
         made = list(groups(m, chunk))
     assert [g.tasks.begin for g in made] == [0, *(g.tasks.end for g in made[:-1])]
     assert torch.equal(torch.cat([g.fresh for g in made]), places)
@@ -65,15 +65,15 @@ def test_spans_are_of_whole_rows() -> None:
     found = list(spans(m, 10))
     assert (found[0].begin, found[-1].end) == (0, m.tasks)
     assert (found[0].row, found[-1].last) == (0, m.rows)
-    longest = int(torch.bincount(m.row, m.counts.double()).max())
+    longest = int(torch.bincount(m.meeting.row.rank, m.meeting.counts.double()).max())
     assert longest > 10
     assert all(s.end - s.begin <= 10 or s.last == s.row + 1 for s in found)
 
 
 @pytest.mark.parametrize("key", [[], [3], [0, 1, 2], [5, 5, 5], [7, 0, 7, 2]])
-@pytest.mark.parametrize("marks", [0, 16])
-def test_distinct(key: list[int], marks: int) -> None:
-    with mock.patch.object(symbolic, "MARKS", marks):
+@pytest.mark.parametrize("marked", [False, True])
+def test_distinct(key: list[int], marked: bool) -> None:
+    with marking(marked):
         fresh, rank = distinct(torch.tensor(key, dtype=torch.int32), 8)
     assert fresh.tolist() == sorted(set(key))
     assert fresh[rank].tolist() == key

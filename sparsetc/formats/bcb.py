@@ -17,12 +17,12 @@ from math import prod
 
 import torch
 
-from sparsetc import coords as crd
 from sparsetc.errors import FormatError
 from sparsetc.formats import words
 from sparsetc.formats.base import index_dtype
 from sparsetc.formats.bits import narrowed, packed_bits, set_bits
 from sparsetc.ir.view import Field, tiles_along
+from sparsetc.numbering import numbered
 
 SIDE = 8
 """Positions a mode (BCB-SpTC, section III-C)."""
@@ -37,24 +37,19 @@ class Blocks:
     """Positions a mode, powers of two."""
     fields: tuple[Field, ...]
     """Where each mode's bits lie in the words."""
-    words: dict[str, torch.Tensor]
-    """(blocks,) each: ``word``, and ``word_1``, … where more than 63 bits are needed."""
-    bitmap: torch.Tensor
-    """(blocks, words of a bitmap): unsigned bits, in words of 8 to 64 bits."""
-    positions: torch.Tensor
-    """(nnz,) the nonzero that each stored value came from."""
-    dense: torch.Tensor
-    """(nnz,) where each stored value would stand if whole blocks were stored: block * volume + position."""
-
-    @property
-    def blocks(self) -> int:
-        """Non-empty blocks, M."""
-        return self.bitmap.shape[0]
+    heads: tuple[torch.Tensor, ...]
+    """(blocks,) int64 a mode: coordinates of the non-empty blocks, in lexicographic order."""
+    blocks: int
+    """Non-empty blocks, M."""
+    block: torch.Tensor
+    """(nnz,) int64, the block that each nonzero is in; in the operand's order."""
+    place: torch.Tensor
+    """(nnz,) int64, the position in it, row-major."""
 
     @property
     def nnz(self) -> int:
         """Nonzeros, N."""
-        return self.positions.numel()
+        return self.block.numel()
 
     @property
     def volume(self) -> int:
@@ -62,15 +57,51 @@ class Blocks:
         return prod(self.sides)
 
     @property
+    def word(self) -> int:
+        """Bits of a word of the bitmaps: the widest that a block fills."""
+        return min(64, max(8, self.volume))
+
+    @property
     def nbytes(self) -> int:
         """Bytes of words and bitmaps: formula (8) without its last term, each index rounded up to its word."""
-        return sum(a.numel() * a.element_size() for a in (*self.words.values(), self.bitmap))
+        grid = tiles_along(self.shape, self.sides)
+        own = words.widths(words.fields(range(len(self.shape)), grid, "word"))
+        return self.blocks * (sum(own) + -(-self.volume // self.word) * self.word // 8)
 
     @cached_property
+    def words(self) -> dict[str, torch.Tensor]:
+        """(blocks,) each: ``word``, and ``word_1``, … where more than 63 bits are needed."""
+        return words.encode(self.heads, self.fields)
+
+    @cached_property
+    def bitmap(self) -> torch.Tensor:
+        """(blocks, words of a bitmap): unsigned bits, in words of 8 to 64 bits."""
+        return packed_bits(self.block, self.place, self.blocks, self.volume, self.word)
+
+    @cached_property
+    def at(self) -> torch.Tensor:
+        """(nnz,) where each nonzero stands if whole blocks are stored: block * volume + position."""
+        return self.block * self.volume + self.place
+
+    @cached_property
+    def positions(self) -> torch.Tensor:
+        """(nnz,) the nonzero that each stored value came from: the order of the set bits."""
+        return torch.argsort(self.at)
+
+    @property
+    def dense(self) -> torch.Tensor:
+        """(nnz,) where each stored value stands if whole blocks are stored."""
+        return self.at.index_select(0, self.positions)
+
+    @cached_property
+    def counts(self) -> torch.Tensor:
+        """(blocks,) int64 nonzeros of each."""
+        return self.block.new_zeros(self.blocks).index_add_(0, self.block, self.block.new_ones(1).expand(self.nnz))
+
+    @property
     def starts(self) -> torch.Tensor:
         """(blocks + 1,) int64, where each block's values begin: the bits set in the bitmaps before."""
-        counts = torch.bincount(self.dense // self.volume, minlength=self.blocks)
-        return torch.cat([counts.new_zeros(1), torch.cumsum(counts, 0)])
+        return torch.cat([self.counts.new_zeros(1), torch.cumsum(self.counts, 0)])
 
     @cached_property
     def first(self) -> torch.Tensor:
@@ -87,10 +118,10 @@ class Blocks:
         return self.first, narrowed(self.bitmap, word), self.pack_values(values).contiguous()
 
     def coordinates(self) -> torch.Tensor:
-        """(order, blocks) int64, coordinates of blocks."""
+        """(order, blocks) int64, coordinates of blocks, read from the words alone."""
         found = words.decode(self.words, self.fields)
         if not found:
-            return self.positions.new_zeros((0, self.blocks))
+            return self.block.new_zeros((0, self.blocks))
         return torch.stack([found[m] for m in range(len(self.shape))])
 
     def pack_values(self, values: torch.Tensor) -> torch.Tensor:
@@ -100,12 +131,7 @@ class Blocks:
     def whole(self, values: torch.Tensor) -> torch.Tensor:
         """(blocks, volume): all positions, 0 where there is no nonzero; `values` in the operand's order."""
         out = values.new_zeros(self.blocks * self.volume)
-        return out.index_copy_(0, self._whole_at, values).view(self.blocks, self.volume)
-
-    @cached_property
-    def _whole_at(self) -> torch.Tensor:
-        """(nnz,) `dense` in the operand's order."""
-        return torch.empty_like(self.dense).index_copy_(0, self.positions, self.dense)
+        return out.index_copy_(0, self.at, values).view(self.blocks, self.volume)
 
 
 class Bcb:
@@ -124,27 +150,33 @@ class Bcb:
         Raises:
             FormatError: sides that do not fit the shape, or duplicates.
         """
+        packed = self.cut(tuple(coords), shape, sides, coords[:0].flatten(), coords.shape[1])
+        sorted_ = packed.dense
+        if packed.nnz and bool((sorted_[1:] == sorted_[:-1]).any()):
+            raise FormatError("blocks hold one value a position: coalesce the operand, which has duplicates")
+        return packed
+
+    def cut(
+        self,
+        rows: Sequence[torch.Tensor],
+        shape: Sequence[int],
+        sides: Sequence[int] | None,
+        like: torch.Tensor,
+        n: int,
+    ) -> Blocks:
+        """As `pack`, of coordinates that are known to be distinct: (n,) int64 a mode, on the device of `like`."""
         shape = tuple(shape)
         sides = tuple(sides) if sides is not None else (SIDE,) * len(shape)
         if len(sides) != len(shape) or any(s < 1 or s & (s - 1) for s in sides):
             raise FormatError(f"sides must be powers of two, one a mode of {shape}, found {sides}")
-        volume, grid = prod(sides), tiles_along(shape, sides)
-        side = torch.tensor(sides, device=coords.device).unsqueeze(1)
-        at = coords // side
-        place = torch.zeros(coords.shape[1], dtype=torch.long, device=coords.device)
-        for c, s in zip(coords, sides, strict=True):
-            place = place * s + c % s
-        order = crd.lexsort(crd.sort_keys(torch.cat([at, place.unsqueeze(0)]), (*grid, volume)))
-        at = at.index_select(1, order)
-        fresh = crd.starts_of_runs(crd.sort_keys(at, grid) or [torch.zeros_like(order)])  # of no modes: one block
-        dense = (torch.cumsum(fresh, 0) - 1) * volume + place[order]
-        if dense.numel() and bool((dense[1:] == dense[:-1]).any()):
-            raise FormatError("blocks hold one value a position: coalesce the operand, which has duplicates")
+        grid, place = tiles_along(shape, sides), like.new_zeros(n)
+        for row, side in zip(rows, sides, strict=True):
+            if side > 1:
+                place = torch.add(row & (side - 1), place, alpha=side)
+        at = [row >> (s.bit_length() - 1) if s > 1 else row for row, s in zip(rows, sides, strict=True)]
+        found = numbered(at, grid, n, like)
         fields = words.fields(range(len(shape)), grid, "word")
-        heads = at[:, fresh]
-        # In the widest words that a block fills.
-        bitmap = packed_bits(dense // volume, dense % volume, heads.shape[1], volume, min(64, max(8, volume)))
-        return Blocks(shape, sides, fields, words.encode(heads, fields), bitmap, order, dense)
+        return Blocks(shape, sides, fields, found.coords, found.count, found.rank, place)
 
     def unpack(self, packed: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
         """(coords (order, nnz), positions (nnz,)): every set bit, and which of the given nonzeros it is."""
@@ -155,7 +187,7 @@ class Bcb:
         for mode in reversed(range(len(packed.shape))):
             coords.append(at[mode] * packed.sides[mode] + rest % packed.sides[mode])
             rest = rest // packed.sides[mode]
-        return torch.stack(coords[::-1]), packed.positions
+        return torch.stack(coords[::-1]) if coords else bits.new_zeros((0, bits.numel())), packed.positions
 
 
 def positions_of_bits(packed: Blocks) -> torch.Tensor:

@@ -39,7 +39,15 @@ def fields(modes: Sequence[int], shape: Sequence[int], name: str) -> tuple[Field
     return tuple(found)
 
 
-def encode(coords: torch.Tensor, layout: Sequence[Coordinate], narrow: bool = False) -> dict[str, torch.Tensor]:
+def widths(layout: Sequence[Coordinate]) -> list[int]:
+    """Bytes of an element of each array of words."""
+    stored = [c for c in layout if isinstance(c, Field)]
+    return [4 if word_bits(stored, name) <= 31 else 8 for name in dict.fromkeys(f.array for f in stored)]
+
+
+def encode(
+    coords: torch.Tensor | Sequence[torch.Tensor], layout: Sequence[Coordinate], narrow: bool = False
+) -> dict[str, torch.Tensor]:
     """The words of every nonzero, by array name: uint16 (where `narrow`), int32 or int64, the smallest that serves."""
     stored = [c for c in layout if isinstance(c, Field)]
     words: dict[str, torch.Tensor] = {}

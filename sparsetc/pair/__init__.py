@@ -3,7 +3,8 @@
 In: a `Bound` einsum whose operands are sparse in two places or more. Out: `PairKernel`. Data flows down::
 
     equation.py   letters by role; operands diagonal, summed, sorted
-    symbolic.py   what meets, counted; the result's pattern
+    meeting.py    what meets, counted
+    symbolic.py   its tasks in order; the result's pattern
     expansion.py  tasks made, and grouped by the entry of the result they add to
     populations.py  blocks of x by how many nonzeros they hold
     choose.py     expected times: scalar, dense, blocks, or a hybrid

@@ -16,10 +16,11 @@ from sparsetc.codegen.launch_pairs import PairLaunch, TorchPairs, TritonPairs
 from sparsetc.errors import PlanError
 from sparsetc.formats.base import index_dtype
 from sparsetc.ir.tile import TileProgram
+from sparsetc.numbering import sorted_keys
 from sparsetc.pair.blocks import Buffer, TaskList
 from sparsetc.pair.cut import Bitmaps, Cut
 from sparsetc.pair.sums import add_up, kept_dtype
-from sparsetc.pair.symbolic import TASK_BYTES, Budget
+from sparsetc.pair.symbolic import TASK_BYTES, Budget, picked
 
 MOST_POSITIONS = 1 << 16
 """Positions of an operand's or the result's block that a program may hold in registers: 8 warps spill beyond."""
@@ -87,47 +88,42 @@ class BlockPath:
     # -- places -----------------------------------------------------------------------------------------------------
     @cached_property
     def _tables(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The row of the result of each (row of blocks, position in it), and likewise its columns; -1 where none."""
-        cut, m = self.cut, self.cut.matching
+        """The row of the result of each (row of blocks, position in it), and likewise its columns; 0 where none."""
+        cut, m = self.cut, self.cut.meeting
         r, c, k = cut.extents
-        row = m.ends.new_full((cut.pairs.rows * r,), -1)
-        block, place = cut.x.dense // cut.x.volume, cut.x.dense % cut.x.volume
-        row_of_block = cut.pairs.row  # every block has an entry that meets one of y's, so all are live, in order
-        row[row_of_block[block] * r + place // k] = m.row[cut.x.positions]
-        column = m.ends.new_full((cut.pairs.columns * c,), -1)
-        block, place = cut.y.dense // cut.y.volume, cut.y.dense % cut.y.volume
-        column_of_block = torch.empty_like(self.cut.y_block)
-        column_of_block[self.cut.y_block] = cut.pairs.column
-        column[column_of_block[block] * c + place // k] = m.column[cut.y.positions]
+        row = m.x_key.new_zeros(cut.pairs.rows * r)
+        row.index_copy_(0, cut.pairs.row.rank[cut.x.block] * r + cut.x.place // k, m.row.rank)
+        column = m.y_key.new_zeros(cut.pairs.columns * c)
+        column.index_copy_(0, cut.pairs.column.rank[cut.y.block] * c + cut.y.place // k, m.column.rank)
         return row, column
 
     def places(self) -> torch.Tensor:
         """(nnz,) the result's places, ascending; where each stands among the blocks is kept for `run`."""
-        m = self.cut.matching
+        m = self.cut.meeting
         # On the CPU by the twin, so that a kernel is compiled for a GPU where there is none to launch it on.
-        launch = self._launch_of("torch") if m.ends.device.type == "cpu" else self.launch
+        launch = self._launch_of("torch") if m.x_key.device.type == "cpu" else self.launch
         dtype = self.dtype if isinstance(launch, TritonPairs) else torch.float32  # ones are exact in every type
-        x = torch.ones(m.x_entry.numel(), dtype=dtype, device=m.ends.device)
-        y = torch.ones(m.y_entry.numel(), dtype=dtype, device=m.ends.device)
+        x, y = (torch.ones(blocks.nnz, dtype=dtype, device=m.x_key.device) for blocks in (self.cut.x, self.cut.y))
         found, total = [], 0
         r, c, _ = self.cut.extents
         for start, stop, made in self._products(launch, x, y):
-            at = torch.nonzero(made.view(-1)).flatten() + start * r * c
+            at = torch.nonzero(made.view(-1)).flatten()
+            at = at + start * r * c if start else at
             total += at.numel()
             self.budget.check(total, least=stop < self.tasks.blocks)
             found.append(at)
-        at = torch.cat(found) if found else m.ends.new_zeros(0)
-        place, order = torch.sort(self._place_of(at))
+        at = found[0] if len(found) == 1 else torch.cat([m.x_key[:0], *found])
+        places, order = sorted_keys(self._place_of(at), m.rows * m.columns)
         self._reads = self._reads_of(at, order)
-        return place
+        return places
 
     def _reads_of(self, at: torch.Tensor, order: torch.Tensor) -> list[Read]:
         """By buffer, where among its blocks the results stand. Of one buffer they are read in their own order."""
         r, c, _ = self.cut.extents
         narrow = index_dtype(2 * self.tasks.room * r * c)
         if len(self._buffers) == 1:
-            return [Read(at[order].to(narrow), None)]
-        slot = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
+            return [Read(at.index_select(0, order).to(narrow), None)]
+        slot = torch.empty_like(at).scatter_(0, order.long(), torch.arange(at.numel(), device=at.device))
         ends = [0, *(int(torch.searchsorted(at, b.stop * r * c)) for b in self._buffers)]
         return [
             Read((at[done:end] - b.start * r * c).to(narrow), slot[done:end])
@@ -135,13 +131,12 @@ class BlockPath:
         ]
 
     def _place_of(self, at: torch.Tensor) -> torch.Tensor:
-        r, c, _ = self.cut.extents
-        row, column = self._tables
-        block = self.tasks.places[at // (r * c)]
-        inside = at % (r * c)
-        columns = max(1, self.cut.pairs.columns)
-        rows = row[block // columns * r + inside // c]
-        return rows * self.cut.matching.columns + column[block % columns * c + inside % c]
+        """Places of the result, of positions in its blocks."""
+        (r, c, _), (row, column), columns = self.cut.extents, self._tables, max(1, self.cut.pairs.columns)
+        block, inside = at // (r * c), at % (r * c)
+        line, rank = self.tasks.places // columns * r, self.tasks.places % columns * c
+        line, rank = line.index_select(0, block).add_(inside // c), rank.index_select(0, block).add_(inside % c)
+        return column.index_select(0, rank).add_(row.index_select(0, line), alpha=self.cut.meeting.columns)
 
     # -- numbers ----------------------------------------------------------------------------------------------------
     @cached_property
@@ -150,7 +145,9 @@ class BlockPath:
         return self.tasks.buffers()
 
     def run(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """(nnz of the result,) by place, of values of the live entries, in the type that sums are kept in."""
+        """(nnz of the result,) by place, of the values of all entries, in the type that sums are kept in."""
+        m = self.cut.meeting
+        x, y = picked(x, m.x_live), picked(y, m.y_live)
         out = x.new_empty(sum(read.at.numel() for read in self._reads))
         # Triton reads the operands' own type, torch the one that sums are kept in.
         dtype = self.dtype if isinstance(self.launch, TritonPairs) else kept_dtype(self.dtype)

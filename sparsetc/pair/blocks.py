@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-from sparsetc.formats.base import index_dtype
+from sparsetc import coords as crd
+from sparsetc.formats.base import INT32_MAX, index_dtype
 from sparsetc.pair.cut import Cut
+from sparsetc.pair.symbolic import Matching, composed
 
 PAIRS_A_PROGRAM = 256
 """Most pairs of one program; a block of the result with more is made by several and added up."""
@@ -51,23 +53,29 @@ class TaskList:
 
     @classmethod
     def of(cls, cut: Cut, nbytes: int, limit: int) -> TaskList:
-        """Expand the tasks of the blocks' matching.
+        """Expand the tasks of the blocks' meeting, and sort them.
 
         Args:
-            cut: operands and matching.
+            cut: operands and who meets.
             nbytes: of a block of the result.
             limit: of memory, in bytes; blocks of the result take a quarter at a time.
         """
-        m = cut.pairs
-        found = list(m.chunks(max(1, m.tasks)))
-        empty = torch.zeros(0, dtype=torch.long, device=m.ends.device)
-        p, q, place = found[0] if found else (empty, empty, empty)
-        order = torch.argsort(place, stable=True)
-        places, counts = torch.unique_consecutive(place[order], return_counts=True)
-        ptr = torch.cat([counts.new_zeros(1), torch.cumsum(counts, 0)])
+        m = Matching.of(cut.pairs)
+        tasks = m.expand(0, m.tasks)
+        row, column = m.row.index_select(0, tasks.p), m.column.index_select(0, tasks.q)
+        place = torch.add(column, row, alpha=m.columns)
+        if m.rows * m.columns <= INT32_MAX:
+            place = place.to(torch.int32)  # half the passes of a radix sort
+        place, order = torch.sort(place, stable=True)
+        heads = torch.nonzero(crd.starts_of_runs([place])).flatten()
+        ptr = torch.cat([heads, heads.new_full((1,), m.tasks)])
         narrow = index_dtype(m.tasks)
-        x, y = m.x_entry[p[order]].to(narrow), cut.y_block[q[order]].to(narrow)
-        return cls(places, ptr, x, y, max(1, min(BUFFER_BYTES, max(1, limit // 4)) // nbytes))
+        x, y = (
+            composed(entry, met.index_select(0, order)).to(narrow)
+            for entry, met in ((m.x_entry, tasks.p), (m.y_entry, tasks.q))
+        )
+        room = max(1, min(BUFFER_BYTES, max(1, limit // 4)) // nbytes)
+        return cls(place[heads].long(), ptr, x, y, room)
 
     @property
     def blocks(self) -> int:
@@ -83,16 +91,22 @@ class TaskList:
         """What is made at a time, with its share of the task list."""
         bounds = [(start, min(start + self.room, self.blocks)) for start in range(0, self.blocks, self.room)]
         return [
-            Buffer(start, stop, int(self.ptr[start]), int(self.ptr[stop]), *self._pieces(start, stop))
-            for start, stop in bounds
+            Buffer(start, stop, *pairs, *self._pieces(start, stop, pairs))
+            for (start, stop), pairs in zip(bounds, self._shares(bounds), strict=True)
         ]
 
-    def _pieces(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _shares(self, bounds: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The range of pairs of each buffer."""
+        if len(bounds) == 1:
+            return [(0, self.x.numel())]
+        return [(int(self.ptr[start]), int(self.ptr[stop])) for start, stop in bounds]
+
+    def _pieces(self, start: int, stop: int, pairs: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(ranges of pairs, a program each; the block of the result each is of, None when it is one each)."""
         ptr = self.ptr[start : stop + 1]
         counts = torch.diff(ptr)
         # Programs write a block each, so there are no more of them than blocks that a buffer has room for, and the cut.
-        share = max(PAIRS_A_PROGRAM, int(ptr[-1] - ptr[0]) // self.room)
+        share = max(PAIRS_A_PROGRAM, (pairs[1] - pairs[0]) // self.room)
         each = -(-counts // share)
         if int(each.max()) <= 1:
             return ptr, None

@@ -1,13 +1,13 @@
 """Which path a contraction takes: each one's expected time, from counts made before any task is.
 
-In: a `Matching`, its unfolded sizes and its cut into blocks. Out: a `Choice`. A path that would not fit, or that the
+In: a `Meeting` and its cut into blocks. Out: a `Choice`. A path that would not fit, or that the
 type has no kernel for, is left out under ``plan="auto"`` and refused by name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
@@ -18,11 +18,11 @@ from sparsetc.ir.cost import Statistics, cost
 from sparsetc.ir.tile import TileProgram
 from sparsetc.options import Options
 from sparsetc.pair.cut import WHOLE, Bitmaps, BlockWork, Cut
-from sparsetc.pair.dense import Sizes
+from sparsetc.pair.meeting import Meeting, Sizes
 from sparsetc.pair.populations import Populations, Split
 from sparsetc.pair.scalar import FEW
 from sparsetc.pair.sums import kept_dtype
-from sparsetc.pair.symbolic import TASK_BYTES, Budget, Matching
+from sparsetc.pair.symbolic import TASK_BYTES, Budget
 from sparsetc.pair.tasks import KEPT_BYTES, keeps
 
 HYBRID = "bcb+scalar"
@@ -135,10 +135,9 @@ class Choice:
 
 @dataclass(frozen=True)
 class Question:
-    """What a choice is made by. The unfolded sizes and the cut take sorting, so they are asked for where needed."""
+    """What a choice is made by. The cut takes counting, so it is asked for where needed."""
 
-    matching: Matching
-    sizes: Callable[[], Sizes]
+    meeting: Meeting
     cut: Callable[[], Cut]
     dtype: torch.dtype
     backend: str
@@ -158,7 +157,7 @@ class Question:
     @property
     def rates(self) -> Rates:
         """Of the device."""
-        return GPU if self.matching.ends.is_cuda else CPU
+        return GPU if self.meeting.x_key.is_cuda else CPU
 
     @property
     def precision(self) -> str:
@@ -201,8 +200,8 @@ class Question:
     def expected(self) -> Expected:
         """The paths with their expected seconds; the hybrid one where there is a threshold that parts blocks."""
         found = {
-            "scalar": self._scalar_seconds(self.matching.tasks),
-            "dense": dense_seconds(self.sizes(), self.width, self.precision, self.rates) if self.dense_fits() else None,
+            "scalar": self._scalar_seconds(self.meeting.tasks),
+            "dense": self._dense_seconds(),
             "bcb": self._block_seconds(self.cut().work),
         }
         split = self.split
@@ -215,35 +214,47 @@ class Question:
         """By the threshold asked for, or the one expected to be fastest; of one side only where none parts blocks."""
         wanted, counts = self.settings.plan, self.populations
         if isinstance(wanted, BcbPlan) and wanted.threshold is not None:
-            return counts.split(wanted.threshold)
-        splits = [counts.split(t) for t in counts.thresholds() or counts.ends()]
+            return counts.splits([wanted.threshold])[0]
+        splits = [s for s in counts.powers() if s.pure is None] or counts.ends()
         return min(splits, key=lambda s: self._split_seconds(s) or inf)
 
     def _split_seconds(self, split: Split) -> float | None:
         """Both sides, one after the other; None where blocks do not fit."""
         scalar = self._scalar_seconds(split.tasks) if split.tasks else 0.0
-        blocks = self._block_seconds(split.blocks) if split.blocks.pairs.tasks else 0.0
+        blocks = self._block_seconds(split.blocks) if split.blocks.pairs else 0.0
         if blocks is None:
             return None
         r, c, _ = self.cut().extents
-        results = min(split.blocks.made * r * c + split.tasks, self.matching.rows * self.matching.columns)
+        results = min(split.blocks.made * r * c + split.tasks, self.meeting.rows * self.meeting.columns)
         merged = results * (8 + 3 * self.width) / self.rates.memory  # an entry's slot, its value, and the sum
         return scalar + blocks + merged + MERGE_LAUNCHES * self.rates.launch
 
     def _scalar_seconds(self, tasks: int) -> float:
-        return scalar_seconds(replace(self.matching, tasks=tasks), self.width, self.budget, self.rates)
+        return scalar_seconds(tasks, self.meeting.rows * self.meeting.columns, self.width, self.budget, self.rates)
+
+    def _dense_seconds(self) -> float | None:
+        if not self.dense_fits():
+            return None
+        return dense_seconds(self.meeting.sizes, self.width, self.precision, self.rates)
 
     def _block_seconds(self, work: BlockWork) -> float | None:
         """None where the blocks, or their pairs, do not fit."""
         bitmaps = self.bitmaps(work)
-        if not self._fits(work, bitmaps) or work.pairs.tasks * TASK_BYTES > self.budget.limit // 2:
+        if not self._fits(work, bitmaps) or work.pairs * TASK_BYTES > self.budget.limit // 2:
             return None
-        program = self.cut().program("", self.dtype, self.backend, self.settings.effective_precision(), bitmaps)
-        return block_seconds(work, program, self.width, self.precision, self.rates)
+        if bitmaps not in self._programs:
+            precision = self.settings.effective_precision()
+            self._programs[bitmaps] = self.cut().program("", self.dtype, self.backend, precision, bitmaps)
+        return block_seconds(work, self._programs[bitmaps], self.width, self.precision, self.rates)
+
+    @cached_property
+    def _programs(self) -> dict[Bitmaps, TileProgram]:
+        """By storage, what is priced: lowered once, and not for every threshold."""
+        return {}
 
     def dense_fits(self) -> bool:
         """Whether the unfolded operands and product take half of the memory limit or less."""
-        elements = self.sizes().elements
+        elements = self.meeting.sizes.elements
         return _has_product(self.dtype, self.budget.device) and elements * self.width <= self.budget.limit // 2
 
 
@@ -269,11 +280,11 @@ def choose(q: Question) -> Choice:
     """The plan named in the settings, or the one expected to be fastest."""
     named = plan_name(q.settings)
     if named == "dense":
-        _check_dense(q.sizes(), q.dtype, q.budget)
+        _check_dense(q.meeting.sizes, q.dtype, q.budget)
     if named != "auto":
         return _choice(q, named, "asked for by name")
-    m = q.matching
-    if m.tasks <= FEW_TASKS * (m.x_entry.numel() + m.y_entry.numel()):
+    m = q.meeting
+    if m.tasks <= FEW_TASKS * (m.x_key.numel() + m.y_key.numel()):
         return Choice("scalar", WHOLE, f"at most {FEW_TASKS} tasks a nonzero")
     expected = q.expected()
     return _choice(q, expected[0][0], f"the cheapest of {len(expected)} by the cost model")
@@ -290,13 +301,13 @@ def _choice(q: Question, name: str, reason: str) -> Choice:
     return Choice(name, q.bitmaps() if name == "bcb" else WHOLE, reason)
 
 
-def scalar_seconds(m: Matching, width: int, budget: Budget, rates: Rates) -> float:
+def scalar_seconds(tasks: int, places: int, width: int, budget: Budget, rates: Rates) -> float:
     """The list streamed, for each task a value of y and one of the result; x's values and columns change seldom."""
-    again = 0 if keeps(m, budget) else m.tasks * TASK_BYTES / rates.expanded_bytes
+    again = 0 if keeps(tasks, budget) else tasks * TASK_BYTES / rates.expanded_bytes
     each = (KEPT_BYTES + 2 * width) / rates.task_bytes
-    if budget.settings.deterministic or m.rows * m.columns < FEW:  # additions wait for one another, or are ordered
+    if budget.settings.deterministic or places < FEW:  # additions wait for one another, or are ordered
         each = max(each, rates.ordered)
-    return 6 * rates.launch + m.tasks * each + again
+    return 6 * rates.launch + tasks * each + again
 
 
 def dense_seconds(sizes: Sizes, width: int, precision: str, rates: Rates) -> float:
@@ -306,7 +317,7 @@ def dense_seconds(sizes: Sizes, width: int, precision: str, rates: Rates) -> flo
 
 def block_seconds(work: BlockWork, program: TileProgram, width: int, precision: str, rates: Rates) -> float:
     """Scatter, multiply pairs, gather."""
-    counts = Statistics(work.made, work.pairs.tasks, sum(work.elements), work.nnz, width)
+    counts = Statistics(work.made, work.pairs, sum(work.elements), work.nnz, width)
     moved, read, flops = cost(program).work(counts)
     read_rate = rates.pair_bytes[sum(work.elements) * width > rates.near_bytes]
     return 6 * rates.launch + max(flops / rates.blocks[precision], read / read_rate) + moved / rates.memory

@@ -1,11 +1,11 @@
 """Operands of a contraction cut into blocks (BCB-SpTC), and the tile program that multiplies a pair of them.
 
-In: a `Matching` of entries. Out: a `Cut`: both operands as blocks (`formats.bcb`), whose sides are chosen for the
+In: a `Meeting` of entries. Out: a `Cut`: both operands as blocks (`formats.bcb`), whose sides are chosen for the
 equation, and the blocks that meet. The free positions of a block make the rows, or columns, of a matrix product of
 about 64 x 64, the contracted ones its inner side, of about 32 (H200, third order, one contracted mode: 64 x 32 times
 32 x 64 beat an inner side of 16 by 1.05 to 1.35 times in tf32, and free sides of 16 by 3 times). Blocks of batch
 letters have side 1, so a pair of blocks is one matrix product whatever the equation. Pairs of blocks are found as pairs
-of nonzeros are, by a `Matching` of the blocks' coordinates.
+of nonzeros are, by a `Meeting` of the blocks' coordinates.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from sparsetc.ir.operands import MIN_DOT, Target
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.tile import TileProgram
 from sparsetc.ir.view import tiles_along
-from sparsetc.pair.equation import Side, prepared
-from sparsetc.pair.symbolic import Matching
+from sparsetc.pair.equation import Side
+from sparsetc.pair.meeting import Meeting
 
 FREE, INNER = 64, 32
 """Positions that the free, and the contracted, letters of a block make, where the modes are that long."""
@@ -51,36 +51,32 @@ WHOLE: Bitmaps = (False, False)
 class BlockWork:
     """What there is to do for pairs of blocks, counted."""
 
-    pairs: Matching
-    """Of the blocks."""
+    pairs: int
+    """Pairs of blocks that meet."""
+    made: int
+    """Blocks of the result, at most: as many as pairs, or as rows and columns of blocks."""
     elements: tuple[int, int]
     """Elements of the whole blocks of each operand."""
     nnz: int
     """Nonzeros of both."""
 
-    @property
-    def made(self) -> int:
-        """Blocks of the result, at most: as many as pairs, or as rows and columns."""
-        return min(self.pairs.tasks, self.pairs.rows * self.pairs.columns)
-
 
 @dataclass(frozen=True)
 class Cut:
-    """Both operands cut into blocks, and the blocks matched. Counts only: pairs are made by `TaskList`."""
+    """Both operands cut into blocks, and the blocks that meet counted. Pairs are made by `TaskList`."""
 
-    matching: Matching
+    meeting: Meeting
+    """Of nonzeros."""
     x: Blocks
     y: Blocks
-    pairs: Matching
-    """Of the blocks' coordinates."""
-    y_block: torch.Tensor
-    """(y blocks,) the block of `y` that each of the matching's is."""
+    pairs: Meeting
+    """Of the blocks' coordinates: all blocks meet another, as each has a nonzero that does."""
     rows: tuple[tuple[str, int], ...]
     columns: tuple[tuple[str, int], ...]
     inner: tuple[tuple[str, int], ...]
 
     @classmethod
-    def of(cls, m: Matching, sides: dict[str, int] | None = None) -> Cut:
+    def of(cls, m: Meeting, sides: dict[str, int] | None = None) -> Cut:
         """Cut the entries that meet anything; `sides` by letter, or those that suit the equation."""
         roles, sizes = m.roles, dict(zip((*m.x.letters, *m.y.letters), (*m.x.sizes, *m.y.sizes), strict=True))
         side = dict.fromkeys(roles.batch, 1)
@@ -88,22 +84,20 @@ class Cut:
             side |= dict(zip(letters, sides_for(tuple(sizes[c] for c in letters), positions), strict=True))
         side |= {c: n for c, n in (sides or {}).items() if c in side and c not in roles.batch}
 
-        def pack(operand: Side, entry: torch.Tensor, letters: tuple[str, ...]) -> Blocks:
-            coords = operand.rows(letters)[:, entry]
-            return Bcb().pack(coords, operand.extents(letters), [side[c] for c in letters])
+        def cut(operand: Side, live: torch.Tensor | None, n: int, letters: tuple[str, ...]) -> tuple[Blocks, Side]:
+            own = [side[c] for c in letters]
+            blocks = Bcb().cut(operand.rows(letters, live), operand.extents(letters), own, operand.like, n)
+            grid = tiles_along(blocks.shape, own)
+            return blocks, Side(letters, grid, blocks.heads, blocks.blocks, True, None, None, operand.like)
 
-        y_letters = (*roles.batch, *roles.free_y, *roles.contracted)
-        x, y = pack(m.x, m.x_entry, roles.x), pack(m.y, m.y_entry, y_letters)
-        grid = {c: tiles_along([sizes[c]], [side[c]])[0] for c in side}
-        x_side = prepared(roles.x, x.coordinates(), grid, roles.x)
-        y_side = prepared(y_letters, y.coordinates(), grid, roles.y)
-        pairs = Matching.of(x_side, y_side, roles)
-        y_block = pairs.y_entry if y_side.source is None else y_side.source[pairs.y_entry]
+        x, x_side = cut(m.x, m.x_live, m.x_key.numel(), roles.x)
+        y, y_side = cut(m.y, m.y_live, m.y_key.numel(), (*roles.batch, *roles.free_y, *roles.contracted))
+        pairs = Meeting.of(x_side, y_side, roles)
 
         def axis(letters: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
             return tuple((c, side[c]) for c in letters)
 
-        return cls(m, x, y, pairs, y_block, axis(roles.kept_x), axis(roles.free_y), axis(roles.contracted))
+        return cls(m, x, y, pairs, axis(roles.kept_x), axis(roles.free_y), axis(roles.contracted))
 
     @property
     def extents(self) -> tuple[int, int, int]:
@@ -119,7 +113,7 @@ class Cut:
     @property
     def work(self) -> BlockWork:
         """That of all blocks."""
-        return BlockWork(self.pairs, self.elements, self.x.nnz + self.y.nnz)
+        return BlockWork(self.pairs.tasks, self.pairs.most_results, self.elements, self.x.nnz + self.y.nnz)
 
     def program(
         self, equation: str, dtype: torch.dtype, backend: str, precision: str, bitmaps: Bitmaps, rows: int = 1

@@ -1,8 +1,8 @@
 """The letters of a contraction of two sparse operands, by the part they play; and the operands as it reads them.
 
-In: the letters of two operands and of the result. Out: `Roles`, and a `Side` an operand: distinct coordinates in the
-order that the contraction wants, and which of the operand's values make up each. The roles (BCB-SpTC, section II-A,
-where only the first three occur)::
+In: the letters of two operands and of the result. Out: `Roles`, and a `Side` an operand: distinct coordinates, letter
+by letter, and which of the operand's values make up each. The roles (BCB-SpTC, section II-A, where only the first three
+occur)::
 
     free of x      in x and in the result                 I_m
     free of y      in y and in the result                 I_n
@@ -17,13 +17,13 @@ gathers and adds values.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from sparsetc import coords as crd
 from sparsetc.ir.einsum import distinct
-from sparsetc.pair.keys import keys_of
+from sparsetc.numbering import lexsort
 from sparsetc.pair.sums import add_up, kept_dtype
 
 
@@ -82,29 +82,36 @@ class Roles:
 
 @dataclass(frozen=True)
 class Side:
-    """One operand's pattern: sorted, distinct coordinates, one mode a letter."""
+    """One operand's pattern: distinct coordinates, one mode a letter, in the operand's own order where that serves."""
 
     letters: tuple[str, ...]
     sizes: tuple[int, ...]
-    coords: torch.Tensor
-    """(letters, n) int64, in lexicographic order."""
+    coords: tuple[torch.Tensor, ...]
+    """(n,) int64 a letter."""
+    n: int
+    """Distinct entries."""
+    ordered: bool
+    """Whether the entries are known to be in lexicographic order of `letters`."""
     source: torch.Tensor | None
     """(m,) which of the operand's values take part, those of one entry together; None for all, as they are."""
     owner: torch.Tensor | None
     """(m,) the entry each of them adds to; None when it is one each."""
+    like: torch.Tensor
+    """An int64 tensor on the operand's device."""
 
-    @property
-    def n(self) -> int:
-        """Distinct entries."""
-        return self.coords.shape[1]
-
-    def rows(self, letters: Sequence[str]) -> torch.Tensor:
-        """(letters, n) coordinates of these letters."""
-        return self.coords[[self.letters.index(c) for c in letters]]
+    def rows(self, letters: Sequence[str], entries: torch.Tensor | None = None) -> list[torch.Tensor]:
+        """(n,) coordinates a letter; of some entries only."""
+        found = [self.coords[self.letters.index(c)] for c in letters]
+        return found if entries is None else [row.index_select(0, entries) for row in found]
 
     def extents(self, letters: Sequence[str]) -> tuple[int, ...]:
         """Sizes of these letters."""
         return tuple(self.sizes[self.letters.index(c)] for c in letters)
+
+    def only(self, entries: torch.Tensor) -> Side:
+        """Some of the entries, ascending, as an operand of its own, whose values are theirs."""
+        rows = tuple(row.index_select(0, entries) for row in self.coords)
+        return replace(self, coords=rows, n=entries.numel(), source=None, owner=None)
 
     def values(self, given: torch.Tensor, deterministic: bool = False) -> torch.Tensor:
         """(n,) the operand's values, entry by entry, in the type that sums are kept in; differentiable."""
@@ -115,10 +122,12 @@ class Side:
     @property
     def nbytes(self) -> int:
         """Bytes of the index arrays."""
-        return sum(a.numel() * a.element_size() for a in (self.coords, self.source, self.owner) if a is not None)
+        return sum(a.numel() * a.element_size() for a in (*self.coords, self.source, self.owner) if a is not None)
 
 
-def prepared(letters: Sequence[str], coords: torch.Tensor, sizes: dict[str, int], order: Sequence[str]) -> Side:
+def prepared(
+    letters: Sequence[str], coords: torch.Tensor, sizes: dict[str, int], order: Sequence[str], coalesced: bool = False
+) -> Side:
     """The operand as a `Side` of the letters `order`: its diagonal, the letters it alone has summed away.
 
     Args:
@@ -126,20 +135,34 @@ def prepared(letters: Sequence[str], coords: torch.Tensor, sizes: dict[str, int]
         coords: (modes, nnz) int64, in any order, duplicates allowed.
         sizes: of all letters.
         order: the letters to keep, each one of `letters`.
+        coalesced: whether the coordinates are known to be distinct, and in lexicographic order.
     """
+    letters, order, extents = tuple(letters), tuple(order), tuple(sizes[c] for c in order)
     source = _on_diagonal(letters, coords)
-    modes = coords[[letters.index(c) for c in order]]
-    modes = modes if source is None else modes[:, source]
-    extents = tuple(sizes[c] for c in order)
-    keys = keys_of(modes, extents)
+    rows = tuple(coords[letters.index(c)] for c in order)
+    rows = rows if source is None else tuple(row[source] for row in rows)
+    n = coords.shape[1] if source is None else source.numel()
+    if coalesced and sorted(letters) == sorted(order):  # no letter twice, and none summed away
+        return Side(order, extents, rows, n, letters == order, None, None, coords)
+    if not rows:
+        found = _summed(n, source, coords)
+        return Side(order, extents, (), min(n, 1), True, *found, coords)
+    keys = crd.sort_keys(rows, extents)
     if crd.is_sorted_unique(keys):
-        return Side(tuple(order), extents, modes.contiguous(), source, None)
-    by_key = crd.lexsort(keys)
+        return Side(order, extents, rows, n, True, source, None, coords)
+    by_key = lexsort(rows, extents)
     fresh = crd.starts_of_runs([k[by_key] for k in keys])
     heads = by_key[fresh]
-    owner = None if heads.numel() == by_key.numel() else torch.cumsum(fresh, 0) - 1
+    owner = None if heads.numel() == n else torch.cumsum(fresh, 0) - 1
     source = by_key if source is None else source[by_key]
-    return Side(tuple(order), extents, modes[:, heads].contiguous(), source, owner)
+    return Side(order, extents, tuple(row[heads] for row in rows), heads.numel(), True, source, owner, coords)
+
+
+def _summed(
+    n: int, source: torch.Tensor | None, coords: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """(source, owner) of an operand all of whose letters are summed away: one entry, or none."""
+    return (source, None) if n < 2 else (source, coords.new_zeros(n))
 
 
 def _on_diagonal(letters: Sequence[str], coords: torch.Tensor) -> torch.Tensor | None:

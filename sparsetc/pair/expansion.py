@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from sparsetc import coords as crd
+from sparsetc import numbering
 from sparsetc.formats.base import INT32_MAX, index_dtype
-from sparsetc.pair import symbolic
 from sparsetc.pair.symbolic import Expanded, Matching
 
 
@@ -45,7 +45,7 @@ def spans(matching: Matching, size: int) -> Iterator[Span]:
     if not matching.tasks:
         return
     heads = matching.row_head
-    ends = matching.ends[torch.cat([heads[1:], heads.new_tensor([matching.x_entry.numel()])]) - 1].cpu()
+    ends = matching.ends[torch.cat([heads[1:], heads.new_tensor([matching.live[0]])]) - 1].cpu()
     begin, row = 0, 0
     while begin < matching.tasks:
         last = max(row + 1, int(torch.searchsorted(ends, begin + size, right=True)))
@@ -99,7 +99,7 @@ def distinct(key: torch.Tensor, spread: int, offset: int = 0) -> tuple[torch.Ten
 
     Where few keys are possible each is marked, a byte a possible one, and the marks are counted; else keys are sorted.
     """
-    if spread <= symbolic.MARKS * key.numel():
+    if numbering.markable(spread, key.numel()):
         marked = torch.zeros(spread, dtype=torch.bool, device=key.device)
         marked[key] = True
         rank = torch.cumsum(marked, 0, dtype=index_dtype(offset + spread)).add_(offset - 1)

@@ -112,11 +112,11 @@ def _shares(path: NumericPath) -> tuple[tuple[int, int], ...]:
     if not isinstance(path, HybridPath):
         return ()
     meet = [h.path.cut.pairs.tasks if isinstance(h.path, BlockPath) else h.share.part.tasks for h in path.halves]
-    return tuple((h.share.x.numel(), n) for h, n in zip(path.halves, meet, strict=True))
+    return tuple((h.share.entries.numel(), n) for h, n in zip(path.halves, meet, strict=True))
 
 
 def _pair(work: PairStep) -> StepReport:
-    m, sizes, split = work.matching, work.unfolded.sizes, work.choice.split
+    m, sizes, split = work.meeting, work.meeting.sizes, work.choice.split
     return StepReport(
         equation=work.equation,
         plan=work.choice.name,

@@ -1,6 +1,6 @@
 """The hybrid path: well-filled blocks of x by the block path, its other nonzeros by the scalar path, one result.
 
-In: the `Share`s of a `Matching` that the two take, and their paths. Out: the result's values by place. The pattern is
+In: the `Share`s of a `Meeting` that the two take, and their paths. Out: the result's values by place. The pattern is
 the union of both patterns. Where they overlap values are added, two to an entry, so bits do not depend on an order.
 """
 
@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from sparsetc.pair.block_path import BlockPath
+from sparsetc.pair.meeting import Share
 from sparsetc.pair.paths import ScalarPath
-from sparsetc.pair.symbolic import Share
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Half:
         return self.share.places(self.path.places())
 
     def run(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Values by place of its own, of the values of all live entries."""
-        return self.path.run(x.index_select(0, self.share.x), y.index_select(0, self.share.y))
+        """Values by place of its own, of the values of all entries."""
+        return self.path.run(x.index_select(0, self.share.entries), y)
 
 
 class HybridPath:
@@ -71,8 +71,8 @@ class HybridPath:
     @property
     def nbytes(self) -> int:
         """Bytes of both lists of tasks, and of where their values go."""
-        own = [a.numel() * 8 for half in self.halves for a in (half.share.x, half.share.y)]
-        return sum(half.path.nbytes for half in self.halves) + sum(own) + sum(s.numel() * 8 for s in self.slots)
+        own = [half.share.entries for half in self.halves] + self.slots
+        return sum(half.path.nbytes for half in self.halves) + sum(a.numel() * 8 for a in own)
 
     def ptx(self, target: str) -> str:
         """The assembly of both kernels."""

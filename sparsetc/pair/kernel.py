@@ -25,9 +25,9 @@ from sparsetc.pair.choose import plan_name
 from sparsetc.pair.equation import Side, prepared
 from sparsetc.pair.explain import PairExplanation, explain
 from sparsetc.pair.hybrid import HybridPath
+from sparsetc.pair.meeting import Meeting
 from sparsetc.pair.paths import NumericPath, ScalarPath
 from sparsetc.pair.sums import kept_dtype
-from sparsetc.pair.symbolic import Matching
 from sparsetc.tensor import SparseTensor
 
 
@@ -61,8 +61,10 @@ class PairKernel:
         self._side: Side | None = None
         if result.pattern is not None:
             # A step that keeps all of an operand keeps its order and its duplicates too.
-            self._side = prepared(result.letters, result.pattern.coords, self.bound.by_index, output)
-            self._pattern = self._side.coords
+            own, alike = result.pattern, result.letters == output
+            self._side = prepared(result.letters, own.coords, self.bound.by_index, output, own.is_coalesced and alike)
+            as_it_is = alike and self._side.source is None
+            self._pattern = own.coords if as_it_is else torch.stack(self._side.coords)
         elif self.sparse:
             shape = self.bound.output_shape
             grid = torch.cartesian_prod(*(torch.arange(n, device=self.device) for n in shape))
@@ -160,7 +162,7 @@ class PairKernel:
         """A part each operand of each contraction of two sparse ones, and half of a hybrid; named after the first."""
         parts = []
         for step in self.chain.pairs:
-            for stored, side, n, nbytes in _stored(step.path, step.matching):
+            for stored, side, n, nbytes in _stored(step.path, step.meeting):
                 layout = Layout(item=tuple(range(len(side.letters))))
                 nbytes += n * self.dtype.itemsize
                 parts.append(Part(stored, layout, Schedule(), n, nbytes, label="".join(side.letters)))
@@ -196,14 +198,14 @@ class PairKernel:
         return f'PairKernel("{self.equation}", plan {self.plan.name}, {self.backend}, {self.nnz:,} nonzeros)'
 
 
-def _stored(path: NumericPath, m: Matching) -> list[tuple[str, Side, int, int]]:
+def _stored(path: NumericPath, m: Meeting) -> list[tuple[str, Side, int, int]]:
     """(format, operand, nonzeros, bytes of indices) of both operands as a path reads them; of a hybrid, twice."""
     if isinstance(path, HybridPath):
         return [part for half in path.halves for part in _stored(half.path, half.share.part)]
     if isinstance(path, BlockPath):
         return [("bcb", side, own.nnz, own.nbytes) for side, own in ((m.x, path.cut.x), (m.y, path.cut.y))]
     stored = "coo" if isinstance(path, ScalarPath) else "strided"
-    entries = ((m.x, m.x_entry.numel()), (m.y, m.y_entry.numel()))
+    entries = ((m.x, m.x_key.numel()), (m.y, m.y_key.numel()))
     return [(stored, side, n, side.nbytes if stored == "coo" else 0) for side, n in entries]
 
 

@@ -13,7 +13,7 @@ from sparsetc.errors import PlanError
 from sparsetc.pair.dense import Unfolded, matmul_precision
 from sparsetc.pair.scalar import TaskSums
 from sparsetc.pair.source import dense_source
-from sparsetc.pair.symbolic import Budget
+from sparsetc.pair.symbolic import Budget, picked
 
 
 class NumericPath(Protocol):
@@ -41,7 +41,7 @@ class NumericPath(Protocol):
         ...
 
     def run(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """(nnz,) values by place, of the values of the live entries."""
+        """(nnz,) values by place, of the values of the operands' entries, in the order of their `Side`s."""
         ...
 
     def ptx(self, target: str) -> str:
@@ -63,7 +63,7 @@ class ScalarPath:
 
     def run(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Multiply and add up, task by task."""
-        return self.sums.of("z")(x, y)
+        return self.sums.product("z", x, y)
 
     @property
     def source(self) -> str:
@@ -92,15 +92,15 @@ class DensePath:
 
     def __init__(self, unfolded: Unfolded, equation: str, budget: Budget, precision: str) -> None:
         self.unfolded, self.budget, self.precision = unfolded, budget, precision
-        self.source = dense_source(equation, unfolded.matching.roles)
+        self.source = dense_source(equation, unfolded.meeting.roles)
         module, self.path = cache.load(self.source, budget.settings.cache_dir, source_name(equation, "dense"))
         self.module: Any = module
         self.at = torch.zeros(0, dtype=torch.long, device=budget.device)
 
     def places(self) -> torch.Tensor:
         """Where the product of the patterns is not 0."""
-        m = self.unfolded.matching
-        x, y = (torch.ones(e.numel(), dtype=torch.float32, device=e.device) for e in (m.x_entry, m.y_entry))
+        u = self.unfolded
+        x, y = (torch.ones(at.numel(), dtype=torch.float32, device=at.device) for at in (u.x_at, u.y_at))
         product = self._product(x, y, None, "highest")
         self.budget.check(int(torch.count_nonzero(product)))
         places = self.unfolded.places_of(product)
@@ -109,7 +109,8 @@ class DensePath:
 
     def run(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Scatter, multiply, gather."""
-        return self._product(x, y, self.at, self.precision)
+        m = self.unfolded.meeting
+        return self._product(picked(x, m.x_live), picked(y, m.y_live), self.at, self.precision)
 
     def _product(self, x: torch.Tensor, y: torch.Tensor, at: torch.Tensor | None, precision: str) -> torch.Tensor:
         u = self.unfolded

@@ -1,12 +1,15 @@
 """How many nonzeros the blocks of x hold, and what either side of a threshold would have to do.
 
 In: a `Cut`. Out: `Split`s: blocks of at least so many nonzeros to be multiplied as blocks, the nonzeros of the others
-one by one. By linearity in x the two add up to the result. Counts only: no task is made, and no nonzero sorted again.
+one by one. By linearity in x the two add up to the result. Counts only, those of all thresholds at once: no task is
+made, and no nonzero sorted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -27,7 +30,7 @@ class Split:
     @property
     def pure(self) -> str | None:
         """The path that takes all, if one does."""
-        if not self.blocks.pairs.tasks:
+        if not self.blocks.pairs:
             return "scalar"
         return None if self.tasks else "bcb"
 
@@ -37,40 +40,64 @@ class Populations:
     """Of the blocks of x."""
 
     cut: Cut
-    nonzeros: torch.Tensor
-    """(x blocks,) nonzeros of each."""
     tasks: torch.Tensor
     """(x blocks,) pairs of nonzeros that theirs are in."""
+    most: torch.Tensor
+    """(keys of blocks,) nonzeros of the fullest block of x with each shared coordinate."""
 
     @classmethod
     def of(cls, cut: Cut) -> Populations:
         """Count."""
-        nonzeros, block = torch.diff(cut.x.starts), cut.x.dense // cut.x.volume
-        tasks = torch.zeros_like(nonzeros).index_add_(0, block, cut.matching.counts[cut.x.positions])
-        return cls(cut, nonzeros, tasks)
+        counts = cut.x.counts
+        tasks = torch.zeros_like(counts).index_add_(0, cut.x.block, cut.meeting.counts)
+        most = _most(counts, cut.pairs.x_key, cut.pairs.y_each.numel())
+        return cls(cut, tasks, most)
 
     def entries(self, threshold: int) -> torch.Tensor:
         """(live x,) bool: nonzeros in blocks of at least `threshold`."""
-        x = self.cut.x
-        kept = (self.nonzeros >= threshold)[x.dense // x.volume]
-        return torch.empty_like(kept).scatter_(0, x.positions, kept)
+        return (self.cut.x.counts >= threshold).index_select(0, self.cut.x.block)
 
-    def thresholds(self) -> list[int]:
-        """Powers of two with blocks on both sides, the smallest of those that part them alike."""
-        most = int(self.nonzeros.max()) if self.nonzeros.numel() else 0
-        powers = [1 << n for n in range(1, most.bit_length())]
-        below = {int((self.nonzeros < t).sum()): t for t in reversed(powers)}
-        return sorted(t for blocks, t in below.items() if blocks)
+    def powers(self) -> list[Split]:
+        """The splits by powers of two from 2 on, up to the largest that leaves a block."""
+        volume = self.cut.x.volume
+        found = self.splits([1 << n for n in range(1, volume.bit_length())])
+        return [s for s in found if s.blocks.pairs]
 
-    def ends(self) -> list[int]:
-        """The thresholds that leave one side empty: all blocks, and none."""
-        return [1, self.cut.x.volume + 1]
+    def ends(self) -> list[Split]:
+        """The splits that leave one side empty: all blocks, and none."""
+        return self.splits([1, self.cut.x.volume + 1])
 
-    def split(self, threshold: int) -> Split:
-        """What `threshold` makes."""
-        cut, kept = self.cut, self.nonzeros >= threshold
-        share = cut.pairs.only(kept)  # every block has an entry that meets one of y's, so all are live, in order
-        y = torch.diff(cut.y.starts)[cut.y_block[share.y]]
-        elements = (share.x.numel() * cut.x.volume, y.numel() * cut.y.volume)
-        work = BlockWork(share.part, elements, int(self.nonzeros[kept].sum() + y.sum()))
-        return Split(threshold, work, int(self.tasks[~kept].sum()))
+    def splits(self, thresholds: Sequence[int]) -> list[Split]:
+        """What each of ascending thresholds makes; one transfer from the device."""
+        cut, pairs, counts = self.cut, self.cut.pairs, self.cut.x.counts
+        edges = counts.new_tensor(thresholds)
+        met = self.most[pairs.y_key]  # of each block of y, the fullest of x that it meets
+        rows, columns = _most(counts, pairs.row.rank, pairs.rows), _most(met, pairs.column.rank, pairs.columns)
+
+        def at_least(population: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+            """(1 + weights, thresholds + 1): how many, and their sums, by the thresholds reached."""
+            reached = torch.bucketize(population, edges, right=True)
+            own = torch.stack([torch.ones_like(population), *weights])
+            return own.new_zeros((len(own), len(thresholds) + 1)).index_add_(1, reached, own)
+
+        table = torch.cat(
+            [
+                at_least(counts, counts, self.tasks, pairs.counts),
+                at_least(met, cut.y.counts),
+                at_least(rows),
+                at_least(columns),
+            ]
+        ).tolist()
+        sums = [list(accumulate(reversed(line)))[::-1] for line in table]
+        return [self._split(t, n + 1, sums) for n, t in enumerate(thresholds)]
+
+    def _split(self, threshold: int, reached: int, sums: list[list[int]]) -> Split:
+        x, x_nnz, tasks, pairs, y, y_nnz, rows, columns = (line[reached] for line in sums)
+        elements = (x * self.cut.x.volume, y * self.cut.y.volume)
+        work = BlockWork(pairs, min(pairs, rows * columns), elements, x_nnz + y_nnz)
+        return Split(threshold, work, self.cut.meeting.tasks - tasks)
+
+
+def _most(of: torch.Tensor, owner: torch.Tensor, owners: int) -> torch.Tensor:
+    """(owners,) the largest of each one's, 0 of none."""
+    return of.new_zeros(owners).scatter_reduce(0, owner, of, "amax")

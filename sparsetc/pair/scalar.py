@@ -29,6 +29,7 @@ from sparsetc.ir.operands import Target
 from sparsetc.ir.plan import Layout, Schedule
 from sparsetc.ir.view import LANE
 from sparsetc.options import Options
+from sparsetc.pair.symbolic import picked
 from sparsetc.pair.tasks import TaskList, Tasks
 from sparsetc.runtime.second_pass import SecondPass
 
@@ -180,6 +181,16 @@ class TaskSums:
     def __init__(self, tasks: Tasks, equation: str, dtype: torch.dtype, backend: str, settings: Options) -> None:
         self.tasks, self._arguments = tasks, (equation, dtype, backend, settings)
         self._made: dict[str, TaskSum] = {}
+
+    def product(self, role: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        """The sum over tasks for x, y or z of the other two, all of x and y in the order of their `Side`s."""
+        m = self.tasks.matching
+        entries = {"x": m.x_entry, "y": m.y_entry, "z": None}
+        others = (r for r in "xyz" if r != role)
+        given = [picked(v, entries[r]) for r, v in zip(others, (left, right), strict=True)]
+        found = self.of(role)(*given)
+        entry, n = entries[role], {"x": m.meeting.x.n, "y": m.meeting.y.n}
+        return found if entry is None else found.new_zeros(n[role]).index_copy_(0, entry, found)
 
     def of(self, role: str) -> TaskSum:
         """The sum for x, y or z."""

@@ -22,6 +22,7 @@ from sparsetc.pair.cut import Cut
 from sparsetc.pair.dense import Unfolded
 from sparsetc.pair.equation import Roles, prepared
 from sparsetc.pair.hybrid import Half, HybridPath
+from sparsetc.pair.meeting import Meeting
 from sparsetc.pair.paths import DensePath, NumericPath, ScalarPath
 from sparsetc.pair.scalar import TaskSums
 from sparsetc.pair.sums import kept_dtype
@@ -33,18 +34,18 @@ from sparsetc.tensor import SparseTensor
 class Forms:
     """The operands as paths store them, each made when first asked for."""
 
-    def __init__(self, matching: Matching, sides: dict[str, int] | None) -> None:
-        self.matching, self.sides = matching, sides
+    def __init__(self, meeting: Meeting, sides: dict[str, int] | None) -> None:
+        self.meeting, self.sides = meeting, sides
 
     @cached_property
     def unfolded(self) -> Unfolded:
         """Their places, were they dense."""
-        return Unfolded(self.matching)
+        return Unfolded(self.meeting)
 
     @cached_property
     def cut(self) -> Cut:
         """Cut into blocks, with the sides that the plan names."""
-        return Cut.of(self.matching, self.sides)
+        return Cut.of(self.meeting, self.sides)
 
 
 class PairStep:
@@ -79,35 +80,39 @@ class PairStep:
         self.dtype, self.device, self.settings = x.dtype, x.device, settings
         self.shape = tuple(sizes[c] for c in output)
         roles = Roles.of(x_letters, y_letters, output)
-        self.matching = Matching.of(
-            prepared(tuple(x_letters), x.coords, sizes, roles.x),
-            prepared(tuple(y_letters), y.coords, sizes, roles.y),
+        self.meeting = Meeting.of(
+            prepared(x_letters, x.coords, sizes, roles.x, x.is_coalesced),
+            prepared(y_letters, y.coords, sizes, roles.y, y.is_coalesced),
             roles,
         )
         limit = settings.memory_limit if settings.memory_limit is not None else available_memory(self.device)
         what = f"the result of {self.equation}"
         self.budget = Budget(settings, self.device, len(self.shape), self.dtype.itemsize, what, limit)
-        self.budget.check(self.matching.least_results(), least=True)
+        self.budget.check_least(self.meeting)
         self.backend = "torch" if self.dtype.is_complex else settings.effective_backend(self.device)
         plan = settings.plan
-        forms = self.forms = Forms(self.matching, dict(plan.sides) if isinstance(plan, BcbPlan) else None)
-        self.question = Question(
-            self.matching,
-            lambda: forms.unfolded.sizes,
-            lambda: forms.cut,
-            self.dtype,
-            self.backend,
-            settings,
-            self.budget,
-        )
+        forms = self.forms = Forms(self.meeting, dict(plan.sides) if isinstance(plan, BcbPlan) else None)
+        self.question = Question(self.meeting, lambda: forms.cut, self.dtype, self.backend, settings, self.budget)
         self.choice: Choice = choose(self.question)
-        self.tasks = Tasks(self.matching, self.budget)
-        self.sums = self._sums_of(self.tasks)
         self.path: NumericPath = self._path()
         places = self.path.places()
         self.budget.check(places.numel())
-        self.tasks.nnz = places.numel()
-        self.pattern: Pattern = pattern_of(self.matching, places)
+        self.pattern: Pattern = pattern_of(self.meeting, places)
+
+    @cached_property
+    def sums(self) -> TaskSums:
+        """Sums over the tasks of all nonzeros: what the scalar path and gradients take, made when first asked for."""
+        return self._sums_of(self.meeting)
+
+    @property
+    def matching(self) -> Matching:
+        """The tasks, in order."""
+        return self.sums.tasks.matching
+
+    @property
+    def tasks(self) -> Tasks:
+        """Their list."""
+        return self.sums.tasks
 
     @property
     def unfolded(self) -> Unfolded:
@@ -137,13 +142,14 @@ class PairStep:
 
     def _hybrid(self, threshold: int, precision: str) -> HybridPath:
         filled = self.question.populations.entries(threshold)
-        blocks, rest = self.matching.only(filled), self.matching.only(~filled)
+        blocks, rest = self.meeting.only(filled), self.meeting.only(~filled)
         return HybridPath(
             Half(blocks, self._block_path(Cut.of(blocks.part, self.forms.sides), precision)),
-            Half(rest, ScalarPath(self._sums_of(Tasks(rest.part, self.budget)))),
+            Half(rest, ScalarPath(self._sums_of(rest.part))),
         )
 
-    def _sums_of(self, tasks: Tasks) -> TaskSums:
+    def _sums_of(self, meeting: Meeting) -> TaskSums:
+        tasks = Tasks(Matching.of(meeting), self.budget)
         return TaskSums(tasks, self.equation, kept_dtype(self.dtype), self.backend, self.settings)
 
     @property
@@ -153,11 +159,10 @@ class PairStep:
 
     def __call__(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         """(nnz,) the result's values in lexicographic order, of the operands' values in their own; differentiable."""
-        m = self.matching
+        m = self.meeting
         x, y = (right, left) if self.swapped else (left, right)
         deterministic = self.settings.deterministic
-        x = _live(m.x.values(x, deterministic), m.x_entry)
-        y = _live(m.y.values(y, deterministic), m.y_entry)
+        x, y = m.x.values(x, deterministic), m.y.values(y, deterministic)
         by_place = _Product.apply(self, "z", x, y, None)
         values = by_place if self.pattern.order is None else by_place.index_select(0, self.pattern.order)
         return values.to(self.dtype)
@@ -172,8 +177,12 @@ class PairStep:
         """The sum over tasks of two of entry of x, entry of y and result, by the third, which is None."""
         left, right = (t for t in (x, y, z) if t is not None)
         if role == "z":
-            return self._values(left, right) if self.matching.tasks else left.new_zeros(0)
-        return self.sums.of(role)(left, right)
+            return self._values(left, right) if self.meeting.tasks else left.new_zeros(0)
+        return self._over_tasks(role, left, right)
+
+    def _over_tasks(self, role: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        self.tasks.nnz = self.nnz
+        return self.sums.product(role, left, right)
 
     def _values(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """By place. Where a value is infinite or NaN, nonzero by nonzero: zeros of a block, or of an unfolded operand,
@@ -186,16 +195,11 @@ class PairStep:
             return self.path.run(x, y)
         if isfinite((x.sum() + y.sum()).item()):  # sums may overflow where no value is infinite: right still, and slow
             return self.path.run(x, y)
-        return self.sums.of("z")(x, y)
+        return self._over_tasks("z", x, y)
 
     def ptx(self, target: str) -> str:
         """The assembly of the kernel; PlanError where the step takes the dense path, which has none of its own."""
         return self.path.ptx(target)
-
-
-def _live(values: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
-    """Those that meet anything: all of them, often."""
-    return values if entries.numel() == values.numel() else values.index_select(0, entries)
 
 
 class _Product(torch.autograd.Function):

@@ -31,9 +31,9 @@ ITEM = 2048
 """Most tasks of a work item. Not measured: some hundred items a multiprocessor where there are 10 M tasks."""
 
 
-def keeps(matching: Matching, budget: Budget) -> bool:
-    """Whether the list takes a quarter of the memory limit or less."""
-    return matching.tasks <= min(KEPT_TASKS, budget.limit // (4 * KEPT_BYTES))
+def keeps(tasks: int, budget: Budget) -> bool:
+    """Whether their list takes a quarter of the memory limit or less."""
+    return tasks <= min(KEPT_TASKS, budget.limit // (4 * KEPT_BYTES))
 
 
 def chunk_view(nnz: int, lanes: int) -> View:
@@ -79,7 +79,7 @@ class TaskList:
     @property
     def shape(self) -> tuple[int, int, int]:
         """Of T: live entries of x and of y, entries of the result."""
-        return self.matching.x_entry.numel(), self.matching.y_entry.numel(), self.nnz
+        return *self.matching.live, self.nnz
 
     def chunks(self, lanes: int) -> Packed:
         """The list for `chunk_view`."""
@@ -133,12 +133,12 @@ class Filling:
     def __init__(self, matching: Matching, begin: int, end: int, nnz: int) -> None:
         """Of tasks ``begin .. end``; `nnz` is the most entries that the result may have."""
         device, tasks = matching.ends.device, end - begin
-        entries = index_dtype(max(matching.x_entry.numel(), matching.y_entry.numel(), tasks))
+        entries = index_dtype(max(*matching.live, tasks))
         self.matching, self.begin, self.end = matching, begin, end
         self.x_word = torch.empty(tasks, dtype=torch.uint8, device=device)
         frames = torch.arange(begin, end, FRAME, device=device)
         self.x_base = torch.searchsorted(matching.ends, frames, right=True).to(entries)
-        self.y_shift = torch.empty(matching.x_entry.numel(), dtype=entries, device=device)
+        self.y_shift = torch.empty(matching.live[0], dtype=entries, device=device)
         self.z_word = torch.empty(tasks, dtype=index_dtype(nnz), device=device)
 
     def take(self, group: Group) -> None:
@@ -161,14 +161,14 @@ class Tasks:
 
     def __init__(self, matching: Matching, budget: Budget) -> None:
         self.matching, self.budget = matching, budget
-        self.fits = keeps(matching, budget)
+        self.fits = keeps(matching.tasks, budget)
         self.nnz = 0
         """Entries of the result, once its pattern is known."""
         self._kept: TaskList | None = None
 
     @property
     def _most(self) -> int:
-        return min(self.matching.tasks, self.matching.rows * self.matching.columns)
+        return self.matching.meeting.most_results
 
     def places(self) -> torch.Tensor:
         """(nnz,) the distinct places of all tasks, ascending; the list is filled on the way if it is kept."""
