@@ -46,9 +46,13 @@ class Options:
             raise PlanError(f"backend must be one of {', '.join(BACKENDS)}, found {named!r}")
         return named if named != "auto" else "torch" if device.type == "cpu" else "triton"
 
-    def check_memory(self, nbytes: int, device: torch.device, what: str) -> None:
-        """Raise `OutOfMemoryError`, before anything is allocated, when `what` would pass the limit."""
-        limit = available_memory(device) if self.memory_limit is None else self.memory_limit
+    def memory_on(self, device: torch.device) -> int:
+        """Bytes that may be taken on a device: the limit that was set, or what is available now."""
+        return available_memory(device) if self.memory_limit is None else self.memory_limit
+
+    def check_memory(self, nbytes: int, device: torch.device, what: str, limit: int | None = None) -> None:
+        """Raise `OutOfMemoryError`, before anything is allocated, when `what` would pass the limit, known or not."""
+        limit = self.memory_on(device) if limit is None else limit
         if nbytes > limit:
             raise OutOfMemoryError(
                 f"{what} would take {nbytes:,} bytes, the limit on {device} is {limit:,}; raise it with "

@@ -6,13 +6,15 @@ In: tile programs. Out: a docstring's body. A reader who has only the generated 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from sparsetc.ir.cost import cost
 from sparsetc.ir.tile import Stored, TileProgram
 from sparsetc.ir.view import LEVELS, PAIRED, Computed, Consecutive, View
 
 
-def header(programs: Sequence[TileProgram], backend: str, about: Sequence[str] = ()) -> str:
+@lru_cache(maxsize=256)
+def header(programs: tuple[TileProgram, ...], backend: str, about: tuple[str, ...] = ()) -> str:
     """Equation, operands, and each part's layout and cost.
 
     `about` is what the programs are for where that is more than their equation: the equation they serve, then what a

@@ -74,8 +74,8 @@ class TorchLaunch:
     def __init__(
         self, parts: Sequence[BoundPart], cache_dir: Path | None, name: str, about: Sequence[str] = ()
     ) -> None:
-        programs, self.about = tuple(p.program for p in parts), about
-        self.source = torch_source.module_source(programs, header(programs, "torch", about))
+        programs, self.about = tuple(p.program for p in parts), tuple(about)
+        self.source = torch_source.module_source(programs, header(programs, "torch", self.about))
         self.module, self.path = cache.load(self.source, cache_dir, name)
         self._take(parts)
 
@@ -145,9 +145,9 @@ class TritonLaunch:
             p.packed.view.bitmap and p.packed.arrays["bits"].is_cuda for p in parts
         )
         self.types = replace(types_of(dtype), popcount=ptx)
-        self.dtype, self.fused, self.name, self.about = dtype, fused, name, about
+        self.dtype, self.fused, self.name, self.about = dtype, fused, name, tuple(about)
         programs = tuple(p.program for p in parts)
-        self.source = triton_source.module_source(programs, self.types, header(programs, "triton", about), fused)
+        self.source = triton_source.module_source(programs, self.types, header(programs, "triton", self.about), fused)
         self.module, self.path = cache.load(self.source, cache_dir, name)
         self._take(parts)
 

@@ -8,6 +8,8 @@ Chunks keep what is made on the way inside the cache.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from sparsetc.codegen.torch_pairs import PairFunctionPrinter
 from sparsetc.codegen.torch_tiles import TileFunctionPrinter
 from sparsetc.ir.tile import (
@@ -32,6 +34,7 @@ from sparsetc.ir.view import ITEM, LANE, LEAF, Computed, Consecutive
 RANGES = {ITEM: "i0:i1", LANE: "b0:b1", LEAF: "n0:n1"}
 
 
+@lru_cache(maxsize=256)
 def module_source(programs: tuple[TileProgram, ...], header: str) -> str:
     """The whole file: header and one function a part."""
     lines = [

@@ -11,6 +11,8 @@ reaches memory or a sum.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from sparsetc.codegen.triton_bitmaps import COUNT, POPC
 from sparsetc.codegen.triton_function import FunctionPrinter, Types, signature
 from sparsetc.codegen.triton_pairs import PairFunctionPrinter
@@ -20,6 +22,7 @@ from sparsetc.ir.tile import TileProgram
 __all__ = ["Types", "kernel_arguments", "module_source"]
 
 
+@lru_cache(maxsize=256)
 def module_source(programs: tuple[TileProgram, ...], types: Types, header: str, fused: bool) -> str:
     """The whole file: header, one function a part, and the kernels (`kernel`, or `kernel_0`, `kernel_1`, …)."""
     lines = [f'"""{header}"""', "", "import triton", "import triton.language as tl", ""]

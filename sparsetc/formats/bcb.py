@@ -81,7 +81,7 @@ class Blocks:
     @cached_property
     def at(self) -> torch.Tensor:
         """(nnz,) where each nonzero stands if whole blocks are stored: block * volume + position."""
-        return self.block * self.volume + self.place
+        return torch.add(self.place, self.block, alpha=self.volume)
 
     @cached_property
     def positions(self) -> torch.Tensor:

@@ -19,9 +19,9 @@ Resources, each with the time it alone would take:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 
 import sympy
@@ -130,10 +130,17 @@ class Cost:
 
     def work(self, statistics: Statistics) -> tuple[float, float, float]:
         """(bytes that device memory moves at least, bytes that reach registers, flops in dots and outside)."""
-        at = statistics.substitutions()
-        counts = (self.stream + self.output, self.registers, self.multiply + self.dot)
-        moved, read, flops = (float(count.xreplace(at)) for count in counts)
+        moved, read, flops = self._counted(*(float(n) for n in statistics.substitutions().values()))
         return moved, read, flops
+
+    @cached_property
+    def _counted(self) -> Callable[..., tuple[float, float, float]]:
+        """`work` as a function of the symbols: it is asked for at many thresholds."""
+        counts = (self.stream + self.output, self.registers, self.multiply + self.dot)
+        counted: Callable[..., tuple[float, float, float]] = sympy.lambdify(
+            (ITEMS, FIBERS, STORED, WIDTH), counts, "math"
+        )
+        return counted
 
     def seconds(self, statistics: Statistics, rates: Rates) -> dict[str, float]:
         """Seconds each resource alone would take."""

@@ -14,6 +14,7 @@ letters is of one position.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 
 from sparsetc.errors import PlanError
@@ -39,6 +40,7 @@ Fold = tuple[tuple[str, int], ...]
 """(letter, positions) of the letters that make an axis, row-major."""
 
 
+@lru_cache(maxsize=256)
 def lower_pairs(
     equation: str,
     folds: tuple[Fold, Fold, Fold],

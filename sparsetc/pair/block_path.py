@@ -6,7 +6,7 @@ of a pair of blocks (`ir.lower_pairs`), and read at the structural pattern: wher
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,6 +22,8 @@ from sparsetc.pair.cut import Bitmaps, Cut
 from sparsetc.pair.sums import add_up, kept_dtype
 from sparsetc.pair.symbolic import TASK_BYTES, Budget, picked
 
+SPREAD = 4
+"""Positions of the unfolded result a position of its blocks, up to which its places are found by unfolding."""
 MOST_POSITIONS = 1 << 16
 """Positions of an operand's or the result's block that a program may hold in registers: 8 warps spill beyond."""
 
@@ -59,14 +61,14 @@ class BlockPath:
                 f"blocks of {r} x {k} and {k} x {c} positions are too large for one program; name smaller sides"
             )
         what = f"the task list of {equation}, {cut.pairs.tasks:,} pairs of blocks,"
-        budget.settings.check_memory(cut.pairs.tasks * TASK_BYTES, budget.device, what)
+        budget.require(cut.pairs.tasks * TASK_BYTES, what)
         width = kept_dtype(dtype).itemsize
         self.tasks = TaskList.of(cut, r * c * width, budget.limit)
         self.launch = self._launch_of(backend)
         self.program, self.source, self.path = self.launch.program, self.launch.source, self.launch.path
         stored = zip(cut.elements, self.program.view.pairs, strict=True)
         whole = sum(elements for elements, tiles in stored if not tiles.bitmap)
-        budget.settings.check_memory(whole * width, budget.device, f"the blocks of {equation}")
+        budget.require(whole * width, f"the blocks of {equation}")
 
     # -- programs ---------------------------------------------------------------------------------------------------
     def _program_of(self, backend: str) -> TileProgram:
@@ -87,15 +89,18 @@ class BlockPath:
 
     # -- places -----------------------------------------------------------------------------------------------------
     @cached_property
-    def _tables(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The row of the result of each (row of blocks, position in it), and likewise its columns; 0 where none."""
+    def _lines(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(rows,) where each row of the result lies: its row of blocks times their side, and the row in it; columns too."""
         cut, m = self.cut, self.cut.meeting
         r, c, k = cut.extents
-        row = m.x_key.new_zeros(cut.pairs.rows * r)
-        row.index_copy_(0, cut.pairs.row.rank[cut.x.block] * r + cut.x.place // k, m.row.rank)
-        column = m.y_key.new_zeros(cut.pairs.columns * c)
-        column.index_copy_(0, cut.pairs.column.rank[cut.y.block] * c + cut.y.place // k, m.column.rank)
-        return row, column
+        found = []
+        for blocks, block_line, side, line in (
+            (cut.x, cut.pairs.row, r, m.row),
+            (cut.y, cut.pairs.column, c, m.column),
+        ):
+            own = torch.add(blocks.place // k, block_line.rank.index_select(0, blocks.block), alpha=side)
+            found.append(own.new_empty(line.count).index_copy_(0, line.rank, own))
+        return found[0], found[1]
 
     def places(self) -> torch.Tensor:
         """(nnz,) the result's places, ascending; where each stands among the blocks is kept for `run`."""
@@ -104,16 +109,42 @@ class BlockPath:
         launch = self._launch_of("torch") if m.x_key.device.type == "cpu" else self.launch
         dtype = self.dtype if isinstance(launch, TritonPairs) else torch.float32  # ones are exact in every type
         x, y = (torch.ones(blocks.nnz, dtype=dtype, device=m.x_key.device) for blocks in (self.cut.x, self.cut.y))
-        found, total = [], 0
+        made = self._products(launch, x, y)
         r, c, _ = self.cut.extents
-        for start, stop, made in self._products(launch, x, y):
-            at = torch.nonzero(made.view(-1)).flatten()
-            at = at + start * r * c if start else at
+        if len(self._buffers) == 1 and m.rows * m.columns <= SPREAD * self.tasks.blocks * r * c:
+            ((_, _, blocks),) = made
+            return self._unfolded(blocks.view(-1))
+        return self._sorted(made)
+
+    def _unfolded(self, made: torch.Tensor) -> torch.Tensor:
+        """The places, where the result unfolded takes hardly more than its blocks: no place is sorted."""
+        (r, c, _), (row, column), tasks, columns = self.cut.extents, self._lines, self.tasks, self.cut.pairs.columns
+        narrow = index_dtype(made.numel())
+        block = torch.full((self.cut.pairs.rows * columns,), -1, dtype=narrow, device=row.device)
+        block.index_copy_(0, tasks.places, torch.arange(tasks.blocks, dtype=narrow, device=row.device))
+        block = block.view(-1, columns).index_select(0, row // r).index_select(1, column // c)
+        inside = torch.add((column % c).to(narrow), (row % r).to(narrow).unsqueeze(1), alpha=c)
+        at = torch.add(inside, block, alpha=r * c).view(-1)
+        if tasks.blocks == self.cut.pairs.rows * columns:
+            found = made.index_select(0, at) != 0
+        else:
+            found = (made.index_select(0, at.clamp(min=0)) != 0) & (at >= 0)
+        places = torch.nonzero(found).flatten()
+        self.budget.check(places.numel())
+        self._reads = [Read(at.index_select(0, places), None)]
+        return places
+
+    def _sorted(self, made: Iterable[tuple[int, int, torch.Tensor]]) -> torch.Tensor:
+        """The places in any number of buffers, found among blocks and sorted."""
+        r, c, _ = self.cut.extents
+        found, total = [self.cut.meeting.x_key[:0]], 0
+        for start, stop, blocks in made:
+            at = torch.nonzero(blocks.view(-1)).flatten() + start * r * c
             total += at.numel()
             self.budget.check(total, least=stop < self.tasks.blocks)
             found.append(at)
-        at = found[0] if len(found) == 1 else torch.cat([m.x_key[:0], *found])
-        places, order = sorted_keys(self._place_of(at), m.rows * m.columns)
+        at = torch.cat(found)
+        places, order = sorted_keys(self._place_of(at), self.cut.meeting.rows * self.cut.meeting.columns)
         self._reads = self._reads_of(at, order)
         return places
 
@@ -132,11 +163,15 @@ class BlockPath:
 
     def _place_of(self, at: torch.Tensor) -> torch.Tensor:
         """Places of the result, of positions in its blocks."""
-        (r, c, _), (row, column), columns = self.cut.extents, self._tables, max(1, self.cut.pairs.columns)
-        block, inside = at // (r * c), at % (r * c)
+        (r, c, _), pairs, m = self.cut.extents, self.cut.pairs, self.cut.meeting
+        row, column = (
+            line.new_zeros(lines * side).index_copy_(0, line, torch.arange(line.numel(), device=line.device))
+            for line, lines, side in zip(self._lines, (pairs.rows, pairs.columns), (r, c), strict=True)
+        )
+        block, inside, columns = at // (r * c), at % (r * c), max(1, pairs.columns)
         line, rank = self.tasks.places // columns * r, self.tasks.places % columns * c
         line, rank = line.index_select(0, block).add_(inside // c), rank.index_select(0, block).add_(inside % c)
-        return column.index_select(0, rank).add_(row.index_select(0, line), alpha=self.cut.meeting.columns)
+        return column.index_select(0, rank).add_(row.index_select(0, line), alpha=m.columns)
 
     # -- numbers ----------------------------------------------------------------------------------------------------
     @cached_property

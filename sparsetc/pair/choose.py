@@ -331,4 +331,4 @@ def _check_dense(sizes: Sizes, dtype: torch.dtype, budget: Budget) -> None:
     if not _has_product(dtype, budget.device):
         raise PlanError(f'plan "dense" needs a matrix product, which {budget.device.type} has not for {dtype}')
     what = f"{budget.what}, unfolded to {sizes.batch} x {sizes.free_x} x {sizes.contracted} x {sizes.free_y},"
-    budget.settings.check_memory(sizes.elements * kept_dtype(dtype).itemsize, budget.device, what)
+    budget.require(sizes.elements * kept_dtype(dtype).itemsize, what)

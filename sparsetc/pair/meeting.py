@@ -56,7 +56,7 @@ class Meeting:
     y_key: torch.Tensor
     """(live y,) likewise."""
     y_each: torch.Tensor
-    """(keys,) live entries of y with each key."""
+    """(keys,) entries of y with each key."""
     counts: torch.Tensor
     """(live x,) tasks of each entry."""
     row: Numbering
@@ -70,9 +70,8 @@ class Meeting:
         """Count; two or three waits for the device."""
         joint = joint_keys(x.rows(roles.shared), y.rows(roles.shared), x.extents(roles.shared), x.like, (x.n, y.n))
         x_key, y_key = joint.left, joint.right
-        x_each, y_each = _histogram(x_key, joint.count), _histogram(y_key, joint.count)
+        x_each, y_each = histogram(x_key, joint.count), histogram(y_key, joint.count)
         counts, met = y_each.index_select(0, x_key), x_each.index_select(0, y_key)
-        y_each *= x_each > 0
         totals = torch.stack([counts.sum(), torch.count_nonzero(counts), torch.count_nonzero(met)]).tolist()
         x_live = None if totals[1] == x.n else torch.nonzero(counts).flatten()
         y_live = None if totals[2] == y.n else torch.nonzero(met).flatten()
@@ -178,6 +177,6 @@ class Share:
         return rank if part.y_live is None else rank[part.y_live]
 
 
-def _histogram(key: torch.Tensor, keys: int) -> torch.Tensor:
+def histogram(key: torch.Tensor, keys: int) -> torch.Tensor:
     """(keys,) int64: how often each key below `keys` occurs. `torch.bincount` would wait for the device."""
     return key.new_zeros(keys).index_add_(0, key, key.new_ones(1).expand(key.numel()))

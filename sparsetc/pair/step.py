@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from sparsetc.convert import available_memory
 from sparsetc.options import Options
 from sparsetc.pair.block_path import BlockPath
 from sparsetc.pair.choose import BcbPlan, Choice, Question, choose
@@ -85,7 +84,7 @@ class PairStep:
             prepared(y_letters, y.coords, sizes, roles.y, y.is_coalesced),
             roles,
         )
-        limit = settings.memory_limit if settings.memory_limit is not None else available_memory(self.device)
+        limit = settings.memory_on(self.device)
         what = f"the result of {self.equation}"
         self.budget = Budget(settings, self.device, len(self.shape), self.dtype.itemsize, what, limit)
         self.budget.check_least(self.meeting)

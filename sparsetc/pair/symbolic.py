@@ -18,7 +18,7 @@ from sparsetc.formats.base import index_dtype
 from sparsetc.numbering import lexsort
 from sparsetc.options import Options
 from sparsetc.pair.equation import Roles
-from sparsetc.pair.meeting import Meeting
+from sparsetc.pair.meeting import Meeting, histogram
 
 TASK_BYTES = 96
 """Bytes that one task takes while a chunk of them is expanded and sorted, at most: a dozen vectors, half of int64."""
@@ -74,7 +74,8 @@ class Matching:
         x, y = m.x.ordered and m.x.letters == m.roles.x, m.y.ordered and m.y.letters == m.roles.y
         by_row = None if x else lexsort([m.row.rank, m.x_key], [m.rows, keys])
         by_key = None if y else lexsort([m.y_key, m.column.rank], [keys, m.columns])
-        before = torch.cumsum(m.y_each, 0) - m.y_each
+        each = m.y_each if m.y_live is None else histogram(m.y_key, keys)
+        before = torch.cumsum(each, 0) - each
         return cls(
             m,
             m.x_live if by_row is None else composed(m.x_live, by_row),
@@ -184,7 +185,11 @@ class Budget:
     def check(self, entries: int, least: bool = False) -> None:
         """OutOfMemoryError, with the number of entries, unless so many fit."""
         count = f"{'at least ' if least else ''}{entries:,} nonzeros"
-        self.settings.check_memory(entries * self.entry_bytes, self.device, f"{self.what}, {count},")
+        self.require(entries * self.entry_bytes, f"{self.what}, {count},")
+
+    def require(self, nbytes: int, what: str) -> None:
+        """OutOfMemoryError unless `what` fits."""
+        self.settings.check_memory(nbytes, self.device, what, self.limit)
 
     @property
     def entry_bytes(self) -> int:
