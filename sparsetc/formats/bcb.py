@@ -169,10 +169,13 @@ class Bcb:
         sides = tuple(sides) if sides is not None else (SIDE,) * len(shape)
         if len(sides) != len(shape) or any(s < 1 or s & (s - 1) for s in sides):
             raise FormatError(f"sides must be powers of two, one a mode of {shape}, found {sides}")
-        grid, place = tiles_along(shape, sides), like.new_zeros(n)
-        for row, side in zip(rows, sides, strict=True):
-            if side > 1:
-                place = torch.add(row & (side - 1), place, alpha=side)
+        grid, inside = (
+            tiles_along(shape, sides),
+            [(row & (s - 1), s) for row, s in zip(rows, sides, strict=True) if s > 1],
+        )
+        place = inside[0][0] if inside else like.new_zeros(n)
+        for row, side in inside[1:]:
+            place = torch.add(row, place, alpha=side)
         at = [row >> (s.bit_length() - 1) if s > 1 else row for row, s in zip(rows, sides, strict=True)]
         found = numbered(at, grid, n, like)
         fields = words.fields(range(len(shape)), grid, "word")

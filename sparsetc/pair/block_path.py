@@ -90,7 +90,7 @@ class BlockPath:
     # -- places -----------------------------------------------------------------------------------------------------
     @cached_property
     def _lines(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(rows,) where each row of the result lies: its row of blocks times their side, and the row in it; columns too."""
+        """(rows,) where each row of the result is: its row of blocks times their side, plus the row in it; columns."""
         cut, m = self.cut, self.cut.meeting
         r, c, k = cut.extents
         found = []

@@ -32,8 +32,11 @@ FEW_TASKS = 4
 WORD = 32
 """Bits of a word of a bitmap."""
 STORAGES = ("auto", "whole", "bitmap")
+PATH_LAUNCHES = 6
+"""Calls that a path takes: zeros made, operands scattered or gathered, the kernel, the result read."""
 MERGE_LAUNCHES = 7
 """Calls of torch that a hybrid takes beside its halves: values chosen for each, zeros, and two additions."""
+HYBRID_LAUNCHES = 2 * PATH_LAUNCHES + MERGE_LAUNCHES
 
 
 @dataclass(frozen=True)
@@ -198,15 +201,17 @@ class Question:
         return self.backend == "triton" and self.dtype.is_floating_point
 
     def expected(self) -> Expected:
-        """The paths with their expected seconds; the hybrid one where there is a threshold that parts blocks."""
+        """The paths with their expected seconds; the hybrid one where there is a threshold that parts blocks, and time for
+        its launches.
+        """
         found = {
             "scalar": self._scalar_seconds(self.meeting.tasks),
             "dense": self._dense_seconds(),
             "bcb": self._block_seconds(self.cut().work),
         }
-        split = self.split
-        if split.pure is None:
-            found[HYBRID] = self._split_seconds(split)
+        best = min(seconds for seconds in found.values() if seconds is not None)
+        if best > HYBRID_LAUNCHES * self.rates.launch and self.split.pure is None:
+            found[HYBRID] = self._split_seconds(self.split)
         return tuple(sorted(found.items(), key=lambda item: (item[1] is None, item[1] or 0.0)))
 
     @cached_property
@@ -307,7 +312,7 @@ def scalar_seconds(tasks: int, places: int, width: int, budget: Budget, rates: R
     each = (KEPT_BYTES + 2 * width) / rates.task_bytes
     if budget.settings.deterministic or places < FEW:  # additions wait for one another, or are ordered
         each = max(each, rates.ordered)
-    return 6 * rates.launch + tasks * each + again
+    return PATH_LAUNCHES * rates.launch + tasks * each + again
 
 
 def dense_seconds(sizes: Sizes, width: int, precision: str, rates: Rates) -> float:
@@ -320,7 +325,7 @@ def block_seconds(work: BlockWork, program: TileProgram, width: int, precision: 
     counts = Statistics(work.made, work.pairs, sum(work.elements), work.nnz, width)
     moved, read, flops = cost(program).work(counts)
     read_rate = rates.pair_bytes[sum(work.elements) * width > rates.near_bytes]
-    return 6 * rates.launch + max(flops / rates.blocks[precision], read / read_rate) + moved / rates.memory
+    return PATH_LAUNCHES * rates.launch + max(flops / rates.blocks[precision], read / read_rate) + moved / rates.memory
 
 
 def _has_product(dtype: torch.dtype, device: torch.device) -> bool:

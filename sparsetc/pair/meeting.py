@@ -64,6 +64,8 @@ class Meeting:
     column: Numbering
     """Of the live entries of y, by their free letters."""
     tasks: int
+    shared: int
+    """Distinct shared coordinates of the live entries."""
 
     @classmethod
     def of(cls, x: Side, y: Side, roles: Roles) -> Meeting:
@@ -72,7 +74,7 @@ class Meeting:
         x_key, y_key = joint.left, joint.right
         x_each, y_each = histogram(x_key, joint.count), histogram(y_key, joint.count)
         counts, met = y_each.index_select(0, x_key), x_each.index_select(0, y_key)
-        totals = torch.stack([counts.sum(), torch.count_nonzero(counts), torch.count_nonzero(met)]).tolist()
+        totals = torch.stack([counts.sum(), *map(torch.count_nonzero, (counts, met, x_each * y_each))]).tolist()
         x_live = None if totals[1] == x.n else torch.nonzero(counts).flatten()
         y_live = None if totals[2] == y.n else torch.nonzero(met).flatten()
         if x_live is not None:
@@ -92,6 +94,7 @@ class Meeting:
             numbered(*rows, x.like, ascending=x.ordered and x.letters == roles.x),
             numbered(*columns, x.like, ascending=y.ordered and y.letters == roles.free_y),
             totals[0],
+            totals[3],
         )
 
     @property
@@ -125,9 +128,10 @@ class Meeting:
             own = self.x.rows(letters, self.x_live)
             return numbered(own, self.x.extents(letters), n, self.x.like).count
 
+        if not roles.batch:
+            return Sizes(min(n, 1), self.rows, self.shared, self.columns)
         # What x has of the shared letters, where it meets anything, y has too.
-        free = distinct(roles.free_x) if roles.batch else self.rows
-        return Sizes(distinct(roles.batch), free, distinct(roles.contracted), self.columns)
+        return Sizes(distinct(roles.batch), distinct(roles.free_x), distinct(roles.contracted), self.columns)
 
     def coordinates(self, places: torch.Tensor, letters: tuple[str, ...]) -> torch.Tensor:
         """(letters, n): the coordinates of results at these places; of letters that the result has."""
