@@ -57,6 +57,11 @@ MOST_TASKS = 2_000_000_000
 """Tasks above which the scalar path is not timed."""
 
 
+def reference(equation: str, x: stc.SparseTensor, y: stc.SparseTensor) -> torch.Tensor:
+    """(nnz,) the result's values in float64, by the torch programs."""
+    return stc.compile(equation, *(o.with_values(o.values.double()) for o in (x, y)), backend="torch")().values
+
+
 @dataclass(frozen=True)
 class Case:
     """A contraction, and what is known of it before any plan is timed."""
@@ -74,11 +79,9 @@ class Case:
     @classmethod
     def of(cls, tensors: str, equation: str, x: stc.SparseTensor, y: stc.SparseTensor) -> Case:
         """Contract in float64, and ask the cost model."""
-        wide = [o.with_values(o.values.double()) for o in (x, y)]
-        expected = stc.compile(equation, *wide, backend="torch")().values
         auto = {precision: stc.compile(equation, x, y, precision=precision).plan.name for precision in LIMIT}
         tasks = stc.compile(equation, x, y).chain.pairs[0].matching.tasks
-        return cls(tensors, equation, x, y, expected, auto, tasks)
+        return cls(tensors, equation, x, y, reference(equation, x, y), auto, tasks)
 
     def error(self, found: stc.SparseTensor, precision: str) -> float:
         """The relative error, once it is known to be below the limit."""
@@ -157,13 +160,19 @@ def symbolic(step: PairStep) -> None:
     pattern_of(step.matching, step._path().places())
 
 
-def phases(kernel: PairKernel) -> dict[str, float]:
-    """Times of the phases of a contraction of two operands."""
+def live_values(kernel: PairKernel) -> list[torch.Tensor]:
+    """Values of the entries that meet any, of both operands of a step: what its path takes."""
     (step,) = kernel.chain.pairs
     given = [o.values for o in (kernel.operands[::-1] if step.swapped else kernel.operands)]
     m = step.matching
-    x = m.x.values(given[0]).index_select(0, m.x_entry)
-    y = m.y.values(given[1]).index_select(0, m.y_entry)
+    sides = zip((m.x, m.y), given, (m.x_entry, m.y_entry), strict=True)
+    return [side.values(values).index_select(0, entry) for side, values, entry in sides]
+
+
+def phases(kernel: PairKernel) -> dict[str, float]:
+    """Times of the phases of a contraction of two operands."""
+    (step,) = kernel.chain.pairs
+    x, y = live_values(kernel)
     numeric = microseconds(lambda: step.path.run(x, y))
     return {
         "us": round(microseconds(kernel), 1),
