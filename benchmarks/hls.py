@@ -3,7 +3,8 @@
     SPARSETC_DATA=<folder of .npz> python benchmarks/hls.py [mttkrp] [ttmc] [chained] [formats] [storage] [tensor ...]
 
 MTTKRP in mode 0 (Uber: every mode) at ranks 32 and 128; the scalar plan is the faster of ``coo`` and ``fiber``. Times
-are of the launches. `smape` is the symmetric mean absolute percentage error against float64 (HLSTO, section VII-B).
+are of the launches. `nonzeros_a_tile` is the mean over the tiles that hold any, with the default sides. `smape` is the
+symmetric mean absolute percentage error against float64 (HLSTO, section VII-B).
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from common import (
 
 import sparsetc as stc
 from sparsetc.formats import pack
+from sparsetc.formats.tiles import sides_of
 from sparsetc.partition import deal
+from sparsetc.partition.threshold import tile_populations
 
 SYNTHETIC["clustered 600"] = lambda: synthetic.clustered(per_tile=600, device=DEVICE)
 SYNTHETIC["clustered 2000"] = lambda: synthetic.clustered(per_tile=2000, device=DEVICE)
@@ -54,6 +57,12 @@ def smape(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float(((found.double() - expected).abs() / size.clamp(min=1e-30)).mean()) * 100
 
 
+def nonzeros_a_tile(x: stc.SparseTensor) -> float:
+    """Mean population of the tiles that hold any nonzero, with the default sides."""
+    population = tile_populations(x.coords, x.shape, sides_of(x.shape))  # of each nonzero's tile
+    return round(x.nnz / float((1 / population.double()).sum()), 1)
+
+
 def mttkrp() -> None:
     """Times of every plan, the threshold's sweep, errors; the fused launch against two."""
     rows: list[dict[str, Any]] = []
@@ -73,6 +82,7 @@ def mttkrp_rows(name: str, x: stc.SparseTensor, mode: int, rank: int) -> list[di
     f = factors(x, rank)
     dense = [m for n, m in enumerate(f) if n != mode]
     expected, equation, rows = mttkrp_reference(x, f, mode), mttkrp_equation(x.order, mode), []
+    population = nonzeros_a_tile(x)
 
     def timed(plan: Any, precision: str) -> tuple[stc.Kernel, float]:
         k = stc.compile(equation, x, *dense, plan=plan, precision=precision)
@@ -92,6 +102,7 @@ def mttkrp_rows(name: str, x: stc.SparseTensor, mode: int, rank: int) -> list[di
             "rank": rank,
             "precision": precision,
             "nnz": x.nnz,
+            "nonzeros_a_tile": population,
             "scalar_us": {p: round(us, 1) for p, us in scalar.items()},
             "auto": k.plan.name,
             "auto_us": round(auto, 1),
@@ -118,44 +129,49 @@ def mttkrp_rows(name: str, x: stc.SparseTensor, mode: int, rank: int) -> list[di
 
 def ttmc() -> None:
     """TTMc 32 x 32: two dots a tile against the gathered matrix product, at thresholds swept too."""
-    rows = []
-    equation = "ijk,jr,ks->irs"
+    rows: list[dict[str, Any]] = []
     for name in TENSORS:
         x = tensor(name) if "uber" not in name and "uracil" not in name else None  # tensors of order 3
-        if x is None:
-            continue
-        f = factors(x, 32)
-        expected = stc.compile(equation, x, *f[1:], plan="fiber")(*f[1:]).double()
-        for precision in ("highest", "high", "medium"):
-            times: dict[str, float] = {}
-            plans = {"coo": "coo", "fiber": "fiber", "hls": "hls", "auto": "auto"}
-            for plan in (*plans.values(), *(stc.plan_hls(t) for t in THRESHOLDS)):
-                k = stc.compile(equation, x, *f[1:], plan=plan, precision=precision)
-                assert relative_error(k(*f[1:]), expected) < 4 * ERROR[precision], (name, plan, precision)
-                label = plan if isinstance(plan, str) else str(plan.threshold)
-                times[label] = round(kernel_microseconds(k, f[1:]), 1)
-                if plan == "hls":
-                    threshold, stored = dict(k.plan.options)["threshold"], [(p.format, p.nnz) for p in k.plan.parts]
-                    priced = round(1e6 * k.choice.considered[0][1], 1)
-                if plan == "auto":
-                    chosen = k.plan.name
-            swept = {t: times.pop(str(t)) for t in THRESHOLDS}
-            row = {
-                "tensor": name,
-                "precision": precision,
-                "us": times,
-                "swept_us": swept,
-                "auto": chosen,
-                "threshold": threshold,
-                "stored": stored,
-                "hls_priced_us": priced,
-                "gain": round(min(times["coo"], times["fiber"]) / times["hls"], 2),
-                "over_best_found": round(times["hls"] / min(*swept.values(), times["hls"]), 3),
-            }
-            rows.append(row)
-            print(row, flush=True)
-            x._packed.clear()
+        if x is not None:
+            rows += ttmc_rows(name, x)
     record("hls_ttmc", rows)
+
+
+def ttmc_rows(name: str, x: stc.SparseTensor) -> list[dict[str, Any]]:
+    """One tensor at every precision."""
+    equation, f, rows = "ijk,jr,ks->irs", factors(x, 32), []
+    expected = stc.compile(equation, x, *f[1:], plan="fiber")(*f[1:]).double()
+    population = nonzeros_a_tile(x)
+    for precision in ("highest", "high", "medium"):
+        times: dict[str, float] = {}
+        for plan in ("coo", "fiber", "hls", "auto", *(stc.plan_hls(t) for t in THRESHOLDS)):
+            k = stc.compile(equation, x, *f[1:], plan=plan, precision=precision)
+            assert relative_error(k(*f[1:]), expected) < 4 * ERROR[precision], (name, plan, precision)
+            label = plan if isinstance(plan, str) else str(plan.threshold)
+            times[label] = round(kernel_microseconds(k, f[1:]), 1)
+            if plan == "hls":
+                threshold, stored = dict(k.plan.options)["threshold"], [(p.format, p.nnz) for p in k.plan.parts]
+                priced = round(1e6 * k.choice.considered[0][1], 1)
+            if plan == "auto":
+                chosen = k.plan.name
+        swept = {t: times.pop(str(t)) for t in THRESHOLDS}
+        row = {
+            "tensor": name,
+            "precision": precision,
+            "nonzeros_a_tile": population,
+            "us": times,
+            "swept_us": swept,
+            "auto": chosen,
+            "threshold": threshold,
+            "stored": stored,
+            "hls_priced_us": priced,
+            "gain": round(min(times["coo"], times["fiber"]) / times["hls"], 2),
+            "over_best_found": round(times["hls"] / min(*swept.values(), times["hls"]), 3),
+        }
+        rows.append(row)
+        print(row, flush=True)
+        x._packed.clear()
+    return rows
 
 
 def chained() -> None:

@@ -5,16 +5,21 @@ SPARSETC_DATA=<folder of .npz> python benchmarks/pair.py [words that a case's na
 Values are compared with those of the torch programs in float64 before any time is taken. Phases apart: ``pair_ms``
 matches nonzeros (and blocks), ``symbolic_ms`` finds the result's pattern and whatever the path keeps for calls,
 ``numeric_us`` is the sum over tasks or blocks alone, ``us`` a call. ``compile_ms`` is all that is done once, by the
-second of two compilations. ``bcb_bytes`` and ``coo_bytes`` are those of both operands' entries that meet anything,
+second of two compilations. ``first_ms`` is the wall time of a first call of ``plan="auto"`` on operands not seen
+before, all from matching to a result that is there, Triton's binaries being on disk; of torch, that of the product of
+matrices that are CSR already. ``bcb_bytes`` and ``coo_bytes`` are those of both operands' entries that meet anything,
 coordinates of 32 bits.
 """
 
 from __future__ import annotations
 
+import gc
+import statistics
 import sys
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -50,6 +55,43 @@ LIMIT = {"highest": 1e-5, "high": 2e-3}
 PLANS = ("scalar", "dense", "bcb", stc.plan_bcb(storage="bitmap"), "bcb+scalar")
 MOST_TASKS = 2_000_000_000
 """Tasks above which the scalar path is not timed."""
+
+
+def reference(equation: str, x: stc.SparseTensor, y: stc.SparseTensor) -> torch.Tensor:
+    """(nnz,) the result's values in float64, by the torch programs."""
+    return stc.compile(equation, *(o.with_values(o.values.double()) for o in (x, y)), backend="torch")().values
+
+
+@dataclass(frozen=True)
+class Case:
+    """A contraction, and what is known of it before any plan is timed."""
+
+    tensors: str
+    equation: str
+    x: stc.SparseTensor
+    y: stc.SparseTensor
+    expected: torch.Tensor
+    """(nnz,) float64."""
+    auto: dict[str, str]
+    """What plan auto takes, by precision."""
+    tasks: int
+
+    @classmethod
+    def of(cls, tensors: str, equation: str, x: stc.SparseTensor, y: stc.SparseTensor) -> Case:
+        """Contract in float64, and ask the cost model."""
+        auto = {precision: stc.compile(equation, x, y, precision=precision).plan.name for precision in LIMIT}
+        tasks = stc.compile(equation, x, y).chain.pairs[0].matching.tasks
+        return cls(tensors, equation, x, y, reference(equation, x, y), auto, tasks)
+
+    def error(self, found: stc.SparseTensor, precision: str) -> float:
+        """The relative error, once it is known to be below the limit."""
+        error = relative_error(found.values, self.expected)
+        assert error < LIMIT[precision], (self.tensors, self.equation, precision, error)
+        return float(f"{error:.1e}")
+
+    def named(self, plan: str) -> dict[str, str]:
+        """What a row begins with."""
+        return {"tensors": self.tensors, "equation": self.equation, "plan": plan}
 
 
 def unfolded(x: stc.SparseTensor, term: str, rows: list[str]) -> torch.Tensor:
@@ -91,6 +133,20 @@ def milliseconds(call: Callable[[], Any], times: int = 3) -> float:
     return sorted(found)[times // 2]
 
 
+def first_ms(call: Callable[[], Any]) -> float:
+    """Median wall time of a call that has been made before, and of which nothing is kept but what is on disk."""
+    found = []
+    for _ in range(5):
+        gc.collect()  # an operand and its kernels refer to one another, and hold gigabytes
+        found.append(milliseconds(call, 1))
+    return round(statistics.median(found), 2)
+
+
+def unseen(x: stc.SparseTensor) -> stc.SparseTensor:
+    """The same nonzeros as a tensor for which nothing is packed, planned or compiled."""
+    return stc.SparseTensor._make(x.coords, x.values, x.shape, x.is_coalesced)
+
+
 def pairing(step: PairStep) -> None:
     """What meets: nonzeros, and blocks where the path is of blocks."""
     m = step.matching
@@ -104,13 +160,19 @@ def symbolic(step: PairStep) -> None:
     pattern_of(step.matching, step._path().places())
 
 
-def phases(kernel: PairKernel) -> dict[str, float]:
-    """Times of the phases of a contraction of two operands."""
+def live_values(kernel: PairKernel) -> list[torch.Tensor]:
+    """Values of the entries that meet any, of both operands of a step: what its path takes."""
     (step,) = kernel.chain.pairs
     given = [o.values for o in (kernel.operands[::-1] if step.swapped else kernel.operands)]
     m = step.matching
-    x = m.x.values(given[0]).index_select(0, m.x_entry)
-    y = m.y.values(given[1]).index_select(0, m.y_entry)
+    sides = zip((m.x, m.y), given, (m.x_entry, m.y_entry), strict=True)
+    return [side.values(values).index_select(0, entry) for side, values, entry in sides]
+
+
+def phases(kernel: PairKernel) -> dict[str, float]:
+    """Times of the phases of a contraction of two operands."""
+    (step,) = kernel.chain.pairs
+    x, y = live_values(kernel)
     numeric = microseconds(lambda: step.path.run(x, y))
     return {
         "us": round(microseconds(kernel), 1),
@@ -131,60 +193,82 @@ def stored(step: PairStep) -> dict[str, int]:
     }
 
 
+def plan_rows(case: Case, plan: str | stc.BcbPlan) -> list[dict[str, Any]]:
+    """One plan at every precision at which it differs, fits and is not too slow."""
+    rows = []
+    for precision in LIMIT:
+        if plan == "scalar" and (case.tasks > MOST_TASKS or precision != "highest"):
+            continue
+        settings = {"plan": plan, "precision": precision}
+        try:
+            k = stc.compile(case.equation, case.x, case.y, **settings)
+        except stc.SparsetcError as refused:
+            print(f"{case.tensors} {case.equation} {plan}: {refused}", flush=True)
+            continue
+        error, step = case.error(k(), precision), k.chain.pairs[0]
+        compiling = milliseconds(lambda: stc.compile(case.equation, case.x, case.y, **settings), 1)  # noqa: B023
+        rows.append(
+            {
+                **case.named(plan if isinstance(plan, str) else f"bcb, {plan.storage}"),
+                "precision": precision,
+                "nnz": k.nnz,
+                "tasks": case.tasks,
+                "pairs": step.cut.pairs.tasks,
+                **phases(k),
+                "compile_ms": round(compiling, 1),
+                "expected_us": round(1e6 * (dict(step.question.expected())[k.plan.name] or 0), 1),
+                "error": error,
+                "auto": case.auto[precision],
+                **stored(step),
+            }
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
+def auto_rows(case: Case) -> list[dict[str, Any]]:
+    """First calls of plan auto at every precision."""
+    rows = []
+    for precision, takes in case.auto.items():
+
+        def first(precision: str = precision) -> stc.SparseTensor:
+            return stc.einsum(case.equation, unseen(case.x), unseen(case.y), precision=precision)
+
+        error = case.error(first(), precision)
+        row = {**case.named("auto"), "precision": precision, "first_ms": first_ms(first), "error": error, "auto": takes}
+        rows.append(row)
+        print(row, flush=True)
+    return rows
+
+
+def torch_rows(case: Case) -> list[dict[str, Any]]:
+    """The product of CSR matrices by torch; none where it fails."""
+    try:
+        a, b = matrices(case.equation, case.x, case.y)
+        us = microseconds(lambda: a @ b)
+        row = {**case.named("torch.sparse"), "us": round(us, 1), "first_ms": first_ms(lambda: a @ b)}
+    except RuntimeError as refused:
+        print(f"{case.tensors} {case.equation} torch.sparse: {refused}", flush=True)
+        return []
+    print(row, flush=True)
+    return [row]
+
+
+def case_rows(case: Case) -> list[dict[str, Any]]:
+    """Every plan and precision that fits."""
+    return [row for plan in PLANS for row in plan_rows(case, plan)] + auto_rows(case) + torch_rows(case)
+
+
 def main(words: list[str]) -> None:
-    """Every case, plan and precision that fits."""
+    """Every case whose name has the words."""
     warnings.simplefilter("ignore")
     rows: list[dict[str, Any]] = []
     for left, right, equation in CASES:
         if not all(word in f"{left} x {right} {equation}" for word in words):
             continue
         x, y = tensor(left), tensor(right, seed=1)
-        if x is None or y is None:
-            continue
-        wide = [o.with_values(o.values.double()) for o in (x, y)]
-        expected = stc.compile(equation, *wide, backend="torch")().values
-        auto = {precision: stc.compile(equation, x, y, precision=precision).plan.name for precision in LIMIT}
-        tasks = stc.compile(equation, x, y).chain.pairs[0].matching.tasks
-        for plan in PLANS:
-            for precision, limit in LIMIT.items():
-                if plan == "scalar" and (tasks > MOST_TASKS or precision != "highest"):
-                    continue
-                settings = {"plan": plan, "precision": precision}
-                try:
-                    k = stc.compile(equation, x, y, **settings)
-                except stc.SparsetcError as refused:
-                    print(f"{left} {equation} {plan}: {refused}", flush=True)
-                    continue
-                error = relative_error(k().values, expected)
-                assert error < limit, (equation, plan, precision, error)
-                step = k.chain.pairs[0]
-                name = plan if isinstance(plan, str) else f"bcb, {plan.storage}"
-                row = {
-                    "tensors": f"{left} x {right}",
-                    "equation": equation,
-                    "plan": name,
-                    "precision": precision,
-                    "nnz": k.nnz,
-                    "tasks": tasks,
-                    "pairs": step.cut.pairs.tasks,
-                    **phases(k),
-                    "compile_ms": round(milliseconds(lambda: stc.compile(equation, x, y, **settings), 1), 1),  # noqa: B023
-                    "expected_us": round(1e6 * (dict(step.question.expected())[k.plan.name] or 0), 1),
-                    "error": float(f"{error:.1e}"),
-                    "auto": auto[precision],
-                    **stored(step),
-                }
-                rows.append(row)
-                print(row, flush=True)
-        try:
-            a, b = matrices(equation, x, y)
-            us = microseconds(lambda: a @ b)  # noqa: B023
-            rows.append(
-                {"tensors": f"{left} x {right}", "equation": equation, "plan": "torch.sparse", "us": round(us, 1)}
-            )
-            print(rows[-1], flush=True)
-        except RuntimeError as refused:
-            print(f"{left} {equation} torch.sparse: {refused}", flush=True)
+        if x is not None and y is not None:
+            rows += case_rows(Case.of(f"{left} x {right}", equation, x, y))
     if not words:
         record("pair", rows)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from cases import OPERATIONS, SIZES, Problem, explicit_plan, joined, tile_plan
+from matrix_units import CUDA, MATRIX, TARGETS, other_types
 from test_tiles import CASES as TILE_CASES
 from test_tiles import TILE_FORMATS
 from test_tiles import operands as tile_operands
@@ -19,15 +20,6 @@ import sparsetc as stc
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
 
-CUDA = ("sm_80", "sm_90", "sm_100")
-TARGETS = (*CUDA, "gfx942")
-MATRIX = {
-    "sm_80": r"mma\.sync",
-    "sm_90": r"wgmma\.mma_async|mma\.sync",
-    "sm_100": r"tcgen05\.mma|wgmma\.mma_async|mma\.sync",
-    "gfx942": r"v_mfma_",
-}
-"""The instructions of the matrix units."""
 EIGHT, SIXTEEN, THIRTY_TWO = ({**SIZES, **dict.fromkeys("rst", n)} for n in (8, 16, 32))
 
 
@@ -109,16 +101,7 @@ def test_the_planner_gives_a_ttm_chain_to_the_matrix_units(precision: str, targe
     assert re.search(MATRIX[target], kernel.ptx(target))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "target", "instruction"),
-    [
-        (torch.float64, "sm_80", r"mma\.sync\S*\.f64\.f64"),
-        (torch.float64, "sm_90", r"mma\.sync\S*\.f64\.f64"),
-        (torch.float64, "gfx942", r"v_mfma_f64"),
-        *((dtype, target, MATRIX[target]) for dtype in (torch.float16, torch.bfloat16) for target in TARGETS),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("dtype", "target", "instruction"), other_types(MATRIX), ids=str)
 def test_other_types_run_on_the_matrix_units(dtype: torch.dtype, target: str, instruction: str) -> None:
     for plan in ("coo", "fiber"):
         operands = Problem("ijk,jr,ks->irs", THIRTY_TWO, dtype=dtype).operands()

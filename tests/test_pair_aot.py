@@ -8,6 +8,7 @@ import re
 import pytest
 import torch
 from cases import random_sparse
+from matrix_units import NATIVE, TARGETS, other_types
 from pair_cases import EQUATIONS, operands, small_blocks
 
 import sparsetc as stc
@@ -15,14 +16,6 @@ import sparsetc as stc
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
 
-TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
-MATRIX = {
-    "sm_80": r"mma\.sync",
-    "sm_90": r"wgmma\.mma_async",
-    "sm_100": r"tcgen05\.mma",
-    "gfx942": r"v_mfma_",
-}
-"""The instructions of the matrix units."""
 SIZES = {"i": 20, "j": 20, "k": 70, "l": 20, "m": 20}
 
 
@@ -40,23 +33,14 @@ def third_order(dtype: torch.dtype, storage: str, precision: str, backend: str =
 def test_blocks_run_on_the_matrix_units(storage: str, precision: str, target: str) -> None:
     for backend in ("torch", "triton"):  # without a GPU, that of the kernel which one would run
         text = third_order(torch.float32, storage, precision, backend).ptx(target)
-        assert re.search(MATRIX[target], text)
+        assert re.search(NATIVE[target], text)
         assert target in text
         assert not re.search(r"\.local\b", text)
     if target == "sm_80":
         assert (".bf16.bf16." if precision == "medium" else ".tf32.tf32.") in text
 
 
-@pytest.mark.parametrize(
-    ("dtype", "target", "instruction"),
-    [
-        (torch.float64, "sm_80", r"mma\.sync\S*\.f64\.f64"),
-        (torch.float64, "sm_90", r"mma\.sync\S*\.f64\.f64"),
-        (torch.float64, "gfx942", r"v_mfma_f64"),
-        *((dtype, target, MATRIX[target]) for dtype in (torch.float16, torch.bfloat16) for target in TARGETS),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("dtype", "target", "instruction"), other_types(NATIVE), ids=str)
 def test_other_types_run_on_the_matrix_units(dtype: torch.dtype, target: str, instruction: str) -> None:
     for storage in ("whole", "bitmap"):
         assert re.search(instruction, third_order(dtype, storage, "highest").ptx(target))
@@ -127,4 +111,4 @@ def test_memory_decides_which_operands_are_bitmaps(limit: int, bitmaps: list[boo
     )
     kernel = stc.compile("ijk,ljk->il", x, y, plan="bcb", memory_limit=limit, backend="triton")
     assert [tiles.bitmap for tiles in kernel.chain.pairs[0].path.program.view.pairs] == bitmaps
-    assert re.search(MATRIX["sm_80"], kernel.ptx("sm_80"))
+    assert re.search(NATIVE["sm_80"], kernel.ptx("sm_80"))

@@ -76,7 +76,7 @@ class Rates:
     task_bytes: float
     """Bytes of kept tasks a second: what is stored of each, a value read and a value added to."""
     ordered: float
-    """Seconds a task takes, where sums are ordered (`scalar.ordered`)."""
+    """Seconds a task takes, where sums are ordered (`scalar.waits`)."""
     expanded_bytes: float
     """Bytes a second of tasks that are made again at each call, `TASK_BYTES` each."""
     dense: dict[str, float]
@@ -93,9 +93,10 @@ class Rates:
     """Seconds of a call of torch, or of a launch."""
 
 
-# H200, float32 (`benchmarks/results/pair.json`): 290,950 pairs of 64 x 32 . 32 x 64 took 1.03 ms in tf32x3 and 0.445 in
-# tf32, 1.2 M pairs of 800 MB of blocks 4.7 and 3.4; dense products of 12 to 377 GFLOP went at 40 and at 75 to 110
-# TFLOP/s; 17 to 577 M tasks took 3.6 to 8.2 ps each, ordered ones 16 to 20.
+# H200, float32: 290,950 pairs of 64 x 32 . 32 x 64 took 1.03 ms in tf32x3 and 0.445 in tf32, 1.2 M pairs of 800 MB of
+# blocks 4.7 and 3.4; dense products of 12 to 377 GFLOP went at 40 and at 75 to 110 TFLOP/s; 17 to 577 M tasks took 3.6
+# to 8.2 ps each, ordered ones 16 to 20 (whole contractions: `benchmarks/results/pair.json`; each of these alone:
+# `benchmarks/results/switches.json`).
 GPU = Rates(
     task_bytes=2.2e12,
     ordered=18e-12,

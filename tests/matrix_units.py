@@ -1,0 +1,33 @@
+"""The targets that kernels are compiled for ahead of time, and what their matrix units' instructions are called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+CUDA = ("sm_80", "sm_90", "sm_100")
+TARGETS = (*CUDA, "gfx942")
+NATIVE = {
+    "sm_80": r"mma\.sync",
+    "sm_90": r"wgmma\.mma_async",
+    "sm_100": r"tcgen05\.mma",
+    "gfx942": r"v_mfma_",
+}
+"""What a product large enough for a target's own instruction takes."""
+MATRIX = NATIVE | {
+    "sm_90": r"wgmma\.mma_async|mma\.sync",
+    "sm_100": r"tcgen05\.mma|wgmma\.mma_async|mma\.sync",
+}
+"""The same of any product: a small one takes the instruction of an older GPU."""
+
+
+def other_types(instructions: Mapping[str, str]) -> list[tuple[torch.dtype, str, str]]:
+    """(dtype, target, instruction) of the floating types beside float32; of float64 on sm_100 nothing is asked."""
+    sixteen_bits = (torch.float16, torch.bfloat16)
+    return [
+        (torch.float64, "sm_80", r"mma\.sync\S*\.f64\.f64"),
+        (torch.float64, "sm_90", r"mma\.sync\S*\.f64\.f64"),
+        (torch.float64, "gfx942", r"v_mfma_f64"),
+        *((dtype, target, instructions[target]) for dtype in sixteen_bits for target in TARGETS),
+    ]
