@@ -29,8 +29,9 @@ from common import DEVICE, microseconds, record, relative_error, tensor
 import sparsetc as stc
 from sparsetc.pair.cut import Cut
 from sparsetc.pair.kernel import PairKernel
+from sparsetc.pair.meeting import Meeting
 from sparsetc.pair.step import PairStep
-from sparsetc.pair.symbolic import Matching, pattern_of
+from sparsetc.pair.symbolic import pattern_of
 
 CASES = (
     ("guanine_TEoo_3d", "guanine_TEoo_3d", "ijk,abk->ijab"),
@@ -80,7 +81,7 @@ class Case:
     def of(cls, tensors: str, equation: str, x: stc.SparseTensor, y: stc.SparseTensor) -> Case:
         """Contract in float64, and ask the cost model."""
         auto = {precision: stc.compile(equation, x, y, precision=precision).plan.name for precision in LIMIT}
-        tasks = stc.compile(equation, x, y).chain.pairs[0].matching.tasks
+        tasks = stc.compile(equation, x, y).chain.pairs[0].meeting.tasks
         return cls(tensors, equation, x, y, reference(equation, x, y), auto, tasks)
 
     def error(self, found: stc.SparseTensor, precision: str) -> float:
@@ -149,30 +150,28 @@ def unseen(x: stc.SparseTensor) -> stc.SparseTensor:
 
 def pairing(step: PairStep) -> None:
     """What meets: nonzeros, and blocks where the path is of blocks."""
-    m = step.matching
-    again = Matching.of(m.x, m.y, m.roles)
+    m = step.meeting
+    again = Meeting.of(m.x, m.y, m.roles)
     if step.path.name.startswith("bcb"):
         Cut.of(again)
 
 
 def symbolic(step: PairStep) -> None:
     """The pattern of the result."""
-    pattern_of(step.matching, step._path().places())
+    pattern_of(step.meeting, step._path().places())
 
 
-def live_values(kernel: PairKernel) -> list[torch.Tensor]:
-    """Values of the entries that meet any, of both operands of a step: what its path takes."""
+def entry_values(kernel: PairKernel) -> list[torch.Tensor]:
+    """Values of the entries of both operands of a step: what its path takes."""
     (step,) = kernel.chain.pairs
     given = [o.values for o in (kernel.operands[::-1] if step.swapped else kernel.operands)]
-    m = step.matching
-    sides = zip((m.x, m.y), given, (m.x_entry, m.y_entry), strict=True)
-    return [side.values(values).index_select(0, entry) for side, values, entry in sides]
+    return [side.values(values) for side, values in zip((step.meeting.x, step.meeting.y), given, strict=True)]
 
 
 def phases(kernel: PairKernel) -> dict[str, float]:
     """Times of the phases of a contraction of two operands."""
     (step,) = kernel.chain.pairs
-    x, y = live_values(kernel)
+    x, y = entry_values(kernel)
     numeric = microseconds(lambda: step.path.run(x, y))
     return {
         "us": round(microseconds(kernel), 1),
@@ -184,8 +183,8 @@ def phases(kernel: PairKernel) -> dict[str, float]:
 
 def stored(step: PairStep) -> dict[str, int]:
     """Bytes of both operands, values included, as blocks and as coordinates."""
-    m, itemsize = step.matching, step.dtype.itemsize
-    sizes = [(len(side.letters), live.numel()) for side, live in ((m.x, m.x_entry), (m.y, m.y_entry))]
+    m, itemsize = step.meeting, step.dtype.itemsize
+    sizes = [(len(side.letters), live.numel()) for side, live in ((m.x, m.x_key), (m.y, m.y_key))]
     values = sum(n for _, n in sizes) * itemsize
     return {
         "bcb_bytes": step.cut.x.nbytes + step.cut.y.nbytes + values,
@@ -216,7 +215,7 @@ def plan_rows(case: Case, plan: str | stc.BcbPlan) -> list[dict[str, Any]]:
                 "pairs": step.cut.pairs.tasks,
                 **phases(k),
                 "compile_ms": round(compiling, 1),
-                "expected_us": round(1e6 * (dict(step.question.expected())[k.plan.name] or 0), 1),
+                "expected_us": round(1e6 * (dict(step.question.expected()).get(k.plan.name) or 0), 1),
                 "error": error,
                 "auto": case.auto[precision],
                 **stored(step),

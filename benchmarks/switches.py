@@ -26,7 +26,7 @@ from unittest import mock
 import synthetic
 import torch
 from common import DEVICE, SYNTHETIC, factors, kernel_microseconds, microseconds, record, relative_error, tensor
-from pair import live_values, reference
+from pair import entry_values, reference
 from ttmc import reference as ttmc_reference
 
 import sparsetc as stc
@@ -115,7 +115,7 @@ def sums_row(tensors: str, equation: str, x: stc.SparseTensor, y: stc.SparseTens
     expected, us = reference(equation, x, y), {}
     for form in ("atomic", "ordered"):
         k = stc.compile(equation, x, y, plan="scalar", precision="highest")
-        (step,), values = k.chain.pairs, live_values(k)
+        (step,), values = k.chain.pairs, entry_values(k)
         with mock.patch.object(scalar, "waits", lambda *_, form=form: form == "ordered"):
             error = relative_error(k().values, expected)  # the first call decides
         assert error < ERROR["highest"], (tensors, equation, form, error)
@@ -181,7 +181,7 @@ def blocks_of(k: stc.PairKernel) -> Row:
     path = k.chain.pairs[0].path
     assert isinstance(path, BlockPath)
     cut = path.cut
-    whole = [own.whole(values) for own, values in zip((cut.x, cut.y), live_values(k), strict=True)]
+    whole = [own.whole(values) for own, values in zip((cut.x, cut.y), entry_values(k), strict=True)]
 
     def launch() -> None:
         for b in path._buffers:

@@ -202,9 +202,7 @@ class Question:
         return self.backend == "triton" and self.dtype.is_floating_point
 
     def expected(self) -> Expected:
-        """The paths with their expected seconds; the hybrid one where there is a threshold that parts blocks, and time for
-        its launches.
-        """
+        """The paths with their expected seconds; the hybrid one where a threshold parts blocks, and its launches pay."""
         found = {
             "scalar": self._scalar_seconds(self.meeting.tasks),
             "dense": self._dense_seconds(),
