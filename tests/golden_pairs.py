@@ -17,6 +17,7 @@ CASES: dict[str, tuple[str, torch.dtype, str | stc.BcbPlan, str]] = {
     "one_mode_bitmap": ("ijk,klm->ijlm", torch.float32, stc.plan_bcb(storage="bitmap"), "triton"),
     "two_modes_ragged": ("ijk,ljk->il", torch.float16, stc.plan_bcb(i=8, l=8), "triton"),
     "ragged_bitmap": ("ijk,ljk->il", torch.float32, stc.plan_bcb("bitmap", i=8, l=16, j=2, k=2), "triton"),
+    "blocks_by_nonzeros": ("ijk,klm->ijlm", torch.float32, stc.plan_bcb(formats=("bcb", "coo")), "triton"),
     "nothing_free": ("ijk,ijk->", torch.float32, "bcb", "triton"),
     "batch_integers": ("bij,bjk->bik", torch.int64, "bcb", "triton"),
     "one_mode_torch": ("ijk,klm->ijlm", torch.float32, "bcb", "torch"),

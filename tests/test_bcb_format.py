@@ -38,9 +38,10 @@ def check(coords: torch.Tensor, shape: tuple[int, ...], sides: tuple[int, ...] |
     assert torch.equal(packed.starts, torch.cat([torch.zeros(1), (whole != 0).sum(1).cumsum(0)]).long())
     # Formula (8), with each index in a whole word, and a bitmap in whole bytes.
     index = 8 * sum(a.element_size() for a in packed.words.values())
-    assert packed.nbytes * 8 == (index + max(8, packed.volume)) * packed.blocks
+    bitmap = max(8, packed.volume) if packed.volume > 1 else 0
+    assert packed.nbytes * 8 == (index + bitmap) * packed.blocks
     exact = storage_bits(shape, packed.sides, packed.blocks, nnz)
-    assert exact <= packed.nbytes * 8 + 32 * nnz
+    assert exact <= packed.nbytes * 8 + 32 * nnz + (packed.blocks if packed.volume == 1 else 0)
     return packed
 
 

@@ -496,6 +496,31 @@ def test_sides_of_letters_that_a_contraction_of_two_does_not_have() -> None:
         check_pair(equation, operands(equation), plan=stc.plan_bcb(i=2, j=2))
 
 
+@pytest.mark.parametrize("formats", [("bcb", "coo"), ("coo", "bcb"), ("coo", "coo")], ids=str)
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_operands_differ_in_format(name: str, formats: tuple[str, str]) -> None:
+    """One operand's nonzeros, each with its coordinates, meet the other's blocks, or nonzeros."""
+    for pattern in ("skewed", "dense"):
+        check_pair(EQUATIONS[name], operands(EQUATIONS[name], pattern), plan=stc.plan_bcb(formats=formats))
+
+
+def test_formats_follow_the_operands_of_the_equation() -> None:
+    for equation, swapped in (("ijk,kl->ijl", False), ("ijk,kl->lij", True)):
+        x, y = operands(equation, sizes={**SIZES, "i": 20, "j": 20, "k": 30, "l": 40})
+        kernel = stc.compile(equation, x, y, plan=stc.plan_bcb(formats=("bcb", "coo")))
+        (step,) = kernel.chain.pairs
+        assert step.swapped == swapped
+        blocks, single = (step.cut.y, step.cut.x) if swapped else (step.cut.x, step.cut.y)
+        assert blocks.sides in ((8, 8, 1), (1, 8, 8))
+        assert single.sides == (1, 1)
+        assert single.blocks == single.nnz  # of those that meet anything
+        assert (blocks.format, single.format) == ("bcb", "coo")
+        assert single.nbytes == 4 * single.nnz  # its coordinates, and no bitmap
+        assert sorted(
+            p.format for p in stc.compile(equation, x, y, plan=stc.plan_bcb(formats=("bcb", "coo"))).plan.parts
+        ) == ["bcb", "coo"]
+
+
 def test_paths_of_torch_have_no_ptx() -> None:
     kernel = stc.compile("ij,jk->ik", *operands("ij,jk->ik"), plan="dense")
     with pytest.raises(stc.PlanError, match="no PTX"):
@@ -517,8 +542,12 @@ def test_errors_before_anything_runs() -> None:
         stc.einsum("ij,jk->ik", x, y, plan=stc.plan_bcb(z=8, q=4, i=4))
     with pytest.raises(stc.PlanError, match="blocks of 512 x 16 and 16 x 512 positions are too large"):
         stc.einsum("ij,jk->ik", x, y, plan=stc.plan_bcb(i=512, j=16, k=512))
-    with pytest.raises(stc.PlanError, match="storage must be one of"):
-        stc.plan_bcb(storage="dense")
+    for storage in ("dense", ("whole",), ("whole", "dense")):
+        with pytest.raises(stc.PlanError, match="storage must be one of"):
+            stc.plan_bcb(storage=storage)
+    for formats in (("bcb",), ("csr", "bcb"), ("bcb", "bcb", "coo")):
+        with pytest.raises(stc.PlanError, match='formats must be "bcb" or "coo"'):
+            stc.plan_bcb(formats=formats)
     with pytest.raises(stc.DtypeError, match="operand 2 has dtype"):
         stc.einsum("ij,jk->ik", x, y.to(torch.float32))
     with pytest.raises(stc.ShapeError, match="index 'j'"):

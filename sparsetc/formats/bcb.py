@@ -62,11 +62,17 @@ class Blocks:
         return min(64, max(8, self.volume))
 
     @property
+    def format(self) -> str:
+        """``bcb``, or ``coo`` where blocks have one position: a word of coordinates and a value each."""
+        return "bcb" if self.volume > 1 else "coo"
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of words and bitmaps: formula (8) without its last term, each index rounded up to its word."""
-        grid = tiles_along(self.shape, self.sides)
-        own = words.widths(words.fields(range(len(self.shape)), grid, "word"))
-        return self.blocks * (sum(own) + -(-self.volume // self.word) * self.word // 8)
+        """Bytes of words and bitmaps: formula (8) without its last term, each index rounded up to its word; blocks of
+        one position need no bitmap.
+        """
+        bitmap = -(-self.volume // self.word) * self.word // 8 if self.volume > 1 else 0
+        return self.blocks * (sum(words.widths(self.fields)) + bitmap)
 
     @cached_property
     def words(self) -> dict[str, torch.Tensor]:

@@ -72,7 +72,7 @@ def lower_pairs(
     program = TileProgram(
         equation=equation,
         number=0,
-        format="bcb x bcb",
+        format=" x ".join("bcb" if tiles.volume > 1 else "coo" for tiles in stored),
         view=View(0, (), (), (), False, 1, pairs=tuple(stored)),
         letters=tuple(a.letter for a in axes),
         axes=axes,

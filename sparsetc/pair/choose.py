@@ -6,7 +6,7 @@ type has no kernel for, is left out under ``plan="auto"`` and refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -41,32 +41,54 @@ HYBRID_LAUNCHES = 2 * PATH_LAUNCHES + MERGE_LAUNCHES
 
 @dataclass(frozen=True)
 class BcbPlan:
-    """``bcb``, or ``bcb+scalar``, with sides, a storage or a threshold of one's own; what `plan_bcb` returns."""
+    """``bcb``, or ``bcb+scalar``, with sides, a storage, a threshold or formats of one's own: from `plan_bcb`."""
 
     sides: tuple[tuple[str, int], ...] = ()
-    storage: str = "auto"
+    storage: str | tuple[str, str] = "auto"
     threshold: int | None = None
+    formats: tuple[str, str] = ("bcb", "bcb")
+
+    @property
+    def storages(self) -> tuple[str, str]:
+        """Of each operand, in the equation's order."""
+        return (self.storage, self.storage) if isinstance(self.storage, str) else self.storage
+
+    def sides_of(self, terms: Sequence[Sequence[str]]) -> dict[str, int]:
+        """Sides by letter, for operands of these letters: an operand in ``coo`` has blocks of one position."""
+        single = [c for term, name in zip(terms, self.formats, strict=True) if name == "coo" for c in term]
+        return dict(self.sides) | dict.fromkeys(single, 1)
 
 
-def plan_bcb(storage: str = "auto", threshold: int | None = None, **sides: int) -> BcbPlan:
+def plan_bcb(
+    storage: str | tuple[str, str] = "auto",
+    threshold: int | None = None,
+    formats: tuple[str, str] = ("bcb", "bcb"),
+    **sides: int,
+) -> BcbPlan:
     """Blocks with sides given by letter, as in ``plan_bcb(i=8, j=8, k=32)``; those not named are chosen.
 
     Args:
         storage: how a GPU reads blocks: ``"whole"``, ``"bitmap"`` (bits and packed values, section III-D), or
             ``"auto"``: whole unless that takes more than a quarter of the memory limit, when the larger operand, or
-            both, are bitmaps. Integers are read whole, and so is everything on the CPU.
+            both, are bitmaps. A pair names one for each operand, in the equation's order. Integers are read whole, and
+            so is everything on the CPU.
         threshold: nonzeros from which a block of the first operand in the result is multiplied as a block; those of the
             others are multiplied one by one (``bcb+scalar``). None multiplies all as blocks.
+        formats: ``"bcb"`` or ``"coo"`` for each of the two operands, in the equation's order. A nonzero in ``coo``
+            meets blocks that have side 1 along the letters that both operands have, and scales them.
         sides: powers of two; letters that both operands keep have side 1 whatever is given.
     """
-    if storage not in STORAGES:
-        raise PlanError(f"storage must be one of {', '.join(STORAGES)}, found {storage!r}")
+    found = BcbPlan(tuple(sorted(sides.items())), storage, threshold, formats)
+    if not set(found.storages) <= set(STORAGES) or len(found.storages) != 2:
+        raise PlanError(f"storage must be one of {', '.join(STORAGES)}, or a pair of them, found {storage!r}")
     if threshold is not None and (not isinstance(threshold, int) or threshold < 1):
         raise PlanError(f"threshold must be a number of nonzeros, 1 or more, found {threshold!r}")
     for letter, side in sides.items():
         if not isinstance(side, int) or side < 1 or side & (side - 1):
             raise PlanError(f"the side of {letter!r} must be a power of two, found {side!r}")
-    return BcbPlan(tuple(sorted(sides.items())), storage, threshold)
+    if len(formats) != 2 or not set(formats) <= {"bcb", "coo"}:
+        raise PlanError(f'formats must be "bcb" or "coo" for each of two operands, found {formats!r}')
+    return found
 
 
 @dataclass(frozen=True)
@@ -147,6 +169,8 @@ class Question:
     backend: str
     settings: Options
     budget: Budget
+    swapped: bool = False
+    """Whether x is the equation's second operand."""
 
     @property
     def width(self) -> int:
@@ -175,15 +199,15 @@ class Question:
         Blocks that do not fill a word of bits are read whole.
         """
         wanted = self.settings.plan
-        asked = wanted.storage if isinstance(wanted, BcbPlan) else "auto"
-        if asked == "bitmap":
-            own = (True, True)
-        else:
-            own = self._largest(work or self.cut().work) if asked == "auto" and self._has_bitmaps() else WHOLE
+        asked = wanted.storages if isinstance(wanted, BcbPlan) else ("auto", "auto")
+        x, y = reversed(asked) if self.swapped else asked
+        own = (x == "bitmap", y == "bitmap")
+        if x == y == "auto":
+            own = self._largest(work or self.cut().work) if self._has_bitmaps() else WHOLE
         if own == WHOLE:
             return own
-        x, y = (b and blocks.volume >= WORD for b, blocks in zip(own, (self.cut().x, self.cut().y), strict=True))
-        return x, y
+        cut = self.cut()
+        return own[0] and cut.x.volume >= WORD, own[1] and cut.y.volume >= WORD
 
     def _largest(self, work: BlockWork) -> Bitmaps:
         x, y = work.elements
@@ -202,7 +226,7 @@ class Question:
         return self.backend == "triton" and self.dtype.is_floating_point
 
     def expected(self) -> Expected:
-        """The paths with their expected seconds; the hybrid one where a threshold parts blocks, and its launches pay."""
+        """The paths with their expected seconds; the hybrid where a threshold parts blocks, and its launches pay."""
         found = {
             "scalar": self._scalar_seconds(self.meeting.tasks),
             "dense": self._dense_seconds(),

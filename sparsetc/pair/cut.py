@@ -128,10 +128,12 @@ class Cut:
             bitmaps: whether a dot reads each operand's blocks as bits and packed values.
             rows: most blocks of the result that are made at a time.
         """
-        r, c, _ = self.extents
-        triton, dot = backend == "triton", dtype.is_floating_point or dtype.is_complex
+        r, c, k = self.extents
+        triton, floats = backend == "triton", dtype.is_floating_point or dtype.is_complex
+        # Over one inner position there is nothing to add up: a dot would multiply its padding fifteen times of sixteen.
+        dot = floats and not (triton and k == 1)
         how = {"highest": "tf32x3", "high": "tf32", "medium": "bf16"}[precision] if dtype == torch.float32 else "ieee"
-        schedule = Schedule(warps=8 if r * c > 64 * 64 else 4, dot=dot, precision=how)
+        schedule = Schedule(warps=8 if r * c > 64 * 64 else 4 if r * c > 64 else 1, dot=dot, precision=how)
         wide = max(operand.blocks * operand.volume for operand in (self.x, self.y)) > NARROW
         return lower_pairs(
             equation,

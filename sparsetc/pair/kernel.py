@@ -203,7 +203,7 @@ def _stored(path: NumericPath, m: Meeting) -> list[tuple[str, Side, int, int]]:
     if isinstance(path, HybridPath):
         return [part for half in path.halves for part in _stored(half.path, half.share.part)]
     if isinstance(path, BlockPath):
-        return [("bcb", side, own.nnz, own.nbytes) for side, own in ((m.x, path.cut.x), (m.y, path.cut.y))]
+        return [(own.format, side, own.nnz, own.nbytes) for side, own in ((m.x, path.cut.x), (m.y, path.cut.y))]
     stored = "coo" if isinstance(path, ScalarPath) else "strided"
     entries = ((m.x, m.x_key.numel()), (m.y, m.y_key.numel()))
     return [(stored, side, n, side.nbytes if stored == "coo" else 0) for side, n in entries]

@@ -90,8 +90,10 @@ class PairStep:
         self.budget.check_least(self.meeting)
         self.backend = "torch" if self.dtype.is_complex else settings.effective_backend(self.device)
         plan = settings.plan
-        forms = self.forms = Forms(self.meeting, dict(plan.sides) if isinstance(plan, BcbPlan) else None)
-        self.question = Question(self.meeting, lambda: forms.cut, self.dtype, self.backend, settings, self.budget)
+        forms = self.forms = Forms(self.meeting, plan.sides_of(terms) if isinstance(plan, BcbPlan) else None)
+        self.question = Question(
+            self.meeting, lambda: forms.cut, self.dtype, self.backend, settings, self.budget, self.swapped
+        )
         self.choice: Choice = choose(self.question)
         self.path: NumericPath = self._path()
         places = self.path.places()

@@ -14,6 +14,10 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 PATHS = ("auto", "scalar", "dense", stc.plan_bcb(storage="whole"), stc.plan_bcb(storage="bitmap"))
+STORED_DIFFERENTLY = (
+    *(stc.plan_bcb(formats=formats) for formats in (("bcb", "coo"), ("coo", "bcb"))),
+    *(stc.plan_bcb(storage=storage) for storage in (("whole", "bitmap"), ("bitmap", "whole"))),
+)
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64)
 
 
@@ -40,6 +44,13 @@ def test_equation(name: str, plan: str | stc.BcbPlan) -> None:
 def test_dtype(plan: str | stc.BcbPlan, dtype: torch.dtype) -> None:
     check("ijk,klm->ijlm", dtype, plan, i=20, j=20, k=70, l=20)
     check("bij,bjk->bik", dtype, plan, i=20, j=70)
+
+
+@pytest.mark.parametrize("plan", STORED_DIFFERENTLY, ids=str)
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_operands_stored_differently(name: str, plan: stc.BcbPlan) -> None:
+    check(EQUATIONS[name], torch.float32, plan)
+    check(EQUATIONS[name], torch.float64, plan, i=20, j=20, k=70, l=20)
 
 
 @pytest.mark.parametrize("threshold", [2, 3])

@@ -54,6 +54,23 @@ def test_sides(storage: str, sides: tuple[int, int, int]) -> None:
     check_pair("ijk,ljk->il", given, plan=plan)
 
 
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"formats": ("bcb", "coo")},
+        {"formats": ("coo", "bcb")},
+        {"storage": ("whole", "bitmap")},
+        {"storage": ("bitmap", "whole")},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["one-mode", "two-modes", "batch-last", "inner", "elementwise", "outer-permuted"])
+def test_operands_stored_differently(name: str, plan: dict[str, tuple[str, str]]) -> None:
+    for pattern in ("skewed", "dense"):
+        given = operands(EQUATIONS[name], pattern, torch.float32)
+        assert "import triton" in check_pair(EQUATIONS[name], given, plan=stc.plan_bcb(**plan)).source
+
+
 @pytest.mark.parametrize("storage", STORAGES)
 def test_a_long_run_of_pairs_is_shared_by_programs(storage: str) -> None:
     """40 pairs of blocks for each of 4 blocks of the result, 3 a program."""
