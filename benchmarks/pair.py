@@ -172,7 +172,7 @@ def phases(kernel: PairKernel) -> dict[str, float]:
     """Times of the phases of a contraction of two operands."""
     (step,) = kernel.chain.pairs
     x, y = entry_values(kernel)
-    numeric = microseconds(lambda: step.path.run(x, y))
+    numeric = microseconds(lambda: step.path.run(x, y, step.path.parts(x, y)))
     return {
         "us": round(microseconds(kernel), 1),
         "numeric_us": round(numeric, 1),

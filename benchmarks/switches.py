@@ -180,20 +180,17 @@ def blocks_of(k: stc.PairKernel) -> Row:
     """The time of the launches, and what it makes a pair and an operation; padding is multiplied too."""
     path = k.chain.pairs[0].path
     assert isinstance(path, BlockPath)
-    cut = path.cut
-    whole = [own.whole(values) for own, values in zip((cut.x, cut.y), entry_values(k), strict=True)]
-
-    def launch() -> None:
-        for b in path._buffers:
-            path.launch([b.ptr, path.tasks.x, path.tasks.y, *whole], (b.first, b.last))
-
-    us, pairs = microseconds(launch), cut.pairs.tasks
+    cut, values = path.cut, entry_values(k)
+    with mock.patch.object(path, "_multiplied", wraps=path._multiplied) as multiplied:
+        list(path._made(*values, path.parts(*values)))
+    launch, arrays = multiplied.call_args.args
+    us, pairs = microseconds(lambda: list(path._multiplied(launch, arrays))), cut.pairs.tasks
     flops = 2 * pairs * prod(max(MIN_DOT, n) for n in cut.extents)
     return {
-        "precision": path.precision,
+        "precision": launch.program.precision,
         "pairs": pairs,
         "rows_columns_inner": cut.extents,
-        "block_bytes": sum(w.numel() * w.element_size() for w in whole),
+        "block_bytes": sum(a.numel() * a.element_size() for a in arrays[0]),
         "us": round(us, 1),
         "pairs_a_second": round(1e6 * pairs / us),
         "tflops": round(flops / us / 1e6, 1),

@@ -37,7 +37,32 @@ def test_blocks_run_on_the_matrix_units(storage: str, precision: str, target: st
         assert target in text
         assert not re.search(r"\.local\b", text)
     if target == "sm_80":
-        assert (".bf16.bf16." if precision == "medium" else ".tf32.tf32.") in text
+        highest = ".f16.f16." if storage == "whole" else ".tf32.tf32."
+        assert {"medium": ".bf16.bf16.", "high": ".tf32.tf32.", "highest": highest}[precision] in text
+
+
+def test_pairs_in_parts_are_summed_outside_of_the_dots() -> None:
+    """Three dots of 16-bit parts from zero, then additions of IEEE float32."""
+    text = third_order(torch.float32, "whole", "highest").ptx("sm_90")
+    dots = re.findall(r"wgmma\.mma_async\.\S+\.f32\.f16\.f16", text)
+    assert len(dots) == len(re.findall(r"wgmma\.mma_async", text)) == 3 * 2  # 32 positions, 16 a turn
+    each = 64 * 64 // 128
+    assert len(re.findall(r"\bfma\.rn\.f32", text)) == len(re.findall(r"\badd(?:\.rn)?\.f32", text)) == each
+    assert "v_mfma_f32" in third_order(torch.float32, "whole", "highest").ptx("gfx942")
+
+
+def test_what_makes_parts_compiles() -> None:
+    from sparsetc.codegen import split_kernels
+    from sparsetc.codegen.launch import assembled
+
+    types = {"values": "*fp32", "at": "*i64", "line": "*i32", "most": "*i32", "verdict": "*i32"}
+    types |= {"high": "*fp16", "low": "*fp16", "scales": "*fp32"}
+    for kernel in (split_kernels.find_most, split_kernels.split):
+        given = [types.get(name, "i32") for name in kernel.arg_names]
+        for target in ("sm_80", "sm_90", "sm_100"):
+            text = assembled(lambda _, kernel=kernel: kernel, given, target, 4, 3).asm["ptx"]
+            assert ".max.s32" in text
+            assert not re.search(r"\.local\b", text)
 
 
 @pytest.mark.parametrize(("dtype", "target", "instruction"), other_types(NATIVE), ids=str)

@@ -12,27 +12,32 @@ import sympy
 import torch
 from cases import random_sparse
 from hypothesis import given, settings
-from tile_pairs import FOLDS, NOTHING_FREE, ONE_MODE, RAGGED, DrawnTiles, drawn_tiles
+from tile_pairs import FOLDS, NOTHING_FREE, ONE_MODE, RAGGED, DrawnTiles, drawn_tiles, error, spread_tiles
 
 import sparsetc as stc
 from sparsetc.codegen import torch as torch_source
 from sparsetc.codegen.header import header
 from sparsetc.codegen.launch_pairs import TorchPairs
+from sparsetc.codegen.split_pairs import EXACT
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir import view as views
 from sparsetc.ir.cost import FIBERS, ITEMS, STORED, WIDTH, Statistics, cost
 from sparsetc.ir.interpret import run_program
 from sparsetc.ir.lower_pairs import Fold, lower_pairs
 from sparsetc.ir.operands import Target
-from sparsetc.ir.plan import Schedule
-from sparsetc.ir.tile import Add, Loop, Position, Product, Row, Statement, Tile, TileProgram, Value, verify, walk
+from sparsetc.ir.plan import F16X3, Schedule
+from sparsetc.ir.rates import Rates
+from sparsetc.ir.tile import Add, Loop, Position, Product, Row, Scale, Statement, Tile, TileProgram, Value, verify, walk
 from sparsetc.ir.view import ITEM, LANE, LEAF, Field, Tiles, View
 
 
 def run(case: DrawnTiles) -> torch.Tensor:
     """What the runner makes of a case, on poisoned memory."""
     program, arrays = case.program, dict(zip(case.program.arrays, case.arrays(), strict=True))
-    values = tuple(arrays.pop(f"{name}_values").flatten() for name in ("x", "y"))
+    if case.parts:
+        values = tuple(torch.stack([arrays.pop(f"{n}_{part}_values") for part in ("high", "low")]) for n in ("x", "y"))
+    else:
+        values = tuple(arrays.pop(f"{name}_values").flatten() for name in ("x", "y"))
     out = torch.full((len(case.pairs), program.width), float("nan"), dtype=torch.float64)
     run_program(program, arrays, values, [], out, len(case.pairs), 0)
     return out.view_as(case.expected())
@@ -51,6 +56,25 @@ def test_a_program_over_pairs_prints_as_its_grammar_says() -> None:
         "    x[ij,k] = expand X.tile[pair_x]",
         "    y[l,k] = expand Y.tile[pair_y]",
         '    total[ij,l] += einsum "ijk,lk->ijl" x, y  # dot over k, ieee',
+        "  store Z[item, ij, l] total[ij,l]",
+    ]
+
+
+def test_tiles_in_parts_are_scaled_once_a_block() -> None:
+    assert str(DrawnTiles(ONE_MODE, parts=True).program).splitlines() == [
+        'tile program  "x,y->z"  part 0: bcb x bcb, pairs of dense tiles of 32x16 in parts and dense tiles of 16x16 in '
+        "parts",
+        "  item over pair_ptr",
+        "  axes ij = 32 (i:8 j:4), l = 16, k = 16",
+        "  total[ij,l] = 0",
+        "  loop pairs of the item",
+        "    x[ij,k] = load X.tile[pair_x]  # high and low parts",
+        "    y[l,k] = load Y.tile[pair_y]  # high and low parts",
+        '    total[ij,l] += einsum "ijk,lk->ijl" x, y  # dot over k, f16x3',
+        "  x_scale[ij] = load X.scale[item_x]",
+        "  y_scale[l] = load Y.scale[item_y]",
+        '  total[ij,l] = einsum "ijl,ij->ijl" total, x_scale  # multiply',
+        '  total[ij,l] = einsum "ijl,l->ijl" total, y_scale  # multiply',
         "  store Z[item, ij, l] total[ij,l]",
     ]
 
@@ -83,6 +107,8 @@ def test_a_view_of_pairs_names_the_arrays_of_both_operands() -> None:
     assert DrawnTiles(ONE_MODE).program.arrays == whole
     bitmap = DrawnTiles(ONE_MODE, bitmap=True).program.arrays
     assert bitmap == (*whole[:3], "x_value_ptr", "x_bits", "x_values", "y_value_ptr", "y_bits", "y_values")
+    own = [f"{name}_{array}" for name in ("x", "y") for array in ("high_values", "low_values", "scales")]
+    assert DrawnTiles(ONE_MODE, parts=True).program.arrays == (*whole[:3], "item_x", "item_y", *own)
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -142,6 +168,38 @@ def test_terms_that_do_not_fit_the_tiles_are_refused() -> None:
         verify(replace(program, terms=(("l", "k"), ("l", "k"))))
 
 
+X_SCALE = Scale(Tile("x_scale", ("ij",), ITEM), "x")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: [replace(s, out=replace(s.out, axes=("k",)))] if isinstance(s, Scale) else [s], "of the rows of"),
+        (lambda s: [replace(s, body=(X_SCALE, *s.body))] if isinstance(s, Loop) else [s], "the same for all pairs"),
+        (lambda s: [] if isinstance(s, Scale) else [s], "x_scale is not made before it"),
+    ],
+)
+def test_faulty_scales_are_refused(change: Callable[[Statement], list[Statement]], message: str) -> None:
+    program = DrawnTiles(ONE_MODE, parts=True).program
+    verify(program)
+    with pytest.raises(PlanError, match=message):
+        verify(changed(program, change))
+
+
+def test_only_dots_in_f16x3_multiply_parts() -> None:
+    whole, parts = DrawnTiles(ONE_MODE).program, DrawnTiles(ONE_MODE, parts=True).program
+    for program in (replace(whole, precision=F16X3), replace(parts, precision="tf32x3")):
+        with pytest.raises(PlanError, match="x: tiles in parts are multiplied by dots in f16x3, and only they"):
+            verify(program)
+    with pytest.raises(PlanError, match="tiles in parts"):
+        lower_pairs("x,y->z", ONE_MODE, Schedule(dot=False, precision=F16X3), Target())
+    with pytest.raises(FormatError, match="stored whole"):
+        lower_pairs("x,y->z", ONE_MODE, Schedule(precision=F16X3), Target(), bitmaps=(True, False))
+    one = replace(whole, view=replace(whole.view, pairs=()), precision=F16X3)
+    with pytest.raises(PlanError, match="f16x3 multiplies parts"):
+        verify(replace(one, body=(one.body[0], one.body[-1])))
+
+
 TILES = Tiles(sides=(4, 8), sequence=(0, 1))
 
 
@@ -155,6 +213,7 @@ TILES = Tiles(sides=(4, 8), sequence=(0, 1))
         (View(0, (), (), (), False, 1, pairs=(TILES, replace(TILES, sides=(4, 3)))), r"powers of two, found \(4, 3\)"),
         (View(0, (), (), (), False, 1, pairs=(TILES, replace(TILES, sequence=(0, 0)))), "by every mode once"),
         (View(0, (), (), (), False, 1, pairs=(TILES, replace(TILES, bitmap=True, word=64))), "8, 16 or 32 bits"),
+        (View(0, (), (), (), False, 1, pairs=(TILES, replace(TILES, parts=True))), "tiles in parts are those of both"),
     ],
 )
 def test_a_faulty_view_is_refused(view: View, message: str) -> None:
@@ -195,6 +254,19 @@ def test_any_tiles_agree_with_einsum(case: DrawnTiles) -> None:
     assert torch.equal(found.view_as(case.expected()).double(), case.expected())
 
 
+@pytest.mark.parametrize("name", FOLDS)
+def test_the_runner_multiplies_parts(name: str) -> None:
+    case = DrawnTiles(FOLDS[name], parts=True, dtype=torch.float32)
+    assert torch.equal(run(case), case.expected())
+
+
+@settings(max_examples=60, deadline=None)
+@given(spread_tiles())
+def test_parts_are_as_exact_as_float32(case: DrawnTiles) -> None:
+    assert int(case.split().verdict) == EXACT
+    assert error(run(case), case) < 1e-6
+
+
 def test_the_runner_wants_its_arrays() -> None:
     case = DrawnTiles(ONE_MODE)
     with pytest.raises(FormatError, match="reads array pair_ptr, pair_x, pair_y, which is not given"):
@@ -210,8 +282,9 @@ def test_the_torch_program_takes_pairs_of_a_part_of_the_list() -> None:
 
 
 def test_the_torch_program_reads_no_bitmaps() -> None:
-    with pytest.raises(PlanError, match="whole tiles"):
-        torch_source.module_source((DrawnTiles(ONE_MODE, bitmap=True).program,), "")
+    for case in (DrawnTiles(ONE_MODE, bitmap=True), DrawnTiles(ONE_MODE, parts=True)):
+        with pytest.raises(PlanError, match="whole tiles"):
+            torch_source.module_source((case.program,), "")
 
 
 def test_the_program_of_a_kernel_is_the_one_that_runs() -> None:
@@ -257,11 +330,23 @@ def test_the_counts_of_multiplied_pairs_and_of_bitmaps() -> None:
     assert sympy.expand(cost(DrawnTiles(RAGGED, bitmap=True).program).expanded - (4 + 32) * 4 * FIBERS) == 0
 
 
+def test_the_counts_of_pairs_in_parts() -> None:
+    """Those of whole tiles, and scales: read, and multiplied in twice, once a block of the result."""
+    whole, parts = (cost(DrawnTiles(RAGGED, parts=p).program) for p in (False, True))
+    assert parts.dot == whole.dot
+    assert sympy.expand(parts.multiply - 2 * 2 * 16 * 32 * ITEMS) == 0
+    assert sympy.expand(parts.registers - whole.registers - 4 * (4 + 32) * ITEMS) == 0
+    assert sympy.expand(parts.stream - whole.stream - 2 * 4 * ITEMS) == 0
+    assert Rates().matrix("f16x3") == dict(Rates().dot)["bf16"] / 3
+
+
 def test_the_header_says_how_tiles_are_stored() -> None:
     text = header((DrawnTiles(ONE_MODE, bitmap=True).program,), "triton")
     assert "Z[item, ij, l] = the sum, over the item's pairs of tiles, of the product of X[ij, k] and Y[l, k]" in text
     assert re.search(r"x_values\[x_value_ptr\[tile\] \+ n\], at the n-th bit set in x_bits\[tile \* 16\]", text)
     assert "16384*L inside" in text
+    text = header((DrawnTiles(ONE_MODE, parts=True).program,), "triton")
+    assert "X = x_scales[item_x[item] * 32 + ij] * (x_high_values + x_low_values / 2048), float16 in rows" in text
 
 
 def test_what_a_program_says_of_itself() -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from hypothesis import strategies as st
 
+from sparsetc.codegen.split_pairs import Parts, Places, split
 from sparsetc.formats.bits import packed_bits
 from sparsetc.ir.lower_pairs import Fold, lower_pairs
 from sparsetc.ir.operands import MIN_DOT, Target
-from sparsetc.ir.plan import Schedule
+from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.tile import TileProgram
 from sparsetc.ir.view import Tiles
 
@@ -39,15 +40,22 @@ class DrawnTiles:
     wide: bool = False
     least: int = MIN_DOT
     seed: int = 0
+    parts: bool = False
+    """Tiles are stored in parts; those of an item are then of one row of tiles."""
+    given: tuple[torch.Tensor, torch.Tensor] | None = None
+    """Operands of one's own, (tiles, free, inner)."""
 
     @property
     def program(self) -> TileProgram:
-        schedule, target = Schedule(dot=self.dot), Target(rows=len(self.pairs), wide=self.wide)
+        schedule = Schedule(dot=self.dot, precision=F16X3 if self.parts else "ieee")
+        target = Target(rows=len(self.pairs), wide=self.wide)
         bitmaps = (self.bitmap and not self.mixed, self.bitmap)
         return lower_pairs("x,y->z", self.folds, schedule, target, bitmaps=bitmaps, least=self.least)
 
     def operands(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(tiles, free, inner) of both, small whole numbers, many of them 0."""
+        if self.given is not None:
+            return self.given
         g = torch.Generator().manual_seed(self.seed)
         made = []
         for count, tiles in zip(self.tiles, self.program.view.pairs, strict=True):
@@ -60,10 +68,25 @@ class DrawnTiles:
         g = torch.Generator().manual_seed(self.seed + 1)
         ptr = torch.tensor([0, *self.pairs]).cumsum(0)
         numbers = [torch.randint(0, n, (sum(self.pairs),), generator=g).int() for n in self.tiles]
+        if self.parts:
+            owner = torch.repeat_interleave(torch.arange(len(self.pairs)), torch.diff(ptr)).int()
+            numbers = [_in_line(n, owner, tiles) for n, tiles in zip(numbers, self.tiles, strict=True)]
         return [ptr, *numbers]
+
+    def split(self) -> Parts:
+        """The operands in parts; tile n is in row n % 2 of tiles, or there is one row."""
+        values, places = [], []
+        for x in self.operands():
+            at = torch.nonzero(x.flatten()).flatten()
+            values.append(x.flatten()[at])
+            places.append(Places(at, torch.arange(x.shape[0]).int() % _lines(x.shape[0]), _lines(len(x)), *x.shape[1:]))
+        return split(values, places)
 
     def arrays(self) -> list[torch.Tensor]:
         """All arrays, in the order of the program's."""
+        if self.parts:
+            items = [torch.arange(len(self.pairs)).int() % _lines(n) for n in self.tiles]
+            return [*self.task_list(), *items, *(a for operand in self.split().arrays for a in operand)]
         stored = zip(self.operands(), self.program.view.pairs, strict=True)
         return [*self.task_list(), *(a for values, tiles in stored for a in stored_as(values, tiles))]
 
@@ -76,6 +99,18 @@ class DrawnTiles:
         return torch.zeros((len(self.pairs), *each.shape[1:]), dtype=torch.float64).index_add_(0, owner, each)
 
 
+def _lines(tiles: int) -> int:
+    """Rows of tiles."""
+    return min(2, tiles)
+
+
+def _in_line(numbers: torch.Tensor, owner: torch.Tensor, tiles: int) -> torch.Tensor:
+    """Tiles near those given that are in the row of their items."""
+    lines = _lines(tiles)
+    found = numbers - numbers % lines + owner % lines
+    return torch.where(found < tiles, found, found - lines)
+
+
 def stored_as(values: torch.Tensor, tiles: Tiles) -> Sequence[torch.Tensor]:
     """The arrays that tiles are read from."""
     if not tiles.bitmap:
@@ -84,6 +119,37 @@ def stored_as(values: torch.Tensor, tiles: Tiles) -> Sequence[torch.Tensor]:
     tile, place = torch.nonzero(flat, as_tuple=True)
     starts = torch.searchsorted(tile, torch.arange(values.shape[0]))
     return [starts.int(), packed_bits(tile, place, values.shape[0], tiles.volume, tiles.word), flat[tile, place]]
+
+
+@st.composite
+def spread_tiles(draw: st.DrawFn, most: int = 1 << 11) -> DrawnTiles:
+    """Tiles in parts, of values that differ as much as a row's may, in rows that differ by much more."""
+    case = draw(drawn_tiles((torch.float32,), most))
+    case = replace(case, dot=True, bitmap=False, parts=True, least=MIN_DOT)
+    spread, seed = draw(st.sampled_from([0, 4, 20, 27])), draw(st.integers(0, 1000))
+    stored = zip(case.tiles, case.program.view.pairs, strict=True)
+    made = [spread_values(tiles.sides, n, spread, case.density, seed) for n, tiles in stored]
+    return replace(case, given=(made[0], made[1]))
+
+
+def spread_values(sides: tuple[int, ...], tiles: int, spread: int, density: float, seed: int) -> torch.Tensor:
+    """(tiles, free, inner) float32 of random digits, their exponents up to `spread` apart in a row, 96 between rows."""
+    g = torch.Generator().manual_seed(seed)
+    digits = 1 + torch.rand((tiles, *sides), generator=g)
+    digits *= 1 - 2 * torch.randint(0, 2, digits.shape, generator=g)
+    within = torch.randint(-spread, 1, digits.shape, generator=g)
+    rows = torch.randint(-48, 49, (_lines(tiles), sides[0], 1), generator=g)[torch.arange(tiles) % _lines(tiles)]
+    kept = torch.rand(digits.shape, generator=g) < density
+    return torch.ldexp(digits, within + rows) * kept
+
+
+def error(found: torch.Tensor, case: DrawnTiles) -> float:
+    """The greatest error of an entry over the sum of absolute products it is made of."""
+    x, y = case.operands()
+    size = replace(case, given=(x.abs(), y.abs())).expected()
+    off = (found.view_as(size).double() - case.expected()).abs()
+    assert bool((off[size == 0] == 0).all())
+    return float((off / size.clamp(min=1e-300)).max()) if off.numel() else 0.0
 
 
 @st.composite

@@ -299,6 +299,11 @@ def portable(precision: str, backend: str) -> str:
     return "ieee" if backend == "hip" and precision in ("tf32x3", "tf32") else precision
 
 
+def is_amd(target: str) -> bool:
+    """Whether a named target is AMD's; none that is not known is."""
+    return target in TARGETS and TARGETS[target][0] == "hip"
+
+
 def source_name(equation: str, backend: str) -> str:
     """A file name a reader recognises: the equation's letters, then the backend."""
     letters = "".join(c if c.isalnum() else "_" for c in equation.replace("->", "_to_").replace(",", "_"))

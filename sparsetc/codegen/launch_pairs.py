@@ -83,7 +83,8 @@ class TritonPairs:
         p, types = self.program, {"pair_ptr": torch.int64, "pair_x": number, "pair_y": number}
         for name, begins, tiles in zip(PAIRED, first, p.view.pairs, strict=True):
             own = {"value_ptr": begins, "bits": WORDS[tiles.word], "values": self.dtype}
-            types |= {f"{name}_{array}": t for array, t in own.items()}
+            own |= {"high_values": torch.float16, "low_values": torch.float16, "scales": torch.float32}
+            types |= {f"{name}_{array}": t for array, t in own.items()} | {f"item_{name}": torch.int32}
         given = [*(types[name] for name in p.arrays), accumulator(self.dtype)]
         signature = ["i32", *(f"*{TRITON_TYPES[t]}" for t in given)]
         asm = assembled(load, signature, target, p.warps, p.stages).asm

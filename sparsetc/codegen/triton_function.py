@@ -17,6 +17,7 @@ from sparsetc.ir.tile import (
     Position,
     Product,
     Row,
+    Scale,
     Slot,
     Statement,
     Sum,
@@ -124,6 +125,8 @@ class FunctionPrinter:
         elif isinstance(s, Gather):
             for u in self.each(s.out.level):
                 self.gather(s, u)
+        elif isinstance(s, Scale):
+            self.scale(s)
         elif isinstance(s, Zero):
             self.put(f"{s.out.name} = tl.zeros({self.shape(s.out)}, {self.acc})")
         elif isinstance(s, Sum):
@@ -191,6 +194,9 @@ class FunctionPrinter:
                 continue
             widen = f".to({self.acc})" if self.types.widen else ""
             self.put(f"{s.out.name}{u} = {self.load('values', f'at{u}', self.valid(LEAF, u))}{widen}")
+
+    def scale(self, s: Scale) -> None:
+        raise AssertionError("scales are of tiles in parts, which task lists alone pair")
 
     def sum(self, s: Sum) -> None:
         self.put(f"{s.out.name} = tl.sum({s.source.name}, 0)")

@@ -1,14 +1,16 @@
 """Tile programs over a task list -> the text of a Triton function: tiles of two operands, multiplied pair by pair.
 
 In: a tile program whose view has pairs. Out: the lines of its function. All that concerns tiles, their loads and
-expansion, dots and stores, is printed as for one operand; what a task list adds is the numbers of a pair's tiles.
+expansion, dots and stores, is printed as for one operand; what a task list adds is the numbers of a pair's tiles, and
+tiles in parts.
 """
 
 from __future__ import annotations
 
 from sparsetc.codegen.triton_tiles import TileFunctionPrinter
-from sparsetc.ir.tile import DenseAxis, Loop, Value
-from sparsetc.ir.view import PAIRED
+from sparsetc.ir.plan import F16X3
+from sparsetc.ir.tile import DenseAxis, Loop, Product, Scale, Value
+from sparsetc.ir.view import LOW, PAIRED
 
 
 class PairFunctionPrinter(TileFunctionPrinter):
@@ -30,6 +32,34 @@ class PairFunctionPrinter(TileFunctionPrinter):
     def span(self, s: Loop) -> str:
         """A loop: tiles of pairs are longer than what is worth unrolling."""
         return "range"
+
+    def value(self, s: Value) -> None:
+        stored = self.p.stored(s.operand)
+        if not stored.tiles.parts:
+            super().value(s)
+            return
+        for part in ("high", "low"):
+            self.put(f"{s.out.name}_{part} = {self.whole(s, stored.array(f'{part}_values'))}")
+
+    def scale(self, s: Scale) -> None:
+        (letter,) = s.out.axes
+        row = f"tl.load(item_{s.operand} + item){'.to(tl.int64)' if self.p.wide else ''}"
+        address = f"{row} * {self.length(letter)} + {letter}_in"
+        array = self.p.stored(s.operand).array("scales")
+        self.put(f"{s.out.name} = {self.load(array, address, self.limit(letter))}")
+
+    def product(self, s: Product, u: str) -> None:
+        if not s.dot or self.p.precision != F16X3:
+            super().product(s, u)
+            return
+        (x,), (y,), total = s.left, s.right, s.out.name
+        high, low, how = f"{total}_high", f"{total}_low", f"out_dtype={self.acc}"
+        self.put(f"{low} = tl.dot({x.name}_low, tl.trans({y.name}_high), {how})")
+        self.put(f"{low} = tl.dot({x.name}_high, tl.trans({y.name}_low), {low}, {how})")
+        self.put(f"{high} = tl.dot({x.name}_high, tl.trans({y.name}_high), {how})")
+        # Of a plain sum with `high` Triton would make the dot's accumulator, and matrix units round towards zero.
+        self.put("# Pairs are summed outside of the dots, which round their sums towards zero.")
+        self.put(f"{total} += tl.fma({low}, {1 / LOW}, {high})")
 
     def widened(self, s: Value) -> str:
         """Dots take narrow values as they are and add up wide; all else is multiplied in the type of the sums."""

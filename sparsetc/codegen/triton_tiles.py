@@ -184,9 +184,13 @@ class TileFunctionPrinter(FunctionPrinter):
         if stored.tiles.bitmap:
             bitmaps.value(self, s)
             return
+        self.put(f"{s.out.name} = {self.whole(s, stored.array('values'))}{self.widened(s)}")
+
+    def whole(self, s: Value, array: str) -> str:
+        """What loads a tile of which all positions are stored."""
+        stored = self.p.stored(s.operand)
         terms, mask = self.place(s)
-        address = " + ".join([f"{self.tile(stored)} * {stored.tiles.volume}", *terms])
-        self.put(f"{s.out.name} = {self.load(stored.array('values'), address, mask)}{self.widened(s)}")
+        return self.load(array, " + ".join([f"{self.tile(stored)} * {stored.tiles.volume}", *terms]), mask)
 
     def tile(self, stored: Stored) -> str:
         """The number of an operand's tile, as addresses take it."""

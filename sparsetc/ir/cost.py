@@ -28,7 +28,7 @@ import sympy
 
 from sparsetc import rates_record
 from sparsetc.ir.rates import CPU, Rates
-from sparsetc.ir.tile import LANES, Add, Gather, Loop, Product, Statement, Tile, TileProgram, Value, walk
+from sparsetc.ir.tile import LANES, Add, Gather, Loop, Product, Scale, Statement, Tile, TileProgram, Value, walk
 from sparsetc.ir.view import ITEM, LEAF, Consecutive, Field, word_bits
 
 ITEMS, FIBERS, STORED, WIDTH = sympy.symbols("P L N w", positive=True)
@@ -40,6 +40,8 @@ TILE_SHARE = 0.55
 WHOLE_TURN = 8192
 """Bytes of a tile from which a program's turn over it takes `Rates.tile`; a turn over a share of a tile takes less, as
 the 0.6th power (H200, TTMc of rank 32 x 32: 1.5 ns for 4 KB, 2.4 for 8 KB)."""
+SCALE = 4
+"""Bytes of a row's scale."""
 VECTOR = 4
 """Elements a thread loads at once of a gathered row."""
 STAGED = {"tf32": 3}
@@ -193,7 +195,7 @@ class Cost:
 
     def _matrix_rate(self, rates: Rates) -> float:
         """Flops a second of dots at this precision."""
-        peak = dict(rates.dot).get(self.precision, rates.multiply)
+        peak = rates.matrix(self.precision)
         return peak if self.turn is None else peak * TILE_SHARE
 
 
@@ -306,18 +308,22 @@ def _tile_cost(p: TileProgram) -> Cost:
 
 def _pair_cost(p: TileProgram) -> Cost:
     """Count a program over a task list: P blocks of the result, L pairs, N values stored by both operands."""
-    multiply = dot = read = expanded = sympy.Integer(0)
+    multiply = dot = read = expanded = rows = sympy.Integer(0)
     for statement, turns in _turns(p):
         visits = FIBERS * turns
         if isinstance(statement, Product):
-            flops = visits * _flops(p, statement)
+            of_item = all(t.level == ITEM for t in statement.inputs)
+            flops = (ITEMS if of_item else visits) * _flops(p, statement)
             dot, multiply = (dot + flops, multiply) if statement.dot else (dot, multiply + flops)
+        elif isinstance(statement, Scale):
+            read += ITEMS * p.axis(statement.out.axes[0]).size * SCALE
+            rows += ITEMS * 4
         elif isinstance(statement, Value):
             positions = prod(p.axis(a).size for a in statement.out.axes)
             read += visits * positions * WIDTH
             expanded += visits * positions if p.stored(statement.operand).tiles.bitmap else 0
     return Cost(
-        stream=STORED * WIDTH + FIBERS * 4 * len(p.view.pairs) + ITEMS * 8,
+        stream=STORED * WIDTH + FIBERS * 4 * len(p.view.pairs) + ITEMS * 8 + rows,
         gathers=(),
         registers=read,
         added_rows=ITEMS,

@@ -27,6 +27,7 @@ from sparsetc.ir import plan as plans
 from sparsetc.ir import reference
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.interpret_tiles import TileWalk
+from sparsetc.ir.plan import F16X3
 from sparsetc.ir.tile import (
     LANES,
     Add,
@@ -37,6 +38,7 @@ from sparsetc.ir.tile import (
     Position,
     Product,
     Row,
+    Scale,
     Slot,
     Statement,
     Sum,
@@ -45,7 +47,7 @@ from sparsetc.ir.tile import (
     Zero,
     verify,
 )
-from sparsetc.ir.view import ITEM, LANE, LEAF, Consecutive, Field
+from sparsetc.ir.view import ITEM, LANE, LEAF, LOW, Consecutive, Field
 from sparsetc.partition import deal
 from sparsetc.tensor import SparseTensor
 
@@ -67,8 +69,8 @@ def run_program(
     Args:
         program: what one work item does.
         arrays: the packed index arrays by name, and the output slots under ``program.slot`` where it has them.
-        values: (stored,) values in the packed order; of a task list, those of each operand; of a pattern, anything of
-            the type to compute in.
+        values: (stored,) values in the packed order; of a task list, those of each operand, of tiles in parts (2,
+            stored): high, then low; of a pattern, anything of the type to compute in.
         dense: the dense operands, each (sparse letters, then dense letters) as ``program.operands`` says.
         out: (rows, *sizes of the output's dense letters); zeroed by the caller, or about to be stored to everywhere.
         items: work items.
@@ -83,7 +85,7 @@ def run_program(
     missing = set(wanted) - set(arrays)
     if missing:
         raise FormatError(f"part {program.number} reads array {', '.join(sorted(missing))}, which is not given")
-    index = {name: arrays[name].long() for name in wanted}
+    index = {name: arrays[name].to(_wide(arrays[name].dtype)) for name in wanted}
     given = (values,) if isinstance(values, torch.Tensor) else values
     wide = _wide(given[0].dtype)
     own = tuple(each.to(wide) for each in given)
@@ -153,8 +155,10 @@ class _Item:
             self.tiles[s.out.name] = self.tiles[s.source.name][0].sum(0), s.out.axes
         elif isinstance(s, Product):
             self.tiles[s.out.name] = self.product(s), s.out.axes
-        else:
+        elif isinstance(s, Add):
             self.add(s)
+        else:
+            raise PlanError(f"{s.out}: only items of pairs of tiles have scales")
 
     # -- loops ------------------------------------------------------------------------------------------------------
     def blocks(self) -> Iterator[None]:
@@ -280,6 +284,17 @@ class _TileItem(_Item):
     def size(self, axis: str) -> int:
         return self.program.axis(axis).block if axis in self.program.letters else super().size(axis)
 
+    def product(self, s: Product) -> torch.Tensor:
+        if not s.dot or self.program.precision != F16X3:
+            return super().product(s)
+        x, y = (self.tiles[t.name] for t in s.inputs)
+        high, low = 0, 1
+
+        def dot(x_part: int, y_part: int) -> torch.Tensor:
+            return _einsum([(x[0][x_part], x[1][1:]), (y[0][y_part], y[1][1:])], s.out.axes)
+
+        return self.tiles[s.out.name][0] + dot(high, high) + (dot(high, low) + dot(low, high)) / LOW
+
     def statement(self, s: Statement) -> None:
         if isinstance(s, Loop):
             for n in self.walk.turns(s):
@@ -289,7 +304,9 @@ class _TileItem(_Item):
         elif isinstance(s, Decode):
             self.walk.decode(s)
         elif isinstance(s, Value):
-            self.tiles[s.out.name] = self.walk.value(s), s.out.axes
+            self.tiles[s.out.name] = self.walk.value(s), self.walk.axes(s)
+        elif isinstance(s, Scale):
+            self.tiles[s.out.name] = self.walk.scale(s), s.out.axes
         elif isinstance(s, Gather):
             self.tiles[s.out.name] = self.walk.gather(s), s.out.axes
         elif isinstance(s, Sum):

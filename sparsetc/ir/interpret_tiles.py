@@ -11,8 +11,11 @@ from math import prod
 import torch
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.tile import Add, Decode, Gather, Loop, Row, Slot, Stored, Tile, TileProgram, Value
+from sparsetc.ir.tile import Add, Decode, Gather, Loop, Row, Scale, Slot, Stored, TileProgram, Value
 from sparsetc.ir.view import ITEM, PAIRED, Field, Tiles
+
+PARTS = "part"
+"""The first axis of a tile in parts: high, then low."""
 
 
 class TileWalk:
@@ -75,14 +78,27 @@ class TileWalk:
         """The tile's values at the positions; 0 past the tile's side."""
         operand = self.program.stored(s.operand)
         tiles = operand.tiles
-        stored = tuple(operand.letters[m] for m in tiles.sequence)
-        x = self.whole(operand).view([tiles.sides[m] for m in tiles.sequence])
-        for axis, letter in enumerate(stored):
+        parts = (PARTS,) if tiles.parts else ()
+        stored = (*parts, *(operand.letters[m] for m in tiles.sequence))
+        x = self.whole(operand).view([*(2 for _ in parts), *(tiles.sides[m] for m in tiles.sequence)])
+        for axis, letter in enumerate(stored[len(parts) :], start=len(parts)):
             at = self.positions[letter]
             x = x.index_select(axis, at.clamp(max=self.side(letter) - 1))
             past = (at >= self.side(letter)).view(-1, *(1 for _ in range(x.dim() - axis - 1)))
             x = x.masked_fill(past, 0)
-        return self.laid_out(x, stored, s.out)
+        return self.laid_out(x, stored, self.axes(s))
+
+    def axes(self, s: Value) -> tuple[str, ...]:
+        """Those of what `value` gives."""
+        return (PARTS, *s.out.axes) if self.program.stored(s.operand).tiles.parts else s.out.axes
+
+    def scale(self, s: Scale) -> torch.Tensor:
+        """By what the item's rows of an operand are to be multiplied; 0 past the tile's side."""
+        operand, (letter,) = self.program.stored(s.operand), s.out.axes
+        side = self.side(letter)
+        first = int(self.arrays[f"item_{s.operand}"][self.item]) * side
+        own = self.arrays[operand.array("scales")][first : first + side]
+        return torch.cat([own, own.new_zeros(self.program.axis(letter).block - side)])
 
     def number(self, operand: Stored) -> int:
         """Which of an operand's tiles the turn is at: of a task list, the one that the pair names."""
@@ -93,7 +109,7 @@ class TileWalk:
         tiles, tile = operand.tiles, self.number(operand)
         values = self.values[PAIRED.index(operand.name) if operand.name else 0]
         if not tiles.bitmap:
-            return values[tile * tiles.volume : (tile + 1) * tiles.volume]
+            return values[..., tile * tiles.volume : (tile + 1) * tiles.volume]
         found = values.new_zeros(tiles.volume)
         first = int(self.arrays[operand.array("value_ptr")][tile])
         taken = positions_of(self.arrays[operand.array("bits")].view(-1, tiles.words)[tile], tiles)
@@ -112,14 +128,14 @@ class TileWalk:
             x = x.index_select(axis, self.coordinate(letter).clamp(max=extent - 1))
             past = (~self.inside(letter)).view(-1, *(1 for _ in range(x.dim() - axis - 1)))
             x = x.masked_fill(past, 0)
-        return self.laid_out(x, (*o.rows, *o.axes), s.out)
+        return self.laid_out(x, (*o.rows, *o.axes), s.out.axes)
 
     @staticmethod
-    def laid_out(x: torch.Tensor, axes: tuple[str, ...], out: Tile) -> torch.Tensor:
-        """Without the axes that are one position only, the others in the tile's order."""
-        gone = [n for n, a in enumerate(axes) if a not in out.axes]
-        left = [a for a in axes if a in out.axes]
-        return x.squeeze(gone).permute([left.index(a) for a in out.axes])
+    def laid_out(x: torch.Tensor, axes: tuple[str, ...], wanted: tuple[str, ...]) -> torch.Tensor:
+        """Without the axes that are one position only, the others in the order wanted."""
+        gone = [n for n, a in enumerate(axes) if a not in wanted]
+        left = [a for a in axes if a in wanted]
+        return x.squeeze(gone).permute([left.index(a) for a in wanted])
 
     def add(self, s: Add, total: torch.Tensor, axes: tuple[str, ...], out: torch.Tensor) -> None:
         """Add to (or store) the output rows of the kept positions; those past a mode's end are left out."""

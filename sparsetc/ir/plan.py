@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 from sparsetc.errors import PlanError
 
 PRECISIONS = ("ieee", "tf32x3", "tf32", "bf16")
+F16X3 = "f16x3"
+"""Precision of dots whose sides are stored in parts of 16 bits (`ir.view.Tiles`), which pairs of tiles alone are: three
+dots, of high and high, high and low, low and high parts, are as exact as float32."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Schedule:
     dot: bool = True
     """Contract by `tl.dot` where an axis pair makes a matrix product."""
     precision: str = "ieee"
-    """Of the dots: ieee, tf32x3, tf32 or bf16."""
+    """Of the dots: ieee, tf32x3, tf32 or bf16; of pairs of tiles f16x3 too."""
     stages: int = 3
     """Loads of later steps under way at once, in loops with dots (H200, gathered TTMc: tf32 ran 1.4x faster with 1 than
     with 3; `benchmarks/results/ttmc_stages.json`)."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sparsetc.ir.plan import F16X3
+
 
 @dataclass(frozen=True)
 class Rates:
@@ -46,6 +48,11 @@ class Rates:
     tile: float = 2.2e-9
     """Seconds a program's turn over a tile takes beside its dots, over the whole device. Fitted to tiles of 16x16x16
     and 8x8x8x8, ranks 32 and 128, three precisions."""
+
+    def matrix(self, precision: str) -> float:
+        """Multiplications and additions in dots a second; f16x3 takes three of 16-bit parts, which go as bfloat16."""
+        own = dict(self.dot)
+        return own["bf16"] / 3 if precision == F16X3 else own.get(precision, self.multiply)
 
     def describe(self) -> str:
         """Whose rates these are, for a reader."""

@@ -7,6 +7,7 @@ printer, all from the same statements. The grammar::
     statement := coordinate = decode word                 # one mode's coordinate, at the item, lane or leaf level
                | tile = value                             # the nonzeros' own values, or 1 where none are stored; of
                                                           # a pair, one operand's tile
+               | tile = scale                             # of a pair's operand in parts: what its rows are worth
                | tile = gather operand[rows, axes]        # a row of a dense operand per lane, or one for the item
                | tile = zero                              # an accumulator
                | tile (+)= product tiles, multiply | dot  # the tile einsum and how it is contracted
@@ -26,6 +27,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sparsetc.errors import PlanError
+from sparsetc.ir.plan import F16X3
 from sparsetc.ir.view import ITEM, LANE, LEAF, LEVELS, PAIRED, Computed, Consecutive, Coordinate, Tiles, View
 
 LANES = "lane"
@@ -125,6 +127,14 @@ class Value:
 
 
 @dataclass(frozen=True)
+class Scale:
+    """``out`` = by what the rows of `operand`'s tiles in parts are to be multiplied, those of the item's tiles."""
+
+    out: Tile
+    operand: str
+
+
+@dataclass(frozen=True)
 class Gather:
     """``out`` = rows of a dense operand."""
 
@@ -214,7 +224,7 @@ class Add:
     owned: bool
 
 
-Statement = Decode | Value | Gather | Zero | Product | Sum | Loop | Add
+Statement = Decode | Value | Scale | Gather | Zero | Product | Sum | Loop | Add
 
 
 @dataclass(frozen=True)
@@ -351,12 +361,14 @@ def verify(program: TileProgram) -> None:
             raise PlanError(f"{_line(program, statement).strip()}: {', '.join(unknown)} is not made before it")
         if isinstance(statement, Decode):
             scopes[depth].add(statement.letter)
-        elif isinstance(statement, Value | Gather | Zero | Product | Sum):
+        elif isinstance(statement, Value | Scale | Gather | Zero | Product | Sum):
             scopes[depth].add(statement.out.name)
     if adds != 1:
         raise PlanError(f"a tile program adds to its output once, found {adds}")
     if program.view.pairs:
         _verify_pairs(program)
+    elif program.precision == F16X3:
+        raise PlanError(f"{F16X3} multiplies parts, which only the tiles of a task list are stored in")
 
 
 def _verify_pairs(p: TileProgram) -> None:
@@ -367,6 +379,8 @@ def _verify_pairs(p: TileProgram) -> None:
         sizes = tuple(p.axis(c).size for c in operand.letters)
         if sizes != operand.tiles.sides:
             raise PlanError(f"{operand.name}: a tile has {operand.tiles.sides} positions, its axes have {sizes}")
+        if operand.tiles.parts != (p.precision == F16X3) or (operand.tiles.parts and not p.dots):
+            raise PlanError(f"{operand.name}: tiles in parts are multiplied by dots in {F16X3}, and only they")
     loops: list[Loop] = []
     for statement, depth in walk(p.body):
         del loops[depth:]
@@ -379,6 +393,12 @@ def _verify_pairs(p: TileProgram) -> None:
                 raise PlanError(
                     f"{statement.out}: in the loop over pairs, a tile of {statement.operand} is read along "
                     f"{', '.join(letters)}, each an axis or a loop; found {', '.join(taken) or 'none'}"
+                )
+        elif isinstance(statement, Scale):
+            own = p.stored(statement.operand)
+            if not own.tiles.parts or loops or statement.out.axes != own.letters[:1]:
+                raise PlanError(
+                    f"{statement.out}: scales are of the rows of tiles in parts, and the same for all pairs"
                 )
         elif isinstance(statement, Add) and (statement.key != Position(ITEM) or not statement.owned):
             raise PlanError(f"{_line(p, statement).strip()}: a block of the result is stored at its item's number")
@@ -423,7 +443,10 @@ def _line(p: TileProgram, s: Statement) -> str:
         if not p.view.pairs:
             return f"{s.out} = {'1' if p.view.pattern else 'load X.values'}"
         how = "expand" if p.stored(s.operand).tiles.bitmap else "load"
-        return f"{s.out} = {how} {s.operand.upper()}.tile[pair_{s.operand}]"
+        parts = "  # high and low parts" if p.stored(s.operand).tiles.parts else ""
+        return f"{s.out} = {how} {s.operand.upper()}.tile[pair_{s.operand}]{parts}"
+    if isinstance(s, Scale):
+        return f"{s.out} = load {s.operand.upper()}.scale[item_{s.operand}]"
     if isinstance(s, Gather):
         how = "gather" if s.operand.rows else "load"
         return f"{s.out} = {how} {s.operand.name}[{', '.join((*s.operand.rows, *s.operand.axes))}]"

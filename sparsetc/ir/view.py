@@ -32,6 +32,11 @@ Arrays a packed part must hold, by name (P items, B blocks, N stored nonzeros):
     bits (T*volume/word)  a bit a position, the lowest bit of a word first
     pair_ptr (P+1)        first pair of each item
     pair_x, pair_y        the tile of each operand that a pair reads; its arrays begin with ``x_`` and ``y_``
+    high_values (N)       of tiles in parts: of each value the nearest 16-bit float, once its row was scaled
+    low_values (N)        what that leaves of it, times `LOW`
+    scales (rows*side)    by what the rows of tiles are to be multiplied in turn, a power of two each; tiles that are
+                          one above another share none, tiles that are side by side all
+    item_x, item_y (P)    of tiles in parts: the row of tiles of each operand that an item's pairs are of
 """
 
 from __future__ import annotations
@@ -47,6 +52,9 @@ LEVELS = ("item", "lane", "leaf")
 
 PAIRED = ("x", "y")
 """The operands of a task list, as the names of their arrays begin."""
+
+LOW = 2**11
+"""By what the low parts of values are multiplied: their exponents are then those of the high parts."""
 
 WHOLE = 2**62
 """A chunk that no tensor reaches: one item holds every nonzero."""
@@ -137,6 +145,9 @@ class Tiles:
     """Of a tile, only the nonzeros' values are stored, and a bit a position says which positions they have."""
     word: int = 32
     """Positions that a word of bits stands for: 8, 16 or 32."""
+    parts: bool = False
+    """Each value is stored as two of 16 bits, scaled by its row (a position of the first mode): for dots that multiply
+    parts. Only of the operands of a task list."""
 
     @property
     def volume(self) -> int:
@@ -157,10 +168,13 @@ class Tiles:
     @property
     def value_arrays(self) -> tuple[str, ...]:
         """Names of the arrays that values are read from, in the order kernels take them."""
+        if self.parts:
+            return "high_values", "low_values", "scales"
         return ("value_ptr", "bits", "values") if self.bitmap else ("values",)
 
     def __str__(self) -> str:
-        return f"{'bitmap' if self.bitmap else 'dense'} tiles of {'x'.join(map(str, self.sides))}"
+        kind = "bitmap" if self.bitmap else "dense"
+        return f"{kind} tiles of {'x'.join(map(str, self.sides))}{' in parts' if self.parts else ''}"
 
 
 @dataclass(frozen=True)
@@ -207,7 +221,8 @@ class View(Tiles):
         if self.pairs:
             own = zip(PAIRED, self.pairs, strict=True)
             values = [f"{name}_{array}" for name, tiles in own for array in tiles.value_arrays]
-            return ("pair_ptr", *(f"pair_{name}" for name in PAIRED), *values)
+            rows = [f"item_{name}" for name, tiles in zip(PAIRED, self.pairs, strict=True) if tiles.parts]
+            return ("pair_ptr", *(f"pair_{name}" for name in PAIRED), *rows, *values)
         names = [] if self.chunk else ["item_ptr"]
         if self.bitmap:
             names += ["value_ptr", "bits"]
@@ -248,6 +263,8 @@ def verify(view: View) -> None:
     _verify_tiles(view)
     if view.pairs and (len(view.pairs) != len(PAIRED) or view.order or view.blocks or view.lanes != 1 or view.chunk):
         raise FormatError("a task list pairs two operands' tiles, and has neither modes, blocks, lanes nor chunks")
+    if view.parts or len({tiles.parts for tiles in view.pairs}) > 1:
+        raise FormatError("tiles in parts are those of both operands of a task list")
     for tiles in view.pairs:
         _verify_tiles(tiles)
     if view.chunk and view.blocks:
@@ -269,6 +286,8 @@ def _verify_tiles(tiles: Tiles) -> None:
         raise FormatError(f"sides of tiles must be powers of two, found {tiles.sides}")
     if tiles.bitmap and (not tiles.sides or tiles.word not in (8, 16, 32)):
         raise FormatError("a bitmap is of tiles, in words of 8, 16 or 32 bits")
+    if tiles.parts and (tiles.bitmap or len(tiles.sides) != 2):
+        raise FormatError("tiles in parts are matrices, stored whole")
 
 
 def _verify_coordinate(c: Coordinate, leaf: bool, read: set[int]) -> None:

@@ -2,6 +2,8 @@
 
 In: a `Cut`. Out: the result's values by place. Blocks of the result are made dense, some at a time, by the tile program
 of a pair of blocks (`ir.lower_pairs`), and read at the structural pattern: where the product of the patterns is not 0.
+Where blocks are multiplied in parts (`Cut.in_parts`) there is a second program, of blocks as they are: for the pattern,
+for values that parts are not exact enough for, and for those that cannot be looked at.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from functools import cached_property
 
 import torch
 
+from sparsetc.codegen.launch import is_amd
 from sparsetc.codegen.launch_pairs import PairLaunch, TorchPairs, TritonPairs
+from sparsetc.codegen.split_pairs import Parts, Places, split
 from sparsetc.errors import PlanError
 from sparsetc.formats.base import index_dtype
 from sparsetc.ir.tile import TileProgram
@@ -36,6 +40,10 @@ class Read:
     """(n,) places in the buffer."""
     slot: torch.Tensor | None
     """(n,) entries of the result that they are; None when they are all, in order."""
+
+
+Made = tuple[int, int, torch.Tensor]
+"""(first block, end, dense blocks) of the result."""
 
 
 class BlockPath:
@@ -64,26 +72,34 @@ class BlockPath:
         budget.require(cut.pairs.tasks * TASK_BYTES, what)
         width = kept_dtype(dtype).itemsize
         self.tasks = TaskList.of(cut, r * c * width, budget.limit)
-        self.launch = self._launch_of(backend)
-        self.program, self.source, self.path = self.launch.program, self.launch.source, self.launch.path
+        parts = cut.in_parts(dtype, backend, precision, bitmaps)
+        self.launch_of_parts = self._launch_of(backend, parts=True) if parts else None
+        first = self.launch_of_parts or self.launch
+        self.program, self.source, self.path = first.program, first.source, first.path
         stored = zip(cut.elements, self.program.view.pairs, strict=True)
         whole = sum(elements for elements, tiles in stored if not tiles.bitmap)
         budget.require(whole * width, f"the blocks of {equation}")
 
     # -- programs ---------------------------------------------------------------------------------------------------
-    def _program_of(self, backend: str) -> TileProgram:
-        rows = 2 * self.tasks.room  # runs that are cut take a block each, no more of them than there is room for
-        return self.cut.program(self.equation, self.dtype, backend, self.precision, self.bitmaps, rows)
+    @cached_property
+    def launch(self) -> PairLaunch:
+        """The program of blocks as they are; made when first asked for."""
+        return self._launch_of(self.backend)
 
-    def _launch_of(self, backend: str) -> PairLaunch:
-        folder = self.budget.settings.cache_dir
+    def _program_of(self, backend: str, parts: bool) -> TileProgram:
+        rows = 2 * self.tasks.room  # runs that are cut take a block each, no more of them than there is room for
+        return self.cut.program(self.equation, self.dtype, backend, self.precision, self.bitmaps, rows, parts)
+
+    def _launch_of(self, backend: str, parts: bool = False) -> PairLaunch:
+        folder, program = self.budget.settings.cache_dir, self._program_of(backend, parts)
         if backend == "torch":
-            return TorchPairs(self._program_of(backend), folder)
-        return TritonPairs(self._program_of(backend), self.dtype, folder, self.budget.device.type == "cuda")
+            return TorchPairs(program, folder)
+        return TritonPairs(program, self.dtype, folder, self.budget.device.type == "cuda")
 
     def ptx(self, target: str) -> str:
         """The kernel's assembly for a named target, whatever the backend; needs no GPU."""
-        launch = self.launch if isinstance(self.launch, TritonPairs) else self._launch_of("triton")
+        parts = self.cut.in_parts(self.dtype, "triton", self.precision, self.bitmaps) and not is_amd(target)
+        launch = self._launch_of("triton", parts)
         assert isinstance(launch, TritonPairs)
         return launch.assembly(target, self.tasks.x.dtype, self.cut.x.first.dtype, self.cut.y.first.dtype)
 
@@ -179,32 +195,66 @@ class BlockPath:
         """What is made at a time; found once, so that calls wait for nothing."""
         return self.tasks.buffers()
 
-    def run(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """(nnz of the result,) by place, of the values of all entries, in the type that sums are kept in."""
+    def parts(self, x: torch.Tensor, y: torch.Tensor) -> Parts | None:
+        """The blocks of both operands in parts, of the values of all entries; None where they are read as they are."""
+        if self.launch_of_parts is None:
+            return None
         m = self.cut.meeting
-        x, y = picked(x, m.x_live), picked(y, m.y_live)
+        return split((picked(x, m.x_live), picked(y, m.y_live)), self._rows)
+
+    @cached_property
+    def _rows(self) -> tuple[Places, Places]:
+        """Of both operands, where values stand, and in which row of blocks; a row of y is a column of the result."""
+        cut, (r, c, k) = self.cut, self.cut.extents
+        return (
+            Places(cut.x.at, cut.pairs.row.rank.int(), cut.pairs.rows, r, k),
+            Places(cut.y.at, cut.pairs.column.rank.int(), cut.pairs.columns, c, k),
+        )
+
+    @cached_property
+    def _items(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """By buffer, the row of blocks of each operand that its programs' blocks of the result are of."""
+        columns, found = max(1, self.cut.pairs.columns), []
+        for b in self._buffers:
+            place = self.tasks.places[b.start : b.stop]
+            place = place if b.owner is None else place[b.owner]
+            found.append(((place // columns).int(), (place % columns).int()))
+        return found
+
+    def run(self, x: torch.Tensor, y: torch.Tensor, parts: Parts | None = None) -> torch.Tensor:
+        """(nnz of the result,) by place, of the values of all entries, in the type that sums are kept in."""
         out = x.new_empty(sum(read.at.numel() for read in self._reads))
-        # Triton reads the operands' own type, torch the one that sums are kept in.
-        dtype = self.dtype if isinstance(self.launch, TritonPairs) else kept_dtype(self.dtype)
-        made = self._products(self.launch, x.to(dtype), y.to(dtype))
-        for (_, _, blocks), read in zip(made, self._reads, strict=True):
+        for (_, _, blocks), read in zip(self._made(x, y, parts), self._reads, strict=True):
             if read.slot is None:
                 return blocks.view(-1).index_select(0, read.at)
             out.index_copy_(0, read.slot, blocks.view(-1).index_select(0, read.at))
         return out
 
-    def _products(
-        self, launch: PairLaunch, x: torch.Tensor, y: torch.Tensor
-    ) -> Iterator[tuple[int, int, torch.Tensor]]:
-        """(first block, end, dense blocks) of the result, some at a time."""
+    def _made(self, x: torch.Tensor, y: torch.Tensor, parts: Parts | None) -> Iterator[Made]:
+        """Blocks of the result, of the values of all entries or of the parts that were made of them."""
+        if parts is not None:
+            assert self.launch_of_parts is not None
+            values = [array for operand in parts.arrays for array in operand]
+            return self._multiplied(self.launch_of_parts, [[*items, *values] for items in self._items])
+        m = self.cut.meeting
+        # Triton reads the operands' own type, torch the one that sums are kept in.
+        dtype = self.dtype if isinstance(self.launch, TritonPairs) else kept_dtype(self.dtype)
+        return self._products(self.launch, picked(x, m.x_live).to(dtype), picked(y, m.y_live).to(dtype))
+
+    def _products(self, launch: PairLaunch, x: torch.Tensor, y: torch.Tensor) -> Iterator[Made]:
+        """Blocks of the result, of the values of the entries that meet anything, as they are."""
         operands = zip((self.cut.x, self.cut.y), launch.program.view.pairs, (x, y), strict=True)
         arrays = [
             a
             for blocks, tiles, values in operands
             for a in (blocks.tile_arrays(values, tiles.word) if tiles.bitmap else [blocks.whole(values)])
         ]
-        for b in self._buffers:
-            made = launch([b.ptr, self.tasks.x, self.tasks.y, *arrays], (b.first, b.last))
+        return self._multiplied(launch, [arrays] * len(self._buffers))
+
+    def _multiplied(self, launch: PairLaunch, arrays: list[list[torch.Tensor]]) -> Iterator[Made]:
+        """Blocks of the result, some at a time; `arrays` of each buffer, but for the list of pairs."""
+        for b, own in zip(self._buffers, arrays, strict=True):
+            made = launch([b.ptr, self.tasks.x, self.tasks.y, *own], (b.first, b.last))
             if b.owner is not None:
                 made = add_up(made, b.owner, b.stop - b.start, self.budget.settings.deterministic)
             yield b.start, b.stop, made

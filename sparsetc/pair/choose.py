@@ -104,7 +104,7 @@ class Rates:
     dense: dict[str, float]
     """Flops of torch's product, by precision."""
     blocks: dict[str, float]
-    """Flops of pairs of blocks, padding included, by precision."""
+    """Flops of pairs of blocks, padding included, by precision; ``f16x3`` where they are in parts."""
     pair_bytes: tuple[float, float]
     """Bytes of pairs' blocks read a second: of few blocks, and of so many that neighbours share none in cache."""
     near_bytes: int
@@ -124,7 +124,7 @@ GPU = Rates(
     ordered=18e-12,
     expanded_bytes=1.4e12,
     dense={"highest": 40e12, "high": 95e12, "medium": 95e12, "float64": 40e12},
-    blocks={"highest": 74e12, "high": 170e12, "medium": 170e12, "float64": 20e12},
+    blocks={"f16x3": 74e12, "highest": 74e12, "high": 170e12, "medium": 170e12, "float64": 20e12},
     pair_bytes=(10e12, 5.8e12),
     near_bytes=400_000_000,
     memory=1.5e12,
@@ -272,7 +272,8 @@ class Question:
             return None
         if bitmaps not in self._programs:
             precision = self.settings.effective_precision()
-            self._programs[bitmaps] = self.cut().program("", self.dtype, self.backend, precision, bitmaps)
+            parts = self.cut().in_parts(self.dtype, self.backend, precision, bitmaps)
+            self._programs[bitmaps] = self.cut().program("", self.dtype, self.backend, precision, bitmaps, parts=parts)
         return block_seconds(work, self._programs[bitmaps], self.width, self.precision, self.rates)
 
     @cached_property
@@ -348,7 +349,8 @@ def block_seconds(work: BlockWork, program: TileProgram, width: int, precision: 
     counts = Statistics(work.made, work.pairs, sum(work.elements), work.nnz, width)
     moved, read, flops = cost(program).work(counts)
     read_rate = rates.pair_bytes[sum(work.elements) * width > rates.near_bytes]
-    return PATH_LAUNCHES * rates.launch + max(flops / rates.blocks[precision], read / read_rate) + moved / rates.memory
+    rate = rates.blocks.get(program.precision, rates.blocks[precision])
+    return PATH_LAUNCHES * rates.launch + max(flops / rate, read / read_rate) + moved / rates.memory
 
 
 def _has_product(dtype: torch.dtype, device: torch.device) -> bool:

@@ -18,7 +18,7 @@ import torch
 from sparsetc.formats.bcb import Bcb, Blocks
 from sparsetc.ir.lower_pairs import lower_pairs
 from sparsetc.ir.operands import MIN_DOT, Target
-from sparsetc.ir.plan import Schedule
+from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.tile import TileProgram
 from sparsetc.ir.view import tiles_along
 from sparsetc.pair.equation import Side
@@ -115,8 +115,22 @@ class Cut:
         """That of all blocks."""
         return BlockWork(self.pairs.tasks, self.pairs.most_results, self.elements, self.x.nnz + self.y.nnz)
 
+    def in_parts(self, dtype: torch.dtype, backend: str, precision: str, bitmaps: Bitmaps) -> bool:
+        """Whether blocks are multiplied in parts of 16 bits: of float32 at ``highest``, read whole by Triton's kernel,
+        where there is a dot. AMD's matrix units take float32 as it is.
+        """
+        wanted = dtype == torch.float32 and precision == "highest" and bitmaps == WHOLE and self.extents[2] > 1
+        return wanted and backend == "triton" and torch.version.hip is None
+
     def program(
-        self, equation: str, dtype: torch.dtype, backend: str, precision: str, bitmaps: Bitmaps, rows: int = 1
+        self,
+        equation: str,
+        dtype: torch.dtype,
+        backend: str,
+        precision: str,
+        bitmaps: Bitmaps,
+        rows: int = 1,
+        parts: bool = False,
     ) -> TileProgram:
         """What one work item, a block of the result or a share of its pairs, does.
 
@@ -127,12 +141,14 @@ class Cut:
             precision: ``highest``, ``high`` or ``medium``, of float32; other types are multiplied as they are.
             bitmaps: whether a dot reads each operand's blocks as bits and packed values.
             rows: most blocks of the result that are made at a time.
+            parts: whether blocks are in parts, of types, precisions and storages that `in_parts` says may be.
         """
         r, c, k = self.extents
         triton, floats = backend == "triton", dtype.is_floating_point or dtype.is_complex
         # Over one inner position there is nothing to add up: a dot would multiply its padding fifteen times of sixteen.
         dot = floats and not (triton and k == 1)
         how = {"highest": "tf32x3", "high": "tf32", "medium": "bf16"}[precision] if dtype == torch.float32 else "ieee"
+        how = F16X3 if parts else how
         schedule = Schedule(warps=8 if r * c > 64 * 64 else 4 if r * c > 64 else 1, dot=dot, precision=how)
         wide = max(operand.blocks * operand.volume for operand in (self.x, self.y)) > NARROW
         return lower_pairs(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from sparsetc.codegen.split_pairs import Parts
 from sparsetc.pair.block_path import BlockPath
 from sparsetc.pair.meeting import Share
 from sparsetc.pair.paths import ScalarPath
@@ -27,9 +28,13 @@ class Half:
         """Places of its results, ascending, among those of the whole."""
         return self.share.places(self.path.places())
 
-    def run(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def parts(self, x: torch.Tensor, y: torch.Tensor) -> Parts | None:
+        """Its values in parts, of the values of all entries."""
+        return self.path.parts(x.index_select(0, self.share.entries), y)
+
+    def run(self, x: torch.Tensor, y: torch.Tensor, parts: Parts | None = None) -> torch.Tensor:
         """Values by place of its own, of the values of all entries."""
-        return self.path.run(x.index_select(0, self.share.entries), y)
+        return self.path.run(x.index_select(0, self.share.entries), y, parts)
 
 
 class HybridPath:
@@ -51,11 +56,15 @@ class HybridPath:
         self.nnz = places.numel()
         return places
 
-    def run(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def parts(self, x: torch.Tensor, y: torch.Tensor) -> Parts | None:
+        """Of the values that are multiplied in blocks."""
+        return self.halves[0].parts(x, y)
+
+    def run(self, x: torch.Tensor, y: torch.Tensor, parts: Parts | None = None) -> torch.Tensor:
         """Multiply blocks, then nonzeros; an entry gets one value of each at most."""
         out = x.new_zeros(self.nnz)
-        for half, slots in zip(self.halves, self.slots, strict=True):
-            out.index_add_(0, slots, half.run(x, y))
+        for half, slots, own in zip(self.halves, self.slots, (parts, None), strict=True):
+            out.index_add_(0, slots, half.run(x, y, own))
         return out
 
     @property

@@ -9,6 +9,7 @@ import torch
 
 from sparsetc.codegen import cache
 from sparsetc.codegen.launch import source_name
+from sparsetc.codegen.split_pairs import Parts
 from sparsetc.errors import PlanError
 from sparsetc.pair.dense import Unfolded, matmul_precision
 from sparsetc.pair.scalar import TaskSums
@@ -40,8 +41,20 @@ class NumericPath(Protocol):
         """(nnz,) the result's places, ascending; called once, before `run`."""
         ...
 
-    def run(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """(nnz,) values by place, of the values of the operands' entries, in the order of their `Side`s."""
+    def parts(self, x: torch.Tensor, y: torch.Tensor) -> Parts | None:
+        """The operands' values in parts, and whether those are exact enough; None where they are multiplied as they
+        are.
+        """
+        ...
+
+    def run(self, x: torch.Tensor, y: torch.Tensor, parts: Parts | None = None) -> torch.Tensor:
+        """(nnz,) values by place, of the values of the operands' entries, in the order of their `Side`s.
+
+        Args:
+            x: values of the first.
+            y: values of the second.
+            parts: what `parts` made of both, where they are to be multiplied so.
+        """
         ...
 
     def ptx(self, target: str) -> str:
@@ -61,7 +74,10 @@ class ScalarPath:
         """Expand, sort, compress."""
         return self.sums.tasks.places()
 
-    def run(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def parts(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """None."""
+
+    def run(self, x: torch.Tensor, y: torch.Tensor, parts: Parts | None = None) -> torch.Tensor:
         """Multiply and add up, task by task."""
         return self.sums.product("z", x, y)
 
@@ -107,7 +123,10 @@ class DensePath:
         self.at = self.unfolded.positions(places)
         return places
 
-    def run(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def parts(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """None."""
+
+    def run(self, x: torch.Tensor, y: torch.Tensor, parts: Parts | None = None) -> torch.Tensor:
         """Scatter, multiply, gather."""
         m = self.unfolded.meeting
         return self._product(picked(x, m.x_live), picked(y, m.y_live), self.at, self.precision)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from sparsetc.codegen.split_pairs import EXACT, INEXACT, INFINITE
 from sparsetc.options import Options
 from sparsetc.pair.block_path import BlockPath
 from sparsetc.pair.choose import BcbPlan, Choice, Question, choose
@@ -186,21 +187,32 @@ class PairStep:
         return self.sums.product(role, left, right)
 
     def _values(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """By place. Where a value is infinite or NaN, nonzero by nonzero: zeros of a block, or of an unfolded operand,
-        are multiplied like any other value, and would carry it to entries that it has no part in. While a CUDA graph is
-        captured nothing can be looked at.
+        """By place, after the one wait of a call: for the verdict on the values.
+
+        Where one is infinite or NaN, nonzero by nonzero: zeros of a block, or of an unfolded operand, are multiplied
+        like any other value, and would carry it to entries that it has no part in. Where blocks in parts would be less
+        exact than float32, by blocks as they are. While a CUDA graph is captured nothing can be looked at.
         """
         if self.path.name == "scalar" or (not x.dtype.is_floating_point and not x.dtype.is_complex):
             return self.path.run(x, y)
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             return self.path.run(x, y)
-        if isfinite((x.sum() + y.sum()).item()):  # sums may overflow where no value is infinite: right still, and slow
-            return self.path.run(x, y)
-        return self._over_tasks("z", x, y)
+        parts = self.path.parts(x, y)
+        verdict = _verdict(x, y) if parts is None else int(parts.verdict.item())
+        if verdict == INFINITE:
+            return self._over_tasks("z", x, y)
+        if verdict == INEXACT:
+            parts = None
+        return self.path.run(x, y, parts)
 
     def ptx(self, target: str) -> str:
         """The assembly of the kernel; PlanError where the step takes the dense path, which has none of its own."""
         return self.path.ptx(target)
+
+
+def _verdict(x: torch.Tensor, y: torch.Tensor) -> int:
+    """On values that are multiplied as they are; sums may overflow where none is infinite: right still, and slow."""
+    return EXACT if isfinite((x.sum() + y.sum()).item()) else INFINITE
 
 
 class _Product(torch.autograd.Function):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 from cases import assert_matches
 from pair_cases import EQUATIONS, MIXED, SIZES, operands, small_blocks, structural
 
 import sparsetc as stc
+from sparsetc.codegen.split_pairs import Places, split
 
 pytestmark = [
     pytest.mark.gpu,
@@ -74,6 +77,60 @@ def test_integers(dtype: torch.dtype, plan: str) -> None:
 @pytest.mark.parametrize("name", MIXED)
 def test_with_dense_operands(name: str) -> None:
     check(MIXED[name][0], torch.float64, "auto", MIXED[name][1])
+
+
+def far_apart(free: int, inner: int) -> tuple[stc.SparseTensor, stc.SparseTensor]:
+    """Blocks of 64 x 32, full; rows of both, and contracted coordinates, scaled by up to 2 ** these."""
+    g = torch.Generator().manual_seed(0)
+    made = []
+    for rows, columns in ((150, 300), (130, 300)):
+        value = torch.randn(rows, columns, generator=g).clamp(min=-3, max=3)
+        value = torch.where(value.abs() < 0.1, 0.5, value)
+        row, column = (
+            torch.randint(-most, most + 1, (n,), generator=g) for n, most in ((rows, free), (columns, inner))
+        )
+        made.append(stc.SparseTensor.from_dense(torch.ldexp(value, row[:, None] + column).cuda()))
+    return made[0], made[1]
+
+
+@pytest.mark.parametrize("plan", ["bcb", stc.plan_bcb(threshold=1200)], ids=str)
+@pytest.mark.parametrize(("free", "inner", "in_parts"), [(0, 0, True), (50, 0, True), (0, 10, True), (0, 30, False)])
+def test_highest_is_as_exact_as_float32(free: int, inner: int, in_parts: bool, plan: str | stc.BcbPlan) -> None:
+    """By blocks in parts where values are near enough to their row's largest, else by blocks as they are."""
+    x, y = far_apart(free, inner)
+    kernel = stc.compile("ik,jk->ij", x, y, plan=plan, precision="highest")
+    path = kernel.chain.pairs[0].path
+    path = path.halves[0].path if kernel.plan.name == "bcb+scalar" else path
+    with mock.patch.object(path, "launch_of_parts", wraps=path.launch_of_parts) as parts:
+        found = kernel().to_dense().double()
+    assert parts.called == in_parts
+    exact, size = (
+        x.to_dense().double() @ y.to_dense().double().T,
+        x.to_dense().double().abs() @ y.to_dense().double().abs().T,
+    )
+    assert float(((found - exact).abs() / size).max()) < 1e-6
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_values_that_are_not_finite(value: float) -> None:
+    x, y = (o.cuda() for o in operands("ijk,klm->ijlm", "skewed", torch.float32))
+    x.values[0] = value
+    found, expected = (stc.einsum("ijk,klm->ijlm", x, y, plan=plan, precision="highest") for plan in ("bcb", "scalar"))
+    torch.testing.assert_close(found.values, expected.values, equal_nan=True, rtol=1e-5, atol=1e-5)
+
+
+def test_parts_are_those_of_the_twin() -> None:
+    g = torch.Generator().manual_seed(0)
+    at = torch.randperm(1 << 20, generator=g)[: 1 << 19]
+    values = torch.randn(at.numel(), generator=g).cuda()
+    line = torch.randint(0, 40, (512,), generator=g).int()
+    own = Places(at.cuda(), line.cuda(), 40, 64, 32)
+    on_cpu = Places(at, line, 40, 64, 32)
+    found = split((values, values), (own, own))
+    expected = split((values.cpu(), values.cpu()), (on_cpu, on_cpu))
+    assert int(found.verdict) == int(expected.verdict)
+    for a, b in zip(found.arrays[1], expected.arrays[1], strict=True):
+        assert torch.equal(a.cpu(), b)
 
 
 @pytest.mark.parametrize("plan", ["scalar", "dense", "bcb"])

@@ -99,8 +99,78 @@ def test_few_blocks_of_the_result_are_made_at_a_time(storage: str) -> None:
 def test_precision(precision: str) -> None:
     given = operands("ijk,klm->ijlm", "dense", torch.float32)
     kernel = stc.compile("ijk,klm->ijlm", *given, plan="bcb", precision=precision)
-    assert f'input_precision="{"tf32x3" if precision == "highest" else "tf32"}"' in kernel.source
+    assert ("x_high_values" if precision == "highest" else 'input_precision="tf32"') in kernel.source
     assert_matches(kernel(), "ijk,klm->ijlm", given, 1e-5 if precision == "highest" else 2e-3)
+
+
+def test_highest_reads_bitmaps_as_they_are() -> None:
+    for storage, expected in (("whole", False), ("bitmap", True)):
+        given = operands("ijk,klm->ijlm", "dense", torch.float32)
+        kernel = stc.compile("ijk,klm->ijlm", *given, plan=stc.plan_bcb(storage=storage), precision="highest")
+        assert ('input_precision="tf32x3"' in kernel.source) == expected
+
+
+def component_error(found: Any, equation: str, given: list[Any]) -> float:
+    """The greatest error of an entry over the sum of absolute products it is made of, in float64."""
+    exact = [o.to_dense().double() for o in given]
+    size = torch.einsum(equation, *(o.abs() for o in exact))
+    off = (found.to_dense().double() - torch.einsum(equation, *exact)).abs()
+    assert bool((off[size == 0] == 0).all())
+    return float((off / size.clamp(min=1e-300)).max())
+
+
+def scaled(o: stc.SparseTensor, mode: int, low: int, high: int, seed: int) -> stc.SparseTensor:
+    """An operand whose coordinates of a mode are scaled by random powers of two."""
+    g = torch.Generator().manual_seed(seed)
+    powers = torch.randint(low, high + 1, (o.shape[mode],), generator=g)
+    return o.with_values(torch.ldexp(o.values, powers[o.coords[mode]]))
+
+
+PLANS_OF_BLOCKS = {"bcb": "bcb", "bcb+scalar": small_blocks("ijk,klm->ijlm", 2, 2)}
+
+
+@pytest.mark.parametrize("name", PLANS_OF_BLOCKS)
+@pytest.mark.parametrize(
+    ("free", "inner", "in_parts"),
+    [((0, 0), (0, 0), True), ((-60, 60), (-6, 6), True), ((0, 0), (-60, 60), False), ((-120, -100), (0, 0), False)],
+    ids=["alike", "rows-far-apart", "values-far-apart", "tiny"],
+)
+def test_values_decide_whether_blocks_are_in_parts(
+    free: tuple[int, int], inner: tuple[int, int], in_parts: bool, name: str
+) -> None:
+    """Rows of x, and contracted coordinates, of very different size: exact either way."""
+    equation = "ijk,klm->ijlm"
+    x, y = operands(equation, "dense", torch.float32)
+    x, y = scaled(scaled(x, 0, *free, 1), 2, *inner, 2), scaled(y, 0, *inner, 3)
+    kernel = stc.compile(equation, x, y, plan=PLANS_OF_BLOCKS[name], precision="highest")
+    path = kernel.chain.pairs[0].path
+    path = path if name == "bcb" else path.halves[0].path
+    with mock.patch.object(path, "launch_of_parts", wraps=path.launch_of_parts) as parts:
+        assert component_error(kernel(), equation, [x, y]) < 1e-6
+    assert parts.called == in_parts
+    assert ("launch" in vars(path)) != in_parts  # the program of blocks as they are is made when asked for
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_values_that_are_not_finite_reach_their_own_entries_only(value: float) -> None:
+    equation = "ijk,klm->ijlm"
+    x, y = operands(equation, "skewed", torch.float32)
+    x.values[0] = value
+    kernel, path = (stc.compile(equation, x, y, plan=plan, precision="highest") for plan in ("bcb", "scalar"))
+    torch.testing.assert_close(kernel().values, path().values, equal_nan=True, rtol=1e-5, atol=1e-5)
+
+
+def test_few_blocks_in_parts_are_made_at_a_time() -> None:
+    """Rows of blocks of each buffer, and of shares of runs."""
+    given = operands("ij,jk->ik", "dense", torch.float32, sizes={"i": 12, "j": 40, "k": 8})
+    given = [scaled(given[0], 0, -40, 40, 1), scaled(given[1], 1, -40, 40, 2)]
+    for least in (4 * 4 * 4 * 4, 1 << 31):
+        with mock.patch.object(blocks, "PAIRS_A_PROGRAM", 3), mock.patch.object(blocks, "BUFFER_BYTES", least):
+            kernel = stc.compile("ij,jk->ik", *given, plan=stc.plan_bcb(i=4, j=1, k=4), precision="highest")
+        path = kernel.chain.pairs[0].path
+        assert (len(path._buffers) > 1) == (least < 1 << 31)
+        assert any(b.owner is not None for b in path._buffers)
+        assert component_error(kernel(), "ij,jk->ik", given) < 1e-6
 
 
 @pytest.mark.parametrize("name", CHAINS)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from hypothesis import given, settings
-from tile_pairs import FOLDS, DrawnTiles, drawn_tiles
+from tile_pairs import FOLDS, DrawnTiles, drawn_tiles, error, spread_tiles
 
 from sparsetc.codegen.launch_pairs import TritonPairs
 from sparsetc.ir.operands import MIN_DOT
@@ -31,6 +31,19 @@ def test_schedules_and_storages(name: str, dot: bool, bitmap: bool, wide: bool) 
 @pytest.mark.parametrize("name", FOLDS)
 def test_operands_that_differ_in_storage(name: str) -> None:
     check(DrawnTiles(FOLDS[name], True, True, mixed=True, tiles=(2, 2), pairs=(2, 0, 1)))
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["narrow", "wide"])
+@pytest.mark.parametrize("name", FOLDS)
+def test_tiles_in_parts(name: str, wide: bool) -> None:
+    check(DrawnTiles(FOLDS[name], dtype=torch.float32, wide=wide, tiles=(2, 3), pairs=(2, 0, 1), parts=True))
+
+
+@settings(max_examples=30, deadline=None)
+@given(spread_tiles())
+def test_parts_are_as_exact_as_float32(case: DrawnTiles) -> None:
+    found = TritonPairs(case.program, case.dtype, None, cuda=False)(case.arrays(), (0, sum(case.pairs)))
+    assert error(found, case) < 1e-6
 
 
 @settings(max_examples=30, deadline=None)

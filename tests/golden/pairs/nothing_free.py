@@ -2,30 +2,39 @@
 
 Z[item, one_row, one_column] = the sum, over the item's pairs of tiles, of the product of X[one_row, ijk] and Y[one_column, ijk] (BCB-SpTC).
 
-Part 0, bcb x bcb: pairs of dense tiles of 1x32 and dense tiles of 1x32.
+Part 0, bcb x bcb: pairs of dense tiles of 1x32 in parts and dense tiles of 1x32 in parts.
     pair n, pair_ptr[item] <= n < pair_ptr[item + 1], is of tile pair_x[n] of X and tile pair_y[n] of Y
-    x_values[tile * 32 + position], row-major over one_row, ijk = 1x32
-    y_values[tile * 32 + position], row-major over one_column, ijk = 1x32
-    streams 8*L + N*w + 8*P bytes, writes P*w bytes
+    x_high_values[tile * 32 + position], likewise x_low_values, row-major over one_row, ijk = 1x32
+    y_high_values[tile * 32 + position], likewise y_low_values, row-major over one_column, ijk = 1x32
+    X = x_scales[item_x[item] * 1 + one_row] * (x_high_values + x_low_values / 2048), float16 in rows scaled by powers of 2
+    Y = y_scales[item_y[item] * 1 + one_column] * (y_high_values + y_low_values / 2048), float16 in rows scaled by powers of 2
+    streams 8*L + N*w + 16*P bytes, writes P*w bytes
     stores P rows
-    0 flops outside dots, 16384*L inside
+    1024*P flops outside dots, 16384*L inside
 """
 
 import triton
 import triton.language as tl
 
 
-# tile program  "ijk,ijk->"  part 0: bcb x bcb, pairs of dense tiles of 1x32 and dense tiles of 1x32
+# tile program  "ijk,ijk->"  part 0: bcb x bcb, pairs of dense tiles of 1x32 in parts and dense tiles of 1x32 in parts
 #   item over pair_ptr
 #   axes one_row = 1, one_column = 1, ijk = 32 (i:2 j:4 k:4)
 #   total[one_row,one_column] = 0
 #   loop pairs of the item
-#     x[one_row,ijk] = load X.tile[pair_x]
-#     y[one_column,ijk] = load Y.tile[pair_y]
-#     total[one_row,one_column] += einsum "ijk,ijk->" x, y  # dot over ijk, tf32x3
+#     x[one_row,ijk] = load X.tile[pair_x]  # high and low parts
+#     y[one_column,ijk] = load Y.tile[pair_y]  # high and low parts
+#     total[one_row,one_column] += einsum "ijk,ijk->" x, y  # dot over ijk, f16x3
+#   x_scale[one_row] = load X.scale[item_x]
+#   y_scale[one_column] = load Y.scale[item_y]
+#   total[one_row,one_column] = einsum ",->" total, x_scale  # multiply
+#   total[one_row,one_column] = einsum ",->" total, y_scale  # multiply
 #   store Z[item, one_row, one_column] total[one_row,one_column]
 @triton.jit
-def part_0(pid, pair_ptr, pair_x, pair_y, x_values, y_values, Z):
+def part_0(
+    pid, pair_ptr, pair_x, pair_y, item_x, item_y, x_high_values, x_low_values, x_scales, y_high_values,
+    y_low_values, y_scales, Z,
+):
     item = pid
     one_row_in = tl.arange(0, 16)
     one_column_in = tl.arange(0, 16)
@@ -36,12 +45,28 @@ def part_0(pid, pair_ptr, pair_x, pair_y, x_values, y_values, Z):
     for pair in range(start, stop):
         x_tile = tl.load(pair_x + pair)
         y_tile = tl.load(pair_y + pair)
-        x = tl.load(x_values + x_tile * 32 + one_row_in[:, None] * 32 + ijk_in[None, :], mask=(one_row_in < 1)[:, None], other=0)
-        y = tl.load(y_values + y_tile * 32 + one_column_in[:, None] * 32 + ijk_in[None, :], mask=(one_column_in < 1)[:, None], other=0)
-        total = tl.dot(x, tl.trans(y), total, input_precision="tf32x3", out_dtype=tl.float32)
+        x_high = tl.load(x_high_values + x_tile * 32 + one_row_in[:, None] * 32 + ijk_in[None, :], mask=(one_row_in < 1)[:, None], other=0)
+        x_low = tl.load(x_low_values + x_tile * 32 + one_row_in[:, None] * 32 + ijk_in[None, :], mask=(one_row_in < 1)[:, None], other=0)
+        y_high = tl.load(y_high_values + y_tile * 32 + one_column_in[:, None] * 32 + ijk_in[None, :], mask=(one_column_in < 1)[:, None], other=0)
+        y_low = tl.load(y_low_values + y_tile * 32 + one_column_in[:, None] * 32 + ijk_in[None, :], mask=(one_column_in < 1)[:, None], other=0)
+        total_low = tl.dot(x_low, tl.trans(y_high), out_dtype=tl.float32)
+        total_low = tl.dot(x_high, tl.trans(y_low), total_low, out_dtype=tl.float32)
+        total_high = tl.dot(x_high, tl.trans(y_high), out_dtype=tl.float32)
+        # Pairs are summed outside of the dots, which round their sums towards zero.
+        total += tl.fma(total_low, 0.00048828125, total_high)
+    x_scale = tl.load(x_scales + tl.load(item_x + item) * 1 + one_row_in, mask=one_row_in < 1, other=0)
+    y_scale = tl.load(y_scales + tl.load(item_y + item) * 1 + one_column_in, mask=one_column_in < 1, other=0)
+    total = x_scale[:, None] * total
+    total = y_scale[None, :] * total
     tl.store(Z + item + one_row_in[:, None] + one_column_in[None, :], total, mask=(one_row_in < 1)[:, None] & (one_column_in < 1)[None, :])
 
 
 @triton.jit(do_not_specialize=["programs_0"])
-def kernel(programs_0, pair_ptr_0, pair_x_0, pair_y_0, x_values_0, y_values_0, Z):
-    part_0(tl.program_id(0), pair_ptr_0, pair_x_0, pair_y_0, x_values_0, y_values_0, Z)
+def kernel(
+    programs_0, pair_ptr_0, pair_x_0, pair_y_0, item_x_0, item_y_0, x_high_values_0, x_low_values_0,
+    x_scales_0, y_high_values_0, y_low_values_0, y_scales_0, Z,
+):
+    part_0(
+        tl.program_id(0), pair_ptr_0, pair_x_0, pair_y_0, item_x_0, item_y_0, x_high_values_0, x_low_values_0,
+        x_scales_0, y_high_values_0, y_low_values_0, y_scales_0, Z,
+    )

@@ -2,30 +2,39 @@
 
 Z[item, ij, lm] = the sum, over the item's pairs of tiles, of the product of X[ij, k] and Y[lm, k] (BCB-SpTC).
 
-Part 0, bcb x bcb: pairs of dense tiles of 64x32 and dense tiles of 64x32.
+Part 0, bcb x bcb: pairs of dense tiles of 64x32 in parts and dense tiles of 64x32 in parts.
     pair n, pair_ptr[item] <= n < pair_ptr[item + 1], is of tile pair_x[n] of X and tile pair_y[n] of Y
-    x_values[tile * 2048 + position], row-major over ij, k = 64x32
-    y_values[tile * 2048 + position], row-major over lm, k = 64x32
-    streams 8*L + N*w + 8*P bytes, writes 4096*P*w bytes
+    x_high_values[tile * 2048 + position], likewise x_low_values, row-major over ij, k = 64x32
+    y_high_values[tile * 2048 + position], likewise y_low_values, row-major over lm, k = 64x32
+    X = x_scales[item_x[item] * 64 + ij] * (x_high_values + x_low_values / 2048), float16 in rows scaled by powers of 2
+    Y = y_scales[item_y[item] * 64 + lm] * (y_high_values + y_low_values / 2048), float16 in rows scaled by powers of 2
+    streams 8*L + N*w + 16*P bytes, writes 4096*P*w bytes
     stores P rows
-    0 flops outside dots, 262144*L inside
+    16384*P flops outside dots, 262144*L inside
 """
 
 import triton
 import triton.language as tl
 
 
-# tile program  "ijk,klm->ijlm"  part 0: bcb x bcb, pairs of dense tiles of 64x32 and dense tiles of 64x32
+# tile program  "ijk,klm->ijlm"  part 0: bcb x bcb, pairs of dense tiles of 64x32 in parts and dense tiles of 64x32 in parts
 #   item over pair_ptr
 #   axes ij = 64 (i:8 j:8), lm = 64 (l:8 m:8), k = 32
 #   total[ij,lm] = 0
 #   loop pairs of the item
-#     x[ij,k] = load X.tile[pair_x]
-#     y[lm,k] = load Y.tile[pair_y]
-#     total[ij,lm] += einsum "ijk,lmk->ijlm" x, y  # dot over k, tf32x3
+#     x[ij,k] = load X.tile[pair_x]  # high and low parts
+#     y[lm,k] = load Y.tile[pair_y]  # high and low parts
+#     total[ij,lm] += einsum "ijk,lmk->ijlm" x, y  # dot over k, f16x3
+#   x_scale[ij] = load X.scale[item_x]
+#   y_scale[lm] = load Y.scale[item_y]
+#   total[ij,lm] = einsum "ijlm,ij->ijlm" total, x_scale  # multiply
+#   total[ij,lm] = einsum "ijlm,lm->ijlm" total, y_scale  # multiply
 #   store Z[item, ij, lm] total[ij,lm]
 @triton.jit
-def part_0(pid, pair_ptr, pair_x, pair_y, x_values, y_values, Z):
+def part_0(
+    pid, pair_ptr, pair_x, pair_y, item_x, item_y, x_high_values, x_low_values, x_scales, y_high_values,
+    y_low_values, y_scales, Z,
+):
     item = pid
     ij_in = tl.arange(0, 64)
     lm_in = tl.arange(0, 64)
@@ -36,12 +45,28 @@ def part_0(pid, pair_ptr, pair_x, pair_y, x_values, y_values, Z):
     for pair in range(start, stop):
         x_tile = tl.load(pair_x + pair)
         y_tile = tl.load(pair_y + pair)
-        x = tl.load(x_values + x_tile * 2048 + ij_in[:, None] * 32 + k_in[None, :])
-        y = tl.load(y_values + y_tile * 2048 + lm_in[:, None] * 32 + k_in[None, :])
-        total = tl.dot(x, tl.trans(y), total, input_precision="tf32x3", out_dtype=tl.float32)
+        x_high = tl.load(x_high_values + x_tile * 2048 + ij_in[:, None] * 32 + k_in[None, :])
+        x_low = tl.load(x_low_values + x_tile * 2048 + ij_in[:, None] * 32 + k_in[None, :])
+        y_high = tl.load(y_high_values + y_tile * 2048 + lm_in[:, None] * 32 + k_in[None, :])
+        y_low = tl.load(y_low_values + y_tile * 2048 + lm_in[:, None] * 32 + k_in[None, :])
+        total_low = tl.dot(x_low, tl.trans(y_high), out_dtype=tl.float32)
+        total_low = tl.dot(x_high, tl.trans(y_low), total_low, out_dtype=tl.float32)
+        total_high = tl.dot(x_high, tl.trans(y_high), out_dtype=tl.float32)
+        # Pairs are summed outside of the dots, which round their sums towards zero.
+        total += tl.fma(total_low, 0.00048828125, total_high)
+    x_scale = tl.load(x_scales + tl.load(item_x + item) * 64 + ij_in)
+    y_scale = tl.load(y_scales + tl.load(item_y + item) * 64 + lm_in)
+    total = x_scale[:, None] * total
+    total = y_scale[None, :] * total
     tl.store(Z + item * 4096 + ij_in[:, None] * 64 + lm_in[None, :], total)
 
 
 @triton.jit(do_not_specialize=["programs_0"])
-def kernel(programs_0, pair_ptr_0, pair_x_0, pair_y_0, x_values_0, y_values_0, Z):
-    part_0(tl.program_id(0), pair_ptr_0, pair_x_0, pair_y_0, x_values_0, y_values_0, Z)
+def kernel(
+    programs_0, pair_ptr_0, pair_x_0, pair_y_0, item_x_0, item_y_0, x_high_values_0, x_low_values_0,
+    x_scales_0, y_high_values_0, y_low_values_0, y_scales_0, Z,
+):
+    part_0(
+        tl.program_id(0), pair_ptr_0, pair_x_0, pair_y_0, item_x_0, item_y_0, x_high_values_0, x_low_values_0,
+        x_scales_0, y_high_values_0, y_low_values_0, y_scales_0, Z,
+    )

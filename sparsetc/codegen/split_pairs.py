@@ -1,0 +1,139 @@
+"""Values -> parts of 16 bits, for dots in f16x3: packing, and the verdict on whether parts are as exact as float32.
+
+In: (nnz,) float32 values and where they stand in whole tiles. Out: `Parts`. Of a row of an operand (a free position,
+whatever the tile) the largest magnitude is brought to between 2**14 and 2**15 by a power of two, the row's scale. Each
+value v is then::
+
+    high = float16(v)      11 bits      low = float16((v - high) * 2**11)      12 bits more, the sign among them
+
+A float16 is normal from 2**-14 on, so all 23 bits are there where a row's nonzeros are at least 2**-28 of its largest:
+below that bits are lost. The scales of two rows are multiplied to a sum one after the other; of largest magnitudes
+between 2**-80 and 2**80 neither step overflows for sums of fewer than 2**30 terms, nor leaves the normal numbers for a
+term. Of anything else the verdict is that parts are not exact enough, or that there is an infinity or a NaN.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from sparsetc.ir.view import LOW
+
+HEAD, BIAS = 14, 127
+"""Exponent of the largest magnitude of a scaled row; bias of a float32's exponent."""
+SPREAD, RANGE = 28, 80
+"""Exponents of two: how far below its row's largest a nonzero may be, and how far that one from 1."""
+EXACT, INEXACT, INFINITE = 0, 1, 2
+"""Verdicts, from good to bad."""
+SPREAD_BITS, INFINITE_BITS = SPREAD << 23, (2 * BIAS + 1) << 23
+LEAST_BITS, MOST_BITS = (BIAS - RANGE) << 23, (BIAS + RANGE) << 23
+ALIGNED = 16
+"""Bytes at whose multiples arrays begin that kernels load many elements of at once."""
+BLOCK = 1024
+"""Values a program."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the values of an operand stand."""
+
+    at: torch.Tensor
+    """(nnz,) int64: tile * volume + position."""
+    line: torch.Tensor
+    """(tiles,) int32, the row of tiles that each tile is in."""
+    lines: int
+    """Rows of tiles."""
+    side: int
+    """Rows of a tile, a power of two."""
+    inner: int
+    """Positions of its row, a power of two."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of the operand."""
+        return self.lines * self.side
+
+    @property
+    def stored(self) -> int:
+        """Positions of all tiles."""
+        return self.line.numel() * self.side * self.inner
+
+    @property
+    def row(self) -> torch.Tensor:
+        """(nnz,) the row of each value."""
+        tile = self.at // (self.side * self.inner)
+        return self.line.long()[tile] * self.side + self.at // self.inner % self.side
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Both operands in parts."""
+
+    arrays: tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], ...]
+    """Of each operand high parts and low parts, (stored,) float16, and scales, (rows,) float32."""
+    verdict: torch.Tensor
+    """(1,) int32 on the device, the worse of both operands'."""
+
+
+def split(values: Sequence[torch.Tensor], places: Sequence[Places]) -> Parts:
+    """Parts of both operands; two launches each, and nothing is waited for."""
+    sizes = [1, *(p.rows for p in places)]
+    verdict, *most = _zeros(sizes, torch.int32, values[0].device)
+    run = launched if values[0].is_cuda else computed
+    # Triton launches on the current device.
+    with torch.cuda.device(values[0].device) if values[0].is_cuda else contextlib.nullcontext():
+        arrays = tuple(run(v, p, m, verdict) for v, p, m in zip(values, places, most, strict=True))
+    return Parts(arrays, verdict)
+
+
+def _zeros(sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
+    """Arrays of zeros in one allocation, each aligned."""
+    step = ALIGNED // dtype.itemsize
+    padded = [-(-size // step) * step for size in sizes]
+    found = torch.zeros(sum(padded), dtype=dtype, device=device).split(padded)
+    return [array[:size] for array, size in zip(found, sizes, strict=True)]
+
+
+def launched(
+    values: torch.Tensor, places: Places, most: torch.Tensor, verdict: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """By Triton's kernels."""
+    from sparsetc.codegen import split_kernels as kernels
+
+    high, low = _zeros([places.stored] * 2, torch.float16, values.device)
+    scales, nnz = torch.empty(places.rows, dtype=torch.float32, device=values.device), values.numel()
+    shape = ((places.side * places.inner).bit_length() - 1, places.inner.bit_length() - 1, places.side)
+    read = (values.contiguous(), places.at, places.line, most)
+    kernels.find_most[(-(-nnz // BLOCK),)](*read, nnz, *shape)
+    programs = -(-max(nnz, places.rows) // BLOCK)
+    kernels.split[(programs,)](*read, high, low, scales, verdict, nnz, places.rows, *shape)
+    return high, low, scales
+
+
+def computed(
+    values: torch.Tensor, places: Places, most: torch.Tensor, verdict: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """By torch, the same bits."""
+    high, low = _zeros([places.stored] * 2, torch.float16, values.device)
+    row, bits = places.row, values.contiguous().view(torch.int32) & 0x7FFFFFFF
+    top = most.scatter_reduce_(0, row, bits, "amax")[row]
+    scaled = values * _power(2 * BIAS + HEAD - _exponents(top))
+    first = scaled.half()
+    high.index_copy_(0, places.at, first)
+    low.index_copy_(0, places.at, ((scaled - first.float()) * LOW).half())
+    far = (bits > 0) & ((bits < top - SPREAD_BITS) | (top < LEAST_BITS) | (top > MOST_BITS))
+    found = torch.where(top >= INFINITE_BITS, INFINITE, far.int() * INEXACT)
+    verdict.copy_(torch.cat([verdict, found.int()]).amax(0, keepdim=True))
+    return high, low, _power(_exponents(most) - HEAD)
+
+
+def _exponents(most: torch.Tensor) -> torch.Tensor:
+    return (most >> 23).clamp(min=HEAD + 1)
+
+
+def _power(exponent: torch.Tensor) -> torch.Tensor:
+    """2 ** (exponent - BIAS)."""
+    return (exponent << 23).view(torch.float32)

@@ -1,0 +1,55 @@
+"""What the tests of values in parts share: operands of tiles, and the values that parts stand for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from hypothesis import strategies as st
+from tile_pairs import spread_values
+
+from sparsetc.codegen.split_pairs import Places
+from sparsetc.ir.view import LOW
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Random values in tiles."""
+
+    side: int
+    inner: int
+    tiles: int
+    spread: int
+    density: float
+    seed: int
+
+    def operand(self) -> tuple[torch.Tensor, Places]:
+        """Values, and where they stand; tile n is in row n % 2 of tiles, or there is one row."""
+        x = spread_values((self.side, self.inner), self.tiles, self.spread, self.density, self.seed)
+        at = torch.nonzero(x.flatten()).flatten()
+        lines = min(2, self.tiles)
+        line = torch.arange(self.tiles, dtype=torch.int32) % lines
+        return x.flatten()[at], Places(at, line, lines, self.side, self.inner)
+
+
+@st.composite
+def drawn(draw: st.DrawFn) -> Drawn:
+    """Tiles of 1 x 1 to 16 x 16, up to five; values as far apart in a row as they may be."""
+    sides = st.sampled_from([1, 2, 4, 16])
+    spread, density = st.sampled_from([0, 5, 26, 27]), st.sampled_from([0.0, 0.2, 1.0])
+    return Drawn(
+        draw(sides), draw(sides), draw(st.integers(1, 5)), draw(spread), draw(density), draw(st.integers(0, 999))
+    )
+
+
+def operand(x: torch.Tensor) -> tuple[torch.Tensor, Places]:
+    """A matrix of powers of two as one tile, all of it stored."""
+    rows, columns = x.shape
+    side = 1 << (rows - 1).bit_length()
+    return x.flatten(), Places(torch.arange(x.numel()), torch.zeros(1, dtype=torch.int32), 1, side, columns)
+
+
+def value_of(parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor], places: Places) -> torch.Tensor:
+    """(nnz,) float64: what parts stand for."""
+    high, low, scales = (a.double() for a in parts)
+    return (high + low / LOW)[places.at] * scales[places.row]

@@ -1,0 +1,92 @@
+"""Values in parts of 16 bits: that nothing is lost where the verdict says so, and what the verdict is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from split_cases import Drawn, drawn, operand, value_of
+
+from sparsetc.codegen.split_pairs import EXACT, INEXACT, INFINITE, Places, split
+
+
+def verdict(*rows: list[float]) -> int:
+    """Of one operand of these rows, beside one of ones."""
+    values, places = operand(torch.tensor(rows))
+    ones = operand(torch.ones(1, 1))
+    first, second = split((values, ones[0]), (places, ones[1])), split((ones[0], values), (ones[1], places))
+    found = {int(first.verdict), int(second.verdict)}
+    assert len(found) == 1  # whichever operand it is
+    return found.pop()
+
+
+@settings(max_examples=100, deadline=None)
+@given(drawn())
+def test_parts_are_the_value_to_23_bits(case: Drawn) -> None:
+    values, places = case.operand()
+    parts = split((values, values), (places, places))
+    assert int(parts.verdict) == EXACT
+    found = value_of(parts.arrays[0], places)
+    assert bool(((found - values.double()).abs() <= values.double().abs() * 2**-23).all())
+    assert int(torch.count_nonzero(parts.arrays[0][0])) == int(torch.count_nonzero(values))
+    scales = parts.arrays[0][2].double()
+    assert bool((torch.log2(scales) % 1 == 0).all())
+    assert bool((values.double().abs() < scales[places.row] * 2**15).all())
+
+
+def test_whole_numbers_are_exact() -> None:
+    values, places = operand(torch.tensor([[1.0, -2047, 4095, 3.0], [2.0**22 - 1, 1.0, -7.0, 2.0**20]]))
+    parts = split((values, values), (places, places))
+    assert torch.equal(value_of(parts.arrays[1], places), values.double())
+
+
+def test_zeros_keep_their_sign_and_ask_for_nothing() -> None:
+    values, places = operand(torch.tensor([[0.0, -0.0], [-0.0, 1.0]]))
+    (high, low, scales), _ = split((values, values), (places, places)).arrays
+    assert high[places.at].signbit().tolist() == [False, True, True, False]
+    assert not low.any()
+    assert bool((scales > 0).all())
+    assert verdict([0.0, -0.0], [0.0, 1.0]) == EXACT
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ([1.0, 2.0**-28], EXACT),
+        ([-1.0, -(2.0**-28)], EXACT),
+        ([1.0, 2.0**-28 * 0.999], INEXACT),
+        ([2 - 2**-23, 2.0**-28], INEXACT),
+        ([2.0**80, 2.0**60], EXACT),
+        ([2.0**80 * 1.001], INEXACT),
+        ([2.0**-80], EXACT),
+        ([2.0**-80 * 0.999], INEXACT),
+        ([1e-40], INEXACT),
+        ([1e-40, 1.0], INEXACT),
+        ([3e38], INEXACT),
+        ([float("inf"), 1.0], INFINITE),
+        ([-float("inf"), 0.0], INFINITE),
+        ([float("nan"), 1.0], INFINITE),
+    ],
+)
+def test_verdicts(row: list[float], expected: int) -> None:
+    padded = [*row, 0.0][:2]
+    assert verdict(padded) == expected
+    assert verdict([1.0, 3.0], padded) == expected
+    assert verdict(padded, [1.0, 1e-30]) == max(expected, INEXACT)
+
+
+def test_rows_are_of_the_operand_whatever_the_tile() -> None:
+    """Two tiles of 2 x 2, side by side or one above another."""
+    values, at = torch.tensor([1.0, 2.0**-30]), torch.tensor([0, 4])
+    for line, rows, expected in (([0, 0], 1, INEXACT), ([0, 1], 2, EXACT)):
+        places = Places(at, torch.tensor(line, dtype=torch.int32), rows, 2, 2)
+        parts = split((values, values), (places, places))
+        assert int(parts.verdict) == expected
+        assert parts.arrays[0][2].numel() == 2 * rows
+
+
+def test_no_values() -> None:
+    none = Places(torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.int32), 0, 4, 4)
+    parts = split((torch.zeros(0), torch.zeros(0)), (none, none))
+    assert int(parts.verdict) == EXACT
+    assert [a.numel() for operand in parts.arrays for a in operand] == [0] * 6
