@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,8 +27,10 @@ from pair_cases import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparsetc as stc
+from sparsetc.pair.choose import GPU, scalar_seconds
 from sparsetc.pair.cut import Cut, sides_for
 from sparsetc.pair.meeting import Meeting
+from sparsetc.pair.scalar import FEW, MANY, waits
 
 DTYPES = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
@@ -455,6 +458,20 @@ def test_the_cheapest_path_is_taken() -> None:
         for _ in range(2)
     ]
     assert stc.compile("ij,jk->ik", *far).plan.name == "scalar"
+
+
+def test_sums_are_priced_as_ordered_where_they_are() -> None:
+    """Few and long; few and short ones are added by atomics, whatever their number."""
+    (step,) = stc.compile("ij,jk->ik", *operands("ij,jk->ik")).chain.pairs
+    exact = replace(step.budget, settings=replace(step.settings, deterministic=True), limit=10**12)
+    tasks = 10**8
+    for places, ordered in [(8281, True), (FEW, False), (tasks, False)]:
+        assert waits(places, tasks) == ordered
+        seconds, always = (
+            scalar_seconds(tasks, places, 4, b, GPU) for b in (replace(step.budget, limit=10**12), exact)
+        )
+        assert (seconds == always) == ordered
+    assert not waits(8281, MANY * 8281)
 
 
 def test_einsum_keeps_kernels_by_both_patterns() -> None:

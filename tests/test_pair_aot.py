@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from matrix_units import NATIVE, TARGETS, other_types
 from pair_cases import EQUATIONS, operands, small_blocks
 
 import sparsetc as stc
+from sparsetc.codegen import launch
+from sparsetc.pair import marks
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
@@ -104,6 +107,52 @@ def test_lists_of_tasks_compile(dtype: torch.dtype, deterministic: bool) -> None
         # A byte and a word of the list a task.
         if not deterministic:
             assert "ld.global.b8" in kernel.ptx("sm_90")
+
+
+def compiled_marks(name: str, types: dict[str, str], constants: dict[str, int], target: str) -> Any:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from sparsetc.pair import mark_kernels
+
+    kernel = getattr(mark_kernels, name)
+    signature = {n: types.get(n, "constexpr") for n in kernel.arg_names}
+    aligned: dict[Any, Any] = {(n,): [["tt.divisibility", 16]] for n, t in enumerate(signature.values()) if t[0] == "*"}
+    source = ASTSource(kernel, signature, constexprs=constants, attrs=aligned)
+    return triton.compile(source, target=GPUTarget(*launch.TARGETS[target]))
+
+
+TASKS = {"row": "*i64", "column": "*i32", "x_base": "*i32", "x_word": "*u8", "y_shift": "*i32", "bits": "*i32"}
+COUNTS = {"tasks": "i32", "entries": "i32", "columns": "i32"}
+OF_TASKS = {"FRAME": 256, "BLOCK": marks.BLOCK}
+MARK_KERNELS = {
+    "mark": (1, {"ends": "*i64", "first": "*i64", **TASKS, **COUNTS}, OF_TASKS),
+    "count": (2, {"bits": "*i32", "counts": "*i32"}, {"BLOCK": marks.BLOCK}),
+    "write_places": (2, {"bits": "*i32", "upto": "*i32", "places": "*i64"}, {"WORDS": marks.WORDS}),
+    "write_results": (2, {**TASKS, "upto": "*i32", "z_word": "*i32", **COUNTS}, OF_TASKS),
+}
+"""Arrays with a number a word of marks, types of arguments, constants."""
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("words", ["i32", "i64"])
+@pytest.mark.parametrize("name", MARK_KERNELS)
+def test_kernels_of_marks_compile(name: str, words: str, target: str) -> None:
+    """Words of marks, which may be more than 32 bits number, are addressed by 64; a task's neighbour is in the next
+    thread, so that a warp's reads lie together.
+    """
+    by_word, types, constants = MARK_KERNELS[name]
+    types = {"words": words} | types
+    found = compiled_marks(name, types, constants, target)
+    assert target in (found.asm.get("ptx") or found.asm["amdgcn"])
+    assert len(re.findall(r"tensor<\d+x!tt.ptr<i32>>, tensor<\d+xi64>", found.asm["ttir"])) == by_word
+    if "tasks" in types:
+        assert set(re.findall(r"sizePerThread = \[(\d+)\]", found.asm["ttgir"])) == {"1"}
+        assert found.metadata.shared == 0
+    if target.startswith("sm") and name == "mark":
+        assert re.search(r"(atom|red)\S*\.or\.b32", found.asm["ptx"])
+        assert "ld.global.cg" in found.asm["ptx"]
 
 
 def test_both_kernels_of_a_hybrid_compile() -> None:

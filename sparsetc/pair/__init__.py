@@ -6,6 +6,7 @@ In: a `Bound` einsum whose operands are sparse in two places or more. Out: `Pair
     meeting.py    what meets, counted
     symbolic.py   its tasks in order; the result's pattern
     expansion.py  tasks made, and grouped by the entry of the result they add to
+    marks.py      the same on a GPU, by a bit a place; its kernels are in mark_kernels.py
     populations.py  blocks of x by how many nonzeros they hold
     choose.py     expected times: scalar, dense, blocks, or a hybrid
     tasks.py      tasks as a sparse operand of ones

@@ -20,7 +20,7 @@ from sparsetc.options import Options
 from sparsetc.pair.cut import WHOLE, Bitmaps, BlockWork, Cut
 from sparsetc.pair.meeting import Meeting, Sizes
 from sparsetc.pair.populations import Populations, Split
-from sparsetc.pair.scalar import FEW
+from sparsetc.pair.scalar import waits
 from sparsetc.pair.sums import kept_dtype
 from sparsetc.pair.symbolic import TASK_BYTES, Budget
 from sparsetc.pair.tasks import KEPT_BYTES, keeps
@@ -334,7 +334,7 @@ def scalar_seconds(tasks: int, places: int, width: int, budget: Budget, rates: R
     """The list streamed, for each task a value of y and one of the result; x's values and columns change seldom."""
     again = 0 if keeps(tasks, budget) else tasks * TASK_BYTES / rates.expanded_bytes
     each = (KEPT_BYTES + 2 * width) / rates.task_bytes
-    if budget.settings.deterministic or places < FEW:  # additions wait for one another, or are ordered
+    if budget.settings.deterministic or waits(places, tasks):  # sums are ordered; there are as many as places, about
         each = max(each, rates.ordered)
     return PATH_LAUNCHES * rates.launch + tasks * each + again
 

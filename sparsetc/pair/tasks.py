@@ -1,8 +1,8 @@
 """The tasks of a contraction as a sparse tensor of ones, ``T[p, q, z]``: entry p of x meets entry q of y, for result z.
 
-In: a `Matching` and its groups. Out: `TaskList`, packed in two ways, and the views that read them. Nothing is stored
-that the order of tasks tells: p rises, by less than a frame within a frame, so a byte says it; q is consecutive
-while p stays the same; z alone takes a word. That is 5 bytes a task, read in order.
+In: a `Matching` and its groups, or its marks. Out: `TaskList`, packed in two ways, and the views that read them.
+Nothing is stored that the order of tasks tells: p rises, by less than a frame within a frame, so a byte says it; q is
+consecutive while p stays the same; z alone takes a word. That is 5 bytes a task, read in order.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from sparsetc.formats.words import bits_of
 from sparsetc.ir.plan import Layout
 from sparsetc.ir.view import Consecutive, Field, View
 from sparsetc.pair.expansion import Group, groups
+from sparsetc.pair.marks import Marks, markable
 from sparsetc.pair.symbolic import Budget, Matching
 
 KEPT_TASKS = (1 << 31) - (1 << 13)
@@ -172,6 +173,12 @@ class Tasks:
 
     def places(self) -> torch.Tensor:
         """(nnz,) the distinct places of all tasks, ascending; the list is filled on the way if it is kept."""
+        if self._marked:
+            marks = Marks(self.matching, FRAME)
+            self.nnz = marks.results
+            self.budget.check(self.nnz)
+            self._kept = self._list_of(marks)
+            return marks.places()
         done = [self.matching.ends.new_zeros(0)]
         filling = self._filling()
         self.nnz = 0
@@ -185,10 +192,12 @@ class Tasks:
         return torch.cat(done)
 
     def __iter__(self) -> Iterator[TaskList]:
-        filling = None if self._kept is not None else self._filling()
+        if self._kept is None and self._marked:
+            self._kept = self._list_of(Marks(self.matching, FRAME))
         if self._kept is not None:
             yield self._kept
             return
+        filling = self._filling()
         for group in groups(self.matching, self.budget.chunk):
             if filling is not None:
                 filling.take(group)
@@ -199,6 +208,15 @@ class Tasks:
         if filling is not None:
             self._kept = filling.list(self.nnz)
             yield self._kept
+
+    @property
+    def _marked(self) -> bool:
+        """Whether kernels find the pattern and the list, and not groups of tasks."""
+        return self.fits and markable(self.matching, self.budget)
+
+    def _list_of(self, marks: Marks) -> TaskList:
+        arrays = (marks.x_word, marks.x_base, marks.y_shift, marks.z_word())
+        return TaskList(self.matching, self.nnz, 0, self.matching.tasks, *arrays)
 
     def _filling(self) -> Filling | None:
         return Filling(self.matching, 0, self.matching.tasks, self._most) if self.fits else None

@@ -11,6 +11,8 @@ from pair_cases import EQUATIONS, MIXED, SIZES, operands, small_blocks, structur
 
 import sparsetc as stc
 from sparsetc.codegen.split_pairs import Places, split
+from sparsetc.pair import marks
+from sparsetc.pair import tasks as task_lists
 
 pytestmark = [
     pytest.mark.gpu,
@@ -188,3 +190,44 @@ def test_a_deterministic_hybrid_repeats() -> None:
     found = [kernel().values for _ in range(5)]
     assert all(torch.equal(found[0], other) for other in found[1:])
     torch.testing.assert_close(found[0].view(16, 10), x.to_dense() @ y.to_dense())
+
+
+def rmat(scale: int, degree: int) -> torch.Tensor:
+    """(2, n) coordinates of a graph with few rows of many, recursively."""
+    n, shares = degree << scale, torch.tensor([0.57, 0.19, 0.19, 0.05])
+    quadrant = torch.multinomial(shares, n * scale, True, generator=torch.Generator().manual_seed(0)).view(scale, n)
+    weight = 1 << torch.arange(scale)[:, None]
+    return torch.unique(torch.stack([(weight * (quadrant // 2)).sum(0), (weight * (quadrant % 2)).sum(0)]), dim=1)
+
+
+def star(n: int) -> torch.Tensor:
+    """A row, a column and a diagonal: a row of the square meets everything, and an entry of most rows one."""
+    zeros, at = torch.zeros(n, dtype=torch.long), torch.arange(n)
+    return torch.unique(torch.cat([torch.stack(c) for c in ((zeros, at), (at, zeros), (at, at))], 1), dim=1)
+
+
+def scattered(n: int, nonzeros: int) -> torch.Tensor:
+    """So many places, with few tasks, that 33 bits number them."""
+    return torch.unique(torch.randint(0, n, (2, nonzeros), generator=torch.Generator().manual_seed(1)), dim=1)
+
+
+@pytest.mark.parametrize(
+    "coords",
+    [rmat(12, 8), rmat(10, 32), star(3000), scattered(100_000, 300_000)],
+    ids=["R-MAT", "R-MAT, many tasks", "star", "scattered"],
+)
+def test_marks_and_groups_make_the_same_list(coords: torch.Tensor) -> None:
+    n = int(coords.max()) + 1
+    x = stc.SparseTensor(coords, torch.ones(coords.shape[1]), (n, n)).cuda()
+    with mock.patch.object(marks, "SPREAD", 1 << 14):
+        (step,) = stc.compile("ij,jk->ik", x, x, plan="scalar").chain.pairs
+        assert marks.markable(step.matching, step.budget)
+    made = []
+    for marked in (True, False):
+        with mock.patch.object(task_lists, "markable", return_value=marked):
+            tasks = task_lists.Tasks(step.matching, step.budget)
+            made.append((tasks.places(), *tasks))
+    (places, one), (expected, other) = made
+    assert torch.equal(places, expected)
+    for name in ("x_word", "x_base", "y_shift", "z_word"):
+        assert torch.equal(getattr(one, name), getattr(other, name)), name

@@ -1,0 +1,102 @@
+"""The pattern of a result and the list of its tasks by marks: a bit a place, set by each task that adds to it.
+
+In: a `Matching` whose list is kept. Out: `Marks`: the number of results, their places, and the arrays of the list. They
+are Triton's, in four launches and a handful of calls of torch, where groups of tasks (`expansion`) take some hundred;
+one wait, for the number of results. Two passes over the tasks read and write little more than the list itself: tasks
+come row by row, so marks are near those set before; nothing is sorted.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from sparsetc.pair.symbolic import Budget, Matching
+
+SPREAD = 64
+"""Places a task up to which they are marked: two words of marks and two of counts, which are zeroed, counted, summed
+and gone through, about 60 bytes of traffic, beside the sectors that a task's own accesses take; not measured."""
+FEW = 1 << 26
+"""Places that are marked however few the tasks: 16 MB, less time than launches take."""
+WORD = 32
+PLACE_BYTES = 2 * 4 / WORD
+"""Bytes that a place takes while tasks are marked: its share of a word, and of the count up to it."""
+
+BLOCK = 1024
+"""Tasks of a program, and words that one counts: eight a thread, so that as many loads are under way. Not measured."""
+WORDS = 64
+"""Words whose places a program writes, a lane a bit. Not measured."""
+
+
+def markable(matching: Matching, budget: Budget) -> bool:
+    """Whether there are kernels here, and marks take a quarter of the memory limit or less, and not many a task."""
+    tasks, places = matching.tasks, matching.rows * matching.columns
+    fits = places * PLACE_BYTES <= budget.limit / 4
+    return tasks > 0 and places <= max(FEW, SPREAD * tasks) and fits and _has_kernels(budget)
+
+
+def _has_kernels(budget: Budget) -> bool:
+    if budget.settings.effective_backend(budget.device) != "triton":
+        return False
+    return budget.device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+
+
+class Marks:
+    """The places that tasks reach, as bits, and what the list of all tasks says of p and q."""
+
+    def __init__(self, matching: Matching, frame: int) -> None:
+        """Mark; `frame` tasks share a base, and are a power of two, at most `BLOCK`."""
+        self.matching, self.frame = matching, frame
+        m, tasks, new = matching, matching.tasks, matching.ends.new_empty
+        self._column = m.column.to(torch.int32)
+        frames = torch.arange(0, tasks, frame, device=m.ends.device)
+        self.x_base = torch.searchsorted(m.ends, frames, right=True, out_int32=True)
+        """(frames,) int32: p of the first task of each."""
+        self.x_word = new(tasks, dtype=torch.uint8)
+        """(tasks,) p, less that of its frame."""
+        self.y_shift = new(m.live[0], dtype=torch.int32)
+        """(live x,) q less the task's number, by p."""
+        self._words = -(-m.rows * m.columns // WORD)
+        self._bits = m.ends.new_zeros(self._words, dtype=torch.int32)
+        given = (m.ends, m.first, m.row, self._column, self.x_base)
+        made = (self._bits, self.x_word, self.y_shift)
+        self._launch("mark", tasks, *given, *made, tasks, m.live[0], m.columns, FRAME=frame, BLOCK=BLOCK)
+
+    @cached_property
+    def _upto(self) -> torch.Tensor:
+        """(words,) int32: marks up to and with each word."""
+        counts = torch.empty_like(self._bits)
+        self._launch("count", self._words, self._bits, counts, self._words, BLOCK=BLOCK)
+        return counts.cumsum_(0)
+
+    @cached_property
+    def results(self) -> int:
+        """Places that are marked; waits for the device."""
+        return int(self._upto[-1])
+
+    def places(self) -> torch.Tensor:
+        """(results,) int64: those that are marked, ascending."""
+        found = self.matching.ends.new_empty(self.results)
+        self._launch("write_places", self._words, self._bits, self._upto, found, self._words, WORDS=WORDS)
+        return found
+
+    def z_word(self) -> torch.Tensor:
+        """(tasks,) int32: the entry of the result that each adds to."""
+        m, tasks = self.matching, self.matching.tasks
+        found = m.ends.new_empty(tasks, dtype=torch.int32)
+        given = (m.row, self._column, self.x_base, self.x_word, self.y_shift, self._bits, self._upto)
+        self._launch("write_results", tasks, *given, found, tasks, m.columns, FRAME=self.frame, BLOCK=BLOCK)
+        return found
+
+    def _launch(self, name: str, size: int, *arguments: Any, **constants: int) -> None:
+        """Run a kernel on as many programs as `size` takes, on the device that the tasks are on."""
+        from sparsetc.pair import mark_kernels
+
+        device = self.matching.ends.device
+        programs = -(-size // constants.get("BLOCK", WORDS))
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            getattr(mark_kernels, name)[(programs,)](*arguments, **constants)
