@@ -27,9 +27,9 @@ from pair_cases import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparsetc as stc
-from sparsetc.pair.choose import GPU, scalar_seconds
 from sparsetc.pair.cut import Cut, sides_for
 from sparsetc.pair.meeting import Meeting
+from sparsetc.pair.prices import GPU, scalar_seconds
 from sparsetc.pair.scalar import FEW, MANY, waits
 
 DTYPES = (

@@ -8,7 +8,9 @@ In: a `Bound` einsum whose operands are sparse in two places or more. Out: `Pair
     expansion.py  tasks made, and grouped by the entry of the result they add to
     marks.py      the same on a GPU, by a bit a place; its kernels are in mark_kernels.py
     populations.py  blocks of x by how many nonzeros they hold
-    choose.py     expected times: scalar, dense, blocks, or a hybrid
+    plans.py      the plans that a user names
+    prices.py     expected times, from counts and rates
+    choose.py     scalar, dense, blocks, or a hybrid
     tasks.py      tasks as a sparse operand of ones
     scalar.py     a product a task: an einsum with that operand
     dense.py      one matrix product
@@ -21,8 +23,8 @@ In: a `Bound` einsum whose operands are sparse in two places or more. Out: `Pair
     kernel.py     what `compile` returns
 """
 
-from sparsetc.pair.choose import BcbPlan, plan_bcb
 from sparsetc.pair.compile import build_pair, compiled_pair
 from sparsetc.pair.kernel import PairKernel
+from sparsetc.pair.plans import BcbPlan, plan_bcb
 
 __all__ = ["BcbPlan", "PairKernel", "build_pair", "compiled_pair", "plan_bcb"]

@@ -1,12 +1,12 @@
 """Which path a contraction takes: each one's expected time, from counts made before any task is.
 
-In: a `Meeting` and its cut into blocks. Out: a `Choice`. A path that would not fit, or that the
-type has no kernel for, is left out under ``plan="auto"`` and refused by name.
+In: a `Meeting` and its cut into blocks. Out: a `Choice`. A path that would not fit, or that the type has no kernel for,
+is left out under ``plan="auto"`` and refused by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -14,135 +14,29 @@ from math import inf
 import torch
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.cost import Statistics, cost
 from sparsetc.ir.tile import TileProgram
 from sparsetc.options import Options
 from sparsetc.pair.cut import WHOLE, Bitmaps, BlockWork, Cut
 from sparsetc.pair.meeting import Meeting, Sizes
+from sparsetc.pair.plans import HYBRID, BcbPlan, plan_name
 from sparsetc.pair.populations import Populations, Split
-from sparsetc.pair.scalar import waits
+from sparsetc.pair.prices import (
+    CPU,
+    GPU,
+    HYBRID_LAUNCHES,
+    MERGE_LAUNCHES,
+    Rates,
+    block_seconds,
+    dense_seconds,
+    scalar_seconds,
+)
 from sparsetc.pair.sums import kept_dtype
 from sparsetc.pair.symbolic import TASK_BYTES, Budget
-from sparsetc.pair.tasks import KEPT_BYTES, keeps
 
-HYBRID = "bcb+scalar"
-PLANS = ("bcb", "scalar", "dense", HYBRID)
 FEW_TASKS = 4
 """Tasks a nonzero up to which the scalar path is taken unseen: it then costs no more than cutting into blocks does."""
 WORD = 32
 """Bits of a word of a bitmap."""
-STORAGES = ("auto", "whole", "bitmap")
-PATH_LAUNCHES = 6
-"""Calls that a path takes: zeros made, operands scattered or gathered, the kernel, the result read."""
-MERGE_LAUNCHES = 7
-"""Calls of torch that a hybrid takes beside its halves: values chosen for each, zeros, and two additions."""
-HYBRID_LAUNCHES = 2 * PATH_LAUNCHES + MERGE_LAUNCHES
-
-
-@dataclass(frozen=True)
-class BcbPlan:
-    """``bcb``, or ``bcb+scalar``, with sides, a storage, a threshold or formats of one's own: from `plan_bcb`."""
-
-    sides: tuple[tuple[str, int], ...] = ()
-    storage: str | tuple[str, str] = "auto"
-    threshold: int | None = None
-    formats: tuple[str, str] = ("bcb", "bcb")
-
-    @property
-    def storages(self) -> tuple[str, str]:
-        """Of each operand, in the equation's order."""
-        return (self.storage, self.storage) if isinstance(self.storage, str) else self.storage
-
-    def sides_of(self, terms: Sequence[Sequence[str]]) -> dict[str, int]:
-        """Sides by letter, for operands of these letters: an operand in ``coo`` has blocks of one position."""
-        single = [c for term, name in zip(terms, self.formats, strict=True) if name == "coo" for c in term]
-        return dict(self.sides) | dict.fromkeys(single, 1)
-
-
-def plan_bcb(
-    storage: str | tuple[str, str] = "auto",
-    threshold: int | None = None,
-    formats: tuple[str, str] = ("bcb", "bcb"),
-    **sides: int,
-) -> BcbPlan:
-    """Blocks with sides given by letter, as in ``plan_bcb(i=8, j=8, k=32)``; those not named are chosen.
-
-    Args:
-        storage: how a GPU reads blocks: ``"whole"``, ``"bitmap"`` (bits and packed values, section III-D), or
-            ``"auto"``: whole unless that takes more than a quarter of the memory limit, when the larger operand, or
-            both, are bitmaps. A pair names one for each operand, in the equation's order. Integers are read whole, and
-            so is everything on the CPU.
-        threshold: nonzeros from which a block of the first operand in the result is multiplied as a block; those of the
-            others are multiplied one by one (``bcb+scalar``). None multiplies all as blocks.
-        formats: ``"bcb"`` or ``"coo"`` for each of the two operands, in the equation's order. A nonzero in ``coo``
-            meets blocks that have side 1 along the letters that both operands have, and scales them.
-        sides: powers of two; letters that both operands keep have side 1 whatever is given.
-    """
-    found = BcbPlan(tuple(sorted(sides.items())), storage, threshold, formats)
-    if not set(found.storages) <= set(STORAGES) or len(found.storages) != 2:
-        raise PlanError(f"storage must be one of {', '.join(STORAGES)}, or a pair of them, found {storage!r}")
-    if threshold is not None and (not isinstance(threshold, int) or threshold < 1):
-        raise PlanError(f"threshold must be a number of nonzeros, 1 or more, found {threshold!r}")
-    for letter, side in sides.items():
-        if not isinstance(side, int) or side < 1 or side & (side - 1):
-            raise PlanError(f"the side of {letter!r} must be a power of two, found {side!r}")
-    if len(formats) != 2 or not set(formats) <= {"bcb", "coo"}:
-        raise PlanError(f'formats must be "bcb" or "coo" for each of two operands, found {formats!r}')
-    return found
-
-
-@dataclass(frozen=True)
-class Rates:
-    """What a device does in a second, in the operations that the paths are made of."""
-
-    task_bytes: float
-    """Bytes of kept tasks a second: what is stored of each, a value read and a value added to."""
-    ordered: float
-    """Seconds a task takes, where sums are ordered (`scalar.waits`)."""
-    expanded_bytes: float
-    """Bytes a second of tasks that are made again at each call, `TASK_BYTES` each."""
-    dense: dict[str, float]
-    """Flops of torch's product, by precision."""
-    blocks: dict[str, float]
-    """Flops of pairs of blocks, padding included, by precision; ``f16x3`` where they are in parts."""
-    pair_bytes: tuple[float, float]
-    """Bytes of pairs' blocks read a second: of few blocks, and of so many that neighbours share none in cache."""
-    near_bytes: int
-    """Bytes of the fewest blocks that are many."""
-    memory: float
-    """Bytes zeroed, scattered or gathered."""
-    launch: float
-    """Seconds of a call of torch, or of a launch."""
-
-
-# H200, float32: 290,950 pairs of 64 x 32 . 32 x 64 took 1.03 ms in tf32x3 and 0.445 in tf32, 1.2 M pairs of 800 MB of
-# blocks 4.7 and 3.4; dense products of 12 to 377 GFLOP went at 40 and at 75 to 110 TFLOP/s; 17 to 577 M tasks took 3.6
-# to 8.2 ps each, ordered ones 16 to 20 (whole contractions: `benchmarks/results/pair.json`; each of these alone:
-# `benchmarks/results/switches.json`).
-GPU = Rates(
-    task_bytes=2.2e12,
-    ordered=18e-12,
-    expanded_bytes=1.4e12,
-    dense={"highest": 40e12, "high": 95e12, "medium": 95e12, "float64": 40e12},
-    blocks={"f16x3": 74e12, "highest": 74e12, "high": 170e12, "medium": 170e12, "float64": 20e12},
-    pair_bytes=(10e12, 5.8e12),
-    near_bytes=400_000_000,
-    memory=1.5e12,
-    launch=8e-6,
-)
-# Two x86 cores; 17 M tasks of an R-MAT graph took 0.24 s on one of them, and 4 s to expand.
-CPU = Rates(
-    task_bytes=9e8,
-    ordered=0.0,
-    expanded_bytes=4e8,
-    dense=dict.fromkeys(("highest", "high", "medium"), 1e11) | {"float64": 5e10},
-    blocks=dict.fromkeys(("highest", "high", "medium"), 3e10) | {"float64": 1.5e10},
-    pair_bytes=(2e10, 2e10),
-    near_bytes=0,
-    memory=2e9,
-    launch=1e-5,
-)
-
 
 Expected = tuple[tuple[str, float | None], ...]
 """(path, seconds), the cheapest first; None for one that does not fit, or has no kernel for the type."""
@@ -290,21 +184,6 @@ class Question:
 _DOUBLE = (torch.float64, torch.complex128)
 
 
-def plan_name(settings: Options, letters: Iterable[str] | None = None) -> str:
-    """``auto`` or one of `PLANS`; PlanError for any other plan, or sides of other `letters`."""
-    wanted = settings.plan
-    if isinstance(wanted, BcbPlan):
-        unknown = [] if letters is None else sorted({c for c, _ in wanted.sides} - set(letters))
-        if unknown:
-            raise PlanError(f"the plan gives sides to {', '.join(unknown)}, which the equation does not have")
-        return "bcb" if wanted.threshold is None else HYBRID
-    if not isinstance(wanted, str) or wanted not in ("auto", *PLANS):
-        raise PlanError(
-            f"plan must be auto, {', '.join(PLANS)} or plan_bcb(...) for two sparse operands, found {wanted!r}"
-        )
-    return wanted
-
-
 def choose(q: Question) -> Choice:
     """The plan named in the settings, or the one expected to be fastest."""
     named = plan_name(q.settings)
@@ -328,29 +207,6 @@ def _choice(q: Question, name: str, reason: str) -> Choice:
         blocks = "no block" if name == "scalar" else "every block"
         reason = f"{reason}; {blocks} of x has {q.split.threshold:,} nonzeros or more"
     return Choice(name, q.bitmaps() if name == "bcb" else WHOLE, reason)
-
-
-def scalar_seconds(tasks: int, places: int, width: int, budget: Budget, rates: Rates) -> float:
-    """The list streamed, for each task a value of y and one of the result; x's values and columns change seldom."""
-    again = 0 if keeps(tasks, budget) else tasks * TASK_BYTES / rates.expanded_bytes
-    each = (KEPT_BYTES + 2 * width) / rates.task_bytes
-    if budget.settings.deterministic or waits(places, tasks):  # sums are ordered; there are as many as places, about
-        each = max(each, rates.ordered)
-    return PATH_LAUNCHES * rates.launch + tasks * each + again
-
-
-def dense_seconds(sizes: Sizes, width: int, precision: str, rates: Rates) -> float:
-    """Scatter, multiply, gather."""
-    return 7 * rates.launch + sizes.flops / rates.dense[precision] + sizes.elements * width / rates.memory
-
-
-def block_seconds(work: BlockWork, program: TileProgram, width: int, precision: str, rates: Rates) -> float:
-    """Scatter, multiply pairs, gather."""
-    counts = Statistics(work.made, work.pairs, sum(work.elements), work.nnz, width)
-    moved, read, flops = cost(program).work(counts)
-    read_rate = rates.pair_bytes[sum(work.elements) * width > rates.near_bytes]
-    rate = rates.blocks.get(program.precision, rates.blocks[precision])
-    return PATH_LAUNCHES * rates.launch + max(flops / rate, read / read_rate) + moved / rates.memory
 
 
 def _has_product(dtype: torch.dtype, device: torch.device) -> bool:

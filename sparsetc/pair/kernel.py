@@ -21,12 +21,12 @@ from sparsetc.ir.plan import Layout, Part, Plan, Schedule
 from sparsetc.options import Options
 from sparsetc.pair.block_path import BlockPath
 from sparsetc.pair.chain import Chain
-from sparsetc.pair.choose import plan_name
 from sparsetc.pair.equation import Side, prepared
 from sparsetc.pair.explain import PairExplanation, explain
 from sparsetc.pair.hybrid import HybridPath
 from sparsetc.pair.meeting import Meeting
 from sparsetc.pair.paths import NumericPath, ScalarPath
+from sparsetc.pair.plans import plan_name
 from sparsetc.pair.sums import kept_dtype
 from sparsetc.tensor import SparseTensor
 

@@ -17,13 +17,14 @@ import torch
 from sparsetc.codegen.split_pairs import EXACT, INEXACT, INFINITE
 from sparsetc.options import Options
 from sparsetc.pair.block_path import BlockPath
-from sparsetc.pair.choose import BcbPlan, Choice, Question, choose
+from sparsetc.pair.choose import Choice, Question, choose
 from sparsetc.pair.cut import Cut
 from sparsetc.pair.dense import Unfolded
 from sparsetc.pair.equation import Roles, prepared
 from sparsetc.pair.hybrid import Half, HybridPath
 from sparsetc.pair.meeting import Meeting
 from sparsetc.pair.paths import DensePath, NumericPath, ScalarPath
+from sparsetc.pair.plans import BcbPlan
 from sparsetc.pair.scalar import TaskSums
 from sparsetc.pair.sums import kept_dtype
 from sparsetc.pair.symbolic import Budget, Matching, Pattern, pattern_of

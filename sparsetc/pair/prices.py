@@ -1,0 +1,98 @@
+"""What each path is expected to take: rates of a device, and seconds from counts.
+
+In: counts that are known before any task is made. Out: seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparsetc.ir.cost import Statistics, cost
+from sparsetc.ir.tile import TileProgram
+from sparsetc.pair.cut import BlockWork
+from sparsetc.pair.meeting import Sizes
+from sparsetc.pair.scalar import waits
+from sparsetc.pair.symbolic import TASK_BYTES, Budget
+from sparsetc.pair.tasks import KEPT_BYTES, keeps
+
+PATH_LAUNCHES = 6
+"""Calls that a path takes: zeros made, operands scattered or gathered, the kernel, the result read."""
+MERGE_LAUNCHES = 7
+"""Calls of torch that a hybrid takes beside its halves: values chosen for each, zeros, and two additions."""
+HYBRID_LAUNCHES = 2 * PATH_LAUNCHES + MERGE_LAUNCHES
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a device does in a second, in the operations that the paths are made of."""
+
+    task_bytes: float
+    """Bytes of kept tasks a second: what is stored of each, a value read and a value added to."""
+    ordered: float
+    """Seconds a task takes, where sums are ordered (`scalar.waits`)."""
+    expanded_bytes: float
+    """Bytes a second of tasks that are made again at each call, `TASK_BYTES` each."""
+    dense: dict[str, float]
+    """Flops of torch's product, by precision."""
+    blocks: dict[str, float]
+    """Flops of pairs of blocks, padding included, by precision; ``f16x3`` where they are in parts."""
+    pair_bytes: tuple[float, float]
+    """Bytes of pairs' blocks read a second: of few blocks, and of so many that neighbours share none in cache."""
+    near_bytes: int
+    """Bytes of the fewest blocks that are many."""
+    memory: float
+    """Bytes zeroed, scattered or gathered."""
+    launch: float
+    """Seconds of a call of torch, or of a launch."""
+
+
+# H200, float32: 290,950 pairs of 64 x 32 . 32 x 64 took 1.03 ms in tf32x3 and 0.445 in tf32, 1.2 M pairs of 800 MB of
+# blocks 4.7 and 3.4; dense products of 12 to 377 GFLOP went at 40 and at 75 to 110 TFLOP/s; 17 to 577 M tasks took 3.6
+# to 8.2 ps each, ordered ones 16 to 20 (whole contractions: `benchmarks/results/pair.json`; each of these alone:
+# `benchmarks/results/switches.json`).
+GPU = Rates(
+    task_bytes=2.2e12,
+    ordered=18e-12,
+    expanded_bytes=1.4e12,
+    dense={"highest": 40e12, "high": 95e12, "medium": 95e12, "float64": 40e12},
+    blocks={"f16x3": 74e12, "highest": 74e12, "high": 170e12, "medium": 170e12, "float64": 20e12},
+    pair_bytes=(10e12, 5.8e12),
+    near_bytes=400_000_000,
+    memory=1.5e12,
+    launch=8e-6,
+)
+# Two x86 cores; 17 M tasks of an R-MAT graph took 0.24 s on one of them, and 4 s to expand.
+CPU = Rates(
+    task_bytes=9e8,
+    ordered=0.0,
+    expanded_bytes=4e8,
+    dense=dict.fromkeys(("highest", "high", "medium"), 1e11) | {"float64": 5e10},
+    blocks=dict.fromkeys(("highest", "high", "medium"), 3e10) | {"float64": 1.5e10},
+    pair_bytes=(2e10, 2e10),
+    near_bytes=0,
+    memory=2e9,
+    launch=1e-5,
+)
+
+
+def scalar_seconds(tasks: int, places: int, width: int, budget: Budget, rates: Rates) -> float:
+    """The list streamed, for each task a value of y and one of the result; x's values and columns change seldom."""
+    again = 0 if keeps(tasks, budget) else tasks * TASK_BYTES / rates.expanded_bytes
+    each = (KEPT_BYTES + 2 * width) / rates.task_bytes
+    if budget.settings.deterministic or waits(places, tasks):  # sums are ordered; there are as many as places, about
+        each = max(each, rates.ordered)
+    return PATH_LAUNCHES * rates.launch + tasks * each + again
+
+
+def dense_seconds(sizes: Sizes, width: int, precision: str, rates: Rates) -> float:
+    """Scatter, multiply, gather."""
+    return 7 * rates.launch + sizes.flops / rates.dense[precision] + sizes.elements * width / rates.memory
+
+
+def block_seconds(work: BlockWork, program: TileProgram, width: int, precision: str, rates: Rates) -> float:
+    """Scatter, multiply pairs, gather."""
+    counts = Statistics(work.made, work.pairs, sum(work.elements), work.nnz, width)
+    moved, read, flops = cost(program).work(counts)
+    read_rate = rates.pair_bytes[sum(work.elements) * width > rates.near_bytes]
+    rate = rates.blocks.get(program.precision, rates.blocks[precision])
+    return PATH_LAUNCHES * rates.launch + max(flops / rate, read / read_rate) + moved / rates.memory
