@@ -215,7 +215,7 @@ def plan_rows(case: Case, plan: str | stc.BcbPlan) -> list[dict[str, Any]]:
                 "pairs": step.cut.pairs.tasks,
                 **phases(k),
                 "compile_ms": round(compiling, 1),
-                "expected_us": round(1e6 * (dict(step.question.expected()).get(k.plan.name) or 0), 1),
+                "expected_us": round(1e6 * (dict(step.question.expected(every=True))[k.plan.name] or 0), 1),
                 "error": error,
                 "auto": case.auto[precision],
                 **stored(step),

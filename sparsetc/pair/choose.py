@@ -119,15 +119,18 @@ class Question:
         """Whether there is a kernel that reads them."""
         return self.backend == "triton" and self.dtype.is_floating_point
 
-    def expected(self) -> Expected:
-        """The paths with their expected seconds; the hybrid where a threshold parts blocks, and its launches pay."""
+    def expected(self, every: bool = False) -> Expected:
+        """The paths with their expected seconds, the hybrid one where a threshold parts blocks.
+
+        Without `every`, a hybrid whose launches alone take longer than another path is not looked at.
+        """
         found = {
             "scalar": self._scalar_seconds(self.meeting.tasks),
             "dense": self._dense_seconds(),
             "bcb": self._block_seconds(self.cut().work),
         }
         best = min(seconds for seconds in found.values() if seconds is not None)
-        if best > HYBRID_LAUNCHES * self.rates.launch and self.split.pure is None:
+        if (every or best > HYBRID_LAUNCHES * self.rates.launch) and self.split.pure is None:
             found[HYBRID] = self._split_seconds(self.split)
         return tuple(sorted(found.items(), key=lambda item: (item[1] is None, item[1] or 0.0)))
 

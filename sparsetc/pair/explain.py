@@ -131,5 +131,5 @@ def _pair(work: PairStep) -> StepReport:
         path=str(work.path.path),
         threshold=split.threshold if split else 0,
         shares=_shares(work.path),
-        considered=tuple((name, None if t is None else 1e6 * t) for name, t in work.question.expected()),
+        considered=tuple((name, None if t is None else 1e6 * t) for name, t in work.question.expected(every=True)),
     )

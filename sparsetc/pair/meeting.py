@@ -73,14 +73,14 @@ class Meeting:
         joint = joint_keys(x.rows(roles.shared), y.rows(roles.shared), x.extents(roles.shared), x.like, (x.n, y.n))
         x_key, y_key = joint.left, joint.right
         x_each, y_each = histogram(x_key, joint.count), histogram(y_key, joint.count)
-        counts, met = y_each.index_select(0, x_key), x_each.index_select(0, y_key)
-        totals = torch.stack([counts.sum(), *map(torch.count_nonzero, (counts, met, x_each * y_each))]).tolist()
-        x_live = None if totals[1] == x.n else torch.nonzero(counts).flatten()
-        y_live = None if totals[2] == y.n else torch.nonzero(met).flatten()
-        if x_live is not None:
-            x_key, counts = x_key[x_live], counts[x_live]
-        rows = x.rows(roles.kept_x, x_live), x.extents(roles.kept_x), totals[1]
-        columns = y.rows(roles.free_y, y_live), y.extents(roles.free_y), totals[2]
+        each = x_each * y_each  # tasks of each key
+        met = each > 0
+        tasks, x_n, y_n, shared = torch.stack([each, x_each * met, y_each * met, met]).sum(1).tolist()
+        x_live = None if x_n == x.n else torch.nonzero(met.index_select(0, x_key)).flatten()
+        y_live = None if y_n == y.n else torch.nonzero(met.index_select(0, y_key)).flatten()
+        x_key = x_key if x_live is None else x_key[x_live]
+        rows = x.rows(roles.kept_x, x_live), x.extents(roles.kept_x), x_n
+        columns = y.rows(roles.free_y, y_live), y.extents(roles.free_y), y_n
         return cls(
             roles,
             x,
@@ -90,11 +90,11 @@ class Meeting:
             x_key,
             y_key if y_live is None else y_key[y_live],
             y_each,
-            counts,
+            y_each.index_select(0, x_key),
             numbered(*rows, x.like, ascending=x.ordered and x.letters == roles.x),
             numbered(*columns, x.like, ascending=y.ordered and y.letters == roles.free_y),
-            totals[0],
-            totals[3],
+            tasks,
+            shared,
         )
 
     @property
