@@ -45,12 +45,17 @@ def test_blocks_run_on_the_matrix_units(storage: str, precision: str, target: st
 
 
 def test_pairs_in_parts_are_summed_outside_of_the_dots() -> None:
-    """Three dots of 16-bit parts from zero, then additions of IEEE float32."""
+    """Three dots of 16-bit parts a pair, and additions of IEEE float32 to what they make of high parts; low parts are
+    added once, behind the loop.
+    """
     text = third_order(torch.float32, "whole", "highest").ptx("sm_90")
     dots = re.findall(r"wgmma\.mma_async\.\S+\.f32\.f16\.f16", text)
     assert len(dots) == len(re.findall(r"wgmma\.mma_async", text)) == 3 * 2  # 32 positions, 16 a turn
-    each = 64 * 64 // 128
-    assert len(re.findall(r"\bfma\.rn\.f32", text)) == len(re.findall(r"\badd(?:\.rn)?\.f32", text)) == each
+    addition, both = r"\badd(?:\.rn)?\.f32", r"\bfma\.rn\.f32"
+    behind = text[text.rindex("wgmma.mma_async") :]
+    loop, end = behind[: behind.index("bra")], behind[behind.index("bra") :]
+    assert len(re.findall(addition, loop)) == len(re.findall(addition, text)) == 64 * 64 // 128
+    assert len(re.findall(both, end)) == len(re.findall(both, text)) == 64 * 64 // 128
     assert "v_mfma_f32" in third_order(torch.float32, "whole", "highest").ptx("gfx942")
 
 
