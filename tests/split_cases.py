@@ -11,6 +11,13 @@ from tile_pairs import spread_values
 from sparsetc.codegen.split_pairs import Places
 from sparsetc.ir.view import LOW
 
+Operand = tuple[torch.Tensor, Places]
+"""Values, and where they stand."""
+NO_VALUES: Operand = (
+    torch.zeros(0),
+    Places(torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.int32), 0, 4, 4),
+)
+
 
 @dataclass(frozen=True)
 class Drawn:
@@ -23,7 +30,7 @@ class Drawn:
     density: float
     seed: int
 
-    def operand(self) -> tuple[torch.Tensor, Places]:
+    def operand(self) -> Operand:
         """Values, and where they stand; tile n is in row n % 2 of tiles, or there is one row."""
         x = spread_values((self.side, self.inner), self.tiles, self.spread, self.density, self.seed)
         at = torch.nonzero(x.flatten()).flatten()
@@ -42,11 +49,20 @@ def drawn(draw: st.DrawFn) -> Drawn:
     )
 
 
-def operand(x: torch.Tensor) -> tuple[torch.Tensor, Places]:
+def operand(x: torch.Tensor) -> Operand:
     """A matrix of powers of two as one tile, all of it stored."""
     rows, columns = x.shape
     side = 1 << (rows - 1).bit_length()
     return x.flatten(), Places(torch.arange(x.numel()), torch.zeros(1, dtype=torch.int32), 1, side, columns)
+
+
+def rows_of(rows: int, length: int) -> Operand:
+    """Rows of so many values each, sorted, in a tile a row; every fifth value is 0."""
+    inner = 1 << (length - 1).bit_length()
+    values = torch.randn(rows * length, generator=torch.Generator().manual_seed(length))
+    values[::5] = 0
+    at = (torch.arange(rows).unsqueeze(1) * inner + torch.arange(length)).flatten()
+    return values, Places(at, torch.arange(rows, dtype=torch.int32), rows, 1, inner)
 
 
 def value_of(parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor], places: Places) -> torch.Tensor:

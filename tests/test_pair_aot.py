@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from cases import random_sparse
-from matrix_units import NATIVE, TARGETS, other_types
+from matrix_units import CUDA, NATIVE, TARGETS, other_types
 from pair_cases import EQUATIONS, operands, small_blocks
 
 import sparsetc as stc
@@ -45,27 +45,43 @@ def test_blocks_run_on_the_matrix_units(storage: str, precision: str, target: st
 
 
 def test_pairs_in_parts_are_summed_outside_of_the_dots() -> None:
-    """Three dots of 16-bit parts from zero, then additions of IEEE float32."""
+    """Three dots of 16-bit parts a pair, and additions of IEEE float32 to what they make of high parts; low parts are
+    added once, behind the loop.
+    """
     text = third_order(torch.float32, "whole", "highest").ptx("sm_90")
     dots = re.findall(r"wgmma\.mma_async\.\S+\.f32\.f16\.f16", text)
     assert len(dots) == len(re.findall(r"wgmma\.mma_async", text)) == 3 * 2  # 32 positions, 16 a turn
-    each = 64 * 64 // 128
-    assert len(re.findall(r"\bfma\.rn\.f32", text)) == len(re.findall(r"\badd(?:\.rn)?\.f32", text)) == each
+    addition, both = r"\badd(?:\.rn)?\.f32", r"\bfma\.rn\.f32"
+    behind = text[text.rindex("wgmma.mma_async") :]
+    loop, end = behind[: behind.index("bra")], behind[behind.index("bra") :]
+    assert len(re.findall(addition, loop)) == len(re.findall(addition, text)) == 64 * 64 // 128
+    assert len(re.findall(both, end)) == len(re.findall(both, text)) == 64 * 64 // 128
     assert "v_mfma_f32" in third_order(torch.float32, "whole", "highest").ptx("gfx942")
 
 
-def test_what_makes_parts_compiles() -> None:
-    from sparsetc.codegen import split_kernels
-    from sparsetc.codegen.launch import assembled
+PARTS = {"values": "*fp32", "line": "*i32", "most": "*i32", "verdict": "*i32"}
+PARTS |= {"high": "*fp16", "low": "*fp16", "scales": "*fp32"}
 
-    types = {"values": "*fp32", "at": "*i64", "line": "*i32", "most": "*i32", "verdict": "*i32"}
-    types |= {"high": "*fp16", "low": "*fp16", "scales": "*fp32"}
-    for kernel in (split_kernels.find_most, split_kernels.split):
-        given = [types.get(name, "i32") for name in kernel.arg_names]
-        for target in ("sm_80", "sm_90", "sm_100"):
-            text = assembled(lambda _, kernel=kernel: kernel, given, target, 4, 3).asm["ptx"]
-            assert ".max.s32" in text
-            assert not re.search(r"\.local\b", text)
+
+@pytest.mark.parametrize("target", CUDA)
+@pytest.mark.parametrize("places", ["*i32", "*i64"])
+@pytest.mark.parametrize("name", ["find_most", "split"])
+def test_what_makes_parts_compiles(name: str, places: str, target: str) -> None:
+    """Neighbours are read by neighbouring threads, and stay in the layout that they are read in."""
+    from sparsetc.codegen import split_kernels
+
+    kernel = getattr(split_kernels, name)
+    types = PARTS | {"at": places}
+    given = [types.get(argument.removeprefix("x_").removeprefix("y_"), "i32") for argument in kernel.arg_names]
+    found = launch.assembled(lambda _: kernel, given, target, 4, 3)
+    text = found.asm["ptx"]
+    assert re.search(r"atom\S*\.max\.s32", text)
+    assert not re.search(r"\.local\b", text)
+    assert set(re.findall(r"sizePerThread = \[([\d, ]+)\]", found.asm["ttgir"])) <= {"1", "1, 1"}
+    assert "convert_layout" not in found.asm["ttgir"]
+    if name == "find_most":  # the largest of a group is found within a warp
+        assert found.metadata.shared == 0
+        assert "redux.sync.max" in text
 
 
 @pytest.mark.parametrize(("dtype", "target", "instruction"), other_types(NATIVE), ids=str)

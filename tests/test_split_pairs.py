@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
-from split_cases import Drawn, drawn, operand, value_of
+from split_cases import NO_VALUES, Drawn, drawn, operand, rows_of, value_of
 
-from sparsetc.codegen.split_pairs import EXACT, INEXACT, INFINITE, Places, split
+from sparsetc.codegen.split_pairs import ALIGNED, EXACT, INEXACT, INFINITE, Places, room_for, split
 
 
 def verdict(*rows: list[float]) -> int:
@@ -38,6 +40,14 @@ def test_whole_numbers_are_exact() -> None:
     values, places = operand(torch.tensor([[1.0, -2047, 4095, 3.0], [2.0**22 - 1, 1.0, -7.0, 2.0**20]]))
     parts = split((values, values), (places, places))
     assert torch.equal(value_of(parts.arrays[1], places), values.double())
+
+
+def test_places_of_32_bits_are_those_of_64() -> None:
+    values, places = Drawn(4, 16, 3, 5, 0.5, 0).operand()
+    wide = split((values, values), (places, places))
+    narrow = split((values, values), (replace(places, at=places.at.int()), places))
+    assert torch.equal(places.row, replace(places, at=places.at.int()).row)
+    assert all(torch.equal(a, b) for a, b in zip(wide.arrays[0], narrow.arrays[0], strict=True))
 
 
 def test_zeros_keep_their_sign_and_ask_for_nothing() -> None:
@@ -86,7 +96,25 @@ def test_rows_are_of_the_operand_whatever_the_tile() -> None:
 
 
 def test_no_values() -> None:
-    none = Places(torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.int32), 0, 4, 4)
-    parts = split((torch.zeros(0), torch.zeros(0)), (none, none))
+    parts = split((NO_VALUES[0], NO_VALUES[0]), (NO_VALUES[1], NO_VALUES[1]))
     assert int(parts.verdict) == EXACT
     assert [a.numel() for operand in parts.arrays for a in operand] == [0] * 6
+
+
+def test_an_operand_without_values() -> None:
+    values, places = rows_of(3, 7)
+    for own in (0, 1):
+        operands = [(values, places), NO_VALUES] if own == 0 else [NO_VALUES, (values, places)]
+        parts = split([v for v, _ in operands], [p for _, p in operands])
+        assert int(parts.verdict) == EXACT
+        torch.testing.assert_close(value_of(parts.arrays[own], places), values.double(), rtol=2**-23, atol=0)
+        assert [a.numel() for a in parts.arrays[1 - own]] == [0] * 3
+
+
+def test_arrays_are_aligned_whatever_their_sizes() -> None:
+    """As kernels load many elements of them at once."""
+    (_, x), (_, y) = rows_of(3, 1), rows_of(5, 1)
+    parts, most = room_for((x, y), torch.device("cpu"))
+    arrays = [*(a for own in parts.arrays for a in own), parts.verdict, *most]
+    assert [a.numel() for a in arrays] == [3, 3, 3, 5, 5, 5, 1, 3, 5]
+    assert all(a.data_ptr() % ALIGNED == 0 for a in arrays)

@@ -1,8 +1,9 @@
 """Kernels that store values in parts; `codegen.split_pairs` says what parts are, and launches.
 
-In: (nnz,) float32 values, and of each the place where it stands in whole tiles; `line`, the row of tiles that each tile
-is in. Out: each row's largest magnitude, then parts, scales and the verdict. Imported only where there is a GPU, or
-Triton's interpreter, for it imports triton.
+In: of each operand (nnz,) values, and of each value the place where it stands in whole tiles; `line`, the row of tiles
+that each tile is in; `inner` and `side`, exponents of two. Out: each row's largest magnitude, then parts, scales and
+the verdict. One launch is for both operands: the programs of x come first, then those of y, so that threads of one
+never part. Imported only where there is a GPU, or Triton's interpreter, for it imports triton.
 
 Magnitudes are compared as the bits of their absolute values, which are ordered as they are, with infinities and NaN at
 the end.
@@ -16,14 +17,14 @@ import triton.language as tl
 
 from sparsetc.codegen import split_pairs as rules
 
-BLOCK = tl.constexpr(rules.BLOCK)
+BLOCK, GROUP = tl.constexpr(rules.BLOCK), tl.constexpr(rules.GROUP)
 INFINITE_BITS = tl.constexpr(rules.INFINITE_BITS)
 LEAST_BITS, MOST_BITS = tl.constexpr(rules.LEAST_BITS), tl.constexpr(rules.MOST_BITS)
 SPREAD_BITS = tl.constexpr(rules.SPREAD_BITS)
 HEAD, BIAS = tl.constexpr(rules.HEAD), tl.constexpr(rules.BIAS)
 LOW = tl.constexpr(rules.LOW)
 INEXACT, INFINITE = tl.constexpr(rules.INEXACT), tl.constexpr(rules.INFINITE)
-COUNTS = ["nnz", "rows", "volume", "inner", "side"]
+COUNTS = ["of_x"] + [f"{operand}_{count}" for operand in "xy" for count in ("nnz", "rows", "inner", "side")]
 
 
 @triton.jit
@@ -45,32 +46,66 @@ def exponents(most):
 
 
 @triton.jit
-def rows_of(line, place, inside, volume, inner, side):
-    """The row of each place; volume and inner positions of a tile as exponents of two."""
-    tile = tl.load(line + (place >> volume), mask=inside, other=0)
-    return tile.to(tl.int64) * side + ((place >> inner) & (side - 1))
+def rows_of(line, place, inside, inner, side):
+    """The row of each place, in its type: there are no more rows than places."""
+    tile = tl.load(line + (place >> (inner + side)), mask=inside, other=0)
+    return (tile.to(place.dtype) << side) + ((place >> inner) & ((1 << side) - 1))
 
 
-@triton.jit(do_not_specialize=COUNTS)
-def find_most(values, at, line, most, nnz, volume, inner, side):
-    """Each row's largest magnitude."""
-    n = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+@triton.jit
+def numbers(program):
+    """A program's values, a thread's far apart: a warp then reads neighbours at once, and holds a group.
+
+    Did the compiler know that numbers are consecutive, it would give each thread four in a row, to be read one by one
+    all the same, as their count is no multiple of four, and moved between threads for what is addressed by place.
+    """
+    return tl.max_contiguous(program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK), 1)
+
+
+@triton.jit
+def grouped(values):
+    """A group a row."""
+    return tl.reshape(values, [BLOCK // GROUP, GROUP])
+
+
+@triton.jit
+def most_of(program, values, at, line, most, nnz, inner, side):
+    """Each row's largest magnitude, of a program's values.
+
+    Where the pattern is sorted neighbours are mostly of one row, and a warp's atomics would meet on one address. So of
+    a group with values of two rows at most, the first and the last lane send the largest of either; of any other, each
+    lane sends its own.
+    """
+    n = numbers(program)
     inside = n < nnz
     bits = magnitude(tl.load(values + n, mask=inside, other=0.0))
-    row = rows_of(line, tl.load(at + n, mask=inside, other=0), inside, volume, inner, side)
-    tl.atomic_max(most + row, bits, mask=inside & (bits > 0), sem="relaxed")
+    row = rows_of(line, tl.load(at + n, mask=inside, other=0), inside, inner, side)
+    bits, row = grouped(bits), grouped(tl.where(bits > 0, row, -1))  # a zero changes nothing
+    last = tl.max(row, 1)[:, None]
+    first = tl.min(tl.where(bits > 0, row, last), 1)[:, None]
+    many = tl.max(((first < row) & (row < last)).to(tl.int32), 1)[:, None] > 0
+    of_first = tl.max(tl.where(row == first, bits, 0), 1)[:, None]
+    of_last = tl.max(tl.where(row == last, bits, 0), 1)[:, None]
+    lane = tl.arange(0, GROUP)[None, :]
+    at_end = lane == GROUP - 1
+    to = tl.where(many, row, tl.where(at_end, last, first))
+    found = tl.where(many, bits, tl.where(at_end, of_last, of_first))
+    sends = (many | at_end | ((lane == 0) & (first < last))) & (found > 0)
+    # As they were read: of a matrix of addresses the compiler would choose another layout, and move all of it there.
+    to, found, sends = tl.reshape(to, [BLOCK]), tl.reshape(found, [BLOCK]), tl.reshape(sends, [BLOCK])
+    tl.atomic_max(most + to, found, mask=sends, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=COUNTS)
-def split(values, at, line, most, high, low, scales, verdict, nnz, rows, volume, inner, side):
-    """Parts of values, scales of rows, and whether any row's values are too far apart, or too large, for parts."""
-    n = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+@triton.jit
+def parts_of(program, verdict, values, at, line, most, nnz, inner, side, high, low, scales, rows):
+    """Parts of a program's values, scales of as many rows, and what is against them."""
+    n = numbers(program)
     own = n < rows
     tl.store(scales + n, power(exponents(tl.load(most + n, mask=own, other=0)) - HEAD), mask=own)
     inside = n < nnz
     value = tl.load(values + n, mask=inside, other=0.0)
     place = tl.load(at + n, mask=inside, other=0)
-    top = tl.load(most + rows_of(line, place, inside, volume, inner, side), mask=inside, other=0)
+    top = tl.load(most + rows_of(line, place, inside, inner, side), mask=inside, other=0)
     scaled = value * power(-exponents(top) + (2 * BIAS + HEAD))
     first = scaled.to(tl.float16)
     tl.store(high + place, first, mask=inside)
@@ -80,3 +115,35 @@ def split(values, at, line, most, high, low, scales, verdict, nnz, rows, volume,
     infinite = top >= INFINITE_BITS
     found = tl.max(tl.maximum(infinite.to(tl.int32) * INFINITE, far.to(tl.int32) * INEXACT), 0)
     tl.atomic_max(verdict, found, mask=found > 0, sem="relaxed")
+
+
+# fmt: off
+@triton.jit(do_not_specialize=COUNTS)
+def find_most(
+    of_x,
+    x_values, x_at, x_line, x_most, x_nnz, x_inner, x_side,
+    y_values, y_at, y_line, y_most, y_nnz, y_inner, y_side,
+):
+    """Each row's largest magnitude; `of_x` programs are of x."""
+    program = tl.program_id(0)
+    if program < of_x:
+        most_of(program, x_values, x_at, x_line, x_most, x_nnz, x_inner, x_side)
+    else:
+        most_of(program - of_x, y_values, y_at, y_line, y_most, y_nnz, y_inner, y_side)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def split(
+    of_x, verdict,
+    x_values, x_at, x_line, x_most, x_nnz, x_inner, x_side, x_high, x_low, x_scales, x_rows,
+    y_values, y_at, y_line, y_most, y_nnz, y_inner, y_side, y_high, y_low, y_scales, y_rows,
+):
+    """Parts of values, scales of rows, and whether any row's values are too far apart, or too large, for parts."""
+    program = tl.program_id(0)
+    if program < of_x:
+        parts_of(program, verdict, x_values, x_at, x_line, x_most, x_nnz, x_inner, x_side,
+                 x_high, x_low, x_scales, x_rows)
+    else:
+        parts_of(program - of_x, verdict, y_values, y_at, y_line, y_most, y_nnz, y_inner, y_side,
+                 y_high, y_low, y_scales, y_rows)
+# fmt: on

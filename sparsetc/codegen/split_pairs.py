@@ -15,7 +15,7 @@ term. Of anything else the verdict is that parts are not exact enough, or that t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +34,8 @@ ALIGNED = 16
 """Bytes at whose multiples arrays begin that kernels load many elements of at once."""
 BLOCK = 1024
 """Values a program."""
+GROUP = 32
+"""Consecutive values of a program, of which one warp finds the largest."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Places:
     """Where the values of an operand stand."""
 
     at: torch.Tensor
-    """(nnz,) int64: tile * volume + position."""
+    """(nnz,): tile * volume + position; int32 where `stored` fits, for kernels read little else, or int64."""
     line: torch.Tensor
     """(tiles,) int32, the row of tiles that each tile is in."""
     lines: int
@@ -65,7 +67,7 @@ class Places:
     def row(self) -> torch.Tensor:
         """(nnz,) the row of each value."""
         tile = self.at // (self.side * self.inner)
-        return self.line.long()[tile] * self.side + self.at // self.inner % self.side
+        return self.line.long().index_select(0, tile) * self.side + self.at // self.inner % self.side
 
 
 @dataclass(frozen=True)
@@ -79,55 +81,79 @@ class Parts:
 
 
 def split(values: Sequence[torch.Tensor], places: Sequence[Places]) -> Parts:
-    """Parts of both operands; two launches each, and nothing is waited for."""
-    sizes = [1, *(p.rows for p in places)]
-    verdict, *most = _zeros(sizes, torch.int32, values[0].device)
-    run = launched if values[0].is_cuda else computed
+    """Parts of both operands, by two launches; nothing is waited for."""
+    given = [v.contiguous() for v in values]
+    parts, most = room_for(places, given[0].device)
+    run = launched if given[0].is_cuda else computed
     # Triton launches on the current device.
-    with torch.cuda.device(values[0].device) if values[0].is_cuda else contextlib.nullcontext():
-        arrays = tuple(run(v, p, m, verdict) for v, p, m in zip(values, places, most, strict=True))
-    return Parts(arrays, verdict)
+    with torch.cuda.device(given[0].device) if given[0].is_cuda else contextlib.nullcontext():
+        run(given, places, most, parts)
+    return parts
 
 
-def _zeros(sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
-    """Arrays of zeros in one allocation, each aligned."""
-    step = ALIGNED // dtype.itemsize
-    padded = [-(-size // step) * step for size in sizes]
-    found = torch.zeros(sum(padded), dtype=dtype, device=device).split(padded)
-    return [array[:size] for array, size in zip(found, sizes, strict=True)]
+def room_for(places: Sequence[Places], device: torch.device) -> tuple[Parts, list[torch.Tensor]]:
+    """(zeros where parts are to stand, zeros of each operand's rows for the bits of their largest magnitudes).
+
+    A call of torch takes as long as a kernel over a million values, so arrays of a type are made at once.
+    """
+    rows = [p.rows for p in places]
+    verdict, *most = _together(torch.zeros, [1, *rows], torch.int32, device)
+    high_and_low = _together(torch.zeros, [p.stored for p in places for _ in range(2)], torch.float16, device)
+    scales = _together(torch.empty, rows, torch.float32, device)
+    return Parts(tuple(zip(high_and_low[::2], high_and_low[1::2], scales, strict=True)), verdict), most
+
+
+def _together(
+    make: Callable[..., torch.Tensor], sizes: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> list[torch.Tensor]:
+    """Arrays in one allocation, each aligned."""
+    pieces = [n for size in sizes for n in (size, -size % (ALIGNED // dtype.itemsize))]
+    return list(make(sum(pieces), dtype=dtype, device=device).split(pieces)[::2])
 
 
 def launched(
-    values: torch.Tensor, places: Places, most: torch.Tensor, verdict: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    values: Sequence[torch.Tensor], places: Sequence[Places], most: Sequence[torch.Tensor], parts: Parts
+) -> None:
     """By Triton's kernels."""
     from sparsetc.codegen import split_kernels as kernels
 
-    high, low = _zeros([places.stored] * 2, torch.float16, values.device)
-    scales, nnz = torch.empty(places.rows, dtype=torch.float32, device=values.device), values.numel()
-    shape = ((places.side * places.inner).bit_length() - 1, places.inner.bit_length() - 1, places.side)
-    read = (values.contiguous(), places.at, places.line, most)
-    kernels.find_most[(-(-nnz // BLOCK),)](*read, nnz, *shape)
-    programs = -(-max(nnz, places.rows) // BLOCK)
-    kernels.split[(programs,)](*read, high, low, scales, verdict, nnz, places.rows, *shape)
-    return high, low, scales
+    read = [
+        (v, p.at, p.line, m, v.numel(), p.inner.bit_length() - 1, p.side.bit_length() - 1)
+        for v, p, m in zip(values, places, most, strict=True)
+    ]
+    of_x, of_y = (-(-v.numel() // BLOCK) for v in values)
+    kernels.find_most[(of_x + of_y,)](of_x, *read[0], *read[1])
+    x, y = ((*own, *arrays, p.rows) for own, arrays, p in zip(read, parts.arrays, places, strict=True))
+    of_x, of_y = (-(-max(v.numel(), p.rows) // BLOCK) for v, p in zip(values, places, strict=True))
+    kernels.split[(of_x + of_y,)](of_x, parts.verdict, *x, *y)
 
 
 def computed(
-    values: torch.Tensor, places: Places, most: torch.Tensor, verdict: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    values: Sequence[torch.Tensor], places: Sequence[Places], most: Sequence[torch.Tensor], parts: Parts
+) -> None:
     """By torch, the same bits."""
-    high, low = _zeros([places.stored] * 2, torch.float16, values.device)
-    row, bits = places.row, values.contiguous().view(torch.int32) & 0x7FFFFFFF
+    for v, p, m, arrays in zip(values, places, most, parts.arrays, strict=True):
+        _computed(v, p, m, arrays, parts.verdict)
+
+
+def _computed(
+    values: torch.Tensor,
+    places: Places,
+    most: torch.Tensor,
+    arrays: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    verdict: torch.Tensor,
+) -> None:
+    (high, low, scales), at = arrays, places.at.long()
+    row, bits = places.row, values.view(torch.int32) & 0x7FFFFFFF
     top = most.scatter_reduce_(0, row, bits, "amax")[row]
     scaled = values * _power(2 * BIAS + HEAD - _exponents(top))
     first = scaled.half()
-    high.index_copy_(0, places.at, first)
-    low.index_copy_(0, places.at, ((scaled - first.float()) * LOW).half())
+    high.index_copy_(0, at, first)
+    low.index_copy_(0, at, ((scaled - first.float()) * LOW).half())
+    scales.copy_(_power(_exponents(most) - HEAD))
     far = (bits > 0) & ((bits < top - SPREAD_BITS) | (top < LEAST_BITS) | (top > MOST_BITS))
     found = torch.where(top >= INFINITE_BITS, INFINITE, far.int() * INEXACT)
     verdict.copy_(torch.cat([verdict, found.int()]).amax(0, keepdim=True))
-    return high, low, _power(_exponents(most) - HEAD)
 
 
 def _exponents(most: torch.Tensor) -> torch.Tensor:

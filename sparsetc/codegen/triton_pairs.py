@@ -21,6 +21,10 @@ class PairFunctionPrinter(TileFunctionPrinter):
             self.put(f"{axis.letter}_in = tl.arange(0, {axis.block})")
 
     def loop_blocks(self, s: Loop) -> None:
+        # What dots round off the sums of low parts is as much smaller as those are, so they add up all pairs.
+        summed = [inner.out for inner in s.body if isinstance(inner, Product) and self.in_parts(inner)]
+        for total in summed:
+            self.put(f"{total.name}_low = tl.zeros({self.shape(total)}, {self.acc})")
         self.put("for pair in range(start, stop):")
         self.indent += 1
         for operand in PAIRED:
@@ -28,6 +32,12 @@ class PairFunctionPrinter(TileFunctionPrinter):
         self.indent -= 1
         self.first_values()
         self.nested(s)
+        for total in summed:
+            self.put(f"{total.name} += {total.name}_low * {1 / LOW}")
+
+    def in_parts(self, s: Product) -> bool:
+        """Whether it multiplies tiles in parts."""
+        return s.dot and self.p.precision == F16X3
 
     def span(self, s: Loop) -> str:
         """A loop: tiles of pairs are longer than what is worth unrolling."""
@@ -49,17 +59,17 @@ class PairFunctionPrinter(TileFunctionPrinter):
         self.put(f"{s.out.name} = {self.load(array, address, self.limit(letter))}")
 
     def product(self, s: Product, u: str) -> None:
-        if not s.dot or self.p.precision != F16X3:
+        if not self.in_parts(s):
             super().product(s, u)
             return
         (x,), (y,), total = s.left, s.right, s.out.name
         high, low, how = f"{total}_high", f"{total}_low", f"out_dtype={self.acc}"
-        self.put(f"{low} = tl.dot({x.name}_low, tl.trans({y.name}_high), {how})")
-        self.put(f"{low} = tl.dot({x.name}_high, tl.trans({y.name}_low), {low}, {how})")
         self.put(f"{high} = tl.dot({x.name}_high, tl.trans({y.name}_high), {how})")
+        self.put(f"{low} = tl.dot({x.name}_low, tl.trans({y.name}_high), {low}, {how})")
+        self.put(f"{low} = tl.dot({x.name}_high, tl.trans({y.name}_low), {low}, {how})")
         # Of a plain sum with `high` Triton would make the dot's accumulator, and matrix units round towards zero.
-        self.put("# Pairs are summed outside of the dots, which round their sums towards zero.")
-        self.put(f"{total} += tl.fma({low}, {1 / LOW}, {high})")
+        self.put("# Pairs are summed outside of the dot, which rounds its sums towards zero.")
+        self.put(f"{total} = tl.fma({high}, 1.0, {total})")
 
     def widened(self, s: Value) -> str:
         """Dots take narrow values as they are and add up wide; all else is multiplied in the type of the sums."""

@@ -206,9 +206,10 @@ class BlockPath:
     def _rows(self) -> tuple[Places, Places]:
         """Of both operands, where values stand, and in which row of blocks; a row of y is a column of the result."""
         cut, (r, c, k) = self.cut, self.cut.extents
+        x, y = (blocks.at.to(index_dtype(stored)) for blocks, stored in zip((cut.x, cut.y), cut.elements, strict=True))
         return (
-            Places(cut.x.at, cut.pairs.row.rank.int(), cut.pairs.rows, r, k),
-            Places(cut.y.at, cut.pairs.column.rank.int(), cut.pairs.columns, c, k),
+            Places(x, cut.pairs.row.rank.int(), cut.pairs.rows, r, k),
+            Places(y, cut.pairs.column.rank.int(), cut.pairs.columns, c, k),
         )
 
     @cached_property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -121,18 +122,22 @@ def test_values_that_are_not_finite(value: float) -> None:
     torch.testing.assert_close(found.values, expected.values, equal_nan=True, rtol=1e-5, atol=1e-5)
 
 
-def test_parts_are_those_of_the_twin() -> None:
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("count", [1 << 19, 5000, 0])
+def test_parts_are_those_of_the_twin(count: int, dtype: torch.dtype) -> None:
+    """Of an operand with sorted rows, and one without an order, which may have no values; as x and as y."""
     g = torch.Generator().manual_seed(0)
-    at = torch.randperm(1 << 20, generator=g)[: 1 << 19]
-    values = torch.randn(at.numel(), generator=g).cuda()
+    at = torch.randperm(1 << 20, generator=g)
     line = torch.randint(0, 40, (512,), generator=g).int()
-    own = Places(at.cuda(), line.cuda(), 40, 64, 32)
-    on_cpu = Places(at, line, 40, 64, 32)
-    found = split((values, values), (own, own))
-    expected = split((values.cpu(), values.cpu()), (on_cpu, on_cpu))
-    assert int(found.verdict) == int(expected.verdict)
-    for a, b in zip(found.arrays[1], expected.arrays[1], strict=True):
-        assert torch.equal(a.cpu(), b)
+    places = [Places(own.to(dtype), line, 40, 64, 32) for own in (at[: 1 << 19].sort().values, at[:count])]
+    values = [torch.randn(p.at.numel(), generator=g) for p in places]
+    for own in (slice(None), slice(None, None, -1)):
+        expected = split(values[own], places[own])
+        moved = [replace(p, at=p.at.cuda(), line=p.line.cuda()) for p in places[own]]
+        found = split([v.cuda() for v in values[own]], moved)
+        assert int(found.verdict) == int(expected.verdict)
+        for a, b in zip(found.arrays, expected.arrays, strict=True):
+            assert all(torch.equal(left.cpu(), right) for left, right in zip(a, b, strict=True))
 
 
 @pytest.mark.parametrize("plan", ["scalar", "dense", "bcb"])

@@ -2,32 +2,65 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
-from split_cases import Drawn, drawn, operand
+from split_cases import NO_VALUES, Drawn, Operand, drawn, operand, rows_of
 
-from sparsetc.codegen.split_pairs import EXACT, INEXACT, INFINITE, Places, computed, launched
+from sparsetc.codegen.split_pairs import BLOCK, EXACT, GROUP, INEXACT, INFINITE, computed, launched, room_for
 
 
-def check(values: torch.Tensor, places: Places, expected: int) -> None:
-    """Both give the same arrays and the same verdict."""
+def check(x: Operand, y: Operand, expected: int) -> None:
+    """Both give the same arrays and the same verdict, with places of 32 bits and of 64."""
     found = []
-    for run in (computed, launched):
-        most, verdict = torch.zeros(places.rows, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
-        found.append([a.view(torch.uint8) for a in (*run(values, places, most, verdict), most, verdict)])
-        assert int(verdict) == expected
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    values = [x[0], y[0]]
+    for run, dtype in ((computed, torch.int64), (launched, torch.int64), (launched, torch.int32)):
+        places = [replace(p, at=p.at.to(dtype)) for _, p in (x, y)]
+        parts, most = room_for(places, values[0].device)
+        run(values, places, most, parts)
+        arrays = [*(a for own in parts.arrays for a in own), parts.verdict, *most]
+        found.append([a.view(torch.uint8) for a in arrays])
+        assert int(parts.verdict) == expected
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
 @settings(max_examples=30, deadline=None)
-@given(drawn())
-def test_any_values(case: Drawn) -> None:
-    check(*case.operand(), EXACT)
+@given(drawn(), drawn())
+def test_any_values(x: Drawn, y: Drawn) -> None:
+    check(x.operand(), y.operand(), EXACT)
 
 
 def test_more_than_one_program() -> None:
-    check(*Drawn(16, 16, 12, 27, 0.9, 0).operand(), EXACT)
+    x, y = Drawn(16, 16, 12, 27, 0.9, 0).operand(), Drawn(16, 16, 5, 27, 1.0, 1).operand()
+    assert x[0].numel() > 2 * BLOCK
+    assert y[0].numel() > BLOCK
+    check(x, y, EXACT)
+    check(y, x, EXACT)
+
+
+@pytest.mark.parametrize("length", [1, 3, GROUP // 2, GROUP - 1, GROUP, GROUP + 1, 3 * GROUP + 5])
+def test_groups_of_one_row_of_two_and_of_more(length: int) -> None:
+    """Rows that begin anywhere in a group, sorted and not, some of their values 0."""
+    values, places = rows_of(-(-(BLOCK + 100) // length), length)
+    order = torch.randperm(values.numel(), generator=torch.Generator().manual_seed(length))
+    check((values, places), (values[order], replace(places, at=places.at[order])), EXACT)
+
+
+def test_rows_of_which_one_has_an_infinity() -> None:
+    values, places = rows_of(9, 2 * GROUP - 7)
+    values[-1] = -float("inf")
+    check((values, places), rows_of(2, 5), INFINITE)
+    check(rows_of(2, 5), (values, places), INFINITE)
+
+
+def test_operands_without_values() -> None:
+    some = rows_of(3, 40)
+    check(some, NO_VALUES, EXACT)
+    check(NO_VALUES, some, EXACT)
+    check(NO_VALUES, NO_VALUES, EXACT)
 
 
 @pytest.mark.parametrize(
@@ -42,4 +75,6 @@ def test_more_than_one_program() -> None:
     ],
 )
 def test_verdicts(row: list[float], expected: int) -> None:
-    check(*operand(torch.tensor([[1.0, 2.0, 3.0, 4.0], row])), expected)
+    given, ones = operand(torch.tensor([[1.0, 2.0, 3.0, 4.0], row])), operand(torch.ones(1, 1))
+    check(given, ones, expected)
+    check(ones, given, expected)

@@ -42,6 +42,7 @@ def part_0(
     start = tl.load(pair_ptr + item)
     stop = tl.load(pair_ptr + item + 1)
     total = tl.zeros([64, 64], tl.float32)
+    total_low = tl.zeros([64, 64], tl.float32)
     for pair in range(start, stop):
         x_tile = tl.load(pair_x + pair)
         y_tile = tl.load(pair_y + pair)
@@ -49,11 +50,12 @@ def part_0(
         x_low = tl.load(x_low_values + x_tile * 2048 + ij_in[:, None] * 32 + k_in[None, :])
         y_high = tl.load(y_high_values + y_tile * 2048 + lm_in[:, None] * 32 + k_in[None, :])
         y_low = tl.load(y_low_values + y_tile * 2048 + lm_in[:, None] * 32 + k_in[None, :])
-        total_low = tl.dot(x_low, tl.trans(y_high), out_dtype=tl.float32)
-        total_low = tl.dot(x_high, tl.trans(y_low), total_low, out_dtype=tl.float32)
         total_high = tl.dot(x_high, tl.trans(y_high), out_dtype=tl.float32)
-        # Pairs are summed outside of the dots, which round their sums towards zero.
-        total += tl.fma(total_low, 0.00048828125, total_high)
+        total_low = tl.dot(x_low, tl.trans(y_high), total_low, out_dtype=tl.float32)
+        total_low = tl.dot(x_high, tl.trans(y_low), total_low, out_dtype=tl.float32)
+        # Pairs are summed outside of the dot, which rounds its sums towards zero.
+        total = tl.fma(total_high, 1.0, total)
+    total += total_low * 0.00048828125
     x_scale = tl.load(x_scales + tl.load(item_x + item) * 64 + ij_in)
     y_scale = tl.load(y_scales + tl.load(item_y + item) * 64 + lm_in)
     total = x_scale[:, None] * total
