@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import sparsetc as stc
 from sparsetc.pair.cut import Cut, sides_for
 from sparsetc.pair.meeting import Meeting
-from sparsetc.pair.prices import GPU, scalar_seconds
+from sparsetc.pair.prices import CROWDED, GPU, scalar_seconds
 from sparsetc.pair.scalar import FEW, MANY, waits
 
 DTYPES = (
@@ -460,18 +460,19 @@ def test_the_cheapest_path_is_taken() -> None:
     assert stc.compile("ij,jk->ik", *far).plan.name == "scalar"
 
 
-def test_sums_are_priced_as_ordered_where_they_are() -> None:
-    """Few and long; few and short ones are added by atomics, whatever their number."""
+def test_few_sums_cost_as_much_as_ordered_ones() -> None:
+    """Additions by atomics wait for one another, or are ordered; those to many addresses do not."""
     (step,) = stc.compile("ij,jk->ik", *operands("ij,jk->ik")).chain.pairs
     exact = replace(step.budget, settings=replace(step.settings, deterministic=True), limit=10**12)
     tasks = 10**8
-    for places, ordered in [(8281, True), (FEW, False), (tasks, False)]:
-        assert waits(places, tasks) == ordered
+    for places, crowded in [(8281, True), (CROWDED - 1, True), (CROWDED, False), (tasks, False)]:
         seconds, always = (
             scalar_seconds(tasks, places, 4, b, GPU) for b in (replace(step.budget, limit=10**12), exact)
         )
-        assert (seconds == always) == ordered
+        assert (seconds == always) == crowded
+    assert waits(8281, MANY * 8281 + 1)
     assert not waits(8281, MANY * 8281)
+    assert not waits(FEW, tasks)
 
 
 def test_einsum_keeps_kernels_by_both_patterns() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from split_cases import NO_VALUES, Drawn, drawn, operand, rows_of, value_of
 
 from sparsetc.codegen.split_pairs import ALIGNED, EXACT, INEXACT, INFINITE, Places, room_for, split
@@ -114,7 +115,22 @@ def test_an_operand_without_values() -> None:
 def test_arrays_are_aligned_whatever_their_sizes() -> None:
     """As kernels load many elements of them at once."""
     (_, x), (_, y) = rows_of(3, 1), rows_of(5, 1)
-    parts, most = room_for((x, y), torch.device("cpu"))
-    arrays = [*(a for own in parts.arrays for a in own), parts.verdict, *most]
+    parts = room_for((x, y), torch.device("cpu"))
+    arrays = [*(a for own in parts.arrays for a in own), parts.verdict, *parts.most]
     assert [a.numel() for a in arrays] == [3, 3, 3, 5, 5, 5, 1, 3, 5]
     assert all(a.data_ptr() % ALIGNED == 0 for a in arrays)
+
+
+@settings(max_examples=50, deadline=None)
+@given(drawn(), st.floats(-30, 30))
+def test_room_of_other_values_is_as_good_as_new(case: Drawn, size: float) -> None:
+    """Larger or smaller ones, or an infinity, at the same places."""
+    values, places = case.operand()
+    fresh = split((values, values), (places, places))
+    for other in (values.flip(0) * 2.0**size, values * float("inf")):
+        room = split((other, other), (places, places))
+        again = split((values, values), (places, places), room)
+        assert again is room
+        assert torch.equal(again.verdict, fresh.verdict)
+        pairs = zip(again.arrays, fresh.arrays, strict=True)
+        assert all(torch.equal(a, b) for own in pairs for a, b in zip(*own, strict=True))

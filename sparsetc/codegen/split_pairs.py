@@ -15,7 +15,7 @@ term. Of anything else the verdict is that parts are not exact enough, or that t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -72,54 +72,73 @@ class Places:
 
 @dataclass(frozen=True)
 class Parts:
-    """Both operands in parts."""
+    """Both operands in parts, and what is found on the way."""
 
     arrays: tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], ...]
     """Of each operand high parts and low parts, (stored,) float16, and scales, (rows,) float32."""
+    most: tuple[torch.Tensor, ...]
+    """Of each operand, (rows,) int32, the bits of its rows' largest magnitudes."""
     verdict: torch.Tensor
     """(1,) int32 on the device, the worse of both operands'."""
+    found: torch.Tensor
+    """int32: the array that `most` and `verdict` are pieces of."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of all arrays."""
+        arrays = [self.found, *(a for own in self.arrays for a in own)]
+        return sum(a.numel() * a.element_size() for a in arrays)
 
 
-def split(values: Sequence[torch.Tensor], places: Sequence[Places]) -> Parts:
-    """Parts of both operands, by two launches; nothing is waited for."""
+def split(values: Sequence[torch.Tensor], places: Sequence[Places], room: Parts | None = None) -> Parts:
+    """Parts of both operands, by two launches; nothing is waited for.
+
+    Args:
+        values: (nnz,) float32 of each operand.
+        places: where they stand.
+        room: parts of other values at the same places, to be overwritten.
+    """
     given = [v.contiguous() for v in values]
-    parts, most = room_for(places, given[0].device)
+    if room is None:
+        room = room_for(places, given[0].device)
+    else:
+        room.found.zero_()  # other positions of tiles are 0 still
     run = launched if given[0].is_cuda else computed
     # Triton launches on the current device.
     with torch.cuda.device(given[0].device) if given[0].is_cuda else contextlib.nullcontext():
-        run(given, places, most, parts)
-    return parts
+        run(given, places, room)
+    return room
 
 
-def room_for(places: Sequence[Places], device: torch.device) -> tuple[Parts, list[torch.Tensor]]:
-    """(zeros where parts are to stand, zeros of each operand's rows for the bits of their largest magnitudes).
+def room_for(places: Sequence[Places], device: torch.device) -> Parts:
+    """Zeros, where parts are to stand.
 
     A call of torch takes as long as a kernel over a million values, so arrays of a type are made at once.
     """
     rows = [p.rows for p in places]
-    verdict, *most = _together(torch.zeros, [1, *rows], torch.int32, device)
-    high_and_low = _together(torch.zeros, [p.stored for p in places for _ in range(2)], torch.float16, device)
-    scales = _together(torch.empty, rows, torch.float32, device)
-    return Parts(tuple(zip(high_and_low[::2], high_and_low[1::2], scales, strict=True)), verdict), most
+    found, (verdict, *most) = _together([1, *rows], torch.int32, device)
+    _, high_and_low = _together([p.stored for p in places for _ in range(2)], torch.float16, device)
+    _, scales = _together(rows, torch.float32, device)
+    arrays = tuple(zip(high_and_low[::2], high_and_low[1::2], scales, strict=True))
+    return Parts(arrays, tuple(most), verdict, found)
 
 
 def _together(
-    make: Callable[..., torch.Tensor], sizes: Sequence[int], dtype: torch.dtype, device: torch.device
-) -> list[torch.Tensor]:
-    """Arrays in one allocation, each aligned."""
+    sizes: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """(zeros in one allocation, its pieces of these sizes, each aligned)."""
     pieces = [n for size in sizes for n in (size, -size % (ALIGNED // dtype.itemsize))]
-    return list(make(sum(pieces), dtype=dtype, device=device).split(pieces)[::2])
+    whole = torch.zeros(sum(pieces), dtype=dtype, device=device)
+    return whole, list(whole.split(pieces)[::2])
 
 
-def launched(
-    values: Sequence[torch.Tensor], places: Sequence[Places], most: Sequence[torch.Tensor], parts: Parts
-) -> None:
+def launched(values: Sequence[torch.Tensor], places: Sequence[Places], parts: Parts) -> None:
     """By Triton's kernels."""
     from sparsetc.codegen import split_kernels as kernels
 
     read = [
         (v, p.at, p.line, m, v.numel(), p.inner.bit_length() - 1, p.side.bit_length() - 1)
-        for v, p, m in zip(values, places, most, strict=True)
+        for v, p, m in zip(values, places, parts.most, strict=True)
     ]
     of_x, of_y = (-(-v.numel() // BLOCK) for v in values)
     kernels.find_most[(of_x + of_y,)](of_x, *read[0], *read[1])
@@ -128,11 +147,9 @@ def launched(
     kernels.split[(of_x + of_y,)](of_x, parts.verdict, *x, *y)
 
 
-def computed(
-    values: Sequence[torch.Tensor], places: Sequence[Places], most: Sequence[torch.Tensor], parts: Parts
-) -> None:
+def computed(values: Sequence[torch.Tensor], places: Sequence[Places], parts: Parts) -> None:
     """By torch, the same bits."""
-    for v, p, m, arrays in zip(values, places, most, parts.arrays, strict=True):
+    for v, p, m, arrays in zip(values, places, parts.most, parts.arrays, strict=True):
         _computed(v, p, m, arrays, parts.verdict)
 
 

@@ -63,6 +63,7 @@ class BlockPath:
     ) -> None:
         self.cut, self.equation, self.dtype, self.backend, self.budget = cut, equation, dtype, backend, budget
         self.precision, self.bitmaps = precision, bitmaps
+        self._rooms: dict[int, list[Parts]] = {}
         r, c, k = cut.extents
         if max(r * c, r * k, c * k) > MOST_POSITIONS:
             raise PlanError(
@@ -199,8 +200,15 @@ class BlockPath:
         """The blocks of both operands in parts, of the values of all entries; None where they are read as they are."""
         if self.launch_of_parts is None:
             return None
-        m = self.cut.meeting
-        return split((picked(x, m.x_live), picked(y, m.y_live)), self._rows)
+        m, pool = self.cut.meeting, self._room
+        return split((picked(x, m.x_live), picked(y, m.y_live)), self._rows, pool.pop() if pool else None)
+
+    @property
+    def _room(self) -> list[Parts]:
+        """Parts of earlier calls on the current stream, free to be overwritten: their zeros serve again."""
+        device = self.budget.device
+        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+        return self._rooms.setdefault(stream, [])
 
     @cached_property
     def _rows(self) -> tuple[Places, Places]:
@@ -224,10 +232,20 @@ class BlockPath:
 
     def run(self, x: torch.Tensor, y: torch.Tensor, parts: Parts | None = None) -> torch.Tensor:
         """(nnz of the result,) by place, of the values of all entries, in the type that sums are kept in."""
-        out = x.new_empty(sum(read.at.numel() for read in self._reads))
-        for (_, _, blocks), read in zip(self._made(x, y, parts), self._reads, strict=True):
-            if read.slot is None:
-                return blocks.view(-1).index_select(0, read.at)
+        found = self._read(self._made(x, y, parts))
+        if parts is not None:
+            self._room.append(parts)
+        return found
+
+    def _read(self, made: Iterator[Made]) -> torch.Tensor:
+        """The results among the blocks."""
+        if len(self._reads) == 1 and self._reads[0].slot is None:
+            ((_, _, blocks),) = made
+            return blocks.view(-1).index_select(0, self._reads[0].at)
+        dtype = kept_dtype(self.dtype)
+        out = torch.empty(sum(read.at.numel() for read in self._reads), dtype=dtype, device=self.budget.device)
+        for (_, _, blocks), read in zip(made, self._reads, strict=True):
+            assert read.slot is not None
             out.index_copy_(0, read.slot, blocks.view(-1).index_select(0, read.at))
         return out
 
@@ -262,5 +280,5 @@ class BlockPath:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the task list."""
-        return self.tasks.nbytes
+        """Bytes of the task list, and of parts that are kept to be overwritten."""
+        return self.tasks.nbytes + sum(parts.nbytes for room in self._rooms.values() for parts in room)

@@ -11,7 +11,6 @@ from sparsetc.ir.cost import Statistics, cost
 from sparsetc.ir.tile import TileProgram
 from sparsetc.pair.cut import BlockWork
 from sparsetc.pair.meeting import Sizes
-from sparsetc.pair.scalar import waits
 from sparsetc.pair.symbolic import TASK_BYTES, Budget
 from sparsetc.pair.tasks import KEPT_BYTES, keeps
 
@@ -19,6 +18,9 @@ PATH_LAUNCHES = 6
 """Calls that a path takes: zeros made, operands scattered or gathered, the kernel, the result read."""
 MERGE_LAUNCHES = 7
 """Calls of torch that a hybrid takes beside its halves: values chosen for each, zeros, and two additions."""
+CROWDED = 1 << 18
+"""Places below which additions wait for one another, or are ordered: 4,096 to 73,455 sums took 14 to 32 ps a task,
+1.4 M took 5 (H200, `benchmarks/results/switches.json`)."""
 HYBRID_LAUNCHES = 2 * PATH_LAUNCHES + MERGE_LAUNCHES
 
 
@@ -28,8 +30,8 @@ class Rates:
 
     task_bytes: float
     """Bytes of kept tasks a second: what is stored of each, a value read and a value added to."""
-    ordered: float
-    """Seconds a task takes, where sums are ordered (`scalar.waits`)."""
+    crowded: float
+    """Seconds a task takes, where sums are few or ordered."""
     expanded_bytes: float
     """Bytes a second of tasks that are made again at each call, `TASK_BYTES` each."""
     dense: dict[str, float]
@@ -46,16 +48,15 @@ class Rates:
     """Seconds of a call of torch, or of a launch."""
 
 
-# H200, float32: 290,950 pairs of 64 x 32 . 32 x 64 took 1.03 ms in tf32x3 and 0.445 in tf32, 1.2 M pairs of 800 MB of
-# blocks 4.7 and 3.4; dense products of 12 to 377 GFLOP went at 40 and at 75 to 110 TFLOP/s; 17 to 577 M tasks took 3.6
-# to 8.2 ps each, ordered ones 16 to 20 (whole contractions: `benchmarks/results/pair.json`; each of these alone:
-# `benchmarks/results/switches.json`).
+# H200, float32: 290,950 pairs of 64 x 32 . 32 x 64 took 0.58 ms in f16x3 and 0.45 in tf32, 1.2 M pairs of 900 MB of
+# blocks 3.6 in either; dense products of 12 to 378 GFLOP went at 42 to 48 and at 73 to 112 TFLOP/s; 17 to 577 M tasks
+# took 3.7 to 9.4 ps each, ordered ones 16 to 35 (`benchmarks/results/switches.json`; whole contractions: `pair.json`).
 GPU = Rates(
     task_bytes=2.2e12,
-    ordered=18e-12,
+    crowded=18e-12,
     expanded_bytes=1.4e12,
     dense={"highest": 40e12, "high": 95e12, "medium": 95e12, "float64": 40e12},
-    blocks={"f16x3": 74e12, "highest": 74e12, "high": 170e12, "medium": 170e12, "float64": 20e12},
+    blocks={"f16x3": 132e12, "highest": 74e12, "high": 170e12, "medium": 170e12, "float64": 20e12},
     pair_bytes=(10e12, 5.8e12),
     near_bytes=400_000_000,
     memory=1.5e12,
@@ -64,7 +65,7 @@ GPU = Rates(
 # Two x86 cores; 17 M tasks of an R-MAT graph took 0.24 s on one of them, and 4 s to expand.
 CPU = Rates(
     task_bytes=9e8,
-    ordered=0.0,
+    crowded=0.0,
     expanded_bytes=4e8,
     dense=dict.fromkeys(("highest", "high", "medium"), 1e11) | {"float64": 5e10},
     blocks=dict.fromkeys(("highest", "high", "medium"), 3e10) | {"float64": 1.5e10},
@@ -79,8 +80,8 @@ def scalar_seconds(tasks: int, places: int, width: int, budget: Budget, rates: R
     """The list streamed, for each task a value of y and one of the result; x's values and columns change seldom."""
     again = 0 if keeps(tasks, budget) else tasks * TASK_BYTES / rates.expanded_bytes
     each = (KEPT_BYTES + 2 * width) / rates.task_bytes
-    if budget.settings.deterministic or waits(places, tasks):  # sums are ordered; there are as many as places, about
-        each = max(each, rates.ordered)
+    if budget.settings.deterministic or places < CROWDED:
+        each = max(each, rates.crowded)
     return PATH_LAUNCHES * rates.launch + tasks * each + again
 
 

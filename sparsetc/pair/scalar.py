@@ -44,10 +44,10 @@ RUNS = (32, Schedule(warps=1), 4)
 """The same of runs, most of which are short."""
 ORDERED = (32, Schedule(warps=1), 1)
 """The same of fibers."""
-FEW, MANY = 1 << 14, 1 << 8
+FEW, MANY = 1 << 14, 1 << 11
 """Sums below which, and tasks a sum above which, they are ordered: additions to one address follow one another (H200:
-8,281 sums of 4,046 tasks 0.54 ms against 1.06; 73,455 of 220, 0.32 against 0.28; 1.4 M of 48, 1.35 against 0.33;
-`benchmarks/results/switches.json`)."""
+8,281 sums of 4,046 tasks 0.55 ms against 1.07; 4,096 of 1,024, 0.083 against 0.067; 73,455 of 220, 0.35 against 0.28;
+1.4 M of 48, 1.68 against 0.34; `benchmarks/results/switches.json`)."""
 CAP = 64
 """Longest fiber of the deterministic form; the second pass adds up the pieces of longer ones."""
 

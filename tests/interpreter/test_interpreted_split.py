@@ -18,9 +18,9 @@ def check(x: Operand, y: Operand, expected: int) -> None:
     values = [x[0], y[0]]
     for run, dtype in ((computed, torch.int64), (launched, torch.int64), (launched, torch.int32)):
         places = [replace(p, at=p.at.to(dtype)) for _, p in (x, y)]
-        parts, most = room_for(places, values[0].device)
-        run(values, places, most, parts)
-        arrays = [*(a for own in parts.arrays for a in own), parts.verdict, *most]
+        parts = room_for(places, values[0].device)
+        run(values, places, parts)
+        arrays = [*(a for own in parts.arrays for a in own), parts.verdict, *parts.most]
         found.append([a.view(torch.uint8) for a in arrays])
         assert int(parts.verdict) == expected
     for other in found[1:]:
