@@ -118,6 +118,22 @@ def microseconds(call: Callable[[], Any], repeat_ms: int = 40) -> float:
     return statistics.median(times) * 1e6
 
 
+def device_microseconds(call: Callable[[], Any]) -> float:
+    """Median time of a call's launches without what the CPU takes for them: of a CUDA graph of the call."""
+    if DEVICE != "cuda":
+        return microseconds(call)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # what a first call does is not captured
+        call()
+        call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        call()
+    return microseconds(graph.replay)
+
+
 def kernel_microseconds(kernel: stc.Kernel, dense: list[torch.Tensor]) -> float:
     """Time of the launches alone, into an output that exists: without allocating and zeroing it."""
     tables = kernel.canonical.arrange(dense)

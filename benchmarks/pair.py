@@ -4,11 +4,11 @@ SPARSETC_DATA=<folder of .npz> python benchmarks/pair.py [words that a case's na
 
 Values are compared with those of the torch programs in float64 before any time is taken. Phases apart: ``pair_ms``
 matches nonzeros (and blocks), ``symbolic_ms`` finds the result's pattern and whatever the path keeps for calls,
-``numeric_us`` is the sum over tasks or blocks alone, ``us`` a call. ``compile_ms`` is all that is done once, by the
-second of two compilations. ``first_ms`` is the wall time of a first call of ``plan="auto"`` on operands not seen
-before, all from matching to a result that is there, Triton's binaries being on disk; of torch, that of the product of
-matrices that are CSR already. ``bcb_bytes`` and ``coo_bytes`` are those of both operands' entries that meet anything,
-coordinates of 32 bits.
+``numeric_us`` is the sum over tasks or blocks alone, replayed from a CUDA graph: what the device takes, however slow
+the CPU that launches it; ``us`` is a call. ``compile_ms`` is all that is done once, by the second of two compilations.
+``first_ms`` is the wall time of a first call of ``plan="auto"`` on operands not seen before, all from matching to a
+result that is there, Triton's binaries being on disk; of torch, that of the product of matrices that are CSR already.
+``bcb_bytes`` and ``coo_bytes`` are those of both operands' entries that meet anything, coordinates of 32 bits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from math import prod
 from typing import Any
 
 import torch
-from common import DEVICE, microseconds, record, relative_error, tensor
+from common import DEVICE, device_microseconds, microseconds, record, relative_error, tensor
 
 import sparsetc as stc
 from sparsetc.pair.cut import Cut
@@ -172,7 +172,7 @@ def phases(kernel: PairKernel) -> dict[str, float]:
     """Times of the phases of a contraction of two operands."""
     (step,) = kernel.chain.pairs
     x, y = entry_values(kernel)
-    numeric = microseconds(lambda: step.path.run(x, y, step.path.parts(x, y)))
+    numeric = device_microseconds(lambda: step.path.run(x, y, step.path.parts(x, y)))
     return {
         "us": round(microseconds(kernel), 1),
         "numeric_us": round(numeric, 1),

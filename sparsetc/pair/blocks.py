@@ -17,6 +17,9 @@ from sparsetc.pair.symbolic import Matching, composed
 
 PAIRS_A_PROGRAM = 256
 """Most pairs of one program; a block of the result with more is made by several and added up."""
+FEWEST_PAIRS, PROGRAMS = 32, 512
+"""Runs are cut shorter, but not below so many pairs, where there would be fewer programs than some for each of a GPU's
+multiprocessors: a program takes its pairs one after another."""
 BUFFER_BYTES = 1 << 31
 """Bytes of dense blocks of the result made at a time."""
 
@@ -106,10 +109,15 @@ class TaskList:
         ptr = self.ptr[start : stop + 1]
         counts = torch.diff(ptr)
         # Programs write a block each, so there are no more of them than blocks that a buffer has room for, and the cut.
-        share = max(PAIRS_A_PROGRAM, (pairs[1] - pairs[0]) // self.room)
+        share = max(pairs_a_program(pairs[1] - pairs[0]), (pairs[1] - pairs[0]) // self.room)
         each = -(-counts // share)
         if int(each.max()) <= 1:
             return ptr, None
         owner = torch.repeat_interleave(torch.arange(stop - start, device=ptr.device), each)
         behind = torch.arange(owner.numel(), device=ptr.device) - (torch.cumsum(each, 0) - each)[owner]
         return torch.cat([ptr[owner] + behind * share, ptr[-1:]]), owner
+
+
+def pairs_a_program(pairs: int) -> int:
+    """Most pairs that a program takes of so many."""
+    return min(PAIRS_A_PROGRAM, max(FEWEST_PAIRS, pairs // PROGRAMS))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from sparsetc.ir.cost import Statistics, cost
 from sparsetc.ir.tile import TileProgram
+from sparsetc.pair.blocks import pairs_a_program
 from sparsetc.pair.cut import BlockWork
 from sparsetc.pair.meeting import Sizes
 from sparsetc.pair.symbolic import TASK_BYTES, Budget
@@ -42,6 +43,8 @@ class Rates:
     """Bytes of pairs' blocks read a second: of few blocks, and of so many that neighbours share none in cache."""
     near_bytes: int
     """Bytes of the fewest blocks that are many."""
+    turn: float
+    """Seconds of a pair of blocks, of those that a program takes one after another."""
     memory: float
     """Bytes zeroed, scattered or gathered."""
     launch: float
@@ -59,6 +62,7 @@ GPU = Rates(
     blocks={"f16x3": 132e12, "highest": 74e12, "high": 170e12, "medium": 170e12, "float64": 20e12},
     pair_bytes=(10e12, 5.8e12),
     near_bytes=400_000_000,
+    turn=0.5e-6,
     memory=1.5e12,
     launch=8e-6,
 )
@@ -71,6 +75,7 @@ CPU = Rates(
     blocks=dict.fromkeys(("highest", "high", "medium"), 3e10) | {"float64": 1.5e10},
     pair_bytes=(2e10, 2e10),
     near_bytes=0,
+    turn=0.0,
     memory=2e9,
     launch=1e-5,
 )
@@ -96,4 +101,5 @@ def block_seconds(work: BlockWork, program: TileProgram, width: int, precision: 
     moved, read, flops = cost(program).work(counts)
     read_rate = rates.pair_bytes[sum(work.elements) * width > rates.near_bytes]
     rate = rates.blocks.get(program.precision, rates.blocks[precision])
-    return PATH_LAUNCHES * rates.launch + max(flops / rate, read / read_rate) + moved / rates.memory
+    chain = min(pairs_a_program(work.pairs), work.pairs // max(1, work.made)) * rates.turn
+    return PATH_LAUNCHES * rates.launch + max(flops / rate, read / read_rate, chain) + moved / rates.memory
