@@ -21,7 +21,9 @@ from sparsetc.pair.meeting import Meeting, Sizes
 from sparsetc.pair.plans import HYBRID, BcbPlan, plan_name
 from sparsetc.pair.populations import Populations, Split
 from sparsetc.pair.prices import (
+    BLOCK_LAUNCHES,
     CPU,
+    DENSE_LAUNCHES,
     GPU,
     HYBRID_LAUNCHES,
     MERGE_LAUNCHES,
@@ -125,7 +127,7 @@ class Question:
         Without `every`, a hybrid whose launches alone take longer than another path is not looked at.
         """
         found = {
-            "scalar": self._scalar_seconds(self.meeting.tasks),
+            "scalar": self.scalar_seconds(self.meeting.tasks),
             "dense": self._dense_seconds(),
             "bcb": self._block_seconds(self.cut().work),
         }
@@ -145,7 +147,7 @@ class Question:
 
     def _split_seconds(self, split: Split) -> float | None:
         """Both sides, one after the other; None where blocks do not fit."""
-        scalar = self._scalar_seconds(split.tasks) if split.tasks else 0.0
+        scalar = self.scalar_seconds(split.tasks) if split.tasks else 0.0
         blocks = self._block_seconds(split.blocks) if split.blocks.pairs else 0.0
         if blocks is None:
             return None
@@ -154,7 +156,8 @@ class Question:
         merged = results * (8 + 3 * self.width) / self.rates.memory  # an entry's slot, its value, and the sum
         return scalar + blocks + merged + MERGE_LAUNCHES * self.rates.launch
 
-    def _scalar_seconds(self, tasks: int) -> float:
+    def scalar_seconds(self, tasks: int) -> float:
+        """Of so many tasks."""
         return scalar_seconds(tasks, self.meeting.rows * self.meeting.columns, self.width, self.budget, self.rates)
 
     def _dense_seconds(self) -> float | None:
@@ -197,6 +200,8 @@ def choose(q: Question) -> Choice:
     m = q.meeting
     if m.tasks <= FEW_TASKS * (m.x_key.numel() + m.y_key.numel()):
         return Choice("scalar", WHOLE, f"at most {FEW_TASKS} tasks a nonzero")
+    if q.scalar_seconds(m.tasks) <= min(BLOCK_LAUNCHES, DENSE_LAUNCHES) * q.rates.launch:
+        return Choice("scalar", WHOLE, "no other path is launched in as little time")
     expected = q.expected()
     return _choice(q, expected[0][0], f"the cheapest of {len(expected)} by the cost model")
 

@@ -15,14 +15,14 @@ from sparsetc.pair.meeting import Sizes
 from sparsetc.pair.symbolic import TASK_BYTES, Budget
 from sparsetc.pair.tasks import KEPT_BYTES, keeps
 
-PATH_LAUNCHES = 6
-"""Calls that a path takes: zeros made, operands scattered or gathered, the kernel, the result read."""
+SCALAR_LAUNCHES, BLOCK_LAUNCHES, DENSE_LAUNCHES = 4, 6, 7
+"""Calls that a path takes: values gathered, or scattered to zeros, the kernel, the result zeroed or read."""
 MERGE_LAUNCHES = 7
 """Calls of torch that a hybrid takes beside its halves: values chosen for each, zeros, and two additions."""
 CROWDED = 1 << 18
 """Places below which additions wait for one another, or are ordered: 4,096 to 73,455 sums took 14 to 32 ps a task,
 1.4 M took 5 (H200, `benchmarks/results/switches.json`)."""
-HYBRID_LAUNCHES = 2 * PATH_LAUNCHES + MERGE_LAUNCHES
+HYBRID_LAUNCHES = SCALAR_LAUNCHES + BLOCK_LAUNCHES + MERGE_LAUNCHES
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,12 @@ def scalar_seconds(tasks: int, places: int, width: int, budget: Budget, rates: R
     each = (KEPT_BYTES + 2 * width) / rates.task_bytes
     if budget.settings.deterministic or places < CROWDED:
         each = max(each, rates.crowded)
-    return PATH_LAUNCHES * rates.launch + tasks * each + again
+    return SCALAR_LAUNCHES * rates.launch + tasks * each + again
 
 
 def dense_seconds(sizes: Sizes, width: int, precision: str, rates: Rates) -> float:
     """Scatter, multiply, gather."""
-    return 7 * rates.launch + sizes.flops / rates.dense[precision] + sizes.elements * width / rates.memory
+    return DENSE_LAUNCHES * rates.launch + sizes.flops / rates.dense[precision] + sizes.elements * width / rates.memory
 
 
 def block_seconds(work: BlockWork, program: TileProgram, width: int, precision: str, rates: Rates) -> float:
@@ -102,4 +102,4 @@ def block_seconds(work: BlockWork, program: TileProgram, width: int, precision: 
     read_rate = rates.pair_bytes[sum(work.elements) * width > rates.near_bytes]
     rate = rates.blocks.get(program.precision, rates.blocks[precision])
     chain = min(pairs_a_program(work.pairs), work.pairs // max(1, work.made)) * rates.turn
-    return PATH_LAUNCHES * rates.launch + max(flops / rate, read / read_rate, chain) + moved / rates.memory
+    return BLOCK_LAUNCHES * rates.launch + max(flops / rate, read / read_rate, chain) + moved / rates.memory
