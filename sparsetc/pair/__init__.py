@@ -2,7 +2,7 @@
 
 In: a `Bound` einsum whose operands are sparse in two places or more. Out: `PairKernel`. Data flows down::
 
-    equation.py   letters by role; operands diagonal, summed, sorted
+    equation.py   letters by role; operands diagonal, summed
     meeting.py    what meets, counted
     symbolic.py   its tasks in order; the result's pattern
     expansion.py  tasks made, and grouped by the entry of the result they add to
