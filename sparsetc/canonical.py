@@ -161,5 +161,20 @@ def _einsum(equation: str, *operands: torch.Tensor) -> torch.Tensor:
     if dtype in (torch.float16, torch.bfloat16):
         return torch.einsum(equation, *(o.float() for o in operands)).to(dtype)
     if not (dtype.is_floating_point or dtype.is_complex):  # torch's own mixes types where an index has size 0
-        return torch.einsum(equation, *(o.long() for o in operands)).to(dtype)
+        contract = _integers if operands[0].is_cuda else torch.einsum
+        return contract(equation, *(o.long() for o in operands)).to(dtype)
     return torch.einsum(equation, *operands)
+
+
+def _integers(equation: str, *operands: torch.Tensor) -> torch.Tensor:
+    """An einsum by broadcasting: torch has no matrix product of integers on a GPU."""
+    terms, output = equation.split("->")
+    letters = list(dict.fromkeys([*output, *terms.replace(",", "")]))
+    product = torch.ones((), dtype=operands[0].dtype, device=operands[0].device)
+    for term, operand in zip(terms.split(","), operands, strict=True):
+        own = "".join(c for c in letters if c in term)
+        aligned = torch.einsum(f"{term}->{own}", operand)  # of one operand: a diagonal, and axes in order
+        shape = iter(aligned.shape)
+        product = product * aligned.reshape([next(shape) if c in term else 1 for c in letters])
+    summed = tuple(range(len(output), len(letters)))
+    return product.sum(summed) if summed else product
