@@ -73,16 +73,24 @@ def markable(keys: int, n: int) -> bool:
 def lexsort(rows: Rows, sizes: Sequence[int]) -> torch.Tensor:
     """(n,) int64 stable permutation that puts tuples of at least one mode in lexicographic order."""
     keys = crd.sort_keys(rows, sizes)
-    if prod(sizes) <= INT32_MAX:
-        keys = [keys[0].to(torch.int32)]  # half the passes of a radix sort
-    return crd.lexsort(keys)
+    return crd.lexsort([narrowed(keys[0], prod(sizes))] if len(keys) == 1 else keys)
+
+
+def narrowed(keys: torch.Tensor, spread: int) -> torch.Tensor:
+    """Keys below `spread`, in 32 bits where those hold them: half the passes of a radix sort."""
+    return keys.to(torch.int32) if spread <= INT32_MAX else keys
+
+
+def histogram(key: torch.Tensor, keys: int) -> torch.Tensor:
+    """(keys,) int64: how often each key below `keys` occurs. `torch.bincount` would wait for the device."""
+    return key.new_zeros(keys).index_add_(0, key, key.new_ones(1).expand(key.numel()))
 
 
 def sorted_keys(keys: torch.Tensor, spread: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(distinct int64 `keys` below `spread`, ascending; where each was)."""
     n = keys.numel()
     if not markable(spread, n):
-        found, order = torch.sort(keys.to(torch.int32) if spread <= INT32_MAX else keys)
+        found, order = torch.sort(narrowed(keys, spread))
         return found.long(), order
     number = torch.arange(1, n + 1, dtype=torch.int32 if n <= INT32_MAX else torch.int64, device=keys.device)
     table = torch.zeros(spread, dtype=number.dtype, device=keys.device).index_copy_(0, keys, number)

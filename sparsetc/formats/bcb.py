@@ -22,7 +22,7 @@ from sparsetc.formats import words
 from sparsetc.formats.base import index_dtype
 from sparsetc.formats.bits import narrowed, packed_bits, set_bits
 from sparsetc.ir.view import Field, tiles_along
-from sparsetc.numbering import numbered
+from sparsetc.numbering import histogram, numbered
 
 SIDE = 8
 """Positions a mode (BCB-SpTC, section III-C)."""
@@ -102,7 +102,7 @@ class Blocks:
     @cached_property
     def counts(self) -> torch.Tensor:
         """(blocks,) int64 nonzeros of each."""
-        return self.block.new_zeros(self.blocks).index_add_(0, self.block, self.block.new_ones(1).expand(self.nnz))
+        return histogram(self.block, self.blocks)
 
     @property
     def starts(self) -> torch.Tensor:
@@ -175,10 +175,8 @@ class Bcb:
         sides = tuple(sides) if sides is not None else (SIDE,) * len(shape)
         if len(sides) != len(shape) or any(s < 1 or s & (s - 1) for s in sides):
             raise FormatError(f"sides must be powers of two, one a mode of {shape}, found {sides}")
-        grid, inside = (
-            tiles_along(shape, sides),
-            [(row & (s - 1), s) for row, s in zip(rows, sides, strict=True) if s > 1],
-        )
+        grid = tiles_along(shape, sides)
+        inside = [(row & (s - 1), s) for row, s in zip(rows, sides, strict=True) if s > 1]
         place = inside[0][0] if inside else like.new_zeros(n)
         for row, side in inside[1:]:
             place = torch.add(row, place, alpha=side)

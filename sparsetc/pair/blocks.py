@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from sparsetc import coords as crd
-from sparsetc.formats.base import INT32_MAX, index_dtype
+from sparsetc.formats.base import index_dtype
+from sparsetc.numbering import narrowed
 from sparsetc.pair.cut import Cut
 from sparsetc.pair.symbolic import Matching, composed
 
@@ -66,9 +67,7 @@ class TaskList:
         m = Matching.of(cut.pairs)
         tasks = m.expand(0, m.tasks)
         row, column = m.row.index_select(0, tasks.p), m.column.index_select(0, tasks.q)
-        place = torch.add(column, row, alpha=m.columns)
-        if m.rows * m.columns <= INT32_MAX:
-            place = place.to(torch.int32)  # half the passes of a radix sort
+        place = narrowed(torch.add(column, row, alpha=m.columns), m.rows * m.columns)
         place, order = torch.sort(place, stable=True)
         heads = torch.nonzero(crd.starts_of_runs([place])).flatten()
         ptr = torch.cat([heads, heads.new_full((1,), m.tasks)])

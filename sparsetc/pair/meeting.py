@@ -15,7 +15,7 @@ from functools import cached_property
 
 import torch
 
-from sparsetc.numbering import Numbering, joint_keys, numbered
+from sparsetc.numbering import Numbering, histogram, joint_keys, numbered
 from sparsetc.pair.equation import Roles, Side
 
 
@@ -179,8 +179,3 @@ class Share:
         else:
             rank = whole.column.rank.new_zeros(whole.y.n).index_copy_(0, whole.y_live, whole.column.rank)
         return rank if part.y_live is None else rank[part.y_live]
-
-
-def histogram(key: torch.Tensor, keys: int) -> torch.Tensor:
-    """(keys,) int64: how often each key below `keys` occurs. `torch.bincount` would wait for the device."""
-    return key.new_zeros(keys).index_add_(0, key, key.new_ones(1).expand(key.numel()))

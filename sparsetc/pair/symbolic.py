@@ -15,10 +15,10 @@ import torch
 
 from sparsetc import coords as crd
 from sparsetc.formats.base import index_dtype
-from sparsetc.numbering import lexsort
+from sparsetc.numbering import histogram, lexsort
 from sparsetc.options import Options
 from sparsetc.pair.equation import Roles
-from sparsetc.pair.meeting import Meeting, histogram
+from sparsetc.pair.meeting import Meeting
 
 TASK_BYTES = 96
 """Bytes that one task takes while a chunk of them is expanded and sorted, at most: a dozen vectors, half of int64."""
