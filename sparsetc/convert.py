@@ -25,7 +25,7 @@ _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.spars
 def available_memory(device: torch.device) -> int:
     """Bytes that a new tensor on ``device`` may take now; what torch holds and has no tensor in counts as free."""
     if device.type == "cuda":
-        # As nested as torch keeps them: memory_reserved() flattens hundreds of counts, for half a millisecond.
+        # As nested as torch keeps them: memory_reserved() flattens hundreds of counts each time.
         held = torch.cuda.memory_stats_as_nested_dict(device)
         unused = held["reserved_bytes"]["all"]["current"] - held["allocated_bytes"]["all"]["current"] if held else 0
         return int(torch.cuda.mem_get_info(device)[0]) + int(unused)

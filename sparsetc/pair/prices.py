@@ -20,8 +20,8 @@ SCALAR_LAUNCHES, BLOCK_LAUNCHES, DENSE_LAUNCHES = 4, 6, 7
 MERGE_LAUNCHES = 7
 """Calls of torch that a hybrid takes beside its halves: values chosen for each, zeros, and two additions."""
 CROWDED = 1 << 18
-"""Places below which additions wait for one another, or are ordered: 4,096 to 73,455 sums took 14 to 32 ps a task,
-1.4 M took 5 (H200, `benchmarks/results/switches.json`)."""
+"""Places below which additions wait for one another, or are ordered: 4,096 to 73,455 sums of 220 tasks or more took 14
+to 32 ps a task, 1.4 M took 5 (H200, `benchmarks/results/switches.json`)."""
 HYBRID_LAUNCHES = SCALAR_LAUNCHES + BLOCK_LAUNCHES + MERGE_LAUNCHES
 
 
@@ -51,9 +51,9 @@ class Rates:
     """Seconds of a call of torch, or of a launch."""
 
 
-# H200, float32: 290,950 pairs of 64 x 32 . 32 x 64 took 0.58 ms in f16x3 and 0.45 in tf32, 1.2 M pairs of 900 MB of
+# H200, float32: 290,950 pairs of 64 x 32 . 32 x 64 took 0.55 ms in f16x3 and 0.45 in tf32, 1.2 M pairs of 900 MB of
 # blocks 3.6 in either; dense products of 12 to 378 GFLOP went at 42 to 48 and at 73 to 112 TFLOP/s; 17 to 577 M tasks
-# took 3.7 to 9.4 ps each, ordered ones 16 to 35 (`benchmarks/results/switches.json`; whole contractions: `pair.json`).
+# took 3.7 to 9.4 ps each, ordered ones 13 to 35 (`benchmarks/results/switches.json`; whole contractions: `pair.json`).
 GPU = Rates(
     task_bytes=2.2e12,
     crowded=18e-12,

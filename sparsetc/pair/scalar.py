@@ -46,8 +46,8 @@ ORDERED = (32, Schedule(warps=1), 1)
 """The same of fibers."""
 FEW, MANY = 1 << 14, 1 << 11
 """Sums below which, and tasks a sum above which, they are ordered: additions to one address follow one another (H200:
-8,281 sums of 4,046 tasks 0.55 ms against 1.07; 4,096 of 1,024, 0.083 against 0.067; 73,455 of 220, 0.35 against 0.28;
-1.4 M of 48, 1.68 against 0.34; `benchmarks/results/switches.json`)."""
+8,281 sums of 4,046 tasks 0.55 ms against 1.07; 4,096 of 1,024, 0.22 against 0.07; 73,455 of 220, 0.35 against 0.28;
+1.4 M of 48, 0.98 against 0.34; `benchmarks/results/switches.json`)."""
 CAP = 64
 """Longest fiber of the deterministic form; the second pass adds up the pieces of longer ones."""
 

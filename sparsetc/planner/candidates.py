@@ -33,8 +33,8 @@ FIBER_CAP = 32
 """Longest fiber of a block on a GPU."""
 LONG_FIBER = 4
 """Nonzeros a fiber from which the loop over them, not the dot that ends a block, takes the time of matrix products.
-Triton lays the loop out for the dot unless its sides are split first: tf32x3 took 0.89 to 0.91 of tf32's time on fibers
-of 8 to 32 nonzeros, 1.02 on those of 4, and 1.08 to 1.17 on shorter ones (H200, TTMc of rank 32 x 32;
+Triton lays the loop out for the dot unless its sides are split first: tf32x3 took 0.89 to 0.93 of tf32's time on fibers
+of 8 to 32 nonzeros, 1.01 on those of 4, and 1.09 to 1.17 on shorter ones (H200, TTMc of rank 32 x 32;
 `benchmarks/results/switches.json`)."""
 PROGRAMS = 1 << 16
 """Programs a large tensor is dealt to; a work item takes as many nonzeros as make that many, within bounds."""
