@@ -11,19 +11,15 @@ from typing import Any, TypeVar
 
 import torch
 
-from sparsetc.canonical import canonicalise
 from sparsetc.errors import DtypeError, EquationError
 from sparsetc.explain import Explanation
 from sparsetc.ir.parse import parse, parse_arguments
-from sparsetc.kernel import Kernel
+from sparsetc.kernel import Kernel, compile_bound
 from sparsetc.options import Options, current, with_settings
 from sparsetc.pair import PairKernel, build_pair, compiled_pair
 from sparsetc.pair.explain import PairExplanation
 from sparsetc.pair.result import without_zeros
 from sparsetc.tensor import SparseTensor
-
-KEPT_KERNELS = 64
-"""Kernels kept for one sparse operand by `einsum`, and by gradients."""
 
 _said: set[str] = set()
 
@@ -36,7 +32,10 @@ def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **setting
     Takes what `torch.einsum` takes: ``einsum("ijk,jr,kr->ir", x, b, c)``, an implicit output, ``...``, spaces, a list
     of operands, or operands with index lists. The sparse operand may be a `SparseTensor`, a torch tensor of any sparse
     layout, or a scipy or pydata sparse array. The first call for an equation compiles it; the kernel is kept with the
-    sparse operand.
+    sparse operand's pattern, that of a torch tensor or of a scipy CSR, CSC, BSR or COO array with the index arrays.
+
+    Values are read at each call, however they were changed. Where the caller never had them (they were read from a
+    file, or computed from duplicates), they are packed once; a `Kernel` packs any values once.
 
     Args:
         args: equation and operands. Dense operands have the sparse one's dtype and device.
@@ -56,12 +55,15 @@ def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **setting
     """
     text, operands = _prepared(args)
     kernel = compiled(text, operands, with_settings(current(), settings), output)
-    result = kernel(*(o for o in operands if isinstance(o, torch.Tensor)))
+    result = kernel.called([o for o in operands if isinstance(o, torch.Tensor)])
     return without_zeros(result) if drop_zeros else result
 
 
 def compile(*args: Any, output: str = "auto", **settings: Any) -> Kernel | PairKernel:
-    """Plan, pack and generate once; call the `Kernel` often. Arguments as for `einsum`."""
+    """Plan, pack and generate once; call the `Kernel` often. Arguments as for `einsum`.
+
+    A kernel has the values packed that its sparse operand has now; see `Kernel` for which changes it notices.
+    """
     text, operands = _prepared(args)
     if _several(operands):
         return build_pair(text, operands, with_settings(current(), settings), output)
@@ -80,7 +82,7 @@ def compiled(
     output: str,
     automatic: bool = False,
 ) -> Kernel | PairKernel:
-    """The kernel kept with the sparse operand for this equation and these sizes, or a new one.
+    """The kernel kept for the sparse operand's pattern, this equation and these sizes, or a new one.
 
     `automatic` drops a plan that was chosen for another equation (a gradient's differs from its function's).
     """
@@ -90,34 +92,28 @@ def compiled(
         return compiled_pair(text, operands, settings, output)
     x = next(o for o in operands if isinstance(o, SparseTensor))
     key = (
-        "kernel",
         text,
-        tuple((tuple(o.shape), o.dtype, str(o.device), isinstance(o, SparseTensor)) for o in operands),
+        tuple([(o.shape, o.dtype, o.device, o is x) for o in operands]),
         settings,
         output,
         settings.effective_precision(),
     )
+    kept = x._packed.kernels
     try:
-        kept: dict[Any, Kernel] = x._packed.setdefault("kernels", {})
         kernel = kept.get(key)
     except TypeError:  # a plan that cannot be hashed
         return _build(text, operands, settings, output)
-    if kernel is None:
-        kernel = _build(text, operands, settings, output)
-        kept[key] = kernel
-        while len(kept) > KEPT_KERNELS:
-            kept.pop(next(iter(kept)))
-        return kernel
-    return kernel if kernel.operand.values is x.values else kernel.with_values(x.values)
+    if kernel is not None:
+        return kernel.on(x)
+    kernel = _build(text, operands, settings, output)
+    kept.put(key, kernel.bare())
+    return kernel
 
 
 def _build(text: str, operands: Sequence[SparseTensor | torch.Tensor], settings: Options, output: str) -> Kernel:
     bound = parse(text, [tuple(o.shape) for o in operands], [isinstance(o, SparseTensor) for o in operands])
-    canonical = canonicalise(bound, operands)
-    x = operands[bound.einsum.sparse[0]]
-    assert isinstance(x, SparseTensor)
-    kernel = Kernel(canonical, x, settings, output)
-    if kernel.backend == "torch" and settings.effective_backend(x.device) == "torch":
+    kernel = compile_bound(bound, operands, settings, output)
+    if kernel.backend == "torch" and settings.effective_backend(kernel.canonical.device) == "torch":
         _say_once("no GPU: running the generated torch programs on the CPU")
     return kernel
 
@@ -131,7 +127,8 @@ def _prepared(args: tuple[Any, ...]) -> tuple[str, list[SparseTensor | torch.Ten
     text, given = parse_arguments(args)
     operands: list[SparseTensor | torch.Tensor] = []
     for n, operand in enumerate(given):
-        sparse = SparseTensor.coerce(operand)
+        dense = isinstance(operand, torch.Tensor) and operand.layout == torch.strided
+        sparse = None if dense else SparseTensor.coerce(operand)
         if sparse is not None:
             operands.append(sparse.expand_dense() if sparse.dense_order else sparse)
         elif isinstance(operand, torch.Tensor):

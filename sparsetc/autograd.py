@@ -29,7 +29,12 @@ def differentiable(kernel: Kernel, values: torch.Tensor, dense: Sequence[torch.T
     shapes = [kernel.canonical.written.shape(p) for p in kernel.canonical.written.einsum.dense]
     # Expanded outside, so that autograd itself sums the gradient of an operand that was broadcast.
     expanded = [d if d.shape == s else d.expand(s) for d, s in zip(dense, shapes, strict=True)]
-    return _Rows.apply(kernel, values, *expanded)
+    return _Rows.apply(kernel, recordable(values), *expanded)
+
+
+def recordable(values: torch.Tensor) -> torch.Tensor:
+    """Values that autograd can save: themselves, or a copy where they were made under ``torch.inference_mode``."""
+    return values.clone() if values.is_inference() and not torch.is_inference_mode_enabled() else values
 
 
 class _Rows(torch.autograd.Function):
@@ -134,7 +139,7 @@ class _Raw:
 
         settings = self.kernel.settings
         kernel = compiled(str(g.einsum), operands, settings, output, automatic=True)
-        return kernel(*(o for o in operands if isinstance(o, torch.Tensor)))
+        return kernel.called([o for o in operands if isinstance(o, torch.Tensor)])
 
 
 def _conjugate(operand: SparseTensor | torch.Tensor) -> SparseTensor | torch.Tensor:

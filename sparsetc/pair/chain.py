@@ -53,7 +53,7 @@ class Step:
         if self.work is None:
             return _einsum(self.equation, left, right)
         values, dense = (left, right) if sparse_first else (right, left)
-        made = self.work.with_values(values)(dense)
+        made = self.work.with_values(values).called([dense])
         return made.expand_dense().values if isinstance(made, SparseTensor) else made
 
 
@@ -156,6 +156,7 @@ def _mixed(
     operands = [sparse.pattern if n == position else dense for n in range(2)]
     settings = with_settings(settings, {"plan": "auto"})
     kernel = Kernel(canonicalise(bound, operands), sparse.pattern, settings, "sparse" if kept else "dense")
+    kernel = kernel.bare()  # a chain is kept for its operands' patterns
     if not kept:
         return Step(places, equation, kernel, Term(output, None))
     rows = torch.zeros((kernel.output.rows, *kernel.output.width_shape), dtype=like.dtype, device=like.device)
