@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from sparsetc.entry import entry_point
 from sparsetc.errors import DtypeError, EquationError
 from sparsetc.explain import Explanation
 from sparsetc.ir.parse import parse, parse_arguments
@@ -26,6 +27,7 @@ _said: set[str] = set()
 Operand = Any
 
 
+@entry_point
 def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **settings: Any) -> torch.Tensor | SparseTensor:
     """Evaluate an einsum with one or more sparse operands.
 
@@ -59,6 +61,7 @@ def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **setting
     return without_zeros(result) if drop_zeros else result
 
 
+@entry_point
 def compile(*args: Any, output: str = "auto", **settings: Any) -> Kernel | PairKernel:
     """Plan, pack and generate once; call the `Kernel` often. Arguments as for `einsum`.
 

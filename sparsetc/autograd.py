@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sparsetc.entry import check_upstream, entry_point
 from sparsetc.errors import EquationError
 from sparsetc.ir.einsum import Einsum
 from sparsetc.ir.rewrite import UPSTREAM, Gradient, gradient
@@ -46,6 +47,7 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        check_upstream(upstream)
         values, *dense = ctx.saved_tensors
         wanted = ctx.needs_input_grad[1:]
         raw = _Raw(ctx.kernel)
@@ -132,6 +134,7 @@ class _Raw:
             return found
         return [_conjugate(o) if n in g.conjugated else o for n, o in enumerate(found)]
 
+    @entry_point
     def _run(
         self, g: Gradient, operands: list[SparseTensor | torch.Tensor], output: str
     ) -> SparseTensor | torch.Tensor:

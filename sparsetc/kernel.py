@@ -21,6 +21,7 @@ from sparsetc.autograd import differentiable
 from sparsetc.canonical import Canonical, canonicalise
 from sparsetc.codegen.launch import BoundPart, TorchLaunch, TritonLaunch, accumulator, source_name
 from sparsetc.convert import available_memory
+from sparsetc.entry import entry_point
 from sparsetc.errors import DtypeError, PlanError, ShapeError
 from sparsetc.explain import Explanation, explain
 from sparsetc.formats import Packed, pack, storage_of
@@ -314,6 +315,7 @@ class Kernel:
         return part.value_dtype(self._x.dtype)
 
     # -- calls ------------------------------------------------------------------------------------------------------
+    @entry_point
     def __call__(self, *dense: torch.Tensor) -> torch.Tensor | SparseTensor:
         """Run with these dense operands, in the order the equation names them.
 

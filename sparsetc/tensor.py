@@ -15,6 +15,7 @@ import torch
 
 from sparsetc import convert
 from sparsetc import coords as crd
+from sparsetc.entry import entry_point
 from sparsetc.errors import DeviceError, ShapeError
 from sparsetc.inputs import (
     ArrayLike,
@@ -72,6 +73,7 @@ class SparseTensor:
     _held: Lru[Any, torch.Tensor] | None
     """Packed values, while nobody else has ever had the values and could change them unseen; None from then on."""
 
+    @entry_point
     def __init__(
         self,
         coords: ArrayLike,
@@ -324,6 +326,7 @@ class SparseTensor:
 
     # ---- to and from others -----------------------------------------------------------------------------------
 
+    @entry_point
     def to_dense(self, memory_limit: int | None = None) -> torch.Tensor:
         """Strided tensor of ``shape``; differentiable. OutOfMemoryError when it needs more than ``memory_limit`` bytes.
 

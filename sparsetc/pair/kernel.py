@@ -19,6 +19,7 @@ import torch
 from sparsetc import pickles
 from sparsetc.autograd import recordable
 from sparsetc.canonical import check_dense, check_operand
+from sparsetc.entry import entry_point
 from sparsetc.errors import DtypeError, PlanError, ShapeError
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.plan import Layout, Part, Plan, Schedule
@@ -81,6 +82,7 @@ class PairKernel:
         self._results = None if self._pattern is None else Results(self._pattern, True)
 
     # -- calls ------------------------------------------------------------------------------------------------------
+    @entry_point
     def __call__(
         self, *dense: torch.Tensor, values: Sequence[torch.Tensor | None] | None = None
     ) -> torch.Tensor | SparseTensor:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from sparsetc.codegen.split_pairs import EXACT, INEXACT, INFINITE
+from sparsetc.entry import check_upstream, entry_point
 from sparsetc.options import Options
 from sparsetc.pair.block_path import BlockPath
 from sparsetc.pair.choose import Choice, Question, choose
@@ -229,7 +230,9 @@ class _Product(torch.autograd.Function):
         return step.product(role, x, y, z)
 
     @staticmethod
+    @entry_point
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[Any, ...]:
+        check_upstream(upstream)
         known = dict(zip(ctx.given, ctx.saved_tensors, strict=True))
         grads: list[torch.Tensor | None] = []
         for place, name in enumerate("xyz"):
