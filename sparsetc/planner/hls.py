@@ -146,7 +146,7 @@ def _candidate(setting: Setting, counts: Counts, threshold: int, histogram: torc
 
 def _held(histogram: torch.Tensor, least: int, below: int) -> tuple[int, int]:
     """(nonzeros, tiles) of the tiles that hold from `least` up to, not including, `below` nonzeros."""
-    sizes = torch.arange(histogram.numel())
+    sizes = torch.arange(histogram.numel(), device=histogram.device)
     own = (sizes >= max(1, least)) & (sizes < below)
     return int(histogram[own].sum()), int((histogram[own] // sizes[own]).sum())
 
@@ -160,7 +160,7 @@ def _stored_whole(setting: Setting, counts: Counts, threshold: int, histogram: t
     if setting.memory is None:
         return 0
     volume, width = prod(sides_of(counts.shape)), _width(setting)
-    sizes = torch.arange(histogram.numel())
+    sizes = torch.arange(histogram.numel(), device=histogram.device)
     tiles = torch.where(sizes >= max(1, threshold), histogram // sizes.clamp(min=1), 0)
     bitmaps = tiles * (volume // 8 + sizes * width)
     extra = (tiles * volume * width - bitmaps).clamp(min=0)
