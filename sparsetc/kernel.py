@@ -85,7 +85,9 @@ class Kernel:
         with self._in_place():
             self.choice: Choice = choose(settings.plan, self.setting, self.counts, self.output.sparse)
         self._bind(kept)
-        self._values: list[torch.Tensor] | None = None
+        self._value_keys = [(p.packed.token, self._stored_dtype(p)) for p in self.parts]
+        self._wide = accumulator(x.dtype) if self.backend == "torch" else x.dtype
+        self._values: list[torch.Tensor | None] | None = None
         self._pack_values()
 
     @contextmanager
@@ -290,23 +292,23 @@ class Kernel:
         return self._x.is_coalesced or (self.output.sparse and self.output.rows == count)
 
     def _pack_values(self) -> None:
-        version, values = version_of(self._values_of), self._values_of.detach()
-        held = self._x._held if self._values_of is self._x._values else None
-        self._values = [self._packed_values(p, values, held) for p in self.parts]
-        self._version = version
+        own = self._values_of
+        self._version = version_of(own)
+        held = self._x._held if own is self._x._values else None
+        found = [] if held is None else [held.get(key) for key in self._value_keys]
+        if not found or any(f is None for f in found):
+            values = own.detach() if own.requires_grad else own
+            values = values if values.dtype == self._wide else values.to(self._wide)
+            self._values = [self._packed_values(n, values, held) for n in range(len(self.parts))]
+        else:
+            self._values = found
 
-    def _packed_values(
-        self, part: BoundPart, values: torch.Tensor, held: Lru[Any, torch.Tensor] | None
-    ) -> torch.Tensor:
-        """A part's values, or those held, which are of the operand's values as they are and will be."""
-        stored = self._stored_dtype(part)
-        found = None if held is None else held.get((part.packed.token, stored))
-        if found is not None:
-            return found
-        wide = accumulator(self._x.dtype) if self.backend == "torch" else self._x.dtype
-        packed = part.packed.pack_values(values if values.dtype == wide else values.to(wide))
+    def _packed_values(self, number: int, values: torch.Tensor, held: Lru[Any, torch.Tensor] | None) -> torch.Tensor:
+        """A part's values; they are held where the operand's will stay what they are."""
+        _, stored = key = self._value_keys[number]
+        packed = self.parts[number].packed.pack_values(values)
         packed = packed if packed.dtype == stored else packed.to(stored)
-        return packed if held is None else held.put((part.packed.token, stored), packed)
+        return packed if held is None else held.put(key, packed)
 
     def _stored_dtype(self, part: BoundPart) -> torch.dtype:
         """How a part's values are stored."""
