@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from string import ascii_uppercase
 from types import CodeType
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from sparsetc.testing.case import Case, Operand, Values
+from sparsetc.testing.case import SPLIT, Case, Operand, PlanCall, Values
 from sparsetc.testing.forms import ARRAYS, CIRCUMSTANCES, MEMORY, memory_text, sparse_text
 
 SUBLIST = ascii_uppercase + ascii_uppercase.lower()
@@ -190,10 +190,10 @@ def implicit(case: Case) -> str:
     return case.ellipsis + "".join(sorted(c for c in set(shown) if shown.count(c) == 1))
 
 
-def settings(case: Case) -> str:
-    """Options of the call that are not the defaults, as keyword arguments."""
+def settings(case: Case, plan: str = "") -> str:
+    """Options of the call that are not the defaults, as keyword arguments; `plan` is a plan's text to take instead."""
     given = {
-        "plan": None if case.plan.name == "auto" else str(case.plan),
+        "plan": plan or (None if case.plan.name == "auto" else str(case.plan)),
         "precision": repr(case.precision) if case.precision else None,
         "deterministic": "True" if case.deterministic else None,
         "backend": repr(case.backend) if _named_backend(case) else None,
@@ -205,7 +205,7 @@ def _named_backend(case: Case) -> bool:
     return case.backend != ("torch" if case.device == "cpu" else "triton")
 
 
-def _arguments(case: Case, with_settings: bool) -> str:
+def _arguments(case: Case, with_settings: bool, plan: str = "") -> str:
     names = case.names
     if case.notation == "sublists":
         lists = [[SUBLIST.index(c) for c in o.letters] for o in case.operands]
@@ -215,7 +215,7 @@ def _arguments(case: Case, with_settings: bool) -> str:
         given = f'"{written(case)}", [{", ".join(names)}]'
     else:
         given = ", ".join((f'"{written(case)}"', *names))
-    options = settings(case) if with_settings else ""
+    options = settings(case, plan) if with_settings else ""
     form = f'output="{case.form}"' if case.form != "auto" else ""
     return ", ".join(filter(None, (given, options, form)))
 
@@ -226,7 +226,7 @@ def call_text(case: Case) -> str:
     dense = ", ".join(n for n, o in zip(case.names, case.operands, strict=True) if not o.sparse)
     first = next(n for n, o in zip(case.names, case.operands, strict=True) if o.sparse)
     others = sum(o.sparse for o in case.operands) - 1
-    return CIRCUMSTANCES[case.circumstance].text.format(
+    text = CIRCUMSTANCES[case.circumstance].text.format(
         call=around.format(f"stc.einsum({_arguments(case, True)})"),
         bare=around.format(f"stc.einsum({_arguments(case, False)})"),
         compile=f"stc.compile({_arguments(case, True)})",
@@ -234,8 +234,23 @@ def call_text(case: Case) -> str:
         dense=dense,
         x=first,
         doubled=", ".join((f"{first}.values * 2", *["None"] * others)),
+        planned=around.format(f"stc.einsum({_arguments(case, True, 'k.plan')})"),
         settings=settings(case),
         device=case.device,
+    )
+    return "\n".join((*_split_lines(case), text))
+
+
+def _split_lines(case: Case) -> tuple[str, ...]:
+    """Lines that make a plan of two parts: long rows by one plan, the others by rows."""
+    if case.plan.name != SPLIT:
+        return ()
+    long, threshold = (v for _, v in case.plan.arguments)
+    plain = _arguments(replace(case, plan=PlanCall()), True)
+    name = f"{long}+rows"
+    return (
+        f"parts = tuple(stc.compile({plain}, plan=p).plan.parts[0] for p in ({long!r}, 'rows'))",
+        f"plan = stc.Plan({name!r}, parts, False, 'run_length', (('threshold', {threshold}),))",
     )
 
 

@@ -13,6 +13,8 @@ import torch
 
 NAMES = ("xyzuvw", "abcdefg")
 """Variables that stand for sparse and for dense operands."""
+SPLIT = "split"
+"""A plan of two parts, made of those of two kernels."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class PlanCall:
     call: bool = False
 
     def __str__(self) -> str:
+        if self.name == SPLIT:
+            return "plan"
         if not self.call:
             return repr(self.name)
         return f"stc.{self.name}({', '.join(f'{k}={v!r}' for k, v in self.arguments)})"

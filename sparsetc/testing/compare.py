@@ -1,7 +1,7 @@
 """Whether what was found is what was expected: values within a tolerance, the pattern, dtype and shape exactly.
 
-In: a result and the reference's. Out: nothing, or `Wrong` that says which element is off by how much. An element that is
-NaN or infinite in the reference must be so in the result, and no other may be.
+In: a result and the reference's. Out: nothing, or `Wrong` that says which element is off by how much. An element
+that is NaN or infinite in the reference must be so in the result, and no other may be.
 """
 
 from __future__ import annotations

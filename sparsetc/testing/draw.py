@@ -1,7 +1,7 @@
 """Random cases, each from one integer.
 
-In: a kind (``"einsums"``, ``"gradients"`` or ``"contractions"``), a seed, the backend. Out: a `Case`; the same one every
-time.
+In: a kind (``"einsums"``, ``"gradients"`` or ``"contractions"``), a seed, the backend. Out: a `Case`; the same one
+every time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from sparsetc.testing.build import coordinates, implicit
-from sparsetc.testing.case import Case, Operand, PlanCall, Values
+from sparsetc.testing.case import SPLIT, Case, Operand, PlanCall, Values
 from sparsetc.testing.equations import SMALL, Bounds, Drawing, drawn_equation
 from sparsetc.testing.forms import ARRAYS, CIRCUMSTANCES, MEMORY, SPARSE
 from sparsetc.testing.reference import Term, join
@@ -22,7 +22,9 @@ from sparsetc.testing.scatter import SCATTERS, duplicated, scattered
 FLOATS = ("float32", "float32", "float32", "float64", "float64", "float16", "bfloat16")
 OTHERS = ("complex64", "complex128", "int8", "int16", "int32", "int64")
 LEARNED = ("float64", "float64", "float64", "float32", "float32", "complex128", "complex64")
-ONE = ("auto", "auto", "auto", "coo", "fiber", "rows", "coo+rows", "fiber+rows", "hls", "plan_hls", "plan_hls")
+ONE = ("auto", "auto", "auto", "coo", "fiber", "rows", "split", "coo+rows", "fiber+rows", "hls", "plan_hls", "plan_hls")
+SPLITTING = ("rows", "split", "coo+rows", "fiber+rows")
+"""Plans that need a result with some, not all, of the sparse operand's letters."""
 MANY = ("auto", "auto", "auto", "scalar", "dense", "bcb", "bcb+scalar", "plan_bcb", "plan_bcb")
 KINDS = ("einsums", "gradients", "contractions")
 
@@ -83,7 +85,8 @@ def _sparse(r: Random, term: str, drawing: Drawing, bounds: Bounds, dtype: str) 
     values = _values(r, dtype)
     most = bounds.nonzeros * (6 if drawing.sparse.count(True) == 1 and r.random() < 0.1 else 1)
     places = scattered(name, shape[: len(shape) - modes], most, r)
-    exact = dtype.startswith("int") and values.kind == "limits"  # duplicates may not add up to more than the type holds
+    # Duplicates may not add up to more than an integer type holds.
+    exact = dtype == "int8" or (dtype.startswith("int") and values.kind == "limits")
     if exact:
         places = list(dict.fromkeys(places))
     elif r.random() < 0.2:
@@ -144,6 +147,11 @@ def _interpreted(case: Case) -> bool:
 
 def _plan(r: Random, case: Case) -> PlanCall:
     name = r.choice(MANY if case.several else ONE)
+    kept = set(case.output) & set(case.sparse_letters)
+    if name in SPLITTING and not 0 < len(kept) < len(case.sparse_letters):
+        name = r.choice(("coo", "fiber", "hls", "rows"))
+    if name == SPLIT:
+        return PlanCall(SPLIT, (("long", r.choice(("coo", "fiber"))), ("threshold", r.choice((1, 2, 3, 8)))))
     if not name.startswith("plan_"):
         return PlanCall(name)
     given: dict[str, Any] = {}
@@ -189,7 +197,7 @@ def _given(r: Random, case: Case, o: Operand) -> Operand:
     dtype = case.torch_dtype
     shape = o.value_shape
     if r.random() < 0.35:
-        names = [n for n, m in MEMORY.items() if m.fits(shape, dtype) and (n != "parameter" or o.learned)]
+        names = [n for n, m in MEMORY.items() if m.fits(shape, dtype)]
         o = replace(o, memory=r.choice(names))
     elif not o.sparse and not o.learned and r.random() < 0.03 and case.device == "cpu":
         names = [n for n, m in ARRAYS.items() if m.fits(shape, dtype)]
@@ -202,8 +210,8 @@ def _given(r: Random, case: Case, o: Operand) -> Operand:
         for n, f in SPARSE.items()
         if f.fits(o.shape, dtype, case.device, o.dense_modes, o.learned) and not (duplicates and f.unique)
     ]
-    plainly = o.memory in ("conj", "negative")  # torch's own sparse tensors have no such bits
-    forms = [n for n in forms if not (plainly and n in ("torch_csr", "torch_csc", "scipy"))]
+    if o.memory in ("conj", "negative") or case.second:  # torch's own have no such bits, nor second derivatives
+        forms = [n for n in forms if not n.startswith(("torch", "scipy"))]
     chance = r.random()
     form = "tensor" if chance < 0.6 else "uncoalesced" if chance < 0.8 else r.choice(forms)
     return replace(o, form=form)

@@ -68,8 +68,8 @@ def rough_key(case: Case, kind: str) -> str:
 def key(case: Case, kind: str) -> str:
     """What a finding is known by, once it is shrunk: all of the case that is not plain."""
     parts = [kind, case.kind]
-    parts += [f"plan {case.plan.name}"] if case.plan.name != "auto" else []
-    parts += [case.circumstance] if case.circumstance != "plain" else []
+    parts += [f"plan {case.plan.name}"] if case.plan.name not in ("auto", "coo") else []
+    parts += [case.circumstance] if case.circumstance not in ("plain", "twice") else []
     parts += [f"output {case.form}"] if case.form != "auto" else []
     parts += [case.dtype] if case.dtype not in ("float32", "float64") else []
     parts += ["deterministic"] if case.deterministic else []

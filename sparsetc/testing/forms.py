@@ -1,8 +1,9 @@
 """How operands are laid out and made, and in which circumstances an einsum is called, as source text.
 
 One text serves twice: a case is run by evaluating it, and a reproducer prints it. In the texts of `MEMORY`, ``{t}`` is
-the tensor of values; in those of `SPARSE`, ``{c}``, ``{v}`` and ``{shape}`` are the parts of a sparse tensor; in those of
-`CIRCUMSTANCES`, ``{call}`` and ``{compile}`` are the calls, ``{x}`` is the first sparse operand, ``{dense}`` the dense ones.
+the tensor of values; in those of `SPARSE`, ``{c}``, ``{v}`` and ``{shape}`` are the parts of a sparse tensor; in those
+of `CIRCUMSTANCES`, ``{call}`` and ``{compile}`` are the calls, ``{x}`` is the first sparse operand, ``{dense}`` are the
+dense ones.
 """
 
 from __future__ import annotations
@@ -52,7 +53,6 @@ MEMORY: dict[str, Memory] = {
     "conj": Memory("{t}.conj()", complex=True),
     "negative": Memory("{t}.conj().imag", complex=False),
     "real": Memory("{t}.real", complex=False),
-    "parameter": Memory("torch.nn.Parameter({t})"),
 }
 """Layouts of dense operands, and of the values of sparse ones."""
 ARRAYS: dict[str, Memory] = {
@@ -71,7 +71,7 @@ def memory_text(memory: str, t: str, shape: tuple[int, ...]) -> str:
 
 def magnitude_memory(memory: str) -> str:
     """The layout for absolute values: parts of complex numbers and signs are no matter then."""
-    return "plain" if memory in ("conj", "negative", "real", "parameter", *ARRAYS) else memory
+    return "plain" if memory in ("conj", "negative", "real", *ARRAYS) else memory
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,7 @@ CIRCUMSTANCES: dict[str, Circumstance] = {
     "plain": Circumstance("found = {call}"),
     "twice": Circumstance("{call}\nfound = {call}"),
     "compiled": Circumstance("k = {compile}\n{kept}\nfound = {kept}"),
+    "own plan": Circumstance("k = {compile}\nfound = {planned}"),
     "options": Circumstance("with stc.options({settings}): found = {bare}"),
     "no_grad": Circumstance("with torch.no_grad(): found = {call}", gradients=False),
     "inference": Circumstance("with torch.inference_mode(): found = {call}", gradients=False),

@@ -144,7 +144,8 @@ def _listen(worker: Worker, tally: Tally, say: Callable[[str], None]) -> None:
                 tally.known[kind] |= set(message.failures)
                 worker.next_seed = message.seed
             else:
-                _note(tally, kind, *message, say)
+                key, text = message
+                _note(tally, kind, key, text, say)
     except (EOFError, OSError):
         worker.seed = -1
 

@@ -56,6 +56,15 @@ def _slice(shape: Place, most: int, r: Random) -> list[Place]:
     return [(*p[:mode], at, *p[mode + 1 :]) for p in _random(shape, most, r)]
 
 
+def _long(shape: Place, most: int, r: Random) -> list[Place]:
+    """One slice with most of the nonzeros, the others anywhere."""
+    mode, count = r.randrange(len(shape)), int(0.85 * most)
+    at = r.randrange(shape[mode])
+    rest = prod(size for m, size in enumerate(shape) if m != mode)
+    row = {(*p[:mode], at, *p[mode + 1 :]) for p in (_somewhere(shape, r) for _ in range(min(2 * count, 4 * rest)))}
+    return sorted(row)[:count] + [_somewhere(shape, r) for _ in range(most - count)]
+
+
 def _fiber(shape: Place, most: int, r: Random) -> list[Place]:
     """Positions of one fiber along some mode."""
     mode = r.randrange(len(shape))
@@ -89,6 +98,7 @@ SCATTERS: dict[str, Callable[[Place, int, Random], list[Place]]] = {
     "diagonal": _diagonal,
     "slice": _slice,
     "fiber": _fiber,
+    "long": _long,
     "corners": _corners,
     "one": _one,
     "empty": _empty,

@@ -103,8 +103,8 @@ def _without_letters(case: Case) -> Iterator[Case]:
         operands = tuple(_dropped(o, c) for o in case.operands)
         if all(operands):
             ellipsis = case.ellipsis.replace(c, "")
-            found = tuple(o for o in operands if o is not None)
-            yield replace(case, operands=found, output=case.output.replace(c, ""), ellipsis=ellipsis)
+            left = tuple(o for o in operands if o is not None)
+            yield replace(case, operands=left, output=case.output.replace(c, ""), ellipsis=ellipsis)
     for n, o in enumerate(case.operands):
         for mode in range(len(o.letters)):
             smaller = _without_mode(o, mode)
@@ -132,19 +132,22 @@ def _without_mode(o: Operand, mode: int) -> Operand | None:
 
 def _plainer(case: Case) -> Iterator[Case]:
     yield replace(case, circumstance="plain")
-    yield replace(case, circumstance="twice")
+    if case.circumstance not in ("plain", "twice"):
+        yield replace(case, circumstance="twice")
     yield replace(case, notation="plain", ellipsis="")
     yield replace(case, ellipsis="")
     yield replace(case, second=False)
     yield replace(case, plan=PlanCall())
-    yield replace(case, plan=PlanCall("coo"))
-    for left in range(len(case.plan.arguments)):
+    if not case.several and case.plan.name not in ("auto", "coo"):
+        yield replace(case, plan=PlanCall("coo"))
+    for left in range(len(case.plan.arguments) if case.plan.call else 0):
         yield replace(case, plan=replace(case.plan, arguments=case.plan.arguments[:left]))
     yield replace(case, deterministic=False)
     yield replace(case, precision="")
     yield replace(case, form="auto")
     yield replace(case, dtype="float32")
-    yield replace(case, dtype="float64")
+    if case.dtype != "float32":
+        yield replace(case, dtype="float64")
     for n, o in enumerate(case.operands):
         yield _with(case, n, replace(o, memory="plain"))
         yield _with(case, n, replace(o, form="tensor"))

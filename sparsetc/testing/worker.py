@@ -1,7 +1,7 @@
 """What one process of a long run does: draws cases one after the other, and says what it finds.
 
-In: an `Errand`. Out: messages on a pipe: the seed that begins, now and then how many cases were run, and findings. A process
-that dies, or hangs where no signal reaches it, leaves the seed behind.
+In: an `Errand`. Out: messages on a pipe: the seed that begins, now and then how many cases were run, and findings. A
+process that dies, or hangs where no signal reaches it, leaves the seed behind.
 """
 
 from __future__ import annotations
