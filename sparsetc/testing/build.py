@@ -234,6 +234,7 @@ def call_text(case: Case) -> str:
         dense=dense,
         x=first,
         doubled=", ".join((f"{first}.values * 2", *["None"] * others)),
+        limited=around.format(f"stc.einsum({_arguments(case, True)}, memory_limit=2**40 + n)"),
         planned=around.format(f"stc.einsum({_arguments(case, True, 'k.plan')})"),
         settings=settings(case),
         device=case.device,

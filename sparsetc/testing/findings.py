@@ -46,9 +46,9 @@ def failure_of(error: BaseException) -> str:
         return "hang"
     head = str(error).strip().split("\n")[0]
     head = re.sub(r'"[^"]*"|\'[^\']*\'|`[^`]*`', "~", head)
-    head = re.sub(r"\(.*?\)|\[.*?\]", "()", head)
+    head = re.sub(r"\([\d, ]*\)|\[[\d, ]*\]", "()", head)
     head = re.sub(r"-?\d[\d.,e+-]*", "N", head)
-    return f"{type(error).__name__}: {head[:70]}"
+    return f"{type(error).__name__}: {head[:90]}"
 
 
 def failure(case: Case, limit: float = 60.0) -> tuple[str, str] | None:

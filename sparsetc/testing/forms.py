@@ -3,7 +3,7 @@
 One text serves twice: a case is run by evaluating it, and a reproducer prints it. In the texts of `MEMORY`, ``{t}`` is
 the tensor of values; in those of `SPARSE`, ``{c}``, ``{v}`` and ``{shape}`` are the parts of a sparse tensor; in those
 of `CIRCUMSTANCES`, ``{call}`` and ``{compile}`` are the calls, ``{x}`` is the first sparse operand, ``{dense}`` are the
-dense ones.
+dense ones, and ``{x}_coords`` are the coordinates that it was made of.
 """
 
 from __future__ import annotations
@@ -166,6 +166,9 @@ CIRCUMSTANCES: dict[str, Circumstance] = {
     "threads": Circumstance(
         "with ThreadPoolExecutor(4) as pool: found = list(pool.map(lambda _: {call}, range(6)))[-1]"
     ),
+    "crowd": Circumstance(
+        "with ThreadPoolExecutor(4) as pool: found = list(pool.map(lambda n: {limited}, range(72)))[-1]", bits=False
+    ),
     "with_values": Circumstance(
         "k = {compile}\nk({dense})\nfound = k.with_values({doubled})({dense})", 2, gradients=False, own=True
     ),
@@ -186,6 +189,15 @@ CIRCUMSTANCES: dict[str, Circumstance] = {
         changes=True,
         bits=False,
     ),
+    "array": Circumstance(
+        "{call}\n{x}.values.numpy()[...] *= 2\nfound = {call}",
+        2,
+        gradients=False,
+        own=True,
+        changes=True,
+        bits=False,
+    ),
+    "coordinates": Circumstance("{call}\n{x}_coords.zero_()\nfound = {call}", own=True, bits=False),
     "pickled": Circumstance("{call}\n{x} = pickle.loads(pickle.dumps({x}))\nfound = {call}", gradients=False, own=True),
     "pickled kernel": Circumstance(
         "k = pickle.loads(pickle.dumps({compile}))\nfound = k({dense})", gradients=False, own=True

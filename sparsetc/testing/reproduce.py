@@ -60,6 +60,9 @@ def operand_lines(case: Case) -> list[str]:
         value = literal if inline else laid.replace("{}", variable)
         if where is not None:
             c = literal_of(where, case.device)
+            if case.circumstance == "coordinates":
+                parts.append(f"{name}_coords = {c}")
+                c = f"{name}_coords"
             parts.append(f"{name} = {sparse_text(operand.form, c, value, operand.shape)}")
         elif value != literal and value != name:
             parts.append(f"{name} = {value}")
