@@ -102,10 +102,9 @@ def build(case: Case) -> Built:
         where = coordinates(operand)
         space[name] = laid_out(operand, leaf)
         if where is not None:
-            space[name] = _evaluate(
-                sparse_text(operand.form, "c", "v", operand.shape),
-                space | {"c": where.to(case.device), "v": space[name]},
-            )
+            space[f"{name}_coords"] = where.to(case.device, copy=True)
+            parts = {"c": space[f"{name}_coords"], "v": space[name]}
+            space[name] = _evaluate(sparse_text(operand.form, "c", "v", operand.shape), space | parts)
         leaves.append(leaf)
         coords.append(where)
     return Built(case, tuple(leaves), tuple(coords), space)

@@ -6,11 +6,13 @@ In: a case that failed, and its error. Out: `Finding`: a key that failures of on
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sparsetc.testing.case import Case
 from sparsetc.testing.check import Hang, check
 from sparsetc.testing.compare import Wrong
+from sparsetc.testing.draw import draw
 from sparsetc.testing.reproduce import reproducer
 from sparsetc.testing.shrink import shrunk
 
@@ -45,7 +47,7 @@ def failure_of(error: BaseException) -> str:
     if isinstance(error, Hang):
         return "hang"
     head = str(error).strip().split("\n")[0]
-    head = re.sub(r'"[^"]*"|\'[^\']*\'|`[^`]*`', "~", head)
+    head = re.sub(r'"[^"]*"|\'[^\' ]*\'|`[^`]*`', "~", head)
     head = re.sub(r"\([\d, ]*\)|\[[\d, ]*\]", "()", head)
     head = re.sub(r"-?\d[\d.,e+-]*", "N", head)
     return f"{type(error).__name__}: {head[:90]}"
@@ -88,3 +90,25 @@ def found(case: Case, kind: str, message: str, seconds: float = 20.0) -> Finding
     smallest = shrunk(case, lambda c: (failure(c, TRIAL_SECONDS) or (None,))[0], seconds)
     again = failure(smallest, TRIAL_SECONDS)
     return Finding(key(smallest, kind), case, smallest, again[1] if again else message)
+
+
+def sweep(kind: str, seeds: Iterable[int], backend: str = "torch", device: str = "cpu", seconds: float = 20.0) -> int:
+    """Check the cases of these seeds; returns how many were checked and not refused.
+
+    Raises:
+        AssertionError: some failed; the message holds each finding, the first of each kind shrunk, for that long.
+    """
+    checked, texts = 0, {}
+    for seed in seeds:
+        case = draw(kind, seed, backend, device)
+        try:
+            checked += check(case) == "checked"
+        except (Exception, Hang) as error:
+            what = failure_of(error)
+            rough = rough_key(case, what)
+            if rough not in texts:
+                finding = found(case, what, f"{type(error).__name__}: {str(error)[:600]}", 0 if texts else seconds)
+                texts[rough] = str(finding)
+    if texts:
+        raise AssertionError(f"{len(texts)} findings\n\n" + "\n\n".join(texts.values()))
+    return checked
