@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -165,15 +166,14 @@ def test_values_that_are_not_finite_must_be_where_they_are_expected() -> None:
     magnitude = torch.ones(3, dtype=F64)
     expected = Expected(wanted, magnitude, F64, 1e-13, nan=torch.tensor([False, False, True]))
     check_values(wanted, expected)
-    for found in ([1.0, -torch.inf, torch.nan], [1.0, torch.inf, torch.inf], [torch.nan, torch.inf, torch.nan]):
+    for wrong in ([1.0, -torch.inf, torch.nan], [1.0, torch.inf, torch.inf], [torch.nan, torch.inf, torch.nan]):
         with pytest.raises(Wrong):
-            check_values(torch.tensor(found, dtype=F64), expected)
+            check_values(torch.tensor(wrong, dtype=F64), expected)
 
 
 def test_a_case_that_hangs_is_ended() -> None:
     with pytest.raises(Hang), time_limit(0.05):
-        while True:
-            pass
+        time.sleep(10)
 
 
 def test_an_operand_that_is_changed_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,10 +187,9 @@ def test_an_operand_that_is_changed_is_wrong(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_command_line_counts_cases(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fuzz", "einsums", "contractions", "--cases", "2", "--minutes", "1", "--seed", "3"]) == 0
+    assert main(["fuzz", "einsums", "--cases", "2", "--minutes", "1", "--seed", "3"]) == 0
     said = capsys.readouterr().out
     assert "einsums: 2 cases, 0 findings" in said
-    assert "contractions: 2 cases, 0 findings" in said
 
 
 def test_the_command_line_refuses_what_it_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:

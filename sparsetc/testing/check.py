@@ -151,7 +151,9 @@ def result_expected(built: Built) -> Expected:
     special = any(o.values.specials for o in case.operands)
     nan = _has_nan(built, entries) if special else None
     limit = tolerance(case.dtype, case.precision)
-    return Expected(values, magnitude, dtype, limit, SMALLEST.get(case.dtype, 0.0), nan, shape)
+    # A sum over no entries may be formed as a product of sums, of which one is infinite and another 0.
+    any_value = special and case.several and not entries.count
+    return Expected(values, magnitude, dtype, limit, SMALLEST.get(case.dtype, 0.0), nan, any_value, shape)
 
 
 def _has_nan(built: Built, entries: Entries) -> torch.Tensor:

@@ -18,6 +18,13 @@ from sparsetc.testing.shrink import shrunk
 
 TRIAL_SECONDS = 10.0
 """What a simpler case may take while a finding is shrunk."""
+LONGEST = 6000
+"""Characters of a reproducer that is printed whole."""
+LARGE = """from sparsetc.testing import build, check, draw
+case = draw.draw("{kind}", {seed}, "{backend}", "{device}")
+print(build.call_text(case), [build.build(case).space[name] for name in case.names])
+check.check(case)"""
+"""The reproducer of a case that is too large to print."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,8 @@ class Finding:
         except Exception as error:  # a case that cannot be printed is still a finding
             lines = f"(no reproducer: {type(error).__name__}: {error})\n{self.smallest}"
         c = self.case
+        if len(lines) > LONGEST:
+            lines = LARGE.format(kind=c.kind, seed=c.seed, backend=c.backend, device=c.device)
         where = f"python -m sparsetc.testing fuzz {c.kind} --seed {c.seed} --cases 1 --backend {c.backend}"
         return f"{self.key}\n{self.message}\n{lines}\n# drawn by: {where}"
 
@@ -83,7 +92,7 @@ def key(case: Case, kind: str) -> str:
     return ", ".join(parts)
 
 
-def found(case: Case, kind: str, message: str, seconds: float = 20.0) -> Finding:
+def found(case: Case, kind: str, message: str, seconds: float = 30.0) -> Finding:
     """The finding of a case that failed, shrunk unless it hangs."""
     if kind == "hang":
         return Finding(key(case, kind), case, case, message)
@@ -92,13 +101,14 @@ def found(case: Case, kind: str, message: str, seconds: float = 20.0) -> Finding
     return Finding(key(smallest, kind), case, smallest, again[1] if again else message)
 
 
-def sweep(kind: str, seeds: Iterable[int], backend: str = "torch", device: str = "cpu", seconds: float = 20.0) -> int:
+def sweep(kind: str, seeds: Iterable[int], backend: str = "torch", device: str = "cpu", seconds: float = 30.0) -> int:
     """Check the cases of these seeds; returns how many were checked and not refused.
 
     Raises:
         AssertionError: some failed; the message holds each finding, the first of each kind shrunk, for that long.
     """
-    checked, texts = 0, {}
+    checked = 0
+    texts: dict[str, str] = {}
     for seed in seeds:
         case = draw(kind, seed, backend, device)
         try:

@@ -1,8 +1,8 @@
 """A case that fails -> a smaller one that fails alike.
 
 In: a case and a function that says how a case fails. Out: a case from which nothing more can be taken away, or the
-smallest that was found in the time given. Greedy: of all simpler cases the first that fails alike is taken, and all are
-tried again from there.
+smallest that was found in the time given. Greedy: of the simpler cases of one kind the first that fails alike is
+taken, until none does, then those of the next kind; and all kinds again until none helps.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from sparsetc.testing.draw import circumstance_fits, notation_fits
 from sparsetc.testing.forms import ARRAYS, MEMORY, SPARSE
 
 Failure = str
+Simplify = Callable[[Case], Iterator[Case]]
 
 
 def shrunk(case: Case, failure: Callable[[Case], Failure | None], seconds: float = 20.0) -> Case:
@@ -30,16 +31,28 @@ def shrunk(case: Case, failure: Callable[[Case], Failure | None], seconds: float
     deadline = time.monotonic() + seconds
     wanted = failure(case)
     tried = {case}
+    before = None
+    while before != case and time.monotonic() < deadline:
+        before = case
+        for simplify in SIMPLIFICATIONS:
+            case = _simplified(case, simplify, lambda c: failure(c) == wanted, tried, deadline)
+    return case
+
+
+def _simplified(
+    case: Case, simplify: Simplify, fails: Callable[[Case], bool], tried: set[Case], deadline: float
+) -> Case:
+    """The case after all simplifications of one kind that leave it failing."""
     progress = True
-    while progress and time.monotonic() < deadline:
+    while progress:
         progress = False
-        for simpler in simplifications(case):
+        for simpler in simplify(case):
+            if time.monotonic() > deadline:
+                return case
             if simpler in tried or not valid(simpler):
                 continue
             tried.add(simpler)
-            if time.monotonic() > deadline:
-                break
-            if failure(simpler) == wanted:
+            if fails(simpler):
                 case, progress = simpler, True
                 break
     return case
@@ -71,17 +84,6 @@ def operand_fits(case: Case, operand: Operand) -> bool:
     form = SPARSE[operand.form]
     shape, modes = operand.shape, operand.dense_modes
     return not operand.sparse or form.fits(shape, case.torch_dtype, case.device, modes, operand.learned)
-
-
-def simplifications(case: Case) -> Iterator[Case]:
-    """Cases with something less, the largest steps first."""
-    yield from _without_operands(case)
-    yield from _without_letters(case)
-    yield from _plainer(case)
-    yield from _fewer_nonzeros(case)
-    yield from _smaller(case)
-    yield from _simple_values(case)
-    yield from _renamed(case)
 
 
 def _with(case: Case, n: int, operand: Operand) -> Case:
@@ -160,6 +162,22 @@ def _sparsely(o: Operand) -> Operand:
     """Dense modes left out."""
     split = len(o.shape) - o.dense_modes
     return replace(o, letters=o.letters[:split], shape=o.shape[:split], dense_modes=0)
+
+
+def _halved(case: Case) -> Iterator[Case]:
+    """Half of a letter's size, and the nonzeros that lie there."""
+    for c, size in sorted(case.sizes.items(), key=lambda pair: -pair[1]):
+        if size > 2:
+            operands = (_sized(_below(o, c, size // 2), c, size // 2, size) for o in case.operands)
+            yield replace(case, operands=tuple(operands))
+
+
+def _below(o: Operand, letter: str, size: int) -> Operand:
+    """The operand without the nonzeros whose coordinate of a letter is not below a size."""
+    modes = _modes(o, letter)
+    if o.nonzeros is None or not modes:
+        return o
+    return replace(o, nonzeros=tuple(p for p in o.nonzeros if all(p[m] < size for m in modes)))
 
 
 def _fewer_nonzeros(case: Case) -> Iterator[Case]:
@@ -242,3 +260,16 @@ def _relettered(case: Case, old: str, new: str) -> Case:
     plan = replace(case.plan, arguments=tuple((new if k == old else k, v) for k, v in case.plan.arguments))
     output, ellipsis = case.output.replace(old, new), case.ellipsis.replace(old, new)
     return replace(case, operands=operands, output=output, ellipsis=ellipsis, plan=plan)
+
+
+SIMPLIFICATIONS: tuple[Simplify, ...] = (
+    _without_operands,
+    _halved,
+    _fewer_nonzeros,
+    _plainer,
+    _without_letters,
+    _smaller,
+    _simple_values,
+    _renamed,
+)
+"""Kinds of simpler cases, what takes most away first."""

@@ -37,7 +37,7 @@ class Errand:
     most: int = 0
     """Cases after which it ends; 0 for no end but the deadline."""
     limit: float = 60.0
-    shrink_seconds: float = 20.0
+    shrink_seconds: float = 30.0
 
 
 @dataclass(frozen=True)
