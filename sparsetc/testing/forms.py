@@ -99,6 +99,7 @@ class SparseForm:
             and (self.learned or not learned)
             and (self.narrow or wide)
             and (self.on_gpu or device == "cpu")
+            and (self.order is None or max(shape) < 10**5)  # compressed rows have a pointer each
         )
 
 
