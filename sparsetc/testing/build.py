@@ -95,9 +95,16 @@ def build(case: Case) -> Built:
     """Make the operands of a case."""
     import sparsetc as stc
 
-    leaves, coords, space = [], [], dict(modules())
+    leaves: list[torch.Tensor] = []
+    coords: list[torch.Tensor | None] = []
+    space = modules()
     space["stc"] = stc
     for operand, name in zip(case.operands, case.names, strict=True):
+        if operand.same_as is not None:
+            leaves.append(leaves[operand.same_as])
+            coords.append(coords[operand.same_as])
+            space[name] = space[case.names[operand.same_as]]
+            continue
         leaf = leaf_of(operand, case)
         where = coordinates(operand)
         space[name] = laid_out(operand, leaf)
@@ -196,6 +203,7 @@ def settings(case: Case, plan: str = "") -> str:
         "precision": repr(case.precision) if case.precision else None,
         "deterministic": "True" if case.deterministic else None,
         "backend": repr(case.backend) if _named_backend(case) else None,
+        "memory_limit": str(case.memory_limit) if case.memory_limit else None,
     }
     return ", ".join(f"{k}={v}" for k, v in given.items() if v is not None)
 
@@ -237,8 +245,13 @@ def call_text(case: Case) -> str:
         planned=around.format(f"stc.einsum({_arguments(case, True, 'k.plan')})"),
         settings=settings(case),
         device=case.device,
+        identity=_identity(len(next(o for o in case.operands if o.sparse).letters)),
     )
     return "\n".join((*_split_lines(case), text))
+
+
+def _identity(order: int) -> str:
+    return "{0}->{0}".format("abcdefgh"[:order])
 
 
 def _split_lines(case: Case) -> tuple[str, ...]:

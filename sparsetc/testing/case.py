@@ -40,6 +40,8 @@ class Operand:
     form: str = "tensor"
     dense_modes: int = 0
     """Trailing modes of a sparse operand that its values hold whole."""
+    same_as: int | None = None
+    """The place of an earlier operand that is the same object."""
 
     @property
     def sparse(self) -> bool:
@@ -84,6 +86,8 @@ class Case:
     deterministic: bool = False
     backend: str = "torch"
     device: str = "cpu"
+    memory_limit: int = 0
+    """Bytes, as an option of the call; 0 for none."""
     notation: str = "plain"
     ellipsis: str = ""
     """Letters that are written as "..."."""

@@ -39,7 +39,7 @@ def check(case: Case, limit: float = 60.0) -> str:
         case: what to run.
         limit: seconds after which `Hang` is raised, in a process's main thread.
     """
-    from sparsetc import FormatError, PlanError
+    from sparsetc import FormatError, OutOfMemoryError, PlanError
 
     with quiet(), time_limit(limit):
         built = build(case)
@@ -49,6 +49,10 @@ def check(case: Case, limit: float = 60.0) -> str:
         except (PlanError, FormatError):
             made = "k" in built.space or ("plan" in built.space and not case.deterministic)
             if case.plan.name in ALWAYS or made:  # what a kernel says its plan is can be given back
+                raise
+            return "refused"
+        except OutOfMemoryError:
+            if not case.memory_limit:
                 raise
             return "refused"
         compare(built, found, expected)

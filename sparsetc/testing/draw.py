@@ -54,9 +54,8 @@ def draw(kind: str, seed: int, backend: str = "torch", device: str = "cpu") -> C
     )
     case = Case(kind, operands, drawing.output, dtype, backend=backend, device=device, seed=seed)
     case = _optioned(r, within(case, bounds.work))
-    if kind == "gradients":
-        case = _learning(r, case)
-    steps = (_specials, _laid_out, _noted, _circumstanced)
+    case = _learning(r, case)
+    steps = (_specials, _laid_out, _shared, _noted, _circumstanced)
     for step in steps:
         case = step(r, case)
     return case
@@ -134,6 +133,7 @@ def _optioned(r: Random, case: Case) -> Case:
     kept = any(c in case.sparse_letters for c in case.output)
     return replace(
         case,
+        memory_limit=r.choice((2_000, 20_000, 10**6)) if r.random() < 0.05 else 0,
         plan=_plan(r, case),
         form=r.choice(("auto", "auto", "dense", *(["sparse"] if kept else []))),
         precision=r.choice(("", "", "", "highest", "high", "medium")) if not _interpreted(case) else "",
@@ -171,6 +171,10 @@ def _plan(r: Random, case: Case) -> PlanCall:
 
 
 def _learning(r: Random, case: Case) -> Case:
+    if case.kind != "gradients":
+        if case.dtype.startswith("int") or r.random() < 0.9:
+            return case
+        return replace(case, operands=tuple(replace(o, learned=r.random() < 0.5) for o in case.operands))
     while not any(o.learned for o in case.operands):
         case = replace(case, operands=tuple(replace(o, learned=r.random() < 0.6) for o in case.operands))
     return replace(case, second=r.random() < 0.25)
@@ -215,6 +219,20 @@ def _given(r: Random, case: Case, o: Operand) -> Operand:
     chance = r.random()
     form = "tensor" if chance < 0.6 else "uncoalesced" if chance < 0.8 else r.choice(forms)
     return replace(o, form=form)
+
+
+def _shared(r: Random, case: Case) -> Case:
+    """One object in the place of two operands that could be."""
+    for n, o in enumerate(case.operands):
+        for before in range(n):
+            other = case.operands[before]
+            fits = o.sparse == other.sparse and o.shape == other.shape and other.same_as is None
+            if fits and not (o.learned or other.learned) and r.random() < 0.5:
+                same = replace(other, letters=o.letters, same_as=before)
+                if any(len(set(t.letters)) < len(t.letters) or t.dense_modes for t in (o, other)):
+                    continue
+                return replace(case, operands=(*case.operands[:n], same, *case.operands[n + 1 :]))
+    return case
 
 
 def _noted(r: Random, case: Case) -> Case:
@@ -273,6 +291,9 @@ def circumstance_fits(case: Case) -> bool:
         name != "coordinates" or first.form in ("tensor", "uncoalesced"),
         c.gradients or case.kind != "gradients",
         not c.own or (first.form in forms and not first.dense_modes),
+        not (c.copies and learned),
+        name != "crowd" or not case.memory_limit,
+        not c.changes or all(o.same_as is None for o in case.operands),
         not c.changes or (first.memory in ("plain", "transposed", "offset", "padded") and not learned),
     )
     return all(checks)

@@ -7,6 +7,7 @@ modes of the sparse operand, or sparse operands that share a letter with the nex
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from math import prod
 from random import Random
@@ -56,7 +57,19 @@ def drawn_equation(r: Random, bounds: Bounds, sparse: int) -> Drawing:
         r.shuffle(order)
     terms, kinds = [terms[n] for n in order], [kinds[n] for n in order]
     sizes = _sizes(r, bounds, terms, kinds, output)
+    if r.random() < 0.15:
+        _tie(terms, kinds, sizes)
     return Drawing(tuple(terms), tuple(kinds), output, sizes)
+
+
+def _tie(terms: list[str], kinds: list[bool], sizes: dict[str, int]) -> None:
+    """Give two operands of one kind and order one shape, so that one tensor can be both."""
+    for n, m in itertools.combinations(range(len(terms)), 2):
+        if kinds[n] == kinds[m] and len(terms[n]) == len(terms[m]) and terms[n]:
+            for _ in terms[n]:  # until a letter that both have, in different places, is settled
+                for a, b in zip(terms[n], terms[m], strict=True):
+                    sizes[a] = sizes[b] = min(sizes[a], sizes[b])
+            return
 
 
 def _order(r: Random) -> int:

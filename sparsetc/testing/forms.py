@@ -138,6 +138,8 @@ class Circumstance:
     """Whether gradients can be asked for within."""
     own: bool = False
     """Whether the first sparse operand must be a `SparseTensor` without dense modes."""
+    copies: bool = False
+    """Whether operands are copied, which autograd allows of leaves alone: none may be learned."""
     changes: bool = False
     """Whether values are written in place: they must be of plain memory, and not learned."""
     bits: bool = True
@@ -198,16 +200,22 @@ CIRCUMSTANCES: dict[str, Circumstance] = {
         changes=True,
         bits=False,
     ),
-    "coordinates": Circumstance("{call}\n{x}_coords.zero_()\nfound = {call}", own=True, bits=False),
-    "pickled": Circumstance("{call}\n{x} = pickle.loads(pickle.dumps({x}))\nfound = {call}", gradients=False, own=True),
-    "pickled kernel": Circumstance(
-        "k = pickle.loads(pickle.dumps({compile}))\nfound = k({dense})", gradients=False, own=True
+    "a result": Circumstance(
+        '{x} = stc.einsum("{identity}", {x}, output="sparse")\nfound = {call}', own=True, bits=False
     ),
-    "copied": Circumstance("{call}\n{x} = copy.deepcopy({x})\nfound = {call}", gradients=False, own=True),
+    "coordinates": Circumstance("{call}\n{x}_coords.zero_()\nfound = {call}", own=True, bits=False),
+    "pickled": Circumstance(
+        "{call}\n{x} = pickle.loads(pickle.dumps({x}))\nfound = {call}", gradients=False, own=True, copies=True
+    ),
+    "pickled kernel": Circumstance(
+        "k = pickle.loads(pickle.dumps({compile}))\nfound = k({dense})", gradients=False, own=True, copies=True
+    ),
+    "copied": Circumstance("{call}\n{x} = copy.deepcopy({x})\nfound = {call}", gradients=False, own=True, copies=True),
     "saved": Circumstance(
         "{call}\nfile = io.BytesIO()\ntorch.save({x}, file)\nfile.seek(0)\n{x} = torch.load(file)\nfound = {call}",
         gradients=False,
         own=True,
+        copies=True,
     ),
 }
 """Circumstances of a call; "plain" is none."""

@@ -51,6 +51,9 @@ def operand_lines(case: Case) -> list[str]:
     built = build(case)
     lines = []
     for operand, name, leaf in zip(case.operands, case.names, built.leaves, strict=True):
+        if operand.same_as is not None:
+            lines.append(f"{name} = {case.names[operand.same_as]}")
+            continue
         laid = memory_text(operand.memory, "{}", operand.value_shape)
         literal = literal_of(leaf)
         where = coordinates(operand)

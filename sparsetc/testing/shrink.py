@@ -71,6 +71,11 @@ def valid(case: Case) -> bool:
         return False
     if case.notation == "implicit" and implicit(case) != case.output:
         return False
+    for n, o in enumerate(case.operands):
+        if o.same_as is not None:
+            other = case.operands[o.same_as] if o.same_as < n else None
+            if other is None or replace(o, letters=other.letters, same_as=None) != other:
+                return False
     return notation_fits(case) and circumstance_fits(case) and all(operand_fits(case, o) for o in case.operands)
 
 
@@ -146,6 +151,7 @@ def _plainer(case: Case) -> Iterator[Case]:
         yield replace(case, plan=replace(case.plan, arguments=case.plan.arguments[:left]))
     yield replace(case, deterministic=False)
     yield replace(case, precision="")
+    yield replace(case, memory_limit=0)
     yield replace(case, form="auto")
     yield replace(case, dtype="float32")
     if case.dtype != "float32":
@@ -154,6 +160,7 @@ def _plainer(case: Case) -> Iterator[Case]:
         yield _with(case, n, replace(o, memory="plain"))
         yield _with(case, n, replace(o, form="tensor"))
         yield _with(case, n, replace(o, learned=False))
+        yield _with(case, n, replace(o, same_as=None))
         if o.dense_modes:
             yield _with(case, n, _sparsely(o))
 
