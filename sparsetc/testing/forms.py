@@ -9,6 +9,7 @@ dense ones, and ``{x}_coords`` are the coordinates that it was made of.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 
@@ -99,6 +100,7 @@ class SparseForm:
             and (self.learned or not learned)
             and (self.narrow or wide)
             and (self.on_gpu or device == "cpu")
+            and ("scipy" not in self.text or find_spec("scipy") is not None)
             and (self.order is None or max(shape) < 10**5)  # compressed rows have a pointer each
         )
 
