@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from sparsetc.testing.reference import integer_rule
+
 TOLERANCE = {
     "float64": 1e-13,
     "float32": 1e-5,
@@ -54,7 +56,7 @@ class Expected:
 
 def tolerance(dtype: str, precision: str) -> float:
     """What an error may be, relative to the sum of the absolute values of the terms."""
-    return max(TOLERANCE.get(dtype, 0.0), PRECISION.get(precision, 0.0) if dtype == "float32" else 0.0)
+    return max(TOLERANCE.get(dtype, 0.0), PRECISION.get(precision, 0.0) if dtype in ("float32", "complex64") else 0.0)
 
 
 def dense_of(found: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -71,7 +73,7 @@ def dense_of(found: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     if bool(((coords < 0) | (coords >= sizes)).any()):
         raise Wrong("coordinates", f"a result of shape {shape} has coordinates outside of it")
     where = tuple(coords)
-    wide = values if values.dtype.is_complex or values.dtype.is_floating_point else values.long()
+    wide = values if _real_or_complex(values) else values.long()
     whole = torch.zeros(shape, dtype=wide.dtype, device=values.device).index_put(where, wide, accumulate=True)
     ones = torch.ones_like(values, dtype=torch.int64)
     count = torch.zeros(shape, dtype=torch.int64, device=values.device).index_put(where, ones, accumulate=True)
@@ -97,7 +99,12 @@ def check_result(found: Any, expected: Expected, form: str, coalesced: bool) -> 
     if count is not None and expected.pattern is not None:
         _check_pattern(found, count.cpu(), expected.pattern, coalesced)
     if not expected.any_value:
-        check_values(dense.detach().cpu(), expected)
+        dense = dense.detach().cpu()
+        check_values(dense if _real_or_complex(dense) else integer_rule(dense, expected.dtype), expected)
+
+
+def _real_or_complex(values: torch.Tensor) -> bool:
+    return values.is_floating_point() or values.is_complex()
 
 
 def _check_pattern(found: Any, count: torch.Tensor, pattern: torch.Tensor, coalesced: bool) -> None:
@@ -118,7 +125,7 @@ def _sorted(coords: torch.Tensor) -> bool:
 def check_values(found: torch.Tensor, expected: Expected, what: str = "values") -> None:
     """Raise `Wrong` unless each element is within the tolerance, and NaN or infinite where it should be."""
     wanted = expected.values
-    if not (wanted.is_floating_point() or wanted.is_complex()):
+    if not _real_or_complex(wanted):
         _require(found.to(wanted.dtype) == wanted, what, found, wanted, None)
         return
     value = found.to(wanted.dtype)
