@@ -1,7 +1,7 @@
 """The reference's result of a case.
 
-In: a built case. Out: `Expected`: values in float64, the sum of the absolute values of each element's terms, where a term
-is NaN, and the pattern.
+In: a built case. Out: `Expected`: values in float64, the sum of the absolute values of each element's terms, where a
+term is NaN, and the pattern.
 """
 
 from __future__ import annotations
