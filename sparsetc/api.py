@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from sparsetc.canonical import canonicalise
+from sparsetc.dense import Dims, promoted, repeated_dims
 from sparsetc.errors import DtypeError, EquationError
 from sparsetc.explain import Explanation
 from sparsetc.ir.parse import parse, parse_arguments
@@ -92,7 +93,7 @@ def compiled(
     key = (
         "kernel",
         text,
-        tuple((tuple(o.shape), o.dtype, str(o.device), isinstance(o, SparseTensor)) for o in operands),
+        tuple((tuple(o.shape), o.dtype, str(o.device), _form_of(o)) for o in operands),
         settings,
         output,
         settings.effective_precision(),
@@ -122,6 +123,11 @@ def _build(text: str, operands: Sequence[SparseTensor | torch.Tensor], settings:
     return kernel
 
 
+def _form_of(operand: SparseTensor | torch.Tensor) -> Dims | None:
+    """What of an operand, beside its shape, dtype and device, decides its kernel; None of a sparse one."""
+    return repeated_dims(operand) if isinstance(operand, torch.Tensor) else None
+
+
 def _several(operands: Sequence[SparseTensor | torch.Tensor]) -> bool:
     return sum(isinstance(o, SparseTensor) for o in operands) > 1
 
@@ -144,7 +150,7 @@ def _prepared(args: tuple[Any, ...]) -> tuple[str, list[SparseTensor | torch.Ten
         raise EquationError(
             f'"{text}" has no sparse operand: use torch.einsum, or make one with SparseTensor.from_dense'
         )
-    return text, operands
+    return text, promoted(operands)
 
 
 def _say_once(message: str) -> None:

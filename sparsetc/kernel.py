@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 from sparsetc.autograd import differentiable
-from sparsetc.canonical import Canonical
+from sparsetc.canonical import Canonical, canonicalise
 from sparsetc.codegen.launch import BoundPart, TorchLaunch, TritonLaunch, accumulator, source_name
 from sparsetc.convert import available_memory
+from sparsetc.dense import converted, resolved, without_autocast
 from sparsetc.errors import DtypeError, PlanError, ShapeError
 from sparsetc.explain import Explanation, explain
 from sparsetc.formats import Packed, pack
@@ -267,7 +268,7 @@ class Kernel:
     def _pack_values(self) -> None:
         self._version = self._values_of._version
         dtype = accumulator(self._x.dtype) if self.backend == "torch" else self._x.dtype
-        values = self._values_of.detach().to(dtype)
+        values = resolved(self._values_of.detach()).to(dtype)
         self._values = [p.packed.pack_values(values).to(self._stored_dtype(p)) for p in self.parts]
 
     def _stored_dtype(self, part: BoundPart) -> torch.dtype:
@@ -283,24 +284,32 @@ class Kernel:
         Returns a dense tensor, or a `SparseTensor` where the output keeps the sparse operand's pattern. Gradients flow
         to the dense operands and to the sparse operand's values.
         """
-        self.canonical.check(dense)
+        own = converted(dense, self._x.dtype, self.canonical.device)
+        self.canonical.check(own)
+        given = self.canonical.slices(own)
+        if given is None:  # in full, along a dimension that was broadcast when this was compiled
+            return self._unbroadcast.with_values(self._values_of)(*dense)
         learned = torch.is_grad_enabled() and self._values_of.requires_grad
         # Changed in place since they were packed; what is learned may be changed through .data, which leaves no trace.
         if learned or self._values_of._version != self._version:
             self._pack_values()
-        if learned or (torch.is_grad_enabled() and any(d.requires_grad for d in dense)):
-            return self._wrap(differentiable(self, self._values_of, dense))
-        return self._wrap(self.run(dense))
+        if learned or (torch.is_grad_enabled() and any(d.requires_grad for d in given)):
+            return self._wrap(differentiable(self, self._values_of, given))
+        return self._wrap(self.run(given))
 
     def run(self, dense: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The result as (rows, *dense sizes), in the operands' dtype, outside autograd."""
+        """The result as (rows, *dense sizes), of the dense operands of the narrow einsum, outside autograd."""
+        with without_autocast(self.canonical.device):
+            return self._run(dense)
+
+    def _run(self, dense: Sequence[torch.Tensor]) -> torch.Tensor:
         out, x = self.output, self._x
         kept = accumulator(x.dtype)
         narrow_store = self._owned and self.backend == "triton" and x.dtype.is_floating_point
         make = torch.zeros if self._zero else torch.empty
         result = make((out.rows, *out.width_shape), dtype=x.dtype if narrow_store else kept, device=x.device)
         if result.numel() and x.nnz:
-            tables = self.canonical.arrange(dense)
+            tables = self.canonical.arrange(dense, self.settings)
             if self.backend == "torch" and kept != x.dtype:
                 tables = [t.to(kept) for t in tables]
             if all(t.numel() for t in tables):
@@ -342,6 +351,16 @@ class Kernel:
         other._values_of = values
         other._pack_values()
         return other
+
+    @cached_property
+    def _unbroadcast(self) -> Kernel:
+        """The same einsum for dense operands of full size."""
+        bound = self.canonical.written
+        given = [
+            self._x if p in bound.einsum.sparse else self._x.values.new_empty(()).expand(bound.shape(p))
+            for p in range(len(bound.einsum.inputs))
+        ]
+        return Kernel(canonicalise(bound, given, narrow=False), self._x, self.settings, self._form)
 
     @property
     def operand(self) -> SparseTensor:

@@ -18,7 +18,8 @@ from math import prod
 import opt_einsum
 import torch
 
-from sparsetc.canonical import _einsum, canonicalise
+from sparsetc import dense as tables
+from sparsetc.canonical import canonicalise
 from sparsetc.ir.einsum import Bound, Einsum
 from sparsetc.kernel import Kernel
 from sparsetc.options import Options, with_settings
@@ -44,6 +45,8 @@ class Step:
     work: PairStep | Kernel | None
     """None for two dense operands."""
     result: Term
+    precision: str
+    """That of products of dense operands."""
 
     def run(self, left: torch.Tensor, right: torch.Tensor, sparse_first: bool) -> torch.Tensor:
         """Values of a sparse result, or a dense one; of the values of the operands that are sparse."""
@@ -51,7 +54,7 @@ class Step:
             found = self.work(left, right)
             return found if self.result.letters else found.sum(dtype=found.dtype)  # of one entry, or none
         if self.work is None:
-            return _einsum(self.equation, left, right)
+            return tables.einsum(self.equation, left, right, precision=self.precision)
         values, dense = (left, right) if sparse_first else (right, left)
         made = self.work.with_values(values)(dense)
         return made.expand_dense().values if isinstance(made, SparseTensor) else made
@@ -122,14 +125,15 @@ def _step(
     settings: Options,
 ) -> Step:
     equation = f"{''.join(chosen[0].letters)},{''.join(chosen[1].letters)}->{''.join(output)}"
-    patterns = [t.pattern for t in chosen]
+    patterns, precision = [t.pattern for t in chosen], settings.effective_precision()
     if all(p is None for p in patterns):
-        return Step(places, equation, None, Term(output, None))
+        return Step(places, equation, None, Term(output, None), precision)
     if all(p is not None for p in patterns):
         x, y = (p for p in patterns if p is not None)
         pair = PairStep((chosen[0].letters, chosen[1].letters), (x, y), output, sizes, settings)
         zero = torch.zeros((), dtype=like.dtype, device=like.device)
-        return Step(places, equation, pair, Term(output, pair.result(zero.expand(pair.nnz)) if output else None))
+        result = Term(output, pair.result(zero.expand(pair.nnz)) if output else None)
+        return Step(places, equation, pair, result, precision)
     return _mixed(places, chosen, output, equation, sizes, like, settings)
 
 
@@ -154,11 +158,13 @@ def _mixed(
     table = torch.empty((), dtype=like.dtype, device=like.device)
     dense = table.expand(bound.shape(1 - position))
     operands = [sparse.pattern if n == position else dense for n in range(2)]
-    settings = with_settings(settings, {"plan": "auto"})
-    kernel = Kernel(canonicalise(bound, operands), sparse.pattern, settings, "sparse" if kept else "dense")
+    precision, settings = settings.effective_precision(), with_settings(settings, {"plan": "auto"})
+    kernel = Kernel(
+        canonicalise(bound, operands, narrow=False), sparse.pattern, settings, "sparse" if kept else "dense"
+    )
     if not kept:
-        return Step(places, equation, kernel, Term(output, None))
+        return Step(places, equation, kernel, Term(output, None), precision)
     rows = torch.zeros((kernel.output.rows, *kernel.output.width_shape), dtype=like.dtype, device=like.device)
     found = kernel._wrap(rows)
     assert isinstance(found, SparseTensor)
-    return Step(places, equation, kernel, Term(output, found.expand_dense()))
+    return Step(places, equation, kernel, Term(output, found.expand_dense()), precision)

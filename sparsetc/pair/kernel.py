@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from sparsetc.canonical import check_dense, check_operand
+from sparsetc.dense import converted
 from sparsetc.errors import DtypeError, PlanError, ShapeError
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.plan import Layout, Part, Plan, Schedule
@@ -84,6 +85,7 @@ class PairKernel:
             A coalesced `SparseTensor` where the result keeps a mode of a sparse operand, a dense tensor otherwise, or
             where ``output="dense"`` asked for it. Gradients flow to dense operands and to the values of sparse ones.
         """
+        dense = tuple(converted(dense, self.dtype, self.device))
         check_dense(self.bound, dense, self.dtype, self.device)
         given = iter(self._values if values is None else self._checked(values))
         others = iter(dense)
