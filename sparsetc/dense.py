@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import torch
 
+from sparsetc.integers import fitted
 from sparsetc.ir.einsum import Bound, Einsum
 from sparsetc.options import Options
 from sparsetc.tensor import SparseTensor
@@ -153,7 +154,7 @@ def einsum(equation: str, *operands: torch.Tensor, precision: str = "highest") -
             return torch.einsum(equation, *(o.float() for o in operands)).to(dtype)
         if not (dtype.is_floating_point or dtype.is_complex):  # torch's own mixes types where an index has size 0
             contract = by_broadcasting if operands[0].is_cuda else torch.einsum
-            return contract(equation, *(o.long() for o in operands)).to(dtype)
+            return fitted(contract(equation, *(o.long() for o in operands)), dtype, f'"{equation}" of dense operands')
         return torch.einsum(equation, *operands)
 
 

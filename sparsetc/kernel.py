@@ -25,6 +25,7 @@ from sparsetc.errors import DtypeError, PlanError, ShapeError
 from sparsetc.explain import Explanation, explain
 from sparsetc.formats import Packed, pack
 from sparsetc.formats.tiles import item_slots
+from sparsetc.integers import fitted, summed_dtype
 from sparsetc.ir.lower import lower
 from sparsetc.ir.operands import Target
 from sparsetc.ir.plan import Part, Plan
@@ -322,7 +323,13 @@ class Kernel:
                     self._second(partial, result)
             elif not self._zero:  # a sum over no elements
                 result.zero_()
-        return result if result.dtype == x.dtype else result.to(x.dtype)
+        return fitted(result, self._result_dtype, f'the result of "{self.equation}"')
+
+    @property
+    def _result_dtype(self) -> torch.dtype:
+        """The operands' dtype; of a sum over one operand, that of torch's sums."""
+        e = self.canonical.written.einsum
+        return summed_dtype(self._x.dtype) if len(e.inputs) == 1 and e.contracted else self._x.dtype
 
     def _wrap(self, rows: torch.Tensor) -> torch.Tensor | SparseTensor:
         out = self.output

@@ -12,7 +12,7 @@ coordinates like the others.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import opt_einsum
@@ -34,6 +34,8 @@ class Term:
 
     letters: tuple[str, ...]
     pattern: SparseTensor | None
+    empty: bool = False
+    """Whether it is 0 whatever the values: all modes of a sparse operand that has no nonzeros were summed away."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,9 @@ class Chain:
             self._sparse.append((chosen[0].pattern is not None, chosen[1].pattern is not None))
             terms = [*rest, step.result]
         (self.result,) = terms
+        self._empty = self.result.pattern is not None and any(step.result.empty for step in self.steps)
+        if self._empty:
+            self.result = replace(self.result, pattern=_without_nonzeros(self.result.pattern))
 
     def run(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
         """The result's values, or a dense result; of each sparse operand's values and of each dense operand."""
@@ -88,12 +93,17 @@ class Chain:
             a, b = (left[n] for n in step.places)
             made = step.run(a, b, sparse[0])
             left = [o for n, o in enumerate(left) if n not in step.places] + [made]
-        return left[0]
+        return left[0][:0] if self._empty else left[0]
 
     @property
     def pairs(self) -> tuple[PairStep, ...]:
         """The contractions of two sparse operands."""
         return tuple(s.work for s in self.steps if isinstance(s.work, PairStep))
+
+
+def _without_nonzeros(x: SparseTensor | None) -> SparseTensor:
+    assert x is not None
+    return SparseTensor._make(x.coords[:, :0], x.values[:0], x.shape, True)
 
 
 def contraction_path(bound: Bound, terms: Sequence[Term]) -> list[tuple[int, int]]:
@@ -132,7 +142,7 @@ def _step(
         x, y = (p for p in patterns if p is not None)
         pair = PairStep((chosen[0].letters, chosen[1].letters), (x, y), output, sizes, settings)
         zero = torch.zeros((), dtype=like.dtype, device=like.device)
-        result = Term(output, pair.result(zero.expand(pair.nnz)) if output else None)
+        result = Term(output, pair.result(zero.expand(pair.nnz)) if output else None, empty=pair.nnz == 0)
         return Step(places, equation, pair, result, precision)
     return _mixed(places, chosen, output, equation, sizes, like, settings)
 
@@ -163,7 +173,7 @@ def _mixed(
         canonicalise(bound, operands, narrow=False), sparse.pattern, settings, "sparse" if kept else "dense"
     )
     if not kept:
-        return Step(places, equation, kernel, Term(output, None), precision)
+        return Step(places, equation, kernel, Term(output, None, empty=kernel.canonical.coords.shape[1] == 0), precision)
     rows = torch.zeros((kernel.output.rows, *kernel.output.width_shape), dtype=like.dtype, device=like.device)
     found = kernel._wrap(rows)
     assert isinstance(found, SparseTensor)
