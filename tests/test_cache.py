@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 import warnings
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,11 +32,14 @@ SOURCE = '"""A generated file."""\n\nanswer = 42\n'
 
 
 @pytest.fixture(autouse=True)
-def _forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a new process: no module is in memory, and no folder was refused."""
+def _forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As in a new process: no module is in memory, and no folder was refused. Others may not write to what is made."""
+    before = os.umask(0o022)
     monkeypatch.setattr(cache, "_modules", type(cache._modules)())
     monkeypatch.setattr(source_files, "_temporary", [])
     monkeypatch.setattr(source_files, "_refused", set())
+    yield
+    os.umask(before)
 
 
 def test_a_file_is_written_imported_and_named_by_its_content(tmp_path: Path) -> None:

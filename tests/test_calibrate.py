@@ -39,9 +39,11 @@ TINY = Sizes(streamed=64, block=32, table=16, gathered=2048, added=256, programs
 
 @pytest.fixture(autouse=True)
 def _forgotten() -> Iterator[None]:
-    """No record is remembered, before and after."""
+    """No record is remembered, before and after, and others may not write to what is made."""
+    mask = os.umask(0o022)
     rates_record._read.cache_clear()
     yield
+    os.umask(mask)
     rates_record._read.cache_clear()
 
 
