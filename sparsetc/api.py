@@ -5,7 +5,6 @@ In: an equation and operands, at least one of them sparse. Out: results, or a `K
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -22,11 +21,10 @@ from sparsetc.pair import PairKernel, build_pair, compiled_pair
 from sparsetc.pair.explain import PairExplanation
 from sparsetc.pair.result import without_zeros
 from sparsetc.tensor import SparseTensor
+from sparsetc.warn import warn_once
 
 KEPT_KERNELS = 64
 """Kernels kept for one sparse operand by `einsum`, and by gradients."""
-
-_said: set[str] = set()
 
 Operand = Any
 
@@ -119,7 +117,7 @@ def _build(text: str, operands: Sequence[SparseTensor | torch.Tensor], settings:
     assert isinstance(x, SparseTensor)
     kernel = Kernel(canonical, x, settings, output)
     if kernel.backend == "torch" and settings.effective_backend(x.device) == "torch":
-        _say_once("no GPU: running the generated torch programs on the CPU")
+        warn_once("no GPU: running the generated torch programs on the CPU")
     return kernel
 
 
@@ -151,12 +149,6 @@ def _prepared(args: tuple[Any, ...]) -> tuple[str, list[SparseTensor | torch.Ten
             f'"{text}" has no sparse operand: use torch.einsum, or make one with SparseTensor.from_dense'
         )
     return text, promoted(operands)
-
-
-def _say_once(message: str) -> None:
-    if message not in _said:
-        _said.add(message)
-        warnings.warn(f"sparsetc: {message}", stacklevel=4)
 
 
 # -- named operations -------------------------------------------------------------------------------------------------
