@@ -173,7 +173,8 @@ def _mixed(
         canonicalise(bound, operands, narrow=False), sparse.pattern, settings, "sparse" if kept else "dense"
     )
     if not kept:
-        return Step(places, equation, kernel, Term(output, None, empty=kernel.canonical.coords.shape[1] == 0), precision)
+        term = Term(output, None, empty=kernel.canonical.coords.shape[1] == 0)
+        return Step(places, equation, kernel, term, precision)
     rows = torch.zeros((kernel.output.rows, *kernel.output.width_shape), dtype=like.dtype, device=like.device)
     found = kernel._wrap(rows)
     assert isinstance(found, SparseTensor)
