@@ -6,6 +6,7 @@ einsums over dense operands, made by torch in the precision that the options nam
 
 from __future__ import annotations
 
+from cmath import isfinite
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import reduce
@@ -78,6 +79,10 @@ def slices(operand: torch.Tensor, dims: Dims) -> torch.Tensor | None:
     return operand
 
 
+_SUMMED = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+"""Dtypes whose sums would overflow where no element is infinite."""
+
+
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
@@ -98,6 +103,17 @@ def table(operand: torch.Tensor, shape: tuple[int, ...], permutation: Dims | Non
         what = f"a broadcast operand of shape {tuple(shape)}, which kernels read whole,"
         settings.check_memory(found.numel() * found.element_size(), found.device, what)
     return resolved(found).contiguous()
+
+
+def finite(tables: Sequence[torch.Tensor]) -> bool:
+    """Whether no element is infinite or NaN; a sum that overflows counts as infinite.
+
+    This waits for the GPU once. While a CUDA graph is captured nothing can be looked at, and the answer is yes.
+    """
+    if not tables or (tables[0].is_cuda and torch.cuda.is_current_stream_capturing()):
+        return True
+    sums = [t.sum(dtype=_SUMMED.get(t.dtype)) for t in tables]
+    return isfinite(torch.stack(sums).sum().item())
 
 
 # -- products of dense operands alone ---------------------------------------------------------------------------------

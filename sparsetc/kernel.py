@@ -20,7 +20,7 @@ from sparsetc.autograd import differentiable
 from sparsetc.canonical import Canonical, canonicalise
 from sparsetc.codegen.launch import BoundPart, TorchLaunch, TritonLaunch, accumulator, source_name
 from sparsetc.convert import available_memory
-from sparsetc.dense import converted, resolved, without_autocast
+from sparsetc.dense import converted, finite, resolved, without_autocast
 from sparsetc.errors import DtypeError, PlanError, ShapeError
 from sparsetc.explain import Explanation, explain
 from sparsetc.formats import Packed, pack
@@ -314,6 +314,8 @@ class Kernel:
             if self.backend == "torch" and kept != x.dtype:
                 tables = [t.to(kept) for t in tables]
             if all(t.numel() for t in tables):
+                if self._reads_zeros and not finite(tables):
+                    return self._by_nonzeros.with_values(self._values_of)._run(dense)
                 if self._second is None:
                     self.launch(self._values, tables, result)
                 else:
@@ -324,6 +326,19 @@ class Kernel:
             elif not self._zero:  # a sum over no elements
                 result.zero_()
         return fitted(result, self._result_dtype, f'the result of "{self.equation}"')
+
+    @cached_property
+    def _reads_zeros(self) -> bool:
+        """Whether a part multiplies positions that hold no nonzero, which an infinity would turn into NaN."""
+        numbers = self._x.dtype.is_floating_point or self._x.dtype.is_complex
+        return numbers and any(
+            p.packed.view.sides or (p.packed.padded and not p.packed.view.blocks) for p in self.parts
+        )
+
+    @cached_property
+    def _by_nonzeros(self) -> Kernel:
+        """The same einsum by a plan that multiplies nonzeros alone; made when a dense operand is first not finite."""
+        return Kernel(self.canonical, self._x, replace(self.settings, plan="coo"), self._form)
 
     @property
     def _result_dtype(self) -> torch.dtype:
