@@ -5,13 +5,13 @@ In: an equation and operands, at least one of them sparse. Out: results, or a `K
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 
 from sparsetc.canonical import canonicalise
+from sparsetc.dense import Dims, promoted, repeated_dims
 from sparsetc.errors import DtypeError, EquationError
 from sparsetc.explain import Explanation
 from sparsetc.ir.parse import parse, parse_arguments
@@ -21,11 +21,10 @@ from sparsetc.pair import PairKernel, build_pair, compiled_pair
 from sparsetc.pair.explain import PairExplanation
 from sparsetc.pair.result import without_zeros
 from sparsetc.tensor import SparseTensor
+from sparsetc.warn import warn_once
 
 KEPT_KERNELS = 64
 """Kernels kept for one sparse operand by `einsum`, and by gradients."""
-
-_said: set[str] = set()
 
 Operand = Any
 
@@ -92,7 +91,7 @@ def compiled(
     key = (
         "kernel",
         text,
-        tuple((tuple(o.shape), o.dtype, str(o.device), isinstance(o, SparseTensor)) for o in operands),
+        tuple((tuple(o.shape), o.dtype, str(o.device), _form_of(o)) for o in operands),
         settings,
         output,
         settings.effective_precision(),
@@ -118,8 +117,13 @@ def _build(text: str, operands: Sequence[SparseTensor | torch.Tensor], settings:
     assert isinstance(x, SparseTensor)
     kernel = Kernel(canonical, x, settings, output)
     if kernel.backend == "torch" and settings.effective_backend(x.device) == "torch":
-        _say_once("no GPU: running the generated torch programs on the CPU")
+        warn_once("no GPU: running the generated torch programs on the CPU")
     return kernel
+
+
+def _form_of(operand: SparseTensor | torch.Tensor) -> Dims | None:
+    """What of an operand, beside its shape, dtype and device, decides its kernel; None of a sparse one."""
+    return repeated_dims(operand) if isinstance(operand, torch.Tensor) else None
 
 
 def _several(operands: Sequence[SparseTensor | torch.Tensor]) -> bool:
@@ -144,13 +148,7 @@ def _prepared(args: tuple[Any, ...]) -> tuple[str, list[SparseTensor | torch.Ten
         raise EquationError(
             f'"{text}" has no sparse operand: use torch.einsum, or make one with SparseTensor.from_dense'
         )
-    return text, operands
-
-
-def _say_once(message: str) -> None:
-    if message not in _said:
-        _said.add(message)
-        warnings.warn(f"sparsetc: {message}", stacklevel=4)
+    return text, promoted(operands)
 
 
 # -- named operations -------------------------------------------------------------------------------------------------

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 def differentiable(kernel: Kernel, values: torch.Tensor, dense: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The kernel's rows, with a graph to `values` and to the dense operands."""
-    shapes = [kernel.canonical.written.shape(p) for p in kernel.canonical.written.einsum.dense]
+    """The kernel's rows, with a graph to `values` and to the dense operands, those of the narrow einsum."""
+    shapes = [kernel.canonical.narrow.shape(p) for p in kernel.canonical.narrow.einsum.dense]
     # Expanded outside, so that autograd itself sums the gradient of an operand that was broadcast.
     expanded = [d if d.shape == s else d.expand(s) for d, s in zip(dense, shapes, strict=True)]
     return _Rows.apply(kernel, values, *expanded)
@@ -57,7 +57,7 @@ class _Raw:
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel, canonical = kernel, kernel.canonical
-        e = canonical.written.einsum
+        e = canonical.narrow.einsum
         self.x = kernel.operand
         kept = tuple(c for c in e.output if c in canonical.letters)
         width = tuple(c for c in e.output if c not in canonical.letters)
@@ -85,7 +85,7 @@ class _Raw:
         result = self._run(g, self._operands(g, self.x.with_values(self._spread(values)), dense, upstream), "dense")
         assert isinstance(result, torch.Tensor)
         names = list(dict.fromkeys(g.target))
-        sizes = self.kernel.canonical.written.by_index
+        sizes = self.kernel.canonical.narrow.by_index
         for at, letter in enumerate(names):
             if letter in g.broadcast:
                 result = result.unsqueeze(at)

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from sparsetc import coords as crd
+from sparsetc import dense as tables
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.ir.einsum import Bound, Einsum
 from sparsetc.ir.operands import dense_axes
 from sparsetc.ir.rewrite import Reduction, dense_subexpressions
+from sparsetc.options import Options, current
 from sparsetc.tensor import SparseTensor
 
 
@@ -24,6 +27,10 @@ class Canonical:
     """A reduced einsum over one sparse operand, and the way there."""
 
     written: Bound
+    narrow: Bound
+    """The einsum as written, less the dimensions along which its dense operands were broadcast."""
+    broadcast: tuple[tables.Dims, ...]
+    """For each dense operand, those dimensions."""
     reduction: Reduction
     bound: Bound
     """The reduced einsum, the sparse operand's letters distinct."""
@@ -57,35 +64,53 @@ class Canonical:
         """Raise unless these are dense operands that the kernel was compiled for."""
         check_dense(self.written, dense, self.dtype, self.device)
 
-    def arrange(self, dense: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Dense operands as written -> contiguous tables, in the reduced einsum's order."""
-        if self.reduction.steps:
-            dense = self._reduced(dense)
-        tables = []
-        for operand, permutation, position in zip(dense, self.arrangement, self.bound.einsum.dense, strict=True):
-            expected = self.bound.shape(position)
-            table = operand if operand.shape == expected else operand.expand(expected)
-            table = table if permutation is None else table.permute(permutation)
-            tables.append(table.contiguous())
-        return tables
+    def slices(self, dense: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+        """The operands of `narrow`; None where an operand is not broadcast as those were that were compiled for."""
+        found = [tables.slices(operand, dims) for operand, dims in zip(dense, self.broadcast, strict=True)]
+        return None if any(f is None for f in found) else found  # type: ignore[return-value]
 
-    def _reduced(self, dense: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        given: list[torch.Tensor | None] = [None] * len(self.written.einsum.inputs)
-        for operand, position in zip(dense, self.written.einsum.dense, strict=True):
-            given[position] = operand.expand(self.written.shape(position))
-        reduced = self.reduction.apply(given, _einsum)  # type: ignore[arg-type]
+    def arrange(self, dense: Sequence[torch.Tensor], settings: Options | None = None) -> list[torch.Tensor]:
+        """Dense operands of `narrow` -> contiguous tables, in the reduced einsum's order.
+
+        Raises:
+            OutOfMemoryError: the table of a broadcast operand would pass the memory limit.
+        """
+        settings = settings or current()
+        if self.reduction.steps:
+            dense = self._reduced(dense, settings.effective_precision())
+        shapes = map(self.bound.shape, self.bound.einsum.dense)
+        return [
+            tables.table(operand, shape, permutation, settings)
+            for operand, shape, permutation in zip(dense, shapes, self.arrangement, strict=True)
+        ]
+
+    def _reduced(self, dense: Sequence[torch.Tensor], precision: str) -> list[torch.Tensor]:
+        given: list[torch.Tensor | None] = [None] * len(self.narrow.einsum.inputs)
+        for operand, position in zip(dense, self.narrow.einsum.dense, strict=True):
+            given[position] = operand.expand(self.narrow.shape(position))
+        contract = partial(tables.einsum, precision=precision)
+        reduced = self.reduction.apply(given, contract)  # type: ignore[arg-type]
         return [reduced[p] for p in self.reduction.bound.einsum.dense]  # type: ignore[misc]
 
 
-def canonicalise(bound: Bound, operands: Sequence[SparseTensor | torch.Tensor]) -> Canonical:
-    """Check dtypes and devices, reduce the dense operands' own expressions, take diagonals of the sparse one."""
+def canonicalise(bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], narrow: bool = True) -> Canonical:
+    """Check dtypes and devices, reduce the dense operands' own expressions, take diagonals of the sparse one.
+
+    Args:
+        bound: the einsum as written.
+        operands: its operands.
+        narrow: whether a dense operand's broadcast dimensions are left out, so that one slice is read and not copies.
+    """
     (position,) = bound.einsum.sparse
     x = operands[position]
     assert isinstance(x, SparseTensor)
     for other in bound.einsum.dense:
         operand = operands[other]
         check_operand(operand, other, x.dtype, x.device)
-    reduction = dense_subexpressions(bound)
+    dropped: dict[int, tables.Dims] = dict.fromkeys(bound.einsum.dense, ())
+    dropped |= _broadcast(bound, operands) if narrow else {}
+    narrowed = tables.without(bound, dropped)
+    reduction = dense_subexpressions(narrowed)
     reduced, coords, source = _diagonal(reduction.bound, x.coords)
     if not x.is_coalesced:  # formats rely on lexicographic order
         order = crd.lexsort(crd.sort_keys(coords, reduced.extents(reduced.einsum.inputs[reduced.einsum.sparse[0]])))
@@ -98,7 +123,16 @@ def canonicalise(bound: Bound, operands: Sequence[SparseTensor | torch.Tensor]) 
         own = reduced.einsum.inputs[p]
         permutation = tuple(own.index(c) for c in axes if c in own)
         arrangement.append(None if permutation == tuple(range(len(own))) else permutation)
-    return Canonical(bound, reduction, reduced, coords, source, x.dtype, x.device, tuple(arrangement))
+    broadcast = tuple(dropped.values())
+    return Canonical(
+        bound, narrowed, broadcast, reduction, reduced, coords, source, x.dtype, x.device, tuple(arrangement)
+    )
+
+
+def _broadcast(bound: Bound, operands: Sequence[SparseTensor | torch.Tensor]) -> dict[int, tables.Dims]:
+    given = {p: o for p in bound.einsum.dense if isinstance(o := operands[p], torch.Tensor)}
+    shapes = {p: tuple(o.shape) for p, o in given.items()}
+    return tables.broadcast_dims(bound, shapes, {p: tables.repeated_dims(o) for p, o in given.items()})
 
 
 def check_dense(written: Bound, dense: Sequence[torch.Tensor], dtype: torch.dtype, device: torch.device) -> None:
@@ -153,28 +187,3 @@ def _diagonal(bound: Bound, coords: torch.Tensor) -> tuple[Bound, torch.Tensor, 
 
 def _broadcasts(found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
     return len(found) == len(expected) and all(f in (1, e) for f, e in zip(found, expected, strict=True))
-
-
-def _einsum(equation: str, *operands: torch.Tensor) -> torch.Tensor:
-    """torch.einsum that sums 16-bit floats in float32 and integers in 64 bits, and rounds once."""
-    dtype = operands[0].dtype
-    if dtype in (torch.float16, torch.bfloat16):
-        return torch.einsum(equation, *(o.float() for o in operands)).to(dtype)
-    if not (dtype.is_floating_point or dtype.is_complex):  # torch's own mixes types where an index has size 0
-        contract = _integers if operands[0].is_cuda else torch.einsum
-        return contract(equation, *(o.long() for o in operands)).to(dtype)
-    return torch.einsum(equation, *operands)
-
-
-def _integers(equation: str, *operands: torch.Tensor) -> torch.Tensor:
-    """An einsum by broadcasting: torch has no matrix product of integers on a GPU."""
-    terms, output = equation.split("->")
-    letters = list(dict.fromkeys([*output, *terms.replace(",", "")]))
-    product = torch.ones((), dtype=operands[0].dtype, device=operands[0].device)
-    for term, operand in zip(terms.split(","), operands, strict=True):
-        own = "".join(c for c in letters if c in term)
-        aligned = torch.einsum(f"{term}->{own}", operand)  # of one operand: a diagonal, and axes in order
-        shape = iter(aligned.shape)
-        product = product * aligned.reshape([next(shape) if c in term else 1 for c in letters])
-    summed = tuple(range(len(output), len(letters)))
-    return product.sum(summed) if summed else product

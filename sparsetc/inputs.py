@@ -14,17 +14,17 @@ import torch
 
 from sparsetc import coords as crd
 from sparsetc.errors import DeviceError, DtypeError, FormatError, ShapeError
+from sparsetc.integers import INTEGERS, add_up_exactly
 
 ArrayLike: TypeAlias = Any  # a torch tensor, an ndarray, or nested sequences of numbers
 
 DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
-    *(torch.int8, torch.int16, torch.int32, torch.int64),
+    *INTEGERS,
 )
 """The dtypes that values may have."""
 
-_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
-_NARROW = {torch.float16: torch.float32, torch.bfloat16: torch.float32} | dict.fromkeys(_INTEGERS, torch.int64)
+_NARROW = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 def check_dtype(dtype: torch.dtype) -> None:
@@ -128,11 +128,9 @@ def coalesce_sum(
     if kept.shape[0] == order.shape[0]:
         return coords.index_select(1, order), values
     run = torch.cumsum(fresh, 0) - 1
-    total = values.new_zeros((kept.shape[0], *values.shape[1:]), dtype=_NARROW.get(values.dtype, values.dtype))
-    summed = total.index_add(0, run, values.to(total.dtype))
-    if values.dtype in _INTEGERS and not bool((summed.to(values.dtype) == summed).all()):
-        worst = int(summed.abs().max())
-        raise DtypeError(
-            f"duplicates sum to a magnitude of {worst}, which {values.dtype} cannot hold; widen values first"
-        )
-    return coords.index_select(1, order[kept]), summed.to(values.dtype)
+    if values.dtype in INTEGERS:
+        summed = add_up_exactly(values, run, kept.shape[0], values.dtype)
+    else:
+        total = values.new_zeros((kept.shape[0], *values.shape[1:]), dtype=_NARROW.get(values.dtype, values.dtype))
+        summed = total.index_add(0, run, values.to(total.dtype)).to(values.dtype)
+    return coords.index_select(1, order[kept]), summed

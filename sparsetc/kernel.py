@@ -17,13 +17,15 @@ from typing import Any
 import torch
 
 from sparsetc.autograd import differentiable
-from sparsetc.canonical import Canonical
+from sparsetc.canonical import Canonical, canonicalise
 from sparsetc.codegen.launch import BoundPart, TorchLaunch, TritonLaunch, accumulator, source_name
 from sparsetc.convert import available_memory
+from sparsetc.dense import converted, finite, resolved, without_autocast
 from sparsetc.errors import DtypeError, PlanError, ShapeError
 from sparsetc.explain import Explanation, explain
 from sparsetc.formats import Packed, pack
 from sparsetc.formats.tiles import item_slots
+from sparsetc.integers import fitted, summed_dtype
 from sparsetc.ir.lower import lower
 from sparsetc.ir.operands import Target
 from sparsetc.ir.plan import Part, Plan
@@ -267,7 +269,7 @@ class Kernel:
     def _pack_values(self) -> None:
         self._version = self._values_of._version
         dtype = accumulator(self._x.dtype) if self.backend == "torch" else self._x.dtype
-        values = self._values_of.detach().to(dtype)
+        values = resolved(self._values_of.detach()).to(dtype)
         self._values = [p.packed.pack_values(values).to(self._stored_dtype(p)) for p in self.parts]
 
     def _stored_dtype(self, part: BoundPart) -> torch.dtype:
@@ -283,27 +285,37 @@ class Kernel:
         Returns a dense tensor, or a `SparseTensor` where the output keeps the sparse operand's pattern. Gradients flow
         to the dense operands and to the sparse operand's values.
         """
-        self.canonical.check(dense)
+        own = converted(dense, self._x.dtype, self.canonical.device)
+        self.canonical.check(own)
+        given = self.canonical.slices(own)
+        if given is None:  # in full, along a dimension that was broadcast when this was compiled
+            return self._unbroadcast.with_values(self._values_of)(*dense)
         learned = torch.is_grad_enabled() and self._values_of.requires_grad
         # Changed in place since they were packed; what is learned may be changed through .data, which leaves no trace.
         if learned or self._values_of._version != self._version:
             self._pack_values()
-        if learned or (torch.is_grad_enabled() and any(d.requires_grad for d in dense)):
-            return self._wrap(differentiable(self, self._values_of, dense))
-        return self._wrap(self.run(dense))
+        if learned or (torch.is_grad_enabled() and any(d.requires_grad for d in given)):
+            return self._wrap(differentiable(self, self._values_of, given))
+        return self._wrap(self.run(given))
 
     def run(self, dense: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The result as (rows, *dense sizes), in the operands' dtype, outside autograd."""
+        """The result as (rows, *dense sizes), of the dense operands of the narrow einsum, outside autograd."""
+        with without_autocast(self.canonical.device):
+            return self._run(dense)
+
+    def _run(self, dense: Sequence[torch.Tensor]) -> torch.Tensor:
         out, x = self.output, self._x
         kept = accumulator(x.dtype)
         narrow_store = self._owned and self.backend == "triton" and x.dtype.is_floating_point
         make = torch.zeros if self._zero else torch.empty
         result = make((out.rows, *out.width_shape), dtype=x.dtype if narrow_store else kept, device=x.device)
         if result.numel() and x.nnz:
-            tables = self.canonical.arrange(dense)
+            tables = self.canonical.arrange(dense, self.settings)
             if self.backend == "torch" and kept != x.dtype:
                 tables = [t.to(kept) for t in tables]
             if all(t.numel() for t in tables):
+                if self._reads_zeros and not finite(tables):
+                    return self._by_nonzeros.with_values(self._values_of)._run(dense)
                 if self._second is None:
                     self.launch(self._values, tables, result)
                 else:
@@ -313,7 +325,26 @@ class Kernel:
                     self._second(partial, result)
             elif not self._zero:  # a sum over no elements
                 result.zero_()
-        return result if result.dtype == x.dtype else result.to(x.dtype)
+        return fitted(result, self._result_dtype, f'the result of "{self.equation}"')
+
+    @cached_property
+    def _reads_zeros(self) -> bool:
+        """Whether a part multiplies positions that hold no nonzero, which an infinity would turn into NaN."""
+        numbers = self._x.dtype.is_floating_point or self._x.dtype.is_complex
+        return numbers and any(
+            p.packed.view.sides or (p.packed.padded and not p.packed.view.blocks) for p in self.parts
+        )
+
+    @cached_property
+    def _by_nonzeros(self) -> Kernel:
+        """The same einsum by a plan that multiplies nonzeros alone; made when a dense operand is first not finite."""
+        return Kernel(self.canonical, self._x, replace(self.settings, plan="coo"), self._form)
+
+    @property
+    def _result_dtype(self) -> torch.dtype:
+        """The operands' dtype; of a sum over one operand, that of torch's sums."""
+        e = self.canonical.written.einsum
+        return summed_dtype(self._x.dtype) if len(e.inputs) == 1 and e.contracted else self._x.dtype
 
     def _wrap(self, rows: torch.Tensor) -> torch.Tensor | SparseTensor:
         out = self.output
@@ -342,6 +373,16 @@ class Kernel:
         other._values_of = values
         other._pack_values()
         return other
+
+    @cached_property
+    def _unbroadcast(self) -> Kernel:
+        """The same einsum for dense operands of full size."""
+        bound = self.canonical.written
+        given = [
+            self._x if p in bound.einsum.sparse else self._x.values.new_empty(()).expand(bound.shape(p))
+            for p in range(len(bound.einsum.inputs))
+        ]
+        return Kernel(canonicalise(bound, given, narrow=False), self._x, self.settings, self._form)
 
     @property
     def operand(self) -> SparseTensor:

@@ -17,7 +17,7 @@ import torch
 from cases import Problem
 
 import sparsetc as stc
-from sparsetc import rates_record
+from sparsetc import cache_folder, rates_record
 from sparsetc.codegen.launch import TARGETS, TRITON_TYPES
 from sparsetc.ir.cost import CPU, Rates, rates_of
 from sparsetc.planner import calibrate as calibration
@@ -39,9 +39,11 @@ TINY = Sizes(streamed=64, block=32, table=16, gathered=2048, added=256, programs
 
 @pytest.fixture(autouse=True)
 def _forgotten() -> Iterator[None]:
-    """No record is remembered, before and after."""
+    """No record is remembered, before and after, and others may not write to what is made."""
+    mask = os.umask(0o022)
     rates_record._read.cache_clear()
     yield
+    os.umask(mask)
     rates_record._read.cache_clear()
 
 
@@ -105,6 +107,14 @@ DAMAGED = {
     "dot of one precision": _with(dot={"ieee": 1e12}),
     "dot as a number": _with(dot=1e12),
     "dot of nothing": _with(dot=dict.fromkeys(dict(RATES.dot), 0)),
+    "400 digits": _with(memory=10**400),
+    "more digits than are converted": _with().replace(b"1500000000000.0", b"1" * 5000),
+    "far too fast": _with(memory=1e300),
+    "far too slow": _with(l2=5e-324),
+    "a version of 400 digits": _with(version=10**400),
+    "nested": b"[" * 60_000,
+    "too long": _with(date="2026-11-20" + " " * (1 << 16)),
+    "a date that is none": _with(date="\x1b[31m2026"),
 }
 
 
@@ -128,6 +138,46 @@ def test_a_folder_in_the_records_place_is_passed_over_too(gpu: Path) -> None:
     gpu.mkdir(parents=True)
     with pytest.warns(UserWarning, match="holds no rates"):
         assert rates_of("triton") == Rates()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="no links, pipes and modes")
+@pytest.mark.parametrize("case", ["link", "pipe", "file of all", "folder of all", "cache of all"])
+def test_a_record_that_others_may_have_made_is_passed_over(gpu: Path, case: str) -> None:
+    record = gpu.with_name("elsewhere.json") if case == "link" else gpu
+    record.parent.mkdir()
+    if case == "pipe":
+        os.mkfifo(gpu)  # reading it would wait for a writer
+    else:
+        record.write_bytes(_with())
+    if case == "link":
+        gpu.symlink_to(record)
+    if case.endswith("of all"):
+        {"file": gpu, "folder": gpu.parent, "cache": gpu.parent.parent}[case.split()[0]].chmod(0o777)
+    with pytest.warns(UserWarning, match="holds no rates"):
+        assert rates_of("triton") == Rates()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="no links and modes")
+def test_writing_a_record_follows_no_link_and_lets_nobody_else_read(gpu: Path, tmp_path: Path) -> None:
+    target = tmp_path / "precious"
+    target.write_text("kept")
+    gpu.parent.mkdir()
+    gpu.parent.chmod(0o777)
+    gpu.symlink_to(target)
+    rates_record.write(RATES, SOFTWARE)
+    assert target.read_text() == "kept"
+    assert [p.stat().st_mode & 0o777 for p in (gpu, gpu.parent)] == [0o600, 0o700]
+    assert rates_of("triton") == RATES
+    tmp_path.chmod(0o777)
+    with pytest.raises(OSError, match="others may write to it"):
+        rates_record.write(RATES, SOFTWARE)
+
+
+def test_without_a_home_there_are_no_records(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_folder, "default_directory", lambda: None)
+    assert rates_of("triton") == Rates()
+    with pytest.raises(OSError, match="set SPARSETC_CACHE_DIR"):
+        rates_record.write(RATES, SOFTWARE)
 
 
 def test_a_record_is_read_once_a_process_and_again_when_written(gpu: Path) -> None:
@@ -199,7 +249,7 @@ def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
     environment = {**os.environ, "SPARSETC_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-m", "sparsetc", "calibrate"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.strip() == (
         "sparsetc: calibrate measures a GPU, and torch finds none here; nothing was measured or changed"
     )

@@ -113,14 +113,6 @@ def test_equal_tensors_make_equal_files(tmp_path: Path) -> None:
     assert (tmp_path / "a.tns.gz").read_bytes() == (tmp_path / "b.tns.gz").read_bytes()
 
 
-def test_the_tensor_in_the_package() -> None:
-    path = Path(sio.__file__).parents[1] / "data" / "uber.tns.gz"
-    assert path.stat().st_size < 1_000_000
-    x = sio.read(path)
-    assert (x.shape, x.nnz) == ((23, 24, 887, 1410), 303_343)
-    assert x.values.min() >= 1
-
-
 # ---- .tns: what is understood -----------------------------------------------------------------------------------
 
 WANTED = [[[0, 2], [1, 0]], [1.5, -2.0], (3, 2)]

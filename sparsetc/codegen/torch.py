@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from sparsetc.codegen.torch_pairs import PairFunctionPrinter
 from sparsetc.codegen.torch_tiles import TileFunctionPrinter
+from sparsetc.ir import names
 from sparsetc.ir.tile import (
     LANES,
     Add,
@@ -144,19 +145,19 @@ class FunctionPrinter:
         if isinstance(c, Computed):
             # A letter of a deeper level is not known yet; no formula names one.
             known = {m: p.view.level_of(m) <= s.level for m in range(p.view.order)}
-            names = [self.coordinate(letter, s.level) if known[m] else letter for m, letter in enumerate(p.letters)]
-            self.put(f"{s.letter} = {c.expression(names, self.position(s.level))}")
+            own = [self.coordinate(letter, s.level) if known[m] else letter for m, letter in enumerate(p.letters)]
+            self.put(f"{names.at(s.letter)} = {c.expression(own, self.position(s.level))}")
             return
         if isinstance(c, Consecutive):
             by = self.coordinate(p.letters[c.by], s.level)
-            self.put(f"{s.letter} = {self.position(s.level)} + {c.array}.index_select(0, {by})")
+            self.put(f"{names.at(s.letter)} = {self.position(s.level)} + {c.array}.index_select(0, {by})")
             return
         word = f"{c.array}_bits"
         if word not in self.words:
             self.words.add(word)
             self.put(f"{word} = {c.array}[{RANGES[s.level]}]")
         base = f" + {c.base}.index_select(0, {c.frame_of(self.position(s.level))[1:-1]})" if c.base else ""
-        self.put(f"{s.letter} = {c.expression(word)}{base}")
+        self.put(f"{names.at(s.letter)} = {c.expression(word)}{base}")
 
     def position(self, level: int) -> str:
         """The positions of a chunk's items, fibers or nonzeros."""
@@ -165,9 +166,7 @@ class FunctionPrinter:
     def coordinate(self, letter: str, level: int) -> str:
         """A coordinate as a vector of `level`: one of a higher level is repeated for all it is shared by."""
         own = self.p.view.level_of(self.p.letters.index(letter))
-        if own == level:
-            return letter
-        return self.spread(letter, own, level)
+        return self.spread(names.at(letter), own, level)
 
     def spread(self, name: str, own: int, level: int) -> str:
         """A row per item (or fiber) repeated for each of its fibers (or nonzeros)."""

@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sparsetc.errors import PlanError
+from sparsetc.ir import names
 from sparsetc.ir.plan import F16X3
 from sparsetc.ir.view import ITEM, LANE, LEAF, LEVELS, PAIRED, Computed, Consecutive, Coordinate, Tiles, View
 
@@ -340,7 +341,7 @@ def verify(program: TileProgram) -> None:
             if missing:
                 raise PlanError(f"add of {statement.source}: it has no axis {', '.join(sorted(missing))}")
             if isinstance(statement.key, Row):
-                reads += tuple(name for name, _ in statement.key.terms)
+                reads += tuple(names.at(letter) for letter, _ in statement.key.terms)
         elif isinstance(statement, Sum):
             reads = (statement.source.name,)
             summed = set(statement.source.axes) - set(statement.out.axes)
@@ -349,18 +350,18 @@ def verify(program: TileProgram) -> None:
                     f"{statement.out}: a sum of {statement.source} is over the lanes, or a tile's positions"
                 )
         elif isinstance(statement, Gather):
-            reads = statement.operand.rows
+            reads = tuple(map(names.at, statement.operand.rows))
         elif isinstance(statement, Decode):
             c = statement.coordinate
             if not isinstance(c, Computed) and c.array not in program.view.arrays:
                 raise PlanError(f"decode {statement.letter}: the view has no array {c.array!r}")
             if isinstance(c, Consecutive):
-                reads = (program.letters[c.by],)
+                reads = (names.at(program.letters[c.by]),)
         unknown = [name for name in reads if not any(name in scope for scope in scopes)]
         if unknown:
             raise PlanError(f"{_line(program, statement).strip()}: {', '.join(unknown)} is not made before it")
         if isinstance(statement, Decode):
-            scopes[depth].add(statement.letter)
+            scopes[depth].add(names.at(statement.letter))
         elif isinstance(statement, Value | Scale | Gather | Zero | Product | Sum):
             scopes[depth].add(statement.out.name)
     if adds != 1:
@@ -436,9 +437,10 @@ def _line(p: TileProgram, s: Statement) -> str:
     if isinstance(s, Decode):
         c = s.coordinate
         level = "tile" if p.view.sides and s.level == LANE else LEVELS[s.level]
-        of_tile = " tile" if p.view.sides else ""
-        lanes = "" if s.level == ITEM or p.view.sides else "[lane]"
-        return f"{s.letter}{of_tile}{lanes} = {_coordinate(p, c, level)}"
+        if p.view.sides:
+            return f"{names.tile(s.letter)} = {_coordinate(p, c, level)}"
+        lanes = "" if s.level == ITEM else "[lane]"
+        return f"{names.at(s.letter)}{lanes} = {_coordinate(p, c, level)}"
     if isinstance(s, Value):
         if not p.view.pairs:
             return f"{s.out} = {'1' if p.view.pattern else 'load X.values'}"
@@ -449,21 +451,22 @@ def _line(p: TileProgram, s: Statement) -> str:
         return f"{s.out} = load {s.operand.upper()}.scale[item_{s.operand}]"
     if isinstance(s, Gather):
         how = "gather" if s.operand.rows else "load"
-        return f"{s.out} = {how} {s.operand.name}[{', '.join((*s.operand.rows, *s.operand.axes))}]"
+        return f"{s.out} = {how} {s.operand.name}[{', '.join((*map(names.at, s.operand.rows), *s.operand.axes))}]"
     if isinstance(s, Zero):
         return f"{s.out} = 0"
     if isinstance(s, Sum):
         return f"{s.out} = sum {', '.join(a for a in s.source.axes if a not in s.out.axes)} of {s.source.name}"
     if isinstance(s, Product):
         spec = ",".join("".join(_short(a) for a in t.axes) for t in s.inputs) + "->" + "".join(map(_short, s.out.axes))
-        names = ", ".join(t.name for t in s.inputs)
+        factors = ", ".join(t.name for t in s.inputs)
         shared = [a for t in s.right for a in t.axes if a not in s.out.axes]
         over = shared if p.view.sides or p.view.pairs else ["the lanes"]
         how = f"dot over {', '.join(over)}, {p.precision}" if s.dot else "multiply"
-        return f'{s.out} {"+=" if s.accumulate else "="} einsum "{spec}" {names}  # {how}'
+        return f'{s.out} {"+=" if s.accumulate else "="} einsum "{spec}" {factors}  # {how}'
     key = s.key
     if isinstance(key, Row):
-        row = " + ".join(f"{n}*{stride}" if stride != 1 else n for n, stride in key.terms) or "0"
+        terms = [(names.at(letter), stride) for letter, stride in key.terms]
+        row = " + ".join(f"{at}*{stride}" if stride != 1 else at for at, stride in terms) or "0"
     else:
         row = key.array if isinstance(key, Slot) else "item" if key.level == ITEM else "position"
     keyed = {letter for letter, _ in key.terms} if isinstance(key, Row) else set()
@@ -474,9 +477,9 @@ def _line(p: TileProgram, s: Statement) -> str:
 
 def _coordinate(p: TileProgram, c: Coordinate, level: str) -> str:
     if isinstance(c, Computed):
-        return c.expression(p.letters, "position")
+        return c.expression([*map(names.at, p.letters)], "position")
     if isinstance(c, Consecutive):
-        return f"position + {c.array}[{p.letters[c.by]}]"
+        return f"position + {c.array}[{names.at(p.letters[c.by])}]"
     base = f" + {c.base}" if c.base else ""
     shared = f", a base every {c.frame}" if c.base else ""
     return f"decode {c.array}{base}  # {c.bits} bits, {level}{shared}"

@@ -15,7 +15,9 @@ from pathlib import Path
 import torch
 
 from sparsetc.canonical import check_dense, check_operand
+from sparsetc.dense import converted
 from sparsetc.errors import DtypeError, PlanError, ShapeError
+from sparsetc.integers import fitted, summed_dtype
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.plan import Layout, Part, Plan, Schedule
 from sparsetc.options import Options
@@ -51,7 +53,9 @@ class PairKernel:
             settings.check_memory(nbytes, self.device, f"the result of {bound}")
         self._operands = tuple(o for o in operands if isinstance(o, SparseTensor))
         self._values = tuple(o.values for o in self._operands)
-        self.chain = Chain(bound, operands, settings)
+        # What is made on the way may need 64 bits where the result does not.
+        self._summed = summed_dtype(self.dtype)
+        self.chain = Chain(bound, [o.to(self._summed) for o in operands], settings)
         self._arrange()
 
     def _arrange(self) -> None:
@@ -84,25 +88,30 @@ class PairKernel:
             A coalesced `SparseTensor` where the result keeps a mode of a sparse operand, a dense tensor otherwise, or
             where ``output="dense"`` asked for it. Gradients flow to dense operands and to the values of sparse ones.
         """
+        dense = tuple(converted(dense, self.dtype, self.device))
         check_dense(self.bound, dense, self.dtype, self.device)
         given = iter(self._values if values is None else self._checked(values))
         others = iter(dense)
         e = self.bound.einsum
-        found = self.chain.run([next(given) if p in e.sparse else next(others) for p in range(len(e.inputs))])
+        terms = [next(given) if p in e.sparse else next(others) for p in range(len(e.inputs))]
+        found = self.chain.run([t.to(self._summed) for t in terms])
         return self._wrap(found)
 
     def _wrap(self, found: torch.Tensor) -> torch.Tensor | SparseTensor:
         if self._side is not None:
-            values = self._side.values(found, self.settings.deterministic).to(self.dtype)
+            values = self._fitted(self._side.values(found, self.settings.deterministic))
         else:
             order = tuple(self.chain.result.letters.index(c) for c in self.bound.einsum.output)
-            found = found.permute(order) if order else found
+            found = self._fitted(found.permute(order) if order else found)
             if self._pattern is None:
                 return found
             values = found.reshape(-1)
         assert self._pattern is not None
         made = SparseTensor._make(self._pattern, values, self.bound.output_shape, True)
         return made if self.sparse else made.to_dense(self.settings.memory_limit)
+
+    def _fitted(self, found: torch.Tensor) -> torch.Tensor:
+        return fitted(found, self.dtype, f'the result of "{self.equation}"')
 
     def _checked(self, values: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
         if len(values) != len(self._values):

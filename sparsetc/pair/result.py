@@ -11,6 +11,7 @@ import torch
 
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.inputs import coalesce_sum
+from sparsetc.integers import fitted, summed_dtype
 from sparsetc.tensor import SparseTensor
 
 Result = torch.Tensor | SparseTensor
@@ -62,10 +63,11 @@ def accumulated(result: Result, out: Result | None, alpha: Any, beta: Any) -> Re
         coords, values = coalesce_sum(coords, torch.cat([scaled.values, other.values]), scaled.shape)
         return SparseTensor._make(coords, values, scaled.shape, True)
     dense = [t.to_dense() if isinstance(t, SparseTensor) else t for t in (scaled, other)]
-    return dense[0] + dense[1]
+    total = dense[0].to(summed_dtype(dense[0].dtype)) + dense[1]
+    return fitted(total, dense[0].dtype, "the sum of the result and out")
 
 
-def _times(z: Result, factor: Any) -> Result:
+def _times(z: Any, factor: Any) -> Any:
     if isinstance(z, SparseTensor):
-        return z.with_values((z.values * factor).to(z.dtype))
-    return (z * factor).to(z.dtype)
+        return z.with_values(_times(z.values, factor))
+    return fitted(z.to(summed_dtype(z.dtype)) * factor, z.dtype, f"{factor} times the result")

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from sparsetc.codegen.split_pairs import EXACT, INEXACT, INFINITE
+from sparsetc.dense import resolved, without_autocast
 from sparsetc.options import Options
 from sparsetc.pair.block_path import BlockPath
 from sparsetc.pair.choose import Choice, Question, choose
@@ -98,7 +99,8 @@ class PairStep:
         )
         self.choice: Choice = choose(self.question)
         self.path: NumericPath = self._path()
-        places = self.path.places()
+        with without_autocast(self.device):
+            places = self.path.places()
         self.budget.check(places.numel())
         self.pattern: Pattern = pattern_of(self.meeting, places)
 
@@ -178,10 +180,11 @@ class PairStep:
         self, role: str, x: torch.Tensor | None, y: torch.Tensor | None, z: torch.Tensor | None
     ) -> torch.Tensor:
         """The sum over tasks of two of entry of x, entry of y and result, by the third, which is None."""
-        left, right = (t for t in (x, y, z) if t is not None)
-        if role == "z":
-            return self._values(left, right) if self.meeting.tasks else left.new_zeros(0)
-        return self._over_tasks(role, left, right)
+        left, right = (resolved(t) for t in (x, y, z) if t is not None)
+        with without_autocast(self.device):
+            if role == "z":
+                return self._values(left, right) if self.meeting.tasks else left.new_zeros(0)
+            return self._over_tasks(role, left, right)
 
     def _over_tasks(self, role: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         self.tasks.nnz = self.nnz
