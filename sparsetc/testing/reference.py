@@ -43,9 +43,14 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else torch.int64
 
 
-def integer_rule(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What a result of integers of a type must be, given the sum modulo 2**64: of that type, wrapped."""
-    return exact.to(dtype)
+def result_dtype(dtype: torch.dtype, plain_sum: bool) -> torch.dtype:
+    """The dtype of a result: the operands', but int64 where a single operand of integers is summed."""
+    return torch.int64 if plain_sum and wide(dtype) == torch.int64 else dtype
+
+
+def fits(exact: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether integers, known modulo 2**64, are ones of a type; a result that is not must be refused."""
+    return bool((exact.to(dtype).long() == exact).all())
 
 
 # -- sparse operands --------------------------------------------------------------------------------------------------
