@@ -13,11 +13,13 @@ import torch
 import sparsetc as stc
 from sparsetc.testing import check as checking
 from sparsetc.testing.__main__ import main
+from sparsetc.testing.around import Hang, time_limit
 from sparsetc.testing.build import build
 from sparsetc.testing.case import Case, Operand, PlanCall, Values
-from sparsetc.testing.check import Hang, check, result_expected, terms_of, time_limit, wide_leaves
+from sparsetc.testing.check import check
 from sparsetc.testing.compare import Expected, Wrong, check_result, check_values
 from sparsetc.testing.draw import KINDS, draw
+from sparsetc.testing.expected import result_expected, terms_of, wide_leaves
 from sparsetc.testing.findings import failure, found
 from sparsetc.testing.forms import CIRCUMSTANCES, MEMORY, SPARSE
 from sparsetc.testing.reference import Term, evaluate

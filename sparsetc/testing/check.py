@@ -6,30 +6,22 @@ whatever the call raised. While the call runs, memory that torch gives uninitial
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import threading
-import warnings
-from collections.abc import Iterator, Sequence
-from math import prod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from sparsetc.testing.build import Built, build, laid_out, run_call
+from sparsetc.testing.around import poisoned, quiet, settings_kept, time_limit
+from sparsetc.testing.build import Built, build, run_call
 from sparsetc.testing.case import Case
-from sparsetc.testing.compare import SMALLEST, Expected, Wrong, check_result, check_values, dense_of, tolerance
-from sparsetc.testing.forms import CIRCUMSTANCES, magnitude_memory
-from sparsetc.testing.reference import Entries, Term, evaluate, fits, join, pattern, result_dtype, whole, wide
+from sparsetc.testing.compare import Expected, Wrong, check_result, check_values
+from sparsetc.testing.expected import result_expected
+from sparsetc.testing.forms import CIRCUMSTANCES
+from sparsetc.testing.gradients import Gradients, gradient_expected, gradient_names
+from sparsetc.testing.reference import fits, wide
 
 ALWAYS = ("auto", "coo", "scalar", "dense")
 """Plans that apply to every einsum of their number of sparse operands."""
-POISON = 77
-"""What uninitialised integers are filled with."""
-
-
-class Hang(BaseException):
-    """A case that ran past its time limit; not an `Exception`, so that nothing below swallows it."""
 
 
 def check(case: Case, limit: float = 60.0) -> str:
@@ -48,7 +40,8 @@ def check(case: Case, limit: float = 60.0) -> str:
             found, again = _found(built)
         except (PlanError, FormatError):
             made = "k" in built.space or ("plan" in built.space and not case.deterministic)
-            if case.plan.name in ALWAYS or made:  # what a kernel says its plan is can be given back
+            applies = case.plan.name in ALWAYS and not _no_product(case)
+            if applies or made:  # what a kernel says its plan is can be given back
                 raise
             return "refused"
         except OutOfMemoryError:
@@ -72,6 +65,11 @@ def _overflows(expected: Sequence[Expected]) -> bool:
     return any(wide(e.dtype) == torch.int64 and not fits(e.values, e.dtype) for e in expected)
 
 
+def _no_product(case: Case) -> bool:
+    """Whether the plan needs a matrix product of integers on a GPU, where torch has none."""
+    return case.plan.name == "dense" and case.device != "cpu" and case.dtype.startswith("int")
+
+
 def _found(built: Built) -> tuple[Any, Any]:
     case = built.case
     before = [leaf.detach().clone() for leaf in built.leaves]
@@ -79,7 +77,7 @@ def _found(built: Built) -> tuple[Any, Any]:
     if case.kind == "gradients":
         space["gradients"] = Gradients(built)
     original = dict(space)
-    with poisoned():
+    with poisoned(), settings_kept():
         found = run_call(case, space)
         bits = case.deterministic and CIRCUMSTANCES[case.circumstance].bits
         again = run_call(case, original) if bits else None
@@ -119,201 +117,3 @@ def _bits(values: torch.Tensor) -> torch.Tensor:
     """Values with NaN replaced, so that equal ones compare equal."""
     values = values.resolve_conj().resolve_neg().contiguous()
     return torch.view_as_real(values).nan_to_num(nan=12345.0) if values.is_complex() else values.nan_to_num(nan=12345.0)
-
-
-# -- what is expected -------------------------------------------------------------------------------------------------
-
-
-def terms_of(built: Built, leaves: Sequence[torch.Tensor], magnitude: bool = False) -> list[Term]:
-    """The operands as the reference reads them, laid out from these wide leaves on the CPU."""
-    terms = []
-    for operand, leaf, coords in zip(built.case.operands, leaves, built.coords, strict=True):
-        memory = magnitude_memory(operand.memory)
-        if not magnitude and operand.memory in ("conj", "negative", "real"):
-            memory = operand.memory
-        values = laid_out(operand, leaf, memory)
-        terms.append(Term(operand.letters, values) if coords is None else whole(operand.letters, coords, values))
-    return terms
-
-
-def wide_leaves(built: Built) -> list[torch.Tensor]:
-    """Copies of the leaves that the reference computes with."""
-    return [leaf.detach().cpu().to(wide(leaf.dtype)) for leaf in built.leaves]
-
-
-def magnitude_leaves(built: Built) -> list[torch.Tensor]:
-    """Absolute values of what the leaves lay out."""
-    found = []
-    for operand, leaf in zip(built.case.operands, wide_leaves(built), strict=True):
-        memory = operand.memory
-        values = laid_out(operand, leaf, memory) if memory in ("conj", "negative", "real") else leaf
-        found.append(values.abs().double() if wide(values.dtype) != torch.int64 else values.abs())
-    return found
-
-
-def result_expected(built: Built) -> Expected:
-    """The reference's result of a case."""
-    case = built.case
-    terms = terms_of(built, wide_leaves(built))
-    entries = join(terms)
-    factor = CIRCUMSTANCES[case.circumstance].factor
-    values = evaluate(terms, case.output, case.sizes, entries) * factor
-    dtype = case.torch_dtype
-    shape = pattern(entries, case.output, case.sizes)
-    if wide(dtype) == torch.int64:
-        plain_sum = len(case.operands) == 1 and set(case.operands[0].letters) != set(case.output)
-        return Expected(values, values, result_dtype(dtype, plain_sum), 0.0, pattern=shape)
-    magnitude = evaluate(terms_of(built, magnitude_leaves(built), True), case.output, case.sizes, entries) * factor
-    special = any(o.values.specials for o in case.operands)
-    nan = _has_nan(built, entries) if special else None
-    limit = tolerance(case.dtype, case.precision)
-    # A sum over no entries may be formed as a product of sums, of which one is infinite and another 0.
-    any_value = special and case.several and not entries.count
-    return Expected(values, magnitude, dtype, limit, SMALLEST.get(case.dtype, 0.0), nan, any_value, shape)
-
-
-def _has_nan(built: Built, entries: Entries) -> torch.Tensor:
-    """Where a term of the result has a factor that is NaN."""
-    leaves = [torch.where(torch.isinf(leaf), 1.0, leaf) for leaf in magnitude_leaves(built)]
-    return torch.isnan(evaluate(terms_of(built, leaves, True), built.case.output, built.case.sizes, entries))
-
-
-# -- gradients --------------------------------------------------------------------------------------------------------
-
-
-def gradient_names(case: Case) -> tuple[str, ...]:
-    """Whose gradients are found: the learned operands, and the upstream gradient where it is differentiated again."""
-    learned = tuple(n for n, o in zip(case.names, case.operands, strict=True) if o.learned)
-    return (*learned, "upstream") if case.second else learned
-
-
-class Gradients:
-    """A function of a result that gives the gradients of the learned leaves, for a fixed upstream gradient."""
-
-    def __init__(self, built: Built) -> None:
-        case = built.case
-        self.case, self.leaves = case, [leaf for leaf in built.leaves if leaf.requires_grad]
-        self.upstream = upstream(case).to(case.device)
-        self.seconds = [seconds(case, n, leaf) for n, leaf in enumerate(self.leaves)]
-
-    def __call__(self, result: Any) -> tuple[torch.Tensor | None, ...]:
-        dense, _ = dense_of(result)
-        return differentiated(dense, self.leaves, self.upstream, self.seconds if self.case.second else None)
-
-
-def upstream(case: Case) -> torch.Tensor:
-    """The gradient of the result, dense, in the operands' dtype."""
-    g = torch.Generator().manual_seed(case.seed + 1)
-    shape = [case.sizes[c] for c in case.output]
-    made = torch.rand(shape, generator=g, dtype=torch.float64) * 2 - 1
-    if case.torch_dtype.is_complex:
-        made = torch.complex(made, torch.rand(shape, generator=g, dtype=torch.float64))
-    return made.to(case.torch_dtype)
-
-
-def seconds(case: Case, n: int, leaf: torch.Tensor) -> torch.Tensor:
-    """What the n-th gradient is multiplied with before it is differentiated again."""
-    g = torch.Generator().manual_seed(case.seed + 2 + n)
-    return (torch.rand(leaf.shape, generator=g, dtype=torch.float64) * 2 - 1).to(leaf.dtype).to(leaf.device)
-
-
-def differentiated(
-    dense: torch.Tensor,
-    leaves: Sequence[torch.Tensor],
-    upstream: torch.Tensor,
-    seconds: Sequence[torch.Tensor] | None,
-) -> tuple[torch.Tensor | None, ...]:
-    """Gradients of the leaves, or gradients of these and of the upstream gradient."""
-    again = seconds is not None
-    upstream = upstream.to(dense.dtype).clone().requires_grad_(again)
-    first = torch.autograd.grad(dense, leaves, upstream, create_graph=again, retain_graph=True, allow_unused=True)
-    if seconds is None:
-        return first
-    pairs = [(g, s) for g, s in zip(first, seconds, strict=True) if g is not None and g.requires_grad]
-    if not pairs:
-        return (*(None for _ in leaves), None)
-    gradients, others = zip(*pairs, strict=True)
-    return torch.autograd.grad(gradients, [*leaves, upstream], others, retain_graph=True, allow_unused=True)
-
-
-def gradient_expected(built: Built) -> list[Expected]:
-    """The reference's gradients of a case."""
-    case = built.case
-    exact = _reference_gradients(built, wide_leaves(built), False)
-    sizes = _reference_gradients(built, magnitude_leaves(built), True)
-    learned = [leaf.dtype for leaf in built.leaves if leaf.requires_grad]
-    dtypes = [*learned, case.torch_dtype] if case.second else learned
-    limit, smallest = 2 * tolerance(case.dtype, case.precision), SMALLEST.get(case.dtype, 0.0)
-    return [Expected(v, m, d, limit, smallest) for v, m, d in zip(exact, sizes, dtypes, strict=True)]
-
-
-def _reference_gradients(built: Built, leaves: list[torch.Tensor], magnitude: bool) -> list[torch.Tensor]:
-    case = built.case
-    for leaf, original in zip(leaves, built.leaves, strict=True):
-        leaf.requires_grad_(original.requires_grad)
-    learned = [leaf for leaf in leaves if leaf.requires_grad]
-    result = evaluate(terms_of(built, leaves, magnitude), case.output, case.sizes)
-    above = upstream(case).to(result.dtype) if not magnitude else upstream(case).abs().double()
-    own = [leaf for leaf in built.leaves if leaf.requires_grad]
-    others = [seconds(case, n, leaf).cpu() for n, leaf in enumerate(own)]
-    others = [s.abs().double() if magnitude else s.to(leaf.dtype) for s, leaf in zip(others, learned, strict=True)]
-    if not result.requires_grad:
-        result = result + sum((leaf.sum() * 0 for leaf in learned), torch.zeros((), dtype=result.dtype))
-    found = differentiated(result, learned, above, others if case.second else None)
-    shapes = [*learned, above] if case.second else learned
-    return [torch.zeros_like(s) if f is None else f.detach() for f, s in zip(found, shapes, strict=True)]
-
-
-# -- around a run -----------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Without the warnings that say where a case runs, or that a layout of torch is new."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore")
-        yield
-
-
-@contextlib.contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `Hang` after so many seconds; nothing in threads other than the main one, which get no signals."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def late(*_: object) -> None:
-        raise Hang(f"no result after {seconds:g} s")
-
-    previous = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
-
-
-@contextlib.contextmanager
-def poisoned() -> Iterator[None]:
-    """Fill what torch gives uninitialised with NaN, or a large integer, so that what nobody wrote is seen."""
-    places = [(torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (torch.Tensor, "new_empty")]
-    originals = [getattr(owner, name) for owner, name in places]
-    for (owner, name), original in zip(places, originals, strict=True):
-        setattr(owner, name, _filling(original))
-    try:
-        yield
-    finally:
-        for (owner, name), original in zip(places, originals, strict=True):
-            setattr(owner, name, original)
-
-
-def _filling(original: Any) -> Any:
-    def filled(*args: Any, **kwargs: Any) -> torch.Tensor:
-        made: torch.Tensor = original(*args, **kwargs)
-        if made.dtype == torch.bool or not prod(made.shape) or made.device.type == "meta":
-            return made
-        with torch.no_grad():
-            return made.fill_(torch.nan if made.is_floating_point() or made.is_complex() else POISON)
-
-    return filled

@@ -54,7 +54,7 @@ class Expected:
 
 def tolerance(dtype: str, precision: str) -> float:
     """What an error may be, relative to the sum of the absolute values of the terms."""
-    return max(TOLERANCE.get(dtype, 0.0), PRECISION.get(precision, 0.0) if dtype == "float32" else 0.0)
+    return max(TOLERANCE.get(dtype, 0.0), PRECISION.get(precision, 0.0) if dtype in ("float32", "complex64") else 0.0)
 
 
 def dense_of(found: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -71,7 +71,7 @@ def dense_of(found: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     if bool(((coords < 0) | (coords >= sizes)).any()):
         raise Wrong("coordinates", f"a result of shape {shape} has coordinates outside of it")
     where = tuple(coords)
-    wide = values if values.dtype.is_complex or values.dtype.is_floating_point else values.long()
+    wide = values if _real_or_complex(values) else values.long()
     whole = torch.zeros(shape, dtype=wide.dtype, device=values.device).index_put(where, wide, accumulate=True)
     ones = torch.ones_like(values, dtype=torch.int64)
     count = torch.zeros(shape, dtype=torch.int64, device=values.device).index_put(where, ones, accumulate=True)
@@ -118,7 +118,7 @@ def _sorted(coords: torch.Tensor) -> bool:
 def check_values(found: torch.Tensor, expected: Expected, what: str = "values") -> None:
     """Raise `Wrong` unless each element is within the tolerance, and NaN or infinite where it should be."""
     wanted = expected.values
-    if not (wanted.is_floating_point() or wanted.is_complex()):
+    if not _real_or_complex(wanted):
         _require(found.to(wanted.dtype) == wanted, what, found, wanted, None)
         return
     value = found.to(wanted.dtype)

@@ -9,8 +9,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from sparsetc.testing.around import Hang
 from sparsetc.testing.case import Case
-from sparsetc.testing.check import Hang, check
+from sparsetc.testing.check import check
 from sparsetc.testing.compare import Wrong
 from sparsetc.testing.draw import draw
 from sparsetc.testing.reproduce import reproducer
@@ -96,7 +97,10 @@ def found(case: Case, kind: str, message: str, seconds: float = 30.0) -> Finding
     """The finding of a case that failed, shrunk unless it hangs."""
     if kind == "hang":
         return Finding(key(case, kind), case, case, message)
-    smallest = shrunk(case, lambda c: (failure(c, TRIAL_SECONDS) or (None,))[0], seconds)
+    again = failure(case, TRIAL_SECONDS)
+    if again is None or again[0] != kind:
+        return Finding(f"{kind}, not every time, {case.kind}", case, case, message)
+    smallest = shrunk(case, kind, lambda c: (failure(c, TRIAL_SECONDS) or (None,))[0], seconds)
     again = failure(smallest, TRIAL_SECONDS)
     return Finding(key(smallest, kind), case, smallest, again[1] if again else message)
 

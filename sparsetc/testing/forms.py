@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.util import find_spec
+from math import prod
 
 import torch
 
@@ -91,6 +92,11 @@ class SparseForm:
     """Whether it takes float16, bfloat16 and narrow integers."""
     on_gpu: bool = True
 
+    @property
+    def native(self) -> bool:
+        """Whether it is a sparse tensor of torch, which counts positions in 64 bits, and derives those of few modes."""
+        return "torch.sparse" in self.text
+
     def fits(self, shape: tuple[int, ...], dtype: torch.dtype, device: str, dense_modes: int, learned: bool) -> bool:
         """Whether such an operand can be given so."""
         wide = dtype in (torch.float32, torch.float64, torch.complex64, torch.complex128, torch.int64)
@@ -100,6 +106,7 @@ class SparseForm:
             and (self.learned or not learned)
             and (self.narrow or wide)
             and (self.on_gpu or device == "cpu")
+            and (not self.native or (prod(shape) < 2**62 and (not learned or len(shape) < 4)))
             and ("scipy" not in self.text or find_spec("scipy") is not None)
             and (self.order is None or max(shape) < 10**5)  # compressed rows have a pointer each
         )

@@ -13,8 +13,9 @@ import torch
 
 from sparsetc.testing.build import build, call_text, coordinates
 from sparsetc.testing.case import Case
-from sparsetc.testing.check import gradient_expected, gradient_names, result_expected, upstream
+from sparsetc.testing.expected import result_expected
 from sparsetc.testing.forms import memory_text, sparse_text
+from sparsetc.testing.gradients import gradient_expected, gradient_names, upstream
 
 SHOWN = 40
 """Elements of an expected result that are printed."""

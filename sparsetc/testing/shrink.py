@@ -20,16 +20,16 @@ Failure = str
 Simplify = Callable[[Case], Iterator[Case]]
 
 
-def shrunk(case: Case, failure: Callable[[Case], Failure | None], seconds: float = 20.0) -> Case:
+def shrunk(case: Case, wanted: Failure, failure: Callable[[Case], Failure | None], seconds: float = 20.0) -> Case:
     """The smallest case found that fails as this one does.
 
     Args:
         case: one that fails.
+        wanted: the kind of its failure.
         failure: the kind of failure of a case; None where it does not fail.
         seconds: after which no more is tried.
     """
     deadline = time.monotonic() + seconds
-    wanted = failure(case)
     tried = {case}
     before = None
     while before != case and time.monotonic() < deadline:

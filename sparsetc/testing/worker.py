@@ -113,7 +113,8 @@ def _draw(errand: Errand, pipe: Connection) -> None:
 
 
 def _outcome(case: Any, limit: float) -> str | BaseException:
-    from sparsetc.testing.check import Hang, check
+    from sparsetc.testing.around import Hang
+    from sparsetc.testing.check import check
 
     try:
         return check(case, limit)
