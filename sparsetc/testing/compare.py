@@ -100,6 +100,10 @@ def check_result(found: Any, expected: Expected, form: str, coalesced: bool) -> 
         check_values(dense.detach().cpu(), expected)
 
 
+def _real_or_complex(values: torch.Tensor) -> bool:
+    return values.is_floating_point() or values.is_complex()
+
+
 def _check_pattern(found: Any, count: torch.Tensor, pattern: torch.Tensor, coalesced: bool) -> None:
     missing, more = int((pattern & (count == 0)).sum()), int((~pattern & (count > 0)).sum())
     if missing or more:
