@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import torch
 
-from sparsetc.integers import fitted
 from sparsetc.ir.einsum import Bound, Einsum
 from sparsetc.options import Options
 from sparsetc.tensor import SparseTensor
@@ -163,14 +162,14 @@ def matmul_precision(precision: str) -> Iterator[None]:
 
 
 def einsum(equation: str, *operands: torch.Tensor, precision: str = "highest") -> torch.Tensor:
-    """The result of `torch.einsum`, with 16-bit floats summed in float32 and integers in 64 bits, rounded once."""
+    """The result of `torch.einsum`, 16-bit floats summed in float32 and rounded once; integers stay in 64 bits."""
     dtype = operands[0].dtype
     with without_autocast(operands[0].device), matmul_precision(precision):
         if dtype in (torch.float16, torch.bfloat16):
             return torch.einsum(equation, *(o.float() for o in operands)).to(dtype)
         if not (dtype.is_floating_point or dtype.is_complex):  # torch's own mixes types where an index has size 0
             contract = by_broadcasting if operands[0].is_cuda else torch.einsum
-            return fitted(contract(equation, *(o.long() for o in operands)), dtype, f'"{equation}" of dense operands')
+            return contract(equation, *(o.long() for o in operands))
         return torch.einsum(equation, *operands)
 
 

@@ -55,11 +55,12 @@ def test_what_is_made_on_the_way_has_64_bits() -> None:
     assert stc.einsum("ij,jk,kl->il", x, y, zero).values.tolist() == [0]  # 200 times 0
 
 
-def test_dense_products_that_do_not_fit_are_refused() -> None:
-    x = random_sparse((4, 4), "dense", torch.int8)
-    b = torch.full((4, 4), 100, dtype=torch.int8)
-    with pytest.raises(stc.DtypeError, match=r"which torch\.int8 cannot"):
-        stc.einsum("ij,jr,rs->is", x, b, b)
+def test_products_of_dense_operands_have_64_bits() -> None:
+    x = stc.SparseTensor([[0], [1]], torch.tensor([0], dtype=torch.int8), (2, 2))
+    b = torch.full((2, 2), 100, dtype=torch.int8)
+    assert stc.einsum("ij,jr,rs->is", x, b, b).tolist() == [[0, 0], [0, 0]]
+    with pytest.raises(stc.DtypeError, match="holds 20000, which"):
+        stc.einsum("ij,jr,rs->is", x.with_values(torch.tensor([1], dtype=torch.int8)), b, b)
 
 
 @pytest.mark.parametrize("dtype", [*SMALL, torch.int64], ids=str)
