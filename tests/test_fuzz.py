@@ -27,6 +27,8 @@ from sparsetc.testing.reproduce import operand_lines, reproducer
 
 F64 = torch.float64
 
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
+
 
 def densified(term: Term, sizes: dict[str, int]) -> torch.Tensor:
     """An operand as a dense tensor of full sizes, by torch alone."""

@@ -120,7 +120,7 @@ def build(case: Case) -> Built:
 
 def leaf_of(operand: Operand, case: Case) -> torch.Tensor:
     """The tensor that an operand's values are laid out from."""
-    shape, dtype = {**MEMORY, **ARRAYS}[operand.memory].base(operand.value_shape, case.torch_dtype)
+    shape, dtype = {**MEMORY, **ARRAYS}[operand.memory].base(operand.value_shape, case.dtype_of(operand))
     leaf = numbers(operand.values, shape, dtype).to(case.device)
     return leaf.requires_grad_() if operand.learned else leaf
 

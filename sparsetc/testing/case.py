@@ -7,6 +7,7 @@ to itself after pickling, and every part of it can be replaced by a simpler one.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import torch
@@ -40,6 +41,8 @@ class Operand:
     form: str = "tensor"
     dense_modes: int = 0
     """Trailing modes of a sparse operand that its values hold whole."""
+    dtype: str = ""
+    """Where it is not the case's: under autocast operands may have different ones."""
     same_as: int | None = None
     """The place of an earlier operand that is the same object."""
 
@@ -99,9 +102,18 @@ class Case:
     @property
     def torch_dtype(self) -> torch.dtype:
         """The operands' dtype."""
-        found = getattr(torch, self.dtype)
+        return self.dtype_of(None)
+
+    def dtype_of(self, operand: Operand | None) -> torch.dtype:
+        """The dtype of one operand; the case's, but for those that have their own."""
+        found = getattr(torch, self.dtype if operand is None or not operand.dtype else operand.dtype)
         assert isinstance(found, torch.dtype)
         return found
+
+    @property
+    def promoted(self) -> torch.dtype:
+        """The widest of the operands' dtypes."""
+        return reduce(torch.promote_types, (self.dtype_of(o) for o in self.operands))
 
     @property
     def letters(self) -> str:

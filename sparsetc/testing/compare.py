@@ -48,6 +48,8 @@ class Expected:
     """Where a term has a NaN; None where no operand has one."""
     any_value: bool = False
     """Whether values are not compared."""
+    fits: bool = True
+    """Whether its dtype holds the result; if not, an error is expected."""
     pattern: torch.Tensor | None = None
     """Where entries are; None where the pattern is no matter."""
 
@@ -87,6 +89,8 @@ def check_result(found: Any, expected: Expected, form: str, coalesced: bool) -> 
         form: ``"auto"``, ``"sparse"`` or ``"dense"``.
         coalesced: whether the sparse operands were, so that the result must be sorted and unique.
     """
+    if not expected.fits and coalesced:
+        raise Wrong("integers", f"a result that {expected.dtype} cannot hold was given, not refused")
     if form != "auto" and isinstance(found, torch.Tensor) != (form == "dense"):
         raise Wrong("form", f"the result is a {type(found).__name__}, asked for was {form}")
     if found.dtype != expected.dtype:

@@ -55,7 +55,7 @@ def draw(kind: str, seed: int, backend: str = "torch", device: str = "cpu") -> C
     case = Case(kind, operands, drawing.output, dtype, backend=backend, device=device, seed=seed)
     case = _optioned(r, within(case, bounds.work))
     case = _learning(r, case)
-    steps = (_specials, _laid_out, _shared, _noted, _circumstanced)
+    steps = (_specials, _laid_out, _shared, _noted, _circumstanced, _mixed)
     for step in steps:
         case = step(r, case)
     return case
@@ -278,6 +278,17 @@ def _circumstanced(r: Random, case: Case) -> Case:
     return case if slow else replace(case, circumstance=name)
 
 
+def _mixed(r: Random, case: Case) -> Case:
+    """Operands of different float types, where autocast allows them."""
+    plain = all(o.same_as is None and (not o.sparse or o.form in ("tensor", "uncoalesced")) for o in case.operands)
+    plain &= case.plan.name != SPLIT  # which is made outside of the circumstance
+    if case.circumstance != "autocast" or not case.torch_dtype.is_floating_point or not plain or r.random() < 0.4:
+        return case
+    types = ["float32", "float64", "float16"] + ([] if _interpreted(case) else ["bfloat16"])
+    operands = tuple(replace(o, dtype=r.choice(types), memory="plain") for o in case.operands)
+    return replace(case, operands=operands)
+
+
 def circumstance_fits(case: Case) -> bool:
     """Whether a case can be called in its circumstance."""
     c = CIRCUMSTANCES[case.circumstance]
@@ -286,6 +297,7 @@ def circumstance_fits(case: Case) -> bool:
     forms = ("tensor", "uncoalesced", "lists", "numpy", "moved")
     name = case.circumstance
     checks = (
+        name == "autocast" or not any(o.dtype for o in case.operands),
         name not in ("threads", "crowd") or not _interpreted(case),  # Triton's interpreter runs in one thread
         name != "array" or (case.device == "cpu" and case.dtype != "bfloat16"),
         name != "coordinates" or first.form in ("tensor", "uncoalesced"),

@@ -14,7 +14,7 @@ import torch
 from sparsetc.testing.build import Built, laid_out
 from sparsetc.testing.compare import SMALLEST, Expected, tolerance
 from sparsetc.testing.forms import CIRCUMSTANCES, magnitude_memory
-from sparsetc.testing.reference import Entries, Term, evaluate, join, pattern, result_dtype, whole, wide
+from sparsetc.testing.reference import Entries, Term, evaluate, integer_rule, join, pattern, whole, wide
 
 
 def terms_of(built: Built, leaves: Sequence[torch.Tensor], magnitude: bool = False) -> list[Term]:
@@ -30,8 +30,13 @@ def terms_of(built: Built, leaves: Sequence[torch.Tensor], magnitude: bool = Fal
 
 
 def wide_leaves(built: Built) -> list[torch.Tensor]:
-    """Copies of the leaves that the reference computes with."""
-    return [leaf.detach().cpu().to(wide(leaf.dtype)) for leaf in built.leaves]
+    """Copies of the leaves that the reference computes with, changed as the circumstance changes them."""
+    factor = CIRCUMSTANCES[built.case.circumstance].factor
+    first = next(n for n, o in enumerate(built.case.operands) if o.sparse)
+    leaves = [leaf.detach().cpu() for leaf in built.leaves]
+    if factor != 1:
+        leaves[first] = leaves[first] * factor  # in its own dtype, where integers wrap
+    return [leaf.to(wide(leaf.dtype)) for leaf in leaves]
 
 
 def magnitude_leaves(built: Built) -> list[torch.Tensor]:
@@ -40,7 +45,7 @@ def magnitude_leaves(built: Built) -> list[torch.Tensor]:
     for operand, leaf in zip(built.case.operands, wide_leaves(built), strict=True):
         memory = operand.memory
         values = laid_out(operand, leaf, memory) if memory in ("conj", "negative", "real") else leaf
-        found.append(values.abs().double() if wide(values.dtype) != torch.int64 else values.abs())
+        found.append(values.abs().double() if values.dtype.is_complex else values.double().abs())
     return found
 
 
@@ -49,21 +54,24 @@ def result_expected(built: Built) -> Expected:
     case = built.case
     terms = terms_of(built, wide_leaves(built))
     entries = join(terms)
-    factor = CIRCUMSTANCES[case.circumstance].factor
-    values = evaluate(terms, case.output, case.sizes, entries) * factor
-    dtype = case.torch_dtype
+    values = evaluate(terms, case.output, case.sizes, entries)
+    magnitude = evaluate(terms_of(built, magnitude_leaves(built), True), case.output, case.sizes, entries)
+    dtype = case.promoted
     shape = pattern(entries, case.output, case.sizes)
     if wide(dtype) == torch.int64:
-        plain_sum = len(case.operands) == 1 and set(case.operands[0].letters) != set(case.output)
-        return Expected(values, values, result_dtype(dtype, plain_sum), 0.0, pattern=shape)
-    magnitude = evaluate(terms_of(built, magnitude_leaves(built), True), case.output, case.sizes, entries) * factor
+        plain_sum = len(case.operands) == 1 and bool(set(case.letters) - set(case.output))
+        dtype, fits = integer_rule(values, dtype, plain_sum)
+        return Expected(values, magnitude, dtype, 0.0, fits=fits, pattern=shape)
     special = any(o.values.specials for o in case.operands)
     nan = _has_nan(built, entries) if special else None
-    limit = tolerance(case.dtype, case.precision)
+    name = str(dtype).removeprefix("torch.")
+    limit = tolerance(name, case.precision)
     # A sum over no terms may be formed as a product of sums, of which one is infinite and another 0.
     free = prod(size for letter, size in case.sizes.items() if letter not in case.sparse_letters)
     any_value = special and not entries.count * free
-    return Expected(values, magnitude, dtype, limit, SMALLEST.get(case.dtype, 0.0), nan, any_value, shape)
+    return Expected(
+        values, magnitude, dtype, limit, SMALLEST.get(name, 0.0), nan=nan, any_value=any_value, pattern=shape
+    )
 
 
 def _has_nan(built: Built, entries: Entries) -> torch.Tensor:

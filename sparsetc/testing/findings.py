@@ -84,6 +84,7 @@ def key(case: Case, kind: str) -> str:
     parts += [case.circumstance] if case.circumstance not in ("plain", "twice") else []
     parts += [f"output {case.form}"] if case.form != "auto" else []
     parts += [case.dtype] if case.dtype not in ("float32", "float64") else []
+    parts += ["mixed types"] if any(o.dtype for o in case.operands) else []
     parts += ["deterministic"] if case.deterministic else []
     parts += sorted({o.memory for o in case.operands} - {"plain"})
     parts += sorted({o.form for o in case.operands} - {"tensor"})

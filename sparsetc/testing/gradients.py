@@ -43,9 +43,9 @@ def upstream(case: Case) -> torch.Tensor:
     g = torch.Generator().manual_seed(case.seed + 1)
     shape = [case.sizes[c] for c in case.output]
     made = torch.rand(shape, generator=g, dtype=torch.float64) * 2 - 1
-    if case.torch_dtype.is_complex:
+    if case.promoted.is_complex:
         made = torch.complex(made, torch.rand(shape, generator=g, dtype=torch.float64))
-    return made.to(case.torch_dtype)
+    return made.to(case.promoted)
 
 
 def seconds(case: Case, n: int, leaf: torch.Tensor) -> torch.Tensor:
@@ -79,9 +79,13 @@ def gradient_expected(built: Built) -> list[Expected]:
     exact = _reference_gradients(built, wide_leaves(built), False)
     sizes = _reference_gradients(built, magnitude_leaves(built), True)
     learned = [leaf.dtype for leaf in built.leaves if leaf.requires_grad]
-    dtypes = [*learned, case.torch_dtype] if case.second else learned
-    limit, smallest = 2 * tolerance(case.dtype, case.precision), SMALLEST.get(case.dtype, 0.0)
-    return [Expected(v, m, d, limit, smallest) for v, m, d in zip(exact, sizes, dtypes, strict=True)]
+    dtypes = [*learned, case.promoted] if case.second else learned
+    found = []
+    for values, magnitude, dtype in zip(exact, sizes, dtypes, strict=True):
+        names = [str(d).removeprefix("torch.") for d in {dtype, case.promoted}]
+        limit = 2 * max(tolerance(name, case.precision) for name in names)
+        found.append(Expected(values, magnitude, dtype, limit, max(SMALLEST.get(name, 0.0) for name in names)))
+    return found
 
 
 def _reference_gradients(built: Built, leaves: list[torch.Tensor], magnitude: bool) -> list[torch.Tensor]:

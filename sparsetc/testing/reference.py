@@ -43,14 +43,16 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else torch.int64
 
 
-def result_dtype(dtype: torch.dtype, plain_sum: bool) -> torch.dtype:
-    """The dtype of a result: the operands', but int64 where a single operand of integers is summed."""
-    return torch.int64 if plain_sum and wide(dtype) == torch.int64 else dtype
+def integer_rule(exact: torch.Tensor, dtype: torch.dtype, plain_sum: bool) -> tuple[torch.dtype, bool]:
+    """The dtype of a result of integers, and whether all of it fits: what does not is refused.
 
-
-def fits(exact: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether integers, known modulo 2**64, are ones of a type; a result that is not must be refused."""
-    return bool((exact.to(dtype).long() == exact).all())
+    Args:
+        exact: the result modulo 2**64.
+        dtype: of the operands.
+        plain_sum: whether a single operand is summed, which gives int64 as torch's sums do.
+    """
+    kept = torch.int64 if plain_sum else dtype
+    return kept, bool((exact.to(kept) == exact).all())
 
 
 # -- sparse operands --------------------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ def valid(case: Case) -> bool:
 
 def operand_fits(case: Case, operand: Operand) -> bool:
     """Whether an operand can have its layout and form, and every size of 1 that it has can stand."""
-    if not {**MEMORY, **ARRAYS}[operand.memory].fits(operand.value_shape, case.torch_dtype):
+    if not {**MEMORY, **ARRAYS}[operand.memory].fits(operand.value_shape, case.dtype_of(operand)):
         return False
     sizes = case.sizes
     if any(n != sizes[c] and (operand.sparse or n != 1) for c, n in zip(operand.letters, operand.shape, strict=True)):
@@ -161,6 +161,7 @@ def _plainer(case: Case) -> Iterator[Case]:
         yield _with(case, n, replace(o, form="tensor"))
         yield _with(case, n, replace(o, learned=False))
         yield _with(case, n, replace(o, same_as=None))
+        yield _with(case, n, replace(o, dtype=""))
         if o.dense_modes:
             yield _with(case, n, _sparsely(o))
 
