@@ -6,6 +6,8 @@ einsums over dense operands, made by torch in the precision that the options nam
 
 from __future__ import annotations
 
+import os
+import threading
 from cmath import isfinite
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -149,16 +151,30 @@ def converted(operands: Sequence[torch.Tensor], dtype: torch.dtype, device: torc
 
 @contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
-    """The setting of torch for float32 products, for as long as a ``with`` block takes."""
-    before = torch.get_float32_matmul_precision()
-    if before == precision:
-        yield
-        return
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+    """The setting of torch for float32 products, for as long as a ``with`` block takes.
+
+    The setting is the process's, so threads take turns: else one could restore what another had set for a while.
+    """
+    with _turns:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(precision)
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+
+_turns = threading.RLock()
+
+
+def _renewed() -> None:
+    """Give a forked child a lock of its own: the thread that holds the parent's does not run there."""
+    global _turns
+    _turns = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renewed)
 
 
 def einsum(equation: str, *operands: torch.Tensor, precision: str = "highest") -> torch.Tensor:

@@ -38,6 +38,7 @@ from sparsetc.planner.candidates import Setting
 from sparsetc.planner.choose import Choice, choose
 from sparsetc.planner.statistics import Counts
 from sparsetc.runtime.second_pass import SecondPass
+from sparsetc.runtime.segments import in_order
 from sparsetc.tensor import SparseTensor
 
 
@@ -300,7 +301,7 @@ class Kernel:
 
     def run(self, dense: Sequence[torch.Tensor]) -> torch.Tensor:
         """The result as (rows, *dense sizes), of the dense operands of the narrow einsum, outside autograd."""
-        with without_autocast(self.canonical.device):
+        with without_autocast(self.canonical.device), in_order(self.settings.deterministic):
             return self._run(dense)
 
     def _run(self, dense: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from cases import assert_matches, random_sparse, random_values
@@ -111,3 +113,17 @@ def test_floats_of_different_types_meet_under_autocast_only() -> None:
             assert found.dtype == F32
             torch.testing.assert_close(found, expected)
         assert stc.einsum("ij,jr->ir", x.to(torch.bfloat16), b).dtype == F32
+
+
+def test_threads_leave_torch_s_precision_as_it_was() -> None:
+    x = random_sparse((50, 50), "random", F32)
+    b, c = random_values((50, 40), F32, 1), random_values((40, 8), F32, 2)
+    before = torch.get_float32_matmul_precision()
+    precisions = ["high", "highest", "medium"]
+
+    def run(n: int) -> None:
+        stc.einsum("ij,jr,rs->is", x, b, c, precision=precisions[n % 3])
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(run, range(600)))
+    assert torch.get_float32_matmul_precision() == before

@@ -32,6 +32,8 @@ from sparsetc.ir.tile import (
 )
 from sparsetc.ir.view import ITEM, LANE, LEAF, Computed, Consecutive
 
+RUNTIME = ("add_rows", "bag", "run_products", "run_sums")
+"""What generated programs may call."""
 RANGES = {ITEM: "i0:i1", LANE: "b0:b1", LEAF: "n0:n1"}
 
 
@@ -43,15 +45,15 @@ def module_source(programs: tuple[TileProgram, ...], header: str) -> str:
         "",
         "import torch",
         "",
-        "from sparsetc.runtime.segments import bag, run_products, run_sums",
+        f"from sparsetc.runtime.segments import {', '.join(RUNTIME)}",
         "",
     ]
     for program in programs:
         lines += ["", *_printer(program).lines(), ""]
     text = "\n".join(lines).rstrip() + "\n"
-    used = [n for n in ("bag", "run_products", "run_sums") if f"{n}(" in text]
+    used = [n for n in RUNTIME if f"{n}(" in text]
     text = text.replace(
-        "\nfrom sparsetc.runtime.segments import bag, run_products, run_sums\n",
+        f"\nfrom sparsetc.runtime.segments import {', '.join(RUNTIME)}\n",
         f"\nfrom sparsetc.runtime.segments import {', '.join(used)}\n" if used else "",
     )
     return (
@@ -283,7 +285,7 @@ class FunctionPrinter:
             # Numbers, not rows: torch adds them up several times as fast, and takes indices of 32 bits.
             ((letter, _),) = key.terms
             row = self.coordinate(letter, level)
-            self.put(f"{p.output}.view({p.rows}).index_add_(0, {row}, {value})")
+            self.put(f"add_rows({p.output}.view({p.rows}), {row}, {value})")
             return
         value = f"{value}.reshape({count}, {p.width})"
         output = f"{p.output}.view({p.rows}, {p.width})"
@@ -295,4 +297,7 @@ class FunctionPrinter:
             row = " + ".join(terms) if terms else f"torch.zeros({count}, dtype=torch.int64, device={self.device})"
         else:
             row = f"{key.array}[{RANGES[level]}]"
-        self.put(f"{output}.{'index_copy_' if s.owned else 'index_add_'}(0, {row}, {value})")
+        if s.owned:
+            self.put(f"{output}.index_copy_(0, {row}, {value})")
+        else:
+            self.put(f"add_rows({output}, {row}, {value})")

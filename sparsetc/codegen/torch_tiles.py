@@ -109,7 +109,7 @@ class TileFunctionPrinter:
             else "torch.zeros(b1 - b0, dtype=torch.int64, device=values.device)"
         )
         self.put(f"total = {product % (self.batch + ''.join((*kept, *s.axes)))}")
-        self.put(f"{p.output}.view({p.rows}, {p.width}).index_add_(0, {row}, total.reshape(-1, {p.width}))")
+        self.put(f"add_rows({p.output}.view({p.rows}, {p.width}), {row}, total.reshape(-1, {p.width}))")
 
     def add_slots(self, s: Add, product: str) -> None:
         """To a sparse output: the kept positions of the items' tiles that have a slot."""
@@ -118,4 +118,4 @@ class TileFunctionPrinter:
         count = prod(p.view.sides[c.mode] for c in p.view.item)
         self.put(f"total = {product % (self.batch + ''.join((*kept, *s.axes)))}.reshape(-1, {p.width})")
         self.put(f"slot = {p.slot}.view(-1, {count})[i0:i1].repeat_interleave(tiles, 0, output_size=b1 - b0).flatten()")
-        self.put(f"{p.output}.view({p.rows}, {p.width}).index_add_(0, slot[slot >= 0], total[slot >= 0])")
+        self.put(f"add_rows({p.output}.view({p.rows}, {p.width}), slot[slot >= 0], total[slot >= 0])")

@@ -30,6 +30,7 @@ from sparsetc.pair.scalar import TaskSums
 from sparsetc.pair.sums import kept_dtype
 from sparsetc.pair.symbolic import Budget, Matching, Pattern, pattern_of
 from sparsetc.pair.tasks import Tasks
+from sparsetc.runtime.segments import in_order
 from sparsetc.tensor import SparseTensor
 
 
@@ -181,7 +182,7 @@ class PairStep:
     ) -> torch.Tensor:
         """The sum over tasks of two of entry of x, entry of y and result, by the third, which is None."""
         left, right = (resolved(t) for t in (x, y, z) if t is not None)
-        with without_autocast(self.device):
+        with without_autocast(self.device), in_order(self.settings.deterministic):
             if role == "z":
                 return self._values(left, right) if self.meeting.tasks else left.new_zeros(0)
             return self._over_tasks(role, left, right)

@@ -15,6 +15,8 @@ Part 0, dense_tile: dense tiles of 16x16x16.
 
 import torch
 
+from sparsetc.runtime.segments import add_rows
+
 
 # tile program  "ijk,jr,kr->ir"  part 0: dense_tile, dense tiles of 16x16x16
 #   item over item_ptr
@@ -53,4 +55,4 @@ def part_0(chunks, item_ptr, item_word, tile_word, values, B, C, A):
         b_rj = B.view(200, 32)[(at_j).flatten()].view(-1, 16, 32)
         b_rj = b_rj.masked_fill(past_j[:, :, None], 0)
         total = torch.einsum("Zjik,Zkr,Zjr->Zir", values[n0:n1].view(-1, 16, 16, 16), c_rk, b_rj)
-        A.view(100, 32).index_add_(0, (at_i).flatten(), total.reshape(-1, 32))
+        add_rows(A.view(100, 32), (at_i).flatten(), total.reshape(-1, 32))

@@ -21,6 +21,8 @@ Part 0, tasks: runs of nonzeros, 1 lanes, modes - | - | 0,1,2, no values.
 
 import torch
 
+from sparsetc.runtime.segments import add_rows
+
 
 # tile program  "pqz,p,q->z"  part 0: tasks, runs of nonzeros, 1 lanes, modes - | - | 0,1,2, no values
 #   item over chunks of 2048
@@ -42,4 +44,4 @@ def part_0(chunks, x_word, x_word_base, y_shift, z_word, B, C, A):
         b_p = B.view(71).index_select(0, at_p)
         c_q = C.view(69).index_select(0, at_q)
         term = b_p * c_q
-        A.view(500).index_add_(0, at_z, term)
+        add_rows(A.view(500), at_z, term)
