@@ -14,7 +14,7 @@ import torch
 
 from sparsetc.testing.build import coordinates, implicit
 from sparsetc.testing.case import SPLIT, Case, Operand, PlanCall, Values
-from sparsetc.testing.equations import SMALL, Bounds, Drawing, drawn_equation
+from sparsetc.testing.equations import HUGE, LARGE, SMALL, Bounds, Drawing, drawn_equation
 from sparsetc.testing.forms import ARRAYS, CIRCUMSTANCES, MEMORY, SPARSE
 from sparsetc.testing.reference import Term, join
 from sparsetc.testing.scatter import SCATTERS, duplicated, scattered
@@ -40,7 +40,7 @@ def draw(kind: str, seed: int, backend: str = "torch", device: str = "cpu") -> C
     """
     r = Random(f"{kind} {seed}")
     interpreted = backend == "triton" and device == "cpu"
-    bounds = SMALL if interpreted else Bounds()
+    bounds = SMALL if interpreted else Bounds() if device == "cpu" else LARGE
     sparse = _sparse_operands(r, kind)
     drawing = drawn_equation(r, bounds, sparse)
     dtype = r.choice(LEARNED) if kind == "gradients" else r.choice((*FLOATS, r.choice(OTHERS), r.choice(OTHERS)))
@@ -52,6 +52,7 @@ def draw(kind: str, seed: int, backend: str = "torch", device: str = "cpu") -> C
         _sparse(r, term, drawing, bounds, dtype) if is_sparse else _dense(r, term, drawing, dtype)
         for term, is_sparse in zip(drawing.terms, drawing.sparse, strict=True)
     )
+    operands = (*operands, *_broadcast(r, drawing, dtype))
     case = Case(kind, operands, drawing.output, dtype, backend=backend, device=device, seed=seed)
     case = _optioned(r, within(case, bounds.work))
     case = _learning(r, case)
@@ -97,6 +98,19 @@ def _dense(r: Random, term: str, drawing: Drawing, dtype: str) -> Operand:
     ones = {c for c in term if r.random() < 0.06}
     shape = tuple(1 if c in ones else drawing.sizes[c] for c in term)
     return Operand(term, shape, _values(r, dtype))
+
+
+def _broadcast(r: Random, drawing: Drawing, dtype: str) -> tuple[Operand, ...]:
+    """A dense operand along a letter that is too large for any, where there is one: of stride 0, or of size 1."""
+    huge = [c for c, size in drawing.sizes.items() if size > HUGE]
+    if not huge or r.random() < 0.4:
+        return ()
+    (letter,) = huge
+    if drawing.sizes[letter] < 2**40:  # what could be made whole would fill the memory
+        return ()
+    if r.random() < 0.5:
+        return (Operand(letter, (1,), _values(r, dtype)),)
+    return (Operand(letter, (drawing.sizes[letter],), _values(r, dtype), "expanded"),)
 
 
 def within(case: Case, work: int) -> Case:
@@ -147,6 +161,8 @@ def _interpreted(case: Case) -> bool:
 
 def _plan(r: Random, case: Case) -> PlanCall:
     name = r.choice(MANY if case.several else ONE)
+    if _interpreted(case) and "hls" in name and any(o.sparse and len(o.letters) > 4 for o in case.operands):
+        name = "fiber"  # the positions of a tile, one by one, would take the interpreter minutes
     kept = set(case.output) & set(case.sparse_letters)
     if name in SPLITTING and not 0 < len(kept) < len(case.sparse_letters):
         name = r.choice(("coo", "fiber", "hls", "rows"))
@@ -174,10 +190,15 @@ def _learning(r: Random, case: Case) -> Case:
     if case.kind != "gradients":
         if case.dtype.startswith("int") or r.random() < 0.9:
             return case
-        return replace(case, operands=tuple(replace(o, learned=r.random() < 0.5) for o in case.operands))
+        return replace(case, operands=tuple(replace(o, learned=_learnable(case, o, r, 0.5)) for o in case.operands))
     while not any(o.learned for o in case.operands):
-        case = replace(case, operands=tuple(replace(o, learned=r.random() < 0.6) for o in case.operands))
+        case = replace(case, operands=tuple(replace(o, learned=_learnable(case, o, r, 0.6)) for o in case.operands))
     return replace(case, second=r.random() < 0.25)
+
+
+def _learnable(case: Case, o: Operand, r: Random, chance: float) -> bool:
+    """Whether gradients flow to an operand, drawn; never where its gradient would be of a size that nothing has."""
+    return r.random() < chance and (o.sparse or all(case.sizes[c] <= HUGE for c in o.letters))
 
 
 def _specials(r: Random, case: Case) -> Case:
@@ -200,6 +221,8 @@ def _laid_out(r: Random, case: Case) -> Case:
 def _given(r: Random, case: Case, o: Operand) -> Operand:
     dtype = case.torch_dtype
     shape = o.value_shape
+    if max(shape, default=0) > HUGE:
+        return o
     if r.random() < 0.35:
         names = [n for n, m in MEMORY.items() if m.fits(shape, dtype)]
         o = replace(o, memory=r.choice(names))

@@ -13,6 +13,9 @@ from math import prod
 from random import Random
 from string import ascii_letters
 
+HUGE = 10**6
+"""The largest size of a letter that a dense operand may have without being broadcast."""
+
 
 @dataclass(frozen=True)
 class Bounds:
@@ -32,6 +35,8 @@ class Bounds:
 
 SMALL = Bounds(nonzeros=32, work=6_000, result=3_000, operand=1_000, large=(8, 9, 16, 17, 20, 33))
 """For Triton's interpreter, which takes milliseconds a work item."""
+LARGE = Bounds(nonzeros=500, work=500_000, result=100_000, operand=20_000)
+"""For a GPU."""
 
 
 @dataclass(frozen=True)

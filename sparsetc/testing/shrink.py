@@ -10,10 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from math import prod
 
 from sparsetc.testing.build import implicit
 from sparsetc.testing.case import Case, Operand, PlanCall, Values
 from sparsetc.testing.draw import circumstance_fits, notation_fits
+from sparsetc.testing.equations import HUGE
 from sparsetc.testing.forms import ARRAYS, MEMORY, SPARSE
 
 Failure = str
@@ -81,7 +83,8 @@ def valid(case: Case) -> bool:
 
 def operand_fits(case: Case, operand: Operand) -> bool:
     """Whether an operand can have its layout and form, and every size of 1 that it has can stand."""
-    if not {**MEMORY, **ARRAYS}[operand.memory].fits(operand.value_shape, case.dtype_of(operand)):
+    memory, dtype = {**MEMORY, **ARRAYS}[operand.memory], case.dtype_of(operand)
+    if not memory.fits(operand.value_shape, dtype) or prod(memory.base(operand.value_shape, dtype)[0]) > HUGE:
         return False
     sizes = case.sizes
     if any(n != sizes[c] and (operand.sparse or n != 1) for c, n in zip(operand.letters, operand.shape, strict=True)):
