@@ -234,6 +234,11 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[Any, ...]:
+        with without_autocast(upstream.device):
+            return _Product._gradients(ctx, upstream)
+
+    @staticmethod
+    def _gradients(ctx: Any, upstream: torch.Tensor) -> tuple[Any, ...]:
         known = dict(zip(ctx.given, ctx.saved_tensors, strict=True))
         grads: list[torch.Tensor | None] = []
         for place, name in enumerate("xyz"):
