@@ -152,9 +152,8 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
 # ---- what killed writers leave ----------------------------------------------------------------------------------
 
 WRITER = """
-import sys, time
-from sparsetc.io.atomic import replacing
-with replacing(sys.argv[1]) as file:
+import runpy, sys, time
+with runpy.run_path(sys.argv[1])["replacing"](sys.argv[2]) as file:
     file.write(b"half")
     file.flush()
     print("there", flush=True)
@@ -171,7 +170,7 @@ def age(path: Path, seconds: float) -> None:
 def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> None:
     target = tmp_path / "x.tns"
     writers = [
-        subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE)
+        subprocess.Popen([sys.executable, "-c", WRITER, atomic.__file__, str(path)], stdout=subprocess.PIPE)
         for path in (target, tmp_path / "y.tns")
     ]
     try:
