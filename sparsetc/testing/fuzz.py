@@ -74,8 +74,9 @@ class Worker:
 
     @property
     def late(self) -> bool:
-        """Whether its case runs for longer than any signal would have let it."""
-        return self.seed >= 0 and time.time() - self.since > GRACE * self.errand.limit
+        """Whether its case, or all of it, runs for longer than any signal would have let it."""
+        grace = GRACE * self.errand.limit
+        return (self.seed >= 0 and time.time() - self.since > grace) or time.time() > self.errand.deadline + 2 * grace
 
 
 def fuzz(settings: Settings, say: Callable[[str], None] = print) -> Tally:

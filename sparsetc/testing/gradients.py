@@ -14,7 +14,7 @@ import torch
 from sparsetc.testing.build import Built
 from sparsetc.testing.case import Case
 from sparsetc.testing.compare import SMALLEST, Expected, dense_of, tolerance
-from sparsetc.testing.expected import magnitude_leaves, terms_of, wide_leaves
+from sparsetc.testing.expected import magnitude_leaves, rounded_to, terms_of, wide_leaves
 from sparsetc.testing.reference import evaluate
 
 
@@ -82,7 +82,7 @@ def gradient_expected(built: Built) -> list[Expected]:
     dtypes = [*learned, case.promoted] if case.second else learned
     found = []
     for values, magnitude, dtype in zip(exact, sizes, dtypes, strict=True):
-        names = [str(d).removeprefix("torch.") for d in {dtype, case.promoted}]
+        names = [*rounded_to(case), str(dtype).removeprefix("torch.")]
         limit = 2 * max(tolerance(name, case.precision) for name in names)
         found.append(Expected(values, magnitude, dtype, limit, max(SMALLEST.get(name, 0.0) for name in names)))
     return found

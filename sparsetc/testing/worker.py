@@ -7,6 +7,7 @@ process that dies, or hangs where no signal reaches it, leaves the seed behind.
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import time
 from collections import Counter
@@ -65,7 +66,7 @@ def _read(errand: Errand, pipe: Connection) -> None:
     from sparsetc.testing.readers import fuzz_readers  # type: ignore[import-not-found, unused-ignore]
 
     def report(message: str) -> None:
-        pipe.send((message.strip().split("\n")[0], message))
+        pipe.send((re.sub(r"\d+|'.*'", "", message.strip().split("\n")[0]), message))
 
     left = max(0.0, errand.deadline - time.time())
     cases = fuzz_readers(time.monotonic() + left, errand.seed, report)
