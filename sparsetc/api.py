@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar, overload
 
 import torch
 
 from sparsetc.canonical import canonicalise
-from sparsetc.errors import DtypeError, EquationError
+from sparsetc.errors import DtypeError, EquationError, PlanError
 from sparsetc.explain import Explanation
 from sparsetc.ir.parse import parse, parse_arguments
 from sparsetc.kernel import Kernel
+from sparsetc.names import check_free, check_identifier
 from sparsetc.options import Options, current, with_settings
 from sparsetc.pair import PairKernel, build_pair, compiled_pair
 from sparsetc.pair.explain import PairExplanation
@@ -159,10 +161,26 @@ OPERATIONS: dict[str, Callable[..., Any]] = {}
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def register_op(function: F) -> F:
+@overload
+def register_op(function: F) -> F: ...
+@overload
+def register_op(*, replace: bool) -> Callable[[F], F]: ...
+def register_op(function: F | None = None, *, replace: bool = False) -> F | Callable[[F], F]:
     """Decorator: make an operation known by its function's name, in `OPERATIONS` and to the command line's listing.
 
     An operation writes an equation from its operands' orders and calls `einsum`; see ``examples/custom_op.py``.
+
+    Args:
+        function: the operation.
+        replace: put it in the place of one that comes with the package.
+
+    Raises:
+        PlanError: the function's name is no identifier (a lambda has none), or is taken by the package.
     """
-    OPERATIONS[function.__name__] = function
+    if function is None:
+        return partial(register_op, replace=replace)  # type: ignore[call-overload, no-any-return]
+    name = check_identifier(getattr(function, "__name__", None), "an operation", PlanError)
+    own = [known for known, f in OPERATIONS.items() if f.__module__ == "sparsetc.ops"]
+    check_free(name, "operation", own, replace, PlanError, function)
+    OPERATIONS[name] = function
     return function

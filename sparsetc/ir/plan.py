@@ -14,6 +14,13 @@ from dataclasses import dataclass, field
 
 from sparsetc.errors import PlanError
 
+FIXED = ("coo", "fiber", "rows", "coo+rows", "fiber+rows")
+"""Plans of one sparse operand whose formats their names say."""
+PAIRED_PLANS = ("bcb", "scalar", "dense", "bcb+scalar")
+"""Plans of two sparse operands."""
+PLAN_NAMES = ("auto", "hls", *FIXED, *PAIRED_PLANS)
+"""Every plan that comes with the package, as ``plan=`` takes it."""
+
 PRECISIONS = ("ieee", "tf32x3", "tf32", "bf16")
 F16X3 = "f16x3"
 """Precision of dots whose sides are stored in parts of 16 bits (`ir.view.Tiles`), which pairs of tiles alone are: three

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sparsetc.errors import PlanError
+from sparsetc.ir.plan import PAIRED_PLANS
 from sparsetc.options import Options
 
+PLANS = PAIRED_PLANS
 HYBRID = "bcb+scalar"
-PLANS = ("bcb", "scalar", "dense", HYBRID)
 STORAGES = ("auto", "whole", "bitmap")
 
 

@@ -14,7 +14,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.cost import Statistics
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.operands import MIN_DOT, dense_axes, joined
-from sparsetc.ir.plan import Layout, Part, Plan, Schedule
+from sparsetc.ir.plan import FIXED, Layout, Part, Plan, Schedule
 from sparsetc.planner.statistics import Counts
 
 # Measurements behind these numbers: benchmarks/results/schedule_sweep.json, mttkrp_plans.json, ops.json.
@@ -123,9 +123,6 @@ def named(name: str, setting: Setting, counts: Counts) -> Candidate:
             raise PlanError(f"plan {name!r} needs output rows both of {LONG_ROW} nonzeros or more and of fewer")
         return found[0]
     raise PlanError(f"no plan is called {name!r}; known: auto, hls, {', '.join(FIXED)}")
-
-
-FIXED = ("coo", "fiber", "rows", "coo+rows", "fiber+rows")
 
 
 def best_leaf(setting: Setting, counts: Counts) -> int:
