@@ -18,7 +18,7 @@ import torch
 
 from sparsetc.autograd import differentiable
 from sparsetc.canonical import Canonical
-from sparsetc.codegen.launch import BoundPart, TorchLaunch, TritonLaunch, accumulator, source_name
+from sparsetc.codegen.launch import BoundPart, TorchLaunch, TritonLaunch, accumulator, machine_of, portable, source_name
 from sparsetc.convert import available_memory
 from sparsetc.errors import DtypeError, PlanError, ShapeError
 from sparsetc.explain import Explanation, explain
@@ -52,7 +52,7 @@ class Kernel:
             canonical.kept,
             len(canonical.letters),
             self.backend,
-            _dot_precision(settings.effective_precision(), x),
+            portable(_dot_precision(settings.effective_precision(), x), machine_of((x.values,))),
             settings.deterministic,
             x.values.element_size(),
             x.dtype.is_floating_point,

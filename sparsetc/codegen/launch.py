@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -141,15 +141,16 @@ class TritonLaunch:
         name: str,
         about: Sequence[str] = (),
     ) -> None:
-        ptx = torch.version.cuda is not None and any(
-            p.packed.view.bitmap and p.packed.arrays["bits"].is_cuda for p in parts
-        )
-        self.types = replace(types_of(dtype), popcount=ptx)
         self.dtype, self.fused, self.name, self.about = dtype, fused, name, tuple(about)
-        programs = tuple(p.program for p in parts)
-        self.source = triton_source.module_source(programs, self.types, header(programs, "triton", self.about), fused)
+        self.programs = tuple(p.program for p in parts)
+        self.source = self.text_for(machine_of(a for p in parts for a in p.packed.arrays.values()))
         self.module, self.path = cache.load(self.source, cache_dir, name)
         self._take(parts)
+
+    def text_for(self, machine: str) -> str:
+        """The module that runs on a machine (`machine_of`), which `compile_for` compiles for its targets."""
+        programs, types = made_for(machine, self.programs, types_of(self.dtype))
+        return triton_source.module_source(programs, types, header(programs, "triton", self.about), self.fused)
 
     def on(self, parts: Sequence[BoundPart]) -> TritonLaunch:
         """The same kernels on other arrays."""
@@ -205,11 +206,8 @@ class TritonLaunch:
         groups = [self.parts] if self.fused else [(p,) for p in self.parts]
         names = ["kernel"] if len(groups) == 1 else [f"kernel_{number}" for number in range(len(groups))]
 
-        def load(name: str, backend: str) -> Any:
-            programs = tuple(replace(p.program, precision=portable(p.program.precision, backend)) for p in self.parts)
-            types = replace(self.types, popcount=backend == "cuda")
-            text = triton_source.module_source(programs, types, header(programs, "triton", self.about), self.fused)
-            return getattr(cache.load(text, self.path.parent, self.name)[0], name)
+        def load(name: str, machine: str) -> Any:
+            return getattr(cache.load(self.text_for(machine), self.path.parent, self.name)[0], name)
 
         compiled = []
         for name, group in zip(names, groups, strict=True):
@@ -238,7 +236,7 @@ def assembled(load: Callable[[str], Any], types: Sequence[str], target: str, war
     """Triton's compiled kernel for a named target; needs no GPU.
 
     Args:
-        load: from the backend of the target, ``cuda`` or ``hip``, to the kernel.
+        load: from the machine of the target, ``cuda`` or ``hip``, to the kernel.
         types: of its arguments, in order, as Triton writes them; pointers are aligned to 16 bytes.
         target: a name of `TARGETS`.
         warps: of a program.
@@ -294,9 +292,27 @@ def types_of(dtype: torch.dtype) -> triton_source.Types:
     return triton_source.Types(str(kept).removeprefix("torch."), widen=kept != dtype)
 
 
-def portable(precision: str, backend: str) -> str:
-    """The precision a target can run: tf32x3 does not compile for AMD, whose matrix units take float32 as it is."""
-    return "ieee" if backend == "hip" and precision in ("tf32x3", "tf32") else precision
+def machine_of(arrays: Iterable[torch.Tensor]) -> str:
+    """What programs that read these arrays are made for: ``hip`` where torch is AMD's, ``cuda``, or ``cpu``.
+
+    On the CPU Triton interprets them, or they are only looked at.
+    """
+    if torch.version.hip is not None:
+        return "hip"
+    return "cuda" if any(a.is_cuda for a in arrays) else "cpu"
+
+
+def made_for(
+    machine: str, programs: tuple[TileProgram, ...], types: triton_source.Types
+) -> tuple[tuple[TileProgram, ...], triton_source.Types]:
+    """Programs and types as a machine runs them: in a precision that it has, and counting bits by PTX on CUDA alone."""
+    made = tuple(replace(p, precision=portable(p.precision, machine)) for p in programs)
+    return made, replace(types, popcount=machine == "cuda")
+
+
+def portable(precision: str, machine: str) -> str:
+    """The precision a machine can run: tf32x3 does not compile for AMD, whose matrix units take float32 as it is."""
+    return "ieee" if machine == "hip" and precision in ("tf32x3", "tf32") else precision
 
 
 def is_amd(target: str) -> bool:
