@@ -23,7 +23,7 @@ from sparsetc.codegen import triton as triton_source
 from sparsetc.codegen.header import header
 from sparsetc.errors import PlanError
 from sparsetc.formats import Packed
-from sparsetc.ir.tile import TileProgram
+from sparsetc.ir.tile import TileProgram, check_sizes
 
 TORCH_CHUNK = 3 << 19
 """Elements of intermediate results a chunk of the torch programs may make: 16,000 fibers of rank 32 with two factors,
@@ -143,6 +143,8 @@ class TritonLaunch:
     ) -> None:
         self.dtype, self.fused, self.name, self.about = dtype, fused, name, tuple(about)
         self.programs = tuple(p.program for p in parts)
+        for program in self.programs:
+            check_sizes(program)
         self.source = self.text_for(machine_of(a for p in parts for a in p.packed.arrays.values()))
         self.module, self.path = cache.load(self.source, cache_dir, name)
         self._take(parts)

@@ -2,6 +2,6 @@
 
 from sparsetc.partition import run_length, threshold
 from sparsetc.partition.base import PARTITIONS, register_partition
-from sparsetc.partition.dealing import deal
+from sparsetc.partition.dealing import deal, shares
 
-__all__ = ["PARTITIONS", "deal", "register_partition", "run_length", "threshold"]
+__all__ = ["PARTITIONS", "deal", "register_partition", "run_length", "shares", "threshold"]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from sparsetc.errors import PlanError
+from sparsetc.ir.plan import Plan
 from sparsetc.partition.base import PARTITIONS
 from sparsetc.partition.run_length import row_numbers
 
@@ -28,7 +29,7 @@ def deal(
         options: the rule's own arguments.
 
     Returns:
-        For each part the numbers of its nonzeros, None for all of them.
+        For each part the numbers of its nonzeros, rising; None for all of them.
 
     Raises:
         PlanError: the rule is not known, does not take these options, deals a nonzero to no part or to several, or cuts
@@ -40,12 +41,29 @@ def deal(
     dealt = list(rule.deal(coords, shape, kept, **options))
     if len(dealt) == 1 and dealt[0] is None:
         return dealt
+    nnz = coords.shape[1]
     parts = [_numbers(name, part, coords) for part in dealt]
-    _check_each_once(name, parts, coords.shape[1])
+    ordered = _check_each_once(name, parts, nnz)
+    if not ordered:  # formats rely on lexicographic order
+        parts = [part.sort().values for part in parts]
     from_outside = not rule.deal.__module__.startswith("sparsetc.")  # the package's own keep what they promise
     if rule.whole_rows and from_outside and sum(part.numel() > 0 for part in parts) > 1:
         _check_whole_rows(name, parts, row_numbers(coords, shape, kept))
-    return dealt
+    return [None if nnz and part.numel() == nnz else part for part in parts]
+
+
+def shares(
+    plan: Plan, coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...]
+) -> list[torch.Tensor | None]:
+    """The nonzeros of each part of a plan, as `deal` gives them; `PlanError` where the plan has no part for some."""
+    dealt = deal(plan.partition, coords, shape, kept, dict(plan.options))
+    taken = plan.shares or tuple(range(len(dealt)))
+    if len(taken) != len(plan.parts) or not set(taken) <= set(range(len(dealt))):
+        raise PlanError(f"plan {plan.name!r} has {len(plan.parts)} parts, its partition deals {len(dealt)}")
+    left = [n for n, part in enumerate(dealt) if n not in taken and (part is None or part.numel())]
+    if left:
+        raise PlanError(f"plan {plan.name!r} has no part for share {left[0]} of its partition, which has nonzeros here")
+    return [dealt[n] for n in taken]
 
 
 def _numbers(name: str, part: torch.Tensor | None, coords: torch.Tensor) -> torch.Tensor:
@@ -63,18 +81,23 @@ def _numbers(name: str, part: torch.Tensor | None, coords: torch.Tensor) -> torc
     return part.long()
 
 
-def _check_each_once(name: str, parts: Sequence[torch.Tensor], nnz: int) -> None:
-    """Raise `PlanError`, naming the first nonzero at fault; waits for the device once where there is none."""
+def _check_each_once(name: str, parts: Sequence[torch.Tensor], nnz: int) -> bool:
+    """Raise `PlanError`, naming the first nonzero at fault; waits for the device once where there is none.
+
+    Returns whether each part's numbers rise.
+    """
     numbers = torch.cat([*parts]) if parts else torch.zeros(0, dtype=torch.long)
     if numbers.numel() == nnz == 0:
-        return
+        return True
     seen = torch.zeros(nnz, dtype=torch.bool, device=numbers.device)
     inside = (numbers >= 0) & (numbers < nnz)
     if nnz:
         seen[numbers.clamp(0, nnz - 1)] = True
     # As many numbers as nonzeros, of which none is missing, are each nonzero once.
-    if numbers.numel() == nnz and all(torch.stack([inside.all(), seen.all()]).tolist()):
-        return
+    rising = [(part[1:] > part[:-1]).all() for part in parts]
+    *once, ordered = torch.stack([inside.all(), seen.all(), torch.stack(rising or [inside.all()]).all()]).tolist()
+    if numbers.numel() == nnz and all(once):
+        return bool(ordered)
     wrong = f"partition {name!r} must deal each of the {nnz:,} nonzeros to one part"
     if not bool(inside.all()):
         raise PlanError(f"{wrong}; it dealt a nonzero {int(numbers[~inside][0])}, which there is not")
