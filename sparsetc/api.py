@@ -13,15 +13,16 @@ from typing import Any, TypeVar, overload
 import torch
 
 from sparsetc.canonical import canonicalise
-from sparsetc.errors import DtypeError, EquationError, PlanError
+from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
 from sparsetc.explain import Explanation
+from sparsetc.inputs import as_dense
 from sparsetc.ir.parse import parse, parse_arguments
 from sparsetc.kernel import Kernel
 from sparsetc.names import check_free, check_identifier
-from sparsetc.options import Options, current, with_settings
+from sparsetc.options import Options, of_call, with_settings
+from sparsetc.output import without_zeros
 from sparsetc.pair import PairKernel, build_pair, compiled_pair
 from sparsetc.pair.explain import PairExplanation
-from sparsetc.pair.result import without_zeros
 from sparsetc.tensor import SparseTensor
 
 KEPT_KERNELS = 64
@@ -37,8 +38,8 @@ def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **setting
 
     Takes what `torch.einsum` takes: ``einsum("ijk,jr,kr->ir", x, b, c)``, an implicit output, ``...``, spaces, a list
     of operands, or operands with index lists. The sparse operand may be a `SparseTensor`, a torch tensor of any sparse
-    layout, or a scipy or pydata sparse array. The first call for an equation compiles it; the kernel is kept with the
-    sparse operand.
+    layout, or a scipy or pydata sparse array; dense operands may be ndarrays, which lie on the CPU. The first call for
+    an equation compiles it; the kernel is kept with the sparse operand.
 
     Args:
         args: equation and operands. Dense operands have the sparse one's dtype and device.
@@ -57,22 +58,26 @@ def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **setting
         EquationError, ShapeError, DtypeError, DeviceError, PlanError, OutOfMemoryError: before any kernel runs.
     """
     text, operands = _prepared(args)
-    kernel = compiled(text, operands, with_settings(current(), settings), output)
+    kernel = compiled(text, operands, of_call(settings), output)
     result = kernel(*(o for o in operands if isinstance(o, torch.Tensor)))
     return without_zeros(result) if drop_zeros else result
 
 
-def compile(*args: Any, output: str = "auto", **settings: Any) -> Kernel | PairKernel:
+def compile(*args: Any, output: str = "auto", drop_zeros: bool = False, **settings: Any) -> Kernel | PairKernel:
     """Plan, pack and generate once; call the `Kernel` often. Arguments as for `einsum`."""
     text, operands = _prepared(args)
+    kernel: Kernel | PairKernel
     if _several(operands):
-        return build_pair(text, operands, with_settings(current(), settings), output)
-    return _build(text, operands, with_settings(current(), settings), output)
+        kernel = build_pair(text, operands, of_call(settings), output)
+    else:
+        kernel = _build(text, operands, of_call(settings), output)
+    kernel.drop_zeros = drop_zeros
+    return kernel
 
 
-def explain(*args: Any, output: str = "auto", **settings: Any) -> Explanation | PairExplanation:
+def explain(*args: Any, **settings: Any) -> Explanation | PairExplanation:
     """How `einsum` would run: parts, formats, costs, why this plan. Arguments as for `einsum`."""
-    return compile(*args, output=output, **settings).explain()
+    return compile(*args, **settings).explain()
 
 
 def compiled(
@@ -133,6 +138,7 @@ def _prepared(args: tuple[Any, ...]) -> tuple[str, list[SparseTensor | torch.Ten
     text, given = parse_arguments(args)
     operands: list[SparseTensor | torch.Tensor] = []
     for n, operand in enumerate(given):
+        operand = as_dense(operand, f"operand {n + 1}")
         sparse = SparseTensor.coerce(operand)
         if sparse is not None:
             operands.append(sparse.expand_dense() if sparse.dense_order else sparse)
@@ -142,6 +148,8 @@ def _prepared(args: tuple[Any, ...]) -> tuple[str, list[SparseTensor | torch.Ten
             raise DtypeError(
                 f"operand {n + 1} must be a torch tensor or sparse, found {type(operand).__name__}; use torch.as_tensor"
             )
+        if sparse is not None and sparse.device.type == "meta":
+            raise DeviceError(f"operand {n + 1} is on the meta device, which holds no pattern to compile for")
     if not any(isinstance(o, SparseTensor) for o in operands):
         raise EquationError(
             f'"{text}" has no sparse operand: use torch.einsum, or make one with SparseTensor.from_dense'

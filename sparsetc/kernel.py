@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from sparsetc.autograd import differentiable
-from sparsetc.canonical import Canonical
+from sparsetc.canonical import Canonical, as_given
 from sparsetc.codegen.launch import BoundPart, TorchLaunch, TritonLaunch, accumulator, machine_of, portable, source_name
 from sparsetc.convert import available_memory
 from sparsetc.errors import DtypeError, PlanError, ShapeError
@@ -29,7 +29,7 @@ from sparsetc.ir.operands import Target
 from sparsetc.ir.plan import Part, Plan
 from sparsetc.ir.tile import Add, TileProgram, walk
 from sparsetc.options import Options, in_force
-from sparsetc.output import output_of
+from sparsetc.output import output_of, without_zeros
 from sparsetc.partition import PARTITIONS, shares
 from sparsetc.planner.candidates import Setting
 from sparsetc.planner.choose import Choice, choose
@@ -44,6 +44,8 @@ class Kernel:
 
     def __init__(self, canonical: Canonical, x: SparseTensor, settings: Options, output: str) -> None:
         self.canonical, self.settings, self._form = canonical, settings, output
+        self.drop_zeros = False
+        """Whether calls leave out entries of a sparse result whose value is 0."""
         self.backend = _backend(settings, x)
         self.output = output_of(canonical, x, output)
         self._x, self._values_of, self._version = x, x.values, x.values._version
@@ -264,14 +266,17 @@ class Kernel:
         Returns a dense tensor, or a `SparseTensor` where the output keeps the sparse operand's pattern. Gradients flow
         to the dense operands and to the sparse operand's values.
         """
+        dense = as_given(self.canonical.written, dense)
         self.canonical.check(dense)
         learned = torch.is_grad_enabled() and self._values_of.requires_grad
         # Changed in place since they were packed; what is learned may be changed through .data, which leaves no trace.
         if learned or self._values_of._version != self._version:
             self._pack_values()
         if learned or (torch.is_grad_enabled() and any(d.requires_grad for d in dense)):
-            return self._wrap(differentiable(self, self._values_of, dense))
-        return self._wrap(self.run(dense))
+            rows = differentiable(self, self._values_of, dense)
+        else:
+            rows = self.run(dense)
+        return without_zeros(self._wrap(rows)) if self.drop_zeros else self._wrap(rows)
 
     def run(self, dense: Sequence[torch.Tensor]) -> torch.Tensor:
         """The result as (rows, *dense sizes), in the operands' dtype, outside autograd."""

@@ -21,7 +21,7 @@ from sparsetc.codegen import cache
 from sparsetc.codegen import torch as torch_source
 from sparsetc.codegen import triton as triton_source
 from sparsetc.codegen.header import header
-from sparsetc.errors import PlanError
+from sparsetc.errors import DeviceError, PlanError
 from sparsetc.formats import Packed
 from sparsetc.ir.tile import TileProgram, check_sizes
 
@@ -193,6 +193,7 @@ class TritonLaunch:
         if out.is_cuda and out.device.index != torch.cuda.current_device():
             with torch.cuda.device(out.device):  # Triton launches on the current device
                 return self(values, dense, out)
+        check_device(self.launches[0][0], out.device)
         for before, (kernel, grid, fixed, places, warps, stages) in enumerate(self.launches):
             arguments = fixed.copy()
             for place, number in places:
@@ -255,7 +256,7 @@ def assembled(load: Callable[[str], Any], types: Sequence[str], target: str, war
         raise PlanError(f"unknown target {target!r}; known: {', '.join(TARGETS)}")
     backend, arch, warp = TARGETS[target]
     kernel = load(backend)
-    if not hasattr(kernel, "arg_names"):
+    if is_interpreted(kernel):
         raise PlanError("compiling ahead of time needs TRITON_INTERPRET unset when triton is imported")
     aligned = [n for n, t in enumerate(types) if t.startswith("*")]
     attributes: dict[tuple[int, ...], list[list[Any]]] = {(n,): [["tt.divisibility", 16]] for n in aligned}
@@ -265,6 +266,23 @@ def assembled(load: Callable[[str], Any], types: Sequence[str], target: str, war
         target=GPUTarget(backend, arch, warp),
         options={"num_warps": warps, "num_stages": stages},
     )
+
+
+def is_interpreted(kernel: Any) -> bool:
+    """Whether Triton made a function for its interpreter of a kernel, and not one to compile."""
+    from triton.runtime.jit import JITFunction
+
+    return not isinstance(kernel, JITFunction)
+
+
+def check_device(kernel: Any, device: torch.device) -> None:
+    """DeviceError where a kernel that is to be compiled would be launched without a GPU."""
+    if device.type == "cpu" and not is_interpreted(kernel):
+        raise DeviceError(
+            'backend="triton" launches kernels on a GPU, and the operands are on the CPU: move them with .to("cuda"), '
+            'leave the backend to "auto", which runs the torch programs here, or set TRITON_INTERPRET=1 before Python '
+            "starts. What needs no GPU is .source and .ptx()"
+        )
 
 
 TRITON_TYPES = {

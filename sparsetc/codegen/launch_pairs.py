@@ -17,7 +17,7 @@ from sparsetc.codegen import cache
 from sparsetc.codegen import torch as torch_source
 from sparsetc.codegen import triton as triton_source
 from sparsetc.codegen.header import header
-from sparsetc.codegen.launch import TRITON_TYPES, accumulator, assembled, made_for, source_name, types_of
+from sparsetc.codegen.launch import TRITON_TYPES, accumulator, assembled, check_device, made_for, source_name, types_of
 from sparsetc.formats.bits import WORDS
 from sparsetc.ir.tile import TileProgram
 from sparsetc.ir.view import PAIRED
@@ -62,6 +62,7 @@ class TritonPairs:
 
     def __call__(self, arrays: Sequence[torch.Tensor], pairs: tuple[int, int]) -> torch.Tensor:
         """Launch; returns before the kernel has run."""
+        check_device(self.module.kernel, arrays[0].device)
         p, items = self.program, arrays[0].numel() - 1
         out = torch.empty((items, p.width), dtype=accumulator(self.dtype), device=arrays[0].device)
         # Triton launches on the current device.

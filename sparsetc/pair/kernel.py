@@ -14,11 +14,12 @@ from pathlib import Path
 
 import torch
 
-from sparsetc.canonical import check_dense, check_operand
+from sparsetc.canonical import as_given, check_dense, check_operand
 from sparsetc.errors import DtypeError, PlanError, ShapeError
 from sparsetc.ir.einsum import Bound
 from sparsetc.kernel import Kernel
 from sparsetc.options import Options
+from sparsetc.output import without_zeros
 from sparsetc.pair.chain import Chain
 from sparsetc.pair.equation import Side, prepared
 from sparsetc.pair.explain import PairExplanation, explain
@@ -37,6 +38,8 @@ class PairKernel:
         e = bound.einsum
         plan_name(settings, e.indices)  # refused at once where it is not known
         self.bound, self.settings = bound, settings
+        self.drop_zeros = False
+        """Whether calls leave out entries of a sparse result whose value is 0."""
         first = operands[e.sparse[0]]
         assert isinstance(first, SparseTensor)
         for position, operand in enumerate(operands):
@@ -81,12 +84,13 @@ class PairKernel:
             A coalesced `SparseTensor` where the result keeps a mode of a sparse operand, a dense tensor otherwise, or
             where ``output="dense"`` asked for it. Gradients flow to dense operands and to the values of sparse ones.
         """
+        dense = as_given(self.bound, dense)
         check_dense(self.bound, dense, self.dtype, self.device)
         given = iter(self._values if values is None else self._checked(values))
         others = iter(dense)
         e = self.bound.einsum
         found = self.chain.run([next(given) if p in e.sparse else next(others) for p in range(len(e.inputs))])
-        return self._wrap(found)
+        return without_zeros(self._wrap(found)) if self.drop_zeros else self._wrap(found)
 
     def _wrap(self, found: torch.Tensor) -> torch.Tensor | SparseTensor:
         if self._side is not None:
