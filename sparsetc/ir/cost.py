@@ -44,9 +44,9 @@ WHOLE_TILE, TURN_WARPS = 2048, 3
 """Positions of a tile that a program takes whole from which its turn takes `Rates.tile`; of a smaller one less, as the
 0.6th power, for so many warps, and more or less as they are: what waits is a program (H200, matrices in tiles of 16 x
 16, beside their dots: 0.40 ns for 2 warps, 0.82 to 1.0 for 4)."""
-IDLE_WAIT = 0.5
-"""Of `Rates.wait`, what a round of a run's loads takes where memory is not busy (H200, SpMM, rows of 20 to 75: 0.4 to
-0.55 us)."""
+IDLE_WAIT = 0.25
+"""Of `Rates.wait`, what each of the loads of a round of a run takes where memory is not busy: of words, and of the rows
+that they name (H200: SpMM 0.3 to 0.5 us a round, MTTKRP of order 3 0.75)."""
 SCALE = 4
 """Bytes of a row's scale."""
 VECTOR = 4
@@ -206,11 +206,17 @@ class Cost:
         each["programs"] = self.programs * statistics.items * rates.program
         busy = sum(t**OVERLAP for t in each.values()) ** (1 / OVERLAP)
         if self.turn is None:
-            idle = 1.0 if self.fibers else IDLE_WAIT
-            return written + max(busy, statistics.chain * rates.wait * idle)
+            return written + max(busy, statistics.chain * rates.wait * self._idle_share)
         # The last programs run alone, and a tile's dots wait for its loads and for one another.
         alone = float(self.turn) / (self._matrix_rate(rates) / rates.warps * self.warps)
         return written + busy + statistics.chain * (rates.wait + alone)
+
+    @property
+    def _idle_share(self) -> float:
+        """What a round of dependent loads takes, of `Rates.wait`, while memory has little to do."""
+        if self.fibers:
+            return 1.0
+        return min(1.0, IDLE_WAIT * (1 + sum(STORED in g.rows.free_symbols for g in self.gathers)))
 
     @property
     def _turn_share(self) -> float:

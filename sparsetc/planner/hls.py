@@ -66,7 +66,11 @@ class HybridPlan:
         """Two parts, by the threshold given or the cheapest one."""
         histogram, rest = populations(counts), _leftovers(setting, counts)
         thresholds = _worth_trying(histogram) if self.threshold is None else [self.threshold]
-        made = [_candidate(setting, counts, t, histogram, r) for t in thresholds for r in rest]
+        held = Held.of(histogram)
+        made = []
+        for threshold in thresholds:
+            whole = max(threshold, _stored_whole(setting, counts, threshold, histogram))
+            made += [_candidate(setting, counts, threshold, whole, held, leftovers) for leftovers in rest]
         if len(made) == 1:
             return made[0]
         rates, known = rates_of(setting.backend), dict[tuple[tuple[str, Schedule, bool], ...], list[Cost]]()
@@ -126,10 +130,12 @@ def _worth_trying(histogram: torch.Tensor) -> list[int]:
     return list(found.values())
 
 
-def _candidate(setting: Setting, counts: Counts, threshold: int, histogram: torch.Tensor, rest: Candidate) -> Candidate:
-    whole = max(threshold, _stored_whole(setting, counts, threshold, histogram))
+def _candidate(
+    setting: Setting, counts: Counts, threshold: int, whole: int, populations: Held, rest: Candidate
+) -> Candidate:
+    """Tiles from a population on, those from another on stored whole, and what is left."""
     populated = {"dense_tile": (whole, VOLUME + 1), "bitmap_tile": (threshold, whole)}
-    held = {format: _held(histogram, *bounds) for format, bounds in populated.items()}
+    held = {format: populations.between(*bounds) for format, bounds in populated.items()}
     nnz = sum(n for n, _ in held.values())
     fused = 0 < nnz < counts.nnz and rest.plan.name == "coo" and _one_launch(setting, counts.nnz)
     if held["dense_tile"][0] or not nnz:
@@ -149,11 +155,28 @@ def _candidate(setting: Setting, counts: Counts, threshold: int, histogram: torc
     return Candidate(plan, (*(expected for _, expected in made), left))
 
 
-def _held(histogram: torch.Tensor, least: int, below: int) -> tuple[int, int]:
-    """(nonzeros, tiles) of the tiles that hold from `least` up to, not including, `below` nonzeros."""
-    sizes = torch.arange(histogram.numel())
-    own = (sizes >= max(1, least)) & (sizes < below)
-    return int(histogram[own].sum()), int((histogram[own] // sizes[own]).sum())
+@dataclass(frozen=True)
+class Held:
+    """How many nonzeros, and how many tiles, there are in tiles of fewer than n nonzeros: at place n of a list each."""
+
+    nonzeros: tuple[int, ...]
+    tiles: tuple[int, ...]
+
+    @classmethod
+    def of(cls, histogram: torch.Tensor) -> Held:
+        """Of the nonzeros of each population."""
+        tiles = histogram // torch.arange(histogram.numel()).clamp(min=1)
+        below = (torch.cumsum(counted, 0).tolist() for counted in (histogram, tiles))
+        nonzeros, whole = ((0, *counted) for counted in below)
+        return cls(nonzeros, whole)
+
+    def between(self, least: int, below: int) -> tuple[int, int]:
+        """(nonzeros, tiles) of the tiles that hold from `least` up to, not including, `below` nonzeros."""
+        last = len(self.tiles) - 1
+        first, end = min(max(1, least), last), min(below, last)
+        if first >= end:
+            return 0, 0
+        return self.nonzeros[end] - self.nonzeros[first], self.tiles[end] - self.tiles[first]
 
 
 def _stored_whole(setting: Setting, counts: Counts, threshold: int, histogram: torch.Tensor) -> int:
