@@ -22,7 +22,7 @@ from sparsetc.ir.plan import Layout, Part, Plan, Schedule
 from sparsetc.kernel import Kernel
 from sparsetc.ops import contract, mttkrp, sddmm, spmm, ttm, ttmc, ttv
 from sparsetc.options import options
-from sparsetc.pair import BcbPlan, PairKernel, plan_bcb
+from sparsetc.pair import BcbPlan, PairKernel, PairPart, PairPlan, plan_bcb
 from sparsetc.partition import register_partition
 from sparsetc.planner.calibrate import calibrate
 from sparsetc.planner.hls import plan_hls
@@ -47,6 +47,8 @@ __all__ = [
     "Layout",
     "OutOfMemoryError",
     "PairKernel",
+    "PairPart",
+    "PairPlan",
     "Part",
     "Plan",
     "PlanError",

@@ -6,20 +6,23 @@ In: an equation and operands, at least one of them sparse. Out: results, or a `K
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar, overload
 
 import torch
 
 from sparsetc.canonical import canonicalise
 from sparsetc.dense import Dims, promoted, repeated_dims
-from sparsetc.errors import DtypeError, EquationError
+from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
 from sparsetc.explain import Explanation
+from sparsetc.inputs import as_dense
 from sparsetc.ir.parse import parse, parse_arguments
 from sparsetc.kernel import Kernel
-from sparsetc.options import Options, current, with_settings
+from sparsetc.names import check_free, check_identifier
+from sparsetc.options import Options, of_call, with_settings
+from sparsetc.output import without_zeros
 from sparsetc.pair import PairKernel, build_pair, compiled_pair
 from sparsetc.pair.explain import PairExplanation
-from sparsetc.pair.result import without_zeros
 from sparsetc.tensor import SparseTensor
 from sparsetc.warn import warn_once
 
@@ -34,8 +37,8 @@ def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **setting
 
     Takes what `torch.einsum` takes: ``einsum("ijk,jr,kr->ir", x, b, c)``, an implicit output, ``...``, spaces, a list
     of operands, or operands with index lists. The sparse operand may be a `SparseTensor`, a torch tensor of any sparse
-    layout, or a scipy or pydata sparse array. The first call for an equation compiles it; the kernel is kept with the
-    sparse operand.
+    layout, or a scipy or pydata sparse array; dense operands may be ndarrays, which lie on the CPU. The first call for
+    an equation compiles it; the kernel is kept with the sparse operand.
 
     Args:
         args: equation and operands. Dense operands have the sparse one's dtype and device.
@@ -54,22 +57,26 @@ def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **setting
         EquationError, ShapeError, DtypeError, DeviceError, PlanError, OutOfMemoryError: before any kernel runs.
     """
     text, operands = _prepared(args)
-    kernel = compiled(text, operands, with_settings(current(), settings), output)
+    kernel = compiled(text, operands, of_call(settings), output)
     result = kernel(*(o for o in operands if isinstance(o, torch.Tensor)))
     return without_zeros(result) if drop_zeros else result
 
 
-def compile(*args: Any, output: str = "auto", **settings: Any) -> Kernel | PairKernel:
+def compile(*args: Any, output: str = "auto", drop_zeros: bool = False, **settings: Any) -> Kernel | PairKernel:
     """Plan, pack and generate once; call the `Kernel` often. Arguments as for `einsum`."""
     text, operands = _prepared(args)
+    kernel: Kernel | PairKernel
     if _several(operands):
-        return build_pair(text, operands, with_settings(current(), settings), output)
-    return _build(text, operands, with_settings(current(), settings), output)
+        kernel = build_pair(text, operands, of_call(settings), output)
+    else:
+        kernel = _build(text, operands, of_call(settings), output)
+    kernel.drop_zeros = drop_zeros
+    return kernel
 
 
-def explain(*args: Any, output: str = "auto", **settings: Any) -> Explanation | PairExplanation:
+def explain(*args: Any, **settings: Any) -> Explanation | PairExplanation:
     """How `einsum` would run: parts, formats, costs, why this plan. Arguments as for `einsum`."""
-    return compile(*args, output=output, **settings).explain()
+    return compile(*args, **settings).explain()
 
 
 def compiled(
@@ -135,6 +142,7 @@ def _prepared(args: tuple[Any, ...]) -> tuple[str, list[SparseTensor | torch.Ten
     text, given = parse_arguments(args)
     operands: list[SparseTensor | torch.Tensor] = []
     for n, operand in enumerate(given):
+        operand = as_dense(operand, f"operand {n + 1}")
         sparse = SparseTensor.coerce(operand)
         if sparse is not None:
             operands.append(sparse.expand_dense() if sparse.dense_order else sparse)
@@ -144,6 +152,8 @@ def _prepared(args: tuple[Any, ...]) -> tuple[str, list[SparseTensor | torch.Ten
             raise DtypeError(
                 f"operand {n + 1} must be a torch tensor or sparse, found {type(operand).__name__}; use torch.as_tensor"
             )
+        if sparse is not None and sparse.device.type == "meta":
+            raise DeviceError(f"operand {n + 1} is on the meta device, which holds no pattern to compile for")
     if not any(isinstance(o, SparseTensor) for o in operands):
         raise EquationError(
             f'"{text}" has no sparse operand: use torch.einsum, or make one with SparseTensor.from_dense'
@@ -157,10 +167,26 @@ OPERATIONS: dict[str, Callable[..., Any]] = {}
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def register_op(function: F) -> F:
+@overload
+def register_op(function: F) -> F: ...
+@overload
+def register_op(*, replace: bool) -> Callable[[F], F]: ...
+def register_op(function: F | None = None, *, replace: bool = False) -> F | Callable[[F], F]:
     """Decorator: make an operation known by its function's name, in `OPERATIONS` and to the command line's listing.
 
     An operation writes an equation from its operands' orders and calls `einsum`; see ``examples/custom_op.py``.
+
+    Args:
+        function: the operation.
+        replace: put it in the place of one that comes with the package.
+
+    Raises:
+        PlanError: the function's name is no identifier (a lambda has none), or is taken by the package.
     """
-    OPERATIONS[function.__name__] = function
+    if function is None:
+        return partial(register_op, replace=replace)  # type: ignore[call-overload, no-any-return]
+    name = check_identifier(getattr(function, "__name__", None), "an operation", PlanError)
+    own = [known for known, f in OPERATIONS.items() if f.__module__ == "sparsetc.ops"]
+    check_free(name, "operation", own, replace, PlanError, function)
+    OPERATIONS[name] = function
     return function

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sparsetc.dense import without_autocast
 from sparsetc.errors import EquationError
 from sparsetc.ir.einsum import Einsum
 from sparsetc.ir.rewrite import UPSTREAM, Gradient, gradient
@@ -41,6 +42,11 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        with without_autocast(upstream.device):
+            return _Rows._gradients(ctx, upstream)
+
+    @staticmethod
+    def _gradients(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         values, *dense = ctx.saved_tensors
         wanted = ctx.needs_input_grad[1:]
         raw = _Raw(ctx.kernel)

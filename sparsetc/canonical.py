@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
 from sparsetc import coords as crd
 from sparsetc import dense as tables
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
+from sparsetc.inputs import as_dense
 from sparsetc.ir.einsum import Bound, Einsum
 from sparsetc.ir.operands import dense_axes
 from sparsetc.ir.rewrite import Reduction, dense_subexpressions
@@ -135,6 +137,13 @@ def _broadcast(bound: Bound, operands: Sequence[SparseTensor | torch.Tensor]) ->
     return tables.broadcast_dims(bound, shapes, {p: tables.repeated_dims(o) for p, o in given.items()})
 
 
+def as_given(written: Bound, dense: Sequence[Any]) -> tuple[Any, ...]:
+    """Dense operands of a call, ndarrays as tensors; `DtypeError` names one that holds no plain numbers."""
+    if len(dense) != len(written.einsum.dense):
+        return tuple(dense)
+    return tuple(as_dense(o, f"operand {p + 1}") for o, p in zip(dense, written.einsum.dense, strict=True))
+
+
 def check_dense(written: Bound, dense: Sequence[torch.Tensor], dtype: torch.dtype, device: torch.device) -> None:
     """Raise unless these are the dense operands of an einsum as written, of its shapes or broadcast to them."""
     text, positions = written.einsum.text, written.einsum.dense
@@ -153,18 +162,17 @@ def check_dense(written: Bound, dense: Sequence[torch.Tensor], dtype: torch.dtyp
 
 
 def check_operand(
-    operand: SparseTensor | torch.Tensor, position: int, dtype: torch.dtype, device: torch.device
+    operand: SparseTensor | torch.Tensor, position: int | str, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Raise unless a dense operand has the sparse operand's dtype and device."""
+    """Raise unless a dense operand, at a position or of a name, has the sparse operand's dtype and device."""
+    what = position if isinstance(position, str) else f"operand {position + 1}"
     if operand.dtype != dtype:
         raise DtypeError(
-            f"operand {position + 1} has dtype {operand.dtype}, the sparse operand has {dtype}; "
-            "convert one of them with .to()"
+            f"{what} has dtype {operand.dtype}, the sparse operand has {dtype}; convert one of them with .to()"
         )
     if operand.device != device:
         raise DeviceError(
-            f"operand {position + 1} is on {operand.device}, the sparse operand is on {device}; "
-            "move one of them with .to()"
+            f"{what} is on {operand.device}, the sparse operand is on {device}; move one of them with .to()"
         )
 
 

@@ -12,7 +12,7 @@ from cmath import isfinite
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import reduce
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -179,6 +179,32 @@ if hasattr(os, "register_at_fork"):
 
 def einsum(equation: str, *operands: torch.Tensor, precision: str = "highest") -> torch.Tensor:
     """The result of `torch.einsum`, 16-bit floats summed in float32 and rounded once; integers stay in 64 bits."""
+    if torch.is_grad_enabled() and any(o.requires_grad for o in operands):
+        found: torch.Tensor = _Einsum.apply(equation, precision, *operands)
+        return found
+    return _contracted(equation, precision, operands)
+
+
+class _Einsum(torch.autograd.Function):
+    """`einsum`, whose gradient is made as its result is, wherever `backward` is called."""
+
+    @staticmethod
+    def forward(ctx: Any, equation: str, precision: str, *operands: torch.Tensor) -> torch.Tensor:
+        ctx.equation, ctx.precision = equation, precision
+        ctx.save_for_backward(*operands)
+        return _contracted(equation, precision, operands)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        operands, again = ctx.saved_tensors, torch.is_grad_enabled()
+        wanted = [o for o, needed in zip(operands, ctx.needs_input_grad[2:], strict=True) if needed]
+        with torch.enable_grad(), without_autocast(upstream.device), matmul_precision(ctx.precision):
+            result = _contracted(ctx.equation, ctx.precision, operands)
+            found = iter(torch.autograd.grad(result, wanted, upstream, create_graph=again))
+        return (None, None, *(next(found) if needed else None for needed in ctx.needs_input_grad[2:]))
+
+
+def _contracted(equation: str, precision: str, operands: Sequence[torch.Tensor]) -> torch.Tensor:
     dtype = operands[0].dtype
     with without_autocast(operands[0].device), matmul_precision(precision):
         if dtype in (torch.float16, torch.bfloat16):

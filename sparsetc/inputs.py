@@ -34,8 +34,49 @@ def check_dtype(dtype: torch.dtype) -> None:
         raise DtypeError(f"values must be one of {names}; found {dtype}; convert them first, e.g. with .to()")
 
 
+def not_plain(data: object) -> str:
+    """What kind of tensor that holds no plain numbers it is, in words; empty for every other object."""
+    if type(data) is torch.Tensor:  # asked for at each call
+        return "a nested tensor" if data.is_nested else ""
+    if isinstance(data, np.ma.MaskedArray):
+        return "a masked array"
+    if not isinstance(data, torch.Tensor):
+        return ""
+    if torch.nn.parameter.is_lazy(data):  # type: ignore[no-untyped-call]
+        return "an uninitialised parameter"
+    if isinstance(data, torch.masked.MaskedTensor):
+        return "a masked tensor"
+    return "a nested tensor" if data.is_nested else ""
+
+
+REMEDIES = {
+    "a masked array": "fill it, as by .filled(0)",
+    "an uninitialised parameter": "run the module that it belongs to once, or call .materialize(shape)",
+    "a masked tensor": "fill it, as by .to_tensor(0)",
+    "a nested tensor": "pad it, as by .to_padded_tensor(0), or take its parts one by one",
+}
+
+
+def check_plain(data: object, what: str) -> None:
+    """DtypeError where something like a tensor has no plain numbers: nested, masked, or not initialised."""
+    kind = not_plain(data)
+    if kind:
+        raise DtypeError(f"{what} is {kind}, which sparsetc cannot compute with; {REMEDIES[kind]}")
+
+
+def as_dense(operand: Any, what: str) -> Any:
+    """An ndarray as a tensor on the CPU, sharing its memory where it can; all else as it is.
+
+    Raises:
+        DtypeError: a dtype that torch has not, or an operand that `check_plain` refuses.
+    """
+    check_plain(operand, what)
+    return _tensor(operand, what, DtypeError) if isinstance(operand, np.ndarray) else operand
+
+
 def _tensor(data: ArrayLike, what: str, refuse: Callable[[str], Exception]) -> torch.Tensor:
     """A torch tensor sharing memory where it can; what torch cannot take is refused by ``refuse``."""
+    check_plain(data, what)
     if isinstance(data, torch.Tensor):
         return data
     try:
@@ -81,6 +122,8 @@ def as_coords(coords: ArrayLike, values: torch.Tensor) -> torch.Tensor:
         raise FormatError(f"coords have {raw.shape[1]} columns but there are {values.shape[0]} values{hint}")
     if given and raw.device != values.device:
         raise DeviceError(f"coords are on {raw.device}, values on {values.device}; move one with .to()")
+    if values.device.type == "meta":
+        raise DeviceError("coords and values are on the meta device, which holds no numbers; make them on another")
     return raw.detach().to(device=values.device, dtype=torch.int64).contiguous()
 
 

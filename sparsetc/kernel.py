@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from sparsetc.autograd import differentiable
-from sparsetc.canonical import Canonical, canonicalise
-from sparsetc.codegen.launch import BoundPart, TorchLaunch, TritonLaunch, accumulator, source_name
+from sparsetc.canonical import Canonical, as_given, canonicalise
+from sparsetc.codegen.launch import BoundPart, TorchLaunch, TritonLaunch, accumulator, machine_of, portable, source_name
 from sparsetc.convert import available_memory
 from sparsetc.dense import converted, finite, resolved, without_autocast
 from sparsetc.errors import DtypeError, PlanError, ShapeError
@@ -30,12 +30,12 @@ from sparsetc.ir.lower import lower
 from sparsetc.ir.operands import Target
 from sparsetc.ir.plan import Part, Plan
 from sparsetc.ir.tile import Add, TileProgram, walk
-from sparsetc.ir.view import ITEM, LANE, LEAF
 from sparsetc.options import Options, in_force
-from sparsetc.output import output_of
-from sparsetc.partition import PARTITIONS, deal
+from sparsetc.output import output_of, without_zeros
+from sparsetc.partition import PARTITIONS, shares
 from sparsetc.planner.candidates import Setting
 from sparsetc.planner.choose import Choice, choose
+from sparsetc.planner.ownership import Circumstances, owns
 from sparsetc.planner.statistics import Counts
 from sparsetc.runtime.second_pass import SecondPass
 from sparsetc.runtime.segments import in_order
@@ -47,20 +47,26 @@ class Kernel:
 
     def __init__(self, canonical: Canonical, x: SparseTensor, settings: Options, output: str) -> None:
         self.canonical, self.settings, self._form = canonical, settings, output
+        self.drop_zeros = False
+        """Whether calls leave out entries of a sparse result whose value is 0."""
         self.backend = _backend(settings, x)
         self.output = output_of(canonical, x, output)
         self._x, self._values_of, self._version = x, x.values, x.values._version
+        precision, *finer = _dot_precisions(settings.effective_precision(), x)
         self.setting = Setting(
             canonical.bound,
             canonical.kept,
             len(canonical.letters),
             self.backend,
-            _dot_precision(settings.effective_precision(), x),
+            precision,
             settings.deterministic,
             x.values.element_size(),
             x.dtype.is_floating_point,
             available_memory(x.device) if settings.memory_limit is None else settings.memory_limit,
             x.is_coalesced,
+            max(1, self.output.rows),
+            x.is_coalesced or (self.output.sparse and self.output.rows == canonical.coords.shape[1]),
+            tuple(finer),
         )
         settings.check_memory(
             self.output.rows * self.output.width * accumulator(x.dtype).itemsize,
@@ -84,25 +90,30 @@ class Kernel:
     # -- compilation ------------------------------------------------------------------------------------------------
     def _bind(self, memory: dict[Any, Any]) -> None:
         plan = self.choice.plan
-        dealt = list(enumerate(zip(plan.parts, self._packed_parts(plan, memory), strict=True)))
-        filled = [one for one in dealt if one[1][1].nnz] or dealt[-1:]  # a part of nothing is not run
-        parts = [self._bound_part(part, packed, number) for number, (part, packed) in filled]
+        packed = self._packed_parts(plan, memory)
+        if sum(p.nnz for p in packed) != self.canonical.coords.shape[1]:
+            raise PlanError(
+                f"plan {plan.name!r} has no part for some shares of its partition, which have nonzeros here"
+            )
+        # A part of nothing is not run.
+        self.filled = tuple(n for n, p in enumerate(packed) if p.nnz) or (len(packed) - 1,)
+        chosen, stored = [plan.parts[n] for n in self.filled], [packed[n] for n in self.filled]
+        parts = [self._bound_part(*one, number) for number, one in enumerate(zip(chosen, stored, strict=True))]
         self._second = None
         if self._needs_second_pass(parts):
             (bound,) = parts
             self._second = SecondPass.of(bound.packed.slots(_key_level(bound.program), self._row_of_nonzeros()))
-            part, partial = plan.parts[bound.program.number], self._second.partials
-            parts = [self._bound_part(part, bound.packed, bound.program.number, partial)]
+            parts = [self._bound_part(chosen[0], bound.packed, 0, self._second.partials)]
         self.parts = tuple(parts)
         used = tuple(
             replace(
-                plan.parts[p.program.number],
+                part,
                 nnz=p.packed.nnz,
                 nbytes=p.packed.nbytes + p.packed.stored * self._stored_dtype(p).itemsize,
             )
-            for p in parts
+            for part, p in zip(chosen, parts, strict=True)
         )
-        self.plan = replace(plan, parts=used)
+        self.plan = self._plan_of(plan, used)
         # Where every row is stored by its one owner, nothing need be zeroed, and nothing narrower need be widened.
         self._owned = self._second is None and all(_add_owned(p.program) for p in parts)
         covered = self.output.sparse
@@ -116,6 +127,15 @@ class Kernel:
                 parts, self._x.dtype, (plan.fused and len(parts) > 1) or len(parts) == 1, directory, name
             )
 
+    def _plan_of(self, plan: Plan, used: tuple[Part, ...]) -> Plan:
+        """The plan of the parts that are run, as ``plan=`` takes it."""
+        if len(used) == len(plan.parts):
+            return replace(plan, parts=used)
+        if len(used) == 1:  # it has all nonzeros
+            return replace(plan, parts=used, partition="all", options=(), shares=())
+        own = plan.shares or tuple(range(len(plan.parts)))
+        return replace(plan, parts=used, shares=tuple(own[n] for n in self.filled))
+
     def _packed_parts(self, plan: Plan, memory: dict[Any, Any]) -> list[Packed]:
         """Pack the parts, or take them from the tensor's cache, where other einsums may have left them."""
         found = []
@@ -125,23 +145,13 @@ class Kernel:
                 plan.partition,
                 plan.options,
                 self.canonical.kept if plan.partition != "all" else (),
-                number,
+                plan.shares[number] if plan.shares else number,
                 part.format,
                 part.layout,
             )
             if key not in memory:
                 if dealt is None:
-                    dealt = deal(
-                        plan.partition,
-                        self.canonical.coords,
-                        self.canonical.shape,
-                        self.canonical.kept,
-                        dict(plan.options),
-                    )
-                    if len(dealt) != len(plan.parts):
-                        raise PlanError(
-                            f"plan {plan.name!r} has {len(plan.parts)} parts, its partition deals {len(dealt)}"
-                        )
+                    dealt = shares(plan, self.canonical.coords, self.canonical.shape, self.canonical.kept)
                 own = dealt[number]
                 coords = self.canonical.coords if own is None else self.canonical.coords[:, own]
                 memory[key] = pack(coords, self.canonical.shape, part.format, part.layout).of(own)
@@ -236,36 +246,9 @@ class Kernel:
 
     def _is_owned(self, packed: Packed) -> bool:
         """Whether no two work items of any part add to the same output row."""
-        if len(self.choice.plan.parts) > 1 and not PARTITIONS[self.choice.plan.partition].whole_rows:
-            return False
-        view, kept = packed.view, set(self.canonical.kept)
-        if view.sides and self.backend == "torch":
-            return False  # its programs add tile by tile, not item by item
-        if (
-            packed.padded
-            and not view.blocks
-            and not view.sides
-            and (self.output.sparse or LEAF in map(view.level_of, kept))
-        ):
-            return False  # runs do not mask padding: its zeros may be added to any row, but stored to none
-        shared: set[int] = set()
-        for level, coordinates in enumerate(view.levels):
-            shared |= {c.mode for c in coordinates}
-            if kept <= shared:
-                if level == ITEM:
-                    return (
-                        shared == kept and not packed.cut[0] and not (view.chunk and not view.item and packed.items > 1)
-                    )
-                if level == LANE:
-                    return shared == kept and not packed.cut[1]
-                return shared == kept and self._distinct_rows
-        return False
-
-    @property
-    def _distinct_rows(self) -> bool:
-        """Whether no two nonzeros have the same coordinates, or each has an output row of its own."""
-        count = self.canonical.coords.shape[1]
-        return self._x.is_coalesced or (self.output.sparse and self.output.rows == count)
+        whole = len(self.filled) == 1 or PARTITIONS[self.choice.plan.partition].whole_rows
+        at = Circumstances(self.canonical.kept, self.backend, self.output.sparse, self.setting.distinct, whole)
+        return owns(packed.view, at, cut=packed.cut, padded=packed.padded, items=packed.items)
 
     def _pack_values(self) -> None:
         self._version = self._values_of._version
@@ -286,18 +269,20 @@ class Kernel:
         Returns a dense tensor, or a `SparseTensor` where the output keeps the sparse operand's pattern. Gradients flow
         to the dense operands and to the sparse operand's values.
         """
-        own = converted(dense, self._x.dtype, self.canonical.device)
+        own = converted(as_given(self.canonical.written, dense), self._x.dtype, self.canonical.device)
         self.canonical.check(own)
         given = self.canonical.slices(own)
         if given is None:  # in full, along a dimension that was broadcast when this was compiled
-            return self._unbroadcast.with_values(self._values_of)(*dense)
+            return self._unbroadcast.with_values(self._values_of)(*own)
         learned = torch.is_grad_enabled() and self._values_of.requires_grad
         # Changed in place since they were packed; what is learned may be changed through .data, which leaves no trace.
         if learned or self._values_of._version != self._version:
             self._pack_values()
         if learned or (torch.is_grad_enabled() and any(d.requires_grad for d in given)):
-            return self._wrap(differentiable(self, self._values_of, given))
-        return self._wrap(self.run(given))
+            rows = differentiable(self, self._values_of, given)
+        else:
+            rows = self.run(given)
+        return without_zeros(self._wrap(rows)) if self.drop_zeros else self._wrap(rows)
 
     def run(self, dense: Sequence[torch.Tensor]) -> torch.Tensor:
         """The result as (rows, *dense sizes), of the dense operands of the narrow einsum, outside autograd."""
@@ -471,12 +456,16 @@ def _backend(settings: Options, x: SparseTensor) -> str:
     return "torch" if x.dtype.is_complex else backend
 
 
-def _dot_precision(precision: str, x: SparseTensor) -> str:
+def _dot_precisions(precision: str, x: SparseTensor) -> list[str]:
+    """Of dots: what a setting stands for with operands of this type on this machine, then what is more exact."""
     if x.dtype in (torch.float16, torch.bfloat16):
-        return "tf32"  # holds both types exactly, and what it rounds a product to is no coarser than the result
-    if x.dtype != torch.float32:
-        return "ieee"
-    return {"highest": "tf32x3", "high": "tf32", "medium": "bf16"}[precision]
+        found = ["tf32"]  # holds both types exactly, and what it rounds a product to is no coarser than the result
+    elif x.dtype != torch.float32:
+        found = ["ieee"]
+    else:
+        ladder = {"medium": "bf16", "high": "tf32", "highest": "tf32x3"}
+        found = list(ladder.values())[list(ladder).index(precision) :]
+    return list(dict.fromkeys(portable(one, machine_of((x.values,))) for one in found))
 
 
 def _key_level(program: TileProgram) -> int:

@@ -77,3 +77,14 @@ def output_of(canonical: Canonical, x: SparseTensor, form: str) -> Output:
     flags = crd.starts_of_runs([k[order_of] for k in keys])
     slot = torch.empty_like(order_of).scatter_(0, order_of, torch.cumsum(flags, 0) - 1)
     return Output(shape, width, moved, rows[:, order_of[flags]].contiguous(), slot)
+
+
+def without_zeros(z: torch.Tensor | SparseTensor) -> torch.Tensor | SparseTensor:
+    """A sparse result without the entries whose value is 0 (NaN stays); the order is kept. Dense ones as they are."""
+    if not isinstance(z, SparseTensor) or not z.values.numel():
+        return z
+    values = z.values if z.values.ndim == 1 else z.values.flatten(1).abs().amax(1)
+    kept = torch.nonzero(values != 0).flatten()
+    if kept.numel() == z.nnz:
+        return z
+    return SparseTensor._make(z.coords.index_select(1, kept), z.values.index_select(0, kept), z.shape, z.is_coalesced)

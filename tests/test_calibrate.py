@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ import sparsetc as stc
 from sparsetc import cache_folder, rates_record
 from sparsetc.codegen.launch import TARGETS, TRITON_TYPES
 from sparsetc.ir.cost import CPU, Rates, rates_of
+from sparsetc.options import Options
+from sparsetc.pair import prices
 from sparsetc.planner import calibrate as calibration
 from sparsetc.planner.calibrate import Launch, Sizes, probes, starts
 
@@ -237,6 +240,40 @@ def test_explain_names_the_rates_and_computes_with_them(gpu: Path, tmp_path: Pat
     assert after.to_dict()["rates"] == after.rates
     assert after.considered[0][1] >= 1e6 > before.considered[0][1], "planned with the record of the call's cache_dir"
     assert after.parts[0].predicted_us >= 1e6, "and explained with it outside of the call"
+
+
+def test_paths_of_two_sparse_operands_have_the_rates_of_the_gpu(
+    gpu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, settings = torch.device("cuda:0"), Options(cache_dir=tmp_path / "elsewhere")
+    monkeypatch.setattr(torch.cuda, "device", lambda *_: nullcontext())
+    assert prices.rates_of(device, settings) is prices.GPU
+    assert prices.GPU.whose == "NVIDIA H200 (defaults)"
+    assert prices.rates_of(torch.device("cpu"), settings).whose == "2 CPU cores (defaults)"
+    with stc.options(cache_dir=tmp_path / "elsewhere"):
+        rates_record.write(RATES, SOFTWARE)
+    found = prices.rates_of(device, settings)
+    assert found.whose == f"{GPU} (calibrated 2026-11-20)"
+    assert found.memory == pytest.approx(prices.GPU.memory * 1.5 / 4.373)
+    assert found.task_bytes == pytest.approx(prices.GPU.task_bytes * 1.5 / 4.373)
+    assert found.blocks["high"] == pytest.approx(prices.GPU.blocks["high"] * 60 / 459.7)
+    assert found.launch == pytest.approx(prices.GPU.launch * 3.5 / 3.968)
+    assert found.turn == prices.GPU.turn, "calibrate does not measure it"
+    assert prices.rates_of(device, Options()) is prices.GPU, "the record is another folder's"
+
+
+def test_an_h200_that_was_calibrated_keeps_its_rates() -> None:
+    record = json.loads((Path(__file__).parents[1] / "benchmarks/results/rates_h200.json").read_text())
+    kept = {name: rate for name, rate in record["rates"].items() if name != "dot"}
+    found = prices.calibrated(Rates(**kept, dot=tuple(record["rates"]["dot"].items()), calibrated="2026-11-20"))
+    assert replace(found, whose=prices.GPU.whose) == prices.GPU
+
+
+def test_explain_names_the_rates_of_pairs() -> None:
+    x = stc.SparseTensor([[0, 1], [1, 0]], [1.0, 2.0], (2, 2))
+    explained = stc.explain("ij,jk->ik", x, x)
+    assert explained.to_dict()["rates"] == "2 CPU cores (defaults)"
+    assert "\n  rates    2 CPU cores (defaults)\n" in str(explained)
 
 
 # -- calibrating ------------------------------------------------------------------------------------------------------

@@ -94,6 +94,32 @@ def test_options_say_the_precision_under_autocast(equation: str, plan: str) -> N
     torch.testing.assert_close(inside, grads, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, F32, torch.float64], ids=str)
+@pytest.mark.parametrize("equation", ["ij,jr,rs->is", "ij->i", "ij,jk,rs,sk->ir"])
+def test_gradients_under_autocast_are_those_outside(equation: str, dtype: torch.dtype) -> None:
+    sizes = {"i": 6, "j": 5, "k": 4, "r": 40, "s": 30}
+    operands: list[torch.Tensor | stc.SparseTensor] = []
+    leaves = []
+    for n, term in enumerate(equation.split("->")[0].split(",")):
+        shape = tuple(sizes[c] for c in term)
+        if term in ("ij", "jk"):
+            x = random_sparse(shape, "random", dtype, n, coalesce=False)
+            leaves.append(x.values.requires_grad_())
+            operands.append(x)
+        else:
+            leaves.append(random_values(shape, dtype, n).requires_grad_())
+            operands.append(leaves[-1])
+
+    def gradients() -> tuple[torch.Tensor, ...]:
+        found = stc.einsum(equation, *operands, output="dense")
+        return torch.autograd.grad(found.sum(), leaves, create_graph=True)
+
+    outside = gradients()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = gradients()
+    torch.testing.assert_close(inside, outside, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("plan", ["scalar", "dense", "bcb", "auto"])
 def test_contractions_under_autocast(plan: str) -> None:
     x, y = matrix(), random_sparse((5, 7), "random", F32, 1)

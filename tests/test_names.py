@@ -71,7 +71,7 @@ def test_names_that_generated_programs_take_are_not(name: str) -> None:
     assert not names.is_free(name)
     if name:
         view = View(order=1, item=(), lane=(), leaf=(Field(0, name, 0, 4, True),), blocks=False, lanes=1, chunk=8)
-        with pytest.raises(FormatError, match="cannot be an array's name"):
+        with pytest.raises(FormatError, match="generated programs"):
             verify(view)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import builtins
 import re
-from keyword import iskeyword
+from keyword import iskeyword, issoftkeyword
 
 LETTERED = ("at", "in", "block", "tile", "side", "first", "past")
 """The words that stand before a letter."""
@@ -66,7 +66,9 @@ def past(letter: str) -> str:
 
 def is_free(name: str) -> bool:
     """Whether a format may call an array `name`: an identifier that no generated name can be, nor a copy of one."""
-    if not name.isidentifier() or not name.isascii() or iskeyword(name) or hasattr(builtins, name):
+    if not name.isidentifier() or not name.isascii() or iskeyword(name) or issoftkeyword(name):
+        return False
+    if hasattr(builtins, name):
         return False
     own = _NUMBER.sub("", name)  # statements that are taken several at a time are numbered
     return own not in WORDS | STRUCTURE and not _LETTERED.fullmatch(own)

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 from sparsetc.errors import PlanError
 from sparsetc.ir import names
@@ -32,6 +33,8 @@ from sparsetc.ir.plan import F16X3
 from sparsetc.ir.view import ITEM, LANE, LEAF, LEVELS, PAIRED, Computed, Consecutive, Coordinate, Tiles, View
 
 LANES = "lane"
+MOST_ELEMENTS = 1 << 20
+"""Elements of the largest tensor that a Triton program may have."""
 
 
 @dataclass(frozen=True)
@@ -305,6 +308,9 @@ class TileProgram:
         """Whether its values are stored in bfloat16: those of tiles, where dots would round them to it anyway."""
         return bool(self.view.sides) and self.precision == "bf16" and bool(self.dots)
 
+    def __repr__(self) -> str:
+        return f'TileProgram("{self.equation}", part {self.number}: {self.format}, {self.view})'
+
     def __str__(self) -> str:
         return "\n".join(_lines(self))
 
@@ -370,6 +376,21 @@ def verify(program: TileProgram) -> None:
         _verify_pairs(program)
     elif program.precision == F16X3:
         raise PlanError(f"{F16X3} multiplies parts, which only the tiles of a task list are stored in")
+
+
+def check_sizes(p: TileProgram) -> None:
+    """Raise `PlanError` where a tile of the program holds more elements than Triton's tensors may (`MOST_ELEMENTS`)."""
+    for statement, _ in walk(p.body):
+        if not isinstance(statement, Value | Gather | Zero | Product | Sum):
+            continue
+        tiles = (statement.out, *(statement.inputs if isinstance(statement, Product) else ()))
+        for tile in tiles:
+            elements = prod(p.view.lanes if a == LANES else p.axis(a).block for a in tile.axes)
+            if elements > MOST_ELEMENTS:
+                raise PlanError(
+                    f'part {p.number} ({p.format}) of "{p.equation}": {tile} would hold {elements:,} elements, and a '
+                    f"program's tile at most {MOST_ELEMENTS:,}; give the schedule smaller blocks"
+                )
 
 
 def _verify_pairs(p: TileProgram) -> None:

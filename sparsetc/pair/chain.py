@@ -21,9 +21,11 @@ import torch
 from sparsetc import dense as tables
 from sparsetc.canonical import canonicalise
 from sparsetc.ir.einsum import Bound, Einsum
+from sparsetc.ir.plan import Plan
 from sparsetc.kernel import Kernel
 from sparsetc.options import Options, with_settings
 from sparsetc.pair.path import SparsePath
+from sparsetc.pair.plans import PairPlan
 from sparsetc.pair.step import PairStep
 from sparsetc.tensor import SparseTensor
 
@@ -73,11 +75,12 @@ class Chain:
         self.path = contraction_path(bound, terms)
         self.steps: list[Step] = []
         self._sparse: list[tuple[bool, bool]] = []
-        for left, right in self.path:
+        for number, (left, right) in enumerate(self.path):
             chosen = (terms[left], terms[right])
             rest = [t for n, t in enumerate(terms) if n not in (left, right)]
             output = _kept(chosen, rest, e.output)
-            step = _step((left, right), chosen, output, bound.by_index, like, settings)
+            own = _of_step(settings, number, len(self.path))
+            step = _step((left, right), chosen, output, bound.by_index, like, own)
             self.steps.append(step)
             self._sparse.append((chosen[0].pattern is not None, chosen[1].pattern is not None))
             terms = [*rest, step.result]
@@ -126,6 +129,13 @@ def _kept(chosen: Sequence[Term], rest: Sequence[Term], output: tuple[str, ...])
     return tuple(c for c in own if c in needed)
 
 
+def _of_step(settings: Options, number: int, steps: int) -> Options:
+    """The settings of one contraction: those given, with the plan's own of it where it has one for each."""
+    if not isinstance(settings.plan, PairPlan):
+        return settings
+    return with_settings(settings, {"plan": settings.plan.of_step(number, steps) or "auto"})
+
+
 def _step(
     places: tuple[int, int],
     chosen: tuple[Term, Term],
@@ -168,7 +178,9 @@ def _mixed(
     table = torch.empty((), dtype=like.dtype, device=like.device)
     dense = table.expand(bound.shape(1 - position))
     operands = [sparse.pattern if n == position else dense for n in range(2)]
-    precision, settings = settings.effective_precision(), with_settings(settings, {"plan": "auto"})
+    precision = settings.effective_precision()
+    if not isinstance(settings.plan, Plan):  # one for pairs
+        settings = with_settings(settings, {"plan": "auto"})
     kernel = Kernel(
         canonicalise(bound, operands, narrow=False), sparse.pattern, settings, "sparse" if kept else "dense"
     )

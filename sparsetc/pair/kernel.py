@@ -14,21 +14,19 @@ from pathlib import Path
 
 import torch
 
-from sparsetc.canonical import check_dense, check_operand
+from sparsetc.canonical import as_given, check_dense, check_operand
 from sparsetc.dense import converted
 from sparsetc.errors import DtypeError, PlanError, ShapeError
 from sparsetc.integers import fitted, summed_dtype
 from sparsetc.ir.einsum import Bound
-from sparsetc.ir.plan import Layout, Part, Plan, Schedule
+from sparsetc.kernel import Kernel
 from sparsetc.options import Options
-from sparsetc.pair.block_path import BlockPath
+from sparsetc.output import without_zeros
 from sparsetc.pair.chain import Chain
 from sparsetc.pair.equation import Side, prepared
 from sparsetc.pair.explain import PairExplanation, explain
-from sparsetc.pair.hybrid import HybridPath
-from sparsetc.pair.meeting import Meeting
-from sparsetc.pair.paths import NumericPath, ScalarPath
-from sparsetc.pair.plans import plan_name
+from sparsetc.pair.plans import PairPlan, plan_name
+from sparsetc.pair.step import PairStep
 from sparsetc.pair.sums import kept_dtype
 from sparsetc.tensor import SparseTensor
 
@@ -42,6 +40,8 @@ class PairKernel:
         e = bound.einsum
         plan_name(settings, e.indices)  # refused at once where it is not known
         self.bound, self.settings = bound, settings
+        self.drop_zeros = False
+        """Whether calls leave out entries of a sparse result whose value is 0."""
         first = operands[e.sparse[0]]
         assert isinstance(first, SparseTensor)
         for position, operand in enumerate(operands):
@@ -88,14 +88,14 @@ class PairKernel:
             A coalesced `SparseTensor` where the result keeps a mode of a sparse operand, a dense tensor otherwise, or
             where ``output="dense"`` asked for it. Gradients flow to dense operands and to the values of sparse ones.
         """
-        dense = tuple(converted(dense, self.dtype, self.device))
+        dense = tuple(converted(as_given(self.bound, dense), self.dtype, self.device))
         check_dense(self.bound, dense, self.dtype, self.device)
         given = iter(self._values if values is None else self._checked(values))
         others = iter(dense)
         e = self.bound.einsum
         terms = [next(given) if p in e.sparse else next(others) for p in range(len(e.inputs))]
         found = self.chain.run([t.to(self._summed) for t in terms])
-        return self._wrap(found)
+        return without_zeros(self._wrap(found)) if self.drop_zeros else self._wrap(found)
 
     def _wrap(self, found: torch.Tensor) -> torch.Tensor | SparseTensor:
         if self._side is not None:
@@ -167,19 +167,21 @@ class PairKernel:
         return self.chain.pairs[0].backend if self.chain.pairs else "torch"
 
     @property
-    def plan(self) -> Plan:
-        """A part each operand of each contraction of two sparse ones, and half of a hybrid; named after the first."""
-        parts = []
-        for step in self.chain.pairs:
-            for stored, side, n, nbytes in _stored(step.path, step.meeting):
-                layout = Layout(item=tuple(range(len(side.letters))))
-                nbytes += n * self.dtype.itemsize
-                parts.append(Part(stored, layout, Schedule(), n, nbytes, label="".join(side.letters)))
+    def plan(self) -> PairPlan:
+        """Both operands of each contraction of two sparse ones, as they are read; named after the first contraction.
+
+        Given as ``plan=``, it makes the same kernel of the same operands.
+        """
+        parts = [part for step in self.chain.pairs for part in step.parts]
+        steps = [
+            s.work.plan if isinstance(s.work, PairStep | Kernel) else None  # torch's own product
+            for s in self.chain.steps
+        ]
         first = self.chain.pairs[0] if self.chain.pairs else None
         name, reason = (
             (first.choice.name, first.choice.reason) if first else ("dense", "nothing sparse is left to pair")
         )
-        return Plan(name, tuple(parts), reason=reason)
+        return PairPlan(name, tuple(parts), tuple(steps), reason)
 
     @property
     def source(self) -> str:
@@ -205,17 +207,6 @@ class PairKernel:
 
     def __repr__(self) -> str:
         return f'PairKernel("{self.equation}", plan {self.plan.name}, {self.backend}, {self.nnz:,} nonzeros)'
-
-
-def _stored(path: NumericPath, m: Meeting) -> list[tuple[str, Side, int, int]]:
-    """(format, operand, nonzeros, bytes of indices) of both operands as a path reads them; of a hybrid, twice."""
-    if isinstance(path, HybridPath):
-        return [part for half in path.halves for part in _stored(half.path, half.share.part)]
-    if isinstance(path, BlockPath):
-        return [(own.format, side, own.nnz, own.nbytes) for side, own in ((m.x, path.cut.x), (m.y, path.cut.y))]
-    stored = "coo" if isinstance(path, ScalarPath) else "strided"
-    entries = ((m.x, m.x_key.numel()), (m.y, m.y_key.numel()))
-    return [(stored, side, n, side.nbytes if stored == "coo" else 0) for side, n in entries]
 
 
 def _is_sparse(bound: Bound, form: str) -> bool:

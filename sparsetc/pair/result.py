@@ -1,4 +1,4 @@
-"""What is done to results once they are made: zeros dropped, ``alpha Z + beta out`` (BCB-SpTC, formula (1)).
+"""What is done to results once they are made: ``alpha Z + beta out`` (BCB-SpTC, formula (1)).
 
 In: results, sparse or dense. Out: new ones; nothing is changed in place.
 """
@@ -15,17 +15,6 @@ from sparsetc.integers import fitted, summed_dtype
 from sparsetc.tensor import SparseTensor
 
 Result = torch.Tensor | SparseTensor
-
-
-def without_zeros(z: Result) -> Result:
-    """A sparse result without the entries whose value is 0 (NaN stays); the order is kept. Dense ones as they are."""
-    if not isinstance(z, SparseTensor) or not z.values.numel():
-        return z
-    values = z.values if z.values.ndim == 1 else z.values.flatten(1).abs().amax(1)
-    kept = torch.nonzero(values != 0).flatten()
-    if kept.numel() == z.nnz:
-        return z
-    return SparseTensor._make(z.coords.index_select(1, kept), z.values.index_select(0, kept), z.shape, z.is_coalesced)
 
 
 def check_accumulation(out: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
