@@ -17,7 +17,7 @@ DTYPES = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
     *(torch.int32, torch.int64, torch.complex64, torch.complex128),
 )
-BATCHES = {"einsums": (0, 1500, 100), "gradients": (0, 100, 10), "contractions": (0, 200, 25)}
+BATCHES = {"einsums": (0, 2400, 100), "gradients": (0, 200, 20), "contractions": (0, 400, 40)}
 """First seed, last seed, seeds a test."""
 
 

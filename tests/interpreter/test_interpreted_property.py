@@ -6,7 +6,7 @@ import pytest
 
 from sparsetc.testing.findings import sweep
 
-BATCHES = {"einsums": (0, 600, 50), "gradients": (0, 50, 10), "contractions": (0, 80, 20)}
+BATCHES = {"einsums": (0, 1200, 75), "gradients": (0, 100, 20), "contractions": (0, 200, 40)}
 """First seed, last seed, seeds a test."""
 
 
