@@ -43,10 +43,10 @@ WHOLE_TURN = 8192
 WHOLE_TILE, TURN_WARPS = 2048, 3
 """Positions of a tile that a program takes whole from which its turn takes `Rates.tile`; of a smaller one less, as the
 0.6th power, for so many warps, and more or less as they are: what waits is a program (H200, matrices in tiles of 16 x
-16, beside their dots: 0.40 ns for 2 warps, 0.82 to 1.0 for 4)."""
+16, beside their dots: 0.40 ns for 2 warps, 0.82 to 1.0 for 4; `benchmarks/results/choices.json`)."""
 IDLE_WAIT = 0.25
 """Of `Rates.wait`, what each of the loads of a round of a run takes where memory is not busy: of words, and of the rows
-that they name (H200: SpMM 0.3 to 0.5 us a round, MTTKRP of order 3 0.75)."""
+that they name (H200: SpMM 0.3 to 0.5 us a round, MTTKRP of order 3 0.75; `benchmarks/results/choices.json`)."""
 SCALE = 4
 """Bytes of a row's scale."""
 VECTOR = 4
