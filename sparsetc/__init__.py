@@ -15,6 +15,7 @@ from sparsetc.errors import (
     PlanError,
     ShapeError,
     SparsetcError,
+    TransformError,
 )
 from sparsetc.formats import register_format
 from sparsetc.io import read, write
@@ -56,6 +57,7 @@ __all__ = [
     "ShapeError",
     "SparseTensor",
     "SparsetcError",
+    "TransformError",
     "calibrate",
     "compile",
     "contract",

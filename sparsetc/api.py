@@ -11,13 +11,13 @@ from typing import Any, TypeVar, overload
 
 import torch
 
-from sparsetc.canonical import canonicalise
 from sparsetc.dense import Dims, promoted, repeated_dims
+from sparsetc.entry import entry_point
 from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
 from sparsetc.explain import Explanation
 from sparsetc.inputs import as_dense
 from sparsetc.ir.parse import parse, parse_arguments
-from sparsetc.kernel import Kernel
+from sparsetc.kernel import Kernel, compile_bound
 from sparsetc.names import check_free, check_identifier
 from sparsetc.options import Options, of_call, with_settings
 from sparsetc.output import without_zeros
@@ -26,19 +26,21 @@ from sparsetc.pair.explain import PairExplanation
 from sparsetc.tensor import SparseTensor
 from sparsetc.warn import warn_once
 
-KEPT_KERNELS = 64
-"""Kernels kept for one sparse operand by `einsum`, and by gradients."""
-
 Operand = Any
 
 
+@entry_point
 def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **settings: Any) -> torch.Tensor | SparseTensor:
     """Evaluate an einsum with one or more sparse operands.
 
     Takes what `torch.einsum` takes: ``einsum("ijk,jr,kr->ir", x, b, c)``, an implicit output, ``...``, spaces, a list
     of operands, or operands with index lists. The sparse operand may be a `SparseTensor`, a torch tensor of any sparse
     layout, or a scipy or pydata sparse array; dense operands may be ndarrays, which lie on the CPU. The first call for
-    an equation compiles it; the kernel is kept with the sparse operand.
+    an equation compiles it; the kernel is kept with the sparse operand's pattern, that of a torch tensor or of a scipy
+    CSR, CSC, BSR or COO array with the index arrays.
+
+    Values are read at each call, however they were changed. Where the caller never had them (they were read from a
+    file, or computed from duplicates), they are packed once; a `Kernel` packs any values once.
 
     Args:
         args: equation and operands. Dense operands have the sparse one's dtype and device.
@@ -58,12 +60,16 @@ def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **setting
     """
     text, operands = _prepared(args)
     kernel = compiled(text, operands, of_call(settings), output)
-    result = kernel(*(o for o in operands if isinstance(o, torch.Tensor)))
+    result = kernel.called([o for o in operands if isinstance(o, torch.Tensor)])
     return without_zeros(result) if drop_zeros else result
 
 
+@entry_point
 def compile(*args: Any, output: str = "auto", drop_zeros: bool = False, **settings: Any) -> Kernel | PairKernel:
-    """Plan, pack and generate once; call the `Kernel` often. Arguments as for `einsum`."""
+    """Plan, pack and generate once; call the `Kernel` often. Arguments as for `einsum`.
+
+    A kernel has the values packed that its sparse operand has now; see `Kernel` for which changes it notices.
+    """
     text, operands = _prepared(args)
     kernel: Kernel | PairKernel
     if _several(operands):
@@ -86,7 +92,7 @@ def compiled(
     output: str,
     automatic: bool = False,
 ) -> Kernel | PairKernel:
-    """The kernel kept with the sparse operand for this equation and these sizes, or a new one.
+    """The kernel kept for the sparse operand's pattern, this equation and these sizes, or a new one.
 
     `automatic` drops a plan that was chosen for another equation (a gradient's differs from its function's).
     """
@@ -96,34 +102,34 @@ def compiled(
         return compiled_pair(text, operands, settings, output)
     x = next(o for o in operands if isinstance(o, SparseTensor))
     key = (
-        "kernel",
         text,
-        tuple((tuple(o.shape), o.dtype, str(o.device), _form_of(o)) for o in operands),
+        tuple([(o.shape, o.dtype, o.device, _form_of(o)) for o in operands]),
         settings,
         output,
         settings.effective_precision(),
     )
+    kept = x._packed.kernels
     try:
-        kept: dict[Any, Kernel] = x._packed.setdefault("kernels", {})
         kernel = kept.get(key)
     except TypeError:  # a plan that cannot be hashed
-        return _build(text, operands, settings, output)
-    if kernel is None:
-        kernel = _build(text, operands, settings, output)
-        kept[key] = kernel
-        while len(kept) > KEPT_KERNELS:
-            kept.pop(next(iter(kept)))
-        return kernel
-    return kernel if kernel.operand.values is x.values else kernel.with_values(x.values)
+        return _build(text, operands, settings, output, repeated=True)
+    if kernel is not None:
+        return kernel.on(x)
+    kernel = _build(text, operands, settings, output, repeated=True)
+    kept.put(key, kernel.bare())
+    return kernel
 
 
-def _build(text: str, operands: Sequence[SparseTensor | torch.Tensor], settings: Options, output: str) -> Kernel:
+def _build(
+    text: str,
+    operands: Sequence[SparseTensor | torch.Tensor],
+    settings: Options,
+    output: str,
+    repeated: bool = False,
+) -> Kernel:
     bound = parse(text, [tuple(o.shape) for o in operands], [isinstance(o, SparseTensor) for o in operands])
-    canonical = canonicalise(bound, operands)
-    x = operands[bound.einsum.sparse[0]]
-    assert isinstance(x, SparseTensor)
-    kernel = Kernel(canonical, x, settings, output)
-    if kernel.backend == "torch" and settings.effective_backend(x.device) == "torch":
+    kernel = compile_bound(bound, operands, settings, output, repeated)
+    if kernel.backend == "torch" and settings.effective_backend(kernel.canonical.device) == "torch":
         warn_once("no GPU: running the generated torch programs on the CPU")
     return kernel
 
@@ -143,7 +149,8 @@ def _prepared(args: tuple[Any, ...]) -> tuple[str, list[SparseTensor | torch.Ten
     operands: list[SparseTensor | torch.Tensor] = []
     for n, operand in enumerate(given):
         operand = as_dense(operand, f"operand {n + 1}")
-        sparse = SparseTensor.coerce(operand)
+        dense = isinstance(operand, torch.Tensor) and operand.layout == torch.strided
+        sparse = None if dense else SparseTensor.coerce(operand)
         if sparse is not None:
             operands.append(sparse.expand_dense() if sparse.dense_order else sparse)
         elif isinstance(operand, torch.Tensor):

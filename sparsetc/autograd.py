@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sparsetc.dense import without_autocast
+from sparsetc.entry import check_upstream, entry_point
 from sparsetc.errors import EquationError
 from sparsetc.ir.einsum import Einsum
 from sparsetc.ir.rewrite import UPSTREAM, Gradient, gradient
@@ -30,7 +31,12 @@ def differentiable(kernel: Kernel, values: torch.Tensor, dense: Sequence[torch.T
     shapes = [kernel.canonical.narrow.shape(p) for p in kernel.canonical.narrow.einsum.dense]
     # Expanded outside, so that autograd itself sums the gradient of an operand that was broadcast.
     expanded = [d if d.shape == s else d.expand(s) for d, s in zip(dense, shapes, strict=True)]
-    return _Rows.apply(kernel, values, *expanded)
+    return _Rows.apply(kernel, recordable(values), *expanded)
+
+
+def recordable(values: torch.Tensor) -> torch.Tensor:
+    """Values that autograd can save: themselves, or a copy where they were made under ``torch.inference_mode``."""
+    return values.clone() if values.is_inference() and not torch.is_inference_mode_enabled() else values
 
 
 class _Rows(torch.autograd.Function):
@@ -42,6 +48,7 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        check_upstream(upstream)
         with without_autocast(upstream.device):
             return _Rows._gradients(ctx, upstream)
 
@@ -133,6 +140,7 @@ class _Raw:
             return found
         return [_conjugate(o) if n in g.conjugated else o for n, o in enumerate(found)]
 
+    @entry_point
     def _run(
         self, g: Gradient, operands: list[SparseTensor | torch.Tensor], output: str
     ) -> SparseTensor | torch.Tensor:
@@ -140,7 +148,7 @@ class _Raw:
 
         settings = self.kernel.settings
         kernel = compiled(str(g.einsum), operands, settings, output, automatic=True)
-        return kernel(*(o for o in operands if isinstance(o, torch.Tensor)))
+        return kernel.called([o for o in operands if isinstance(o, torch.Tensor)])
 
 
 def _conjugate(operand: SparseTensor | torch.Tensor) -> SparseTensor | torch.Tensor:

@@ -68,6 +68,8 @@ class Canonical:
 
     def slices(self, dense: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
         """The operands of `narrow`; None where an operand is not broadcast as those were that were compiled for."""
+        if not any(self.broadcast):
+            return list(dense)
         found = [tables.slices(operand, dims) for operand, dims in zip(dense, self.broadcast, strict=True)]
         return None if any(f is None for f in found) else found  # type: ignore[return-value]
 
@@ -95,13 +97,14 @@ class Canonical:
         return [reduced[p] for p in self.reduction.bound.einsum.dense]  # type: ignore[misc]
 
 
-def canonicalise(bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], narrow: bool = True) -> Canonical:
+def canonicalise(bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], repeated: bool = False) -> Canonical:
     """Check dtypes and devices, reduce the dense operands' own expressions, take diagonals of the sparse one.
 
     Args:
         bound: the einsum as written.
         operands: its operands.
-        narrow: whether a dense operand's broadcast dimensions are left out, so that one slice is read and not copies.
+        repeated: whether a dense operand's dimensions of stride 0 are left out as those of size 1 are, so that one
+            slice is read and not copies; not where operands only stand for others of their shapes.
     """
     (position,) = bound.einsum.sparse
     x = operands[position]
@@ -109,8 +112,7 @@ def canonicalise(bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], 
     for other in bound.einsum.dense:
         operand = operands[other]
         check_operand(operand, other, x.dtype, x.device)
-    dropped: dict[int, tables.Dims] = dict.fromkeys(bound.einsum.dense, ())
-    dropped |= _broadcast(bound, operands) if narrow else {}
+    dropped = _broadcast(bound, operands, repeated)
     narrowed = tables.without(bound, dropped)
     reduction = dense_subexpressions(narrowed)
     reduced, coords, source = _diagonal(reduction.bound, x.coords)
@@ -131,10 +133,12 @@ def canonicalise(bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], 
     )
 
 
-def _broadcast(bound: Bound, operands: Sequence[SparseTensor | torch.Tensor]) -> dict[int, tables.Dims]:
+def _broadcast(bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], repeated: bool) -> dict[int, tables.Dims]:
     given = {p: o for p in bound.einsum.dense if isinstance(o := operands[p], torch.Tensor)}
     shapes = {p: tuple(o.shape) for p, o in given.items()}
-    return tables.broadcast_dims(bound, shapes, {p: tables.repeated_dims(o) for p, o in given.items()})
+    return tables.broadcast_dims(
+        bound, shapes, {p: tables.repeated_dims(o) for p, o in given.items()} if repeated else {}
+    )
 
 
 def as_given(written: Bound, dense: Sequence[Any]) -> tuple[Any, ...]:

@@ -15,7 +15,8 @@ import torch
 
 from sparsetc import coords as crd
 from sparsetc.errors import DtypeError, FormatError, OutOfMemoryError, ShapeError
-from sparsetc.inputs import check_plain, not_plain
+from sparsetc.inputs import as_values, check_dtype, check_plain, not_plain
+from sparsetc.kept import lasting
 from sparsetc.memory import as_bytes
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def to_torch(x: SparseTensor, layout: torch.layout, blocksize: tuple[int, int] |
     if layout != torch.sparse_coo:
         x = x.coalesce()
     coo = torch.sparse_coo_tensor(
-        x.coords, x.values, x.shape, is_coalesced=x.is_coalesced or None, check_invariants=False
+        x.coords, x.values, x.shape, device=x.device, is_coalesced=x.is_coalesced or None, check_invariants=False
     )
     if layout == torch.sparse_coo:
         return coo
@@ -117,23 +118,53 @@ def to_pydata(x: SparseTensor) -> Any:
 
 def from_torch(tensor: torch.Tensor) -> SparseTensor:
     """See SparseTensor.from_torch."""
-    from sparsetc.tensor import SparseTensor
-
     if not isinstance(tensor, torch.Tensor):
         raise FormatError(f"from_torch takes a torch.Tensor, found {type(tensor).__name__}")
     check_plain(tensor, "the tensor")
     if tensor.layout == torch.strided:
         return from_dense(tensor)
     if tensor.layout in _COMPRESSED:
-        tensor = tensor.to_sparse_coo() if hasattr(tensor, "to_sparse_coo") else tensor.to_sparse()
+        return _from_compressed(tensor)
     if tensor.layout != torch.sparse_coo:
         raise FormatError(f"from_torch cannot read layout {tensor.layout}")
     if tensor.sparse_dim() == 0:
         raise FormatError("a tensor with no sparse mode is not sparse; use its values")
-    if tensor.requires_grad or tensor.is_coalesced():
-        tensor = tensor.coalesce()  # autograd follows values(), which only a coalesced tensor has
-        return SparseTensor(tensor.indices(), tensor.values(), tuple(tensor.shape))
-    return SparseTensor(tensor._indices(), tensor._values(), tuple(tensor.shape))
+    return _from_coo(tensor)
+
+
+def _from_coo(tensor: torch.Tensor) -> SparseTensor:
+    from sparsetc.foreign import reading
+
+    shape, indices = tuple(tensor.shape), tensor._indices()
+    found = reading(torch.sparse_coo, shape, [indices], [indices.untyped_storage()], _as_they_are)
+    if tensor.requires_grad:  # autograd follows values(), which only a coalesced tensor has
+        return found.tensor(tensor.coalesce().values(), shape, merged=True)
+    return found.tensor(tensor._values(), shape)
+
+
+def _as_they_are(own: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, None]:
+    return own[0].contiguous(), None
+
+
+def _from_compressed(tensor: torch.Tensor) -> SparseTensor:
+    from sparsetc.foreign import reading
+
+    by_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+    outer = tensor.crow_indices() if by_rows else tensor.ccol_indices()
+    inner = tensor.col_indices() if by_rows else tensor.row_indices()
+    if outer.ndim != 1 or tensor.dense_dim():
+        return _from_coo(tensor.to_sparse_coo())
+    layout, shape, values = tensor.layout, tuple(tensor.shape), tensor.values()
+
+    def numbered(own: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        numbers = torch.arange(values.numel(), device=values.device).view(values.shape)
+        made: Any = torch.sparse_compressed_tensor  # whose stub lacks the index arrays
+        whole = made(*own, numbers, shape, layout=layout, device=values.device, check_invariants=False)
+        coo = whole.to_sparse_coo()
+        return coo._indices(), coo._values()
+
+    memory = [outer.untyped_storage(), inner.untyped_storage()]
+    return reading(layout, shape, [outer, inner], memory, numbered).tensor(values.reshape(-1), shape)
 
 
 def from_dense(tensor: Any) -> SparseTensor:
@@ -141,13 +172,15 @@ def from_dense(tensor: Any) -> SparseTensor:
     from sparsetc.tensor import SparseTensor
 
     check_plain(tensor, "the tensor")
-    strided = torch.as_tensor(tensor)
+    strided = tensor if isinstance(tensor, torch.Tensor) else torch.as_tensor(tensor)
     if strided.layout != torch.strided:
         raise FormatError(f"from_dense takes a strided tensor, found {strided.layout}; see from_torch")
     if strided.ndim == 0:
         raise FormatError("from_dense needs at least one mode, found a single number")
-    coords = torch.nonzero(strided.detach()).T.contiguous()
-    return SparseTensor(coords, strided[tuple(coords)], tuple(strided.shape), check=False)
+    check_dtype(strided.dtype)
+    with lasting():
+        coords = torch.nonzero(strided.detach()).T.contiguous()
+    return SparseTensor._make(coords, strided[tuple(coords)], tuple(strided.shape), True)._sole()
 
 
 def from_scipy(matrix: Any) -> SparseTensor:
@@ -156,9 +189,33 @@ def from_scipy(matrix: Any) -> SparseTensor:
 
     if not _is_scipy(matrix):
         raise FormatError(f"from_scipy takes a scipy.sparse matrix or array, found {type(matrix).__name__}")
-    coo = matrix.tocoo()
-    coords = coo.coords if hasattr(coo, "coords") else (coo.row, coo.col)  # scipy < 1.13 has no .coords
-    return SparseTensor(np.stack(coords), coo.data, tuple(coo.shape))
+    if matrix.format not in ("csr", "csc", "bsr", "coo"):
+        coo = matrix.tocoo()
+        return SparseTensor(np.stack(_coordinates(coo)), coo.data, tuple(coo.shape))
+    return _from_arrays(matrix)
+
+
+def _coordinates(coo: Any) -> tuple[np.ndarray, ...]:
+    return tuple(coo.coords) if hasattr(coo, "coords") else (coo.row, coo.col)  # scipy < 1.13 has no .coords
+
+
+def _from_arrays(matrix: Any) -> SparseTensor:
+    """A scipy tensor whose values are one array beside those of its indices."""
+    from sparsetc.foreign import reading
+
+    memory = _coordinates(matrix) if matrix.format == "coo" else (matrix.indptr, matrix.indices)
+    values, shape = as_values(matrix.data), tuple(matrix.shape)
+
+    def numbered(own: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        plain = matrix.copy()
+        plain.data = np.arange(matrix.data.size).reshape(matrix.data.shape)
+        coo = plain.tocoo()
+        coords = torch.from_numpy(np.stack(_coordinates(coo)).astype(np.int64))
+        return coords.to(values.device), torch.from_numpy(coo.data).to(values.device)
+
+    kind = (matrix.format, str(values.device))
+    indices = [torch.from_numpy(a if a.flags.writeable else a.copy()) for a in memory]
+    return reading(kind, shape, indices, memory, numbered).tensor(values.reshape(-1), shape)
 
 
 def from_pydata(array: Any) -> SparseTensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from cmath import isfinite
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -27,12 +28,12 @@ Operand = TypeVar("Operand", torch.Tensor, SparseTensor, torch.Tensor | SparseTe
 
 
 def repeated_dims(operand: torch.Tensor) -> Dims:
-    """The dimensions along which a tensor is one slice repeated (stride 0); none where a gradient is wanted.
+    """The dimensions along which a tensor is one slice repeated (stride 0); none where it may want a gradient.
 
     The gradient of an expanded tensor has an element for each of its own, which that of one slice has not.
     """
     strides = operand.stride()
-    if 0 not in strides or (operand.requires_grad and torch.is_grad_enabled()):
+    if 0 not in strides or operand.requires_grad:
         return ()
     return tuple(n for n, (size, stride) in enumerate(zip(operand.shape, strides, strict=True)) if size > 1 > stride)
 
@@ -89,7 +90,7 @@ _SUMMED = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 def resolved(operand: torch.Tensor) -> torch.Tensor:
     """A tensor whose memory reads as its elements do: torch marks negation and conjugation by a bit."""
-    return operand.resolve_conj().resolve_neg()
+    return operand.resolve_conj().resolve_neg() if operand.is_conj() or operand.is_neg() else operand
 
 
 def table(operand: torch.Tensor, shape: tuple[int, ...], permutation: Dims | None, settings: Options) -> torch.Tensor:
@@ -99,22 +100,52 @@ def table(operand: torch.Tensor, shape: tuple[int, ...], permutation: Dims | Non
         OutOfMemoryError: the operand is a broadcast one whose copy would pass the memory limit.
     """
     found = operand if operand.shape == shape else operand.expand(shape)
-    found = found if permutation is None else found.permute(permutation)
-    if not found.is_contiguous() and 0 in found.stride():
+    found = resolved(found if permutation is None else found.permute(permutation))
+    if found.is_contiguous():
+        return found
+    if 0 in found.stride():
         what = f"a broadcast operand of shape {tuple(shape)}, which kernels read whole,"
         settings.check_memory(found.numel() * found.element_size(), found.device, what)
-    return resolved(found).contiguous()
+    return found.contiguous()
+
+
+class Finite:
+    """Which dense operands were last found to be finite, so that those of a next call need not be looked at again.
+
+    A change that leaves no trace in torch's count of versions (through ``.data``, or an ndarray) is not noticed.
+    """
+
+    def __init__(self) -> None:
+        self._known: tuple[tuple[weakref.ref[torch.Tensor], int], ...] = ()
+
+    def holds(self, dense: Sequence[torch.Tensor], tables: Sequence[torch.Tensor]) -> bool:
+        """Whether the tables, made of these dense operands, hold neither an infinity nor NaN.
+
+        To look waits for the GPU once. While a CUDA graph is captured nothing can be looked at, and the answer is yes.
+        """
+        known = self._known
+        if len(known) == len(dense) and all(
+            ref() is operand and operand._version == version
+            for operand, (ref, version) in zip(dense, known, strict=True)
+        ):
+            return True
+        if tables and tables[0].is_cuda and torch.cuda.is_current_stream_capturing():
+            return True
+        if not finite(tables):
+            return False
+        if not any(operand.is_inference() for operand in dense):  # which have no versions
+            self._known = tuple((weakref.ref(operand), operand._version) for operand in dense)
+        return True
 
 
 def finite(tables: Sequence[torch.Tensor]) -> bool:
-    """Whether no element is infinite or NaN; a sum that overflows counts as infinite.
-
-    This waits for the GPU once. While a CUDA graph is captured nothing can be looked at, and the answer is yes.
-    """
-    if not tables or (tables[0].is_cuda and torch.cuda.is_current_stream_capturing()):
+    """Whether no element is infinite or NaN; a sum that overflows counts as infinite."""
+    if not tables:
         return True
-    sums = [t.sum(dtype=_SUMMED.get(t.dtype)) for t in tables]
-    return isfinite(torch.stack(sums).sum().item())
+    total, *others = (t.sum(dtype=_SUMMED.get(t.dtype)) for t in tables)
+    for other in others:
+        total = total + other
+    return isfinite(total.item())
 
 
 # -- products of dense operands alone ---------------------------------------------------------------------------------

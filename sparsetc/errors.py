@@ -41,6 +41,10 @@ class OutOfMemoryError(SparsetcError, MemoryError):
     """A result or a packed form would pass the memory limit; refused before it is allocated."""
 
 
+class TransformError(SparsetcError, NotImplementedError):
+    """A transform of functions, or a forward-mode gradient, that cannot pass through a kernel."""
+
+
 class IOFormatError(SparsetcError, ValueError):
     """A file is not what its suffix promises; the message names file, line and text."""
 

@@ -189,7 +189,7 @@ def _statistics(kernel: Kernel, number: int) -> Statistics:
 def _tiles(kernel: Kernel) -> tuple[tuple[int, int, int], ...]:
     """How many tiles there are of each population, in classes of 1, 2 to 3, 4 to 7, … nonzeros."""
     histogram = populations(kernel.counts)
-    sizes = torch.arange(histogram.numel())
+    sizes = torch.arange(histogram.numel(), device=histogram.device)
     tiles = histogram // sizes.clamp(min=1)
     found = []
     for n in range(histogram.numel().bit_length()):

@@ -7,6 +7,7 @@ a tuple of sizes, or an error that says which of them is wrong and how.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -102,7 +103,10 @@ def as_values(values: ArrayLike) -> torch.Tensor:
 
 
 def as_coords(coords: ArrayLike, values: torch.Tensor) -> torch.Tensor:
-    """Coordinates as a contiguous int64 tensor (sparse order, nnz) on the device of ``values``; range unchecked."""
+    """Coordinates as a contiguous int64 tensor (sparse order, nnz) on the device of ``values``; range unchecked.
+
+    The tensor may be the caller's own.
+    """
     if not isinstance(coords, torch.Tensor | np.ndarray):
         coords = _from_sequences(coords)
     if isinstance(coords, np.ndarray) and coords.dtype == np.uint64:
@@ -127,10 +131,19 @@ def as_coords(coords: ArrayLike, values: torch.Tensor) -> torch.Tensor:
     return raw.detach().to(device=values.device, dtype=torch.int64).contiguous()
 
 
+def shares_memory(tensor: torch.Tensor, data: ArrayLike) -> bool:
+    """Whether a tensor made of ``data`` may still be the caller's memory; one made of sequences is not."""
+    if isinstance(data, torch.Tensor):
+        return tensor.untyped_storage().data_ptr() == data.untyped_storage().data_ptr()
+    if isinstance(data, np.ndarray):
+        return tensor.data_ptr() == data.ctypes.data
+    return not isinstance(data, list | tuple) and tensor.device.type == "cpu"
+
+
 def _from_sequences(coords: ArrayLike) -> ArrayLike:
     """Nested sequences as an ndarray; empty ones, which numpy would call float, as integers."""
     if isinstance(coords, list | tuple) and any(isinstance(row, torch.Tensor) for row in coords):
-        return torch.stack([torch.as_tensor(row) for row in coords])
+        return torch.stack([row if isinstance(row, torch.Tensor) else torch.as_tensor(row) for row in coords])
     try:
         array = np.asarray(coords)
     except ValueError as error:
@@ -157,23 +170,45 @@ def as_shape(shape: Any, coords: torch.Tensor, values: torch.Tensor) -> tuple[in
     return sizes
 
 
+@dataclass(frozen=True)
+class Merge:
+    """How nonzeros as given become sorted and unique ones."""
+
+    order: torch.Tensor
+    """(given,) the nonzeros in lexicographic order."""
+    run: torch.Tensor | None
+    """(given,) which of the unique ones each of those adds to; None when there are no duplicates."""
+    count: int
+    """How many unique ones there are."""
+
+    def values(self, values: torch.Tensor) -> torch.Tensor:
+        """(count, ...) values, of (given, ...) values; differentiable."""
+        values = values.index_select(0, self.order)
+        if self.run is None:
+            return values
+        if values.dtype in INTEGERS:
+            return add_up_exactly(values, self.run, self.count, values.dtype)
+        total = values.new_zeros((self.count, *values.shape[1:]), dtype=_NARROW.get(values.dtype, values.dtype))
+        return total.index_add(0, self.run, values.to(total.dtype)).to(values.dtype)
+
+
+def coalesced(coords: torch.Tensor, shape: tuple[int, ...]) -> tuple[torch.Tensor, Merge | None]:
+    """Coordinates sorted and unique, and how values follow; themselves and None if they are so already."""
+    keys = crd.sort_keys(coords, shape[: coords.shape[0]])
+    if crd.is_sorted_unique(keys):
+        return coords, None
+    order = crd.lexsort(keys)
+    fresh = crd.starts_of_runs([key[order] for key in keys])
+    kept = torch.nonzero(fresh).squeeze(1)
+    if kept.shape[0] == order.shape[0]:
+        return coords.index_select(1, order), Merge(order, None, order.shape[0])
+    run = torch.cumsum(fresh, 0) - 1
+    return coords.index_select(1, order[kept]), Merge(order, run, kept.shape[0])
+
+
 def coalesce_sum(
     coords: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Coordinates and values sorted lexicographically, duplicates summed; as they are if that is so already."""
-    keys = crd.sort_keys(coords, shape[: coords.shape[0]])
-    if crd.is_sorted_unique(keys):
-        return coords, values
-    order = crd.lexsort(keys)
-    fresh = crd.starts_of_runs([key[order] for key in keys])
-    values = values.index_select(0, order)
-    kept = torch.nonzero(fresh).squeeze(1)
-    if kept.shape[0] == order.shape[0]:
-        return coords.index_select(1, order), values
-    run = torch.cumsum(fresh, 0) - 1
-    if values.dtype in INTEGERS:
-        summed = add_up_exactly(values, run, kept.shape[0], values.dtype)
-    else:
-        total = values.new_zeros((kept.shape[0], *values.shape[1:]), dtype=_NARROW.get(values.dtype, values.dtype))
-        summed = total.index_add(0, run, values.to(total.dtype)).to(values.dtype)
-    return coords.index_select(1, order[kept]), summed
+    coords, merge = coalesced(coords, shape)
+    return coords, values if merge is None else merge.values(values)

@@ -16,22 +16,27 @@ from typing import Any
 
 import torch
 
+from sparsetc import pickles
 from sparsetc.autograd import differentiable
 from sparsetc.canonical import Canonical, as_given, canonicalise
 from sparsetc.codegen.launch import BoundPart, TorchLaunch, TritonLaunch, accumulator, machine_of, portable, source_name
 from sparsetc.convert import available_memory
-from sparsetc.dense import converted, finite, resolved, without_autocast
+from sparsetc.dense import Finite, converted, resolved, without_autocast
+from sparsetc.entry import entry_point
 from sparsetc.errors import DtypeError, PlanError, ShapeError
 from sparsetc.explain import Explanation, explain
-from sparsetc.formats import Packed, pack
+from sparsetc.formats import Packed, pack, storage_of
 from sparsetc.formats.tiles import item_slots
 from sparsetc.integers import fitted, summed_dtype
+from sparsetc.ir.einsum import Bound
 from sparsetc.ir.lower import lower
 from sparsetc.ir.operands import Target
 from sparsetc.ir.plan import Part, Plan
 from sparsetc.ir.tile import Add, TileProgram, walk
+from sparsetc.kept import Kept, lasting
+from sparsetc.lru import Lru
 from sparsetc.options import Options, in_force
-from sparsetc.output import output_of, without_zeros
+from sparsetc.output import Slotted, output_of, without_zeros
 from sparsetc.partition import PARTITIONS, shares
 from sparsetc.planner.candidates import Setting
 from sparsetc.planner.choose import Choice, choose
@@ -39,19 +44,27 @@ from sparsetc.planner.ownership import Circumstances, owns
 from sparsetc.planner.statistics import Counts
 from sparsetc.runtime.second_pass import SecondPass
 from sparsetc.runtime.segments import in_order
-from sparsetc.tensor import SparseTensor
+from sparsetc.tensor import Results, SparseTensor
 
 
 class Kernel:
-    """A compiled einsum; call it with the dense operands, in the equation's order."""
+    """A compiled einsum; call it with the dense operands, in the equation's order.
+
+    It has the sparse operand's values packed, and packs them again at a call where torch's count of versions says that
+    they changed, or where they require a gradient. Values changed in any other way, as through ``.data`` or through an
+    ndarray of the same memory, are for `with_values`; `einsum` sees those too.
+
+    It pickles as its equation, operand and settings, and is compiled again where it is loaded.
+    """
 
     def __init__(self, canonical: Canonical, x: SparseTensor, settings: Options, output: str) -> None:
         self.canonical, self.settings, self._form = canonical, settings, output
         self.drop_zeros = False
         """Whether calls leave out entries of a sparse result whose value is 0."""
+        self._pinned = replace(settings, precision=settings.effective_precision())
         self.backend = _backend(settings, x)
         self.output = output_of(canonical, x, output)
-        self._x, self._values_of, self._version = x, x.values, x.values._version
+        self._x, self._values_of, self._version = x, x._values, version_of(x._values)
         precision, *finer = _dot_precisions(settings.effective_precision(), x)
         self.setting = Setting(
             canonical.bound,
@@ -60,7 +73,7 @@ class Kernel:
             self.backend,
             precision,
             settings.deterministic,
-            x.values.element_size(),
+            x.dtype.itemsize,
             x.dtype.is_floating_point,
             available_memory(x.device) if settings.memory_limit is None else settings.memory_limit,
             x.is_coalesced,
@@ -73,11 +86,22 @@ class Kernel:
             x.device,
             f"the result of {canonical.written}",
         )
-        memory = x._packed if canonical.source is None else {}
-        self.counts = Counts(canonical.coords, canonical.shape, memory.setdefault("counts", {}))
+        # What is packed in another order than the operand's is no other kernel's.
+        kept = x._packed if canonical.source is None else Kept()
+        self.counts = Counts(canonical.coords, canonical.shape, kept.counts)
+        self._slotted = Slotted(canonical, self.output, x)
+        self._results = self._results_on(x)
         with self._in_place():
             self.choice: Choice = choose(settings.plan, self.setting, self.counts, self.output.sparse)
-        self._bind(memory)
+        self._bind(kept)
+        e = canonical.written.einsum
+        plain_sum = len(e.inputs) == 1 and bool(e.contracted)
+        self._result_dtype = summed_dtype(x.dtype) if plain_sum else x.dtype
+        whole = any(p.packed.view.sides or (p.packed.padded and not p.packed.view.blocks) for p in self.parts)
+        self._reads_zeros = whole and (x.dtype.is_floating_point or x.dtype.is_complex)
+        """Whether a part multiplies positions that hold no nonzero, which an infinity would turn into NaN."""
+        self._finite, self._others = Finite(), dict[str, Kernel]()
+        self._values: list[torch.Tensor] | None = None
         self._pack_values()
 
     @contextmanager
@@ -88,9 +112,9 @@ class Kernel:
             yield
 
     # -- compilation ------------------------------------------------------------------------------------------------
-    def _bind(self, memory: dict[Any, Any]) -> None:
+    def _bind(self, kept: Kept) -> None:
         plan = self.choice.plan
-        packed = self._packed_parts(plan, memory)
+        packed = self._packed_parts(plan, kept.parts)
         if sum(p.nnz for p in packed) != self.canonical.coords.shape[1]:
             raise PlanError(
                 f"plan {plan.name!r} has no part for some shares of its partition, which have nonzeros here"
@@ -136,8 +160,15 @@ class Kernel:
         own = plan.shares or tuple(range(len(plan.parts)))
         return replace(plan, parts=used, shares=tuple(own[n] for n in self.filled))
 
-    def _packed_parts(self, plan: Plan, memory: dict[Any, Any]) -> list[Packed]:
-        """Pack the parts, or take them from the tensor's cache, where other einsums may have left them."""
+    def _results_on(self, x: SparseTensor) -> Results | None:
+        """What makes sparse results; None where they have the operand's own pattern, and all that is kept for it."""
+        pattern = self.output.pattern
+        if pattern is None or (pattern is x._coords and not self.output.width_shape):
+            return None
+        return Results(pattern, x.is_coalesced or self.output.slot is None)
+
+    def _packed_parts(self, plan: Plan, kept: Lru[Any, Packed]) -> list[Packed]:
+        """Pack the parts, or take them from what is kept, where other einsums may have left them."""
         found = []
         dealt: list[torch.Tensor | None] | None = None
         for number, part in enumerate(plan.parts):
@@ -147,15 +178,16 @@ class Kernel:
                 self.canonical.kept if plan.partition != "all" else (),
                 plan.shares[number] if plan.shares else number,
                 part.format,
-                part.layout,
+                storage_of(part.format, part.layout),
             )
-            if key not in memory:
+            packed = kept.get(key)
+            if packed is None:
                 if dealt is None:
                     dealt = shares(plan, self.canonical.coords, self.canonical.shape, self.canonical.kept)
                 own = dealt[number]
                 coords = self.canonical.coords if own is None else self.canonical.coords[:, own]
-                memory[key] = pack(coords, self.canonical.shape, part.format, part.layout).of(own)
-            packed = memory[key]
+                packed = kept.put(key, pack(coords, self.canonical.shape, part.format, part.layout).of(own))
+            packed = packed.read_by(part.layout)
             if self.canonical.source is not None:
                 packed = packed.of(
                     self.canonical.source if packed.source is None else self.canonical.source[packed.source]
@@ -251,10 +283,23 @@ class Kernel:
         return owns(packed.view, at, cut=packed.cut, padded=packed.padded, items=packed.items)
 
     def _pack_values(self) -> None:
-        self._version = self._values_of._version
-        dtype = accumulator(self._x.dtype) if self.backend == "torch" else self._x.dtype
-        values = resolved(self._values_of.detach()).to(dtype)
-        self._values = [p.packed.pack_values(values).to(self._stored_dtype(p)) for p in self.parts]
+        version, values = version_of(self._values_of), resolved(self._values_of.detach())
+        held = self._x._held if self._values_of is self._x._values else None
+        self._values = [self._packed_values(p, values, held) for p in self.parts]
+        self._version = version
+
+    def _packed_values(
+        self, part: BoundPart, values: torch.Tensor, held: Lru[Any, torch.Tensor] | None
+    ) -> torch.Tensor:
+        """A part's values, or those held, which are of the operand's values as they are and will be."""
+        stored = self._stored_dtype(part)
+        found = None if held is None else held.get((part.packed.token, stored))
+        if found is not None:
+            return found
+        wide = accumulator(self._x.dtype) if self.backend == "torch" else self._x.dtype
+        packed = part.packed.pack_values(values if values.dtype == wide else values.to(wide))
+        packed = packed if packed.dtype == stored else packed.to(stored)
+        return packed if held is None else held.put((part.packed.token, stored), packed)
 
     def _stored_dtype(self, part: BoundPart) -> torch.dtype:
         """How a part's values are stored."""
@@ -263,30 +308,39 @@ class Kernel:
         return part.value_dtype(self._x.dtype)
 
     # -- calls ------------------------------------------------------------------------------------------------------
+    @entry_point
     def __call__(self, *dense: torch.Tensor) -> torch.Tensor | SparseTensor:
         """Run with these dense operands, in the order the equation names them.
 
         Returns a dense tensor, or a `SparseTensor` where the output keeps the sparse operand's pattern. Gradients flow
         to the dense operands and to the sparse operand's values.
         """
+        return self.called(dense)
+
+    def called(self, dense: Sequence[torch.Tensor]) -> torch.Tensor | SparseTensor:
+        """A call from within."""
         own = converted(as_given(self.canonical.written, dense), self._x.dtype, self.canonical.device)
         self.canonical.check(own)
         given = self.canonical.slices(own)
         if given is None:  # in full, along a dimension that was broadcast when this was compiled
-            return self._unbroadcast.with_values(self._values_of)(*own)
-        learned = torch.is_grad_enabled() and self._values_of.requires_grad
-        # Changed in place since they were packed; what is learned may be changed through .data, which leaves no trace.
-        if learned or self._values_of._version != self._version:
+            return self._unbroadcast.on(self.operand).called(own)
+        values = self._values_of
+        learned = values.requires_grad
+        # Unchanged since they were packed, as far as torch can tell; what is learned may be changed through .data.
+        if self._values is None or learned or self._version is None or self._version != values._version:
             self._pack_values()
-        if learned or (torch.is_grad_enabled() and any(d.requires_grad for d in given)):
-            rows = differentiable(self, self._values_of, given)
+        if torch.is_grad_enabled() and (learned or any(d.requires_grad for d in given)):
+            rows = differentiable(self, values, given)
         else:
             rows = self.run(given)
         return without_zeros(self._wrap(rows)) if self.drop_zeros else self._wrap(rows)
 
     def run(self, dense: Sequence[torch.Tensor]) -> torch.Tensor:
         """The result as (rows, *dense sizes), of the dense operands of the narrow einsum, outside autograd."""
-        with without_autocast(self.canonical.device), in_order(self.settings.deterministic):
+        device, ordered = self.canonical.device, self.settings.deterministic and self.backend == "torch"
+        if not ordered and not torch.is_autocast_enabled(device.type):
+            return self._run(dense)
+        with without_autocast(device), in_order(ordered):
             return self._run(dense)
 
     def _run(self, dense: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -296,12 +350,13 @@ class Kernel:
         make = torch.zeros if self._zero else torch.empty
         result = make((out.rows, *out.width_shape), dtype=x.dtype if narrow_store else kept, device=x.device)
         if result.numel() and x.nnz:
+            assert self._values is not None
             tables = self.canonical.arrange(dense, self.settings)
             if self.backend == "torch" and kept != x.dtype:
                 tables = [t.to(kept) for t in tables]
             if all(t.numel() for t in tables):
-                if self._reads_zeros and not finite(tables):
-                    return self._by_nonzeros.with_values(self._values_of)._run(dense)
+                if self._reads_zeros and not self._finite.holds(dense, tables):
+                    return self._by_nonzeros._run(dense)
                 if self._second is None:
                     self.launch(self._values, tables, result)
                 else:
@@ -311,34 +366,30 @@ class Kernel:
                     self._second(partial, result)
             elif not self._zero:  # a sum over no elements
                 result.zero_()
+        if result.dtype == self._result_dtype:
+            return result
         return fitted(result, self._result_dtype, f'the result of "{self.equation}"')
 
-    @cached_property
-    def _reads_zeros(self) -> bool:
-        """Whether a part multiplies positions that hold no nonzero, which an infinity would turn into NaN."""
-        numbers = self._x.dtype.is_floating_point or self._x.dtype.is_complex
-        return numbers and any(
-            p.packed.view.sides or (p.packed.padded and not p.packed.view.blocks) for p in self.parts
-        )
-
-    @cached_property
+    @property
     def _by_nonzeros(self) -> Kernel:
         """The same einsum by a plan that multiplies nonzeros alone; made when a dense operand is first not finite."""
-        return Kernel(self.canonical, self._x, replace(self.settings, plan="coo"), self._form)
-
-    @property
-    def _result_dtype(self) -> torch.dtype:
-        """The operands' dtype; of a sum over one operand, that of torch's sums."""
-        e = self.canonical.written.einsum
-        return summed_dtype(self._x.dtype) if len(e.inputs) == 1 and e.contracted else self._x.dtype
+        if "coo" not in self._others:
+            settings = replace(self.settings, plan="coo")
+            self._others["coo"] = Kernel(self.canonical, self._x, settings, self._form).bare()
+        other = self._others["coo"].on(self.operand)
+        other._pack_values()
+        return other
 
     def _wrap(self, rows: torch.Tensor) -> torch.Tensor | SparseTensor:
         out = self.output
         if out.pattern is None:
             result = rows.reshape((*out.kept_shape, *out.width_shape))
             return result if out.permutation is None else result.permute(out.permutation)
-        shape = (*out.kept_shape, *out.width_shape)
-        sparse = SparseTensor._make(out.pattern, rows, shape, coalesced=self._x.is_coalesced or out.slot is None)
+        x, shape = self._x, (*out.kept_shape, *out.width_shape)
+        if self._results is None:
+            sparse = SparseTensor._make(x._coords, rows, shape, x._coalesced, x._packed)
+        else:
+            sparse = self._results.of(rows, shape)
         if out.permutation is None:
             return sparse
         return sparse.expand_dense().permute(*out.permutation)
@@ -355,46 +406,66 @@ class Kernel:
             raise DtypeError(
                 f"values must be {self._x.dtype} on {self._x.device}, found {values.dtype} on {values.device}"
             )
-        other = copy.copy(self)
+        other = self._twin()
         other._values_of = values
         other._pack_values()
         return other
 
-    @cached_property
+    @property
     def _unbroadcast(self) -> Kernel:
         """The same einsum for dense operands of full size."""
-        bound = self.canonical.written
-        given = [
-            self._x if p in bound.einsum.sparse else self._x.values.new_empty(()).expand(bound.shape(p))
-            for p in range(len(bound.einsum.inputs))
-        ]
-        return Kernel(canonicalise(bound, given, narrow=False), self._x, self.settings, self._form)
+        if "full" not in self._others:
+            bound, like = self.canonical.written, self._x._values.detach().new_empty(())
+            given = [
+                self._x if p in bound.einsum.sparse else like.expand(bound.shape(p))
+                for p in range(len(bound.einsum.inputs))
+            ]
+            canonical = canonicalise(bound, given)
+            self._others["full"] = Kernel(canonical, self._x, self.settings, self._form).bare()
+        return self._others["full"].on(self.operand)
+
+    def on(self, x: SparseTensor) -> Kernel:
+        """The kernel for another tensor of its pattern and dtype, whose values are packed when it is called."""
+        other = self._twin()
+        other._x, other._values_of, other._values = x, x._values, None
+        return other
+
+    def bare(self) -> Kernel:
+        """The kernel with no values, to be kept for the pattern and called `on` a tensor."""
+        return self.on(self._x._bare())
+
+    def _twin(self) -> Kernel:
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
+
+    def __copy__(self) -> Kernel:
+        return self._twin()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Kernel:
+        return self.on(copy.deepcopy(self.operand, memo))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        equation = pickles.spelled(self.canonical.written)
+        return pickles.kernel, (equation, self.operand, self._pinned, self._form, self.drop_zeros)
 
     @property
     def operand(self) -> SparseTensor:
         """The sparse operand, with the values in use."""
-        return self._x.with_values(self._values_of) if self._values_of is not self._x.values else self._x
+        return self._x if self._values_of is self._x._values else self._x.with_values(self._values_of)
 
-    @cached_property
+    @property
     def slotted_source(self) -> torch.Tensor | None:
         """Which of the sparse operand's nonzeros `slotted_operand` holds, sorted by slot; None for all, as they are."""
-        slot, source = self.output.slot, self.canonical.source
-        if slot is None:
-            return source
-        order = torch.argsort(slot, stable=True)
-        return order if source is None else source[order]
+        return self._slotted.source
 
-    @cached_property
+    @property
     def slotted_operand(self) -> SparseTensor:
-        """The operand with one more mode in front: the slot of a sparse output that each nonzero adds to."""
-        canonical, source = self.canonical, self.slotted_source
-        slot = self.output.slot
-        slot = torch.arange(canonical.coords.shape[1], device=self._x.device) if slot is None else slot.sort().values
-        values = self._values_of.detach()
-        coords = self._x.coords if source is None else self._x.coords[:, source]
-        values = values if source is None else values[source]
-        shape = (self.output.rows, *canonical.written.shape(canonical.written.einsum.sparse[0]))
-        return SparseTensor._make(torch.cat([slot.unsqueeze(0), coords]), values, shape, self._x.is_coalesced)
+        """The operand with one more mode in front, and no values.
+
+        The mode is the slot of a sparse output that each nonzero adds to.
+        """
+        return self._slotted.pattern
 
     # -- what a user may look at ------------------------------------------------------------------------------------
     @property
@@ -448,6 +519,25 @@ class Kernel:
 
     def __repr__(self) -> str:
         return f'Kernel("{self.equation}", plan {self.plan.name}, {self.backend}, {self.path.name})'
+
+
+def compile_bound(
+    bound: Bound,
+    operands: Sequence[SparseTensor | torch.Tensor],
+    settings: Options,
+    output: str,
+    repeated: bool = False,
+) -> Kernel:
+    """A kernel for an einsum with one sparse operand; `repeated` as `canonicalise` takes it."""
+    x = operands[bound.einsum.sparse[0]]
+    assert isinstance(x, SparseTensor)
+    with lasting():
+        return Kernel(canonicalise(bound, operands, repeated), x, settings, output)
+
+
+def version_of(values: torch.Tensor) -> int | None:
+    """How often values were changed in place, as far as torch knows; None for inference tensors, which do not count."""
+    return None if values.is_inference() else values._version
 
 
 def _backend(settings: Options, x: SparseTensor) -> str:

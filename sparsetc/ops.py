@@ -19,6 +19,7 @@ import torch
 
 from sparsetc.api import OPERATIONS, einsum, register_op
 from sparsetc.canonical import check_operand
+from sparsetc.entry import entry_point
 from sparsetc.errors import EquationError, ShapeError
 from sparsetc.inputs import as_dense, check_plain
 from sparsetc.output import without_zeros
@@ -34,6 +35,7 @@ Result = torch.Tensor | SparseTensor
 
 
 @register_op
+@entry_point
 def mttkrp(x: Any, factors: Sequence[torch.Tensor | None], mode: int, **settings: Any) -> Result:
     """Matricised tensor times Khatri-Rao product: ``"ijk,jr,kr->ir"`` for order 3 and mode 0.
 
@@ -58,6 +60,7 @@ def mttkrp(x: Any, factors: Sequence[torch.Tensor | None], mode: int, **settings
 
 
 @register_op
+@entry_point
 def ttmc(x: Any, matrices: Sequence[torch.Tensor | None], mode: int, **settings: Any) -> Result:
     """Tensor times a chain of matrices, all modes but one contracted: ``"ijk,jr,ks->irs"`` for order 3 and mode 0.
 
@@ -79,6 +82,7 @@ def ttmc(x: Any, matrices: Sequence[torch.Tensor | None], mode: int, **settings:
 
 
 @register_op
+@entry_point
 def ttm(x: Any, matrix: torch.Tensor, mode: int, **settings: Any) -> Result:
     """Tensor times one matrix: ``"ijk,jr->irk"``; the mode keeps its place and has the matrix's columns as its size.
 
@@ -103,6 +107,7 @@ def ttm(x: Any, matrix: torch.Tensor, mode: int, **settings: Any) -> Result:
 
 
 @register_op
+@entry_point
 def ttv(x: Any, vector: torch.Tensor, mode: int, **settings: Any) -> Result:
     """Tensor times vector: ``"ijk,j->ik"``; the mode is contracted away (SpTV).
 
@@ -124,6 +129,7 @@ def ttv(x: Any, vector: torch.Tensor, mode: int, **settings: Any) -> Result:
 
 
 @register_op
+@entry_point
 def spmm(a: Any, b: torch.Tensor, **settings: Any) -> Result:
     """Sparse matrix times dense matrix, ``"ij,jr->ir"``, or times a vector, ``"ij,j->i"``.
 
@@ -145,6 +151,7 @@ def spmm(a: Any, b: torch.Tensor, **settings: Any) -> Result:
 
 
 @register_op
+@entry_point
 def sddmm(a: Any, left: torch.Tensor, right: torch.Tensor, **settings: Any) -> Result:
     """Sampled dense-dense matrix product: a's values times ``left @ right.T`` at a's nonzeros, ``"ij,ir,jr->ij"``.
 
@@ -166,6 +173,7 @@ def sddmm(a: Any, left: torch.Tensor, right: torch.Tensor, **settings: Any) -> R
 
 
 @register_op
+@entry_point
 def contract(
     x: Any,
     y: Any,

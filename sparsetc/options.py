@@ -61,12 +61,13 @@ class Options:
             )
 
 
+_DEFAULT = Options()
 _current: ContextVar[Options | None] = ContextVar("sparsetc_options", default=None)
 
 
 def current() -> Options:
     """The options in force here."""
-    return _current.get() or Options()
+    return _current.get() or _DEFAULT
 
 
 @contextlib.contextmanager
@@ -111,6 +112,8 @@ def of_call(settings: dict[str, Any]) -> Options:
 
 def with_settings(base: Options, settings: dict[str, Any]) -> Options:
     """`base` with the settings that are not None, checked."""
+    if not settings:
+        return base
     unknown = sorted(set(settings) - set(Options.__dataclass_fields__))
     if unknown:
         raise TypeError(

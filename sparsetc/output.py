@@ -6,6 +6,7 @@ In: a canonical einsum and its sparse operand. Out: `Output`: shapes, the patter
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from sparsetc import coords as crd
 from sparsetc.canonical import Canonical
 from sparsetc.errors import PlanError
+from sparsetc.kept import lasting
 from sparsetc.tensor import SparseTensor
 
 
@@ -88,3 +90,36 @@ def without_zeros(z: torch.Tensor | SparseTensor) -> torch.Tensor | SparseTensor
     if kept.numel() == z.nnz:
         return z
     return SparseTensor._make(z.coords.index_select(1, kept), z.values.index_select(0, kept), z.shape, z.is_coalesced)
+
+
+class Slotted:
+    """An operand with one more mode in front: the slot of a sparse output that each nonzero adds to.
+
+    Gradients of a sparse result are einsums of it, so it is made once, when first asked for.
+    """
+
+    def __init__(self, canonical: Canonical, output: Output, x: SparseTensor) -> None:
+        self.canonical, self.output = canonical, output
+        self.coords, self.coalesced, self.dtype = x.coords, x.is_coalesced, x.dtype
+
+    @cached_property
+    def source(self) -> torch.Tensor | None:
+        """Which of the operand's nonzeros take part, sorted by slot; None for all, as they are."""
+        slot, source = self.output.slot, self.canonical.source
+        if slot is None:
+            return source
+        with lasting():
+            order = torch.argsort(slot, stable=True)
+            return order if source is None else source[order]
+
+    @cached_property
+    def pattern(self) -> SparseTensor:
+        """The operand's pattern, with no values to speak of."""
+        canonical, slot, source = self.canonical, self.output.slot, self.source
+        with lasting():
+            own = canonical.coords.shape[1]
+            slot = torch.arange(own, device=self.coords.device) if slot is None else slot.sort().values
+            coords = self.coords if source is None else self.coords[:, source]
+            values = torch.zeros((), dtype=self.dtype, device=self.coords.device).expand(own)
+            shape = (self.output.rows, *canonical.written.shape(canonical.written.einsum.sparse[0]))
+            return SparseTensor._make(torch.cat([slot.unsqueeze(0), coords]), values, shape, self.coalesced)

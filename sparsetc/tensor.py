@@ -1,12 +1,13 @@
 """SparseTensor: coordinates, values and a shape. What every level takes as its sparse operand.
 
 In: coordinates and values, or a sparse tensor of torch, scipy or pydata. Out: one checked, coalesced COO tensor on
-one device, differentiable with respect to its values. Packed plans are cached on it by the levels above.
+one device, differentiable with respect to its values. The levels above keep with it what they made of its pattern.
 """
 
 from __future__ import annotations
 
 import math
+import weakref
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,29 @@ import torch
 
 from sparsetc import convert
 from sparsetc import coords as crd
+from sparsetc.entry import entry_point
 from sparsetc.errors import DeviceError, ShapeError
-from sparsetc.inputs import ArrayLike, as_coords, as_shape, as_values, check_dtype, coalesce_sum
+from sparsetc.inputs import (
+    ArrayLike,
+    Merge,
+    as_coords,
+    as_shape,
+    as_values,
+    check_dtype,
+    coalesce_sum,
+    coalesced,
+    shares_memory,
+)
+from sparsetc.kept import VALUES, Kept, lasting
+from sparsetc.lru import Lru
 
 
 class SparseTensor:
     """A sparse tensor in coordinate form, immutable by convention.
 
     Args:
-        coords: (sparse_order, nnz) integers, 0-based; torch tensor, ndarray or nested sequence. Kept as int64.
+        coords: (sparse_order, nnz) integers, 0-based; torch tensor, ndarray or nested sequence. Kept as int64, in
+            memory of its own.
         values: (nnz,) or, with trailing dense modes ("semi-sparse", as torch's hybrid COO), (nnz, *dense sizes).
             float64/32/16, bfloat16, complex64/128 or int8..int64; the dtype is kept. NaN and infinities are
             allowed and treated as values; so are explicit zeros.
@@ -33,6 +48,12 @@ class SparseTensor:
             the same storage. With False, order and duplicates stay as given, meaning the sum of the duplicates.
         check: check that coordinates are in range (one transfer from a GPU). Structure is always checked.
 
+    Values that the caller has too may change in any way, also through ``.data`` or an ndarray of the same memory:
+    `einsum` reads them at each call. Coordinates are copied, and must not be changed.
+
+    A SparseTensor can be pickled, copied, and saved by ``torch.save``; ``torch.load`` takes it by default. Coordinates
+    are checked again when it is loaded. Kernels and whatever else is kept with it stay behind.
+
     Raises:
         FormatError: coords are not integers, not 2-D, or do not match values.
         CoordinateError: a coordinate outside its mode.
@@ -41,15 +62,18 @@ class SparseTensor:
         DeviceError: coords and values on different devices.
     """
 
-    __slots__ = ("__weakref__", "_coalesced", "_coords", "_packed", "_pattern_key", "_shape", "_values")
+    __slots__ = ("__weakref__", "_coalesced", "_coords", "_held", "_packed", "_shape", "_values")
 
     _coords: torch.Tensor
     _values: torch.Tensor
     _shape: tuple[int, ...]
     _coalesced: bool
-    _packed: dict[Any, Any]
-    _pattern_key: object
+    _packed: Kept
+    """What is kept for the pattern."""
+    _held: Lru[Any, torch.Tensor] | None
+    """Packed values, while nobody else has ever had the values and could change them unseen; None from then on."""
 
+    @entry_point
     def __init__(
         self,
         coords: ArrayLike,
@@ -60,28 +84,73 @@ class SparseTensor:
         check: bool = True,
     ) -> None:
         vals = as_values(values)
-        crds = as_coords(coords, vals)
-        sizes = as_shape(shape, crds, vals)
-        if check:
-            crd.check_range(crds, sizes[: crds.shape[0]])
-        if coalesce:
-            crds, vals = coalesce_sum(crds, vals, sizes)
+        merge: Merge | None = None
+        with lasting():
+            given = crds = as_coords(coords, vals)
+            sizes = as_shape(shape, crds, vals)
+            if check:
+                crd.check_range(crds, sizes[: crds.shape[0]])
+            if coalesce:
+                crds, merge = coalesced(crds, sizes)
+            if crds is given and shares_memory(crds, coords):
+                crds = crds.clone()
+        vals = vals if merge is None else merge.values(vals)
         self._set(crds, vals, sizes, coalesce)
+        if merge is not None or not shares_memory(vals, values):
+            self._held = Lru(VALUES)
 
-    def _set(self, coords: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], coalesced: bool) -> None:
+    def _set(
+        self,
+        coords: torch.Tensor,
+        values: torch.Tensor,
+        shape: tuple[int, ...],
+        coalesced: bool,
+        kept: Kept | None = None,
+    ) -> None:
+        if coords.is_inference():  # which autograd could not save
+            with lasting():
+                coords = coords.clone()
         self._coords = coords
         self._values = values
         self._shape = shape
         self._coalesced = coalesced
-        self._packed = {}
-        self._pattern_key = object()
+        self._packed = Kept() if kept is None else kept
+        self._held = None
 
     @classmethod
-    def _make(cls, coords: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], coalesced: bool) -> SparseTensor:
-        """The constructor without any check: int64 contiguous coords, and ``coalesced`` is believed."""
+    def _make(
+        cls,
+        coords: torch.Tensor,
+        values: torch.Tensor,
+        shape: tuple[int, ...],
+        coalesced: bool,
+        kept: Kept | None = None,
+    ) -> SparseTensor:
+        """The constructor without any check: int64 contiguous coords of one's own, and ``coalesced`` is believed."""
         self = cls.__new__(cls)
-        self._set(coords, values, shape, coalesced)
+        self._set(coords, values, shape, coalesced, kept)
         return self
+
+    def _sole(self) -> SparseTensor:
+        """Itself, its values known to be nobody else's."""
+        self._held = Lru(VALUES)
+        return self
+
+    def _bare(self) -> SparseTensor:
+        """The pattern with no values to speak of and nothing kept: what is kept for a pattern may refer to it."""
+        with lasting():
+            none = self._values.new_zeros(()).expand(self._values.shape)
+        return SparseTensor._make(self._coords, none, self._shape, self._coalesced)
+
+    # ---- copies -----------------------------------------------------------------------------------------------
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from sparsetc import pickles
+
+        return pickles.sparse_tensor, (self._coords, self.values, self._shape, self._coalesced)
+
+    def __copy__(self) -> SparseTensor:
+        return self.with_values(self.values)
 
     # ---- what it is -------------------------------------------------------------------------------------------
 
@@ -92,7 +161,12 @@ class SparseTensor:
 
     @property
     def values(self) -> torch.Tensor:
-        """(nnz, *dense sizes)."""
+        """(nnz, *dense sizes).
+
+        Who has them can change them unseen, so a tensor whose values were asked for is one whose values `einsum` packs
+        at each call. A `Kernel` packs them once.
+        """
+        self._held = None
         return self._values
 
     @property
@@ -148,8 +222,11 @@ class SparseTensor:
 
     @property
     def pattern_key(self) -> object:
-        """A token shared by exactly the tensors that share this pattern through with_values; compare with ``is``."""
-        return self._pattern_key
+        """A token of the pattern; compare with ``is``.
+
+        Tensors share it that come from one another by `with_values`, or by an einsum sampled at the pattern.
+        """
+        return self._packed
 
     def __repr__(self) -> str:
         dense = f", dense_order={self.dense_order}" if self.dense_order else ""
@@ -169,24 +246,21 @@ class SparseTensor:
     def with_values(self, values: ArrayLike) -> SparseTensor:
         """The same pattern with new values of the same size and device (the dtype may differ).
 
-        Shares coordinates, ``pattern_key`` and the cache of packed plans, whose keys must therefore hold the dtype
-        wherever it matters.
+        Shares coordinates, ``pattern_key`` and whatever is kept for the pattern.
         """
         new = as_values(values)
         if new.shape != self._values.shape:
             raise ShapeError(f"values must have shape {tuple(self._values.shape)}, found {tuple(new.shape)}")
         if new.device != self.device:
             raise DeviceError(f"values must be on {self.device} as the pattern is, found {new.device}")
-        other = SparseTensor._make(self._coords, new, self._shape, self._coalesced)
-        other._packed, other._pattern_key = self._packed, self._pattern_key
-        return other
+        return SparseTensor._make(self._coords, new, self._shape, self._coalesced, self._packed)
 
     def to(self, *args: Any, **kwargs: Any) -> SparseTensor:
         """As torch's: ``to(device)``, ``to(dtype)``, ``to(device, dtype)``, ``to(other)``, ``non_blocking=``.
 
         Returns itself when nothing changes; on the same device the pattern and its cache are shared.
         """
-        plain: Any = [a.values if isinstance(a, SparseTensor) else a for a in args]
+        plain: Any = [a._values if isinstance(a, SparseTensor) else a for a in args]
         values = self._values.to(*plain, **kwargs)
         if values is self._values:
             return self
@@ -231,17 +305,28 @@ class SparseTensor:
         return SparseTensor._make(coords, values, shape, self._coalesced)
 
     def expand_dense(self) -> SparseTensor:
-        """Dense modes turned into coordinates: nnz * (dense positions) nonzeros, zeros kept; differentiable."""
+        """Dense modes turned into coordinates: nnz * (dense positions) nonzeros, zeros kept; differentiable.
+
+        Tensors of one pattern have one expanded pattern, made once.
+        """
         if not self.dense_order:
             return self
-        sizes = self._values.shape[1:]
+        sizes = tuple(self._values.shape[1:])
+        found = self._packed.expanded.get(sizes)
+        if found is None:
+            with lasting():
+                found = self._packed.expanded.put(sizes, (self._expanded(sizes), Kept()))
+        coords, kept = found
+        return SparseTensor._make(coords, self._values.reshape(-1), self._shape, self._coalesced, kept)
+
+    def _expanded(self, sizes: tuple[int, ...]) -> torch.Tensor:
         each = math.prod(sizes)
         grids = torch.cartesian_prod(*(torch.arange(s, device=self.device) for s in sizes)).reshape(each, len(sizes))
-        coords = torch.cat((self._coords.repeat_interleave(each, dim=1), grids.T.repeat(1, self.nnz)))
-        return SparseTensor._make(coords.contiguous(), self._values.reshape(-1), self._shape, self._coalesced)
+        return torch.cat((self._coords.repeat_interleave(each, dim=1), grids.T.repeat(1, self.nnz))).contiguous()
 
     # ---- to and from others -----------------------------------------------------------------------------------
 
+    @entry_point
     def to_dense(self, memory_limit: int | str | None = None) -> torch.Tensor:
         """Strided tensor of ``shape``; differentiable. OutOfMemoryError when it needs more than ``memory_limit`` bytes.
 
@@ -296,3 +381,22 @@ class SparseTensor:
     def coerce(obj: object) -> SparseTensor | None:
         """``obj`` as a SparseTensor if it is one, or any sparse tensor named above; None when it is not sparse."""
         return convert.coerce(obj)
+
+
+class Results:
+    """Tensors of one pattern, made one after the other: those that live at one time share what is kept for it.
+
+    It is not kept longer than they live, since most results are looked at and dropped.
+    """
+
+    def __init__(self, coords: torch.Tensor, coalesced: bool) -> None:
+        self.coords, self.coalesced = coords, coalesced
+        self._kept: weakref.ref[Kept] | None = None
+
+    def of(self, values: torch.Tensor, shape: tuple[int, ...]) -> SparseTensor:
+        """The pattern with these values."""
+        kept = None if self._kept is None else self._kept()
+        found = SparseTensor._make(self.coords, values, shape, self.coalesced, kept)
+        if kept is None:
+            self._kept = weakref.ref(found._packed)
+        return found

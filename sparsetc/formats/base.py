@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Protocol, TypeVar, overload, runtime_checkable
 
 import torch
@@ -42,6 +42,8 @@ class Packed:
     padded: bool = False
     source: torch.Tensor | None = field(default=None)
     """(nnz,) which nonzeros of the whole tensor the part holds; None for all of them."""
+    token: object = field(default_factory=object, compare=False, repr=False)
+    """What values packed for this part are known by."""
 
     @property
     def nbytes(self) -> int:
@@ -63,16 +65,20 @@ class Packed:
         return torch.where(indices < 0, indices, found) if self.padded else found
 
     def pack_values(self, values: torch.Tensor) -> torch.Tensor:
-        """(nnz of the whole tensor,) values -> (stored,) values in this format's order, 0 where padded."""
-        places = self.in_whole(self.positions)
-        if places is None:
+        """(nnz of the whole tensor,) values -> (stored,) values in this format's order, 0 where padded.
+
+        In the operand's own order, these are the values themselves.
+        """
+        if self.places is None:
             return values.contiguous()
         if not self.padded:
-            return values.index_select(0, places)
-        if values.numel() == 0:
-            return values.new_zeros(self.stored)
-        taken = values.index_select(0, places.clamp(min=0))
-        return torch.where(places < 0, torch.zeros_like(taken), taken)
+            return values.index_select(0, self.places)
+        return torch.cat([values, values.new_zeros(1)])[self.places]  # -1 is the last one, which is the zero
+
+    @cached_property
+    def places(self) -> torch.Tensor | None:
+        """(stored,) the nonzero of the whole tensor each stored value is, -1 for padding; None for all, in order."""
+        return self.in_whole(self.positions)
 
     def slots(self, level: int, slot: torch.Tensor) -> torch.Tensor:
         """Per item, lane or stored nonzero, the output slot, given that of every nonzero of the whole tensor."""
@@ -86,13 +92,20 @@ class Packed:
         """The same, as a part holding these nonzeros of a larger tensor."""
         return replace(self, source=source)
 
+    def read_by(self, layout: Layout) -> Packed:
+        """The part, its arrays read as another layout of one storage says."""
+        if layout == self.layout:
+            return self
+        return replace(self, layout=layout, view=get_format(self.format).view(self.shape, layout))
+
 
 @runtime_checkable
 class Format(Protocol):
     """A way to store nonzeros. Register an instance with `register_format`.
 
     A format may also have ``offer(setting, counts) -> Candidate | None``: the plan it would run this einsum by, or
-    None where it does not apply. What it offers is costed with the others under ``plan="auto"``.
+    None where it does not apply. What it offers is costed with the others under ``plan="auto"``. And it may have
+    ``storage(layout) -> Layout``: one layout for all that pack the same arrays, so that these are packed once.
     """
 
     name: str
@@ -158,6 +171,12 @@ def get_format(name: str) -> Format:
         return FORMATS[name]
     except KeyError:
         raise FormatError(f"no format is called {name!r}; known: {', '.join(sorted(FORMATS))}") from None
+
+
+def storage_of(format: str, layout: Layout) -> Layout:
+    """The layout that stands for all of which the named format packs the same arrays."""
+    storage = getattr(get_format(format), "storage", None)
+    return layout if storage is None else storage(layout)
 
 
 def pack(coords: torch.Tensor, shape: tuple[int, ...], format: str, layout: Layout) -> Packed:

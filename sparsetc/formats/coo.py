@@ -10,6 +10,8 @@ With no item modes and a grain, items are equal chunks in the operand's own orde
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from sparsetc import coords as crd
@@ -34,6 +36,10 @@ class Coo:
         item = words.fields(layout.item, shape, "item_word")
         chunk = 0 if item else layout.grain or WHOLE
         return View(len(shape), item, (), leaf, blocks=False, lanes=layout.lanes, chunk=chunk)
+
+    def storage(self, layout: Layout) -> Layout:
+        """One layout for all numbers of lanes above one, and of steps taken together: arrays do not tell them apart."""
+        return replace(layout, lanes=min(layout.lanes, 2), unroll=1)
 
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], layout: Layout) -> Packed:
         """Sort by (item, leaf) modes unless that is the order given; cut runs of `grain` nonzeros."""

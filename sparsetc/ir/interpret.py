@@ -120,11 +120,12 @@ class _Item:
     ) -> None:
         self.program, self.arrays, self.values = program, arrays, values[0]
         self.tables, self.out, self.spans = tables, out, spans
-        self.lane = torch.arange(program.view.lanes)
+        device = self.values.device
+        self.lane = torch.arange(program.view.lanes, device=device)
         none = torch.zeros_like(self.lane, dtype=torch.bool)
-        self.at = [torch.tensor(item), self.lane, self.lane]
+        self.at = [torch.tensor(item, device=device), self.lane, self.lane]
         """Where each level reads its arrays: the item, the fibers of the block, the nonzeros of the step."""
-        self.live = [torch.tensor(True), none, none]
+        self.live = [torch.tensor(True, device=device), none, none]
         """Which lanes of each level hold something."""
         chunk = program.view.chunk
         if chunk:

@@ -33,9 +33,11 @@ class TileWalk:
         self.program, self.arrays, self.values, self.tables, self.spans = program, arrays, values, tables, spans
         self.item, self.tile = item, 0
         self.block: dict[str, int] = {}
-        self.positions = {
-            c: torch.arange(spans[c].start, spans[c].start + program.axis(c).block) for c in program.letters
-        }
+        self.positions = {c: self.span(spans[c].start, program.axis(c).block) for c in program.letters}
+
+    def span(self, start: int, size: int) -> torch.Tensor:
+        """So many positions from a first one on."""
+        return torch.arange(start, start + size, device=self.values[0].device)
 
     def turns(self, s: Loop) -> range:
         """The turns of a loop over tiles, or over a letter's positions."""
@@ -48,7 +50,7 @@ class TileWalk:
     def turn(self, s: Loop, n: int) -> None:
         """Enter one turn."""
         if s.letter:
-            self.positions[s.letter] = torch.arange(n, n + self.program.axis(s.letter).block)
+            self.positions[s.letter] = self.span(n, self.program.axis(s.letter).block)
         else:
             self.tile = n
 
@@ -155,7 +157,7 @@ class TileWalk:
         """(kept letters, rows of a dense output at their positions, which of them are of the tile and of the mode)."""
         terms = [(self.coordinate(letter), stride) for letter, stride in key.terms]
         kept = tuple(letter for letter, _ in key.terms)
-        return kept, _summed(terms), self.all_inside(kept)
+        return kept, self.summed(terms), self.all_inside(kept)
 
     def slots(self, key: Slot) -> tuple[tuple[str, ...], torch.Tensor, torch.Tensor]:
         """The same of a sparse output, whose rows are stored for each kept position of an item; -1 is none."""
@@ -165,23 +167,22 @@ class TileWalk:
             (self.positions[c].clamp(max=side - 1), prod(sides[n + 1 :]))
             for n, (c, side) in enumerate(zip(kept, sides, strict=True))
         ]
-        row = self.arrays[key.array].view(-1, prod(sides))[self.item][_summed(places)]
+        row = self.arrays[key.array].view(-1, prod(sides))[self.item][self.summed(places)]
         return kept, row, self.all_inside(kept) & (row >= 0)
 
     def all_inside(self, letters: tuple[str, ...]) -> torch.Tensor:
         """`inside`, of several letters' positions."""
-        found = torch.ones((), dtype=torch.bool)
+        found = torch.ones((), dtype=torch.bool, device=self.values[0].device)
         for letter in letters:
             found = found.unsqueeze(-1) & self.inside(letter)
         return found
 
-
-def _summed(terms: list[tuple[torch.Tensor, int]]) -> torch.Tensor:
-    """The sum of vectors times strides, a dimension each."""
-    found = torch.zeros((), dtype=torch.long)
-    for at, stride in terms:
-        found = found.unsqueeze(-1) + at * stride
-    return found
+    def summed(self, terms: list[tuple[torch.Tensor, int]]) -> torch.Tensor:
+        """The sum of vectors times strides, a dimension each."""
+        found = torch.zeros((), dtype=torch.long, device=self.values[0].device)
+        for at, stride in terms:
+            found = found.unsqueeze(-1) + at * stride
+        return found
 
 
 def positions_of(words: torch.Tensor, view: Tiles) -> torch.Tensor:

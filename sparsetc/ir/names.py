@@ -25,7 +25,7 @@ WORDS = frozenset(
 """What generated programs call things that are no letter's."""
 STRUCTURE = frozenset(("bits", "block_full", "block_ptr", "item_ptr", "lane_len", "value_ptr", "values"))
 """The arrays of a packed part that hold no coordinates."""
-_LETTERED = re.compile(rf"[A-Za-z]|({'|'.join(LETTERED)})_[A-Za-z]|([a-z]|operand_\d+)_[A-Za-z]+|.*_bits")
+_LETTERED = re.compile(rf"[A-Za-z]|({'|'.join(LETTERED)})_[A-Za-z]|([a-w]|operand_\d+)_[A-Za-z]+|.*_bits")
 _NUMBER = re.compile(r"(_\d+)+$")
 
 

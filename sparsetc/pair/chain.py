@@ -60,7 +60,7 @@ class Step:
         if self.work is None:
             return tables.einsum(self.equation, left, right, precision=self.precision)
         values, dense = (left, right) if sparse_first else (right, left)
-        made = self.work.with_values(values)(dense)
+        made = self.work.with_values(values).called([dense])
         return made.expand_dense().values if isinstance(made, SparseTensor) else made
 
 
@@ -181,9 +181,9 @@ def _mixed(
     precision = settings.effective_precision()
     if not isinstance(settings.plan, Plan):  # one for pairs
         settings = with_settings(settings, {"plan": "auto"})
-    kernel = Kernel(
-        canonicalise(bound, operands, narrow=False), sparse.pattern, settings, "sparse" if kept else "dense"
-    )
+    canonical = canonicalise(bound, operands)
+    kernel = Kernel(canonical, sparse.pattern, settings, "sparse" if kept else "dense")
+    kernel = kernel.bare()  # a chain is kept for its operands' patterns
     if not kept:
         term = Term(output, None, empty=kernel.canonical.coords.shape[1] == 0)
         return Step(places, equation, kernel, term, precision)

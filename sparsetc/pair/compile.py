@@ -1,23 +1,21 @@
 """Kernels of several sparse operands, kept with the first of them.
 
 In: an equation, operands, settings. Out: a `PairKernel`, new or kept. What is kept holds for these very patterns of
-the other sparse operands, whose tokens are part of the key; only values may differ.
+the other sparse operands, as long as these live; only values may differ.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from sparsetc.ir.parse import parse
+from sparsetc.kept import lasting
 from sparsetc.options import Options
 from sparsetc.pair.kernel import PairKernel
 from sparsetc.tensor import SparseTensor
-
-KEPT_KERNELS = 16
-"""Kernels kept for one operand; each holds a pattern, and maybe a task list."""
 
 
 def build_pair(
@@ -25,7 +23,8 @@ def build_pair(
 ) -> PairKernel:
     """A new kernel."""
     bound = parse(text, [tuple(o.shape) for o in operands], [isinstance(o, SparseTensor) for o in operands])
-    return PairKernel(bound, operands, settings, output)
+    with lasting():
+        return PairKernel(bound, operands, settings, output)
 
 
 def compiled_pair(
@@ -35,20 +34,19 @@ def compiled_pair(
     sparse = [o for o in operands if isinstance(o, SparseTensor)]
     key = (
         text,
-        tuple((tuple(o.shape), o.dtype, str(o.device), isinstance(o, SparseTensor)) for o in operands),
-        tuple(o.pattern_key for o in sparse[1:]),
+        tuple([(o.shape, o.dtype, o.device, isinstance(o, SparseTensor)) for o in operands]),
+        tuple(weakref.ref(o._packed) for o in sparse[1:]),
         settings,
         output,
         settings.effective_precision(),
     )
+    kept = sparse[0]._packed.pairs
     try:
-        kept: dict[Any, PairKernel] = sparse[0]._packed.setdefault("pairs", {})
         kernel = kept.get(key)
     except TypeError:  # a plan that cannot be hashed
         return build_pair(text, operands, settings, output)
-    if kernel is None:
-        kernel = kept[key] = build_pair(text, operands, settings, output)
-        while len(kept) > KEPT_KERNELS:
-            kept.pop(next(iter(kept)))
-        return kernel
-    return kernel.with_values(*(o.values for o in sparse))
+    if kernel is not None:
+        return kernel.on(sparse)
+    kernel = build_pair(text, operands, settings, output)
+    kept.put(key, kernel.bare(), needs=[o._packed for o in sparse[1:]])
+    return kernel

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from sparsetc import pickles
+from sparsetc.autograd import recordable
 from sparsetc.canonical import as_given, check_dense, check_operand
 from sparsetc.dense import converted
+from sparsetc.entry import entry_point
 from sparsetc.errors import DtypeError, PlanError, ShapeError
 from sparsetc.integers import fitted, summed_dtype
 from sparsetc.ir.einsum import Bound
@@ -28,18 +33,23 @@ from sparsetc.pair.explain import PairExplanation, explain
 from sparsetc.pair.plans import PairPlan, plan_name
 from sparsetc.pair.step import PairStep
 from sparsetc.pair.sums import kept_dtype
-from sparsetc.tensor import SparseTensor
+from sparsetc.tensor import Results, SparseTensor
 
 
 class PairKernel:
-    """A compiled einsum of several sparse operands; call it with the dense ones, in the equation's order."""
+    """A compiled einsum of several sparse operands; call it with the dense ones, in the equation's order.
+
+    It reads the values of its sparse operands at each call. It pickles as its equation, operands and settings, and is
+    compiled again where it is loaded.
+    """
 
     def __init__(
         self, bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], settings: Options, output: str
     ) -> None:
         e = bound.einsum
         plan_name(settings, e.indices)  # refused at once where it is not known
-        self.bound, self.settings = bound, settings
+        self.bound, self.settings, self._form = bound, settings, output
+        self._pinned = replace(settings, precision=settings.effective_precision())
         self.drop_zeros = False
         """Whether calls leave out entries of a sparse result whose value is 0."""
         first = operands[e.sparse[0]]
@@ -52,7 +62,7 @@ class PairKernel:
             nbytes = prod(bound.output_shape) * kept_dtype(self.dtype).itemsize
             settings.check_memory(nbytes, self.device, f"the result of {bound}")
         self._operands = tuple(o for o in operands if isinstance(o, SparseTensor))
-        self._values = tuple(o.values for o in self._operands)
+        self._values = tuple(o._values for o in self._operands)
         # What is made on the way may need 64 bits where the result does not.
         self._summed = summed_dtype(self.dtype)
         self.chain = Chain(bound, [o.to(self._summed) for o in operands], settings)
@@ -73,8 +83,10 @@ class PairKernel:
             shape = self.bound.output_shape
             grid = torch.cartesian_prod(*(torch.arange(n, device=self.device) for n in shape))
             self._pattern = grid.reshape(-1, len(shape)).T.contiguous()
+        self._results = None if self._pattern is None else Results(self._pattern, True)
 
     # -- calls ------------------------------------------------------------------------------------------------------
+    @entry_point
     def __call__(
         self, *dense: torch.Tensor, values: Sequence[torch.Tensor | None] | None = None
     ) -> torch.Tensor | SparseTensor:
@@ -88,9 +100,15 @@ class PairKernel:
             A coalesced `SparseTensor` where the result keeps a mode of a sparse operand, a dense tensor otherwise, or
             where ``output="dense"`` asked for it. Gradients flow to dense operands and to the values of sparse ones.
         """
+        return self.called(dense, values)
+
+    def called(
+        self, dense: Sequence[torch.Tensor], values: Sequence[torch.Tensor | None] | None = None
+    ) -> torch.Tensor | SparseTensor:
+        """A call from within."""
         dense = tuple(converted(as_given(self.bound, dense), self.dtype, self.device))
         check_dense(self.bound, dense, self.dtype, self.device)
-        given = iter(self._values if values is None else self._checked(values))
+        given = map(recordable, self._values if values is None else self._checked(values))
         others = iter(dense)
         e = self.bound.einsum
         terms = [next(given) if p in e.sparse else next(others) for p in range(len(e.inputs))]
@@ -106,8 +124,8 @@ class PairKernel:
             if self._pattern is None:
                 return found
             values = found.reshape(-1)
-        assert self._pattern is not None
-        made = SparseTensor._make(self._pattern, values, self.bound.output_shape, True)
+        assert self._results is not None
+        made = self._results.of(values, self.bound.output_shape)
         return made if self.sparse else made.to_dense(self.settings.memory_limit)
 
     def _fitted(self, found: torch.Tensor) -> torch.Tensor:
@@ -135,9 +153,34 @@ class PairKernel:
 
         Nothing is matched, planned or generated again.
         """
-        other = copy.copy(self)
+        other = self._twin()
         other._values = self._checked(values)
         return other
+
+    def on(self, operands: Sequence[SparseTensor]) -> PairKernel:
+        """The kernel for other sparse operands of its patterns and dtype."""
+        other = self._twin()
+        other._operands, other._values = tuple(operands), tuple(o._values for o in operands)
+        return other
+
+    def bare(self) -> PairKernel:
+        """The kernel with no values and nothing that is kept for operands, to be kept with one of them."""
+        return self.on([o._bare() for o in self._operands])
+
+    def _twin(self) -> PairKernel:
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
+
+    def __copy__(self) -> PairKernel:
+        return self._twin()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PairKernel:
+        return self.on([copy.deepcopy(o, memo) for o in self.operands])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        equation = pickles.spelled(self.bound)
+        return pickles.pair_kernel, (equation, self.operands, self._pinned, self._form, self.drop_zeros)
 
     # -- what a user may look at ------------------------------------------------------------------------------------
     @property
@@ -149,7 +192,7 @@ class PairKernel:
     def operands(self) -> tuple[SparseTensor, ...]:
         """The sparse operands, with the values in use."""
         pairs = zip(self._operands, self._values, strict=True)
-        return tuple(o if o.values is v else o.with_values(v) for o, v in pairs)
+        return tuple(o if o._values is v else o.with_values(v) for o, v in pairs)
 
     @property
     def pattern(self) -> torch.Tensor | None:

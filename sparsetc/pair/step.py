@@ -16,6 +16,7 @@ import torch
 
 from sparsetc.codegen.split_pairs import EXACT, INEXACT, INFINITE
 from sparsetc.dense import resolved, without_autocast
+from sparsetc.entry import check_upstream, entry_point
 from sparsetc.options import Options
 from sparsetc.pair.block_path import BlockPath
 from sparsetc.pair.choose import Choice, Question, choose
@@ -270,7 +271,9 @@ class _Product(torch.autograd.Function):
         return step.product(role, x, y, z)
 
     @staticmethod
+    @entry_point
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[Any, ...]:
+        check_upstream(upstream)
         with without_autocast(upstream.device):
             return _Product._gradients(ctx, upstream)
 

@@ -86,7 +86,7 @@ def _check_each_once(name: str, parts: Sequence[torch.Tensor], nnz: int) -> bool
 
     Returns whether each part's numbers rise.
     """
-    numbers = torch.cat([*parts]) if parts else torch.zeros(0, dtype=torch.long)
+    numbers = torch.cat([*parts]) if parts else torch.zeros(0, dtype=torch.long, device="cpu")
     if numbers.numel() == nnz == 0:
         return True
     seen = torch.zeros(nnz, dtype=torch.bool, device=numbers.device)

@@ -165,7 +165,7 @@ class Held:
     @classmethod
     def of(cls, histogram: torch.Tensor) -> Held:
         """Of the nonzeros of each population."""
-        tiles = histogram // torch.arange(histogram.numel()).clamp(min=1)
+        tiles = histogram // torch.arange(histogram.numel(), device=histogram.device).clamp(min=1)
         below = (torch.cumsum(counted, 0).tolist() for counted in (histogram, tiles))
         nonzeros, whole = ((0, *counted) for counted in below)
         return cls(nonzeros, whole)
@@ -188,7 +188,7 @@ def _stored_whole(setting: Setting, counts: Counts, threshold: int, histogram: t
     if setting.memory is None:
         return 0
     volume, width = prod(sides_of(counts.shape)), _width(setting)
-    sizes = torch.arange(histogram.numel())
+    sizes = torch.arange(histogram.numel(), device=histogram.device)
     tiles = torch.where(sizes >= max(1, threshold), histogram // sizes.clamp(min=1), 0)
     bitmaps = tiles * (volume // 8 + sizes * width)
     extra = (tiles * volume * width - bitmaps).clamp(min=0)

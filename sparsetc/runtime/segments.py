@@ -69,7 +69,7 @@ def run_sums(rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     flat = rows.reshape(rows.shape[0], -1)
     runs = offsets.numel() - 1
     if flat.device.type == "cpu" and flat.numel() and flat.dtype in (torch.float32, torch.float64):
-        index = torch.arange(flat.shape[0], dtype=offsets.dtype)
+        index = torch.arange(flat.shape[0], dtype=offsets.dtype, device=flat.device)
         if flat.dtype == torch.float32:
             summed = F.embedding_bag(index, flat, offsets, mode="sum", include_last_offset=True)
         else:
@@ -100,7 +100,11 @@ def _csr_product(
 ) -> torch.Tensor:
     _hush()
     size = (offsets.numel() - 1, table.shape[0])
-    matrix = torch.sparse_csr_tensor(offsets, index.to(offsets.dtype), weights, size, check_invariants=False)
+    # Even given arrays, torch makes a sparse tensor on the default device.
+    device = weights.device
+    matrix = torch.sparse_csr_tensor(
+        offsets, index.to(offsets.dtype), weights, size, device=device, check_invariants=False
+    )
     out = table.new_empty((size[0], table.shape[1]))
     return torch.addmm(out, matrix, table, beta=0, out=out)
 
@@ -110,4 +114,5 @@ def _hush() -> None:
     """Make torch's first CSR tensor where its one warning, that they are in beta, is not shown to the user."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.sparse_csr_tensor(torch.tensor([0, 0]), torch.tensor([], dtype=torch.long), torch.tensor([]), (1, 1))
+        none = torch.zeros(0, dtype=torch.long, device="cpu")
+        torch.sparse_csr_tensor(none.new_zeros(2), none, none, (1, 1), device="cpu")

@@ -18,7 +18,7 @@ from math import prod
 import torch
 
 from sparsetc.errors import FormatError
-from sparsetc.formats import Packed, get_format, pack
+from sparsetc.formats import Packed, get_format, pack, storage_of
 from sparsetc.formats import words as word_codec
 from sparsetc.ir.interpret_tiles import positions_of
 from sparsetc.ir.plan import Layout
@@ -37,7 +37,8 @@ def pattern(name: str, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
     """(order, nnz) coordinates, sorted and unique, of one of `PATTERNS`; none where the shape is empty."""
     if 0 in shape:
         name = "empty"
-    return torch.unique(PATTERNS[name](shape, torch.Generator().manual_seed(seed)), dim=1).contiguous()
+    with torch.device("cpu"):
+        return torch.unique(PATTERNS[name](shape, torch.Generator().manual_seed(seed)), dim=1).contiguous()
 
 
 def _none(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
@@ -119,15 +120,27 @@ def check_format(name: str, coords: torch.Tensor, shape: tuple[int, ...], layout
     Raises:
         FormatError: names the promise that is broken.
     """
-    packed = pack(coords, shape, name, layout)
-    check_view(packed)
-    check_arrays(packed)
-    check_read(packed, coords)
-    check_unpack(packed, coords)
-    check_values(packed)
-    check_heads(packed, coords)
-    check_bytes(packed)
+    with torch.device("cpu"):
+        packed = pack(coords, shape, name, layout)
+        check_view(packed)
+        check_arrays(packed)
+        check_read(packed, coords)
+        check_unpack(packed, coords)
+        check_values(packed)
+        check_heads(packed, coords)
+        check_bytes(packed)
+        check_storage(packed, coords)
     return packed
+
+
+def check_storage(packed: Packed, coords: torch.Tensor) -> None:
+    """The layout that stands for this one packs the same arrays: what is kept under it serves both."""
+    standing = storage_of(packed.format, packed.layout)
+    other = pack(coords, packed.shape, packed.format, standing).read_by(packed.layout)
+    same = packed.arrays.keys() == other.arrays.keys() and all(
+        a.dtype == other.arrays[name].dtype and torch.equal(a, other.arrays[name]) for name, a in packed.arrays.items()
+    )
+    _require(same and packed.view == other.view, f"storage() gives {standing}, which packs other arrays")
 
 
 def check_view(packed: Packed) -> None:

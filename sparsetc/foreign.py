@@ -1,0 +1,85 @@
+"""Sparse tensors of torch and scipy that come again: their pattern is read, sorted and packed once.
+
+In: the index arrays of such a tensor. Out: `Reading`, which makes a SparseTensor of values, those of each call. A
+reading is found by the memory that holds the index arrays, also where the tensor around them was made anew, and goes
+with that memory. It serves only while the arrays hold what they held: they are compared, exactly, at each call, since
+they may change without a trace, and that takes a hundredth of the time of reading them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sparsetc import coords as crd
+from sparsetc.inputs import Merge, check_dtype, coalesced
+from sparsetc.kept import Kept, lasting
+from sparsetc.lru import Lru
+from sparsetc.tensor import SparseTensor
+
+READINGS = 64
+"""Readings kept; each holds coordinates, and whatever is packed of them."""
+
+Numbered = Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor, torch.Tensor | None]]
+"""A reader of index arrays: (coordinates (order, n) int64, which value each is; None for one after the other)."""
+
+_readings: Lru[Any, Reading] = Lru(READINGS)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A pattern, and how the library's values become values on it."""
+
+    indices: tuple[torch.Tensor, ...]
+    """The index arrays as they were when they were read."""
+    coords: torch.Tensor
+    merge: Merge | None
+    kept: Kept
+
+    def tensor(self, values: torch.Tensor, shape: tuple[int, ...], merged: bool = False) -> SparseTensor:
+        """The SparseTensor of values as the library orders them, or `merged` to sorted and unique ones by itself."""
+        check_dtype(values.dtype)
+        values = values if merged or self.merge is None else self.merge.values(values)
+        return SparseTensor._make(self.coords, values, shape, True, self.kept)
+
+
+def reading(
+    kind: object,
+    shape: tuple[int, ...],
+    indices: Sequence[torch.Tensor],
+    memory: Sequence[object],
+    numbered: Numbered,
+) -> Reading:
+    """The reading of these index arrays, known or new.
+
+    Args:
+        kind: what else the pattern depends on, as the layout.
+        shape: sizes of all modes, the dense ones last.
+        indices: the index arrays.
+        memory: the objects that own their memory; a reading lives no longer than these.
+        numbered: reads copies of the arrays.
+    """
+    places = tuple((i.storage_offset(), i.shape, i.stride(), i.dtype) for i in indices)
+    key = (kind, shape, places, *map(id, memory))
+    found = _readings.get(key)
+    if found is not None:
+        if all(torch.equal(now, then) for now, then in zip(indices, found.indices, strict=True)):
+            return found
+        _readings.pop(key)
+    with lasting():
+        return _readings.put(key, _read(tuple(i.detach().clone() for i in indices), shape, numbered), memory)
+
+
+def _read(indices: tuple[torch.Tensor, ...], shape: tuple[int, ...], numbered: Numbered) -> Reading:
+    coords, number = numbered(indices)
+    crd.check_range(coords, shape[: coords.shape[0]])
+    coords, merge = coalesced(coords, shape)
+    if number is not None:
+        order = number if merge is None else number.index_select(0, merge.order)
+        same = merge is None and torch.equal(order, torch.arange(order.numel(), device=order.device))
+        run, count = (None, order.numel()) if merge is None else (merge.run, merge.count)
+        merge = None if same else Merge(order, run, count)
+    return Reading(indices, coords, merge, Kept())

@@ -1,0 +1,206 @@
+"""Copies of what a user holds: pickled, copied, saved, sent to another process; before and after it was used."""
+
+from __future__ import annotations
+
+import copy
+import io
+import multiprocessing
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from cases import assert_matches, random_sparse, random_values
+
+import sparsetc as stc
+from sparsetc import pickles
+
+SPMM = "ij,jr->ir"
+
+
+def matrix(seed: int = 0) -> stc.SparseTensor:
+    return random_sparse((6, 8), "random", torch.float64, seed)
+
+
+def used(x: stc.SparseTensor) -> stc.SparseTensor:
+    """After einsums of one and of two sparse operands, and a gradient."""
+    b = random_values((x.shape[1], 3), torch.float64, 1).requires_grad_()
+    stc.einsum(SPMM, x, b).sum().backward()
+    stc.einsum("ij,kj->ik", x, x)
+    stc.einsum("ij,jr->ijr", x, b.detach())
+    return x
+
+
+def saved(x: Any, **settings: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(x, file)
+    file.seek(0)
+    return torch.load(file, **settings)
+
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "save": saved,
+    "save, unrestricted": lambda x: saved(x, weights_only=False),
+}
+every_copy = pytest.mark.parametrize("how", COPIES)
+
+
+def equal(x: stc.SparseTensor, y: stc.SparseTensor) -> bool:
+    same = torch.equal(x.coords, y.coords) and torch.equal(x.values, y.values)
+    return same and (x.shape, x.is_coalesced, x.dtype) == (y.shape, y.is_coalesced, y.dtype)
+
+
+# --- tensors ----------------------------------------------------------------------------------------------------------
+
+
+@every_copy
+@pytest.mark.parametrize("before", [lambda x: x, used], ids=["new", "used"])
+def test_a_tensor(how: str, before: Callable[[stc.SparseTensor], stc.SparseTensor]) -> None:
+    x = before(matrix())
+    y = COPIES[how](x)
+    assert equal(x, y)
+    assert (y.pattern_key is x.pattern_key) == (how == "copy")
+    b = random_values((8, 3), torch.float64, 2)
+    assert_matches(stc.einsum(SPMM, y, b), SPMM, [y, b])
+
+
+@every_copy
+@pytest.mark.parametrize("form", ["duplicates", "semi-sparse", "empty", "bfloat16"])
+def test_tensors_of_all_forms(how: str, form: str) -> None:
+    x = {
+        "duplicates": stc.SparseTensor([[2, 0, 2]], torch.ones(3), (3,), coalesce=False),
+        "semi-sparse": stc.SparseTensor([[2, 0]], random_values((2, 5), torch.float64, 1), (3, 5)),
+        "empty": stc.SparseTensor(torch.zeros(2, 0, dtype=torch.long), torch.zeros(0), (0, 3)),
+        "bfloat16": matrix().to(torch.bfloat16),
+    }[form]
+    assert equal(x, COPIES[how](x))
+
+
+@every_copy
+def test_a_parameter_stays_one(how: str) -> None:
+    x = matrix()
+    p = torch.nn.Parameter(x.values.clone())
+    y = COPIES[how](x.with_values(p))
+    assert isinstance(y.values, torch.nn.Parameter)
+    assert (y.values is p) == (how == "copy")
+    stc.einsum(SPMM, y, random_values((8, 3), torch.float64, 2)).sum().backward()
+    assert y.values.grad is not None
+
+
+def test_a_deep_copy_is_apart() -> None:
+    x = used(matrix())
+    y, before = copy.deepcopy(x), x.to_dense()
+    y.values.zero_()
+    assert torch.equal(x.to_dense(), before)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"coords": torch.tensor([[0, 9], [1, 1]])}, "out of range"),
+        ({"coords": torch.tensor([[1, 0], [1, 1]])}, "sorted, unique"),
+        ({"coords": torch.tensor([[1, 1], [1, 1]])}, "sorted, unique"),
+        ({"coords": torch.tensor([[0.0, 1.0], [1.0, 1.0]])}, "integers"),
+        ({"values": torch.ones(3)}, "3 values"),
+        ({"shape": (2,)}, "2"),
+    ],
+)
+def test_a_damaged_file_is_refused(change: dict[str, Any], error: str) -> None:
+    class Damaged:
+        def __reduce__(self) -> tuple[Any, ...]:
+            good = {"coords": torch.tensor([[0, 1], [1, 1]]), "values": torch.ones(2), "shape": (2, 2)}
+            return pickles.sparse_tensor, (*(good | change).values(), True)
+
+    with pytest.raises(stc.SparsetcError, match=error):
+        saved(Damaged())
+
+
+def test_a_file_makes_no_kernel_by_default() -> None:
+    kernel = stc.compile(SPMM, matrix(), random_values((8, 3), torch.float64, 1))
+    with pytest.raises(pickle.UnpicklingError, match=r"sparsetc\.pickles\.kernel"):
+        saved(kernel)
+
+
+# --- kernels and plans ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["pickle", "copy", "deepcopy", "save, unrestricted"])
+@pytest.mark.parametrize("equation", [SPMM, "ij,ir,jr->ij", "ij,jr->jir", "ii->"])
+def test_a_kernel(how: str, equation: str) -> None:
+    x = random_sparse((6, 6), "random", torch.float64) if equation == "ii->" else matrix()
+    sizes = {"i": 6, "j": 8, "r": 3}
+    terms = equation.split("->")[0].split(",")[1:]
+    dense = [random_values(tuple(sizes[c] for c in t), torch.float64, n) for n, t in enumerate(terms)]
+    kernel = stc.compile(equation, x, *dense, plan="coo", output="dense")
+    kernel = kernel.with_values(random_values((x.nnz,), torch.float64, 9))
+    other = COPIES[how](kernel)
+    assert (other.equation, other.plan.name, other.source) == (kernel.equation, "coo", kernel.source)
+    assert equal(other.operand, kernel.operand)
+    torch.testing.assert_close(other(*dense), kernel(*dense))
+
+
+@pytest.mark.parametrize("how", ["pickle", "copy", "deepcopy", "save, unrestricted"])
+@pytest.mark.parametrize("equation", ["ij,kj->ik", "ij,kj,kr->ir", "ij,kj,mj->ikm"])
+def test_a_kernel_of_several_sparse_operands(how: str, equation: str) -> None:
+    sparse = [matrix(seed) for seed in range(3 if equation.count(",") == 2 and "m" in equation else 2)]
+    dense = [random_values((6, 3), torch.float64, 4)] if "r" in equation else []
+    kernel = stc.compile(equation, *sparse, *dense, plan="scalar")
+    kernel = kernel.with_values(random_values((sparse[0].nnz,), torch.float64, 9), *(None for _ in sparse[1:]))
+    other = COPIES[how](kernel)
+    assert other.plan == kernel.plan
+    found, expected = other(*dense), kernel(*dense)
+    assert equal(found, expected) if isinstance(found, stc.SparseTensor) else torch.equal(found, expected)
+
+
+def test_a_deep_copy_of_a_kernel_is_apart() -> None:
+    x, b = matrix(), random_values((8, 3), torch.float64, 1)
+    kernel = stc.compile(SPMM, x, b)
+    other, before = copy.deepcopy(kernel), kernel(b)
+    other.operand.values.mul_(2)
+    torch.testing.assert_close(other(b), 2 * before)
+    torch.testing.assert_close(kernel(b), before)
+
+
+def test_a_kernel_keeps_the_precision_it_was_compiled_for() -> None:
+    x, b = matrix().to(torch.float32), random_values((8, 3), torch.float32, 1)
+    torch.set_float32_matmul_precision("high")
+    kernel = stc.compile(SPMM, x, b)
+    torch.set_float32_matmul_precision("highest")
+    assert pickle.loads(pickle.dumps(kernel)).setting.precision == kernel.setting.precision
+
+
+def test_plans_and_explanations() -> None:
+    x, b = matrix(), random_values((8, 3), torch.float64, 1)
+    kernel, pair = stc.compile(SPMM, x, b), stc.compile("ij,kj->ik", x, x)
+    things = [kernel.plan, kernel.explain(), kernel.programs, kernel.choice, kernel.setting, pair.plan, pair.explain()]
+    for thing in [*things, stc.plan_hls(3), stc.plan_bcb(i=8), kernel.settings]:
+        for how in (pickle.dumps, lambda t: pickle.dumps(copy.deepcopy(t))):
+            assert pickle.loads(how(thing)) == thing
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+def _answer(connection: Any, x: stc.SparseTensor, kernel: stc.Kernel, b: torch.Tensor) -> None:
+    torch.set_num_threads(1)  # as any forked worker must: threads do not survive a fork
+    connection.send((stc.einsum(SPMM, x, b).numpy(), kernel(b).numpy()))
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_other_processes(method: str) -> None:
+    x, b = used(matrix()), random_values((8, 3), torch.float64, 1)
+    kernel = stc.compile(SPMM, x, b)
+    expected = kernel(b)
+    context = multiprocessing.get_context(method)
+    here, there = context.Pipe()
+    process = context.Process(target=_answer, args=(there, x, kernel, b))
+    process.start()
+    assert here.poll(120), "the process did not answer"
+    for found in here.recv():
+        torch.testing.assert_close(torch.from_numpy(found), expected)
+    process.join()
+    assert process.exitcode == 0

@@ -1,0 +1,182 @@
+"""How long things live: tensors, kernels and packed parts go with their last reference, no collector needed."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from cases import OPERATIONS, Problem, assert_matches, random_sparse, random_values
+
+import sparsetc as stc
+
+
+@pytest.fixture(autouse=True)
+def _no_collector() -> Iterator[None]:
+    """Memory returns by reference counts alone."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def matrix(rows: int = 6, columns: int = 6, seed: int = 0) -> stc.SparseTensor:
+    return random_sparse((rows, columns), "random", torch.float64, seed)
+
+
+def watched(x: stc.SparseTensor) -> list[weakref.ref[Any]]:
+    """References to a tensor, to its coordinates and to what is kept for it."""
+    return [weakref.ref(x), weakref.ref(x.coords.untyped_storage()), weakref.ref(x.pattern_key)]
+
+
+def gone(references: list[weakref.ref[Any]]) -> bool:
+    return all(r() is None for r in references)
+
+
+# --- tensors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mttkrp-3-0", "ttmc-3-1", "spmm", "sampled", "ttv-0", "semi-sparse", "reduction"])
+def test_a_tensor_goes_with_its_last_reference(name: str) -> None:
+    problem = Problem(OPERATIONS[name], dtype=torch.float64)
+    x, *dense = problem.operands()
+    for _ in range(2):
+        stc.einsum(problem.equation, x, *dense)
+    references = watched(x)
+    del x
+    assert gone(references)
+
+
+@pytest.mark.parametrize("equation", ["ij,jr->ir", "ij,jr->ijr", "ij,jr->jir", "ii,ir->ir"])
+def test_a_learned_tensor_goes_too(equation: str) -> None:
+    x, b = matrix(), random_values((6, 3), torch.float64, 1).requires_grad_()
+    x = x.with_values(x.values.clone().requires_grad_())
+    for _ in range(2):
+        result = stc.einsum(equation, x, b)
+        (result.values if isinstance(result, stc.SparseTensor) else result).sum().backward()
+    references = watched(x)
+    del x, result
+    assert gone(references)
+
+
+@pytest.mark.parametrize("equation", ["ij,jk->ik", "ij,jk->", "ij,jk,kl->il", "ij,jk,kr->ir", "ij,jk->ki"])
+@pytest.mark.parametrize("kept", [0, 1])
+def test_neither_of_two_operands_keeps_the_other(equation: str, kept: int) -> None:
+    sparse = [matrix(seed=n) for n in range(2)]
+    dense = [random_values((6, 6), torch.float64, 2)] if equation.count(",") == 2 else []
+    for _ in range(2):
+        stc.einsum(equation, *sparse, *dense)
+    references = watched(sparse[1 - kept])
+    del sparse[1 - kept]
+    assert gone(references)
+    own = sparse.pop()
+    references = watched(own)
+    del own
+    assert gone(references)
+
+
+def test_an_operand_that_meets_itself_goes() -> None:
+    x = matrix()
+    for _ in range(2):
+        assert_matches(stc.einsum("ij,jk->ik", x, x), "ij,jk->ik", [x, x])
+    references = watched(x)
+    del x
+    assert gone(references)
+
+
+def test_a_kernel_keeps_its_operand_until_it_goes() -> None:
+    x, b = matrix(), random_values((6, 3), torch.float64, 1)
+    kernel = stc.compile("ij,jr->ir", x, b)
+    references = watched(x)
+    del x
+    kernel(b)
+    assert not gone(references)
+    del kernel
+    assert gone(references)
+
+
+def test_values_are_not_kept_for_the_pattern() -> None:
+    x, b = matrix(), random_values((6, 3), torch.float64, 1)
+    values = random_values((x.nnz,), torch.float64, 2)
+    stc.einsum("ij,jr->ir", x.with_values(values), b)
+    stc.einsum("ij,jk->ik", x.with_values(values), x)
+    reference = weakref.ref(values.untyped_storage())
+    del values
+    assert reference() is None
+
+
+# --- what is packed ---------------------------------------------------------------------------------------------------
+
+
+def arrays_of(x: stc.SparseTensor) -> int:
+    """Packed parts of a tensor with arrays of their own."""
+    parts = [kept.value for kept in x._packed.parts._items.values()]
+    return len({next(iter(p.arrays.values())).data_ptr() for p in parts})
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_ranks_share_what_is_packed(backend: str) -> None:
+    if backend == "triton":
+        pytest.importorskip("triton")
+    x = matrix(40, 30)
+    for rank in (1, 3, 8, 16, 17, 32, 64, 100, 128):
+        stc.compile("ij,jr->ir", x, torch.ones(30, rank, dtype=torch.float64), plan="coo", backend=backend)
+    assert arrays_of(x) == len(x._packed.parts) == 1
+
+
+def test_packed_parts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparsetc.kept.PARTS", 3)
+    x = random_sparse((4, 5, 6), "random", torch.float64)
+    factors = {c: random_values((n, 2), torch.float64, n) for c, n in zip("ijk", x.shape, strict=True)}
+    for kept in "ijk":
+        others = [c for c in "ijk" if c != kept]
+        equation = f"ijk,{others[0]}r,{others[1]}r->{kept}r"
+        operands = [x, *(factors[c] for c in others)]
+        for plan in ("coo", "fiber", "rows"):
+            assert_matches(stc.einsum(equation, *operands, plan=plan), equation, operands)
+    assert len(x._packed.parts) == 3
+
+
+def test_clearing_forgets_and_nothing_else() -> None:
+    x, b = matrix(), random_values((6, 3), torch.float64, 1)
+    before = stc.einsum("ij,jr->ir", x, b)
+    x._packed.clear()
+    assert not x._packed.kernels
+    assert torch.equal(stc.einsum("ij,jr->ir", x, b), before)
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
+def test_threads_may_compile_for_one_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparsetc.kept.KERNELS", 4)
+    monkeypatch.setattr("sparsetc.kept.PAIRS", 2)
+    monkeypatch.setattr("sparsetc.kept.PARTS", 2)
+    x, y = matrix(), matrix(seed=1)
+    dense = {rank: random_values((6, rank), torch.float64, rank) for rank in range(1, 9)}
+    expected = {rank: x.to_dense() @ b for rank, b in dense.items()}
+    errors: list[BaseException] = []
+
+    def guarded(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    def work() -> None:
+        for _ in range(4):
+            for rank, b in dense.items():
+                torch.testing.assert_close(stc.einsum("ij,jr->ir", x, b, plan="coo"), expected[rank])
+                stc.einsum("ij,jk->ik", x, y.with_values(y.values * rank))
+
+    threads = [threading.Thread(target=guarded, args=(work,)) for _ in range(3)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not errors
+    assert len(x._packed.kernels) <= 4
