@@ -153,5 +153,5 @@ class _Raw:
 
 def _conjugate(operand: SparseTensor | torch.Tensor) -> SparseTensor | torch.Tensor:
     if isinstance(operand, SparseTensor):
-        return operand.with_values(operand.values.conj().resolve_conj())
-    return operand.conj().resolve_conj()
+        return operand.with_values(torch.conj_physical(operand.values))
+    return torch.conj_physical(operand)  # no view: of the values of a torch CSR tensor torch makes none

@@ -85,7 +85,8 @@ def _tensor(data: ArrayLike, what: str, refuse: Callable[[str], Exception]) -> t
             data = data.copy()  # torch has neither read-only nor backwards views
         if isinstance(data, np.ndarray) and not data.dtype.isnative:
             data = data.astype(data.dtype.newbyteorder("="))
-        return torch.as_tensor(data)
+        # not `as_tensor` of an ndarray, which goes to the default device in force
+        return torch.from_numpy(data) if isinstance(data, np.ndarray) else torch.as_tensor(data)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         kind = data.dtype if isinstance(data, np.ndarray) else type(data).__name__
         raise refuse(f"{what} cannot be read as a tensor (found {kind}): {error}") from None

@@ -555,7 +555,7 @@ def _dot_precisions(precision: str, x: SparseTensor) -> list[str]:
     else:
         ladder = {"medium": "bf16", "high": "tf32", "highest": "tf32x3"}
         found = list(ladder.values())[list(ladder).index(precision) :]
-    return list(dict.fromkeys(portable(one, machine_of((x.values,))) for one in found))
+    return list(dict.fromkeys(portable(one, machine_of((x._values,))) for one in found))
 
 
 def _key_level(program: TileProgram) -> int:

@@ -193,8 +193,8 @@ CIRCUMSTANCES: dict[str, Circumstance] = {
     "data": Circumstance(
         "{call}\n{x}.values.data.mul_(2)\nfound = {call}", 2, gradients=False, own=True, changes=True, bits=False
     ),
-    "data of a kernel": Circumstance(
-        "k = {compile}\nk({dense})\n{x}.values.data.mul_(2)\nfound = k({dense})",
+    "in place of a kernel": Circumstance(  # which follows torch's count of versions
+        "k = {compile}\nk({dense})\n{x}.values.mul_(2)\nfound = k({dense})",
         2,
         gradients=False,
         own=True,
