@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -62,13 +62,38 @@ class Canonical:
         """Modes of the sparse operand that the output has, in the output's order."""
         return tuple(self.letters.index(c) for c in self.bound.einsum.output if c in self.letters)
 
-    def check(self, dense: Sequence[torch.Tensor]) -> None:
-        """Raise unless these are dense operands that the kernel was compiled for."""
-        check_dense(self.written, dense, self.dtype, self.device)
+    @cached_property
+    def _full_shapes(self) -> tuple[torch.Size, ...]:
+        """Those of the dense operands as written, in full."""
+        return tuple(torch.Size(self.written.shape(p)) for p in self.written.einsum.dense)
+
+    @cached_property
+    def _table_shapes(self) -> tuple[torch.Size, ...]:
+        """Those of the reduced einsum's dense operands."""
+        return tuple(torch.Size(self.bound.shape(p)) for p in self.bound.einsum.dense)
+
+    def settled(self, dense: Sequence[Any]) -> Sequence[torch.Tensor]:
+        """The dense operands of a call as tensors of the kernel's dtype; raises unless it was compiled for them."""
+        if len(dense) == len(self._full_shapes) and all(map(self._is_plain, dense, self._full_shapes)):
+            return dense
+        own = tables.converted(as_given(self.written, dense), self.dtype, self.device)
+        check_dense(self.written, own, self.dtype, self.device)
+        return own
+
+    def _is_plain(self, operand: Any, shape: torch.Size) -> bool:
+        """Whether nothing need be done to an operand, or said of it; what most calls are given."""
+        return (
+            type(operand) is torch.Tensor
+            and operand.dtype is self.dtype
+            and operand.layout is torch.strided
+            and not operand.is_nested
+            and operand.shape == shape
+            and operand.device == self.device
+        )
 
     def slices(self, dense: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
         """The operands of `narrow`; None where an operand is not broadcast as those were that were compiled for."""
-        if not any(self.broadcast):
+        if self.narrow is self.written:
             return list(dense)
         found = [tables.slices(operand, dims) for operand, dims in zip(dense, self.broadcast, strict=True)]
         return None if any(f is None for f in found) else found  # type: ignore[return-value]
@@ -82,10 +107,9 @@ class Canonical:
         settings = settings or current()
         if self.reduction.steps:
             dense = self._reduced(dense, settings.effective_precision())
-        shapes = map(self.bound.shape, self.bound.einsum.dense)
         return [
             tables.table(operand, shape, permutation, settings)
-            for operand, shape, permutation in zip(dense, shapes, self.arrangement, strict=True)
+            for operand, shape, permutation in zip(dense, self._table_shapes, self.arrangement, strict=True)
         ]
 
     def _reduced(self, dense: Sequence[torch.Tensor], precision: str) -> list[torch.Tensor]:

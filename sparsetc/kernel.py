@@ -18,10 +18,10 @@ import torch
 
 from sparsetc import pickles
 from sparsetc.autograd import differentiable
-from sparsetc.canonical import Canonical, as_given, canonicalise
+from sparsetc.canonical import Canonical, canonicalise
 from sparsetc.codegen.launch import BoundPart, TorchLaunch, TritonLaunch, accumulator, machine_of, portable, source_name
 from sparsetc.convert import available_memory
-from sparsetc.dense import Finite, converted, resolved, without_autocast
+from sparsetc.dense import Finite, resolved, without_autocast
 from sparsetc.entry import entry_point
 from sparsetc.errors import DtypeError, PlanError, ShapeError
 from sparsetc.explain import Explanation, explain
@@ -319,8 +319,7 @@ class Kernel:
 
     def called(self, dense: Sequence[torch.Tensor]) -> torch.Tensor | SparseTensor:
         """A call from within."""
-        own = converted(as_given(self.canonical.written, dense), self._x.dtype, self.canonical.device)
-        self.canonical.check(own)
+        own = self.canonical.settled(dense)
         given = self.canonical.slices(own)
         if given is None:  # in full, along a dimension that was broadcast when this was compiled
             return self._unbroadcast.on(self.operand).called(own)

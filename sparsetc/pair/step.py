@@ -286,7 +286,7 @@ class _Product(torch.autograd.Function):
                 grads.append(None)
                 continue
             (other,) = (n for n in known if n != name)
-            factor = known[other].conj().resolve_conj() if known[other].is_complex() else known[other]
+            factor = torch.conj_physical(known[other]) if known[other].is_complex() else known[other]
             arguments = {ctx.role: upstream.contiguous(), other: factor, name: None}
             grads.append(_Product.apply(ctx.step, name, arguments["x"], arguments["y"], arguments["z"]))
         return (None, None, *grads)
