@@ -10,7 +10,6 @@ so one einsum keeps one mode and autograd makes the MTTKRPs. Then alternating le
 one `mttkrp` a mode, and gets further in fewer steps.
 """
 
-from importlib.resources import as_file, files
 from itertools import pairwise
 
 import torch
@@ -70,8 +69,7 @@ def main() -> None:
     """Both reach a better fit than they start from; gradients are checked on a small tensor."""
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    with as_file(files("sparsetc") / "data" / "uber.tns.gz") as path:
-        x = stc.read(path).to(device)
+    x = stc.datasets.uber().to(device)
     factors = [torch.rand(n, RANK, dtype=x.dtype, device=device) * 0.3 for n in x.shape]
     start = float(fit(x, factors))
 

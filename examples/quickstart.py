@@ -5,8 +5,6 @@
 `python -m sparsetc demo` runs more of the same, with times. Without a GPU the generated torch programs run instead.
 """
 
-from importlib.resources import as_file, files
-
 import torch
 
 import sparsetc as stc
@@ -18,8 +16,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
 
     # Uber pickups by day, hour, latitude and longitude: 23 x 24 x 887 x 1410, 303,343 nonzeros.
-    with as_file(files("sparsetc") / "data" / "uber.tns.gz") as path:
-        x = stc.read(path).to(device)
+    x = stc.datasets.uber().to(device)
     print(x)
     i, j, k, l = x.coords  # noqa: E741
     v = x.values.double()

@@ -1,5 +1,8 @@
 """sparsetc: a sparse tensor compiler for PyTorch. Write an einsum with a sparse operand; get the kernel for it."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from sparsetc.api import OPERATIONS, compile, einsum, explain, register_op
 from sparsetc.errors import (
     CoordinateError,
@@ -20,12 +23,15 @@ from sparsetc.ir.plan import Layout, Part, Plan, Schedule
 from sparsetc.kernel import Kernel
 from sparsetc.ops import contract, mttkrp, sddmm, spmm, ttm, ttmc, ttv
 from sparsetc.options import options
-from sparsetc.pair import BcbPlan, PairKernel, plan_bcb
+from sparsetc.pair import BcbPlan, PairKernel, PairPart, PairPlan, plan_bcb
 from sparsetc.partition import register_partition
 from sparsetc.planner.calibrate import calibrate
 from sparsetc.planner.hls import plan_hls
 from sparsetc.planner.registry import register_plan
 from sparsetc.tensor import SparseTensor
+
+if TYPE_CHECKING:
+    from sparsetc import datasets, testing
 
 __version__ = "0.1.0"
 
@@ -42,6 +48,8 @@ __all__ = [
     "Layout",
     "OutOfMemoryError",
     "PairKernel",
+    "PairPart",
+    "PairPlan",
     "Part",
     "Plan",
     "PlanError",
@@ -53,6 +61,7 @@ __all__ = [
     "calibrate",
     "compile",
     "contract",
+    "datasets",
     "einsum",
     "explain",
     "mttkrp",
@@ -66,8 +75,23 @@ __all__ = [
     "register_plan",
     "sddmm",
     "spmm",
+    "testing",
     "ttm",
     "ttmc",
     "ttv",
     "write",
 ]
+
+_ON_DEMAND = ("datasets", "testing")
+"""Modules that are imported when they are first asked for."""
+
+if not TYPE_CHECKING:  # else type checkers take every name for one of the package's
+
+    def __getattr__(name: str) -> Any:
+        if name in _ON_DEMAND:
+            return import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ON_DEMAND})

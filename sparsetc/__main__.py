@@ -1,23 +1,26 @@
 """The command line: ``python -m sparsetc demo | explain | info | calibrate``.
 
-In: arguments. Out: text, and an exit status that is not zero when a check of the demo fails, the input is refused or
-there is no GPU to calibrate.
+In: arguments. Out: text, and an exit status: 0, 1 where a check of the demo fails, or 2 where arguments or a file are
+refused, or there is no GPU to calibrate. What is refused is said in one message on stderr.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from importlib.resources import as_file, files
+from math import prod
+from typing import NoReturn
 
 import torch
 
 import sparsetc as stc
 from sparsetc.ir import reference
 from sparsetc.ir.parse import parse
+from sparsetc.options import current
 from sparsetc.planner import calibrate
 from sparsetc.planner.statistics import Counts
 
@@ -25,34 +28,63 @@ ERROR_LIMIT = 1e-5
 """Of the demo's checks: relative to the float64 reference, in the Euclidean norm, at the default precision."""
 TIMED_SECONDS = 0.3
 """For which each of the demo's kernels is run to be timed."""
+FAILED, REFUSED, INTERRUPTED = 1, 2, 130
+"""Exit statuses; the last is what a shell reports of a program that an interrupt ended."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
+    if hasattr(sys.stdout, "reconfigure"):  # a path may hold what the terminal cannot show
+        sys.stdout.reconfigure(errors="backslashreplace")
     options = _parser().parse_args(arguments)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="sparsetc: no GPU")  # each command says where it runs
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support")
         try:
-            return int(options.run(options))
-        except (stc.SparsetcError, OSError) as error:
-            print(f"sparsetc: {error}", file=sys.stderr)
-            return 1
+            status = int(options.run(options))
+            sys.stdout.flush()
+            return status
+        except BrokenPipeError:  # who reads has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return FAILED
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        except (stc.SparsetcError, OSError, ImportError, MemoryError) as error:
+            print(f"sparsetc: {error or type(error).__name__}", file=sys.stderr)
+            return REFUSED
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that refuses in one line, as everything else here does."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message and exit."""
+        self.exit(REFUSED, f"sparsetc: {message}; see {self.prog} --help\n")
+
+
+def _size(text: str) -> int:
+    """A size of a mode: an integer from 1."""
+    number = int(text) if text.isdecimal() and len(text) < 19 else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be an integer from 1 to 10**18 - 1, found {text!r}")
+    return number
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="sparsetc", description="A sparse tensor compiler for PyTorch.")
+    parser = _Parser(prog="sparsetc", description="A sparse tensor compiler for PyTorch.")
     parser.add_argument("--version", action="version", version=f"sparsetc {stc.__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
 
     demo = commands.add_parser("demo", help="run and check einsums on the tensor that comes with the package")
-    demo.add_argument("--rank", type=int, default=32, help="columns of the factor matrices (default: 32)")
+    demo.add_argument("--rank", type=_size, default=32, help="columns of the factor matrices (default: 32)")
     demo.set_defaults(run=_demo)
 
     explain = commands.add_parser("explain", help="print the plan of an einsum on a tensor from a file")
     explain.add_argument("equation", help='for example "ijk,jr,kr->ir"; the first operand is the file\'s tensor')
     explain.add_argument("file", help="a .tns, .mtx (either also .gz) or .npz file")
-    explain.add_argument("--rank", type=int, default=32, help="size of letters the tensor does not have (default: 32)")
+    explain.add_argument(
+        "--rank", type=_size, default=32, help="size of letters the tensor does not have (default: 32)"
+    )
     explain.add_argument("--plan", default="auto", help="a plan's name (default: auto)")
     explain.add_argument("--precision", choices=("highest", "high", "medium"))
     explain.add_argument("--backend", choices=("auto", "triton", "torch"), help="triton needs no GPU here")
@@ -73,8 +105,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _demo(options: argparse.Namespace) -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with as_file(files("sparsetc") / "data" / "uber.tns.gz") as path:
-        x = stc.read(path).to(device)
+    x = stc.datasets.uber().to(device)
     print(f"Uber pickups by day, hour, latitude and longitude: {' x '.join(map(str, x.shape))}, {x.nnz:,} nonzeros")
     if device.type == "cuda":
         print(f"running the generated Triton kernels on {torch.cuda.get_device_name(device)}\n")
@@ -82,12 +113,13 @@ def _demo(options: argparse.Namespace) -> int:
         print("no GPU: running the generated torch programs on the CPU\n")
     failed = [name for name, equation, dense in _operations(x, options.rank) if not _one(name, equation, x, dense)]
     print("all results agree with the float64 reference" if not failed else f"FAILED: {', '.join(failed)}")
-    return 1 if failed else 0
+    return FAILED if failed else 0
 
 
 def _operations(x: stc.SparseTensor, rank: int) -> list[tuple[str, str, list[torch.Tensor]]]:
     """(name, equation, dense operands) of every einsum the demo runs."""
     generator = torch.Generator().manual_seed(0)
+    _check_memory([(size, rank) for size in x.shape], torch.float32, x.device)
 
     def rand(*shape: int) -> torch.Tensor:
         return torch.rand(shape, generator=generator).to(x.device)
@@ -167,7 +199,7 @@ def _time(seconds: float) -> str:
 def _explain(options: argparse.Namespace) -> int:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x = stc.read(options.file).to(device)
-    dense = _random_operands(options.equation, x, options.rank)
+    dense = _operands(options.equation, x, options.rank)
     kernel = stc.compile(
         options.equation, x, *dense, plan=options.plan, precision=options.precision, backend=options.backend
     )
@@ -177,15 +209,28 @@ def _explain(options: argparse.Namespace) -> int:
     return 0
 
 
-def _random_operands(equation: str, x: stc.SparseTensor, rank: int) -> list[torch.Tensor]:
-    """Dense operands of the sizes that the equation asks for: the tensor's where it has the letter, else `rank`."""
+def _operands(equation: str, x: stc.SparseTensor, rank: int) -> list[torch.Tensor]:
+    """Dense operands, all 0, of the sizes the equation asks for: the tensor's where it has the letter, or `rank`."""
     first, *terms = equation.replace(" ", "").split("->")[0].split(",")
     if "." in equation or len(first) != x.order:
         raise stc.EquationError(
             f'"{equation}": the first operand is the file\'s tensor, of order {x.order}; give it a letter a mode'
         )
     sizes = dict(zip(first, x.shape, strict=True))
-    return [torch.rand([sizes.get(c, rank) for c in term], dtype=x.dtype, device=x.device) for term in terms]
+    shapes = [tuple(sizes.get(c, rank) for c in term) for term in terms]
+    _check_memory(shapes, x.dtype, x.device)
+    return [torch.zeros(shape, dtype=x.dtype, device=x.device) for shape in shapes]
+
+
+def _check_memory(shapes: Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device) -> None:
+    """Raise `OutOfMemoryError` where dense operands of these shapes would not fit."""
+    nbytes, limit = dtype.itemsize * sum(map(prod, shapes)), current().memory_on(device)
+    if nbytes > limit:
+        sizes = " and ".join(" x ".join(map(str, shape)) or "1" for shape in shapes)
+        raise stc.OutOfMemoryError(
+            f"dense operands of {sizes} would take {nbytes:,} bytes, the limit on {device} is {limit:,}; give a "
+            "smaller --rank, or contract fewer large modes"
+        )
 
 
 def _info(options: argparse.Namespace) -> int:

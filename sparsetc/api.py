@@ -5,24 +5,26 @@ In: an equation and operands, at least one of them sparse. Out: results, or a `K
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar, overload
 
 import torch
 
+from sparsetc.dense import Dims, promoted, repeated_dims
 from sparsetc.entry import entry_point
-from sparsetc.errors import DtypeError, EquationError
+from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
 from sparsetc.explain import Explanation
+from sparsetc.inputs import as_dense
 from sparsetc.ir.parse import parse, parse_arguments
 from sparsetc.kernel import Kernel, compile_bound
-from sparsetc.options import Options, current, with_settings
+from sparsetc.names import check_free, check_identifier
+from sparsetc.options import Options, of_call, with_settings
+from sparsetc.output import without_zeros
 from sparsetc.pair import PairKernel, build_pair, compiled_pair
 from sparsetc.pair.explain import PairExplanation
-from sparsetc.pair.result import without_zeros
 from sparsetc.tensor import SparseTensor
-
-_said: set[str] = set()
+from sparsetc.warn import warn_once
 
 Operand = Any
 
@@ -33,8 +35,9 @@ def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **setting
 
     Takes what `torch.einsum` takes: ``einsum("ijk,jr,kr->ir", x, b, c)``, an implicit output, ``...``, spaces, a list
     of operands, or operands with index lists. The sparse operand may be a `SparseTensor`, a torch tensor of any sparse
-    layout, or a scipy or pydata sparse array. The first call for an equation compiles it; the kernel is kept with the
-    sparse operand's pattern, that of a torch tensor or of a scipy CSR, CSC, BSR or COO array with the index arrays.
+    layout, or a scipy or pydata sparse array; dense operands may be ndarrays, which lie on the CPU. The first call for
+    an equation compiles it; the kernel is kept with the sparse operand's pattern, that of a torch tensor or of a scipy
+    CSR, CSC, BSR or COO array with the index arrays.
 
     Values are read at each call, however they were changed. Where the caller never had them (they were read from a
     file, or computed from duplicates), they are packed once; a `Kernel` packs any values once.
@@ -56,26 +59,30 @@ def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **setting
         EquationError, ShapeError, DtypeError, DeviceError, PlanError, OutOfMemoryError: before any kernel runs.
     """
     text, operands = _prepared(args)
-    kernel = compiled(text, operands, with_settings(current(), settings), output)
+    kernel = compiled(text, operands, of_call(settings), output)
     result = kernel.called([o for o in operands if isinstance(o, torch.Tensor)])
     return without_zeros(result) if drop_zeros else result
 
 
 @entry_point
-def compile(*args: Any, output: str = "auto", **settings: Any) -> Kernel | PairKernel:
+def compile(*args: Any, output: str = "auto", drop_zeros: bool = False, **settings: Any) -> Kernel | PairKernel:
     """Plan, pack and generate once; call the `Kernel` often. Arguments as for `einsum`.
 
     A kernel has the values packed that its sparse operand has now; see `Kernel` for which changes it notices.
     """
     text, operands = _prepared(args)
+    kernel: Kernel | PairKernel
     if _several(operands):
-        return build_pair(text, operands, with_settings(current(), settings), output)
-    return _build(text, operands, with_settings(current(), settings), output)
+        kernel = build_pair(text, operands, of_call(settings), output)
+    else:
+        kernel = _build(text, operands, of_call(settings), output)
+    kernel.drop_zeros = drop_zeros
+    return kernel
 
 
-def explain(*args: Any, output: str = "auto", **settings: Any) -> Explanation | PairExplanation:
+def explain(*args: Any, **settings: Any) -> Explanation | PairExplanation:
     """How `einsum` would run: parts, formats, costs, why this plan. Arguments as for `einsum`."""
-    return compile(*args, output=output, **settings).explain()
+    return compile(*args, **settings).explain()
 
 
 def compiled(
@@ -96,7 +103,7 @@ def compiled(
     x = next(o for o in operands if isinstance(o, SparseTensor))
     key = (
         text,
-        tuple([(o.shape, o.dtype, o.device, o is x) for o in operands]),
+        tuple([(o.shape, o.dtype, o.device, _form_of(o)) for o in operands]),
         settings,
         output,
         settings.effective_precision(),
@@ -105,20 +112,31 @@ def compiled(
     try:
         kernel = kept.get(key)
     except TypeError:  # a plan that cannot be hashed
-        return _build(text, operands, settings, output)
+        return _build(text, operands, settings, output, repeated=True)
     if kernel is not None:
         return kernel.on(x)
-    kernel = _build(text, operands, settings, output)
+    kernel = _build(text, operands, settings, output, repeated=True)
     kept.put(key, kernel.bare())
     return kernel
 
 
-def _build(text: str, operands: Sequence[SparseTensor | torch.Tensor], settings: Options, output: str) -> Kernel:
+def _build(
+    text: str,
+    operands: Sequence[SparseTensor | torch.Tensor],
+    settings: Options,
+    output: str,
+    repeated: bool = False,
+) -> Kernel:
     bound = parse(text, [tuple(o.shape) for o in operands], [isinstance(o, SparseTensor) for o in operands])
-    kernel = compile_bound(bound, operands, settings, output)
+    kernel = compile_bound(bound, operands, settings, output, repeated)
     if kernel.backend == "torch" and settings.effective_backend(kernel.canonical.device) == "torch":
-        _say_once("no GPU: running the generated torch programs on the CPU")
+        warn_once("no GPU: running the generated torch programs on the CPU")
     return kernel
+
+
+def _form_of(operand: SparseTensor | torch.Tensor) -> Dims | None:
+    """What of an operand, beside its shape, dtype and device, decides its kernel; None of a sparse one."""
+    return repeated_dims(operand) if isinstance(operand, torch.Tensor) else None
 
 
 def _several(operands: Sequence[SparseTensor | torch.Tensor]) -> bool:
@@ -130,6 +148,7 @@ def _prepared(args: tuple[Any, ...]) -> tuple[str, list[SparseTensor | torch.Ten
     text, given = parse_arguments(args)
     operands: list[SparseTensor | torch.Tensor] = []
     for n, operand in enumerate(given):
+        operand = as_dense(operand, f"operand {n + 1}")
         dense = isinstance(operand, torch.Tensor) and operand.layout == torch.strided
         sparse = None if dense else SparseTensor.coerce(operand)
         if sparse is not None:
@@ -140,17 +159,13 @@ def _prepared(args: tuple[Any, ...]) -> tuple[str, list[SparseTensor | torch.Ten
             raise DtypeError(
                 f"operand {n + 1} must be a torch tensor or sparse, found {type(operand).__name__}; use torch.as_tensor"
             )
+        if sparse is not None and sparse.device.type == "meta":
+            raise DeviceError(f"operand {n + 1} is on the meta device, which holds no pattern to compile for")
     if not any(isinstance(o, SparseTensor) for o in operands):
         raise EquationError(
             f'"{text}" has no sparse operand: use torch.einsum, or make one with SparseTensor.from_dense'
         )
-    return text, operands
-
-
-def _say_once(message: str) -> None:
-    if message not in _said:
-        _said.add(message)
-        warnings.warn(f"sparsetc: {message}", stacklevel=4)
+    return text, promoted(operands)
 
 
 # -- named operations -------------------------------------------------------------------------------------------------
@@ -159,10 +174,26 @@ OPERATIONS: dict[str, Callable[..., Any]] = {}
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def register_op(function: F) -> F:
+@overload
+def register_op(function: F) -> F: ...
+@overload
+def register_op(*, replace: bool) -> Callable[[F], F]: ...
+def register_op(function: F | None = None, *, replace: bool = False) -> F | Callable[[F], F]:
     """Decorator: make an operation known by its function's name, in `OPERATIONS` and to the command line's listing.
 
     An operation writes an equation from its operands' orders and calls `einsum`; see ``examples/custom_op.py``.
+
+    Args:
+        function: the operation.
+        replace: put it in the place of one that comes with the package.
+
+    Raises:
+        PlanError: the function's name is no identifier (a lambda has none), or is taken by the package.
     """
-    OPERATIONS[function.__name__] = function
+    if function is None:
+        return partial(register_op, replace=replace)  # type: ignore[call-overload, no-any-return]
+    name = check_identifier(getattr(function, "__name__", None), "an operation", PlanError)
+    own = [known for known, f in OPERATIONS.items() if f.__module__ == "sparsetc.ops"]
+    check_free(name, "operation", own, replace, PlanError, function)
+    OPERATIONS[name] = function
     return function

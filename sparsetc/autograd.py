@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sparsetc.dense import without_autocast
 from sparsetc.entry import check_upstream, entry_point
 from sparsetc.errors import EquationError
 from sparsetc.ir.einsum import Einsum
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 
 def differentiable(kernel: Kernel, values: torch.Tensor, dense: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The kernel's rows, with a graph to `values` and to the dense operands."""
-    shapes = [kernel.canonical.written.shape(p) for p in kernel.canonical.written.einsum.dense]
+    """The kernel's rows, with a graph to `values` and to the dense operands, those of the narrow einsum."""
+    shapes = [kernel.canonical.narrow.shape(p) for p in kernel.canonical.narrow.einsum.dense]
     # Expanded outside, so that autograd itself sums the gradient of an operand that was broadcast.
     expanded = [d if d.shape == s else d.expand(s) for d, s in zip(dense, shapes, strict=True)]
     return _Rows.apply(kernel, recordable(values), *expanded)
@@ -48,6 +49,11 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         check_upstream(upstream)
+        with without_autocast(upstream.device):
+            return _Rows._gradients(ctx, upstream)
+
+    @staticmethod
+    def _gradients(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         values, *dense = ctx.saved_tensors
         wanted = ctx.needs_input_grad[1:]
         raw = _Raw(ctx.kernel)
@@ -64,7 +70,7 @@ class _Raw:
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel, canonical = kernel, kernel.canonical
-        e = canonical.written.einsum
+        e = canonical.narrow.einsum
         self.x = kernel.operand
         kept = tuple(c for c in e.output if c in canonical.letters)
         width = tuple(c for c in e.output if c not in canonical.letters)
@@ -92,7 +98,7 @@ class _Raw:
         result = self._run(g, self._operands(g, self.x.with_values(self._spread(values)), dense, upstream), "dense")
         assert isinstance(result, torch.Tensor)
         names = list(dict.fromkeys(g.target))
-        sizes = self.kernel.canonical.written.by_index
+        sizes = self.kernel.canonical.narrow.by_index
         for at, letter in enumerate(names):
             if letter in g.broadcast:
                 result = result.unsqueeze(at)
@@ -147,5 +153,5 @@ class _Raw:
 
 def _conjugate(operand: SparseTensor | torch.Tensor) -> SparseTensor | torch.Tensor:
     if isinstance(operand, SparseTensor):
-        return operand.with_values(operand.values.conj().resolve_conj())
-    return operand.conj().resolve_conj()
+        return operand.with_values(torch.conj_physical(operand.values))
+    return torch.conj_physical(operand)  # no view: of the values of a torch CSR tensor torch makes none

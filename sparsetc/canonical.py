@@ -8,14 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 
 from sparsetc import coords as crd
+from sparsetc import dense as tables
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
+from sparsetc.inputs import as_dense
 from sparsetc.ir.einsum import Bound, Einsum
 from sparsetc.ir.operands import dense_axes
 from sparsetc.ir.rewrite import Reduction, dense_subexpressions
+from sparsetc.options import Options, current
 from sparsetc.tensor import SparseTensor
 
 
@@ -24,6 +29,10 @@ class Canonical:
     """A reduced einsum over one sparse operand, and the way there."""
 
     written: Bound
+    narrow: Bound
+    """The einsum as written, less the dimensions along which its dense operands were broadcast."""
+    broadcast: tuple[tables.Dims, ...]
+    """For each dense operand, those dimensions."""
     reduction: Reduction
     bound: Bound
     """The reduced einsum, the sparse operand's letters distinct."""
@@ -53,39 +62,83 @@ class Canonical:
         """Modes of the sparse operand that the output has, in the output's order."""
         return tuple(self.letters.index(c) for c in self.bound.einsum.output if c in self.letters)
 
-    def check(self, dense: Sequence[torch.Tensor]) -> None:
-        """Raise unless these are dense operands that the kernel was compiled for."""
-        check_dense(self.written, dense, self.dtype, self.device)
+    @cached_property
+    def _full_shapes(self) -> tuple[torch.Size, ...]:
+        """Those of the dense operands as written, in full."""
+        return tuple(torch.Size(self.written.shape(p)) for p in self.written.einsum.dense)
 
-    def arrange(self, dense: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Dense operands as written -> contiguous tables, in the reduced einsum's order."""
+    @cached_property
+    def _table_shapes(self) -> tuple[torch.Size, ...]:
+        """Those of the reduced einsum's dense operands."""
+        return tuple(torch.Size(self.bound.shape(p)) for p in self.bound.einsum.dense)
+
+    def settled(self, dense: Sequence[Any]) -> Sequence[torch.Tensor]:
+        """The dense operands of a call as tensors of the kernel's dtype; raises unless it was compiled for them."""
+        if len(dense) == len(self._full_shapes) and all(map(self._is_plain, dense, self._full_shapes)):
+            return dense
+        own = tables.converted(as_given(self.written, dense), self.dtype, self.device)
+        check_dense(self.written, own, self.dtype, self.device)
+        return own
+
+    def _is_plain(self, operand: Any, shape: torch.Size) -> bool:
+        """Whether nothing need be done to an operand, or said of it; what most calls are given."""
+        return (
+            type(operand) is torch.Tensor
+            and operand.dtype is self.dtype
+            and operand.layout is torch.strided
+            and not operand.is_nested
+            and operand.shape == shape
+            and operand.device == self.device
+        )
+
+    def slices(self, dense: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+        """The operands of `narrow`; None where an operand is not broadcast as those were that were compiled for."""
+        if self.narrow is self.written:
+            return list(dense)
+        found = [tables.slices(operand, dims) for operand, dims in zip(dense, self.broadcast, strict=True)]
+        return None if any(f is None for f in found) else found  # type: ignore[return-value]
+
+    def arrange(self, dense: Sequence[torch.Tensor], settings: Options | None = None) -> list[torch.Tensor]:
+        """Dense operands of `narrow` -> contiguous tables, in the reduced einsum's order.
+
+        Raises:
+            OutOfMemoryError: the table of a broadcast operand would pass the memory limit.
+        """
+        settings = settings or current()
         if self.reduction.steps:
-            dense = self._reduced(dense)
-        tables = []
-        for operand, permutation, position in zip(dense, self.arrangement, self.bound.einsum.dense, strict=True):
-            expected = self.bound.shape(position)
-            table = operand if operand.shape == expected else operand.expand(expected)
-            table = table if permutation is None else table.permute(permutation)
-            tables.append(table.contiguous())
-        return tables
+            dense = self._reduced(dense, settings.effective_precision())
+        return [
+            tables.table(operand, shape, permutation, settings)
+            for operand, shape, permutation in zip(dense, self._table_shapes, self.arrangement, strict=True)
+        ]
 
-    def _reduced(self, dense: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        given: list[torch.Tensor | None] = [None] * len(self.written.einsum.inputs)
-        for operand, position in zip(dense, self.written.einsum.dense, strict=True):
-            given[position] = operand.expand(self.written.shape(position))
-        reduced = self.reduction.apply(given, _einsum)  # type: ignore[arg-type]
+    def _reduced(self, dense: Sequence[torch.Tensor], precision: str) -> list[torch.Tensor]:
+        given: list[torch.Tensor | None] = [None] * len(self.narrow.einsum.inputs)
+        for operand, position in zip(dense, self.narrow.einsum.dense, strict=True):
+            given[position] = operand.expand(self.narrow.shape(position))
+        contract = partial(tables.einsum, precision=precision)
+        reduced = self.reduction.apply(given, contract)  # type: ignore[arg-type]
         return [reduced[p] for p in self.reduction.bound.einsum.dense]  # type: ignore[misc]
 
 
-def canonicalise(bound: Bound, operands: Sequence[SparseTensor | torch.Tensor]) -> Canonical:
-    """Check dtypes and devices, reduce the dense operands' own expressions, take diagonals of the sparse one."""
+def canonicalise(bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], repeated: bool = False) -> Canonical:
+    """Check dtypes and devices, reduce the dense operands' own expressions, take diagonals of the sparse one.
+
+    Args:
+        bound: the einsum as written.
+        operands: its operands.
+        repeated: whether a dense operand's dimensions of stride 0 are left out as those of size 1 are, so that one
+            slice is read and not copies; not where operands only stand for others of their shapes.
+    """
     (position,) = bound.einsum.sparse
     x = operands[position]
     assert isinstance(x, SparseTensor)
     for other in bound.einsum.dense:
         operand = operands[other]
         check_operand(operand, other, x.dtype, x.device)
-    reduction = dense_subexpressions(bound)
+    dropped = _broadcast(bound, operands, repeated)
+    narrowed = tables.without(bound, dropped)
+    reduction = dense_subexpressions(narrowed)
     reduced, coords, source = _diagonal(reduction.bound, x.coords)
     if not x.is_coalesced:  # formats rely on lexicographic order
         order = crd.lexsort(crd.sort_keys(coords, reduced.extents(reduced.einsum.inputs[reduced.einsum.sparse[0]])))
@@ -98,7 +151,25 @@ def canonicalise(bound: Bound, operands: Sequence[SparseTensor | torch.Tensor]) 
         own = reduced.einsum.inputs[p]
         permutation = tuple(own.index(c) for c in axes if c in own)
         arrangement.append(None if permutation == tuple(range(len(own))) else permutation)
-    return Canonical(bound, reduction, reduced, coords, source, x.dtype, x.device, tuple(arrangement))
+    broadcast = tuple(dropped.values())
+    return Canonical(
+        bound, narrowed, broadcast, reduction, reduced, coords, source, x.dtype, x.device, tuple(arrangement)
+    )
+
+
+def _broadcast(bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], repeated: bool) -> dict[int, tables.Dims]:
+    given = {p: o for p in bound.einsum.dense if isinstance(o := operands[p], torch.Tensor)}
+    shapes = {p: tuple(o.shape) for p, o in given.items()}
+    return tables.broadcast_dims(
+        bound, shapes, {p: tables.repeated_dims(o) for p, o in given.items()} if repeated else {}
+    )
+
+
+def as_given(written: Bound, dense: Sequence[Any]) -> tuple[Any, ...]:
+    """Dense operands of a call, ndarrays as tensors; `DtypeError` names one that holds no plain numbers."""
+    if len(dense) != len(written.einsum.dense):
+        return tuple(dense)
+    return tuple(as_dense(o, f"operand {p + 1}") for o, p in zip(dense, written.einsum.dense, strict=True))
 
 
 def check_dense(written: Bound, dense: Sequence[torch.Tensor], dtype: torch.dtype, device: torch.device) -> None:
@@ -119,18 +190,17 @@ def check_dense(written: Bound, dense: Sequence[torch.Tensor], dtype: torch.dtyp
 
 
 def check_operand(
-    operand: SparseTensor | torch.Tensor, position: int, dtype: torch.dtype, device: torch.device
+    operand: SparseTensor | torch.Tensor, position: int | str, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Raise unless a dense operand has the sparse operand's dtype and device."""
+    """Raise unless a dense operand, at a position or of a name, has the sparse operand's dtype and device."""
+    what = position if isinstance(position, str) else f"operand {position + 1}"
     if operand.dtype != dtype:
         raise DtypeError(
-            f"operand {position + 1} has dtype {operand.dtype}, the sparse operand has {dtype}; "
-            "convert one of them with .to()"
+            f"{what} has dtype {operand.dtype}, the sparse operand has {dtype}; convert one of them with .to()"
         )
     if operand.device != device:
         raise DeviceError(
-            f"operand {position + 1} is on {operand.device}, the sparse operand is on {device}; "
-            "move one of them with .to()"
+            f"{what} is on {operand.device}, the sparse operand is on {device}; move one of them with .to()"
         )
 
 
@@ -153,28 +223,3 @@ def _diagonal(bound: Bound, coords: torch.Tensor) -> tuple[Bound, torch.Tensor, 
 
 def _broadcasts(found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
     return len(found) == len(expected) and all(f in (1, e) for f, e in zip(found, expected, strict=True))
-
-
-def _einsum(equation: str, *operands: torch.Tensor) -> torch.Tensor:
-    """torch.einsum that sums 16-bit floats in float32 and integers in 64 bits, and rounds once."""
-    dtype = operands[0].dtype
-    if dtype in (torch.float16, torch.bfloat16):
-        return torch.einsum(equation, *(o.float() for o in operands)).to(dtype)
-    if not (dtype.is_floating_point or dtype.is_complex):  # torch's own mixes types where an index has size 0
-        contract = _integers if operands[0].is_cuda else torch.einsum
-        return contract(equation, *(o.long() for o in operands)).to(dtype)
-    return torch.einsum(equation, *operands)
-
-
-def _integers(equation: str, *operands: torch.Tensor) -> torch.Tensor:
-    """An einsum by broadcasting: torch has no matrix product of integers on a GPU."""
-    terms, output = equation.split("->")
-    letters = list(dict.fromkeys([*output, *terms.replace(",", "")]))
-    product = torch.ones((), dtype=operands[0].dtype, device=operands[0].device)
-    for term, operand in zip(terms.split(","), operands, strict=True):
-        own = "".join(c for c in letters if c in term)
-        aligned = torch.einsum(f"{term}->{own}", operand)  # of one operand: a diagonal, and axes in order
-        shape = iter(aligned.shape)
-        product = product * aligned.reshape([next(shape) if c in term else 1 for c in letters])
-    summed = tuple(range(len(output), len(letters)))
-    return product.sum(summed) if summed else product

@@ -15,8 +15,9 @@ import torch
 
 from sparsetc import coords as crd
 from sparsetc.errors import DtypeError, FormatError, OutOfMemoryError, ShapeError
-from sparsetc.inputs import as_values, check_dtype
+from sparsetc.inputs import as_values, check_dtype, check_plain, not_plain
 from sparsetc.kept import lasting
+from sparsetc.memory import as_bytes
 
 if TYPE_CHECKING:
     from sparsetc.tensor import SparseTensor
@@ -41,10 +42,10 @@ def available_memory(device: torch.device) -> int:
         return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-def to_dense(x: SparseTensor, memory_limit: int | None = None) -> torch.Tensor:
+def to_dense(x: SparseTensor, memory_limit: int | str | None = None) -> torch.Tensor:
     """See SparseTensor.to_dense."""
     nbytes = math.prod(x.shape) * x.values.element_size()
-    limit = available_memory(x.device) if memory_limit is None else min(memory_limit, crd.INT64_SIZES - 1)
+    limit = available_memory(x.device) if memory_limit is None else min(as_bytes(memory_limit), crd.INT64_SIZES - 1)
     if nbytes > limit:
         raise OutOfMemoryError(
             f"a dense tensor of shape {x.shape} and {x.dtype} needs {nbytes} bytes; the limit is {limit} bytes"
@@ -119,6 +120,7 @@ def from_torch(tensor: torch.Tensor) -> SparseTensor:
     """See SparseTensor.from_torch."""
     if not isinstance(tensor, torch.Tensor):
         raise FormatError(f"from_torch takes a torch.Tensor, found {type(tensor).__name__}")
+    check_plain(tensor, "the tensor")
     if tensor.layout == torch.strided:
         return from_dense(tensor)
     if tensor.layout in _COMPRESSED:
@@ -169,6 +171,7 @@ def from_dense(tensor: Any) -> SparseTensor:
     """See SparseTensor.from_dense."""
     from sparsetc.tensor import SparseTensor
 
+    check_plain(tensor, "the tensor")
     strided = tensor if isinstance(tensor, torch.Tensor) else torch.as_tensor(tensor)
     if strided.layout != torch.strided:
         raise FormatError(f"from_dense takes a strided tensor, found {strided.layout}; see from_torch")
@@ -234,6 +237,8 @@ def coerce(obj: object) -> SparseTensor | None:
     if isinstance(obj, SparseTensor):
         return obj
     if isinstance(obj, torch.Tensor):
+        if not_plain(obj):
+            return None  # its layout may say anything
         return None if obj.layout == torch.strided else from_torch(obj)
     if _is_scipy(obj):
         return from_scipy(obj)

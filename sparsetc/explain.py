@@ -13,6 +13,7 @@ import torch
 from sparsetc.ir.cost import Statistics, cost, rates_of
 from sparsetc.ir.tile import LANES, Product, TileProgram, walk
 from sparsetc.planner.hls import populations
+from sparsetc.planner.pricing import seconds_of
 
 if TYPE_CHECKING:
     from sparsetc.kernel import Kernel
@@ -31,6 +32,7 @@ class PartReport:
     einsum: str
     instruction: str
     predicted_us: float
+    """What was expected of this part, and of a launch if it is the first of one: those of all parts are the plan's."""
     roofline_us: float
     bound_by: str
     label: str = ""
@@ -55,9 +57,18 @@ class Explanation:
     considered: tuple[tuple[str, float], ...]
     """(plan, expected microseconds) of every candidate, the cheapest first."""
 
+    @property
+    def predicted_us(self) -> float:
+        """Microseconds that a call was expected to take on the device, launches included."""
+        return sum(p.predicted_us for p in self.parts)
+
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data."""
         return asdict(self)
+
+    def __repr__(self) -> str:
+        parts = " + ".join(p.format for p in self.parts)
+        return f'Explanation("{self.equation}", {self.plan}: {parts}, {self.predicted_us:.1f} us; print it for a table)'
 
     def __str__(self) -> str:
         head = [
@@ -113,48 +124,14 @@ class Explanation:
 def explain(kernel: Kernel) -> Explanation:
     """The explanation of a kernel."""
     rates = rates_of(kernel.backend)
-    total = max(1, sum(p.packed.nnz for p in kernel.parts))
-    parts = []
-    for bound, part in zip(kernel.parts, kernel.plan.parts, strict=True):
-        program, packed = bound.program, bound.packed
-        found = cost(program)
-        itemsize = kernel.setting.itemsize
-        fibers = packed.items
-        if packed.view.bitmap:
-            fibers = packed.arrays["value_ptr"].numel() - 1
-        elif packed.view.sides:
-            fibers = packed.stored // packed.view.volume
-        elif packed.view.blocks:
-            fibers = packed.arrays["lane_len"].numel()
-        statistics = Statistics(packed.items, fibers, packed.stored, packed.nnz, itemsize)
-        if kernel.choice.expected:  # what only the planner counted
-            planned = kernel.choice.expected[program.number]
-            statistics = replace(statistics, runs=planned.runs, chain=planned.chain)
-        resource, floor = found.roofline(statistics, rates)
-        parts.append(
-            PartReport(
-                number=program.number,
-                format=part.format,
-                levels=" | ".join(
-                    "".join(program.letters[m] for m in level) or "-"
-                    for level in (part.layout.item, part.layout.lane, part.layout.leaf)
-                ),
-                nnz=packed.nnz,
-                share=packed.nnz / total,
-                nbytes=part.nbytes,
-                einsum=tile_einsum(program),
-                instruction=f"tensor core, {program.precision}"
-                if program.dots and kernel.backend == "triton"
-                else "matrix product"
-                if program.dots
-                else "multiply-add",
-                predicted_us=1e6 * (rates.launch + found.predicted(statistics, rates)),
-                roofline_us=1e6 * floor,
-                bound_by=resource,
-                label=part.label,
-            )
-        )
-    fused = kernel.plan.fused or len(parts) == 1
+    costs = [cost(p.program) for p in kernel.parts]
+    statistics = [_statistics(kernel, number) for number in range(len(kernel.parts))]
+    if kernel.choice.seconds:
+        seconds = [kernel.choice.seconds[n] for n in kernel.filled]
+    else:
+        seconds = list(seconds_of(kernel.plan, costs, statistics, kernel.backend, rates))
+    floors = [found.roofline(own, rates) for found, own in zip(costs, statistics, strict=True)]
+    fused = kernel.plan.fused or len(seconds) == 1
     return Explanation(
         equation=kernel.equation,
         plan=kernel.plan.name,
@@ -163,11 +140,50 @@ def explain(kernel: Kernel) -> Explanation:
         device=device_name(kernel.canonical.device),
         path=str(kernel.path),
         rates=rates.describe(),
-        launches=1 if fused and kernel.backend == "triton" else len(parts),
-        parts=tuple(parts),
+        launches=1 if fused and kernel.backend == "triton" else len(seconds),
+        parts=tuple(_part(kernel, n, seconds[n], *floors[n]) for n in range(len(seconds))),
         tiles=_tiles(kernel) if any(p.packed.view.sides for p in kernel.parts) else (),
         considered=tuple((name, 1e6 * seconds) for name, seconds in kernel.choice.considered),
     )
+
+
+def _part(kernel: Kernel, number: int, seconds: float, resource: str, floor: float) -> PartReport:
+    program, packed, part = kernel.parts[number].program, kernel.parts[number].packed, kernel.plan.parts[number]
+    instruction = "multiply-add"
+    if program.dots:
+        instruction = f"tensor core, {program.precision}" if kernel.backend == "triton" else "matrix product"
+    levels = (part.layout.item, part.layout.lane, part.layout.leaf)
+    return PartReport(
+        number=number,
+        format=part.format,
+        levels=" | ".join("".join(program.letters[m] for m in level) or "-" for level in levels),
+        nnz=packed.nnz,
+        share=packed.nnz / max(1, sum(p.packed.nnz for p in kernel.parts)),
+        nbytes=part.nbytes,
+        einsum=tile_einsum(program),
+        instruction=instruction,
+        predicted_us=1e6 * seconds,
+        roofline_us=1e6 * floor,
+        bound_by=resource,
+        label=part.label,
+    )
+
+
+def _statistics(kernel: Kernel, number: int) -> Statistics:
+    """Of a part as it was packed, with what only the planner counted."""
+    packed = kernel.parts[number].packed
+    fibers = packed.items
+    if packed.view.bitmap:
+        fibers = packed.arrays["value_ptr"].numel() - 1
+    elif packed.view.sides:
+        fibers = packed.stored // packed.view.volume
+    elif packed.view.blocks:
+        fibers = packed.arrays["lane_len"].numel()
+    found = Statistics(packed.items, fibers, packed.stored, packed.nnz, kernel.setting.itemsize, cut=packed.cut)
+    if not kernel.choice.expected:
+        return found
+    planned = kernel.choice.expected[kernel.filled[number]]
+    return replace(found, runs=planned.runs, chain=planned.chain)
 
 
 def _tiles(kernel: Kernel) -> tuple[tuple[int, int, int], ...]:

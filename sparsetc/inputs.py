@@ -15,17 +15,17 @@ import torch
 
 from sparsetc import coords as crd
 from sparsetc.errors import DeviceError, DtypeError, FormatError, ShapeError
+from sparsetc.integers import INTEGERS, add_up_exactly
 
 ArrayLike: TypeAlias = Any  # a torch tensor, an ndarray, or nested sequences of numbers
 
 DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
-    *(torch.int8, torch.int16, torch.int32, torch.int64),
+    *INTEGERS,
 )
 """The dtypes that values may have."""
 
-_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
-_NARROW = {torch.float16: torch.float32, torch.bfloat16: torch.float32} | dict.fromkeys(_INTEGERS, torch.int64)
+_NARROW = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 def check_dtype(dtype: torch.dtype) -> None:
@@ -35,8 +35,49 @@ def check_dtype(dtype: torch.dtype) -> None:
         raise DtypeError(f"values must be one of {names}; found {dtype}; convert them first, e.g. with .to()")
 
 
+def not_plain(data: object) -> str:
+    """What kind of tensor that holds no plain numbers it is, in words; empty for every other object."""
+    if type(data) is torch.Tensor:  # asked for at each call
+        return "a nested tensor" if data.is_nested else ""
+    if isinstance(data, np.ma.MaskedArray):
+        return "a masked array"
+    if not isinstance(data, torch.Tensor):
+        return ""
+    if torch.nn.parameter.is_lazy(data):  # type: ignore[no-untyped-call]
+        return "an uninitialised parameter"
+    if isinstance(data, torch.masked.MaskedTensor):
+        return "a masked tensor"
+    return "a nested tensor" if data.is_nested else ""
+
+
+REMEDIES = {
+    "a masked array": "fill it, as by .filled(0)",
+    "an uninitialised parameter": "run the module that it belongs to once, or call .materialize(shape)",
+    "a masked tensor": "fill it, as by .to_tensor(0)",
+    "a nested tensor": "pad it, as by .to_padded_tensor(0), or take its parts one by one",
+}
+
+
+def check_plain(data: object, what: str) -> None:
+    """DtypeError where something like a tensor has no plain numbers: nested, masked, or not initialised."""
+    kind = not_plain(data)
+    if kind:
+        raise DtypeError(f"{what} is {kind}, which sparsetc cannot compute with; {REMEDIES[kind]}")
+
+
+def as_dense(operand: Any, what: str) -> Any:
+    """An ndarray as a tensor on the CPU, sharing its memory where it can; all else as it is.
+
+    Raises:
+        DtypeError: a dtype that torch has not, or an operand that `check_plain` refuses.
+    """
+    check_plain(operand, what)
+    return _tensor(operand, what, DtypeError) if isinstance(operand, np.ndarray) else operand
+
+
 def _tensor(data: ArrayLike, what: str, refuse: Callable[[str], Exception]) -> torch.Tensor:
     """A torch tensor sharing memory where it can; what torch cannot take is refused by ``refuse``."""
+    check_plain(data, what)
     if isinstance(data, torch.Tensor):
         return data
     try:
@@ -44,7 +85,8 @@ def _tensor(data: ArrayLike, what: str, refuse: Callable[[str], Exception]) -> t
             data = data.copy()  # torch has neither read-only nor backwards views
         if isinstance(data, np.ndarray) and not data.dtype.isnative:
             data = data.astype(data.dtype.newbyteorder("="))
-        return torch.as_tensor(data)
+        # not `as_tensor` of an ndarray, which goes to the default device in force
+        return torch.from_numpy(data) if isinstance(data, np.ndarray) else torch.as_tensor(data)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         kind = data.dtype if isinstance(data, np.ndarray) else type(data).__name__
         raise refuse(f"{what} cannot be read as a tensor (found {kind}): {error}") from None
@@ -85,6 +127,8 @@ def as_coords(coords: ArrayLike, values: torch.Tensor) -> torch.Tensor:
         raise FormatError(f"coords have {raw.shape[1]} columns but there are {values.shape[0]} values{hint}")
     if given and raw.device != values.device:
         raise DeviceError(f"coords are on {raw.device}, values on {values.device}; move one with .to()")
+    if values.device.type == "meta":
+        raise DeviceError("coords and values are on the meta device, which holds no numbers; make them on another")
     return raw.detach().to(device=values.device, dtype=torch.int64).contiguous()
 
 
@@ -143,14 +187,10 @@ class Merge:
         values = values.index_select(0, self.order)
         if self.run is None:
             return values
+        if values.dtype in INTEGERS:
+            return add_up_exactly(values, self.run, self.count, values.dtype)
         total = values.new_zeros((self.count, *values.shape[1:]), dtype=_NARROW.get(values.dtype, values.dtype))
-        summed = total.index_add(0, self.run, values.to(total.dtype))
-        if values.dtype in _INTEGERS and not bool((summed.to(values.dtype) == summed).all()):
-            worst = int(summed.abs().max())
-            raise DtypeError(
-                f"duplicates sum to a magnitude of {worst}, which {values.dtype} cannot hold; widen values first"
-            )
-        return summed.to(values.dtype)
+        return total.index_add(0, self.run, values.to(total.dtype)).to(values.dtype)
 
 
 def coalesced(coords: torch.Tensor, shape: tuple[int, ...]) -> tuple[torch.Tensor, Merge | None]:

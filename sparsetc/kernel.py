@@ -19,28 +19,31 @@ import torch
 from sparsetc import pickles
 from sparsetc.autograd import differentiable
 from sparsetc.canonical import Canonical, canonicalise
-from sparsetc.codegen.launch import BoundPart, TorchLaunch, TritonLaunch, accumulator, source_name
+from sparsetc.codegen.launch import BoundPart, TorchLaunch, TritonLaunch, accumulator, machine_of, portable, source_name
 from sparsetc.convert import available_memory
+from sparsetc.dense import Finite, resolved, without_autocast
 from sparsetc.entry import entry_point
 from sparsetc.errors import DtypeError, PlanError, ShapeError
 from sparsetc.explain import Explanation, explain
 from sparsetc.formats import Packed, pack, storage_of
 from sparsetc.formats.tiles import item_slots
+from sparsetc.integers import fitted, summed_dtype
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.lower import lower
 from sparsetc.ir.operands import Target
 from sparsetc.ir.plan import Part, Plan
 from sparsetc.ir.tile import Add, TileProgram, walk
-from sparsetc.ir.view import ITEM, LANE, LEAF
 from sparsetc.kept import Kept, lasting
 from sparsetc.lru import Lru
 from sparsetc.options import Options, in_force
-from sparsetc.output import Slotted, output_of
-from sparsetc.partition import PARTITIONS, deal
+from sparsetc.output import Slotted, output_of, without_zeros
+from sparsetc.partition import PARTITIONS, shares
 from sparsetc.planner.candidates import Setting
 from sparsetc.planner.choose import Choice, choose
+from sparsetc.planner.ownership import Circumstances, owns
 from sparsetc.planner.statistics import Counts
 from sparsetc.runtime.second_pass import SecondPass
+from sparsetc.runtime.segments import in_order
 from sparsetc.tensor import Results, SparseTensor
 
 
@@ -56,21 +59,27 @@ class Kernel:
 
     def __init__(self, canonical: Canonical, x: SparseTensor, settings: Options, output: str) -> None:
         self.canonical, self.settings, self._form = canonical, settings, output
+        self.drop_zeros = False
+        """Whether calls leave out entries of a sparse result whose value is 0."""
         self._pinned = replace(settings, precision=settings.effective_precision())
         self.backend = _backend(settings, x)
         self.output = output_of(canonical, x, output)
         self._x, self._values_of, self._version = x, x._values, version_of(x._values)
+        precision, *finer = _dot_precisions(settings.effective_precision(), x)
         self.setting = Setting(
             canonical.bound,
             canonical.kept,
             len(canonical.letters),
             self.backend,
-            _dot_precision(settings.effective_precision(), x),
+            precision,
             settings.deterministic,
             x.dtype.itemsize,
             x.dtype.is_floating_point,
             available_memory(x.device) if settings.memory_limit is None else settings.memory_limit,
             x.is_coalesced,
+            max(1, self.output.rows),
+            x.is_coalesced or (self.output.sparse and self.output.rows == canonical.coords.shape[1]),
+            tuple(finer),
         )
         settings.check_memory(
             self.output.rows * self.output.width * accumulator(x.dtype).itemsize,
@@ -85,6 +94,13 @@ class Kernel:
         with self._in_place():
             self.choice: Choice = choose(settings.plan, self.setting, self.counts, self.output.sparse)
         self._bind(kept)
+        e = canonical.written.einsum
+        plain_sum = len(e.inputs) == 1 and bool(e.contracted)
+        self._result_dtype = summed_dtype(x.dtype) if plain_sum else x.dtype
+        whole = any(p.packed.view.sides or (p.packed.padded and not p.packed.view.blocks) for p in self.parts)
+        self._reads_zeros = whole and (x.dtype.is_floating_point or x.dtype.is_complex)
+        """Whether a part multiplies positions that hold no nonzero, which an infinity would turn into NaN."""
+        self._finite, self._others = Finite(), dict[str, Kernel]()
         self._value_keys = [(p.packed.token, self._stored_dtype(p)) for p in self.parts]
         self._wide = accumulator(x.dtype) if self.backend == "torch" else x.dtype
         self._values: list[torch.Tensor | None] | None = None
@@ -100,25 +116,30 @@ class Kernel:
     # -- compilation ------------------------------------------------------------------------------------------------
     def _bind(self, kept: Kept) -> None:
         plan = self.choice.plan
-        dealt = list(enumerate(zip(plan.parts, self._packed_parts(plan, kept.parts), strict=True)))
-        filled = [one for one in dealt if one[1][1].nnz] or dealt[-1:]  # a part of nothing is not run
-        parts = [self._bound_part(part, packed, number) for number, (part, packed) in filled]
+        packed = self._packed_parts(plan, kept.parts)
+        if sum(p.nnz for p in packed) != self.canonical.coords.shape[1]:
+            raise PlanError(
+                f"plan {plan.name!r} has no part for some shares of its partition, which have nonzeros here"
+            )
+        # A part of nothing is not run.
+        self.filled = tuple(n for n, p in enumerate(packed) if p.nnz) or (len(packed) - 1,)
+        chosen, stored = [plan.parts[n] for n in self.filled], [packed[n] for n in self.filled]
+        parts = [self._bound_part(*one, number) for number, one in enumerate(zip(chosen, stored, strict=True))]
         self._second = None
         if self._needs_second_pass(parts):
             (bound,) = parts
             self._second = SecondPass.of(bound.packed.slots(_key_level(bound.program), self._row_of_nonzeros()))
-            part, partial = plan.parts[bound.program.number], self._second.partials
-            parts = [self._bound_part(part, bound.packed, bound.program.number, partial)]
+            parts = [self._bound_part(chosen[0], bound.packed, 0, self._second.partials)]
         self.parts = tuple(parts)
         used = tuple(
             replace(
-                plan.parts[p.program.number],
+                part,
                 nnz=p.packed.nnz,
                 nbytes=p.packed.nbytes + p.packed.stored * self._stored_dtype(p).itemsize,
             )
-            for p in parts
+            for part, p in zip(chosen, parts, strict=True)
         )
-        self.plan = replace(plan, parts=used)
+        self.plan = self._plan_of(plan, used)
         # Where every row is stored by its one owner, nothing need be zeroed, and nothing narrower need be widened.
         self._owned = self._second is None and all(_add_owned(p.program) for p in parts)
         covered = self.output.sparse
@@ -131,6 +152,15 @@ class Kernel:
             self.launch = TritonLaunch(
                 parts, self._x.dtype, (plan.fused and len(parts) > 1) or len(parts) == 1, directory, name
             )
+
+    def _plan_of(self, plan: Plan, used: tuple[Part, ...]) -> Plan:
+        """The plan of the parts that are run, as ``plan=`` takes it."""
+        if len(used) == len(plan.parts):
+            return replace(plan, parts=used)
+        if len(used) == 1:  # it has all nonzeros
+            return replace(plan, parts=used, partition="all", options=(), shares=())
+        own = plan.shares or tuple(range(len(plan.parts)))
+        return replace(plan, parts=used, shares=tuple(own[n] for n in self.filled))
 
     def _results_on(self, x: SparseTensor) -> Results | None:
         """What makes sparse results; None where they have the operand's own pattern, and all that is kept for it."""
@@ -148,24 +178,14 @@ class Kernel:
                 plan.partition,
                 plan.options,
                 self.canonical.kept if plan.partition != "all" else (),
-                number,
+                plan.shares[number] if plan.shares else number,
                 part.format,
                 storage_of(part.format, part.layout),
             )
             packed = kept.get(key)
             if packed is None:
                 if dealt is None:
-                    dealt = deal(
-                        plan.partition,
-                        self.canonical.coords,
-                        self.canonical.shape,
-                        self.canonical.kept,
-                        dict(plan.options),
-                    )
-                    if len(dealt) != len(plan.parts):
-                        raise PlanError(
-                            f"plan {plan.name!r} has {len(plan.parts)} parts, its partition deals {len(dealt)}"
-                        )
+                    dealt = shares(plan, self.canonical.coords, self.canonical.shape, self.canonical.kept)
                 own = dealt[number]
                 coords = self.canonical.coords if own is None else self.canonical.coords[:, own]
                 packed = kept.put(key, pack(coords, self.canonical.shape, part.format, part.layout).of(own))
@@ -260,36 +280,9 @@ class Kernel:
 
     def _is_owned(self, packed: Packed) -> bool:
         """Whether no two work items of any part add to the same output row."""
-        if len(self.choice.plan.parts) > 1 and not PARTITIONS[self.choice.plan.partition].whole_rows:
-            return False
-        view, kept = packed.view, set(self.canonical.kept)
-        if view.sides and self.backend == "torch":
-            return False  # its programs add tile by tile, not item by item
-        if (
-            packed.padded
-            and not view.blocks
-            and not view.sides
-            and (self.output.sparse or LEAF in map(view.level_of, kept))
-        ):
-            return False  # runs do not mask padding: its zeros may be added to any row, but stored to none
-        shared: set[int] = set()
-        for level, coordinates in enumerate(view.levels):
-            shared |= {c.mode for c in coordinates}
-            if kept <= shared:
-                if level == ITEM:
-                    return (
-                        shared == kept and not packed.cut[0] and not (view.chunk and not view.item and packed.items > 1)
-                    )
-                if level == LANE:
-                    return shared == kept and not packed.cut[1]
-                return shared == kept and self._distinct_rows
-        return False
-
-    @property
-    def _distinct_rows(self) -> bool:
-        """Whether no two nonzeros have the same coordinates, or each has an output row of its own."""
-        count = self.canonical.coords.shape[1]
-        return self._x.is_coalesced or (self.output.sparse and self.output.rows == count)
+        whole = len(self.filled) == 1 or PARTITIONS[self.choice.plan.partition].whole_rows
+        at = Circumstances(self.canonical.kept, self.backend, self.output.sparse, self.setting.distinct, whole)
+        return owns(packed.view, at, cut=packed.cut, padded=packed.padded, items=packed.items)
 
     def _pack_values(self) -> None:
         own = self._values_of
@@ -297,7 +290,7 @@ class Kernel:
         held = self._x._held if own is self._x._values else None
         found = [] if held is None else [held.get(key) for key in self._value_keys]
         if not found or any(f is None for f in found):
-            values = own.detach() if own.requires_grad else own
+            values = resolved(own.detach() if own.requires_grad else own)
             values = values if values.dtype == self._wide else values.to(self._wide)
             self._values = [self._packed_values(n, values, held) for n in range(len(self.parts))]
         else:
@@ -328,18 +321,30 @@ class Kernel:
 
     def called(self, dense: Sequence[torch.Tensor]) -> torch.Tensor | SparseTensor:
         """A call from within."""
-        self.canonical.check(dense)
+        own = self.canonical.settled(dense)
+        given = self.canonical.slices(own)
+        if given is None:  # in full, along a dimension that was broadcast when this was compiled
+            return self._unbroadcast.on(self.operand).called(own)
         values = self._values_of
         learned = values.requires_grad
         # Unchanged since they were packed, as far as torch can tell; what is learned may be changed through .data.
         if self._values is None or learned or self._version is None or self._version != values._version:
             self._pack_values()
-        if torch.is_grad_enabled() and (learned or any(d.requires_grad for d in dense)):
-            return self._wrap(differentiable(self, values, dense))
-        return self._wrap(self.run(dense))
+        if torch.is_grad_enabled() and (learned or any(d.requires_grad for d in given)):
+            rows = differentiable(self, values, given)
+        else:
+            rows = self.run(given)
+        return without_zeros(self._wrap(rows)) if self.drop_zeros else self._wrap(rows)
 
     def run(self, dense: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The result as (rows, *dense sizes), in the operands' dtype, outside autograd."""
+        """The result as (rows, *dense sizes), of the dense operands of the narrow einsum, outside autograd."""
+        device, ordered = self.canonical.device, self.settings.deterministic and self.backend == "torch"
+        if not ordered and not torch.is_autocast_enabled(device.type):
+            return self._run(dense)
+        with without_autocast(device), in_order(ordered):
+            return self._run(dense)
+
+    def _run(self, dense: Sequence[torch.Tensor]) -> torch.Tensor:
         out, x = self.output, self._x
         kept = accumulator(x.dtype)
         narrow_store = self._owned and self.backend == "triton" and x.dtype.is_floating_point
@@ -347,10 +352,12 @@ class Kernel:
         result = make((out.rows, *out.width_shape), dtype=x.dtype if narrow_store else kept, device=x.device)
         if result.numel() and x.nnz:
             assert self._values is not None
-            tables = self.canonical.arrange(dense)
+            tables = self.canonical.arrange(dense, self.settings)
             if self.backend == "torch" and kept != x.dtype:
                 tables = [t.to(kept) for t in tables]
             if all(t.numel() for t in tables):
+                if self._reads_zeros and not self._finite.holds(dense, tables):
+                    return self._by_nonzeros._run(dense)
                 if self._second is None:
                     self.launch(self._values, tables, result)
                 else:
@@ -360,7 +367,20 @@ class Kernel:
                     self._second(partial, result)
             elif not self._zero:  # a sum over no elements
                 result.zero_()
-        return result if result.dtype == x.dtype else result.to(x.dtype)
+        if result.dtype == self._result_dtype:
+            return result
+        return fitted(result, self._result_dtype, f'the result of "{self.equation}"')
+
+    @property
+    def _by_nonzeros(self) -> Kernel:
+        """The same einsum by a plan that multiplies nonzeros alone; made when a dense operand is first not finite."""
+        if "coo" not in self._others:
+            settings = replace(self.settings, plan="coo")
+            with lasting():
+                self._others["coo"] = Kernel(self.canonical, self._x, settings, self._form).bare()
+        other = self._others["coo"].on(self.operand)
+        other._pack_values()
+        return other
 
     def _wrap(self, rows: torch.Tensor) -> torch.Tensor | SparseTensor:
         out = self.output
@@ -393,6 +413,20 @@ class Kernel:
         other._pack_values()
         return other
 
+    @property
+    def _unbroadcast(self) -> Kernel:
+        """The same einsum for dense operands of full size."""
+        if "full" not in self._others:
+            bound, like = self.canonical.written, self._x._values.detach().new_empty(())
+            given = [
+                self._x if p in bound.einsum.sparse else like.expand(bound.shape(p))
+                for p in range(len(bound.einsum.inputs))
+            ]
+            with lasting():
+                canonical = canonicalise(bound, given)
+                self._others["full"] = Kernel(canonical, self._x, self.settings, self._form).bare()
+        return self._others["full"].on(self.operand)
+
     def on(self, x: SparseTensor) -> Kernel:
         """The kernel for another tensor of its pattern and dtype, whose values are packed when it is called."""
         other = self._twin()
@@ -416,7 +450,7 @@ class Kernel:
 
     def __reduce__(self) -> tuple[Any, ...]:
         equation = pickles.spelled(self.canonical.written)
-        return pickles.kernel, (equation, self.operand, self._pinned, self._form)
+        return pickles.kernel, (equation, self.operand, self._pinned, self._form, self.drop_zeros)
 
     @property
     def operand(self) -> SparseTensor:
@@ -491,13 +525,17 @@ class Kernel:
 
 
 def compile_bound(
-    bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], settings: Options, output: str
+    bound: Bound,
+    operands: Sequence[SparseTensor | torch.Tensor],
+    settings: Options,
+    output: str,
+    repeated: bool = False,
 ) -> Kernel:
-    """A kernel for an einsum with one sparse operand."""
+    """A kernel for an einsum with one sparse operand; `repeated` as `canonicalise` takes it."""
     x = operands[bound.einsum.sparse[0]]
     assert isinstance(x, SparseTensor)
     with lasting():
-        return Kernel(canonicalise(bound, operands), x, settings, output)
+        return Kernel(canonicalise(bound, operands, repeated), x, settings, output)
 
 
 def version_of(values: torch.Tensor) -> int | None:
@@ -511,12 +549,16 @@ def _backend(settings: Options, x: SparseTensor) -> str:
     return "torch" if x.dtype.is_complex else backend
 
 
-def _dot_precision(precision: str, x: SparseTensor) -> str:
+def _dot_precisions(precision: str, x: SparseTensor) -> list[str]:
+    """Of dots: what a setting stands for with operands of this type on this machine, then what is more exact."""
     if x.dtype in (torch.float16, torch.bfloat16):
-        return "tf32"  # holds both types exactly, and what it rounds a product to is no coarser than the result
-    if x.dtype != torch.float32:
-        return "ieee"
-    return {"highest": "tf32x3", "high": "tf32", "medium": "bf16"}[precision]
+        found = ["tf32"]  # holds both types exactly, and what it rounds a product to is no coarser than the result
+    elif x.dtype != torch.float32:
+        found = ["ieee"]
+    else:
+        ladder = {"medium": "bf16", "high": "tf32", "highest": "tf32x3"}
+        found = list(ladder.values())[list(ladder).index(precision) :]
+    return list(dict.fromkeys(portable(one, machine_of((x._values,))) for one in found))
 
 
 def _key_level(program: TileProgram) -> int:

@@ -9,16 +9,21 @@ Factor matrices have a row an index of their mode: (size of the mode, rank).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
+from inspect import signature
+from operator import index
 from string import ascii_letters
 from typing import Any
 
 import torch
 
-from sparsetc.api import einsum, register_op
+from sparsetc.api import OPERATIONS, einsum, register_op
+from sparsetc.canonical import check_operand
 from sparsetc.entry import entry_point
 from sparsetc.errors import EquationError, ShapeError
-from sparsetc.pair.result import accumulated, check_accumulation, check_scalars, without_zeros
+from sparsetc.inputs import as_dense, check_plain
+from sparsetc.output import without_zeros
+from sparsetc.pair.result import accumulated, check_accumulation, check_scalars
 from sparsetc.tensor import SparseTensor
 
 MODES = "ijklmnopq"
@@ -95,7 +100,7 @@ def ttm(x: Any, matrix: torch.Tensor, mode: int, **settings: Any) -> Result:
     """
     sparse = _sparse(x, "ttm")
     mode = _mode(sparse, mode, "ttm")
-    _check_matrix(matrix, sparse.shape[mode], f"ttm: the matrix of mode {mode}")
+    matrix = _table(matrix, sparse, (sparse.shape[mode], "rank"), f"ttm: the matrix of mode {mode}")
     letters, rank = _letters(sparse.order, 1, "ttm")
     kept = "".join(rank if m == mode else c for m, c in enumerate(letters))
     return einsum(_equation(letters, [letters[mode] + rank], kept), sparse, matrix, **settings)
@@ -117,7 +122,7 @@ def ttv(x: Any, vector: torch.Tensor, mode: int, **settings: Any) -> Result:
     """
     sparse = _sparse(x, "ttv")
     mode = _mode(sparse, mode, "ttv")
-    _check_shape(vector, (sparse.shape[mode],), f"ttv: the vector of mode {mode}")
+    vector = _table(vector, sparse, (sparse.shape[mode],), f"ttv: the vector of mode {mode}")
     letters, _ = _letters(sparse.order, 0, "ttv")
     kept = letters[:mode] + letters[mode + 1 :]
     return einsum(_equation(letters, [letters[mode]], kept), sparse, vector, **settings)
@@ -137,8 +142,10 @@ def spmm(a: Any, b: torch.Tensor, **settings: Any) -> Result:
         (rows, width) or (rows,), dense.
     """
     sparse = _matrix(a, "spmm")
+    b = as_dense(b, "spmm: b")
     if not isinstance(b, torch.Tensor) or b.ndim not in (1, 2) or b.shape[0] != sparse.shape[1]:
         raise ShapeError(f"spmm: b must have {sparse.shape[1]} rows, as a has columns, found {_found(b)}")
+    check_operand(b, "spmm: b", sparse.dtype, sparse.device)
     wide = "r" if b.ndim == 2 else ""
     return einsum(f"ij,j{wide}->i{wide}", sparse, b, **settings)
 
@@ -158,8 +165,8 @@ def sddmm(a: Any, left: torch.Tensor, right: torch.Tensor, **settings: Any) -> R
         A `SparseTensor` of a's pattern.
     """
     sparse = _matrix(a, "sddmm")
-    _check_matrix(left, sparse.shape[0], "sddmm: left")
-    _check_matrix(right, sparse.shape[1], "sddmm: right")
+    left = _table(left, sparse, (sparse.shape[0], "rank"), "sddmm: left")
+    right = _table(right, sparse, (sparse.shape[1], "rank"), "sddmm: right")
     if left.shape[1] != right.shape[1]:
         raise ShapeError(f"sddmm: left and right must have one rank, found {left.shape[1]} and {right.shape[1]}")
     return einsum("ij,ir,jr->ij", sparse, left, right, **settings)
@@ -195,10 +202,12 @@ def contract(
         if both are sparse, else dense.
     """
     sparse = _sparse(x, "contract")
+    y = as_dense(y, "contract: y")
     other = SparseTensor.coerce(y)
     if other is None and not isinstance(y, torch.Tensor):
         raise ShapeError(f"contract: y must be a dense torch tensor, or sparse, found {type(y).__name__}")
     second = y if other is None else other
+    check_operand(second, "contract: y", sparse.dtype, sparse.device)
     order = len(second.shape)
     left, right = _pairs(modes, sparse.order, order)
     for m, n in zip(left, right, strict=True):
@@ -244,6 +253,11 @@ def _equation(letters: str, terms: Sequence[str], kept: str) -> str:
 
 
 def _sparse(x: Any, name: str) -> SparseTensor:
+    if isinstance(x, str):
+        raise EquationError(
+            f"{name} writes the equation itself: {_call(name)}; sparsetc.einsum takes one, here {x!r:.60}"
+        )
+    check_plain(x, f"{name}: the first operand")
     sparse = SparseTensor.coerce(x)
     if sparse is None:
         raise EquationError(
@@ -259,8 +273,18 @@ def _matrix(a: Any, name: str) -> SparseTensor:
     return sparse
 
 
-def _mode(x: SparseTensor, mode: int, name: str) -> int:
-    return _place(mode, x.order, f"{name}: mode {mode} is not a mode of x, whose shape is {x.shape}")
+def _call(name: str) -> str:
+    """How an operation is called."""
+    named = [p.name for p in signature(OPERATIONS[name]).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    return f"{name}({', '.join(named)})"
+
+
+def _mode(x: SparseTensor, mode: Any, name: str) -> int:
+    try:
+        place = index(mode)
+    except TypeError:
+        raise ShapeError(f"{name}: a mode is an integer, found {type(mode).__name__}; call {_call(name)}") from None
+    return _place(place, x.order, f"{name}: mode {place} is not a mode of x, whose shape is {x.shape}")
 
 
 def _place(mode: int, order: int, message: str) -> int:
@@ -273,30 +297,30 @@ def _one_a_mode(
     x: SparseTensor, given: Sequence[torch.Tensor | None], mode: int, name: str, what: str
 ) -> dict[int, torch.Tensor]:
     """The matrices of all modes but one, by mode."""
-    if isinstance(given, torch.Tensor) or len(given) != x.order:
-        found = "a tensor" if isinstance(given, torch.Tensor) else f"{len(given)}"
+    listed = isinstance(given, Sized) and not isinstance(given, torch.Tensor | str)
+    if not listed or len(given) != x.order:
+        found = len(given) if listed else "a tensor" if isinstance(given, torch.Tensor) else type(given).__name__
         raise EquationError(
             f"{name}: {what} must be a list of {x.order}, one a mode of x (None for mode {mode}), found {found}"
         )
     kept: dict[int, torch.Tensor] = {}
     for m, matrix in enumerate(given):
         if m != mode:
-            _check_matrix(matrix, x.shape[m], f"{name}: {what}[{m}]")
-            assert matrix is not None
-            kept[m] = matrix
+            kept[m] = _table(matrix, x, (x.shape[m], "rank"), f"{name}: {what}[{m}]")
     if not kept:
         raise EquationError(f"{name}: x has order {x.order}; it needs at least 2 modes, one of them to sum")
     return kept
 
 
-def _check_matrix(matrix: Any, rows: int, what: str) -> None:
-    if not isinstance(matrix, torch.Tensor) or matrix.ndim != 2 or matrix.shape[0] != rows:
-        raise ShapeError(f"{what} must have shape ({rows}, rank), found {_found(matrix)}")
-
-
-def _check_shape(tensor: Any, shape: tuple[int, ...], what: str) -> None:
-    if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != shape:
-        raise ShapeError(f"{what} must have shape {shape}, found {_found(tensor)}")
+def _table(given: Any, x: SparseTensor, shape: tuple[int | str, ...], what: str) -> torch.Tensor:
+    """A dense operand as a tensor; its sizes that are numbers in `shape`, its dtype and its device are checked."""
+    table = as_dense(given, what)
+    fits = isinstance(table, torch.Tensor) and table.ndim == len(shape)
+    if not fits or any(isinstance(n, int) and n != size for n, size in zip(shape, table.shape, strict=True)):
+        expected = f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+        raise ShapeError(f"{what} must have shape {expected}, found {_found(table)}")
+    check_operand(table, what, x.dtype, x.device)
+    return table  # type: ignore[no-any-return]
 
 
 def _found(operand: Any) -> str:
@@ -315,9 +339,12 @@ def _pairs(modes: Any, left_order: int, right_order: int) -> tuple[list[int], li
                 f"contract: {modes} modes cannot be summed; x has order {left_order}, y has {right_order} dimensions"
             )
         return list(range(left_order - modes, left_order)), list(range(modes))
-    sides = [[side] if isinstance(side, int) else list(side) for side in modes]
+    try:
+        sides = [[side] if isinstance(side, int) else [index(m) for m in side] for side in modes]
+    except TypeError:
+        sides = []
     if len(sides) != 2 or len(sides[0]) != len(sides[1]):
-        raise EquationError(f"contract: modes must be a number, or as many modes of x as of y, found {modes!r}")
+        raise EquationError(f"contract: modes must be a number, or as many modes of x as of y, found {modes!r:.80}")
     found = []
     for side, order, name in zip(sides, (left_order, right_order), "xy", strict=True):
         own = [_place(m, order, f"contract: mode {m} is not a mode of {name}, which has {order}") for m in side]

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from sparsetc.convert import available_memory
-from sparsetc.errors import DtypeError, OutOfMemoryError, PlanError
+from sparsetc.errors import DeviceError, DtypeError, OutOfMemoryError, PlanError
+from sparsetc.memory import as_bytes
 
 PRECISIONS = ("highest", "high", "medium")
 BACKENDS = ("auto", "triton", "torch")
@@ -90,13 +91,23 @@ def options(**settings: Any) -> Iterator[Options]:
         plan: a plan's name, a `Plan`, or ``"auto"``.
         deterministic: the same bits at every run: no sum depends on the order in which programs finish.
         cache_dir: where generated source is kept, and the rates of calibrated GPUs.
-        memory_limit: bytes that a result may take, and bytes of stored tiles from which they are bitmaps. Default: what
-            is free.
+        memory_limit: bytes that a result may take, and bytes of stored tiles from which they are bitmaps: a number, or
+            text as in ``"8GB"`` and ``"512MiB"``. Default: what is free.
         device: where `read` puts tensors.
         backend: ``"triton"``, ``"torch"`` or ``"auto"``.
     """
     with in_force(with_settings(current(), settings)) as chosen:
         yield chosen
+
+
+def of_call(settings: dict[str, Any]) -> Options:
+    """The options in force here, with those of a call; errors as of `with_settings`, and of what no call can choose."""
+    if settings.get("device") is not None:
+        raise DeviceError(
+            "device= says where `read` puts tensors (sparsetc.options); an einsum runs where its operands are: move "
+            f"them with .to({str(settings['device'])!r})"
+        )
+    return with_settings(current(), settings)
 
 
 def with_settings(base: Options, settings: dict[str, Any]) -> Options:
@@ -118,5 +129,5 @@ def with_settings(base: Options, settings: dict[str, Any]) -> Options:
     if "device" in given:
         given["device"] = torch.device(given["device"])
     if "memory_limit" in given:
-        given["memory_limit"] = int(given["memory_limit"])
+        given["memory_limit"] = as_bytes(given["memory_limit"])
     return replace(base, **given)

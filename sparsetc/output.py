@@ -81,6 +81,17 @@ def output_of(canonical: Canonical, x: SparseTensor, form: str) -> Output:
     return Output(shape, width, moved, rows[:, order_of[flags]].contiguous(), slot)
 
 
+def without_zeros(z: torch.Tensor | SparseTensor) -> torch.Tensor | SparseTensor:
+    """A sparse result without the entries whose value is 0 (NaN stays); the order is kept. Dense ones as they are."""
+    if not isinstance(z, SparseTensor) or not z.values.numel():
+        return z
+    values = z.values if z.values.ndim == 1 else z.values.flatten(1).abs().amax(1)
+    kept = torch.nonzero(values != 0).flatten()
+    if kept.numel() == z.nnz:
+        return z
+    return SparseTensor._make(z.coords.index_select(1, kept), z.values.index_select(0, kept), z.shape, z.is_coalesced)
+
+
 class Slotted:
     """An operand with one more mode in front: the slot of a sparse output that each nonzero adds to.
 

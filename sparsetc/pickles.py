@@ -13,6 +13,7 @@ import torch
 from sparsetc import coords as crd
 from sparsetc.errors import FormatError
 from sparsetc.ir.einsum import Bound, Einsum
+from sparsetc.kept import lasting
 from sparsetc.options import Options
 from sparsetc.tensor import SparseTensor
 
@@ -52,16 +53,23 @@ def _operands(spelled: Spelled, sparse: Sequence[SparseTensor]) -> tuple[Bound, 
     return bound, [next(given) if p in positions else like.expand(bound.shape(p)) for p in range(len(inputs))]
 
 
-def kernel(equation: Spelled, x: SparseTensor, settings: Options, output: str) -> Kernel:
+def kernel(equation: Spelled, x: SparseTensor, settings: Options, output: str, drop_zeros: bool = False) -> Kernel:
     """A kernel of one sparse operand."""
     from sparsetc.kernel import compile_bound
 
     bound, operands = _operands(equation, [x])
-    return compile_bound(bound, operands, settings, output)
+    made = compile_bound(bound, operands, settings, output)
+    made.drop_zeros = drop_zeros
+    return made
 
 
-def pair_kernel(equation: Spelled, sparse: Sequence[SparseTensor], settings: Options, output: str) -> PairKernel:
+def pair_kernel(
+    equation: Spelled, sparse: Sequence[SparseTensor], settings: Options, output: str, drop_zeros: bool = False
+) -> PairKernel:
     """A kernel of several sparse operands."""
     from sparsetc.pair.kernel import PairKernel
 
-    return PairKernel(*_operands(equation, sparse), settings, output)
+    with lasting():
+        made = PairKernel(*_operands(equation, sparse), settings, output)
+    made.drop_zeros = drop_zeros
+    return made

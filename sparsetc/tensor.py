@@ -327,10 +327,10 @@ class SparseTensor:
     # ---- to and from others -----------------------------------------------------------------------------------
 
     @entry_point
-    def to_dense(self, memory_limit: int | None = None) -> torch.Tensor:
+    def to_dense(self, memory_limit: int | str | None = None) -> torch.Tensor:
         """Strided tensor of ``shape``; differentiable. OutOfMemoryError when it needs more than ``memory_limit`` bytes.
 
-        Without a limit: the memory available now on the tensor's device.
+        The limit is a number or text like ``"8GB"``; without one, the memory available now on the tensor's device.
         """
         return convert.to_dense(self, memory_limit)
 

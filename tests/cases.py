@@ -16,6 +16,7 @@ import torch
 import sparsetc as stc
 from sparsetc.formats import FORMATS
 from sparsetc.formats.tiles import sides_of
+from sparsetc.integers import summed_dtype
 from sparsetc.ir.einsum import Bound, run
 from sparsetc.ir.parse import parse
 from sparsetc.ir.reference import coordinates
@@ -28,6 +29,8 @@ TOLERANCE = {
     torch.bfloat16: 3e-2,
     torch.complex64: 1e-5,
     torch.complex128: 1e-13,
+    torch.int8: 0.0,
+    torch.int16: 0.0,
     torch.int32: 0.0,
     torch.int64: 0.0,
 }
@@ -167,7 +170,8 @@ def assert_matches(
     e = bound_of(equation, operands).einsum
     expected = run(e, *operands)
     x = operands[e.sparse[0]]
-    assert result.dtype == x.dtype
+    plain_sum = len(operands) == 1 and e.contracted
+    assert result.dtype == (summed_dtype(x.dtype) if plain_sum else x.dtype)
     assert tuple(result.shape) == tuple(expected.shape)
     actual = densified(result).cpu()
     if tolerance is None:

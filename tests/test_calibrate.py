@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ import torch
 from cases import Problem
 
 import sparsetc as stc
-from sparsetc import rates_record
+from sparsetc import cache_folder, rates_record
 from sparsetc.codegen.launch import TARGETS, TRITON_TYPES
 from sparsetc.ir.cost import CPU, Rates, rates_of
+from sparsetc.options import Options
+from sparsetc.pair import prices
 from sparsetc.planner import calibrate as calibration
 from sparsetc.planner.calibrate import Launch, Sizes, probes, starts
 
@@ -39,9 +42,11 @@ TINY = Sizes(streamed=64, block=32, table=16, gathered=2048, added=256, programs
 
 @pytest.fixture(autouse=True)
 def _forgotten() -> Iterator[None]:
-    """No record is remembered, before and after."""
+    """No record is remembered, before and after, and others may not write to what is made."""
+    mask = os.umask(0o022)
     rates_record._read.cache_clear()
     yield
+    os.umask(mask)
     rates_record._read.cache_clear()
 
 
@@ -105,6 +110,14 @@ DAMAGED = {
     "dot of one precision": _with(dot={"ieee": 1e12}),
     "dot as a number": _with(dot=1e12),
     "dot of nothing": _with(dot=dict.fromkeys(dict(RATES.dot), 0)),
+    "400 digits": _with(memory=10**400),
+    "more digits than are converted": _with().replace(b"1500000000000.0", b"1" * 5000),
+    "far too fast": _with(memory=1e300),
+    "far too slow": _with(l2=5e-324),
+    "a version of 400 digits": _with(version=10**400),
+    "nested": b"[" * 60_000,
+    "too long": _with(date="2026-11-20" + " " * (1 << 16)),
+    "a date that is none": _with(date="\x1b[31m2026"),
 }
 
 
@@ -128,6 +141,46 @@ def test_a_folder_in_the_records_place_is_passed_over_too(gpu: Path) -> None:
     gpu.mkdir(parents=True)
     with pytest.warns(UserWarning, match="holds no rates"):
         assert rates_of("triton") == Rates()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="no links, pipes and modes")
+@pytest.mark.parametrize("case", ["link", "pipe", "file of all", "folder of all", "cache of all"])
+def test_a_record_that_others_may_have_made_is_passed_over(gpu: Path, case: str) -> None:
+    record = gpu.with_name("elsewhere.json") if case == "link" else gpu
+    record.parent.mkdir()
+    if case == "pipe":
+        os.mkfifo(gpu)  # reading it would wait for a writer
+    else:
+        record.write_bytes(_with())
+    if case == "link":
+        gpu.symlink_to(record)
+    if case.endswith("of all"):
+        {"file": gpu, "folder": gpu.parent, "cache": gpu.parent.parent}[case.split()[0]].chmod(0o777)
+    with pytest.warns(UserWarning, match="holds no rates"):
+        assert rates_of("triton") == Rates()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="no links and modes")
+def test_writing_a_record_follows_no_link_and_lets_nobody_else_read(gpu: Path, tmp_path: Path) -> None:
+    target = tmp_path / "precious"
+    target.write_text("kept")
+    gpu.parent.mkdir()
+    gpu.parent.chmod(0o777)
+    gpu.symlink_to(target)
+    rates_record.write(RATES, SOFTWARE)
+    assert target.read_text() == "kept"
+    assert [p.stat().st_mode & 0o777 for p in (gpu, gpu.parent)] == [0o600, 0o700]
+    assert rates_of("triton") == RATES
+    tmp_path.chmod(0o777)
+    with pytest.raises(OSError, match="others may write to it"):
+        rates_record.write(RATES, SOFTWARE)
+
+
+def test_without_a_home_there_are_no_records(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_folder, "default_directory", lambda: None)
+    assert rates_of("triton") == Rates()
+    with pytest.raises(OSError, match="set SPARSETC_CACHE_DIR"):
+        rates_record.write(RATES, SOFTWARE)
 
 
 def test_a_record_is_read_once_a_process_and_again_when_written(gpu: Path) -> None:
@@ -189,6 +242,40 @@ def test_explain_names_the_rates_and_computes_with_them(gpu: Path, tmp_path: Pat
     assert after.parts[0].predicted_us >= 1e6, "and explained with it outside of the call"
 
 
+def test_paths_of_two_sparse_operands_have_the_rates_of_the_gpu(
+    gpu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, settings = torch.device("cuda:0"), Options(cache_dir=tmp_path / "elsewhere")
+    monkeypatch.setattr(torch.cuda, "device", lambda *_: nullcontext())
+    assert prices.rates_of(device, settings) is prices.GPU
+    assert prices.GPU.whose == "NVIDIA H200 (defaults)"
+    assert prices.rates_of(torch.device("cpu"), settings).whose == "2 CPU cores (defaults)"
+    with stc.options(cache_dir=tmp_path / "elsewhere"):
+        rates_record.write(RATES, SOFTWARE)
+    found = prices.rates_of(device, settings)
+    assert found.whose == f"{GPU} (calibrated 2026-11-20)"
+    assert found.memory == pytest.approx(prices.GPU.memory * 1.5 / 4.373)
+    assert found.task_bytes == pytest.approx(prices.GPU.task_bytes * 1.5 / 4.373)
+    assert found.blocks["high"] == pytest.approx(prices.GPU.blocks["high"] * 60 / 459.7)
+    assert found.launch == pytest.approx(prices.GPU.launch * 3.5 / 3.968)
+    assert found.turn == prices.GPU.turn, "calibrate does not measure it"
+    assert prices.rates_of(device, Options()) is prices.GPU, "the record is another folder's"
+
+
+def test_an_h200_that_was_calibrated_keeps_its_rates() -> None:
+    record = json.loads((Path(__file__).parents[1] / "benchmarks/results/rates_h200.json").read_text())
+    kept = {name: rate for name, rate in record["rates"].items() if name != "dot"}
+    found = prices.calibrated(Rates(**kept, dot=tuple(record["rates"]["dot"].items()), calibrated="2026-11-20"))
+    assert replace(found, whose=prices.GPU.whose) == prices.GPU
+
+
+def test_explain_names_the_rates_of_pairs() -> None:
+    x = stc.SparseTensor([[0, 1], [1, 0]], [1.0, 2.0], (2, 2))
+    explained = stc.explain("ij,jk->ik", x, x)
+    assert explained.to_dict()["rates"] == "2 CPU cores (defaults)"
+    assert "\n  rates    2 CPU cores (defaults)\n" in str(explained)
+
+
 # -- calibrating ------------------------------------------------------------------------------------------------------
 
 
@@ -199,7 +286,7 @@ def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
     environment = {**os.environ, "SPARSETC_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-m", "sparsetc", "calibrate"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.strip() == (
         "sparsetc: calibrate measures a GPU, and torch finds none here; nothing was measured or changed"
     )

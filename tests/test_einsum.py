@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparsetc.canonical import _integers
+from sparsetc.dense import by_broadcasting
 from sparsetc.errors import EquationError, OutOfMemoryError, ShapeError
 from sparsetc.ir import reference
 from sparsetc.ir.einsum import Bound, Einsum, run, verify
@@ -451,4 +451,4 @@ def test_integers_are_contracted_without_a_matrix_product(equation: str, shapes:
     """As on a GPU, where torch has none of them."""
     g = torch.Generator().manual_seed(0)
     given = [torch.randint(-5, 6, shape, generator=g) for shape in shapes]
-    assert torch.equal(_integers(equation, *given), torch.einsum(equation, *given))
+    assert torch.equal(by_broadcasting(equation, *given), torch.einsum(equation, *given))

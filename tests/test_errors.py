@@ -116,6 +116,24 @@ def test_nan_and_infinity_are_values(plan: str) -> None:
     assert result[3].tolist() == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("output", ["dense", "sparse"])
+def test_positions_of_tiles_without_a_nonzero_read_nothing(bad: float, output: str) -> None:
+    coords = [[0, 0, 1, 17], [1, 2, 1, 30], [0, 5, 5, 9]]
+    x = stc.SparseTensor(coords, [1.0, 2.0, 3.0, 4.0], (20, 33, 12))
+    b, c = torch.rand(33, 3) + 1, torch.rand(12, 3) + 1
+    kernel = stc.compile("ijk,jr,kr->ir", x, b, c, plan=stc.plan_hls(1), output=output)
+    # what holds the odd element, its row there, and the rows of the result that have a nonzero at it
+    for operand, row, reached in (("b", 3, []), ("b", 30, [17]), ("b", 2, [0]), ("c", 5, [0, 1]), ("c", 3, [])):
+        dense = {"b": b.clone(), "c": c.clone()}
+        dense[operand][row] = bad
+        found = kernel(*dense.values())
+        expected = stc.einsum("ijk,jr,kr->ir", x, *dense.values(), plan="coo", output=output)
+        rows = [t.to_dense() if isinstance(t, stc.SparseTensor) else t for t in (found, expected)]
+        torch.testing.assert_close(*rows, equal_nan=True)
+        assert torch.nonzero(~rows[0].isfinite().all(1)).flatten().tolist() == reached
+
+
 def test_nan_in_a_dense_operand_reaches_only_what_reads_it() -> None:
     y = stc.SparseTensor([[0, 1], [1, 2]], [1.0, 1.0], (3, 4))
     b = torch.ones(4, 2)

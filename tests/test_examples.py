@@ -72,6 +72,6 @@ def test_explain_and_info_read_a_file(tmp_path):
 )
 def test_the_command_line_refuses_in_one_line_and_a_status(tmp_path, arguments, says):
     result = run(tmp_path, "-m", "sparsetc", *arguments)
-    assert result.returncode == 1
+    assert result.returncode == 2
     assert says in result.stderr
     assert "Traceback" not in result.stderr

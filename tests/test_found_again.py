@@ -238,7 +238,7 @@ def test_gradients_of_projected_results_compile_once(monkeypatch: pytest.MonkeyP
 
     made: list[str] = []
     build: Callable[..., stc.Kernel] = api._build
-    monkeypatch.setattr(api, "_build", lambda text, *args: made.append(text) or build(text, *args))
+    monkeypatch.setattr(api, "_build", lambda text, *args, **how: made.append(text) or build(text, *args, **how))
     x = random_sparse((4, 5, 6), "random", torch.float64)
     for seed in (1, 2, 3):
         values = random_values((x.nnz,), torch.float64, seed).requires_grad_()

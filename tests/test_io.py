@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import sparsetc.io as sio
 from sparsetc.errors import DtypeError, FormatError, IOFormatError, ShapeError
 from sparsetc.inputs import DTYPES
-from sparsetc.io import atomic, digits, progress, tns
+from sparsetc.io import atomic, digits, lines, progress, text
 from sparsetc.tensor import SparseTensor
 
 REALS = tuple(d for d in DTYPES if not d.is_complex)
@@ -113,14 +113,6 @@ def test_equal_tensors_make_equal_files(tmp_path: Path) -> None:
     assert (tmp_path / "a.tns.gz").read_bytes() == (tmp_path / "b.tns.gz").read_bytes()
 
 
-def test_the_tensor_in_the_package() -> None:
-    path = Path(sio.__file__).parents[1] / "data" / "uber.tns.gz"
-    assert path.stat().st_size < 1_000_000
-    x = sio.read(path)
-    assert (x.shape, x.nnz) == ((23, 24, 887, 1410), 303_343)
-    assert x.values.min() >= 1
-
-
 # ---- .tns: what is understood -----------------------------------------------------------------------------------
 
 WANTED = [[[0, 2], [1, 0]], [1.5, -2.0], (3, 2)]
@@ -157,7 +149,7 @@ def test_shape_comment_makes_room(tmp_path: Path) -> None:
 def test_shape_comment_counts_before_the_first_nonzero_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
-    monkeypatch.setattr(tns, "BLOCK", block)
+    monkeypatch.setattr(lines, "BLOCK", block)
     assert from_text(tmp_path, "# c\n1 2 1\n# shape: 9\n3 1 1\n# shape: 9 9\n").shape == (3, 2)
 
 
@@ -165,9 +157,9 @@ def test_blocks_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     x = random_tensor((50, 60, 70), 300)
     sio.write(tmp_path / "x.tns", x)
     for size in (7, 64, 1000):
-        monkeypatch.setattr(tns, "BLOCK", size)
+        monkeypatch.setattr(lines, "BLOCK", size)
         assert same(sio.read(tmp_path / "x.tns"), x)
-    monkeypatch.setattr(tns, "LINES", 7)
+    monkeypatch.setattr(text, "LINES", 7)
     sio.write(tmp_path / "y.tns", x)
     assert (tmp_path / "x.tns").read_bytes() == (tmp_path / "y.tns").read_bytes()
 
@@ -277,13 +269,13 @@ def test_faults_are_located(tmp_path: Path, text: str | bytes, words: str) -> No
 
 
 def test_fault_far_into_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tns, "BLOCK", 4096)
-    lines = [f"{i} {i} 1.5" for i in range(1, 5001)]
-    lines[4321] = "1 2 3 4"
+    monkeypatch.setattr(lines, "BLOCK", 4096)
+    rows = [f"{i} {i} 1.5" for i in range(1, 5001)]
+    rows[4321] = "1 2 3 4"
     with pytest.raises(IOFormatError, match=r"line 4322: .*'1 2 3 4'"):
-        from_text(tmp_path, "\n".join(lines))
+        from_text(tmp_path, "\n".join(rows))
     with pytest.raises(IOFormatError, match="line 4322: "):
-        from_text(tmp_path, gzip.compress("\n".join(lines).encode()), name="x.tns.gz")
+        from_text(tmp_path, gzip.compress("\n".join(rows).encode()), name="x.tns.gz")
 
 
 @pytest.mark.parametrize(("dtype", "value"), [(torch.int8, "128"), (torch.int64, "2.5"), (torch.int32, "nan")])

@@ -51,47 +51,47 @@ MTTKRP_FIBER = """\
 tile program  "ijk,jr,kr->ir"  part 0: fiber, blocks of fibers, 4 lanes, modes 0 | 1 | 2
   item over item_ptr
   axes r = 32
-  i = decode item_word  # 4 bits, item
+  at_i = decode item_word  # 4 bits, item
   total[lane,r] = 0
   loop blocks of the item
-    j[lane] = decode lane_word  # 5 bits, lane
-    b_jr[lane,r] = gather B[j, r]
+    at_j[lane] = decode lane_word  # 5 bits, lane
+    b_jr[lane,r] = gather B[at_j, r]
     fiber_sum[lane,r] = 0
     loop steps of 4 lanes, 1 at a time
-      k[lane] = decode word  # 5 bits, leaf
+      at_k[lane] = decode word  # 5 bits, leaf
       x[lane] = load X.values
-      c_kr[lane,r] = gather C[k, r]
+      c_kr[lane,r] = gather C[at_k, r]
       fiber_sum[lane,r] += einsum "n,nr->nr" x, c_kr  # multiply
     total[lane,r] += einsum "nr,nr->nr" fiber_sum, b_jr  # multiply
-  add A[i, r] total[lane,r]  # lane summed here, once"""
+  add A[at_i, r] total[lane,r]  # lane summed here, once"""
 
 TTMC_COO = """\
 tile program  "ijk,jr,ks->irs"  part 0: coo, runs of nonzeros, 32 lanes, modes 0 | - | 1,2
   item over item_ptr
   axes r = 32, s = 64 in blocks of 32
-  i = decode item_word  # 4 bits, item
+  at_i = decode item_word  # 4 bits, item
   total[s,r] = 0
   loop steps of 32 lanes, 1 at a time
-    j[lane] = decode word  # 5 bits, leaf
-    k[lane] = decode word  # 5 bits, leaf
+    at_j[lane] = decode word  # 5 bits, leaf
+    at_k[lane] = decode word  # 5 bits, leaf
     x[lane] = load X.values
-    b_jr[lane,r] = gather B[j, r]
-    c_ks[lane,s] = gather C[k, s]
+    b_jr[lane,r] = gather B[at_j, r]
+    c_ks[lane,s] = gather C[at_k, s]
     total[s,r] += einsum "n,ns,nr->sr" x, c_ks, b_jr  # dot over the lanes, ieee
-  store A[i, r, s] total[s,r]"""
+  store A[at_i, r, s] total[s,r]"""
 
 SAMPLED_COO = """\
 tile program  "ijk,ir,jr,kr->ijk"  part 0: coo, runs of nonzeros, 32 lanes, modes - | - | 0,1,2
   item over chunks of 512
   axes r = 32
   loop steps of 32 lanes, 2 at a time
-    i[lane] = decode word  # 4 bits, leaf
-    j[lane] = decode word  # 5 bits, leaf
-    k[lane] = decode word  # 5 bits, leaf
+    at_i[lane] = decode word  # 4 bits, leaf
+    at_j[lane] = decode word  # 5 bits, leaf
+    at_k[lane] = decode word  # 5 bits, leaf
     x[lane] = load X.values
-    b_ir[lane,r] = gather B[i, r]
-    c_jr[lane,r] = gather C[j, r]
-    d_kr[lane,r] = gather D[k, r]
+    b_ir[lane,r] = gather B[at_i, r]
+    c_jr[lane,r] = gather C[at_j, r]
+    d_kr[lane,r] = gather D[at_k, r]
     term[lane,r] = einsum "n,nr,nr,nr->nr" x, b_ir, c_jr, d_kr  # multiply
     store A[position] term[lane,r]  # r summed here, once"""
 
@@ -110,14 +110,14 @@ def test_a_slot_and_strided_rows_print() -> None:
     assert "store A[lane_slot, r] fiber_sum[lane,r]" in str(
         lowered("ijk,kr->ijr", "fiber", lines, Target(sparse=True, owned=True))
     )
-    assert "add A[i*20 + j, r] fiber_sum[lane,r]" in str(lowered("ijk,kr->ijr", "fiber", lines))
+    assert "add A[at_i*20 + at_j, r] fiber_sum[lane,r]" in str(lowered("ijk,kr->ijr", "fiber", lines))
     assert str(lowered("ijk,kr->r", "coo", ROWS)).endswith("add A[0, r] total[lane,r]  # lane summed here, once")
 
 
 def test_a_computed_coordinate_prints_its_formula() -> None:
     band = View(2, (), (), (Field(0, "word", 0, 4, True), Computed(1, "{m0} + {p} % 3")), False, 4, chunk=8)
     b = bound("ij,jr->ir")
-    assert "j[lane] = i + position % 3" in str(lower(b, band, Schedule(blocks=(("r", 32),)), Target()))
+    assert "at_j[lane] = at_i + position % 3" in str(lower(b, band, Schedule(blocks=(("r", 32),)), Target()))
 
 
 def test_plans_and_views_print_on_one_line_a_part() -> None:
@@ -244,8 +244,8 @@ def without(kind: type, name: str = "") -> Callable[[Statement], list[Statement]
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (without(Decode, "k"), r"c_kr\[lane,r\] = gather C\[k, r\]: k is not made before it"),
-        (without(Decode, "i"), r"add A\[i, r\] total\[lane,r\].*: i is not made before it"),
+        (without(Decode, "k"), r"c_kr\[lane,r\] = gather C\[at_k, r\]: at_k is not made before it"),
+        (without(Decode, "i"), r"add A\[at_i, r\] total\[lane,r\].*: at_i is not made before it"),
         (without(Gather, "b_jr"), "fiber_sum, b_jr.*: b_jr is not made before it"),
         (without(Value), "x, c_kr.*: x is not made before it"),
         (without(Zero, "fiber_sum"), "fiber_sum is not made before it"),

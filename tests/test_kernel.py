@@ -14,7 +14,7 @@ import torch
 from cases import OPERATIONS, Problem, assert_matches, check, explicit_plan, random_sparse, random_values, two_parts
 
 import sparsetc as stc
-from sparsetc import api
+from sparsetc import api, warn
 from sparsetc.codegen import cache
 from sparsetc.options import current
 
@@ -32,9 +32,9 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     made: list[str] = []
     original = api._build
 
-    def build(text: str, *args: Any) -> stc.Kernel:
+    def build(text: str, *args: Any, **settings: Any) -> stc.Kernel:
         made.append(text)
-        return original(text, *args)
+        return original(text, *args, **settings)
 
     monkeypatch.setattr(api, "_build", build)
     return made
@@ -325,7 +325,7 @@ def test_tile_programs_print(operands: list[Any]) -> None:
 
 
 def test_the_lack_of_a_gpu_is_said_once(operands: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "_said", set())
+    monkeypatch.setattr(warn, "_said", set())
     with pytest.warns(UserWarning, match="no GPU: running the generated torch programs"):
         stc.compile(MTTKRP, *operands)
     with warnings.catch_warnings():

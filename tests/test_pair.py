@@ -601,3 +601,21 @@ def test_a_dropped_kernel_gives_its_memory_back(plan: str) -> None:
         assert kept() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("equation", ["dw,G,tj->G", "G,dw,tj->G", "dw,wr,G->Gr", "dw,G,tj->Gt", "tj,dw,G,H->GH"])
+def test_the_pattern_of_a_chain_is_structural(equation: str) -> None:
+    terms = equation.split("->")[0].split(",")
+    made: list[Any] = []
+    for n, term in enumerate(terms):
+        if term == "wr":
+            made.append(torch.ones(3, 3))
+        else:
+            name = "empty" if term == "dw" else "dense"
+            made.append(random_sparse((3,) * len(term), name, torch.float32, n))
+    found = stc.einsum(equation, *made)
+    assert found.nnz == 0
+    assert_matches(found, equation, made)
+    d = terms.index("dw")
+    made[d] = random_sparse((3, 3), "one", torch.float32)
+    assert stc.einsum(equation, *made).nnz > 0

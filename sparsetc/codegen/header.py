@@ -28,7 +28,13 @@ def header(programs: tuple[TileProgram, ...], backend: str, about: tuple[str, ..
         layout = task_list(p) if p.view.pairs else sketch(p.view, p.letters)
         lines += ["", f"Part {p.number}, {p.format}: {p.view}.", *("    " + line for line in layout)]
         lines += ["    " + line for line in cost(p).describe()]
-    return "\n".join(lines) + "\n"
+    return docstring("\n".join(lines) + "\n")
+
+
+def docstring(text: str) -> str:
+    """Text that, between three double quotes, is a string of exactly these lines, whatever it holds."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"') if "\\" in text or '"""' in text else text
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in escaped)
 
 
 def _parts(p: TileProgram) -> str:

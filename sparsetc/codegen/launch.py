@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,9 +21,9 @@ from sparsetc.codegen import cache
 from sparsetc.codegen import torch as torch_source
 from sparsetc.codegen import triton as triton_source
 from sparsetc.codegen.header import header
-from sparsetc.errors import PlanError
+from sparsetc.errors import DeviceError, PlanError
 from sparsetc.formats import Packed
-from sparsetc.ir.tile import TileProgram
+from sparsetc.ir.tile import TileProgram, check_sizes
 
 TORCH_CHUNK = 3 << 19
 """Elements of intermediate results a chunk of the torch programs may make: 16,000 fibers of rank 32 with two factors,
@@ -141,15 +141,18 @@ class TritonLaunch:
         name: str,
         about: Sequence[str] = (),
     ) -> None:
-        ptx = torch.version.cuda is not None and any(
-            p.packed.view.bitmap and p.packed.arrays["bits"].is_cuda for p in parts
-        )
-        self.types = replace(types_of(dtype), popcount=ptx)
         self.dtype, self.fused, self.name, self.about = dtype, fused, name, tuple(about)
-        programs = tuple(p.program for p in parts)
-        self.source = triton_source.module_source(programs, self.types, header(programs, "triton", self.about), fused)
+        self.programs = tuple(p.program for p in parts)
+        for program in self.programs:
+            check_sizes(program)
+        self.source = self.text_for(machine_of(a for p in parts for a in p.packed.arrays.values()))
         self.module, self.path = cache.load(self.source, cache_dir, name)
         self._take(parts)
+
+    def text_for(self, machine: str) -> str:
+        """The module that runs on a machine (`machine_of`), which `compile_for` compiles for its targets."""
+        programs, types = made_for(machine, self.programs, types_of(self.dtype))
+        return triton_source.module_source(programs, types, header(programs, "triton", self.about), self.fused)
 
     def on(self, parts: Sequence[BoundPart]) -> TritonLaunch:
         """The same kernels on other arrays."""
@@ -190,6 +193,7 @@ class TritonLaunch:
         if out.is_cuda and out.device.index != torch.cuda.current_device():
             with torch.cuda.device(out.device):  # Triton launches on the current device
                 return self(values, dense, out)
+        check_device(self.launches[0][0], out.device)
         for before, (kernel, grid, fixed, places, warps, stages) in enumerate(self.launches):
             arguments = fixed.copy()
             for place, number in places:
@@ -205,11 +209,8 @@ class TritonLaunch:
         groups = [self.parts] if self.fused else [(p,) for p in self.parts]
         names = ["kernel"] if len(groups) == 1 else [f"kernel_{number}" for number in range(len(groups))]
 
-        def load(name: str, backend: str) -> Any:
-            programs = tuple(replace(p.program, precision=portable(p.program.precision, backend)) for p in self.parts)
-            types = replace(self.types, popcount=backend == "cuda")
-            text = triton_source.module_source(programs, types, header(programs, "triton", self.about), self.fused)
-            return getattr(cache.load(text, self.path.parent, self.name)[0], name)
+        def load(name: str, machine: str) -> Any:
+            return getattr(cache.load(self.text_for(machine), self.path.parent, self.name)[0], name)
 
         compiled = []
         for name, group in zip(names, groups, strict=True):
@@ -238,7 +239,7 @@ def assembled(load: Callable[[str], Any], types: Sequence[str], target: str, war
     """Triton's compiled kernel for a named target; needs no GPU.
 
     Args:
-        load: from the backend of the target, ``cuda`` or ``hip``, to the kernel.
+        load: from the machine of the target, ``cuda`` or ``hip``, to the kernel.
         types: of its arguments, in order, as Triton writes them; pointers are aligned to 16 bytes.
         target: a name of `TARGETS`.
         warps: of a program.
@@ -255,7 +256,7 @@ def assembled(load: Callable[[str], Any], types: Sequence[str], target: str, war
         raise PlanError(f"unknown target {target!r}; known: {', '.join(TARGETS)}")
     backend, arch, warp = TARGETS[target]
     kernel = load(backend)
-    if not hasattr(kernel, "arg_names"):
+    if is_interpreted(kernel):
         raise PlanError("compiling ahead of time needs TRITON_INTERPRET unset when triton is imported")
     aligned = [n for n, t in enumerate(types) if t.startswith("*")]
     attributes: dict[tuple[int, ...], list[list[Any]]] = {(n,): [["tt.divisibility", 16]] for n in aligned}
@@ -265,6 +266,23 @@ def assembled(load: Callable[[str], Any], types: Sequence[str], target: str, war
         target=GPUTarget(backend, arch, warp),
         options={"num_warps": warps, "num_stages": stages},
     )
+
+
+def is_interpreted(kernel: Any) -> bool:
+    """Whether Triton made a function for its interpreter of a kernel, and not one to compile."""
+    from triton.runtime.jit import JITFunction
+
+    return not isinstance(kernel, JITFunction)
+
+
+def check_device(kernel: Any, device: torch.device) -> None:
+    """DeviceError where a kernel that is to be compiled would be launched without a GPU."""
+    if device.type == "cpu" and not is_interpreted(kernel):
+        raise DeviceError(
+            'backend="triton" launches kernels on a GPU, and the operands are on the CPU: move them with .to("cuda"), '
+            'leave the backend to "auto", which runs the torch programs here, or set TRITON_INTERPRET=1 before Python '
+            "starts. What needs no GPU is .source and .ptx()"
+        )
 
 
 TRITON_TYPES = {
@@ -294,9 +312,27 @@ def types_of(dtype: torch.dtype) -> triton_source.Types:
     return triton_source.Types(str(kept).removeprefix("torch."), widen=kept != dtype)
 
 
-def portable(precision: str, backend: str) -> str:
-    """The precision a target can run: tf32x3 does not compile for AMD, whose matrix units take float32 as it is."""
-    return "ieee" if backend == "hip" and precision in ("tf32x3", "tf32") else precision
+def machine_of(arrays: Iterable[torch.Tensor]) -> str:
+    """What programs that read these arrays are made for: ``hip`` where torch is AMD's, ``cuda``, or ``cpu``.
+
+    On the CPU Triton interprets them, or they are only looked at.
+    """
+    if torch.version.hip is not None:
+        return "hip"
+    return "cuda" if any(a.is_cuda for a in arrays) else "cpu"
+
+
+def made_for(
+    machine: str, programs: tuple[TileProgram, ...], types: triton_source.Types
+) -> tuple[tuple[TileProgram, ...], triton_source.Types]:
+    """Programs and types as a machine runs them: in a precision that it has, and counting bits by PTX on CUDA alone."""
+    made = tuple(replace(p, precision=portable(p.precision, machine)) for p in programs)
+    return made, replace(types, popcount=machine == "cuda")
+
+
+def portable(precision: str, machine: str) -> str:
+    """The precision a machine can run: tf32x3 does not compile for AMD, whose matrix units take float32 as it is."""
+    return "ieee" if machine == "hip" and precision in ("tf32x3", "tf32") else precision
 
 
 def is_amd(target: str) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +17,7 @@ from sparsetc.codegen import cache
 from sparsetc.codegen import torch as torch_source
 from sparsetc.codegen import triton as triton_source
 from sparsetc.codegen.header import header
-from sparsetc.codegen.launch import TRITON_TYPES, accumulator, assembled, portable, source_name, types_of
+from sparsetc.codegen.launch import TRITON_TYPES, accumulator, assembled, check_device, made_for, source_name, types_of
 from sparsetc.formats.bits import WORDS
 from sparsetc.ir.tile import TileProgram
 from sparsetc.ir.view import PAIRED
@@ -47,18 +46,23 @@ class PairLaunch(Protocol):
 class TritonPairs:
     """The Triton kernel."""
 
-    def __init__(self, program: TileProgram, dtype: torch.dtype, cache_dir: Path | None, cuda: bool) -> None:
+    def __init__(self, program: TileProgram, dtype: torch.dtype, cache_dir: Path | None, machine: str) -> None:
+        """Generate the kernel for a machine, as `codegen.launch.machine_of` names them."""
         self.program, self.dtype = program, dtype
-        self.types = replace(types_of(dtype), popcount=cuda and torch.version.cuda is not None)
-        self.source, self.module, self.path = self._load(program, self.types, cache_dir)
+        self.source, self.module, self.path = self._load(machine, cache_dir)
 
-    @staticmethod
-    def _load(program: TileProgram, types: triton_source.Types, cache_dir: Path | None) -> tuple[str, Any, Path]:
-        text = triton_source.module_source((program,), types, header((program,), "triton"), fused=True)
-        return text, *cache.load(text, cache_dir, source_name(program.equation, "triton"))
+    def text_for(self, machine: str) -> str:
+        """The module that runs on a machine, which `assembly` compiles for its targets."""
+        programs, types = made_for(machine, (self.program,), types_of(self.dtype))
+        return triton_source.module_source(programs, types, header(programs, "triton"), fused=True)
+
+    def _load(self, machine: str, cache_dir: Path | None) -> tuple[str, Any, Path]:
+        text = self.text_for(machine)
+        return text, *cache.load(text, cache_dir, source_name(self.program.equation, "triton"))
 
     def __call__(self, arrays: Sequence[torch.Tensor], pairs: tuple[int, int]) -> torch.Tensor:
         """Launch; returns before the kernel has run."""
+        check_device(self.module.kernel, arrays[0].device)
         p, items = self.program, arrays[0].numel() - 1
         out = torch.empty((items, p.width), dtype=accumulator(self.dtype), device=arrays[0].device)
         # Triton launches on the current device.
@@ -75,10 +79,8 @@ class TritonPairs:
             first: of each operand, the type of the places where the values of bitmap tiles begin.
         """
 
-        def load(backend: str) -> Any:
-            program = replace(self.program, precision=portable(self.program.precision, backend))
-            types = replace(self.types, popcount=backend == "cuda")
-            return self._load(program, types, self.path.parent)[1].kernel
+        def load(machine: str) -> Any:
+            return self._load(machine, self.path.parent)[1].kernel
 
         p, types = self.program, {"pair_ptr": torch.int64, "pair_x": number, "pair_y": number}
         for name, begins, tiles in zip(PAIRED, first, p.view.pairs, strict=True):

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from sparsetc.codegen.torch_pairs import PairFunctionPrinter
 from sparsetc.codegen.torch_tiles import TileFunctionPrinter
+from sparsetc.ir import names
 from sparsetc.ir.tile import (
     LANES,
     Add,
@@ -31,6 +32,8 @@ from sparsetc.ir.tile import (
 )
 from sparsetc.ir.view import ITEM, LANE, LEAF, Computed, Consecutive
 
+RUNTIME = ("add_rows", "bag", "run_products", "run_sums")
+"""What generated programs may call."""
 RANGES = {ITEM: "i0:i1", LANE: "b0:b1", LEAF: "n0:n1"}
 
 
@@ -42,15 +45,15 @@ def module_source(programs: tuple[TileProgram, ...], header: str) -> str:
         "",
         "import torch",
         "",
-        "from sparsetc.runtime.segments import bag, run_products, run_sums",
+        f"from sparsetc.runtime.segments import {', '.join(RUNTIME)}",
         "",
     ]
     for program in programs:
         lines += ["", *_printer(program).lines(), ""]
     text = "\n".join(lines).rstrip() + "\n"
-    used = [n for n in ("bag", "run_products", "run_sums") if f"{n}(" in text]
+    used = [n for n in RUNTIME if f"{n}(" in text]
     text = text.replace(
-        "\nfrom sparsetc.runtime.segments import bag, run_products, run_sums\n",
+        f"\nfrom sparsetc.runtime.segments import {', '.join(RUNTIME)}\n",
         f"\nfrom sparsetc.runtime.segments import {', '.join(used)}\n" if used else "",
     )
     return (
@@ -144,19 +147,19 @@ class FunctionPrinter:
         if isinstance(c, Computed):
             # A letter of a deeper level is not known yet; no formula names one.
             known = {m: p.view.level_of(m) <= s.level for m in range(p.view.order)}
-            names = [self.coordinate(letter, s.level) if known[m] else letter for m, letter in enumerate(p.letters)]
-            self.put(f"{s.letter} = {c.expression(names, self.position(s.level))}")
+            own = [self.coordinate(letter, s.level) if known[m] else letter for m, letter in enumerate(p.letters)]
+            self.put(f"{names.at(s.letter)} = {c.expression(own, self.position(s.level))}")
             return
         if isinstance(c, Consecutive):
             by = self.coordinate(p.letters[c.by], s.level)
-            self.put(f"{s.letter} = {self.position(s.level)} + {c.array}.index_select(0, {by})")
+            self.put(f"{names.at(s.letter)} = {self.position(s.level)} + {c.array}.index_select(0, {by})")
             return
         word = f"{c.array}_bits"
         if word not in self.words:
             self.words.add(word)
             self.put(f"{word} = {c.array}[{RANGES[s.level]}]")
         base = f" + {c.base}.index_select(0, {c.frame_of(self.position(s.level))[1:-1]})" if c.base else ""
-        self.put(f"{s.letter} = {c.expression(word)}{base}")
+        self.put(f"{names.at(s.letter)} = {c.expression(word)}{base}")
 
     def position(self, level: int) -> str:
         """The positions of a chunk's items, fibers or nonzeros."""
@@ -165,9 +168,7 @@ class FunctionPrinter:
     def coordinate(self, letter: str, level: int) -> str:
         """A coordinate as a vector of `level`: one of a higher level is repeated for all it is shared by."""
         own = self.p.view.level_of(self.p.letters.index(letter))
-        if own == level:
-            return letter
-        return self.spread(letter, own, level)
+        return self.spread(names.at(letter), own, level)
 
     def spread(self, name: str, own: int, level: int) -> str:
         """A row per item (or fiber) repeated for each of its fibers (or nonzeros)."""
@@ -284,7 +285,7 @@ class FunctionPrinter:
             # Numbers, not rows: torch adds them up several times as fast, and takes indices of 32 bits.
             ((letter, _),) = key.terms
             row = self.coordinate(letter, level)
-            self.put(f"{p.output}.view({p.rows}).index_add_(0, {row}, {value})")
+            self.put(f"add_rows({p.output}.view({p.rows}), {row}, {value})")
             return
         value = f"{value}.reshape({count}, {p.width})"
         output = f"{p.output}.view({p.rows}, {p.width})"
@@ -296,4 +297,7 @@ class FunctionPrinter:
             row = " + ".join(terms) if terms else f"torch.zeros({count}, dtype=torch.int64, device={self.device})"
         else:
             row = f"{key.array}[{RANGES[level]}]"
-        self.put(f"{output}.{'index_copy_' if s.owned else 'index_add_'}(0, {row}, {value})")
+        if s.owned:
+            self.put(f"{output}.index_copy_(0, {row}, {value})")
+        else:
+            self.put(f"add_rows({output}, {row}, {value})")

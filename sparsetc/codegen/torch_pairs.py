@@ -30,6 +30,6 @@ class PairFunctionPrinter:
             lines.append(f"        {operand.name} = {tiles}[pair_{operand.name}[n0:n1]]")
         lines += [
             "        item = torch.searchsorted(pair_ptr, torch.arange(n0, n1, device=pair_ptr.device), right=True) - 1",
-            f"        {p.output}.view(-1, {row}, {column}).index_add_(0, item, torch.bmm(x, y.transpose(1, 2)))",
+            f"        add_rows({p.output}.view(-1, {row}, {column}), item, torch.bmm(x, y.transpose(1, 2)))",
         ]
         return [*("# " + line for line in str(p).splitlines()), *lines]

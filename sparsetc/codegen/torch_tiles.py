@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import prod
 from string import ascii_letters
 
+from sparsetc.ir import names
 from sparsetc.ir.tile import Add, Gather, Row, Slot, TileProgram, walk
 from sparsetc.ir.view import ITEM, Field
 
@@ -34,22 +35,22 @@ class TileFunctionPrinter:
                 assert isinstance(c, Field)
                 word = f"{c.array}[{'i0:i1' if level == ITEM else 'b0:b1'}]"
                 spread = ".repeat_interleave(tiles, output_size=b1 - b0)" if level == ITEM else ""
-                self.put(f"{p.letters[c.mode]}_tile = ({c.expression(word)}){spread}")
+                self.put(f"{names.tile(p.letters[c.mode])} = ({c.expression(word)}){spread}")
         for letter, side, extent in zip(p.letters, p.view.sides, p.extents, strict=True):
-            steps = f"torch.arange({side}, device=values.device)"
-            self.put(f"{letter} = {letter}_tile.long()[:, None] * {side} + {steps}")
+            at, steps = names.at(letter), f"torch.arange({side}, device=values.device)"
+            self.put(f"{at} = {names.tile(letter)}.long()[:, None] * {side} + {steps}")
             if extent % side:
-                self.put(f"past_{letter} = {letter} >= {extent}")
-                self.put(f"{letter} = {letter}.clamp(max={extent - 1})")
-        terms, names = (
+                self.put(f"{names.past(letter)} = {at} >= {extent}")
+                self.put(f"{at} = {at}.clamp(max={extent - 1})")
+        terms, factors = (
             [self.batch + "".join(p.letters[m] for m in p.view.sequence)],
             [f"{self.values()}.view(-1, {', '.join(str(p.view.sides[m]) for m in p.view.sequence)})"],
         )
         for gather in (s for s, _ in walk(p.body) if isinstance(s, Gather)):
             terms.append(self.gather(gather))
-            names.append(gather.out.name)
+            factors.append(gather.out.name)
         add = next(s for s, _ in walk(p.body) if isinstance(s, Add))
-        self.add(add, f'torch.einsum("{",".join(terms)}->%s", {", ".join(names)})')
+        self.add(add, f'torch.einsum("{",".join(terms)}->%s", {", ".join(factors)})')
         comment = ["# " + line for line in str(p).splitlines()]
         head = [f"def part_{p.number}({', '.join(arguments)}):", "    for i0, i1, b0, b1, n0, n1 in chunks:"]
         return [*comment, *head, *self.out]
@@ -70,8 +71,8 @@ class TileFunctionPrinter:
     def over(self, letter: str, letters: tuple[str, ...]) -> str:
         """A mode's coordinates, (tiles, side), laid out over (tiles, letters)."""
         if len(letters) == 1:
-            return letter
-        return f"{letter}[{', '.join([':', *(':' if c == letter else 'None' for c in letters)])}]"
+            return names.at(letter)
+        return f"{names.at(letter)}[{', '.join([':', *(':' if c == letter else 'None' for c in letters)])}]"
 
     def gather(self, s: Gather) -> str:
         o = s.operand
@@ -91,7 +92,7 @@ class TileFunctionPrinter:
                 index = ", ".join(
                     [":", *(":" if m == n else "None" for m in range(len(o.rows))), *("None" for _ in o.axes)]
                 )
-                self.put(f"{s.out.name} = {s.out.name}.masked_fill(past_{letter}[{index}], 0)")
+                self.put(f"{s.out.name} = {s.out.name}.masked_fill({names.past(letter)}[{index}], 0)")
         return self.batch + letters
 
     def add(self, s: Add, product: str) -> None:
@@ -108,7 +109,7 @@ class TileFunctionPrinter:
             else "torch.zeros(b1 - b0, dtype=torch.int64, device=values.device)"
         )
         self.put(f"total = {product % (self.batch + ''.join((*kept, *s.axes)))}")
-        self.put(f"{p.output}.view({p.rows}, {p.width}).index_add_(0, {row}, total.reshape(-1, {p.width}))")
+        self.put(f"add_rows({p.output}.view({p.rows}, {p.width}), {row}, total.reshape(-1, {p.width}))")
 
     def add_slots(self, s: Add, product: str) -> None:
         """To a sparse output: the kept positions of the items' tiles that have a slot."""
@@ -117,4 +118,4 @@ class TileFunctionPrinter:
         count = prod(p.view.sides[c.mode] for c in p.view.item)
         self.put(f"total = {product % (self.batch + ''.join((*kept, *s.axes)))}.reshape(-1, {p.width})")
         self.put(f"slot = {p.slot}.view(-1, {count})[i0:i1].repeat_interleave(tiles, 0, output_size=b1 - b0).flatten()")
-        self.put(f"{p.output}.view({p.rows}, {p.width}).index_add_(0, slot[slot >= 0], total[slot >= 0])")
+        self.put(f"add_rows({p.output}.view({p.rows}, {p.width}), slot[slot >= 0], total[slot >= 0])")

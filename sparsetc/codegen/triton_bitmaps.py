@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
+from sparsetc.ir import names
 from sparsetc.ir.tile import Loop, Stored, Value, walk
 
 if TYPE_CHECKING:
@@ -127,8 +128,8 @@ def value(printer: TileFunctionPrinter, s: Value) -> None:
 
 def _step(printer: TileFunctionPrinter, s: Value) -> None:
     out, stored, step = s.out, printer.p.stored(s.operand), Step.of(printer, s)
-    names = ("word", "counts", "at", "has", "before", "words", "place", "below")
-    word_, counts, at, has, before, words, place, below = map(stored.array, names)
+    called = ("word", "counts", "at", "has", "before", "words", "place", "below")
+    word_, counts, at, has, before, words, place, below = map(stored.array, called)
     mask = f"{words} < {step.limit}" if step.limit else ""
     printer.put(f"{word_} = {word(printer, stored, _word_numbers(printer, s, step), mask)}")
     if step.unit < stored.tiles.word:
@@ -158,7 +159,7 @@ def _word_numbers(printer: TileFunctionPrinter, s: Value, step: Step) -> str:
         if c in apart:
             terms.append(printer.placed(printer.begin(c), (), (), stored.stride(c) // bits))
         elif c not in s.out.axes and printer.length(c) > 1:
-            terms.append(printer.placed(f"{c}_in", (), (), stored.stride(c) // bits))
+            terms.append(printer.placed(names.side(c), (), (), stored.stride(c) // bits))
     return " + ".join([*terms, words])
 
 

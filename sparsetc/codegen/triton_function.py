@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sparsetc.ir import names
 from sparsetc.ir.tile import (
     LANES,
     Add,
     Decode,
+    DenseAxis,
     Gather,
     Loop,
     Position,
@@ -93,16 +95,13 @@ class FunctionPrinter:
         p = self.p
         rest = "pid"
         for axis in p.split:
-            self.put(f"{axis.letter}_block = {rest} % {axis.programs}")
+            self.put(f"{names.block(axis.letter)} = {rest} % {axis.programs}")
             rest = f"({rest} // {axis.programs})"
         item = rest if rest == "pid" else rest[1:-1]  # the outermost parentheses
         self.put(f"item = ({item}).to(tl.int64)" if p.wide else f"item = {item}")
         self.put(f"lane = tl.arange(0, {p.view.lanes})")
         for axis in p.axes:
-            base = f"{axis.letter}_block * {axis.block} + " if axis.programs > 1 else ""
-            self.put(f"{axis.letter} = {base}tl.arange(0, {axis.block})")
-            if axis.ragged:
-                self.put(f"in_{axis.letter} = {axis.letter} < {axis.size}")
+            self.dense_axis(axis)
         if p.view.chunk == WHOLE:
             self.put("start = 0")
             self.put("stop = nonzeros")
@@ -112,6 +111,14 @@ class FunctionPrinter:
         else:
             self.put("start = tl.load(item_ptr + item)")
             self.put("stop = tl.load(item_ptr + item + 1)")
+
+    def dense_axis(self, axis: DenseAxis) -> None:
+        """The positions of a dense axis that the program takes, and which of them it has."""
+        at = names.at(axis.letter)
+        base = f"{names.block(axis.letter)} * {axis.block} + " if axis.programs > 1 else ""
+        self.put(f"{at} = {base}tl.arange(0, {axis.block})")
+        if axis.ragged:
+            self.put(f"{names.inside(axis.letter)} = {at} < {axis.size}")
 
     # -- statements -------------------------------------------------------------------------------------------------
     def statement(self, s: Statement) -> None:
@@ -178,9 +185,9 @@ class FunctionPrinter:
         self.words[LEAF].clear()
         for n, u in enumerate(self.each(LEAF)):
             ahead = f" + {n * lanes}" if n else ""
-            self.put(f"at{u} = first + step * {lanes}{ahead} + lane" if blocks else f"at{u} = first{ahead} + lane")
+            self.put(f"pos{u} = first + step * {lanes}{ahead} + lane" if blocks else f"pos{u} = first{ahead} + lane")
             if masked:
-                self.put(f"ok{u} = {f'step + {n}' if n else 'step'} < length" if blocks else f"ok{u} = at{u} < stop")
+                self.put(f"ok{u} = {f'step + {n}' if n else 'step'} < length" if blocks else f"ok{u} = pos{u} < stop")
         for statement in s.body:
             self.statement(statement)
         self.masked, self.copies = False, 1
@@ -193,7 +200,7 @@ class FunctionPrinter:
                 self.put(f"{s.out.name}{u} = {ones}")
                 continue
             widen = f".to({self.acc})" if self.types.widen else ""
-            self.put(f"{s.out.name}{u} = {self.load('values', f'at{u}', self.valid(LEAF, u))}{widen}")
+            self.put(f"{s.out.name}{u} = {self.load('values', f'pos{u}', self.valid(LEAF, u))}{widen}")
 
     def scale(self, s: Scale) -> None:
         raise AssertionError("scales are of tiles in parts, which task lists alone pair")
@@ -203,22 +210,22 @@ class FunctionPrinter:
 
     def decode(self, s: Decode, u: str) -> None:
         c = s.coordinate
-        at = ("item", "fiber", f"at{u}")[s.level]
+        at = ("item", "fiber", f"pos{u}")[s.level]
         if isinstance(c, Computed):
-            names = [self.coordinate(letter, s.level, u) for letter in self.p.letters]
-            self.put(f"{s.letter}{u} = {c.expression(names, at)}")
+            known = [self.coordinate(letter, s.level, u) for letter in self.p.letters]
+            self.put(f"{names.at(s.letter)}{u} = {c.expression(known, at)}")
             return
         if isinstance(c, Consecutive):
             by = self.coordinate(self.p.letters[c.by], s.level, u)
             mask = self.valid(s.level, u) if self.p.view.level_of(c.by) == s.level else ""
-            self.put(f"{s.letter}{u} = {at} + {self.load(c.array, by, mask)}")
+            self.put(f"{names.at(s.letter)}{u} = {at} + {self.load(c.array, by, mask)}")
             return
         word = f"{c.array}_bits{u}"
         if word not in self.words[s.level]:
             self.words[s.level].add(word)
             self.put(f"{word} = {self.load(c.array, at, self.valid(s.level, u))}{self.widen_word(c, s.level)}")
         base = f" + {self.load(c.base, c.frame_of(at), self.valid(s.level, u))}" if c.base else ""
-        self.put(f"{s.letter}{u} = {c.expression(word)}{base}")
+        self.put(f"{names.at(s.letter)}{u} = {c.expression(word)}{base}")
 
     def widen_word(self, c: Field, level: int) -> str:
         """Words of 16 bits, which only leaf words are stored in, are decoded as 32."""
@@ -227,7 +234,7 @@ class FunctionPrinter:
     def coordinate(self, letter: str, level: int, u: str) -> str:
         """The name a coordinate goes by in a statement of `level`."""
         own = self.p.view.level_of(self.p.letters.index(letter))
-        return f"{letter}{u}" if own == LEAF else letter
+        return f"{names.at(letter)}{u}" if own == LEAF else names.at(letter)
 
     def gather(self, s: Gather, u: str) -> None:
         o, level = s.operand, s.out.level
@@ -240,7 +247,7 @@ class FunctionPrinter:
         stride = o.width
         for letter in o.axes:
             stride //= self.p.axis(letter).size
-            terms.append(self.placed(letter, (letter,), s.out.axes, stride))
+            terms.append(self.placed(names.at(letter), (letter,), s.out.axes, stride))
         mask = self.mask(s.out.axes, self.valid(level, u) if o.rows else "", level)
         widen = f".to({self.acc})" if self.types.widen else ""
         address = " + ".join(t for t in terms if t) or "0"
@@ -277,7 +284,9 @@ class FunctionPrinter:
         conditions = []
         if lanes and level != ITEM:
             conditions.append(self.placed(lanes, (LANES,), axes, 1))
-        conditions += [self.placed(f"in_{a}", (a,), axes, 1) for a in axes if a != LANES and self.p.axis(a).ragged]
+        conditions += [
+            self.placed(names.inside(a), (a,), axes, 1) for a in axes if a != LANES and self.p.axis(a).ragged
+        ]
         return " & ".join(f"({c})" if " " in c and not c.startswith("(") else c for c in conditions)
 
     @staticmethod
@@ -352,7 +361,7 @@ class FunctionPrinter:
         if per_lane and LANES not in axes:
             raise AssertionError("a result keyed by the lane has a lane axis")
         wide = p.rows * p.width >= WIDE
-        at = ("item", "fiber", f"at{u}")[key.level]
+        at = ("item", "fiber", f"pos{u}")[key.level]
         if isinstance(key, Row):
             row = " + ".join(
                 (f"{self.coordinate(c, key.level, u)}{'.to(tl.int64)' if wide else ''}" + (f" * {n}" if n != 1 else ""))
@@ -366,7 +375,7 @@ class FunctionPrinter:
         stride = p.width
         for letter in s.axes:
             stride //= p.axis(letter).size
-            terms.append(self.placed(letter, (letter,), tuple(axes), stride))
+            terms.append(self.placed(names.at(letter), (letter,), tuple(axes), stride))
         mask = self.mask(tuple(axes), self.valid(key.level, u), key.level)
         address = f"{p.output} + " + (" + ".join(t for t in terms if t) or "0")
         guard = f", mask={mask}" if mask else ""

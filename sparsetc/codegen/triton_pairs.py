@@ -8,6 +8,7 @@ tiles in parts.
 from __future__ import annotations
 
 from sparsetc.codegen.triton_tiles import TileFunctionPrinter
+from sparsetc.ir import names
 from sparsetc.ir.plan import F16X3
 from sparsetc.ir.tile import DenseAxis, Loop, Product, Scale, Value
 from sparsetc.ir.view import LOW, PAIRED
@@ -18,7 +19,7 @@ class PairFunctionPrinter(TileFunctionPrinter):
 
     def axis_vector(self, axis: DenseAxis) -> None:
         if axis.letter not in self.p.looped:
-            self.put(f"{axis.letter}_in = tl.arange(0, {axis.block})")
+            self.put(f"{names.side(axis.letter)} = tl.arange(0, {axis.block})")
 
     def loop_blocks(self, s: Loop) -> None:
         # What dots round off the sums of low parts is as much smaller as those are, so they add up all pairs.
@@ -54,7 +55,7 @@ class PairFunctionPrinter(TileFunctionPrinter):
     def scale(self, s: Scale) -> None:
         (letter,) = s.out.axes
         row = f"tl.load(item_{s.operand} + item){'.to(tl.int64)' if self.p.wide else ''}"
-        address = f"{row} * {self.length(letter)} + {letter}_in"
+        address = f"{row} * {self.length(letter)} + {names.side(letter)}"
         array = self.p.stored(s.operand).array("scales")
         self.put(f"{s.out.name} = {self.load(array, address, self.limit(letter))}")
 

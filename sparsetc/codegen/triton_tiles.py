@@ -1,8 +1,8 @@
 """Tile programs over tiles -> the text of a Triton function.
 
 In: a tile program whose view has sides. Out: the lines of its function. A mode's coordinate is that of its tile times
-the side, plus a position in the tile, which goes by the name ``<letter>_in``: an axis of the block, a loop's number or
-range, or, for a kept mode that is not among the columns, a program of the grid. Positions of several letters at once
+the side, plus a position in the tile, which goes by the name ``side_<letter>``: an axis of the block, a loop's number
+or range, or, for a kept mode that is not among the columns, a program of the grid. Positions of several letters at once
 are numbered ``across`` (the columns of a dot) and ``along`` (what it sums).
 """
 
@@ -12,6 +12,7 @@ from math import prod
 
 from sparsetc.codegen import triton_bitmaps as bitmaps
 from sparsetc.codegen.triton_function import WIDE, FunctionPrinter
+from sparsetc.ir import names
 from sparsetc.ir.tile import (
     Add,
     Decode,
@@ -44,7 +45,7 @@ class TileFunctionPrinter(FunctionPrinter):
         p = self.p
         rest = "pid"
         for axis in p.split:
-            name = self.begin(axis.letter) if axis.letter in p.letters else f"{axis.letter}_block"
+            name = self.begin(axis.letter) if axis.letter in p.letters else names.block(axis.letter)
             times = f" * {axis.block}" if axis.letter in p.letters and axis.block > 1 else ""
             self.put(f"{name} = {rest} % {axis.programs}{times}")
             rest = f"({rest} // {axis.programs})"
@@ -71,16 +72,15 @@ class TileFunctionPrinter(FunctionPrinter):
             if axis.letter in self.p.looped or (axis in self.p.split and axis.block == 1):
                 return
             ahead = f"{self.begin(axis.letter)} + " if axis in self.p.split else ""
-            self.put(f"{axis.letter}_in = " + (f"{ahead}tl.arange(0, {axis.block})" if axis.block > 1 else "0"))
+            self.put(
+                f"{names.side(axis.letter)} = " + (f"{ahead}tl.arange(0, {axis.block})" if axis.block > 1 else "0")
+            )
             return
-        base = f"{axis.letter}_block * {axis.block} + " if axis.programs > 1 else ""
-        self.put(f"{axis.letter} = {base}tl.arange(0, {axis.block})")
-        if axis.ragged:
-            self.put(f"in_{axis.letter} = {axis.letter} < {axis.size}")
+        self.dense_axis(axis)
 
     def begin(self, letter: str) -> str:
         """The first position that a program, or a turn of a loop, has of a letter, which it has not all of at once."""
-        return f"{letter}_{'in' if self.p.axis(letter).block == 1 else 'first'}"
+        return names.side(letter) if self.p.axis(letter).block == 1 else names.first(letter)
 
     def length(self, letter: str) -> int:
         """Positions of a tile along a letter."""
@@ -122,7 +122,7 @@ class TileFunctionPrinter(FunctionPrinter):
             self.put(f"for {self.begin(s.letter)} in {span}(0, {axis.size}, {axis.block}):")
         self.indent += 1
         if axis.block > 1:
-            self.put(f"{s.letter}_in = {self.begin(s.letter)} + tl.arange(0, {axis.block})")
+            self.put(f"{names.side(s.letter)} = {self.begin(s.letter)} + tl.arange(0, {axis.block})")
         self.coordinates(s.letter)
         self.indent -= 1
         self.nested(s)
@@ -146,7 +146,7 @@ class TileFunctionPrinter(FunctionPrinter):
         if word not in self.words[s.level]:
             self.put(f"{word} = tl.load({c.array} + {at})")
             self.words[s.level].add(word)
-        self.put(f"{s.letter}_tile = {c.expression(word)}")
+        self.put(f"{names.tile(s.letter)} = {c.expression(word)}")
         if s.letter not in self.p.looped:
             self.coordinates(s.letter)
 
@@ -159,19 +159,20 @@ class TileFunctionPrinter(FunctionPrinter):
             return
         mode = self.p.letters.index(letter)
         extent, side = self.p.extents[mode], self.p.view.sides[mode]
-        self.put(f"{letter} = {letter}_tile * {side} + {letter}_in")
-        conditions = [f"({letter}_in < {side})"] if self.padded(letter) else []
-        conditions += [f"({letter} < {extent})"] if extent % side else []
+        at = names.at(letter)
+        self.put(f"{at} = {names.tile(letter)} * {side} + {names.side(letter)}")
+        conditions = [f"({names.side(letter)} < {side})"] if self.padded(letter) else []
+        conditions += [f"({at} < {extent})"] if extent % side else []
         if conditions:
             text = " & ".join(conditions)
-            self.put(f"in_{letter} = {text if len(conditions) > 1 else text[1:-1]}")
+            self.put(f"{names.inside(letter)} = {text if len(conditions) > 1 else text[1:-1]}")
 
     def inside(self, letter: str, axes: tuple[str, ...]) -> str:
         """The condition that a coordinate is one of its tile and its mode; empty where all are."""
         mode = self.p.letters.index(letter)
         if self.p.extents[mode] % self.p.view.sides[mode] == 0 and not self.padded(letter):
             return ""
-        return self.placed(f"in_{letter}", (letter,) if letter in axes else (), axes, 1)
+        return self.placed(names.inside(letter), (letter,) if letter in axes else (), axes, 1)
 
     @property
     def key(self) -> Key:
@@ -204,16 +205,16 @@ class TileFunctionPrinter(FunctionPrinter):
         """(terms of the positions of a tile of values, the condition that they are of the tile)."""
         stored = self.p.stored(s.operand)
         groups = self.sides_of(s.out) if s.out.folded else tuple((c,) for c in s.out.axes)
-        names = ("across", "along") if s.out.folded else s.out.axes
+        called = ("across", "along") if s.out.folded else s.out.axes
         axes = tuple(str(n) for n in range(len(groups)))
         terms, conditions = [], []
         apart = self.p.looped | {a.letter for a in self.p.split}
         for letter in stored.letters:  # positions that are the same for the whole tile of values
             if letter not in s.out.axes:
-                terms.append(self.placed(f"{letter}_in", (), axes, stored.stride(letter)))
+                terms.append(self.placed(names.side(letter), (), axes, stored.stride(letter)))
             elif letter in apart and len(groups) == 2 and any(letter in g and len(g) > 1 for g in groups):
                 terms.append(self.placed(self.begin(letter), (), axes, stored.stride(letter)))
-        for axis, name, group in zip(axes, names, groups, strict=True):
+        for axis, name, group in zip(axes, called, groups, strict=True):
             text, stride, limit = self.flat(stored, name, group)
             terms.append(self.placed(text, (axis,), axes, stride))
             conditions.append(self.placed(limit, (axis,), axes, 1) if limit else "")
@@ -224,7 +225,7 @@ class TileFunctionPrinter(FunctionPrinter):
         """(positions of several letters as one number, its stride, the condition that they are of the tile)."""
         last = letters[-1]
         if len(letters) == 1:
-            return f"{last}_in", stored.stride(last), self.limit(last)
+            return names.side(last), stored.stride(last), self.limit(last)
         block = [self.p.axis(c).block for c in letters]
         within = [prod(block[n + 1 :]) for n in range(len(letters))]
         limit = f"{name} % {block[-1]} < {self.length(last)}" if self.padded(last) else ""
@@ -240,7 +241,7 @@ class TileFunctionPrinter(FunctionPrinter):
 
     def limit(self, letter: str) -> str:
         """The condition that a letter's positions are of the tile; empty where all are."""
-        return f"{letter}_in < {self.length(letter)}" if self.padded(letter) else ""
+        return f"{names.side(letter)} < {self.length(letter)}" if self.padded(letter) else ""
 
     def gather(self, s: Gather, u: str) -> None:
         o, axes = s.operand, s.out.axes
@@ -248,13 +249,15 @@ class TileFunctionPrinter(FunctionPrinter):
         terms, conditions, stride = [], [], o.nrows * o.width
         for letter, extent in zip(o.rows, o.extents, strict=True):
             stride //= extent
-            name = f"{letter}.to(tl.int64)" if wide else letter
+            name = f"{names.at(letter)}.to(tl.int64)" if wide else names.at(letter)
             terms.append(self.placed(name, (letter,) if letter in axes else (), axes, stride))
             conditions.append(self.inside(letter, axes))
         for letter in o.axes:
             stride //= self.p.axis(letter).size
-            terms.append(self.placed(letter, (letter,), axes, stride))
-            conditions.append(self.placed(f"in_{letter}", (letter,), axes, 1) if self.p.axis(letter).ragged else "")
+            terms.append(self.placed(names.at(letter), (letter,), axes, stride))
+            conditions.append(
+                self.placed(names.inside(letter), (letter,), axes, 1) if self.p.axis(letter).ragged else ""
+            )
         mask = " & ".join(c for c in conditions if c)
         widen = f".to({self.acc})" if self.types.widen else ""
         self.put(f"{s.out.name} = {self.load(o.name, ' + '.join(t for t in terms if t) or '0', mask)}{widen}")
@@ -316,8 +319,8 @@ class TileFunctionPrinter(FunctionPrinter):
     def numbers(self, letter: str) -> tuple[str, str]:
         """(name of the numbers of an axis, the condition that they are of it): positions, of an axis of tiles."""
         if letter in self.p.letters:
-            return f"{letter}_in", self.limit(letter)
-        return letter, f"in_{letter}" if self.p.axis(letter).ragged else ""
+            return names.side(letter), self.limit(letter)
+        return names.at(letter), names.inside(letter) if self.p.axis(letter).ragged else ""
 
     def rows(self, s: Add, own: tuple[str, ...]) -> tuple[list[str], list[str]]:
         """(terms of the addresses of output rows, conditions), by the kind of the key."""
@@ -333,7 +336,7 @@ class TileFunctionPrinter(FunctionPrinter):
         wide = self.p.rows * self.p.width >= WIDE
         terms, conditions = [], []
         for letter, stride in key.terms:
-            name = f"{letter}.to(tl.int64)" if wide else letter
+            name = f"{names.at(letter)}.to(tl.int64)" if wide else names.at(letter)
             terms.append(self.placed(name, (letter,) if letter in own else (), own, stride * self.p.width))
             conditions.append(self.inside(letter, own))
         return terms, conditions
@@ -347,9 +350,9 @@ class TileFunctionPrinter(FunctionPrinter):
         item = "item" if p.wide else "item.to(tl.int64)"
         terms, conditions = [f"{item} * {prod(sizes)}"], []
         for n, c in enumerate(kept):
-            terms.append(self.placed(f"{c}_in", (c,) if c in places else (), places, prod(sizes[n + 1 :])))
+            terms.append(self.placed(names.side(c), (c,) if c in places else (), places, prod(sizes[n + 1 :])))
             if self.padded(c):
-                conditions.append(f"({self.placed(f'{c}_in', (c,), places, 1)} < {self.length(c)})")
+                conditions.append(f"({self.placed(names.side(c), (c,), places, 1)} < {self.length(c)})")
         mask = f", mask={' & '.join(conditions)}, other=-1" if conditions else ""
         self.put(f"slot = tl.load({key.array} + {' + '.join(terms)}{mask})")
         wide = ".to(tl.int64)" if p.rows * p.width >= WIDE else ""

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Protocol, TypeVar, runtime_checkable
+from functools import cached_property, partial
+from typing import Protocol, TypeVar, overload, runtime_checkable
 
 import torch
 
 from sparsetc.errors import FormatError
-from sparsetc.ir.plan import Layout
+from sparsetc.ir.plan import PLAN_NAMES, Layout
 from sparsetc.ir.view import View, verify
+from sparsetc.names import check_free, check_identifier
 
 INT32_MAX = 2**31 - 1
 
@@ -127,14 +128,40 @@ FORMATS: dict[str, Format] = {}
 F = TypeVar("F", bound=Callable[..., Format])
 
 
-def register_format(cls: F) -> F:
-    """Class decorator: make a format known by its ``name``, to plans, to `explain` and to the conformance suite."""
-    instance = cls()
-    if not isinstance(instance, Format):
-        raise FormatError(
-            f"{cls.__name__} is not a format: it needs name, pack(coords, shape, layout) and unpack(packed)"
-        )
-    FORMATS[instance.name] = instance
+OWN = ("coo", "fiber", "dense_tile", "bitmap_tile")
+"""Names of the formats that come with the package."""
+PARTS = {
+    "name": "name",
+    "view": "view(shape, layout)",
+    "pack": "pack(coords, shape, layout)",
+    "unpack": "unpack(packed)",
+}
+"""What a format must have, as its author writes it."""
+
+
+@overload
+def register_format(cls: F) -> F: ...
+@overload
+def register_format(*, replace: bool) -> Callable[[F], F]: ...
+def register_format(cls: F | None = None, *, replace: bool = False) -> F | Callable[[F], F]:
+    """Class decorator: make a format known by its ``name``, to plans, to `explain` and to the conformance suite.
+
+    Args:
+        cls: the class; one instance of it is made here, without arguments.
+        replace: put the format in the place of one that comes with the package, or under the name of a plan that does.
+
+    Raises:
+        FormatError: the class lacks what a format has, or its name is no identifier, or is taken by the package.
+    """
+    if cls is None:
+        return partial(register_format, replace=replace)  # type: ignore[call-overload, no-any-return]
+    instance, called = cls(), getattr(cls, "__name__", repr(cls))
+    missing = [written for name, written in PARTS.items() if not hasattr(instance, name)]
+    if missing:
+        raise FormatError(f"{called} is not a format: it has no {', no '.join(missing)}")
+    name = check_identifier(instance.name, f"a format ({called})", FormatError)
+    check_free(name, "the name", (*OWN, *PLAN_NAMES), replace, FormatError, cls)
+    FORMATS[name] = instance
     return cls
 
 

@@ -1,6 +1,7 @@
 """Files of sparse tensors: ``read`` and ``write``, by suffix.
 
-In: a path. Out: a SparseTensor; or the other way round. One module a format: tns, mtx, npz.
+In: a path. Out: a SparseTensor; or the other way round. One module a format: tns, mtx, npz. Text goes through one
+reader (`lines`, `table`, `digits`), arrays through another (`npy`); what a file may cost is in `bounds` and `memory`.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from typing import Any
 
 import torch
 
-from sparsetc.errors import FormatError, IOFormatError
-from sparsetc.io import mtx, npz, tns
+from sparsetc.errors import FormatError, IOFormatError, ShapeError
+from sparsetc.io import bounds, mtx, npz, tns
 from sparsetc.options import current
 from sparsetc.tensor import SparseTensor
 
@@ -27,13 +28,17 @@ def read(
     """The sparse tensor in a file, coalesced, on the CPU unless ``options(device=)`` names another device.
 
     Args:
-        path: ``.tns`` (FROSTT text), ``.mtx`` (Matrix Market), either with ``.gz``, or ``.npz``.
-        dtype: of the values. By default text is read as float32 (complex64 if complex), .npz as it was stored.
+        path: ``.tns`` (FROSTT text), ``.mtx`` (Matrix Market), either with ``.gz``, or ``.npz``, also one that
+            ``save_npz`` of scipy.sparse or pydata/sparse wrote. Text may come through a pipe.
+        dtype: of the values. By default text is read as float32 (complex64 if complex), .npz as it was stored. A
+            finite number that it cannot hold is an error, not an infinity.
         progress: a progress bar on stderr (.tns only): None for files over 64 MB when stderr is a terminal,
             True always, False never. Needs rich; without it there is none.
 
     Raises:
-        IOFormatError: an unknown suffix, or a file that is not what its suffix promises (file, line, text).
+        IOFormatError: an unknown suffix, or a file that is not what its suffix promises (file, line, text), or that
+            passes a bound of `sparsetc.io.bounds`.
+        OutOfMemoryError: the tensor would take more than ``options(memory_limit=)``, or than is available.
         FileNotFoundError: no such file.
     """
     suffix = _suffix(path)
@@ -48,13 +53,22 @@ def read(
 def write(path: str | os.PathLike[str], x: Any) -> None:
     """Write a SparseTensor, or any sparse tensor that ``SparseTensor.coerce`` takes, in the format of the suffix.
 
-    The file appears under its name only when it is complete. ``.npz`` is exact for every dtype; ``.tns`` holds real
-    numbers, ``.mtx`` matrices.
+    The file appears under its name only when it is complete, with the mode of the file that it replaces, or a new
+    file's. ``.npz`` is exact for every dtype; ``.tns`` holds real numbers, ``.mtx`` matrices.
+
+    Raises:
+        IOFormatError: an unknown suffix.
+        FormatError: ``x`` is not sparse.
+        ShapeError: more than 64 modes, or more than two for ``.mtx``.
+        DtypeError: complex values for ``.tns``.
+        OSError: the folder that is named cannot be written to.
     """
     suffix = _suffix(path)
     tensor = SparseTensor.coerce(x)
     if tensor is None:
         raise FormatError(f"write takes a sparse tensor, found {type(x).__name__}; see SparseTensor.from_dense")
+    if tensor.order > bounds.ORDER:
+        raise ShapeError(f"a file holds a tensor of at most {bounds.ORDER} modes, this one has {tensor.order}")
     if suffix.startswith(".tns"):
         tns.write(path, tensor)
     elif suffix.startswith(".mtx"):

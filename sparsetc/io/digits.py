@@ -8,7 +8,12 @@ digits than float64 holds exactly) goes through numpy's own conversion of string
 
 from __future__ import annotations
 
+import re
+from functools import cached_property
+
 import numpy as np
+
+from sparsetc.io import bounds
 
 PAD = 16
 """Bytes of padding after the text, so that a word may be read at any position of it."""
@@ -19,12 +24,21 @@ _INT_POWERS = np.array([10**k for k in range(20)], dtype=np.uint64)
 _EXACT_POWER = 22  # 10**22 is the largest power of ten that float64 holds exactly
 _EXACT_MANTISSA = 2**53
 _MAX_DIGITS = 19  # of a uint64 that cannot overflow
+_WIDE = 64  # characters of tokens that are converted side by side
+_TABLE = 2**22  # bytes of a table of tokens
 _FLOAT_BYTES = np.zeros(256, dtype=bool)
 _FLOAT_BYTES[list(b"0123456789+-.eEnNaAiIfFtTyY\0")] = True
 
 
 class BadToken(ValueError):
     """Some token is not a number of the kind asked for; the caller finds out which."""
+
+
+def without(comment: bytes, data: bytes, keep_length: bool = False) -> bytes:
+    """Lines without what follows ``comment`` in each; blanks in its place where positions should stay."""
+    if comment not in data:
+        return data
+    return re.sub(re.escape(comment) + rb"[^\n]*", (lambda found: b" " * len(found[0])) if keep_length else b"", data)
 
 
 class Text:
@@ -43,6 +57,11 @@ class Text:
             raise BadToken("control characters")
         self.space = space
         self.only_digits = bool((((self.bytes - np.uint8(48)) < 10) | space).all())
+
+    @cached_property
+    def lines(self) -> int:
+        """The number of lines, blank ones included."""
+        return int(np.count_nonzero(self.bytes == 10))
 
     def tokens(self) -> tuple[np.ndarray, np.ndarray]:
         """Start and end of every token, int64."""
@@ -66,9 +85,10 @@ class Text:
 
 def is_table(text: Text, start: np.ndarray, end: np.ndarray, fields: int) -> bool:
     """Whether every line that is not blank has ``fields`` tokens; their number is already a multiple of it."""
-    newline = text.bytes == 10
+    newline = text.bytes == 10  # held no longer than here: a block and what is made of it should stay in cache
+    text.lines = int(np.count_nonzero(newline))
     last = end[fields - 1 :: fields]
-    if np.count_nonzero(newline) == last.size and bool(newline[last].all()):
+    if text.lines == last.size and bool(newline[last].all()):
         return True  # as many newlines as lines, each right after a value
     line = np.searchsorted(np.flatnonzero(newline), start)
     first_line, last_line = line[0::fields], line[fields - 1 :: fields]
@@ -161,6 +181,13 @@ def _signs(text: Text, start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, 
     return minus, start + (minus | ((first == ord("+")) & (start < end)))
 
 
+def begins_with_digit(text: Text, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Which tokens are digits or a decimal point after any sign, as all numbers are but nan and inf."""
+    _, body = _signs(text, start, end)
+    first = text.padded[body]
+    return ((first - np.uint8(48)) < 10) | (first == ord("."))
+
+
 def floats(text: Text, start: np.ndarray, end: np.ndarray, exact: bool = True) -> np.ndarray:
     """Tokens as float64: integers, decimals, exponents, nan and inf; BadToken if one is no number.
 
@@ -208,20 +235,31 @@ def _exponents(text: Text, start: np.ndarray, end: np.ndarray, valid: np.ndarray
 
 
 def _by_numpy(text: Text, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """The same by numpy's conversion of strings, which knows nan and inf and rounds correctly."""
+    """Tokens as float64 by numpy's conversion of strings, which knows nan and inf and rounds correctly."""
     length = end - start
+    if int(length.max()) > bounds.TOKEN:
+        raise BadToken(f"a number of more than {bounds.TOKEN:,} characters")
+    value = np.empty(start.size)
+    # a table of all would be mostly padding where some are long
+    for which, width in ((length <= _WIDE, _WIDE), (length > _WIDE, bounds.TOKEN)):
+        rows = np.flatnonzero(which)
+        for at in range(0, rows.size, _TABLE // width):
+            few = rows[at : at + _TABLE // width]
+            value[few] = _converted(text, start[few], length[few])
+    return value
+
+
+def _converted(text: Text, start: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """Tokens of similar length, through a table of their characters."""
     width = int(length.max())
-    if width > 64:  # a table would be mostly padding
-        tokens = np.array([text.bytes[s:e].tobytes() for s, e in zip(start, end, strict=True)])
-    else:
-        column = np.arange(width)
-        table = text.bytes[np.minimum(start[:, None] + column, text.size - 1)]
-        table[column >= length[:, None]] = 0
-        tokens = table.view(f"S{width}").ravel()
-    if not _FLOAT_BYTES[tokens.view(np.uint8)].all():  # Python's float would take 1_000
+    column = np.arange(width)
+    table = text.bytes[np.minimum(start[:, None] + column, text.size - 1)]
+    table[column >= length[:, None]] = 0
+    if not _FLOAT_BYTES[table].all():  # Python's float would take 1_000
         raise BadToken("not a number")
     try:
-        return tokens.astype(np.float64)
+        with np.errstate(over="ignore"):  # what is too large is infinite, as Python has it
+            return table.view(f"S{width}").ravel().astype(np.float64)
     except ValueError as error:
         raise BadToken(str(error)) from None
 
@@ -238,6 +276,6 @@ def integers(text: Text, start: np.ndarray, end: np.ndarray) -> np.ndarray:
         rest = np.flatnonzero(~valid)
         real = floats(text, start[rest], end[rest])
         if not ((real == np.floor(real)) & (np.abs(real) < _EXACT_MANTISSA)).all():
-            raise BadToken("not an integer")
+            raise BadToken("not an integer, or one beyond 2**53 that is not written as digits alone")
         value[rest] = real.astype(np.int64)
     return value

@@ -10,24 +10,20 @@ example when the header declares fewer entries than there are.
 
 from __future__ import annotations
 
-import gzip
 import os
 import re
 from dataclasses import dataclass
-from typing import BinaryIO, cast
 
 import numpy as np
 import torch
 
 from sparsetc.errors import DtypeError, IOFormatError, ShapeError, SparsetcError
 from sparsetc.inputs import DTYPES
-from sparsetc.io import atomic, digits, tns
+from sparsetc.io import lines, memory, numbers, table, text
 from sparsetc.tensor import SparseTensor
 
-_BANNER = re.compile(rb"%%MatrixMarket[ \t]+matrix[ \t]+coordinate[ \t]+(\w+)[ \t]+([\w-]+)[ \t\r]*$", re.I | re.M)
-_SKIPPED = re.compile(rb"(?:[ \t\r]*(?:%[^\n]*)?\n)*")
-_SIZES = re.compile(rb"[ \t]*(\d{1,19})[ \t]+(\d{1,19})[ \t]+(\d{1,19})[ \t\r]*(?:\n|\Z)")
-_COMMENT = re.compile(rb"%[^\n]*")
+COMMENT = b"%"
+_BANNER = re.compile(rb"%%MatrixMarket[ \t]+matrix[ \t]+coordinate[ \t]+(\w+)[ \t]+([\w-]+)[ \t]*$", re.I | re.M)
 _NUMBERS = {"pattern": 0, "real": 1, "double": 1, "integer": 1, "complex": 2}
 _SYMMETRIES = ("general", "symmetric", "skew-symmetric", "hermitian")
 
@@ -38,100 +34,64 @@ class _Header:
     symmetry: str
     shape: tuple[int, int]
     entries: int
-    end: int  # offset of the first entry
 
-    @property
-    def fields(self) -> int:
-        """Numbers on a line."""
-        return 2 + _NUMBERS[self.field]
+    def layout(self, dtype: torch.dtype) -> table.Layout:
+        """Of the lines that follow, for values of ``dtype``."""
+        real = {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
+        return table.Layout(2, _NUMBERS[self.field], real, COMMENT, self.shape, self.entries)
 
 
 def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> SparseTensor:
     """The matrix in a Matrix Market file: float32, or complex64 for a complex one, unless ``dtype`` is given.
 
-    IOFormatError with file, line and text; DtypeError for complex read as real.
+    Raises:
+        IOFormatError: with file, line number and text, for whatever is not Matrix Market.
+        DtypeError: complex numbers read as real.
+        OutOfMemoryError: the tensor would pass the memory limit, or memory did not suffice.
+        FileNotFoundError: no such file.
     """
-    text = _text(path)
-    header = _header(path, text)
-    complex_file = header.field == "complex"
-    if dtype is None:
-        dtype = torch.complex64 if complex_file else torch.float32
-    if dtype not in DTYPES or (complex_file and not dtype.is_complex):
-        raise DtypeError(f"{path} is of field {header.field}; it cannot be read as {dtype}")
-    real = {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
-    try:
-        blocks = [_parse(text[start:end], header, real) for start, end in _cuts(text, header.end)]
-    except digits.BadToken as error:
-        raise _located(path, text, header, real, str(error)) from None
-    table = [np.concatenate(column) for column in zip(*blocks, strict=True)]
-    found = table[0].size if table else 0
-    if found != header.entries:
-        kind = "truncated" if found < header.entries else "too long"
-        raise IOFormatError(f"{path}: {kind}: the header declares {header.entries} entries, the file has {found}")
-    coords = torch.from_numpy(np.stack(table[:2])) if table else torch.zeros(2, 0, dtype=torch.int64)
-    numbers = [torch.from_numpy(column) for column in table[2:]]
-    values = torch.complex(*numbers) if complex_file and numbers else numbers[0] if numbers else torch.ones(found)
-    try:
-        return SparseTensor(*_in_full(coords, values.to(dtype), header.symmetry), header.shape)
-    except SparsetcError as error:
-        raise IOFormatError(f"{path}: {error}") from error
+    found = table.Table(table.Layout(2, 1, torch.float32, COMMENT))
+    with memory.named(path, lambda: found.footprint):
+        with lines.opened(path, COMMENT, show=False) as reader:
+            header = _header(reader)
+            if dtype is None:
+                dtype = torch.complex64 if header.field == "complex" else torch.float32
+            if dtype not in DTYPES or (header.field == "complex" and not dtype.is_complex):
+                raise DtypeError(f"{path} is of field {header.field}; it cannot be read as {dtype}")
+            found = table.Table(header.layout(dtype))
+            table.read(reader, found, lambda fields: _fault(fields, found.layout))
+        if found.rows < header.entries:
+            raise IOFormatError(
+                f"{path}: truncated: the header declares {header.entries} entries, the file has {found.rows}"
+            )
+        if header.symmetry != "general":
+            memory.check(path, "both triangles", 2 * found.rows * found.layout.row_bytes)
+        reals = found.reals()
+        values = torch.complex(*reals) if len(reals) == 2 else reals[0] if reals else torch.ones(found.rows)
+        try:
+            return SparseTensor(*_in_full(found.coords(), values.to(dtype), header.symmetry), header.shape)
+        except SparsetcError as error:
+            raise IOFormatError(f"{path}: {error}") from error
 
 
-def _text(path: str | os.PathLike[str]) -> bytes:
-    with open(path, "rb") as file:
-        raw = file.read()
-    if not os.fspath(path).lower().endswith(".gz"):
-        return raw
-    try:
-        return gzip.decompress(raw)
-    except tns.GZIP_ERRORS as error:
-        raise IOFormatError(f"{path}: truncated or damaged gzip file ({error})") from error
-
-
-def _header(path: str | os.PathLike[str], text: bytes) -> _Header:
-    banner = _BANNER.match(text)
+def _header(reader: lines.Reader) -> _Header:
+    reader.peek()
+    head = reader.comments[0][1] if reader.comments else b""
+    banner = _BANNER.match(head)
     field, symmetry = (word.decode().lower() for word in banner.groups()) if banner else ("", "")
     if field not in _NUMBERS or symmetry not in _SYMMETRIES:
-        first = _shown(text[:200].split(b"\n")[0])
-        raise IOFormatError(
-            f"{path}, line 1: expected the banner '%%MatrixMarket matrix coordinate FIELD SYMMETRY', FIELD one of "
-            f"{', '.join(_NUMBERS)}, SYMMETRY one of {', '.join(_SYMMETRIES)}: {first}"
+        raise reader.fault(
+            f"expected the banner '%%MatrixMarket matrix coordinate FIELD SYMMETRY', FIELD one of "
+            f"{', '.join(_NUMBERS)}, SYMMETRY one of {', '.join(_SYMMETRIES)}",
+            1,
+            (head or reader.shown()).split(b"\n", 1)[0],
         )
-    skipped = _SKIPPED.match(text)
-    sizes = _SIZES.match(text, skipped.end() if skipped else 0)
-    if not sizes:
-        raise IOFormatError(f"{path}: no line of sizes, 'rows columns entries', follows the banner and its comments")
-    rows, columns, entries = (int(size) for size in sizes.groups())
-    return _Header(field, symmetry, (rows, columns), entries, sizes.end())
-
-
-def _cuts(text: bytes, start: int) -> list[tuple[int, int]]:
-    """Pieces of whole lines, so that the columns of one stay in cache."""
-    cuts = []
-    while start < len(text):
-        end = text.find(b"\n", start + tns.BLOCK) + 1 or len(text)
-        cuts.append((start, end))
-        start = end
-    return cuts
-
-
-def _parse(block: bytes, header: _Header, dtype: torch.dtype) -> list[np.ndarray]:
-    """Rows, columns (int64, from 0) and the numbers after them; BadToken if a line is not as the header says."""
-    text = digits.Text(_COMMENT.sub(b"", block) + b"\n")
-    start, end = text.tokens()
-    if start.size % header.fields or not digits.is_table(text, start, end, header.fields):
-        raise digits.BadToken("wrong number of fields")
-    parsed = []
-    for at in range(header.fields):
-        column = start[at :: header.fields], end[at :: header.fields]
-        if at >= 2:
-            parsed.append(tns.real_values(text, *column, dtype) if start.size else np.zeros(0, np.float32))
-            continue
-        index = digits.coordinates(text, *column)
-        if index.size and not 1 <= int(index.min()) <= int(index.max()) <= header.shape[at]:
-            raise digits.BadToken("coordinate out of range")
-        parsed.append(index - 1)
-    return parsed
+    sizes = reader.peek() or []
+    if len(sizes) != 3 or not all(re.fullmatch(rb"\d{1,19}", size) for size in sizes):
+        raise reader.fault("no line of sizes, 'rows columns entries', follows the banner and its comments")
+    reader.take()
+    rows, columns, entries = map(int, sizes)
+    return _Header(field, symmetry, (rows, columns), entries)
 
 
 def _in_full(coords: torch.Tensor, values: torch.Tensor, symmetry: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -147,30 +107,14 @@ def _in_full(coords: torch.Tensor, values: torch.Tensor, symmetry: str) -> tuple
     return torch.cat((coords, coords[:, off].flip(0)), dim=1), torch.cat((values, mirrored))
 
 
-def _located(
-    path: str | os.PathLike[str], text: bytes, header: _Header, dtype: torch.dtype, reason: str
-) -> IOFormatError:
-    """The error for the first bad line; slow, and only when there is one."""
-    first = text.count(b"\n", 0, header.end) + 1
-    for number, line in enumerate(text[header.end :].split(b"\n"), first):
-        tokens = [token.decode("latin-1") for token in _COMMENT.sub(b"", line).split()]
-        if tokens and (fault := _fault(tokens, header, dtype)):
-            return IOFormatError(f"{path}, line {number}: {fault}: {_shown(line)}")
-    return IOFormatError(f"{path}: {reason}")
-
-
-def _fault(tokens: list[str], header: _Header, dtype: torch.dtype) -> str | None:
-    if len(tokens) != header.fields:
-        return f"expected {header.fields} fields, found {len(tokens)}"
-    for what, token, size in zip(("row", "column"), tokens, header.shape, strict=False):
-        if not re.fullmatch("[0-9]{1,19}", token) or not 1 <= int(token) <= size:
-            return f"{what} {token[:30]} is not a whole number from 1 to {size}"
-    return next(filter(None, (tns.value_fault(token, dtype) for token in tokens[2:])), None)
-
-
-def _shown(line: bytes) -> str:
-    text = line.strip().decode("utf-8", "replace")
-    return repr(text if len(text) <= 80 else text[:77] + "...")
+def _fault(fields: list[str], layout: table.Layout) -> str | None:
+    """What is wrong with the fields of one line, or None."""
+    if len(fields) != layout.fields:
+        return f"expected {layout.fields} fields, found {len(fields)}"
+    for what, field, size in zip(("row", "column"), fields, layout.sizes or (), strict=False):
+        if not re.fullmatch("[0-9]{1,19}", field) or not 1 <= int(field) <= size:
+            return f"{what} {field[:30]} is not a whole number from 1 to {size}"
+    return next(filter(None, (numbers.fault(field, layout.dtype) for field in fields[2:])), None)
 
 
 def write(path: str | os.PathLike[str], x: SparseTensor) -> None:
@@ -186,12 +130,6 @@ def write(path: str | os.PathLike[str], x: SparseTensor) -> None:
     field = "complex" if x.dtype.is_complex else "real" if x.dtype.is_floating_point else "integer"
     coords, values, _ = x.to_numpy()
     columns = np.stack((values.real, values.imag)) if x.dtype.is_complex else values[None]
-    with atomic.replacing(path) as file:
-        zipped = os.fspath(path).lower().endswith(".gz")
-        out = gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) if zipped else file
-        out = cast(BinaryIO, out)
+    with text.created(path) as out:
         out.write(f"%%MatrixMarket matrix coordinate {field} general\n{x.shape[0]} {x.shape[1]} {x.nnz}\n".encode())
-        for at in range(0, x.nnz, tns.LINES):
-            out.write(tns.text_lines(coords[:, at : at + tns.LINES], columns[:, at : at + tns.LINES]))
-        if zipped:
-            out.close()
+        text.write_lines(out, coords, columns)

@@ -2,63 +2,129 @@
 
 In: a path. Out: a SparseTensor; or the other way round. The arrays are ``coords`` (sparse order x nnz, 0-based, the
 smallest unsigned type that fits), ``values`` (nnz, dense sizes), ``shape`` and ``dtype``, the name of the values' dtype
-(bfloat16, which numpy lacks, is stored as its bits in uint16). Files without ``dtype`` are read too. No pickles.
+(bfloat16, which numpy lacks, is stored as its bits in uint16). Files without ``dtype`` are read too, and so are those
+that ``save_npz`` of scipy.sparse and of pydata/sparse write. No pickles.
 """
 
 from __future__ import annotations
 
 import os
-import struct
-import zipfile
-import zlib
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from sparsetc.errors import IOFormatError, SparsetcError
-from sparsetc.io import atomic
+from sparsetc.coords import checked_shape
+from sparsetc.errors import DtypeError, IOFormatError
+from sparsetc.inputs import DTYPES
+from sparsetc.io import atomic, bounds, foreign, memory, npy, numbers
 from sparsetc.tensor import SparseTensor
 
-# what zipfile, zlib and numpy raise over a damaged file; MemoryError is for a header that asks for the impossible
-_DAMAGE = (
-    *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, ValueError, KeyError, TypeError),
-    *(NotImplementedError, RuntimeError, MemoryError),
-)
-_NEEDED = ("coords", "values", "shape")
+_OURS = ("coords", "values", "shape")
+_FOREIGN = ("shape", "data", "coords", "row", "col", "indices", "indptr", "offsets", "compressed_axes", "fill_value")
 
 
 def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> SparseTensor:
-    """The tensor in a .npz file, in its own dtype unless ``dtype`` is given; IOFormatError if it is not one."""
-    arrays = _arrays(path)
-    missing = [name for name in _NEEDED if name not in arrays]
+    """The tensor in a .npz file, in its own dtype unless ``dtype`` is given.
+
+    Raises:
+        IOFormatError: no such tensor, or values that ``dtype`` cannot hold.
+        DtypeError: ``dtype`` is none that values may have.
+        OutOfMemoryError: the tensor would pass the memory limit, or memory did not suffice.
+        FileNotFoundError: no such file.
+    """
+    if dtype not in (None, *DTYPES):
+        raise DtypeError(f"{path}: values cannot be read as {dtype}")
+    footprint = "its arrays are larger than that"
+    with memory.named(path, lambda: footprint), npy.opened(path) as archive:
+        found = _contents(archive)
+        footprint = f"a tensor of {found.nbytes:,} bytes, and up to three times that meanwhile"
+        memory.check(path, "the tensor", found.nbytes)
+        coords, values = _entries(archive, found)
+        stored = _stored(values, dtype)
+        return SparseTensor(coords, stored if dtype is None else numbers.cast(stored, dtype), found.shape)
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """What an archive holds, by its headers and its smallest arrays."""
+
+    form: str | None  # of save_npz of scipy or pydata/sparse; None for the arrays that `write` writes
+    shape: tuple[int, ...]
+    nbytes: int  # of the tensor, or of the arrays as they are stored if that is more
+
+
+def _contents(archive: npy.Archive) -> _Contents:
+    form = _form(archive)
+    wanted = _OURS if form is None else ("data", "shape")
+    missing = [name for name in wanted if name not in archive.names]
     if missing:
-        raise IOFormatError(f"{path}: no array {', '.join(missing)} among {', '.join(arrays) or 'none'}")
-    coords, values, shape = (arrays[name] for name in _NEEDED)
-    if shape.ndim != 1:
-        raise IOFormatError(f"{path}: shape must be 1-D, found {shape.ndim} dimensions")
-    stored: np.ndarray | torch.Tensor = values
-    if str(arrays.get("dtype")) == "bfloat16":
-        if values.dtype != np.uint16:
-            raise IOFormatError(f"{path}: bfloat16 values must be stored as uint16, found {values.dtype}")
-        stored = torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
-    try:
-        x = SparseTensor(coords, stored, tuple(shape.tolist()))
-    except SparsetcError as error:
-        raise IOFormatError(f"{path}: {error}") from error
-    return x if dtype is None else x.to(dtype)
+        raise IOFormatError(
+            f"{archive.path}: no array {', '.join(missing)} among {', '.join(archive.names)[:200] or 'none'}"
+        )
+    shape = archive.header("shape")
+    if len(shape.shape) != 1 or shape.dtype.kind not in "iu":
+        raise ValueError(f"shape must be 1-D, of integers, found {len(shape.shape)} dimensions of {shape.dtype}")
+    if shape.count > bounds.ORDER:
+        raise ValueError(f"a tensor of {shape.count} modes; a file holds at most {bounds.ORDER}")
+    stored = [archive.header(name) for name in archive.names if name in (_OURS if form is None else _FOREIGN)]
+    values = archive.header("values" if form is None else "data")
+    # a nonzero has 8 bytes a coordinate; dense modes have none
+    coordinates = archive.header("coords").count if form is None else values.count * shape.count
+    nbytes = max(8 * coordinates + values.nbytes, sum(header.nbytes for header in stored) - shape.nbytes)
+    return _Contents(form, checked_shape(archive.array("shape").tolist()), nbytes)
 
 
-def _arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """The arrays of ours in the file; whatever numpy or zipfile has against it becomes an IOFormatError."""
-    with open(path, "rb") as file:
-        try:
-            archive = np.load(file, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ValueError("a single array, not coords, values and shape")
-            with archive:
-                return {name: archive[name] for name in (*_NEEDED, "dtype") if name in archive.files}
-        except _DAMAGE as error:
-            raise IOFormatError(f"{path}: not a readable .npz file ({str(error)[:200]})") from error
+def _form(archive: npy.Archive) -> str | None:
+    """The format of a file of scipy or pydata/sparse, which early versions of the latter did not name."""
+    if "format" in archive.names:
+        return _word(archive, "format")
+    if "data" in archive.names and "values" not in archive.names:
+        return "gcxs" if "compressed_axes" in archive.names else "coo"
+    return None
+
+
+def _word(archive: npy.Archive, name: str) -> str:
+    """An array that is a single string, of text or of bytes."""
+    header = archive.header(name)
+    if header.shape or header.dtype.kind not in "SU" or header.nbytes > 256:
+        raise ValueError(f"{name} is not a single word")
+    word = archive.array(name).item()
+    return word.decode("latin-1") if isinstance(word, bytes) else str(word)
+
+
+def _entries(archive: npy.Archive, found: _Contents) -> tuple[np.ndarray, np.ndarray | torch.Tensor]:
+    if found.form is not None:
+        return foreign.entries(archive, found.form, found.shape)
+    coords, values = (archive.header(name).shape for name in ("coords", "values"))
+    if len(coords) != 2 or not values:
+        raise ValueError(f"coords must be 2-D and values at least 1-D, found shapes {coords} and {values}")
+    if coords[1] != values[0]:
+        raise ValueError(f"coords have {coords[1]} columns, but there are {values[0]} values")
+    if coords[0] + len(values) - 1 != len(found.shape):
+        raise ValueError(
+            f"shape has {len(found.shape)} modes, but coords have {coords[0]} and values {len(values) - 1} dense ones"
+        )
+    bits = archive.array("values")
+    if "dtype" in archive.names and _word(archive, "dtype") == "bfloat16":
+        if bits.dtype != np.uint16:
+            raise ValueError(f"bfloat16 values must be stored as uint16, found {bits.dtype}")
+        return archive.array("coords"), torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
+    return archive.array("coords"), bits
+
+
+def _stored(values: np.ndarray | torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """Values as a tensor; unsigned integers and bools only on the way to another dtype."""
+    if isinstance(values, torch.Tensor):
+        return values
+    if values.dtype.kind in "bu" and dtype is not None:
+        if values.size and int(values.max()) >= 2**63:
+            raise ValueError(f"the value {values.max()} does not fit int64")
+        values = values.astype(np.int64)
+    stored = torch.from_numpy(values)
+    if stored.dtype not in DTYPES:
+        raise ValueError(f"values are {values.dtype}; read them with dtype=, for example torch.float32")
+    return stored
 
 
 def write(path: str | os.PathLike[str], x: SparseTensor) -> None:

@@ -38,8 +38,15 @@ OVERLAP = 3
 TILE_SHARE = 0.55
 """Of the matrix rate, what dots of tiles reach: 16 positions are contracted at once, and results scaled in between."""
 WHOLE_TURN = 8192
-"""Bytes of a tile from which a program's turn over it takes `Rates.tile`; a turn over a share of a tile takes less, as
-the 0.6th power (H200, TTMc of rank 32 x 32: 1.5 ns for 4 KB, 2.4 for 8 KB)."""
+"""Bytes of a tile from which a program's turn over a share of it takes `Rates.tile`; over a smaller share less, as the
+0.6th power (H200, TTMc of rank 32 x 32: 1.5 ns for 4 KB, 2.4 for 8 KB)."""
+WHOLE_TILE, TURN_WARPS = 2048, 3
+"""Positions of a tile that a program takes whole from which its turn takes `Rates.tile`; of a smaller one less, as the
+0.6th power, for so many warps, and more or less as they are: what waits is a program (H200, matrices in tiles of 16 x
+16, beside their dots: 0.40 ns for 2 warps, 0.82 to 1.0 for 4; `benchmarks/results/choices.json`)."""
+IDLE_WAIT = 0.25
+"""Of `Rates.wait`, what each of the loads of a round of a run takes where memory is not busy: of words, and of the rows
+that they name (H200: SpMM 0.3 to 0.5 us a round, MTTKRP of order 3 0.75; `benchmarks/results/choices.json`)."""
 SCALE = 4
 """Bytes of a row's scale."""
 VECTOR = 4
@@ -62,6 +69,8 @@ class Statistics:
     """For a sparse letter, how often its coordinate changes as stored: a row gathered again at once is in L1."""
     chain: int = 0
     """Rounds of loads that wait for one another in the longest work item."""
+    cut: tuple[bool, bool] = (False, False)
+    """Whether a row has several items, and whether a fiber has several lanes: then results are added, not stored."""
 
     def scaled(self, share: float) -> Statistics:
         """Those of a share of the nonzeros."""
@@ -90,6 +99,8 @@ class GatherTerm:
     rows: sympy.Expr
     row_bytes: sympy.Expr
     table_rows: int
+    table_bytes: sympy.Expr
+    """What caches must hold for a row to be found there again."""
     letters: tuple[str, ...]
 
 
@@ -117,6 +128,8 @@ class Cost:
     """Flops of dots in one turn of a program over a tile; None where there are no tiles."""
     taken: int = 0
     """Bytes of a tile that a program takes in one turn, where it does not take all."""
+    volume: int = 0
+    """Positions of a tile."""
     warps: int = 1
     """Of a program."""
     sides: sympy.Expr = sympy.S.Zero
@@ -154,9 +167,10 @@ class Cost:
         missed = l2 = 0.0
         runs = dict(statistics.runs)
         for g in self.gathers:
-            fresh = max((runs.get(c, statistics.stored) for c in g.letters), default=1)
-            moved = min(value(g.rows), fresh) * value(g.row_bytes)
-            table = g.table_rows * value(g.row_bytes)
+            rows = value(g.rows)
+            fresh = max((self.programs * runs.get(c, statistics.stored) for c in g.letters), default=rows)
+            moved = min(rows, fresh) * value(g.row_bytes)
+            table = value(g.table_bytes)
             if table > rates.l1_bytes:
                 l2 += moved
             missed += max(moved * (1 - rates.l2_bytes / table), 0.0) if table > rates.l2_bytes else min(moved, table)
@@ -176,22 +190,40 @@ class Cost:
         return resource, each[resource]
 
     def predicted(self, statistics: Statistics, rates: Rates) -> float:
-        """Seconds expected: resources overlap, but not fully; programs and fibers take time to start."""
+        """Seconds expected: resources overlap, but not fully; programs and fibers take time to start.
+
+        The output is written, by zeros, before the programs run.
+        """
         each = self.seconds(statistics, rates)
+        written = float(self.output.xreplace(statistics.substitutions())) / rates.memory
+        each["memory"] -= written
         staged = float(self.sides.xreplace(statistics.substitutions())) * STAGED.get(self.precision, 4)
         each["dot"] += staged / rates.l1
         if self.fibers:
             each["l1"] += self.programs * statistics.fibers * rates.fiber
         if self.turn is not None:
-            share = min(1.0, self.taken / WHOLE_TURN) ** 0.6 if self.taken else 1.0
-            each["dot"] += self.programs * statistics.fibers * rates.tile * share
+            each["dot"] += self.programs * statistics.fibers * rates.tile * self._turn_share
         each["programs"] = self.programs * statistics.items * rates.program
         busy = sum(t**OVERLAP for t in each.values()) ** (1 / OVERLAP)
         if self.turn is None:
-            return max(busy, statistics.chain * rates.wait)
+            return written + max(busy, statistics.chain * rates.wait * self._idle_share)
         # The last programs run alone, and a tile's dots wait for its loads and for one another.
         alone = float(self.turn) / (self._matrix_rate(rates) / rates.warps * self.warps)
-        return busy + statistics.chain * (rates.wait + alone)
+        return written + busy + statistics.chain * (rates.wait + alone)
+
+    @property
+    def _idle_share(self) -> float:
+        """What a round of dependent loads takes, of `Rates.wait`, while memory has little to do."""
+        if self.fibers:
+            return 1.0
+        return min(1.0, IDLE_WAIT * (1 + sum(STORED in g.rows.free_symbols for g in self.gathers)))
+
+    @property
+    def _turn_share(self) -> float:
+        """What a turn over a tile takes beside its dots, of `Rates.tile`."""
+        if self.taken:
+            return min(1.0, self.taken / WHOLE_TURN) ** 0.6
+        return min(1.0, (self.volume / WHOLE_TILE) ** 0.6 * max(2, self.warps) / TURN_WARPS)
 
     def _matrix_rate(self, rates: Rates) -> float:
         """Flops a second of dots at this precision."""
@@ -216,11 +248,9 @@ def cost(program: TileProgram) -> Cost:
         if isinstance(statement, Gather) and statement.operand.rows:
             count = PER_LEVEL[statement.out.level] * splits
             width = _width(p, statement.out)
-            gathers.append(
-                GatherTerm(
-                    statement.operand.name, count, width * WIDTH, statement.operand.nrows, statement.operand.rows
-                )
-            )
+            o = statement.operand
+            # A block of the columns: neighbouring rows share most of what they gather, while it is near.
+            gathers.append(GatherTerm(o.name, count, width * WIDTH, o.nrows, o.nrows * width * WIDTH, o.rows))
             registers += count * sympy.Max(width * WIDTH, 32)
         elif isinstance(statement, Product):
             level = max((t.level for t in statement.inputs), default=ITEM)
@@ -274,7 +304,9 @@ def _tile_cost(p: TileProgram) -> Cost:
         if isinstance(statement, Gather) and statement.operand.rows:
             rows = visits * prod(p.axis(c).block for c in statement.operand.rows if c in statement.out.axes)
             width = prod(p.axis(a).block for a in statement.operand.axes)
-            gathers.append(GatherTerm(statement.operand.name, rows, width * WIDTH, statement.operand.nrows, ()))
+            o = statement.operand
+            # All columns: programs that follow one another take a tile's blocks of them in turn.
+            gathers.append(GatherTerm(o.name, rows, width * WIDTH, o.nrows, o.nrows * o.width * WIDTH, ()))
             registers += rows * width * WIDTH
         elif isinstance(statement, Product):
             flops = visits * _flops(p, statement)
@@ -302,6 +334,7 @@ def _tile_cost(p: TileProgram) -> Cost:
         programs=splits,
         turn=dot / (FIBERS * splits),
         taken=taken if dense < splits else 0,
+        volume=p.view.volume,
         warps=p.warps,
     )
 

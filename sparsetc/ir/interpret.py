@@ -48,7 +48,7 @@ from sparsetc.ir.tile import (
     verify,
 )
 from sparsetc.ir.view import ITEM, LANE, LEAF, LOW, Consecutive, Field
-from sparsetc.partition import deal
+from sparsetc.partition import shares
 from sparsetc.tensor import SparseTensor
 
 Named = tuple[torch.Tensor, tuple[str, ...]]
@@ -382,11 +382,9 @@ def run_plan(
         order = crd.lexsort(crd.sort_keys(coords, shape))
         coords, values = coords[:, order], values[order]
     kept = tuple(letters.index(c) for c in e.kept)
-    shares = deal(plan.partition, coords, shape, kept, dict(plan.options))
-    if len(shares) != len(plan.parts):
-        raise PlanError(f"plan {plan.name!r} has {len(plan.parts)} parts, its partition deals {len(shares)}")
+    dealt = shares(plan, coords, shape, kept)
     result = values.new_zeros(bound.output_shape, dtype=reference.reference_dtype([values, *dense]))
-    for part, share in zip(plan.parts, shares, strict=True):
+    for part, share in zip(plan.parts, dealt, strict=True):
         own = coords if share is None else coords[:, share]
         own_values = values if share is None else values[share]
         found, places = get_format(part.format).unpack(pack(own, shape, part.format, part.layout))

@@ -56,12 +56,11 @@ class _TileLowering(Lowering):
         super().__init__(bound, view, schedule, target)
         self.side = dict(zip(self.letters, view.sides, strict=True))
         self.groups = groups_of(bound, view.sides, schedule.dot)
-        kept = tuple(c for c in self.letters if c in self.kept)
-        self.tails = tuple(o for o in self.operands if set(o.rows) <= set(kept))
+        self.tails = tuple(o for o in self.operands if set(o.rows) <= set(self.kept))
         self.inner = tuple(o for o in self.operands if o not in self.tails)
-        if target.sparse and {self.letters[c.mode] for c in view.item} != set(kept):
+        if target.sparse and {self.letters[c.mode] for c in view.item} != set(self.kept):
             raise PlanError("tiles add to a sparse output where their items share the modes it keeps, and no other")
-        self.key = Slot("item_slot", ITEM) if target.sparse else row_of(kept, self.sizes, ITEM)
+        self.key = Slot("item_slot", ITEM) if target.sparse else row_of(self.kept, self.sizes, ITEM)
         self.block = self._blocks()
         self.positions = tuple(DenseAxis(c, self.side[c], self.block[c]) for c in self.letters)
         self.looped = tuple(c for c in self.groups.spread if self.block[c] < self.side[c] or self.side[c] == 1)

@@ -14,10 +14,21 @@ from dataclasses import dataclass, field
 
 from sparsetc.errors import PlanError
 
+FIXED = ("coo", "fiber", "rows", "coo+rows", "fiber+rows")
+"""Plans of one sparse operand whose formats their names say."""
+PAIRED_PLANS = ("bcb", "scalar", "dense", "bcb+scalar")
+"""Plans of two sparse operands."""
+PLAN_NAMES = ("auto", "hls", *FIXED, *PAIRED_PLANS)
+"""Every plan that comes with the package, as ``plan=`` takes it."""
+
 PRECISIONS = ("ieee", "tf32x3", "tf32", "bf16")
 F16X3 = "f16x3"
 """Precision of dots whose sides are stored in parts of 16 bits (`ir.view.Tiles`), which pairs of tiles alone are: three
 dots, of high and high, high and low, low and high parts, are as exact as float32."""
+
+
+class PairedPlan:
+    """A plan for contractions of two sparse operands, which no single operand can take; a base of what users hold."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +119,13 @@ class Plan:
     """Name of the rule that dealt the nonzeros to the parts."""
     options: tuple[tuple[str, int], ...] = field(default=())
     """Arguments of that rule."""
-    reason: str = ""
+    shares: tuple[int, ...] = ()
+    """Which of the rule's shares the parts take, where it deals more of them, the others empty; empty for all."""
+    reason: str = field(default="", compare=False)
+
+    def __repr__(self) -> str:
+        parts = " + ".join(f"{p.format}{f' of {p.nnz:,}' if p.nnz else ''}" for p in self.parts)
+        return f"Plan({self.name!r}, {parts or 'no parts'})"
 
     def __str__(self) -> str:
         return "\n".join([f"plan {self.name}", *(f"  part {n}: {p}" for n, p in enumerate(self.parts))])
@@ -118,6 +135,8 @@ def verify(plan: Plan) -> None:
     """Raise `PlanError` naming the part and the fault."""
     if not plan.parts:
         raise PlanError(f"plan {plan.name!r} has no parts")
+    if plan.shares and len(plan.shares) != len(plan.parts):
+        raise PlanError(f"plan {plan.name!r} has {len(plan.parts)} parts and names {len(plan.shares)} shares")
     for number, part in enumerate(plan.parts):
         where = f"plan {plan.name!r}, part {number} ({part.format})"
         dealt = sorted((*part.layout.item, *part.layout.lane, *part.layout.leaf))

@@ -25,12 +25,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 from sparsetc.errors import PlanError
+from sparsetc.ir import names
 from sparsetc.ir.plan import F16X3
 from sparsetc.ir.view import ITEM, LANE, LEAF, LEVELS, PAIRED, Computed, Consecutive, Coordinate, Tiles, View
 
 LANES = "lane"
+MOST_ELEMENTS = 1 << 20
+"""Elements of the largest tensor that a Triton program may have."""
 
 
 @dataclass(frozen=True)
@@ -304,6 +308,9 @@ class TileProgram:
         """Whether its values are stored in bfloat16: those of tiles, where dots would round them to it anyway."""
         return bool(self.view.sides) and self.precision == "bf16" and bool(self.dots)
 
+    def __repr__(self) -> str:
+        return f'TileProgram("{self.equation}", part {self.number}: {self.format}, {self.view})'
+
     def __str__(self) -> str:
         return "\n".join(_lines(self))
 
@@ -340,7 +347,7 @@ def verify(program: TileProgram) -> None:
             if missing:
                 raise PlanError(f"add of {statement.source}: it has no axis {', '.join(sorted(missing))}")
             if isinstance(statement.key, Row):
-                reads += tuple(name for name, _ in statement.key.terms)
+                reads += tuple(names.at(letter) for letter, _ in statement.key.terms)
         elif isinstance(statement, Sum):
             reads = (statement.source.name,)
             summed = set(statement.source.axes) - set(statement.out.axes)
@@ -349,18 +356,18 @@ def verify(program: TileProgram) -> None:
                     f"{statement.out}: a sum of {statement.source} is over the lanes, or a tile's positions"
                 )
         elif isinstance(statement, Gather):
-            reads = statement.operand.rows
+            reads = tuple(map(names.at, statement.operand.rows))
         elif isinstance(statement, Decode):
             c = statement.coordinate
             if not isinstance(c, Computed) and c.array not in program.view.arrays:
                 raise PlanError(f"decode {statement.letter}: the view has no array {c.array!r}")
             if isinstance(c, Consecutive):
-                reads = (program.letters[c.by],)
+                reads = (names.at(program.letters[c.by]),)
         unknown = [name for name in reads if not any(name in scope for scope in scopes)]
         if unknown:
             raise PlanError(f"{_line(program, statement).strip()}: {', '.join(unknown)} is not made before it")
         if isinstance(statement, Decode):
-            scopes[depth].add(statement.letter)
+            scopes[depth].add(names.at(statement.letter))
         elif isinstance(statement, Value | Scale | Gather | Zero | Product | Sum):
             scopes[depth].add(statement.out.name)
     if adds != 1:
@@ -369,6 +376,21 @@ def verify(program: TileProgram) -> None:
         _verify_pairs(program)
     elif program.precision == F16X3:
         raise PlanError(f"{F16X3} multiplies parts, which only the tiles of a task list are stored in")
+
+
+def check_sizes(p: TileProgram) -> None:
+    """Raise `PlanError` where a tile of the program holds more elements than Triton's tensors may (`MOST_ELEMENTS`)."""
+    for statement, _ in walk(p.body):
+        if not isinstance(statement, Value | Gather | Zero | Product | Sum):
+            continue
+        tiles = (statement.out, *(statement.inputs if isinstance(statement, Product) else ()))
+        for tile in tiles:
+            elements = prod(p.view.lanes if a == LANES else p.axis(a).block for a in tile.axes)
+            if elements > MOST_ELEMENTS:
+                raise PlanError(
+                    f'part {p.number} ({p.format}) of "{p.equation}": {tile} would hold {elements:,} elements, and a '
+                    f"program's tile at most {MOST_ELEMENTS:,}; give the schedule smaller blocks"
+                )
 
 
 def _verify_pairs(p: TileProgram) -> None:
@@ -436,9 +458,10 @@ def _line(p: TileProgram, s: Statement) -> str:
     if isinstance(s, Decode):
         c = s.coordinate
         level = "tile" if p.view.sides and s.level == LANE else LEVELS[s.level]
-        of_tile = " tile" if p.view.sides else ""
-        lanes = "" if s.level == ITEM or p.view.sides else "[lane]"
-        return f"{s.letter}{of_tile}{lanes} = {_coordinate(p, c, level)}"
+        if p.view.sides:
+            return f"{names.tile(s.letter)} = {_coordinate(p, c, level)}"
+        lanes = "" if s.level == ITEM else "[lane]"
+        return f"{names.at(s.letter)}{lanes} = {_coordinate(p, c, level)}"
     if isinstance(s, Value):
         if not p.view.pairs:
             return f"{s.out} = {'1' if p.view.pattern else 'load X.values'}"
@@ -449,21 +472,22 @@ def _line(p: TileProgram, s: Statement) -> str:
         return f"{s.out} = load {s.operand.upper()}.scale[item_{s.operand}]"
     if isinstance(s, Gather):
         how = "gather" if s.operand.rows else "load"
-        return f"{s.out} = {how} {s.operand.name}[{', '.join((*s.operand.rows, *s.operand.axes))}]"
+        return f"{s.out} = {how} {s.operand.name}[{', '.join((*map(names.at, s.operand.rows), *s.operand.axes))}]"
     if isinstance(s, Zero):
         return f"{s.out} = 0"
     if isinstance(s, Sum):
         return f"{s.out} = sum {', '.join(a for a in s.source.axes if a not in s.out.axes)} of {s.source.name}"
     if isinstance(s, Product):
         spec = ",".join("".join(_short(a) for a in t.axes) for t in s.inputs) + "->" + "".join(map(_short, s.out.axes))
-        names = ", ".join(t.name for t in s.inputs)
+        factors = ", ".join(t.name for t in s.inputs)
         shared = [a for t in s.right for a in t.axes if a not in s.out.axes]
         over = shared if p.view.sides or p.view.pairs else ["the lanes"]
         how = f"dot over {', '.join(over)}, {p.precision}" if s.dot else "multiply"
-        return f'{s.out} {"+=" if s.accumulate else "="} einsum "{spec}" {names}  # {how}'
+        return f'{s.out} {"+=" if s.accumulate else "="} einsum "{spec}" {factors}  # {how}'
     key = s.key
     if isinstance(key, Row):
-        row = " + ".join(f"{n}*{stride}" if stride != 1 else n for n, stride in key.terms) or "0"
+        terms = [(names.at(letter), stride) for letter, stride in key.terms]
+        row = " + ".join(f"{at}*{stride}" if stride != 1 else at for at, stride in terms) or "0"
     else:
         row = key.array if isinstance(key, Slot) else "item" if key.level == ITEM else "position"
     keyed = {letter for letter, _ in key.terms} if isinstance(key, Row) else set()
@@ -474,9 +498,9 @@ def _line(p: TileProgram, s: Statement) -> str:
 
 def _coordinate(p: TileProgram, c: Coordinate, level: str) -> str:
     if isinstance(c, Computed):
-        return c.expression(p.letters, "position")
+        return c.expression([*map(names.at, p.letters)], "position")
     if isinstance(c, Consecutive):
-        return f"position + {c.array}[{p.letters[c.by]}]"
+        return f"position + {c.array}[{names.at(p.letters[c.by])}]"
     base = f" + {c.base}" if c.base else ""
     shared = f", a base every {c.frame}" if c.base else ""
     return f"decode {c.array}{base}  # {c.bits} bits, {level}{shared}"

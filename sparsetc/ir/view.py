@@ -46,6 +46,7 @@ from dataclasses import dataclass
 from math import prod
 
 from sparsetc.errors import FormatError
+from sparsetc.names import check_array, check_formula
 
 ITEM, LANE, LEAF = 0, 1, 2
 LEVELS = ("item", "lane", "leaf")
@@ -291,6 +292,10 @@ def _verify_tiles(tiles: Tiles) -> None:
 
 
 def _verify_coordinate(c: Coordinate, leaf: bool, read: set[int]) -> None:
+    if isinstance(c, Computed):
+        check_formula(c.formula, FormatError)
+    else:
+        check_array(c.array, FormatError)
     if isinstance(c, Field) and c.frame and (not leaf or c.frame & (c.frame - 1) or c.frame < 0):
         raise FormatError(f"a frame is of a leaf mode and a power of two of positions, found {c}")
     if isinstance(c, Consecutive) and (not leaf or c.by not in read):

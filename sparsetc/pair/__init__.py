@@ -25,6 +25,6 @@ In: a `Bound` einsum whose operands are sparse in two places or more. Out: `Pair
 
 from sparsetc.pair.compile import build_pair, compiled_pair
 from sparsetc.pair.kernel import PairKernel
-from sparsetc.pair.plans import BcbPlan, plan_bcb
+from sparsetc.pair.plans import BcbPlan, PairPart, PairPlan, plan_bcb
 
-__all__ = ["BcbPlan", "PairKernel", "build_pair", "compiled_pair", "plan_bcb"]
+__all__ = ["BcbPlan", "PairKernel", "PairPart", "PairPlan", "build_pair", "compiled_pair", "plan_bcb"]

@@ -14,7 +14,7 @@ from functools import cached_property
 
 import torch
 
-from sparsetc.codegen.launch import is_amd
+from sparsetc.codegen.launch import is_amd, machine_of
 from sparsetc.codegen.launch_pairs import PairLaunch, TorchPairs, TritonPairs
 from sparsetc.codegen.split_pairs import Parts, Places, split
 from sparsetc.errors import PlanError
@@ -95,7 +95,7 @@ class BlockPath:
         folder, program = self.budget.settings.cache_dir, self._program_of(backend, parts)
         if backend == "torch":
             return TorchPairs(program, folder)
-        return TritonPairs(program, self.dtype, folder, self.budget.device.type == "cuda")
+        return TritonPairs(program, self.dtype, folder, machine_of((self.cut.meeting.x_key,)))
 
     def ptx(self, target: str) -> str:
         """The kernel's assembly for a named target, whatever the backend; needs no GPU."""

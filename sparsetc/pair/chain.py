@@ -12,17 +12,20 @@ coordinates like the others.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import opt_einsum
 import torch
 
-from sparsetc.canonical import _einsum, canonicalise
+from sparsetc import dense as tables
+from sparsetc.canonical import canonicalise
 from sparsetc.ir.einsum import Bound, Einsum
+from sparsetc.ir.plan import Plan
 from sparsetc.kernel import Kernel
 from sparsetc.options import Options, with_settings
 from sparsetc.pair.path import SparsePath
+from sparsetc.pair.plans import PairPlan
 from sparsetc.pair.step import PairStep
 from sparsetc.tensor import SparseTensor
 
@@ -33,6 +36,8 @@ class Term:
 
     letters: tuple[str, ...]
     pattern: SparseTensor | None
+    empty: bool = False
+    """Whether it is 0 whatever the values: all modes of a sparse operand that has no nonzeros were summed away."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,8 @@ class Step:
     work: PairStep | Kernel | None
     """None for two dense operands."""
     result: Term
+    precision: str
+    """That of products of dense operands."""
 
     def run(self, left: torch.Tensor, right: torch.Tensor, sparse_first: bool) -> torch.Tensor:
         """Values of a sparse result, or a dense one; of the values of the operands that are sparse."""
@@ -51,7 +58,7 @@ class Step:
             found = self.work(left, right)
             return found if self.result.letters else found.sum(dtype=found.dtype)  # of one entry, or none
         if self.work is None:
-            return _einsum(self.equation, left, right)
+            return tables.einsum(self.equation, left, right, precision=self.precision)
         values, dense = (left, right) if sparse_first else (right, left)
         made = self.work.with_values(values).called([dense])
         return made.expand_dense().values if isinstance(made, SparseTensor) else made
@@ -68,15 +75,19 @@ class Chain:
         self.path = contraction_path(bound, terms)
         self.steps: list[Step] = []
         self._sparse: list[tuple[bool, bool]] = []
-        for left, right in self.path:
+        for number, (left, right) in enumerate(self.path):
             chosen = (terms[left], terms[right])
             rest = [t for n, t in enumerate(terms) if n not in (left, right)]
             output = _kept(chosen, rest, e.output)
-            step = _step((left, right), chosen, output, bound.by_index, like, settings)
+            own = _of_step(settings, number, len(self.path))
+            step = _step((left, right), chosen, output, bound.by_index, like, own)
             self.steps.append(step)
             self._sparse.append((chosen[0].pattern is not None, chosen[1].pattern is not None))
             terms = [*rest, step.result]
         (self.result,) = terms
+        self._empty = self.result.pattern is not None and any(step.result.empty for step in self.steps)
+        if self._empty:
+            self.result = replace(self.result, pattern=_without_nonzeros(self.result.pattern))
 
     def run(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
         """The result's values, or a dense result; of each sparse operand's values and of each dense operand."""
@@ -85,12 +96,17 @@ class Chain:
             a, b = (left[n] for n in step.places)
             made = step.run(a, b, sparse[0])
             left = [o for n, o in enumerate(left) if n not in step.places] + [made]
-        return left[0]
+        return left[0][:0] if self._empty else left[0]
 
     @property
     def pairs(self) -> tuple[PairStep, ...]:
         """The contractions of two sparse operands."""
         return tuple(s.work for s in self.steps if isinstance(s.work, PairStep))
+
+
+def _without_nonzeros(x: SparseTensor | None) -> SparseTensor:
+    assert x is not None
+    return SparseTensor._make(x.coords[:, :0], x.values[:0], x.shape, True)
 
 
 def contraction_path(bound: Bound, terms: Sequence[Term]) -> list[tuple[int, int]]:
@@ -113,6 +129,13 @@ def _kept(chosen: Sequence[Term], rest: Sequence[Term], output: tuple[str, ...])
     return tuple(c for c in own if c in needed)
 
 
+def _of_step(settings: Options, number: int, steps: int) -> Options:
+    """The settings of one contraction: those given, with the plan's own of it where it has one for each."""
+    if not isinstance(settings.plan, PairPlan):
+        return settings
+    return with_settings(settings, {"plan": settings.plan.of_step(number, steps) or "auto"})
+
+
 def _step(
     places: tuple[int, int],
     chosen: tuple[Term, Term],
@@ -122,14 +145,15 @@ def _step(
     settings: Options,
 ) -> Step:
     equation = f"{''.join(chosen[0].letters)},{''.join(chosen[1].letters)}->{''.join(output)}"
-    patterns = [t.pattern for t in chosen]
+    patterns, precision = [t.pattern for t in chosen], settings.effective_precision()
     if all(p is None for p in patterns):
-        return Step(places, equation, None, Term(output, None))
+        return Step(places, equation, None, Term(output, None), precision)
     if all(p is not None for p in patterns):
         x, y = (p for p in patterns if p is not None)
         pair = PairStep((chosen[0].letters, chosen[1].letters), (x, y), output, sizes, settings)
         zero = torch.zeros((), dtype=like.dtype, device=like.device)
-        return Step(places, equation, pair, Term(output, pair.result(zero.expand(pair.nnz)) if output else None))
+        result = Term(output, pair.result(zero.expand(pair.nnz)) if output else None, empty=pair.nnz == 0)
+        return Step(places, equation, pair, result, precision)
     return _mixed(places, chosen, output, equation, sizes, like, settings)
 
 
@@ -154,12 +178,16 @@ def _mixed(
     table = torch.empty((), dtype=like.dtype, device=like.device)
     dense = table.expand(bound.shape(1 - position))
     operands = [sparse.pattern if n == position else dense for n in range(2)]
-    settings = with_settings(settings, {"plan": "auto"})
-    kernel = Kernel(canonicalise(bound, operands), sparse.pattern, settings, "sparse" if kept else "dense")
+    precision = settings.effective_precision()
+    if not isinstance(settings.plan, Plan):  # one for pairs
+        settings = with_settings(settings, {"plan": "auto"})
+    canonical = canonicalise(bound, operands)
+    kernel = Kernel(canonical, sparse.pattern, settings, "sparse" if kept else "dense")
     kernel = kernel.bare()  # a chain is kept for its operands' patterns
     if not kept:
-        return Step(places, equation, kernel, Term(output, None))
+        term = Term(output, None, empty=kernel.canonical.coords.shape[1] == 0)
+        return Step(places, equation, kernel, term, precision)
     rows = torch.zeros((kernel.output.rows, *kernel.output.width_shape), dtype=like.dtype, device=like.device)
     found = kernel._wrap(rows)
     assert isinstance(found, SparseTensor)
-    return Step(places, equation, kernel, Term(output, found.expand_dense()))
+    return Step(places, equation, kernel, Term(output, found.expand_dense()), precision)

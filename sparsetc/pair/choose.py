@@ -22,14 +22,13 @@ from sparsetc.pair.plans import HYBRID, BcbPlan, plan_name
 from sparsetc.pair.populations import Populations, Split
 from sparsetc.pair.prices import (
     BLOCK_LAUNCHES,
-    CPU,
     DENSE_LAUNCHES,
-    GPU,
     HYBRID_LAUNCHES,
     MERGE_LAUNCHES,
     Rates,
     block_seconds,
     dense_seconds,
+    rates_of,
     scalar_seconds,
 )
 from sparsetc.pair.sums import kept_dtype
@@ -53,6 +52,9 @@ class Choice:
     reason: str
     split: Split | None = None
     """Of the hybrid path."""
+
+    def __repr__(self) -> str:
+        return f"Choice({self.name!r}, {self.reason})"
 
 
 @dataclass(frozen=True)
@@ -78,10 +80,10 @@ class Question:
         """What thresholds are found by."""
         return Populations.of(self.cut())
 
-    @property
+    @cached_property
     def rates(self) -> Rates:
         """Of the device."""
-        return GPU if self.meeting.x_key.is_cuda else CPU
+        return rates_of(self.meeting.x_key.device, self.settings)
 
     @property
     def precision(self) -> str:

@@ -8,8 +8,6 @@ or NaN of one operand reaches every entry of its row or column.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from functools import cached_property
 
 import torch
@@ -62,14 +60,3 @@ class Unfolded:
         row_of_line[self.line_of_row] = torch.arange(m.rows, device=found.device)
         line = found // m.columns
         return torch.sort(torch.add(found - line * m.columns, row_of_line[line], alpha=m.columns)).values
-
-
-@contextlib.contextmanager
-def matmul_precision(precision: str) -> Iterator[None]:
-    """The setting of torch for float32 products, for as long as this one takes."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)

@@ -55,14 +55,21 @@ class PairExplanation:
     backend: str
     device: str
     nnz: int
+    rates: str
+    """Whose rates the expected times are computed with; empty where no two sparse operands are contracted."""
     steps: tuple[StepReport, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data."""
         return asdict(self)
 
+    def __repr__(self) -> str:
+        steps = ", ".join(s.plan for s in self.steps)
+        return f'PairExplanation("{self.equation}", {steps}, {self.nnz:,} nonzeros; print it for a table)'
+
     def __str__(self) -> str:
         lines = [f'"{self.equation}"', f"  plan     {self.plan}", f"  runs     {self.backend} on {self.device}"]
+        lines += [f"  rates    {self.rates}"] if self.rates else []
         lines.append(f"  result   {self.nnz:,} nonzeros")
         for number, s in enumerate(self.steps):
             lines += ["", f"  step {number}   {s.equation}   {s.plan}, {s.reason}"]
@@ -104,7 +111,13 @@ def explain(kernel: PairKernel) -> PairExplanation:
         else:
             steps.append(StepReport(step.equation, "torch.einsum", "two dense operands"))
     return PairExplanation(
-        kernel.equation, kernel.plan.name, kernel.backend, device_name(kernel.device), kernel.nnz, tuple(steps)
+        equation=kernel.equation,
+        plan=kernel.plan.name,
+        backend=kernel.backend,
+        device=device_name(kernel.device),
+        nnz=kernel.nnz,
+        rates=kernel.chain.pairs[0].question.rates.whose if kernel.chain.pairs else "",
+        steps=tuple(steps),
     )
 
 

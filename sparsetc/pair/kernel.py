@@ -18,20 +18,20 @@ import torch
 
 from sparsetc import pickles
 from sparsetc.autograd import recordable
-from sparsetc.canonical import check_dense, check_operand
+from sparsetc.canonical import as_given, check_dense, check_operand
+from sparsetc.dense import converted
 from sparsetc.entry import entry_point
 from sparsetc.errors import DtypeError, PlanError, ShapeError
+from sparsetc.integers import fitted, summed_dtype
 from sparsetc.ir.einsum import Bound
-from sparsetc.ir.plan import Layout, Part, Plan, Schedule
+from sparsetc.kernel import Kernel
 from sparsetc.options import Options
-from sparsetc.pair.block_path import BlockPath
+from sparsetc.output import without_zeros
 from sparsetc.pair.chain import Chain
 from sparsetc.pair.equation import Side, prepared
 from sparsetc.pair.explain import PairExplanation, explain
-from sparsetc.pair.hybrid import HybridPath
-from sparsetc.pair.meeting import Meeting
-from sparsetc.pair.paths import NumericPath, ScalarPath
-from sparsetc.pair.plans import plan_name
+from sparsetc.pair.plans import PairPlan, plan_name
+from sparsetc.pair.step import PairStep
 from sparsetc.pair.sums import kept_dtype
 from sparsetc.tensor import Results, SparseTensor
 
@@ -50,6 +50,8 @@ class PairKernel:
         plan_name(settings, e.indices)  # refused at once where it is not known
         self.bound, self.settings, self._form = bound, settings, output
         self._pinned = replace(settings, precision=settings.effective_precision())
+        self.drop_zeros = False
+        """Whether calls leave out entries of a sparse result whose value is 0."""
         first = operands[e.sparse[0]]
         assert isinstance(first, SparseTensor)
         for position, operand in enumerate(operands):
@@ -61,7 +63,9 @@ class PairKernel:
             settings.check_memory(nbytes, self.device, f"the result of {bound}")
         self._operands = tuple(o for o in operands if isinstance(o, SparseTensor))
         self._values = tuple(o._values for o in self._operands)
-        self.chain = Chain(bound, operands, settings)
+        # What is made on the way may need 64 bits where the result does not.
+        self._summed = summed_dtype(self.dtype)
+        self.chain = Chain(bound, [o.to(self._summed) for o in operands], settings)
         self._arrange()
 
     def _arrange(self) -> None:
@@ -102,25 +106,30 @@ class PairKernel:
         self, dense: Sequence[torch.Tensor], values: Sequence[torch.Tensor | None] | None = None
     ) -> torch.Tensor | SparseTensor:
         """A call from within."""
+        dense = tuple(converted(as_given(self.bound, dense), self.dtype, self.device))
         check_dense(self.bound, dense, self.dtype, self.device)
         given = map(recordable, self._values if values is None else self._checked(values))
         others = iter(dense)
         e = self.bound.einsum
-        found = self.chain.run([next(given) if p in e.sparse else next(others) for p in range(len(e.inputs))])
-        return self._wrap(found)
+        terms = [next(given) if p in e.sparse else next(others) for p in range(len(e.inputs))]
+        found = self.chain.run([t.to(self._summed) for t in terms])
+        return without_zeros(self._wrap(found)) if self.drop_zeros else self._wrap(found)
 
     def _wrap(self, found: torch.Tensor) -> torch.Tensor | SparseTensor:
         if self._side is not None:
-            values = self._side.values(found, self.settings.deterministic).to(self.dtype)
+            values = self._fitted(self._side.values(found, self.settings.deterministic))
         else:
             order = tuple(self.chain.result.letters.index(c) for c in self.bound.einsum.output)
-            found = found.permute(order) if order else found
+            found = self._fitted(found.permute(order) if order else found)
             if self._pattern is None:
                 return found
             values = found.reshape(-1)
         assert self._results is not None
         made = self._results.of(values, self.bound.output_shape)
         return made if self.sparse else made.to_dense(self.settings.memory_limit)
+
+    def _fitted(self, found: torch.Tensor) -> torch.Tensor:
+        return fitted(found, self.dtype, f'the result of "{self.equation}"')
 
     def _checked(self, values: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
         if len(values) != len(self._values):
@@ -170,7 +179,8 @@ class PairKernel:
         return self.on([copy.deepcopy(o, memo) for o in self.operands])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return pickles.pair_kernel, (pickles.spelled(self.bound), self.operands, self._pinned, self._form)
+        equation = pickles.spelled(self.bound)
+        return pickles.pair_kernel, (equation, self.operands, self._pinned, self._form, self.drop_zeros)
 
     # -- what a user may look at ------------------------------------------------------------------------------------
     @property
@@ -200,19 +210,21 @@ class PairKernel:
         return self.chain.pairs[0].backend if self.chain.pairs else "torch"
 
     @property
-    def plan(self) -> Plan:
-        """A part each operand of each contraction of two sparse ones, and half of a hybrid; named after the first."""
-        parts = []
-        for step in self.chain.pairs:
-            for stored, side, n, nbytes in _stored(step.path, step.meeting):
-                layout = Layout(item=tuple(range(len(side.letters))))
-                nbytes += n * self.dtype.itemsize
-                parts.append(Part(stored, layout, Schedule(), n, nbytes, label="".join(side.letters)))
+    def plan(self) -> PairPlan:
+        """Both operands of each contraction of two sparse ones, as they are read; named after the first contraction.
+
+        Given as ``plan=``, it makes the same kernel of the same operands.
+        """
+        parts = [part for step in self.chain.pairs for part in step.parts]
+        steps = [
+            s.work.plan if isinstance(s.work, PairStep | Kernel) else None  # torch's own product
+            for s in self.chain.steps
+        ]
         first = self.chain.pairs[0] if self.chain.pairs else None
         name, reason = (
             (first.choice.name, first.choice.reason) if first else ("dense", "nothing sparse is left to pair")
         )
-        return Plan(name, tuple(parts), reason=reason)
+        return PairPlan(name, tuple(parts), tuple(steps), reason)
 
     @property
     def source(self) -> str:
@@ -238,17 +250,6 @@ class PairKernel:
 
     def __repr__(self) -> str:
         return f'PairKernel("{self.equation}", plan {self.plan.name}, {self.backend}, {self.nnz:,} nonzeros)'
-
-
-def _stored(path: NumericPath, m: Meeting) -> list[tuple[str, Side, int, int]]:
-    """(format, operand, nonzeros, bytes of indices) of both operands as a path reads them; of a hybrid, twice."""
-    if isinstance(path, HybridPath):
-        return [part for half in path.halves for part in _stored(half.path, half.share.part)]
-    if isinstance(path, BlockPath):
-        return [(own.format, side, own.nnz, own.nbytes) for side, own in ((m.x, path.cut.x), (m.y, path.cut.y))]
-    stored = "coo" if isinstance(path, ScalarPath) else "strided"
-    entries = ((m.x, m.x_key.numel()), (m.y, m.y_key.numel()))
-    return [(stored, side, n, side.nbytes if stored == "coo" else 0) for side, n in entries]
 
 
 def _is_sparse(bound: Bound, form: str) -> bool:

@@ -10,8 +10,9 @@ import torch
 from sparsetc.codegen import cache
 from sparsetc.codegen.launch import source_name
 from sparsetc.codegen.split_pairs import Parts
+from sparsetc.dense import matmul_precision
 from sparsetc.errors import PlanError
-from sparsetc.pair.dense import Unfolded, matmul_precision
+from sparsetc.pair.dense import Unfolded
 from sparsetc.pair.scalar import TaskSums
 from sparsetc.pair.source import dense_source
 from sparsetc.pair.symbolic import Budget, picked

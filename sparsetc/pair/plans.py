@@ -6,18 +6,19 @@ In: names, or what `plan_bcb` is given. Out: a name of `PLANS`, or a `BcbPlan`; 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sparsetc.errors import PlanError
+from sparsetc.ir.plan import PAIRED_PLANS, PairedPlan, Plan
 from sparsetc.options import Options
 
+PLANS = PAIRED_PLANS
 HYBRID = "bcb+scalar"
-PLANS = ("bcb", "scalar", "dense", HYBRID)
 STORAGES = ("auto", "whole", "bitmap")
 
 
 @dataclass(frozen=True)
-class BcbPlan:
+class BcbPlan(PairedPlan):
     """``bcb``, or ``bcb+scalar``, with sides, a storage, a threshold or formats of one's own: from `plan_bcb`."""
 
     sides: tuple[tuple[str, int], ...] = ()
@@ -34,6 +35,57 @@ class BcbPlan:
         """Sides by letter, for operands of these letters: an operand in ``coo`` has blocks of one position."""
         single = [c for term, name in zip(terms, self.formats, strict=True) if name == "coo" for c in term]
         return dict(self.sides) | dict.fromkeys(single, 1)
+
+
+StepPlan = str | BcbPlan | Plan | None
+"""Of one contraction: of two sparse operands a name or blocks, of a sparse and a dense one a `Plan`, of two dense ones
+None."""
+
+
+@dataclass(frozen=True)
+class PairPart:
+    """One operand of a contraction of two, as its path reads it."""
+
+    format: str
+    """``bcb`` or ``coo``; ``strided`` where it is unfolded to a dense matrix."""
+    label: str
+    """The operand's letters."""
+    nnz: int
+    nbytes: int
+    """Bytes of its indices and values."""
+    sides: tuple[int, ...] = ()
+    """Positions of a block along each letter; empty where there are no blocks."""
+    storage: str = ""
+    """``whole`` or ``bitmap``, of blocks."""
+
+    def __str__(self) -> str:
+        blocks = f" in {self.storage} blocks of {'x'.join(map(str, self.sides))}" if self.sides else ""
+        return f"{self.format}[{self.label}]{blocks}: {self.nnz:,} nonzeros"
+
+
+@dataclass(frozen=True)
+class PairPlan(PairedPlan):
+    """What a `PairKernel` does; given as ``plan=``, it makes the same kernel of the same operands."""
+
+    name: str
+    """The first contraction's path."""
+    parts: tuple[PairPart, ...]
+    """Both operands of each contraction of two sparse ones; of a hybrid, those of its halves."""
+    steps: tuple[StepPlan, ...]
+    """By contraction, in order."""
+    reason: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        return "\n".join([f"plan {self.name}", *(f"  part {n}: {p}" for n, p in enumerate(self.parts))])
+
+    def __repr__(self) -> str:
+        return f"PairPlan({self.name!r}, {' + '.join(f'{p.format}[{p.label}]' for p in self.parts)})"
+
+    def of_step(self, number: int, steps: int) -> StepPlan:
+        """The plan of one contraction of so many; `PlanError` where the plan was made for another number of them."""
+        if steps != len(self.steps):
+            raise PlanError(f"the plan is of {len(self.steps)} contractions, the equation takes {steps}; compile anew")
+        return self.steps[number]
 
 
 def plan_bcb(
@@ -69,8 +121,10 @@ def plan_bcb(
 
 
 def plan_name(settings: Options, letters: Iterable[str] | None = None) -> str:
-    """``auto`` or one of `PLANS`; PlanError for any other plan, or sides of other `letters`."""
+    """``auto`` or one of `PLANS`, a `PairPlan`'s own; PlanError for other plans, or sides of other `letters`."""
     wanted = settings.plan
+    if isinstance(wanted, PairPlan):
+        return wanted.name
     if isinstance(wanted, BcbPlan):
         unknown = [] if letters is None else sorted({c for c, _ in wanted.sides} - set(letters))
         if unknown:

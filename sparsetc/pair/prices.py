@@ -5,16 +5,32 @@ In: counts that are known before any task is made. Out: seconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
+
+from sparsetc import rates_record
 from sparsetc.ir.cost import Statistics, cost
+from sparsetc.ir.rates import CPU as CORES
+from sparsetc.ir.rates import Rates as DeviceRates
 from sparsetc.ir.tile import TileProgram
+from sparsetc.options import Options, in_force
 from sparsetc.pair.blocks import pairs_a_program
 from sparsetc.pair.cut import BlockWork
 from sparsetc.pair.meeting import Sizes
 from sparsetc.pair.symbolic import TASK_BYTES, Budget
 from sparsetc.pair.tasks import KEPT_BYTES, keeps
 
+H200 = DeviceRates(
+    memory=4.373e12,
+    l2=9.255e12,
+    add=3.805e12,
+    multiply=60.01e12,
+    dot=(("ieee", 13.8e12), ("tf32x3", 117.8e12), ("tf32", 459.7e12), ("bf16", 624e12)),
+    l2_bytes=52_428_800,
+    launch=3.968e-6,
+)
+"""The GPU that paths were timed on, as `calibrate` finds it (`benchmarks/results/rates_h200.json`)."""
 SCALAR_LAUNCHES, BLOCK_LAUNCHES, DENSE_LAUNCHES = 4, 6, 7
 """Calls that a path takes: values gathered, or scattered to zeros, the kernel, the result zeroed or read."""
 MERGE_LAUNCHES = 7
@@ -29,6 +45,8 @@ HYBRID_LAUNCHES = SCALAR_LAUNCHES + BLOCK_LAUNCHES + MERGE_LAUNCHES
 class Rates:
     """What a device does in a second, in the operations that the paths are made of."""
 
+    whose: str
+    """The device, and whether it was calibrated, for a reader."""
     task_bytes: float
     """Bytes of kept tasks a second: what is stored of each, a value read and a value added to."""
     crowded: float
@@ -55,6 +73,7 @@ class Rates:
 # blocks 3.6 in either; dense products of 12 to 378 GFLOP went at 42 to 48 and at 73 to 112 TFLOP/s; 17 to 577 M tasks
 # took 3.7 to 9.4 ps each, ordered ones 13 to 35 (`benchmarks/results/switches.json`; whole contractions: `pair.json`).
 GPU = Rates(
+    whose=H200.describe(),
     task_bytes=2.2e12,
     crowded=18e-12,
     expanded_bytes=1.4e12,
@@ -68,6 +87,7 @@ GPU = Rates(
 )
 # Two x86 cores; 17 M tasks of an R-MAT graph took 0.24 s on one of them, and 4 s to expand.
 CPU = Rates(
+    whose=CORES.describe(),
     task_bytes=9e8,
     crowded=0.0,
     expanded_bytes=4e8,
@@ -79,6 +99,42 @@ CPU = Rates(
     memory=2e9,
     launch=1e-5,
 )
+
+
+def rates_of(device: torch.device, settings: Options) -> Rates:
+    """Of the device that operands are on; of a GPU as it was calibrated, if it was."""
+    if device.type != "cuda":
+        return CPU
+    with in_force(settings), torch.cuda.device(device):  # whose record it is, and where records lie
+        measured = rates_record.of_current_device()
+    return GPU if measured is None else calibrated(measured)
+
+
+def calibrated(measured: DeviceRates) -> Rates:
+    """The rates of a GPU that `calibrate` measured.
+
+    What the paths are made of was timed on an H200 alone. Of each rate another GPU is taken to reach the share of its
+    own device memory, L2 cache, additions, dots or launches that the H200 reached of its. What `calibrate` has no rate
+    for, products of float64 and a pair's turn, stays the H200's.
+    """
+    memory, l2, add = (getattr(measured, name) / getattr(H200, name) for name in ("memory", "l2", "add"))
+    dot = {name: rate / dict(H200.dot)[name] for name, rate in measured.dot}
+    own = {"f16x3": dot["bf16"], "highest": dot["tf32x3"], "high": dot["tf32"], "medium": dot["bf16"]}
+    torch_dot = {"highest": measured.multiply / H200.multiply, "high": dot["tf32"], "medium": dot["tf32"]}
+    near, far = GPU.pair_bytes
+    return replace(
+        GPU,
+        whose=measured.describe(),
+        task_bytes=GPU.task_bytes * memory,
+        crowded=GPU.crowded / add,
+        expanded_bytes=GPU.expanded_bytes * memory,
+        dense={name: rate * torch_dot.get(name, 1.0) for name, rate in GPU.dense.items()},
+        blocks={name: rate * own.get(name, 1.0) for name, rate in GPU.blocks.items()},
+        pair_bytes=(near * l2, far * memory),
+        near_bytes=int(GPU.near_bytes * measured.l2_bytes / H200.l2_bytes),
+        memory=GPU.memory * memory,
+        launch=GPU.launch * measured.launch / H200.launch,
+    )
 
 
 def scalar_seconds(tasks: int, places: int, width: int, budget: Budget, rates: Rates) -> float:

@@ -1,4 +1,4 @@
-"""What is done to results once they are made: zeros dropped, ``alpha Z + beta out`` (BCB-SpTC, formula (1)).
+"""What is done to results once they are made: ``alpha Z + beta out`` (BCB-SpTC, formula (1)).
 
 In: results, sparse or dense. Out: new ones; nothing is changed in place.
 """
@@ -11,20 +11,10 @@ import torch
 
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.inputs import coalesce_sum
+from sparsetc.integers import fitted, summed_dtype
 from sparsetc.tensor import SparseTensor
 
 Result = torch.Tensor | SparseTensor
-
-
-def without_zeros(z: Result) -> Result:
-    """A sparse result without the entries whose value is 0 (NaN stays); the order is kept. Dense ones as they are."""
-    if not isinstance(z, SparseTensor) or not z.values.numel():
-        return z
-    values = z.values if z.values.ndim == 1 else z.values.flatten(1).abs().amax(1)
-    kept = torch.nonzero(values != 0).flatten()
-    if kept.numel() == z.nnz:
-        return z
-    return SparseTensor._make(z.coords.index_select(1, kept), z.values.index_select(0, kept), z.shape, z.is_coalesced)
 
 
 def check_accumulation(out: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
@@ -62,10 +52,11 @@ def accumulated(result: Result, out: Result | None, alpha: Any, beta: Any) -> Re
         coords, values = coalesce_sum(coords, torch.cat([scaled.values, other.values]), scaled.shape)
         return SparseTensor._make(coords, values, scaled.shape, True)
     dense = [t.to_dense() if isinstance(t, SparseTensor) else t for t in (scaled, other)]
-    return dense[0] + dense[1]
+    total = dense[0].to(summed_dtype(dense[0].dtype)) + dense[1]
+    return fitted(total, dense[0].dtype, "the sum of the result and out")
 
 
-def _times(z: Result, factor: Any) -> Result:
+def _times(z: Any, factor: Any) -> Any:
     if isinstance(z, SparseTensor):
-        return z.with_values((z.values * factor).to(z.dtype))
-    return (z * factor).to(z.dtype)
+        return z.with_values(_times(z.values, factor))
+    return fitted(z.to(summed_dtype(z.dtype)) * factor, z.dtype, f"{factor} times the result")

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from sparsetc.codegen.split_pairs import EXACT, INEXACT, INFINITE
+from sparsetc.dense import resolved, without_autocast
 from sparsetc.entry import check_upstream, entry_point
 from sparsetc.options import Options
 from sparsetc.pair.block_path import BlockPath
@@ -25,11 +26,12 @@ from sparsetc.pair.equation import Roles, prepared
 from sparsetc.pair.hybrid import Half, HybridPath
 from sparsetc.pair.meeting import Meeting
 from sparsetc.pair.paths import DensePath, NumericPath, ScalarPath
-from sparsetc.pair.plans import BcbPlan
+from sparsetc.pair.plans import BcbPlan, PairPart, StepPlan
 from sparsetc.pair.scalar import TaskSums
 from sparsetc.pair.sums import kept_dtype
 from sparsetc.pair.symbolic import Budget, Matching, Pattern, pattern_of
 from sparsetc.pair.tasks import Tasks
+from sparsetc.runtime.segments import in_order
 from sparsetc.tensor import SparseTensor
 
 
@@ -99,7 +101,8 @@ class PairStep:
         )
         self.choice: Choice = choose(self.question)
         self.path: NumericPath = self._path()
-        places = self.path.places()
+        with without_autocast(self.device):
+            places = self.path.places()
         self.budget.check(places.numel())
         self.pattern: Pattern = pattern_of(self.meeting, places)
 
@@ -157,6 +160,43 @@ class PairStep:
         return TaskSums(tasks, self.equation, kept_dtype(self.dtype), self.backend, self.settings)
 
     @property
+    def plan(self) -> StepPlan:
+        """The path, and how it stores blocks, such that nothing is left to choose."""
+        if self.choice.name in ("scalar", "dense"):
+            return self.choice.name
+        cut, storages = self.cut, tuple("bitmap" if b else "whole" for b in self.choice.bitmaps)
+        x, y = reversed(storages) if self.swapped else storages
+        letters = dict((*cut.rows, *cut.columns, *cut.inner))
+        sides = tuple(sorted((c, side) for c, side in letters.items() if c not in self.meeting.roles.batch))
+        return BcbPlan(sides, (x, y), self.choice.split.threshold if self.choice.split else None)
+
+    @property
+    def parts(self) -> tuple[PairPart, ...]:
+        """Both operands as the path reads them, in the equation's order; of a hybrid, of its halves in turn."""
+        return tuple(part for path, meeting in self._paths for part in self._stored(path, meeting))
+
+    @property
+    def _paths(self) -> list[tuple[NumericPath, Meeting]]:
+        if isinstance(self.path, HybridPath):
+            return [(half.path, half.share.part) for half in self.path.halves]
+        return [(self.path, self.meeting)]
+
+    def _stored(self, path: NumericPath, m: Meeting) -> list[PairPart]:
+        width, found = self.dtype.itemsize, []
+        for number, side in enumerate((m.x, m.y)):
+            label = "".join(side.letters)
+            if isinstance(path, BlockPath):
+                own, storage = (path.cut.x, path.cut.y)[number], ("whole", "bitmap")[path.bitmaps[number]]
+                nbytes = own.nbytes + own.nnz * width
+                found.append(PairPart(own.format, label, own.nnz, nbytes, own.sides, storage))
+                continue
+            n = (m.x_key, m.y_key)[number].numel()
+            stored = "coo" if isinstance(path, ScalarPath) else "strided"
+            nbytes = n * width + (side.nbytes if stored == "coo" else 0)
+            found.append(PairPart(stored, label, n, nbytes))
+        return found[::-1] if self.swapped else found
+
+    @property
     def nnz(self) -> int:
         """Entries of the result."""
         return self.pattern.nnz
@@ -179,10 +219,11 @@ class PairStep:
         self, role: str, x: torch.Tensor | None, y: torch.Tensor | None, z: torch.Tensor | None
     ) -> torch.Tensor:
         """The sum over tasks of two of entry of x, entry of y and result, by the third, which is None."""
-        left, right = (t for t in (x, y, z) if t is not None)
-        if role == "z":
-            return self._values(left, right) if self.meeting.tasks else left.new_zeros(0)
-        return self._over_tasks(role, left, right)
+        left, right = (resolved(t) for t in (x, y, z) if t is not None)
+        with without_autocast(self.device), in_order(self.settings.deterministic):
+            if role == "z":
+                return self._values(left, right) if self.meeting.tasks else left.new_zeros(0)
+            return self._over_tasks(role, left, right)
 
     def _over_tasks(self, role: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         self.tasks.nnz = self.nnz
@@ -233,6 +274,11 @@ class _Product(torch.autograd.Function):
     @entry_point
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[Any, ...]:
         check_upstream(upstream)
+        with without_autocast(upstream.device):
+            return _Product._gradients(ctx, upstream)
+
+    @staticmethod
+    def _gradients(ctx: Any, upstream: torch.Tensor) -> tuple[Any, ...]:
         known = dict(zip(ctx.given, ctx.saved_tensors, strict=True))
         grads: list[torch.Tensor | None] = []
         for place, name in enumerate("xyz"):
@@ -240,7 +286,7 @@ class _Product(torch.autograd.Function):
                 grads.append(None)
                 continue
             (other,) = (n for n in known if n != name)
-            factor = known[other].conj().resolve_conj() if known[other].is_complex() else known[other]
+            factor = torch.conj_physical(known[other]) if known[other].is_complex() else known[other]
             arguments = {ctx.role: upstream.contiguous(), other: factor, name: None}
             grads.append(_Product.apply(ctx.step, name, arguments["x"], arguments["y"], arguments["z"]))
         return (None, None, *grads)

@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 
 from sparsetc.errors import PlanError
+from sparsetc.names import check_free, check_label
 
 Deal = Callable[..., list[torch.Tensor | None]]
 
@@ -28,30 +29,30 @@ class Partition:
 
 
 PARTITIONS: dict[str, Partition] = {}
+OWN = ("all", "run_length", "threshold")
+"""Names of the rules that come with the package."""
 F = TypeVar("F", bound=Deal)
 
 
-def register_partition(name: str, *, whole_rows: bool = False) -> Callable[[F], F]:
-    """Decorator: make ``deal(coords, shape, kept, **options) -> [indices or None, …]`` known to plans by `name`."""
+def register_partition(name: str, *, whole_rows: bool = False, replace: bool = False) -> Callable[[F], F]:
+    """Decorator: make ``deal(coords, shape, kept, **options) -> [indices or None, …]`` known to plans by `name`.
+
+    Args:
+        name: one line of printable characters, without quotes and backslashes.
+        whole_rows: the rule never deals nonzeros of one output row to two parts, so one item may store the row.
+        replace: put the rule in the place of one that comes with the package.
+
+    Raises:
+        PlanError: a name that cannot be one, or is taken by the package.
+    """
+    check_label(name, "a partition", PlanError)
 
     def register(function: F) -> F:
+        check_free(name, "partition", OWN, replace, PlanError, function)
         PARTITIONS[name] = Partition(name, function, whole_rows)
         return function
 
     return register
-
-
-def deal(
-    name: str, coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...], options: dict[str, int]
-) -> list[torch.Tensor | None]:
-    """Deal by the named rule; `PlanError` if it is unknown or loses or repeats a nonzero."""
-    if name not in PARTITIONS:
-        raise PlanError(f"no partition is called {name!r}; known: {', '.join(sorted(PARTITIONS))}")
-    dealt = PARTITIONS[name].deal(coords, shape, kept, **options)
-    nnz = coords.shape[1]
-    if sum(nnz if part is None else part.numel() for part in dealt) != nnz:
-        raise PlanError(f"partition {name!r} must deal each of the {nnz:,} nonzeros to one part")
-    return dealt
 
 
 @register_partition("all", whole_rows=True)

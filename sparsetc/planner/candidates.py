@@ -6,7 +6,7 @@ part would give, so that all are costed before one is packed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import expm1, prod
 
@@ -14,7 +14,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.cost import Statistics
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.operands import MIN_DOT, dense_axes, joined
-from sparsetc.ir.plan import Layout, Part, Plan, Schedule
+from sparsetc.ir.plan import FIXED, Layout, Part, Plan, Schedule
 from sparsetc.planner.statistics import Counts
 
 # Measurements behind these numbers: benchmarks/results/schedule_sweep.json, mttkrp_plans.json, ops.json.
@@ -69,6 +69,18 @@ class Setting:
     """Bytes that stored tiles may take; None for any."""
     coalesced: bool = True
     """No coordinate occurs twice: tiles hold one value a position."""
+    rows: int = 1
+    """Rows of the output."""
+    distinct: bool = True
+    """No two nonzeros have the same coordinates, or each has an output row of its own."""
+    finer: tuple[str, ...] = ()
+    """Precisions of dots that are more exact than the one asked for, and allowed therefore."""
+
+    @property
+    def letters(self) -> tuple[str, ...]:
+        """The sparse operand's letters, by mode."""
+        (sparse,) = self.bound.einsum.sparse
+        return self.bound.einsum.inputs[sparse]
 
     @property
     def rest(self) -> tuple[int, ...]:
@@ -125,9 +137,6 @@ def named(name: str, setting: Setting, counts: Counts) -> Candidate:
     raise PlanError(f"no plan is called {name!r}; known: auto, hls, {', '.join(FIXED)}")
 
 
-FIXED = ("coo", "fiber", "rows", "coo+rows", "fiber+rows")
-
-
 def best_leaf(setting: Setting, counts: Counts) -> int:
     """The leaf mode with the fewest fibers: of the summed modes where there are any."""
     choice = setting.rest or tuple(range(setting.order))
@@ -146,8 +155,10 @@ def coo(setting: Setting, counts: Counts, also: tuple[int, ...] = ()) -> Candida
     layout = Layout(shared, (), leaf, lanes, 0, _grain(setting, counts.nnz, schedule), unroll)
     n, distinct = counts.nnz, counts.distinct(shared)
     items = _items(n, distinct if shared else 1, layout.grain)
-    rounds = min(layout.grain, n) // (lanes * unroll)
-    expected = Statistics(items, items, n, n, setting.itemsize, _runs(setting, counts, layout), chain=rounds)
+    longest = counts.longest(shared)
+    rounds = min(layout.grain, longest) // (lanes * unroll)
+    cut = bool(layout.grain) and longest > layout.grain
+    expected = Statistics(items, items, n, n, setting.itemsize, _runs(setting, counts, layout), rounds, (cut, False))
     return _single("coo", setting, layout, schedule, expected)
 
 
@@ -167,9 +178,9 @@ def fiber(setting: Setting, counts: Counts, leaf: int) -> Candidate:
     fibers = counts.distinct((*shared, *between))
     if schedule.dot and setting.precision in ("tf32", "bf16") and counts.nnz >= LONG_FIBER * fibers:
         schedule = replace(schedule, precision="tf32x3")
-    return _single(
-        "fiber", setting, layout, schedule, _blocked(setting, counts.nnz, fibers, counts.distinct(shared), layout)
-    )
+    expected = _blocked(setting, counts.nnz, fibers, counts.distinct(shared), layout)
+    expected = replace(expected, cut=(counts.longest(shared) > layout.grain, bool(cap)))
+    return _single("fiber", setting, layout, schedule, expected)
 
 
 def rows(setting: Setting, counts: Counts) -> Candidate:
@@ -182,7 +193,8 @@ def rows(setting: Setting, counts: Counts) -> Candidate:
         (), setting.kept, setting.rest, lanes, cap, lanes if setting.backend == "triton" else CPU_GRAIN, unroll
     )
     expected = _blocked(setting, counts.nnz, counts.distinct(setting.kept), 1, layout)
-    expected = replace(expected, runs=_runs(setting, counts, layout))
+    cut = bool(cap) and counts.longest(setting.kept) > cap
+    expected = replace(expected, runs=_runs(setting, counts, layout), cut=(False, cut))
     return _single("rows", setting, layout, schedule, expected)
 
 
@@ -224,7 +236,10 @@ def schedule_of(setting: Setting, blocks: bool, rows: bool = False) -> tuple[Sch
     matrix = setting.floating and not rows and bool(setting.rest) and len(output) > 1 and dot_axes(bound)
     if matrix:
         block = {c: max(MIN_DOT, min(n, 64)) for c, n in padded.items()}
-        block = fit(block, output, 4096)
+        groups = sorted((own for own, _ in _axis_groups(bound)), key=lambda own: -prod(block[c] for c in own))
+        apart = (groups[0], set().union(*groups[1:]))  # the sides of a dot: `ir.lower` takes the largest as one
+        for shrink in (output, list(block)):  # an axis that is summed, and split, is added by atomics
+            block = fit(block, shrink, 4096, apart)
         warps = max(1, min(8, prod(block.values()) // DOT_TILE))
         stages = 1 if setting.precision in ("tf32", "bf16") else 3
         lanes, unroll = (DOT_LANES, 2) if blocks or setting.precision != "tf32x3" else (2 * DOT_LANES, 1)
@@ -243,20 +258,40 @@ def schedule_of(setting: Setting, blocks: bool, rows: bool = False) -> tuple[Sch
 
 def dot_axes(bound: Bound) -> bool:
     """Whether two dense operands with sparse letters have no dense axis in common: a matrix product may form."""
+    return len(_axis_groups(bound)) > 1
+
+
+def _axis_groups(bound: Bound) -> list[tuple[set[str], list[None]]]:
+    """Dense axes, those together that an operand has in common."""
     e = bound.einsum
     axes = [{c for c in e.inputs[p] if c not in e.sparse_indices} for p in e.dense]
-    return len(joined((own, None) for own in axes if own)) > 1
+    return joined((own, None) for own in axes if own)
 
 
-def fit(block: dict[str, int], shrink: list[str], limit: int) -> dict[str, int]:
-    """Halve the largest of the blocks that may shrink until a tile has at most `limit` elements."""
+def fit(
+    block: dict[str, int], shrink: Sequence[str], limit: int, apart: Sequence[Collection[str]] = ()
+) -> dict[str, int]:
+    """Halve the largest of the blocks that may shrink until a tile has at most `limit` elements.
+
+    Args:
+        block: elements of each axis that a program takes.
+        shrink: axes that may be taken in smaller blocks.
+        limit: most elements of them all.
+        apart: axes that make a side of a dot, which stays as long as a dot's must be.
+    """
     block = dict(block)
     while prod(block.values()) > limit:
-        widest = max(shrink, key=lambda c: block[c], default="")
-        if not widest or block[widest] <= MIN_DOT:
+        wide = [c for c in shrink if block[c] > MIN_DOT]
+        # Where all are short, one axis after the other goes: the sides of a dot are then spread over the others.
+        free = wide or [c for c in shrink if block[c] > 1 and all(_may_halve(c, side, block) for side in apart)]
+        if not free:
             break
-        block[widest] //= 2
+        block[max(free, key=lambda c: block[c]) if wide else min(free, key=lambda c: block[c])] //= 2
     return block
+
+
+def _may_halve(axis: str, side: Collection[str], block: dict[str, int]) -> bool:
+    return axis not in side or prod(block[c] for c in side) >= 2 * MIN_DOT
 
 
 def _grain(setting: Setting, nnz: int, schedule: Schedule) -> int:
@@ -268,9 +303,7 @@ def _grain(setting: Setting, nnz: int, schedule: Schedule) -> int:
 
 def _runs(setting: Setting, counts: Counts, layout: Layout) -> tuple[tuple[str, int], ...]:
     """How often each leaf coordinate changes, nonzeros being sorted; only the first two leaf modes can repeat much."""
-    (sparse,) = setting.bound.einsum.sparse
-    letters = setting.bound.einsum.inputs[sparse]
-    shared = [*layout.item, *layout.lane]
+    letters, shared = setting.letters, [*layout.item, *layout.lane]
     found = []
     for n, mode in enumerate(layout.leaf[:2]):
         if n + 1 < len(layout.leaf):

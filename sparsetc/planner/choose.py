@@ -6,11 +6,12 @@ In: a `Setting` and counts. Out: the chosen candidate, and what every candidate 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sparsetc.errors import PlanError
 from sparsetc.formats import FORMATS
 from sparsetc.ir.cost import Statistics
-from sparsetc.ir.plan import Part, Plan, verify
+from sparsetc.ir.plan import FIXED, PAIRED_PLANS, PairedPlan, Part, Plan, verify
 from sparsetc.planner.candidates import Candidate, Setting, candidates, named
 from sparsetc.planner.hls import HybridPlan, offered
 from sparsetc.planner.pricing import expected_seconds
@@ -26,6 +27,12 @@ class Choice:
     considered: tuple[tuple[str, float], ...]
     expected: tuple[Statistics, ...] = ()
     """What packing each part was expected to give; empty for a plan given by the caller."""
+    seconds: tuple[float, ...] = ()
+    """Of each part of the plan, launches included: together what `considered` says of it; empty as `expected` is."""
+
+    def __repr__(self) -> str:
+        expected = f"{1e6 * sum(self.seconds):.1f} us expected, " if self.seconds else ""
+        return f"Choice({self.plan.name!r}, {expected}{len(self.considered)} considered)"
 
 
 def choose(wanted: str | Plan | HybridPlan, setting: Setting, counts: Counts, sparse_output: bool) -> Choice:
@@ -34,38 +41,76 @@ def choose(wanted: str | Plan | HybridPlan, setting: Setting, counts: Counts, sp
         verify(wanted)
         parts = tuple(map(_one_lane, wanted.parts)) if setting.backend == "torch" else wanted.parts
         return Choice(replace(wanted, parts=parts, reason="given by the caller"), ())
+    if wanted == "auto" and wanted not in PLANS:
+        return _cheapest(everyone(setting, counts, sparse_output), setting, sparse_output)
+    return _asked_for(_candidate_of(wanted, setting, counts, sparse_output), setting, sparse_output)
+
+
+def _candidate_of(wanted: str | HybridPlan, setting: Setting, counts: Counts, sparse_output: bool) -> Candidate:
+    """The candidate that a name, or what `plan_hls` returned, stands for."""
+    if isinstance(wanted, str) and wanted in PLANS:
+        return _applied(PLANS[wanted](setting, counts), f"plan {wanted!r}", setting)
     if wanted == "hls" or isinstance(wanted, HybridPlan):
         maker = wanted if isinstance(wanted, HybridPlan) else HybridPlan()
-        return _asked_for(maker(setting, counts, sparse_output), setting, sparse_output)
+        return maker(setting, counts, sparse_output)
+    _refuse_plans_of_pairs(wanted, setting)
     if not isinstance(wanted, str):
         raise PlanError(f"plan must be a name or a Plan, found {type(wanted).__name__}")
-    if wanted in PLANS:
-        found = PLANS[wanted](setting, counts)
-        if found is None:
-            raise PlanError(f'plan {wanted!r} does not apply to "{setting.bound.einsum}"')
-        return _asked_for(found, setting, sparse_output)
     offer = getattr(FORMATS.get(wanted), "offer", None)
     if offer is not None:
-        found = offer(setting, counts)
-        if found is None:
-            raise PlanError(f'format {wanted!r} does not apply to "{setting.bound.einsum}" on this tensor')
-        return _asked_for(found, setting, sparse_output)
-    if wanted != "auto":
-        return _asked_for(named(wanted, setting, counts), setting, sparse_output)
-    everyone = list(candidates(setting, counts))
-    hybrid = offered(setting, counts, sparse_output)
-    everyone += [hybrid] if hybrid else []
-    everyone += [c for make in PLANS.values() if (c := make(setting, counts)) is not None]
-    everyone += [
-        c for known in FORMATS.values() if (offer := getattr(known, "offer", None)) and (c := offer(setting, counts))
-    ]
-    priced = [(expected_seconds(c, setting, sparse_output), n) for n, c in enumerate(everyone)]
-    best = everyone[min(priced)[1]]
-    considered = tuple(sorted(((describe(everyone[n]), seconds) for seconds, n in priced), key=lambda x: x[1]))
-    reason = (
-        "the only plan that applies" if len(everyone) == 1 else f"the cheapest of {len(everyone)} by the cost model"
-    )
-    return Choice(replace(best.plan, reason=reason), considered, best.expected)
+        return _applied(offer(setting, counts), f"format {wanted!r}", setting)
+    return named(wanted, setting, counts)
+
+
+def _applied(found: Candidate | None, what: str, setting: Setting) -> Candidate:
+    if found is None:
+        raise PlanError(f'{what} does not apply to "{setting.bound.einsum}" on this tensor')
+    return found
+
+
+def everyone(setting: Setting, counts: Counts, sparse_output: bool) -> list[Candidate]:
+    """Every plan that applies, at the precision asked for and at those that are more exact.
+
+    A lower precision thus adds candidates and takes none away, so it is never expected to be slower.
+    """
+    found: dict[Plan, Candidate] = {}
+    for precision in (setting.precision, *setting.finer):
+        own = replace(setting, precision=precision)
+        hybrid = offered(own, counts, sparse_output)
+        made = [*candidates(own, counts), *([hybrid] if hybrid else [])]
+        made += [c for make in PLANS.values() if (c := make(own, counts)) is not None]
+        offers = [getattr(known, "offer", None) for known in FORMATS.values()]
+        made += [c for offer in offers if offer and (c := offer(own, counts)) is not None]
+        for candidate in made:
+            found.setdefault(_without_idle_precision(candidate.plan), candidate)
+    return list(found.values())
+
+
+def _without_idle_precision(plan: Plan) -> Plan:
+    """The plan such that precisions tell only those apart whose dots have them."""
+    parts = (p if p.schedule.dot else replace(p, schedule=replace(p.schedule, precision="ieee")) for p in plan.parts)
+    return replace(plan, parts=tuple(parts))
+
+
+def _cheapest(found: list[Candidate], setting: Setting, sparse_output: bool) -> Choice:
+    """The candidate expected to be fastest, with what all were expected to take."""
+    seconds = [expected_seconds(c, setting, sparse_output) for c in found]
+    order = sorted(range(len(found)), key=lambda n: (sum(seconds[n]), n))
+    best = found[order[0]]
+    considered = tuple((describe(found[n], setting), sum(seconds[n])) for n in order)
+    reason = "the only plan that applies" if len(found) == 1 else f"the cheapest of {len(found)} by the cost model"
+    return Choice(replace(best.plan, reason=reason), considered, best.expected, seconds[order[0]])
+
+
+def _refuse_plans_of_pairs(wanted: Any, setting: Setting) -> None:
+    """Raise `PlanError` where a plan of two sparse operands is asked for of one, unless someone registered its name."""
+    named = isinstance(wanted, str) and wanted in PAIRED_PLANS and wanted not in PLANS
+    if named or isinstance(wanted, PairedPlan):
+        called = repr(wanted) if named else type(wanted).__name__
+        raise PlanError(
+            f'plan {called} is for two or more sparse operands, and "{setting.bound.einsum}" has one; known for one: '
+            f"auto, hls, {', '.join((*FIXED, *PLANS))}"
+        )
 
 
 def _one_lane(part: Part) -> Part:
@@ -73,16 +118,18 @@ def _one_lane(part: Part) -> Part:
     return replace(part, layout=replace(part.layout, lanes=1, unroll=1))
 
 
-def describe(candidate: Candidate) -> str:
-    """A candidate's name and levels, on one line."""
+def describe(candidate: Candidate, setting: Setting) -> str:
+    """A candidate's name, and its parts' levels by letters and precisions of dots, on one line."""
     parts = []
     for p in candidate.plan.parts:
         levels = (p.layout.item, p.layout.lane, p.layout.leaf)
-        parts.append(f"{p.format}[{' | '.join(','.join(map(str, m)) or '-' for m in levels)}]")
+        own = " | ".join("".join(setting.letters[m] for m in modes) or "-" for modes in levels)
+        dots = p.schedule.dot and setting.backend == "triton" and setting.floating
+        parts.append(f"{p.format}[{own}]{f' {p.schedule.precision}' if dots else ''}")
     return f"{candidate.plan.name}: {' + '.join(parts)}"
 
 
 def _asked_for(candidate: Candidate, setting: Setting, sparse_output: bool) -> Choice:
     plan = replace(candidate.plan, reason="asked for by name")
     seconds = expected_seconds(candidate, setting, sparse_output)
-    return Choice(plan, ((describe(candidate), seconds),), candidate.expected)
+    return Choice(plan, ((describe(candidate, setting), sum(seconds)),), candidate.expected, seconds)

@@ -14,9 +14,11 @@ import torch
 from sparsetc.errors import PlanError
 from sparsetc.formats.tiles import VOLUME, sides_of
 from sparsetc.ir.cost import Cost, Statistics, rates_of
-from sparsetc.ir.operands import MIN_DOT, dense_axes
+from sparsetc.ir.lower_tiles import MOST_SUMS
+from sparsetc.ir.operands import MIN_DOT, dense_axes, named_operands
 from sparsetc.ir.plan import Layout, Part, Plan, Schedule
 from sparsetc.ir.tile_groups import TileGroups, groups_of
+from sparsetc.ir.view import tiles_along
 from sparsetc.partition.threshold import tile_populations
 from sparsetc.planner.candidates import (
     CPU_GRAIN,
@@ -29,7 +31,7 @@ from sparsetc.planner.candidates import (
     fiber,
     fit,
 )
-from sparsetc.planner.pricing import costs, seconds_of
+from sparsetc.planner.pricing import costs, owned, seconds_of
 from sparsetc.planner.statistics import Counts
 
 # Measurements behind these numbers: benchmarks/results/tile_schedules.json.
@@ -47,6 +49,9 @@ RANKS = 128
 """Most elements of a dense axis that a program takes."""
 MATRIX = 8192
 """Elements of the matrix a program accumulates in registers: ranks times columns."""
+ELEMENTWISE_BYTES = 8192
+"""Bytes of sums of a program of one warp that multiplies without dots: 64 registers a thread. The assembler takes
+minutes over 16 times as many."""
 FUSED_RANKS, FUSED_MATRIX = 64, {"tf32x3": 1024}
 """The same in a fused launch (and 4,096 elsewhere): registers it takes are lost to the scalar programs too."""
 
@@ -61,14 +66,23 @@ class HybridPlan:
         """Two parts, by the threshold given or the cheapest one."""
         histogram, rest = populations(counts), _leftovers(setting, counts)
         thresholds = _worth_trying(histogram) if self.threshold is None else [self.threshold]
-        made = [_candidate(setting, counts, t, histogram, r) for t in thresholds for r in rest]
+        held = Held.of(histogram)
+        made = []
+        for threshold in thresholds:
+            whole = max(threshold, _stored_whole(setting, counts, threshold, histogram))
+            made += [_candidate(setting, counts, threshold, whole, held, leftovers) for leftovers in rest]
         if len(made) == 1:
             return made[0]
-        rates, known = rates_of(setting.backend), dict[tuple[tuple[str, Schedule], ...], list[Cost]]()
-        for c in made:  # thresholds change how much a part holds, seldom its program
-            key = _programs(c)
+        rates, known = rates_of(setting.backend), dict[tuple[tuple[str, Schedule, bool], ...], list[Cost]]()
+
+        def seconds(c: Candidate) -> float:
+            # Thresholds change how much a part holds, seldom its program.
+            stores = owned(c, setting, sparse_output)
+            key = tuple((p.format, p.schedule, own) for p, own in zip(c.plan.parts, stores, strict=True))
             known[key] = known.get(key) or costs(c, setting, sparse_output)
-        return min(made, key=lambda c: seconds_of(c, known[_programs(c)], rates))
+            return sum(seconds_of(c.plan, known[key], c.expected, setting.backend, rates))
+
+        return min(made, key=seconds)
 
 
 def plan_hls(threshold: int | None = None) -> HybridPlan:
@@ -100,11 +114,6 @@ def populations(counts: Counts) -> torch.Tensor:
     )
 
 
-def _programs(c: Candidate) -> tuple[tuple[str, Schedule], ...]:
-    """What tells the tile programs of two candidates apart."""
-    return tuple((p.format, p.schedule) for p in c.plan.parts)
-
-
 def _leftovers(setting: Setting, counts: Counts) -> list[Candidate]:
     """Plans of what is not in dense tiles: runs, since it makes short fibers; or fibers, which save matrix products."""
     if setting.backend != "triton" or not setting.floating or len(setting.rest) < 2 or not dot_axes(setting.bound):
@@ -121,10 +130,12 @@ def _worth_trying(histogram: torch.Tensor) -> list[int]:
     return list(found.values())
 
 
-def _candidate(setting: Setting, counts: Counts, threshold: int, histogram: torch.Tensor, rest: Candidate) -> Candidate:
-    whole = max(threshold, _stored_whole(setting, counts, threshold, histogram))
+def _candidate(
+    setting: Setting, counts: Counts, threshold: int, whole: int, populations: Held, rest: Candidate
+) -> Candidate:
+    """Tiles from a population on, those from another on stored whole, and what is left."""
     populated = {"dense_tile": (whole, VOLUME + 1), "bitmap_tile": (threshold, whole)}
-    held = {format: _held(histogram, *bounds) for format, bounds in populated.items()}
+    held = {format: populations.between(*bounds) for format, bounds in populated.items()}
     nnz = sum(n for n, _ in held.values())
     fused = 0 < nnz < counts.nnz and rest.plan.name == "coo" and _one_launch(setting, counts.nnz)
     if held["dense_tile"][0] or not nnz:
@@ -144,11 +155,28 @@ def _candidate(setting: Setting, counts: Counts, threshold: int, histogram: torc
     return Candidate(plan, (*(expected for _, expected in made), left))
 
 
-def _held(histogram: torch.Tensor, least: int, below: int) -> tuple[int, int]:
-    """(nonzeros, tiles) of the tiles that hold from `least` up to, not including, `below` nonzeros."""
-    sizes = torch.arange(histogram.numel(), device=histogram.device)
-    own = (sizes >= max(1, least)) & (sizes < below)
-    return int(histogram[own].sum()), int((histogram[own] // sizes[own]).sum())
+@dataclass(frozen=True)
+class Held:
+    """How many nonzeros, and how many tiles, there are in tiles of fewer than n nonzeros: at place n of a list each."""
+
+    nonzeros: tuple[int, ...]
+    tiles: tuple[int, ...]
+
+    @classmethod
+    def of(cls, histogram: torch.Tensor) -> Held:
+        """Of the nonzeros of each population."""
+        tiles = histogram // torch.arange(histogram.numel(), device=histogram.device).clamp(min=1)
+        below = (torch.cumsum(counted, 0).tolist() for counted in (histogram, tiles))
+        nonzeros, whole = ((0, *counted) for counted in below)
+        return cls(nonzeros, whole)
+
+    def between(self, least: int, below: int) -> tuple[int, int]:
+        """(nonzeros, tiles) of the tiles that hold from `least` up to, not including, `below` nonzeros."""
+        last = len(self.tiles) - 1
+        first, end = min(max(1, least), last), min(below, last)
+        if first >= end:
+            return 0, 0
+        return self.nonzeros[end] - self.nonzeros[first], self.tiles[end] - self.tiles[first]
 
 
 def _stored_whole(setting: Setting, counts: Counts, threshold: int, histogram: torch.Tensor) -> int:
@@ -185,7 +213,9 @@ def _tiles(setting: Setting, counts: Counts, format: str, nnz: int, tiles: int, 
     stored = tiles * prod(sides) if format == "dense_tile" else nnz
     part = Part(format, layout, _schedule(setting, groups, fused), nnz, label="tiles of many nonzeros")
     chain = max(each, most // 2)  # a program of fewer tiles ends little sooner
-    return part, Statistics(-(-tiles // each), tiles, stored, nnz, setting.itemsize, chain=chain)
+    rows = prod(n for m, n in enumerate(tiles_along(counts.shape, sides)) if m in setting.kept)
+    cut = (tiles > each * rows, False)
+    return part, Statistics(-(-tiles // each), tiles, stored, nnz, setting.itemsize, chain=chain, cut=cut)
 
 
 def _one_launch(setting: Setting, nnz: int) -> bool:
@@ -203,11 +233,9 @@ def _one_launch(setting: Setting, nnz: int) -> bool:
 
 def _layout(setting: Setting, groups: TileGroups, grain: int) -> Layout:
     """Tiles of one block of output rows together; positions stored as the dots take them."""
-    (sparse,) = setting.bound.einsum.sparse
-    letters = setting.bound.einsum.inputs[sparse]
 
     def modes(*names: str) -> tuple[int, ...]:
-        return tuple(letters.index(c) for c in names)
+        return tuple(setting.letters.index(c) for c in names)
 
     inner = (*groups.second, *groups.first)
     grain = grain if setting.backend == "triton" else CPU_GRAIN
@@ -226,15 +254,31 @@ def _schedule(setting: Setting, groups: TileGroups, fused: bool) -> Schedule:
     padded = {c: 1 << max(n - 1, 0).bit_length() for c, n in sizes.items()}
     if setting.backend != "triton":
         return Schedule(1, tuple(padded.items()), setting.floating, setting.precision)
+    if not groups.dot:
+        return _elementwise(setting, groups, padded)
     if groups.second:
         return _chained(setting, groups, padded)
     most = FUSED_RANKS if fused or setting.precision == "tf32" else RANKS
+    (rows, deep), *_ = _dot_sides(setting, groups)
+    beside = [c for c in padded if c not in rows]  # of what the result is multiplied by once it is summed
     blocks = {c: max(MIN_DOT, min(n, most)) for c, n in padded.items()}
-    ranks = max(blocks.values(), default=1)
+    own = min(most, max(MIN_DOT, _most_elements(setting, 2 if setting.precision == "tf32" else 4) // deep))
+    blocks |= fit({c: blocks[c] for c in rows}, list(rows), own, [rows])
+    ranks = prod(blocks[c] for c in rows)
+    blocks |= fit({c: blocks[c] for c in beside}, beside, max(1, MATRIX // (MIN_DOT * ranks)))
     matrix = FUSED_MATRIX.get(setting.precision, 4096) if fused else MATRIX
-    columns = max(MIN_DOT, min(64 if fused else 128, matrix // ranks))
-    warps = 1 if fused or not groups.dot else 4 if ranks >= 64 and setting.precision != "tf32" else 2
-    return Schedule(warps, tuple(blocks.items()), setting.floating, setting.precision, stages=2, columns=columns)
+    columns = max(MIN_DOT, min(64 if fused else 128, matrix // prod(blocks.values())))
+    warps = 1 if fused else 4 if ranks >= 64 and setting.precision != "tf32" else 2
+    return Schedule(warps, tuple(blocks.items()), True, setting.precision, stages=2, columns=columns)
+
+
+def _elementwise(setting: Setting, groups: TileGroups, padded: dict[str, int]) -> Schedule:
+    """No dot: the positions of one letter, by all dense axes, are what a program multiplies and keeps."""
+    side = dict(zip(setting.letters, sides_of(setting.bound.extents(setting.letters)), strict=True))
+    positions = prod(side[c] for c in (*groups.columns, *groups.second))
+    limit = max(1, ELEMENTWISE_BYTES // (positions * (4 if setting.floating and setting.itemsize <= 4 else 8)))
+    blocks = fit({c: min(n, RANKS) for c, n in padded.items()}, list(padded), limit)
+    return Schedule(1, tuple(blocks.items()), False, setting.precision, stages=2)
 
 
 def _chained(setting: Setting, groups: TileGroups, padded: dict[str, int]) -> Schedule:
@@ -243,8 +287,29 @@ def _chained(setting: Setting, groups: TileGroups, padded: dict[str, int]) -> Sc
     On an H200 (`benchmarks/results/ttmc_tiles.json`, rank 32 x 32) 8 positions by 4 warps were fastest in bfloat16, by
     2 in tf32; in tf32x3 4 positions by 2.
     """
-    matrix = MATRIX // 2 if setting.precision == "tf32x3" else MATRIX
-    blocks = fit({c: max(MIN_DOT, min(n, FUSED_RANKS)) for c, n in padded.items()}, list(padded), matrix)
+    matrix = MATRIX // 2 if setting.precision == "tf32x3" or setting.itemsize > 4 else MATRIX
     warps = 4 if setting.precision == "bf16" else 2
+    blocks = {c: max(MIN_DOT, min(n, FUSED_RANKS)) for c, n in padded.items()}
+    sides = _dot_sides(setting, groups)
+    for axes, deep in sides:  # several operands of a side are multiplied together, position by position
+        own = max(MIN_DOT, _most_elements(setting, warps) // deep)
+        blocks |= fit({c: blocks[c] for c in axes}, list(axes), own, [axes])
+    blocks = fit(blocks, list(padded), matrix, [axes for axes, _ in sides])
     positions = max(1, matrix // prod(blocks.values()))
     return Schedule(warps, tuple(blocks.items()), setting.floating, setting.precision, stages=2, columns=positions)
+
+
+def _most_elements(setting: Setting, warps: int) -> int:
+    """Elements of a tile that so many warps keep in registers: float64 takes two of them."""
+    return MOST_SUMS * warps * 4 // max(4, setting.itemsize)
+
+
+def _dot_sides(setting: Setting, groups: TileGroups) -> list[tuple[dict[str, None], int]]:
+    """By dot, the dense axes of what it contracts with, in their order, and the positions that it contracts."""
+    side = dict(zip(setting.letters, sides_of(setting.bound.extents(setting.letters)), strict=True))
+    _, operands = named_operands(setting.bound)
+    found = []
+    for letters in filter(None, (groups.first, groups.second)):
+        axes = dict.fromkeys(a for o in operands if set(o.rows) & set(letters) for a in o.axes)
+        found.append((axes, max(MIN_DOT, prod(side[c] for c in letters))))
+    return found

@@ -33,6 +33,16 @@ class Counts:
             self._memory[key] = self._count(modes)
         return int(self._memory[key])
 
+    def longest(self, modes: tuple[int, ...]) -> int:
+        """Most nonzeros that have the same coordinates in these modes; all of them where there are no modes."""
+        if not modes or self.nnz == 0:
+            return self.nnz
+        modes = tuple(sorted(modes))
+        key = ("longest", modes)
+        if key not in self._memory:
+            self._memory[key] = int(torch.bincount(row_numbers(self.coords, self.shape, modes)).max())
+        return int(self._memory[key])
+
     def histogram(self, name: str, values: Callable[[], torch.Tensor], largest: int) -> torch.Tensor:
         """(largest + 1,) how often each value occurs, on the CPU; counted once a name."""
         key = ("histogram", name)

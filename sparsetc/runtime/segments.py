@@ -8,6 +8,9 @@ on a GPU.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 
 import torch
@@ -15,6 +18,29 @@ import torch.nn.functional as F
 
 LONG_RUN = 32
 """Mean rows a run from which one matrix product a run beats outer products and a sum (2 cores, R = 16)."""
+
+
+_ordered: ContextVar[bool] = ContextVar("sparsetc_ordered", default=False)
+
+
+@contextmanager
+def in_order(wanted: bool) -> Iterator[None]:
+    """Have `add_rows` add in the same order at every run within a ``with`` block, where that is wanted."""
+    token = _ordered.set(wanted)
+    try:
+        yield
+    finally:
+        _ordered.reset(token)
+
+
+def add_rows(out: torch.Tensor, row: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Add ``values[n]`` to ``out[row[n]]`` for every n, in place.
+
+    On a GPU torch's `index_add_` adds in whatever order threads finish, `index_put_` after a sort.
+    """
+    if out.is_cuda and _ordered.get():
+        return out.index_put_((row.long(),), values, accumulate=True)
+    return out.index_add_(0, row, values)
 
 
 def bag(index: torch.Tensor, table: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -52,7 +78,7 @@ def run_sums(rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         owner = torch.repeat_interleave(
             torch.arange(runs, device=flat.device), torch.diff(offsets).long(), output_size=flat.shape[0]
         )
-        summed = flat.new_zeros((runs, flat.shape[1])).index_add_(0, owner, flat)
+        summed = add_rows(flat.new_zeros((runs, flat.shape[1])), owner, flat)
     return summed.reshape(runs, *rows.shape[1:])
 
 

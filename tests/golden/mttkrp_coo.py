@@ -20,71 +20,71 @@ import triton.language as tl
 # tile program  "ijk,jr,kr->ir"  part 0: coo, runs of nonzeros, 8 lanes, modes 0 | - | 1,2
 #   item over item_ptr
 #   axes r = 32
-#   i = decode item_word  # 7 bits, item
+#   at_i = decode item_word  # 7 bits, item
 #   total[lane,r] = 0
 #   loop steps of 8 lanes, 4 at a time
-#     j[lane] = decode word  # 8 bits, leaf
-#     k[lane] = decode word  # 9 bits, leaf
+#     at_j[lane] = decode word  # 8 bits, leaf
+#     at_k[lane] = decode word  # 9 bits, leaf
 #     x[lane] = load X.values
-#     b_jr[lane,r] = gather B[j, r]
-#     c_kr[lane,r] = gather C[k, r]
+#     b_jr[lane,r] = gather B[at_j, r]
+#     c_kr[lane,r] = gather C[at_k, r]
 #     total[lane,r] += einsum "n,nr,nr->nr" x, b_jr, c_kr  # multiply
-#   store A[i, r] total[lane,r]  # lane summed here, once
+#   store A[at_i, r] total[lane,r]  # lane summed here, once
 @triton.jit
 def part_0(pid, item_ptr, item_word, word, values, B, C, A):
     item = pid
     lane = tl.arange(0, 8)
-    r = tl.arange(0, 32)
+    at_r = tl.arange(0, 32)
     start = tl.load(item_ptr + item)
     stop = tl.load(item_ptr + item + 1)
     item_word_bits = tl.load(item_word + item)
-    i = item_word_bits
+    at_i = item_word_bits
     total = tl.zeros([8, 32], tl.float32)
     full = start + (stop - start) // 32 * 32
     for first in range(start, full, 32):
-        at_0 = first + lane
-        at_1 = first + 8 + lane
-        at_2 = first + 16 + lane
-        at_3 = first + 24 + lane
-        word_bits_0 = tl.load(word + at_0)
-        j_0 = (word_bits_0 >> 9)
-        word_bits_1 = tl.load(word + at_1)
-        j_1 = (word_bits_1 >> 9)
-        word_bits_2 = tl.load(word + at_2)
-        j_2 = (word_bits_2 >> 9)
-        word_bits_3 = tl.load(word + at_3)
-        j_3 = (word_bits_3 >> 9)
-        k_0 = word_bits_0 & 0x1ff
-        k_1 = word_bits_1 & 0x1ff
-        k_2 = word_bits_2 & 0x1ff
-        k_3 = word_bits_3 & 0x1ff
-        x_0 = tl.load(values + at_0)
-        x_1 = tl.load(values + at_1)
-        x_2 = tl.load(values + at_2)
-        x_3 = tl.load(values + at_3)
-        b_jr_0 = tl.load(B + j_0[:, None] * 32 + r[None, :])
-        b_jr_1 = tl.load(B + j_1[:, None] * 32 + r[None, :])
-        b_jr_2 = tl.load(B + j_2[:, None] * 32 + r[None, :])
-        b_jr_3 = tl.load(B + j_3[:, None] * 32 + r[None, :])
-        c_kr_0 = tl.load(C + k_0[:, None] * 32 + r[None, :])
-        c_kr_1 = tl.load(C + k_1[:, None] * 32 + r[None, :])
-        c_kr_2 = tl.load(C + k_2[:, None] * 32 + r[None, :])
-        c_kr_3 = tl.load(C + k_3[:, None] * 32 + r[None, :])
+        pos_0 = first + lane
+        pos_1 = first + 8 + lane
+        pos_2 = first + 16 + lane
+        pos_3 = first + 24 + lane
+        word_bits_0 = tl.load(word + pos_0)
+        at_j_0 = (word_bits_0 >> 9)
+        word_bits_1 = tl.load(word + pos_1)
+        at_j_1 = (word_bits_1 >> 9)
+        word_bits_2 = tl.load(word + pos_2)
+        at_j_2 = (word_bits_2 >> 9)
+        word_bits_3 = tl.load(word + pos_3)
+        at_j_3 = (word_bits_3 >> 9)
+        at_k_0 = word_bits_0 & 0x1ff
+        at_k_1 = word_bits_1 & 0x1ff
+        at_k_2 = word_bits_2 & 0x1ff
+        at_k_3 = word_bits_3 & 0x1ff
+        x_0 = tl.load(values + pos_0)
+        x_1 = tl.load(values + pos_1)
+        x_2 = tl.load(values + pos_2)
+        x_3 = tl.load(values + pos_3)
+        b_jr_0 = tl.load(B + at_j_0[:, None] * 32 + at_r[None, :])
+        b_jr_1 = tl.load(B + at_j_1[:, None] * 32 + at_r[None, :])
+        b_jr_2 = tl.load(B + at_j_2[:, None] * 32 + at_r[None, :])
+        b_jr_3 = tl.load(B + at_j_3[:, None] * 32 + at_r[None, :])
+        c_kr_0 = tl.load(C + at_k_0[:, None] * 32 + at_r[None, :])
+        c_kr_1 = tl.load(C + at_k_1[:, None] * 32 + at_r[None, :])
+        c_kr_2 = tl.load(C + at_k_2[:, None] * 32 + at_r[None, :])
+        c_kr_3 = tl.load(C + at_k_3[:, None] * 32 + at_r[None, :])
         total += x_0[:, None] * b_jr_0 * c_kr_0
         total += x_1[:, None] * b_jr_1 * c_kr_1
         total += x_2[:, None] * b_jr_2 * c_kr_2
         total += x_3[:, None] * b_jr_3 * c_kr_3
     for first in range(full, stop, 8):
-        at = first + lane
-        ok = at < stop
-        word_bits = tl.load(word + at, mask=ok, other=0)
-        j = (word_bits >> 9)
-        k = word_bits & 0x1ff
-        x = tl.load(values + at, mask=ok, other=0)
-        b_jr = tl.load(B + j[:, None] * 32 + r[None, :], mask=(ok[:, None]), other=0)
-        c_kr = tl.load(C + k[:, None] * 32 + r[None, :], mask=(ok[:, None]), other=0)
+        pos = first + lane
+        ok = pos < stop
+        word_bits = tl.load(word + pos, mask=ok, other=0)
+        at_j = (word_bits >> 9)
+        at_k = word_bits & 0x1ff
+        x = tl.load(values + pos, mask=ok, other=0)
+        b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :], mask=(ok[:, None]), other=0)
+        c_kr = tl.load(C + at_k[:, None] * 32 + at_r[None, :], mask=(ok[:, None]), other=0)
         total += x[:, None] * b_jr * c_kr
-    tl.store(A + i * 32 + r, tl.sum(total, 0))
+    tl.store(A + at_i * 32 + at_r, tl.sum(total, 0))
 
 
 @triton.jit(do_not_specialize=["programs_0"])

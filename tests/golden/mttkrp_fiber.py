@@ -21,28 +21,28 @@ import triton.language as tl
 # tile program  "ijk,jr,kr->ir"  part 0: fiber, blocks of fibers, 8 lanes, modes 0 | 1 | 2
 #   item over item_ptr
 #   axes r = 32
-#   i = decode item_word  # 7 bits, item
+#   at_i = decode item_word  # 7 bits, item
 #   total[lane,r] = 0
 #   loop blocks of the item
-#     j[lane] = decode lane_word  # 8 bits, lane
-#     b_jr[lane,r] = gather B[j, r]
+#     at_j[lane] = decode lane_word  # 8 bits, lane
+#     b_jr[lane,r] = gather B[at_j, r]
 #     fiber_sum[lane,r] = 0
 #     loop steps of 8 lanes, 4 at a time
-#       k[lane] = decode word  # 9 bits, leaf
+#       at_k[lane] = decode word  # 9 bits, leaf
 #       x[lane] = load X.values
-#       c_kr[lane,r] = gather C[k, r]
+#       c_kr[lane,r] = gather C[at_k, r]
 #       fiber_sum[lane,r] += einsum "n,nr->nr" x, c_kr  # multiply
 #     total[lane,r] += einsum "nr,nr->nr" fiber_sum, b_jr  # multiply
-#   store A[i, r] total[lane,r]  # lane summed here, once
+#   store A[at_i, r] total[lane,r]  # lane summed here, once
 @triton.jit
 def part_0(pid, item_ptr, block_ptr, block_full, lane_len, item_word, lane_word, word, values, B, C, A):
     item = pid
     lane = tl.arange(0, 8)
-    r = tl.arange(0, 32)
+    at_r = tl.arange(0, 32)
     start = tl.load(item_ptr + item)
     stop = tl.load(item_ptr + item + 1)
     item_word_bits = tl.load(item_word + item)
-    i = item_word_bits
+    at_i = item_word_bits
     total = tl.zeros([8, 32], tl.float32)
     for block in range(start, stop):
         first = tl.load(block_ptr + block)
@@ -51,44 +51,44 @@ def part_0(pid, item_ptr, block_ptr, block_full, lane_len, item_word, lane_word,
         fiber = block * 8 + lane
         length = tl.load(lane_len + fiber)
         lane_word_bits = tl.load(lane_word + fiber, mask=length > 0, other=0)
-        j = lane_word_bits
-        b_jr = tl.load(B + j[:, None] * 32 + r[None, :], mask=(length > 0)[:, None], other=0)
+        at_j = lane_word_bits
+        b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :], mask=(length > 0)[:, None], other=0)
         fiber_sum = tl.zeros([8, 32], tl.float32)
         for step in range(0, full, 4):
-            at_0 = first + step * 8 + lane
-            at_1 = first + step * 8 + 8 + lane
-            at_2 = first + step * 8 + 16 + lane
-            at_3 = first + step * 8 + 24 + lane
-            word_bits_0 = tl.load(word + at_0).to(tl.int32)
-            k_0 = word_bits_0
-            word_bits_1 = tl.load(word + at_1).to(tl.int32)
-            k_1 = word_bits_1
-            word_bits_2 = tl.load(word + at_2).to(tl.int32)
-            k_2 = word_bits_2
-            word_bits_3 = tl.load(word + at_3).to(tl.int32)
-            k_3 = word_bits_3
-            x_0 = tl.load(values + at_0)
-            x_1 = tl.load(values + at_1)
-            x_2 = tl.load(values + at_2)
-            x_3 = tl.load(values + at_3)
-            c_kr_0 = tl.load(C + k_0[:, None] * 32 + r[None, :])
-            c_kr_1 = tl.load(C + k_1[:, None] * 32 + r[None, :])
-            c_kr_2 = tl.load(C + k_2[:, None] * 32 + r[None, :])
-            c_kr_3 = tl.load(C + k_3[:, None] * 32 + r[None, :])
+            pos_0 = first + step * 8 + lane
+            pos_1 = first + step * 8 + 8 + lane
+            pos_2 = first + step * 8 + 16 + lane
+            pos_3 = first + step * 8 + 24 + lane
+            word_bits_0 = tl.load(word + pos_0).to(tl.int32)
+            at_k_0 = word_bits_0
+            word_bits_1 = tl.load(word + pos_1).to(tl.int32)
+            at_k_1 = word_bits_1
+            word_bits_2 = tl.load(word + pos_2).to(tl.int32)
+            at_k_2 = word_bits_2
+            word_bits_3 = tl.load(word + pos_3).to(tl.int32)
+            at_k_3 = word_bits_3
+            x_0 = tl.load(values + pos_0)
+            x_1 = tl.load(values + pos_1)
+            x_2 = tl.load(values + pos_2)
+            x_3 = tl.load(values + pos_3)
+            c_kr_0 = tl.load(C + at_k_0[:, None] * 32 + at_r[None, :])
+            c_kr_1 = tl.load(C + at_k_1[:, None] * 32 + at_r[None, :])
+            c_kr_2 = tl.load(C + at_k_2[:, None] * 32 + at_r[None, :])
+            c_kr_3 = tl.load(C + at_k_3[:, None] * 32 + at_r[None, :])
             fiber_sum += x_0[:, None] * c_kr_0
             fiber_sum += x_1[:, None] * c_kr_1
             fiber_sum += x_2[:, None] * c_kr_2
             fiber_sum += x_3[:, None] * c_kr_3
         for step in range(full, steps):
-            at = first + step * 8 + lane
+            pos = first + step * 8 + lane
             ok = step < length
-            word_bits = tl.load(word + at, mask=ok, other=0).to(tl.int32)
-            k = word_bits
-            x = tl.load(values + at, mask=ok, other=0)
-            c_kr = tl.load(C + k[:, None] * 32 + r[None, :], mask=(ok[:, None]), other=0)
+            word_bits = tl.load(word + pos, mask=ok, other=0).to(tl.int32)
+            at_k = word_bits
+            x = tl.load(values + pos, mask=ok, other=0)
+            c_kr = tl.load(C + at_k[:, None] * 32 + at_r[None, :], mask=(ok[:, None]), other=0)
             fiber_sum += x[:, None] * c_kr
         total += fiber_sum * b_jr
-    tl.store(A + i * 32 + r, tl.sum(total, 0))
+    tl.store(A + at_i * 32 + at_r, tl.sum(total, 0))
 
 
 @triton.jit(do_not_specialize=["programs_0"])

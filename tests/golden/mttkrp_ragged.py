@@ -20,49 +20,49 @@ import triton.language as tl
 # tile program  "ijk,jr,kr->ir"  part 0: coo, runs of nonzeros, 4 lanes, modes 0 | - | 1,2
 #   item over item_ptr
 #   axes r = 200 in blocks of 128
-#   i = decode item_word  # 7 bits, item
+#   at_i = decode item_word  # 7 bits, item
 #   total[lane,r] = 0
 #   loop steps of 4 lanes, 1 at a time
-#     j[lane] = decode word  # 8 bits, leaf
-#     k[lane] = decode word  # 9 bits, leaf
+#     at_j[lane] = decode word  # 8 bits, leaf
+#     at_k[lane] = decode word  # 9 bits, leaf
 #     x[lane] = load X.values
-#     b_jr[lane,r] = gather B[j, r]
-#     c_kr[lane,r] = gather C[k, r]
+#     b_jr[lane,r] = gather B[at_j, r]
+#     c_kr[lane,r] = gather C[at_k, r]
 #     total[lane,r] += einsum "n,nr,nr->nr" x, b_jr, c_kr  # multiply
-#   store A[i, r] total[lane,r]  # lane summed here, once
+#   store A[at_i, r] total[lane,r]  # lane summed here, once
 @triton.jit
 def part_0(pid, item_ptr, item_word, word, values, B, C, A):
-    r_block = pid % 2
+    block_r = pid % 2
     item = pid // 2
     lane = tl.arange(0, 4)
-    r = r_block * 128 + tl.arange(0, 128)
-    in_r = r < 200
+    at_r = block_r * 128 + tl.arange(0, 128)
+    in_r = at_r < 200
     start = tl.load(item_ptr + item)
     stop = tl.load(item_ptr + item + 1)
     item_word_bits = tl.load(item_word + item)
-    i = item_word_bits
+    at_i = item_word_bits
     total = tl.zeros([4, 128], tl.float32)
     full = start + (stop - start) // 4 * 4
     for first in range(start, full, 4):
-        at = first + lane
-        word_bits = tl.load(word + at)
-        j = (word_bits >> 9)
-        k = word_bits & 0x1ff
-        x = tl.load(values + at)
-        b_jr = tl.load(B + j[:, None] * 200 + r[None, :], mask=(in_r[None, :]), other=0)
-        c_kr = tl.load(C + k[:, None] * 200 + r[None, :], mask=(in_r[None, :]), other=0)
+        pos = first + lane
+        word_bits = tl.load(word + pos)
+        at_j = (word_bits >> 9)
+        at_k = word_bits & 0x1ff
+        x = tl.load(values + pos)
+        b_jr = tl.load(B + at_j[:, None] * 200 + at_r[None, :], mask=(in_r[None, :]), other=0)
+        c_kr = tl.load(C + at_k[:, None] * 200 + at_r[None, :], mask=(in_r[None, :]), other=0)
         total += x[:, None] * b_jr * c_kr
     for first in range(full, stop, 4):
-        at = first + lane
-        ok = at < stop
-        word_bits = tl.load(word + at, mask=ok, other=0)
-        j = (word_bits >> 9)
-        k = word_bits & 0x1ff
-        x = tl.load(values + at, mask=ok, other=0)
-        b_jr = tl.load(B + j[:, None] * 200 + r[None, :], mask=(ok[:, None]) & (in_r[None, :]), other=0)
-        c_kr = tl.load(C + k[:, None] * 200 + r[None, :], mask=(ok[:, None]) & (in_r[None, :]), other=0)
+        pos = first + lane
+        ok = pos < stop
+        word_bits = tl.load(word + pos, mask=ok, other=0)
+        at_j = (word_bits >> 9)
+        at_k = word_bits & 0x1ff
+        x = tl.load(values + pos, mask=ok, other=0)
+        b_jr = tl.load(B + at_j[:, None] * 200 + at_r[None, :], mask=(ok[:, None]) & (in_r[None, :]), other=0)
+        c_kr = tl.load(C + at_k[:, None] * 200 + at_r[None, :], mask=(ok[:, None]) & (in_r[None, :]), other=0)
         total += x[:, None] * b_jr * c_kr
-    tl.store(A + i * 200 + r, tl.sum(total, 0), mask=in_r)
+    tl.store(A + at_i * 200 + at_r, tl.sum(total, 0), mask=in_r)
 
 
 @triton.jit(do_not_specialize=["programs_0"])

@@ -21,21 +21,21 @@ import triton.language as tl
 #   item over item_ptr
 #   axes r = 32
 #   loop blocks of the item
-#     i[lane] = decode lane_word  # 7 bits, lane
+#     at_i[lane] = decode lane_word  # 7 bits, lane
 #     fiber_sum[lane,r] = 0
 #     loop steps of 32 lanes, 2 at a time
-#       j[lane] = decode word  # 8 bits, leaf
-#       k[lane] = decode word  # 9 bits, leaf
+#       at_j[lane] = decode word  # 8 bits, leaf
+#       at_k[lane] = decode word  # 9 bits, leaf
 #       x[lane] = load X.values
-#       b_jr[lane,r] = gather B[j, r]
-#       c_kr[lane,r] = gather C[k, r]
+#       b_jr[lane,r] = gather B[at_j, r]
+#       c_kr[lane,r] = gather C[at_k, r]
 #       fiber_sum[lane,r] += einsum "n,nr,nr->nr" x, b_jr, c_kr  # multiply
-#     store A[i, r] fiber_sum[lane,r]
+#     store A[at_i, r] fiber_sum[lane,r]
 @triton.jit
 def part_0(pid, item_ptr, block_ptr, block_full, lane_len, lane_word, word, values, B, C, A):
     item = pid
     lane = tl.arange(0, 32)
-    r = tl.arange(0, 32)
+    at_r = tl.arange(0, 32)
     start = tl.load(item_ptr + item)
     stop = tl.load(item_ptr + item + 1)
     for block in range(start, stop):
@@ -45,36 +45,36 @@ def part_0(pid, item_ptr, block_ptr, block_full, lane_len, lane_word, word, valu
         fiber = block * 32 + lane
         length = tl.load(lane_len + fiber)
         lane_word_bits = tl.load(lane_word + fiber, mask=length > 0, other=0)
-        i = lane_word_bits
+        at_i = lane_word_bits
         fiber_sum = tl.zeros([32, 32], tl.float32)
         for step in range(0, full, 2):
-            at_0 = first + step * 32 + lane
-            at_1 = first + step * 32 + 32 + lane
-            word_bits_0 = tl.load(word + at_0)
-            j_0 = (word_bits_0 >> 9)
-            word_bits_1 = tl.load(word + at_1)
-            j_1 = (word_bits_1 >> 9)
-            k_0 = word_bits_0 & 0x1ff
-            k_1 = word_bits_1 & 0x1ff
-            x_0 = tl.load(values + at_0)
-            x_1 = tl.load(values + at_1)
-            b_jr_0 = tl.load(B + j_0[:, None] * 32 + r[None, :])
-            b_jr_1 = tl.load(B + j_1[:, None] * 32 + r[None, :])
-            c_kr_0 = tl.load(C + k_0[:, None] * 32 + r[None, :])
-            c_kr_1 = tl.load(C + k_1[:, None] * 32 + r[None, :])
+            pos_0 = first + step * 32 + lane
+            pos_1 = first + step * 32 + 32 + lane
+            word_bits_0 = tl.load(word + pos_0)
+            at_j_0 = (word_bits_0 >> 9)
+            word_bits_1 = tl.load(word + pos_1)
+            at_j_1 = (word_bits_1 >> 9)
+            at_k_0 = word_bits_0 & 0x1ff
+            at_k_1 = word_bits_1 & 0x1ff
+            x_0 = tl.load(values + pos_0)
+            x_1 = tl.load(values + pos_1)
+            b_jr_0 = tl.load(B + at_j_0[:, None] * 32 + at_r[None, :])
+            b_jr_1 = tl.load(B + at_j_1[:, None] * 32 + at_r[None, :])
+            c_kr_0 = tl.load(C + at_k_0[:, None] * 32 + at_r[None, :])
+            c_kr_1 = tl.load(C + at_k_1[:, None] * 32 + at_r[None, :])
             fiber_sum += x_0[:, None] * b_jr_0 * c_kr_0
             fiber_sum += x_1[:, None] * b_jr_1 * c_kr_1
         for step in range(full, steps):
-            at = first + step * 32 + lane
+            pos = first + step * 32 + lane
             ok = step < length
-            word_bits = tl.load(word + at, mask=ok, other=0)
-            j = (word_bits >> 9)
-            k = word_bits & 0x1ff
-            x = tl.load(values + at, mask=ok, other=0)
-            b_jr = tl.load(B + j[:, None] * 32 + r[None, :], mask=(ok[:, None]), other=0)
-            c_kr = tl.load(C + k[:, None] * 32 + r[None, :], mask=(ok[:, None]), other=0)
+            word_bits = tl.load(word + pos, mask=ok, other=0)
+            at_j = (word_bits >> 9)
+            at_k = word_bits & 0x1ff
+            x = tl.load(values + pos, mask=ok, other=0)
+            b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :], mask=(ok[:, None]), other=0)
+            c_kr = tl.load(C + at_k[:, None] * 32 + at_r[None, :], mask=(ok[:, None]), other=0)
             fiber_sum += x[:, None] * b_jr * c_kr
-        tl.store(A + i[:, None] * 32 + r[None, :], fiber_sum, mask=(length > 0)[:, None])
+        tl.store(A + at_i[:, None] * 32 + at_r[None, :], fiber_sum, mask=(length > 0)[:, None])
 
 
 @triton.jit(do_not_specialize=["programs_0"])

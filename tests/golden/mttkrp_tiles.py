@@ -20,52 +20,52 @@ import triton.language as tl
 # tile program  "ijk,jr,kr->ir"  part 0: dense_tile, dense tiles of 16x16x16
 #   item over item_ptr
 #   axes r = 32, i = 16, j = 16 in blocks of 8, k = 16
-#   i tile = decode item_word  # 3 bits, item
+#   tile_i = decode item_word  # 3 bits, item
 #   total[r,i] = 0
 #   loop tiles of the item
-#     j tile = decode tile_word  # 4 bits, tile
-#     k tile = decode tile_word  # 5 bits, tile
-#     c_rk[r,k] = gather C[k, r]
+#     tile_j = decode tile_word  # 4 bits, tile
+#     tile_k = decode tile_word  # 5 bits, tile
+#     c_rk[r,k] = gather C[at_k, r]
 #     loop j in the tile, 8 at a time
-#       b_rj[r,j] = gather B[j, r]
+#       b_rj[r,j] = gather B[at_j, r]
 #       x[j,i,k] = load X.values
 #       part[r,j,i] = einsum "rk,jik->rji" c_rk, x  # dot over k, tf32x3
 #       scaled[r,j,i] = einsum "rji,rj->rji" part, b_rj  # multiply
 #       step[r,i] = sum j of scaled
 #       total[r,i] += einsum "ri->ri" step  # multiply
-#   add A[i, r] total[r,i]
+#   add A[at_i, r] total[r,i]
 @triton.jit
 def part_0(pid, item_ptr, item_word, tile_word, values, B, C, A):
     item = pid
-    r = tl.arange(0, 32)
-    i_in = tl.arange(0, 16)
-    k_in = tl.arange(0, 16)
+    at_r = tl.arange(0, 32)
+    side_i = tl.arange(0, 16)
+    side_k = tl.arange(0, 16)
     across = tl.arange(0, 128)
     start = tl.load(item_ptr + item)
     stop = tl.load(item_ptr + item + 1)
     item_word_bits = tl.load(item_word + item)
-    i_tile = item_word_bits
-    i = i_tile * 16 + i_in
-    in_i = i < 100
+    tile_i = item_word_bits
+    at_i = tile_i * 16 + side_i
+    in_i = at_i < 100
     total = tl.zeros([32, 16], tl.float32)
     for tile in range(start, stop):
         tile_word_bits = tl.load(tile_word + tile)
-        j_tile = (tile_word_bits >> 5)
-        k_tile = tile_word_bits & 0x1f
-        k = k_tile * 16 + k_in
-        in_k = k < 300
-        c_rk = tl.load(C + k[None, :] * 32 + r[:, None], mask=in_k[None, :], other=0)
-        for j_first in tl.static_range(0, 16, 8):
-            j_in = j_first + tl.arange(0, 8)
-            j = j_tile * 16 + j_in
-            in_j = j < 200
-            b_rj = tl.load(B + j[None, :] * 32 + r[:, None], mask=in_j[None, :], other=0)
-            x = tl.load(values + tile * 4096 + j_first * 256 + across[:, None] * 16 + k_in[None, :])
+        tile_j = (tile_word_bits >> 5)
+        tile_k = tile_word_bits & 0x1f
+        at_k = tile_k * 16 + side_k
+        in_k = at_k < 300
+        c_rk = tl.load(C + at_k[None, :] * 32 + at_r[:, None], mask=in_k[None, :], other=0)
+        for first_j in tl.static_range(0, 16, 8):
+            side_j = first_j + tl.arange(0, 8)
+            at_j = tile_j * 16 + side_j
+            in_j = at_j < 200
+            b_rj = tl.load(B + at_j[None, :] * 32 + at_r[:, None], mask=in_j[None, :], other=0)
+            x = tl.load(values + tile * 4096 + first_j * 256 + across[:, None] * 16 + side_k[None, :])
             part = tl.dot(c_rk, tl.trans(x), input_precision="tf32x3", out_dtype=tl.float32)
             scaled = b_rj[:, :, None] * tl.reshape(part, [32, 8, 16])
             step = tl.sum(scaled, 1)
             total += step
-    tl.atomic_add(A + i[None, :] * 32 + r[:, None], total, mask=in_i[None, :], sem="relaxed")
+    tl.atomic_add(A + at_i[None, :] * 32 + at_r[:, None], total, mask=in_i[None, :], sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["programs_0"])

@@ -15,42 +15,44 @@ Part 0, dense_tile: dense tiles of 16x16x16.
 
 import torch
 
+from sparsetc.runtime.segments import add_rows
+
 
 # tile program  "ijk,jr,kr->ir"  part 0: dense_tile, dense tiles of 16x16x16
 #   item over item_ptr
 #   axes r = 32, i = 16, j = 16 in blocks of 8, k = 16
-#   i tile = decode item_word  # 3 bits, item
+#   tile_i = decode item_word  # 3 bits, item
 #   total[r,i] = 0
 #   loop tiles of the item
-#     j tile = decode tile_word  # 4 bits, tile
-#     k tile = decode tile_word  # 5 bits, tile
-#     c_rk[r,k] = gather C[k, r]
+#     tile_j = decode tile_word  # 4 bits, tile
+#     tile_k = decode tile_word  # 5 bits, tile
+#     c_rk[r,k] = gather C[at_k, r]
 #     loop j in the tile, 8 at a time
-#       b_rj[r,j] = gather B[j, r]
+#       b_rj[r,j] = gather B[at_j, r]
 #       x[j,i,k] = load X.values
 #       part[r,j,i] = einsum "rk,jik->rji" c_rk, x  # dot over k, tf32x3
 #       scaled[r,j,i] = einsum "rji,rj->rji" part, b_rj  # multiply
 #       step[r,i] = sum j of scaled
 #       total[r,i] += einsum "ri->ri" step  # multiply
-#   add A[i, r] total[r,i]
+#   add A[at_i, r] total[r,i]
 def part_0(chunks, item_ptr, item_word, tile_word, values, B, C, A):
     for i0, i1, b0, b1, n0, n1 in chunks:
         tiles = torch.diff(item_ptr[i0 : i1 + 1])
-        i_tile = (item_word[i0:i1]).repeat_interleave(tiles, output_size=b1 - b0)
-        j_tile = ((tile_word[b0:b1] >> 5))
-        k_tile = (tile_word[b0:b1] & 0x1f)
-        i = i_tile.long()[:, None] * 16 + torch.arange(16, device=values.device)
-        past_i = i >= 100
-        i = i.clamp(max=99)
-        j = j_tile.long()[:, None] * 16 + torch.arange(16, device=values.device)
-        past_j = j >= 200
-        j = j.clamp(max=199)
-        k = k_tile.long()[:, None] * 16 + torch.arange(16, device=values.device)
-        past_k = k >= 300
-        k = k.clamp(max=299)
-        c_rk = C.view(300, 32)[(k).flatten()].view(-1, 16, 32)
+        tile_i = (item_word[i0:i1]).repeat_interleave(tiles, output_size=b1 - b0)
+        tile_j = ((tile_word[b0:b1] >> 5))
+        tile_k = (tile_word[b0:b1] & 0x1f)
+        at_i = tile_i.long()[:, None] * 16 + torch.arange(16, device=values.device)
+        past_i = at_i >= 100
+        at_i = at_i.clamp(max=99)
+        at_j = tile_j.long()[:, None] * 16 + torch.arange(16, device=values.device)
+        past_j = at_j >= 200
+        at_j = at_j.clamp(max=199)
+        at_k = tile_k.long()[:, None] * 16 + torch.arange(16, device=values.device)
+        past_k = at_k >= 300
+        at_k = at_k.clamp(max=299)
+        c_rk = C.view(300, 32)[(at_k).flatten()].view(-1, 16, 32)
         c_rk = c_rk.masked_fill(past_k[:, :, None], 0)
-        b_rj = B.view(200, 32)[(j).flatten()].view(-1, 16, 32)
+        b_rj = B.view(200, 32)[(at_j).flatten()].view(-1, 16, 32)
         b_rj = b_rj.masked_fill(past_j[:, :, None], 0)
         total = torch.einsum("Zjik,Zkr,Zjr->Zir", values[n0:n1].view(-1, 16, 16, 16), c_rk, b_rj)
-        A.view(100, 32).index_add_(0, (i).flatten(), total.reshape(-1, 32))
+        add_rows(A.view(100, 32), (at_i).flatten(), total.reshape(-1, 32))

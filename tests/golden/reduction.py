@@ -30,13 +30,13 @@ def part_0(pid, nonzeros, word, values, A):
     total = tl.zeros([128], tl.int64)
     full = start + (stop - start) // 128 * 128
     for first in range(start, full, 128):
-        at = first + lane
-        x = tl.load(values + at).to(tl.int64)
+        pos = first + lane
+        x = tl.load(values + pos).to(tl.int64)
         total += x
     for first in range(full, stop, 128):
-        at = first + lane
-        ok = at < stop
-        x = tl.load(values + at, mask=ok, other=0).to(tl.int64)
+        pos = first + lane
+        ok = pos < stop
+        x = tl.load(values + pos, mask=ok, other=0).to(tl.int64)
         total += x
     tl.store(A + 0, tl.sum(total, 0))
 

@@ -21,48 +21,48 @@ import triton.language as tl
 #   item over chunks of 512
 #   axes r = 32
 #   loop steps of 8 lanes, 1 at a time
-#     i[lane] = decode word  # 7 bits, leaf
-#     j[lane] = decode word  # 8 bits, leaf
-#     k[lane] = decode word  # 9 bits, leaf
+#     at_i[lane] = decode word  # 7 bits, leaf
+#     at_j[lane] = decode word  # 8 bits, leaf
+#     at_k[lane] = decode word  # 9 bits, leaf
 #     x[lane] = load X.values
-#     b_ir[lane,r] = gather B[i, r]
-#     c_jr[lane,r] = gather C[j, r]
-#     d_kr[lane,r] = gather D[k, r]
+#     b_ir[lane,r] = gather B[at_i, r]
+#     c_jr[lane,r] = gather C[at_j, r]
+#     d_kr[lane,r] = gather D[at_k, r]
 #     term[lane,r] = einsum "n,nr,nr,nr->nr" x, b_ir, c_jr, d_kr  # multiply
 #     store A[position] term[lane,r]  # r summed here, once
 @triton.jit
 def part_0(pid, nonzeros, word, values, B, C, D, A):
     item = pid
     lane = tl.arange(0, 8)
-    r = tl.arange(0, 32)
+    at_r = tl.arange(0, 32)
     start = item * 512
     stop = tl.minimum(start + 512, nonzeros)
     full = start + (stop - start) // 8 * 8
     for first in range(start, full, 8):
-        at = first + lane
-        word_bits = tl.load(word + at)
-        i = (word_bits >> 17)
-        j = (word_bits >> 9) & 0xff
-        k = word_bits & 0x1ff
-        x = tl.load(values + at).to(tl.float32)
-        b_ir = tl.load(B + i[:, None] * 32 + r[None, :]).to(tl.float32)
-        c_jr = tl.load(C + j[:, None] * 32 + r[None, :]).to(tl.float32)
-        d_kr = tl.load(D + k[:, None] * 32 + r[None, :]).to(tl.float32)
+        pos = first + lane
+        word_bits = tl.load(word + pos)
+        at_i = (word_bits >> 17)
+        at_j = (word_bits >> 9) & 0xff
+        at_k = word_bits & 0x1ff
+        x = tl.load(values + pos).to(tl.float32)
+        b_ir = tl.load(B + at_i[:, None] * 32 + at_r[None, :]).to(tl.float32)
+        c_jr = tl.load(C + at_j[:, None] * 32 + at_r[None, :]).to(tl.float32)
+        d_kr = tl.load(D + at_k[:, None] * 32 + at_r[None, :]).to(tl.float32)
         term = x[:, None] * b_ir * c_jr * d_kr
-        tl.store(A + at, tl.sum(term, 1))
+        tl.store(A + pos, tl.sum(term, 1))
     for first in range(full, stop, 8):
-        at = first + lane
-        ok = at < stop
-        word_bits = tl.load(word + at, mask=ok, other=0)
-        i = (word_bits >> 17)
-        j = (word_bits >> 9) & 0xff
-        k = word_bits & 0x1ff
-        x = tl.load(values + at, mask=ok, other=0).to(tl.float32)
-        b_ir = tl.load(B + i[:, None] * 32 + r[None, :], mask=(ok[:, None]), other=0).to(tl.float32)
-        c_jr = tl.load(C + j[:, None] * 32 + r[None, :], mask=(ok[:, None]), other=0).to(tl.float32)
-        d_kr = tl.load(D + k[:, None] * 32 + r[None, :], mask=(ok[:, None]), other=0).to(tl.float32)
+        pos = first + lane
+        ok = pos < stop
+        word_bits = tl.load(word + pos, mask=ok, other=0)
+        at_i = (word_bits >> 17)
+        at_j = (word_bits >> 9) & 0xff
+        at_k = word_bits & 0x1ff
+        x = tl.load(values + pos, mask=ok, other=0).to(tl.float32)
+        b_ir = tl.load(B + at_i[:, None] * 32 + at_r[None, :], mask=(ok[:, None]), other=0).to(tl.float32)
+        c_jr = tl.load(C + at_j[:, None] * 32 + at_r[None, :], mask=(ok[:, None]), other=0).to(tl.float32)
+        d_kr = tl.load(D + at_k[:, None] * 32 + at_r[None, :], mask=(ok[:, None]), other=0).to(tl.float32)
         term = x[:, None] * b_ir * c_jr * d_kr
-        tl.store(A + at, tl.sum(term, 1), mask=ok)
+        tl.store(A + pos, tl.sum(term, 1), mask=ok)
 
 
 @triton.jit(do_not_specialize=["programs_0", "nonzeros_0"])

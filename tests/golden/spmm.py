@@ -19,41 +19,41 @@ import triton.language as tl
 # tile program  "ij,jr->ir"  part 0: coo, runs of nonzeros, 8 lanes, modes 0 | - | 1
 #   item over item_ptr
 #   axes r = 32
-#   i = decode item_word  # 7 bits, item
+#   at_i = decode item_word  # 7 bits, item
 #   total[lane,r] = 0
 #   loop steps of 8 lanes, 1 at a time
-#     j[lane] = decode word  # 8 bits, leaf
+#     at_j[lane] = decode word  # 8 bits, leaf
 #     x[lane] = load X.values
-#     b_jr[lane,r] = gather B[j, r]
+#     b_jr[lane,r] = gather B[at_j, r]
 #     total[lane,r] += einsum "n,nr->nr" x, b_jr  # multiply
-#   store A[i, r] total[lane,r]  # lane summed here, once
+#   store A[at_i, r] total[lane,r]  # lane summed here, once
 @triton.jit
 def part_0(pid, item_ptr, item_word, word, values, B, A):
     item = pid
     lane = tl.arange(0, 8)
-    r = tl.arange(0, 32)
+    at_r = tl.arange(0, 32)
     start = tl.load(item_ptr + item)
     stop = tl.load(item_ptr + item + 1)
     item_word_bits = tl.load(item_word + item)
-    i = item_word_bits
+    at_i = item_word_bits
     total = tl.zeros([8, 32], tl.float64)
     full = start + (stop - start) // 8 * 8
     for first in range(start, full, 8):
-        at = first + lane
-        word_bits = tl.load(word + at).to(tl.int32)
-        j = word_bits
-        x = tl.load(values + at)
-        b_jr = tl.load(B + j[:, None] * 32 + r[None, :])
+        pos = first + lane
+        word_bits = tl.load(word + pos).to(tl.int32)
+        at_j = word_bits
+        x = tl.load(values + pos)
+        b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :])
         total += x[:, None] * b_jr
     for first in range(full, stop, 8):
-        at = first + lane
-        ok = at < stop
-        word_bits = tl.load(word + at, mask=ok, other=0).to(tl.int32)
-        j = word_bits
-        x = tl.load(values + at, mask=ok, other=0)
-        b_jr = tl.load(B + j[:, None] * 32 + r[None, :], mask=(ok[:, None]), other=0)
+        pos = first + lane
+        ok = pos < stop
+        word_bits = tl.load(word + pos, mask=ok, other=0).to(tl.int32)
+        at_j = word_bits
+        x = tl.load(values + pos, mask=ok, other=0)
+        b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :], mask=(ok[:, None]), other=0)
         total += x[:, None] * b_jr
-    tl.store(A + i * 32 + r, tl.sum(total, 0))
+    tl.store(A + at_i * 32 + at_r, tl.sum(total, 0))
 
 
 @triton.jit(do_not_specialize=["programs_0"])

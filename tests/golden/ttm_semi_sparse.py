@@ -23,9 +23,9 @@ import triton.language as tl
 #   loop blocks of the item
 #     fiber_sum[lane,r] = 0
 #     loop steps of 8 lanes, 1 at a time
-#       k[lane] = decode word  # 9 bits, leaf
+#       at_k[lane] = decode word  # 9 bits, leaf
 #       x[lane] = load X.values
-#       b_kr[lane,r] = gather B[k, r]
+#       b_kr[lane,r] = gather B[at_k, r]
 #       fiber_sum[lane,r] += einsum "n,nr->nr" x, b_kr  # multiply
 #     total[lane,r] += einsum "nr->nr" fiber_sum  # multiply
 #   store A[item_slot, r] total[lane,r]  # lane summed here, once
@@ -33,7 +33,7 @@ import triton.language as tl
 def part_0(pid, item_ptr, block_ptr, block_full, lane_len, item_word, word, values, item_slot, B, A):
     item = pid
     lane = tl.arange(0, 8)
-    r = tl.arange(0, 32)
+    at_r = tl.arange(0, 32)
     start = tl.load(item_ptr + item)
     stop = tl.load(item_ptr + item + 1)
     total = tl.zeros([8, 32], tl.float32)
@@ -45,22 +45,22 @@ def part_0(pid, item_ptr, block_ptr, block_full, lane_len, item_word, word, valu
         length = tl.load(lane_len + fiber)
         fiber_sum = tl.zeros([8, 32], tl.float32)
         for step in range(0, full):
-            at = first + step * 8 + lane
-            word_bits = tl.load(word + at).to(tl.int32)
-            k = word_bits
-            x = tl.load(values + at)
-            b_kr = tl.load(B + k[:, None] * 32 + r[None, :])
+            pos = first + step * 8 + lane
+            word_bits = tl.load(word + pos).to(tl.int32)
+            at_k = word_bits
+            x = tl.load(values + pos)
+            b_kr = tl.load(B + at_k[:, None] * 32 + at_r[None, :])
             fiber_sum += x[:, None] * b_kr
         for step in range(full, steps):
-            at = first + step * 8 + lane
+            pos = first + step * 8 + lane
             ok = step < length
-            word_bits = tl.load(word + at, mask=ok, other=0).to(tl.int32)
-            k = word_bits
-            x = tl.load(values + at, mask=ok, other=0)
-            b_kr = tl.load(B + k[:, None] * 32 + r[None, :], mask=(ok[:, None]), other=0)
+            word_bits = tl.load(word + pos, mask=ok, other=0).to(tl.int32)
+            at_k = word_bits
+            x = tl.load(values + pos, mask=ok, other=0)
+            b_kr = tl.load(B + at_k[:, None] * 32 + at_r[None, :], mask=(ok[:, None]), other=0)
             fiber_sum += x[:, None] * b_kr
         total += fiber_sum
-    tl.store(A + (tl.load(item_slot + item)) * 32 + r, tl.sum(total, 0))
+    tl.store(A + (tl.load(item_slot + item)) * 32 + at_r, tl.sum(total, 0))
 
 
 @triton.jit(do_not_specialize=["programs_0"])

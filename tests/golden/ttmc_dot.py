@@ -20,56 +20,56 @@ import triton.language as tl
 # tile program  "ijk,jr,ks->irs"  part 0: coo, runs of nonzeros, 32 lanes, modes 0 | - | 1,2
 #   item over item_ptr
 #   axes r = 32, s = 16
-#   i = decode item_word  # 7 bits, item
+#   at_i = decode item_word  # 7 bits, item
 #   total[s,r] = 0
 #   loop steps of 32 lanes, 2 at a time
-#     j[lane] = decode word  # 8 bits, leaf
-#     k[lane] = decode word  # 9 bits, leaf
+#     at_j[lane] = decode word  # 8 bits, leaf
+#     at_k[lane] = decode word  # 9 bits, leaf
 #     x[lane] = load X.values
-#     b_jr[lane,r] = gather B[j, r]
-#     c_ks[lane,s] = gather C[k, s]
+#     b_jr[lane,r] = gather B[at_j, r]
+#     c_ks[lane,s] = gather C[at_k, s]
 #     total[s,r] += einsum "n,ns,nr->sr" x, c_ks, b_jr  # dot over the lanes, tf32x3
-#   store A[i, r, s] total[s,r]
+#   store A[at_i, r, s] total[s,r]
 @triton.jit
 def part_0(pid, item_ptr, item_word, word, values, B, C, A):
     item = pid
     lane = tl.arange(0, 32)
-    r = tl.arange(0, 32)
-    s = tl.arange(0, 16)
+    at_r = tl.arange(0, 32)
+    at_s = tl.arange(0, 16)
     start = tl.load(item_ptr + item)
     stop = tl.load(item_ptr + item + 1)
     item_word_bits = tl.load(item_word + item)
-    i = item_word_bits
+    at_i = item_word_bits
     total = tl.zeros([16, 32], tl.float32)
     full = start + (stop - start) // 64 * 64
     for first in range(start, full, 64):
-        at_0 = first + lane
-        at_1 = first + 32 + lane
-        word_bits_0 = tl.load(word + at_0)
-        j_0 = (word_bits_0 >> 9)
-        word_bits_1 = tl.load(word + at_1)
-        j_1 = (word_bits_1 >> 9)
-        k_0 = word_bits_0 & 0x1ff
-        k_1 = word_bits_1 & 0x1ff
-        x_0 = tl.load(values + at_0)
-        x_1 = tl.load(values + at_1)
-        b_jr_0 = tl.load(B + j_0[:, None] * 32 + r[None, :])
-        b_jr_1 = tl.load(B + j_1[:, None] * 32 + r[None, :])
-        c_ks_0 = tl.load(C + k_0[:, None] * 16 + s[None, :])
-        c_ks_1 = tl.load(C + k_1[:, None] * 16 + s[None, :])
+        pos_0 = first + lane
+        pos_1 = first + 32 + lane
+        word_bits_0 = tl.load(word + pos_0)
+        at_j_0 = (word_bits_0 >> 9)
+        word_bits_1 = tl.load(word + pos_1)
+        at_j_1 = (word_bits_1 >> 9)
+        at_k_0 = word_bits_0 & 0x1ff
+        at_k_1 = word_bits_1 & 0x1ff
+        x_0 = tl.load(values + pos_0)
+        x_1 = tl.load(values + pos_1)
+        b_jr_0 = tl.load(B + at_j_0[:, None] * 32 + at_r[None, :])
+        b_jr_1 = tl.load(B + at_j_1[:, None] * 32 + at_r[None, :])
+        c_ks_0 = tl.load(C + at_k_0[:, None] * 16 + at_s[None, :])
+        c_ks_1 = tl.load(C + at_k_1[:, None] * 16 + at_s[None, :])
         total = tl.dot(tl.trans((x_0[:, None] * c_ks_0)), b_jr_0, total, input_precision="tf32x3", out_dtype=tl.float32)
         total = tl.dot(tl.trans((x_1[:, None] * c_ks_1)), b_jr_1, total, input_precision="tf32x3", out_dtype=tl.float32)
     for first in range(full, stop, 32):
-        at = first + lane
-        ok = at < stop
-        word_bits = tl.load(word + at, mask=ok, other=0)
-        j = (word_bits >> 9)
-        k = word_bits & 0x1ff
-        x = tl.load(values + at, mask=ok, other=0)
-        b_jr = tl.load(B + j[:, None] * 32 + r[None, :], mask=(ok[:, None]), other=0)
-        c_ks = tl.load(C + k[:, None] * 16 + s[None, :], mask=(ok[:, None]), other=0)
+        pos = first + lane
+        ok = pos < stop
+        word_bits = tl.load(word + pos, mask=ok, other=0)
+        at_j = (word_bits >> 9)
+        at_k = word_bits & 0x1ff
+        x = tl.load(values + pos, mask=ok, other=0)
+        b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :], mask=(ok[:, None]), other=0)
+        c_ks = tl.load(C + at_k[:, None] * 16 + at_s[None, :], mask=(ok[:, None]), other=0)
         total = tl.dot(tl.trans((x[:, None] * c_ks)), b_jr, total, input_precision="tf32x3", out_dtype=tl.float32)
-    tl.store(A + i * 512 + r[None, :] * 16 + s[:, None], total)
+    tl.store(A + at_i * 512 + at_r[None, :] * 16 + at_s[:, None], total)
 
 
 @triton.jit(do_not_specialize=["programs_0"])

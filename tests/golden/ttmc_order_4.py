@@ -21,55 +21,55 @@ import triton.language as tl
 # tile program  "ijkl,jr,ks,lt->irst"  part 0: coo, runs of nonzeros, 32 lanes, modes 0 | - | 1,2,3
 #   item over item_ptr
 #   axes r = 32, s = 16, t = 16
-#   i = decode item_word  # 7 bits, item
+#   at_i = decode item_word  # 7 bits, item
 #   total[s,t,r] = 0
 #   loop steps of 32 lanes, 1 at a time
-#     j[lane] = decode word  # 8 bits, leaf
-#     k[lane] = decode word  # 9 bits, leaf
-#     l[lane] = decode word  # 6 bits, leaf
+#     at_j[lane] = decode word  # 8 bits, leaf
+#     at_k[lane] = decode word  # 9 bits, leaf
+#     at_l[lane] = decode word  # 6 bits, leaf
 #     x[lane] = load X.values
-#     b_jr[lane,r] = gather B[j, r]
-#     c_ks[lane,s] = gather C[k, s]
-#     d_lt[lane,t] = gather D[l, t]
+#     b_jr[lane,r] = gather B[at_j, r]
+#     c_ks[lane,s] = gather C[at_k, s]
+#     d_lt[lane,t] = gather D[at_l, t]
 #     total[s,t,r] += einsum "n,ns,nt,nr->str" x, c_ks, d_lt, b_jr  # dot over the lanes, bf16
-#   store A[i, r, s, t] total[s,t,r]
+#   store A[at_i, r, s, t] total[s,t,r]
 @triton.jit
 def part_0(pid, item_ptr, item_word, word, values, B, C, D, A):
     item = pid
     lane = tl.arange(0, 32)
-    r = tl.arange(0, 32)
-    s = tl.arange(0, 16)
-    t = tl.arange(0, 16)
+    at_r = tl.arange(0, 32)
+    at_s = tl.arange(0, 16)
+    at_t = tl.arange(0, 16)
     start = tl.load(item_ptr + item)
     stop = tl.load(item_ptr + item + 1)
     item_word_bits = tl.load(item_word + item)
-    i = item_word_bits
+    at_i = item_word_bits
     total = tl.zeros([256, 32], tl.float32)
     full = start + (stop - start) // 32 * 32
     for first in range(start, full, 32):
-        at = first + lane
-        word_bits = tl.load(word + at)
-        j = (word_bits >> 15)
-        k = (word_bits >> 6) & 0x1ff
-        l = word_bits & 0x3f
-        x = tl.load(values + at)
-        b_jr = tl.load(B + j[:, None] * 32 + r[None, :])
-        c_ks = tl.load(C + k[:, None] * 16 + s[None, :])
-        d_lt = tl.load(D + l[:, None] * 16 + t[None, :])
+        pos = first + lane
+        word_bits = tl.load(word + pos)
+        at_j = (word_bits >> 15)
+        at_k = (word_bits >> 6) & 0x1ff
+        at_l = word_bits & 0x3f
+        x = tl.load(values + pos)
+        b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :])
+        c_ks = tl.load(C + at_k[:, None] * 16 + at_s[None, :])
+        d_lt = tl.load(D + at_l[:, None] * 16 + at_t[None, :])
         total = tl.dot(tl.trans(tl.reshape((x[:, None, None] * c_ks[:, :, None] * d_lt[:, None, :]), [32, 256])).to(tl.bfloat16), b_jr.to(tl.bfloat16), total, out_dtype=tl.float32)
     for first in range(full, stop, 32):
-        at = first + lane
-        ok = at < stop
-        word_bits = tl.load(word + at, mask=ok, other=0)
-        j = (word_bits >> 15)
-        k = (word_bits >> 6) & 0x1ff
-        l = word_bits & 0x3f
-        x = tl.load(values + at, mask=ok, other=0)
-        b_jr = tl.load(B + j[:, None] * 32 + r[None, :], mask=(ok[:, None]), other=0)
-        c_ks = tl.load(C + k[:, None] * 16 + s[None, :], mask=(ok[:, None]), other=0)
-        d_lt = tl.load(D + l[:, None] * 16 + t[None, :], mask=(ok[:, None]), other=0)
+        pos = first + lane
+        ok = pos < stop
+        word_bits = tl.load(word + pos, mask=ok, other=0)
+        at_j = (word_bits >> 15)
+        at_k = (word_bits >> 6) & 0x1ff
+        at_l = word_bits & 0x3f
+        x = tl.load(values + pos, mask=ok, other=0)
+        b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :], mask=(ok[:, None]), other=0)
+        c_ks = tl.load(C + at_k[:, None] * 16 + at_s[None, :], mask=(ok[:, None]), other=0)
+        d_lt = tl.load(D + at_l[:, None] * 16 + at_t[None, :], mask=(ok[:, None]), other=0)
         total = tl.dot(tl.trans(tl.reshape((x[:, None, None] * c_ks[:, :, None] * d_lt[:, None, :]), [32, 256])).to(tl.bfloat16), b_jr.to(tl.bfloat16), total, out_dtype=tl.float32)
-    tl.store(A + i * 8192 + r[None, None, :] * 256 + s[:, None, None] * 16 + t[None, :, None], tl.reshape(total, [16, 16, 32]))
+    tl.store(A + at_i * 8192 + at_r[None, None, :] * 256 + at_s[:, None, None] * 16 + at_t[None, :, None], tl.reshape(total, [16, 16, 32]))
 
 
 @triton.jit(do_not_specialize=["programs_0"])

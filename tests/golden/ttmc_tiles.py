@@ -20,48 +20,48 @@ import triton.language as tl
 # tile program  "ijk,jr,ks->irs"  part 0: dense_tile, dense tiles of 16x16x16
 #   item over item_ptr
 #   axes r = 32, s = 16, i = 16 in blocks of 8, j = 16, k = 16
-#   i tile = decode item_word  # 3 bits, item
+#   tile_i = decode item_word  # 3 bits, item
 #   total[i,s,r] = 0
 #   loop tiles of the item
-#     j tile = decode tile_word  # 4 bits, tile
-#     k tile = decode tile_word  # 5 bits, tile
-#     b_rj[r,j] = gather B[j, r]
-#     c_sk[s,k] = gather C[k, s]
+#     tile_j = decode tile_word  # 4 bits, tile
+#     tile_k = decode tile_word  # 5 bits, tile
+#     b_rj[r,j] = gather B[at_j, r]
+#     c_sk[s,k] = gather C[at_k, s]
 #     x[i,j,k] = load X.values
 #     part[s,i,j] = einsum "sk,ijk->sij" c_sk, x  # dot over k, tf32x3
 #     total[i,s,r] += einsum "sij,rj->isr" part, b_rj  # dot over j, tf32x3
-#   add A[i, r, s] total[i,s,r]
+#   add A[at_i, r, s] total[i,s,r]
 @triton.jit
 def part_0(pid, item_ptr, item_word, tile_word, values, B, C, A):
-    i_first = pid % 2 * 8
+    first_i = pid % 2 * 8
     item = pid // 2
-    r = tl.arange(0, 32)
-    s = tl.arange(0, 16)
-    i_in = i_first + tl.arange(0, 8)
-    j_in = tl.arange(0, 16)
-    k_in = tl.arange(0, 16)
+    at_r = tl.arange(0, 32)
+    at_s = tl.arange(0, 16)
+    side_i = first_i + tl.arange(0, 8)
+    side_j = tl.arange(0, 16)
+    side_k = tl.arange(0, 16)
     across = tl.arange(0, 128)
     start = tl.load(item_ptr + item)
     stop = tl.load(item_ptr + item + 1)
     item_word_bits = tl.load(item_word + item)
-    i_tile = item_word_bits
-    i = i_tile * 16 + i_in
-    in_i = i < 100
+    tile_i = item_word_bits
+    at_i = tile_i * 16 + side_i
+    in_i = at_i < 100
     total = tl.zeros([128, 32], tl.float32)
     for tile in range(start, stop):
         tile_word_bits = tl.load(tile_word + tile)
-        j_tile = (tile_word_bits >> 5)
-        j = j_tile * 16 + j_in
-        in_j = j < 200
-        k_tile = tile_word_bits & 0x1f
-        k = k_tile * 16 + k_in
-        in_k = k < 300
-        b_rj = tl.load(B + j[None, :] * 32 + r[:, None], mask=in_j[None, :], other=0)
-        c_sk = tl.load(C + k[None, :] * 16 + s[:, None], mask=in_k[None, :], other=0)
-        x = tl.load(values + tile * 4096 + i_first * 16 + ((across // 16) * 16 + (across % 16) * 256)[:, None] + k_in[None, :])
+        tile_j = (tile_word_bits >> 5)
+        at_j = tile_j * 16 + side_j
+        in_j = at_j < 200
+        tile_k = tile_word_bits & 0x1f
+        at_k = tile_k * 16 + side_k
+        in_k = at_k < 300
+        b_rj = tl.load(B + at_j[None, :] * 32 + at_r[:, None], mask=in_j[None, :], other=0)
+        c_sk = tl.load(C + at_k[None, :] * 16 + at_s[:, None], mask=in_k[None, :], other=0)
+        x = tl.load(values + tile * 4096 + first_i * 16 + ((across // 16) * 16 + (across % 16) * 256)[:, None] + side_k[None, :])
         part = tl.dot(c_sk, tl.trans(x), input_precision="tf32x3", out_dtype=tl.float32)
         total = tl.dot(tl.reshape(tl.permute(tl.reshape(part, [16, 8, 16]), (1, 0, 2)), [128, 16]), tl.trans(b_rj), total, input_precision="tf32x3", out_dtype=tl.float32)
-    tl.atomic_add(A + i[:, None, None] * 512 + r[None, None, :] * 16 + s[None, :, None], tl.reshape(total, [8, 16, 32]), mask=in_i[:, None, None], sem="relaxed")
+    tl.atomic_add(A + at_i[:, None, None] * 512 + at_r[None, None, :] * 16 + at_s[None, :, None], tl.reshape(total, [8, 16, 32]), mask=in_i[:, None, None], sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["programs_0"])

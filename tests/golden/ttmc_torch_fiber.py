@@ -20,29 +20,29 @@ from sparsetc.runtime.segments import bag, run_sums
 # tile program  "ijk,jr,ks->irs"  part 0: fiber, blocks of fibers, 1 lanes, modes 0 | 1 | 2
 #   item over item_ptr
 #   axes r = 32, s = 16
-#   i = decode item_word  # 7 bits, item
+#   at_i = decode item_word  # 7 bits, item
 #   total[lane,r,s] = 0
 #   loop blocks of the item
-#     j[lane] = decode lane_word  # 8 bits, lane
-#     b_jr[lane,r] = gather B[j, r]
+#     at_j[lane] = decode lane_word  # 8 bits, lane
+#     b_jr[lane,r] = gather B[at_j, r]
 #     fiber_sum[lane,s] = 0
 #     loop steps of 1 lanes, 1 at a time
-#       k[lane] = decode word  # 9 bits, leaf
+#       at_k[lane] = decode word  # 9 bits, leaf
 #       x[lane] = load X.values
-#       c_ks[lane,s] = gather C[k, s]
+#       c_ks[lane,s] = gather C[at_k, s]
 #       fiber_sum[lane,s] += einsum "n,ns->ns" x, c_ks  # multiply
 #     total[lane,r,s] += einsum "ns,nr->nrs" fiber_sum, b_jr  # multiply
-#   store A[i, r, s] total[lane,r,s]  # lane summed here, once
+#   store A[at_i, r, s] total[lane,r,s]  # lane summed here, once
 def part_0(chunks, item_ptr, block_ptr, block_full, lane_len, item_word, lane_word, word, values, B, C, A):
     for i0, i1, b0, b1, n0, n1 in chunks:
         item_word_bits = item_word[i0:i1]
-        i = item_word_bits
+        at_i = item_word_bits
         lane_word_bits = lane_word[b0:b1]
-        j = lane_word_bits
-        b_jr = B.view(200, 32).index_select(0, j).view(-1, 32)
+        at_j = lane_word_bits
+        b_jr = B.view(200, 32).index_select(0, at_j).view(-1, 32)
         word_bits = word[n0:n1]
-        k = word_bits
+        at_k = word_bits
         x = values[n0:n1]
-        fiber_sum = bag(k, C.view(300, 16), block_ptr[b0 : b1 + 1] - n0, x).view(-1, 16)
+        fiber_sum = bag(at_k, C.view(300, 16), block_ptr[b0 : b1 + 1] - n0, x).view(-1, 16)
         total = run_sums(fiber_sum[:, None, :] * b_jr[:, :, None], item_ptr[i0 : i1 + 1] - b0)
-        A.view(100, 512).index_copy_(0, i.long(), total.reshape(i1 - i0, 512))
+        A.view(100, 512).index_copy_(0, at_i.long(), total.reshape(i1 - i0, 512))

@@ -21,9 +21,9 @@ import triton.language as tl
 #   loop blocks of the item
 #     fiber_sum[lane] = 0
 #     loop steps of 128 lanes, 1 at a time
-#       i[lane] = decode word  # 7 bits, leaf
+#       at_i[lane] = decode word  # 7 bits, leaf
 #       x[lane] = load X.values
-#       b_i[lane] = gather B[i]
+#       b_i[lane] = gather B[at_i]
 #       fiber_sum[lane] += einsum "n,n->n" x, b_i  # multiply
 #     store A[lane_slot] fiber_sum[lane]
 @triton.jit
@@ -40,19 +40,19 @@ def part_0(pid, item_ptr, block_ptr, block_full, lane_len, lane_word, word, valu
         length = tl.load(lane_len + fiber)
         fiber_sum = tl.zeros([128], tl.float32)
         for step in range(0, full):
-            at = first + step * 128 + lane
-            word_bits = tl.load(word + at).to(tl.int32)
-            i = word_bits
-            x = tl.load(values + at)
-            b_i = tl.load(B + i)
+            pos = first + step * 128 + lane
+            word_bits = tl.load(word + pos).to(tl.int32)
+            at_i = word_bits
+            x = tl.load(values + pos)
+            b_i = tl.load(B + at_i)
             fiber_sum += x * b_i
         for step in range(full, steps):
-            at = first + step * 128 + lane
+            pos = first + step * 128 + lane
             ok = step < length
-            word_bits = tl.load(word + at, mask=ok, other=0).to(tl.int32)
-            i = word_bits
-            x = tl.load(values + at, mask=ok, other=0)
-            b_i = tl.load(B + i, mask=ok, other=0)
+            word_bits = tl.load(word + pos, mask=ok, other=0).to(tl.int32)
+            at_i = word_bits
+            x = tl.load(values + pos, mask=ok, other=0)
+            b_i = tl.load(B + at_i, mask=ok, other=0)
             fiber_sum += x * b_i
         tl.store(A + tl.load(lane_slot + fiber, mask=length > 0, other=0), fiber_sum, mask=(length > 0))
 

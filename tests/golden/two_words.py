@@ -21,47 +21,47 @@ import triton.language as tl
 # tile program  "ijkl,jr,lr->ir"  part 0: coo, runs of nonzeros, 8 lanes, modes 0 | - | 2,1,3
 #   item over item_ptr
 #   axes r = 32
-#   i = decode item_word  # 7 bits, item
+#   at_i = decode item_word  # 7 bits, item
 #   total[lane,r] = 0
 #   loop steps of 8 lanes, 1 at a time
-#     j[lane] = decode word_1  # 8 bits, leaf
-#     l[lane] = decode word_1  # 6 bits, leaf
+#     at_j[lane] = decode word_1  # 8 bits, leaf
+#     at_l[lane] = decode word_1  # 6 bits, leaf
 #     x[lane] = load X.values
-#     b_jr[lane,r] = gather B[j, r]
-#     c_lr[lane,r] = gather C[l, r]
+#     b_jr[lane,r] = gather B[at_j, r]
+#     c_lr[lane,r] = gather C[at_l, r]
 #     total[lane,r] += einsum "n,nr,nr->nr" x, b_jr, c_lr  # multiply
-#   store A[i, r] total[lane,r]  # lane summed here, once
+#   store A[at_i, r] total[lane,r]  # lane summed here, once
 @triton.jit
 def part_0(pid, item_ptr, item_word, word, word_1, values, B, C, A):
     item = pid
     lane = tl.arange(0, 8)
-    r = tl.arange(0, 32)
+    at_r = tl.arange(0, 32)
     start = tl.load(item_ptr + item)
     stop = tl.load(item_ptr + item + 1)
     item_word_bits = tl.load(item_word + item)
-    i = item_word_bits
+    at_i = item_word_bits
     total = tl.zeros([8, 32], tl.float32)
     full = start + (stop - start) // 8 * 8
     for first in range(start, full, 8):
-        at = first + lane
-        word_1_bits = tl.load(word_1 + at).to(tl.int32)
-        j = (word_1_bits >> 6)
-        l = word_1_bits & 0x3f
-        x = tl.load(values + at)
-        b_jr = tl.load(B + j[:, None] * 32 + r[None, :])
-        c_lr = tl.load(C + l[:, None] * 32 + r[None, :])
+        pos = first + lane
+        word_1_bits = tl.load(word_1 + pos).to(tl.int32)
+        at_j = (word_1_bits >> 6)
+        at_l = word_1_bits & 0x3f
+        x = tl.load(values + pos)
+        b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :])
+        c_lr = tl.load(C + at_l[:, None] * 32 + at_r[None, :])
         total += x[:, None] * b_jr * c_lr
     for first in range(full, stop, 8):
-        at = first + lane
-        ok = at < stop
-        word_1_bits = tl.load(word_1 + at, mask=ok, other=0).to(tl.int32)
-        j = (word_1_bits >> 6)
-        l = word_1_bits & 0x3f
-        x = tl.load(values + at, mask=ok, other=0)
-        b_jr = tl.load(B + j[:, None] * 32 + r[None, :], mask=(ok[:, None]), other=0)
-        c_lr = tl.load(C + l[:, None] * 32 + r[None, :], mask=(ok[:, None]), other=0)
+        pos = first + lane
+        ok = pos < stop
+        word_1_bits = tl.load(word_1 + pos, mask=ok, other=0).to(tl.int32)
+        at_j = (word_1_bits >> 6)
+        at_l = word_1_bits & 0x3f
+        x = tl.load(values + pos, mask=ok, other=0)
+        b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :], mask=(ok[:, None]), other=0)
+        c_lr = tl.load(C + at_l[:, None] * 32 + at_r[None, :], mask=(ok[:, None]), other=0)
         total += x[:, None] * b_jr * c_lr
-    tl.store(A + i * 32 + r, tl.sum(total, 0))
+    tl.store(A + at_i * 32 + at_r, tl.sum(total, 0))
 
 
 @triton.jit(do_not_specialize=["programs_0"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cases import OPERATIONS, PATTERNS, SIZES, Problem, check, plan_names, two_parts
+from cases import OPERATIONS, PATTERNS, SIZES, Problem, assert_matches, check, plan_names, two_parts
 
 import sparsetc as stc
 from sparsetc.codegen.launch import TritonLaunch
@@ -121,3 +123,12 @@ def test_words_of_64_bits(order: int) -> None:
     problem = Problem(f"{letters},jr->ir", sizes, pattern="row")
     run(problem, plan="coo")
     run(problem, plan="fiber")
+
+
+def test_a_kernel_whose_file_is_gone(tmp_path: Path) -> None:
+    """Triton reads a kernel's source again when it is first called."""
+    problem = Problem("ij,jr->ir")
+    operands = problem.operands()
+    kernel = stc.compile(problem.equation, *operands, plan="coo", cache_dir=tmp_path / "cache")
+    shutil.rmtree(tmp_path / "cache")
+    assert_matches(kernel(*operands[1:]), problem.equation, operands)

@@ -16,7 +16,7 @@ from sparsetc.ir.operands import MIN_DOT
 def check(case: DrawnTiles) -> None:
     """Small whole numbers: every type and order of sums is exact."""
     case = replace(case, least=MIN_DOT)
-    found = TritonPairs(case.program, case.dtype, None, cuda=False)(case.arrays(), (0, sum(case.pairs)))
+    found = TritonPairs(case.program, case.dtype, None, "cpu")(case.arrays(), (0, sum(case.pairs)))
     assert torch.equal(found.view_as(case.expected()).double(), case.expected())
 
 
@@ -42,7 +42,7 @@ def test_tiles_in_parts(name: str, wide: bool) -> None:
 @settings(max_examples=30, deadline=None)
 @given(spread_tiles())
 def test_parts_are_as_exact_as_float32(case: DrawnTiles) -> None:
-    found = TritonPairs(case.program, case.dtype, None, cuda=False)(case.arrays(), (0, sum(case.pairs)))
+    found = TritonPairs(case.program, case.dtype, None, "cpu")(case.arrays(), (0, sum(case.pairs)))
     assert error(found, case) < 1e-6
 
 

@@ -28,19 +28,19 @@ import triton.language as tl
 @triton.jit
 def part_0(pid, pair_ptr, pair_x, pair_y, x_values, y_values, Z):
     item = pid
-    bi_in = tl.arange(0, 32)
-    k_in = tl.arange(0, 64)
+    side_bi = tl.arange(0, 32)
+    side_k = tl.arange(0, 64)
     start = tl.load(pair_ptr + item)
     stop = tl.load(pair_ptr + item + 1)
     total = tl.zeros([32, 64], tl.int64)
     for pair in range(start, stop):
         x_tile = tl.load(pair_x + pair)
         y_tile = tl.load(pair_y + pair)
-        for j_in in range(32):
-            x = tl.load(x_values + x_tile * 1024 + j_in + bi_in * 32)
-            y = tl.load(y_values + y_tile * 2048 + j_in + k_in * 32)
+        for side_j in range(32):
+            x = tl.load(x_values + x_tile * 1024 + side_j + side_bi * 32)
+            y = tl.load(y_values + y_tile * 2048 + side_j + side_k * 32)
             total += x[:, None] * y[None, :]
-    tl.store(Z + item * 2048 + bi_in[:, None] * 64 + k_in[None, :], total)
+    tl.store(Z + item * 2048 + side_bi[:, None] * 64 + side_k[None, :], total)
 
 
 @triton.jit(do_not_specialize=["programs_0"])

@@ -28,19 +28,19 @@ import triton.language as tl
 @triton.jit
 def part_0(pid, pair_ptr, pair_x, pair_y, x_values, y_values, Z):
     item = pid
-    ij_in = tl.arange(0, 64)
-    lm_in = tl.arange(0, 1)
+    side_ij = tl.arange(0, 64)
+    side_lm = tl.arange(0, 1)
     start = tl.load(pair_ptr + item)
     stop = tl.load(pair_ptr + item + 1)
     total = tl.zeros([64, 1], tl.float32)
     for pair in range(start, stop):
         x_tile = tl.load(pair_x + pair)
         y_tile = tl.load(pair_y + pair)
-        for k_in in range(1):
-            x = tl.load(x_values + x_tile * 64 + k_in + ij_in)
-            y = tl.load(y_values + y_tile * 1 + k_in + lm_in)
+        for side_k in range(1):
+            x = tl.load(x_values + x_tile * 64 + side_k + side_ij)
+            y = tl.load(y_values + y_tile * 1 + side_k + side_lm)
             total += x[:, None] * y[None, :]
-    tl.store(Z + item * 64 + ij_in[:, None] + lm_in[None, :], total)
+    tl.store(Z + item * 64 + side_ij[:, None] + side_lm[None, :], total)
 
 
 @triton.jit(do_not_specialize=["programs_0"])

@@ -36,9 +36,9 @@ def part_0(
     y_low_values, y_scales, Z,
 ):
     item = pid
-    one_row_in = tl.arange(0, 16)
-    one_column_in = tl.arange(0, 16)
-    ijk_in = tl.arange(0, 32)
+    side_one_row = tl.arange(0, 16)
+    side_one_column = tl.arange(0, 16)
+    side_ijk = tl.arange(0, 32)
     start = tl.load(pair_ptr + item)
     stop = tl.load(pair_ptr + item + 1)
     total = tl.zeros([16, 16], tl.float32)
@@ -46,21 +46,21 @@ def part_0(
     for pair in range(start, stop):
         x_tile = tl.load(pair_x + pair)
         y_tile = tl.load(pair_y + pair)
-        x_high = tl.load(x_high_values + x_tile * 32 + one_row_in[:, None] * 32 + ijk_in[None, :], mask=(one_row_in < 1)[:, None], other=0)
-        x_low = tl.load(x_low_values + x_tile * 32 + one_row_in[:, None] * 32 + ijk_in[None, :], mask=(one_row_in < 1)[:, None], other=0)
-        y_high = tl.load(y_high_values + y_tile * 32 + one_column_in[:, None] * 32 + ijk_in[None, :], mask=(one_column_in < 1)[:, None], other=0)
-        y_low = tl.load(y_low_values + y_tile * 32 + one_column_in[:, None] * 32 + ijk_in[None, :], mask=(one_column_in < 1)[:, None], other=0)
+        x_high = tl.load(x_high_values + x_tile * 32 + side_one_row[:, None] * 32 + side_ijk[None, :], mask=(side_one_row < 1)[:, None], other=0)
+        x_low = tl.load(x_low_values + x_tile * 32 + side_one_row[:, None] * 32 + side_ijk[None, :], mask=(side_one_row < 1)[:, None], other=0)
+        y_high = tl.load(y_high_values + y_tile * 32 + side_one_column[:, None] * 32 + side_ijk[None, :], mask=(side_one_column < 1)[:, None], other=0)
+        y_low = tl.load(y_low_values + y_tile * 32 + side_one_column[:, None] * 32 + side_ijk[None, :], mask=(side_one_column < 1)[:, None], other=0)
         total_high = tl.dot(x_high, tl.trans(y_high), out_dtype=tl.float32)
         total_low = tl.dot(x_low, tl.trans(y_high), total_low, out_dtype=tl.float32)
         total_low = tl.dot(x_high, tl.trans(y_low), total_low, out_dtype=tl.float32)
         # Pairs are summed outside of the dot, which rounds its sums towards zero.
         total = tl.fma(total_high, 1.0, total)
     total += total_low * 0.00048828125
-    x_scale = tl.load(x_scales + tl.load(item_x + item) * 1 + one_row_in, mask=one_row_in < 1, other=0)
-    y_scale = tl.load(y_scales + tl.load(item_y + item) * 1 + one_column_in, mask=one_column_in < 1, other=0)
+    x_scale = tl.load(x_scales + tl.load(item_x + item) * 1 + side_one_row, mask=side_one_row < 1, other=0)
+    y_scale = tl.load(y_scales + tl.load(item_y + item) * 1 + side_one_column, mask=side_one_column < 1, other=0)
     total = x_scale[:, None] * total
     total = y_scale[None, :] * total
-    tl.store(Z + item + one_row_in[:, None] + one_column_in[None, :], total, mask=(one_row_in < 1)[:, None] & (one_column_in < 1)[None, :])
+    tl.store(Z + item + side_one_row[:, None] + side_one_column[None, :], total, mask=(side_one_row < 1)[:, None] & (side_one_column < 1)[None, :])
 
 
 @triton.jit(do_not_specialize=["programs_0"])

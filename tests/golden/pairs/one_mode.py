@@ -36,9 +36,9 @@ def part_0(
     y_low_values, y_scales, Z,
 ):
     item = pid
-    ij_in = tl.arange(0, 64)
-    lm_in = tl.arange(0, 64)
-    k_in = tl.arange(0, 32)
+    side_ij = tl.arange(0, 64)
+    side_lm = tl.arange(0, 64)
+    side_k = tl.arange(0, 32)
     start = tl.load(pair_ptr + item)
     stop = tl.load(pair_ptr + item + 1)
     total = tl.zeros([64, 64], tl.float32)
@@ -46,21 +46,21 @@ def part_0(
     for pair in range(start, stop):
         x_tile = tl.load(pair_x + pair)
         y_tile = tl.load(pair_y + pair)
-        x_high = tl.load(x_high_values + x_tile * 2048 + ij_in[:, None] * 32 + k_in[None, :])
-        x_low = tl.load(x_low_values + x_tile * 2048 + ij_in[:, None] * 32 + k_in[None, :])
-        y_high = tl.load(y_high_values + y_tile * 2048 + lm_in[:, None] * 32 + k_in[None, :])
-        y_low = tl.load(y_low_values + y_tile * 2048 + lm_in[:, None] * 32 + k_in[None, :])
+        x_high = tl.load(x_high_values + x_tile * 2048 + side_ij[:, None] * 32 + side_k[None, :])
+        x_low = tl.load(x_low_values + x_tile * 2048 + side_ij[:, None] * 32 + side_k[None, :])
+        y_high = tl.load(y_high_values + y_tile * 2048 + side_lm[:, None] * 32 + side_k[None, :])
+        y_low = tl.load(y_low_values + y_tile * 2048 + side_lm[:, None] * 32 + side_k[None, :])
         total_high = tl.dot(x_high, tl.trans(y_high), out_dtype=tl.float32)
         total_low = tl.dot(x_low, tl.trans(y_high), total_low, out_dtype=tl.float32)
         total_low = tl.dot(x_high, tl.trans(y_low), total_low, out_dtype=tl.float32)
         # Pairs are summed outside of the dot, which rounds its sums towards zero.
         total = tl.fma(total_high, 1.0, total)
     total += total_low * 0.00048828125
-    x_scale = tl.load(x_scales + tl.load(item_x + item) * 64 + ij_in)
-    y_scale = tl.load(y_scales + tl.load(item_y + item) * 64 + lm_in)
+    x_scale = tl.load(x_scales + tl.load(item_x + item) * 64 + side_ij)
+    y_scale = tl.load(y_scales + tl.load(item_y + item) * 64 + side_lm)
     total = x_scale[:, None] * total
     total = y_scale[None, :] * total
-    tl.store(Z + item * 4096 + ij_in[:, None] * 64 + lm_in[None, :], total)
+    tl.store(Z + item * 4096 + side_ij[:, None] * 64 + side_lm[None, :], total)
 
 
 @triton.jit(do_not_specialize=["programs_0"])

@@ -35,9 +35,9 @@ def count(v):
 @triton.jit
 def part_0(pid, pair_ptr, pair_x, pair_y, x_value_ptr, x_bits, x_values, y_value_ptr, y_bits, y_values, Z):
     item = pid
-    ij_in = tl.arange(0, 64)
-    lm_in = tl.arange(0, 64)
-    k_in = tl.arange(0, 32)
+    side_ij = tl.arange(0, 64)
+    side_lm = tl.arange(0, 64)
+    side_k = tl.arange(0, 32)
     x_words = tl.arange(0, 64)
     x_place = tl.arange(0, 32).to(tl.uint32)
     x_below = (tl.full([1], 1, tl.uint32) << x_place) - 1
@@ -65,7 +65,7 @@ def part_0(pid, pair_ptr, pair_x, pair_y, x_value_ptr, x_bits, x_values, y_value
         y_at = y_at[:, None] + count(y_word[:, None] & y_below[None, :])
         y = tl.load(y_values + y_at, mask=y_has, other=0)
         total = tl.dot(x, tl.trans(y), total, input_precision="tf32x3", out_dtype=tl.float32)
-    tl.store(Z + item * 4096 + ij_in[:, None] * 64 + lm_in[None, :], total)
+    tl.store(Z + item * 4096 + side_ij[:, None] * 64 + side_lm[None, :], total)
 
 
 @triton.jit(do_not_specialize=["programs_0"])

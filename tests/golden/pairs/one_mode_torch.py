@@ -13,6 +13,8 @@ Part 0, bcb x bcb: pairs of dense tiles of 64x32 and dense tiles of 64x32.
 
 import torch
 
+from sparsetc.runtime.segments import add_rows
+
 
 # tile program  "ijk,klm->ijlm"  part 0: bcb x bcb, pairs of dense tiles of 64x32 and dense tiles of 64x32
 #   item over pair_ptr
@@ -28,4 +30,4 @@ def part_0(chunks, pair_ptr, pair_x, pair_y, x_values, y_values, Z):
         x = x_values.view(-1, 64, 32)[pair_x[n0:n1]]
         y = y_values.view(-1, 64, 32)[pair_y[n0:n1]]
         item = torch.searchsorted(pair_ptr, torch.arange(n0, n1, device=pair_ptr.device), right=True) - 1
-        Z.view(-1, 64, 64).index_add_(0, item, torch.bmm(x, y.transpose(1, 2)))
+        add_rows(Z.view(-1, 64, 64), item, torch.bmm(x, y.transpose(1, 2)))

@@ -35,9 +35,9 @@ def count(v):
 @triton.jit
 def part_0(pid, pair_ptr, pair_x, pair_y, x_value_ptr, x_bits, x_values, y_value_ptr, y_bits, y_values, Z):
     item = pid
-    i_in = tl.arange(0, 16)
-    l_in = tl.arange(0, 16)
-    jk_in = tl.arange(0, 16)
+    side_i = tl.arange(0, 16)
+    side_l = tl.arange(0, 16)
+    side_jk = tl.arange(0, 16)
     x_words = tl.arange(0, 16)
     x_place = tl.arange(0, 16).to(tl.uint32)
     x_below = (tl.full([1], 1, tl.uint32) << x_place) - 1
@@ -67,7 +67,7 @@ def part_0(pid, pair_ptr, pair_x, pair_y, x_value_ptr, x_bits, x_values, y_value
         y_at = y_at[:, None] + count(y_word[:, None] & y_below[None, :])
         y = tl.load(y_values + y_at, mask=y_has, other=0)
         total = tl.dot(x, tl.trans(y), total, input_precision="tf32x3", out_dtype=tl.float32)
-    tl.store(Z + item * 128 + i_in[:, None] * 16 + l_in[None, :], total, mask=(i_in < 8)[:, None])
+    tl.store(Z + item * 128 + side_i[:, None] * 16 + side_l[None, :], total, mask=(side_i < 8)[:, None])
 
 
 @triton.jit(do_not_specialize=["programs_0"])

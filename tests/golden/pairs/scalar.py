@@ -26,13 +26,13 @@ import triton.language as tl
 # tile program  "pqz,p,q->z"  part 0: tasks, runs of nonzeros, 128 lanes, modes - | - | 0,1,2, no values
 #   item over chunks of 2048
 #   loop steps of 128 lanes, 4 at a time
-#     p[lane] = decode x_word + x_word_base  # 8 bits, leaf, a base every 256
-#     q[lane] = position + y_shift[p]
-#     z[lane] = decode z_word  # 31 bits, leaf
-#     b_p[lane] = gather B[p]
-#     c_q[lane] = gather C[q]
+#     at_p[lane] = decode x_word + x_word_base  # 8 bits, leaf, a base every 256
+#     at_q[lane] = position + y_shift[at_p]
+#     at_z[lane] = decode z_word  # 31 bits, leaf
+#     b_p[lane] = gather B[at_p]
+#     c_q[lane] = gather C[at_q]
 #     term[lane] = einsum "n,n->n" b_p, c_q  # multiply
-#     add A[z] term[lane]
+#     add A[at_z] term[lane]
 @triton.jit
 def part_0(pid, nonzeros, x_word, x_word_base, y_shift, z_word, B, C, A):
     item = pid
@@ -41,58 +41,58 @@ def part_0(pid, nonzeros, x_word, x_word_base, y_shift, z_word, B, C, A):
     stop = tl.minimum(start + 2048, nonzeros)
     full = start + (stop - start) // 512 * 512
     for first in range(start, full, 512):
-        at_0 = first + lane
-        at_1 = first + 128 + lane
-        at_2 = first + 256 + lane
-        at_3 = first + 384 + lane
-        x_word_bits_0 = tl.load(x_word + at_0).to(tl.int32)
-        p_0 = x_word_bits_0 + tl.load(x_word_base + (at_0 >> 8))
-        x_word_bits_1 = tl.load(x_word + at_1).to(tl.int32)
-        p_1 = x_word_bits_1 + tl.load(x_word_base + (at_1 >> 8))
-        x_word_bits_2 = tl.load(x_word + at_2).to(tl.int32)
-        p_2 = x_word_bits_2 + tl.load(x_word_base + (at_2 >> 8))
-        x_word_bits_3 = tl.load(x_word + at_3).to(tl.int32)
-        p_3 = x_word_bits_3 + tl.load(x_word_base + (at_3 >> 8))
-        q_0 = at_0 + tl.load(y_shift + p_0)
-        q_1 = at_1 + tl.load(y_shift + p_1)
-        q_2 = at_2 + tl.load(y_shift + p_2)
-        q_3 = at_3 + tl.load(y_shift + p_3)
-        z_word_bits_0 = tl.load(z_word + at_0)
-        z_0 = z_word_bits_0
-        z_word_bits_1 = tl.load(z_word + at_1)
-        z_1 = z_word_bits_1
-        z_word_bits_2 = tl.load(z_word + at_2)
-        z_2 = z_word_bits_2
-        z_word_bits_3 = tl.load(z_word + at_3)
-        z_3 = z_word_bits_3
-        b_p_0 = tl.load(B + p_0)
-        b_p_1 = tl.load(B + p_1)
-        b_p_2 = tl.load(B + p_2)
-        b_p_3 = tl.load(B + p_3)
-        c_q_0 = tl.load(C + q_0)
-        c_q_1 = tl.load(C + q_1)
-        c_q_2 = tl.load(C + q_2)
-        c_q_3 = tl.load(C + q_3)
+        pos_0 = first + lane
+        pos_1 = first + 128 + lane
+        pos_2 = first + 256 + lane
+        pos_3 = first + 384 + lane
+        x_word_bits_0 = tl.load(x_word + pos_0).to(tl.int32)
+        at_p_0 = x_word_bits_0 + tl.load(x_word_base + (pos_0 >> 8))
+        x_word_bits_1 = tl.load(x_word + pos_1).to(tl.int32)
+        at_p_1 = x_word_bits_1 + tl.load(x_word_base + (pos_1 >> 8))
+        x_word_bits_2 = tl.load(x_word + pos_2).to(tl.int32)
+        at_p_2 = x_word_bits_2 + tl.load(x_word_base + (pos_2 >> 8))
+        x_word_bits_3 = tl.load(x_word + pos_3).to(tl.int32)
+        at_p_3 = x_word_bits_3 + tl.load(x_word_base + (pos_3 >> 8))
+        at_q_0 = pos_0 + tl.load(y_shift + at_p_0)
+        at_q_1 = pos_1 + tl.load(y_shift + at_p_1)
+        at_q_2 = pos_2 + tl.load(y_shift + at_p_2)
+        at_q_3 = pos_3 + tl.load(y_shift + at_p_3)
+        z_word_bits_0 = tl.load(z_word + pos_0)
+        at_z_0 = z_word_bits_0
+        z_word_bits_1 = tl.load(z_word + pos_1)
+        at_z_1 = z_word_bits_1
+        z_word_bits_2 = tl.load(z_word + pos_2)
+        at_z_2 = z_word_bits_2
+        z_word_bits_3 = tl.load(z_word + pos_3)
+        at_z_3 = z_word_bits_3
+        b_p_0 = tl.load(B + at_p_0)
+        b_p_1 = tl.load(B + at_p_1)
+        b_p_2 = tl.load(B + at_p_2)
+        b_p_3 = tl.load(B + at_p_3)
+        c_q_0 = tl.load(C + at_q_0)
+        c_q_1 = tl.load(C + at_q_1)
+        c_q_2 = tl.load(C + at_q_2)
+        c_q_3 = tl.load(C + at_q_3)
         term_0 = b_p_0 * c_q_0
         term_1 = b_p_1 * c_q_1
         term_2 = b_p_2 * c_q_2
         term_3 = b_p_3 * c_q_3
-        tl.atomic_add(A + z_0, term_0, sem="relaxed")
-        tl.atomic_add(A + z_1, term_1, sem="relaxed")
-        tl.atomic_add(A + z_2, term_2, sem="relaxed")
-        tl.atomic_add(A + z_3, term_3, sem="relaxed")
+        tl.atomic_add(A + at_z_0, term_0, sem="relaxed")
+        tl.atomic_add(A + at_z_1, term_1, sem="relaxed")
+        tl.atomic_add(A + at_z_2, term_2, sem="relaxed")
+        tl.atomic_add(A + at_z_3, term_3, sem="relaxed")
     for first in range(full, stop, 128):
-        at = first + lane
-        ok = at < stop
-        x_word_bits = tl.load(x_word + at, mask=ok, other=0).to(tl.int32)
-        p = x_word_bits + tl.load(x_word_base + (at >> 8), mask=ok, other=0)
-        q = at + tl.load(y_shift + p, mask=ok, other=0)
-        z_word_bits = tl.load(z_word + at, mask=ok, other=0)
-        z = z_word_bits
-        b_p = tl.load(B + p, mask=ok, other=0)
-        c_q = tl.load(C + q, mask=ok, other=0)
+        pos = first + lane
+        ok = pos < stop
+        x_word_bits = tl.load(x_word + pos, mask=ok, other=0).to(tl.int32)
+        at_p = x_word_bits + tl.load(x_word_base + (pos >> 8), mask=ok, other=0)
+        at_q = pos + tl.load(y_shift + at_p, mask=ok, other=0)
+        z_word_bits = tl.load(z_word + pos, mask=ok, other=0)
+        at_z = z_word_bits
+        b_p = tl.load(B + at_p, mask=ok, other=0)
+        c_q = tl.load(C + at_q, mask=ok, other=0)
         term = b_p * c_q
-        tl.atomic_add(A + z, term, mask=ok, sem="relaxed")
+        tl.atomic_add(A + at_z, term, mask=ok, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["programs_0", "nonzeros_0"])

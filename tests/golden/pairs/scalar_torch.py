@@ -21,25 +21,27 @@ Part 0, tasks: runs of nonzeros, 1 lanes, modes - | - | 0,1,2, no values.
 
 import torch
 
+from sparsetc.runtime.segments import add_rows
+
 
 # tile program  "pqz,p,q->z"  part 0: tasks, runs of nonzeros, 1 lanes, modes - | - | 0,1,2, no values
 #   item over chunks of 2048
 #   loop steps of 1 lanes, 4 at a time
-#     p[lane] = decode x_word + x_word_base  # 8 bits, leaf, a base every 256
-#     q[lane] = position + y_shift[p]
-#     z[lane] = decode z_word  # 31 bits, leaf
-#     b_p[lane] = gather B[p]
-#     c_q[lane] = gather C[q]
+#     at_p[lane] = decode x_word + x_word_base  # 8 bits, leaf, a base every 256
+#     at_q[lane] = position + y_shift[at_p]
+#     at_z[lane] = decode z_word  # 31 bits, leaf
+#     b_p[lane] = gather B[at_p]
+#     c_q[lane] = gather C[at_q]
 #     term[lane] = einsum "n,n->n" b_p, c_q  # multiply
-#     add A[z] term[lane]
+#     add A[at_z] term[lane]
 def part_0(chunks, x_word, x_word_base, y_shift, z_word, B, C, A):
     for i0, i1, b0, b1, n0, n1 in chunks:
         x_word_bits = x_word[n0:n1]
-        p = x_word_bits + x_word_base.index_select(0, torch.arange(n0, n1, device=A.device) >> 8)
-        q = torch.arange(n0, n1, device=A.device) + y_shift.index_select(0, p)
+        at_p = x_word_bits + x_word_base.index_select(0, torch.arange(n0, n1, device=A.device) >> 8)
+        at_q = torch.arange(n0, n1, device=A.device) + y_shift.index_select(0, at_p)
         z_word_bits = z_word[n0:n1]
-        z = z_word_bits
-        b_p = B.view(71).index_select(0, p)
-        c_q = C.view(69).index_select(0, q)
+        at_z = z_word_bits
+        b_p = B.view(71).index_select(0, at_p)
+        c_q = C.view(69).index_select(0, at_q)
         term = b_p * c_q
-        A.view(500).index_add_(0, z, term)
+        add_rows(A.view(500), at_z, term)

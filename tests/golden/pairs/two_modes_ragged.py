@@ -27,19 +27,19 @@ import triton.language as tl
 @triton.jit
 def part_0(pid, pair_ptr, pair_x, pair_y, x_values, y_values, Z):
     item = pid
-    i_in = tl.arange(0, 16)
-    l_in = tl.arange(0, 16)
-    jk_in = tl.arange(0, 32)
+    side_i = tl.arange(0, 16)
+    side_l = tl.arange(0, 16)
+    side_jk = tl.arange(0, 32)
     start = tl.load(pair_ptr + item)
     stop = tl.load(pair_ptr + item + 1)
     total = tl.zeros([16, 16], tl.float32)
     for pair in range(start, stop):
         x_tile = tl.load(pair_x + pair)
         y_tile = tl.load(pair_y + pair)
-        x = tl.load(x_values + x_tile * 256 + i_in[:, None] * 32 + jk_in[None, :], mask=(i_in < 8)[:, None], other=0)
-        y = tl.load(y_values + y_tile * 256 + l_in[:, None] * 32 + jk_in[None, :], mask=(l_in < 8)[:, None], other=0)
+        x = tl.load(x_values + x_tile * 256 + side_i[:, None] * 32 + side_jk[None, :], mask=(side_i < 8)[:, None], other=0)
+        y = tl.load(y_values + y_tile * 256 + side_l[:, None] * 32 + side_jk[None, :], mask=(side_l < 8)[:, None], other=0)
         total = tl.dot(x, tl.trans(y), total, input_precision="ieee", out_dtype=tl.float32)
-    tl.store(Z + item * 64 + i_in[:, None] * 8 + l_in[None, :], total, mask=(i_in < 8)[:, None] & (l_in < 8)[None, :])
+    tl.store(Z + item * 64 + side_i[:, None] * 8 + side_l[None, :], total, mask=(side_i < 8)[:, None] & (side_l < 8)[None, :])
 
 
 @triton.jit(do_not_specialize=["programs_0"])

@@ -1,0 +1,135 @@
+"""Copies of generated source on disk, for readers: a bounded number of files, named by their content.
+
+In: source text, a folder, a name. Out: where the copy lies. Nothing is ever run from these files, so one that is
+absent, damaged or another's is only written anew, and any file or folder may go at any moment. A folder that cannot be
+written to, or that is not the user's alone, is replaced, with a warning, by a temporary one for as long as the process
+lives.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import shutil
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from sparsetc import cache_folder, private
+from sparsetc.warn import warn
+
+MAX_FILES = 4096
+"""Files kept in a folder."""
+WRITES_AN_EVICTION = 256
+"""New files, on average, between two looks for files to remove: a look takes a call for each file."""
+STALE_SECONDS = 3600
+"""Age at which a temporary file is that of a killed writer."""
+ATTEMPTS = 3
+"""At writing a file to a folder that other processes may be removing."""
+DIGITS = 20
+"""Of the digest in a file's name."""
+SOURCE = re.compile(rf"\w+_[0-9a-f]{{{DIGITS}}}\.py")
+"""Names of files that are removed; a folder that was named may hold a user's own."""
+UNFINISHED = re.compile(rf"\.[0-9a-f]+{re.escape(private.TEMPORARY)}")
+"""Names of files that are being written."""
+
+_temporary: list[Path] = []
+_refused: set[Path | None] = set()
+
+
+def keep(source: str, folder: Path | None, name: str) -> Path:
+    """The path of a file with this text, written where there is none yet; the folder is None where there is no home."""
+    try:
+        if folder is None:
+            raise FileNotFoundError("there is no home directory")
+        return _kept(source, folder, name)
+    except OSError as error:
+        return _kept_for_now(source, folder, name, error)
+
+
+def _kept(source: str, folder: Path, name: str) -> Path:
+    for _ in range(ATTEMPTS - 1):
+        with suppress(FileNotFoundError):  # the folder went between two steps
+            return _written(folder / name, source.encode())
+    return _written(folder / name, source.encode())
+
+
+def _written(path: Path, data: bytes) -> Path:
+    cache_folder.claim(path.parent)
+    if not _intact(path, data):
+        private.write(path, data)
+        if _evicts(path):
+            evict(path.parent)
+    return path
+
+
+def _kept_for_now(source: str, folder: Path | None, name: str, error: OSError) -> Path:
+    """Keep the file in the temporary folder of this process; without one either, name a path that is not there."""
+    try:
+        where = _kept(source, _temporary_folder(), name)
+        instead = f"in {where.parent} until this process ends"
+    except OSError:
+        where = (folder or Path(os.devnull)) / name  # below no folder, so that nothing is ever written there
+        instead = "in memory only"
+    if folder not in _refused:
+        _refused.add(folder)
+        warn(
+            f"cannot write generated source to {folder or 'a cache folder'} ({error}); it is kept {instead}. Set "
+            "SPARSETC_CACHE_DIR to a folder that only you can write to; one that is absent is made"
+        )
+    return where
+
+
+def _temporary_folder() -> Path:
+    if not _temporary:
+        _temporary.append(Path(tempfile.mkdtemp(prefix="sparsetc-")))
+        atexit.register(_remove, _temporary[0], os.getpid())
+    return _temporary[0]
+
+
+def _remove(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:  # a forked child goes on with its parent's folder
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _intact(path: Path, data: bytes) -> bool:
+    """Whether the file has these bytes; its use is noted, so that it is not the next to go."""
+    try:
+        same = private.read(path, len(data)) == data
+    except OSError:
+        return False
+    if same:
+        with suppress(OSError):  # a folder that may only be read still serves
+            os.utime(path)
+    return same
+
+
+# -- eviction ---------------------------------------------------------------------------------------------------------
+
+
+def _evicts(path: Path) -> bool:
+    """Whether files are removed after this one is written: its digest, as good as a random number, says so."""
+    return int(path.stem[-DIGITS:], 16) % WRITES_AN_EVICTION == 0
+
+
+def evict(folder: Path) -> None:
+    """Remove the least recently used files above the bound, and what killed writers left; others may be at it too."""
+    sources, unfinished = _files(folder, SOURCE), _files(folder, UNFINISHED)
+    stale = time.time() - STALE_SECONDS
+    oldest = sources[: max(0, len(sources) - MAX_FILES)]
+    for _, path in [*oldest, *(file for file in unfinished if file[0] < stale)]:
+        with suppress(OSError):
+            os.unlink(path)
+
+
+def _files(folder: Path, names: re.Pattern[str]) -> list[tuple[float, str]]:
+    """(time of last use, path) of the files of such names, the oldest first."""
+    found = []
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if names.fullmatch(entry.name):
+                with suppress(OSError):
+                    found.append((entry.stat(follow_symlinks=False).st_mtime, entry.path))
+    return sorted(found)

@@ -1,0 +1,62 @@
+"""Sums and products of integers: made in 64 bits, and refused where they do not fit what they are to be returned in.
+
+In: results in int64. Out: the same in the dtype asked for, or `DtypeError`. Sums in int64 themselves wrap as torch's.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sparsetc.errors import DtypeError
+
+INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def summed_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a plain sum: int64 of integers, as torch's is; that of the terms otherwise."""
+    return torch.int64 if dtype in INTEGERS else dtype
+
+
+def fitted(wide: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
+    """int64 results as integers of `dtype`; other types are converted as they are.
+
+    The check waits for the GPU. While a CUDA graph is captured nothing can be looked at, and integers wrap.
+
+    Raises:
+        DtypeError: names `what` and the worst of the values, where one does not fit.
+    """
+    if dtype not in INTEGERS or wide.dtype == dtype:
+        return wide.to(dtype)
+    narrow = wide.to(dtype)
+    if wide.is_cuda and torch.cuda.is_current_stream_capturing():
+        return narrow
+    if not bool((narrow == wide).all()):
+        low, high = (int(bound) for bound in torch.aminmax(wide))
+        worst = low if -low > high else high
+        raise DtypeError(f"{what} holds {worst}, which {dtype} cannot; convert the operands with .to(torch.int64)")
+    return narrow
+
+
+def add_up_exactly(values: torch.Tensor, owner: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """The sums of each owner's integers, (count, …) of `dtype`.
+
+    Args:
+        values: (n, …) of an integer dtype.
+        owner: (n,) int64, which sum each adds to.
+        count: how many sums.
+        dtype: of the sums.
+
+    Raises:
+        DtypeError: a sum does not fit, found even where it passes 64 bits.
+    """
+    shape = (count, *values.shape[1:])
+    wide = values.long()
+    high, low = (wide.new_zeros(shape).index_add(0, owner, half) for half in (wide >> 32, wide & 0xFFFFFFFF))
+    high, low = high + (low >> 32), low & 0xFFFFFFFF  # of a sum that fits, the upper half is one of 32 bits
+    limits = torch.iinfo(dtype)
+    past = (high > limits.max >> 32) | (high < limits.min >> 32)
+    if bool(past.any()):
+        at = int(torch.nonzero(past.flatten())[0])
+        worst = (int(high.flatten()[at]) << 32) + int(low.flatten()[at])
+        raise DtypeError(f"duplicates sum to {worst}, which {dtype} cannot hold; widen values first")
+    return fitted((high << 32) + low, dtype, "the sum of duplicates")

@@ -1,0 +1,16 @@
+"""What a file may cost before it is refused: bounds that real files keep far below, and no hostile one can pass.
+
+Each is a fact of the file, not of how it is read: the same file is accepted or refused wherever blocks are cut.
+"""
+
+LINE = 64 * 1024
+"""Bytes of the longest line, its comment included. The longest line of numbers, 64 coordinates of int64 and two exact
+decimals, has less than 6 KB; the rest is for comments."""
+TOKEN = 4096
+"""Characters of the longest number. The longest exact decimal of a float64 has 1,079."""
+ORDER = 64
+"""Modes of a tensor in a file: numpy has no more, and the letters of an equation are 52."""
+SLACK = 16 * 2**20
+"""Bytes of text that need not hold any number: comments, blanks, and digits beyond what `PER_NUMBER` allows."""
+PER_NUMBER = 256
+"""Bytes of text a number may take on average, beyond `SLACK`. Files in use have 2 to 25."""

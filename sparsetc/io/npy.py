@@ -1,0 +1,158 @@
+"""Arrays of a .npz file, whose size is known from their headers before any of them is unpacked.
+
+In: a path. Out: headers by name, and arrays. Headers are matched, never evaluated, and pickles are not read. The zip
+archive must agree with the headers, and claim no more than its bytes can hold.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from sparsetc.errors import IOFormatError, OutOfMemoryError, SparsetcError
+from sparsetc.io import memory
+
+_DAMAGE = (
+    *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, ValueError, KeyError, TypeError),
+    *(NotImplementedError, OverflowError),
+)
+"""What zipfile, zlib and numpy raise over a damaged file; zipfile also has plain RuntimeErrors."""
+_HEADER_BYTES = 10_000  # numpy's own bound
+_DEFLATED_TIMES = 1032  # bytes that a byte of deflate can stand for at most
+_KEY = rb"\s*'(descr|fortran_order|shape)'\s*:\s*('[^'\\]{1,20}'|True|False|\([\d\s,]{0,2000}\))"
+_HEADER = re.compile(rb"\{%b\s*,%b\s*,%b\s*(?:,\s*)?\}\s*" % (_KEY, _KEY, _KEY))
+_DESCR = re.compile(r"'([<>|=]?[biufcSU][1-9]\d{0,3})'")
+
+
+@dataclass(frozen=True)
+class Header:
+    """What an array in the archive is."""
+
+    info: zipfile.ZipInfo
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    order: str
+    """``C`` or ``F``, of the elements."""
+    start: int
+    """Bytes before the elements."""
+
+    @property
+    def count(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements."""
+        return self.count * self.dtype.itemsize
+
+
+class Archive:
+    """The arrays of an open .npz file."""
+
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        self.path = path
+        self._size = os.fstat(file.fileno()).st_size
+        self._zip = zipfile.ZipFile(file)
+        self._members = {info.filename.removesuffix(".npy"): info for info in self._zip.infolist()}
+        self._headers: dict[str, Header] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the arrays, in the order of the archive."""
+        return list(self._members)
+
+    def header(self, name: str) -> Header:
+        """What the array is; ValueError if it is none."""
+        if name not in self._headers:
+            self._headers[name] = self._read_header(name, self._members[name])
+        return self._headers[name]
+
+    def array(self, name: str) -> np.ndarray:
+        """The array, in the machine's byte order."""
+        header = self.header(name)
+        made = np.empty(header.count, header.dtype)
+        with self._zip.open(header.info) as member:
+            member.read(header.start)
+            at = memoryview(made.data).cast("B") if header.nbytes else memoryview(b"")
+            while len(at):
+                got = member.readinto(at)  # type: ignore[attr-defined]
+                if not got:
+                    raise EOFError(f"{name} ends early")
+                at = at[got:]
+            if member.read(1):  # and at the end zipfile compares the checksum
+                raise ValueError(f"{name} is longer than its header says")
+        made = made.astype(made.dtype.newbyteorder("="), copy=False)
+        return made.reshape(header.shape, order=header.order)  # type: ignore[call-overload,no-any-return]
+
+    def _read_header(self, name: str, info: zipfile.ZipInfo) -> Header:
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"{name} is compressed in another way than numpy does")
+        most = info.compress_size * (1 if info.compress_type == zipfile.ZIP_STORED else _DEFLATED_TIMES)
+        if info.compress_size > self._size or info.file_size > most:
+            raise ValueError(f"{name} cannot have the {info.file_size:,} bytes that the archive claims")
+        with self._zip.open(info) as member:
+            header = _parsed(name, info, member)
+        if header.start + header.nbytes != info.file_size:
+            raise ValueError(
+                f"{name} should have {header.nbytes:,} bytes by its header, the archive has "
+                f"{info.file_size - header.start:,}"
+            )
+        return header
+
+
+def _parsed(name: str, info: zipfile.ZipInfo, member: IO[bytes]) -> Header:
+    magic = member.read(8)
+    if magic[:6] != b"\x93NUMPY":
+        raise ValueError(f"{name} is no array")
+    width = 2 if magic[6:7] == b"\x01" else 4
+    length = int.from_bytes(member.read(width), "little")
+    if length > _HEADER_BYTES:
+        raise ValueError(f"the header of {name} is too long")
+    text = member.read(length)
+    if b"'|O'" in text or b"'O'" in text:
+        raise ValueError(f"{name} holds Python objects, as a pickle, which is not read")
+    found = _HEADER.fullmatch(text)
+    entries = dict(zip(found.groups()[::2], found.groups()[1::2], strict=True)) if found else {}
+    descr = _DESCR.fullmatch(entries.get(b"descr", b"").decode("latin-1"))
+    order = {b"True": "F", b"False": "C"}.get(entries.get(b"fortran_order", b""))
+    shape = re.fullmatch(rb"\((?:\s*\d{1,20}\s*,)*(?:\s*\d{1,20}\s*)?\)", entries.get(b"shape", b""))
+    if not (descr and order and shape):
+        raise ValueError(f"{name} has a header that is not of a plain array: {text[:60].decode('latin-1')!r}")
+    sizes = tuple(map(int, re.findall(rb"\d+", shape[0])))
+    return Header(info, np.dtype(descr[1]), sizes, order, 8 + width + length)
+
+
+@contextmanager
+def opened(path: str | os.PathLike[str]) -> Iterator[Archive]:
+    """The arrays of a .npz file; whatever is wrong with it, found in the block too, becomes an IOFormatError."""
+    path = Path(path)
+    if not stat.S_ISREG(os.stat(path).st_mode) and not path.is_dir():
+        raise IOFormatError(f"{path}: an .npz file is read from its end, so it must be a file on disk, not a pipe")
+    with open(path, "rb") as file:
+        if file.read(6) == b"\x93NUMPY":
+            raise IOFormatError(f"{path}: a single array, not coords, values and shape")
+        try:
+            yield Archive(path, file)
+        except (IOFormatError, OutOfMemoryError):
+            raise
+        except SparsetcError as error:
+            raise IOFormatError(f"{path}: {error}") from error
+        except _DAMAGE as error:
+            raise IOFormatError(f"{path}: not a readable .npz file ({str(error)[:200]})") from error
+        except RuntimeError as error:
+            if memory.is_exhaustion(error):
+                raise
+            raise IOFormatError(f"{path}: not a readable .npz file ({str(error)[:200]})") from error

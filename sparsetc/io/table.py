@@ -1,0 +1,200 @@
+"""Tables of coordinates and numbers in text, as .tns and .mtx files have them: parsed block by block, faults located.
+
+In: a reader past the head of its file, and what each line should hold. Out: columns. A block that cannot be read is
+halved until the first bad line is found, so what is refused, and which line is named, is decided by the same parser
+that reads good files, and does not depend on where blocks are cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from sparsetc.errors import IOFormatError
+from sparsetc.io import bounds, digits, memory, numbers
+from sparsetc.io.lines import WASTE, Block, Reader
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What every line of a table holds: ``order`` coordinates from 1, then ``reals`` numbers of ``dtype``."""
+
+    order: int
+    reals: int
+    dtype: torch.dtype
+    comment: bytes
+    sizes: tuple[int, ...] | None = None
+    """Largest coordinate of each mode, where the head of the file says."""
+    rows: int | None = None
+    """Lines of the table, where the head of the file says."""
+
+    @property
+    def fields(self) -> int:
+        """Fields on a line."""
+        return self.order + self.reals
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that a row takes in a tensor: coordinates are int64."""
+        return 8 * self.order + self.dtype.itemsize * max(self.reals, 1)
+
+
+_LET_GO = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The columns of a block; coordinates from 0, as int32 where they fit."""
+
+    coords: list[np.ndarray]
+    reals: list[torch.Tensor]
+    largest: list[int]  # coordinate from 1
+    rows: int
+    lines: int  # those without fields included
+
+
+_NOTHING = _Part([], [], [], 0, 0)
+
+
+@dataclass
+class Table:
+    """What has been read of a table."""
+
+    layout: Layout
+    rows: int = 0
+    largest: list[int] = field(default_factory=list)
+    """Largest coordinate of each mode, from 1."""
+    _parts: list[_Part] = field(default_factory=list)
+
+    def add(self, part: _Part) -> None:
+        """Append the rows of a block."""
+        if not part.rows:
+            return
+        self.rows += part.rows
+        self.largest = list(map(max, part.largest, self.largest)) if self._parts else part.largest
+        self._parts.append(part)
+
+    def coords(self) -> torch.Tensor:
+        """Coordinates (order, rows), int64, from 0; to be called once, since blocks are let go on the way."""
+        made = torch.empty((self.layout.order, self.rows), dtype=torch.int64)
+        for mode in range(self.layout.order if self._parts else 0):
+            np.concatenate([part.coords[mode] for part in self._parts], out=made[mode].numpy())
+            for part in self._parts:
+                part.coords[mode] = _LET_GO  # memory never holds two copies of all modes
+        return made
+
+    def reals(self) -> list[torch.Tensor]:
+        """Columns of numbers, (rows,) each."""
+        empty = torch.zeros(0, dtype=self.layout.dtype)
+        return [
+            torch.cat([part.reals[at] for part in self._parts]) if self._parts else empty
+            for at in range(self.layout.reals)
+        ]
+
+    @property
+    def footprint(self) -> str:
+        """What the rows read so far need, in words."""
+        nbytes = self.rows * self.layout.row_bytes
+        return f"{self.rows:,} nonzeros were read, which take {nbytes:,} bytes, and up to three times that meanwhile"
+
+
+def read(reader: Reader, table: Table, describe: Callable[[list[str]], str | None]) -> None:
+    """Fill ``table`` with the rest of the file.
+
+    ``describe`` says what is wrong with the fields of one bad line, in the terms of the format, or None where it finds
+    nothing; then the parser's own words are taken.
+
+    Raises:
+        IOFormatError: a line that is not as the layout says, or more lines than it says.
+        OutOfMemoryError: more rows than the memory limit allows.
+    """
+    layout, limit = table.layout, memory.limit()
+    for block in reader.blocks():
+        try:
+            part = _parse(block, layout)
+            bad = None
+        except digits.BadToken:
+            part, bad = _good_part(block, layout)
+        table.add(part)
+        _check(reader, table, limit)
+        reader.line += part.lines
+        reader.numbers += part.rows * layout.fields
+        if bad:
+            raise _fault(reader, bad, layout, describe)
+
+
+def _check(reader: Reader, table: Table, limit: int) -> None:
+    """Refuse more rows than were declared, or than memory holds, whichever comes first in the file."""
+    declared, held = table.layout.rows, limit // table.layout.row_bytes
+    if declared is not None and table.rows > declared and declared <= held:
+        raise IOFormatError(
+            f"{reader.path}: too long: the header declares {declared} entries, the file has {declared + 1} or more"
+        )
+    if table.rows > held:
+        nbytes = (held + 1) * table.layout.row_bytes
+        raise memory.refused(reader.path, f"its first {held + 1:,} nonzeros", nbytes, limit)
+
+
+def _parse(block: Block, layout: Layout) -> _Part:
+    """The columns of a block; BadToken if any line is not as ``layout`` says."""
+    stripped = digits.without(layout.comment, block.text)
+    text = digits.Text(stripped)
+    start, end = text.tokens()
+    if block.read + len(block.text) > bounds.SLACK + bounds.PER_NUMBER * block.numbers:
+        _check_waste(block, layout)
+    if start.size == 0:
+        return replace(_NOTHING, lines=text.lines)
+    if start.size % layout.fields or not digits.is_table(text, start, end, layout.fields):
+        raise digits.BadToken("wrong number of fields")
+    columns = [(start[at :: layout.fields], end[at :: layout.fields]) for at in range(layout.fields)]
+    coords, largest = [], []
+    for mode in range(layout.order):
+        column = digits.coordinates(text, *columns[mode])
+        high = int(column.max())
+        if int(column.min()) < 1 or (layout.sizes is not None and high > layout.sizes[mode]):
+            raise digits.BadToken("coordinate out of range")
+        column -= 1
+        coords.append(column.astype(np.int32) if high < 2**31 else column)
+        largest.append(high)
+    reals = [numbers.real(text, *column, layout.dtype) for column in columns[layout.order :]]
+    return _Part(coords, reals, largest, start.size // layout.fields, text.lines)
+
+
+def _check_waste(block: Block, layout: Layout) -> None:
+    """BadToken where, up to any number or to the end of the block, text is more than its numbers may take."""
+    start, _ = digits.Text(digits.without(layout.comment, block.text, keep_length=True)).tokens()
+    before = np.arange(start.size + 1)
+    passed = np.append(start, len(block.text)) - bounds.PER_NUMBER * before
+    if block.read + int(passed.max()) > bounds.SLACK + bounds.PER_NUMBER * block.numbers:
+        raise digits.BadToken(WASTE)
+
+
+def _good_part(block: Block, layout: Layout) -> tuple[_Part, Block]:
+    """The columns of the lines before the first bad one, and that line, of a block that has one."""
+    ends = np.flatnonzero(np.frombuffer(block.text, dtype=np.uint8) == 10) + 1
+    cuts = [0, *ends.tolist()]
+    good, bad = 0, len(cuts) - 1  # numbers of lines: so many are good, so many are not
+    part = _NOTHING
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        try:
+            part = _parse(block.part(0, cuts[middle], 0, 0), layout)
+            good = middle
+        except digits.BadToken:
+            bad = middle
+    return part, block.part(cuts[good], cuts[bad], good, part.rows * layout.fields)
+
+
+def _fault(reader: Reader, bad: Block, layout: Layout, describe: Callable[[list[str]], str | None]) -> IOFormatError:
+    """The error for a bad line."""
+    reason = ""
+    try:
+        _parse(bad, layout)
+    except digits.BadToken as error:
+        reason = str(error)
+    fields = digits.without(layout.comment, bad.text).split()
+    described = describe([field.decode("latin-1") for field in fields]) if fields and reason != WASTE else None
+    return reader.fault(described or reason, bad.line, bad.text)

@@ -1,0 +1,74 @@
+"""The one name space of generated programs: what a letter of the equation, or an array of a format, may be called.
+
+In: letters of an equation, or axes that are folds of them. Out: identifiers. A letter stands in an identifier only
+behind one of the words of `LETTERED`, or behind a dense operand's name, and no other generated name has that form. So
+all 52 letters are free for equations: none can meet an accumulator, a format's array, or a name of Python or Triton.
+"""
+
+from __future__ import annotations
+
+import builtins
+import re
+from keyword import iskeyword, issoftkeyword
+
+LETTERED = ("at", "in", "block", "tile", "side", "first", "past")
+"""The words that stand before a letter."""
+
+WORDS = frozenset(
+    """
+    across add_rows along b0 b1 bag before behind below block chunks count counts every fiber fiber_sum first full has
+    i0 i1 item kernel lane length n0 n1 nonzeros number ok pair part passed pid place pos position programs result
+    run_products run_sums scaled skipped slot start step steps stop summed term tile tile_values tiles tl torch total
+    triton within words
+    """.split()  # noqa: SIM905 (a list of 60 quoted words is no easier to read)
+)
+"""What generated programs call things that are no letter's."""
+STRUCTURE = frozenset(("bits", "block_full", "block_ptr", "item_ptr", "lane_len", "value_ptr", "values"))
+"""The arrays of a packed part that hold no coordinates."""
+_LETTERED = re.compile(rf"[A-Za-z]|({'|'.join(LETTERED)})_[A-Za-z]|([a-w]|operand_\d+)_[A-Za-z]+|.*_bits")
+_NUMBER = re.compile(r"(_\d+)+$")
+
+
+def at(letter: str) -> str:
+    """The name of a mode's coordinate, or of the positions of a dense axis."""
+    return f"at_{letter}"
+
+
+def inside(letter: str) -> str:
+    """The name of the condition that a coordinate, or a position of a dense axis, is within its size."""
+    return f"in_{letter}"
+
+
+def block(letter: str) -> str:
+    """The name of the block of a dense axis that a program of the grid takes."""
+    return f"block_{letter}"
+
+
+def tile(letter: str) -> str:
+    """The name of a tile's coordinate along a mode."""
+    return f"tile_{letter}"
+
+
+def side(letter: str) -> str:
+    """The name of the positions within a tile along a mode."""
+    return f"side_{letter}"
+
+
+def first(letter: str) -> str:
+    """The name of the first of the positions within a tile that a program has at once."""
+    return f"first_{letter}"
+
+
+def past(letter: str) -> str:
+    """The name of the condition that a tile's position lies beyond the end of its mode."""
+    return f"past_{letter}"
+
+
+def is_free(name: str) -> bool:
+    """Whether a format may call an array `name`: an identifier that no generated name can be, nor a copy of one."""
+    if not name.isidentifier() or not name.isascii() or iskeyword(name) or issoftkeyword(name):
+        return False
+    if hasattr(builtins, name):
+        return False
+    own = _NUMBER.sub("", name)  # statements that are taken several at a time are numbered
+    return own not in WORDS | STRUCTURE and not _LETTERED.fullmatch(own)

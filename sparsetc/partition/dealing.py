@@ -1,0 +1,122 @@
+"""Nonzeros dealt by a named rule, and the check that each went to one part.
+
+In: a rule's name and options, coordinates. Out: for each part, which nonzeros it takes. An einsum is a sum over the
+nonzeros, so one that is dealt twice, or to no part, makes a wrong result: rules are not believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from sparsetc.errors import PlanError
+from sparsetc.ir.plan import Plan
+from sparsetc.partition.base import PARTITIONS
+from sparsetc.partition.run_length import row_numbers
+
+
+def deal(
+    name: str, coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...], options: dict[str, int]
+) -> list[torch.Tensor | None]:
+    """Deal by the named rule.
+
+    Args:
+        name: of a registered partition.
+        coords: (order, nnz).
+        shape: sizes of the modes.
+        kept: modes that the output keeps.
+        options: the rule's own arguments.
+
+    Returns:
+        For each part the numbers of its nonzeros, rising; None for all of them.
+
+    Raises:
+        PlanError: the rule is not known, does not take these options, deals a nonzero to no part or to several, or cuts
+            an output row that it promised to leave whole.
+    """
+    if name not in PARTITIONS:
+        raise PlanError(f"no partition is called {name!r}; known: {', '.join(sorted(PARTITIONS))}")
+    rule = PARTITIONS[name]
+    dealt = list(rule.deal(coords, shape, kept, **options))
+    if len(dealt) == 1 and dealt[0] is None:
+        return dealt
+    nnz = coords.shape[1]
+    parts = [_numbers(name, part, coords) for part in dealt]
+    ordered = _check_each_once(name, parts, nnz)
+    if not ordered:  # formats rely on lexicographic order
+        parts = [part.sort().values for part in parts]
+    from_outside = not rule.deal.__module__.startswith("sparsetc.")  # the package's own keep what they promise
+    if rule.whole_rows and from_outside and sum(part.numel() > 0 for part in parts) > 1:
+        _check_whole_rows(name, parts, row_numbers(coords, shape, kept))
+    return [None if nnz and part.numel() == nnz else part for part in parts]
+
+
+def shares(
+    plan: Plan, coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...]
+) -> list[torch.Tensor | None]:
+    """The nonzeros of each part of a plan, as `deal` gives them; `PlanError` where the plan has no part for some."""
+    dealt = deal(plan.partition, coords, shape, kept, dict(plan.options))
+    taken = plan.shares or tuple(range(len(dealt)))
+    if len(taken) != len(plan.parts) or not set(taken) <= set(range(len(dealt))):
+        raise PlanError(f"plan {plan.name!r} has {len(plan.parts)} parts, its partition deals {len(dealt)}")
+    left = [n for n, part in enumerate(dealt) if n not in taken and (part is None or part.numel())]
+    if left:
+        raise PlanError(f"plan {plan.name!r} has no part for share {left[0]} of its partition, which has nonzeros here")
+    return [dealt[n] for n in taken]
+
+
+def _numbers(name: str, part: torch.Tensor | None, coords: torch.Tensor) -> torch.Tensor:
+    """(n,) int64: the nonzeros of a part."""
+    if part is None:
+        return torch.arange(coords.shape[1], device=coords.device)
+    if not isinstance(part, torch.Tensor) or part.ndim != 1 or part.dtype not in (torch.int64, torch.int32):
+        found = f"{part.dtype}, shape {tuple(part.shape)}" if isinstance(part, torch.Tensor) else type(part).__name__
+        raise PlanError(
+            f"partition {name!r} must give each part's nonzeros by their numbers, one-dimensional integers, "
+            f"or None for all; found {found}"
+        )
+    if part.device != coords.device:
+        raise PlanError(f"partition {name!r} gave numbers on {part.device}, the nonzeros are on {coords.device}")
+    return part.long()
+
+
+def _check_each_once(name: str, parts: Sequence[torch.Tensor], nnz: int) -> bool:
+    """Raise `PlanError`, naming the first nonzero at fault; waits for the device once where there is none.
+
+    Returns whether each part's numbers rise.
+    """
+    numbers = torch.cat([*parts]) if parts else torch.zeros(0, dtype=torch.long, device="cpu")
+    if numbers.numel() == nnz == 0:
+        return True
+    seen = torch.zeros(nnz, dtype=torch.bool, device=numbers.device)
+    inside = (numbers >= 0) & (numbers < nnz)
+    if nnz:
+        seen[numbers.clamp(0, nnz - 1)] = True
+    # As many numbers as nonzeros, of which none is missing, are each nonzero once.
+    rising = [(part[1:] > part[:-1]).all() for part in parts]
+    *once, ordered = torch.stack([inside.all(), seen.all(), torch.stack(rising or [inside.all()]).all()]).tolist()
+    if numbers.numel() == nnz and all(once):
+        return bool(ordered)
+    wrong = f"partition {name!r} must deal each of the {nnz:,} nonzeros to one part"
+    if not bool(inside.all()):
+        raise PlanError(f"{wrong}; it dealt a nonzero {int(numbers[~inside][0])}, which there is not")
+    times = torch.bincount(numbers, minlength=nnz)
+    first = int(torch.nonzero(times != 1)[0])
+    raise PlanError(f"{wrong}; nonzero {first} is dealt {int(times[first])} times")
+
+
+def _check_whole_rows(name: str, parts: Sequence[torch.Tensor], row: torch.Tensor) -> None:
+    """Raise `PlanError` where two nonzeros of a row went to different parts."""
+    owner = torch.empty_like(row)
+    for n, part in enumerate(parts):
+        owner[part] = n
+    of_row = torch.zeros(int(row.max()) + 1, dtype=row.dtype, device=row.device)
+    of_row[row] = owner  # of a row that is cut, that of some nonzero
+    apart = of_row[row] != owner
+    if bool(apart.any()):
+        first = int(torch.nonzero(apart)[0])
+        raise PlanError(
+            f"partition {name!r} was registered with whole_rows=True, and dealt the nonzeros of one output row, that "
+            f"of nonzero {first}, to several parts; register it without, or leave rows whole"
+        )

@@ -1,0 +1,52 @@
+"""Whether a part's work items store output rows, each being the row's only owner, or add to rows that others add to.
+
+In: a part's view and what is known, or expected, of how it was packed. Out: the answer, which both the kernel and what
+prices it before anything is packed ask for here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparsetc.ir.view import ITEM, LANE, LEAF, View
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """What a view does not say."""
+
+    kept: tuple[int, ...]
+    """Modes that the output keeps."""
+    backend: str
+    sparse_output: bool
+    distinct: bool
+    """No two nonzeros have the same coordinates, or each has an output row of its own."""
+    alone: bool
+    """No other part adds to the same rows."""
+
+
+def owns(view: View, at: Circumstances, *, cut: tuple[bool, bool], padded: bool, items: int) -> bool:
+    """Whether no two work items of any part add to the same output row.
+
+    Args:
+        view: of the part.
+        at: output, backend and the other parts.
+        cut: whether a row has several items, and whether a fiber has several lanes.
+        padded: whether zeros are stored beside the nonzeros.
+        items: work items of the part.
+    """
+    kept = set(at.kept)
+    if not at.alone or (view.sides and at.backend == "torch"):
+        return False  # torch programs add tile by tile, not item by item
+    if padded and not view.blocks and not view.sides and (at.sparse_output or LEAF in map(view.level_of, kept)):
+        return False  # runs do not mask padding: its zeros may be added to any row, but stored to none
+    shared: set[int] = set()
+    for level, coordinates in enumerate(view.levels):
+        shared |= {c.mode for c in coordinates}
+        if not kept <= shared:
+            continue
+        if level == ITEM:
+            chunks = view.chunk and not view.item and items > 1
+            return shared == kept and not cut[0] and not chunks
+        return shared == kept and (not cut[1] if level == LANE else at.distinct)
+    return False

@@ -1,0 +1,94 @@
+"""Folders and files that nobody but the user may write to.
+
+In: paths and bytes. Out: folders of mode 0700, files of mode 0600 that are there whole or not at all, and the bytes of
+files, up to a bound. A file is never reached through a link, and neither a file nor a folder is trusted that belongs to
+another user or that others may write to. Every refusal is an `OSError` that says why, as a failure of the disk is.
+
+Where the system has no owners and modes (Windows), what they would say is taken as granted.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from contextlib import suppress
+from itertools import takewhile
+from pathlib import Path
+
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+ROOT = 0
+"""The user who may place links anywhere already."""
+_POSIX = os.name == "posix"
+_PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_AT_ONCE = getattr(os, "O_NONBLOCK", 0)
+"""Opens a FIFO without waiting for its writer."""
+TEMPORARY = ".tmp"
+"""Suffix of files that are being written."""
+
+
+def claim(folder: Path, *, tighten: bool = False) -> None:
+    """Make the folder, and those above it, where they are absent; raise `OSError` unless it is the user's alone.
+
+    Args:
+        folder: an absolute path. A link to a folder is followed if the link, too, is the user's or root's.
+        tighten: take the right to write from others in place of refusing a folder of the user's that they have it to.
+    """
+    absent = list(takewhile(lambda f: not f.exists(), (folder, *folder.parents)))
+    for missing in reversed(absent):
+        with suppress(FileExistsError):  # another process was first
+            missing.mkdir(mode=0o700)
+    if tighten and _POSIX:
+        found = os.lstat(folder)
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and found.st_mode & OTHERS_WRITE:
+            folder.chmod(0o700)
+    check(folder)
+
+
+def check(folder: Path) -> None:
+    """Raise `OSError` unless the folder is there and the user's alone to write to."""
+    if not folder.is_dir():
+        raise (NotADirectoryError if os.path.lexists(folder) else FileNotFoundError)(f"{folder} is not a folder")
+    link = os.lstat(folder)
+    if _POSIX and stat.S_ISLNK(link.st_mode) and link.st_uid not in (os.geteuid(), ROOT):
+        raise PermissionError(f"{folder} is a link that belongs to another user, number {link.st_uid}")
+    _check_owner(folder, os.stat(folder))
+
+
+def write(path: Path, data: bytes) -> None:
+    """Replace the file by one of these bytes and of mode 0600, whatever the umask; a link in its place goes."""
+    temporary = path.with_name(f".{secrets.token_hex(8)}{TEMPORARY}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _PLAIN, 0o600)
+    try:
+        with open(handle, "wb") as file:
+            if _POSIX:
+                os.fchmod(handle, 0o600)
+            file.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def read(path: Path, limit: int) -> bytes:
+    """The bytes of a file; `OSError` for a link, a file of others, one that is not regular or is over the limit."""
+    handle = os.open(path, os.O_RDONLY | _PLAIN | _AT_ONCE)
+    with open(handle, "rb") as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(f"{path} is not a regular file")
+        _check_owner(path, found)
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(f"{path} has more than {limit:,} bytes")
+    return data
+
+
+def _check_owner(path: Path, found: os.stat_result) -> None:
+    if not _POSIX:
+        return
+    if found.st_uid != os.geteuid():
+        raise PermissionError(f"{path} belongs to another user, number {found.st_uid}")
+    if found.st_mode & OTHERS_WRITE:
+        raise PermissionError(f"{path} has mode {stat.S_IMODE(found.st_mode):04o}, so others may write to it")

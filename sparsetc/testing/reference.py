@@ -1,0 +1,162 @@
+"""What an einsum is, by code that shares nothing with the compiler: a sum over nonzeros, in float64.
+
+In: letters, coordinates and values of each operand. Out: the result as a dense tensor, differentiable, and where the
+patterns of the sparse operands say that it may be other than 0. Sparse operands are joined on the letters that they
+share, dense ones gathered for each entry of the join, and products added up by the kept coordinates. So an element of a
+dense operand that no nonzero touches is never read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+
+@dataclass(frozen=True)
+class Term:
+    """An operand as the reference reads it."""
+
+    letters: str
+    values: torch.Tensor
+    coords: torch.Tensor | None = None
+    """(order, nnz); None for a dense operand, whose sizes may be 1 where its letter's is larger."""
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Nonzeros of joined sparse operands: a coordinate a letter, and which nonzero of each operand it is."""
+
+    at: dict[str, torch.Tensor]
+    sources: tuple[torch.Tensor, ...]
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return self.sources[0].numel()
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that the reference computes in."""
+    return torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else torch.int64
+
+
+def integer_rule(exact: torch.Tensor, dtype: torch.dtype, plain_sum: bool) -> tuple[torch.dtype, bool]:
+    """The dtype of a result of integers, and whether all of it fits: what does not is refused.
+
+    Args:
+        exact: the result modulo 2**64.
+        dtype: of the operands.
+        plain_sum: whether a single operand is summed, which gives int64 as torch's sums do.
+    """
+    kept = torch.int64 if plain_sum else dtype
+    return kept, bool((exact.to(kept) == exact).all())
+
+
+# -- sparse operands --------------------------------------------------------------------------------------------------
+
+
+def whole(letters: str, coords: torch.Tensor, values: torch.Tensor) -> Term:
+    """A sparse operand whose values may have trailing dense modes, which become coordinates."""
+    if values.ndim == 1:
+        return Term(letters, values, coords)
+    sizes, each = values.shape[1:], prod(values.shape[1:])
+    positions = torch.arange(each)
+    grid = []
+    for n in range(len(sizes)):
+        grid.append(positions // prod(sizes[n + 1 :]) % sizes[n])
+    repeated = coords.repeat_interleave(each, dim=1)
+    return Term(letters, values.reshape(-1), torch.cat([repeated, torch.stack(grid).repeat(1, coords.shape[1])]))
+
+
+def entries_of(term: Term) -> Entries:
+    """The nonzeros of one operand that lie on the diagonals of its repeated letters."""
+    assert term.coords is not None
+    keep = torch.ones(term.coords.shape[1], dtype=torch.bool)
+    first: dict[str, int] = {}
+    for mode, letter in enumerate(term.letters):
+        if letter in first:
+            keep &= term.coords[mode] == term.coords[first[letter]]
+        else:
+            first[letter] = mode
+    source = torch.nonzero(keep).flatten()
+    return Entries({c: term.coords[mode, source] for c, mode in first.items()}, (source,))
+
+
+def joined(left: Entries, right: Entries) -> Entries:
+    """The pairs of entries that agree on every letter that both have."""
+    agree = torch.ones((left.count, right.count), dtype=torch.bool)
+    for letter in set(left.at) & set(right.at):
+        agree &= left.at[letter].unsqueeze(1) == right.at[letter].unsqueeze(0)
+    a, b = torch.nonzero(agree).unbind(1)
+    at = {c: v[b] for c, v in right.at.items()} | {c: v[a] for c, v in left.at.items()}
+    return Entries(at, (*(s[a] for s in left.sources), *(s[b] for s in right.sources)))
+
+
+def join(terms: Sequence[Term]) -> Entries:
+    """The entries of all sparse operands together."""
+    found, *others = (entries_of(t) for t in terms if t.coords is not None)
+    for other in others:
+        found = joined(found, other)
+    return found
+
+
+# -- the result -------------------------------------------------------------------------------------------------------
+
+
+def evaluate(terms: Sequence[Term], output: str, sizes: dict[str, int], entries: Entries | None = None) -> torch.Tensor:
+    """The dense result, in the values' dtype, which should be wide; differentiable."""
+    entries = join(terms) if entries is None else entries
+    own = [c for c in dict.fromkeys("".join(t.letters for t in terms)) if c not in entries.at]
+    product = torch.ones(1, dtype=terms[0].values.dtype)
+    sources = iter(entries.sources)
+    for term in terms:
+        if term.coords is not None:
+            factor = term.values[next(sources)].reshape(-1, *[1] * len(own))
+        else:
+            factor = _gathered(term, entries, own)
+        product = product * factor
+    product = product.expand(entries.count, *(sizes[c] for c in own))
+    summed = [n + 1 for n, c in enumerate(own) if c not in output]
+    if summed:
+        product = product.sum(summed)
+    kept = [c for c in output if c in entries.at]
+    width = [c for c in own if c in output]
+    rows = torch.zeros((prod(sizes[c] for c in kept), *product.shape[1:]), dtype=product.dtype)
+    rows = rows.index_add(0, _key(entries, kept, sizes), product)
+    found = rows.reshape([sizes[c] for c in (*kept, *width)])
+    return found.permute([[*kept, *width].index(c) for c in output])
+
+
+def _gathered(term: Term, entries: Entries, own: Sequence[str]) -> torch.Tensor:
+    """A dense operand's element for each entry and each place of the letters that only dense operands have."""
+    if not term.letters:
+        return term.values
+    index = []
+    for letter, size in zip(term.letters, term.values.shape, strict=True):
+        if letter in entries.at:
+            place = entries.at[letter].reshape(-1, *[1] * len(own))
+        else:
+            place = torch.arange(size).reshape([-1 if c == letter else 1 for c in ("", *own)])
+        index.append(torch.zeros_like(place) if size == 1 else place)
+    return term.values[tuple(index)]
+
+
+def _key(entries: Entries, kept: Sequence[str], sizes: dict[str, int]) -> torch.Tensor:
+    key = torch.zeros(entries.count, dtype=torch.int64)
+    for letter in kept:
+        key = key * sizes[letter] + entries.at[letter]
+    return key
+
+
+def pattern(entries: Entries, output: str, sizes: dict[str, int]) -> torch.Tensor:
+    """Whether an element of the result has an entry, as a dense tensor of booleans."""
+    kept = [c for c in output if c in entries.at]
+    width = [c for c in output if c not in entries.at]
+    rows = torch.zeros(prod(sizes[c] for c in kept), dtype=torch.bool)
+    rows[_key(entries, kept, sizes)] = True
+    found = rows.reshape([*(sizes[c] for c in kept), *[1] * len(width)])
+    found = found.expand([sizes[c] for c in (*kept, *width)])
+    return found.permute([[*kept, *width].index(c) for c in output])

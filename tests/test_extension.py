@@ -1,0 +1,193 @@
+"""What is registered from outside: names that may be names, rules that deal each nonzero once, nothing shadowed."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from cases import explicit_plan
+
+import sparsetc as stc
+from sparsetc.codegen.header import docstring
+from sparsetc.formats import FORMATS
+from sparsetc.formats.coo import Coo
+from sparsetc.ir.view import Computed, Field, View, verify
+from sparsetc.partition import PARTITIONS
+from sparsetc.planner.candidates import coo
+from sparsetc.planner.registry import PLANS
+
+REGISTRIES: tuple[dict[str, Any], ...] = (FORMATS, PARTITIONS, PLANS, stc.OPERATIONS)
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    before = [dict(registry) for registry in REGISTRIES]
+    yield
+    for registry, entries in zip(REGISTRIES, before, strict=True):
+        registry.clear()
+        registry.update(entries)
+
+
+def matrix() -> stc.SparseTensor:
+    return stc.SparseTensor([[0, 0, 1, 2], [0, 2, 1, 2]], torch.tensor([1.0, 2.0, 3.0, 4.0]), (3, 3))
+
+
+# --- partitions -------------------------------------------------------------------------------------------------------
+
+Deal = Callable[[int], "list[torch.Tensor | None]"]
+
+
+def split_by(deal: Deal, whole_rows: bool = False) -> torch.Tensor:
+    """Row sums of `matrix`, its nonzeros dealt to two parts."""
+    stc.register_partition("of a test", whole_rows=whole_rows)(lambda coords, shape, kept: deal(coords.shape[1]))
+    (part,) = explicit_plan("coo", "0||1", {}, lanes=1).parts
+    return stc.einsum("ij->i", matrix(), plan=stc.Plan("two", (part, part), partition="of a test"), backend="torch")
+
+
+def numbers(*found: int) -> torch.Tensor:
+    return torch.tensor(found, dtype=torch.long)
+
+
+def test_each_nonzero_is_dealt_once() -> None:
+    assert split_by(lambda n: [numbers(3, 0), numbers(1, 2)]).tolist() == [3.0, 3.0, 4.0]
+    assert split_by(lambda n: [None, numbers()]).tolist() == [3.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("dealt", "message"),
+    [
+        ([numbers(0, 0), numbers(2, 3)], "each of the 4 nonzeros to one part; nonzero 0 is dealt 2 times"),
+        ([numbers(0, 1), numbers(3)], "nonzero 2 is dealt 0 times"),
+        ([numbers(0, 1), numbers(1, 2, 3)], "nonzero 1 is dealt 2 times"),
+        ([None, numbers(3)], "nonzero 3 is dealt 2 times"),
+        ([numbers(0, 1), numbers(2, 4)], "dealt a nonzero 4, which there is not"),
+        ([numbers(0, 1), numbers(2, -1)], "dealt a nonzero -1, which there is not"),
+        ([torch.ones(4, dtype=torch.bool), numbers()], r"by their numbers.*found torch\.bool, shape \(4,\)"),
+        ([numbers(0, 1, 2, 3).float(), numbers()], r"found torch\.float32"),
+        ([[0, 1], [2, 3]], "found list"),
+    ],
+)
+def test_a_rule_that_deals_otherwise_is_refused(dealt: Any, message: str) -> None:
+    with pytest.raises(stc.PlanError, match=f"partition 'of a test' .*{message}"):
+        split_by(lambda n: dealt)
+
+
+def test_a_row_that_was_promised_to_be_whole_is_not_cut() -> None:
+    assert split_by(lambda n: [numbers(0, 1), numbers(2, 3)], whole_rows=True).tolist() == [3.0, 3.0, 4.0]
+    with pytest.raises(stc.PlanError, match=r"whole_rows=True.*one output row, that of nonzero [01], to several parts"):
+        split_by(lambda n: [numbers(0, 2), numbers(1, 3)], whole_rows=True)
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+BREAKING_OUT = 'a"""\nimport os\n"""'
+
+
+@pytest.mark.parametrize("name", [BREAKING_OUT, "two words", "class", "", "1st", "naïve", "a" * 99, None, 3, "a-b"])
+def test_formats_are_called_by_identifiers(name: Any) -> None:
+    with pytest.raises(stc.FormatError, match=r"name of a format \(Named\) is printed into generated programs"):
+        stc.register_format(type("Named", (Coo,), {"name": name}))
+    assert name not in FORMATS
+
+
+@pytest.mark.parametrize("name", [BREAKING_OUT, 'say "x"', "a\\b", "", " padded ", "a\nb", "bell\a", None, 3])
+def test_plans_and_partitions_are_called_by_a_line_of_text(name: Any) -> None:
+    for register in (stc.register_plan, stc.register_partition):
+        with pytest.raises(stc.PlanError, match="must be one line of 1 to 80 printable characters"):
+            register(name)
+
+
+def test_plans_may_be_called_by_several_words() -> None:
+    stc.register_plan("long fibers")(lambda setting, counts: coo(setting, counts))
+    assert stc.einsum("ij->i", matrix(), plan="long fibers").tolist() == [3.0, 3.0, 4.0]
+
+
+def test_operations_are_called_by_identifiers() -> None:
+    with pytest.raises(stc.PlanError, match=r"name of an operation .* found '<lambda>'"):
+        stc.register_op(lambda x: x)
+
+
+@pytest.mark.parametrize("array", ["x", "tl", "item", "lambda", "len", "two words", "a.b", "é"])
+def test_arrays_of_a_view_hide_nothing(array: str) -> None:
+    with pytest.raises(stc.FormatError, match="array"):
+        verify(View(1, (), (), (Field(0, array, 0, 4, True),), False, 1))
+    verify(View(1, (), (), (Field(0, "item_place", 0, 4, True),), False, 1))
+
+
+@pytest.mark.parametrize("formula", ["__import__('os')", "{m0}; x", "{p}\n", "{m0}.x", "{m0} / 2", ""])
+def test_formulas_of_coordinates_are_arithmetic(formula: str) -> None:
+    with pytest.raises(stc.FormatError, match="formula of a coordinate"):
+        verify(View(1, (), (), (Computed(0, formula),), False, 1))
+    verify(View(1, (), (), (Computed(0, "({p} * 2 + 0x3f) % 5 >> 1"),), False, 1))
+
+
+@pytest.mark.parametrize("text", [BREAKING_OUT, "ends in \\", 'quotes """', "nul \0 bell \a\r", 'plain "text"\n', '"'])
+def test_a_docstring_holds_any_text(text: str) -> None:
+    tree = ast.parse(f'"""{docstring(text)}\n"""')
+    assert len(tree.body) == 1
+    (said,) = [ast.get_docstring(tree, clean=False)]
+    assert said is not None
+    printed = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    assert said.rstrip("\n") in (text.rstrip("\n"), printed.rstrip("\n"))
+
+
+# --- what comes with the package ------------------------------------------------------------------------------------
+
+
+def otherwise(*_: Any, **__: Any) -> None:
+    """Stands for anything."""
+
+
+def mttkrp(*_: Any) -> str:
+    """An operation by the name of another."""
+    return "another"
+
+
+@pytest.mark.parametrize("name", ["auto", "coo", "hls", "rows", "fiber+rows", "bcb", "dense", "dense_tile"])
+def test_plans_of_the_package_are_not_shadowed(name: str) -> None:
+    with pytest.raises(stc.PlanError, match=f"plan '{re.escape(name)}' comes with sparsetc, .* replace=True"):
+        stc.register_plan(name)(otherwise)
+    assert name not in PLANS
+    stc.register_plan(name, replace=True)(otherwise)
+    assert PLANS[name] is otherwise
+
+
+def test_nor_partitions_formats_and_operations() -> None:
+    with pytest.raises(stc.PlanError, match="partition 'threshold' comes with sparsetc"):
+        stc.register_partition("threshold")(otherwise)
+    with pytest.raises(stc.PlanError, match="operation 'mttkrp' comes with sparsetc"):
+        stc.register_op(mttkrp)
+    for name in ("coo", "rows"):
+        named = type("Named", (Coo,), {"name": name, "__module__": __name__})
+        with pytest.raises(stc.FormatError, match=f"the name '{name}' comes with sparsetc"):
+            stc.register_format(named)
+        assert stc.register_format(replace=True)(named) is named
+        assert type(FORMATS[name]) is named
+    assert stc.register_op(replace=True)(mttkrp) is mttkrp
+    assert stc.OPERATIONS["mttkrp"] is mttkrp
+
+
+def test_what_came_from_outside_may_be_registered_again() -> None:
+    for _ in range(2):  # as a cell of a notebook is run again
+        stc.register_plan("mine")(lambda setting, counts: coo(setting, counts))
+        stc.register_format(type("Mine", (Coo,), {"name": "mine"}))
+
+
+def test_a_format_that_lacks_its_view_is_told_so() -> None:
+    class Half:
+        """Packs, and cannot be read."""
+
+        name = "half"
+
+        def pack(self) -> None:
+            """Nothing."""
+
+        def unpack(self) -> None:
+            """Nothing."""
+
+    with pytest.raises(stc.FormatError, match=r"Half is not a format: it has no view\(shape, layout\)$"):
+        stc.register_format(Half)  # type: ignore[call-overload]

@@ -1,0 +1,215 @@
+"""Files take the place of others whole, with their mode, and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import sparsetc.io as sio
+from sparsetc.io import atomic
+from sparsetc.io.atomic import replacing
+from sparsetc.tensor import SparseTensor
+
+posix = pytest.mark.skipif(os.name != "posix", reason="modes, owners and locks of POSIX")
+ONE = SparseTensor([[0], [0]], [1.0])
+
+
+def mode(path: Path | str) -> int:
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
+def temporaries(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.name.startswith(".sparsetc-"))
+
+
+@pytest.fixture
+def umask() -> object:
+    """Sets the umask for one test."""
+    before = os.umask(0o022)
+    yield os.umask
+    os.umask(before)
+
+
+# ---- modes and owners -------------------------------------------------------------------------------------------
+
+
+@posix
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+@pytest.mark.parametrize("old", [0o600, 0o640, 0o644, 0o444, 0o666])
+def test_the_mode_is_that_of_the_file_before(tmp_path: Path, umask: object, mask: int, old: int) -> None:
+    umask(mask)  # type: ignore[operator]
+    path = tmp_path / "x.tns"
+    sio.write(path, ONE)
+    assert mode(path) == 0o666 & ~mask
+    path.chmod(old)
+    sio.write(path, ONE)
+    assert mode(path) == old
+
+
+@posix
+def test_a_temporary_is_no_more_open_than_what_it_becomes(
+    tmp_path: Path, umask: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    umask(0)  # type: ignore[operator]
+    seen: list[int] = []
+    created = atomic._created
+
+    def watched(*args: object) -> object:
+        made = created(*args)  # type: ignore[arg-type]
+        seen.append(mode(made.name))
+        return made
+
+    monkeypatch.setattr(atomic, "_created", watched)
+    path = tmp_path / "x"
+    path.write_bytes(b"secret")
+    for old in (0o600, 0o640, 0o400):
+        path.chmod(old)
+        with replacing(path) as file:
+            seen.append(mode(temporaries(tmp_path)[0]))
+            file.write(b"secret too")
+        assert all(one & ~old & 0o077 == 0 for one in seen)
+        seen.clear()
+
+
+@posix
+def test_owner_and_group_are_kept_or_their_bits_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"")
+    path.chmod(0o2664)
+    asked: list[tuple[int, int]] = []
+
+    def refused(descriptor: int, owner: int, group: int) -> None:
+        asked.append((owner, group))
+        raise PermissionError
+
+    with open(tmp_path / "other", "wb") as other:
+        status = os.stat(path)
+        old = os.stat_result((*status[:4], status.st_uid + 1, status.st_gid + 1, *status[6:]))
+        monkeypatch.setattr(os, "fchown", refused)
+        atomic._share(other.fileno(), old)
+    assert asked == [(-1, old.st_gid), (old.st_uid, -1)]
+    assert mode(tmp_path / "other") == 0o604
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root may give files away")
+def test_root_gives_the_file_back_to_its_owner(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"")
+    path.chmod(0o640)
+    os.chown(path, 12345, 23456)
+    with replacing(path):
+        pass
+    status = path.stat()
+    assert (status.st_uid, status.st_gid, mode(path)) == (12345, 23456, 0o640)
+
+
+# ---- names ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", sio.SUFFIXES)
+def test_the_longest_name(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / ("x" * (255 - len(suffix)) + suffix)
+    sio.write(path, ONE)
+    assert sio.read(path).nnz == 1
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+    with pytest.raises(OSError, match="name too long") as caught:
+        sio.write(tmp_path / f"x{path.name}", ONE)
+    assert caught.value.filename == str(tmp_path / f"x{path.name}")
+
+
+@pytest.mark.parametrize("suffix", sio.SUFFIXES)
+def test_a_missing_folder_is_named(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("missing", str(tmp_path / "not" / "there")):
+        with pytest.raises(FileNotFoundError) as caught:
+            sio.write(f"{folder}/x{suffix}", ONE)
+        assert caught.value.filename == folder
+        assert str(caught.value) == f"[Errno 2] cannot write to the folder: No such file or directory: {folder!r}"
+    Path("link").symlink_to("gone/x.tns")
+    with pytest.raises(FileNotFoundError, match="gone'"), replacing("link"):
+        pass
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "x.tns").mkdir()
+    with pytest.raises(IsADirectoryError) as caught:
+        sio.write(tmp_path / "x.tns", ONE)
+    assert caught.value.filename == str(tmp_path / "x.tns")
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "y.tns")
+        with pytest.raises(OSError, match=r"not a regular file.*y\.tns"):
+            sio.write(tmp_path / "y.tns", ONE)
+    assert temporaries(tmp_path) == []
+
+
+# ---- what killed writers leave ----------------------------------------------------------------------------------
+
+WRITER = """
+import runpy, sys, time
+with runpy.run_path(sys.argv[1])["replacing"](sys.argv[2]) as file:
+    file.write(b"half")
+    file.flush()
+    print("there", flush=True)
+    time.sleep(600)
+"""
+
+
+def age(path: Path, seconds: float) -> None:
+    then = time.time() - seconds
+    os.utime(path, (then, then))
+
+
+@posix
+def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    target = tmp_path / "x.tns"
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, atomic.__file__, str(path)], stdout=subprocess.PIPE)
+        for path in (target, tmp_path / "y.tns")
+    ]
+    try:
+        for writer in writers:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == b"there\n"
+        left = temporaries(tmp_path)
+        assert len(left) == 2
+        for path in left:
+            age(path, 10 * atomic.STALE)
+        sio.write(target, ONE)
+        assert temporaries(tmp_path) == left  # their writers live
+    finally:
+        for writer in writers:
+            writer.send_signal(signal.SIGKILL)
+            writer.wait()
+            assert writer.stdout is not None
+            writer.stdout.close()
+    for path in left:
+        age(path, atomic.STALE / 2)
+    sio.write(target, ONE)
+    assert temporaries(tmp_path) == left  # too young to tell
+    for path in left:
+        age(path, 10 * atomic.STALE)
+    sio.write(target, ONE)
+    assert len(temporaries(tmp_path)) == 1  # the other target's
+    sio.write(tmp_path / "y.tns", ONE)
+    assert temporaries(tmp_path) == []
+
+
+@posix
+def test_links_and_folders_with_such_names_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(atomic, "STALE", -10.0)
+    with replacing(tmp_path / "x"):
+        name = temporaries(tmp_path)[0].name
+    (tmp_path / "precious").write_bytes(b"1")
+    (tmp_path / f"{name}1").symlink_to(tmp_path / "precious")
+    (tmp_path / f"{name}2").mkdir()
+    with replacing(tmp_path / "x"):
+        pass
+    assert len(temporaries(tmp_path)) == 2
+    assert (tmp_path / "precious").read_bytes() == b"1"

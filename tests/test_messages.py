@@ -1,0 +1,258 @@
+"""What a stranger tries first and gets wrong: each is told which argument it was, and what to write instead."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cases import random_sparse, random_values
+
+import sparsetc as stc
+from sparsetc.memory import as_bytes
+
+F32 = torch.float32
+
+
+def x() -> stc.SparseTensor:
+    return random_sparse((4, 5, 6), "random", F32)
+
+
+def dense(*shape: int, dtype: torch.dtype = F32) -> torch.Tensor:
+    return random_values(shape, dtype, 1)
+
+
+def factors() -> list[torch.Tensor]:
+    return [dense(n, 2) for n in (4, 5, 6)]
+
+
+Call = Callable[[], object]
+
+# --- a backend, a device, a plan that does not fit ------------------------------------------------------------------
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter needs no GPU")
+def test_triton_without_a_gpu_is_told_before_a_launch() -> None:
+    pytest.importorskip("triton")
+    y = random_sparse((6, 5), "random", F32)
+    for call in (
+        lambda: stc.einsum("ijk,jr->ir", x(), dense(5, 2), backend="triton"),
+        lambda: stc.einsum("ijk,kl->ijl", x(), y, backend="triton", plan="bcb"),
+        lambda: stc.einsum("ijk,kl->ijl", x(), y, backend="triton", plan="scalar"),
+    ):
+        with pytest.raises(stc.DeviceError, match=r'backend="triton" launches kernels on a GPU.*TRITON_INTERPRET=1'):
+            call()
+    kernel = stc.compile("ijk,jr->ir", x(), dense(5, 2), backend="triton")
+    assert "tl.load" in kernel.source
+    assert ".visible .entry" in kernel.ptx("sm_90")
+
+
+@pytest.mark.parametrize("call", [stc.einsum, stc.compile, stc.explain])
+def test_a_call_has_no_device_to_choose(call: Callable[..., object]) -> None:
+    with pytest.raises(stc.DeviceError, match=r"an einsum runs where its operands are: move them with \.to\('cuda'\)"):
+        call("ijk,jr->ir", x(), dense(5, 2), device="cuda")
+    with stc.options(device="cpu"):
+        call("ijk,jr->ir", x(), dense(5, 2))
+
+
+@pytest.mark.parametrize("plan", ["bcb", "scalar", "dense", "bcb+scalar", stc.plan_bcb(i=4)])
+def test_a_plan_of_pairs_for_one_operand(plan: Any) -> None:
+    with pytest.raises(
+        stc.PlanError, match=r'is for two or more sparse operands, and "ijk,jr->ir" has one; known.*coo'
+    ):
+        stc.einsum("ijk,jr->ir", x(), dense(5, 2), plan=plan)
+
+
+# --- sizes of memory --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (0, 0),
+        (10**9, 10**9),
+        (1e9, 10**9),
+        (np.int64(7), 7),
+        ("1GB", 10**9),
+        ("1.5 GB", 1_500_000_000),
+        ("512MiB", 512 * 2**20),
+        ("4096", 4096),
+        ("64 kb", 64_000),
+        ("2T", 2 * 10**12),
+        ("1_000", 1000),
+        ("18446744073709551616B", 2**64),
+    ],
+)
+def test_sizes_are_numbers_or_text(given: Any, expected: int) -> None:
+    assert as_bytes(given) == expected
+    with stc.options(memory_limit=given) as chosen:
+        assert chosen.memory_limit == expected
+
+
+@pytest.mark.parametrize("given", [-1, "-1GB", "many", "", "1 XB", "1iB", 1.5, float("inf"), float("nan"), True, [1]])
+def test_other_sizes_are_refused(given: Any) -> None:
+    said = r'memory_limit must be a number of bytes, 0 or more, or text like "512MiB" or "8GB"; found'
+    for call in (
+        lambda: stc.einsum("ijk->i", x(), memory_limit=given),
+        lambda: x().to_dense(memory_limit=given),
+        lambda: stc.options(memory_limit=given).__enter__(),
+    ):
+        with pytest.raises(stc.PlanError, match=said):
+            call()
+
+
+def test_a_limit_as_text_limits() -> None:
+    assert x().to_dense(memory_limit="1kB").shape == (4, 5, 6)
+    with pytest.raises(stc.OutOfMemoryError, match="the limit is 100 bytes"):
+        x().to_dense(memory_limit="100B")
+    with pytest.raises(stc.OutOfMemoryError, match="the limit on cpu is 16"):
+        stc.einsum("ijk,jr->ir", x(), dense(5, 2), memory_limit="16")
+
+
+# --- settings that one call takes, the other takes too ----------------------------------------------------------------
+
+
+def test_zeros_are_dropped_by_a_kernel_too() -> None:
+    a = stc.SparseTensor([[0, 1, 2], [0, 1, 2]], [1.0, 0.0, 2.0], (3, 3))
+    b = stc.SparseTensor([[0, 1, 2], [1, 1, 0]], [1.0, 2.0, 0.0], (3, 3))
+    for text, given, values in (("ij,j->ij", (a, torch.ones(3)), [1.0, 2.0]), ("ij,jk->ik", (a, b), [1.0])):
+        others = [o for o in given if isinstance(o, torch.Tensor)]
+        kernel = stc.compile(text, *given, drop_zeros=True)
+        for found in (kernel(*others), stc.einsum(text, *given, drop_zeros=True)):
+            assert isinstance(found, stc.SparseTensor)
+            assert found.values.tolist() == values
+        kept = stc.compile(text, *given)(*others)
+        assert isinstance(kept, stc.SparseTensor)
+        assert kept.nnz == 3
+        assert stc.explain(text, *given, drop_zeros=True).equation == text
+
+
+# --- named operations -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda: stc.mttkrp(x(), 0, factors()), stc.ShapeError, r"mttkrp: a mode is an integer, found list; call mttkrp\(x, factors, mode\)"),  # noqa: E501
+        (lambda: stc.ttmc(x(), 0, factors()), stc.ShapeError, r"ttmc: a mode is an integer.*ttmc\(x, matrices, mode\)"),
+        (lambda: stc.ttm(x(), 1, dense(5, 2)), stc.ShapeError, r"found Tensor; call ttm\(x, matrix, mode\)"),
+        (lambda: stc.ttv(x(), 1, [1.0]), stc.ShapeError, r"found list; call ttv\(x, vector, mode\)"),
+        (lambda: stc.mttkrp(x(), 3, 0), stc.EquationError, "factors must be a list of 3.*found int"),
+        (lambda: stc.mttkrp("ijk", factors(), 0), stc.EquationError, r"writes the equation itself: mttkrp\(x, factors"),
+        (lambda: stc.contract("ij,jk->ik", x(), x()), stc.EquationError, r"contract\(x, y, modes.*sparsetc\.einsum"),
+        (lambda: stc.contract(x(), x(), None), stc.EquationError, "modes must be a number, or as many modes of x"),
+        (lambda: stc.contract(x(), x(), (0.5, 1)), stc.EquationError, "modes must be a number, or as many modes of x"),
+    ],
+)  # fmt: skip
+def test_arguments_in_another_order(call: Call, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        call()
+
+
+def replaced(place: int, by: Any) -> list[Any]:
+    found: list[Any] = factors()
+    found[place] = by
+    return found
+
+
+double, meta = dense(6, 2, dtype=torch.float64), dense(6, 2).to("meta")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda: stc.mttkrp(x(), replaced(2, double), 0), stc.DtypeError, r"mttkrp: factors\[2\] has dtype .*float64"),
+        (lambda: stc.mttkrp(x(), replaced(2, meta), 0), stc.DeviceError, r"mttkrp: factors\[2\] is on meta"),
+        (lambda: stc.ttmc(x(), replaced(2, double), 0), stc.DtypeError, r"ttmc: matrices\[2\] has dtype"),
+        (lambda: stc.ttm(x(), double, 2), stc.DtypeError, "ttm: the matrix of mode 2 has dtype"),
+        (lambda: stc.ttv(x(), double[:, 0], 2), stc.DtypeError, "ttv: the vector of mode 2 has dtype"),
+        (lambda: stc.spmm(random_sparse((4, 6), "random", F32), double), stc.DtypeError, "spmm: b has dtype"),
+        (lambda: stc.contract(x(), double, 1), stc.DtypeError, "contract: y has dtype"),
+        (lambda: stc.contract(x(), x().to(torch.float64), ([0], [0])), stc.DtypeError, "contract: y has dtype"),
+        (
+            lambda: stc.sddmm(random_sparse((4, 6), "random", F32), dense(4, 2), double),
+            stc.DtypeError,
+            "sddmm: right has dtype",
+        ),
+    ],
+)
+def test_named_operations_name_the_argument(call: Call, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        call()
+
+
+def test_factors_may_be_parameters() -> None:
+    parameters = torch.nn.ParameterList(factors())
+    found = stc.mttkrp(x(), parameters, 0)
+    assert isinstance(found, torch.Tensor)
+    assert found.requires_grad
+
+
+# --- operands of other kinds ------------------------------------------------------------------------------------------
+
+
+def odd() -> dict[str, Any]:
+    return {
+        "nested": torch.nested.nested_tensor([dense(2), dense(3)]),
+        "jagged": torch.nested.nested_tensor([dense(2), dense(3)], layout=torch.jagged),
+        "masked": torch.masked.masked_tensor(dense(5, 2), torch.ones(5, 2, dtype=torch.bool)),
+        "uninitialised": torch.nn.UninitializedParameter(),
+        "masked array": np.ma.masked_array(np.ones((5, 2), np.float32)),
+    }
+
+
+@pytest.mark.parametrize("kind", list(odd()))
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_tensors_without_plain_numbers(kind: str) -> None:
+    operand = odd()[kind]
+    kernel = stc.compile("ijk,jr->ir", x(), dense(5, 2))
+    y = random_sparse((5, 6), "random", F32)
+    pair = stc.compile("ij,kj,jr->ikr", y, y, dense(6, 2))
+    what = kind.split()[0].replace("jagged", "nested")
+    for call in (
+        lambda: stc.einsum("ijk,jr->ir", x(), operand),
+        lambda: stc.einsum("ijk,jr->ir", operand, dense(5, 2)),
+        lambda: kernel(operand),
+        lambda: pair(operand),
+        lambda: stc.mttkrp(x(), replaced(1, operand), 0),
+        lambda: stc.mttkrp(operand, factors(), 0),
+        lambda: stc.contract(x(), operand, 1),
+        lambda: stc.SparseTensor([[0], [0]], operand, (1, 1)),
+        lambda: stc.SparseTensor.from_dense(operand),
+    ):
+        with pytest.raises(stc.DtypeError, match=rf"is an? {what}.*which sparsetc cannot compute with; \w+"):
+            call()
+
+
+def test_a_tensor_on_the_meta_device_has_no_pattern() -> None:
+    with pytest.raises(stc.DeviceError, match="operand 1 is on the meta device"):
+        stc.einsum("ijk,jr->ir", x().to("meta"), dense(5, 2).to("meta"))
+    with pytest.raises(stc.DeviceError, match="coords and values are on the meta device"):
+        stc.SparseTensor(torch.zeros(2, 3, dtype=torch.long, device="meta"), torch.zeros(3, device="meta"), (4, 4))
+
+
+def test_ndarrays_are_dense_operands() -> None:
+    b, c = dense(5, 2), dense(6, 2)
+    expected = stc.einsum("ijk,jr,kr->ir", x(), b, c)
+    assert isinstance(expected, torch.Tensor)
+    kernel = stc.compile("ijk,jr,kr->ir", x(), b.numpy(), c)
+    y = random_sparse((5, 6), "random", F32)
+    pair = stc.compile("ij,kj,jr->ikr", y, y, c.numpy())
+    fixed = b.numpy().copy()
+    fixed.setflags(write=False)
+    for found in (
+        stc.einsum("ijk,jr,kr->ir", x(), b.numpy(), c.numpy()),
+        stc.einsum("ijk,jr,kr->ir", x(), fixed, c.numpy()[::-1][::-1]),
+        kernel(b.numpy(), c.numpy()),
+        stc.mttkrp(x(), [None, b.numpy(), c], 0),
+    ):
+        assert isinstance(found, torch.Tensor)
+        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(pair(c.numpy()).to_dense(), pair(c).to_dense())
+    with pytest.raises(stc.DtypeError, match=r"operand 2 has dtype torch\.float64"):
+        stc.einsum("ijk,jr,kr->ir", x(), np.ones((5, 2)), c)
+    with pytest.raises(stc.DtypeError, match="operand 2 cannot be read as a tensor"):
+        stc.einsum("ijk,jr,kr->ir", x(), np.array([["a"] * 2] * 5), c)

@@ -1,0 +1,72 @@
+"""The package as it is installed and imported: versions, modules on demand, its tensor, types for other projects."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+
+import sparsetc as stc
+
+ROOT = Path(__file__).parents[1]
+PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def test_the_version_stands_once() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+", stc.__version__)
+    assert 'dynamic = ["version"]' in PROJECT
+    assert not re.search(r"^version *= *\"", PROJECT, re.MULTILINE)
+    try:
+        installed = metadata.version("sparsetc")
+    except metadata.PackageNotFoundError:
+        return  # a source tree
+    assert installed == stc.__version__
+
+
+def test_what_pip_can_resolve_is_required() -> None:
+    """The first torch whose own requirement on Linux is a Triton that serves is 2.10, which asks for 3.6.0."""
+    assert '"torch>=2.10"' in PROJECT
+    assert "\"triton>=3.6; platform_system == 'Linux'\"" in PROJECT
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "torch 2.10 or newer" in readme
+
+
+def test_type_checkers_find_an_install_too(tmp_path: Path) -> None:
+    """An editable install is a path, which type checkers follow, and not a hook of the import system."""
+    code = "from importlib.machinery import PathFinder; raise SystemExit(PathFinder.find_spec('sparsetc') is None)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, timeout=300)
+    assert done.returncode == 0, "install it again: pip install -e ."
+    assert (Path(stc.__file__).parent / "py.typed").exists()
+
+
+@pytest.mark.parametrize("name", ["datasets", "testing"])
+def test_modules_are_imported_on_demand(name: str) -> None:
+    code = (
+        "import sys, sparsetc as stc\n"
+        f"assert 'sparsetc.{name}' not in sys.modules\n"
+        f"assert '{name}' in dir(stc) and '{name}' in stc.__all__\n"
+        f"assert stc.{name} is sys.modules['sparsetc.{name}']\n"
+        "assert 'triton' not in sys.modules\n"
+        "assert not hasattr(stc, 'absent')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_tensor_that_comes_with_the_package() -> None:
+    path = ROOT / "sparsetc" / "data" / "uber.tns.gz"
+    assert path.stat().st_size < 1_000_000
+    x = stc.datasets.uber()
+    assert (x.shape, x.nnz, x.dtype) == ((23, 24, 887, 1410), 303_343, torch.float32)
+    assert x.values.min() >= 1
+    assert "303,343" in str(stc.datasets.uber.__doc__)
+    exact = stc.datasets.uber(dtype=torch.int64)
+    assert exact.dtype == torch.int64
+    assert torch.equal(exact.values.float(), x.values)
+    with stc.options(device="meta"):
+        assert stc.datasets.uber().device.type == "meta"

@@ -1,0 +1,162 @@
+"""A kernel's plan says what the kernel does, and makes the same kernel when it is given back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from cases import Problem, random_sparse
+from pair_cases import operands as pair_operands
+
+import sparsetc as stc
+from sparsetc.ir.tile import TileProgram
+
+SIZES = {"i": 60, "j": 50, "k": 40, "l": 30, "m": 20, "r": 32, "s": 32}
+
+
+def same(first: torch.Tensor | stc.SparseTensor, second: torch.Tensor | stc.SparseTensor) -> bool:
+    """To the last bit; the torch programs add in one order."""
+    if isinstance(first, stc.SparseTensor):
+        assert isinstance(second, stc.SparseTensor)
+        return torch.equal(first.coords, second.coords) and torch.equal(first.values, second.values)
+    assert isinstance(second, torch.Tensor)
+    return torch.equal(first, second)
+
+
+# --- one sparse operand -----------------------------------------------------------------------------------------------
+
+PLANS: dict[str, Any] = {name: name for name in ("auto", "coo", "fiber", "rows", "coo+rows", "fiber+rows", "hls")}
+PLANS |= {"all tiles": stc.plan_hls(1), "some tiles": stc.plan_hls(8), "no tile": stc.plan_hls(5000)}
+
+
+@pytest.mark.parametrize("backend", ["triton", "torch"])
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("equation", ["ijk,jr,kr->ir", "ijk,jr,ks->irs", "ijk,k->ij", "ijk,ir,jr,kr->ijk"])
+def test_the_plan_of_a_kernel_makes_it_again(equation: str, name: str, backend: str) -> None:
+    x, *dense = Problem(equation, SIZES, "skewed", torch.float32).operands()
+    try:
+        kernel = stc.compile(equation, x, *dense, plan=PLANS[name], backend=backend, output="dense")
+    except stc.PlanError:
+        pytest.skip("the plan does not apply")
+    fresh = stc.SparseTensor(x.coords, x.values, x.shape)
+    for operand in (x, fresh):
+        again = stc.compile(equation, operand, *dense, plan=kernel.plan, backend=backend, output="dense")
+        assert again.programs == kernel.programs
+        assert again.source == kernel.source
+        assert again.plan.parts == kernel.plan.parts
+        if backend == "torch":
+            assert same(again(*dense), kernel(*dense))
+
+
+def test_parts_of_nothing_are_left_out_and_not_missed() -> None:
+    x, *dense = Problem("ij,jr->ir", SIZES, "dense", torch.float32).operands()
+    kernel = stc.compile("ij,jr->ir", x, *dense, plan=stc.plan_hls(1), backend="torch")
+    assert [p.format for p in kernel.plan.parts] == ["dense_tile"]
+    assert kernel.plan.partition == "all"
+    assert same(stc.einsum("ij,jr->ir", x, *dense, plan=kernel.plan, backend="torch"), kernel(*dense))
+
+
+def three_parts(coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...], *, empty: int) -> list[Any]:
+    """The nonzeros in two parts, and none in the one that is to be empty."""
+    n = coords.shape[1]
+    found: list[Any] = [torch.arange(n // 3), torch.arange(n // 3, n)]
+    found.insert(empty, torch.arange(0))
+    return found
+
+
+@pytest.mark.parametrize("empty", [0, 1, 2])
+def test_an_empty_share_is_named_by_the_others(empty: int) -> None:
+    stc.register_partition("three")(three_parts)
+    x, *dense = Problem("ij,jr->ir", SIZES, "random", torch.float32).operands()
+    coo = stc.compile("ij,jr->ir", x, *dense, plan="coo", backend="torch")
+    parts = coo.plan.parts * 3
+    plan = stc.Plan("three", parts, False, "three", (("empty", empty),))
+    kernel = stc.compile("ij,jr->ir", x, *dense, plan=plan, backend="torch")
+    assert kernel.plan.shares == tuple(n for n in range(3) if n != empty)
+    for operand in (x, stc.SparseTensor(x.coords, x.values, x.shape)):
+        again = stc.compile("ij,jr->ir", operand, *dense, plan=kernel.plan, backend="torch")
+        assert again.source == kernel.source
+        assert same(again(*dense), kernel(*dense))
+        torch.testing.assert_close(again(*dense), coo(*dense))
+    moved = stc.Plan("moved", parts[:2], False, "three", (("empty", (empty + 1) % 3),), kernel.plan.shares)
+    for operand in (x, stc.SparseTensor(x.coords, x.values, x.shape)):
+        with pytest.raises(stc.PlanError, match="plan 'moved' has no part for"):
+            stc.compile("ij,jr->ir", operand, *dense, plan=moved, backend="torch")
+    with pytest.raises(stc.PlanError, match="has 2 parts and names 1 shares"):
+        stc.compile("ij,jr->ir", x, *dense, plan=stc.Plan("odd", parts[:2], False, "three", shares=(0,)))
+
+
+# --- several ----------------------------------------------------------------------------------------------------------
+
+PAIRED: dict[str, Any] = {name: name for name in ("auto", "scalar", "dense", "bcb", "bcb+scalar")}
+PAIRED |= {
+    "sides": stc.plan_bcb(i=4, j=4, k=8),
+    "split": stc.plan_bcb(threshold=4),
+    "nonzeros and blocks": stc.plan_bcb(formats=("coo", "bcb")),
+    "bitmaps": stc.plan_bcb(storage=("bitmap", "whole")),
+}
+
+
+def numbers(plan: stc.PairPlan) -> tuple[Any, ...]:
+    return plan.name, plan.parts, plan.steps
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("name", PAIRED)
+@pytest.mark.parametrize("equation", ["ijk,klm->ijlm", "ijk,klm->lmij", "ijk,ikl->ijl", "ijk,ijk->"])
+def test_the_plan_of_a_contraction_makes_it_again(equation: str, name: str, backend: str) -> None:
+    given = pair_operands(equation, "skewed", torch.float32)
+    kernel = stc.compile(equation, *given, plan=PAIRED[name], backend=backend)
+    again = stc.compile(equation, *given, plan=kernel.plan, backend=backend)
+    assert numbers(again.plan) == numbers(kernel.plan)
+    assert again.source == kernel.source
+    assert [type(s.path) for s in again.chain.pairs] == [type(s.path) for s in kernel.chain.pairs]
+    if backend == "torch":
+        assert same(again(), kernel())
+
+
+def test_a_chain_has_a_plan_for_each_step() -> None:
+    x, y, z = (random_sparse((20, 20), "random", torch.float32, n) for n in range(3))
+    dense = torch.randn(20, 8)
+    kernel = stc.compile("ij,jk,kl,lr->ir", x, y, z, dense)
+    assert len(kernel.plan.steps) == 3
+    again = stc.compile("ij,jk,kl,lr->ir", x, y, z, dense, plan=kernel.plan)
+    assert numbers(again.plan) == numbers(kernel.plan)
+    assert same(again(dense), kernel(dense))
+    with pytest.raises(stc.PlanError, match="the plan is of 3 contractions, the equation takes 1"):
+        stc.compile("ij,jk->ik", x, y, plan=kernel.plan)
+
+
+def test_a_plan_of_pairs_says_what_there_is() -> None:
+    given = pair_operands("ijk,klm->ijlm", "skewed", torch.float32)
+    for plan in ("scalar", "dense", "bcb"):
+        shown = str(stc.compile("ijk,klm->ijlm", *given, plan=plan).plan)
+        assert "lanes" not in shown
+        assert "warps" not in shown
+        assert ("blocks of" in shown) == (plan == "bcb")
+
+
+def test_it_is_not_for_one_operand() -> None:
+    given = pair_operands("ijk,klm->ijlm", "skewed", torch.float32)
+    plan = stc.compile("ijk,klm->ijlm", *given).plan
+    with pytest.raises(stc.PlanError, match='PairPlan is for two or more sparse operands, and "ijk->i" has one'):
+        stc.einsum("ijk->i", given[0], plan=plan)
+
+
+# --- as a line --------------------------------------------------------------------------------------------------------
+
+
+def test_a_repr_is_one_line() -> None:
+    x, *dense = Problem("ijk,jr,ks->irs", SIZES, "random", torch.float32).operands()
+    kernel = stc.compile("ijk,jr,ks->irs", x, *dense, plan=stc.plan_hls(2), backend="triton")
+    pair = stc.compile("ijk,klm->ijlm", *pair_operands("ijk,klm->ijlm", "skewed", torch.float32))
+    program: TileProgram = kernel.programs[0]
+    shown: list[object] = [kernel, kernel.plan, kernel.choice, program, kernel.explain()]
+    shown += [pair, pair.plan, pair.chain.pairs[0].choice, pair.explain()]
+    for thing in shown:
+        assert "\n" not in repr(thing)
+        assert len(repr(thing)) < 200
+        assert type(thing).__name__ in repr(thing)
+    for thing in (kernel.plan, program, kernel.explain(), pair.plan, pair.explain()):
+        assert "\n" in str(thing)
