@@ -39,7 +39,8 @@ def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **setting
     an equation compiles it; the kernel is kept with the sparse operand's pattern, that of a torch tensor or of a scipy
     CSR, CSC, BSR or COO array with the index arrays.
 
-    Values are read at each call, however they were changed. Where the caller never had them (they were read from a
+    Values are read at each call, however they were changed; on a GPU, values that require no gradient only where torch
+    counted a change, which it does not of one through ``.data``. Where the caller never had them (they were read from a
     file, or computed from duplicates), they are packed once; a `Kernel` packs any values once.
 
     Args:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sparsetc.dense import without_autocast
 from sparsetc.entry import check_upstream, entry_point
 from sparsetc.errors import EquationError
 from sparsetc.ir.einsum import Einsum
 from sparsetc.ir.rewrite import UPSTREAM, Gradient, gradient
+from sparsetc.runtime.autocast import without_autocast
 from sparsetc.tensor import SparseTensor
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from sparsetc.errors import DtypeError, FormatError, OutOfMemoryError, ShapeErro
 from sparsetc.inputs import as_values, check_dtype, check_plain, not_plain
 from sparsetc.kept import lasting
 from sparsetc.memory import as_bytes
+from sparsetc.runtime.autocast import without_autocast
 
 if TYPE_CHECKING:
     from sparsetc.tensor import SparseTensor
@@ -57,7 +58,8 @@ def to_dense(x: SparseTensor, memory_limit: int | str | None = None) -> torch.Te
     key = crd.linear_key(x.coords, sizes)
     assert key is not None  # the number of bytes is below 2**63
     flat = x.values.new_zeros((math.prod(sizes), *x.values.shape[1:]))
-    return flat.index_add(0, key, x.values).reshape(x.shape)
+    with without_autocast(x.device):
+        return flat.index_add(0, key, x.values).reshape(x.shape)
 
 
 def to_torch(x: SparseTensor, layout: torch.layout, blocksize: tuple[int, int] | None) -> torch.Tensor:

@@ -11,7 +11,7 @@ import threading
 import weakref
 from cmath import isfinite
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import reduce
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ import torch
 
 from sparsetc.ir.einsum import Bound, Einsum
 from sparsetc.options import Options
+from sparsetc.runtime.autocast import without_autocast
 from sparsetc.tensor import SparseTensor
 
 # -- broadcasts -------------------------------------------------------------------------------------------------------
@@ -149,13 +150,6 @@ def finite(tables: Sequence[torch.Tensor]) -> bool:
 
 
 # -- products of dense operands alone ---------------------------------------------------------------------------------
-
-
-def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Autocast off within a ``with`` block: the options say in which precision products are made."""
-    if torch.is_autocast_enabled(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()
 
 
 def promoted(operands: Sequence[Operand]) -> list[Operand]:

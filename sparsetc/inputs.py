@@ -16,6 +16,8 @@ import torch
 from sparsetc import coords as crd
 from sparsetc.errors import DeviceError, DtypeError, FormatError, ShapeError
 from sparsetc.integers import INTEGERS, add_up_exactly
+from sparsetc.runtime.autocast import without_autocast
+from sparsetc.runtime.segments import add_rows, in_order
 
 ArrayLike: TypeAlias = Any  # a torch tensor, an ndarray, or nested sequences of numbers
 
@@ -190,7 +192,8 @@ class Merge:
         if values.dtype in INTEGERS:
             return add_up_exactly(values, self.run, self.count, values.dtype)
         total = values.new_zeros((self.count, *values.shape[1:]), dtype=_NARROW.get(values.dtype, values.dtype))
-        return total.index_add(0, self.run, values.to(total.dtype)).to(values.dtype)
+        with in_order(True), without_autocast(values.device):
+            return add_rows(total, self.run, values.to(total.dtype)).to(values.dtype)
 
 
 def coalesced(coords: torch.Tensor, shape: tuple[int, ...]) -> tuple[torch.Tensor, Merge | None]:

@@ -21,7 +21,7 @@ from sparsetc.autograd import differentiable
 from sparsetc.canonical import Canonical, canonicalise
 from sparsetc.codegen.launch import BoundPart, TorchLaunch, TritonLaunch, accumulator, machine_of, portable, source_name
 from sparsetc.convert import available_memory
-from sparsetc.dense import Finite, resolved, without_autocast
+from sparsetc.dense import Finite, resolved
 from sparsetc.entry import entry_point
 from sparsetc.errors import DtypeError, PlanError, ShapeError
 from sparsetc.explain import Explanation, explain
@@ -33,7 +33,7 @@ from sparsetc.ir.lower import lower
 from sparsetc.ir.operands import Target
 from sparsetc.ir.plan import Part, Plan
 from sparsetc.ir.tile import Add, TileProgram, walk
-from sparsetc.kept import Kept, lasting
+from sparsetc.kept import VALUES, Kept, lasting
 from sparsetc.lru import Lru
 from sparsetc.options import Options, in_force
 from sparsetc.output import Slotted, output_of, without_zeros
@@ -42,6 +42,7 @@ from sparsetc.planner.candidates import Setting
 from sparsetc.planner.choose import Choice, choose
 from sparsetc.planner.ownership import Circumstances, owns
 from sparsetc.planner.statistics import Counts
+from sparsetc.runtime.autocast import without_autocast
 from sparsetc.runtime.second_pass import SecondPass
 from sparsetc.runtime.segments import in_order
 from sparsetc.tensor import Results, SparseTensor
@@ -288,13 +289,28 @@ class Kernel:
         own = self._values_of
         self._version = version_of(own)
         held = self._x._held if own is self._x._values else None
-        found = [] if held is None else [held.get(key) for key in self._value_keys]
-        if not found or any(f is None for f in found):
+        seen = self._x._seen if held is None and own is self._x._values and counted(own) else None
+        found = [self._known_values(key, held, seen) for key in self._value_keys]
+        if any(f is None for f in found):
             values = resolved(own.detach() if own.requires_grad else own)
             values = values if values.dtype == self._wide else values.to(self._wide)
-            self._values = [self._packed_values(n, values, held) for n in range(len(self.parts))]
+            packed = [self._packed_values(n, values, held) for n in range(len(self.parts))]
+            self._values = [*packed]
+            if seen is not None and self._version is not None:
+                seen.update({k: (self._version, v) for k, v in zip(self._value_keys, packed, strict=True)})
+                while len(seen) > VALUES:
+                    seen.pop(next(iter(seen)), None)
         else:
             self._values = found
+
+    def _known_values(
+        self, key: Any, held: Lru[Any, torch.Tensor] | None, seen: dict[Any, tuple[int, torch.Tensor]] | None
+    ) -> torch.Tensor | None:
+        """A part's values, packed before from the operand's as they are now; None where that is not known."""
+        if held is not None:
+            return held.get(key)
+        version, packed = (seen or {}).get(key, (None, None))
+        return packed if version is not None and version == self._version else None
 
     def _packed_values(self, number: int, values: torch.Tensor, held: Lru[Any, torch.Tensor] | None) -> torch.Tensor:
         """A part's values; they are held where the operand's will stay what they are."""
@@ -536,6 +552,11 @@ def compile_bound(
     assert isinstance(x, SparseTensor)
     with lasting():
         return Kernel(canonicalise(bound, operands, repeated), x, settings, output)
+
+
+def counted(values: torch.Tensor) -> bool:
+    """Whether torch's count of changes is believed: no ndarray has the memory, and no optimiser writes to ``.data``."""
+    return values.is_cuda and not values.requires_grad and not values.is_inference()
 
 
 def version_of(values: torch.Tensor) -> int | None:

@@ -62,7 +62,7 @@ class SparseTensor:
         DeviceError: coords and values on different devices.
     """
 
-    __slots__ = ("__weakref__", "_coalesced", "_coords", "_held", "_packed", "_shape", "_values")
+    __slots__ = ("__weakref__", "_coalesced", "_coords", "_held", "_packed", "_seen", "_shape", "_values")
 
     _coords: torch.Tensor
     _values: torch.Tensor
@@ -70,6 +70,8 @@ class SparseTensor:
     _coalesced: bool
     _packed: Kept
     """What is kept for the pattern."""
+    _seen: dict[Any, tuple[int, torch.Tensor]]
+    """Packed values, each with torch's count of changes of those that they were packed from."""
     _held: Lru[Any, torch.Tensor] | None
     """Packed values, while nobody else has ever had the values and could change them unseen; None from then on."""
 
@@ -116,6 +118,7 @@ class SparseTensor:
         self._coalesced = coalesced
         self._packed = Kept() if kept is None else kept
         self._held = None
+        self._seen = {}
 
     @classmethod
     def _make(
@@ -164,7 +167,7 @@ class SparseTensor:
         """(nnz, *dense sizes).
 
         Who has them can change them unseen, so a tensor whose values were asked for is one whose values `einsum` packs
-        at each call. A `Kernel` packs them once.
+        at each call; on a GPU, where torch counted a change. A `Kernel` packs them once.
         """
         self._held = None
         return self._values

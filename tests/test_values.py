@@ -44,6 +44,23 @@ def test_einsum_sees_changes_of_the_memory_that_a_tensor_was_made_of() -> None:
     assert_matches(stc.einsum("ij,ir->jr", x, b), "ij,ir->jr", [x.with_values(np.array([5.0, 7.0])), b])
 
 
+def test_where_changes_are_counted_values_are_packed_at_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU no ndarray has the memory; here the CPU is taken for one."""
+    monkeypatch.setattr("sparsetc.kernel.counted", lambda values: not values.requires_grad)
+    packed: list[int] = []
+    original = stc.formats.Packed.pack_values
+    monkeypatch.setattr(stc.formats.Packed, "pack_values", lambda *a: packed.append(1) or original(*a))
+    values, b = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64), random_values((3, 2), torch.float64, 1)
+    x = stc.SparseTensor(torch.tensor([[0, 1, 2], [1, 2, 0]]), values, (3, 3))
+    for times, change in ((1, lambda: None), (2, lambda: values.mul_(3)), (3, lambda: x.values.add_(1))):
+        change()
+        for _ in range(3):
+            assert_matches(stc.einsum("ij,ir->jr", x, b), "ij,ir->jr", [x, b])
+        assert len(packed) == times
+    assert_matches(stc.einsum("ij,ir->jr", x.with_values(-values), b), "ij,ir->jr", [x.with_values(-values), b])
+    assert_matches(stc.einsum("ij,ir->jr", x, b), "ij,ir->jr", [x, b])
+
+
 def test_values_that_were_nobody_else_s_are_packed_once_until_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     coords, values = torch.tensor([[1, 0, 1], [0, 1, 0]]), torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
     b = random_values((2, 3), torch.float64, 1)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from sparsetc.codegen.split_pairs import EXACT, INEXACT, INFINITE
-from sparsetc.dense import resolved, without_autocast
+from sparsetc.dense import resolved
 from sparsetc.entry import check_upstream, entry_point
 from sparsetc.options import Options
 from sparsetc.pair.block_path import BlockPath
@@ -31,6 +31,7 @@ from sparsetc.pair.scalar import TaskSums
 from sparsetc.pair.sums import kept_dtype
 from sparsetc.pair.symbolic import Budget, Matching, Pattern, pattern_of
 from sparsetc.pair.tasks import Tasks
+from sparsetc.runtime.autocast import without_autocast
 from sparsetc.runtime.segments import in_order
 from sparsetc.tensor import SparseTensor
 

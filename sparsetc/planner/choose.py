@@ -92,10 +92,20 @@ def _without_idle_precision(plan: Plan) -> Plan:
     return replace(plan, parts=tuple(parts))
 
 
+APART = 1.05
+"""How many times another's a plan's time must be for the cost model to tell them apart (``choices.json``: SpMM of 32
+columns by `coo+rows` was priced 4 % below `coo`, and took 2.3 times as long)."""
+FAR = 1 << 30
+"""More parts than any plan has."""
+
+
 def _cheapest(found: list[Candidate], setting: Setting, sparse_output: bool) -> Choice:
     """The candidate expected to be fastest, with what all were expected to take."""
     seconds = [expected_seconds(c, setting, sparse_output) for c in found]
     order = sorted(range(len(found)), key=lambda n: (sum(seconds[n]), n))
+    least = sum(seconds[order[0]])
+    # Of plans that the model cannot tell apart, the one of fewest parts: each part more is a launch, or a share of one.
+    order.sort(key=lambda n: len(found[n].plan.parts) if sum(seconds[n]) <= APART * least else FAR)
     best = found[order[0]]
     considered = tuple((describe(found[n], setting), sum(seconds[n])) for n in order)
     reason = "the only plan that applies" if len(found) == 1 else f"the cheapest of {len(found)} by the cost model"
