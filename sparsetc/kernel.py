@@ -294,7 +294,8 @@ class Kernel:
         if any(f is None for f in found):
             values = resolved(own.detach() if own.requires_grad else own)
             values = values if values.dtype == self._wide else values.to(self._wide)
-            packed = [self._packed_values(n, values, held) for n in range(len(self.parts))]
+            with without_autocast(values.device):
+                packed = [self._packed_values(n, values, held) for n in range(len(self.parts))]
             self._values = [*packed]
             if seen is not None and self._version is not None:
                 seen.update({k: (self._version, v) for k, v in zip(self._value_keys, packed, strict=True)})
