@@ -19,7 +19,7 @@ from sparsetc.entry import check_upstream, entry_point
 from sparsetc.errors import EquationError
 from sparsetc.ir.einsum import Einsum
 from sparsetc.ir.rewrite import UPSTREAM, Gradient, gradient
-from sparsetc.runtime.autocast import without_autocast
+from sparsetc.runtime.autocast import autocast_off
 from sparsetc.tensor import SparseTensor
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         check_upstream(upstream)
-        with without_autocast(upstream.device):
+        with autocast_off(upstream.device):
             return _Rows._gradients(ctx, upstream)
 
     @staticmethod

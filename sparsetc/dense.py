@@ -19,7 +19,7 @@ import torch
 
 from sparsetc.ir.einsum import Bound, Einsum
 from sparsetc.options import Options
-from sparsetc.runtime.autocast import without_autocast
+from sparsetc.runtime.autocast import autocast_off, without_autocast
 from sparsetc.tensor import SparseTensor
 
 # -- broadcasts -------------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ class _Einsum(torch.autograd.Function):
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         operands, again = ctx.saved_tensors, torch.is_grad_enabled()
         wanted = [o for o, needed in zip(operands, ctx.needs_input_grad[2:], strict=True) if needed]
-        with torch.enable_grad(), without_autocast(upstream.device), matmul_precision(ctx.precision):
+        with torch.enable_grad(), autocast_off(upstream.device), matmul_precision(ctx.precision):
             result = _contracted(ctx.equation, ctx.precision, operands)
             found = iter(torch.autograd.grad(result, wanted, upstream, create_graph=again))
         return (None, None, *(next(found) if needed else None for needed in ctx.needs_input_grad[2:]))

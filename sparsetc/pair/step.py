@@ -31,7 +31,7 @@ from sparsetc.pair.scalar import TaskSums
 from sparsetc.pair.sums import kept_dtype
 from sparsetc.pair.symbolic import Budget, Matching, Pattern, pattern_of
 from sparsetc.pair.tasks import Tasks
-from sparsetc.runtime.autocast import without_autocast
+from sparsetc.runtime.autocast import autocast_off, without_autocast
 from sparsetc.runtime.segments import in_order
 from sparsetc.tensor import SparseTensor
 
@@ -275,7 +275,7 @@ class _Product(torch.autograd.Function):
     @entry_point
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[Any, ...]:
         check_upstream(upstream)
-        with without_autocast(upstream.device):
+        with autocast_off(upstream.device):
             return _Product._gradients(ctx, upstream)
 
     @staticmethod

@@ -14,7 +14,7 @@ from sparsetc.ir.cost import Statistics
 from sparsetc.ir.plan import FIXED, PAIRED_PLANS, PairedPlan, Part, Plan, verify
 from sparsetc.planner.candidates import Candidate, Setting, candidates, named
 from sparsetc.planner.hls import HybridPlan, offered
-from sparsetc.planner.pricing import expected_seconds
+from sparsetc.planner.pricing import expected_seconds, views
 from sparsetc.planner.registry import PLANS
 from sparsetc.planner.statistics import Counts
 
@@ -93,10 +93,8 @@ def _without_idle_precision(plan: Plan) -> Plan:
 
 
 APART = 1.05
-"""How many times another's a plan's time must be for the cost model to tell them apart (``choices.json``: SpMM of 32
-columns by `coo+rows` was priced 4 % below `coo`, and took 2.3 times as long)."""
-FAR = 1 << 30
-"""More parts than any plan has."""
+"""How many times another's a scalar plan's time must be for the cost model to tell them apart; of nearer ones that of
+fewest parts is taken (H200, SpMM of pubmed, 32 columns: `coo+rows`, priced 4 % below `coo`, took 2.3 times as long)."""
 
 
 def _cheapest(found: list[Candidate], setting: Setting, sparse_output: bool) -> Choice:
@@ -104,12 +102,18 @@ def _cheapest(found: list[Candidate], setting: Setting, sparse_output: bool) -> 
     seconds = [expected_seconds(c, setting, sparse_output) for c in found]
     order = sorted(range(len(found)), key=lambda n: (sum(seconds[n]), n))
     least = sum(seconds[order[0]])
-    # Of plans that the model cannot tell apart, the one of fewest parts: each part more is a launch, or a share of one.
-    order.sort(key=lambda n: len(found[n].plan.parts) if sum(seconds[n]) <= APART * least else FAR)
+    if not _has_tiles(found[order[0]], setting):  # whose price is of another kind
+        near = [n for n in order if sum(seconds[n]) <= APART * least and not _has_tiles(found[n], setting)]
+        simplest = min(near, key=lambda n: len(found[n].plan.parts))
+        order = [simplest, *(n for n in order if n != simplest)]
     best = found[order[0]]
     considered = tuple((describe(found[n], setting), sum(seconds[n])) for n in order)
     reason = "the only plan that applies" if len(found) == 1 else f"the cheapest of {len(found)} by the cost model"
     return Choice(replace(best.plan, reason=reason), considered, best.expected, seconds[order[0]])
+
+
+def _has_tiles(candidate: Candidate, setting: Setting) -> bool:
+    return any(view.sides for view in views(candidate, setting))
 
 
 def _refuse_plans_of_pairs(wanted: Any, setting: Setting) -> None:
