@@ -25,7 +25,7 @@ from sparsetc.planner import calibrate
 from sparsetc.planner.statistics import Counts
 
 ERROR_LIMIT = 1e-5
-"""Of the demo's checks: relative to the float64 reference, in the Euclidean norm, at the default precision."""
+"""Largest error of the demo, relative to the float64 reference, in the Euclidean norm, at the default precision."""
 TIMED_SECONDS = 0.3
 """For which each of the demo's kernels is run to be timed."""
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130

@@ -64,12 +64,12 @@ class Canonical:
 
     @cached_property
     def _full_shapes(self) -> tuple[torch.Size, ...]:
-        """Those of the dense operands as written, in full."""
+        """The shapes of the dense operands as written, in full."""
         return tuple(torch.Size(self.written.shape(p)) for p in self.written.einsum.dense)
 
     @cached_property
     def _table_shapes(self) -> tuple[torch.Size, ...]:
-        """Those of the reduced einsum's dense operands."""
+        """The shapes of the dense operands of the reduced einsum."""
         return tuple(torch.Size(self.bound.shape(p)) for p in self.bound.einsum.dense)
 
     def settled(self, dense: Sequence[Any]) -> Sequence[torch.Tensor]:

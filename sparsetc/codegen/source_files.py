@@ -29,7 +29,7 @@ STALE_SECONDS = 3600
 ATTEMPTS = 3
 """At writing a file to a folder that other processes may be removing."""
 DIGITS = 20
-"""Of the digest in a file's name."""
+"""Hexadecimal digits of the digest in a file name."""
 SOURCE = re.compile(rf"\w+_[0-9a-f]{{{DIGITS}}}\.py")
 """Names of files that are removed; a folder that was named may hold a user's own."""
 UNFINISHED = re.compile(rf"\.[0-9a-f]+{re.escape(private.TEMPORARY)}")
