@@ -73,7 +73,7 @@ def mttkrp() -> None:
         for mode in range(x.order if name in PEERS else 1):
             for rank in (32, 128) if mode == 0 else (32,):
                 rows += mttkrp_rows(name, x, mode, rank)
-        x._packed.clear()
+        x.pattern.clear()
     record("hls", rows)
 
 
@@ -151,7 +151,7 @@ def ttmc_rows(name: str, x: stc.SparseTensor) -> list[dict[str, Any]]:
             times[label] = round(kernel_microseconds(k, f[1:]), 1)
             if plan == "hls":
                 threshold, stored = dict(k.plan.options)["threshold"], [(p.format, p.nnz) for p in k.plan.parts]
-                priced = round(1e6 * k.choice.considered[0][1], 1)
+                priced = round(1e6 * k.step.choice.considered[0][1], 1)
             if plan == "auto":
                 chosen = k.plan.name
         swept = {t: times.pop(str(t)) for t in THRESHOLDS}
@@ -170,7 +170,7 @@ def ttmc_rows(name: str, x: stc.SparseTensor) -> list[dict[str, Any]]:
         }
         rows.append(row)
         print(row, flush=True)
-        x._packed.clear()
+        x.pattern.clear()
     return rows
 
 
@@ -196,7 +196,7 @@ def chained() -> None:
                 k = stc.compile(equation, x, *f[1:], plan=alone, precision=precision)
                 assert relative_error(k(*f[1:]), expected) < 4 * ERROR[precision]
                 swept[f"{columns} positions, {warps} warps, {tiles} tiles"] = round(kernel_microseconds(k, f[1:]), 1)
-                x._packed.clear()
+                x.pattern.clear()
             best = min(swept, key=lambda s: swept[s])
             rows.append({"tensor": name, "precision": precision, "best": best, "us": swept})
             print(name, precision, best, swept, flush=True)
@@ -224,7 +224,7 @@ def formats() -> None:
                     size[format] = k.plan.parts[0].nbytes
                 rows.append({"tensor": name, "rank": rank, "precision": precision, "us": times, "bytes": size})
                 print(f"{name:16s} R {rank:3d} {precision:8s} {times} {size}", flush=True)
-        x._packed.clear()
+        x.pattern.clear()
     record("tile_formats", rows)
 
 

@@ -115,7 +115,7 @@ def sums_row(tensors: str, equation: str, x: stc.SparseTensor, y: stc.SparseTens
     expected, us = reference(equation, x, y), {}
     for form in ("atomic", "ordered"):
         k = stc.compile(equation, x, y, plan="scalar", precision="highest")
-        (step,), values = k.chain.pairs, entry_values(k)
+        (step,), values = k.contraction.chain.pairs, entry_values(k)
         with mock.patch.object(scalar, "waits", lambda *_, form=form: form == "ordered"):
             error = relative_error(k().values, expected)  # the first call decides
         assert error < ERROR["highest"], (tensors, equation, form, error)
@@ -176,9 +176,9 @@ def blocks() -> Iterator[Row]:
             yield {"switch": "blocks", "tensors": tensors, "equation": equation, **blocks_of(k)}
 
 
-def blocks_of(k: stc.PairKernel) -> Row:
+def blocks_of(k: stc.Kernel) -> Row:
     """The time of the launches, and what it makes a pair and an operation; padding is multiplied too."""
-    path = k.chain.pairs[0].path
+    path = k.contraction.chain.pairs[0].path
     assert isinstance(path, BlockPath)
     cut, values = path.cut, entry_values(k)
     with mock.patch.object(path, "_multiplied", wraps=path._multiplied) as multiplied:

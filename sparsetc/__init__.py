@@ -23,8 +23,9 @@ from sparsetc.ir.plan import Layout, Part, Plan, Schedule
 from sparsetc.kernel import Kernel
 from sparsetc.ops import contract, mttkrp, sddmm, spmm, ttm, ttmc, ttv
 from sparsetc.options import options
-from sparsetc.pair import BcbPlan, PairKernel, PairPart, PairPlan, plan_bcb
+from sparsetc.pair import BcbPlan, PairPart, PairPlan, plan_bcb
 from sparsetc.partition import register_partition
+from sparsetc.pattern import CacheInfo, Pattern, cache_info, clear_cache
 from sparsetc.planner.calibrate import calibrate
 from sparsetc.planner.hls import plan_hls
 from sparsetc.planner.registry import register_plan
@@ -38,6 +39,7 @@ __version__ = "0.1.0"
 __all__ = [
     "OPERATIONS",
     "BcbPlan",
+    "CacheInfo",
     "CoordinateError",
     "DeviceError",
     "DtypeError",
@@ -47,10 +49,10 @@ __all__ = [
     "Kernel",
     "Layout",
     "OutOfMemoryError",
-    "PairKernel",
     "PairPart",
     "PairPlan",
     "Part",
+    "Pattern",
     "Plan",
     "PlanError",
     "Schedule",
@@ -58,7 +60,9 @@ __all__ = [
     "SparseTensor",
     "SparsetcError",
     "TransformError",
+    "cache_info",
     "calibrate",
+    "clear_cache",
     "compile",
     "contract",
     "datasets",

@@ -16,7 +16,7 @@ from sparsetc.planner.hls import populations
 from sparsetc.planner.pricing import seconds_of
 
 if TYPE_CHECKING:
-    from sparsetc.kernel import Kernel
+    from sparsetc.step import Step
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain(kernel: Kernel) -> Explanation:
+def explain(kernel: Step) -> Explanation:
     """The explanation of a kernel."""
     rates = rates_of(kernel.backend)
     costs = [cost(p.program) for p in kernel.parts]
@@ -147,7 +147,7 @@ def explain(kernel: Kernel) -> Explanation:
     )
 
 
-def _part(kernel: Kernel, number: int, seconds: float, resource: str, floor: float) -> PartReport:
+def _part(kernel: Step, number: int, seconds: float, resource: str, floor: float) -> PartReport:
     program, packed, part = kernel.parts[number].program, kernel.parts[number].packed, kernel.plan.parts[number]
     instruction = "multiply-add"
     if program.dots:
@@ -169,7 +169,7 @@ def _part(kernel: Kernel, number: int, seconds: float, resource: str, floor: flo
     )
 
 
-def _statistics(kernel: Kernel, number: int) -> Statistics:
+def _statistics(kernel: Step, number: int) -> Statistics:
     """Of a part as it was packed, with what only the planner counted."""
     packed = kernel.parts[number].packed
     fibers = packed.items
@@ -186,7 +186,7 @@ def _statistics(kernel: Kernel, number: int) -> Statistics:
     return replace(found, runs=planned.runs, chain=planned.chain)
 
 
-def _tiles(kernel: Kernel) -> tuple[tuple[int, int, int], ...]:
+def _tiles(kernel: Step) -> tuple[tuple[int, int, int], ...]:
     """How many tiles there are of each population, in classes of 1, 2 to 3, 4 to 7, … nonzeros."""
     histogram = populations(kernel.counts)
     sizes = torch.arange(histogram.numel(), device=histogram.device)

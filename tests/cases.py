@@ -305,7 +305,7 @@ def longest_row(kernel: stc.Kernel) -> int:
     """Nonzeros of the longest output row."""
     from sparsetc.partition.run_length import row_lengths
 
-    c = kernel.canonical
+    c = kernel.step.canonical
     return int(row_lengths(c.coords, c.shape, c.kept).max())
 
 
@@ -314,8 +314,8 @@ def two_parts(
 ) -> stc.Plan:
     """A plan of long rows (of only the longest, unless told) by one plan and of the others by ``rows``."""
     kernel = stc.compile(equation, *operands, plan=long, **settings)
-    first = kernel.choice.plan.parts[0]
-    second = stc.compile(equation, *operands, plan="rows", **settings).choice.plan.parts[0]
+    first = kernel.step.choice.plan.parts[0]
+    second = stc.compile(equation, *operands, plan="rows", **settings).step.choice.plan.parts[0]
     second = replace(second, schedule=replace(second.schedule, warps=first.schedule.warps))
     second = replace(second, layout=replace(second.layout, cap=0))
     limit = longest_row(kernel) if threshold is None else threshold

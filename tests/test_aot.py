@@ -86,7 +86,7 @@ TTMC: dict[str, Callable[[str], stc.Plan]] = {
 @pytest.mark.parametrize("form", TTMC)
 def test_a_ttm_chain_runs_on_the_matrix_units(form: str, precision: str, target: str) -> None:
     kernel = compiled("ijk,jr,ks->irs", TTMC[form](precision), THIRTY_TWO)
-    assert kernel.programs[0].dots
+    assert kernel.step.programs[0].dots
     text = kernel.ptx(target)
     assert re.search(MATRIX[target], text)
     if target == "sm_80":
@@ -113,7 +113,7 @@ def test_other_types_run_on_the_matrix_units(dtype: torch.dtype, target: str, in
 @pytest.mark.parametrize("ranks", [(16, 16, 16), (5, 20, 3)], ids=str)
 def test_a_ttm_chain_of_order_4_runs_on_the_matrix_units(ranks: tuple[int, int, int], target: str) -> None:
     kernel = compiled("ijkl,jr,ks,lt->irst", ORDER_4, {**SIZES, **dict(zip("rst", ranks, strict=True))})
-    assert kernel.programs[0].dots
+    assert kernel.step.programs[0].dots
     assert re.search(MATRIX[target], kernel.ptx(target))
 
 
@@ -169,7 +169,7 @@ def test_dense_tiles_run_on_the_matrix_units(equation: str, precision: str, targ
     x = stc.SparseTensor(coords, torch.randn(2000), [sizes[c] for c in letters])
     dense = [torch.randn([sizes[c] for c in t]) for t in terms]
     k = stc.compile(equation, x, *dense, plan=stc.plan_hls(2), precision=precision, backend="triton")
-    assert k.programs[0].dots
+    assert k.step.programs[0].dots
     assert re.search("v_mfma" if target.startswith("gfx") else r"mma|tcgen05", k.ptx(target))
 
 

@@ -40,7 +40,7 @@ def matrix(rows: int, columns: int, share: float) -> stc.SparseTensor:
 @pytest.mark.parametrize("share", [0.5, 0.1, 0.02])
 def test_less_precision_is_never_expected_to_take_longer(share: float, columns: int) -> None:
     x, b = matrix(800, 800, share), torch.zeros(()).expand(800, columns)
-    chosen = {p: stc.compile("ij,jr->ir", x, b, precision=p, backend="triton").choice for p in PRECISIONS}
+    chosen = {p: stc.compile("ij,jr->ir", x, b, precision=p, backend="triton").step.choice for p in PRECISIONS}
     seconds = [sum(chosen[p].seconds) for p in PRECISIONS]
     assert seconds == sorted(seconds, reverse=True)
     for exact, coarse in (("highest", "high"), ("high", "medium")):
@@ -54,7 +54,7 @@ PRECISIONS = ("highest", "high", "medium")
 @pytest.mark.parametrize("equation", EQUATIONS)
 def test_nor_for_tensors(equation: str) -> None:
     given = filled(equation)
-    seconds = [sum(stc.compile(equation, *given, precision=p, backend="triton").choice.seconds) for p in PRECISIONS]
+    seconds = [sum(stc.compile(equation, *given, precision=p, backend="triton").step.choice.seconds) for p in PRECISIONS]
     assert seconds == sorted(seconds, reverse=True)
 
 
@@ -64,8 +64,8 @@ def test_tiles_of_a_half_filled_matrix_are_multiplied_whole() -> None:
     for precision, measured in (("highest", 127e-6), ("high", 79e-6), ("medium", 85e-6)):
         kernel = stc.compile("ij,jr->ir", x, b, precision=precision, backend="triton")
         assert kernel.plan.name == "hls"
-        assert 0.7 * measured < sum(kernel.choice.seconds) < 1.4 * measured
-    runs = stc.compile("ij,jr->ir", x, b, plan="coo", backend="triton").choice
+        assert 0.7 * measured < sum(kernel.step.choice.seconds) < 1.4 * measured
+    runs = stc.compile("ij,jr->ir", x, b, plan="coo", backend="triton").step.choice
     assert 0.7 * 399e-6 < sum(runs.seconds) < 1.4 * 399e-6
 
 
@@ -80,7 +80,7 @@ def test_few_nonzeros_a_tile_are_not() -> None:
 
 
 def owned(kernel: stc.Kernel) -> list[bool]:
-    return [s.owned for p in kernel.programs for s, _ in walk(p.body) if isinstance(s, Add)]
+    return [s.owned for p in kernel.step.programs for s, _ in walk(p.body) if isinstance(s, Add)]
 
 
 def priced(kernel: stc.Kernel, sparse: bool) -> list[bool]:
@@ -88,9 +88,9 @@ def priced(kernel: stc.Kernel, sparse: bool) -> list[bool]:
     from sparsetc.planner import pricing
     from sparsetc.planner.candidates import Candidate
 
-    candidate = Candidate(kernel.choice.plan, kernel.choice.expected)
-    found = pricing.owned(candidate, kernel.setting, sparse)
-    return [found[n] for n in kernel.filled]
+    candidate = Candidate(kernel.step.choice.plan, kernel.step.choice.expected)
+    found = pricing.owned(candidate, kernel.step.setting, sparse)
+    return [found[n] for n in kernel.step.filled]
 
 
 @pytest.mark.parametrize("pattern", ["dense", "random", "skewed"])
@@ -108,7 +108,7 @@ def test_what_stores_its_rows_is_priced_so(equation: str, plan: str, pattern: st
 def test_rows_that_several_items_add_to_are_priced_as_additions() -> None:
     x, b = matrix(40, 2000, 0.5), torch.zeros(()).expand(2000, 32)
     kernel = stc.compile("ij,jr->ir", x, b, plan="coo", backend="triton")
-    assert kernel.parts[0].packed.cut == kernel.choice.expected[0].cut == (True, False)
+    assert kernel.step.parts[0].packed.cut == kernel.step.choice.expected[0].cut == (True, False)
     assert owned(kernel) == priced(kernel, False) == [False]
 
 

@@ -393,10 +393,10 @@ def test_the_counts_agree_with_what_is_packed() -> None:
     for format, layout, pointers in (("coo", ROWS, ("item_ptr",)), ("fiber", FIBER, ("item_ptr", "block_ptr"))):
         plan = Plan("test", (Part(format, layout, Schedule(blocks=(("r", 32),), dot=False)),))
         kernel = stc.compile("ijk,jr,kr->ir", x, *dense, plan=plan, backend="triton")
-        packed = kernel.parts[0].packed
+        packed = kernel.step.parts[0].packed
         fibers = packed.arrays["lane_len"].numel() if format == "fiber" else packed.items
         statistics = Statistics(packed.items, fibers, packed.stored, packed.nnz, 4)
-        found = cost(kernel.parts[0].program).stream.xreplace(statistics.substitutions())
+        found = cost(kernel.step.parts[0].program).stream.xreplace(statistics.substitutions())
         uncounted = sum(packed.arrays[n].nbytes for n in (*pointers, "block_full") if n in packed.arrays)
         assert found == packed.nbytes - uncounted + 4 * packed.stored
 

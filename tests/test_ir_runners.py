@@ -153,13 +153,13 @@ def compiled(case: Case) -> tuple[Kernel, stc.SparseTensor, list[torch.Tensor]]:
 
 def interpreted(kernel: Kernel, dense: list[torch.Tensor]) -> torch.Tensor:
     """Every part through `run_program`; what no program may read, or leave as it was, is poisoned."""
-    wide = torch.complex128 if kernel._x.dtype.is_complex else torch.float64
-    wide = wide if kernel._x.dtype.is_floating_point or kernel._x.dtype.is_complex else torch.int64
-    out = torch.full((kernel.output.rows, *kernel.output.width_shape), 10**9, dtype=wide)
-    if kernel._zero:
+    wide = torch.complex128 if kernel.operand.dtype.is_complex else torch.float64
+    wide = wide if kernel.operand.dtype.is_floating_point or kernel.operand.dtype.is_complex else torch.int64
+    out = torch.full((kernel.step.output.rows, *kernel.step.output.width_shape), 10**9, dtype=wide)
+    if kernel.step.executable.zeroes:
         out.zero_()
-    tables = kernel.canonical.arrange(dense)
-    for part, values in zip(kernel.parts, kernel._values, strict=True):
+    tables = kernel.step.canonical.arrange(dense)
+    for part, values in zip(kernel.step.parts, kernel._packed, strict=True):
         arrays = dict(part.packed.arrays)
         if part.slot is not None:
             arrays[part.program.slot] = part.slot
@@ -169,23 +169,23 @@ def interpreted(kernel: Kernel, dense: list[torch.Tensor]) -> torch.Tensor:
             assert values[places < 0].eq(0).all()
             values = torch.where(places < 0, torch.full_like(values, 10**9), values)
         run_program(part.program, arrays, values, tables, out, part.packed.items, part.packed.stored)
-    result = kernel._wrap(out)
+    result = kernel.contraction.wrap(out, [kernel.operand.pattern])
     return result.to_dense() if isinstance(result, stc.SparseTensor) else result
 
 
 def expected(kernel: Kernel, x: stc.SparseTensor, dense: list[torch.Tensor]) -> torch.Tensor:
-    return reference.run(kernel.canonical.written.einsum, x, *dense)
+    return reference.run(kernel.step.canonical.written.einsum, x, *dense)
 
 
 def key_of(kernel: Kernel) -> Add:
-    (add,) = (s for s, _ in walk(kernel.parts[0].program.body) if isinstance(s, Add))
+    (add,) = (s for s, _ in walk(kernel.step.parts[0].program.body) if isinstance(s, Add))
     return add
 
 
 @pytest.mark.parametrize("case", [*COO, *FIBER], ids=lambda c: f"{c.format} {c}")
 def test_a_tile_program_computes_its_einsum(case: Case) -> None:
     kernel, x, dense = compiled(case)
-    (part,) = kernel.parts
+    (part,) = kernel.step.parts
     add = key_of(kernel)
     if case.key is not None:
         assert (type(add.key), add.key.level) == case.key
@@ -198,7 +198,7 @@ def test_a_tile_program_computes_its_einsum(case: Case) -> None:
 @pytest.mark.parametrize("case", [*COO, *FIBER], ids=lambda c: f"{c.format} {c}")
 def test_a_plan_stores_what_the_einsum_needs(case: Case) -> None:
     kernel, x, dense = compiled(case)
-    canonical = kernel.canonical
+    canonical = kernel.step.canonical
     coords = canonical.coords.flip(1)  # in any order
     values = (x.values if canonical.source is None else x.values[canonical.source]).flip(0)
     bound = canonical.written if canonical.source is None else canonical.bound
@@ -234,10 +234,10 @@ def test_two_parts_add_into_one_output(threshold: int) -> None:
     equation = "ijk,jr,kr->ir"
     x, dense = operands(equation, torch.float64)
     kernel = stc.compile(equation, x, *dense, backend="triton", plan=two_parts(threshold))
-    assert len(kernel.parts) == (2 if threshold == 17 else 1)
+    assert len(kernel.step.parts) == (2 if threshold == 17 else 1)
     torch.testing.assert_close(interpreted(kernel, dense), expected(kernel, x, dense))
     plan = two_parts(threshold)
-    found = run_plan(plan, kernel.canonical.written, x.coords, x.values, dense)
+    found = run_plan(plan, kernel.step.canonical.written, x.coords, x.values, dense)
     torch.testing.assert_close(found, expected(kernel, x, dense))
 
 
@@ -252,7 +252,7 @@ def test_next_to_nothing_is_stored(format: str, nnz: int) -> None:
     kernel = stc.compile(equation, x, *dense, backend="triton", plan=plan)
     torch.testing.assert_close(interpreted(kernel, dense), expected(kernel, x, dense))
     torch.testing.assert_close(
-        run_plan(plan, kernel.canonical.written, x.coords, x.values, dense), expected(kernel, x, dense)
+        run_plan(plan, kernel.step.canonical.written, x.coords, x.values, dense), expected(kernel, x, dense)
     )
 
 
@@ -279,22 +279,22 @@ def test_coordinates_of_more_than_63_bits_take_two_words(format: str, layout: La
     x = stc.SparseTensor(small.coords * torch.tensor([[stride], [stride], [1]]), small.values, shape)
     plan = Plan("test", (Part(format, layout, Schedule()),))
     kernel = stc.compile("ijk,k->ij", x, c, backend="triton", plan=plan)
-    (part,) = kernel.parts
+    (part,) = kernel.step.parts
     assert any(name.endswith("word_1") for name in part.packed.arrays)
-    out = torch.zeros(kernel.output.rows, dtype=torch.float64)
+    out = torch.zeros(kernel.step.output.rows, dtype=torch.float64)
     slots = {part.program.slot: part.slot} if part.slot is not None else {}
     run_program(
         part.program,
         {**part.packed.arrays, **slots},
-        kernel._values[0],
+        kernel._packed[0],
         [c],
         out,
         part.packed.items,
         part.packed.stored,
     )
-    assert kernel.output.pattern is not None
+    assert kernel.step.output.pattern is not None
     found = torch.zeros(7, 9, dtype=torch.float64)
-    found[tuple(kernel.output.pattern // stride)] = out
+    found[tuple(kernel.step.output.pattern // stride)] = out
     torch.testing.assert_close(found, small.to_dense() @ c)
 
 
@@ -360,7 +360,7 @@ def test_any_layout_means_the_same(data: st.DataObject) -> None:
     )
     kernel, x, dense = compiled(case)
     torch.testing.assert_close(interpreted(kernel, dense), expected(kernel, x, dense))
-    found = run_plan(kernel.plan, kernel.canonical.written, x.coords, x.values, dense)
+    found = run_plan(kernel.plan, kernel.step.canonical.written, x.coords, x.values, dense)
     torch.testing.assert_close(found, expected(kernel, x, dense))
 
 
@@ -368,20 +368,20 @@ def test_any_layout_means_the_same(data: st.DataObject) -> None:
 
 
 def run_part(kernel: Kernel, dense: list[torch.Tensor], out: torch.Tensor, **changed: torch.Tensor) -> None:
-    (part,) = kernel.parts
+    (part,) = kernel.step.parts
     arrays = {**part.packed.arrays, **changed}
-    run_program(part.program, arrays, kernel._values[0], dense, out, part.packed.items, part.packed.stored)
+    run_program(part.program, arrays, kernel._packed[0], dense, out, part.packed.items, part.packed.stored)
 
 
 def test_a_store_to_a_row_that_others_add_to_is_found() -> None:
     kernel, x, dense = compiled(case_named("cut rows", COO))
-    (part,) = kernel.parts
+    (part,) = kernel.step.parts
     body = tuple(replace(s, owned=True) if isinstance(s, Add) else s for s in part.program.body)
     out = torch.zeros(9, 5, dtype=torch.float64)
     run_program(
         replace(part.program, body=body),
         part.packed.arrays,
-        kernel._values[0],
+        kernel._packed[0],
         dense,
         out,
         part.packed.items,
@@ -392,7 +392,7 @@ def test_a_store_to_a_row_that_others_add_to_is_found() -> None:
 
 def test_a_broken_promise_of_a_packed_part_is_found() -> None:
     kernel, _, dense = compiled(case_named("leaf 1", FIBER))
-    arrays = kernel.parts[0].packed.arrays
+    arrays = kernel.step.parts[0].packed.arrays
     out = torch.zeros(7, 5, dtype=torch.float64)
     run_part(kernel, dense, out)
     with pytest.raises(FormatError, match=r"block 0 has fibers of \[.*\] nonzeros in .* steps, of which .* full"):
@@ -403,11 +403,11 @@ def test_a_broken_promise_of_a_packed_part_is_found() -> None:
 
 def test_what_a_program_is_not_given_is_named() -> None:
     kernel, _, dense = compiled(case_named("leaf 1", FIBER))
-    (part,) = kernel.parts
+    (part,) = kernel.step.parts
     arrays = {name: a for name, a in part.packed.arrays.items() if name != "lane_word"}
     out = torch.zeros(7, 5, dtype=torch.float64)
     with pytest.raises(FormatError, match="part 0 reads array lane_word, which is not given"):
-        run_program(part.program, arrays, kernel._values[0], dense, out, part.packed.items, part.packed.stored)
+        run_program(part.program, arrays, kernel._packed[0], dense, out, part.packed.items, part.packed.stored)
     with pytest.raises(ShapeError, match=r"B has shape \(6, 5\); expected the elements of \(9, 5\)"):
         run_part(kernel, dense[::-1], out)
     with pytest.raises(ShapeError, match="the output has shape"):

@@ -13,6 +13,7 @@ import torch
 from cases import OPERATIONS, Problem, assert_matches, random_sparse, random_values
 
 import sparsetc as stc
+from sparsetc.formats import Packed
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +31,7 @@ def matrix(rows: int = 6, columns: int = 6, seed: int = 0) -> stc.SparseTensor:
 
 def watched(x: stc.SparseTensor) -> list[weakref.ref[Any]]:
     """References to a tensor, to its coordinates and to what is kept for it."""
-    return [weakref.ref(x), weakref.ref(x.coords.untyped_storage()), weakref.ref(x.pattern_key)]
+    return [weakref.ref(x), weakref.ref(x.coords.untyped_storage()), weakref.ref(x.pattern)]
 
 
 def gone(references: list[weakref.ref[Any]]) -> bool:
@@ -114,8 +115,12 @@ def test_values_are_not_kept_for_the_pattern() -> None:
 
 def arrays_of(x: stc.SparseTensor) -> int:
     """Packed parts of a tensor with arrays of their own."""
-    parts = [kept.value for kept in x._packed.parts._items.values()]
-    return len({next(iter(p.arrays.values())).data_ptr() for p in parts})
+    return len({next(iter(p.arrays.values())).data_ptr() for p in storages(x)})
+
+
+def storages(x: stc.SparseTensor) -> list[Packed]:
+    """What is packed for a tensor's pattern."""
+    return [kept for kept in x.pattern.cache.values() if isinstance(kept, Packed)]
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
@@ -125,11 +130,11 @@ def test_ranks_share_what_is_packed(backend: str) -> None:
     x = matrix(40, 30)
     for rank in (1, 3, 8, 16, 17, 32, 64, 100, 128):
         stc.compile("ij,jr->ir", x, torch.ones(30, rank, dtype=torch.float64), plan="coo", backend=backend)
-    assert arrays_of(x) == len(x._packed.parts) == 1
+    assert arrays_of(x) == len(storages(x)) == 1
 
 
-def test_packed_parts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparsetc.kept.PARTS", 3)
+def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparsetc.pattern.KEPT", 3)
     x = random_sparse((4, 5, 6), "random", torch.float64)
     factors = {c: random_values((n, 2), torch.float64, n) for c, n in zip("ijk", x.shape, strict=True)}
     for kept in "ijk":
@@ -138,14 +143,14 @@ def test_packed_parts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         operands = [x, *(factors[c] for c in others)]
         for plan in ("coo", "fiber", "rows"):
             assert_matches(stc.einsum(equation, *operands, plan=plan), equation, operands)
-    assert len(x._packed.parts) == 3
+    assert len(x.pattern.cache) == 3
 
 
 def test_clearing_forgets_and_nothing_else() -> None:
     x, b = matrix(), random_values((6, 3), torch.float64, 1)
     before = stc.einsum("ij,jr->ir", x, b)
-    x._packed.clear()
-    assert not x._packed.kernels
+    x.pattern.clear()
+    assert not len(x.pattern.cache)
     assert torch.equal(stc.einsum("ij,jr->ir", x, b), before)
 
 
@@ -153,9 +158,7 @@ def test_clearing_forgets_and_nothing_else() -> None:
 
 
 def test_threads_may_compile_for_one_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparsetc.kept.KERNELS", 4)
-    monkeypatch.setattr("sparsetc.kept.PAIRS", 2)
-    monkeypatch.setattr("sparsetc.kept.PARTS", 2)
+    monkeypatch.setattr("sparsetc.pattern.KEPT", 4)
     x, y = matrix(), matrix(seed=1)
     dense = {rank: random_values((6, rank), torch.float64, rank) for rank in range(1, 9)}
     expected = {rank: x.to_dense() @ b for rank, b in dense.items()}
@@ -179,4 +182,4 @@ def test_threads_may_compile_for_one_tensor(monkeypatch: pytest.MonkeyPatch) -> 
     for t in threads:
         t.join()
     assert not errors
-    assert len(x._packed.kernels) <= 4
+    assert len(x.pattern.cache) <= 4

@@ -94,11 +94,11 @@ def test_the_tile_program_means_the_einsum(name: str, format: str) -> None:
     equation, given = operands(name, nnz=60)
     plan = tile_plan(equation, given, "triton", format)
     k = stc.compile(equation, *given, plan=plan, output="dense", backend="triton")
-    (part,) = k.parts
-    out = torch.zeros(k.output.rows, *k.output.width_shape, dtype=torch.float64)
-    tables = k.canonical.arrange(given[1:])
-    run_program(part.program, part.packed.arrays, k._values[0], tables, out, part.packed.items, part.packed.stored)
-    torch.testing.assert_close(k._wrap(out), expected(equation, given))
+    (part,) = k.step.parts
+    out = torch.zeros(k.step.output.rows, *k.step.output.width_shape, dtype=torch.float64)
+    tables = k.step.canonical.arrange(given[1:])
+    run_program(part.program, part.packed.arrays, k._packed[0], tables, out, part.packed.items, part.packed.stored)
+    torch.testing.assert_close(k.contraction.wrap(out, [k.operand.pattern]), expected(equation, given))
 
 
 @pytest.mark.parametrize("format", TILE_FORMATS)
@@ -113,12 +113,12 @@ def test_sparse_outputs(name: str, format: str) -> None:
     torch.testing.assert_close(found.values, other.values)
     plan = tile_plan(equation, given, "triton", format)
     k = stc.compile(equation, *given, plan=plan, output="sparse", backend="triton")
-    (part,) = k.parts
-    out = torch.zeros(k.output.rows, *k.output.width_shape, dtype=torch.float64)
+    (part,) = k.step.parts
+    out = torch.zeros(k.step.output.rows, *k.step.output.width_shape, dtype=torch.float64)
     arrays = part.packed.arrays | {part.program.slot: part.slot}
-    tables = k.canonical.arrange(given[1:])
-    run_program(part.program, arrays, k._values[0], tables, out, part.packed.items, part.packed.stored)
-    torch.testing.assert_close(k._wrap(out).values, other.values)
+    tables = k.step.canonical.arrange(given[1:])
+    run_program(part.program, arrays, k._packed[0], tables, out, part.packed.items, part.packed.stored)
+    torch.testing.assert_close(k.contraction.wrap(out, [k.operand.pattern]).values, other.values)
 
 
 @pytest.mark.parametrize("name", SPARSE_CASES)
@@ -164,7 +164,7 @@ def test_schedules_follow_from_the_letters() -> None:
     ):
         equation, given = operands(name)
         k = stc.compile(equation, *given, plan=tile_plan(equation, given, "triton"), backend="triton")
-        (program,) = k.programs
+        (program,) = k.step.programs
         assert [s.letter for s, _ in walk(program.body) if isinstance(s, Loop) and s.letter] == loops
         assert len(program.dots) == dots
 

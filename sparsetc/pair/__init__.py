@@ -1,6 +1,6 @@
 """Contractions of two or more sparse operands, with sparse results (BCB-SpTC, and two paths beside it).
 
-In: a `Bound` einsum whose operands are sparse in two places or more. Out: `PairKernel`. Data flows down::
+In: a `Bound` einsum whose operands are sparse in two places or more. Out: `Several`. Data flows down::
 
     equation.py   letters by role; operands diagonal, summed
     meeting.py    what meets, counted
@@ -20,11 +20,10 @@ In: a `Bound` einsum whose operands are sparse in two places or more. Out: `Pair
     hybrid.py     blocks of x by the one, its other nonzeros by the other
     step.py       one contraction, differentiable
     path.py, chain.py   more than two operands, two at a time
-    kernel.py     what `compile` returns
+    several.py    the chain, and what it returns
 """
 
-from sparsetc.pair.compile import build_pair, compiled_pair
-from sparsetc.pair.kernel import PairKernel
 from sparsetc.pair.plans import BcbPlan, PairPart, PairPlan, plan_bcb
+from sparsetc.pair.several import Several
 
-__all__ = ["BcbPlan", "PairKernel", "PairPart", "PairPlan", "build_pair", "compiled_pair", "plan_bcb"]
+__all__ = ["BcbPlan", "PairPart", "PairPlan", "Several", "plan_bcb"]

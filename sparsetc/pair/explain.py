@@ -1,22 +1,23 @@
 """Why a kernel of several sparse operands is as it is: its steps, what meets in each, and what each path would take.
 
-In: a `PairKernel`. Out: `PairExplanation`, which prints as a table and gives the same as data.
+In: a contraction of `Several`. Out: `PairExplanation`, which prints as a table and gives the same as data.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from sparsetc.explain import device_name
-from sparsetc.kernel import Kernel
 from sparsetc.pair.block_path import BlockPath
 from sparsetc.pair.hybrid import HybridPath
 from sparsetc.pair.paths import NumericPath
 from sparsetc.pair.step import PairStep
+from sparsetc.step import Step
 
 if TYPE_CHECKING:
-    from sparsetc.pair.kernel import PairKernel
+    from sparsetc.pair.several import Several
 
 
 @dataclass(frozen=True)
@@ -100,22 +101,22 @@ def _split_lines(s: StepReport) -> list[str]:
     ]
 
 
-def explain(kernel: PairKernel) -> PairExplanation:
+def explain(kernel: Several) -> PairExplanation:
     """The explanation of a kernel."""
     steps = []
     for step in kernel.chain.steps:
         if isinstance(step.work, PairStep):
             steps.append(_pair(step.work))
-        elif isinstance(step.work, Kernel):
+        elif isinstance(step.work, Step):
             steps.append(StepReport(step.equation, step.work.plan.name, "a sparse and a dense operand"))
         else:
             steps.append(StepReport(step.equation, "torch.einsum", "two dense operands"))
     return PairExplanation(
-        equation=kernel.equation,
+        equation=kernel.bound.einsum.text,
         plan=kernel.plan.name,
         backend=kernel.backend,
         device=device_name(kernel.device),
-        nnz=kernel.nnz,
+        nnz=prod(kernel.rows_shape),
         rates=kernel.chain.pairs[0].question.rates.whose if kernel.chain.pairs else "",
         steps=tuple(steps),
     )

@@ -85,12 +85,12 @@ class ScalarPath:
     @property
     def source(self) -> str:
         """The text of the program."""
-        return self.sums.of("z").launch.source
+        return self.sums.of("z").programs.source
 
     @property
     def path(self) -> Path:
         """The file it lies in."""
-        return self.sums.of("z").launch.path
+        return self.sums.of("z").programs.path
 
     @property
     def nbytes(self) -> int:

@@ -1,0 +1,184 @@
+"""A contraction of two or more sparse operands: a chain of steps, and the result's pattern.
+
+In: a `Bound` einsum and its operands. Out: `Several`. The pattern of the result is found when it is made and does not
+depend on values, so a call computes values only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sparsetc.canonical import as_given, check_dense, check_operand
+from sparsetc.codegen.launch import Values
+from sparsetc.contraction import Operand, Result, key_of
+from sparsetc.dense import converted
+from sparsetc.errors import PlanError
+from sparsetc.integers import fitted, summed_dtype
+from sparsetc.ir.einsum import Bound
+from sparsetc.options import Options
+from sparsetc.pair.chain import Chain
+from sparsetc.pair.equation import Side, prepared
+from sparsetc.pair.explain import PairExplanation, explain
+from sparsetc.pair.plans import PairPlan, plan_name
+from sparsetc.pair.step import PairStep
+from sparsetc.pair.sums import kept_dtype
+from sparsetc.pattern import Pattern
+from sparsetc.step import Step
+from sparsetc.tensor import SparseTensor
+
+
+class Several:
+    """A contraction of several sparse operands."""
+
+    def __init__(self, bound: Bound, operands: Sequence[Operand], settings: Options, form: str) -> None:
+        e = bound.einsum
+        plan_name(settings, e.indices)  # refused at once where it is not known
+        self.bound, self.settings, self.form = bound, settings, form
+        first = operands[e.sparse[0]]
+        assert isinstance(first, SparseTensor)
+        for position, operand in enumerate(operands):
+            check_operand(operand, position, first.dtype, first.device)
+        self.dtype, self.device = first.dtype, first.device
+        self.sparse = _is_sparse(bound, form)
+        if not self.sparse:
+            nbytes = prod(bound.output_shape) * kept_dtype(self.dtype).itemsize
+            settings.check_memory(nbytes, self.device, f"the result of {bound}")
+        # What is made on the way may need 64 bits where the result does not.
+        self._bare = [o.pattern.bare() for o in operands if isinstance(o, SparseTensor)]
+        self._summed = summed_dtype(self.dtype)
+        self.chain = Chain(bound, [o.to(self._summed) for o in operands], settings)
+        self._arrange()
+        self.key = key_of(self)
+
+    def _arrange(self) -> None:
+        """The result's pattern, and how the last step's values are brought to it."""
+        result, output = self.chain.result, self.bound.einsum.output
+        self.pattern: Pattern | None = None
+        self._side: Side | None = None
+        coords = None
+        if result.pattern is not None:
+            # A step that keeps all of an operand keeps its order and its duplicates too.
+            own, alike = result.pattern, result.letters == output
+            self._side = prepared(result.letters, own.coords, self.bound.by_index, output, own.is_coalesced and alike)
+            as_it_is = alike and self._side.source is None
+            coords = own.coords if as_it_is else torch.stack(self._side.coords)
+        elif self.sparse:
+            shape = self.bound.output_shape
+            grid = torch.cartesian_prod(*(torch.arange(n, device=self.device) for n in shape))
+            coords = grid.reshape(-1, len(shape)).T.contiguous()
+        if coords is not None:
+            self.pattern = Pattern(coords, self.bound.output_shape, True)
+
+    # -- calls ------------------------------------------------------------------------------------------------------
+    @property
+    def rows_shape(self) -> tuple[int, ...]:
+        """The shape of what `rows` gives."""
+        return self.bound.output_shape if self.pattern is None else (self.pattern.nnz,)
+
+    @property
+    def rows_dtype(self) -> torch.dtype:
+        """The operands'."""
+        return self.dtype
+
+    def bare(self, number: int) -> Pattern:
+        """The pattern of a sparse operand, with nothing kept."""
+        return self._bare[number]
+
+    def rows(
+        self,
+        patterns: Sequence[Pattern],
+        values: Sequence[torch.Tensor],
+        dense: Sequence[torch.Tensor],
+        packed: Values | None = None,
+    ) -> torch.Tensor:
+        """The result's values on its pattern, or a dense result; differentiable."""
+        dense = tuple(converted(as_given(self.bound, dense), self.dtype, self.device))
+        check_dense(self.bound, dense, self.dtype, self.device)
+        given, others, e = iter(values), iter(dense), self.bound.einsum
+        terms = [next(given) if p in e.sparse else next(others) for p in range(len(e.inputs))]
+        found = self.chain.run([t.to(self._summed) for t in terms])
+        if self._side is not None:
+            return self._fitted(self._side.values(found, self.settings.deterministic))
+        order = tuple(self.chain.result.letters.index(c) for c in e.output)
+        found = self._fitted(found.permute(order) if order else found)
+        return found if self.pattern is None else found.reshape(-1)
+
+    def wrap(self, rows: torch.Tensor, patterns: Sequence[Pattern]) -> Result:
+        """The result of its rows."""
+        if self.pattern is None:
+            return rows
+        made = SparseTensor._make(self.pattern, rows)
+        return made if self.sparse else made.to_dense(self.settings.memory_limit)
+
+    def packed(self, operands: Sequence[SparseTensor]) -> None:
+        """None: values are read at each call."""
+
+    def _fitted(self, found: torch.Tensor) -> torch.Tensor:
+        return fitted(found, self.dtype, f'the result of "{self.bound.einsum.text}"')
+
+    # -- what a user may look at ------------------------------------------------------------------------------------
+    @property
+    def steps(self) -> tuple[PairStep | Step, ...]:
+        """The contractions of which an operand is sparse."""
+        return tuple(s.work for s in self.chain.steps if s.work is not None)
+
+    @property
+    def pairs(self) -> tuple[PairStep, ...]:
+        """The contractions of two sparse operands."""
+        return self.chain.pairs
+
+    @property
+    def backend(self) -> str:
+        """What the pairs run on."""
+        return self.pairs[0].backend if self.pairs else "torch"
+
+    @property
+    def plan(self) -> PairPlan:
+        """Both operands of each contraction of two sparse ones, as they are read; named after the first contraction."""
+        steps = [None if s.work is None else s.work.plan for s in self.chain.steps]  # None: torch's own product
+        parts = [part for step in self.pairs for part in step.parts]
+        name, reason = (
+            (self.pairs[0].choice.name, self.pairs[0].choice.reason)
+            if self.pairs
+            else ("dense", "nothing sparse is left to pair")
+        )
+        return PairPlan(name, tuple(parts), tuple(steps), reason)
+
+    @property
+    def source(self) -> str:
+        """The generated programs, one after the other."""
+        return "\n\n".join(step.path.source for step in self.pairs)
+
+    @property
+    def path(self) -> Path:
+        """The file of the first contraction's program."""
+        if not self.pairs:
+            raise PlanError(f'"{self.bound.einsum.text}" contracts no two sparse operands; it has no program')
+        return self.pairs[0].path.path
+
+    def ptx(self, target: str) -> str:
+        """The assembly of the kernels of every plan but ``"dense"``."""
+        if self.dtype.is_complex:
+            raise PlanError("complex einsums run the generated torch programs, which have no PTX")
+        return "\n".join(step.ptx(target) for step in self.pairs)
+
+    def explain(self) -> PairExplanation:
+        """Steps, what meets, the paths and their expected times."""
+        return explain(self)
+
+
+def _is_sparse(bound: Bound, form: str) -> bool:
+    """Whether the result is a SparseTensor: where it keeps a mode of a sparse operand, unless told otherwise."""
+    if form not in ("auto", "dense", "sparse"):
+        raise PlanError(f'output must be "auto", "dense" or "sparse", found {form!r}')
+    kept = bool(bound.einsum.kept)
+    if form == "sparse" and not kept:
+        raise PlanError(
+            f'"{bound.einsum.text}" keeps no mode of a sparse operand, so its result has no pattern; use output="dense"'
+        )
+    return kept and form != "dense"

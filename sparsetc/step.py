@@ -1,0 +1,658 @@
+"""A contraction of one sparse operand with dense ones, compiled for a pattern; it holds no values.
+
+In: a `Bound` einsum, the sparse operand's pattern, options. Out: `Step`: planned, packed and generated once, then a
+differentiable function from values and dense operands to the result's rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from string import ascii_letters
+
+import torch
+
+from sparsetc.autograd import apply, followed, one_by_one
+from sparsetc.canonical import canonicalise
+from sparsetc.codegen.launch import (
+    PartArrays,
+    TorchPrograms,
+    TritonPrograms,
+    Values,
+    accumulator,
+    machine_of,
+    portable,
+    source_name,
+    stored_dtype,
+)
+from sparsetc.convert import available_memory
+from sparsetc.dense import Finite, repeated_dims, resolved
+from sparsetc.errors import EquationError, PlanError
+from sparsetc.explain import Explanation, explain
+from sparsetc.formats import Packed, pack, storage_of
+from sparsetc.formats.tiles import item_slots
+from sparsetc.integers import fitted, summed_dtype
+from sparsetc.ir.einsum import Bound, Einsum
+from sparsetc.ir.lower import lower
+from sparsetc.ir.operands import Target
+from sparsetc.ir.plan import Part, Plan
+from sparsetc.ir.rewrite import UPSTREAM, Gradient, gradient
+from sparsetc.ir.tile import Add, TileProgram, walk
+from sparsetc.lru import Lru
+from sparsetc.options import Options, in_force, with_settings
+from sparsetc.output import Slotted, output_of
+from sparsetc.partition import PARTITIONS, shares
+from sparsetc.pattern import Pattern, lasting
+from sparsetc.planner.candidates import Setting
+from sparsetc.planner.choose import Choice, choose
+from sparsetc.planner.ownership import Circumstances, owns
+from sparsetc.planner.statistics import Counts
+from sparsetc.runtime.autocast import without_autocast
+from sparsetc.runtime.executable import Arrays, Executable, owned
+from sparsetc.runtime.second_pass import SecondPass
+from sparsetc.runtime.segments import in_order
+from sparsetc.tensor import SparseTensor
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class BoundPart:
+    """A part of the plan: its program, its storage, and the tensors that the program reads of it."""
+
+    program: TileProgram
+    packed: Packed
+    arrays: PartArrays
+
+    @property
+    def slot(self) -> torch.Tensor | None:
+        """The result row of each thing that the program adds, where it reads them."""
+        return self.arrays.index[-1] if self.program.slot else None
+
+
+class Step:
+    """``x,b,c->output``, compiled for the pattern of x."""
+
+    def __init__(
+        self,
+        bound: Bound,
+        operands: Sequence[SparseTensor | torch.Tensor],
+        settings: Options,
+        form: str,
+        repeated: bool = False,
+    ) -> None:
+        """Plan, pack and generate.
+
+        Args:
+            bound: the einsum.
+            operands: its operands; values are only looked at for their dtype.
+            settings: plan, precision, memory limit, backend, determinism.
+            form: of the output, ``auto``, ``dense`` or ``sparse``.
+            repeated: as `canonicalise` takes it.
+        """
+        self.number = next(_numbers)
+        x = operands[bound.einsum.sparse[0]]
+        assert isinstance(x, SparseTensor)
+        self.canonical, own = canonicalise(bound, operands, repeated)
+        canonical = self.canonical
+        self.settings, self.form, self.dtype = settings, form, x.dtype
+        self._x = x._bare()
+        self.backend = "torch" if x.dtype.is_complex else settings.effective_backend(x.device)
+        self.output = output_of(canonical, x, form)
+        precision, *finer = _dot_precisions(settings.effective_precision(), x)
+        self.setting = Setting(
+            canonical.bound,
+            canonical.kept,
+            len(canonical.letters),
+            self.backend,
+            precision,
+            settings.deterministic,
+            x.dtype.itemsize,
+            x.dtype.is_floating_point,
+            available_memory(x.device) if settings.memory_limit is None else settings.memory_limit,
+            x.is_coalesced,
+            max(1, self.output.rows),
+            x.is_coalesced or (self.output.sparse and self.output.rows == canonical.coords.shape[1]),
+            tuple(finer),
+        )
+        settings.check_memory(
+            self.output.rows * self.output.width * accumulator(x.dtype).itemsize,
+            x.device,
+            f"the result of {canonical.written}",
+        )
+        self.counts = Counts(canonical.coords, canonical.shape, own.counts)
+        self.slotted = Slotted(canonical, self.output, x)
+        with self.in_place():
+            self.choice: Choice = choose(settings.plan, self.setting, self.counts, self.output.sparse)
+        self._bind(own.cache)
+        e = canonical.written.einsum
+        plain_sum = len(e.inputs) == 1 and bool(e.contracted)
+        self.result_dtype = summed_dtype(x.dtype) if plain_sum else x.dtype
+        whole = any(p.packed.view.sides or (p.packed.padded and not p.packed.view.blocks) for p in self.parts)
+        self._reads_zeros = whole and (x.dtype.is_floating_point or x.dtype.is_complex)
+        """Whether a part multiplies positions that hold no nonzero, which an infinity would turn into NaN."""
+        self._finite, self._others = Finite(), dict[object, Step]()
+        self._value_keys = [(p.packed.token, self._stored_dtype(p.program)) for p in self.parts]
+        self._wide = accumulator(x.dtype) if self.backend == "torch" else x.dtype
+        self.nnz = x.nnz
+        """Nonzeros of the sparse operand."""
+        self._gradients: dict[int, Rule] = {}
+        self.automatic = with_settings(settings, {"plan": "auto"})
+        """The settings of gradients: a plan that was chosen for one einsum does not serve another."""
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """A block under the step's own options, on its own GPU, whose rates are looked up there."""
+        device = self.canonical.device
+        with in_force(self.settings), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            yield
+
+    # -- compilation ------------------------------------------------------------------------------------------------
+    def _bind(self, cache: Lru[object, object]) -> None:
+        plan = self.choice.plan
+        packed = self._packed_parts(plan, cache)
+        if sum(p.nnz for p in packed) != self.canonical.coords.shape[1]:
+            raise PlanError(
+                f"plan {plan.name!r} has no part for some shares of its partition, which have nonzeros here"
+            )
+        # A part of nothing is not run.
+        self.filled = tuple(n for n, p in enumerate(packed) if p.nnz) or (len(packed) - 1,)
+        chosen, stored = [plan.parts[n] for n in self.filled], [packed[n] for n in self.filled]
+        parts = [self.bound_part(*one, number) for number, one in enumerate(zip(chosen, stored, strict=True))]
+        second = None
+        if self._needs_second_pass(parts):
+            second = SecondPass.of(stored[0].slots(_key_level(parts[0].program), self._row_of_nonzeros()))
+            parts = [self.bound_part(chosen[0], stored[0], 0, second.partials)]
+        self.parts = tuple(parts)
+        used = tuple(
+            replace(
+                part,
+                nnz=p.packed.nnz,
+                nbytes=p.packed.nbytes + p.packed.stored * self._stored_dtype(p.program).itemsize,
+            )
+            for part, p in zip(chosen, parts, strict=True)
+        )
+        self.plan = self._plan_of(plan, used)
+        self.executable = self._executable(second is not None)
+        self.arrays = Arrays(tuple(p.arrays for p in parts), second)
+
+    def _executable(self, partial: bool) -> Executable:
+        stores = not partial and all(map(owned, self.programs))
+        name = source_name(str(self.canonical.bound.einsum), self.backend)
+        folder, programs = self.settings.cache_dir, self.programs
+        made: TorchPrograms | TritonPrograms
+        narrow = False
+        if self.backend == "torch":
+            made = TorchPrograms(programs, folder, name)
+        else:
+            narrow = stores and self.dtype.is_floating_point  # sums that are stored once need not be kept wide
+            machine = machine_of((self.canonical.coords,))
+            fused = (self.choice.plan.fused and len(programs) > 1) or len(programs) == 1
+            made = TritonPrograms(programs, self.dtype, fused, machine, folder, name)
+        dtype = self.dtype if narrow else accumulator(self.dtype)
+        return Executable(made, self.output.rows, self.output.width_shape, dtype, self.output.sparse)
+
+    def _plan_of(self, plan: Plan, used: tuple[Part, ...]) -> Plan:
+        """The plan of the parts that are run, as ``plan=`` takes it."""
+        if len(used) == len(plan.parts):
+            return replace(plan, parts=used)
+        if len(used) == 1:  # it has all nonzeros
+            return replace(plan, parts=used, partition="all", options=(), shares=())
+        own = plan.shares or tuple(range(len(plan.parts)))
+        return replace(plan, parts=used, shares=tuple(own[n] for n in self.filled))
+
+    def _packed_parts(self, plan: Plan, cache: Lru[object, object]) -> list[Packed]:
+        """Pack the parts, or take them from what is kept, where other einsums may have left them."""
+        found = []
+        dealt: list[torch.Tensor | None] | None = None
+        for number, part in enumerate(plan.parts):
+            key = (
+                "storage",
+                plan.partition,
+                plan.options,
+                self.canonical.kept if plan.partition != "all" else (),
+                plan.shares[number] if plan.shares else number,
+                part.format,
+                storage_of(part.format, part.layout),
+            )
+            packed = cache.get(key)
+            if packed is None:
+                if dealt is None:
+                    dealt = shares(plan, self.canonical.coords, self.canonical.shape, self.canonical.kept)
+                own = dealt[number]
+                coords = self.canonical.coords if own is None else self.canonical.coords[:, own]
+                packed = cache.put(key, pack(coords, self.canonical.shape, part.format, part.layout).of(own))
+            assert isinstance(packed, Packed)
+            packed = packed.read_by(part.layout)
+            if self.canonical.source is not None:
+                packed = packed.of(
+                    self.canonical.source if packed.source is None else self.canonical.source[packed.source]
+                )
+            found.append(packed)
+        return found
+
+    @property
+    def programs(self) -> tuple[TileProgram, ...]:
+        """The tile programs of the parts."""
+        return tuple(p.program for p in self.parts)
+
+    def _needs_second_pass(self, parts: list[BoundPart]) -> bool:
+        """Whether sums must not depend on the order of atomics, and would; integers' never do."""
+        if not self.settings.deterministic or self.backend == "torch" or not self.dtype.is_floating_point:
+            return False
+        if all(owned(p.program) for p in parts):
+            return False
+        if any(p.packed.view.sides for p in parts):
+            raise PlanError('dense tiles add by atomics, which is not deterministic; take "coo", "fiber" or "rows"')
+        program = parts[0].program
+        summed_over_grid = any(a.letter not in program.output_axes for a in program.split)
+        if len(parts) > 1 or summed_over_grid:
+            raise PlanError(
+                f"plan {self.choice.plan.name!r} adds to output rows from several parts or blocks at once, which is "
+                'not deterministic; take "coo", "fiber", "rows" or "auto"'
+            )
+        return True
+
+    def _row_of_nonzeros(self) -> torch.Tensor:
+        """(nnz of the operand,) the output row each nonzero adds to."""
+        if self.output.sparse:
+            return self._slot_of_nonzeros()
+        row = torch.zeros(self.canonical.coords.shape[1], dtype=torch.long, device=self.canonical.device)
+        for mode in self.canonical.kept:
+            row = row * self.canonical.shape[mode] + self.canonical.coords[mode]
+        if self.canonical.source is None:
+            return row
+        return row.new_zeros(self._x.nnz).index_copy(0, self.canonical.source, row)
+
+    def bound_part(self, part: Part, packed: Packed, number: int, partial: int = 0) -> BoundPart:
+        """Lower one part; `partial` is a number of partial rows, one for each result the part would add."""
+        target = Target(
+            sparse=self.output.sparse or bool(partial),
+            natural=not partial and packed.positions is None and packed.source is None and self.output.slot is None,
+            owned=bool(partial) or self._is_owned(packed),
+            rows=partial or self.output.rows,
+            wide=packed.wide,
+        )
+        floating = self.dtype.is_floating_point or self.dtype.is_complex
+        program = lower(
+            self.canonical.bound,
+            packed.view,
+            part.schedule if floating else replace(part.schedule, dot=False),  # integers have no matrix instruction
+            target,
+            number=number,
+            format=part.format,
+            unroll=part.layout.unroll,
+        )
+        slot = None
+        if program.slot:
+            if partial:
+                slot = torch.arange(partial, device=self.canonical.device)
+            elif packed.view.sides:
+                slot = item_slots(packed, *self._of_part(packed))
+            else:
+                slot = packed.slots(_key_level(program), self._slot_of_nonzeros())
+        if program.dots and self.dtype == torch.float64 and self.backend == "triton":
+            packed = _wide_words(packed)
+        return BoundPart(program, packed, PartArrays.of(program, packed, slot))
+
+    def _slot_of_nonzeros(self) -> torch.Tensor:
+        slot = self.output.slot
+        if slot is None:
+            slot = torch.arange(self._x.nnz, device=self.canonical.device)
+        elif self.canonical.source is not None:  # slots are given per kept nonzero; packed parts know the original's
+            whole = slot.new_zeros(self._x.nnz)
+            whole[self.canonical.source] = slot
+            slot = whole
+        return slot
+
+    def _of_part(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
+        """(coords, output slots) of a part's nonzeros."""
+        slot = self._slot_of_nonzeros()
+        coords = self.canonical.coords
+        if self.canonical.source is not None:  # the part numbers the original's nonzeros
+            whole = coords.new_zeros((coords.shape[0], self._x.nnz))
+            whole[:, self.canonical.source] = coords
+            coords = whole
+        source = packed.source
+        return (coords, slot) if source is None else (coords[:, source], slot[source])
+
+    def _is_owned(self, packed: Packed) -> bool:
+        """Whether no two work items of any part add to the same output row."""
+        whole = len(self.filled) == 1 or PARTITIONS[self.choice.plan.partition].whole_rows
+        at = Circumstances(self.canonical.kept, self.backend, self.output.sparse, self.setting.distinct, whole)
+        return owns(packed.view, at, cut=packed.cut, padded=packed.padded, items=packed.items)
+
+    def _stored_dtype(self, program: TileProgram) -> torch.dtype:
+        """How a part's values are stored."""
+        return accumulator(self.dtype) if self.backend == "torch" else stored_dtype(program, self.dtype)
+
+    # -- values -----------------------------------------------------------------------------------------------------
+    def pack(self, x: SparseTensor) -> Values:
+        """The values of a tensor of the pattern as the parts store them; packed before, where they have not changed."""
+        found = [x._packed(key) for key in self._value_keys]
+        if any(f is None for f in found):
+            found = [x._pack(k, v) for k, v in zip(self._value_keys, self.packed_values(x._values), strict=True)]
+        return found
+
+    def packed_values(self, values: torch.Tensor) -> list[torch.Tensor]:
+        """(nnz,) values as the parts store them."""
+        own = resolved(values.detach() if values.requires_grad else values)
+        own = own if own.dtype == self._wide else own.to(self._wide)
+        with without_autocast(own.device):
+            packed = [part.packed.pack_values(own) for part in self.parts]
+        return [p if p.dtype == t else p.to(t) for p, (_, t) in zip(packed, self._value_keys, strict=True)]
+
+    @cached_property
+    def _ones(self) -> Values:
+        """The values of the pattern itself: 1 at each nonzero."""
+        with lasting():
+            return self.packed_values(torch.ones(self._x.nnz, dtype=self.dtype, device=self.canonical.device))
+
+    # -- calls ------------------------------------------------------------------------------------------------------
+    def __call__(
+        self, pattern: Pattern, values: torch.Tensor | None, dense: Sequence[torch.Tensor], packed: Values | None = None
+    ) -> torch.Tensor:
+        """(rows, *dense sizes) of values and dense operands; differentiable.
+
+        Args:
+            pattern: that the step was compiled for; what is compiled for gradients is kept with it.
+            values: (nnz,) of the sparse operand; None for 1 at each nonzero.
+            dense: the dense operands, as the einsum was written.
+            packed: the values as `pack` makes them, where the caller has them.
+        """
+        own = self.canonical.settled(dense)
+        given = self.canonical.slices(own)
+        if given is None:  # in full, along a dimension that was broadcast when this was compiled
+            return self._unbroadcast(pattern, values, own)
+        at = At(self, pattern, values is None, packed)
+        tensors = given if values is None else [values, *given]
+        if not followed(tensors):
+            return at.rows(tensors)
+        # Expanded outside, so that autograd itself sums the gradient of an operand that was broadcast.
+        shapes = self.canonical.narrow_shapes
+        expanded = [d if d.shape == s else d.expand(s) for d, s in zip(given, shapes, strict=True)]
+        return apply(at, expanded if values is None else [values, *expanded])
+
+    def rows(
+        self, values: torch.Tensor | None, dense: Sequence[torch.Tensor], packed: Values | None = None
+    ) -> torch.Tensor:
+        """The result as (rows, *dense sizes), of the dense operands of the narrow einsum, outside autograd."""
+        device, ordered = self.canonical.device, self.settings.deterministic and self.backend == "torch"
+        if not ordered and not torch.is_autocast_enabled(device.type):
+            return self._rows(values, dense, packed)
+        with without_autocast(device), in_order(ordered):
+            return self._rows(values, dense, packed)
+
+    def _rows(self, values: torch.Tensor | None, dense: Sequence[torch.Tensor], packed: Values | None) -> torch.Tensor:
+        run = self.executable
+        if not self._x.nnz or 0 in run.shape:
+            return self._nothing
+        tables = self.canonical.arrange(dense, self.settings)
+        if self.backend == "torch" and run.dtype != self.dtype:
+            tables = [t.to(run.dtype) for t in tables]
+        if not all(t.numel() for t in tables):
+            return self._nothing
+        if self._reads_zeros and not self._finite.holds(dense, tables):
+            return self._by_nonzeros.rows(values, dense)
+        if packed is None:
+            packed = self._ones if values is None else self.packed_values(values)
+        result = run.run(self.arrays, packed, tables)
+        if result.dtype == self.result_dtype:
+            return result
+        return fitted(result, self.result_dtype, f'the result of "{self.equation}"')
+
+    @property
+    def _nothing(self) -> torch.Tensor:
+        """The rows where there is nothing to sum."""
+        return torch.zeros(self.executable.shape, dtype=self.result_dtype, device=self.canonical.device)
+
+    @property
+    def _by_nonzeros(self) -> Step:
+        """The same einsum by a plan that multiplies nonzeros alone; made when a dense operand is first not finite."""
+        return self._other("coo", self.canonical.narrow, {"plan": "coo"})
+
+    @property
+    def _unbroadcast(self) -> Step:
+        """The same einsum for dense operands of full size."""
+        return self._other("full", self.canonical.written, {})
+
+    def _other(self, key: object, bound: Bound, changes: dict[str, object]) -> Step:
+        found = self._others.get(key)
+        if found is None:
+            with lasting():
+                found = Step(bound, self._stand_ins(bound), with_settings(self.settings, changes), self.form)
+            self._others[key] = found
+        return found
+
+    def _stand_ins(self, bound: Bound) -> list[SparseTensor | torch.Tensor]:
+        """Operands of an einsum of the same sparse operand: dense ones are of its shapes, and of no memory."""
+        like = torch.empty((), dtype=self.dtype, device=self.canonical.device)
+        return [
+            self._x if p in bound.einsum.sparse else like.expand(bound.shape(p))
+            for p in range(len(bound.einsum.inputs))
+        ]
+
+    # -- gradients and batches --------------------------------------------------------------------------------------
+    def batched(self, size: int, which: Sequence[bool]) -> Step:
+        """The step whose dense operands, those named, and result have one more mode in front: a batch."""
+        key, bound = ("batch", size, tuple(which)), self.canonical.narrow
+        if key not in self._others:
+            e, letter = bound.einsum, self.spare("a batch")
+            given = iter(which)
+            inputs = tuple(t if p in e.sparse or not next(given) else (letter, *t) for p, t in enumerate(e.inputs))
+            kept, width = self._output_letters
+            einsum = Einsum(inputs, (*kept, letter, *width), e.sparse, e.text)
+            bound = Bound.of(einsum, {**bound.by_index, letter: size})
+        return self._other(key, bound, {"plan": "auto"})
+
+    def spare(self, what: str) -> str:
+        """A letter that the einsum has not."""
+        e = self.canonical.narrow.einsum
+        found = next((c for c in ascii_letters if c not in e.indices), None)
+        if found is None:
+            raise EquationError(f'{what} of "{e.text}" needs one letter more than the 52 there are')
+        return found
+
+    @property
+    def _output_letters(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The output's letters: those of the sparse operand, as rows have them, and the others."""
+        letters, output = self.canonical.letters, self.canonical.narrow.einsum.output
+        return tuple(c for c in output if c in letters), tuple(c for c in output if c not in letters)
+
+    @cached_property
+    def raw(self) -> Einsum:
+        """The einsum that gives the rows: of kept letters, or of the slot of a sparse output, and dense letters.
+
+        The slot is one more mode of the sparse operand, so that a result's gradient can join as a dense operand.
+        """
+        e, (kept, width) = self.canonical.narrow.einsum, self._output_letters
+        if not self.output.sparse:
+            return Einsum(e.inputs, (*kept, *width), e.sparse, e.text)
+        slot = self.spare("the gradient")
+        inputs = tuple((slot, *t) if p in e.sparse else t for p, t in enumerate(e.inputs))
+        return Einsum(inputs, (slot, *width), e.sparse, e.text)
+
+    def rule(self, operand: int) -> Rule:
+        """How the gradient for an operand is computed."""
+        if operand not in self._gradients:
+            self._gradients[operand] = Rule.of(self, operand)
+        return self._gradients[operand]
+
+    @property
+    def bare(self) -> Pattern:
+        """The sparse operand's pattern, with nothing kept."""
+        return self._x.pattern
+
+    # -- what a user may look at ------------------------------------------------------------------------------------
+    @property
+    def equation(self) -> str:
+        """The einsum as written."""
+        return self.canonical.written.einsum.text
+
+    @property
+    def source(self) -> str:
+        """The generated program's text."""
+        return self.executable.programs.source
+
+    @property
+    def path(self) -> Path:
+        """The file it lies in."""
+        return self.executable.programs.path
+
+    def ptx(self, target: str) -> str:
+        """The assembly for a named target; needs no GPU.
+
+        Where the generated torch programs run, this is that of the Triton kernels which a GPU would run instead.
+        """
+        made = self.executable.programs
+        if isinstance(made, TritonPrograms):
+            return made.assembly(target, self.arrays.parts, self.executable.dtype)
+        if self.dtype.is_complex:
+            raise PlanError("complex einsums run the generated torch programs, which have no PTX")
+        return self._other("triton", self.canonical.written, {"backend": "triton"}).ptx(target)
+
+    def explain(self) -> Explanation:
+        """Parts, formats, costs, and why this plan."""
+        with self.in_place():
+            return explain(self)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How the gradient for one operand of a step's raw einsum is computed: by another einsum."""
+
+    gradient: Gradient
+    text: str
+    settings: Options
+    sizes: tuple[int, ...]
+    """Of the operand's distinct letters; empty for the sparse operand."""
+    source: torch.Tensor | None
+    """Which of the operand's nonzeros the gradient's are; None for all, in order."""
+
+    @classmethod
+    def of(cls, step: Step, operand: int) -> Rule:
+        """The rule of a step."""
+        g = gradient(step.raw, operand)
+        names = dict.fromkeys(g.target)
+        own = () if operand in step.raw.sparse else tuple(step.canonical.narrow.by_index[c] for c in names)
+        source = step.slotted.source if step.output.sparse else step.canonical.source
+        return cls(g, str(g.einsum), step.automatic, own, source)
+
+
+@dataclass(frozen=True)
+class At:
+    """A step as a function of tensors, for autograd: of values and dense operands, or of dense operands alone."""
+
+    step: Step
+    pattern: Pattern
+    ones: bool
+    """Whether values are 1 at each nonzero, and not among the tensors."""
+    packed: Values | None = None
+
+    def _split(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, Sequence[torch.Tensor]]:
+        return (None, tensors) if self.ones else (tensors[0], tensors[1:])
+
+    def rows(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The step's rows."""
+        values, dense = self._split(tensors)
+        return self.step.rows(values, dense, self.packed)
+
+    def batched(self, tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> tuple[torch.Tensor, int]:
+        """Batches of dense operands as one more letter of theirs; of values one after the other."""
+        values, dense = self._split(tensors)
+        if not self.ones and dims[0] is not None:
+            return one_by_one(replace(self, packed=None), tensors, dims)
+        own = dims if self.ones else dims[1:]
+        size = next(t.shape[d] for t, d in zip(dense, own, strict=True) if d is not None)
+        moved = [t if d is None else t.movedim(d, 0) for t, d in zip(dense, own, strict=True)]
+        step = self.step.batched(size, [d is not None for d in own])
+        return step(self.pattern, values, moved), 1
+
+    def gradient(self, n: int, tensors: Sequence[torch.Tensor], upstream: torch.Tensor) -> torch.Tensor:
+        """The einsum in which the operand and the result change places."""
+        values, dense = self._split(tensors)
+        step, e = self.step, self.step.raw
+        others = iter(dense)
+        given = [None if p in e.sparse else next(others) for p in range(len(e.inputs))]
+        operand = e.sparse[0] if n == 0 and not self.ones else e.dense[n if self.ones else n - 1]
+        rule = step.rule(operand)
+        upstream = upstream if step.output.sparse else upstream.reshape((*step.output.kept_shape, *step.output.width_shape))
+        conjugate = step.dtype.is_complex
+        found = [
+            torch.conj_physical(t) if conjugate and place in rule.gradient.conjugated else t
+            for place, s in enumerate(rule.gradient.sources)
+            if (t := upstream if s == UPSTREAM else given[s]) is not None
+        ]
+        of_values = operand in e.sparse
+        own = None if of_values else values
+        if own is not None:
+            own = torch.conj_physical(own) if conjugate else own
+            if step.output.sparse and rule.source is not None:
+                own = own.index_select(0, rule.source)
+        pattern = step.slotted.pattern if step.output.sparse else self.pattern
+        inner = self._step_of(operand, rule, pattern, found)
+        rows = inner(pattern, own, found)
+        return self._of_values(rows, rule) if of_values else self._of_dense(rows, inner, rule)
+
+    def _step_of(self, operand: int, rule: Rule, pattern: Pattern, dense: Sequence[torch.Tensor]) -> Step:
+        """The gradient's step, kept with the pattern that it is of."""
+        key = ("gradient", self.step.number, operand, *map(repeated_dims, dense))
+        found = pattern.cache.get(key)
+        if found is None:
+            from sparsetc.contraction import compiled
+
+            x = SparseTensor._make(pattern, torch.zeros((), dtype=self.step.dtype, device=pattern.device).expand(pattern.nnz))
+            given, e = iter(dense), rule.gradient.einsum
+            operands = [x if p in e.sparse else next(given) for p in range(len(e.inputs))]
+            form = "sparse" if operand in self.step.raw.sparse else "dense"
+            (made,) = compiled(rule.text, operands, rule.settings, form).steps
+            found = pattern.cache.put(key, made)
+        assert isinstance(found, Step)
+        return found
+
+    def _of_dense(self, rows: torch.Tensor, inner: Step, rule: Rule) -> torch.Tensor:
+        result, g = inner.output.shaped(rows), rule.gradient
+        names = list(dict.fromkeys(g.target))
+        for at, letter in enumerate(names):
+            if letter in g.broadcast:
+                result = result.unsqueeze(at)
+        result = result.expand(rule.sizes)
+        if not g.repeated:
+            return result
+        sizes = dict(zip(names, rule.sizes, strict=True))
+        whole = result.new_zeros([sizes[c] for c in g.target])
+        index = torch.meshgrid(*(torch.arange(sizes[c], device=result.device) for c in names), indexing="ij")
+        return whole.index_put(tuple(index[names.index(c)] for c in g.target), result)
+
+    def _of_values(self, rows: torch.Tensor, rule: Rule) -> torch.Tensor:
+        if rule.source is None:
+            return rows
+        # Nonzeros off the diagonal of a repeated letter take no part; uncoalesced ones, and slots, were sorted.
+        return rows.new_zeros(self.step.nnz).index_copy(0, rule.source, rows)
+
+
+def _dot_precisions(precision: str, x: SparseTensor) -> list[str]:
+    """Of dots: what a setting stands for with operands of this type on this machine, then what is more exact."""
+    if x.dtype in (torch.float16, torch.bfloat16):
+        found = ["tf32"]  # holds both types exactly, and what it rounds a product to is no coarser than the result
+    elif x.dtype != torch.float32:
+        found = ["ieee"]
+    else:
+        ladder = {"medium": "bf16", "high": "tf32", "highest": "tf32x3"}
+        found = list(ladder.values())[list(ladder).index(precision) :]
+    return list(dict.fromkeys(portable(one, machine_of((x._values,))) for one in found))
+
+
+def _key_level(program: TileProgram) -> int:
+    """The level at which a program adds."""
+    return next(s.key.level for s, _ in walk(program.body) if isinstance(s, Add))
+
+
+def _wide_words(packed: Packed) -> Packed:
+    """Words of 16 bits as 32: Triton 3.6 and 3.7 abort on a float64 dot of rows addressed by narrower words."""
+    arrays = {name: a.int() if a.element_size() == 2 else a for name, a in packed.arrays.items()}
+    return replace(packed, arrays=arrays)
