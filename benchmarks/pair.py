@@ -27,8 +27,8 @@ import torch
 from common import DEVICE, device_microseconds, microseconds, record, relative_error, tensor
 
 import sparsetc as stc
-from sparsetc.pair.cut import Cut
 from sparsetc.kernel import Kernel
+from sparsetc.pair.cut import Cut
 from sparsetc.pair.meeting import Meeting
 from sparsetc.pair.step import PairStep
 from sparsetc.pair.symbolic import pattern_of

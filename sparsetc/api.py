@@ -11,7 +11,7 @@ from typing import Any, TypeVar, overload
 
 import torch
 
-from sparsetc.contraction import Result, compiled, contraction
+from sparsetc.contraction import Result, compiled, contraction, wrap
 from sparsetc.dense import promoted
 from sparsetc.entry import entry_point, wrapped
 from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
@@ -21,7 +21,6 @@ from sparsetc.ir.parse import parse, parse_arguments
 from sparsetc.kernel import Kernel
 from sparsetc.names import check_free, check_identifier
 from sparsetc.options import of_call
-from sparsetc.output import without_zeros
 from sparsetc.pair.explain import PairExplanation
 from sparsetc.runtime import library
 from sparsetc.tensor import SparseTensor
@@ -71,8 +70,7 @@ def _einsum(args: tuple[Any, ...], output: str, drop_zeros: bool, settings: dict
     patterns, values = [o._pattern for o in sparse], [o._values for o in sparse]
     dense = [o for o in operands if isinstance(o, torch.Tensor)]
     packed = None if any(map(wrapped, values)) else made.packed(sparse)
-    found = made.wrap(made.rows(patterns, values, dense, packed), patterns)
-    return without_zeros(found) if drop_zeros else found
+    return wrap(made, made.result(patterns, values, dense, packed), patterns, drop_zeros)
 
 
 @entry_point

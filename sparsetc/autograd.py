@@ -87,7 +87,9 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     @entry_point
-    def vmap(info: Any, dims: tuple[Any, ...], function: Multilinear, *tensors: torch.Tensor) -> tuple[torch.Tensor, int]:
+    def vmap(
+        info: Any, dims: tuple[Any, ...], function: Multilinear, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, int]:
         return function.batched(tensors, dims[1:])
 
 

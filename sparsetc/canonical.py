@@ -186,7 +186,7 @@ def _distinct(bound: Bound, pattern: Pattern) -> tuple[Bound, Pattern, torch.Ten
 
 
 def _derived(pattern: Pattern, first: tuple[int, ...]) -> tuple[Pattern, torch.Tensor]:
-    """The nonzeros whose coordinates agree with those of the `first` mode of their letter, sorted; and their numbers."""
+    """The nonzeros whose coordinates agree with those of the `first` mode of a letter, sorted, and their numbers."""
     coords, modes = pattern.coords, sorted(set(first))
     source = torch.arange(pattern.nnz, device=pattern.device)
     if len(modes) < len(first):

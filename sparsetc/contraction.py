@@ -19,7 +19,8 @@ from sparsetc.codegen.launch import Values
 from sparsetc.dense import Dims, repeated_dims
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.parse import parse
-from sparsetc.options import Options, with_settings
+from sparsetc.options import Options
+from sparsetc.output import without_zeros
 from sparsetc.pattern import Pattern, lasting
 from sparsetc.step import Step
 from sparsetc.tensor import SparseTensor
@@ -40,9 +41,13 @@ class Contraction(Protocol):
     dtype: torch.dtype
     """Of the operands."""
     device: torch.device
-    backend: str
     key: str
     """What operators of `torch.library` know it by."""
+
+    @property
+    def backend(self) -> str:
+        """``triton`` or ``torch``."""
+        ...
 
     @property
     def steps(self) -> Sequence[Any]:
@@ -65,41 +70,41 @@ class Contraction(Protocol):
         ...
 
     @property
-    def pattern(self) -> Pattern | None:
-        """That of a sparse result, unless it is its operand's own; None of a dense one."""
-        ...
-
-    @property
     def sparse(self) -> bool:
         """Whether the result is a SparseTensor."""
         ...
 
     @property
-    def rows_shape(self) -> tuple[int, ...]:
-        """The shape of what `rows` gives."""
+    def shape(self) -> tuple[int, ...]:
+        """The shape of what `result` gives."""
         ...
 
     @property
-    def rows_dtype(self) -> torch.dtype:
-        """The dtype of what `rows` gives."""
+    def result_dtype(self) -> torch.dtype:
+        """The dtype of what `result` gives."""
         ...
 
     def bare(self, number: int) -> Pattern:
         """The pattern of a sparse operand, with nothing kept."""
         ...
 
-    def rows(
+    def pattern_on(self, patterns: Sequence[Pattern]) -> Pattern | None:
+        """The pattern of a sparse result, given those of the operands, one of which it may be; None of a dense one."""
+        ...
+
+    @property
+    def permutation(self) -> tuple[int, ...] | None:
+        """From the modes of that pattern to the output's, where they differ."""
+        ...
+
+    def result(
         self,
         patterns: Sequence[Pattern],
         values: Sequence[torch.Tensor],
         dense: Sequence[torch.Tensor],
         packed: Values | None = None,
     ) -> torch.Tensor:
-        """The result's values, or a dense result, in the order in which they are made; differentiable."""
-        ...
-
-    def wrap(self, rows: torch.Tensor, patterns: Sequence[Pattern]) -> Result:
-        """The result of its rows."""
+        """A dense result, or a sparse one's values; differentiable."""
         ...
 
     def packed(self, operands: Sequence[SparseTensor]) -> Values | None:
@@ -121,10 +126,15 @@ class Single:
     def __init__(self, bound: Bound, operands: Sequence[Operand], settings: Options, form: str, repeated: bool) -> None:
         self.step = Step(bound, operands, settings, form, repeated)
         self.bound, self.settings, self.form = bound, settings, form
-        self.dtype, self.device, self.backend = self.step.dtype, self.step.canonical.device, self.step.backend
+        self.dtype, self.device = self.step.dtype, self.step.canonical.device
         self.key = key_of(self)
         if self.backend == "torch" and settings.effective_backend(self.device) == "torch":
             warn_once("no GPU: running the generated torch programs on the CPU")
+
+    @property
+    def backend(self) -> str:
+        """The step's."""
+        return self.step.backend
 
     @property
     def steps(self) -> tuple[Step]:
@@ -147,42 +157,44 @@ class Single:
         return self.step.path
 
     @property
-    def pattern(self) -> Pattern | None:
-        """That of a sparse result."""
-        return self.step.output.pattern
-
-    @property
     def sparse(self) -> bool:
         """Whether the result is a SparseTensor."""
         return self.step.output.sparse
 
     @property
-    def rows_shape(self) -> tuple[int, ...]:
-        """(rows, *dense sizes)."""
-        return self.step.executable.shape
+    def shape(self) -> tuple[int, ...]:
+        """The shape of what `result` gives."""
+        return self.step.executable.shape if self.sparse else self.step.canonical.narrow.output_shape
 
     @property
-    def rows_dtype(self) -> torch.dtype:
-        """The result's."""
+    def result_dtype(self) -> torch.dtype:
+        """The dtype of what `result` gives."""
         return self.step.result_dtype
 
     def bare(self, number: int) -> Pattern:
         """The sparse operand's pattern, with nothing kept."""
         return self.step.bare
 
-    def rows(
+    def pattern_on(self, patterns: Sequence[Pattern]) -> Pattern | None:
+        """The operand's own pattern where all of its modes are kept."""
+        output = self.step.output
+        return patterns[0] if output.own else output.pattern
+
+    @property
+    def permutation(self) -> tuple[int, ...] | None:
+        """From the modes of a sparse result's pattern to the output's, where they differ."""
+        return self.step.output.permutation if self.sparse else None
+
+    def result(
         self,
         patterns: Sequence[Pattern],
         values: Sequence[torch.Tensor],
         dense: Sequence[torch.Tensor],
         packed: Values | None = None,
     ) -> torch.Tensor:
-        """(rows, *dense sizes); differentiable."""
-        return self.step(patterns[0], values[0], dense, packed)
-
-    def wrap(self, rows: torch.Tensor, patterns: Sequence[Pattern]) -> Result:
-        """The result of its rows."""
-        return self.step.output.wrap(rows, patterns[0])
+        """A dense result, or (rows, *dense sizes) values; differentiable."""
+        rows = self.step(patterns[0], values[0], dense, packed)
+        return rows if self.sparse else self.step.output.shaped(rows)
 
     def packed(self, operands: Sequence[SparseTensor]) -> Values:
         """Values as the step's parts store them."""
@@ -203,10 +215,21 @@ def key_of(made: Contraction) -> str:
     It says what the shapes of operands and result follow from, so that what torch keeps on disk of a graph that it
     stands in is not taken for another's.
     """
-    return f"{made.bound} {made.dtype} {made.sparse} {tuple(made.rows_shape)} #{next(_numbers)}"
+    return f"{made.bound} {made.dtype} {made.sparse} {tuple(made.shape)} #{next(_numbers)}"
 
 
 _numbers = itertools.count()
+
+
+def wrap(made: Contraction, found: torch.Tensor, patterns: Sequence[Pattern], drop_zeros: bool = False) -> Result:
+    """The result of a contraction on operands of these patterns, from its values."""
+    pattern = made.pattern_on(patterns)
+    if pattern is None:
+        return found
+    sparse = SparseTensor._make(pattern, found)
+    if made.permutation is not None:
+        sparse = sparse.expand_dense().permute(*made.permutation)
+    return without_zeros(sparse) if drop_zeros else sparse
 
 
 def contraction(
@@ -229,13 +252,8 @@ def contraction(
     return made
 
 
-def compiled(text: str, operands: Sequence[Operand], settings: Options, form: str, automatic: bool = False) -> Contraction:
-    """The contraction kept for these patterns, this equation and these sizes, or a new one.
-
-    `automatic` drops a plan that was chosen for another equation (a gradient's differs from its function's).
-    """
-    if automatic:
-        settings = with_settings(settings, {"plan": "auto"})
+def compiled(text: str, operands: Sequence[Operand], settings: Options, form: str) -> Contraction:
+    """The contraction kept for these patterns, this equation and these sizes, or a new one."""
     patterns = [o._pattern for o in operands if isinstance(o, SparseTensor)]
     first, others = patterns[0], patterns[1:]
     # What of an operand, beside its shape, dtype and device, decides how it is read.

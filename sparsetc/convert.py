@@ -16,8 +16,8 @@ import torch
 from sparsetc import coords as crd
 from sparsetc.errors import DtypeError, FormatError, OutOfMemoryError, ShapeError
 from sparsetc.inputs import as_values, check_dtype, check_plain, not_plain
-from sparsetc.pattern import lasting
 from sparsetc.memory import as_bytes
+from sparsetc.pattern import lasting
 from sparsetc.runtime.autocast import without_autocast
 
 if TYPE_CHECKING:

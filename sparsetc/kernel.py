@@ -16,11 +16,10 @@ import torch
 
 from sparsetc import pickles
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction import Contraction, Result
+from sparsetc.contraction import Contraction, Result, wrap
 from sparsetc.entry import entry_point
 from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.ir.tile import TileProgram
-from sparsetc.output import without_zeros
 from sparsetc.pattern import Pattern
 from sparsetc.runtime import library
 from sparsetc.step import Step
@@ -32,10 +31,10 @@ NewValues = Sequence[torch.Tensor | None]
 class Kernel:
     """A compiled einsum; call it with the dense operands, in the equation's order.
 
-    Of one sparse operand it has the values packed, and packs them again at a call where torch's count of versions says
-    that they changed, or where they require a gradient. Values changed in any other way, as through ``.data`` or through
-    an ndarray of the same memory, are for `with_values`; `einsum` sees those too, and so does a kernel of several sparse
-    operands, which reads values at each call.
+    A kernel of one sparse operand has its values packed, and packs them again at a call where torch's count of versions
+    says that they changed, or where they require a gradient. Values changed in any other way, as through ``.data`` or
+    an ndarray of the same memory, are for `with_values`; `einsum` sees those too, and so does a kernel of several
+    sparse operands, which reads values at each call.
 
     It works under ``torch.compile(fullgraph=True)``, ``torch.export``, `torch.func` and CUDA graphs. It pickles as its
     equation, operands and settings, and is compiled again where it is loaded.
@@ -82,9 +81,8 @@ class Kernel:
                     self._pack()
                     packed = self._packed
                     break
-        rows = self.contraction.rows(self._patterns, self._values, dense, packed)
-        found = self.contraction.wrap(rows, self._patterns)
-        return without_zeros(found) if self.drop_zeros else found
+        found = self.contraction.result(self._patterns, self._values, dense, packed)
+        return wrap(self.contraction, found, self._patterns, self.drop_zeros)
 
     def with_values(self, *values: torch.Tensor | None) -> Kernel:
         """The same kernel for other values of the same patterns: (nnz,) for each sparse operand, None to keep one's.
@@ -102,10 +100,17 @@ class Kernel:
         if len(values) != len(self._values):
             count = f"{len(self._values)} sparse operand{'s' if len(self._values) > 1 else ''}"
             raise ShapeError(f'"{self.equation}" has {count}, found {len(values)} values')
-        return tuple(own if new is None else self._checked(n, own, new) for n, (own, new) in enumerate(zip(self._values, values, strict=True)))
+        return tuple(
+            own if new is None else self._checked(n, own, new)
+            for n, (own, new) in enumerate(zip(self._values, values, strict=True))
+        )
 
     def _checked(self, number: int, own: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        what = "values" if len(self._values) == 1 else f"values of operand {self.contraction.bound.einsum.sparse[number] + 1}"
+        what = (
+            "values"
+            if len(self._values) == 1
+            else f"values of operand {self.contraction.bound.einsum.sparse[number] + 1}"
+        )
         if not isinstance(new, torch.Tensor) or new.shape != own.shape:
             found = tuple(new.shape) if isinstance(new, torch.Tensor) else type(new).__name__
             raise ShapeError(f"{what} must have shape {tuple(own.shape)}, found {found}")
@@ -177,13 +182,13 @@ class Kernel:
 
     @property
     def pattern(self) -> Pattern | None:
-        """The result's pattern; None of a dense result that keeps no mode of a sparse operand."""
-        return self.contraction.pattern
+        """A sparse result's pattern; None of a dense one."""
+        return self.contraction.pattern_on(self._patterns)
 
     @property
     def nnz(self) -> int:
         """Nonzeros of a kernel's one sparse operand; entries of the result of several."""
-        return self.operands[0].nnz if len(self.operands) == 1 else prod(self.contraction.rows_shape)
+        return self.operands[0].nnz if len(self.operands) == 1 else prod(self.contraction.shape)
 
     def ptx(self, target: str = "sm_90") -> str:
         """The assembly for a named target (``sm_80``, ``sm_90``, ``sm_100``, ``gfx942``, …); needs no GPU."""

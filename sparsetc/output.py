@@ -54,15 +54,6 @@ class Output:
         result = rows.reshape((*self.kept_shape, *self.width_shape))
         return result if self.permutation is None else result.permute(self.permutation)
 
-    def wrap(self, rows: torch.Tensor, operand: Pattern) -> torch.Tensor | SparseTensor:
-        """The result of (rows, *dense sizes), which has the operand's own pattern where it keeps all of its modes."""
-        if self.pattern is None:
-            return self.shaped(rows)
-        sparse = SparseTensor._make(operand if self.own else self.pattern, rows)
-        if self.permutation is None:
-            return sparse
-        return sparse.expand_dense().permute(*self.permutation)
-
 
 def output_of(canonical: Canonical, x: SparseTensor, form: str) -> Output:
     """Shape and pattern of the result.
@@ -98,9 +89,9 @@ def output_of(canonical: Canonical, x: SparseTensor, form: str) -> Output:
     return Output(shape, width, moved, Pattern(rows[:, order_of[flags]].contiguous(), shape, True), False, slot)
 
 
-def without_zeros(z: torch.Tensor | SparseTensor) -> torch.Tensor | SparseTensor:
-    """A sparse result without the entries whose value is 0 (NaN stays); the order is kept. Dense ones as they are."""
-    if not isinstance(z, SparseTensor) or not z.values.numel():
+def without_zeros(z: SparseTensor) -> SparseTensor:
+    """A sparse result without the entries whose value is 0 (NaN stays); the order is kept."""
+    if not z.values.numel():
         return z
     values = z.values if z.values.ndim == 1 else z.values.flatten(1).abs().amax(1)
     kept = torch.nonzero(values != 0).flatten()

@@ -38,7 +38,7 @@ class Pattern:
     `clear_cache`. A pattern pickles as its coordinates.
     """
 
-    __slots__ = ("__weakref__", "_cache", "_coalesced", "_coords", "_counts", "_shape", "number")
+    __slots__ = ("__weakref__", "_cache", "_coalesced", "_coords", "_counts", "_shape", "number", "results")
 
     _coords: torch.Tensor
     _shape: tuple[int, ...]
@@ -48,6 +48,9 @@ class Pattern:
     number: int
     """What it is known by where only numbers can be said, as in a graph that torch traces."""
 
+    results: dict[str, Pattern]
+    """Patterns of results that stand in traced graphs."""
+
     def __init__(self, coords: torch.Tensor, shape: tuple[int, ...], coalesced: bool) -> None:
         """Int64 contiguous coordinates (order, nnz) of one's own; in range, and sorted and unique if `coalesced`."""
         if coords.is_inference():  # which autograd could not save
@@ -55,6 +58,7 @@ class Pattern:
                 coords = coords.clone()
         self._coords, self._shape, self._coalesced = coords, shape, coalesced
         self._counts, self._cache, self.number = {}, None, next(_numbers)
+        self.results = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         from sparsetc import pickles

@@ -13,8 +13,8 @@ import torch
 from sparsetc import coords as crd
 from sparsetc.errors import FormatError
 from sparsetc.ir.einsum import Bound, Einsum
-from sparsetc.pattern import Pattern
 from sparsetc.options import Options
+from sparsetc.pattern import Pattern
 from sparsetc.tensor import SparseTensor
 
 if TYPE_CHECKING:

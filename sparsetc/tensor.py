@@ -109,9 +109,7 @@ class SparseTensor:
         return self
 
     @classmethod
-    def _of(
-        cls, coords: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], coalesced: bool
-    ) -> SparseTensor:
+    def _of(cls, coords: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], coalesced: bool) -> SparseTensor:
         """The constructor without any check, on a new pattern."""
         return cls._make(Pattern(coords, shape[: coords.shape[0]], coalesced), values)
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import sparsetc as stc
+from sparsetc.contraction import wrap
 from sparsetc.formats import FORMATS
 from sparsetc.formats.tiles import sides_of
 from sparsetc.integers import summed_dtype
@@ -387,3 +388,9 @@ def tile_plan(
         params = (("outer", len(groups.gridded)), ("inner", len(inner)))
         layout = stc.Layout(item, rest, (), grain=2 * 4096, params=params)
     return stc.Plan("tiles", (stc.Part(format, layout, stc.Schedule(1, tuple(blocks.items()))),))
+
+
+def wrapped(kernel: stc.Kernel, rows: torch.Tensor) -> torch.Tensor | stc.SparseTensor:
+    """The result of a kernel of one sparse operand, of the rows that its programs have added up."""
+    made, output = kernel.contraction, kernel.step.output
+    return wrap(made, rows if output.sparse else output.shaped(rows), [kernel.operand.pattern])

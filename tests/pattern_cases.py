@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from cases import Problem, explicit_plan
+from cases import Problem, explicit_plan, wrapped
 
 import sparsetc as stc
 from sparsetc.ir import reference
@@ -60,7 +60,7 @@ def expected(kernel: Kernel, dense: list[torch.Tensor]) -> torch.Tensor:
 
 def finished(kernel: Kernel, rows: torch.Tensor) -> torch.Tensor:
     """What a kernel's programs have added up, as a dense result."""
-    found = kernel.contraction.wrap(rows, [kernel.operand.pattern])
+    found = wrapped(kernel, rows)
     return found.to_dense() if isinstance(found, stc.SparseTensor) else found
 
 

@@ -54,7 +54,9 @@ PRECISIONS = ("highest", "high", "medium")
 @pytest.mark.parametrize("equation", EQUATIONS)
 def test_nor_for_tensors(equation: str) -> None:
     given = filled(equation)
-    seconds = [sum(stc.compile(equation, *given, precision=p, backend="triton").step.choice.seconds) for p in PRECISIONS]
+    seconds = [
+        sum(stc.compile(equation, *given, precision=p, backend="triton").step.choice.seconds) for p in PRECISIONS
+    ]
     assert seconds == sorted(seconds, reverse=True)
 
 

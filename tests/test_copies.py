@@ -176,7 +176,15 @@ def test_a_kernel_keeps_the_precision_it_was_compiled_for() -> None:
 def test_plans_and_explanations() -> None:
     x, b = matrix(), random_values((8, 3), torch.float64, 1)
     kernel, pair = stc.compile(SPMM, x, b), stc.compile("ij,kj->ik", x, x)
-    things = [kernel.plan, kernel.explain(), kernel.step.programs, kernel.step.choice, kernel.step.setting, pair.plan, pair.explain()]
+    things = [
+        kernel.plan,
+        kernel.explain(),
+        kernel.step.programs,
+        kernel.step.choice,
+        kernel.step.setting,
+        pair.plan,
+        pair.explain(),
+    ]
     for thing in [*things, stc.plan_hls(3), stc.plan_bcb(i=8), kernel.contraction.settings]:
         for how in (pickle.dumps, lambda t: pickle.dumps(copy.deepcopy(t))):
             assert pickle.loads(how(thing)) == thing

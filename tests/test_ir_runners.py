@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from cases import wrapped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -169,7 +170,7 @@ def interpreted(kernel: Kernel, dense: list[torch.Tensor]) -> torch.Tensor:
             assert values[places < 0].eq(0).all()
             values = torch.where(places < 0, torch.full_like(values, 10**9), values)
         run_program(part.program, arrays, values, tables, out, part.packed.items, part.packed.stored)
-    result = kernel.contraction.wrap(out, [kernel.operand.pattern])
+    result = wrapped(kernel, out)
     return result.to_dense() if isinstance(result, stc.SparseTensor) else result
 
 

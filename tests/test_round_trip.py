@@ -111,7 +111,9 @@ def test_the_plan_of_a_contraction_makes_it_again(equation: str, name: str, back
     again = stc.compile(equation, *given, plan=kernel.plan, backend=backend)
     assert numbers(again.plan) == numbers(kernel.plan)
     assert again.source == kernel.source
-    assert [type(s.path) for s in again.contraction.chain.pairs] == [type(s.path) for s in kernel.contraction.chain.pairs]
+    assert [type(s.path) for s in again.contraction.chain.pairs] == [
+        type(s.path) for s in kernel.contraction.chain.pairs
+    ]
     if backend == "torch":
         assert same(again(), kernel())
 

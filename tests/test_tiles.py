@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import tile_plan
+from cases import tile_plan, wrapped
 
 import sparsetc as stc
 from sparsetc.formats import pack
@@ -98,7 +98,7 @@ def test_the_tile_program_means_the_einsum(name: str, format: str) -> None:
     out = torch.zeros(k.step.output.rows, *k.step.output.width_shape, dtype=torch.float64)
     tables = k.step.canonical.arrange(given[1:])
     run_program(part.program, part.packed.arrays, k._packed[0], tables, out, part.packed.items, part.packed.stored)
-    torch.testing.assert_close(k.contraction.wrap(out, [k.operand.pattern]), expected(equation, given))
+    torch.testing.assert_close(wrapped(k, out), expected(equation, given))
 
 
 @pytest.mark.parametrize("format", TILE_FORMATS)
@@ -118,7 +118,7 @@ def test_sparse_outputs(name: str, format: str) -> None:
     arrays = part.packed.arrays | {part.program.slot: part.slot}
     tables = k.step.canonical.arrange(given[1:])
     run_program(part.program, arrays, k._packed[0], tables, out, part.packed.items, part.packed.stored)
-    torch.testing.assert_close(k.contraction.wrap(out, [k.operand.pattern]).values, other.values)
+    torch.testing.assert_close(wrapped(k, out).values, other.values)
 
 
 @pytest.mark.parametrize("name", SPARSE_CASES)

@@ -23,6 +23,7 @@ from sparsetc.codegen.header import header
 from sparsetc.errors import DeviceError, PlanError
 from sparsetc.formats import Packed
 from sparsetc.ir.tile import TileProgram, check_sizes
+from sparsetc.ir.view import Computed
 
 TORCH_CHUNK = 3 << 19
 """Elements of intermediate results a chunk of the torch programs may make: 16,000 fibers of rank 32 with two factors,
@@ -77,8 +78,12 @@ class PartArrays:
         """
         view = program.view
         if view.chunk:
-            raise PlanError("equal chunks of nonzeros have no arrays an item: pack the nonzeros wanted, or take a plan of rows")
-        own = {c.array for c in view.item} | {n for n in program.arrays if n.startswith("item_")}
+            raise PlanError(
+                "equal chunks of nonzeros have no arrays an item: pack the nonzeros wanted, or take a plan of rows"
+            )
+        own = {c.array for c in view.item if not isinstance(c, Computed)} | {
+            n for n in program.arrays if n.startswith("item_")
+        }
         cut = [
             a[first : end + 1] if name == "item_ptr" else a[first:end] if name in own else a
             for name, a in self.named(program).items()
@@ -248,8 +253,8 @@ class TritonPrograms:
 class Launch:
     """One kernel on one grid with its fixed arguments.
 
-    Triton decides by arguments' types and alignment which of a kernel's compiled forms runs. Of tensors of one kind that
-    takes most of a call's time, so the form found first is kept for those that are aligned alike.
+    Triton decides by arguments' types and alignment which of a kernel's compiled forms runs, which takes most of a
+    call's time. So the form that it found for tensors of one kind is kept for others that are aligned alike.
     """
 
     __slots__ = ("_forms", "arguments", "grid", "kernel", "places", "stages", "warps")

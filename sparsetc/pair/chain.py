@@ -64,8 +64,7 @@ class Step:
         values, dense = (left, right) if sparse_first else (right, left)
         assert self.pattern is not None
         rows = self.work(self.pattern, values, [dense])
-        made = self.work.output.wrap(rows, self.pattern)
-        return made.expand_dense().values if isinstance(made, SparseTensor) else made
+        return rows.reshape(-1) if self.work.output.sparse else self.work.output.shaped(rows)
 
 
 class Chain:
@@ -190,6 +189,7 @@ def _mixed(
     if not kept:
         term = Term(output, None, empty=step.canonical.coords.shape[1] == 0)
         return Step(places, equation, step, term, precision, pattern)
-    found = step.output.wrap(torch.zeros(step.executable.shape, dtype=like.dtype, device=like.device), pattern)
-    assert isinstance(found, SparseTensor)
-    return Step(places, equation, step, Term(output, found.expand_dense()), precision, pattern)
+    assert step.output.pattern is not None
+    zeros = torch.zeros((), dtype=like.dtype, device=like.device).expand(step.executable.shape)
+    found = SparseTensor._make(step.output.pattern, zeros).expand_dense()
+    return Step(places, equation, step, Term(output, found), precision, pattern)

@@ -116,7 +116,7 @@ def explain(kernel: Several) -> PairExplanation:
         plan=kernel.plan.name,
         backend=kernel.backend,
         device=device_name(kernel.device),
-        nnz=prod(kernel.rows_shape),
+        nnz=prod(kernel.shape) if kernel.pattern is None else kernel.pattern.nnz,
         rates=kernel.chain.pairs[0].question.rates.whose if kernel.chain.pairs else "",
         steps=tuple(steps),
     )

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from sparsetc.canonical import as_given, check_dense, check_operand
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction import Operand, Result, key_of
+from sparsetc.contraction import Operand, key_of
 from sparsetc.dense import converted
 from sparsetc.errors import PlanError
 from sparsetc.integers import fitted, summed_dtype
@@ -76,12 +75,12 @@ class Several:
 
     # -- calls ------------------------------------------------------------------------------------------------------
     @property
-    def rows_shape(self) -> tuple[int, ...]:
-        """The shape of what `rows` gives."""
-        return self.bound.output_shape if self.pattern is None else (self.pattern.nnz,)
+    def shape(self) -> tuple[int, ...]:
+        """The shape of what `result` gives."""
+        return (self.pattern.nnz,) if self.sparse and self.pattern is not None else self.bound.output_shape
 
     @property
-    def rows_dtype(self) -> torch.dtype:
+    def result_dtype(self) -> torch.dtype:
         """The operands'."""
         return self.dtype
 
@@ -89,7 +88,14 @@ class Several:
         """The pattern of a sparse operand, with nothing kept."""
         return self._bare[number]
 
-    def rows(
+    def pattern_on(self, patterns: Sequence[Pattern]) -> Pattern | None:
+        """The pattern that was found when the contraction was compiled."""
+        return self.pattern if self.sparse else None
+
+    permutation = None
+    """Results have their modes in the output's order."""
+
+    def result(
         self,
         patterns: Sequence[Pattern],
         values: Sequence[torch.Tensor],
@@ -103,17 +109,13 @@ class Several:
         terms = [next(given) if p in e.sparse else next(others) for p in range(len(e.inputs))]
         found = self.chain.run([t.to(self._summed) for t in terms])
         if self._side is not None:
-            return self._fitted(self._side.values(found, self.settings.deterministic))
-        order = tuple(self.chain.result.letters.index(c) for c in e.output)
-        found = self._fitted(found.permute(order) if order else found)
-        return found if self.pattern is None else found.reshape(-1)
-
-    def wrap(self, rows: torch.Tensor, patterns: Sequence[Pattern]) -> Result:
-        """The result of its rows."""
-        if self.pattern is None:
-            return rows
-        made = SparseTensor._make(self.pattern, rows)
-        return made if self.sparse else made.to_dense(self.settings.memory_limit)
+            found = self._fitted(self._side.values(found, self.settings.deterministic))
+        else:
+            order = tuple(self.chain.result.letters.index(c) for c in e.output)
+            found = self._fitted(found.permute(order) if order else found)
+        if self.sparse or self.pattern is None:
+            return found.reshape(self.shape)
+        return SparseTensor._make(self.pattern, found.reshape(-1)).to_dense(self.settings.memory_limit)
 
     def packed(self, operands: Sequence[SparseTensor]) -> None:
         """None: values are read at each call."""

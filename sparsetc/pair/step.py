@@ -14,8 +14,8 @@ from functools import cached_property
 
 import torch
 
-from sparsetc.codegen.split_pairs import EXACT, INEXACT, INFINITE
 from sparsetc.autograd import apply, one_by_one
+from sparsetc.codegen.split_pairs import EXACT, INEXACT, INFINITE
 from sparsetc.dense import resolved
 from sparsetc.options import Options
 from sparsetc.pair.block_path import BlockPath
@@ -259,7 +259,7 @@ def _verdict(x: torch.Tensor, y: torch.Tensor) -> int:
 
 @dataclass(frozen=True)
 class Product:
-    """`PairStep.product` as a function of two tensors: an einsum over tasks, whose gradients are itself in other roles."""
+    """`PairStep.product` as a function of two tensors: an einsum over tasks, as its gradients are in other roles."""
 
     step: PairStep
     role: str

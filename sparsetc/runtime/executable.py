@@ -16,7 +16,6 @@ from sparsetc.codegen.launch import PartArrays, TorchPrograms, TritonPrograms, V
 from sparsetc.ir.tile import Add, TileProgram, walk
 from sparsetc.runtime.second_pass import SecondPass
 
-
 Call = Callable[[Values, Sequence[torch.Tensor], torch.Tensor], None]
 """Programs bound to the arrays of storages: a function of values, tables and output."""
 
@@ -34,7 +33,12 @@ class Executable:
     """Programs of one step, ready to run."""
 
     def __init__(
-        self, programs: TorchPrograms | TritonPrograms, rows: int, width: tuple[int, ...], dtype: torch.dtype, covered: bool
+        self,
+        programs: TorchPrograms | TritonPrograms,
+        rows: int,
+        width: tuple[int, ...],
+        dtype: torch.dtype,
+        covered: bool,
     ) -> None:
         """Take programs.
 
@@ -114,9 +118,7 @@ class Executable:
         else:
             second(self._partial(second, call, values, dense), out)
 
-    def _partial(
-        self, second: SecondPass, call: Call, values: Values, dense: Sequence[torch.Tensor]
-    ) -> torch.Tensor:
+    def _partial(self, second: SecondPass, call: Call, values: Values, dense: Sequence[torch.Tensor]) -> torch.Tensor:
         """The partial rows; zeros first, since what is padding stores nothing."""
         device = second.rows.device
         partial = torch.zeros((second.partials, *self.shape[1:]), dtype=self.dtype, device=device)

@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sparsetc.entry import OPAQUE
 from sparsetc.errors import TransformError
 from sparsetc.ir.parse import parse_arguments
 from sparsetc.options import of_call
-from sparsetc.output import without_zeros
 from sparsetc.pattern import Pattern
 from sparsetc.tensor import SparseTensor
 
@@ -58,13 +56,13 @@ _library.define("gradient(str kernel, int operand, Tensor[] values, Tensor[] den
 def _contract(kernel: str, values: list[torch.Tensor], dense: list[torch.Tensor]) -> torch.Tensor:
     made, patterns = _of(kernel)
     with torch.no_grad():
-        return _fresh(made.rows(patterns, values, dense), [*values, *dense])
+        return _fresh(made.result(patterns, values, dense), [*values, *dense])
 
 
 @torch.library.register_fake("sparsetc::contract", lib=_library)
 def _shape_of_contract(kernel: str, values: list[torch.Tensor], dense: list[torch.Tensor]) -> torch.Tensor:
     made, _ = _of(kernel)
-    return values[0].new_empty(made.rows_shape, dtype=made.rows_dtype)
+    return values[0].new_empty(made.shape, dtype=made.result_dtype)
 
 
 @torch.library.impl(_library, "gradient", "CompositeExplicitAutograd")
@@ -75,8 +73,8 @@ def _gradient(
     given = [t.detach() for t in (*values, *dense)]
     wanted = given[operand].requires_grad_()
     with torch.enable_grad():
-        rows = made.rows(patterns, given[: len(values)], given[len(values) :])
-    (found,) = torch.autograd.grad(rows, wanted, upstream)
+        result = made.result(patterns, given[: len(values)], given[len(values) :])
+    (found,) = torch.autograd.grad(result, wanted, upstream)
     return _fresh(found, [upstream])
 
 
@@ -124,7 +122,7 @@ def _batch_of_contract(
         raise AssertionError("a contraction has a sparse operand")
 
     def call(*tensors: torch.Tensor) -> torch.Tensor:
-        return made.rows(patterns, tensors[: len(values)], tensors[len(values) :])
+        return made.result(patterns, tensors[: len(values)], tensors[len(values) :])
 
     batched: torch.Tensor = torch.func.vmap(call, (*of_values, *of_dense))(*values, *dense)
     return batched, 0
@@ -140,10 +138,10 @@ def traced(
     dense: Sequence[torch.Tensor],
     drop_zeros: bool,
 ) -> Result:
-    """A call as a node of the graph that is being traced."""
-    rows = torch.ops.sparsetc.contract(made.key, list(values), list(dense))
-    found = made.wrap(rows, patterns)
-    return without_zeros(found) if drop_zeros else found
+    """A kernel's call as a node of the graph that is being traced."""
+    from sparsetc.contraction import wrap
+
+    return wrap(made, torch.ops.sparsetc.contract(made.key, list(values), list(dense)), patterns, drop_zeros)
 
 
 def traced_einsum(
@@ -151,14 +149,22 @@ def traced_einsum(
 ) -> Result:
     """An einsum as a node of the graph, where its kernel exists; else the graph breaks here, once."""
     text, operands = parse_arguments(args)
-    if all(isinstance(o, SparseTensor | torch.Tensor) for o in operands):
+    if not drop_zeros and all(isinstance(o, SparseTensor | torch.Tensor) for o in operands):
         sparse = [o for o in operands if isinstance(o, SparseTensor)]
         dense = [o for o in operands if not isinstance(o, SparseTensor)]
-        kinds = tuple([_kind(o) for o in operands])
-        found = _kept(text, kinds, tuple([o._pattern.number for o in sparse]), output, tuple(settings.items()))
-        if found is not None:
-            return traced(found, [o._pattern for o in sparse], [o._values for o in sparse], dense, drop_zeros)
+        kinds, numbers = tuple([_kind(o) for o in operands]), tuple([o._pattern.number for o in sparse])
+        found = _kept(text, kinds, numbers, output, tuple(settings.items()))
+        if found:
+            result = torch.ops.sparsetc.contract(found[1:], [o._values for o in sparse], dense)
+            if found[0] == DENSE:
+                return result  # type: ignore[no-any-return]
+            pattern = sparse[0]._pattern
+            return SparseTensor._make(pattern if found[0] == OWN else pattern.results[found[1:]], result)
     return opaque(args, output, drop_zeros, settings)
+
+
+DENSE, OWN, OTHER = "dos"
+"""Forms of a result: dense, on the first sparse operand's own pattern, or on another."""
 
 
 def _kind(operand: Any) -> tuple[Any, ...]:
@@ -173,22 +179,30 @@ def _kind(operand: Any) -> tuple[Any, ...]:
 
 def _kept(
     text: str, kinds: tuple[Any, ...], numbers: tuple[int, ...], output: str, settings: tuple[tuple[str, Any], ...]
-) -> Contraction | None:
-    """The contraction that is kept for patterns of these numbers; looked up while a graph is traced."""
+) -> str:
+    """A form of result and the key of the contraction that is kept for patterns of these numbers; empty without one.
+
+    It is called while a graph is traced, and what it says is a constant of that graph.
+    """
     from sparsetc.contraction import cache_key
 
-    patterns = [Pattern.numbered(n) for n in numbers]
-    if not patterns or None in patterns:
-        return None
+    patterns = [p for n in numbers if (p := Pattern.numbered(n)) is not None]
+    if not patterns or len(patterns) < len(numbers):
+        return ""
     first, *others = patterns
     dims = [repeated for *_, repeated in kinds]
     key = cache_key(text, [tuple(kind) for *kind, _ in kinds], dims, others, of_call(dict(settings)), output)
     found = first.cache.get(key)
-    if found is not None:
-        _traced.setdefault(first, []).append(found)
-    return found
+    if found is None or found.permutation is not None:  # a result is sorted again where its modes change places
+        return ""
+    _traced.setdefault(first, []).append(found)
+    pattern = found.pattern_on(patterns)
+    if pattern is None:
+        return DENSE + found.key
+    if pattern is not first:
+        first.results[found.key] = pattern
+    return (OWN if pattern is first else OTHER) + found.key
 
 
 _kept._dynamo_marked_constant = True  # type: ignore[attr-defined]
-"""What `torch.compiler.assume_constant_result` marks a function with; that would import Dynamo, which takes a second."""
-_ = OPAQUE
+"""What `torch.compiler.assume_constant_result` marks functions with; it would import Dynamo, which takes a second."""
