@@ -1,7 +1,7 @@
 """What a tile program costs, counted from its own statements: bytes, gathers, additions, flops; and a roofline over it.
 
-In: a `TileProgram`; then a part's `Statistics` and a device's `Rates`. Out: sympy expressions in the statistics; then
-seconds a resource. The symbols::
+In: a `TileProgram`; then a part's `Statistics` and a device's `Rates`. Out: a `Count` of each resource, linear in the
+statistics; then seconds a resource. The symbols::
 
     P  work items      L  fibers (lanes stored)      N  nonzeros stored, padding included      w  bytes of a value
 
@@ -19,19 +19,17 @@ Resources, each with the time it alone would take:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
 
-import sympy
-
 from sparsetc import rates_record
+from sparsetc.ir.count import FIBERS, ITEMS, ONE, STORED, ZERO, Count
 from sparsetc.ir.rates import CPU, Rates
 from sparsetc.ir.tile import LANES, Add, Gather, Loop, Product, Scale, Statement, Tile, TileProgram, Value, walk
 from sparsetc.ir.view import ITEM, LEAF, Consecutive, Field, word_bits
 
-ITEMS, FIBERS, STORED, WIDTH = sympy.symbols("P L N w", positive=True)
 PER_LEVEL = (ITEMS, FIBERS, STORED)
 OVERLAP = 3
 """Exponent of the norm that adds resources' times: 1 would be one after another, infinity perfect overlap."""
@@ -47,6 +45,8 @@ WHOLE_TILE, TURN_WARPS = 2048, 3
 IDLE_WAIT = 0.25
 """Of `Rates.wait`, what each of the loads of a round of a run takes where memory is not busy: of words, and of the rows
 that they name (H200: SpMM 0.3 to 0.5 us a round, MTTKRP of order 3 0.75; `benchmarks/results/choices.json`)."""
+SECTOR = 32
+"""Bytes of which a gathered row takes whole ones."""
 SCALE = 4
 """Bytes of a row's scale."""
 VECTOR = 4
@@ -81,9 +81,11 @@ class Statistics:
         items, fibers, stored, nnz = (part(n) for n in (self.items, self.fibers, self.stored, self.nnz))
         return replace(self, items=items, fibers=fibers, stored=stored, nnz=nnz)
 
-    def substitutions(self) -> dict[sympy.Symbol, int]:
-        """Values of the symbols."""
-        return {ITEMS: self.items, FIBERS: self.fibers, STORED: self.stored, WIDTH: self.itemsize}
+    @cached_property
+    def symbols(self) -> tuple[int, ...]:
+        """The values of the products of symbols that a `Count` is a sum of."""
+        plain = self.fibers, self.stored, self.items, 1
+        return tuple(n * w for n in plain for w in (self.itemsize, 1))
 
 
 def rates_of(backend: str) -> Rates:
@@ -96,35 +98,39 @@ class GatherTerm:
     """Rows of one operand that a program gathers."""
 
     operand: str
-    rows: sympy.Expr
-    row_bytes: sympy.Expr
+    rows: Count
+    width: int
+    """Elements of a row."""
     table_rows: int
-    table_bytes: sympy.Expr
-    """What caches must hold for a row to be found there again."""
+    table_width: int
+    """Elements of a row that caches must hold for it to be found there again."""
     letters: tuple[str, ...]
+    sector: int = 0
+    """Bytes that reach registers of a row at least."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Counts as expressions of the statistics."""
+    """What a program does, counted in the symbols."""
 
-    stream: sympy.Expr
+    stream: Count
     gathers: tuple[GatherTerm, ...]
-    registers: sympy.Expr
-    added_rows: sympy.Expr
-    added_bytes: sympy.Expr
-    output: sympy.Expr
-    multiply: sympy.Expr
-    dot: sympy.Expr
+    registers: Count
+    """Bytes that reach registers beside gathered rows."""
+    added_rows: Count
+    added_bytes: Count
+    output: Count
+    multiply: Count
+    dot: Count
     precision: str
     owned: bool
     programs: int = 1
     """Grid programs an item."""
     fibers: bool = False
     """Whether nonzeros are reached through fibers."""
-    expanded: sympy.Expr = sympy.S.Zero
+    expanded: Count = ZERO
     """Positions of bitmap tiles."""
-    turn: sympy.Expr | None = None
+    turn: int | None = None
     """Flops of dots in one turn of a program over a tile; None where there are no tiles."""
     taken: int = 0
     """Bytes of a tile that a program takes in one turn, where it does not take all."""
@@ -132,55 +138,48 @@ class Cost:
     """Positions of a tile."""
     warps: int = 1
     """Of a program."""
-    sides: sympy.Expr = sympy.S.Zero
+    sides: Count = ZERO
     """Bytes of gathered rows that are sides of dots."""
 
     def describe(self) -> list[str]:
         """Lines for a reader: each count as an expression."""
         lines = [f"streams {self.stream} bytes, writes {self.output} bytes"]
-        lines += [f"gathers {g.rows} rows of {g.row_bytes} bytes of {g.operand}" for g in self.gathers]
+        lines += [f"gathers {g.rows} rows of {g.width * ONE.bytes} bytes of {g.operand}" for g in self.gathers]
         lines.append(f"{'stores' if self.owned else 'adds'} {self.added_rows} rows")
-        lines.append(f"{self.multiply} flops outside dots" + (f", {self.dot} inside" if self.dot != 0 else ""))
+        lines.append(f"{self.multiply} flops outside dots" + (f", {self.dot} inside" if self.dot != ZERO else ""))
         return lines
 
-    def work(self, statistics: Statistics) -> tuple[float, float, float]:
+    def work(self, statistics: Statistics) -> tuple[int, int, int]:
         """(bytes that device memory moves at least, bytes that reach registers, flops in dots and outside)."""
-        moved, read, flops = self._counted(*(float(n) for n in statistics.substitutions().values()))
-        return moved, read, flops
+        at = statistics.symbols
+        moved, flops = self.stream.at(at) + self.output.at(at), self.multiply.at(at) + self.dot.at(at)
+        return moved, self._read(statistics), flops
 
-    @cached_property
-    def _counted(self) -> Callable[..., tuple[float, float, float]]:
-        """`work` as a function of the symbols: it is asked for at many thresholds."""
-        counts = (self.stream + self.output, self.registers, self.multiply + self.dot)
-        counted: Callable[..., tuple[float, float, float]] = sympy.lambdify(
-            (ITEMS, FIBERS, STORED, WIDTH), counts, "math"
-        )
-        return counted
+    def _read(self, statistics: Statistics) -> int:
+        """Bytes that reach registers."""
+        at, width = statistics.symbols, statistics.itemsize
+        return self.registers.at(at) + sum(g.rows.at(at) * max(g.width * width, g.sector) for g in self.gathers)
 
     def seconds(self, statistics: Statistics, rates: Rates) -> dict[str, float]:
         """Seconds each resource alone would take."""
-        at = statistics.substitutions()
-
-        def value(expression: sympy.Expr) -> float:
-            return float(expression.xreplace(at))
-
+        at = statistics.symbols
         missed = l2 = 0.0
         runs = dict(statistics.runs)
         for g in self.gathers:
-            rows = value(g.rows)
+            rows = g.rows.at(at)
             fresh = max((self.programs * runs.get(c, statistics.stored) for c in g.letters), default=rows)
-            moved = min(rows, fresh) * value(g.row_bytes)
-            table = value(g.table_bytes)
+            moved = min(rows, fresh) * g.width * statistics.itemsize
+            table = g.table_rows * g.table_width * statistics.itemsize
             if table > rates.l1_bytes:
                 l2 += moved
             missed += max(moved * (1 - rates.l2_bytes / table), 0.0) if table > rates.l2_bytes else min(moved, table)
         return {
-            "memory": (value(self.stream + self.output) + missed) / rates.memory,
+            "memory": (self.stream.at(at) + self.output.at(at) + missed) / rates.memory,
             "l2": l2 / rates.l2,
-            "l1": value(self.registers) / rates.l1,
-            "add": 0.0 if self.owned else value(self.added_bytes) / rates.add,
-            "multiply": value(self.multiply) / rates.multiply + value(self.expanded) / rates.expand,
-            "dot": value(self.dot) / self._matrix_rate(rates),
+            "l1": self._read(statistics) / rates.l1,
+            "add": 0.0 if self.owned else self.added_bytes.at(at) / rates.add,
+            "multiply": self.multiply.at(at) / rates.multiply + self.expanded.at(at) / rates.expand,
+            "dot": self.dot.at(at) / self._matrix_rate(rates),
         }
 
     def roofline(self, statistics: Statistics, rates: Rates) -> tuple[str, float]:
@@ -195,9 +194,9 @@ class Cost:
         The output is written, by zeros, before the programs run.
         """
         each = self.seconds(statistics, rates)
-        written = float(self.output.xreplace(statistics.substitutions())) / rates.memory
+        written = self.output.at(statistics.symbols) / rates.memory
         each["memory"] -= written
-        staged = float(self.sides.xreplace(statistics.substitutions())) * STAGED.get(self.precision, 4)
+        staged = self.sides.at(statistics.symbols) * STAGED.get(self.precision, 4)
         each["dot"] += staged / rates.l1
         if self.fibers:
             each["l1"] += self.programs * statistics.fibers * rates.fiber
@@ -208,7 +207,7 @@ class Cost:
         if self.turn is None:
             return written + max(busy, statistics.chain * rates.wait * self._idle_share)
         # The last programs run alone, and a tile's dots wait for its loads and for one another.
-        alone = float(self.turn) / (self._matrix_rate(rates) / rates.warps * self.warps)
+        alone = self.turn / (self._matrix_rate(rates) / rates.warps * self.warps)
         return written + busy + statistics.chain * (rates.wait + alone)
 
     @property
@@ -216,7 +215,7 @@ class Cost:
         """What a round of dependent loads takes, of `Rates.wait`, while memory has little to do."""
         if self.fibers:
             return 1.0
-        return min(1.0, IDLE_WAIT * (1 + sum(STORED in g.rows.free_symbols for g in self.gathers)))
+        return min(1.0, IDLE_WAIT * (1 + sum(g.rows.of(STORED) > 0 for g in self.gathers)))
 
     @property
     def _turn_share(self) -> float:
@@ -240,8 +239,8 @@ def cost(program: TileProgram) -> Cost:
         return _pair_cost(program)
     p = program
     splits = prod(a.programs for a in p.axes)
-    gathers, registers = [], sympy.Integer(0)
-    multiply = dot = staged = added = added_bytes = sympy.Integer(0)
+    gathers, registers = [], ZERO
+    multiply = dot = staged = added = added_bytes = ZERO
     threads = max(1, min(32, prod(a.block for a in p.axes) // VECTOR))
     owned = True
     for statement, _ in walk(p.body):
@@ -250,8 +249,7 @@ def cost(program: TileProgram) -> Cost:
             width = _width(p, statement.out)
             o = statement.operand
             # A block of the columns: neighbouring rows share most of what they gather, while it is near.
-            gathers.append(GatherTerm(o.name, count, width * WIDTH, o.nrows, o.nrows * width * WIDTH, o.rows))
-            registers += count * sympy.Max(width * WIDTH, 32)
+            gathers.append(GatherTerm(o.name, count, width, o.nrows, width, o.rows, SECTOR))
         elif isinstance(statement, Product):
             level = max((t.level for t in statement.inputs), default=ITEM)
             flops = PER_LEVEL[level] * splits * len(statement.inputs) * _width(p, statement.out)
@@ -259,16 +257,16 @@ def cost(program: TileProgram) -> Cost:
                 dot += 2 * PER_LEVEL[level] * splits * _blocks(p, statement.out)
                 sides = sum(_width(p, t) for t in statement.inputs)
                 multiply += PER_LEVEL[level] * splits * sides
-                staged += PER_LEVEL[level] * splits * sides * WIDTH
+                staged += (PER_LEVEL[level] * splits * sides).bytes
             else:
                 multiply += flops
         elif isinstance(statement, Add):
             added = PER_LEVEL[statement.key.level] * splits
-            added_bytes = added * (p.width // prod(a.programs for a in p.axes if a.letter in p.output_axes)) * WIDTH
+            added_bytes = (added * (p.width // prod(a.programs for a in p.axes if a.letter in p.output_axes))).bytes
             owned = statement.owned
         elif isinstance(statement, Value) and not p.view.pattern:
-            registers += STORED * splits * threads * WIDTH
-    stream = sympy.Integer(0) if p.view.pattern else STORED * WIDTH * splits
+            registers += STORED.bytes * splits * threads
+    stream = ZERO if p.view.pattern else STORED.bytes * splits
     for level, coordinates in enumerate(p.view.levels):
         widths = {c.array: _word_bytes(p, level, c.array) for c in coordinates if isinstance(c, Field)}
         stream += PER_LEVEL[level] * sum(widths.values()) * splits
@@ -276,7 +274,7 @@ def cost(program: TileProgram) -> Cost:
         registers += PER_LEVEL[level] * splits * threads * VECTOR * (len(widths) + looked_up)
     if p.view.blocks:
         stream += FIBERS * 4 * splits
-    output = sympy.Integer(p.rows * p.width) * WIDTH
+    output = ONE.bytes * (p.rows * p.width)
     return Cost(
         stream=stream,
         gathers=tuple(gathers),
@@ -297,8 +295,8 @@ def cost(program: TileProgram) -> Cost:
 def _tile_cost(p: TileProgram) -> Cost:
     """Count a program over tiles: N positions stored, L tiles, each statement as often as its loops turn."""
     splits = prod(a.programs for a in p.split)
-    gathers, registers = [], sympy.Integer(0)
-    multiply = dot = sympy.Integer(0)
+    gathers = []
+    multiply = dot = ZERO
     for statement, turns in _turns(p):
         visits = FIBERS * splits * turns
         if isinstance(statement, Gather) and statement.operand.rows:
@@ -306,33 +304,32 @@ def _tile_cost(p: TileProgram) -> Cost:
             width = prod(p.axis(a).block for a in statement.operand.axes)
             o = statement.operand
             # All columns: programs that follow one another take a tile's blocks of them in turn.
-            gathers.append(GatherTerm(o.name, rows, width * WIDTH, o.nrows, o.nrows * o.width * WIDTH, ()))
-            registers += rows * width * WIDTH
+            gathers.append(GatherTerm(o.name, rows, width, o.nrows, o.width, ()))
         elif isinstance(statement, Product):
             flops = visits * _flops(p, statement)
             dot, multiply = (dot + flops, multiply) if statement.dot else (dot, multiply + flops)
         elif isinstance(statement, Add):
-            rows = prod(p.axis(a).block for a in statement.source.axes if a in p.letters)
-            width = prod(p.axis(a).block for a in statement.axes)
-            added, added_bytes, owned = ITEMS * splits * rows, ITEMS * splits * rows * width * WIDTH, statement.owned
+            added, owned = ITEMS * splits, statement.owned
+            added *= prod(p.axis(a).block for a in statement.source.axes if a in p.letters)
+            added_bytes = (added * prod(p.axis(a).block for a in statement.axes)).bytes
     dense = prod(a.programs for a in p.split if a.letter not in p.letters)
     taken = p.view.volume * dense // splits * (2 if p.half else 4)
-    element = sympy.Integer(2) if p.half else WIDTH
+    values = (2 * STORED if p.half else STORED.bytes) * dense
     index = FIBERS * (4 + (4 + p.view.volume // 8 if p.view.bitmap else 0))
     return Cost(
-        stream=STORED * element * dense + index * splits,
-        expanded=FIBERS * p.view.volume * dense if p.view.bitmap else sympy.Integer(0),
+        stream=values + index * splits,
+        expanded=FIBERS * p.view.volume * dense if p.view.bitmap else ZERO,
         gathers=tuple(gathers),
-        registers=registers + STORED * element * dense,
+        registers=values,
         added_rows=added,
         added_bytes=added_bytes,
-        output=sympy.Integer(p.rows * p.width) * WIDTH,
+        output=ONE.bytes * (p.rows * p.width),
         multiply=multiply,
         dot=dot,
         precision=p.precision,
         owned=owned,
         programs=splits,
-        turn=dot / (FIBERS * splits),
+        turn=dot.of(FIBERS) // splits,
         taken=taken if dense < splits else 0,
         volume=p.view.volume,
         warps=p.warps,
@@ -341,7 +338,7 @@ def _tile_cost(p: TileProgram) -> Cost:
 
 def _pair_cost(p: TileProgram) -> Cost:
     """Count a program over a task list: P blocks of the result, L pairs, N values stored by both operands."""
-    multiply = dot = read = expanded = rows = sympy.Integer(0)
+    multiply = dot = read = expanded = rows = ZERO
     for statement, turns in _turns(p):
         visits = FIBERS * turns
         if isinstance(statement, Product):
@@ -353,15 +350,15 @@ def _pair_cost(p: TileProgram) -> Cost:
             rows += ITEMS * 4
         elif isinstance(statement, Value):
             positions = prod(p.axis(a).size for a in statement.out.axes)
-            read += visits * positions * WIDTH
-            expanded += visits * positions if p.stored(statement.operand).tiles.bitmap else 0
+            read += (visits * positions).bytes
+            expanded += visits * positions if p.stored(statement.operand).tiles.bitmap else ZERO
     return Cost(
-        stream=STORED * WIDTH + FIBERS * 4 * len(p.view.pairs) + ITEMS * 8 + rows,
+        stream=STORED.bytes + FIBERS * 4 * len(p.view.pairs) + ITEMS * 8 + rows,
         gathers=(),
         registers=read,
         added_rows=ITEMS,
-        added_bytes=ITEMS * p.width * WIDTH,
-        output=ITEMS * p.width * WIDTH,
+        added_bytes=(ITEMS * p.width).bytes,
+        output=(ITEMS * p.width).bytes,
         multiply=multiply,
         dot=dot,
         precision=p.precision,
