@@ -46,7 +46,7 @@ IDLE_WAIT = 0.25
 """Of `Rates.wait`, what each of the loads of a round of a run takes where memory is not busy: of words, and of the rows
 that they name (H200: SpMM 0.3 to 0.5 us a round, MTTKRP of order 3 0.75; `benchmarks/results/choices.json`)."""
 SECTOR = 32
-"""Bytes of which a gathered row takes whole ones."""
+"""Bytes that reach registers of a gathered row at least."""
 SCALE = 4
 """Bytes of a row's scale."""
 VECTOR = 4
@@ -247,11 +247,8 @@ def cost(program: TileProgram) -> Cost:
                 rows = visits * sum(_cells(p, t.axes) for t in statement.inputs)
                 multiply, sides = multiply + rows, sides + rows.bytes
         elif isinstance(statement, Add):
-            added, owned = (
-                visits * _cells(p, set(statement.source.axes) & set(p.letters) - set(statement.axes)),
-                statement.owned,
-            )
-            added_bytes = (added * _added_width(p, statement)).bytes
+            added = visits * _cells(p, set(statement.source.axes) & set(p.letters) - set(statement.axes))
+            added_bytes, owned = (added * _added_width(p, statement)).bytes, statement.owned
         elif isinstance(statement, Scale):
             registers += visits * (p.axis(statement.out.axes[0]).size * SCALE)
             stream += 4 * ITEMS
@@ -283,7 +280,7 @@ def cost(program: TileProgram) -> Cost:
 
 
 def _visits(p: TileProgram, splits: int) -> Iterator[tuple[Statement, Count]]:
-    """The statements of a program, each with how often it is executed: a level of tiles or of pairs is theirs."""
+    """The statements of a program, each with how often it is executed: below the item, tiles and pairs are counted."""
     levels = (ITEMS, FIBERS, FIBERS) if _tiled(p) else PER_LEVEL
     turns: list[int] = []
     for statement, depth in walk(p.body):
