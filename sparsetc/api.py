@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 
@@ -21,9 +21,11 @@ from sparsetc.ir.parse import parse, parse_arguments
 from sparsetc.kernel import Kernel
 from sparsetc.names import check_free, check_identifier
 from sparsetc.options import of_call
-from sparsetc.pair.explain import PairExplanation
 from sparsetc.runtime import library
 from sparsetc.tensor import SparseTensor
+
+if TYPE_CHECKING:
+    from sparsetc.pair.explain import PairExplanation
 
 Operand = Any
 

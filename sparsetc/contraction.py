@@ -243,7 +243,7 @@ def contraction(
     with lasting():
         made: Contraction
         if len(bound.einsum.sparse) > 1:
-            from sparsetc.pair import Several
+            from sparsetc.pair import Several  # imported where an einsum has two sparse operands, which few have
 
             made = Several(bound, operands, settings, form)
         else:

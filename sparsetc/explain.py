@@ -12,7 +12,6 @@ import torch
 
 from sparsetc.ir.cost import Statistics, cost, rates_of
 from sparsetc.ir.tile import LANES, Product, TileProgram, walk
-from sparsetc.planner.hls import populations
 from sparsetc.planner.pricing import seconds_of
 
 if TYPE_CHECKING:
@@ -188,6 +187,8 @@ def _statistics(kernel: Step, number: int) -> Statistics:
 
 def _tiles(kernel: Step) -> tuple[tuple[int, int, int], ...]:
     """How many tiles there are of each population, in classes of 1, 2 to 3, 4 to 7, … nonzeros."""
+    from sparsetc.planner.hls import populations
+
     histogram = populations(kernel.counts)
     sizes = torch.arange(histogram.numel(), device=histogram.device)
     tiles = histogram // sizes.clamp(min=1)
