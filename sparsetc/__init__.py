@@ -4,6 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sparsetc.api import OPERATIONS, compile, einsum, explain, register_op
+from sparsetc.device.calibrate import calibrate
+from sparsetc.device.profile import DeviceProfile
 from sparsetc.errors import (
     CoordinateError,
     DeviceError,
@@ -25,7 +27,6 @@ from sparsetc.ops import contract, mttkrp, sddmm, spmm, ttm, ttmc, ttv
 from sparsetc.options import options
 from sparsetc.pair import BcbPlan, PairKernel, PairPart, PairPlan, plan_bcb
 from sparsetc.partition import register_partition
-from sparsetc.planner.calibrate import calibrate
 from sparsetc.planner.hls import plan_hls
 from sparsetc.planner.registry import register_plan
 from sparsetc.tensor import SparseTensor
@@ -40,6 +41,7 @@ __all__ = [
     "BcbPlan",
     "CoordinateError",
     "DeviceError",
+    "DeviceProfile",
     "DtypeError",
     "EquationError",
     "FormatError",

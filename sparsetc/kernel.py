@@ -19,9 +19,10 @@ import torch
 from sparsetc import pickles
 from sparsetc.autograd import differentiable
 from sparsetc.canonical import Canonical, canonicalise
-from sparsetc.codegen.launch import BoundPart, TorchLaunch, TritonLaunch, accumulator, machine_of, portable, source_name
+from sparsetc.codegen.launch import BoundPart, TorchLaunch, TritonLaunch, accumulator, source_name
 from sparsetc.convert import available_memory
 from sparsetc.dense import Finite, resolved
+from sparsetc.device.targets import machine_of, portable
 from sparsetc.entry import entry_point
 from sparsetc.errors import DtypeError, PlanError, ShapeError
 from sparsetc.explain import Explanation, explain
@@ -109,7 +110,7 @@ class Kernel:
 
     @contextmanager
     def _in_place(self) -> Iterator[None]:
-        """Under the kernel's own options, on its own GPU: there its rates are looked up."""
+        """Under the kernel's own options, on its own GPU: there its profile is looked up."""
         device = self.canonical.device
         with in_force(self.settings), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             yield

@@ -14,9 +14,9 @@ from functools import cached_property
 
 import torch
 
-from sparsetc.codegen.launch import is_amd, machine_of
 from sparsetc.codegen.launch_pairs import PairLaunch, TorchPairs, TritonPairs
 from sparsetc.codegen.split_pairs import Parts, Places, split
+from sparsetc.device.targets import is_amd, machine_of
 from sparsetc.errors import PlanError
 from sparsetc.formats.base import index_dtype
 from sparsetc.ir.tile import TileProgram

@@ -98,3 +98,17 @@ def find_work(pointers, out):
     stop = tl.load(pointers + pid + 1)
     if start < stop:
         tl.store(out, stop - start)
+
+
+@triton.jit
+def tasks(words, places, values, sums, BLOCK: tl.constexpr, TABLE: tl.constexpr, STEPS: tl.constexpr):
+    """Add the product of two values for each of BLOCK kept tasks a step, by atomics.
+
+    A task's word says which of 256 values of one operand is its own; those of the other lie side by side. TABLE, the
+    number of these and of sums, is a power of two.
+    """
+    pid = tl.program_id(0)
+    for step in range(STEPS):
+        at = (pid * STEPS + step) * BLOCK + tl.arange(0, BLOCK)
+        product = tl.load(values + tl.load(words + at)) * tl.load(values + (at & (TABLE - 1)))
+        tl.atomic_add(sums + tl.load(places + at), product, sem="relaxed")
