@@ -39,12 +39,15 @@ MEASURED = {name: getattr(default_gpu(), name) for name in record.MEASURED} | {
     "l2": 4e12,
     "dot": {"ieee": 1e13, "tf32x3": 2e13, "tf32": 6e13, "bf16": 1.2e14},
     "product": {"highest": 1e13, "high": 5e13, "medium": 5e13, "float64": 8e12},
+    "block_dot": {"f16x3": 5e13, "highest": 2e13, "high": 6e13, "medium": 7e13, "float64": 8e12},
+    "add": 3.805e12,
     "l2_bytes": 33_000_000,
     "launch": 3.5e-6,
     "call": 5e-6,
     "warps": 432,
 }
 PROFILE = profiles.calibrated(GPU, DAY, MEASURED)
+PAIRED = (*(f"block_dot {name}" for name in default_gpu().block_dot), "near_blocks")
 SOFTWARE = {"driver": "1.2", "torch": "2.0", "triton": None}
 TINY = Sizes(
     streamed=64,
@@ -57,6 +60,8 @@ TINY = Sizes(
     started=(2, 4),
     tasks=4096,
     sums=256,
+    pairs=128,
+    blocks=4,
     product=(3, 4, 5),
     moved=512,
     calls=8,
@@ -283,8 +288,9 @@ def test_paths_of_two_sparse_operands_have_the_profile_of_the_gpu(
     assert found == PROFILE
     assert found.expanded_bytes == pytest.approx(usual.expanded_bytes * 1.5 / 4.373)
     assert found.far_blocks == pytest.approx(usual.far_blocks * 1.5 / 4.373)
-    assert found.near_blocks == pytest.approx(usual.near_blocks * 4 / 9.255)
-    assert found.block_dot["high"] == pytest.approx(usual.block_dot["high"] * 60 / 459.7)
+    assert found.near_bytes == int(usual.near_bytes * (33_000_000 / 52_428_800))
+    assert found.crowded == usual.crowded
+    assert found.block_dot["high"] == 60e12
     assert found.product == MEASURED["product"]
     assert found.call == 5e-6
     assert found.pair_turn == usual.pair_turn, "calibrate does not measure it"
@@ -403,6 +409,8 @@ def test_what_is_measured_is_kept_and_used(timed: Path) -> None:
     assert found.dot["bf16"] == pytest.approx(2 * 64 * 64 * 16 * 16 * 2 / 1.004e-6, rel=1e-3)
     assert found.task_bytes == pytest.approx(13 * 4096 / 1.004e-6, rel=1e-3)
     assert found.product == dict.fromkeys(found.product, pytest.approx(2 * 3 * 4 * 5 / 1e-6, rel=1e-3))
+    assert found.block_dot["high"] == pytest.approx(2 * 64 * 64 * 32 * 128 / 1.004e-6, rel=1e-3)
+    assert found.near_blocks == pytest.approx(2 * 64 * 32 * 4 * 128 / 1.004e-6, rel=1e-3)
     assert found.moved == pytest.approx(4 * 512 / 1e-6, rel=1e-3)
     assert found.call == pytest.approx(1e-6 / 8, rel=1e-3)
     assert set(found.measured) == set(record.MEASURED)
@@ -420,7 +428,7 @@ def test_the_command_prints_a_line_a_number_and_the_records_path(
     said = capsys.readouterr().out
     lines = {line.split("  ")[1]: line.split() for line in said.splitlines() if line.startswith("  ")}
     assert {"memory", "l2", "l1", "add", "multiply", "dot tf32x3", "l2_bytes", "launch", "program"} <= set(lines)
-    assert {"task_bytes", "product high", "product float64", "moved", "call", "warps", "warp_size"} <= set(lines)
+    assert {"task_bytes", "product high", "product float64", "block_dot f16x3", "moved", "call", "warps"} <= set(lines)
     assert lines["memory"][2:] == ["4.4", "TB/s"]
     assert lines["program"] == ["program", "2", "1", "ns"]
     assert lines["dot bf16"][3] == "624"
@@ -460,7 +468,7 @@ def compiled(launch: Launch, target: str) -> Any:
     signature = dict.fromkeys(names, "constexpr") | dict(zip(names, types, strict=False))
     aligned: dict[Any, Any] = {(n,): [["tt.divisibility", 16]] for n, t in enumerate(types) if t.startswith("*")}
     source = ASTSource(launch.kernel, signature, constexprs=dict(launch.constants), attrs=aligned)
-    options = {"num_warps": launch.warps, "num_stages": 1}
+    options = {"num_warps": launch.warps, "num_stages": launch.stages}
     return triton.compile(source, target=GPUTarget(*TARGETS[target]), options=options)
 
 
@@ -472,8 +480,9 @@ def test_kernels_compile_for(target: str) -> None:
     cpu, sizes = torch.device("cpu"), replace(TINY, block=8192, steps=256)
     texts = {p.rate: _texts(p, target) for p in probes(cpu, sizes, machine)}
     dots = ["ieee", "bf16"] if machine == "hip" else ["ieee", "tf32x3", "tf32", "bf16"]
-    assert list(texts) == ["memory", "l2", "add", "l1", "multiply", *(f"dot {p}" for p in dots), "task_bytes"]
+    assert list(texts) == ["memory", "l2", "add", "l1", "multiply", *(f"dot {p}" for p in dots), "task_bytes", *PAIRED]
     assert ("v_mfma_" if machine == "hip" else "mma") in texts["dot bf16"][0]
+    assert all("mfma" in text or "mma" in text for name in PAIRED for text in texts[name])
     if machine == "cuda":
         assert all("ld.global.v4" in text for text in texts["memory"] + texts["l2"] + texts["l1"])
         assert texts["multiply"][0].count("fma.rn.f32") >= 16, "one instruction for the two operations"

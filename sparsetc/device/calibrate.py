@@ -31,8 +31,8 @@ TIMED_MS = 40
 """Milliseconds for which a launch is repeated."""
 _BYTES, _OPERATIONS, _MICROSECONDS = (1e12, "TB/s"), (1e12, "T operations a second"), (1e-6, "us")
 UNITS = {
-    **dict.fromkeys(("memory", "l2", "l1", "add", "task_bytes", "moved"), _BYTES),
-    **dict.fromkeys(("multiply", "dot", "product"), _OPERATIONS),
+    **dict.fromkeys(("memory", "l2", "l1", "add", "task_bytes", "near_blocks", "moved"), _BYTES),
+    **dict.fromkeys(("multiply", "dot", "product", "block_dot"), _OPERATIONS),
     **dict.fromkeys(("launch", "call"), _MICROSECONDS),
     "program": (1e-9, "ns"),
     "l2_bytes": (1e6, "MB"),
@@ -48,9 +48,9 @@ def calibrate() -> DeviceProfile:
     Takes less than a minute and 1.4 GB of the device's memory; nothing else should run there. Measured are bytes a
     second of device memory, of the L2 and the L1 cache and of atomic additions, operations a second outside dots and
     inside them at each precision, seconds to launch a kernel and to start a program; and for two sparse operands
-    torch's dense products, zeros, gathers and calls, and sums over pairs of nonzeros. The record, one for each kind of
-    GPU, lies in ``profiles`` in the cache directory (``$SPARSETC_CACHE_DIR``, ``options(cache_dir=)``). Kernels that
-    were compiled before keep their plans.
+    torch's dense products, zeros, gathers and calls, sums over pairs of nonzeros, and products of pairs of blocks. The
+    record, one for each kind of GPU, lies in ``profiles`` in the cache directory (``$SPARSETC_CACHE_DIR``,
+    ``options(cache_dir=)``). Kernels that were compiled before keep their plans.
 
     Returns:
         the profile, of which ``measured`` names the fields that were measured here, and ``sources`` what all are from.
@@ -83,8 +83,8 @@ def measure(sizes: Sizes | None = None) -> DeviceProfile:
     rate["call"] = 1 / rate["call"]
     usual = default_gpu()
     rate |= {f"dot {name}": rate[f"dot {portable(name, _machine())}"] for name in usual.dot}
-    found: dict[str, Any] = {name: _rounded(rate[name]) for name in record.RATES if name in rate}
-    for table in ("dot", "product"):
+    found: dict[str, Any] = {name: _rounded(rate[name]) for name in record.MEASURED if name in rate}
+    for table in ("dot", "product", "block_dot"):
         found[table] = {name: _rounded(rate[f"{table} {name}"]) for name in getattr(usual, table)}
     day = datetime.now(timezone.utc).strftime("%Y-%m-%d")
     return profile.calibrated(torch.cuda.get_device_name(device), day, found | _sizes(device))

@@ -14,6 +14,7 @@ import torch
 from sparsetc.dense import matmul_precision
 from sparsetc.device.profile import default_gpu
 from sparsetc.device.targets import portable
+from sparsetc.ir.plan import F16X3
 from sparsetc.options import PRECISIONS
 
 ROW = 32
@@ -28,6 +29,10 @@ TASK_BYTES = 13
 """Bytes of a kept task: 5 of the list, and float32 values of y and of the result."""
 TASKS_A_RUN = 32
 """Tasks whose places in the result rise."""
+BLOCK, INNER, PAIRS = 64, 32, 64
+"""Rows, or columns, and inner positions of a block of the two operands; pairs of one program."""
+BLOCK_DOTS = {"f16x3": F16X3, "highest": "tf32x3", "high": "tf32", "medium": "bf16", "float64": "ieee"}
+"""How pairs of blocks are multiplied, by ``precision=``; ``f16x3`` where they are in halves."""
 SPARSE = 16
 """Places of an array for each value that is scattered to it and gathered from it."""
 
@@ -51,6 +56,10 @@ class Sizes:
     """Entries of the result that tasks are added to."""
     product: tuple[int, int, int] = (6700, 686, 6700)
     """Rows, inner side and columns of a dense product, those to which a contraction of `benchmarks/pair.py` unfolds."""
+    pairs: int = 1 << 18
+    """Pairs of blocks."""
+    blocks: int = 2560
+    """Blocks of either operand: 42 MB of both, as many as those of `benchmarks/switches.py` take."""
     moved: int = 1 << 26
     """Elements of the array that torch zeroes, scatters to and gathers from."""
     calls: int = 256
@@ -71,10 +80,11 @@ class Launch:
     arguments: tuple[torch.Tensor | int, ...]
     constants: dict[str, int | str]
     warps: int = 4
+    stages: int = 1
 
     def __call__(self) -> None:
         """Start it on the current device; returns before it has run."""
-        self.kernel[(self.grid,)](*self.arguments, **self.constants, num_warps=self.warps, num_stages=1)
+        self.kernel[(self.grid,)](*self.arguments, **self.constants, num_warps=self.warps, num_stages=self.stages)
 
 
 @dataclass(frozen=True)
@@ -128,6 +138,10 @@ def probes(device: torch.device, sizes: Sizes, machine: str) -> Iterator[Probe]:
         launch = Launch(kernels.dot, sizes.programs, (matrix, sums, sizes.steps), constants)
         yield Probe(f"dot {precision}", 2 * SIDE * SIDE * DEEP * sizes.steps * sizes.programs, (launch,))
     yield Probe("task_bytes", TASK_BYTES * sizes.tasks, (_tasks(device, sizes),))
+    launches = {name: _pairs(device, sizes, name, portable(dot, machine)) for name, dot in BLOCK_DOTS.items()}
+    for name, launch in launches.items():
+        yield Probe(f"block_dot {name}", 2 * BLOCK * BLOCK * INNER * sizes.pairs, (launch,))
+    yield Probe("near_blocks", 2 * 4 * BLOCK * INNER * sizes.pairs, (launches["high"], launches["medium"]))
 
 
 def _tasks(device: torch.device, sizes: Sizes) -> Launch:
@@ -141,6 +155,20 @@ def _tasks(device: torch.device, sizes: Sizes) -> Launch:
     values, sums = (torch.ones(max(256, sizes.sums), device=device) for _ in range(2))
     constants: dict[str, int | str] = {"BLOCK": 128, "TABLE": sizes.sums, "STEPS": 16}
     return Launch(kernels.tasks, sizes.tasks // (128 * 16), (words, places, values, sums), constants)
+
+
+def _pairs(device: torch.device, sizes: Sizes, name: str, precision: str) -> Launch:
+    """Pairs of blocks, which lie in cache; halves of 16 bits are two blocks."""
+    from sparsetc.device import calibration_kernels as kernels
+
+    dtype = {"f16x3": torch.float16, "float64": torch.float64}.get(name, torch.float32)
+    shape = sizes.blocks * (2 if name == "f16x3" else 1), BLOCK, INNER
+    left, right = (torch.ones(shape, dtype=dtype, device=device) for _ in range(2))
+    numbers = torch.randint(0, sizes.blocks, (sizes.pairs, 2), dtype=torch.int32, device=device)
+    grid = sizes.pairs // PAIRS
+    out = torch.zeros(grid * BLOCK, dtype=torch.float64 if name == "float64" else torch.float32, device=device)
+    constants: dict[str, int | str] = {"PAIRS": PAIRS, "SIDE": BLOCK, "INNER": INNER, "PRECISION": precision}
+    return Launch(kernels.pairs, grid, (numbers, left, right, out), constants, stages=2 if name == "f16x3" else 3)
 
 
 def torch_probes(device: torch.device, sizes: Sizes) -> Iterator[Probe]:

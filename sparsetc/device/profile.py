@@ -132,18 +132,9 @@ NUMBERS = tuple(f.name for f in fields(DeviceProfile) if f.name not in ("name", 
 """The fields that are numbers, or tables of them, each with a source."""
 TABLES = ("dot", "staged", "fused_slowdown", "product", "block_dot")
 """Those of them that are tables by precision."""
-_SCALED = {
-    "crowded": "add",
-    "expanded_bytes": "memory",
-    "block_dot": "dot",
-    "near_blocks": "l2",
-    "far_blocks": "memory",
-    "near_bytes": "l2_bytes",
-}
+_SCALED = {"crowded": "add", "expanded_bytes": "memory", "far_blocks": "memory", "near_bytes": "l2_bytes"}
 """Numbers that no short probe shows, and those by which they are scaled: another GPU is taken to reach the share of its
-own device memory, L2 cache, additions or dots that the default one reached of its."""
-_BLOCK_DOTS = {"f16x3": "bf16", "highest": "tf32x3", "high": "tf32", "medium": "bf16"}
-"""Dots that pairs of blocks are multiplied by; no probe measures those of float64."""
+own device memory, L2 cache or additions that the default one reached of its."""
 
 
 def by_precision(table: Mapping[str, float], precision: str) -> float:
@@ -179,16 +170,10 @@ def measured_on(day: str) -> str:
 def _scaled(usual: DeviceProfile, measured: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers of `_SCALED`, by what `calibrate` finds of both GPUs."""
     probed = _document("nvidia-h200")["probed"]
-    share = {n: measured[n] / probed[n] for n in ("memory", "l2", "add", "l2_bytes")}
-    dot = {p: measured["dot"][p] / rate for p, rate in probed["dot"].items()}
-    return {
-        "crowded": usual.crowded / share["add"],
-        "expanded_bytes": usual.expanded_bytes * share["memory"],
-        "block_dot": {p: rate * dot.get(_BLOCK_DOTS.get(p, ""), 1.0) for p, rate in usual.block_dot.items()},
-        "near_blocks": usual.near_blocks * share["l2"],
-        "far_blocks": usual.far_blocks * share["memory"],
-        "near_bytes": int(usual.near_bytes * share["l2_bytes"]),
-    }
+    share = {n: measured[by] / probed[by] for n, by in _SCALED.items()}
+    share["crowded"] = probed["add"] / measured["add"]  # seconds
+    values = {n: getattr(usual, n) for n in _SCALED}
+    return {n: type(value)(value * share[n]) for n, value in values.items()}
 
 
 @lru_cache

@@ -24,9 +24,10 @@ from sparsetc.warn import warn
 
 VERSION = 2
 """Version of the record's form; a record of another one is passed over."""
-RATES = ("memory", "l2", "l1", "add", "multiply", "dot", "launch", "program", "task_bytes", "product", "moved", "call")
+RATES = ("memory", "l2", "l1", "add", "multiply", "dot", "launch", "program")
+PAIR_RATES = ("task_bytes", "product", "block_dot", "near_blocks", "moved", "call")
 SIZES = ("l2_bytes", "warps", "warp_size")
-MEASURED = (*RATES, *SIZES)
+MEASURED = (*RATES, *PAIR_RATES, *SIZES)
 """Fields that a record holds. Others are the default GPU's, also those of a later version of the package."""
 DAY = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 """How the date of a record is written, which `explain()` prints."""

@@ -5,7 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparsetc.device.probes import DEEP, ROW, SPARSE, TASK_BYTES, Launch, Probe, Sizes, probes, starts, torch_probes
+from sparsetc.device.probes import (
+    BLOCK,
+    DEEP,
+    INNER,
+    PAIRS,
+    ROW,
+    SPARSE,
+    TASK_BYTES,
+    Launch,
+    Probe,
+    Sizes,
+    probes,
+    starts,
+    torch_probes,
+)
 
 CALLS = ("aten::zero_", "aten::index_copy_", "aten::index_select", "aten::add_")
 CPU = torch.device("cpu")
@@ -20,6 +34,8 @@ SIZES = Sizes(
     started=(2, 4),
     tasks=4096,
     sums=256,
+    pairs=128,
+    blocks=4,
     product=(3, 4, 5),
     moved=512,
     calls=8,
@@ -82,6 +98,20 @@ def test_as_many_tasks_are_summed_as_are_counted() -> None:
     assert float(_result(one).sum()) * TASK_BYTES == probe.work
     assert torch.equal(sums, torch.bincount(places.long(), minlength=256).float())
     assert words.element_size() + places.element_size() + 2 * values.element_size() == TASK_BYTES
+
+
+@pytest.mark.parametrize("name", ["f16x3", "highest", "high", "float64"])  # no bf16, as above
+def test_pairs_of_blocks_are_multiplied_and_added_up(name: str) -> None:
+    probe = _probes()[f"block_dot {name}"]
+    (one,) = launches(probe)
+    numbers, *blocks, out = (a for a in one.arguments if isinstance(a, torch.Tensor))
+    assert [b.numel() for b in blocks] == [SIZES.blocks * BLOCK * INNER * (2 if name == "f16x3" else 1)] * 2
+    assert numbers.shape == (SIZES.pairs, 2)
+    assert int(numbers.max()) < SIZES.blocks
+    products = 3 if name == "f16x3" else 1
+    assert _result(one).unique().tolist() == [products * BLOCK * INNER * PAIRS]
+    assert probe.work == 2 * BLOCK * BLOCK * INNER * one.grid * PAIRS
+    assert out.dtype == (torch.float64 if name == "float64" else torch.float32)
 
 
 def test_torch_is_asked_for_what_is_counted() -> None:
