@@ -21,7 +21,7 @@ from sparsetc.codegen import cache
 from sparsetc.codegen import torch as torch_source
 from sparsetc.codegen import triton as triton_source
 from sparsetc.codegen.header import header
-from sparsetc.device.targets import MACHINES, TARGETS, machine_of, portable
+from sparsetc.device.targets import MACHINES, gpu, machine_of, portable
 from sparsetc.errors import DeviceError, PlanError
 from sparsetc.formats import Packed
 from sparsetc.ir.tile import TileProgram, check_sizes
@@ -242,10 +242,8 @@ def assembled(load: Callable[[str], Any], types: Sequence[str], target: str, war
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    if target not in TARGETS:
-        raise PlanError(f"unknown target {target!r}; known: {', '.join(TARGETS)}")
-    backend, arch, warp = TARGETS[target]
-    kernel = load(backend)
+    machine, arch, warp = gpu(target)
+    kernel = load(machine)
     if is_interpreted(kernel):
         raise PlanError("compiling ahead of time needs TRITON_INTERPRET unset when triton is imported")
     aligned = [n for n, t in enumerate(types) if t.startswith("*")]
@@ -253,7 +251,7 @@ def assembled(load: Callable[[str], Any], types: Sequence[str], target: str, war
     signature = dict(zip(kernel.arg_names, types, strict=True))
     return triton.compile(
         ASTSource(kernel, signature, constexprs={}, attrs=attributes),
-        target=GPUTarget(backend, arch, warp),
+        target=GPUTarget(machine, arch, warp),
         options={"num_warps": warps, "num_stages": stages},
     )
 

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+from sparsetc.errors import PlanError
+
 
 class Gpu(NamedTuple):
     """A GPU as Triton's compiler takes it."""
@@ -29,6 +31,8 @@ class Machine:
     """Whether bits are counted by an instruction of PTX."""
     replaced: Mapping[str, str] = field(default_factory=dict)
     """Precisions of dots that there are none of, and those that are taken instead."""
+    halves: bool = True
+    """Whether float32 is multiplied in halves of 16 bits rather than as it is."""
 
 
 TARGETS = {
@@ -39,7 +43,7 @@ MACHINES = {
     "cpu": Machine(),
     "cuda": Machine(popcount=True),
     # AMD's matrix units take float32 as it is, and tf32x3 does not compile for them.
-    "hip": Machine(replaced={"tf32x3": "ieee", "tf32": "ieee"}),
+    "hip": Machine(replaced={"tf32x3": "ieee", "tf32": "ieee"}, halves=False),
 }
 
 
@@ -58,6 +62,8 @@ def portable(precision: str, machine: str) -> str:
     return MACHINES[machine].replaced.get(precision, precision)
 
 
-def is_amd(target: str) -> bool:
-    """Whether a named target is AMD's; none that is not known is."""
-    return target in TARGETS and TARGETS[target].machine == "hip"
+def gpu(target: str) -> Gpu:
+    """The GPU of a target's name; `PlanError` where it is not known."""
+    if target not in TARGETS:
+        raise PlanError(f"unknown target {target!r}; known: {', '.join(TARGETS)}")
+    return TARGETS[target]
