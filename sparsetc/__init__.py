@@ -4,8 +4,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sparsetc.api import OPERATIONS, compile, einsum, explain, register_op
-from sparsetc.device.calibrate import calibrate
-from sparsetc.device.profile import DeviceProfile
 from sparsetc.errors import (
     CoordinateError,
     DeviceError,
@@ -20,19 +18,21 @@ from sparsetc.errors import (
     TransformError,
 )
 from sparsetc.formats import register_format
-from sparsetc.io import read, write
 from sparsetc.ir.plan import Layout, Part, Plan, Schedule
 from sparsetc.kernel import Kernel
 from sparsetc.ops import contract, mttkrp, sddmm, spmm, ttm, ttmc, ttv
 from sparsetc.options import options
-from sparsetc.pair import BcbPlan, PairKernel, PairPart, PairPlan, plan_bcb
 from sparsetc.partition import register_partition
-from sparsetc.planner.hls import plan_hls
 from sparsetc.planner.registry import register_plan
 from sparsetc.tensor import SparseTensor
 
 if TYPE_CHECKING:
     from sparsetc import datasets, testing
+    from sparsetc.device.calibrate import calibrate
+    from sparsetc.device.profile import DeviceProfile
+    from sparsetc.io import read, write
+    from sparsetc.pair import BcbPlan, PairKernel, PairPart, PairPlan, plan_bcb
+    from sparsetc.planner.hls import plan_hls
 
 __version__ = "0.1.0"
 
@@ -84,14 +84,23 @@ __all__ = [
     "write",
 ]
 
-_ON_DEMAND = ("datasets", "testing")
-"""Modules that are imported when they are first asked for."""
+_ON_DEMAND = {
+    **dict.fromkeys(("read", "write"), "io"),
+    **dict.fromkeys(("BcbPlan", "PairKernel", "PairPart", "PairPlan", "plan_bcb"), "pair"),
+    "calibrate": "device.calibrate",
+    "DeviceProfile": "device.profile",
+    "plan_hls": "planner.hls",
+    "datasets": "",
+    "testing": "",
+}
+"""Names that are imported when they are first asked for, each with its module; a module has none."""
 
 if not TYPE_CHECKING:  # else type checkers take every name for one of the package's
 
     def __getattr__(name: str) -> Any:
         if name in _ON_DEMAND:
-            return import_module(f"{__name__}.{name}")
+            module = import_module(f"{__name__}.{_ON_DEMAND[name] or name}")
+            return globals().setdefault(name, getattr(module, name) if _ON_DEMAND[name] else module)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -13,7 +13,6 @@ import torch
 from sparsetc.device.lookup import of_backend
 from sparsetc.ir.cost import Statistics, cost
 from sparsetc.ir.tile import LANES, Product, TileProgram, walk
-from sparsetc.planner.hls import populations
 from sparsetc.planner.pricing import seconds_of
 
 if TYPE_CHECKING:
@@ -192,6 +191,8 @@ def _statistics(kernel: Kernel, number: int) -> Statistics:
 
 def _tiles(kernel: Kernel) -> tuple[tuple[int, int, int], ...]:
     """How many tiles there are of each population, in classes of 1, 2 to 3, 4 to 7, … nonzeros."""
+    from sparsetc.planner.hls import populations
+
     histogram = populations(kernel.counts)
     sizes = torch.arange(histogram.numel(), device=histogram.device)
     tiles = histogram // sizes.clamp(min=1)

@@ -19,15 +19,15 @@ Resources, each with the time it alone would take:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
 
 from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.ir.count import FIBERS, ITEMS, ONE, STORED, ZERO, Count
-from sparsetc.ir.tile import LANES, Add, Gather, Loop, Product, Scale, Statement, Tile, TileProgram, Value, walk
-from sparsetc.ir.view import ITEM, LEAF, Consecutive, Field, word_bits
+from sparsetc.ir.tile import Add, Decode, Gather, Loop, Product, Scale, Statement, TileProgram, Value, walk
+from sparsetc.ir.view import ITEM, LANE, LEAF, Consecutive, Field, word_bits
 
 PER_LEVEL = (ITEMS, FIBERS, STORED)
 OVERLAP = 3
@@ -36,7 +36,7 @@ TURN_POWER = 0.6
 """Power of its share of a whole tile that a turn over a smaller one takes (H200, TTMc of rank 32 x 32 and matrices in
 tiles of 16 x 16; `benchmarks/results/ttmc_tiles.json`, `choices.json`)."""
 SECTOR = 32
-"""Bytes of which a gathered row takes whole ones."""
+"""Bytes that reach registers of a gathered row at least."""
 SCALE = 4
 """Bytes of a row's scale."""
 VECTOR = 4
@@ -216,169 +216,138 @@ class Cost:
 
 @lru_cache(maxsize=1024)
 def cost(program: TileProgram) -> Cost:
-    """Count a program's statements, each as often as its level is visited."""
-    if program.view.sides:
-        return _tile_cost(program)
-    if program.view.pairs:
-        return _pair_cost(program)
-    p = program
-    splits = prod(a.programs for a in p.axes)
-    gathers, registers = [], ZERO
-    multiply = dot = staged = added = added_bytes = ZERO
-    owned = True
-    for statement, _ in walk(p.body):
+    """Count a program's statements, each as often as its level is visited and its loops turn."""
+    p, splits = program, prod(a.programs for a in program.split)
+    multiply = dot = sides = added = added_bytes = expanded = ZERO
+    gathers, owned = [], True
+    stream, registers = (_stored_tiles if p.view.sides else _task_list if p.view.pairs else _stored_words)(p, splits)
+    for statement, visits in _visits(p, splits):
         if isinstance(statement, Gather) and statement.operand.rows:
-            count = PER_LEVEL[statement.out.level] * splits
-            width = _width(p, statement.out)
-            o = statement.operand
-            # A block of the columns: neighbouring rows share most of what they gather, while it is near.
-            gathers.append(GatherTerm(o.name, count, width, o.nrows, width, o.rows, SECTOR))
+            gathers.append(_gathered(p, statement, visits))
         elif isinstance(statement, Product):
-            level = max((t.level for t in statement.inputs), default=ITEM)
-            flops = PER_LEVEL[level] * splits * len(statement.inputs) * _width(p, statement.out)
-            if statement.dot:
-                dot += 2 * PER_LEVEL[level] * splits * _blocks(p, statement.out)
-                sides = sum(_width(p, t) for t in statement.inputs)
-                multiply += PER_LEVEL[level] * splits * sides
-                staged += (PER_LEVEL[level] * splits * sides).bytes
-            else:
-                multiply += flops
+            flops = visits * _flops(p, statement)
+            dot, multiply = (dot + flops, multiply) if statement.dot else (dot, multiply + flops)
+            if statement.dot and not _tiled(p):
+                rows = visits * sum(_cells(p, t.axes) for t in statement.inputs)
+                multiply, sides = multiply + rows, sides + rows.bytes
         elif isinstance(statement, Add):
-            added = PER_LEVEL[statement.key.level] * splits
-            added_bytes = (added * (p.width // prod(a.programs for a in p.axes if a.letter in p.output_axes))).bytes
-            owned = statement.owned
-        elif isinstance(statement, Value) and not p.view.pattern:
-            registers += STORED.bytes * splits
-    stream = ZERO if p.view.pattern else STORED.bytes * splits
-    for level, coordinates in enumerate(p.view.levels):
-        widths = {c.array: _word_bytes(p, level, c.array) for c in coordinates if isinstance(c, Field)}
-        stream += PER_LEVEL[level] * sum(widths.values()) * splits
-        looked_up = sum(isinstance(c, Consecutive) or bool(isinstance(c, Field) and c.base) for c in coordinates)
-        registers += PER_LEVEL[level] * splits * VECTOR * (len(widths) + looked_up)
-    if p.view.blocks:
-        stream += FIBERS * 4 * splits
-    output = ONE.bytes * (p.rows * p.width)
+            added = visits * _cells(p, set(statement.source.axes) & set(p.letters) - set(statement.axes))
+            added_bytes, owned = (added * _added_width(p, statement)).bytes, statement.owned
+        elif isinstance(statement, Scale):
+            registers += visits * (p.axis(statement.out.axes[0]).size * SCALE)
+            stream += 4 * ITEMS
+        elif isinstance(statement, Value) and p.view.pairs:
+            positions = visits * prod(p.axis(a).size for a in statement.out.axes)
+            registers += positions.bytes
+            expanded += positions if p.stored(statement.operand).tiles.bitmap else ZERO
+    dense = _dense_programs(p)
     return Cost(
         stream=stream,
         gathers=tuple(gathers),
         registers=registers,
         added_rows=added,
         added_bytes=added_bytes,
-        output=output,
+        output=added_bytes if p.view.pairs else ONE.bytes * (p.rows * p.width),
         multiply=multiply,
         dot=dot,
         precision=p.precision,
         owned=owned,
-        threads=prod(a.block for a in p.axes) // VECTOR,
+        threads=1 if _tiled(p) else prod(a.block for a in p.axes) // VECTOR,
         programs=splits,
         fibers=p.view.blocks,
-        sides=staged,
-    )
-
-
-def _tile_cost(p: TileProgram) -> Cost:
-    """Count a program over tiles: N positions stored, L tiles, each statement as often as its loops turn."""
-    splits = prod(a.programs for a in p.split)
-    gathers = []
-    multiply = dot = ZERO
-    for statement, turns in _turns(p):
-        visits = FIBERS * splits * turns
-        if isinstance(statement, Gather) and statement.operand.rows:
-            rows = visits * prod(p.axis(c).block for c in statement.operand.rows if c in statement.out.axes)
-            width = prod(p.axis(a).block for a in statement.operand.axes)
-            o = statement.operand
-            # All columns: programs that follow one another take a tile's blocks of them in turn.
-            gathers.append(GatherTerm(o.name, rows, width, o.nrows, o.width, ()))
-        elif isinstance(statement, Product):
-            flops = visits * _flops(p, statement)
-            dot, multiply = (dot + flops, multiply) if statement.dot else (dot, multiply + flops)
-        elif isinstance(statement, Add):
-            added, owned = ITEMS * splits, statement.owned
-            added *= prod(p.axis(a).block for a in statement.source.axes if a in p.letters)
-            added_bytes = (added * prod(p.axis(a).block for a in statement.axes)).bytes
-    dense = prod(a.programs for a in p.split if a.letter not in p.letters)
-    taken = p.view.volume * dense // splits * (2 if p.half else 4)
-    values = (2 * STORED if p.half else STORED.bytes) * dense
-    index = FIBERS * (4 + (4 + p.view.volume // 8 if p.view.bitmap else 0))
-    return Cost(
-        stream=values + index * splits,
-        expanded=FIBERS * p.view.volume * dense if p.view.bitmap else ZERO,
-        gathers=tuple(gathers),
-        registers=values,
-        added_rows=added,
-        added_bytes=added_bytes,
-        output=ONE.bytes * (p.rows * p.width),
-        multiply=multiply,
-        dot=dot,
-        precision=p.precision,
-        owned=owned,
-        programs=splits,
-        turn=dot.of(FIBERS) // splits,
-        taken=taken if dense < splits else 0,
+        expanded=FIBERS * p.view.volume * dense if p.view.sides and p.view.bitmap else expanded,
+        turn=dot.of(FIBERS) // splits if p.view.sides else None,
+        taken=p.view.volume * dense // splits * (2 if p.half else 4) if dense < splits else 0,
         volume=p.view.volume,
         warps=p.warps,
+        sides=sides,
     )
 
 
-def _pair_cost(p: TileProgram) -> Cost:
-    """Count a program over a task list: P blocks of the result, L pairs, N values stored by both operands."""
-    multiply = dot = read = expanded = rows = ZERO
-    for statement, turns in _turns(p):
-        visits = FIBERS * turns
-        if isinstance(statement, Product):
-            of_item = all(t.level == ITEM for t in statement.inputs)
-            flops = (ITEMS if of_item else visits) * _flops(p, statement)
-            dot, multiply = (dot + flops, multiply) if statement.dot else (dot, multiply + flops)
-        elif isinstance(statement, Scale):
-            read += ITEMS * p.axis(statement.out.axes[0]).size * SCALE
-            rows += ITEMS * 4
-        elif isinstance(statement, Value):
-            positions = prod(p.axis(a).size for a in statement.out.axes)
-            read += (visits * positions).bytes
-            expanded += visits * positions if p.stored(statement.operand).tiles.bitmap else ZERO
-    return Cost(
-        stream=STORED.bytes + FIBERS * 4 * len(p.view.pairs) + ITEMS * 8 + rows,
-        gathers=(),
-        registers=read,
-        added_rows=ITEMS,
-        added_bytes=(ITEMS * p.width).bytes,
-        output=(ITEMS * p.width).bytes,
-        multiply=multiply,
-        dot=dot,
-        precision=p.precision,
-        owned=True,
-        expanded=expanded,
-        warps=p.warps,
-    )
-
-
-def _turns(p: TileProgram) -> Iterator[tuple[Statement, int]]:
-    """The statements of a program over tiles, each with the turns that loops over positions take around it."""
+def _visits(p: TileProgram, splits: int) -> Iterator[tuple[Statement, Count]]:
+    """The statements of a program, each with how often it is executed: below the item, tiles and pairs are counted."""
+    levels = (ITEMS, FIBERS, FIBERS) if _tiled(p) else PER_LEVEL
     turns: list[int] = []
     for statement, depth in walk(p.body):
         del turns[depth:]
         if isinstance(statement, Loop):
             turns.append(p.axis(statement.letter).programs if statement.letter else 1)
         else:
-            yield statement, prod(turns)
+            yield statement, levels[_level(statement)] * (splits * prod(turns))
+
+
+def _level(statement: Statement) -> int:
+    """The level at which a statement stands."""
+    if isinstance(statement, Product):
+        return max((t.level for t in statement.inputs), default=ITEM)
+    if isinstance(statement, Add):
+        return statement.key.level
+    return statement.level if isinstance(statement, (Loop, Decode)) else statement.out.level
+
+
+def _stored_words(p: TileProgram, splits: int) -> tuple[Count, Count]:
+    """Bytes that are streamed, and that reach a thread's registers, of values and words of runs and of fibers."""
+    stream = ZERO if p.view.pattern else STORED.bytes
+    registers = stream
+    for count, level, coordinates in zip(PER_LEVEL, (ITEM, LANE, LEAF), p.view.levels, strict=True):
+        widths = {c.array: _word_bytes(p, level, c.array) for c in coordinates if isinstance(c, Field)}
+        stream += count * sum(widths.values())
+        looked_up = sum(isinstance(c, Consecutive) or bool(isinstance(c, Field) and c.base) for c in coordinates)
+        registers += count * (VECTOR * (len(widths) + looked_up))
+    if p.view.blocks:
+        stream += FIBERS * 4
+    return stream * splits, registers * splits
+
+
+def _stored_tiles(p: TileProgram, splits: int) -> tuple[Count, Count]:
+    """Bytes that are streamed, and that reach registers, of tiles."""
+    values = (2 * STORED if p.half else STORED.bytes) * _dense_programs(p)
+    return values + FIBERS * ((4 + (4 + p.view.volume // 8 if p.view.bitmap else 0)) * splits), values
+
+
+def _task_list(p: TileProgram, splits: int) -> tuple[Count, Count]:
+    """Bytes that are streamed, and that reach registers, of a task list and the values of both operands."""
+    return STORED.bytes + FIBERS * 4 * len(p.view.pairs) + ITEMS * 8, ZERO
+
+
+def _dense_programs(p: TileProgram) -> int:
+    """Grid programs that read the same positions of a tile."""
+    return prod(a.programs for a in p.split if a.letter not in p.letters)
+
+
+def _gathered(p: TileProgram, s: Gather, visits: Count) -> GatherTerm:
+    """The rows that a statement gathers."""
+    o, width = s.operand, _cells(p, s.operand.axes)
+    if _tiled(p):
+        # All columns: programs that follow one another take a tile's blocks of them in turn.
+        return GatherTerm(o.name, visits * _cells(p, set(o.rows) & set(s.out.axes)), width, o.nrows, o.width, ())
+    # A block of the columns: neighbouring rows share most of what they gather, while it is near.
+    return GatherTerm(o.name, visits, width, o.nrows, width, o.rows, SECTOR)
 
 
 def _flops(p: TileProgram, s: Product) -> int:
-    """Multiplications and additions of a product over tiles, padding included."""
-    cells = prod(p.axis(a).block for a in s.out.axes)
-    if not s.dot:
-        return cells * len(s.inputs)
-    return 2 * cells * prod(p.axis(a).block for a in s.right[-1].axes if a not in s.out.axes)
+    """Multiplications and additions of a product; padding is included in dots and over tiles."""
+    if s.dot:
+        return 2 * prod(a.block for a in p.axes if a.letter in {*s.out.axes, *s.right[-1].axes})
+    return _cells(p, s.out.axes) * len(s.inputs)
 
 
-def _width(p: TileProgram, tile: Tile) -> int:
-    """Elements of one lane of a tile, whole axes."""
-    return prod(min(p.axis(a).size, p.axis(a).block) for a in tile.axes if a != LANES)
+def _added_width(p: TileProgram, s: Add) -> int:
+    """Elements of a row that a program adds."""
+    if p.view.sides:
+        return _cells(p, s.axes)
+    return p.width // prod(a.programs for a in p.axes if a.letter in p.output_axes)
 
 
-def _blocks(p: TileProgram, tile: Tile) -> int:
-    """Elements of one lane of a tile as executed, padding included."""
-    return prod(p.axis(a).block for a in tile.axes if a != LANES)
+def _cells(p: TileProgram, axes: Iterable[str]) -> int:
+    """Elements that a program takes of axes but the lanes; over tiles padding is executed, and counted."""
+    taken = (a for a in p.axes if a.letter in axes)
+    return prod(a.block if _tiled(p) else min(a.size, a.block) for a in taken)
+
+
+def _tiled(p: TileProgram) -> bool:
+    """Whether a program takes tiles, or pairs of them."""
+    return bool(p.view.sides or p.view.pairs)
 
 
 def _word_bytes(p: TileProgram, level: int, array: str) -> int:

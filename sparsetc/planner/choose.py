@@ -6,17 +6,19 @@ In: a `Setting` and counts. Out: the chosen candidate, and what every candidate 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparsetc.errors import PlanError
 from sparsetc.formats import FORMATS
 from sparsetc.ir.cost import Statistics
 from sparsetc.ir.plan import FIXED, PAIRED_PLANS, PairedPlan, Part, Plan, verify
 from sparsetc.planner.candidates import Candidate, Setting, candidates, named
-from sparsetc.planner.hls import HybridPlan, offered
 from sparsetc.planner.pricing import expected_seconds, views
 from sparsetc.planner.registry import PLANS
 from sparsetc.planner.statistics import Counts
+
+if TYPE_CHECKING:
+    from sparsetc.planner.hls import HybridPlan
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ def _candidate_of(wanted: str | HybridPlan, setting: Setting, counts: Counts, sp
     """The candidate that a name, or what `plan_hls` returned, stands for."""
     if isinstance(wanted, str) and wanted in PLANS:
         return _applied(PLANS[wanted](setting, counts), f"plan {wanted!r}", setting)
+    from sparsetc.planner.hls import HybridPlan
+
     if wanted == "hls" or isinstance(wanted, HybridPlan):
         maker = wanted if isinstance(wanted, HybridPlan) else HybridPlan()
         return maker(setting, counts, sparse_output)
@@ -73,6 +77,8 @@ def everyone(setting: Setting, counts: Counts, sparse_output: bool) -> list[Cand
 
     A lower precision thus adds candidates and takes none away, so it is never expected to be slower.
     """
+    from sparsetc.planner.hls import offered
+
     found: dict[Plan, Candidate] = {}
     for precision in (setting.precision, *setting.finer):
         own = replace(setting, precision=precision)
