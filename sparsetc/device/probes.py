@@ -25,7 +25,7 @@ FORMS = ((32, 2), (64, 4), (128, 4))
 """(rows at once, warps) of gathers and additions; the best of them counts."""
 NEAR_ROWS = 256
 """Rows of the table that stays in the L1 cache: 32 KB."""
-TASK_BYTES = 13
+KEPT_TASK = 13
 """Bytes of a kept task: 5 of the list, and float32 values of y and of the result."""
 TASKS_A_RUN = 32
 """Tasks whose places in the result rise."""
@@ -137,7 +137,7 @@ def probes(device: torch.device, sizes: Sizes, machine: str) -> Iterator[Probe]:
         constants = {"SIDE": SIDE, "DEEP": DEEP, "PRECISION": precision}
         launch = Launch(kernels.dot, sizes.programs, (matrix, sums, sizes.steps), constants)
         yield Probe(f"dot {precision}", 2 * SIDE * SIDE * DEEP * sizes.steps * sizes.programs, (launch,))
-    yield Probe("task_bytes", TASK_BYTES * sizes.tasks, (_tasks(device, sizes),))
+    yield Probe("task_bytes", KEPT_TASK * sizes.tasks, (_tasks(device, sizes),))
     launches = {name: _pairs(device, sizes, name, portable(dot, machine)) for name, dot in BLOCK_DOTS.items()}
     for name, launch in launches.items():
         yield Probe(f"block_dot {name}", 2 * BLOCK * BLOCK * INNER * sizes.pairs, (launch,))

@@ -9,10 +9,10 @@ from sparsetc.device.probes import (
     BLOCK,
     DEEP,
     INNER,
+    KEPT_TASK,
     PAIRS,
     ROW,
     SPARSE,
-    TASK_BYTES,
     Launch,
     Probe,
     Sizes,
@@ -95,9 +95,9 @@ def test_as_many_tasks_are_summed_as_are_counted() -> None:
     (one,) = launches(probe)
     words, places, values, sums = (a for a in one.arguments if isinstance(a, torch.Tensor))
     sums.zero_()
-    assert float(_result(one).sum()) * TASK_BYTES == probe.work
+    assert float(_result(one).sum()) * KEPT_TASK == probe.work
     assert torch.equal(sums, torch.bincount(places.long(), minlength=256).float())
-    assert words.element_size() + places.element_size() + 2 * values.element_size() == TASK_BYTES
+    assert words.element_size() + places.element_size() + 2 * values.element_size() == KEPT_TASK
 
 
 @pytest.mark.parametrize("name", ["f16x3", "highest", "high", "float64"])  # no bf16, as above
