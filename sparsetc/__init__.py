@@ -29,9 +29,10 @@ from sparsetc.tensor import SparseTensor
 
 if TYPE_CHECKING:
     from sparsetc import datasets, testing
+    from sparsetc.device.calibrate import calibrate
+    from sparsetc.device.profile import DeviceProfile
     from sparsetc.io import read, write
     from sparsetc.pair import BcbPlan, PairPart, PairPlan, plan_bcb
-    from sparsetc.planner.calibrate import calibrate
     from sparsetc.planner.hls import plan_hls
 
 __version__ = "0.1.0"
@@ -42,6 +43,7 @@ __all__ = [
     "CacheInfo",
     "CoordinateError",
     "DeviceError",
+    "DeviceProfile",
     "DtypeError",
     "EquationError",
     "FormatError",
@@ -89,7 +91,8 @@ __all__ = [
 _ON_DEMAND = {
     **dict.fromkeys(("read", "write"), "io"),
     **dict.fromkeys(("BcbPlan", "PairPart", "PairPlan", "plan_bcb"), "pair"),
-    "calibrate": "planner.calibrate",
+    "calibrate": "device.calibrate",
+    "DeviceProfile": "device.profile",
     "plan_hls": "planner.hls",
     "datasets": "",
     "testing": "",

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sparsetc.ir.cost import Statistics, cost, rates_of
+from sparsetc.device.lookup import of_backend
+from sparsetc.ir.cost import Statistics, cost
 from sparsetc.ir.tile import LANES, Product, TileProgram, walk
 from sparsetc.planner.pricing import seconds_of
 
@@ -47,8 +48,10 @@ class Explanation:
     backend: str
     device: str
     path: str
-    rates: str
-    """Whose rates the expected times are computed with."""
+    profile: str
+    """The device whose numbers the expected times are computed with, and how many of them were measured there."""
+    measured: tuple[str, ...]
+    """Those fields of its `DeviceProfile`, by name."""
     launches: int
     parts: tuple[PartReport, ...]
     tiles: tuple[tuple[int, int, int], ...]
@@ -104,7 +107,7 @@ class Explanation:
         lines.append(
             f"  runs     {self.backend} on {self.device}, {self.launches} launch{'es' if self.launches > 1 else ''}"
         )
-        lines += [f"  rates    {self.rates}", f"  source   {self.path}", ""]
+        lines += [f"  profile  {self.profile}", f"  source   {self.path}", ""]
         for row in [head, ["-" * w for w in widths], *rows]:
             lines.append("  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
         if self.tiles:
@@ -122,14 +125,14 @@ class Explanation:
 
 def explain(kernel: Step) -> Explanation:
     """The explanation of a kernel."""
-    rates = rates_of(kernel.backend)
+    profile = of_backend(kernel.backend)
     costs = [cost(p.program) for p in kernel.parts]
     statistics = [_statistics(kernel, number) for number in range(len(kernel.parts))]
     if kernel.choice.seconds:
         seconds = [kernel.choice.seconds[n] for n in kernel.filled]
     else:
-        seconds = list(seconds_of(kernel.plan, costs, statistics, kernel.backend, rates))
-    floors = [found.roofline(own, rates) for found, own in zip(costs, statistics, strict=True)]
+        seconds = list(seconds_of(kernel.plan, costs, statistics, kernel.backend, profile))
+    floors = [found.roofline(own, profile) for found, own in zip(costs, statistics, strict=True)]
     fused = kernel.plan.fused or len(seconds) == 1
     return Explanation(
         equation=kernel.equation,
@@ -138,7 +141,8 @@ def explain(kernel: Step) -> Explanation:
         backend=kernel.backend,
         device=device_name(kernel.canonical.device),
         path=str(kernel.path),
-        rates=rates.describe(),
+        profile=profile.describe(),
+        measured=profile.measured,
         launches=1 if fused and kernel.backend == "triton" else len(seconds),
         parts=tuple(_part(kernel, n, seconds[n], *floors[n]) for n in range(len(seconds))),
         tiles=_tiles(kernel) if any(p.packed.view.sides for p in kernel.parts) else (),

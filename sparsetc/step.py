@@ -24,13 +24,12 @@ from sparsetc.codegen.launch import (
     TritonPrograms,
     Values,
     accumulator,
-    machine_of,
-    portable,
     source_name,
     stored_dtype,
 )
 from sparsetc.convert import available_memory
 from sparsetc.dense import Finite, resolved
+from sparsetc.device.targets import machine_of, portable
 from sparsetc.errors import EquationError, PlanError
 from sparsetc.explain import Explanation, explain
 from sparsetc.formats import Packed, pack, storage_of

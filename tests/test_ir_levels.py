@@ -9,12 +9,13 @@ import pytest
 import torch
 
 import sparsetc as stc
+from sparsetc.device.profile import DeviceProfile, cpu, default_gpu
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.formats import get_format
 from sparsetc.ir import plan as plans
 from sparsetc.ir import tile as tiles
 from sparsetc.ir import view as views
-from sparsetc.ir.cost import CPU, Rates, Statistics, cost
+from sparsetc.ir.cost import Statistics, cost
 from sparsetc.ir.count import FIBERS, ITEMS, ONE, STORED, ZERO
 from sparsetc.ir.einsum import Bound, Einsum
 from sparsetc.ir.lower import lower
@@ -397,30 +398,30 @@ def test_the_counts_agree_with_what_is_packed() -> None:
         assert found == packed.nbytes - uncounted + 4 * packed.stored
 
 
-@pytest.mark.parametrize("rates", [Rates(), CPU], ids=lambda r: r.name)
+@pytest.mark.parametrize("profile", [default_gpu(), cpu()], ids=lambda p: p.name)
 @pytest.mark.parametrize("format", ["coo", "fiber"])
-def test_more_work_never_takes_less_time(format: str, rates: Rates) -> None:
+def test_more_work_never_takes_less_time(format: str, profile: DeviceProfile) -> None:
     c = cost(mttkrp(format))
     least = Statistics(items=10, fibers=200, stored=10_000, nnz=9_000, itemsize=4)
-    each = c.seconds(least, rates)
+    each = c.seconds(least, profile)
     assert set(each) == {"memory", "l2", "l1", "add", "multiply", "dot"}
     assert all(t >= 0 for t in each.values())
-    resource, seconds = c.roofline(least, rates)
+    resource, seconds = c.roofline(least, profile)
     assert seconds == max(each.values()) == each[resource] > 0
-    assert c.predicted(least, rates) >= seconds
+    assert c.predicted(least, profile) >= seconds
     for more in ("items", "fibers", "stored", "itemsize"):
         larger = replace(least, **{more: 2 * getattr(least, more)})
-        assert all(t >= each[name] for name, t in c.seconds(larger, rates).items())
-        assert c.roofline(larger, rates)[1] >= seconds
-        assert c.predicted(larger, rates) >= c.predicted(least, rates)
+        assert all(t >= each[name] for name, t in c.seconds(larger, profile).items())
+        assert c.roofline(larger, profile)[1] >= seconds
+        assert c.predicted(larger, profile) >= c.predicted(least, profile)
     tenfold = replace(least, items=100, fibers=2_000, stored=100_000)
-    assert c.roofline(tenfold, rates)[1] > seconds
+    assert c.roofline(tenfold, profile)[1] > seconds
 
 
 def test_a_faster_device_takes_no_more_time() -> None:
     c = cost(lowered("ijk,jr,ks->irs", "coo", ROWS, dot=True, i=100_000, j=100_000, k=100_000))
     statistics = Statistics(items=1000, fibers=1000, stored=10**6, nnz=10**6, itemsize=4)
-    slow = Rates()
+    slow = default_gpu()
     before = c.seconds(statistics, slow)
     for rate, resource in (("memory", "memory"), ("l2", "l2"), ("l1", "l1"), ("add", "add"), ("multiply", "multiply")):
         after = c.seconds(statistics, replace(slow, **{rate: 2 * getattr(slow, rate)}))
@@ -436,7 +437,7 @@ def test_rows_that_are_stored_take_no_additions() -> None:
     added, stored = (
         cost(lowered("ijk,jr,kr->ir", "coo", ROWS, Target(owned=owned, rows=10))) for owned in (False, True)
     )
-    assert added.seconds(statistics, Rates())["add"] > stored.seconds(statistics, Rates())["add"] == 0
+    assert added.seconds(statistics, default_gpu())["add"] > stored.seconds(statistics, default_gpu())["add"] == 0
 
 
 def test_a_cost_describes_itself() -> None:

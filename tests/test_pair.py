@@ -27,9 +27,10 @@ from pair_cases import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparsetc as stc
+from sparsetc.device.profile import default_gpu
 from sparsetc.pair.cut import Cut, sides_for
 from sparsetc.pair.meeting import Meeting
-from sparsetc.pair.prices import CROWDED, GPU, scalar_seconds
+from sparsetc.pair.prices import scalar_seconds
 from sparsetc.pair.scalar import FEW, MANY, waits
 
 DTYPES = (
@@ -464,10 +465,10 @@ def test_few_sums_cost_as_much_as_ordered_ones() -> None:
     """Additions by atomics wait for one another, or are ordered; those to many addresses do not."""
     (step,) = stc.compile("ij,jk->ik", *operands("ij,jk->ik")).contraction.chain.pairs
     exact = replace(step.budget, settings=replace(step.settings, deterministic=True), limit=10**12)
-    tasks = 10**8
-    for places, crowded in [(8281, True), (CROWDED - 1, True), (CROWDED, False), (tasks, False)]:
+    tasks, gpu, few = 10**8, default_gpu(), default_gpu().crowded_below
+    for places, crowded in [(8281, True), (few - 1, True), (few, False), (tasks, False)]:
         seconds, always = (
-            scalar_seconds(tasks, places, 4, b, GPU) for b in (replace(step.budget, limit=10**12), exact)
+            scalar_seconds(tasks, places, 4, b, gpu) for b in (replace(step.budget, limit=10**12), exact)
         )
         assert (seconds == always) == crowded
     assert waits(8281, MANY * 8281 + 1)

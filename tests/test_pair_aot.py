@@ -14,6 +14,7 @@ from pair_cases import EQUATIONS, operands, small_blocks
 
 import sparsetc as stc
 from sparsetc.codegen import launch
+from sparsetc.device import targets
 from sparsetc.pair import marks
 
 pytest.importorskip("triton")
@@ -136,7 +137,7 @@ def compiled_marks(name: str, types: dict[str, str], constants: dict[str, int], 
     signature = {n: types.get(n, "constexpr") for n in kernel.arg_names}
     aligned: dict[Any, Any] = {(n,): [["tt.divisibility", 16]] for n, t in enumerate(signature.values()) if t[0] == "*"}
     source = ASTSource(kernel, signature, constexprs=constants, attrs=aligned)
-    return triton.compile(source, target=GPUTarget(*launch.TARGETS[target]))
+    return triton.compile(source, target=GPUTarget(*targets.TARGETS[target]))
 
 
 TASKS = {"row": "*i64", "column": "*i32", "x_base": "*i32", "x_word": "*u8", "y_shift": "*i32", "bits": "*i32"}

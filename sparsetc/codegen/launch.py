@@ -8,7 +8,7 @@ little, never waits and can be captured in a CUDA graph.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 from sparsetc.codegen import cache
 from sparsetc.codegen import torch as torch_source
 from sparsetc.codegen.header import header
+from sparsetc.device.targets import MACHINES, gpu, portable
 from sparsetc.errors import DeviceError, PlanError
 from sparsetc.formats import Packed
 from sparsetc.ir.tile import TileProgram, check_sizes
@@ -30,17 +31,6 @@ if TYPE_CHECKING:
 TORCH_CHUNK = 3 << 19
 """Elements of intermediate results a chunk of the torch programs may make: 16,000 fibers of rank 32 with two factors,
 each result 2 MB (2 cores: fibers of 4,000 a chunk lost 1.6x to the calls' own time, 64,000 up to 1.25x to memory)."""
-
-TARGETS: dict[str, tuple[str, int | str, int]] = {
-    "sm_80": ("cuda", 80, 32),
-    "sm_89": ("cuda", 89, 32),
-    "sm_90": ("cuda", 90, 32),
-    "sm_100": ("cuda", 100, 32),
-    "sm_120": ("cuda", 120, 32),
-    "gfx90a": ("hip", "gfx90a", 64),
-    "gfx942": ("hip", "gfx942", 64),
-    "gfx950": ("hip", "gfx950", 64),
-}
 
 Values = Sequence[torch.Tensor | None]
 """Packed values, one a part; None of a pattern, which stores none."""
@@ -313,7 +303,7 @@ def assembled(load: Callable[[str], Any], types: Sequence[str], target: str, war
     Args:
         load: from the machine of the target, ``cuda`` or ``hip``, to the kernel.
         types: of its arguments, in order, as Triton writes them; pointers are aligned to 16 bytes.
-        target: a name of `TARGETS`.
+        target: a name of `device.targets.TARGETS`.
         warps: of a program.
         stages: of its loops.
 
@@ -324,10 +314,8 @@ def assembled(load: Callable[[str], Any], types: Sequence[str], target: str, war
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    if target not in TARGETS:
-        raise PlanError(f"unknown target {target!r}; known: {', '.join(TARGETS)}")
-    backend, arch, warp = TARGETS[target]
-    kernel = load(backend)
+    machine, arch, warp = gpu(target)
+    kernel = load(machine)
     if is_interpreted(kernel):
         raise PlanError("compiling ahead of time needs TRITON_INTERPRET unset when triton is imported")
     aligned = [n for n, t in enumerate(types) if t.startswith("*")]
@@ -335,7 +323,7 @@ def assembled(load: Callable[[str], Any], types: Sequence[str], target: str, war
     signature = dict(zip(kernel.arg_names, types, strict=True))
     return triton.compile(
         ASTSource(kernel, signature, constexprs={}, attrs=attributes),
-        target=GPUTarget(backend, arch, warp),
+        target=GPUTarget(machine, arch, warp),
         options={"num_warps": warps, "num_stages": stages},
     )
 
@@ -386,30 +374,10 @@ def types_of(dtype: torch.dtype) -> Types:
     return Types(str(kept).removeprefix("torch."), widen=kept != dtype)
 
 
-def machine_of(arrays: Iterable[torch.Tensor]) -> str:
-    """What programs that read these arrays are made for: ``hip`` where torch is AMD's, ``cuda``, or ``cpu``.
-
-    On the CPU Triton interprets them, or they are only looked at.
-    """
-    if torch.version.hip is not None:
-        return "hip"
-    return "cuda" if any(a.is_cuda for a in arrays) else "cpu"
-
-
 def made_for(machine: str, programs: tuple[TileProgram, ...], types: Types) -> tuple[tuple[TileProgram, ...], Types]:
-    """Programs and types as a machine runs them: in a precision that it has, and counting bits by PTX on CUDA alone."""
+    """Programs and types as a machine runs them: in precisions and by instructions that it has."""
     made = tuple(replace(p, precision=portable(p.precision, machine)) for p in programs)
-    return made, replace(types, popcount=machine == "cuda")
-
-
-def portable(precision: str, machine: str) -> str:
-    """The precision a machine can run: tf32x3 does not compile for AMD, whose matrix units take float32 as it is."""
-    return "ieee" if machine == "hip" and precision in ("tf32x3", "tf32") else precision
-
-
-def is_amd(target: str) -> bool:
-    """Whether a named target is AMD's; none that is not known is."""
-    return target in TARGETS and TARGETS[target][0] == "hip"
+    return made, replace(types, popcount=MACHINES[machine].popcount)
 
 
 def source_name(equation: str, backend: str) -> str:

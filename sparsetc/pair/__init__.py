@@ -9,7 +9,7 @@ In: a `Bound` einsum whose operands are sparse in two places or more. Out: `Seve
     marks.py      the same on a GPU, by a bit a place; its kernels are in mark_kernels.py
     populations.py  blocks of x by how many nonzeros they hold
     plans.py      the plans that a user names
-    prices.py     expected times, from counts and rates
+    prices.py     expected times, from counts and a device's profile
     choose.py     scalar, dense, blocks, or a hybrid
     tasks.py      tasks as a sparse operand of ones
     scalar.py     a product a task: an einsum with that operand

@@ -13,6 +13,8 @@ from math import inf
 
 import torch
 
+from sparsetc.device.lookup import profile_of
+from sparsetc.device.profile import DeviceProfile
 from sparsetc.errors import PlanError
 from sparsetc.ir.tile import TileProgram
 from sparsetc.options import Options
@@ -25,10 +27,8 @@ from sparsetc.pair.prices import (
     DENSE_LAUNCHES,
     HYBRID_LAUNCHES,
     MERGE_LAUNCHES,
-    Rates,
     block_seconds,
     dense_seconds,
-    rates_of,
     scalar_seconds,
 )
 from sparsetc.pair.sums import kept_dtype
@@ -81,13 +81,13 @@ class Question:
         return Populations.of(self.cut())
 
     @cached_property
-    def rates(self) -> Rates:
-        """Of the device."""
-        return rates_of(self.meeting.x_key.device, self.settings)
+    def profile(self) -> DeviceProfile:
+        """The profile of the device."""
+        return profile_of(self.meeting.x_key.device, self.settings)
 
     @property
     def precision(self) -> str:
-        """By which rates are named."""
+        """The name of the rates of products."""
         return "float64" if self.dtype in _DOUBLE else self.settings.effective_precision()
 
     def bitmaps(self, work: BlockWork | None = None) -> Bitmaps:
@@ -134,7 +134,7 @@ class Question:
             "bcb": self._block_seconds(self.cut().work),
         }
         best = min(seconds for seconds in found.values() if seconds is not None)
-        if (every or best > HYBRID_LAUNCHES * self.rates.launch) and self.split.pure is None:
+        if (every or best > HYBRID_LAUNCHES * self.profile.call) and self.split.pure is None:
             found[HYBRID] = self._split_seconds(self.split)
         return tuple(sorted(found.items(), key=lambda item: (item[1] is None, item[1] or 0.0)))
 
@@ -155,17 +155,17 @@ class Question:
             return None
         r, c, _ = self.cut().extents
         results = min(split.blocks.made * r * c + split.tasks, self.meeting.rows * self.meeting.columns)
-        merged = results * (8 + 3 * self.width) / self.rates.memory  # an entry's slot, its value, and the sum
-        return scalar + blocks + merged + MERGE_LAUNCHES * self.rates.launch
+        merged = results * (8 + 3 * self.width) / self.profile.moved  # an entry's slot, its value, and the sum
+        return scalar + blocks + merged + MERGE_LAUNCHES * self.profile.call
 
     def scalar_seconds(self, tasks: int) -> float:
         """Of so many tasks."""
-        return scalar_seconds(tasks, self.meeting.rows * self.meeting.columns, self.width, self.budget, self.rates)
+        return scalar_seconds(tasks, self.meeting.rows * self.meeting.columns, self.width, self.budget, self.profile)
 
     def _dense_seconds(self) -> float | None:
         if not self.dense_fits():
             return None
-        return dense_seconds(self.meeting.sizes, self.width, self.precision, self.rates)
+        return dense_seconds(self.meeting.sizes, self.width, self.precision, self.profile)
 
     def _block_seconds(self, work: BlockWork) -> float | None:
         """None where the blocks, or their pairs, do not fit."""
@@ -176,7 +176,7 @@ class Question:
             precision = self.settings.effective_precision()
             parts = self.cut().in_parts(self.dtype, self.backend, precision, bitmaps)
             self._programs[bitmaps] = self.cut().program("", self.dtype, self.backend, precision, bitmaps, parts=parts)
-        return block_seconds(work, self._programs[bitmaps], self.width, self.precision, self.rates)
+        return block_seconds(work, self._programs[bitmaps], self.width, self.precision, self.profile)
 
     @cached_property
     def _programs(self) -> dict[Bitmaps, TileProgram]:
@@ -202,7 +202,7 @@ def choose(q: Question) -> Choice:
     m = q.meeting
     if m.tasks <= FEW_TASKS * (m.x_key.numel() + m.y_key.numel()):
         return Choice("scalar", WHOLE, f"at most {FEW_TASKS} tasks a nonzero")
-    if q.scalar_seconds(m.tasks) <= min(BLOCK_LAUNCHES, DENSE_LAUNCHES) * q.rates.launch:
+    if q.scalar_seconds(m.tasks) <= min(BLOCK_LAUNCHES, DENSE_LAUNCHES) * q.profile.call:
         return Choice("scalar", WHOLE, "no other path is launched in as little time")
     expected = q.expected()
     return _choice(q, expected[0][0], f"the cheapest of {len(expected)} by the cost model")

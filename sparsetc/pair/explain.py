@@ -56,8 +56,11 @@ class PairExplanation:
     backend: str
     device: str
     nnz: int
-    rates: str
-    """Whose rates the expected times are computed with; empty where no two sparse operands are contracted."""
+    profile: str
+    """The device whose numbers the expected times are computed with, and how many of them were measured there; empty
+    where no two sparse operands are contracted."""
+    measured: tuple[str, ...]
+    """Those fields of its `DeviceProfile`, by name."""
     steps: tuple[StepReport, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -70,7 +73,7 @@ class PairExplanation:
 
     def __str__(self) -> str:
         lines = [f'"{self.equation}"', f"  plan     {self.plan}", f"  runs     {self.backend} on {self.device}"]
-        lines += [f"  rates    {self.rates}"] if self.rates else []
+        lines += [f"  profile  {self.profile}"] if self.profile else []
         lines.append(f"  result   {self.nnz:,} nonzeros")
         for number, s in enumerate(self.steps):
             lines += ["", f"  step {number}   {s.equation}   {s.plan}, {s.reason}"]
@@ -111,13 +114,15 @@ def explain(kernel: Several) -> PairExplanation:
             steps.append(StepReport(step.equation, step.work.plan.name, "a sparse and a dense operand"))
         else:
             steps.append(StepReport(step.equation, "torch.einsum", "two dense operands"))
+    profile = kernel.chain.pairs[0].question.profile if kernel.chain.pairs else None
     return PairExplanation(
         equation=kernel.bound.einsum.text,
         plan=kernel.plan.name,
         backend=kernel.backend,
         device=device_name(kernel.device),
         nnz=prod(kernel.shape) if kernel.pattern is None else kernel.pattern.nnz,
-        rates=kernel.chain.pairs[0].question.rates.whose if kernel.chain.pairs else "",
+        profile=profile.describe() if profile else "",
+        measured=profile.measured if profile else (),
         steps=tuple(steps),
     )
 

@@ -21,7 +21,8 @@ from functools import cached_property
 
 import torch
 
-from sparsetc.codegen.launch import PartArrays, TorchPrograms, TritonPrograms, machine_of, source_name
+from sparsetc.codegen.launch import PartArrays, TorchPrograms, TritonPrograms, source_name
+from sparsetc.device.targets import machine_of
 from sparsetc.formats import Packed, pack
 from sparsetc.ir.einsum import Bound, Einsum
 from sparsetc.ir.lower import lower

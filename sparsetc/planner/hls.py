@@ -11,9 +11,10 @@ from math import prod
 
 import torch
 
+from sparsetc.device.lookup import of_backend
 from sparsetc.errors import PlanError
 from sparsetc.formats.tiles import VOLUME, sides_of
-from sparsetc.ir.cost import Cost, Statistics, rates_of
+from sparsetc.ir.cost import Cost, Statistics
 from sparsetc.ir.lower_tiles import MOST_SUMS
 from sparsetc.ir.operands import MIN_DOT, dense_axes, named_operands
 from sparsetc.ir.plan import Layout, Part, Plan, Schedule
@@ -73,14 +74,14 @@ class HybridPlan:
             made += [_candidate(setting, counts, threshold, whole, held, leftovers) for leftovers in rest]
         if len(made) == 1:
             return made[0]
-        rates, known = rates_of(setting.backend), dict[tuple[tuple[str, Schedule, bool], ...], list[Cost]]()
+        profile, known = of_backend(setting.backend), dict[tuple[tuple[str, Schedule, bool], ...], list[Cost]]()
 
         def seconds(c: Candidate) -> float:
             # Thresholds change how much a part holds, seldom its program.
             stores = owned(c, setting, sparse_output)
             key = tuple((p.format, p.schedule, own) for p, own in zip(c.plan.parts, stores, strict=True))
             known[key] = known.get(key) or costs(c, setting, sparse_output)
-            return sum(seconds_of(c.plan, known[key], c.expected, setting.backend, rates))
+            return sum(seconds_of(c.plan, known[key], c.expected, setting.backend, profile))
 
         return min(made, key=seconds)
 
