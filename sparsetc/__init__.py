@@ -19,7 +19,7 @@ from sparsetc.errors import (
 )
 from sparsetc.formats import register_format
 from sparsetc.io import read, write
-from sparsetc.ir.plan import Layout, Part, Plan, Schedule
+from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.kernel import Kernel
 from sparsetc.ops import contract, mttkrp, sddmm, spmm, ttm, ttmc, ttv
 from sparsetc.options import options
@@ -45,7 +45,6 @@ __all__ = [
     "FormatError",
     "IOFormatError",
     "Kernel",
-    "Layout",
     "OutOfMemoryError",
     "PairKernel",
     "PairPart",
@@ -57,6 +56,7 @@ __all__ = [
     "ShapeError",
     "SparseTensor",
     "SparsetcError",
+    "Storage",
     "TransformError",
     "calibrate",
     "compile",

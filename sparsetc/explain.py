@@ -152,11 +152,10 @@ def _part(kernel: Kernel, number: int, seconds: float, resource: str, floor: flo
     instruction = "multiply-add"
     if program.dots:
         instruction = f"tensor core, {program.precision}" if kernel.backend == "triton" else "matrix product"
-    levels = (part.layout.item, part.layout.lane, part.layout.leaf)
     return PartReport(
         number=number,
         format=part.format,
-        levels=" | ".join("".join(program.letters[m] for m in level) or "-" for level in levels),
+        levels=" | ".join("".join(program.letters[m] for m in level) or "-" for level in part.storage.levels),
         nnz=packed.nnz,
         share=packed.nnz / max(1, sum(p.packed.nnz for p in kernel.parts)),
         nbytes=part.nbytes,

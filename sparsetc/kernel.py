@@ -25,7 +25,7 @@ from sparsetc.dense import Finite, resolved
 from sparsetc.entry import entry_point
 from sparsetc.errors import DtypeError, PlanError, ShapeError
 from sparsetc.explain import Explanation, explain
-from sparsetc.formats import Packed, pack, storage_of
+from sparsetc.formats import Packed
 from sparsetc.formats.tiles import item_slots
 from sparsetc.integers import fitted, summed_dtype
 from sparsetc.ir.einsum import Bound
@@ -37,7 +37,7 @@ from sparsetc.kept import VALUES, Kept, lasting
 from sparsetc.lru import Lru
 from sparsetc.options import Options, in_force
 from sparsetc.output import Slotted, output_of, without_zeros
-from sparsetc.partition import PARTITIONS, shares
+from sparsetc.partition import PARTITIONS, stored_parts
 from sparsetc.planner.candidates import Setting
 from sparsetc.planner.choose import Choice, choose
 from sparsetc.planner.ownership import Circumstances, owns
@@ -118,10 +118,6 @@ class Kernel:
     def _bind(self, kept: Kept) -> None:
         plan = self.choice.plan
         packed = self._packed_parts(plan, kept.parts)
-        if sum(p.nnz for p in packed) != self.canonical.coords.shape[1]:
-            raise PlanError(
-                f"plan {plan.name!r} has no part for some shares of its partition, which have nonzeros here"
-            )
         # A part of nothing is not run.
         self.filled = tuple(n for n, p in enumerate(packed) if p.nnz) or (len(packed) - 1,)
         chosen, stored = [plan.parts[n] for n in self.filled], [packed[n] for n in self.filled]
@@ -171,32 +167,12 @@ class Kernel:
         return Results(pattern, x.is_coalesced or self.output.slot is None)
 
     def _packed_parts(self, plan: Plan, kept: Lru[Any, Packed]) -> list[Packed]:
-        """Pack the parts, or take them from what is kept, where other einsums may have left them."""
-        found = []
-        dealt: list[torch.Tensor | None] | None = None
-        for number, part in enumerate(plan.parts):
-            key = (
-                plan.partition,
-                plan.options,
-                self.canonical.kept if plan.partition != "all" else (),
-                plan.shares[number] if plan.shares else number,
-                part.format,
-                storage_of(part.format, part.layout),
-            )
-            packed = kept.get(key)
-            if packed is None:
-                if dealt is None:
-                    dealt = shares(plan, self.canonical.coords, self.canonical.shape, self.canonical.kept)
-                own = dealt[number]
-                coords = self.canonical.coords if own is None else self.canonical.coords[:, own]
-                packed = kept.put(key, pack(coords, self.canonical.shape, part.format, part.layout).of(own))
-            packed = packed.read_by(part.layout)
-            if self.canonical.source is not None:
-                packed = packed.of(
-                    self.canonical.source if packed.source is None else self.canonical.source[packed.source]
-                )
-            found.append(packed)
-        return found
+        """The parts, packed, or as other einsums left them; they number the operand's own nonzeros."""
+        c = self.canonical
+        found = stored_parts(plan, c.coords, c.shape, c.kept, kept)
+        if c.source is None:
+            return found
+        return [p.of(c.source if p.source is None else c.source[p.source]) for p in found]
 
     def _needs_second_pass(self, parts: list[BoundPart]) -> bool:
         """Whether sums must not depend on the order of atomics, and would; integers' never do."""
@@ -244,7 +220,6 @@ class Kernel:
             target,
             number=number,
             format=part.format,
-            unroll=part.layout.unroll,
         )
         slot = None
         if program.slot:
@@ -256,7 +231,7 @@ class Kernel:
                 slot = packed.slots(_key_level(program), self._slot_of_nonzeros())
         if program.dots and self._x.dtype == torch.float64 and self.backend == "triton":
             packed = _wide_words(packed)
-        return BoundPart(program, packed, slot)
+        return BoundPart(program, packed.unrolled(program.unroll), slot)
 
     def _slot_of_nonzeros(self) -> torch.Tensor:
         slot = self.output.slot

@@ -404,4 +404,4 @@ def _word_bytes(p: TileProgram, level: int, array: str) -> int:
     bits = word_bits(p.view.levels[level], array)
     if any(isinstance(c, Field) and c.array == array and c.frame and bits <= 8 for c in p.view.levels[level]):
         return 1
-    return 2 if bits <= 16 and level == LEAF and p.view.lanes > 1 else 4 if bits <= 31 else 8
+    return 2 if bits <= 16 and level == LEAF and p.view.narrow else 4 if bits <= 31 else 8

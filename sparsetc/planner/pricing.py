@@ -62,7 +62,7 @@ def views(candidate: Candidate, setting: Setting) -> list[View]:
     """By part, the view that its format promises."""
     (sparse,) = setting.bound.einsum.sparse
     shape = setting.bound.extents(setting.bound.einsum.inputs[sparse])
-    return [get_format(part.format).view(shape, part.layout) for part in candidate.plan.parts]
+    return [get_format(part.format).view(shape, part.storage) for part in candidate.plan.parts]
 
 
 def owned(candidate: Candidate, setting: Setting, sparse_output: bool) -> tuple[bool, ...]:
@@ -82,6 +82,6 @@ def costs(candidate: Candidate, setting: Setting, sparse_output: bool) -> list[C
     stores = owned(candidate, setting, sparse_output)
     for part, view, own in zip(candidate.plan.parts, views(candidate, setting), stores, strict=True):
         target = Target(sparse_output, natural=part.format == "coo", owned=own, rows=setting.rows)
-        program = lower(setting.bound, view, part.schedule, target, unroll=part.layout.unroll)
+        program = lower(setting.bound, view, part.schedule, target)
         found.append(cost(program))
     return found
