@@ -64,7 +64,7 @@ class Banded:
             positions=positions,
             stored=rows * width,
             items=rows,
-            heads=(positions.view(rows, width).amax(1), None),
+            representatives=(positions.view(rows, width).amax(1), None),
             padded=nnz < rows * width,
         )
 

@@ -178,7 +178,8 @@ def _statistics(kernel: Kernel, number: int) -> Statistics:
         fibers = packed.stored // packed.view.volume
     elif packed.view.blocks:
         fibers = packed.arrays["lane_len"].numel()
-    found = Statistics(packed.items, fibers, packed.stored, packed.nnz, kernel.setting.itemsize, cut=packed.cut)
+    split, itemsize = (packed.split_rows, packed.split_fibers), kernel.setting.itemsize
+    found = Statistics(packed.items, fibers, packed.stored, packed.nnz, itemsize, (), 0, *split)
     if not kernel.choice.expected:
         return found
     planned = kernel.choice.expected[kernel.filled[number]]

@@ -213,14 +213,8 @@ class Kernel:
             wide=packed.wide,
         )
         floating = self._x.dtype.is_floating_point or self._x.dtype.is_complex
-        program = lower(
-            self.canonical.bound,
-            packed.view,
-            part.schedule if floating else replace(part.schedule, dot=False),  # integers have no matrix instruction
-            target,
-            number=number,
-            format=part.format,
-        )
+        schedule = part.schedule if floating else replace(part.schedule, dot=False)  # integers have no dots here
+        program = lower(self.canonical.bound, packed.view, schedule, target, number=number, format=part.format)
         slot = None
         if program.slot:
             if partial:
@@ -258,7 +252,7 @@ class Kernel:
         """Whether no two work items of any part add to the same output row."""
         whole = len(self.filled) == 1 or PARTITIONS[self.choice.plan.partition].whole_rows
         at = Circumstances(self.canonical.kept, self.backend, self.output.sparse, self.setting.distinct, whole)
-        return owns(packed.view, at, cut=packed.cut, padded=packed.padded, items=packed.items)
+        return owns(packed.view, at, packed, padded=packed.padded)
 
     def _pack_values(self) -> None:
         own = self._values_of

@@ -219,9 +219,9 @@ def test_the_cases_cut_rows_and_fibers_and_leave_lanes_empty() -> None:
     cut = {
         c.name: compiled(c)[0].parts[0].packed for c in [*FIBER, *COO] if c.most or c.longest or c.name == "64 lanes"
     }
-    assert cut["leaf 2, cut"].cut == (True, True)
-    assert cut["cut rows as lanes"].cut == (False, True)
-    assert cut["cut rows"].cut == (True, False)
+    assert (cut["leaf 2, cut"].split_rows, cut["leaf 2, cut"].split_fibers) == (True, True)
+    assert (cut["cut rows as lanes"].split_rows, cut["cut rows as lanes"].split_fibers) == (False, True)
+    assert (cut["cut rows"].split_rows, cut["cut rows"].split_fibers) == (True, False)
     assert (cut["64 lanes"].arrays["lane_len"] == 0).any()
     assert (cut["leaf 2, cut"].arrays["lane_len"] == 0).any()
     assert cut["leaf 1"].padded

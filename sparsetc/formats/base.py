@@ -35,10 +35,12 @@ class Packed:
     """(stored,) the nonzero each stored value came from, -1 for padding; None when stored in the order given."""
     stored: int
     items: int
-    heads: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
+    representatives: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
     """A nonzero of each item, and of each lane (-1 for an unused one): what they share is read off it."""
-    cut: tuple[bool, bool] = (False, False)
-    """Whether one row has several items, and whether one fiber has several lanes."""
+    split_rows: bool = False
+    """Whether a row has several items."""
+    split_fibers: bool = False
+    """Whether a fiber has several lanes."""
     padded: bool = False
     source: torch.Tensor | None = field(default=None)
     """(nnz,) which nonzeros of the whole tensor the part holds; None for all of them."""
@@ -82,8 +84,7 @@ class Packed:
 
     def slots(self, level: int, slot: torch.Tensor) -> torch.Tensor:
         """Per item, lane or stored nonzero, the output slot, given that of every nonzero of the whole tensor."""
-        heads = (*self.heads, self.positions)[level]
-        places = self.in_whole(heads)
+        places = self.in_whole((*self.representatives, self.positions)[level])
         if places is None:
             return slot.contiguous()
         return slot[places.clamp(min=0)].contiguous() if slot.numel() else places.clamp(min=0)

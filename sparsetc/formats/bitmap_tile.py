@@ -45,19 +45,7 @@ class BitmapTile:
             "value_ptr": value_ptr.to(index_dtype(nnz)),
             "bits": packed_bits(t.tile, t.place, t.tiles, view.volume, view.word).flatten(),
         }
-        return Packed(
-            self.name,
-            storage,
-            shape,
-            nnz,
-            view,
-            arrays,
-            t.by_tile[order],
-            nnz,
-            t.items,
-            heads=t.heads,
-            cut=(t.cut, False),
-        )
+        return t.packed(self.name, storage, shape, arrays, t.by_tile[order])
 
     def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
         """Walk the bits that are set back to coordinates."""

@@ -37,52 +37,21 @@ class Coo:
 
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
         """Sort by (item, leaf) modes unless that is the order given; cut runs of `max_item_nnz` nonzeros."""
-        nnz, view = coords.shape[1], self.view(shape, storage)
-        leaf, item = view.leaf, view.item
-        if not storage.item:
-            arrays = words.encode(coords, leaf, narrow=storage.narrow)
-            heads = torch.arange(0, nnz, min(view.chunk, max(nnz, 1)), device=coords.device)
-            return Packed(
-                self.name,
-                storage,
-                shape,
-                nnz,
-                view,
-                arrays,
-                None,
-                nnz,
-                heads.numel(),
-                heads=(heads, None),
-                cut=(heads.numel() > 1, False),
-            )
-        order = (*storage.item, *storage.leaf)
-        coords, positions = _sorted(coords, shape, order)
-        flags = crd.starts_of_runs(crd.sort_keys(coords[list(storage.item)], [shape[m] for m in storage.item]))
-        rows = flags
-        if storage.max_item_nnz:
-            flags = flags | (place_in_run(flags) % storage.max_item_nnz == 0)
-        item_ptr = runs(flags)
-        heads = item_ptr[:-1]
-        arrays = {
-            "item_ptr": item_ptr.to(index_dtype(nnz)),
-            **words.encode(coords[:, heads], item),
-            **words.encode(coords, leaf, narrow=storage.narrow),
-        }
-        cut = bool(storage.max_item_nnz) and heads.numel() > int(rows.sum())
-        first = heads if positions is None else positions[heads]
-        return Packed(
-            self.name,
-            storage,
-            shape,
-            nnz,
-            view,
-            arrays,
-            positions,
-            nnz,
-            heads.numel(),
-            heads=(first, None),
-            cut=(cut, False),
-        )
+        nnz, view, most = coords.shape[1], self.view(shape, storage), storage.max_item_nnz
+        arrays: dict[str, torch.Tensor] = {}
+        if storage.item:
+            coords, positions = _sorted(coords, shape, (*storage.item, *storage.leaf))
+            rows = crd.starts_of_runs(crd.sort_keys(coords[list(storage.item)], [shape[m] for m in storage.item]))
+            item_ptr = runs(rows | (place_in_run(rows) % most == 0) if most else rows)
+            starts = item_ptr[:-1]
+            arrays = {"item_ptr": item_ptr.to(index_dtype(nnz)), **words.encode(coords[:, starts], view.item)}
+            split = bool(most) and starts.numel() > int(rows.sum())
+        else:
+            positions, starts = None, torch.arange(0, nnz, min(view.chunk, max(nnz, 1)), device=coords.device)
+            split = starts.numel() > 1
+        arrays |= words.encode(coords, view.leaf, narrow=storage.narrow)
+        items, first = starts.numel(), starts if positions is None else positions[starts]
+        return Packed(self.name, storage, shape, nnz, view, arrays, positions, nnz, items, (first, None), split)
 
     def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
         """Decode the words; an item's coordinates are repeated for each of its nonzeros."""

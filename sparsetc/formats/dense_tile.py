@@ -37,20 +37,7 @@ class DenseTile:
         positions[t.tile * view.volume + t.place] = t.by_tile
         if int((positions >= 0).sum()) != nnz:
             refuse_duplicates()
-        return Packed(
-            self.name,
-            storage,
-            shape,
-            nnz,
-            view,
-            t.arrays,
-            positions,
-            positions.numel(),
-            t.items,
-            heads=t.heads,
-            cut=(t.cut, False),
-            padded=positions.numel() != nnz,
-        )
+        return t.packed(self.name, storage, shape, t.arrays, positions)
 
     def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
         """Walk positions back to coordinates; those that came from a nonzero are kept."""

@@ -37,7 +37,7 @@ class _Pieces:
     start: torch.Tensor
     length: torch.Tensor
     row: torch.Tensor
-    cut: bool
+    split: bool
 
 
 @register_format
@@ -88,14 +88,14 @@ class Fiber:
         place = block_ptr[fiber[owner] // lanes] + step * lanes + fiber[owner] % lanes
         gathered = torch.full((stored,), -1, dtype=torch.long, device=device)
         gathered[place] = source
-        lane_head = torch.full((n_blocks * lanes,), -1, dtype=torch.long, device=device)
-        lane_head[fiber] = pieces.start
+        lane_start = torch.full((n_blocks * lanes,), -1, dtype=torch.long, device=device)
+        lane_start[fiber] = pieces.start
         item_flags = crd.starts_of_runs([block_row]) if n_blocks else torch.zeros(0, dtype=torch.bool, device=device)
         rows = item_flags
         if storage.max_item_nnz:
             item_flags = item_flags | _cut_rows(block_ptr, item_flags, storage.max_item_nnz)
         item_ptr = runs(item_flags)
-        heads = lane_head[item_ptr[:-1] * lanes]
+        starts = lane_start[item_ptr[:-1] * lanes]
         view = self.view(shape, storage)
         leaves = _taken(coords, gathered) if padded or lanes > 1 else coords
         arrays = {
@@ -103,24 +103,14 @@ class Fiber:
             "block_ptr": block_ptr.to(index_dtype(stored)),
             "block_full": full.int(),
             "lane_len": lane_len.int(),
-            **words.encode(coords[:, heads], view.item),
-            **words.encode(_taken(coords, lane_head), view.lane),
+            **words.encode(coords[:, starts], view.item),
+            **words.encode(_taken(coords, lane_start), view.lane),
             **words.encode(leaves, view.leaf, narrow=storage.narrow),
         }
-        return Packed(
-            self.name,
-            storage,
-            shape,
-            nnz,
-            view,
-            arrays,
-            _original(gathered, positions),
-            stored,
-            item_ptr.numel() - 1,
-            heads=(_original(heads, positions), _original(lane_head, positions)),
-            cut=(item_ptr.numel() - 1 > int(rows.sum()), pieces.cut),
-            padded=padded or bool((lane_head < 0).any()),
-        )
+        at, first, lane = (_original(places, positions) for places in (gathered, starts, lane_start))
+        items, padded = starts.numel(), padded or bool((lane_start < 0).any())
+        own = (self.name, storage, shape, nnz, view, arrays, at, stored, items)
+        return Packed(*own, (first, lane), items > int(rows.sum()), pieces.split, padded)
 
     def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
         """Walk blocks back to nonzeros: position -> block -> lane and step."""
@@ -153,7 +143,7 @@ def _pieces(coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> _
     flags = fibers | (place_in_run(fibers) % storage.max_fiber_len == 0) if storage.max_fiber_len else fibers
     bounds = runs(flags)
     start, length = bounds[:-1], torch.diff(bounds)
-    cut = start.numel() > int(fibers.sum())
+    split = start.numel() > int(fibers.sum())
     row = torch.zeros_like(start)
     if storage.item and start.numel():
         keys = crd.sort_keys(coords[list(storage.item)][:, start], [shape[m] for m in storage.item])
@@ -162,7 +152,7 @@ def _pieces(coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> _
         longest = int(length.max())
         order = torch.argsort(row * (longest + 1) + (longest - length), stable=True)
         start, length, row = start[order], length[order], row[order]
-    return _Pieces(start, length, row, cut)
+    return _Pieces(start, length, row, split)
 
 
 def _blocks(pieces: _Pieces, lanes: int) -> tuple[torch.Tensor, int, torch.Tensor]:

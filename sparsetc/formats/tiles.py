@@ -79,11 +79,24 @@ class Tiled:
     tiles: int
     arrays: dict[str, torch.Tensor]
     """``item_ptr``, ``item_word``, ``tile_word``."""
-    heads: tuple[torch.Tensor, torch.Tensor]
+    representatives: tuple[torch.Tensor, torch.Tensor]
     """A nonzero of each item, and of each tile."""
     items: int
-    cut: bool
+    split_rows: bool
     """Whether one row of blocks has several items."""
+
+    def packed(
+        self,
+        format: str,
+        storage: Storage,
+        shape: tuple[int, ...],
+        arrays: dict[str, torch.Tensor],
+        positions: torch.Tensor,
+    ) -> Packed:
+        """The part whose values are stored at `positions`, -1 for one that is none of its nonzeros'."""
+        nnz, stored, (known, split) = self.tile.numel(), positions.numel(), (self.representatives, self.split_rows)
+        own = (format, storage, shape, nnz, self.view, arrays, positions, stored, self.items, known, split)
+        return Packed(*own, padded=stored != nnz)
 
 
 def tiled(coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, view: View) -> Tiled:
@@ -94,9 +107,9 @@ def tiled(coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, view: 
     place = torch.zeros_like(by_tile)
     for mode, (side, stride) in enumerate(zip(view.sides, view.strides, strict=True)):
         place += coords[mode, by_tile] % side * stride
-    heads = torch.nonzero(starts).flatten()
-    tiles = heads.numel()
-    of_tiles, grid = blocks[:, heads], view.stored_shape(shape)
+    first_of_tiles = torch.nonzero(starts).flatten()
+    tiles = first_of_tiles.numel()
+    of_tiles, grid = blocks[:, first_of_tiles], view.stored_shape(shape)
     item_keys = crd.sort_keys(of_tiles[list(storage.item)], [grid[m] for m in storage.item]) if storage.item else []
     rows = crd.starts_of_runs(item_keys) if item_keys else torch.arange(tiles, device=coords.device) == 0
     most = max(1, storage.max_item_nnz // view.volume) if storage.max_item_nnz else 0
@@ -107,10 +120,8 @@ def tiled(coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, view: 
         **words.encode(of_tiles[:, of_items], view.item),
         **words.encode(of_tiles, view.lane),
     }
-    first, items = by_tile[heads], of_items.numel()
-    return Tiled(
-        view, by_tile, tile, place, tiles, arrays, (first[of_items], first), items, cut=items > int(rows.sum())
-    )
+    first, items = by_tile[first_of_tiles], of_items.numel()
+    return Tiled(view, by_tile, tile, place, tiles, arrays, (first[of_items], first), items, items > int(rows.sum()))
 
 
 def refuse_duplicates() -> NoReturn:

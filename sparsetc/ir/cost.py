@@ -69,8 +69,10 @@ class Statistics:
     """For a sparse letter, how often its coordinate changes as stored: a row gathered again at once is in L1."""
     chain: int = 0
     """Rounds of loads that wait for one another in the longest work item."""
-    cut: tuple[bool, bool] = (False, False)
-    """Whether a row has several items, and whether a fiber has several lanes: then results are added, not stored."""
+    split_rows: bool = False
+    """Whether a row has several items: then results are added, not stored."""
+    split_fibers: bool = False
+    """Whether a fiber has several lanes: likewise."""
 
     def scaled(self, share: float) -> Statistics:
         """Those of a share of the nonzeros."""

@@ -80,10 +80,9 @@ class _TileLowering(Lowering):
         found, wanted = ([c for c in order if self.side[c] > 1] for order in (stored, groups.sequence))
         if view.bitmap and view.contracted and found != wanted:
             raise PlanError(
-                f"the storage's sequence has a tile's positions in the order {''.join(stored)} for dots over "
-                f'{"".join(stored[-view.contracted :])}; "{self.bound.einsum}" takes them in the order '
-                f"{''.join(groups.sequence)}, with dots over {''.join(groups.contracted) or 'nothing'}: plan it anew, "
-                "or leave the sequence out"
+                f"tiles are stored in the order {''.join(stored)} for dots over {''.join(stored[-view.contracted :])}; "
+                f'"{self.bound.einsum}" takes them in the order {"".join(groups.sequence)}, with dots over '
+                f"{''.join(groups.contracted) or 'nothing'}: plan it anew, or leave out the storage's sequence"
             )
 
     # -- blocks -----------------------------------------------------------------------------------------------------

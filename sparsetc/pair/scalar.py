@@ -147,7 +147,7 @@ class TaskSum:
         coords = one.coordinates()
         packed = pack(coords, one.shape, "fiber", storage)
         second = SecondPass.of(packed.slots(LANE, coords[mode]))
-        packed = replace(packed, view=replace(packed.view, pattern=True), positions=None, heads=(None, None))
+        packed = replace(packed, view=replace(packed.view, pattern=True), positions=None, representatives=(None, None))
         target = Target(sparse=True, owned=True, rows=max(1, second.partials), wide=packed.wide)
         slot = torch.arange(second.partials, dtype=torch.int32, device=coords.device)
         return Bounded(self._part(packed, Schedule(), target, slot), second)

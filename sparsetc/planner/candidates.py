@@ -159,7 +159,7 @@ def coo(setting: Setting, counts: Counts, also: tuple[int, ...] = ()) -> Candida
     longest = counts.longest(shared)
     rounds = min(most, longest) // (schedule.lanes * schedule.unroll)
     runs = _runs(setting, counts, storage)
-    expected = Statistics(items, items, n, n, setting.itemsize, runs, rounds, (longest > most, False))
+    expected = Statistics(items, items, n, n, setting.itemsize, runs, rounds, longest > most)
     return _single("coo", storage, schedule, expected)
 
 
@@ -172,14 +172,15 @@ def fiber(setting: Setting, counts: Counts, leaf: int) -> Candidate:
     if not between:
         return replace(rows(setting, counts), plan=replace(rows(setting, counts).plan, name="fiber"))
     schedule = schedule_of(setting, blocks=True)
-    cut = setting.backend == "triton" and not (setting.deterministic and not shared)
+    split = setting.backend == "triton" and not (setting.deterministic and not shared)
     most = _max_item_nnz(setting, counts.nnz, schedule)
-    storage = _fibers(setting, shared, between, (leaf,), schedule, MAX_FIBER_LEN if cut else 0, most)
+    narrow, longest = setting.backend == "triton", MAX_FIBER_LEN if split else 0
+    storage = Storage(shared, between, (leaf,), schedule.lanes, longest, most, narrow)
     fibers = counts.distinct((*shared, *between))
     if schedule.dot and setting.precision in ("tf32", "bf16") and counts.nnz >= LONG_FIBER * fibers:
         schedule = replace(schedule, precision="tf32x3")
     expected = _blocked(setting, counts.nnz, fibers, counts.distinct(shared), storage, schedule)
-    expected = replace(expected, cut=(counts.longest(shared) > most, cut))
+    expected = replace(expected, split_rows=counts.longest(shared) > most, split_fibers=split)
     return _single("fiber", storage, schedule, expected)
 
 
@@ -190,10 +191,11 @@ def rows(setting: Setting, counts: Counts) -> Candidate:
     schedule = schedule_of(setting, blocks=True, rows=True)
     longest = 0 if setting.backend == "torch" or setting.deterministic else 4 * LONG_ROW
     most = schedule.lanes if setting.backend == "triton" else CPU_ITEM_NNZ
-    storage = _fibers(setting, (), setting.kept, setting.rest, schedule, longest, most)
+    narrow = setting.backend == "triton"
+    storage = Storage((), setting.kept, setting.rest, schedule.lanes, longest, most, narrow)
     expected = _blocked(setting, counts.nnz, counts.distinct(setting.kept), 1, storage, schedule)
-    cut = bool(longest) and counts.longest(setting.kept) > longest
-    expected = replace(expected, runs=_runs(setting, counts, storage), cut=(False, cut))
+    split = bool(longest) and counts.longest(setting.kept) > longest
+    expected = replace(expected, runs=_runs(setting, counts, storage), split_fibers=split)
     return _single("rows", storage, schedule, expected)
 
 
@@ -315,19 +317,6 @@ def _runs(setting: Setting, counts: Counts, storage: Storage) -> tuple[tuple[str
 def _items(n: int, rows: int, most: int) -> int:
     """Work items of `rows` rows: one at least each, one more for every `most` nonzeros, half of which a row loses."""
     return max(1, rows, rows // 2 + n // most if most else 0) if n else 0
-
-
-def _fibers(
-    setting: Setting,
-    item: tuple[int, ...],
-    lane: tuple[int, ...],
-    leaf: tuple[int, ...],
-    schedule: Schedule,
-    longest: int,
-    most: int,
-) -> Storage:
-    """Fibers of at most `longest` nonzeros, as many side by side as the schedule takes at a step."""
-    return Storage(item, lane, leaf, schedule.lanes, longest, most, narrow=setting.backend == "triton")
 
 
 def _blocked(setting: Setting, nnz: int, fibers: int, rows: int, storage: Storage, schedule: Schedule) -> Statistics:

@@ -214,8 +214,8 @@ def _tiles(setting: Setting, counts: Counts, format: str, nnz: int, tiles: int, 
     part = Part(format, storage, _schedule(setting, groups, fused), nnz, label="tiles of many nonzeros")
     chain = max(each, most // 2)  # a program of fewer tiles ends little sooner
     rows = prod(n for m, n in enumerate(tiles_along(counts.shape, sides)) if m in setting.kept)
-    cut = (tiles > each * rows, False)
-    return part, Statistics(-(-tiles // each), tiles, stored, nnz, setting.itemsize, chain=chain, cut=cut)
+    split = tiles > each * rows
+    return part, Statistics(-(-tiles // each), tiles, stored, nnz, setting.itemsize, chain=chain, split_rows=split)
 
 
 def _one_launch(setting: Setting, nnz: int) -> bool:

@@ -71,8 +71,7 @@ def owned(candidate: Candidate, setting: Setting, sparse_output: bool) -> tuple[
     alone = sum(s.nnz > 0 for s in expected) <= 1 or PARTITIONS[plan.partition].whole_rows
     at = Circumstances(setting.kept, setting.backend, sparse_output, setting.distinct, alone)
     return tuple(
-        owns(view, at, cut=s.cut, padded=s.stored > s.nnz, items=s.items)
-        for view, s in zip(views(candidate, setting), expected, strict=True)
+        owns(view, at, s, padded=s.stored > s.nnz) for view, s in zip(views(candidate, setting), expected, strict=True)
     )
 
 

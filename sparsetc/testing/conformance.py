@@ -127,7 +127,7 @@ def check_format(name: str, coords: torch.Tensor, shape: tuple[int, ...], storag
         check_read(packed, coords)
         check_unpack(packed, coords)
         check_values(packed)
-        check_heads(packed, coords)
+        check_representatives(packed, coords)
         check_bytes(packed)
     return packed
 
@@ -238,24 +238,26 @@ def check_values(packed: Packed) -> None:
     _require(torch.equal(packed.of(half).pack_values(spread), stored), "values of a part of a tensor are misplaced")
 
 
-def check_heads(packed: Packed, coords: torch.Tensor) -> None:
+def check_representatives(packed: Packed, coords: torch.Tensor) -> None:
     """What is read off the nonzero that stands for an item, or for a lane, is what the item or the lane shares."""
     view, arrays = packed.view, packed.arrays
     found, at, live = _nonzeros(packed)
     source = at if packed.positions is None else packed.positions[at]
     places = _places(view, arrays, packed.items, packed.stored)
     for level, coordinates in ((ITEM, view.item), (LANE, view.lane)):
-        heads = packed.heads[level]
-        if not coordinates or heads is None:
-            _require(not coordinates or level == LANE or heads is not None, "items share modes but have no heads")
+        known = packed.representatives[level]
+        if not coordinates or known is None:
+            _require(
+                not coordinates or level == LANE or known is not None, "items share modes, which no nonzero stands for"
+            )
             continue
         modes = [c.mode for c in coordinates]
         shared = (
             coords[modes] // torch.tensor([view.sides[m] for m in modes]).unsqueeze(1) if view.sides else coords[modes]
         )
         _require(
-            torch.equal(shared[:, heads[places[level][live]]], shared[:, source]),
-            f"a head of level {level} has not what its nonzeros share",
+            torch.equal(shared[:, known[places[level][live]]], shared[:, source]),
+            f"a representative of level {level} has not what its nonzeros share",
         )
     _require(found.shape[1] == packed.nnz, f"{found.shape[1]} nonzeros are read, expected {packed.nnz}")
 
