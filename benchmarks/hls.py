@@ -191,7 +191,7 @@ def chained() -> None:
                 if columns == 16 and warps == 2:
                     continue
                 schedule = replace(part.schedule, columns=columns, warps=warps)
-                own = replace(part, schedule=schedule, layout=replace(part.layout, grain=4096 * tiles))
+                own = replace(part, schedule=schedule, storage=replace(part.storage, max_item_nnz=4096 * tiles))
                 alone = replace(plan, parts=(own,), partition="all", options=())
                 k = stc.compile(equation, x, *f[1:], plan=alone, precision=precision)
                 assert relative_error(k(*f[1:]), expected) < 4 * ERROR[precision]
@@ -235,10 +235,10 @@ def storage() -> None:
         x = tensor(name)
         if x is None:
             continue
-        layout = stc.Layout((0,), tuple(range(1, x.order)), ())
+        by_rows = stc.Storage((0,), tuple(range(1, x.order)), ())
         dealt = [x.coords[:, part] for part in deal("threshold", x.coords, x.shape, (0,), {"threshold": 78})]
-        tiles = pack(dealt[0], x.shape, "bitmap_tile", layout)
-        rest = pack(dealt[1], x.shape, "coo", stc.Layout((), (), tuple(range(x.order)), lanes=8, grain=128))
+        tiles = pack(dealt[0], x.shape, "bitmap_tile", by_rows)
+        rest = pack(dealt[1], x.shape, "coo", stc.Storage((), (), tuple(range(x.order)), max_item_nnz=128, narrow=True))
         dense, coo = 4 * prod(x.shape), x.nnz * 4 * (x.order + 1)
         for width in (4, 2):
             hybrid = tiles.nbytes + rest.nbytes + width * x.nnz

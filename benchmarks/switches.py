@@ -161,8 +161,8 @@ def fiber_plan(x: stc.SparseTensor, b: torch.Tensor, c: torch.Tensor, dot: str) 
     """That of tf32 along the last mode, whatever the planner would take, but for how a dot multiplies."""
     plan = stc.compile("ijk,jr,ks->irs", x, b, c, plan="fiber", precision="high").plan
     (part,) = plan.parts
-    layout = replace(part.layout, item=(0,), lane=(1,), leaf=(2,))
-    return replace(plan, parts=(replace(part, layout=layout, schedule=replace(part.schedule, precision=dot)),))
+    storage = replace(part.storage, item=(0,), lane=(1,), leaf=(2,))
+    return replace(plan, parts=(replace(part, storage=storage, schedule=replace(part.schedule, precision=dot)),))
 
 
 def blocks() -> Iterator[Row]:

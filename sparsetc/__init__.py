@@ -18,7 +18,7 @@ from sparsetc.errors import (
     TransformError,
 )
 from sparsetc.formats import register_format
-from sparsetc.ir.plan import Layout, Part, Plan, Schedule
+from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.kernel import Kernel
 from sparsetc.ops import contract, mttkrp, sddmm, spmm, ttm, ttmc, ttv
 from sparsetc.options import options
@@ -49,7 +49,6 @@ __all__ = [
     "FormatError",
     "IOFormatError",
     "Kernel",
-    "Layout",
     "OutOfMemoryError",
     "PairPart",
     "PairPlan",
@@ -61,6 +60,7 @@ __all__ = [
     "ShapeError",
     "SparseTensor",
     "SparsetcError",
+    "Storage",
     "TransformError",
     "cache_info",
     "calibrate",

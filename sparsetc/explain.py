@@ -155,11 +155,10 @@ def _part(kernel: Step, number: int, seconds: float, resource: str, floor: float
     instruction = "multiply-add"
     if program.dots:
         instruction = f"tensor core, {program.precision}" if kernel.backend == "triton" else "matrix product"
-    levels = (part.layout.item, part.layout.lane, part.layout.leaf)
     return PartReport(
         number=number,
         format=part.format,
-        levels=" | ".join("".join(program.letters[m] for m in level) or "-" for level in levels),
+        levels=" | ".join("".join(program.letters[m] for m in level) or "-" for level in part.storage.levels),
         nnz=packed.nnz,
         share=packed.nnz / max(1, sum(p.packed.nnz for p in kernel.parts)),
         nbytes=part.nbytes,
@@ -182,7 +181,8 @@ def _statistics(kernel: Step, number: int) -> Statistics:
         fibers = packed.stored // packed.view.volume
     elif packed.view.blocks:
         fibers = packed.arrays["lane_len"].numel()
-    found = Statistics(packed.items, fibers, packed.stored, packed.nnz, kernel.setting.itemsize, cut=packed.cut)
+    split, itemsize = (packed.split_rows, packed.split_fibers), kernel.setting.itemsize
+    found = Statistics(packed.items, fibers, packed.stored, packed.nnz, itemsize, (), 0, *split)
     if not kernel.choice.expected:
         return found
     planned = kernel.choice.expected[kernel.filled[number]]

@@ -159,10 +159,9 @@ def cache_info() -> CacheInfo:
 
     kept = [value for pattern in list(_used.values()) for value in pattern.cache.values()]
     stored = [value for value in kept if isinstance(value, Packed)]
-    derived = [value for value in kept if isinstance(value, Pattern)]
     return CacheInfo(
         patterns=len(_used),
-        kernels=len(kept) - len(stored) - len(derived),
+        kernels=sum(hasattr(value, "steps") for value in kept),
         storages=len(stored),
         nbytes=sum(p.nbytes for p in stored),
         foreign=foreign.count(),

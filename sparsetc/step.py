@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from string import ascii_letters
+from typing import Any
 
 import torch
 
@@ -32,7 +33,7 @@ from sparsetc.dense import Finite, resolved
 from sparsetc.device.targets import machine_of, portable
 from sparsetc.errors import EquationError, PlanError
 from sparsetc.explain import Explanation, explain
-from sparsetc.formats import Packed, pack, storage_of
+from sparsetc.formats import Packed
 from sparsetc.formats.tiles import item_slots
 from sparsetc.gradients import At, Rule
 from sparsetc.integers import fitted, summed_dtype
@@ -44,7 +45,7 @@ from sparsetc.ir.tile import Add, TileProgram, walk
 from sparsetc.lru import Lru
 from sparsetc.options import Options, in_force, with_settings
 from sparsetc.output import Slotted, output_of
-from sparsetc.partition import PARTITIONS, shares
+from sparsetc.partition import PARTITIONS, stored_parts
 from sparsetc.pattern import Pattern, lasting
 from sparsetc.planner.candidates import Setting
 from sparsetc.planner.choose import Choice, choose
@@ -151,13 +152,9 @@ class Step:
             yield
 
     # -- compilation ------------------------------------------------------------------------------------------------
-    def _bind(self, cache: Lru[object, object]) -> None:
+    def _bind(self, cache: Lru[Any, Any]) -> None:
         plan = self.choice.plan
         packed = self._packed_parts(plan, cache)
-        if sum(p.nnz for p in packed) != self.canonical.coords.shape[1]:
-            raise PlanError(
-                f"plan {plan.name!r} has no part for some shares of its partition, which have nonzeros here"
-            )
         # A part of nothing is not run.
         self.filled = tuple(n for n, p in enumerate(packed) if p.nnz) or (len(packed) - 1,)
         chosen, stored = [plan.parts[n] for n in self.filled], [packed[n] for n in self.filled]
@@ -204,35 +201,13 @@ class Step:
         own = plan.shares or tuple(range(len(plan.parts)))
         return replace(plan, parts=used, shares=tuple(own[n] for n in self.filled))
 
-    def _packed_parts(self, plan: Plan, cache: Lru[object, object]) -> list[Packed]:
-        """Pack the parts, or take them from what is kept, where other einsums may have left them."""
-        found = []
-        dealt: list[torch.Tensor | None] | None = None
-        for number, part in enumerate(plan.parts):
-            key = (
-                "storage",
-                plan.partition,
-                plan.options,
-                self.canonical.kept if plan.partition != "all" else (),
-                plan.shares[number] if plan.shares else number,
-                part.format,
-                storage_of(part.format, part.layout),
-            )
-            packed = cache.get(key)
-            if packed is None:
-                if dealt is None:
-                    dealt = shares(plan, self.canonical.coords, self.canonical.shape, self.canonical.kept)
-                own = dealt[number]
-                coords = self.canonical.coords if own is None else self.canonical.coords[:, own]
-                packed = cache.put(key, pack(coords, self.canonical.shape, part.format, part.layout).of(own))
-            assert isinstance(packed, Packed)
-            packed = packed.read_by(part.layout)
-            if self.canonical.source is not None:
-                packed = packed.of(
-                    self.canonical.source if packed.source is None else self.canonical.source[packed.source]
-                )
-            found.append(packed)
-        return found
+    def _packed_parts(self, plan: Plan, cache: Lru[Any, Any]) -> list[Packed]:
+        """The parts, packed, or as other einsums left them; they number the operand's own nonzeros."""
+        c = self.canonical
+        found = stored_parts(plan, c.coords, c.shape, c.kept, cache)
+        if c.source is None:
+            return found
+        return [p.of(c.source if p.source is None else c.source[p.source]) for p in found]
 
     @property
     def programs(self) -> tuple[TileProgram, ...]:
@@ -277,15 +252,8 @@ class Step:
             wide=packed.wide,
         )
         floating = self.dtype.is_floating_point or self.dtype.is_complex
-        program = lower(
-            self.canonical.bound,
-            packed.view,
-            part.schedule if floating else replace(part.schedule, dot=False),  # integers have no matrix instruction
-            target,
-            number=number,
-            format=part.format,
-            unroll=part.layout.unroll,
-        )
+        schedule = part.schedule if floating else replace(part.schedule, dot=False)  # integers have no dots here
+        program = lower(self.canonical.bound, packed.view, schedule, target, number=number, format=part.format)
         slot = None
         if program.slot:
             if partial:
@@ -296,6 +264,7 @@ class Step:
                 slot = packed.slots(_key_level(program), self._slot_of_nonzeros())
         if program.dots and self.dtype == torch.float64 and self.backend == "triton":
             packed = _wide_words(packed)
+        packed = packed.unrolled(program.unroll)
         return BoundPart(program, packed, PartArrays.of(program, packed, slot))
 
     def _slot_of_nonzeros(self) -> torch.Tensor:
@@ -323,7 +292,7 @@ class Step:
         """Whether no two work items of any part add to the same output row."""
         whole = len(self.filled) == 1 or PARTITIONS[self.choice.plan.partition].whole_rows
         at = Circumstances(self.canonical.kept, self.backend, self.output.sparse, self.setting.distinct, whole)
-        return owns(packed.view, at, cut=packed.cut, padded=packed.padded, items=packed.items)
+        return owns(packed.view, at, packed, padded=packed.padded)
 
     def _stored_dtype(self, program: TileProgram) -> torch.dtype:
         """How a part's values are stored."""

@@ -30,18 +30,22 @@ def compiled(equation: str, plan: stc.Plan, sizes: dict[str, int], dtype: torch.
 
 def coo_rows(precision: str = "", **blocks: int) -> stc.Plan:
     """One row of the first mode an item."""
-    return explicit_plan("coo", "0||12", blocks, grain=512, unroll=2, warps=4 if precision else 1, precision=precision)
+    return explicit_plan(
+        "coo", "0||12", blocks, max_item_nnz=512, unroll=2, warps=4 if precision else 1, precision=precision
+    )
 
 
 def fibers(precision: str = "", **blocks: int) -> stc.Plan:
     """Fibers along the last mode, of one row of the first."""
     warps = 4 if precision else 1
-    return explicit_plan("fiber", "0|1|2", blocks, cap=32, grain=512, unroll=2, warps=warps, precision=precision)
+    return explicit_plan(
+        "fiber", "0|1|2", blocks, max_fiber_len=32, max_item_nnz=512, unroll=2, warps=warps, precision=precision
+    )
 
 
 def short_rows(**blocks: int) -> stc.Plan:
     """One row of the first mode a lane."""
-    return explicit_plan("fiber", "|0|12", blocks, grain=32, unroll=2)
+    return explicit_plan("fiber", "|0|12", blocks, max_item_nnz=32, unroll=2)
 
 
 ORDER_4 = explicit_plan("coo", "0||123", {"r": 16, "s": 16, "t": 16}, unroll=1, warps=4, precision="tf32x3")
@@ -59,9 +63,14 @@ CASES: dict[str, tuple[str, stc.Plan, dict[str, int], torch.dtype]] = {
     "ttmc-fp64": (OPERATIONS["ttmc-3-0"], coo_rows("ieee", r=16, s=16), SIXTEEN, torch.float64),
     "ttmc-fp16": (OPERATIONS["ttmc-3-0"], fibers("tf32", r=32, s=32), THIRTY_TWO, torch.float16),
     "ttmc-int64": (OPERATIONS["ttmc-3-0"], coo_rows("ieee", r=16, s=16), SIXTEEN, torch.int64),
-    "sampled": (OPERATIONS["sampled"], explicit_plan("coo", "||012", {"r": 32}, grain=512), THIRTY_TWO, torch.float32),
-    "ttv": (OPERATIONS["ttv-0"], explicit_plan("fiber", "|12|0", {}, grain=32), SIZES, torch.float32),
-    "reduction": (OPERATIONS["reduction"], explicit_plan("coo", "||012", {}, grain=512), SIZES, torch.float32),
+    "sampled": (
+        OPERATIONS["sampled"],
+        explicit_plan("coo", "||012", {"r": 32}, max_item_nnz=512),
+        THIRTY_TWO,
+        torch.float32,
+    ),
+    "ttv": (OPERATIONS["ttv-0"], explicit_plan("fiber", "|12|0", {}, max_item_nnz=32), SIZES, torch.float32),
+    "reduction": (OPERATIONS["reduction"], explicit_plan("coo", "||012", {}, max_item_nnz=512), SIZES, torch.float32),
 }
 
 

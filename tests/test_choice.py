@@ -110,7 +110,8 @@ def test_what_stores_its_rows_is_priced_so(equation: str, plan: str, pattern: st
 def test_rows_that_several_items_add_to_are_priced_as_additions() -> None:
     x, b = matrix(40, 2000, 0.5), torch.zeros(()).expand(2000, 32)
     kernel = stc.compile("ij,jr->ir", x, b, plan="coo", backend="triton")
-    assert kernel.step.parts[0].packed.cut == kernel.step.choice.expected[0].cut == (True, False)
+    for found in (kernel.step.parts[0].packed, kernel.step.choice.expected[0]):
+        assert (found.split_rows, found.split_fibers) == (True, False)
     assert owned(kernel) == priced(kernel, False) == [False]
 
 

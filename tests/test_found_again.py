@@ -31,7 +31,7 @@ def packs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         made.append(args[2])
         return formats.pack(*args)
 
-    monkeypatch.setattr("sparsetc.step.pack", pack)
+    monkeypatch.setattr("sparsetc.partition.stored.pack", pack)
     return made
 
 

@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from cases import OPERATIONS, Problem, assert_matches, random_sparse, random_values
 
 import sparsetc as stc
+from sparsetc import partition
 from sparsetc.formats import Packed
 
 
@@ -131,6 +133,43 @@ def test_ranks_share_what_is_packed(backend: str) -> None:
     for rank in (1, 3, 8, 16, 17, 32, 64, 100, 128):
         stc.compile("ij,jr->ir", x, torch.ones(30, rank, dtype=torch.float64), plan="coo", backend=backend)
     assert arrays_of(x) == len(storages(x)) == 1
+
+
+def test_outputs_share_a_partition_that_does_not_deal_by_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    deals: list[str] = []
+    monkeypatch.setattr(
+        "sparsetc.partition.stored.deal", lambda name, *a: deals.append(name) or partition.deal(name, *a)
+    )
+    x = random_sparse((20, 20, 20), "dense", torch.float64)
+    storages = stc.Storage((0,), (), (1, 2)), stc.Storage((), (0, 1), (2,))
+    parts = tuple(
+        stc.Part(f, s, stc.Schedule(blocks=(("r", 2),))) for f, s in zip(("coo", "fiber"), storages, strict=True)
+    )
+    plan = stc.Plan("one copy", parts, False, "threshold", (("threshold", 2000),))
+    for kept in "ijk":
+        others = [c for c in "ijk" if c != kept]
+        equation = f"ijk,{others[0]}r,{others[1]}r->{kept}r"
+        operands = [x, *(random_values((20, 2), torch.float64, n) for n in range(2))]
+        assert_matches(stc.einsum(equation, *operands, plan=plan), equation, operands)
+    assert arrays_of(x) == 2
+    stc.einsum("ijk,jr,kr->ir", *operands, plan=replace(plan, parts=(parts[1], parts[0])))
+    assert arrays_of(x) == 4
+    assert deals == ["threshold"]
+    by_rows = replace(plan, partition="run_length", options=(("threshold", 300),))
+    for equation in ("ijk,jr,kr->ir", "ijk,ir,kr->jr"):
+        assert_matches(stc.einsum(equation, *operands, plan=by_rows), equation, operands)
+    assert deals == ["threshold", "run_length", "run_length"]
+
+
+@pytest.mark.parametrize("plan", ["coo", "fiber", "rows"])
+def test_kernels_of_one_storage_share_the_packed_values(plan: str) -> None:
+    x = stc.SparseTensor([[0, 1, 1, 3], [2, 0, 1, 1]], [1.0, 2.0, 3.0, 4.0], (4, 3))
+    kernels = [
+        stc.compile("ij,ir->jr", x, torch.ones(4, rank), plan=plan, backend="torch", precision=precision)
+        for rank, precision in ((2, "highest"), (5, "highest"), (2, "medium"))
+    ]
+    assert len({part.storage for k in kernels for part in k.plan.parts}) == 1
+    assert len({k._packed[0].data_ptr() for k in kernels}) == 1
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ def test_parts_of_nothing_are_left_out_and_not_missed() -> None:
     assert same(stc.einsum("ij,jr->ir", x, *dense, plan=kernel.plan, backend="torch"), kernel(*dense))
 
 
-def three_parts(coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...], *, empty: int) -> list[Any]:
+def three_parts(coords: torch.Tensor, shape: tuple[int, ...], *, empty: int) -> list[Any]:
     """The nonzeros in two parts, and none in the one that is to be empty."""
     n = coords.shape[1]
     found: list[Any] = [torch.arange(n // 3), torch.arange(n // 3, n)]

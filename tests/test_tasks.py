@@ -88,7 +88,7 @@ def test_a_list_stores_every_task(name: str, frame: int) -> None:
         tasks = by_hand(step.matching)
         tasks[2] = torch.searchsorted(step.pattern.places, tasks[2].contiguous())
         assert torch.equal(one.coordinates(), tasks)
-        for packed in (one.chunks(4), one.runs(4)):
+        for packed in (one.chunks(), one.runs()):
             verify(packed.view)
             check_arrays(packed)
             found, at = read(packed.view, packed.arrays, packed.items, packed.stored)
@@ -118,8 +118,8 @@ def test_tile_programs_of_the_three_sums(role: str, lanes: int, item: int) -> No
         rows = total.bound.by_index[LETTER[role]]
         expected = torch.zeros(rows, dtype=torch.float64).index_add_(0, where[LETTER[role]], product)
         torch.testing.assert_close(total(*given), expected)
-        for packed in (one.chunks(lanes), one.runs(lanes)):
-            program = lower(total.bound, packed.view, Schedule(), Target(rows=rows), format="tasks")
+        for packed in (one.chunks(), one.runs()):
+            program = lower(total.bound, packed.view, Schedule(lanes=lanes), Target(rows=rows), format="tasks")
             out = torch.zeros(rows, dtype=torch.float64)
             run_program(program, packed.arrays, given[0], given, out, packed.items, packed.stored)
             torch.testing.assert_close(out, expected)

@@ -56,8 +56,10 @@ class Statistics:
     """For a sparse letter, how often its coordinate changes as stored: a row gathered again at once is in L1."""
     chain: int = 0
     """Rounds of loads that wait for one another in the longest work item."""
-    cut: tuple[bool, bool] = (False, False)
-    """Whether a row has several items, and whether a fiber has several lanes: then results are added, not stored."""
+    split_rows: bool = False
+    """Whether a row has several items: then results are added, not stored."""
+    split_fibers: bool = False
+    """Whether a fiber has several lanes: likewise."""
 
     def scaled(self, share: float) -> Statistics:
         """Those of a share of the nonzeros."""
@@ -354,4 +356,4 @@ def _word_bytes(p: TileProgram, level: int, array: str) -> int:
     bits = word_bits(p.view.levels[level], array)
     if any(isinstance(c, Field) and c.array == array and c.frame and bits <= 8 for c in p.view.levels[level]):
         return 1
-    return 2 if bits <= 16 and level == LEAF and p.view.lanes > 1 else 4 if bits <= 31 else 8
+    return 2 if bits <= 16 and level == LEAF and p.view.narrow else 4 if bits <= 31 else 8

@@ -89,7 +89,7 @@ class Cut:
             own = [side[c] for c in letters]
             blocks = Bcb().cut(operand.rows(letters, live), operand.extents(letters), own, operand.like, n)
             grid = tiles_along(blocks.shape, own)
-            return blocks, Side(letters, grid, blocks.heads, blocks.blocks, True, None, None, operand.like)
+            return blocks, Side(letters, grid, blocks.block_coords, blocks.blocks, True, None, None, operand.like)
 
         x, x_side = cut(m.x, m.x_live, m.x_key.numel(), roles.x)
         y, y_side = cut(m.y, m.y_live, m.y_key.numel(), (*roles.batch, *roles.free_y, *roles.contracted))

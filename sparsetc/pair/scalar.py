@@ -27,7 +27,7 @@ from sparsetc.formats import Packed, pack
 from sparsetc.ir.einsum import Bound, Einsum
 from sparsetc.ir.lower import lower
 from sparsetc.ir.operands import Target
-from sparsetc.ir.plan import Layout, Schedule
+from sparsetc.ir.plan import Schedule, Storage
 from sparsetc.ir.tile import TileProgram
 from sparsetc.ir.view import LANE
 from sparsetc.options import Options
@@ -41,12 +41,12 @@ EINSUMS = {"z": ("p", "q"), "x": ("q", "z"), "y": ("p", "z")}
 LETTER = {"x": "p", "y": "q", "z": "z"}
 
 # Not measured: a lane a thread, so that neighbouring lanes' additions are of one instruction.
-CHUNKS = (128, Schedule(warps=4), 4)
-"""Lanes, schedule and unrolling of equal chunks."""
-RUNS = (32, Schedule(warps=1), 4)
-"""The same of runs, most of which are short."""
-ORDERED = (32, Schedule(warps=1), 1)
-"""The same of fibers."""
+CHUNKS = Schedule(warps=4, lanes=128, unroll=4)
+"""Schedule of equal chunks."""
+RUNS = Schedule(warps=1, lanes=32, unroll=4)
+"""Schedule of runs, most of which are short."""
+ORDERED = 32
+"""Fibers of a block, which one warp takes."""
 FEW, MANY = 1 << 14, 1 << 11
 """Sums below which, and tasks a sum above which, they are ordered: additions to one address follow one another (H200:
 8,281 sums of 4,046 tasks 0.55 ms against 1.07; 4,096 of 1,024, 0.22 against 0.07; 73,455 of 220, 0.35 against 0.28;
@@ -122,28 +122,26 @@ class TaskSum:
     def _bind(self, one: TaskList) -> BoundList:
         if self.ordered:
             return self._bind_ordered(one)
-        lanes, schedule, unroll = RUNS if self.role == "x" else CHUNKS
-        lanes = 1 if self.backend == "torch" else lanes
-        packed = one.runs(lanes) if self.role == "x" else one.chunks(lanes)
-        return self._part(packed, schedule, unroll, Target(rows=self._rows, wide=packed.wide))
+        schedule, packed = (RUNS, one.runs()) if self.role == "x" else (CHUNKS, one.chunks())
+        if self.backend == "torch":
+            schedule = replace(schedule, lanes=1)
+        return self._part(packed, schedule, Target(rows=self._rows, wide=packed.wide))
 
     def _bind_ordered(self, one: TaskList) -> BoundList:
         mode = "pqz".index(self.letter)
-        lanes, schedule, unroll = ORDERED
-        layout = Layout(lane=(mode,), leaf=tuple(m for m in range(3) if m != mode), lanes=lanes, cap=CAP, grain=1024)
+        leaf = tuple(m for m in range(3) if m != mode)
+        storage = Storage((), (mode,), leaf, lanes=ORDERED, max_fiber_len=CAP, max_item_nnz=1024, narrow=True)
         coords = one.coordinates()
-        packed = pack(coords, one.shape, "fiber", layout)
+        packed = pack(coords, one.shape, "fiber", storage)
         second = SecondPass.of(packed.slots(LANE, coords[mode]))
-        packed = replace(packed, view=replace(packed.view, pattern=True), positions=None, heads=(None, None))
+        packed = replace(packed, view=replace(packed.view, pattern=True), positions=None, representatives=(None, None))
         target = Target(sparse=True, owned=True, rows=max(1, second.partials), wide=packed.wide)
         slot = torch.arange(second.partials, dtype=torch.int32, device=coords.device)
-        program, arrays = self._part(packed, schedule, unroll, target, slot)
+        program, arrays = self._part(packed, Schedule(), target, slot)
         return program, replace(arrays, second=second)
 
-    def _part(
-        self, packed: Packed, schedule: Schedule, unroll: int, target: Target, slot: torch.Tensor | None = None
-    ) -> BoundList:
-        program = lower(self.bound, packed.view, schedule, target, format=packed.format, unroll=unroll)
+    def _part(self, packed: Packed, schedule: Schedule, target: Target, slot: torch.Tensor | None = None) -> BoundList:
+        program = lower(self.bound, packed.view, schedule, target, format=packed.format)
         return program, Arrays((PartArrays.of(program, packed, slot),))
 
     @property

@@ -57,7 +57,7 @@ def views(candidate: Candidate, setting: Setting) -> list[View]:
     """By part, the view that its format promises."""
     (sparse,) = setting.bound.einsum.sparse
     shape = setting.bound.extents(setting.bound.einsum.inputs[sparse])
-    return [get_format(part.format).view(shape, part.layout) for part in candidate.plan.parts]
+    return [get_format(part.format).view(shape, part.storage) for part in candidate.plan.parts]
 
 
 def owned(candidate: Candidate, setting: Setting, sparse_output: bool) -> tuple[bool, ...]:
@@ -66,8 +66,7 @@ def owned(candidate: Candidate, setting: Setting, sparse_output: bool) -> tuple[
     alone = sum(s.nnz > 0 for s in expected) <= 1 or PARTITIONS[plan.partition].whole_rows
     at = Circumstances(setting.kept, setting.backend, sparse_output, setting.distinct, alone)
     return tuple(
-        owns(view, at, cut=s.cut, padded=s.stored > s.nnz, items=s.items)
-        for view, s in zip(views(candidate, setting), expected, strict=True)
+        owns(view, at, s, padded=s.stored > s.nnz) for view, s in zip(views(candidate, setting), expected, strict=True)
     )
 
 
@@ -77,6 +76,6 @@ def costs(candidate: Candidate, setting: Setting, sparse_output: bool) -> list[C
     stores = owned(candidate, setting, sparse_output)
     for part, view, own in zip(candidate.plan.parts, views(candidate, setting), stores, strict=True):
         target = Target(sparse_output, natural=part.format == "coo", owned=own, rows=setting.rows)
-        program = lower(setting.bound, view, part.schedule, target, unroll=part.layout.unroll)
+        program = lower(setting.bound, view, part.schedule, target)
         found.append(cost(program))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -53,7 +54,7 @@ def test_dtype(name: str, dtype: torch.dtype) -> None:
 def test_long_runs_and_many_items(kept: bool, deterministic: bool) -> None:
     """40 runs of 60 tasks for each of 5 rows: loops without masks, items that cut runs, fibers that are cut."""
     given = operands("ij,jk->ik", "dense", torch.float64, sizes={"i": 5, "j": 40, "k": 60})
-    chunks = mock.patch.object(scalar, "CHUNKS", (16, scalar.CHUNKS[1], 2))
+    chunks = mock.patch.object(scalar, "CHUNKS", replace(scalar.CHUNKS, lanes=16, unroll=2))
     items, cap = mock.patch.object(task_lists, "ITEM", 256), mock.patch.object(scalar, "CAP", 8)
     with small_chunks(1000, kept), chunks, items, cap:
         made = run("ij,jk->ik", given, deterministic=deterministic)
