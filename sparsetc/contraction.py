@@ -20,7 +20,7 @@ from sparsetc.dense import Dims, repeated_dims
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.parse import parse
 from sparsetc.options import Options
-from sparsetc.output import without_zeros
+from sparsetc.output import Output, without_zeros
 from sparsetc.pattern import Pattern, lasting
 from sparsetc.step import Step
 from sparsetc.tensor import SparseTensor
@@ -92,11 +92,6 @@ class Contraction(Protocol):
         """The pattern of a sparse result, given those of the operands, one of which it may be; None of a dense one."""
         ...
 
-    @property
-    def permutation(self) -> tuple[int, ...] | None:
-        """From the modes of that pattern to the output's, where they differ."""
-        ...
-
     def result(
         self,
         patterns: Sequence[Pattern],
@@ -138,6 +133,7 @@ class Single:
         self.step = Step(bound, operands, settings, form, repeated)
         self.bound, self.settings, self.form = bound, settings, form
         self.dtype, self.device = self.step.dtype, self.step.canonical.device
+        self._pattern, self._order = arranged(self.step.output)
         self.key = key_of(self)
         if self.backend == "torch" and settings.effective_backend(self.device) == "torch":
             warn_once("no GPU: running the generated torch programs on the CPU")
@@ -175,7 +171,9 @@ class Single:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of what `result` gives."""
-        return self.step.executable.shape if self.sparse else self.step.canonical.narrow.output_shape
+        if not self.sparse:
+            return self.step.canonical.narrow.output_shape
+        return self.step.executable.shape if self._order is None else tuple(self._order.shape)
 
     @property
     def result_dtype(self) -> torch.dtype:
@@ -188,13 +186,7 @@ class Single:
 
     def pattern_on(self, patterns: Sequence[Pattern]) -> Pattern | None:
         """The operand's own pattern where all of its modes are kept."""
-        output = self.step.output
-        return patterns[0] if output.own else output.pattern
-
-    @property
-    def permutation(self) -> tuple[int, ...] | None:
-        """From the modes of a sparse result's pattern to the output's, where they differ."""
-        return self.step.output.permutation if self.sparse else None
+        return patterns[0] if self.step.output.own else self._pattern
 
     def result(
         self,
@@ -205,7 +197,9 @@ class Single:
     ) -> torch.Tensor:
         """A dense result, or (rows, *dense sizes) values; differentiable."""
         rows = self.step(patterns[0], values[0], dense, packed)
-        return rows if self.sparse else self.step.output.shaped(rows)
+        if not self.sparse:
+            return self.step.output.shaped(rows)
+        return rows if self._order is None else rows.reshape(-1).index_select(0, self._order)
 
     def gradient(
         self,
@@ -216,8 +210,11 @@ class Single:
         upstream: torch.Tensor,
     ) -> torch.Tensor:
         """The gradient for values, or for a dense operand; outside autograd."""
-        if not self.sparse and self.step.output.permutation is not None:
-            upstream = upstream.permute(*inverse(self.step.output.permutation))
+        permutation, shape = self.step.output.permutation, self.step.executable.shape
+        if self._order is not None:
+            upstream = upstream.new_empty(upstream.numel()).index_copy_(0, self._order, upstream).reshape(shape)
+        elif permutation is not None:
+            upstream = upstream.permute(*inverse(permutation))
         return self.step.gradient(patterns[0], operand, values[0], dense, upstream)
 
     def packed(self, operands: Sequence[SparseTensor]) -> Values | None:
@@ -231,6 +228,19 @@ class Single:
     def explain(self) -> Any:
         """The step's explanation."""
         return self.step.explain()
+
+
+def arranged(output: Output) -> tuple[Pattern | None, torch.Tensor | None]:
+    """A sparse result's pattern with its modes in the output's order, and which element of the rows each value is.
+
+    None for the order where they are so already, one row for each entry.
+    """
+    if output.pattern is None or output.permutation is None:
+        return output.pattern, None
+    elements = torch.arange(output.rows * output.width, device=output.pattern.device)
+    numbered = SparseTensor._make(output.pattern, elements.reshape(output.rows, *output.width_shape))
+    found = numbered.expand_dense().permute(*output.permutation)
+    return found.pattern, found._values
 
 
 def inverse(permutation: tuple[int, ...]) -> list[int]:
@@ -256,8 +266,6 @@ def wrap(made: Contraction, found: torch.Tensor, patterns: Sequence[Pattern], dr
     if pattern is None:
         return found
     sparse = SparseTensor._make(pattern, found)
-    if made.permutation is not None:
-        sparse = sparse.expand_dense().permute(*made.permutation)
     return without_zeros(sparse) if drop_zeros else sparse
 
 

@@ -34,7 +34,6 @@ Result = torch.Tensor | SparseTensor
 
 
 @register_op
-@entry_point
 def mttkrp(x: Any, factors: Sequence[torch.Tensor | None], mode: int, **settings: Any) -> Result:
     """Matricised tensor times Khatri-Rao product: ``"ijk,jr,kr->ir"`` for order 3 and mode 0.
 
@@ -59,7 +58,6 @@ def mttkrp(x: Any, factors: Sequence[torch.Tensor | None], mode: int, **settings
 
 
 @register_op
-@entry_point
 def ttmc(x: Any, matrices: Sequence[torch.Tensor | None], mode: int, **settings: Any) -> Result:
     """Tensor times a chain of matrices, all modes but one contracted: ``"ijk,jr,ks->irs"`` for order 3 and mode 0.
 
@@ -81,7 +79,6 @@ def ttmc(x: Any, matrices: Sequence[torch.Tensor | None], mode: int, **settings:
 
 
 @register_op
-@entry_point
 def ttm(x: Any, matrix: torch.Tensor, mode: int, **settings: Any) -> Result:
     """Tensor times one matrix: ``"ijk,jr->irk"``; the mode keeps its place and has the matrix's columns as its size.
 
@@ -106,7 +103,6 @@ def ttm(x: Any, matrix: torch.Tensor, mode: int, **settings: Any) -> Result:
 
 
 @register_op
-@entry_point
 def ttv(x: Any, vector: torch.Tensor, mode: int, **settings: Any) -> Result:
     """Tensor times vector: ``"ijk,j->ik"``; the mode is contracted away (SpTV).
 
@@ -128,7 +124,6 @@ def ttv(x: Any, vector: torch.Tensor, mode: int, **settings: Any) -> Result:
 
 
 @register_op
-@entry_point
 def spmm(a: Any, b: torch.Tensor, **settings: Any) -> Result:
     """Sparse matrix times dense matrix, ``"ij,jr->ir"``, or times a vector, ``"ij,j->i"``.
 
@@ -150,7 +145,6 @@ def spmm(a: Any, b: torch.Tensor, **settings: Any) -> Result:
 
 
 @register_op
-@entry_point
 def sddmm(a: Any, left: torch.Tensor, right: torch.Tensor, **settings: Any) -> Result:
     """Sampled dense-dense matrix product: a's values times ``left @ right.T`` at a's nonzeros, ``"ij,ir,jr->ij"``.
 

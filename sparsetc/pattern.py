@@ -26,10 +26,16 @@ its kernel and those of two gradients, their storages, and as much again for som
 @contextmanager
 def lasting() -> Iterator[None]:
     """A block that makes tensors which outlive a call: they serve under any mode, and nothing follows them."""
-    with torch.inference_mode(False), torch.no_grad():
-        # A transform of torch.func wraps whatever is made while it is active.
-        with torch._C._DisableFuncTorch() if transforming() else nullcontext():
-            yield
+    with torch.inference_mode(False), torch.no_grad(), _plain():
+        yield
+
+
+@contextmanager
+def _plain() -> Iterator[None]:
+    """A block whose tensors no transform of `torch.func` wraps; it must end before other guards that hold its state."""
+    guard = torch._C._DisableFuncTorch() if transforming() else nullcontext()
+    with guard:
+        yield
 
 
 def transforming() -> bool:
@@ -66,6 +72,7 @@ class Pattern:
         self._coords, self._shape, self._coalesced = coords, shape, coalesced
         self._counts, self._cache, self.number = {}, None, next(_numbers)
         self.results = {}
+        _all[self.number] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
         from sparsetc import pickles
@@ -117,18 +124,18 @@ class Pattern:
         """Kernels, packed storages and derived patterns by what they depend on; made when first asked for."""
         if self._cache is None:
             self._cache = Lru(KEPT)
-            _used[self.number] = self
+            _used.add(self)
         return self._cache
 
     def clear(self) -> None:
         """Forget everything that was made of the pattern; kernels that are held go on."""
         self._counts, self._cache = {}, None
-        _used.pop(self.number, None)
+        _used.discard(self)
 
     @staticmethod
     def numbered(number: int) -> Pattern | None:
-        """The live pattern of a number, if anything is kept for it."""
-        return _used.get(number)
+        """The live pattern of a number."""
+        return _all.get(number)
 
     def bare(self) -> Pattern:
         """The coordinates with nothing kept: what is kept for a pattern may refer to it."""
@@ -136,8 +143,10 @@ class Pattern:
 
 
 _numbers = itertools.count()
-_used: weakref.WeakValueDictionary[int, Pattern] = weakref.WeakValueDictionary()
-"""Patterns that have a cache, by number."""
+_used: weakref.WeakSet[Pattern] = weakref.WeakSet()
+"""Patterns that have a cache."""
+_all: weakref.WeakValueDictionary[int, Pattern] = weakref.WeakValueDictionary()
+"""All patterns by number."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +173,7 @@ def cache_info() -> CacheInfo:
     from sparsetc.codegen import cache
     from sparsetc.formats import Packed
 
-    kept = [value for pattern in list(_used.values()) for value in pattern.cache.values()]
+    kept = [value for pattern in list(_used) for value in pattern.cache.values()]
     stored = [value for value in kept if isinstance(value, Packed)]
     return CacheInfo(
         patterns=len(_used),
@@ -184,7 +193,7 @@ def clear_cache() -> None:
     from sparsetc import foreign
     from sparsetc.codegen import cache
 
-    for pattern in list(_used.values()):
+    for pattern in list(_used):
         pattern.clear()
     foreign.clear()
     cache.clear()

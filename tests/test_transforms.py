@@ -1,16 +1,19 @@
-"""What torch does to functions from outside: compiled, their graph breaks once; transformed, they say what to do."""
+"""What torch does to functions from outside: compiled and exported they are one graph; transformed, differentiated."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from cases import random_sparse, random_values
 from torch.autograd import forward_ad
+from torch.library import opcheck
 
 import sparsetc as stc
+from sparsetc import contraction
 
 SPMM = "ij,jr->ir"
 
@@ -50,15 +53,79 @@ def callers(x: stc.SparseTensor, b: torch.Tensor) -> dict[str, Callable[[torch.T
 
 
 @pytest.mark.parametrize("name", ["einsum", "operation", "kernel", "contraction"])
-def test_a_compiled_function_breaks_its_graph_once(
+def test_a_compiled_function_is_one_graph(
     name: str, x: stc.SparseTensor, b: torch.Tensor, breaks: Callable[[], int]
 ) -> None:
     f = callers(x, b)[name]
     expected = f(b)
-    compiled = torch.compile(f, backend="eager")
+    compiled = torch.compile(f, backend="aot_eager", fullgraph=True)
     for _ in range(3):
         torch.testing.assert_close(compiled(b), expected)
-    assert breaks() == 1
+    assert breaks() == 0
+
+
+def test_what_is_not_compiled_yet_is_compiled_while_tracing(
+    x: stc.SparseTensor, b: torch.Tensor, breaks: Callable[[], int]
+) -> None:
+    compiled = torch.compile(lambda b: stc.einsum(SPMM, x, b.sin()).cos(), backend="aot_eager", fullgraph=True)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(b), (x.to_dense() @ b.sin()).cos())
+    assert breaks() == 0
+
+
+def test_entries_that_are_left_out_break_the_graph(
+    x: stc.SparseTensor, b: torch.Tensor, breaks: Callable[[], int]
+) -> None:
+    """How many there are is known when the values are."""
+
+    def f(b: torch.Tensor) -> torch.Tensor:
+        return stc.einsum("ij,jr->ijr", x, b.relu(), drop_zeros=True).values * 2
+
+    torch.testing.assert_close(torch.compile(f, backend="eager")(b), f(b))
+
+
+@pytest.mark.parametrize("output", ["ijr", "ir", "ri", "jir", "rij"])
+def test_results_of_every_form(output: str, x: stc.SparseTensor, b: torch.Tensor, breaks: Callable[[], int]) -> None:
+    """A dense one, one on the operand's own pattern, one of a projected pattern, and one that is sorted again."""
+
+    def f(b: torch.Tensor) -> torch.Tensor:
+        found = stc.einsum(f"ij,jr->{output}", x, b.sin())
+        return found.values * 2 if isinstance(found, stc.SparseTensor) else found * 2
+
+    expected = f(b)
+    compiled = torch.compile(f, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(b), expected)
+
+
+def test_other_sizes_than_the_last_are_compiled_for(
+    x: stc.SparseTensor, b: torch.Tensor, breaks: Callable[[], int]
+) -> None:
+    compiled = torch.compile(lambda b: stc.einsum(SPMM, x, b) * 2, backend="eager")
+    for rank in (3, 4, 5, 3):
+        b = random_values((8, rank), torch.float64, rank)
+        stc.einsum(SPMM, x, b)
+        torch.testing.assert_close(compiled(b), 2 * x.to_dense() @ b)
+    assert breaks() == 0
+
+
+def test_a_graph_keeps_what_it_was_traced_with(x: stc.SparseTensor, b: torch.Tensor, breaks: Callable[[], int]) -> None:
+    expected = stc.einsum(SPMM, x, b) * 2
+    compiled = torch.compile(lambda b: stc.einsum(SPMM, x, b) * 2, backend="eager", fullgraph=True)
+    compiled(b)
+    stc.clear_cache()
+    torch.testing.assert_close(compiled(b), expected)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_kernel_is_exported(strict: bool, x: stc.SparseTensor, b: torch.Tensor, breaks: Callable[[], int]) -> None:
+    kernel = stc.compile(SPMM, x, b)
+
+    class Layer(torch.nn.Module):
+        def forward(self, b: torch.Tensor) -> torch.Tensor:
+            return kernel(b.sin()) * 2  # type: ignore[operator]
+
+    program = torch.export.export(Layer(), (b,), strict=strict)
+    torch.testing.assert_close(program.module()(b), 2 * x.to_dense() @ b.sin())
 
 
 def test_compiling_and_packing_stay_outside(
@@ -66,8 +133,8 @@ def test_compiling_and_packing_stay_outside(
 ) -> None:
     compiled = torch.compile(lambda x, b: stc.einsum("ij,jr->jir", x, b).values * 2, backend="eager")
     seen: list[bool] = []
-    build = stc.api._build
-    monkeypatch.setattr(stc.api, "_build", lambda *a, **how: seen.append(_traced()) or build(*a, **how))
+    build = contraction._parsed
+    monkeypatch.setattr(contraction, "_parsed", lambda *a, **how: seen.append(_traced()) or build(*a, **how))
     start = time.perf_counter()
     compiled(x, b)
     elapsed = time.perf_counter() - start
@@ -86,51 +153,186 @@ def _traced() -> bool:
 
 
 def test_a_full_graph_says_why_not(x: stc.SparseTensor, b: torch.Tensor, breaks: Callable[[], int]) -> None:
-    whole = torch.compile(lambda b: stc.einsum(SPMM, x, b) * 2, backend="eager", fullgraph=True)
+    whole = torch.compile(lambda b: stc.einsum(SPMM, x, b, drop_zeros=True) * 2, backend="eager", fullgraph=True)
     with pytest.raises(Exception, match="sparsetc plans by what a sparse operand holds"):
         whole(b)
 
 
 def test_gradients_of_a_compiled_function(x: stc.SparseTensor, b: torch.Tensor, breaks: Callable[[], int]) -> None:
     b.requires_grad_()
+    values = x.values.clone().requires_grad_()
 
-    def f(b: torch.Tensor) -> torch.Tensor:
-        return stc.einsum(SPMM, x, b.sin()).square().sum()
+    def f(values: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return stc.einsum(SPMM, x.with_values(values), b.sin()).square().sum()
 
-    (expected,) = torch.autograd.grad(f(b), b)
-    (found,) = torch.autograd.grad(torch.compile(f, backend="eager")(b), b)
-    torch.testing.assert_close(found, expected)
+    kernel = stc.compile(SPMM, x, b)
+
+    def g(values: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return kernel(b.sin(), values=[values]).square().sum()  # type: ignore[union-attr]
+
+    expected = torch.autograd.grad(f(values, b), [values, b])
+    whole = torch.compile(g, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(torch.autograd.grad(whole(values, b), [values, b]), expected)
+    torch.testing.assert_close(torch.autograd.grad(torch.compile(f, backend="eager")(values, b), [values, b]), expected)
+
+
+# --- operators --------------------------------------------------------------------------------------------------------
+
+EQUATIONS = ("ij,jr->ir", "ij,jr->ri", "ij,jr->ijr", "ij,jr->jir", "ij,ir,jr->ij", "ij,kj->ik", "ij,kj,kr->ir")
+
+
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_operators_keep_torch_s_rules(equation: str, x: stc.SparseTensor) -> None:
+    sizes, terms = {"i": 6, "j": 8, "k": 6, "r": 3}, equation.split("->")[0].split(",")
+    sparse = [x for t in terms if "r" not in t]
+    dense = [random_values(tuple(sizes[c] for c in t), torch.float64, n) for n, t in enumerate(terms) if "r" in t]
+    kernel = stc.compile(equation, *sparse, *dense)
+    values = [o.values.clone().requires_grad_() for o in sparse]
+    given = (kernel.contraction.key, values, [d.requires_grad_() for d in dense])
+    opcheck(torch.ops.sparsetc.contract.default, given)
+    upstream = torch.ones_like(torch.ops.sparsetc.contract(*given).detach())
+    plain = [[t.detach() for t in tensors] for tensors in given[1:]]
+    for operand in range(len(values) + len(dense)):
+        opcheck(torch.ops.sparsetc.gradient.default, (given[0], operand, *plain, upstream))
+
+
+def test_an_operator_takes_batches(x: stc.SparseTensor, b: torch.Tensor) -> None:
+    kernel, batch = stc.compile(SPMM, x, b), random_values((2, 8, 3), torch.float64, 2)
+    values = torch.stack([x.values, 2 * x.values])
+    call = torch.ops.sparsetc.contract
+
+    def one(values: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return call(kernel.contraction.key, [values], [b])
+
+    torch.testing.assert_close(torch.func.vmap(one, (None, 0))(x.values, batch), x.to_dense() @ batch)
+    expected = torch.stack([x.to_dense() @ batch[0], 2 * x.to_dense() @ batch[1]])
+    torch.testing.assert_close(torch.func.vmap(one)(values, batch), expected)
+
+
+def test_a_graph_whose_kernel_is_gone_says_so(b: torch.Tensor) -> None:
+    x = random_sparse((6, 8), "random", torch.float64)
+    key, values = stc.compile(SPMM, x, b).contraction.key, x.values
+    del x
+    with pytest.raises(stc.TransformError, match="trace again"):
+        torch.ops.sparsetc.contract(key, [values], [b])
 
 
 # --- torch.func, and forward mode -------------------------------------------------------------------------------------
 
+MTTKRP = "ijk,jr,kr->ir"
+
+
+@pytest.fixture
+def mttkrp() -> tuple[stc.SparseTensor, tuple[torch.Tensor, torch.Tensor]]:
+    x = random_sparse((4, 5, 6), "random", torch.float64)
+    return x, (random_values((5, 2), torch.float64, 1), random_values((6, 2), torch.float64, 2))
+
+
+Case = tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]
+
+
+def cases(x: stc.SparseTensor, factors: tuple[torch.Tensor, torch.Tensor]) -> dict[str, Case]:
+    """By name: a function of ours, the same by torch alone, and where to take derivatives."""
+    dense, kernel = x.to_dense(), stc.compile(MTTKRP, x, *factors)
+
+    def filled(values: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(dense).index_put(tuple(x.coords), values)
+
+    pair = stc.compile("ijk,ljk->il", x, x, output="dense")
+    return {
+        "einsum": (
+            lambda *f: stc.einsum(MTTKRP, x, *f),
+            lambda *f: torch.einsum(MTTKRP, dense, *f),
+            factors,
+        ),
+        "kernel": (lambda *f: kernel(*f), lambda *f: torch.einsum(MTTKRP, dense, *f), factors),
+        "permuted": (
+            lambda *f: stc.einsum("ijk,jr,ks->sri", x, *f),
+            lambda *f: torch.einsum("ijk,jr,ks->sri", dense, *f),
+            factors,
+        ),
+        "semi-sparse": (
+            lambda b: stc.einsum("ijk,kr->ijr", x, b).to_dense(),
+            lambda b: torch.einsum("ijk,kr->ijr", dense, b),
+            factors[1:],
+        ),
+        "values": (
+            lambda v: kernel.with_values(v)(*factors),
+            lambda v: torch.einsum(MTTKRP, filled(v), *factors),
+            (x.values,),
+        ),
+        "values and factors": (
+            lambda v, *f: stc.einsum(MTTKRP, x.with_values(v), *f),
+            lambda v, *f: torch.einsum(MTTKRP, filled(v), *f),
+            (x.values, *factors),
+        ),
+        "two sparse operands": (
+            lambda v: pair(values=[v, None]),
+            lambda v: torch.einsum("ijk,ljk->il", filled(v), dense),
+            (x.values,),
+        ),
+    }
+
+
+CASES = ("einsum", "kernel", "permuted", "semi-sparse", "values", "values and factors", "two sparse operands")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_transforms(name: str, mttkrp: Any) -> None:
+    f, g, at = cases(*mttkrp)[name]
+    places = tuple(range(len(at)))
+    for transform in (torch.func.jacrev, torch.func.jacfwd):
+        torch.testing.assert_close(transform(f, places)(*at), transform(g, places)(*at))
+    found, expected = (
+        torch.func.grad(lambda *t, f=h: f(*t).sin().sum(), places)(*at)  # type: ignore[misc]
+        for h in (f, g)
+    )
+    torch.testing.assert_close(found, expected)
+    moved = tuple(torch.ones_like(t) for t in at)
+    torch.testing.assert_close(torch.func.jvp(f, at, moved), torch.func.jvp(g, at, moved))
+    batches = tuple(torch.stack([t, 2 * t, -t], -1) for t in at)
+    for dims in (-1, (-1, *(None for _ in at[1:]))):
+        given = tuple(b if dims == -1 or n == 0 else t for n, (b, t) in enumerate(zip(batches, at, strict=True)))
+        torch.testing.assert_close(torch.func.vmap(f, dims)(*given), torch.func.vmap(g, dims)(*given))
+
+
+@pytest.mark.parametrize("name", ["einsum", "values", "semi-sparse"])
+def test_transforms_of_transforms(name: str, mttkrp: Any) -> None:
+    f, g, at = cases(*mttkrp)[name]
+    found, expected = (torch.func.hessian(lambda t, f=h: f(t, *at[1:]).pow(3).sum())(at[0]) for h in (f, g))
+    torch.testing.assert_close(found, expected)
+    batch = torch.stack([at[0], 2 * at[0]])
+    found, expected = (
+        torch.func.vmap(torch.func.grad(lambda t, f=h: f(t, *at[1:]).sin().sum()))(batch) for h in (f, g)
+    )
+    torch.testing.assert_close(found, expected)
+
+
+def test_forward_mode(mttkrp: Any) -> None:
+    x, (b, c) = mttkrp
+    for packed in (x, stc.SparseTensor(x.coords, x.values.clone(), x.shape)):
+        with forward_ad.dual_level():
+            found = forward_ad.unpack_dual(stc.einsum(MTTKRP, packed, forward_ad.make_dual(b, 2 * b), c))
+            learned = packed.with_values(forward_ad.make_dual(packed.values, 3 * packed.values))
+            other = forward_ad.unpack_dual(stc.einsum(MTTKRP, learned, b, c))
+        expected = torch.einsum(MTTKRP, x.to_dense(), b, c)
+        torch.testing.assert_close((found.primal, found.tangent), (expected, 2 * expected))
+        torch.testing.assert_close((other.primal, other.tangent), (expected, 3 * expected))
+
+
+def test_what_is_compiled_under_a_transform_serves_outside(b: torch.Tensor) -> None:
+    x = random_sparse((6, 8), "random", torch.float64)
+    torch.func.jacrev(lambda b: stc.einsum(SPMM, x, b))(b)
+    torch.func.vmap(lambda b: stc.einsum("ij,jr->ijr", x, b).values)(b.expand(2, 8, 3))
+    b = b.clone().requires_grad_()
+    found = stc.einsum(SPMM, x, b)
+    torch.testing.assert_close(found, x.to_dense() @ b)
+    (gradient,) = torch.autograd.grad(found.sum(), b)
+    torch.testing.assert_close(gradient, x.to_dense().sum(0).unsqueeze(1).expand(8, 3))
+
 
 def spmm(x: stc.SparseTensor) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda b: stc.einsum(SPMM, x, b)
-
-
-def calls(x: stc.SparseTensor, b: torch.Tensor) -> list[Callable[[torch.Tensor], torch.Tensor]]:
-    """An einsum and a kernel, of dense operands and of values; and a contraction's kernel, of values."""
-    kernel, pair = stc.compile(SPMM, x, b), stc.compile("ij,kj->ik", x, x)
-    return [
-        spmm(x),
-        kernel,
-        lambda b: kernel.with_values(b.sum() * x.values)(torch.ones(8, 3, dtype=torch.float64)),
-        lambda b: stc.einsum("ij->i", x.with_values(b.sum() * x.values)),
-        lambda b: pair.with_values(b.sum() * x.values, None)().values,
-    ]
-
-
-def test_transforms_say_what_to_take_instead(x: stc.SparseTensor, b: torch.Tensor) -> None:
-    for f in calls(x, b):
-        with pytest.raises(stc.TransformError, match=r"torch\.autograd\.grad"):
-            torch.func.grad(lambda b, f=f: f(b).sum())(b)
-        with pytest.raises(stc.TransformError, match="letter of its own"):
-            torch.func.vmap(f)(b.expand(2, 8, 3))
-        with pytest.raises(stc.TransformError):
-            torch.func.jvp(f, (b,), (b,))
-        with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
-            f(forward_ad.make_dual(b, b))
 
 
 def test_gradients_in_batches_say_so(x: stc.SparseTensor, b: torch.Tensor) -> None:

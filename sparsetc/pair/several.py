@@ -94,9 +94,6 @@ class Several:
         """The pattern that was found when the contraction was compiled."""
         return self.pattern if self.sparse else None
 
-    permutation = None
-    """Results have their modes in the output's order."""
-
     def result(
         self,
         patterns: Sequence[Pattern],

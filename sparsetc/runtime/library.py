@@ -16,7 +16,7 @@ import torch
 from sparsetc.errors import TransformError
 from sparsetc.ir.parse import parse_arguments
 from sparsetc.options import of_call
-from sparsetc.pattern import Pattern
+from sparsetc.pattern import Pattern, lasting
 from sparsetc.tensor import SparseTensor
 
 if TYPE_CHECKING:
@@ -113,16 +113,15 @@ torch.library.register_autograd("sparsetc::contract", _backward, setup_context=_
 def _batch_of_contract(
     info: Any, dims: tuple[Any, ...], kernel: str, values: list[torch.Tensor], dense: list[torch.Tensor]
 ) -> tuple[torch.Tensor, int]:
-    made, patterns = _of(kernel)
-    _, of_values, of_dense = dims
-    if not values:
-        raise AssertionError("a contraction has a sparse operand")
+    """One after the other: rules for batches are asked for where no kernel can be compiled for all at once."""
+    tensors, places = (*values, *dense), (*dims[1], *dims[2])
 
-    def call(*tensors: torch.Tensor) -> torch.Tensor:
-        return made.result(patterns, tensors[: len(values)], tensors[len(values) :])
+    def one(n: int) -> torch.Tensor:
+        own = [t if d is None else t.select(d, n) for t, d in zip(tensors, places, strict=True)]
+        found: torch.Tensor = torch.ops.sparsetc.contract(kernel, own[: len(values)], own[len(values) :])
+        return found
 
-    batched: torch.Tensor = torch.func.vmap(call, (*of_values, *of_dense))(*values, *dense)
-    return batched, 0
+    return torch.stack([one(n) for n in range(info.batch_size)]), 0
 
 
 # -- tracing ----------------------------------------------------------------------------------------------------------
@@ -144,15 +143,16 @@ def traced(
 def traced_einsum(
     opaque: Callable[..., Result], args: tuple[Any, ...], output: str, drop_zeros: bool, settings: dict[str, Any]
 ) -> Result:
-    """An einsum as a node of the graph, where its kernel exists; else the graph breaks here, once."""
+    """An einsum as a node of the graph; where it cannot be one, the graph breaks here."""
     text, operands = parse_arguments(args)
     if not drop_zeros and all(isinstance(o, SparseTensor | torch.Tensor) for o in operands):
         sparse = [o for o in operands if isinstance(o, SparseTensor)]
         dense = [o for o in operands if not isinstance(o, SparseTensor)]
-        kinds, numbers = tuple([_kind(o) for o in operands]), tuple([o._pattern.number for o in sparse])
-        found = _kept(text, kinds, numbers, output, tuple(settings.items()))
+        kinds = tuple([_kind(o) for o in operands])
+        found = _compiled(text, kinds, output, tuple(settings.items()))
         if found:
-            result = torch.ops.sparsetc.contract(found[1:], [o._values for o in sparse], dense)
+            values = [o._values.reshape(-1) if o._values.ndim > 1 else o._values for o in sparse]
+            result = torch.ops.sparsetc.contract(found[1:], values, dense)
             if found[0] == DENSE:
                 return result  # type: ignore[no-any-return]
             pattern = sparse[0]._pattern
@@ -163,43 +163,58 @@ def traced_einsum(
 DENSE, OWN, OTHER = "dos"
 """Forms of a result: dense, on the first sparse operand's own pattern, or on another."""
 
+Kind = tuple[tuple[int, ...], torch.dtype, torch.device, "int | tuple[int, ...]"]
+"""An operand's shape, dtype and device; the number of its pattern, or the strides of a dense one's repeated slices."""
 
-def _kind(operand: Any) -> tuple[Any, ...]:
-    """An operand's shape, dtype and device as constants, whether the graph's sizes are symbols or not."""
+
+def _kind(operand: Any) -> Kind:
+    """An operand as constants, whether the graph's sizes are symbols or not."""
     sizes = tuple([operator.index(n) for n in operand.shape])
     if isinstance(operand, SparseTensor):
-        return sizes, operand._values.dtype, operand._values.device, None
-    strides = [operator.index(n) for n in operand.stride()]
-    repeated = () if operand.requires_grad else tuple([n for n, s in enumerate(strides) if s == 0 and sizes[n] > 1])
-    return sizes, operand.dtype, operand.device, repeated
+        return sizes, operand._values.dtype, operand._values.device, operand._pattern.number
+    strides = tuple([operator.index(n) for n in operand.stride()])
+    repeated = 0 in strides and not operand.requires_grad
+    return sizes, operand.dtype, operand.device, strides if repeated else ()
 
 
-def _kept(
-    text: str, kinds: tuple[Any, ...], numbers: tuple[int, ...], output: str, settings: tuple[tuple[str, Any], ...]
-) -> str:
-    """A form of result and the key of the contraction that is kept for patterns of these numbers; empty without one.
+def _compiled(text: str, kinds: tuple[Kind, ...], output: str, settings: tuple[tuple[str, Any], ...]) -> str:
+    """A form of result and the key of a contraction, kept or new, of operands of these kinds; empty where one is gone.
 
-    It is called while a graph is traced, and what it says is a constant of that graph.
+    It is called while a graph is traced, which sees none of it: what it returns is a constant of that graph.
     """
-    from sparsetc.contraction import cache_key
+    from sparsetc.contraction import compiled
 
-    patterns = [p for n in numbers if (p := Pattern.numbered(n)) is not None]
-    if not patterns or len(patterns) < len(numbers):
+    operands = [_stand_in(*kind) for kind in kinds]
+    patterns = [o._pattern for o in operands if isinstance(o, SparseTensor)]
+    if not patterns or None in operands:
         return ""
-    first, *others = patterns
-    dims = [repeated for *_, repeated in kinds]
-    key = cache_key(text, [tuple(kind) for *kind, _ in kinds], dims, others, of_call(dict(settings)), output)
-    found = first.cache.get(key)
-    if found is None or found.permutation is not None:  # a result is sorted again where its modes change places
-        return ""
-    _traced.setdefault(first, []).append(found)
-    pattern = found.pattern_on(patterns)
+    made = compiled(text, [o for o in operands if o is not None], of_call(dict(settings)), output)
+    root = next(p for *_, known in kinds if isinstance(known, int) and (p := Pattern.numbered(known)) is not None)
+    _traced.setdefault(root, []).append(made)
+    pattern = made.pattern_on(patterns)
     if pattern is None:
-        return DENSE + found.key
-    if pattern is not first:
-        first.results[found.key] = pattern
-    return (OWN if pattern is first else OTHER) + found.key
+        return DENSE + made.key
+    if pattern is root:
+        return OWN + made.key
+    root.results[made.key] = pattern
+    return OTHER + made.key
 
 
-_kept._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
 """What `torch.compiler.assume_constant_result` marks functions with; it would import Dynamo, which takes a second."""
+
+
+def _stand_in(
+    sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device, known: int | tuple[int, ...]
+) -> SparseTensor | torch.Tensor | None:
+    """An operand of a kind, to compile for; None where its pattern is gone."""
+    with lasting():
+        if isinstance(known, tuple):
+            return (
+                torch.empty_strided(sizes, known, dtype=dtype, device=device)
+                if known
+                else torch.empty(sizes, dtype=dtype, device=device)
+            )
+        pattern = Pattern.numbered(known)
+        none = torch.zeros((), dtype=dtype, device=device)
+        return None if pattern is None else SparseTensor._make(pattern, none.expand(pattern.nnz)).expand_dense()
