@@ -127,9 +127,9 @@ def test_the_output_is_priced_by_its_rows() -> None:
         stc.compile("ij,jr->ir", stc.SparseTensor([[0], [0]], [1.0], (rows, 4)), torch.zeros(4, 64), backend="triton")
         for rows in (10, 10**6)
     )
-    assert few.setting.rows == 10
+    assert few.step.setting.rows == 10
     written = 4 * 64 * 10**6 / 4.4e12
-    assert sum(many.choice.seconds) - sum(few.choice.seconds) == pytest.approx(written, rel=0.01)
+    assert sum(many.step.choice.seconds) - sum(few.step.choice.seconds) == pytest.approx(written, rel=0.01)
 
 
 # --- what explain says ------------------------------------------------------------------------------------------------

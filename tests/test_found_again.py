@@ -234,11 +234,11 @@ def test_a_semi_sparse_operand_is_expanded_once(packs: list[str]) -> None:
 
 
 def test_gradients_of_projected_results_compile_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sparsetc import api
+    from sparsetc import contraction
 
     made: list[str] = []
-    build: Callable[..., stc.Kernel] = api._build
-    monkeypatch.setattr(api, "_build", lambda text, *args, **how: made.append(text) or build(text, *args, **how))
+    build: Callable[..., Any] = contraction._parsed
+    monkeypatch.setattr(contraction, "_parsed", lambda text, *args, **how: made.append(text) or build(text, *args, **how))
     x = random_sparse((4, 5, 6), "random", torch.float64)
     for seed in (1, 2, 3):
         values = random_values((x.nnz,), torch.float64, seed).requires_grad_()
