@@ -238,7 +238,9 @@ def test_gradients_of_projected_results_compile_once(monkeypatch: pytest.MonkeyP
 
     made: list[str] = []
     build: Callable[..., Any] = contraction._parsed
-    monkeypatch.setattr(contraction, "_parsed", lambda text, *args, **how: made.append(text) or build(text, *args, **how))
+    monkeypatch.setattr(
+        contraction, "_parsed", lambda text, *args, **how: made.append(text) or build(text, *args, **how)
+    )
     x = random_sparse((4, 5, 6), "random", torch.float64)
     for seed in (1, 2, 3):
         values = random_values((x.nnz,), torch.float64, seed).requires_grad_()

@@ -111,9 +111,7 @@ def test_the_plan_of_a_contraction_makes_it_again(equation: str, name: str, back
     again = stc.compile(equation, *given, plan=kernel.plan, backend=backend)
     assert numbers(again.plan) == numbers(kernel.plan)
     assert again.source == kernel.source
-    assert [type(s.path) for s in again.contraction.pairs] == [
-        type(s.path) for s in kernel.contraction.pairs
-    ]
+    assert [type(s.path) for s in again.contraction.pairs] == [type(s.path) for s in kernel.contraction.pairs]
     if backend == "torch":
         assert same(again(), kernel())
 
