@@ -192,7 +192,7 @@ def stored(step: PairStep) -> dict[str, int]:
     }
 
 
-def plan_rows(case: Case, plan: str | stc.BcbPlan) -> list[dict[str, Any]]:
+def plan_rows(case: Case, plan: str | stc.Plan) -> list[dict[str, Any]]:
     """One plan at every precision at which it differs, fits and is not too slow."""
     rows = []
     for precision in LIMIT:
@@ -208,7 +208,7 @@ def plan_rows(case: Case, plan: str | stc.BcbPlan) -> list[dict[str, Any]]:
         compiling = milliseconds(lambda: stc.compile(case.equation, case.x, case.y, **settings), 1)  # noqa: B023
         rows.append(
             {
-                **case.named(plan if isinstance(plan, str) else f"bcb, {plan.storage}"),
+                **case.named(plan if isinstance(plan, str) else f"bcb, {plan.option('storage', 'auto')[0]}"),
                 "precision": precision,
                 "nnz": k.nnz,
                 "tasks": case.tasks,

@@ -23,11 +23,11 @@ from sparsetc.ir.plan import Layout, Part, Plan, Schedule
 from sparsetc.kernel import Kernel
 from sparsetc.ops import contract, mttkrp, sddmm, spmm, ttm, ttmc, ttv
 from sparsetc.options import options
-from sparsetc.pair import BcbPlan, PairKernel, PairPart, PairPlan, plan_bcb
+from sparsetc.pair import PairKernel
 from sparsetc.partition import register_partition
 from sparsetc.planner.calibrate import calibrate
-from sparsetc.planner.hls import plan_hls
 from sparsetc.planner.registry import register_plan
+from sparsetc.planner.requests import plan_bcb, plan_hls
 from sparsetc.tensor import SparseTensor
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ __version__ = "0.1.0"
 
 __all__ = [
     "OPERATIONS",
-    "BcbPlan",
     "CoordinateError",
     "DeviceError",
     "DtypeError",
@@ -48,8 +47,6 @@ __all__ = [
     "Layout",
     "OutOfMemoryError",
     "PairKernel",
-    "PairPart",
-    "PairPlan",
     "Part",
     "Plan",
     "PlanError",

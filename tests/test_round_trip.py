@@ -98,7 +98,7 @@ PAIRED |= {
 }
 
 
-def numbers(plan: stc.PairPlan) -> tuple[Any, ...]:
+def numbers(plan: stc.Plan) -> tuple[Any, ...]:
     return plan.name, plan.parts, plan.steps
 
 
@@ -140,7 +140,7 @@ def test_a_plan_of_pairs_says_what_there_is() -> None:
 def test_it_is_not_for_one_operand() -> None:
     given = pair_operands("ijk,klm->ijlm", "skewed", torch.float32)
     plan = stc.compile("ijk,klm->ijlm", *given).plan
-    with pytest.raises(stc.PlanError, match='PairPlan is for two or more sparse operands, and "ijk->i" has one'):
+    with pytest.raises(stc.PlanError, match='is for two or more sparse operands, and "ijk->i" has one'):
         stc.einsum("ijk->i", given[0], plan=plan)
 
 

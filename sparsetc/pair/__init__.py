@@ -8,7 +8,7 @@ In: a `Bound` einsum whose operands are sparse in two places or more. Out: `Pair
     expansion.py  tasks made, and grouped by the entry of the result they add to
     marks.py      the same on a GPU, by a bit a place; its kernels are in mark_kernels.py
     populations.py  blocks of x by how many nonzeros they hold
-    plans.py      the plans that a user names
+    plans.py      what a plan says of blocks
     prices.py     expected times, from counts and rates
     choose.py     scalar, dense, blocks, or a hybrid
     tasks.py      tasks as a sparse operand of ones
@@ -25,6 +25,5 @@ In: a `Bound` einsum whose operands are sparse in two places or more. Out: `Pair
 
 from sparsetc.pair.compile import build_pair, compiled_pair
 from sparsetc.pair.kernel import PairKernel
-from sparsetc.pair.plans import BcbPlan, PairPart, PairPlan, plan_bcb
 
-__all__ = ["BcbPlan", "PairKernel", "PairPart", "PairPlan", "build_pair", "compiled_pair", "plan_bcb"]
+__all__ = ["PairKernel", "build_pair", "compiled_pair"]

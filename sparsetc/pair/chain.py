@@ -21,11 +21,10 @@ import torch
 from sparsetc import dense as tables
 from sparsetc.canonical import canonicalise
 from sparsetc.ir.einsum import Bound, Einsum
-from sparsetc.ir.plan import Plan
+from sparsetc.ir.plan import AUTO, requested
 from sparsetc.kernel import Kernel
 from sparsetc.options import Options, with_settings
 from sparsetc.pair.path import SparsePath
-from sparsetc.pair.plans import PairPlan
 from sparsetc.pair.step import PairStep
 from sparsetc.tensor import SparseTensor
 
@@ -131,9 +130,7 @@ def _kept(chosen: Sequence[Term], rest: Sequence[Term], output: tuple[str, ...])
 
 def _of_step(settings: Options, number: int, steps: int) -> Options:
     """The settings of one contraction: those given, with the plan's own of it where it has one for each."""
-    if not isinstance(settings.plan, PairPlan):
-        return settings
-    return with_settings(settings, {"plan": settings.plan.of_step(number, steps) or "auto"})
+    return with_settings(settings, {"plan": requested(settings.plan).of_step(number, steps)})
 
 
 def _step(
@@ -179,8 +176,8 @@ def _mixed(
     dense = table.expand(bound.shape(1 - position))
     operands = [sparse.pattern if n == position else dense for n in range(2)]
     precision = settings.effective_precision()
-    if not isinstance(settings.plan, Plan):  # one for pairs
-        settings = with_settings(settings, {"plan": "auto"})
+    if settings.plan.is_request:  # one for pairs
+        settings = with_settings(settings, {"plan": AUTO})
     canonical = canonicalise(bound, operands)
     kernel = Kernel(canonical, sparse.pattern, settings, "sparse" if kept else "dense")
     kernel = kernel.bare()  # a chain is kept for its operands' patterns

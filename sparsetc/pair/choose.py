@@ -14,11 +14,12 @@ from math import inf
 import torch
 
 from sparsetc.errors import PlanError
+from sparsetc.ir.plan import Plan, requested
 from sparsetc.ir.tile import TileProgram
 from sparsetc.options import Options
 from sparsetc.pair.cut import WHOLE, Bitmaps, BlockWork, Cut
 from sparsetc.pair.meeting import Meeting, Sizes
-from sparsetc.pair.plans import HYBRID, BcbPlan, plan_name
+from sparsetc.pair.plans import check_pairs, storages_of
 from sparsetc.pair.populations import Populations, Split
 from sparsetc.pair.prices import (
     BLOCK_LAUNCHES,
@@ -33,6 +34,7 @@ from sparsetc.pair.prices import (
 )
 from sparsetc.pair.sums import kept_dtype
 from sparsetc.pair.symbolic import TASK_BYTES, Budget
+from sparsetc.planner.requests import HYBRID
 
 FEW_TASKS = 4
 """Tasks a nonzero up to which the scalar path is taken unseen: it then costs no more than cutting into blocks does."""
@@ -71,6 +73,11 @@ class Question:
     """Whether x is the equation's second operand."""
 
     @property
+    def wanted(self) -> Plan:
+        """The plan given, or the request for one."""
+        return requested(self.settings.plan)
+
+    @property
     def width(self) -> int:
         """Bytes of a value as sums keep it."""
         return kept_dtype(self.dtype).itemsize
@@ -96,8 +103,7 @@ class Question:
 
         Blocks that do not fill a word of bits are read whole.
         """
-        wanted = self.settings.plan
-        asked = wanted.storages if isinstance(wanted, BcbPlan) else ("auto", "auto")
+        asked = storages_of(self.wanted)
         x, y = reversed(asked) if self.swapped else asked
         own = (x == "bitmap", y == "bitmap")
         if x == y == "auto":
@@ -141,9 +147,9 @@ class Question:
     @cached_property
     def split(self) -> Split:
         """By the threshold asked for, or the one expected to be fastest; of one side only where none parts blocks."""
-        wanted, counts = self.settings.plan, self.populations
-        if isinstance(wanted, BcbPlan) and wanted.threshold is not None:
-            return counts.splits([wanted.threshold])[0]
+        threshold, counts = self.wanted.option("threshold", None), self.populations
+        if threshold is not None:
+            return counts.splits([threshold])[0]
         splits = [s for s in counts.powers() if s.pure is None] or counts.ends()
         return min(splits, key=lambda s: self._split_seconds(s) or inf)
 
@@ -194,7 +200,7 @@ _DOUBLE = (torch.float64, torch.complex128)
 
 def choose(q: Question) -> Choice:
     """The plan named in the settings, or the one expected to be fastest."""
-    named = plan_name(q.settings)
+    named = check_pairs(q.wanted).name
     if named == "dense":
         _check_dense(q.meeting.sizes, q.dtype, q.budget)
     if named != "auto":

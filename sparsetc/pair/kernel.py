@@ -24,13 +24,14 @@ from sparsetc.entry import entry_point
 from sparsetc.errors import DtypeError, PlanError, ShapeError
 from sparsetc.integers import fitted, summed_dtype
 from sparsetc.ir.einsum import Bound
+from sparsetc.ir.plan import Plan
 from sparsetc.kernel import Kernel
 from sparsetc.options import Options
 from sparsetc.output import without_zeros
 from sparsetc.pair.chain import Chain
 from sparsetc.pair.equation import Side, prepared
 from sparsetc.pair.explain import PairExplanation, explain
-from sparsetc.pair.plans import PairPlan, plan_name
+from sparsetc.pair.plans import check_pairs
 from sparsetc.pair.step import PairStep
 from sparsetc.pair.sums import kept_dtype
 from sparsetc.tensor import Results, SparseTensor
@@ -47,7 +48,7 @@ class PairKernel:
         self, bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], settings: Options, output: str
     ) -> None:
         e = bound.einsum
-        plan_name(settings, e.indices)  # refused at once where it is not known
+        check_pairs(settings.plan, e.indices)  # refused at once where it is not known
         self.bound, self.settings, self._form = bound, settings, output
         self._pinned = replace(settings, precision=settings.effective_precision())
         self.drop_zeros = False
@@ -210,21 +211,19 @@ class PairKernel:
         return self.chain.pairs[0].backend if self.chain.pairs else "torch"
 
     @property
-    def plan(self) -> PairPlan:
-        """Both operands of each contraction of two sparse ones, as they are read; named after the first contraction.
+    def plan(self) -> Plan:
+        """That of the contraction, or of several: both operands of each contraction of two sparse ones, as they are
+        read, and the plan of each; named after the first.
 
         Given as ``plan=``, it makes the same kernel of the same operands.
         """
-        parts = [part for step in self.chain.pairs for part in step.parts]
-        steps = [
-            s.work.plan if isinstance(s.work, PairStep | Kernel) else None  # torch's own product
-            for s in self.chain.steps
-        ]
-        first = self.chain.pairs[0] if self.chain.pairs else None
-        name, reason = (
-            (first.choice.name, first.choice.reason) if first else ("dense", "nothing sparse is left to pair")
-        )
-        return PairPlan(name, tuple(parts), tuple(steps), reason)
+        plans = [step.plan for step in self.chain.pairs]
+        if len(self.chain.steps) == 1 and plans:
+            return plans[0]
+        parts = tuple(part for plan in plans for part in plan.parts)
+        steps = tuple(s.work.plan if isinstance(s.work, PairStep | Kernel) else None for s in self.chain.steps)
+        name, reason = (plans[0].name, plans[0].reason) if plans else ("dense", "nothing sparse is left to pair")
+        return Plan(name, parts, False, steps=steps, reason=reason)
 
     @property
     def source(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from cmath import isfinite
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from sparsetc.codegen.split_pairs import EXACT, INEXACT, INFINITE
 from sparsetc.dense import resolved
 from sparsetc.entry import check_upstream, entry_point
+from sparsetc.ir.plan import SIDE, Layout, Part, Plan, requested
 from sparsetc.options import Options
 from sparsetc.pair.block_path import BlockPath
 from sparsetc.pair.choose import Choice, Question, choose
@@ -26,7 +28,7 @@ from sparsetc.pair.equation import Roles, prepared
 from sparsetc.pair.hybrid import Half, HybridPath
 from sparsetc.pair.meeting import Meeting
 from sparsetc.pair.paths import DensePath, NumericPath, ScalarPath
-from sparsetc.pair.plans import BcbPlan, PairPart, StepPlan
+from sparsetc.pair.plans import sides_of
 from sparsetc.pair.scalar import TaskSums
 from sparsetc.pair.sums import kept_dtype
 from sparsetc.pair.symbolic import Budget, Matching, Pattern, pattern_of
@@ -39,7 +41,7 @@ from sparsetc.tensor import SparseTensor
 class Forms:
     """The operands as paths store them, each made when first asked for."""
 
-    def __init__(self, meeting: Meeting, sides: dict[str, int] | None) -> None:
+    def __init__(self, meeting: Meeting, sides: dict[str, int]) -> None:
         self.meeting, self.sides = meeting, sides
 
     @cached_property
@@ -95,8 +97,7 @@ class PairStep:
         self.budget = Budget(settings, self.device, len(self.shape), self.dtype.itemsize, what, limit)
         self.budget.check_least(self.meeting)
         self.backend = "torch" if self.dtype.is_complex else settings.effective_backend(self.device)
-        plan = settings.plan
-        forms = self.forms = Forms(self.meeting, plan.sides_of(terms) if isinstance(plan, BcbPlan) else None)
+        forms = self.forms = Forms(self.meeting, sides_of(requested(settings.plan), terms))
         self.question = Question(
             self.meeting, lambda: forms.cut, self.dtype, self.backend, settings, self.budget, self.swapped
         )
@@ -161,20 +162,13 @@ class PairStep:
         return TaskSums(tasks, self.equation, kept_dtype(self.dtype), self.backend, self.settings)
 
     @property
-    def plan(self) -> StepPlan:
-        """The path, and how it stores blocks, such that nothing is left to choose."""
-        if self.choice.name in ("scalar", "dense"):
-            return self.choice.name
-        cut, storages = self.cut, tuple("bitmap" if b else "whole" for b in self.choice.bitmaps)
-        x, y = reversed(storages) if self.swapped else storages
-        letters = dict((*cut.rows, *cut.columns, *cut.inner))
-        sides = tuple(sorted((c, side) for c, side in letters.items() if c not in self.meeting.roles.batch))
-        return BcbPlan(sides, (x, y), self.choice.split.threshold if self.choice.split else None)
-
-    @property
-    def parts(self) -> tuple[PairPart, ...]:
+    def plan(self) -> Plan:
         """Both operands as the path reads them, in the equation's order; of a hybrid, of its halves in turn."""
-        return tuple(part for path, meeting in self._paths for part in self._stored(path, meeting))
+        parts = tuple(part for path, meeting in self._paths for part in self._stored(path, meeting))
+        plan = Plan(self.choice.name, parts, False, reason=self.choice.reason)
+        if self.choice.split is None:
+            return plan
+        return replace(plan, partition="threshold", options=(("threshold", self.choice.split.threshold),))
 
     @property
     def _paths(self) -> list[tuple[NumericPath, Meeting]]:
@@ -182,19 +176,21 @@ class PairStep:
             return [(half.path, half.share.part) for half in self.path.halves]
         return [(self.path, self.meeting)]
 
-    def _stored(self, path: NumericPath, m: Meeting) -> list[PairPart]:
+    def _stored(self, path: NumericPath, m: Meeting) -> list[Part]:
         width, found = self.dtype.itemsize, []
         for number, side in enumerate((m.x, m.y)):
-            label = "".join(side.letters)
-            if isinstance(path, BlockPath):
-                own, storage = (path.cut.x, path.cut.y)[number], ("whole", "bitmap")[path.bitmaps[number]]
-                nbytes = own.nbytes + own.nnz * width
-                found.append(PairPart(own.format, label, own.nnz, nbytes, own.sides, storage))
-                continue
+            part = Part("strided", label="".join(side.letters), operand=1 - number if self.swapped else number)
             n = (m.x_key, m.y_key)[number].numel()
-            stored = "coo" if isinstance(path, ScalarPath) else "strided"
-            nbytes = n * width + (side.nbytes if stored == "coo" else 0)
-            found.append(PairPart(stored, label, n, nbytes))
+            if isinstance(path, BlockPath):
+                cut, own = path.cut, (path.cut.x, path.cut.y)[number]
+                sides = dict((*cut.rows, *cut.columns, *cut.inner))
+                params = (("bitmap", int(path.bitmaps[number])), *((SIDE + c, sides[c]) for c in side.letters))
+                part = replace(part, format=own.format, layout=Layout(params=params), nnz=own.nnz, nbytes=own.nbytes)
+            elif isinstance(path, ScalarPath):
+                part = replace(part, format="coo", nnz=n, nbytes=side.nbytes)
+            else:
+                part = replace(part, nnz=n)
+            found.append(replace(part, nbytes=part.nbytes + part.nnz * width))
         return found[::-1] if self.swapped else found
 
     @property

@@ -134,7 +134,8 @@ def named(name: str, setting: Setting, counts: Counts) -> Candidate:
         if not found:
             raise PlanError(f"plan {name!r} needs output rows both of {LONG_ROW} nonzeros or more and of fewer")
         return found[0]
-    raise PlanError(f"no plan is called {name!r}; known: auto, hls, {', '.join(FIXED)}")
+    known = ", ".join(FIXED)
+    raise PlanError(f"plan {name!r} has no parts, and no plan is called {name!r}; known: auto, hls, {known}")
 
 
 def best_leaf(setting: Setting, counts: Counts) -> int:

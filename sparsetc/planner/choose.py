@@ -6,14 +6,13 @@ In: a `Setting` and counts. Out: the chosen candidate, and what every candidate 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from sparsetc.errors import PlanError
 from sparsetc.formats import FORMATS
 from sparsetc.ir.cost import Statistics
-from sparsetc.ir.plan import FIXED, PAIRED_PLANS, PairedPlan, Part, Plan, verify
+from sparsetc.ir.plan import FIXED, PAIRED_PLANS, Part, Plan, requested, verify
 from sparsetc.planner.candidates import Candidate, Setting, candidates, named
-from sparsetc.planner.hls import HybridPlan, offered
+from sparsetc.planner.hls import hls, offered
 from sparsetc.planner.pricing import expected_seconds, views
 from sparsetc.planner.registry import PLANS
 from sparsetc.planner.statistics import Counts
@@ -35,31 +34,30 @@ class Choice:
         return f"Choice({self.plan.name!r}, {expected}{len(self.considered)} considered)"
 
 
-def choose(wanted: str | Plan | HybridPlan, setting: Setting, counts: Counts, sparse_output: bool) -> Choice:
-    """The plan of that name, the plan given, or for ``"auto"`` the candidate expected to be fastest."""
-    if isinstance(wanted, Plan):
-        verify(wanted)
-        parts = tuple(map(_one_lane, wanted.parts)) if setting.backend == "torch" else wanted.parts
-        return Choice(replace(wanted, parts=parts, reason="given by the caller"), ())
-    if wanted == "auto" and wanted not in PLANS:
+def choose(wanted: str | Plan, setting: Setting, counts: Counts, sparse_output: bool) -> Choice:
+    """The plan given, the one that a request names, or for ``"auto"`` the candidate expected to be fastest."""
+    plan = requested(wanted)
+    _refuse_plans_of_pairs(plan, setting)
+    if not plan.is_request:
+        verify(plan)
+        parts = tuple(map(_one_lane, plan.parts)) if setting.backend == "torch" else plan.parts
+        return Choice(replace(plan, parts=parts, reason="given by the caller"), ())
+    if plan.name == "auto" and plan.name not in PLANS:
         return _cheapest(everyone(setting, counts, sparse_output), setting, sparse_output)
-    return _asked_for(_candidate_of(wanted, setting, counts, sparse_output), setting, sparse_output)
+    return _asked_for(_candidate_of(plan, setting, counts, sparse_output), setting, sparse_output)
 
 
-def _candidate_of(wanted: str | HybridPlan, setting: Setting, counts: Counts, sparse_output: bool) -> Candidate:
-    """The candidate that a name, or what `plan_hls` returned, stands for."""
-    if isinstance(wanted, str) and wanted in PLANS:
-        return _applied(PLANS[wanted](setting, counts), f"plan {wanted!r}", setting)
-    if wanted == "hls" or isinstance(wanted, HybridPlan):
-        maker = wanted if isinstance(wanted, HybridPlan) else HybridPlan()
-        return maker(setting, counts, sparse_output)
-    _refuse_plans_of_pairs(wanted, setting)
-    if not isinstance(wanted, str):
-        raise PlanError(f"plan must be a name or a Plan, found {type(wanted).__name__}")
-    offer = getattr(FORMATS.get(wanted), "offer", None)
+def _candidate_of(request: Plan, setting: Setting, counts: Counts, sparse_output: bool) -> Candidate:
+    """The candidate that a request stands for."""
+    name = request.name
+    if name in PLANS:
+        return _applied(PLANS[name](setting, counts), f"plan {name!r}", setting)
+    if name == "hls":
+        return hls(setting, counts, sparse_output, request.option("threshold", None))
+    offer = getattr(FORMATS.get(name), "offer", None)
     if offer is not None:
-        return _applied(offer(setting, counts), f"format {wanted!r}", setting)
-    return named(wanted, setting, counts)
+        return _applied(offer(setting, counts), f"format {name!r}", setting)
+    return named(name, setting, counts)
 
 
 def _applied(found: Candidate | None, what: str, setting: Setting) -> Candidate:
@@ -116,14 +114,12 @@ def _has_tiles(candidate: Candidate, setting: Setting) -> bool:
     return any(view.sides for view in views(candidate, setting))
 
 
-def _refuse_plans_of_pairs(wanted: Any, setting: Setting) -> None:
+def _refuse_plans_of_pairs(plan: Plan, setting: Setting) -> None:
     """Raise `PlanError` where a plan of two sparse operands is asked for of one, unless someone registered its name."""
-    named = isinstance(wanted, str) and wanted in PAIRED_PLANS and wanted not in PLANS
-    if named or isinstance(wanted, PairedPlan):
-        called = repr(wanted) if named else type(wanted).__name__
+    if plan.pairs or (plan.is_request and plan.name in PAIRED_PLANS and plan.name not in PLANS):
         raise PlanError(
-            f'plan {called} is for two or more sparse operands, and "{setting.bound.einsum}" has one; known for one: '
-            f"auto, hls, {', '.join((*FIXED, *PLANS))}"
+            f'plan {plan.name!r} is for two or more sparse operands, and "{setting.bound.einsum}" has one; known for '
+            f"one: auto, hls, {', '.join((*FIXED, *PLANS))}"
         )
 
 
