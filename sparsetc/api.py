@@ -22,7 +22,6 @@ from sparsetc.names import check_free, check_identifier
 from sparsetc.options import Options, of_call, with_settings
 from sparsetc.output import without_zeros
 from sparsetc.pair import PairKernel, build_pair, compiled_pair
-from sparsetc.pair.explain import PairExplanation
 from sparsetc.tensor import SparseTensor
 from sparsetc.warn import warn_once
 
@@ -81,7 +80,7 @@ def compile(*args: Any, output: str = "auto", drop_zeros: bool = False, **settin
     return kernel
 
 
-def explain(*args: Any, **settings: Any) -> Explanation | PairExplanation:
+def explain(*args: Any, **settings: Any) -> Explanation:
     """How `einsum` would run: parts, formats, costs, why this plan. Arguments as for `einsum`."""
     return compile(*args, **settings).explain()
 

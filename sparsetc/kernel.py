@@ -24,10 +24,11 @@ from sparsetc.convert import available_memory
 from sparsetc.dense import Finite, resolved
 from sparsetc.entry import entry_point
 from sparsetc.errors import DtypeError, PlanError, ShapeError
-from sparsetc.explain import Explanation, explain
+from sparsetc.explain import Explanation, OperandReport, device_name
 from sparsetc.formats import Packed, pack, storage_of
 from sparsetc.formats.tiles import item_slots
 from sparsetc.integers import fitted, summed_dtype
+from sparsetc.ir.cost import rates_of
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.lower import lower
 from sparsetc.ir.operands import Target
@@ -41,6 +42,7 @@ from sparsetc.partition import PARTITIONS, shares
 from sparsetc.planner.candidates import Setting
 from sparsetc.planner.choose import Choice, choose
 from sparsetc.planner.ownership import Circumstances, owns
+from sparsetc.planner.report import report
 from sparsetc.planner.statistics import Counts
 from sparsetc.runtime.autocast import without_autocast
 from sparsetc.runtime.second_pass import SecondPass
@@ -530,7 +532,16 @@ class Kernel:
     def explain(self) -> Explanation:
         """Parts, formats, costs, and why this plan: prints as a table; ``to_dict()`` gives the same as data."""
         with self._in_place():
-            return explain(self)
+            plan, rates, where = self.plan, rates_of(self.backend).describe(), device_name(self.canonical.device)
+            return Explanation(self.equation, plan.name, plan.reason, self.backend, where, rates, (self.report(),))
+
+    def report(self) -> OperandReport:
+        """What an explanation says of this einsum, alone or as a step of several."""
+        with self._in_place():
+            return report(
+                *(self.equation, self.plan, self.choice, self.programs, [p.packed for p in self.parts]),
+                *(self.filled, self.setting, self.counts, str(self.path)),
+            )
 
     @cached_property
     def nnz(self) -> int:

@@ -178,6 +178,8 @@ class Plan:
         return f"Plan({self.name!r}, {parts or 'no parts'})"
 
     def __str__(self) -> str:
+        if self.is_request:
+            return repr(self)
         return "\n".join([f"plan {self.name}", *(f"  part {n}: {p}" for n, p in enumerate(self.parts))])
 
 

@@ -279,6 +279,11 @@ class BlockPath:
             yield b.start, b.stop, made
 
     @property
+    def pairs(self) -> int:
+        """Pairs of blocks that are multiplied."""
+        return self.cut.pairs.tasks
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the task list, and of parts that are kept to be overwritten."""
         return self.tasks.nbytes + sum(parts.nbytes for room in self._rooms.values() for parts in room)

@@ -20,6 +20,7 @@ import torch
 
 from sparsetc import dense as tables
 from sparsetc.canonical import canonicalise
+from sparsetc.explain import StepReport
 from sparsetc.ir.einsum import Bound, Einsum
 from sparsetc.ir.plan import AUTO, requested
 from sparsetc.kernel import Kernel
@@ -61,6 +62,12 @@ class Step:
         values, dense = (left, right) if sparse_first else (right, left)
         made = self.work.with_values(values).called([dense])
         return made.expand_dense().values if isinstance(made, SparseTensor) else made
+
+    def report(self) -> StepReport:
+        """What an explanation says of the contraction."""
+        if self.work is None:
+            return StepReport(self.equation, "torch.einsum", "two dense operands")
+        return self.work.report()
 
 
 class Chain:

@@ -68,6 +68,11 @@ class HybridPath:
         return out
 
     @property
+    def shares(self) -> tuple[tuple[int, int], ...]:
+        """By half, the nonzeros of x that it takes, and the pairs of blocks, or of nonzeros, that they make."""
+        return tuple((half.share.entries.numel(), half.path.pairs) for half in self.halves)
+
+    @property
     def source(self) -> str:
         """Both programs."""
         return "\n\n".join(half.path.source for half in self.halves)

@@ -22,6 +22,7 @@ from sparsetc.canonical import as_given, check_dense, check_operand
 from sparsetc.dense import converted
 from sparsetc.entry import entry_point
 from sparsetc.errors import DtypeError, PlanError, ShapeError
+from sparsetc.explain import Explanation, device_name
 from sparsetc.integers import fitted, summed_dtype
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.plan import Plan
@@ -30,7 +31,6 @@ from sparsetc.options import Options
 from sparsetc.output import without_zeros
 from sparsetc.pair.chain import Chain
 from sparsetc.pair.equation import Side, prepared
-from sparsetc.pair.explain import PairExplanation, explain
 from sparsetc.pair.plans import check_pairs
 from sparsetc.pair.step import PairStep
 from sparsetc.pair.sums import kept_dtype
@@ -243,9 +243,14 @@ class PairKernel:
             raise PlanError("complex einsums run the generated torch programs, which have no PTX")
         return "\n".join(step.ptx(target) for step in self.chain.pairs)
 
-    def explain(self) -> PairExplanation:
+    def explain(self) -> Explanation:
         """Steps, what meets, the paths and their expected times; ``to_dict()`` gives the same as data."""
-        return explain(self)
+        plan, rates = self.plan, self.chain.pairs[0].question.rates.whose if self.chain.pairs else ""
+        return Explanation(
+            *(self.equation, plan.name, plan.reason, self.backend, device_name(self.device), rates),
+            tuple(step.report() for step in self.chain.steps),
+            self.nnz,
+        )
 
     def __repr__(self) -> str:
         return f'PairKernel("{self.equation}", plan {self.plan.name}, {self.backend}, {self.nnz:,} nonzeros)'

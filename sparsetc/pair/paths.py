@@ -71,6 +71,11 @@ class ScalarPath:
     def __init__(self, sums: TaskSums) -> None:
         self.sums = sums
 
+    @property
+    def pairs(self) -> int:
+        """Pairs of nonzeros that are multiplied."""
+        return self.sums.tasks.matching.tasks
+
     def places(self) -> torch.Tensor:
         """Expand, sort, compress."""
         return self.sums.tasks.places()

@@ -18,6 +18,7 @@ import torch
 from sparsetc.codegen.split_pairs import EXACT, INEXACT, INFINITE
 from sparsetc.dense import resolved
 from sparsetc.entry import check_upstream, entry_point
+from sparsetc.explain import PairReport
 from sparsetc.ir.plan import SIDE, Layout, Part, Plan, requested
 from sparsetc.options import Options
 from sparsetc.pair.block_path import BlockPath
@@ -244,6 +245,26 @@ class PairStep:
         if verdict == INEXACT:
             parts = None
         return self.path.run(x, y, parts)
+
+    def report(self) -> PairReport:
+        """What an explanation says of the contraction."""
+        m, sizes, plan, expected = self.meeting, self.meeting.sizes, self.plan, self.question.expected(every=True)
+        return PairReport(
+            equation=self.equation,
+            plan=plan.name,
+            reason=plan.reason,
+            path=str(self.path.path),
+            considered=tuple((name, None if t is None else 1e6 * t) for name, t in expected),
+            roles=str(m.roles),
+            tasks=m.tasks,
+            pairs=self.cut.pairs.tasks,
+            block=self.cut.extents,
+            unfolded=(sizes.batch, sizes.free_x, sizes.contracted, sizes.free_y),
+            nnz=self.nnz,
+            nbytes=self.path.nbytes,
+            threshold=plan.option("threshold", 0),
+            shares=self.path.shares if isinstance(self.path, HybridPath) else (),
+        )
 
     def ptx(self, target: str) -> str:
         """The assembly of the kernel; PlanError where the step takes the dense path, which has none of its own."""
