@@ -30,6 +30,7 @@ import sparsetc as stc
 from sparsetc.pair.cut import Cut
 from sparsetc.pair.kernel import PairKernel
 from sparsetc.pair.meeting import Meeting
+from sparsetc.pair.methods import METHODS
 from sparsetc.pair.step import PairStep
 from sparsetc.pair.symbolic import pattern_of
 
@@ -152,13 +153,13 @@ def pairing(step: PairStep) -> None:
     """What meets: nonzeros, and blocks where the path is of blocks."""
     m = step.meeting
     again = Meeting.of(m.x, m.y, m.roles)
-    if step.path.name.startswith("bcb"):
+    if step.choice.plan.name.startswith("bcb"):
         Cut.of(again)
 
 
 def symbolic(step: PairStep) -> None:
     """The pattern of the result."""
-    pattern_of(step.meeting, step._path().places())
+    pattern_of(step.meeting, METHODS[step.choice.plan.name].prepare(step.problem, step.choice.plan).places())
 
 
 def entry_values(kernel: PairKernel) -> list[torch.Tensor]:
@@ -215,7 +216,7 @@ def plan_rows(case: Case, plan: str | stc.Plan) -> list[dict[str, Any]]:
                 "pairs": step.cut.pairs.tasks,
                 **phases(k),
                 "compile_ms": round(compiling, 1),
-                "expected_us": round(1e6 * (dict(step.question.expected(every=True))[k.plan.name] or 0), 1),
+                "expected_us": round(dict(k.explain().steps[0].considered)[k.plan.name] or 0, 1),
                 "error": error,
                 "auto": case.auto[precision],
                 **stored(step),

@@ -5,7 +5,7 @@ In: the reports that a kernel's steps hand over. Out: `Explanation`, which print
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -189,6 +189,11 @@ class Explanation:
 
 REPORTED = (*OperandReport.__dataclass_fields__, "predicted_us")
 """What an explanation says of the one step of an einsum with one sparse operand."""
+
+
+def in_microseconds(considered: Iterable[tuple[str, float | None]]) -> tuple[tuple[str, float | None], ...]:
+    """The candidates of a choice as a report has them, of their seconds."""
+    return tuple((name, None if seconds is None else 1e6 * seconds) for name, seconds in considered)
 
 
 def _step_lines(step: StepReport) -> list[str]:

@@ -40,7 +40,8 @@ from sparsetc.options import Options, in_force
 from sparsetc.output import Slotted, output_of, without_zeros
 from sparsetc.partition import PARTITIONS, shares
 from sparsetc.planner.candidates import Setting
-from sparsetc.planner.choose import Choice, choose
+from sparsetc.planner.choice import Choice
+from sparsetc.planner.choose import choose
 from sparsetc.planner.ownership import Circumstances, owns
 from sparsetc.planner.report import report
 from sparsetc.planner.statistics import Counts
@@ -83,6 +84,8 @@ class Kernel:
             max(1, self.output.rows),
             x.is_coalesced or (self.output.sparse and self.output.rows == canonical.coords.shape[1]),
             tuple(finer),
+            x.dtype.is_floating_point or x.dtype.is_complex,
+            self.output.sparse,
         )
         settings.check_memory(
             self.output.rows * self.output.width * accumulator(x.dtype).itemsize,
@@ -95,7 +98,7 @@ class Kernel:
         self._slotted = Slotted(canonical, self.output, x)
         self._results = self._results_on(x)
         with self._in_place():
-            self.choice: Choice = choose(settings.plan, self.setting, self.counts, self.output.sparse)
+            self.choice: Choice = choose(settings.plan, self.setting, self.counts)
         self._bind(kept)
         e = canonical.written.einsum
         plain_sum = len(e.inputs) == 1 and bool(e.contracted)
@@ -238,11 +241,10 @@ class Kernel:
             rows=partial or self.output.rows,
             wide=packed.wide,
         )
-        floating = self._x.dtype.is_floating_point or self._x.dtype.is_complex
         program = lower(
             self.canonical.bound,
             packed.view,
-            part.schedule if floating else replace(part.schedule, dot=False),  # integers have no matrix instruction
+            part.schedule,
             target,
             number=number,
             format=part.format,

@@ -245,7 +245,7 @@ class PairKernel:
 
     def explain(self) -> Explanation:
         """Steps, what meets, the paths and their expected times; ``to_dict()`` gives the same as data."""
-        plan, rates = self.plan, self.chain.pairs[0].question.rates.whose if self.chain.pairs else ""
+        plan, rates = self.plan, self.chain.pairs[0].problem.rates.whose if self.chain.pairs else ""
         return Explanation(
             *(self.equation, plan.name, plan.reason, self.backend, device_name(self.device), rates),
             tuple(step.report() for step in self.chain.steps),

@@ -5,68 +5,31 @@ In: a `Setting` and counts. Out: the chosen candidate, and what every candidate 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from sparsetc.errors import PlanError
-from sparsetc.formats import FORMATS
-from sparsetc.ir.cost import Statistics
 from sparsetc.ir.plan import FIXED, PAIRED_PLANS, Part, Plan, requested, verify
-from sparsetc.planner.candidates import Candidate, Setting, candidates, named
-from sparsetc.planner.hls import hls, offered
+from sparsetc.planner.candidates import Candidate, Setting
+from sparsetc.planner.choice import Choice, Estimate, choice_of
+from sparsetc.planner.methods import methods, named
 from sparsetc.planner.pricing import expected_seconds, views
 from sparsetc.planner.registry import PLANS
 from sparsetc.planner.statistics import Counts
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A plan, and the seconds each candidate was expected to take, the cheapest first."""
-
-    plan: Plan
-    considered: tuple[tuple[str, float], ...]
-    expected: tuple[Statistics, ...] = ()
-    """What packing each part was expected to give; empty for a plan given by the caller."""
-    seconds: tuple[float, ...] = ()
-    """Of each part of the plan, launches included: together what `considered` says of it; empty as `expected` is."""
-
-    def __repr__(self) -> str:
-        expected = f"{1e6 * sum(self.seconds):.1f} us expected, " if self.seconds else ""
-        return f"Choice({self.plan.name!r}, {expected}{len(self.considered)} considered)"
-
-
-def choose(wanted: str | Plan, setting: Setting, counts: Counts, sparse_output: bool) -> Choice:
+def choose(wanted: str | Plan, setting: Setting, counts: Counts) -> Choice:
     """The plan given, the one that a request names, or for ``"auto"`` the candidate expected to be fastest."""
     plan = requested(wanted)
     _refuse_plans_of_pairs(plan, setting)
     if not plan.is_request:
         verify(plan)
-        parts = tuple(map(_one_lane, plan.parts)) if setting.backend == "torch" else plan.parts
-        return Choice(replace(plan, parts=parts, reason="given by the caller"), ())
+        return Choice(replace(_suited(plan, setting), reason="given by the caller"))
     if plan.name == "auto" and plan.name not in PLANS:
-        return _cheapest(everyone(setting, counts, sparse_output), setting, sparse_output)
-    return _asked_for(_candidate_of(plan, setting, counts, sparse_output), setting, sparse_output)
+        return choice_of([estimate(c, setting) for c in everyone(setting, counts)])
+    return choice_of([estimate(named(plan, setting, counts), setting)], "asked for by name")
 
 
-def _candidate_of(request: Plan, setting: Setting, counts: Counts, sparse_output: bool) -> Candidate:
-    """The candidate that a request stands for."""
-    name = request.name
-    if name in PLANS:
-        return _applied(PLANS[name](setting, counts), f"plan {name!r}", setting)
-    if name == "hls":
-        return hls(setting, counts, sparse_output, request.option("threshold", None))
-    offer = getattr(FORMATS.get(name), "offer", None)
-    if offer is not None:
-        return _applied(offer(setting, counts), f"format {name!r}", setting)
-    return named(name, setting, counts)
-
-
-def _applied(found: Candidate | None, what: str, setting: Setting) -> Candidate:
-    if found is None:
-        raise PlanError(f'{what} does not apply to "{setting.bound.einsum}" on this tensor')
-    return found
-
-
-def everyone(setting: Setting, counts: Counts, sparse_output: bool) -> list[Candidate]:
+def everyone(setting: Setting, counts: Counts) -> list[Candidate]:
     """Every plan that applies, at the precision asked for and at those that are more exact.
 
     A lower precision thus adds candidates and takes none away, so it is never expected to be slower.
@@ -74,13 +37,9 @@ def everyone(setting: Setting, counts: Counts, sparse_output: bool) -> list[Cand
     found: dict[Plan, Candidate] = {}
     for precision in (setting.precision, *setting.finer):
         own = replace(setting, precision=precision)
-        hybrid = offered(own, counts, sparse_output)
-        made = [*candidates(own, counts), *([hybrid] if hybrid else [])]
-        made += [c for make in PLANS.values() if (c := make(own, counts)) is not None]
-        offers = [getattr(known, "offer", None) for known in FORMATS.values()]
-        made += [c for offer in offers if offer and (c := offer(own, counts)) is not None]
-        for candidate in made:
-            found.setdefault(_without_idle_precision(candidate.plan), candidate)
+        for candidate in (c for method in methods().values() for c in method.offered(own, counts)):
+            if candidate is not None:
+                found.setdefault(_without_idle_precision(candidate.plan), candidate)
     return list(found.values())
 
 
@@ -90,28 +49,12 @@ def _without_idle_precision(plan: Plan) -> Plan:
     return replace(plan, parts=tuple(parts))
 
 
-APART = 1.05
-"""How many times another's a scalar plan's time must be for the cost model to tell them apart; of nearer ones that of
-fewest parts is taken (H200, SpMM of pubmed, 32 columns: `coo+rows`, priced 4 % below `coo`, took 2.3 times as long)."""
-
-
-def _cheapest(found: list[Candidate], setting: Setting, sparse_output: bool) -> Choice:
-    """The candidate expected to be fastest, with what all were expected to take."""
-    seconds = [expected_seconds(c, setting, sparse_output) for c in found]
-    order = sorted(range(len(found)), key=lambda n: (sum(seconds[n]), n))
-    least = sum(seconds[order[0]])
-    if not _has_tiles(found[order[0]], setting):  # whose price is of another kind
-        near = [n for n in order if sum(seconds[n]) <= APART * least and not _has_tiles(found[n], setting)]
-        simplest = min(near, key=lambda n: len(found[n].plan.parts))
-        order = [simplest, *(n for n in order if n != simplest)]
-    best = found[order[0]]
-    considered = tuple((describe(found[n], setting), sum(seconds[n])) for n in order)
-    reason = "the only plan that applies" if len(found) == 1 else f"the cheapest of {len(found)} by the cost model"
-    return Choice(replace(best.plan, reason=reason), considered, best.expected, seconds[order[0]])
-
-
-def _has_tiles(candidate: Candidate, setting: Setting) -> bool:
-    return any(view.sides for view in views(candidate, setting))
+def estimate(candidate: Candidate, setting: Setting) -> Estimate:
+    """What a candidate is expected to take; tiles' prices are of another kind than those of nonzeros alone."""
+    candidate = replace(candidate, plan=_suited(candidate.plan, setting))
+    seconds = expected_seconds(candidate, setting)
+    scalar = not any(view.sides for view in views(candidate, setting))
+    return Estimate(describe(candidate, setting), candidate.plan, seconds, candidate.expected, scalar)
 
 
 def _refuse_plans_of_pairs(plan: Plan, setting: Setting) -> None:
@@ -121,6 +64,14 @@ def _refuse_plans_of_pairs(plan: Plan, setting: Setting) -> None:
             f'plan {plan.name!r} is for two or more sparse operands, and "{setting.bound.einsum}" has one; known for '
             f"one: auto, hls, {', '.join((*FIXED, *PLANS))}"
         )
+
+
+def _suited(plan: Plan, setting: Setting) -> Plan:
+    """The plan as the backend and the type take it, before it is priced."""
+    parts = [p if setting.backend == "triton" else _one_lane(p) for p in plan.parts]
+    if not setting.products:
+        parts = [replace(p, schedule=replace(p.schedule, dot=False)) for p in parts]
+    return replace(plan, parts=tuple(parts))
 
 
 def _one_lane(part: Part) -> Part:
@@ -134,12 +85,6 @@ def describe(candidate: Candidate, setting: Setting) -> str:
     for p in candidate.plan.parts:
         levels = (p.layout.item, p.layout.lane, p.layout.leaf)
         own = " | ".join("".join(setting.letters[m] for m in modes) or "-" for modes in levels)
-        dots = p.schedule.dot and setting.backend == "triton" and setting.floating
+        dots = p.schedule.dot and setting.backend == "triton"
         parts.append(f"{p.format}[{own}]{f' {p.schedule.precision}' if dots else ''}")
     return f"{candidate.plan.name}: {' + '.join(parts)}"
-
-
-def _asked_for(candidate: Candidate, setting: Setting, sparse_output: bool) -> Choice:
-    plan = replace(candidate.plan, reason="asked for by name")
-    seconds = expected_seconds(candidate, setting, sparse_output)
-    return Choice(plan, ((describe(candidate, setting), sum(seconds)),), candidate.expected, seconds)

@@ -55,7 +55,7 @@ FUSED_RANKS, FUSED_MATRIX = 64, {"tf32x3": 1024}
 """The same in a fused launch (and 4,096 elsewhere): registers it takes are lost to the scalar programs too."""
 
 
-def hls(setting: Setting, counts: Counts, sparse_output: bool, threshold: int | None = None) -> Candidate:
+def hls(setting: Setting, counts: Counts, threshold: int | None = None) -> Candidate:
     """Tiles and what they leave, by the threshold given or the cheapest one."""
     histogram, rest = populations(counts), _leftovers(setting, counts)
     thresholds = _worth_trying(histogram) if threshold is None else [threshold]
@@ -70,24 +70,12 @@ def hls(setting: Setting, counts: Counts, sparse_output: bool, threshold: int | 
 
     def seconds(c: Candidate) -> float:
         # Thresholds change how much a part holds, seldom its program.
-        stores = owned(c, setting, sparse_output)
+        stores = owned(c, setting)
         key = tuple((p.format, p.schedule, own) for p, own in zip(c.plan.parts, stores, strict=True))
-        known[key] = known.get(key) or costs(c, setting, sparse_output)
+        known[key] = known.get(key) or costs(c, setting)
         return sum(seconds_of(c.plan, known[key], c.expected, setting.backend, rates))
 
     return min(made, key=seconds)
-
-
-def offered(setting: Setting, counts: Counts, sparse_output: bool) -> Candidate | None:
-    """The hybrid plan where ``"auto"`` should consider it: on a GPU, with dots, and with tiles worth making dense."""
-    if setting.backend != "triton" or setting.deterministic or not setting.floating or not counts.nnz:
-        return None
-    if not setting.coalesced:
-        return None
-    if not groups_of(setting.bound, sides_of(counts.shape)).dot:
-        return None
-    found = hls(setting, counts, sparse_output)
-    return found if any(tiles.nnz for tiles in found.expected[:-1]) else None
 
 
 def populations(counts: Counts) -> torch.Tensor:

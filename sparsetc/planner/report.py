@@ -10,16 +10,19 @@ from dataclasses import replace
 
 import torch
 
-from sparsetc.explain import OperandReport, PartReport
+from sparsetc.explain import OperandReport, PartReport, in_microseconds
 from sparsetc.formats import Packed
 from sparsetc.ir.cost import Statistics, cost, rates_of
 from sparsetc.ir.plan import Part, Plan
 from sparsetc.ir.tile import LANES, Product, TileProgram, walk
 from sparsetc.planner.candidates import Setting
-from sparsetc.planner.choose import Choice
+from sparsetc.planner.choice import Choice
 from sparsetc.planner.hls import populations
 from sparsetc.planner.pricing import seconds_of
 from sparsetc.planner.statistics import Counts
+
+Timed = tuple[float, tuple[str, float]]
+"""A part's expected seconds, and what bounds it and its seconds by that alone."""
 
 
 def report(
@@ -57,49 +60,32 @@ def report(
     else:  # a plan that the caller gave
         seconds = list(seconds_of(plan, costs, statistics, setting.backend, rates))
     floors = [found.roofline(own, rates) for found, own in zip(costs, statistics, strict=True)]
-    nnz, everything = sum(p.nnz for p in packed), zip(plan.parts, programs, packed, seconds, floors, strict=True)
+    nnz, timed = sum(p.nnz for p in packed), zip(seconds, floors, strict=True)
     return OperandReport(
         equation=equation,
         plan=plan.name,
         reason=plan.reason,
         path=path,
-        considered=tuple((name, 1e6 * seconds) for name, seconds in choice.considered),
+        considered=in_microseconds(choice.considered),
         launches=1 if plan.fused and setting.backend == "triton" else len(packed),
         parts=tuple(
-            _part(n, part, program, own.nnz / max(1, nnz), setting.backend, expected, floor)
-            for n, (part, program, own, expected, floor) in enumerate(everything)
+            _part(n, part, program, part.nnz / max(1, nnz), setting.backend, own)
+            for n, (part, program, own) in enumerate(zip(plan.parts, programs, timed, strict=True))
         ),
         tiles=_tiles(populations(counts)) if any(p.view.sides for p in packed) else (),
     )
 
 
-def _part(
-    number: int,
-    part: Part,
-    program: TileProgram,
-    share: float,
-    backend: str,
-    seconds: float,
-    floor: tuple[str, float],
-) -> PartReport:
+def _part(number: int, part: Part, program: TileProgram, share: float, backend: str, timed: Timed) -> PartReport:
+    seconds, (resource, floor) = timed
     instruction = "multiply-add"
     if program.dots:
         instruction = f"tensor core, {program.precision}" if backend == "triton" else "matrix product"
     levels = (part.layout.item, part.layout.lane, part.layout.leaf)
-    return PartReport(
-        number=number,
-        format=part.format,
-        levels=" | ".join("".join(program.letters[m] for m in level) or "-" for level in levels),
-        nnz=part.nnz,
-        share=share,
-        nbytes=part.nbytes,
-        einsum=tile_einsum(program),
-        instruction=instruction,
-        predicted_us=1e6 * seconds,
-        roofline_us=1e6 * floor[1],
-        bound_by=floor[0],
-        label=part.label,
-    )
+    named = " | ".join("".join(program.letters[m] for m in level) or "-" for level in levels)
+    held = (part.nnz, share, part.nbytes)
+    times = (1e6 * seconds, 1e6 * floor, resource)
+    return PartReport(number, part.format, named, *held, tile_einsum(program), instruction, *times, part.label)
 
 
 def _statistics(packed: Packed, setting: Setting, planned: Statistics | None) -> Statistics:
