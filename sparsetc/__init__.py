@@ -18,20 +18,20 @@ from sparsetc.errors import (
     TransformError,
 )
 from sparsetc.formats import register_format
-from sparsetc.io import read, write
 from sparsetc.ir.plan import Layout, Part, Plan, Schedule
 from sparsetc.kernel import Kernel
 from sparsetc.ops import contract, mttkrp, sddmm, spmm, ttm, ttmc, ttv
 from sparsetc.options import options
-from sparsetc.pair import PairKernel
 from sparsetc.partition import register_partition
-from sparsetc.planner.calibrate import calibrate
 from sparsetc.planner.registry import register_plan
 from sparsetc.planner.requests import plan_bcb, plan_hls
 from sparsetc.tensor import SparseTensor
 
 if TYPE_CHECKING:
     from sparsetc import datasets, testing
+    from sparsetc.io import read, write
+    from sparsetc.pair import PairKernel
+    from sparsetc.planner.calibrate import calibrate
 
 __version__ = "0.1.0"
 
@@ -79,14 +79,21 @@ __all__ = [
     "write",
 ]
 
-_ON_DEMAND = ("datasets", "testing")
-"""Modules that are imported when they are first asked for."""
+_ON_DEMAND = {
+    **dict.fromkeys(("read", "write"), "io"),
+    "PairKernel": "pair",
+    "calibrate": "planner.calibrate",
+    "datasets": "",
+    "testing": "",
+}
+"""Names that are imported when they are first asked for, each with its module; a module has none."""
 
 if not TYPE_CHECKING:  # else type checkers take every name for one of the package's
 
     def __getattr__(name: str) -> Any:
         if name in _ON_DEMAND:
-            return import_module(f"{__name__}.{name}")
+            module = import_module(f"{__name__}.{_ON_DEMAND[name] or name}")
+            return globals().setdefault(name, getattr(module, name) if _ON_DEMAND[name] else module)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

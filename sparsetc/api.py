@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 
@@ -21,9 +21,11 @@ from sparsetc.kernel import Kernel, compile_bound
 from sparsetc.names import check_free, check_identifier
 from sparsetc.options import Options, of_call, with_settings
 from sparsetc.output import without_zeros
-from sparsetc.pair import PairKernel, build_pair, compiled_pair
 from sparsetc.tensor import SparseTensor
 from sparsetc.warn import warn_once
+
+if TYPE_CHECKING:
+    from sparsetc.pair import PairKernel
 
 Operand = Any
 
@@ -73,7 +75,9 @@ def compile(*args: Any, output: str = "auto", drop_zeros: bool = False, **settin
     text, operands = _prepared(args)
     kernel: Kernel | PairKernel
     if _several(operands):
-        kernel = build_pair(text, operands, of_call(settings), output)
+        from sparsetc import pair  # imported where an einsum has two sparse operands, which few have
+
+        kernel = pair.build_pair(text, operands, of_call(settings), output)
     else:
         kernel = _build(text, operands, of_call(settings), output)
     kernel.drop_zeros = drop_zeros
@@ -99,7 +103,9 @@ def compiled(
     if automatic:
         settings = with_settings(settings, {"plan": "auto"})
     if _several(operands):
-        return compiled_pair(text, operands, settings, output)
+        from sparsetc import pair
+
+        return pair.compiled_pair(text, operands, settings, output)
     x = next(o for o in operands if isinstance(o, SparseTensor))
     key = (
         text,

@@ -43,7 +43,6 @@ from sparsetc.planner.candidates import Setting
 from sparsetc.planner.choice import Choice
 from sparsetc.planner.choose import choose
 from sparsetc.planner.ownership import Circumstances, owns
-from sparsetc.planner.report import report
 from sparsetc.planner.statistics import Counts
 from sparsetc.runtime.autocast import without_autocast
 from sparsetc.runtime.second_pass import SecondPass
@@ -539,6 +538,8 @@ class Kernel:
 
     def report(self) -> OperandReport:
         """What an explanation says of this einsum, alone or as a step of several."""
+        from sparsetc.planner.report import report  # which a call does not need
+
         with self._in_place():
             return report(
                 *(self.equation, self.plan, self.choice, self.programs, [p.packed for p in self.parts]),

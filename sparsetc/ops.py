@@ -23,7 +23,6 @@ from sparsetc.entry import entry_point
 from sparsetc.errors import EquationError, ShapeError
 from sparsetc.inputs import as_dense, check_plain
 from sparsetc.output import without_zeros
-from sparsetc.pair.result import accumulated, check_accumulation, check_scalars
 from sparsetc.tensor import SparseTensor
 
 MODES = "ijklmnopq"
@@ -201,6 +200,8 @@ def contract(
         when any mode is left. With `out`, ``alpha * contraction + beta * out``: sparse, on the union of the patterns,
         if both are sparse, else dense.
     """
+    from sparsetc.pair.result import accumulated, check_accumulation, check_scalars
+
     sparse = _sparse(x, "contract")
     y = as_dense(y, "contract: y")
     other = SparseTensor.coerce(y)

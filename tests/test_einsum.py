@@ -167,18 +167,12 @@ def test_queries() -> None:
     assert e.kept == ("i",)
     assert e.free == ("t", "s")
     assert e.contracted == ("j", "k", "r")
-    assert e.sparse_contracted == ("j", "k")
     assert e.dense_contracted == ("r",)
     assert e.holders("r") == (1, 2)
 
 
-def test_sizes_are_symbols_until_bound() -> None:
-    assert [Einsum.size(i).name for i in "iIr"] == ["I", "n_I", "R"]
-    assert Einsum.size("i").is_positive
-    assert Einsum.size("i").is_integer
-    b = bound("ij,jr->ir", i=2, j=3, r=4)
-    assert (Einsum.size("i") * Einsum.size("r")).subs(b.by_symbol) == 8
-    assert b.elements("ijr") == 24
+def test_a_bound_einsum_counts_elements() -> None:
+    assert bound("ij,jr->ir", i=2, j=3, r=4).elements("ijr") == 24
 
 
 def test_hashable_and_text_is_not_compared() -> None:

@@ -58,6 +58,29 @@ def test_modules_are_imported_on_demand(name: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_an_import_loads_what_every_call_needs() -> None:
+    """None of what torch may have loaded before is asked for again: a name that is None in sys.modules is refused."""
+    code = (
+        "import sys, torch\n"
+        "before = set(sys.modules)\n"
+        "others = ('sympy', 'mpmath', 'opt_einsum', 'triton', 'scipy', 'rich')\n"
+        "held = {name: sys.modules[name] for name in others if name in before}\n"
+        "sys.modules.update(dict.fromkeys(others))\n"
+        "import sparsetc as stc\n"
+        "assert all(sys.modules[name] is None for name in others)\n"
+        "new = set(sys.modules) - before - set(others)\n"
+        "assert {n.partition('.')[0] for n in new} <= {'sparsetc', *sys.stdlib_module_names}, new\n"
+        "parts = 'pair', 'io', 'planner.hls', 'planner.calibrate', 'codegen.triton', 'testing', 'foreign'\n"
+        "assert not {f'sparsetc.{name}' for name in parts} & new\n"
+        "for name in others: del sys.modules[name]\n"
+        "sys.modules.update(held)\n"
+        "assert set(stc.__all__) <= set(dir(stc))\n"
+        "assert all(getattr(stc, name) is getattr(stc, name) for name in ('read', 'plan_bcb', 'plan_hls'))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_tensor_that_comes_with_the_package() -> None:
     path = ROOT / "sparsetc" / "data" / "uber.tns.gz"
     assert path.stat().st_size < 1_000_000

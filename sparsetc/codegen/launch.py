@@ -13,17 +13,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sparsetc.codegen import cache
 from sparsetc.codegen import torch as torch_source
-from sparsetc.codegen import triton as triton_source
 from sparsetc.codegen.header import header
 from sparsetc.errors import DeviceError, PlanError
 from sparsetc.formats import Packed
 from sparsetc.ir.tile import TileProgram, check_sizes
+
+if TYPE_CHECKING:
+    from sparsetc.codegen.triton import Types
 
 TORCH_CHUNK = 3 << 19
 """Elements of intermediate results a chunk of the torch programs may make: 16,000 fibers of rank 32 with two factors,
@@ -151,8 +153,10 @@ class TritonLaunch:
 
     def text_for(self, machine: str) -> str:
         """The module that runs on a machine (`machine_of`), which `compile_for` compiles for its targets."""
+        from sparsetc.codegen.triton import module_source  # a call on the CPU needs none of Triton's printers
+
         programs, types = made_for(machine, self.programs, types_of(self.dtype))
-        return triton_source.module_source(programs, types, header(programs, "triton", self.about), self.fused)
+        return module_source(programs, types, header(programs, "triton", self.about), self.fused)
 
     def on(self, parts: Sequence[BoundPart]) -> TritonLaunch:
         """The same kernels on other arrays."""
@@ -306,10 +310,12 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype.is_floating_point else torch.int64
 
 
-def types_of(dtype: torch.dtype) -> triton_source.Types:
+def types_of(dtype: torch.dtype) -> Types:
     """Triton's types for operands of this dtype."""
+    from sparsetc.codegen.triton import Types
+
     kept = accumulator(dtype)
-    return triton_source.Types(str(kept).removeprefix("torch."), widen=kept != dtype)
+    return Types(str(kept).removeprefix("torch."), widen=kept != dtype)
 
 
 def machine_of(arrays: Iterable[torch.Tensor]) -> str:
@@ -322,9 +328,7 @@ def machine_of(arrays: Iterable[torch.Tensor]) -> str:
     return "cuda" if any(a.is_cuda for a in arrays) else "cpu"
 
 
-def made_for(
-    machine: str, programs: tuple[TileProgram, ...], types: triton_source.Types
-) -> tuple[tuple[TileProgram, ...], triton_source.Types]:
+def made_for(machine: str, programs: tuple[TileProgram, ...], types: Types) -> tuple[tuple[TileProgram, ...], Types]:
     """Programs and types as a machine runs them: in a precision that it has, and counting bits by PTX on CUDA alone."""
     made = tuple(replace(p, precision=portable(p.precision, machine)) for p in programs)
     return made, replace(types, popcount=machine == "cuda")

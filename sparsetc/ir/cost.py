@@ -1,7 +1,7 @@
 """What a tile program costs, counted from its own statements: bytes, gathers, additions, flops; and a roofline over it.
 
-In: a `TileProgram`; then a part's `Statistics` and a device's `Rates`. Out: sympy expressions in the statistics; then
-seconds a resource. The symbols::
+In: a `TileProgram`; then a part's `Statistics` and a device's `Rates`. Out: a `Count` of each resource, linear in the
+statistics; then seconds a resource. The symbols::
 
     P  work items      L  fibers (lanes stored)      N  nonzeros stored, padding included      w  bytes of a value
 
@@ -19,19 +19,17 @@ Resources, each with the time it alone would take:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
 
-import sympy
-
 from sparsetc import rates_record
+from sparsetc.ir.count import FIBERS, ITEMS, ONE, STORED, ZERO, Count
 from sparsetc.ir.rates import CPU, Rates
-from sparsetc.ir.tile import LANES, Add, Gather, Loop, Product, Scale, Statement, Tile, TileProgram, Value, walk
-from sparsetc.ir.view import ITEM, LEAF, Consecutive, Field, word_bits
+from sparsetc.ir.tile import Add, Decode, Gather, Loop, Product, Scale, Statement, TileProgram, Value, walk
+from sparsetc.ir.view import ITEM, LANE, LEAF, Consecutive, Field, word_bits
 
-ITEMS, FIBERS, STORED, WIDTH = sympy.symbols("P L N w", positive=True)
 PER_LEVEL = (ITEMS, FIBERS, STORED)
 OVERLAP = 3
 """Exponent of the norm that adds resources' times: 1 would be one after another, infinity perfect overlap."""
@@ -47,6 +45,8 @@ WHOLE_TILE, TURN_WARPS = 2048, 3
 IDLE_WAIT = 0.25
 """Of `Rates.wait`, what each of the loads of a round of a run takes where memory is not busy: of words, and of the rows
 that they name (H200: SpMM 0.3 to 0.5 us a round, MTTKRP of order 3 0.75; `benchmarks/results/choices.json`)."""
+SECTOR = 32
+"""Bytes that reach registers of a gathered row at least."""
 SCALE = 4
 """Bytes of a row's scale."""
 VECTOR = 4
@@ -81,9 +81,11 @@ class Statistics:
         items, fibers, stored, nnz = (part(n) for n in (self.items, self.fibers, self.stored, self.nnz))
         return replace(self, items=items, fibers=fibers, stored=stored, nnz=nnz)
 
-    def substitutions(self) -> dict[sympy.Symbol, int]:
-        """Values of the symbols."""
-        return {ITEMS: self.items, FIBERS: self.fibers, STORED: self.stored, WIDTH: self.itemsize}
+    @cached_property
+    def symbols(self) -> tuple[int, ...]:
+        """The values of the products of symbols that a `Count` is a sum of."""
+        plain = self.fibers, self.stored, self.items, 1
+        return tuple(n * w for n in plain for w in (self.itemsize, 1))
 
 
 def rates_of(backend: str) -> Rates:
@@ -96,35 +98,39 @@ class GatherTerm:
     """Rows of one operand that a program gathers."""
 
     operand: str
-    rows: sympy.Expr
-    row_bytes: sympy.Expr
+    rows: Count
+    width: int
+    """Elements of a row."""
     table_rows: int
-    table_bytes: sympy.Expr
-    """What caches must hold for a row to be found there again."""
+    table_width: int
+    """Elements of a row that caches must hold for it to be found there again."""
     letters: tuple[str, ...]
+    sector: int = 0
+    """Bytes that reach registers of a row at least."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Counts as expressions of the statistics."""
+    """What a program does, counted in the symbols."""
 
-    stream: sympy.Expr
+    stream: Count
     gathers: tuple[GatherTerm, ...]
-    registers: sympy.Expr
-    added_rows: sympy.Expr
-    added_bytes: sympy.Expr
-    output: sympy.Expr
-    multiply: sympy.Expr
-    dot: sympy.Expr
+    registers: Count
+    """Bytes that reach registers beside gathered rows."""
+    added_rows: Count
+    added_bytes: Count
+    output: Count
+    multiply: Count
+    dot: Count
     precision: str
     owned: bool
     programs: int = 1
     """Grid programs an item."""
     fibers: bool = False
     """Whether nonzeros are reached through fibers."""
-    expanded: sympy.Expr = sympy.S.Zero
+    expanded: Count = ZERO
     """Positions of bitmap tiles."""
-    turn: sympy.Expr | None = None
+    turn: int | None = None
     """Flops of dots in one turn of a program over a tile; None where there are no tiles."""
     taken: int = 0
     """Bytes of a tile that a program takes in one turn, where it does not take all."""
@@ -132,55 +138,48 @@ class Cost:
     """Positions of a tile."""
     warps: int = 1
     """Of a program."""
-    sides: sympy.Expr = sympy.S.Zero
+    sides: Count = ZERO
     """Bytes of gathered rows that are sides of dots."""
 
     def describe(self) -> list[str]:
         """Lines for a reader: each count as an expression."""
         lines = [f"streams {self.stream} bytes, writes {self.output} bytes"]
-        lines += [f"gathers {g.rows} rows of {g.row_bytes} bytes of {g.operand}" for g in self.gathers]
+        lines += [f"gathers {g.rows} rows of {g.width * ONE.bytes} bytes of {g.operand}" for g in self.gathers]
         lines.append(f"{'stores' if self.owned else 'adds'} {self.added_rows} rows")
-        lines.append(f"{self.multiply} flops outside dots" + (f", {self.dot} inside" if self.dot != 0 else ""))
+        lines.append(f"{self.multiply} flops outside dots" + (f", {self.dot} inside" if self.dot != ZERO else ""))
         return lines
 
-    def work(self, statistics: Statistics) -> tuple[float, float, float]:
+    def work(self, statistics: Statistics) -> tuple[int, int, int]:
         """(bytes that device memory moves at least, bytes that reach registers, flops in dots and outside)."""
-        moved, read, flops = self._counted(*(float(n) for n in statistics.substitutions().values()))
-        return moved, read, flops
+        at = statistics.symbols
+        moved, flops = self.stream.at(at) + self.output.at(at), self.multiply.at(at) + self.dot.at(at)
+        return moved, self._read(statistics), flops
 
-    @cached_property
-    def _counted(self) -> Callable[..., tuple[float, float, float]]:
-        """`work` as a function of the symbols: it is asked for at many thresholds."""
-        counts = (self.stream + self.output, self.registers, self.multiply + self.dot)
-        counted: Callable[..., tuple[float, float, float]] = sympy.lambdify(
-            (ITEMS, FIBERS, STORED, WIDTH), counts, "math"
-        )
-        return counted
+    def _read(self, statistics: Statistics) -> int:
+        """Bytes that reach registers."""
+        at, width = statistics.symbols, statistics.itemsize
+        return self.registers.at(at) + sum(g.rows.at(at) * max(g.width * width, g.sector) for g in self.gathers)
 
     def seconds(self, statistics: Statistics, rates: Rates) -> dict[str, float]:
         """Seconds each resource alone would take."""
-        at = statistics.substitutions()
-
-        def value(expression: sympy.Expr) -> float:
-            return float(expression.xreplace(at))
-
+        at = statistics.symbols
         missed = l2 = 0.0
         runs = dict(statistics.runs)
         for g in self.gathers:
-            rows = value(g.rows)
+            rows = g.rows.at(at)
             fresh = max((self.programs * runs.get(c, statistics.stored) for c in g.letters), default=rows)
-            moved = min(rows, fresh) * value(g.row_bytes)
-            table = value(g.table_bytes)
+            moved = min(rows, fresh) * g.width * statistics.itemsize
+            table = g.table_rows * g.table_width * statistics.itemsize
             if table > rates.l1_bytes:
                 l2 += moved
             missed += max(moved * (1 - rates.l2_bytes / table), 0.0) if table > rates.l2_bytes else min(moved, table)
         return {
-            "memory": (value(self.stream + self.output) + missed) / rates.memory,
+            "memory": (self.stream.at(at) + self.output.at(at) + missed) / rates.memory,
             "l2": l2 / rates.l2,
-            "l1": value(self.registers) / rates.l1,
-            "add": 0.0 if self.owned else value(self.added_bytes) / rates.add,
-            "multiply": value(self.multiply) / rates.multiply + value(self.expanded) / rates.expand,
-            "dot": value(self.dot) / self._matrix_rate(rates),
+            "l1": self._read(statistics) / rates.l1,
+            "add": 0.0 if self.owned else self.added_bytes.at(at) / rates.add,
+            "multiply": self.multiply.at(at) / rates.multiply + self.expanded.at(at) / rates.expand,
+            "dot": self.dot.at(at) / self._matrix_rate(rates),
         }
 
     def roofline(self, statistics: Statistics, rates: Rates) -> tuple[str, float]:
@@ -195,9 +194,9 @@ class Cost:
         The output is written, by zeros, before the programs run.
         """
         each = self.seconds(statistics, rates)
-        written = float(self.output.xreplace(statistics.substitutions())) / rates.memory
+        written = self.output.at(statistics.symbols) / rates.memory
         each["memory"] -= written
-        staged = float(self.sides.xreplace(statistics.substitutions())) * STAGED.get(self.precision, 4)
+        staged = self.sides.at(statistics.symbols) * STAGED.get(self.precision, 4)
         each["dot"] += staged / rates.l1
         if self.fibers:
             each["l1"] += self.programs * statistics.fibers * rates.fiber
@@ -208,7 +207,7 @@ class Cost:
         if self.turn is None:
             return written + max(busy, statistics.chain * rates.wait * self._idle_share)
         # The last programs run alone, and a tile's dots wait for its loads and for one another.
-        alone = float(self.turn) / (self._matrix_rate(rates) / rates.warps * self.warps)
+        alone = self.turn / (self._matrix_rate(rates) / rates.warps * self.warps)
         return written + busy + statistics.chain * (rates.wait + alone)
 
     @property
@@ -216,7 +215,7 @@ class Cost:
         """What a round of dependent loads takes, of `Rates.wait`, while memory has little to do."""
         if self.fibers:
             return 1.0
-        return min(1.0, IDLE_WAIT * (1 + sum(STORED in g.rows.free_symbols for g in self.gathers)))
+        return min(1.0, IDLE_WAIT * (1 + sum(g.rows.of(STORED) > 0 for g in self.gathers)))
 
     @property
     def _turn_share(self) -> float:
@@ -233,171 +232,138 @@ class Cost:
 
 @lru_cache(maxsize=1024)
 def cost(program: TileProgram) -> Cost:
-    """Count a program's statements, each as often as its level is visited."""
-    if program.view.sides:
-        return _tile_cost(program)
-    if program.view.pairs:
-        return _pair_cost(program)
-    p = program
-    splits = prod(a.programs for a in p.axes)
-    gathers, registers = [], sympy.Integer(0)
-    multiply = dot = staged = added = added_bytes = sympy.Integer(0)
-    threads = max(1, min(32, prod(a.block for a in p.axes) // VECTOR))
-    owned = True
-    for statement, _ in walk(p.body):
+    """Count a program's statements, each as often as its level is visited and its loops turn."""
+    p, splits = program, prod(a.programs for a in program.split)
+    multiply = dot = sides = added = added_bytes = expanded = ZERO
+    gathers, owned = [], True
+    stream, registers = (_stored_tiles if p.view.sides else _task_list if p.view.pairs else _stored_words)(p, splits)
+    for statement, visits in _visits(p, splits):
         if isinstance(statement, Gather) and statement.operand.rows:
-            count = PER_LEVEL[statement.out.level] * splits
-            width = _width(p, statement.out)
-            o = statement.operand
-            # A block of the columns: neighbouring rows share most of what they gather, while it is near.
-            gathers.append(GatherTerm(o.name, count, width * WIDTH, o.nrows, o.nrows * width * WIDTH, o.rows))
-            registers += count * sympy.Max(width * WIDTH, 32)
+            gathers.append(_gathered(p, statement, visits))
         elif isinstance(statement, Product):
-            level = max((t.level for t in statement.inputs), default=ITEM)
-            flops = PER_LEVEL[level] * splits * len(statement.inputs) * _width(p, statement.out)
-            if statement.dot:
-                dot += 2 * PER_LEVEL[level] * splits * _blocks(p, statement.out)
-                sides = sum(_width(p, t) for t in statement.inputs)
-                multiply += PER_LEVEL[level] * splits * sides
-                staged += PER_LEVEL[level] * splits * sides * WIDTH
-            else:
-                multiply += flops
+            flops = visits * _flops(p, statement)
+            dot, multiply = (dot + flops, multiply) if statement.dot else (dot, multiply + flops)
+            if statement.dot and not _tiled(p):
+                rows = visits * sum(_cells(p, t.axes) for t in statement.inputs)
+                multiply, sides = multiply + rows, sides + rows.bytes
         elif isinstance(statement, Add):
-            added = PER_LEVEL[statement.key.level] * splits
-            added_bytes = added * (p.width // prod(a.programs for a in p.axes if a.letter in p.output_axes)) * WIDTH
-            owned = statement.owned
-        elif isinstance(statement, Value) and not p.view.pattern:
-            registers += STORED * splits * threads * WIDTH
-    stream = sympy.Integer(0) if p.view.pattern else STORED * WIDTH * splits
-    for level, coordinates in enumerate(p.view.levels):
-        widths = {c.array: _word_bytes(p, level, c.array) for c in coordinates if isinstance(c, Field)}
-        stream += PER_LEVEL[level] * sum(widths.values()) * splits
-        looked_up = sum(isinstance(c, Consecutive) or bool(isinstance(c, Field) and c.base) for c in coordinates)
-        registers += PER_LEVEL[level] * splits * threads * VECTOR * (len(widths) + looked_up)
-    if p.view.blocks:
-        stream += FIBERS * 4 * splits
-    output = sympy.Integer(p.rows * p.width) * WIDTH
+            added = visits * _cells(p, set(statement.source.axes) & set(p.letters) - set(statement.axes))
+            added_bytes, owned = (added * _added_width(p, statement)).bytes, statement.owned
+        elif isinstance(statement, Scale):
+            registers += visits * (p.axis(statement.out.axes[0]).size * SCALE)
+            stream += 4 * ITEMS
+        elif isinstance(statement, Value) and p.view.pairs:
+            positions = visits * prod(p.axis(a).size for a in statement.out.axes)
+            registers += positions.bytes
+            expanded += positions if p.stored(statement.operand).tiles.bitmap else ZERO
+    dense = _dense_programs(p)
     return Cost(
         stream=stream,
         gathers=tuple(gathers),
         registers=registers,
         added_rows=added,
         added_bytes=added_bytes,
-        output=output,
+        output=added_bytes if p.view.pairs else ONE.bytes * (p.rows * p.width),
         multiply=multiply,
         dot=dot,
         precision=p.precision,
         owned=owned,
         programs=splits,
         fibers=p.view.blocks,
-        sides=staged,
-    )
-
-
-def _tile_cost(p: TileProgram) -> Cost:
-    """Count a program over tiles: N positions stored, L tiles, each statement as often as its loops turn."""
-    splits = prod(a.programs for a in p.split)
-    gathers, registers = [], sympy.Integer(0)
-    multiply = dot = sympy.Integer(0)
-    for statement, turns in _turns(p):
-        visits = FIBERS * splits * turns
-        if isinstance(statement, Gather) and statement.operand.rows:
-            rows = visits * prod(p.axis(c).block for c in statement.operand.rows if c in statement.out.axes)
-            width = prod(p.axis(a).block for a in statement.operand.axes)
-            o = statement.operand
-            # All columns: programs that follow one another take a tile's blocks of them in turn.
-            gathers.append(GatherTerm(o.name, rows, width * WIDTH, o.nrows, o.nrows * o.width * WIDTH, ()))
-            registers += rows * width * WIDTH
-        elif isinstance(statement, Product):
-            flops = visits * _flops(p, statement)
-            dot, multiply = (dot + flops, multiply) if statement.dot else (dot, multiply + flops)
-        elif isinstance(statement, Add):
-            rows = prod(p.axis(a).block for a in statement.source.axes if a in p.letters)
-            width = prod(p.axis(a).block for a in statement.axes)
-            added, added_bytes, owned = ITEMS * splits * rows, ITEMS * splits * rows * width * WIDTH, statement.owned
-    dense = prod(a.programs for a in p.split if a.letter not in p.letters)
-    taken = p.view.volume * dense // splits * (2 if p.half else 4)
-    element = sympy.Integer(2) if p.half else WIDTH
-    index = FIBERS * (4 + (4 + p.view.volume // 8 if p.view.bitmap else 0))
-    return Cost(
-        stream=STORED * element * dense + index * splits,
-        expanded=FIBERS * p.view.volume * dense if p.view.bitmap else sympy.Integer(0),
-        gathers=tuple(gathers),
-        registers=registers + STORED * element * dense,
-        added_rows=added,
-        added_bytes=added_bytes,
-        output=sympy.Integer(p.rows * p.width) * WIDTH,
-        multiply=multiply,
-        dot=dot,
-        precision=p.precision,
-        owned=owned,
-        programs=splits,
-        turn=dot / (FIBERS * splits),
-        taken=taken if dense < splits else 0,
+        expanded=FIBERS * p.view.volume * dense if p.view.sides and p.view.bitmap else expanded,
+        turn=dot.of(FIBERS) // splits if p.view.sides else None,
+        taken=p.view.volume * dense // splits * (2 if p.half else 4) if dense < splits else 0,
         volume=p.view.volume,
         warps=p.warps,
+        sides=sides,
     )
 
 
-def _pair_cost(p: TileProgram) -> Cost:
-    """Count a program over a task list: P blocks of the result, L pairs, N values stored by both operands."""
-    multiply = dot = read = expanded = rows = sympy.Integer(0)
-    for statement, turns in _turns(p):
-        visits = FIBERS * turns
-        if isinstance(statement, Product):
-            of_item = all(t.level == ITEM for t in statement.inputs)
-            flops = (ITEMS if of_item else visits) * _flops(p, statement)
-            dot, multiply = (dot + flops, multiply) if statement.dot else (dot, multiply + flops)
-        elif isinstance(statement, Scale):
-            read += ITEMS * p.axis(statement.out.axes[0]).size * SCALE
-            rows += ITEMS * 4
-        elif isinstance(statement, Value):
-            positions = prod(p.axis(a).size for a in statement.out.axes)
-            read += visits * positions * WIDTH
-            expanded += visits * positions if p.stored(statement.operand).tiles.bitmap else 0
-    return Cost(
-        stream=STORED * WIDTH + FIBERS * 4 * len(p.view.pairs) + ITEMS * 8 + rows,
-        gathers=(),
-        registers=read,
-        added_rows=ITEMS,
-        added_bytes=ITEMS * p.width * WIDTH,
-        output=ITEMS * p.width * WIDTH,
-        multiply=multiply,
-        dot=dot,
-        precision=p.precision,
-        owned=True,
-        expanded=expanded,
-        warps=p.warps,
-    )
-
-
-def _turns(p: TileProgram) -> Iterator[tuple[Statement, int]]:
-    """The statements of a program over tiles, each with the turns that loops over positions take around it."""
+def _visits(p: TileProgram, splits: int) -> Iterator[tuple[Statement, Count]]:
+    """The statements of a program, each with how often it is executed: below the item, tiles and pairs are counted."""
+    levels = (ITEMS, FIBERS, FIBERS) if _tiled(p) else PER_LEVEL
     turns: list[int] = []
     for statement, depth in walk(p.body):
         del turns[depth:]
         if isinstance(statement, Loop):
             turns.append(p.axis(statement.letter).programs if statement.letter else 1)
         else:
-            yield statement, prod(turns)
+            yield statement, levels[_level(statement)] * (splits * prod(turns))
+
+
+def _level(statement: Statement) -> int:
+    """The level at which a statement stands."""
+    if isinstance(statement, Product):
+        return max((t.level for t in statement.inputs), default=ITEM)
+    if isinstance(statement, Add):
+        return statement.key.level
+    return statement.level if isinstance(statement, (Loop, Decode)) else statement.out.level
+
+
+def _stored_words(p: TileProgram, splits: int) -> tuple[Count, Count]:
+    """Bytes that are streamed, and that reach registers, of values and words of runs and of blocks of fibers."""
+    threads = max(1, min(32, prod(a.block for a in p.axes) // VECTOR))
+    stream = ZERO if p.view.pattern else STORED.bytes
+    registers = stream * threads
+    for count, level, coordinates in zip(PER_LEVEL, (ITEM, LANE, LEAF), p.view.levels, strict=True):
+        widths = {c.array: _word_bytes(p, level, c.array) for c in coordinates if isinstance(c, Field)}
+        stream += count * sum(widths.values())
+        looked_up = sum(isinstance(c, Consecutive) or bool(isinstance(c, Field) and c.base) for c in coordinates)
+        registers += count * (threads * VECTOR * (len(widths) + looked_up))
+    if p.view.blocks:
+        stream += FIBERS * 4
+    return stream * splits, registers * splits
+
+
+def _stored_tiles(p: TileProgram, splits: int) -> tuple[Count, Count]:
+    """Bytes that are streamed, and that reach registers, of tiles."""
+    values = (2 * STORED if p.half else STORED.bytes) * _dense_programs(p)
+    return values + FIBERS * ((4 + (4 + p.view.volume // 8 if p.view.bitmap else 0)) * splits), values
+
+
+def _task_list(p: TileProgram, splits: int) -> tuple[Count, Count]:
+    """Bytes that are streamed, and that reach registers, of a task list and the values of both operands."""
+    return STORED.bytes + FIBERS * 4 * len(p.view.pairs) + ITEMS * 8, ZERO
+
+
+def _dense_programs(p: TileProgram) -> int:
+    """Grid programs that read the same positions of a tile."""
+    return prod(a.programs for a in p.split if a.letter not in p.letters)
+
+
+def _gathered(p: TileProgram, s: Gather, visits: Count) -> GatherTerm:
+    """The rows that a statement gathers."""
+    o, width = s.operand, _cells(p, s.operand.axes)
+    if _tiled(p):
+        # All columns: programs that follow one another take a tile's blocks of them in turn.
+        return GatherTerm(o.name, visits * _cells(p, set(o.rows) & set(s.out.axes)), width, o.nrows, o.width, ())
+    # A block of the columns: neighbouring rows share most of what they gather, while it is near.
+    return GatherTerm(o.name, visits, width, o.nrows, width, o.rows, SECTOR)
 
 
 def _flops(p: TileProgram, s: Product) -> int:
-    """Multiplications and additions of a product over tiles, padding included."""
-    cells = prod(p.axis(a).block for a in s.out.axes)
-    if not s.dot:
-        return cells * len(s.inputs)
-    return 2 * cells * prod(p.axis(a).block for a in s.right[-1].axes if a not in s.out.axes)
+    """Multiplications and additions of a product; padding is included in dots and over tiles."""
+    if s.dot:
+        return 2 * prod(a.block for a in p.axes if a.letter in {*s.out.axes, *s.right[-1].axes})
+    return _cells(p, s.out.axes) * len(s.inputs)
 
 
-def _width(p: TileProgram, tile: Tile) -> int:
-    """Elements of one lane of a tile, whole axes."""
-    return prod(min(p.axis(a).size, p.axis(a).block) for a in tile.axes if a != LANES)
+def _added_width(p: TileProgram, s: Add) -> int:
+    """Elements of a row that a program adds."""
+    if p.view.sides:
+        return _cells(p, s.axes)
+    return p.width // prod(a.programs for a in p.axes if a.letter in p.output_axes)
 
 
-def _blocks(p: TileProgram, tile: Tile) -> int:
-    """Elements of one lane of a tile as executed, padding included."""
-    return prod(p.axis(a).block for a in tile.axes if a != LANES)
+def _cells(p: TileProgram, axes: Iterable[str]) -> int:
+    """Elements that a program takes of axes but the lanes; over tiles padding is executed, and counted."""
+    taken = (a for a in p.axes if a.letter in axes)
+    return prod(a.block if _tiled(p) else min(a.size, a.block) for a in taken)
+
+
+def _tiled(p: TileProgram) -> bool:
+    """Whether a program takes tiles, or pairs of them."""
+    return bool(p.view.sides or p.view.pairs)
 
 
 def _word_bytes(p: TileProgram, level: int, array: str) -> int:

@@ -1,7 +1,7 @@
 """Level 1, WHAT is computed: an einsum with at least one sparse operand.
 
 In: the parser's index names. Out: what every level below asks about the indices. Nothing here knows how an operand is
-stored, what it holds or where it lives; sizes are sympy symbols until a :class:`Bound` gives them numbers.
+stored, what it holds or where it lives; a :class:`Bound` gives indices their sizes.
 
 The grammar, as :meth:`Einsum.__str__` prints it::
 
@@ -26,8 +26,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
-
-import sympy
 
 from sparsetc.errors import EquationError, ShapeError, point_at
 
@@ -58,11 +56,6 @@ class Einsum:
 
     def __str__(self) -> str:
         return ",".join(map("".join, self.inputs)) + "->" + "".join(self.output)
-
-    @staticmethod
-    def size(index: str) -> sympy.Symbol:
-        """The symbol for the size of ``index``: ``i`` has ``I``; ``I``, which must differ from it, has ``n_I``."""
-        return sympy.Symbol(index.upper() if index.islower() else f"n_{index}", integer=True, positive=True)
 
     @cached_property
     def dense(self) -> tuple[int, ...]:
@@ -100,11 +93,6 @@ class Einsum:
         return tuple(i for i in self.indices if i not in self.output)
 
     @cached_property
-    def sparse_contracted(self) -> tuple[str, ...]:
-        """The sparse indices that are summed."""
-        return tuple(i for i in self.contracted if i in self.sparse_indices)
-
-    @cached_property
     def dense_contracted(self) -> tuple[str, ...]:
         """The dense indices that are summed."""
         return tuple(i for i in self.contracted if i not in self.sparse_indices)
@@ -130,11 +118,6 @@ class Bound:
     def by_index(self) -> dict[str, int]:
         """The sizes as a mapping; not to be written to."""
         return dict(self.sizes)
-
-    @cached_property
-    def by_symbol(self) -> dict[sympy.Symbol, int]:
-        """What to substitute in an expression of sizes, as in ``expression.subs(bound.by_symbol)``."""
-        return {Einsum.size(i): n for i, n in self.sizes}
 
     def extents(self, indices: Iterable[str]) -> tuple[int, ...]:
         """The sizes of ``indices``, in their order."""

@@ -12,8 +12,7 @@ What can be written::
 
 Without "->" the output is the ellipsis, then the letters that appear once, "A" before "Z" before "a" before "z".
 Sizes of 1 broadcast, by letter and in an ellipsis, in dense operands only: a broadcast sparse operand would be n
-copies of it, which nobody asked to be stored. An ellipsis that the output leaves out is summed. `opt_einsum` finds the
-implicit output and unused letters; the terms are read here, since errors point at the character.
+copies of it, which nobody asked to be stored. An ellipsis that the output leaves out is summed.
 
 A parse is cached by text, shapes and which operands are sparse.
 """
@@ -26,8 +25,6 @@ from functools import lru_cache
 from numbers import Integral
 from string import ascii_letters, ascii_uppercase
 from typing import Any
-
-from opt_einsum import parser as oe_parser
 
 from sparsetc.errors import EquationError, ShapeError, point_at
 from sparsetc.ir.einsum import Bound, Einsum, verify
@@ -135,8 +132,8 @@ def _parse(text: str, shapes: tuple[tuple[int, ...], ...], sparse: tuple[bool, .
     ellipsis = _ellipsis_letters(text, terms, max(counts))
     inputs = tuple(term.spelled(ellipsis, count) for term, count in zip(terms, counts, strict=True))
     if output is None:
-        once = oe_parser.find_output_str("".join("".join(t.letters) for t in terms))
-        result = ellipsis + tuple(once)
+        letters = [i for t in terms for i in t.letters]
+        result = ellipsis + tuple(i for i in sorted(set(letters)) if letters.count(i) == 1)
     else:
         result = output.spelled(ellipsis, len(ellipsis))
     e = Einsum(inputs, result, tuple(p for p, is_sparse in enumerate(sparse) if is_sparse), text)
@@ -225,7 +222,7 @@ def _ellipsis_letters(text: str, terms: Sequence[_Term], count: int) -> tuple[st
     if len(used) + count > len(ascii_letters):
         message = f"found {len(used)} indices and an ellipsis of {count} dimensions; expected at most 52 together"
         raise EquationError(point_at(text, text.index(ELLIPSIS), message, 3))
-    return tuple(oe_parser.gen_unused_symbols("".join(used), count))
+    return tuple(i for i in ascii_letters if i not in used)[:count]
 
 
 @dataclass(frozen=True)

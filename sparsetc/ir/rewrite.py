@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TypeVar
 
-import opt_einsum
-
 from sparsetc.errors import EquationError
 from sparsetc.ir.einsum import Bound, Einsum, distinct, verify
 
@@ -192,6 +190,8 @@ def _groups(e: Einsum) -> list[tuple[int, ...]]:
 
 def _path_pairs(b: Bound, group: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """The pairs of operands, not of intermediates, in the path that `opt_einsum` finds for a group."""
+    import opt_einsum  # few einsums have products of dense operands alone
+
     e = b.einsum
     terms = ",".join("".join(e.inputs[p]) for p in group)
     shapes = [b.shape(p) for p in group]

@@ -16,7 +16,6 @@ from sparsetc.ir.plan import FIXED, Plan
 from sparsetc.ir.tile_groups import groups_of
 from sparsetc.planner import candidates as make
 from sparsetc.planner.candidates import LONG_ROW, LONG_RUN, Candidate, Setting
-from sparsetc.planner.hls import hls
 from sparsetc.planner.registry import PLANS, MakePlan
 from sparsetc.planner.statistics import Counts
 
@@ -66,11 +65,18 @@ def _named_by_run_length(request: Plan, setting: Setting, counts: Counts) -> Can
     raise PlanError(f"plan {request.name!r} needs output rows both of {LONG_ROW} nonzeros or more and of fewer")
 
 
+def _named_tiles(request: Plan, setting: Setting, counts: Counts) -> Candidate:
+    """The hybrid of tiles and other nonzeros, by the threshold named or the cheapest."""
+    from sparsetc.planner.hls import hls  # which not every process needs
+
+    return hls(setting, counts, request.option("threshold", None))
+
+
 def _tiles(setting: Setting, counts: Counts) -> Iterator[Candidate]:
     """The hybrid of tiles and other nonzeros: on a GPU, with dots, and with tiles worth making dense."""
     usable = setting.backend == "triton" and setting.floating and setting.coalesced and not setting.deterministic
     if usable and counts.nnz and groups_of(setting.bound, sides_of(counts.shape)).dot:
-        found = hls(setting, counts)
+        found = _named_tiles(Plan("hls"), setting, counts)
         if any(tiles.nnz for tiles in found.expected[:-1]):
             yield found
 
@@ -81,7 +87,7 @@ OWN = {
     "fiber": Method(lambda _, s, c: make.fiber(s, c, make.best_leaf(s, c)), _fibers),
     "coo+rows": Method(_named_by_run_length, _by_run_length),
     "fiber+rows": Method(_named_by_run_length, lambda s, c: ()),  # offered with the other
-    "hls": Method(lambda request, s, c: hls(s, c, request.option("threshold", None)), _tiles),
+    "hls": Method(_named_tiles, _tiles),
 }
 """The package's methods, in the order in which they are considered."""
 
