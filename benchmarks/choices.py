@@ -95,7 +95,7 @@ def main() -> None:
                 us[f"{label}, {precision}"] = round(kernel_microseconds(kernel, dense), 1)
             rows.append({"tensor": name, "nnz": x.nnz, "equation": equation, "sizes": sizes, "us": us})
             print(name, equation, sizes, us, flush=True)
-        x._packed.clear()
+        x.pattern.clear()
     record("choices", rows)
 
 

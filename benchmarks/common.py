@@ -136,9 +136,9 @@ def device_microseconds(call: Callable[[], Any]) -> float:
 
 def kernel_microseconds(kernel: stc.Kernel, dense: list[torch.Tensor]) -> float:
     """Time of the launches alone, into an output that exists: without allocating and zeroing it."""
-    tables = kernel.canonical.arrange(dense)
+    tables = kernel.step.canonical.arrange(dense)
     out = torch.zeros_like(kernel.run(dense))
-    return microseconds(lambda: kernel.launch(kernel._values, tables, out))
+    return microseconds(lambda: kernel.step.executable.programs(kernel._packed, tables, out))
 
 
 def processor() -> str:

@@ -73,7 +73,7 @@ def mttkrp() -> None:
         for mode in range(x.order if name in PEERS else 1):
             for rank in (32, 128) if mode == 0 else (32,):
                 rows += mttkrp_rows(name, x, mode, rank)
-        x._packed.clear()
+        x.pattern.clear()
     record("hls", rows)
 
 
@@ -151,7 +151,7 @@ def ttmc_rows(name: str, x: stc.SparseTensor) -> list[dict[str, Any]]:
             times[label] = round(kernel_microseconds(k, f[1:]), 1)
             if plan == "hls":
                 threshold, stored = dict(k.plan.options)["threshold"], [(p.format, p.nnz) for p in k.plan.parts]
-                priced = round(1e6 * k.choice.considered[0][1], 1)
+                priced = round(1e6 * k.step.choice.considered[0][1], 1)
             if plan == "auto":
                 chosen = k.plan.name
         swept = {t: times.pop(str(t)) for t in THRESHOLDS}
@@ -170,7 +170,7 @@ def ttmc_rows(name: str, x: stc.SparseTensor) -> list[dict[str, Any]]:
         }
         rows.append(row)
         print(row, flush=True)
-        x._packed.clear()
+        x.pattern.clear()
     return rows
 
 
@@ -191,12 +191,12 @@ def chained() -> None:
                 if columns == 16 and warps == 2:
                     continue
                 schedule = replace(part.schedule, columns=columns, warps=warps)
-                own = replace(part, schedule=schedule, layout=replace(part.layout, grain=4096 * tiles))
+                own = replace(part, schedule=schedule, storage=replace(part.storage, max_item_nnz=4096 * tiles))
                 alone = replace(plan, parts=(own,), partition="all", options=())
                 k = stc.compile(equation, x, *f[1:], plan=alone, precision=precision)
                 assert relative_error(k(*f[1:]), expected) < 4 * ERROR[precision]
                 swept[f"{columns} positions, {warps} warps, {tiles} tiles"] = round(kernel_microseconds(k, f[1:]), 1)
-                x._packed.clear()
+                x.pattern.clear()
             best = min(swept, key=lambda s: swept[s])
             rows.append({"tensor": name, "precision": precision, "best": best, "us": swept})
             print(name, precision, best, swept, flush=True)
@@ -224,7 +224,7 @@ def formats() -> None:
                     size[format] = k.plan.parts[0].nbytes
                 rows.append({"tensor": name, "rank": rank, "precision": precision, "us": times, "bytes": size})
                 print(f"{name:16s} R {rank:3d} {precision:8s} {times} {size}", flush=True)
-        x._packed.clear()
+        x.pattern.clear()
     record("tile_formats", rows)
 
 
@@ -235,10 +235,10 @@ def storage() -> None:
         x = tensor(name)
         if x is None:
             continue
-        layout = stc.Layout((0,), tuple(range(1, x.order)), ())
+        by_rows = stc.Storage((0,), tuple(range(1, x.order)), ())
         dealt = [x.coords[:, part] for part in deal("threshold", x.coords, x.shape, (0,), {"threshold": 78})]
-        tiles = pack(dealt[0], x.shape, "bitmap_tile", layout)
-        rest = pack(dealt[1], x.shape, "coo", stc.Layout((), (), tuple(range(x.order)), lanes=8, grain=128))
+        tiles = pack(dealt[0], x.shape, "bitmap_tile", by_rows)
+        rest = pack(dealt[1], x.shape, "coo", stc.Storage((), (), tuple(range(x.order)), max_item_nnz=128, narrow=True))
         dense, coo = 4 * prod(x.shape), x.nnz * 4 * (x.order + 1)
         for width in (4, 2):
             hybrid = tiles.nbytes + rest.nbytes + width * x.nnz

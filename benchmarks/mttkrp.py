@@ -82,7 +82,7 @@ def main() -> None:
                     flush=True,
                 )
                 del k
-            x._packed.clear()
+            x.pattern.clear()
         del x, f
     chosen = [r for r in rows if r["asked"] == plans[0]]
     mean = exp(sum(log(r["peer_us"] / r["kernel_us"]) for r in chosen) / max(1, len(chosen)))

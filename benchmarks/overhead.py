@@ -50,7 +50,7 @@ def main() -> None:
             equation = mttkrp_equation(x.order, mode)
             first = seconds_to_compile(x, equation, dense)
             again = seconds_to_compile(x, equation, dense)  # packed already; the source lies in the cache
-            x._packed.clear()
+            x.pattern.clear()
             k = stc.compile(equation, x, *dense)
             k(*dense)
             torch.cuda.set_sync_debug_mode("error")
@@ -71,7 +71,7 @@ def main() -> None:
             rows.append(row)
             print(row, flush=True)
             del k, graph
-            x._packed.clear()
+            x.pattern.clear()
         del x
     record("overhead", rows)
 

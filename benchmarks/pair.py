@@ -27,8 +27,8 @@ import torch
 from common import DEVICE, device_microseconds, microseconds, record, relative_error, tensor
 
 import sparsetc as stc
+from sparsetc.kernel import Kernel
 from sparsetc.pair.cut import Cut
-from sparsetc.pair.kernel import PairKernel
 from sparsetc.pair.meeting import Meeting
 from sparsetc.pair.methods import METHODS
 from sparsetc.pair.step import PairStep
@@ -162,16 +162,16 @@ def symbolic(step: PairStep) -> None:
     pattern_of(step.meeting, METHODS[step.choice.plan.name].prepare(step.problem, step.choice.plan).places())
 
 
-def entry_values(kernel: PairKernel) -> list[torch.Tensor]:
+def entry_values(kernel: Kernel) -> list[torch.Tensor]:
     """Values of the entries of both operands of a step: what its path takes."""
-    (step,) = kernel.chain.pairs
+    (step,) = kernel.contraction.chain.pairs
     given = [o.values for o in (kernel.operands[::-1] if step.swapped else kernel.operands)]
     return [side.values(values) for side, values in zip((step.meeting.x, step.meeting.y), given, strict=True)]
 
 
-def phases(kernel: PairKernel) -> dict[str, float]:
+def phases(kernel: Kernel) -> dict[str, float]:
     """Times of the phases of a contraction of two operands."""
-    (step,) = kernel.chain.pairs
+    (step,) = kernel.contraction.chain.pairs
     x, y = entry_values(kernel)
     numeric = device_microseconds(lambda: step.path.run(x, y, step.path.parts(x, y)))
     return {
@@ -205,7 +205,7 @@ def plan_rows(case: Case, plan: str | stc.Plan) -> list[dict[str, Any]]:
         except stc.SparsetcError as refused:
             print(f"{case.tensors} {case.equation} {plan}: {refused}", flush=True)
             continue
-        error, step = case.error(k(), precision), k.chain.pairs[0]
+        error, step = case.error(k(), precision), k.contraction.chain.pairs[0]
         compiling = milliseconds(lambda: stc.compile(case.equation, case.x, case.y, **settings), 1)  # noqa: B023
         rows.append(
             {

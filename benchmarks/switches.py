@@ -115,7 +115,7 @@ def sums_row(tensors: str, equation: str, x: stc.SparseTensor, y: stc.SparseTens
     expected, us = reference(equation, x, y), {}
     for form in ("atomic", "ordered"):
         k = stc.compile(equation, x, y, plan="scalar", precision="highest")
-        (step,), values = k.chain.pairs, entry_values(k)
+        (step,), values = k.contraction.chain.pairs, entry_values(k)
         with mock.patch.object(scalar, "waits", lambda *_, form=form: form == "ordered"):
             error = relative_error(k().values, expected)  # the first call decides
         assert error < ERROR["highest"], (tensors, equation, form, error)
@@ -161,8 +161,8 @@ def fiber_plan(x: stc.SparseTensor, b: torch.Tensor, c: torch.Tensor, dot: str) 
     """That of tf32 along the last mode, whatever the planner would take, but for how a dot multiplies."""
     plan = stc.compile("ijk,jr,ks->irs", x, b, c, plan="fiber", precision="high").plan
     (part,) = plan.parts
-    layout = replace(part.layout, item=(0,), lane=(1,), leaf=(2,))
-    return replace(plan, parts=(replace(part, layout=layout, schedule=replace(part.schedule, precision=dot)),))
+    storage = replace(part.storage, item=(0,), lane=(1,), leaf=(2,))
+    return replace(plan, parts=(replace(part, storage=storage, schedule=replace(part.schedule, precision=dot)),))
 
 
 def blocks() -> Iterator[Row]:
@@ -176,9 +176,9 @@ def blocks() -> Iterator[Row]:
             yield {"switch": "blocks", "tensors": tensors, "equation": equation, **blocks_of(k)}
 
 
-def blocks_of(k: stc.PairKernel) -> Row:
+def blocks_of(k: stc.Kernel) -> Row:
     """The time of the launches, and what it makes a pair and an operation; padding is multiplied too."""
-    path = k.chain.pairs[0].path
+    path = k.contraction.chain.pairs[0].path
     assert isinstance(path, BlockPath)
     cut, values = path.cut, entry_values(k)
     with mock.patch.object(path, "_multiplied", wraps=path._multiplied) as multiplied:

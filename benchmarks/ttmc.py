@@ -72,7 +72,7 @@ def main() -> None:
                 rows.append(row)
                 print(row, flush=True)
                 del k
-        x._packed.clear()
+        x.pattern.clear()
     record("ttmc", rows, nnz=x.nnz)
 
 

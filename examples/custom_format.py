@@ -31,47 +31,47 @@ FILLED = 0.5
 
 @stc.register_format
 class Banded:
-    """Rows (or columns: whichever mode is the layout's item) of a band, one a work item."""
+    """Rows (or columns: whichever mode is the storage's item) of a band, one a work item."""
 
     name = "banded"
 
-    def view(self, shape: tuple[int, ...], layout: stc.Layout) -> View:
+    def view(self, shape: tuple[int, ...], storage: stc.Storage) -> View:
         """Both coordinates are formulas; items are equal chunks of `width` values, so they need no pointers."""
-        (row,), (column,) = layout.item, layout.leaf
-        width, first = layout.param("width"), layout.param("first")
+        (row,), (column,) = storage.item, storage.leaf
+        width, first = storage.param("width"), storage.param("first")
         # position = row * width + place, so row + first + place = position - row * (width - 1) + first. Places beyond
         # the matrix's edge hold zeros; they wrap around, so that they too name a column there is.
         shift = first + -(first // shape[column]) * shape[column]
         formula = f"({{p}} - {{m{row}}} * {width - 1} + {shift}) % {shape[column]}"
-        return View(2, (Computed(row, "{p}"),), (), (Computed(column, formula),), False, layout.lanes, chunk=width)
+        return View(2, (Computed(row, "{p}"),), (), (Computed(column, formula),), False, chunk=width)
 
-    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], layout: stc.Layout) -> Packed:
+    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: stc.Storage) -> Packed:
         """No index arrays: only where each value goes."""
-        (row,), (column,) = layout.item, layout.leaf
-        width, nnz, rows = layout.param("width"), coords.shape[1], shape[row]
-        place = coords[column] - coords[row] - layout.param("first")
+        (row,), (column,) = storage.item, storage.leaf
+        width, nnz, rows = storage.param("width"), coords.shape[1], shape[row]
+        place = coords[column] - coords[row] - storage.param("first")
         if nnz and not 0 <= int(place.min()) <= int(place.max()) < width:
-            raise stc.FormatError("a nonzero lies outside the band of the layout")
+            raise stc.FormatError("a nonzero lies outside the band of the storage")
         positions = torch.full((rows * width,), -1, dtype=torch.long, device=coords.device)
         positions[coords[row] * width + place] = torch.arange(nnz, device=coords.device)
         return Packed(
             format=self.name,
-            layout=layout,
+            storage=storage,
             shape=shape,
             nnz=nnz,
-            view=self.view(shape, layout),
+            view=self.view(shape, storage),
             arrays={},
             positions=positions,
             stored=rows * width,
             items=rows,
-            heads=(positions.view(rows, width).amax(1), None),
+            representatives=(positions.view(rows, width).amax(1), None),
             padded=nnz < rows * width,
         )
 
     def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
         """Row and column of every place that holds a nonzero."""
-        (row,), (column,) = packed.layout.item, packed.layout.leaf
-        width, first = packed.layout.param("width"), packed.layout.param("first")
+        (row,), (column,) = packed.storage.item, packed.storage.leaf
+        width, first = packed.storage.param("width"), packed.storage.param("first")
         assert packed.positions is not None
         at = torch.nonzero(packed.positions >= 0).flatten()
         found = {row: at // width, column: at // width + first + at % width}
@@ -87,11 +87,9 @@ class Banded:
         rows, width = counts.shape[row], last - first + 1
         if counts.nnz < FILLED * rows * width:
             return None
-        schedule, lanes, unroll = schedule_of(setting, blocks=False)
-        layout = stc.Layout(
-            item=(row,), leaf=(1 - row,), lanes=lanes, unroll=unroll, params=(("first", first), ("width", width))
-        )
-        part = stc.Part(self.name, layout, schedule, counts.nnz, label=f"offsets {first}..{last}")
+        storage = stc.Storage(item=(row,), leaf=(1 - row,), params=(("first", first), ("width", width)))
+        schedule = schedule_of(setting, blocks=False)
+        part = stc.Part(self.name, storage, schedule, counts.nnz, label=f"offsets {first}..{last}")
         expected = Statistics(rows, rows, rows * width, counts.nnz, setting.itemsize)
         return Candidate(stc.Plan(self.name, (part,)), (expected,))
 
@@ -122,8 +120,8 @@ def main() -> None:
             found = kernel(*dense)
             found = found.to_dense() if isinstance(found, stc.SparseTensor) else found
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-            layout = kernel.plan.parts[0].layout
-        check_format("banded", x.coords.cpu(), x.shape, layout)  # the suite that the package's own formats pass
+            storage = kernel.plan.parts[0].storage
+        check_format("banded", x.coords.cpu(), x.shape, storage)  # the suite that the package's own formats pass
     print("banded matrices agree with torch in", len(equations), "einsums")
 
     # Gradients are einsums too, and run on the same packed matrix.

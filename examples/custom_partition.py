@@ -4,7 +4,8 @@
 
 A tensor is the sum of its parts, and an einsum is linear in it, so each part may be stored and run in its own way. Here
 the few slices that hold most nonzeros are stored as fibers along their longest mode, everything else as plain nonzeros.
-The rule looks at a mode that the einsum sums over, so both parts add to the same output rows (`whole_rows` is False).
+The rule does not ask which modes the output keeps (`by_rows` is False), so plans for other outputs find the nonzeros
+dealt; and both parts add to the same output rows (`whole_rows` is False).
 """
 
 import torch
@@ -14,7 +15,7 @@ import sparsetc as stc
 
 @stc.register_partition("heavy_slices")
 def heavy_slices(
-    coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...], *, mode: int, nonzeros: int
+    coords: torch.Tensor, shape: tuple[int, ...], *, mode: int, nonzeros: int
 ) -> list[torch.Tensor | None]:
     """[nonzeros of the slices of `mode` that hold at least `nonzeros` of them, all the others]."""
     heavy = (torch.bincount(coords[mode], minlength=shape[mode]) >= nonzeros)[coords[mode]]
@@ -25,9 +26,10 @@ def two_part_plan(x: stc.SparseTensor, rank: int) -> stc.Plan:
     """Heavy slices of mode 1 as fibers along mode 1, the rest as nonzeros sorted by their output row (mode 0)."""
     on_gpu = x.device.type == "cuda"
     lanes = 8 if on_gpu else 1  # the torch programs take one nonzero a step and pad nothing
-    schedule = stc.Schedule(warps=1, blocks=(("r", rank),), dot=False)
-    fibers = stc.Layout(item=(0,), lane=(2,), leaf=(1,), lanes=lanes, cap=32 if on_gpu else 0, grain=512)
-    nonzeros = stc.Layout(item=(0,), leaf=(1, 2), lanes=lanes, grain=512)
+    longest = 32 if on_gpu else 0
+    fibers = stc.Storage(item=(0,), lane=(2,), leaf=(1,), lanes=lanes, max_fiber_len=longest, max_item_nnz=512)
+    nonzeros = stc.Storage(item=(0,), leaf=(1, 2), max_item_nnz=512, narrow=on_gpu)
+    schedule = stc.Schedule(warps=1, blocks=(("r", rank),), dot=False, lanes=lanes)
     return stc.Plan(
         name="heavy-slices",
         parts=(
@@ -59,7 +61,7 @@ def main() -> None:
     torch.testing.assert_close(stc.einsum("ijk,jr,kr->ir", x, b, c), expected, rtol=1e-4, atol=1e-3)
 
     # A rule that lost a nonzero would be refused.
-    stc.register_partition("lossy")(lambda coords, shape, kept: [torch.arange(coords.shape[1] - 1)])
+    stc.register_partition("lossy")(lambda coords, shape: [torch.arange(coords.shape[1] - 1)])
     lossy = stc.Plan("lossy", kernel.plan.parts[1:], partition="lossy")
     try:
         stc.compile("ijk,jr,kr->ir", x, b, c, plan=lossy)

@@ -18,44 +18,49 @@ from sparsetc.errors import (
     TransformError,
 )
 from sparsetc.formats import register_format
-from sparsetc.ir.plan import Layout, Part, Plan, Schedule
+from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.kernel import Kernel
 from sparsetc.ops import contract, mttkrp, sddmm, spmm, ttm, ttmc, ttv
 from sparsetc.options import options
 from sparsetc.partition import register_partition
+from sparsetc.pattern import CacheInfo, Pattern, cache_info, clear_cache
 from sparsetc.planner.registry import register_plan
 from sparsetc.planner.requests import plan_bcb, plan_hls
 from sparsetc.tensor import SparseTensor
 
 if TYPE_CHECKING:
     from sparsetc import datasets, testing
+    from sparsetc.device.calibrate import calibrate
+    from sparsetc.device.profile import DeviceProfile
     from sparsetc.io import read, write
-    from sparsetc.pair import PairKernel
-    from sparsetc.planner.calibrate import calibrate
 
 __version__ = "0.1.0"
 
 __all__ = [
     "OPERATIONS",
+    "CacheInfo",
     "CoordinateError",
     "DeviceError",
+    "DeviceProfile",
     "DtypeError",
     "EquationError",
     "FormatError",
     "IOFormatError",
     "Kernel",
-    "Layout",
     "OutOfMemoryError",
-    "PairKernel",
     "Part",
+    "Pattern",
     "Plan",
     "PlanError",
     "Schedule",
     "ShapeError",
     "SparseTensor",
     "SparsetcError",
+    "Storage",
     "TransformError",
+    "cache_info",
     "calibrate",
+    "clear_cache",
     "compile",
     "contract",
     "datasets",
@@ -81,8 +86,8 @@ __all__ = [
 
 _ON_DEMAND = {
     **dict.fromkeys(("read", "write"), "io"),
-    "PairKernel": "pair",
-    "calibrate": "planner.calibrate",
+    "calibrate": "device.calibrate",
+    "DeviceProfile": "device.profile",
     "datasets": "",
     "testing": "",
 }

@@ -18,10 +18,11 @@ from typing import NoReturn
 import torch
 
 import sparsetc as stc
+from sparsetc.device import calibrate
+from sparsetc.device.profile import default_gpu
 from sparsetc.ir import reference
 from sparsetc.ir.parse import parse
 from sparsetc.options import current
-from sparsetc.planner import calibrate
 from sparsetc.planner.statistics import Counts
 
 ERROR_LIMIT = 1e-5
@@ -95,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     info.add_argument("file", help="a .tns, .mtx (either also .gz) or .npz file")
     info.set_defaults(run=_info)
 
-    measure = commands.add_parser("calibrate", help="measure the GPU's rates, for the planner to use from then on")
+    measure = commands.add_parser("calibrate", help="measure the GPU, for the planner to use its profile from then on")
     measure.set_defaults(run=_calibrate)
     return parser
 
@@ -252,10 +253,10 @@ def _info(options: argparse.Namespace) -> int:
 
 
 def _calibrate(_: argparse.Namespace) -> int:
-    rates = calibrate.measure()
-    print(f"{rates.name}, beside the defaults, an H200's\n{calibrate.table(rates)}")
-    path = calibrate.keep(rates)
-    print(f"plans on this GPU are made by these rates from now on; remove the record to go back\n  {path}")
+    found = calibrate.measure()
+    print(f"{found.name}, beside the default, an {default_gpu().name}'s\n{calibrate.table(found)}")
+    path = calibrate.keep(found)
+    print(f"plans on this GPU are made by this profile from now on; remove the record to go back\n  {path}")
     return 0
 
 

@@ -5,32 +5,28 @@ In: an equation and operands, at least one of them sparse. Out: results, or a `K
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import torch
 
-from sparsetc.dense import Dims, promoted, repeated_dims
-from sparsetc.entry import entry_point
+from sparsetc.contraction import Result, compiled, contraction, wrap
+from sparsetc.dense import promoted
+from sparsetc.entry import entry_point, wrapped
 from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
 from sparsetc.explain import Explanation
 from sparsetc.inputs import as_dense
 from sparsetc.ir.parse import parse, parse_arguments
-from sparsetc.kernel import Kernel, compile_bound
+from sparsetc.kernel import Kernel
 from sparsetc.names import check_free, check_identifier
-from sparsetc.options import Options, of_call, with_settings
-from sparsetc.output import without_zeros
+from sparsetc.options import of_call
+from sparsetc.runtime import library
 from sparsetc.tensor import SparseTensor
-from sparsetc.warn import warn_once
-
-if TYPE_CHECKING:
-    from sparsetc.pair import PairKernel
 
 Operand = Any
 
 
-@entry_point
 def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **settings: Any) -> torch.Tensor | SparseTensor:
     """Evaluate an einsum with one or more sparse operands.
 
@@ -60,93 +56,37 @@ def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **setting
     Raises:
         EquationError, ShapeError, DtypeError, DeviceError, PlanError, OutOfMemoryError: before any kernel runs.
     """
-    text, operands = _prepared(args)
-    kernel = compiled(text, operands, of_call(settings), output)
-    result = kernel.called([o for o in operands if isinstance(o, torch.Tensor)])
-    return without_zeros(result) if drop_zeros else result
+    if torch.compiler.is_compiling():
+        return library.traced_einsum(_einsum, args, output, drop_zeros, settings)
+    return _einsum(args, output, drop_zeros, settings)
 
 
 @entry_point
-def compile(*args: Any, output: str = "auto", drop_zeros: bool = False, **settings: Any) -> Kernel | PairKernel:
+def _einsum(args: tuple[Any, ...], output: str, drop_zeros: bool, settings: dict[str, Any]) -> Result:
+    text, operands = _prepared(args)
+    made = compiled(text, operands, of_call(settings), output)
+    sparse = [o for o in operands if isinstance(o, SparseTensor)]
+    patterns, values = [o._pattern for o in sparse], [o._values for o in sparse]
+    dense = [o for o in operands if isinstance(o, torch.Tensor)]
+    packed = None if any(map(wrapped, values)) else made.packed(sparse)
+    return wrap(made, made.result(patterns, values, dense, packed), patterns, drop_zeros)
+
+
+@entry_point
+def compile(*args: Any, output: str = "auto", drop_zeros: bool = False, **settings: Any) -> Kernel:
     """Plan, pack and generate once; call the `Kernel` often. Arguments as for `einsum`.
 
     A kernel has the values packed that its sparse operand has now; see `Kernel` for which changes it notices.
     """
     text, operands = _prepared(args)
-    kernel: Kernel | PairKernel
-    if _several(operands):
-        from sparsetc import pair  # imported where an einsum has two sparse operands, which few have
-
-        kernel = pair.build_pair(text, operands, of_call(settings), output)
-    else:
-        kernel = _build(text, operands, of_call(settings), output)
-    kernel.drop_zeros = drop_zeros
-    return kernel
+    sparse = [o for o in operands if isinstance(o, SparseTensor)]
+    bound = parse(text, [tuple(o.shape) for o in operands], [isinstance(o, SparseTensor) for o in operands])
+    return Kernel(contraction(bound, operands, of_call(settings), output), sparse, drop_zeros)
 
 
 def explain(*args: Any, **settings: Any) -> Explanation:
     """How `einsum` would run: parts, formats, costs, why this plan. Arguments as for `einsum`."""
-    return compile(*args, **settings).explain()
-
-
-def compiled(
-    text: str,
-    operands: Sequence[SparseTensor | torch.Tensor],
-    settings: Options,
-    output: str,
-    automatic: bool = False,
-) -> Kernel | PairKernel:
-    """The kernel kept for the sparse operand's pattern, this equation and these sizes, or a new one.
-
-    `automatic` drops a plan that was chosen for another equation (a gradient's differs from its function's).
-    """
-    if automatic:
-        settings = with_settings(settings, {"plan": "auto"})
-    if _several(operands):
-        from sparsetc import pair
-
-        return pair.compiled_pair(text, operands, settings, output)
-    x = next(o for o in operands if isinstance(o, SparseTensor))
-    key = (
-        text,
-        tuple([(o.shape, o.dtype, o.device, _form_of(o)) for o in operands]),
-        settings,
-        output,
-        settings.effective_precision(),
-    )
-    kept = x._packed.kernels
-    try:
-        kernel = kept.get(key)
-    except TypeError:  # a plan that cannot be hashed
-        return _build(text, operands, settings, output, repeated=True)
-    if kernel is not None:
-        return kernel.on(x)
-    kernel = _build(text, operands, settings, output, repeated=True)
-    kept.put(key, kernel.bare())
-    return kernel
-
-
-def _build(
-    text: str,
-    operands: Sequence[SparseTensor | torch.Tensor],
-    settings: Options,
-    output: str,
-    repeated: bool = False,
-) -> Kernel:
-    bound = parse(text, [tuple(o.shape) for o in operands], [isinstance(o, SparseTensor) for o in operands])
-    kernel = compile_bound(bound, operands, settings, output, repeated)
-    if kernel.backend == "torch" and settings.effective_backend(kernel.canonical.device) == "torch":
-        warn_once("no GPU: running the generated torch programs on the CPU")
-    return kernel
-
-
-def _form_of(operand: SparseTensor | torch.Tensor) -> Dims | None:
-    """What of an operand, beside its shape, dtype and device, decides its kernel; None of a sparse one."""
-    return repeated_dims(operand) if isinstance(operand, torch.Tensor) else None
-
-
-def _several(operands: Sequence[SparseTensor | torch.Tensor]) -> bool:
-    return sum(isinstance(o, SparseTensor) for o in operands) > 1
+    return compile(*args, **settings).explain()  # type: ignore[no-any-return]
 
 
 def _prepared(args: tuple[Any, ...]) -> tuple[str, list[SparseTensor | torch.Tensor]]:

@@ -1,4 +1,4 @@
-"""The folder of generated source and measured rates: which it is, and that it is the user's alone.
+"""The folder of generated source and measured profiles: which it is, and that it is the user's alone.
 
 In: the folder of the options, if one was given, and the environment. Out: an absolute path, claimed before it is used.
 """

@@ -21,6 +21,7 @@ from sparsetc.ir.einsum import Bound, Einsum
 from sparsetc.ir.operands import dense_axes
 from sparsetc.ir.rewrite import Reduction, dense_subexpressions
 from sparsetc.options import Options, current
+from sparsetc.pattern import Pattern
 from sparsetc.tensor import SparseTensor
 
 
@@ -66,6 +67,11 @@ class Canonical:
     def _full_shapes(self) -> tuple[torch.Size, ...]:
         """The shapes of the dense operands as written, in full."""
         return tuple(torch.Size(self.written.shape(p)) for p in self.written.einsum.dense)
+
+    @cached_property
+    def narrow_shapes(self) -> tuple[torch.Size, ...]:
+        """The shapes of the dense operands of the narrow einsum, in full."""
+        return tuple(torch.Size(self.narrow.shape(p)) for p in self.narrow.einsum.dense)
 
     @cached_property
     def _table_shapes(self) -> tuple[torch.Size, ...]:
@@ -121,7 +127,9 @@ class Canonical:
         return [reduced[p] for p in self.reduction.bound.einsum.dense]  # type: ignore[misc]
 
 
-def canonicalise(bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], repeated: bool = False) -> Canonical:
+def canonicalise(
+    bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], repeated: bool = False
+) -> tuple[Canonical, Pattern]:
     """Check dtypes and devices, reduce the dense operands' own expressions, take diagonals of the sparse one.
 
     Args:
@@ -129,6 +137,9 @@ def canonicalise(bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], 
         operands: its operands.
         repeated: whether a dense operand's dimensions of stride 0 are left out as those of size 1 are, so that one
             slice is read and not copies; not where operands only stand for others of their shapes.
+
+    Returns:
+        The einsum that is lowered, and the pattern of its sparse operand: with what is kept for it, unlike `Canonical`.
     """
     (position,) = bound.einsum.sparse
     x = operands[position]
@@ -139,12 +150,8 @@ def canonicalise(bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], 
     dropped = _broadcast(bound, operands, repeated)
     narrowed = tables.without(bound, dropped)
     reduction = dense_subexpressions(narrowed)
-    reduced, coords, source = _diagonal(reduction.bound, x.coords)
-    if not x.is_coalesced:  # formats rely on lexicographic order
-        order = crd.lexsort(crd.sort_keys(coords, reduced.extents(reduced.einsum.inputs[reduced.einsum.sparse[0]])))
-        coords, source = coords[:, order], order if source is None else source[order]
-    (sparse,) = reduced.einsum.sparse
-    letters = reduced.einsum.inputs[sparse]
+    reduced, pattern, source = _distinct(reduction.bound, x.pattern)
+    letters = reduced.einsum.inputs[reduced.einsum.sparse[0]]
     axes = (*letters, *dense_axes(reduced))
     arrangement = []
     for p in reduced.einsum.dense:
@@ -152,9 +159,45 @@ def canonicalise(bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], 
         permutation = tuple(own.index(c) for c in axes if c in own)
         arrangement.append(None if permutation == tuple(range(len(own))) else permutation)
     broadcast = tuple(dropped.values())
-    return Canonical(
-        bound, narrowed, broadcast, reduction, reduced, coords, source, x.dtype, x.device, tuple(arrangement)
+    canonical = Canonical(
+        bound, narrowed, broadcast, reduction, reduced, pattern.coords, source, x.dtype, x.device, tuple(arrangement)
     )
+    return canonical, pattern
+
+
+def _distinct(bound: Bound, pattern: Pattern) -> tuple[Bound, Pattern, torch.Tensor | None]:
+    """The einsum with one mode for each letter of the sparse operand, sorted nonzeros, and which of its own these are.
+
+    What is derived from a pattern is kept with it.
+    """
+    e = bound.einsum
+    (sparse,) = e.sparse
+    letters = e.inputs[sparse]
+    distinct = tuple(dict.fromkeys(letters))
+    if distinct == letters and pattern.is_coalesced:
+        return bound, pattern, None
+    first = tuple(letters.index(c) for c in letters)
+    key = ("distinct", first)
+    found = pattern.cache.get(key)
+    if found is None:
+        found = pattern.cache.put(key, _derived(pattern, first))
+    inputs = tuple(distinct if p == sparse else t for p, t in enumerate(e.inputs))
+    return Bound(Einsum(inputs, e.output, e.sparse, e.text), bound.sizes), *found
+
+
+def _derived(pattern: Pattern, first: tuple[int, ...]) -> tuple[Pattern, torch.Tensor]:
+    """The nonzeros whose coordinates agree with those of the `first` mode of a letter, sorted, and their numbers."""
+    coords, modes = pattern.coords, sorted(set(first))
+    source = torch.arange(pattern.nnz, device=pattern.device)
+    if len(modes) < len(first):
+        on = (coords == coords[list(first)]).all(0)
+        source = torch.nonzero(on).flatten()
+        coords = coords[modes][:, source]
+    shape = tuple(pattern.shape[m] for m in modes)
+    if not pattern.is_coalesced:  # formats rely on lexicographic order
+        order = crd.lexsort(crd.sort_keys(coords, shape))
+        coords, source = coords[:, order], source[order]
+    return Pattern(coords.contiguous(), shape, pattern.is_coalesced), source
 
 
 def _broadcast(bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], repeated: bool) -> dict[int, tables.Dims]:
@@ -202,23 +245,6 @@ def check_operand(
         raise DeviceError(
             f"{what} is on {operand.device}, the sparse operand is on {device}; move one of them with .to()"
         )
-
-
-def _diagonal(bound: Bound, coords: torch.Tensor) -> tuple[Bound, torch.Tensor, torch.Tensor | None]:
-    """Keep the nonzeros whose coordinates agree wherever a letter repeats, and one mode of each letter."""
-    e = bound.einsum
-    (sparse,) = e.sparse
-    letters = e.inputs[sparse]
-    distinct = tuple(dict.fromkeys(letters))
-    if distinct == letters:
-        return bound, coords, None
-    on = torch.ones(coords.shape[1], dtype=torch.bool, device=coords.device)
-    for mode, letter in enumerate(letters):
-        on &= coords[mode] == coords[letters.index(letter)]
-    source = torch.nonzero(on).flatten()
-    inputs = tuple(distinct if p == sparse else t for p, t in enumerate(e.inputs))
-    modes = [letters.index(c) for c in distinct]
-    return Bound(Einsum(inputs, e.output, e.sparse, e.text), bound.sizes), coords[modes][:, source], source
 
 
 def _broadcasts(found: tuple[int, ...], expected: tuple[int, ...]) -> bool:

@@ -16,8 +16,8 @@ import torch
 from sparsetc import coords as crd
 from sparsetc.errors import DtypeError, FormatError, OutOfMemoryError, ShapeError
 from sparsetc.inputs import as_values, check_dtype, check_plain, not_plain
-from sparsetc.kept import lasting
 from sparsetc.memory import as_bytes
+from sparsetc.pattern import lasting
 from sparsetc.runtime.autocast import without_autocast
 
 if TYPE_CHECKING:
@@ -140,8 +140,8 @@ def _from_coo(tensor: torch.Tensor) -> SparseTensor:
     shape, indices = tuple(tensor.shape), tensor._indices()
     found = reading(torch.sparse_coo, shape, [indices], [indices.untyped_storage()], _as_they_are)
     if tensor.requires_grad:  # autograd follows values(), which only a coalesced tensor has
-        return found.tensor(tensor.coalesce().values(), shape, merged=True)
-    return found.tensor(tensor._values(), shape)
+        return found.tensor(tensor.coalesce().values(), merged=True)
+    return found.tensor(tensor._values())
 
 
 def _as_they_are(own: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, None]:
@@ -166,7 +166,7 @@ def _from_compressed(tensor: torch.Tensor) -> SparseTensor:
         return coo._indices(), coo._values()
 
     memory = [outer.untyped_storage(), inner.untyped_storage()]
-    return reading(layout, shape, [outer, inner], memory, numbered).tensor(values.reshape(-1), shape)
+    return reading(layout, shape, [outer, inner], memory, numbered).tensor(values.reshape(-1))
 
 
 def from_dense(tensor: Any) -> SparseTensor:
@@ -182,7 +182,7 @@ def from_dense(tensor: Any) -> SparseTensor:
     check_dtype(strided.dtype)
     with lasting():
         coords = torch.nonzero(strided.detach()).T.contiguous()
-    return SparseTensor._make(coords, strided[tuple(coords)], tuple(strided.shape), True)._sole()
+    return SparseTensor._of(coords, strided[tuple(coords)], tuple(strided.shape), True)._own()
 
 
 def from_scipy(matrix: Any) -> SparseTensor:
@@ -217,7 +217,7 @@ def _from_arrays(matrix: Any) -> SparseTensor:
 
     kind = (matrix.format, str(values.device))
     indices = [torch.from_numpy(a if a.flags.writeable else a.copy()) for a in memory]
-    return reading(kind, shape, indices, memory, numbered).tensor(values.reshape(-1), shape)
+    return reading(kind, shape, indices, memory, numbered).tensor(values.reshape(-1))
 
 
 def from_pydata(array: Any) -> SparseTensor:

@@ -1,19 +1,18 @@
-"""What is true of every call from outside, in one place: how torch's own machinery meets it.
+"""What is true of every call from outside, in one place.
 
-In: a function that users call. Out: the same function, which Dynamo does not look into, which refuses what it cannot
-transform, and which raises `OutOfMemoryError` where torch, numpy or Python had no memory left.
+In: a function that users call. Out: the same function, which Dynamo does not look into, and which raises
+`OutOfMemoryError` where torch, numpy or Python had no memory left.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
-from torch.autograd import forward_ad
 
 from sparsetc.errors import OutOfMemoryError, SparsetcError, TransformError
 
@@ -26,7 +25,6 @@ OPAQUE = "sparsetc plans by what a sparse operand holds, so it runs outside comp
 # Importing Dynamo takes a second, so it is asked only where it runs: to leave alone whatever the function calls.
 _unseen = cache(torch.compiler.disable)
 _modules = sys.modules
-_transforming = torch._C._are_functorch_transforms_active
 
 
 def entry_point(function: Callable[P, R]) -> Callable[P, R]:
@@ -36,8 +34,6 @@ def entry_point(function: Callable[P, R]) -> Callable[P, R]:
     def entry(*args: P.args, **kwargs: P.kwargs) -> R:
         # Dynamo cannot break a graph within try, so it leaves this frame as it is.
         try:
-            if _transforming() or forward_ad._current_level >= 0:
-                _check_transforms((args, kwargs))
             if "torch._dynamo" in _modules:
                 return _unseen(function)(*args, **kwargs)
             return function(*args, **kwargs)
@@ -70,39 +66,15 @@ def _lack(error: MemoryError | RuntimeError) -> str:
     )
 
 
-_INSTEAD = (
-    "cannot look into a sparsetc kernel. For gradients take torch.autograd.grad or backward(), one at a time, which "
-    'can; in place of vmap give the batch a letter of its own, as in "ij,bjr->bir"; for Jacobians call '
-    "torch.autograd.functional.jacobian without vectorize"
-)
+def wrapped(tensor: torch.Tensor) -> bool:
+    """Whether a transform of `torch.func` follows the tensor, which then has no memory of its own to read."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def check_upstream(gradient: torch.Tensor) -> None:
     """Raise `TransformError` where autograd gives a batch of gradients as if it were one."""
     if torch._C._functorch.is_legacy_batchedtensor(gradient):
-        raise TransformError(f"torch's batched gradients (is_grads_batched, vectorize) {_INSTEAD}")
-
-
-def _check_transforms(given: object) -> None:
-    for tensor in _tensors(given):
-        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-            raise TransformError(f"torch.func (grad, vmap, jvp, ...) {_INSTEAD}")
-        if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
-            raise TransformError(
-                "sparsetc has no forward-mode gradients; take reverse mode (torch.autograd.grad), or "
-                "torch.autograd.functional.jvp, which is made of it"
-            )
-
-
-def _tensors(given: object) -> Iterator[torch.Tensor]:
-    """Operands among arguments: of a call of a kernel, its own too."""
-    if isinstance(given, torch.Tensor):
-        yield given
-    elif isinstance(given, list | tuple | dict):
-        for one in given.values() if isinstance(given, dict) else given:
-            yield from _tensors(one)
-    else:
-        own: Any = given
-        for name in ("_values", "operand", "operands"):
-            if hasattr(type(own), name):
-                yield from _tensors(getattr(own, name, ()))  # a tensor that is being made has none yet
+        raise TransformError(
+            "torch's batched gradients (is_grads_batched, vectorize) cannot look into a sparsetc kernel; take "
+            "torch.func.jacrev or torch.func.vmap, which can, or torch.autograd.functional.jacobian without vectorize"
+        )

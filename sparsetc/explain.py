@@ -144,8 +144,11 @@ class Explanation:
     reason: str
     backend: str
     device: str
-    rates: str
-    """Whose rates the expected times are computed with; empty where nothing is expected."""
+    profile: str
+    """The device whose numbers the expected times are computed with, and how many of them were measured there; empty
+    where nothing is expected."""
+    measured: tuple[str, ...]
+    """Those fields of its `DeviceProfile`, by name."""
     steps: tuple[StepReport, ...]
     nnz: int | None = None
     """Entries of the result of several sparse operands."""
@@ -177,7 +180,7 @@ class Explanation:
 
     def __str__(self) -> str:
         lines = [f"plan     {self.plan}, {self.reason}", f"runs     {self.backend} on {self.device}"]
-        lines += [f"rates    {self.rates}"] if self.rates else []
+        lines += [f"profile  {self.profile}"] if self.profile else []
         if self.step is not None:
             lines += _step_lines(self.step)
         else:

@@ -2,8 +2,9 @@
 
 In: the index arrays of such a tensor. Out: `Reading`, which makes a SparseTensor of values, those of each call. A
 reading is found by the memory that holds the index arrays, also where the tensor around them was made anew, and goes
-with that memory. It serves only while the arrays hold what they held: they are compared, exactly, at each call, since
-they may change without a trace, and that takes a hundredth of the time of reading them again.
+with that memory. It serves only while the arrays hold what they held. On a GPU torch's count of changes tells, since to
+compare would wait for the device; elsewhere an ndarray may share the memory, so the arrays are compared at each call,
+which takes a hundredth of the time of reading them again.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import torch
 
 from sparsetc import coords as crd
 from sparsetc.inputs import Merge, check_dtype, coalesced
-from sparsetc.kept import Kept, lasting
 from sparsetc.lru import Lru
+from sparsetc.pattern import Pattern, lasting
 from sparsetc.tensor import SparseTensor
 
 READINGS = 64
@@ -35,15 +36,23 @@ class Reading:
 
     indices: tuple[torch.Tensor, ...]
     """The index arrays as they were when they were read."""
-    coords: torch.Tensor
+    versions: tuple[int | None, ...]
+    """Torch's counts of changes of the arrays at that time, where they are believed."""
+    pattern: Pattern
     merge: Merge | None
-    kept: Kept
 
-    def tensor(self, values: torch.Tensor, shape: tuple[int, ...], merged: bool = False) -> SparseTensor:
+    def tensor(self, values: torch.Tensor, merged: bool = False) -> SparseTensor:
         """The SparseTensor of values as the library orders them, or `merged` to sorted and unique ones by itself."""
         check_dtype(values.dtype)
         values = values if merged or self.merge is None else self.merge.values(values)
-        return SparseTensor._make(self.coords, values, shape, True, self.kept)
+        return SparseTensor._make(self.pattern, values)
+
+    def serves(self, indices: Sequence[torch.Tensor]) -> bool:
+        """Whether these arrays, which have the memory of those that were read, hold what those held."""
+        versions = _versions(indices)
+        if None not in versions and versions == self.versions:
+            return True
+        return all(torch.equal(now, then) for now, then in zip(indices, self.indices, strict=True))
 
 
 def reading(
@@ -66,20 +75,36 @@ def reading(
     key = (kind, shape, places, *map(id, memory))
     found = _readings.get(key)
     if found is not None:
-        if all(torch.equal(now, then) for now, then in zip(indices, found.indices, strict=True)):
+        if found.serves(indices):
             return found
         _readings.pop(key)
     with lasting():
-        return _readings.put(key, _read(tuple(i.detach().clone() for i in indices), shape, numbered), memory)
+        return _readings.put(key, _read(indices, shape, numbered), memory)
 
 
-def _read(indices: tuple[torch.Tensor, ...], shape: tuple[int, ...], numbered: Numbered) -> Reading:
+def count() -> int:
+    """How many readings are kept."""
+    return len(_readings)
+
+
+def clear() -> None:
+    """Forget all readings."""
+    _readings.clear()
+
+
+def _versions(indices: Sequence[torch.Tensor]) -> tuple[int | None, ...]:
+    return tuple(i._version if i.is_cuda and not i.is_inference() else None for i in indices)
+
+
+def _read(given: Sequence[torch.Tensor], shape: tuple[int, ...], numbered: Numbered) -> Reading:
+    versions, indices = _versions(given), tuple(i.detach().clone() for i in given)
     coords, number = numbered(indices)
-    crd.check_range(coords, shape[: coords.shape[0]])
+    sizes = shape[: coords.shape[0]]
+    crd.check_range(coords, sizes)
     coords, merge = coalesced(coords, shape)
     if number is not None:
         order = number if merge is None else number.index_select(0, merge.order)
         same = merge is None and torch.equal(order, torch.arange(order.numel(), device=order.device))
         run, count = (None, order.numel()) if merge is None else (merge.run, merge.count)
         merge = None if same else Merge(order, run, count)
-    return Reading(indices, coords, merge, Kept())
+    return Reading(indices, versions, Pattern(coords, sizes, True), merge)

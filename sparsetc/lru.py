@@ -77,6 +77,10 @@ class Lru(Generic[K, V]):
             gone, self._items = self._items, {}
         del gone
 
+    def values(self) -> list[V]:
+        """The values that are kept now."""
+        return [kept.value for kept in list(self._items.values())]
+
     def __len__(self) -> int:
         return len(self._items)
 

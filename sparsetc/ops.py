@@ -231,7 +231,7 @@ def contract(
     kept = "".join(c for m, c in enumerate(letters) if m not in left) + others
     drop_zeros = settings.pop("drop_zeros", False)
     result = accumulated(einsum(_equation(letters, [term], kept), sparse, second, **settings), out, alpha, beta)
-    return without_zeros(result) if drop_zeros else result
+    return without_zeros(result) if drop_zeros and isinstance(result, SparseTensor) else result
 
 
 # -- equations --------------------------------------------------------------------------------------------------------

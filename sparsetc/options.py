@@ -90,7 +90,7 @@ def options(**settings: Any) -> Iterator[Options]:
             Default: ``torch.get_float32_matmul_precision()``.
         plan: a plan's name, a `Plan`, or ``"auto"``.
         deterministic: the same bits at every run: no sum depends on the order in which programs finish.
-        cache_dir: where generated source is kept, and the rates of calibrated GPUs.
+        cache_dir: where generated source is kept, and the profiles of calibrated GPUs.
         memory_limit: bytes that a result may take, and bytes of stored tiles from which they are bitmaps: a number, or
             text as in ``"8GB"`` and ``"512MiB"``. Default: what is free.
         device: where `read` puts tensors.

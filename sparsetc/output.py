@@ -14,7 +14,7 @@ import torch
 from sparsetc import coords as crd
 from sparsetc.canonical import Canonical
 from sparsetc.errors import PlanError
-from sparsetc.kept import lasting
+from sparsetc.pattern import Pattern, lasting
 from sparsetc.tensor import SparseTensor
 
 
@@ -27,8 +27,10 @@ class Output:
     """Sizes of the dense letters, in the output's order."""
     permutation: tuple[int, ...] | None
     """From (kept, dense) letters to the output's order; None when they are so already."""
-    pattern: torch.Tensor | None
-    """(kept, rows) coordinates of a sparse output."""
+    pattern: Pattern | None
+    """Of a sparse output: kept modes."""
+    own: bool
+    """Whether that pattern is the sparse operand's own."""
     slot: torch.Tensor | None
     """(nnz,) the row of the output each nonzero adds to; None where it is the nonzero's own number."""
 
@@ -40,12 +42,17 @@ class Output:
     @property
     def rows(self) -> int:
         """Rows of the result."""
-        return prod(self.kept_shape) if self.pattern is None else self.pattern.shape[1]
+        return prod(self.kept_shape) if self.pattern is None else self.pattern.nnz
 
     @property
     def width(self) -> int:
         """Elements of a row."""
         return prod(self.width_shape)
+
+    def shaped(self, rows: torch.Tensor) -> torch.Tensor:
+        """A dense result of (rows, *dense sizes)."""
+        result = rows.reshape((*self.kept_shape, *self.width_shape))
+        return result if self.permutation is None else result.permute(self.permutation)
 
 
 def output_of(canonical: Canonical, x: SparseTensor, form: str) -> Output:
@@ -69,27 +76,28 @@ def output_of(canonical: Canonical, x: SparseTensor, form: str) -> Output:
             f'"{e.text}" keeps no mode of the sparse operand, so its result has no pattern; use output="dense"'
         )
     if not sparse:
-        return Output(shape, width, moved, None, None)
+        return Output(shape, width, moved, None, False, None)
     if everything and kept == tuple(range(len(kept))):
         slot = None if canonical.source is None else torch.arange(canonical.coords.shape[1], device=x.device)
-        return Output(shape, width, moved, canonical.coords, slot)
+        own = canonical.coords is x.coords
+        return Output(shape, width, moved, Pattern(canonical.coords, shape, x.is_coalesced), own, slot)
     rows = canonical.coords[list(kept)]
     keys = crd.sort_keys(rows, shape)
     order_of = crd.lexsort(keys)
     flags = crd.starts_of_runs([k[order_of] for k in keys])
     slot = torch.empty_like(order_of).scatter_(0, order_of, torch.cumsum(flags, 0) - 1)
-    return Output(shape, width, moved, rows[:, order_of[flags]].contiguous(), slot)
+    return Output(shape, width, moved, Pattern(rows[:, order_of[flags]].contiguous(), shape, True), False, slot)
 
 
-def without_zeros(z: torch.Tensor | SparseTensor) -> torch.Tensor | SparseTensor:
-    """A sparse result without the entries whose value is 0 (NaN stays); the order is kept. Dense ones as they are."""
-    if not isinstance(z, SparseTensor) or not z.values.numel():
+def without_zeros(z: SparseTensor) -> SparseTensor:
+    """A sparse result without the entries whose value is 0 (NaN stays); the order is kept."""
+    if not z.values.numel():
         return z
     values = z.values if z.values.ndim == 1 else z.values.flatten(1).abs().amax(1)
     kept = torch.nonzero(values != 0).flatten()
     if kept.numel() == z.nnz:
         return z
-    return SparseTensor._make(z.coords.index_select(1, kept), z.values.index_select(0, kept), z.shape, z.is_coalesced)
+    return SparseTensor._of(z.coords.index_select(1, kept), z.values.index_select(0, kept), z.shape, z.is_coalesced)
 
 
 class Slotted:
@@ -100,7 +108,7 @@ class Slotted:
 
     def __init__(self, canonical: Canonical, output: Output, x: SparseTensor) -> None:
         self.canonical, self.output = canonical, output
-        self.coords, self.coalesced, self.dtype = x.coords, x.is_coalesced, x.dtype
+        self.coords, self.coalesced = x.coords, x.is_coalesced
 
     @cached_property
     def source(self) -> torch.Tensor | None:
@@ -113,13 +121,12 @@ class Slotted:
             return order if source is None else source[order]
 
     @cached_property
-    def pattern(self) -> SparseTensor:
-        """The operand's pattern, with no values to speak of."""
+    def pattern(self) -> Pattern:
+        """The operand's pattern with that mode."""
         canonical, slot, source = self.canonical, self.output.slot, self.source
         with lasting():
             own = canonical.coords.shape[1]
             slot = torch.arange(own, device=self.coords.device) if slot is None else slot.sort().values
             coords = self.coords if source is None else self.coords[:, source]
-            values = torch.zeros((), dtype=self.dtype, device=self.coords.device).expand(own)
             shape = (self.output.rows, *canonical.written.shape(canonical.written.einsum.sparse[0]))
-            return SparseTensor._make(torch.cat([slot.unsqueeze(0), coords]), values, shape, self.coalesced)
+            return Pattern(torch.cat([slot.unsqueeze(0), coords]), shape, self.coalesced)

@@ -13,27 +13,33 @@ import torch
 from sparsetc import coords as crd
 from sparsetc.errors import FormatError
 from sparsetc.ir.einsum import Bound, Einsum
-from sparsetc.kept import lasting
 from sparsetc.options import Options
+from sparsetc.pattern import Pattern
 from sparsetc.tensor import SparseTensor
 
 if TYPE_CHECKING:
     from sparsetc.kernel import Kernel
-    from sparsetc.pair.kernel import PairKernel
 
 
 def sparse_tensor(coords: Any, values: Any, shape: Any, coalesced: bool) -> SparseTensor:
     """A SparseTensor. Nothing of what a file says is believed: coordinates in range, sorted and unique are checked."""
     found = SparseTensor(coords, values, shape, coalesce=False)
-    if coalesced:
-        if not crd.is_sorted_unique(crd.sort_keys(found._coords, found.shape[: found.sparse_order])):
-            raise FormatError("a saved SparseTensor must have sorted, unique coordinates, as it says; it is damaged")
-        found._coalesced = True
-    return found
+    if not coalesced:
+        return found
+    own = found.pattern
+    if not crd.is_sorted_unique(crd.sort_keys(own.coords, own.shape)):
+        raise FormatError("a saved SparseTensor must have sorted, unique coordinates, as it says; it is damaged")
+    return SparseTensor._make(Pattern(own.coords, own.shape, True), found._values)
 
 
-# A file from anywhere can then make a SparseTensor by ``torch.load``, which is data that is checked, and nothing else.
-torch.serialization.add_safe_globals([sparse_tensor])
+def pattern(coords: Any, shape: Any, coalesced: bool) -> Pattern:
+    """A Pattern, checked as that of a tensor."""
+    stand_in = torch.zeros(()).expand(coords.shape[-1]).to(coords.device)
+    return sparse_tensor(coords, stand_in, shape, coalesced).pattern
+
+
+# A file from anywhere can then make these by ``torch.load``, which are data that is checked, and nothing else.
+torch.serialization.add_safe_globals([pattern, sparse_tensor])
 
 Spelled = tuple[tuple[tuple[str, ...], ...], tuple[str, ...], tuple[int, ...], str, tuple[tuple[str, int], ...]]
 """A `Bound` einsum as plain data."""
@@ -53,23 +59,12 @@ def _operands(spelled: Spelled, sparse: Sequence[SparseTensor]) -> tuple[Bound, 
     return bound, [next(given) if p in positions else like.expand(bound.shape(p)) for p in range(len(inputs))]
 
 
-def kernel(equation: Spelled, x: SparseTensor, settings: Options, output: str, drop_zeros: bool = False) -> Kernel:
-    """A kernel of one sparse operand."""
-    from sparsetc.kernel import compile_bound
-
-    bound, operands = _operands(equation, [x])
-    made = compile_bound(bound, operands, settings, output)
-    made.drop_zeros = drop_zeros
-    return made
-
-
-def pair_kernel(
+def kernel(
     equation: Spelled, sparse: Sequence[SparseTensor], settings: Options, output: str, drop_zeros: bool = False
-) -> PairKernel:
-    """A kernel of several sparse operands."""
-    from sparsetc.pair.kernel import PairKernel
+) -> Kernel:
+    """A kernel of one sparse operand or several."""
+    from sparsetc.contraction import contraction
+    from sparsetc.kernel import Kernel
 
-    with lasting():
-        made = PairKernel(*_operands(equation, sparse), settings, output)
-    made.drop_zeros = drop_zeros
-    return made
+    made = contraction(*_operands(equation, sparse), settings, output)
+    return Kernel(made, sparse, drop_zeros)

@@ -1,13 +1,12 @@
 """SparseTensor: coordinates, values and a shape. What every level takes as its sparse operand.
 
 In: coordinates and values, or a sparse tensor of torch, scipy or pydata. Out: one checked, coalesced COO tensor on
-one device, differentiable with respect to its values. The levels above keep with it what they made of its pattern.
+one device, differentiable with respect to its values. The levels above keep what they made with its `Pattern`.
 """
 
 from __future__ import annotations
 
 import math
-import weakref
 from typing import Any
 
 import numpy as np
@@ -28,8 +27,11 @@ from sparsetc.inputs import (
     coalesced,
     shares_memory,
 )
-from sparsetc.kept import VALUES, Kept, lasting
 from sparsetc.lru import Lru
+from sparsetc.pattern import Pattern, lasting
+
+VALUES = 16
+"""Packed values kept with one tensor. Not measured."""
 
 
 class SparseTensor:
@@ -62,18 +64,14 @@ class SparseTensor:
         DeviceError: coords and values on different devices.
     """
 
-    __slots__ = ("__weakref__", "_coalesced", "_coords", "_held", "_packed", "_seen", "_shape", "_values")
+    __slots__ = ("__weakref__", "_pattern", "_sole", "_stored", "_values")
 
-    _coords: torch.Tensor
+    _pattern: Pattern
     _values: torch.Tensor
-    _shape: tuple[int, ...]
-    _coalesced: bool
-    _packed: Kept
-    """What is kept for the pattern."""
-    _seen: dict[Any, tuple[int, torch.Tensor]]
-    """Packed values, each with torch's count of changes of those that they were packed from."""
-    _held: Lru[Any, torch.Tensor] | None
-    """Packed values, while nobody else has ever had the values and could change them unseen; None from then on."""
+    _sole: bool
+    """Whether nobody else has ever had the values, and could change them unseen."""
+    _stored: Lru[Any, tuple[int | None, torch.Tensor]] | None
+    """Values as storages hold them, each with torch's count of changes of those that they were packed from."""
 
     @entry_point
     def __init__(
@@ -97,60 +95,58 @@ class SparseTensor:
             if crds is given and shares_memory(crds, coords):
                 crds = crds.clone()
         vals = vals if merge is None else merge.values(vals)
-        self._set(crds, vals, sizes, coalesce)
-        if merge is not None or not shares_memory(vals, values):
-            self._held = Lru(VALUES)
+        self._set(Pattern(crds, sizes[: crds.shape[0]], coalesce), vals)
+        self._sole = merge is not None or not shares_memory(vals, values)
 
-    def _set(
-        self,
-        coords: torch.Tensor,
-        values: torch.Tensor,
-        shape: tuple[int, ...],
-        coalesced: bool,
-        kept: Kept | None = None,
-    ) -> None:
-        if coords.is_inference():  # which autograd could not save
-            with lasting():
-                coords = coords.clone()
-        self._coords = coords
-        self._values = values
-        self._shape = shape
-        self._coalesced = coalesced
-        self._packed = Kept() if kept is None else kept
-        self._held = None
-        self._seen = {}
+    def _set(self, pattern: Pattern, values: torch.Tensor) -> None:
+        self._pattern, self._values, self._sole, self._stored = pattern, values, False, None
 
     @classmethod
-    def _make(
-        cls,
-        coords: torch.Tensor,
-        values: torch.Tensor,
-        shape: tuple[int, ...],
-        coalesced: bool,
-        kept: Kept | None = None,
-    ) -> SparseTensor:
-        """The constructor without any check: int64 contiguous coords of one's own, and ``coalesced`` is believed."""
+    def _make(cls, pattern: Pattern, values: torch.Tensor) -> SparseTensor:
+        """The constructor without any check: (nnz, *dense sizes) values on a pattern that is believed."""
         self = cls.__new__(cls)
-        self._set(coords, values, shape, coalesced, kept)
+        self._set(pattern, values)
         return self
 
-    def _sole(self) -> SparseTensor:
+    @classmethod
+    def _of(cls, coords: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], coalesced: bool) -> SparseTensor:
+        """The constructor without any check, on a new pattern."""
+        return cls._make(Pattern(coords, shape[: coords.shape[0]], coalesced), values)
+
+    def _own(self) -> SparseTensor:
         """Itself, its values known to be nobody else's."""
-        self._held = Lru(VALUES)
+        self._sole = True
         return self
 
     def _bare(self) -> SparseTensor:
         """The pattern with no values to speak of and nothing kept: what is kept for a pattern may refer to it."""
         with lasting():
             none = self._values.new_zeros(()).expand(self._values.shape)
-        return SparseTensor._make(self._coords, none, self._shape, self._coalesced)
+        return SparseTensor._make(self._pattern.bare(), none)
+
+    # ---- packed values ----------------------------------------------------------------------------------------
+
+    def _packed(self, key: Any) -> torch.Tensor | None:
+        """The values as they were packed under a key, if these are known to be the same still."""
+        version, packed = (self._stored and self._stored.get(key)) or (None, None)
+        return packed if self._sole or (version is not None and version == counted_version(self._values)) else None
+
+    def _pack(self, key: Any, packed: torch.Tensor) -> torch.Tensor:
+        """Keep packed values for as long as the values stay what they are, where that can be known."""
+        version = counted_version(self._values)
+        if version is None and not self._sole:
+            return packed
+        if self._stored is None:
+            self._stored = Lru(VALUES)
+        self._stored.pop(key)
+        return self._stored.put(key, (version, packed))[1]
 
     # ---- copies -----------------------------------------------------------------------------------------------
 
     def __reduce__(self) -> tuple[Any, ...]:
         from sparsetc import pickles
 
-        return pickles.sparse_tensor, (self._coords, self.values, self._shape, self._coalesced)
+        return pickles.sparse_tensor, (self.coords, self.values, self.shape, self.is_coalesced)
 
     def __copy__(self) -> SparseTensor:
         return self.with_values(self.values)
@@ -158,9 +154,14 @@ class SparseTensor:
     # ---- what it is -------------------------------------------------------------------------------------------
 
     @property
+    def pattern(self) -> Pattern:
+        """Coordinates and sizes of the sparse modes, shared by all tensors that have them; compare with ``is``."""
+        return self._pattern
+
+    @property
     def coords(self) -> torch.Tensor:
         """(sparse_order, nnz) int64, contiguous, 0-based."""
-        return self._coords
+        return self._pattern._coords
 
     @property
     def values(self) -> torch.Tensor:
@@ -169,23 +170,24 @@ class SparseTensor:
         Who has them can change them unseen, so a tensor whose values were asked for is one whose values `einsum` packs
         at each call; on a GPU, where torch counted a change. A `Kernel` packs them once.
         """
-        self._held = None
+        self._sole = False
         return self._values
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Sizes of all modes, dense ones last."""
-        return self._shape
+        shape = self._pattern._shape
+        return shape if self._values.ndim == 1 else shape + tuple(self._values.shape[1:])
 
     @property
     def order(self) -> int:
         """The number of modes, dense ones included."""
-        return len(self._shape)
+        return self.sparse_order + self.dense_order
 
     @property
     def sparse_order(self) -> int:
         """The number of modes with coordinates, at least 1."""
-        return self._coords.shape[0]
+        return self._pattern.order
 
     @property
     def dense_order(self) -> int:
@@ -195,7 +197,7 @@ class SparseTensor:
     @property
     def nnz(self) -> int:
         """The number of stored nonzeros (columns of coords), explicit zeros and duplicates included."""
-        return self._coords.shape[1]
+        return self._pattern.nnz
 
     @property
     def dtype(self) -> torch.dtype:
@@ -215,26 +217,18 @@ class SparseTensor:
     @property
     def is_coalesced(self) -> bool:
         """Whether the nonzeros are known to be lexicographically sorted and unique."""
-        return self._coalesced
+        return self._pattern._coalesced
 
     @property
     def density(self) -> float:
         """Stored nonzeros over positions of the sparse modes; 0 for an empty shape."""
-        positions = math.prod(self._shape[: self.sparse_order])
+        positions = math.prod(self._pattern._shape)
         return self.nnz / positions if positions else 0.0
-
-    @property
-    def pattern_key(self) -> object:
-        """A token of the pattern; compare with ``is``.
-
-        Tensors share it that come from one another by `with_values`, or by an einsum sampled at the pattern.
-        """
-        return self._packed
 
     def __repr__(self) -> str:
         dense = f", dense_order={self.dense_order}" if self.dense_order else ""
         return (
-            f"SparseTensor(shape={self._shape}, nnz={self.nnz}{dense}, density={self.density:.3g}, "
+            f"SparseTensor(shape={self.shape}, nnz={self.nnz}{dense}, density={self.density:.3g}, "
             f"dtype={self.dtype}, device={self.device})"
         )
 
@@ -242,21 +236,21 @@ class SparseTensor:
 
     def coalesce(self) -> SparseTensor:
         """Sorted and without duplicates; itself when it is already known to be."""
-        if self._coalesced:
+        if self.is_coalesced:
             return self
-        return SparseTensor._make(*coalesce_sum(self._coords, self._values, self._shape), self._shape, True)
+        return SparseTensor._of(*coalesce_sum(self.coords, self._values, self.shape), self.shape, True)
 
     def with_values(self, values: ArrayLike) -> SparseTensor:
         """The same pattern with new values of the same size and device (the dtype may differ).
 
-        Shares coordinates, ``pattern_key`` and whatever is kept for the pattern.
+        Shares the pattern, and so whatever is kept for it.
         """
         new = as_values(values)
         if new.shape != self._values.shape:
             raise ShapeError(f"values must have shape {tuple(self._values.shape)}, found {tuple(new.shape)}")
         if new.device != self.device:
             raise DeviceError(f"values must be on {self.device} as the pattern is, found {new.device}")
-        return SparseTensor._make(self._coords, new, self._shape, self._coalesced, self._packed)
+        return SparseTensor._make(self._pattern, new)
 
     def to(self, *args: Any, **kwargs: Any) -> SparseTensor:
         """As torch's: ``to(device)``, ``to(dtype)``, ``to(device, dtype)``, ``to(other)``, ``non_blocking=``.
@@ -270,8 +264,8 @@ class SparseTensor:
         if values.device == self.device:
             return self.with_values(values)
         check_dtype(values.dtype)
-        coords = self._coords.to(values.device, non_blocking=bool(kwargs.get("non_blocking", False)))
-        return SparseTensor._make(coords, values, self._shape, self._coalesced)
+        coords = self.coords.to(values.device, non_blocking=bool(kwargs.get("non_blocking", False)))
+        return SparseTensor._of(coords, values, self.shape, self.is_coalesced)
 
     def cuda(self, device: int | torch.device | str | None = None) -> SparseTensor:
         """On the given, or the current, CUDA device; an int is its number."""
@@ -300,12 +294,12 @@ class SparseTensor:
                 f"permute{wanted} would move a dense mode ({split}..{self.order - 1}) before a sparse one; "
                 "call expand_dense() first"
             )
-        coords = self._coords[list(wanted[:split])]
+        coords = self.coords[list(wanted[:split])]
         values = self._values.permute(0, *(m - split + 1 for m in wanted[split:]))
-        shape = tuple(self._shape[m] for m in wanted)
-        if self._coalesced:
+        shape = tuple(self.shape[m] for m in wanted)
+        if self.is_coalesced:
             coords, values = coalesce_sum(coords, values, shape)
-        return SparseTensor._make(coords, values, shape, self._coalesced)
+        return SparseTensor._of(coords, values, shape, self.is_coalesced)
 
     def expand_dense(self) -> SparseTensor:
         """Dense modes turned into coordinates: nnz * (dense positions) nonzeros, zeros kept; differentiable.
@@ -315,17 +309,17 @@ class SparseTensor:
         if not self.dense_order:
             return self
         sizes = tuple(self._values.shape[1:])
-        found = self._packed.expanded.get(sizes)
-        if found is None:
+        cache, key = self._pattern.cache, ("expanded", sizes)
+        pattern = cache.get(key)
+        if pattern is None:
             with lasting():
-                found = self._packed.expanded.put(sizes, (self._expanded(sizes), Kept()))
-        coords, kept = found
-        return SparseTensor._make(coords, self._values.reshape(-1), self._shape, self._coalesced, kept)
+                pattern = cache.put(key, Pattern(self._expanded(sizes), self.shape, self.is_coalesced))
+        return SparseTensor._make(pattern, self._values.reshape(-1))
 
     def _expanded(self, sizes: tuple[int, ...]) -> torch.Tensor:
         each = math.prod(sizes)
         grids = torch.cartesian_prod(*(torch.arange(s, device=self.device) for s in sizes)).reshape(each, len(sizes))
-        return torch.cat((self._coords.repeat_interleave(each, dim=1), grids.T.repeat(1, self.nnz))).contiguous()
+        return torch.cat((self.coords.repeat_interleave(each, dim=1), grids.T.repeat(1, self.nnz))).contiguous()
 
     # ---- to and from others -----------------------------------------------------------------------------------
 
@@ -386,20 +380,8 @@ class SparseTensor:
         return convert.coerce(obj)
 
 
-class Results:
-    """Tensors of one pattern, made one after the other: those that live at one time share what is kept for it.
-
-    It is not kept longer than they live, since most results are looked at and dropped.
+def counted_version(values: torch.Tensor) -> int | None:
+    """Torch's count of changes where it is believed: on a GPU, where no ndarray has the memory, and of values that are
+    not learned, since optimisers may write to ``.data``. None elsewhere.
     """
-
-    def __init__(self, coords: torch.Tensor, coalesced: bool) -> None:
-        self.coords, self.coalesced = coords, coalesced
-        self._kept: weakref.ref[Kept] | None = None
-
-    def of(self, values: torch.Tensor, shape: tuple[int, ...]) -> SparseTensor:
-        """The pattern with these values."""
-        kept = None if self._kept is None else self._kept()
-        found = SparseTensor._make(self.coords, values, shape, self.coalesced, kept)
-        if kept is None:
-            self._kept = weakref.ref(found._packed)
-        return found
+    return values._version if values.is_cuda and not values.requires_grad and not values.is_inference() else None

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import sparsetc as stc
+from sparsetc.contraction import wrap
 from sparsetc.formats import FORMATS
 from sparsetc.formats.tiles import sides_of
 from sparsetc.integers import summed_dtype
@@ -305,7 +306,7 @@ def longest_row(kernel: stc.Kernel) -> int:
     """Nonzeros of the longest output row."""
     from sparsetc.partition.run_length import row_lengths
 
-    c = kernel.canonical
+    c = kernel.step.canonical
     return int(row_lengths(c.coords, c.shape, c.kept).max())
 
 
@@ -314,10 +315,10 @@ def two_parts(
 ) -> stc.Plan:
     """A plan of long rows (of only the longest, unless told) by one plan and of the others by ``rows``."""
     kernel = stc.compile(equation, *operands, plan=long, **settings)
-    first = kernel.choice.plan.parts[0]
-    second = stc.compile(equation, *operands, plan="rows", **settings).choice.plan.parts[0]
+    first = kernel.step.choice.plan.parts[0]
+    second = stc.compile(equation, *operands, plan="rows", **settings).step.choice.plan.parts[0]
     second = replace(second, schedule=replace(second.schedule, warps=first.schedule.warps))
-    second = replace(second, layout=replace(second.layout, cap=0))
+    second = replace(second, storage=replace(second.storage, max_fiber_len=0))
     limit = longest_row(kernel) if threshold is None else threshold
     return stc.Plan(f"{long}+rows", (first, second), fused, "run_length", (("threshold", limit),))
 
@@ -328,8 +329,8 @@ def explicit_plan(
     blocks: dict[str, int],
     *,
     lanes: int = 32,
-    cap: int = 0,
-    grain: int = 0,
+    max_fiber_len: int = 0,
+    max_item_nnz: int = 0,
     unroll: int = 1,
     warps: int = 1,
     precision: str = "",
@@ -341,20 +342,20 @@ def explicit_plan(
         format: its name.
         levels: modes of the item, the lane and the leaf level, as in ``"0||12"``.
         blocks: size of the block of each dense letter.
-        lanes: of the layout.
-        cap: of the layout.
-        grain: of the layout.
-        unroll: of the layout.
+        lanes: of the schedule, and of fibers in storage; words are narrow where there are several.
+        max_fiber_len: of the storage.
+        max_item_nnz: of the storage.
+        unroll: of the schedule.
         warps: of the schedule.
         precision: of its dots; "" for no dots.
         name: of the plan.
     """
     item, lane, leaf = (tuple(map(int, level)) for level in levels.split("|"))
-    layout = stc.Layout(item, lane, leaf, lanes=lanes, cap=cap, grain=grain, unroll=unroll)
-    schedule = stc.Schedule(
-        warps=warps, blocks=tuple(blocks.items()), dot=bool(precision), precision=precision or "ieee"
-    )
-    return stc.Plan(name, (stc.Part(format, layout, schedule),))
+    width = lanes if format == "fiber" else 1
+    storage = stc.Storage(item, lane, leaf, width, max_fiber_len, max_item_nnz, narrow=lanes > 1)
+    dot, own = bool(precision), tuple(blocks.items())
+    schedule = stc.Schedule(warps, own, dot, precision or "ieee", lanes=lanes, unroll=unroll)
+    return stc.Plan(name, (stc.Part(format, storage, schedule),))
 
 
 def joined(first: stc.Plan, second: stc.Plan, threshold: int, fused: bool = True) -> stc.Plan:
@@ -374,16 +375,17 @@ def tile_plan(
     blocks = {c: max(least, 1 << (n - 1).bit_length()) for c, n in sizes.items() if c not in letters}
     kept = tuple(letters.index(c) for c in output if c in letters)
     others = tuple(m for m in range(len(letters)) if m not in kept)
-    layout = stc.Layout(kept, others, (), grain=2 * 4096)
+    storage = stc.Storage(kept, others, (), max_item_nnz=2 * 4096)
     if format.endswith("planned"):
         format = format.removesuffix(" planned")
         (x, *_) = operands
         shapes = [tuple(o.shape) for o in operands]
         bound = parse(equation, shapes, [True, *(False for _ in shapes[1:])])
-        groups = groups_of(bound, sides_of(x.shape))
-        item = tuple(letters.index(c) for c in (*groups.gridded, *groups.columns))
-        inner = (*groups.second, *groups.first)
-        rest = tuple(letters.index(c) for c in (*groups.spread, *inner))
-        params = (("outer", len(groups.gridded)), ("inner", len(inner)))
-        layout = stc.Layout(item, rest, (), grain=2 * 4096, params=params)
-    return stc.Plan("tiles", (stc.Part(format, layout, stc.Schedule(1, tuple(blocks.items()))),))
+        storage = groups_of(bound, sides_of(x.shape)).storage(letters, 2 * 4096)
+    return stc.Plan("tiles", (stc.Part(format, storage, stc.Schedule(1, tuple(blocks.items()))),))
+
+
+def wrapped(kernel: stc.Kernel, rows: torch.Tensor) -> torch.Tensor | stc.SparseTensor:
+    """The result of a kernel of one sparse operand, of the rows that its programs have added up."""
+    made, output = kernel.contraction, kernel.step.output
+    return wrap(made, rows if output.sparse else output.shaped(rows), [kernel.operand.pattern])

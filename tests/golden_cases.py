@@ -14,27 +14,27 @@ SIZES = {"i": 100, "j": 200, "k": 300, "l": 40, "r": 32, "s": 16, "t": 16}
 RAGGED = {**SIZES, "r": 200}
 HUGE = {**SIZES, "k": 2**60}
 
-COO = explicit_plan("coo", "0||12", {"r": 32}, lanes=8, grain=512, unroll=4, name="coo")
-FIBER = explicit_plan("fiber", "0|1|2", {"r": 32}, lanes=8, cap=32, grain=512, unroll=4, name="fiber")
-ROWS = explicit_plan("fiber", "|0|12", {"r": 32}, lanes=32, grain=32, unroll=2, name="rows")
-CHAIN = explicit_plan("coo", "0||12", {"r": 32, "s": 16}, grain=512, unroll=2, warps=2, precision="tf32x3")
+COO = explicit_plan("coo", "0||12", {"r": 32}, lanes=8, max_item_nnz=512, unroll=4, name="coo")
+FIBER = explicit_plan("fiber", "0|1|2", {"r": 32}, lanes=8, max_fiber_len=32, max_item_nnz=512, unroll=4, name="fiber")
+ROWS = explicit_plan("fiber", "|0|12", {"r": 32}, lanes=32, max_item_nnz=32, unroll=2, name="rows")
+CHAIN = explicit_plan("coo", "0||12", {"r": 32, "s": 16}, max_item_nnz=512, unroll=2, warps=2, precision="tf32x3")
 CHAIN_4 = explicit_plan("coo", "0||123", {"r": 32, "s": 16, "t": 16}, warps=4, precision="bf16")
 ONE_LANE = explicit_plan("coo", "0||12", {"r": 32}, lanes=1, name="coo")
 FIBER_ONE_LANE = explicit_plan("fiber", "0|1|2", {"r": 32, "s": 16}, lanes=1, precision="ieee", name="fiber")
-SAMPLED = explicit_plan("coo", "||012", {"r": 32}, lanes=8, grain=512)
-SHORT = explicit_plan("fiber", "|12|0", {}, lanes=128, grain=128)
-ALL = explicit_plan("coo", "||012", {}, lanes=128, grain=512)
-MATRIX = explicit_plan("coo", "0||1", {"r": 32}, lanes=8, grain=512)
-CUT = explicit_plan("coo", "0||12", {"r": 128}, lanes=4, grain=512)
-WIDE = explicit_plan("coo", "0||213", {"r": 32}, lanes=8, grain=512)
+SAMPLED = explicit_plan("coo", "||012", {"r": 32}, lanes=8, max_item_nnz=512)
+SHORT = explicit_plan("fiber", "|12|0", {}, lanes=128, max_item_nnz=128)
+ALL = explicit_plan("coo", "||012", {}, lanes=128, max_item_nnz=512)
+MATRIX = explicit_plan("coo", "0||1", {"r": 32}, lanes=8, max_item_nnz=512)
+CUT = explicit_plan("coo", "0||12", {"r": 128}, lanes=4, max_item_nnz=512)
+WIDE = explicit_plan("coo", "0||213", {"r": 32}, lanes=8, max_item_nnz=512)
 SEMI = explicit_plan("fiber", "01||2", {"r": 32}, lanes=8)
 
 
 def tiles(**blocks: int) -> stc.Plan:
     """Dense tiles alone."""
-    layout = stc.Layout((0,), (1, 2), (), grain=8 * 4096)
+    storage = stc.Storage((0,), (1, 2), (), max_item_nnz=8 * 4096)
     schedule = stc.Schedule(1, tuple(blocks.items()), precision="tf32x3")
-    return stc.Plan("tiles", (stc.Part("dense_tile", layout, schedule),))
+    return stc.Plan("tiles", (stc.Part("dense_tile", storage, schedule),))
 
 
 F32, F16 = torch.float32, torch.float16

@@ -106,10 +106,10 @@ def structural(equation: str, given: list[Any]) -> torch.Tensor:
     return torch.nonzero(run(bound_of(equation, ones).einsum, *ones)).T
 
 
-def check_pair(equation: str, given: list[Any], **settings: Any) -> stc.PairKernel:
+def check_pair(equation: str, given: list[Any], **settings: Any) -> stc.Kernel:
     """Compile, call twice on poisoned memory, compare values and pattern with the reference; returns the kernel."""
     kernel = stc.compile(equation, *given, **settings)
-    assert isinstance(kernel, stc.PairKernel)
+    assert isinstance(kernel, stc.Kernel)
     dense = [o for o in given if isinstance(o, torch.Tensor)]
     with poisoned():
         for _ in range(2):

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from cases import Problem, explicit_plan
+from cases import Problem, explicit_plan, wrapped
 
 import sparsetc as stc
-from sparsetc.codegen.launch import BoundPart
 from sparsetc.ir import reference
 from sparsetc.kernel import Kernel
+from sparsetc.step import BoundPart
 
 CASES: dict[str, tuple[str, str, str]] = {
     "neighbours": ("ij,jr->ir", "coo", "0||1"),
@@ -35,7 +35,7 @@ CASES: dict[str, tuple[str, str, str]] = {
 def kernel(name: str, lanes: int, dtype: torch.dtype = torch.float64) -> tuple[Kernel, list[torch.Tensor]]:
     """A kernel for an operand of ones, with the dense operands."""
     equation, format, levels = CASES[name]
-    plan = explicit_plan(format, levels, {"r": 8}, lanes=lanes, grain=16)
+    plan = explicit_plan(format, levels, {"r": 8}, lanes=lanes, max_item_nnz=16)
     x, *dense = Problem(equation, {"i": 11, "j": 9, "k": 7, "r": 5}, "skewed", dtype).operands()
     x = x.with_values(torch.ones_like(x.values))
     backend = "torch" if lanes == 1 else "triton"
@@ -45,25 +45,25 @@ def kernel(name: str, lanes: int, dtype: torch.dtype = torch.float64) -> tuple[K
 def without_values(kernel: Kernel) -> list[BoundPart]:
     """Its parts, as patterns."""
     made = []
-    for part in kernel.parts:
+    for part in kernel.step.parts:
         view = replace(part.packed.view, pattern=True)
         number = part.program.number
-        bound = kernel._bound_part(kernel.plan.parts[number], replace(part.packed, view=view), number)
+        bound = kernel.step.bound_part(kernel.plan.parts[number], replace(part.packed, view=view), number)
         made.append(bound)
     return made
 
 
 def expected(kernel: Kernel, dense: list[torch.Tensor]) -> torch.Tensor:
     """The dense result, by the reference."""
-    return reference.run(kernel.canonical.written.einsum, kernel.operand, *dense)
+    return reference.run(kernel.step.canonical.written.einsum, kernel.operand, *dense)
 
 
 def finished(kernel: Kernel, rows: torch.Tensor) -> torch.Tensor:
     """What a kernel's programs have added up, as a dense result."""
-    found = kernel._wrap(rows)
+    found = wrapped(kernel, rows)
     return found.to_dense() if isinstance(found, stc.SparseTensor) else found
 
 
 def zeros(kernel: Kernel, dtype: torch.dtype) -> torch.Tensor:
     """An output to add to."""
-    return torch.zeros((kernel.output.rows, *kernel.output.width_shape), dtype=dtype)
+    return torch.zeros((kernel.step.output.rows, *kernel.step.output.width_shape), dtype=dtype)

@@ -38,7 +38,7 @@ def texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def kernels(precision: str) -> list[tuple[stc.Kernel | stc.PairKernel, str]]:
+def kernels(precision: str) -> list[tuple[stc.Kernel | stc.Kernel, str]]:
     """Runs and fibers with dots, tiles stored whole and as bitmaps, pairs of blocks; and what each is."""
     sizes = {"i": 20, "j": 30, "k": 40, "r": 32, "s": 32}
     ttmc = Problem("ijk,jr,ks->irs", sizes).operands()

@@ -30,18 +30,22 @@ def compiled(equation: str, plan: stc.Plan, sizes: dict[str, int], dtype: torch.
 
 def coo_rows(precision: str = "", **blocks: int) -> stc.Plan:
     """One row of the first mode an item."""
-    return explicit_plan("coo", "0||12", blocks, grain=512, unroll=2, warps=4 if precision else 1, precision=precision)
+    return explicit_plan(
+        "coo", "0||12", blocks, max_item_nnz=512, unroll=2, warps=4 if precision else 1, precision=precision
+    )
 
 
 def fibers(precision: str = "", **blocks: int) -> stc.Plan:
     """Fibers along the last mode, of one row of the first."""
     warps = 4 if precision else 1
-    return explicit_plan("fiber", "0|1|2", blocks, cap=32, grain=512, unroll=2, warps=warps, precision=precision)
+    return explicit_plan(
+        "fiber", "0|1|2", blocks, max_fiber_len=32, max_item_nnz=512, unroll=2, warps=warps, precision=precision
+    )
 
 
 def short_rows(**blocks: int) -> stc.Plan:
     """One row of the first mode a lane."""
-    return explicit_plan("fiber", "|0|12", blocks, grain=32, unroll=2)
+    return explicit_plan("fiber", "|0|12", blocks, max_item_nnz=32, unroll=2)
 
 
 ORDER_4 = explicit_plan("coo", "0||123", {"r": 16, "s": 16, "t": 16}, unroll=1, warps=4, precision="tf32x3")
@@ -59,9 +63,14 @@ CASES: dict[str, tuple[str, stc.Plan, dict[str, int], torch.dtype]] = {
     "ttmc-fp64": (OPERATIONS["ttmc-3-0"], coo_rows("ieee", r=16, s=16), SIXTEEN, torch.float64),
     "ttmc-fp16": (OPERATIONS["ttmc-3-0"], fibers("tf32", r=32, s=32), THIRTY_TWO, torch.float16),
     "ttmc-int64": (OPERATIONS["ttmc-3-0"], coo_rows("ieee", r=16, s=16), SIXTEEN, torch.int64),
-    "sampled": (OPERATIONS["sampled"], explicit_plan("coo", "||012", {"r": 32}, grain=512), THIRTY_TWO, torch.float32),
-    "ttv": (OPERATIONS["ttv-0"], explicit_plan("fiber", "|12|0", {}, grain=32), SIZES, torch.float32),
-    "reduction": (OPERATIONS["reduction"], explicit_plan("coo", "||012", {}, grain=512), SIZES, torch.float32),
+    "sampled": (
+        OPERATIONS["sampled"],
+        explicit_plan("coo", "||012", {"r": 32}, max_item_nnz=512),
+        THIRTY_TWO,
+        torch.float32,
+    ),
+    "ttv": (OPERATIONS["ttv-0"], explicit_plan("fiber", "|12|0", {}, max_item_nnz=32), SIZES, torch.float32),
+    "reduction": (OPERATIONS["reduction"], explicit_plan("coo", "||012", {}, max_item_nnz=512), SIZES, torch.float32),
 }
 
 
@@ -86,7 +95,7 @@ TTMC: dict[str, Callable[[str], stc.Plan]] = {
 @pytest.mark.parametrize("form", TTMC)
 def test_a_ttm_chain_runs_on_the_matrix_units(form: str, precision: str, target: str) -> None:
     kernel = compiled("ijk,jr,ks->irs", TTMC[form](precision), THIRTY_TWO)
-    assert kernel.programs[0].dots
+    assert kernel.step.programs[0].dots
     text = kernel.ptx(target)
     assert re.search(MATRIX[target], text)
     if target == "sm_80":
@@ -113,7 +122,7 @@ def test_other_types_run_on_the_matrix_units(dtype: torch.dtype, target: str, in
 @pytest.mark.parametrize("ranks", [(16, 16, 16), (5, 20, 3)], ids=str)
 def test_a_ttm_chain_of_order_4_runs_on_the_matrix_units(ranks: tuple[int, int, int], target: str) -> None:
     kernel = compiled("ijkl,jr,ks,lt->irst", ORDER_4, {**SIZES, **dict(zip("rst", ranks, strict=True))})
-    assert kernel.programs[0].dots
+    assert kernel.step.programs[0].dots
     assert re.search(MATRIX[target], kernel.ptx(target))
 
 
@@ -169,7 +178,7 @@ def test_dense_tiles_run_on_the_matrix_units(equation: str, precision: str, targ
     x = stc.SparseTensor(coords, torch.randn(2000), [sizes[c] for c in letters])
     dense = [torch.randn([sizes[c] for c in t]) for t in terms]
     k = stc.compile(equation, x, *dense, plan=stc.plan_hls(2), precision=precision, backend="triton")
-    assert k.programs[0].dots
+    assert k.step.programs[0].dots
     assert re.search("v_mfma" if target.startswith("gfx") else r"mma|tcgen05", k.ptx(target))
 
 

@@ -58,7 +58,7 @@ def test_a_program_keeps_to_its_registers(plan: str, name: str, dtype: torch.dty
     output = "dense" if plan == "hls" else "auto"
     settings: dict[str, Any] = {"backend": "triton", "memory_limit": "1TB", "output": output}
     kernel = stc.compile(equation, *operands(equation, sizes, dtype), plan=wanted, **settings)
-    for program in kernel.programs:
+    for program in kernel.step.programs:
         assert kept_bytes(program, dtype) <= MOST_BYTES, str(program)
         for dot in program.dots:
             sides = dot.out.axes[: dot.out.folded], dot.out.axes[dot.out.folded :]

@@ -1,9 +1,12 @@
-"""Rates: the record on disk, who reads it, what is measured without a GPU (nothing), and the probes' kernels."""
+"""Profiles of devices: the record on disk, who reads it, what is measured without a GPU (nothing), and the probes."""
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
+import re
 import subprocess
 import sys
 import warnings
@@ -18,36 +21,61 @@ import torch
 from cases import Problem
 
 import sparsetc as stc
-from sparsetc import cache_folder, rates_record
-from sparsetc.codegen.launch import TARGETS, TRITON_TYPES
-from sparsetc.ir.cost import CPU, Rates, rates_of
+from sparsetc import cache_folder
+from sparsetc.codegen.launch import TRITON_TYPES
+from sparsetc.device import calibrate as calibration
+from sparsetc.device import profile as profiles
+from sparsetc.device import record
+from sparsetc.device.lookup import of_backend, profile_of
+from sparsetc.device.probes import Launch, Probe, Sizes, probes, starts, torch_probes
+from sparsetc.device.profile import NUMBERS, TABLES, DeviceProfile, cpu, default_gpu
+from sparsetc.device.targets import TARGETS
 from sparsetc.options import Options
-from sparsetc.pair import prices
-from sparsetc.planner import calibrate as calibration
-from sparsetc.planner.calibrate import Launch, Sizes, probes, starts
 
 GPU = "NVIDIA Test GPU (80 GB)"
-RATES = Rates(
-    name=GPU,
-    calibrated="2026-11-20",
-    memory=1.5e12,
-    l2=4e12,
-    dot=(("ieee", 1e13), ("tf32x3", 2e13), ("tf32", 6e13), ("bf16", 1.2e14)),
-    l2_bytes=33_000_000,
-    launch=3.5e-6,
-)
+DAY = "2026-11-20"
+MEASURED = {name: getattr(default_gpu(), name) for name in record.MEASURED} | {
+    "memory": 1.5e12,
+    "l2": 4e12,
+    "dot": {"ieee": 1e13, "tf32x3": 2e13, "tf32": 6e13, "bf16": 1.2e14},
+    "product": {"highest": 1e13, "high": 5e13, "medium": 5e13, "float64": 8e12},
+    "block_dot": {"f16x3": 5e13, "highest": 2e13, "high": 6e13, "medium": 7e13, "float64": 8e12},
+    "add": 3.805e12,
+    "l2_bytes": 33_000_000,
+    "launch": 3.5e-6,
+    "call": 5e-6,
+    "warps": 432,
+}
+PROFILE = profiles.calibrated(GPU, DAY, MEASURED)
+PAIRED = (*(f"block_dot {name}" for name in default_gpu().block_dot), "near_blocks")
 SOFTWARE = {"driver": "1.2", "torch": "2.0", "triton": None}
-TINY = Sizes(streamed=64, block=32, table=16, gathered=2048, added=256, programs=2, steps=16, started=(2, 4))
+TINY = Sizes(
+    streamed=64,
+    block=32,
+    table=16,
+    gathered=2048,
+    added=256,
+    programs=2,
+    steps=16,
+    started=(2, 4),
+    tasks=4096,
+    sums=256,
+    pairs=128,
+    blocks=4,
+    product=(3, 4, 5),
+    moved=512,
+    calls=8,
+)
 
 
 @pytest.fixture(autouse=True)
 def _forgotten() -> Iterator[None]:
     """No record is remembered, before and after, and others may not write to what is made."""
     mask = os.umask(0o022)
-    rates_record._read.cache_clear()
+    record._read.cache_clear()
     yield
     os.umask(mask)
-    rates_record._read.cache_clear()
+    record._read.cache_clear()
 
 
 @pytest.fixture
@@ -56,37 +84,39 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("SPARSETC_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: GPU)
-    return tmp_path / "rates" / "nvidia-test-gpu-80-gb.json"
+    return tmp_path / "profiles" / "nvidia-test-gpu-80-gb.json"
 
 
 # -- the record -------------------------------------------------------------------------------------------------------
 
 
 def test_a_record_is_read_as_it_was_written(gpu: Path) -> None:
-    assert rates_record.write(RATES, SOFTWARE) == gpu
-    assert rates_of("triton") == RATES
+    assert record.write(PROFILE, SOFTWARE) == gpu
+    assert of_backend("triton") == PROFILE
     document = json.loads(gpu.read_text())
-    assert {k: document[k] for k in ("gpu", "date", *SOFTWARE)} == {"gpu": GPU, "date": "2026-11-20", **SOFTWARE}
-    assert set(document["rates"]) == set(rates_record.MEASURED), "what was not measured is not kept"
+    assert {k: document[k] for k in ("name", "date", *SOFTWARE)} == {"name": GPU, "date": DAY, **SOFTWARE}
+    assert set(document["fields"]) == set(record.MEASURED), "what was not measured is not kept"
     assert [p.name for p in gpu.parent.iterdir()] == [gpu.name], "nothing temporary is left"
 
 
 def test_what_is_not_measured_stays_at_its_default(gpu: Path) -> None:
-    rates_record.write(replace(RATES, wait=1.0, fiber=1.0, l1_bytes=1), SOFTWARE)
-    assert rates_of("triton") == RATES
+    record.write(replace(PROFILE, wait=1.0, fiber=1.0, l1_bytes=1), SOFTWARE)
+    assert of_backend("triton") == PROFILE
 
 
 def test_a_gpu_without_a_record_has_the_defaults_and_no_warning(gpu: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert rates_of("triton") == Rates()
+        assert of_backend("triton") == default_gpu()
     assert not gpu.parent.exists()
 
 
 def _with(**changes: Any) -> bytes:
-    rates = {name: getattr(RATES, name) for name in rates_record.MEASURED} | {"dot": dict(RATES.dot)}
-    document = {"version": rates_record.VERSION, "gpu": GPU, "date": "2026-11-20", "rates": rates}
-    document["rates"] |= {k: v for k, v in changes.items() if k in rates or k == "unknown"}
+    """A record, changed: values of fields, a field more, or what is beside the fields."""
+    entries = {name: {"value": value, "source": f"measured: calibrate, {DAY}"} for name, value in MEASURED.items()}
+    document = {"version": record.VERSION, "name": GPU, "date": DAY, "fields": entries}
+    values = {k: v for k, v in changes.items() if k not in document}
+    document["fields"] = entries | {k: {"value": v, "source": f"measured: calibrate, {DAY}"} for k, v in values.items()}
     return json.dumps(document | {k: v for k, v in changes.items() if k in document}).encode()
 
 
@@ -95,12 +125,14 @@ DAMAGED = {
     "cut": _with()[:-20],
     "binary": b"\xff\xfe\x00binary",
     "no object": b"[1, 2]",
-    "another version": _with(version=rates_record.VERSION + 1),
-    "another GPU": _with(gpu="NVIDIA A100"),
+    "another version": _with(version=record.VERSION + 1),
+    "another GPU": _with(name="NVIDIA A100"),
     "no date": _with(date=""),
-    "no rates": _with(rates=None),
-    "a rate too few": _with(rates={"memory": 1e12}),
-    "a rate too many": _with(unknown=1.0),
+    "no fields": _with(fields=None),
+    "a field too few": _with(fields={"memory": {"value": 1e12, "source": f"measured: calibrate, {DAY}"}}),
+    "a field too many": _with(unknown=1.0),
+    "numbers without a source": _with(fields=MEASURED),
+    "another source": _with().replace(f"calibrate, {DAY}".encode(), b"\\u001b[31m"),
     "zero": _with(memory=0),
     "negative": _with(add=-1e12),
     "not finite": _with(l2=float("inf")),
@@ -109,14 +141,14 @@ DAMAGED = {
     "truth": _with(program=True),
     "dot of one precision": _with(dot={"ieee": 1e12}),
     "dot as a number": _with(dot=1e12),
-    "dot of nothing": _with(dot=dict.fromkeys(dict(RATES.dot), 0)),
+    "dot of nothing": _with(dot=dict.fromkeys(PROFILE.dot, 0)),
     "400 digits": _with(memory=10**400),
     "more digits than are converted": _with().replace(b"1500000000000.0", b"1" * 5000),
     "far too fast": _with(memory=1e300),
     "far too slow": _with(l2=5e-324),
     "a version of 400 digits": _with(version=10**400),
     "nested": b"[" * 60_000,
-    "too long": _with(date="2026-11-20" + " " * (1 << 16)),
+    "too long": _with(date=DAY + " " * (1 << 16)),
     "a date that is none": _with(date="\x1b[31m2026"),
 }
 
@@ -124,23 +156,23 @@ DAMAGED = {
 def test_an_intact_record_passes_the_same_way(gpu: Path) -> None:
     gpu.parent.mkdir()
     gpu.write_bytes(_with())
-    assert rates_of("triton") == RATES
+    assert of_backend("triton") == PROFILE
 
 
 @pytest.mark.parametrize("damage", DAMAGED)
 def test_a_damaged_or_foreign_record_is_passed_over_with_one_warning(damage: str, gpu: Path) -> None:
     gpu.parent.mkdir()
     gpu.write_bytes(DAMAGED[damage])
-    with pytest.warns(UserWarning, match=r"holds no rates of NVIDIA Test GPU .*sparsetc calibrate") as told:
-        assert [rates_of("triton") for _ in range(3)] == [Rates()] * 3
+    with pytest.warns(UserWarning, match=r"holds no profile of NVIDIA Test GPU .*sparsetc calibrate") as told:
+        assert [of_backend("triton") for _ in range(3)] == [default_gpu()] * 3
     assert len(told) == 1
     assert gpu.read_bytes() == DAMAGED[damage]
 
 
 def test_a_folder_in_the_records_place_is_passed_over_too(gpu: Path) -> None:
     gpu.mkdir(parents=True)
-    with pytest.warns(UserWarning, match="holds no rates"):
-        assert rates_of("triton") == Rates()
+    with pytest.warns(UserWarning, match="holds no profile"):
+        assert of_backend("triton") == default_gpu()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="no links, pipes and modes")
@@ -156,8 +188,8 @@ def test_a_record_that_others_may_have_made_is_passed_over(gpu: Path, case: str)
         gpu.symlink_to(record)
     if case.endswith("of all"):
         {"file": gpu, "folder": gpu.parent, "cache": gpu.parent.parent}[case.split()[0]].chmod(0o777)
-    with pytest.warns(UserWarning, match="holds no rates"):
-        assert rates_of("triton") == Rates()
+    with pytest.warns(UserWarning, match="holds no profile"):
+        assert of_backend("triton") == default_gpu()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="no links and modes")
@@ -167,45 +199,45 @@ def test_writing_a_record_follows_no_link_and_lets_nobody_else_read(gpu: Path, t
     gpu.parent.mkdir()
     gpu.parent.chmod(0o777)
     gpu.symlink_to(target)
-    rates_record.write(RATES, SOFTWARE)
+    record.write(PROFILE, SOFTWARE)
     assert target.read_text() == "kept"
     assert [p.stat().st_mode & 0o777 for p in (gpu, gpu.parent)] == [0o600, 0o700]
-    assert rates_of("triton") == RATES
+    assert of_backend("triton") == PROFILE
     tmp_path.chmod(0o777)
     with pytest.raises(OSError, match="others may write to it"):
-        rates_record.write(RATES, SOFTWARE)
+        record.write(PROFILE, SOFTWARE)
 
 
 def test_without_a_home_there_are_no_records(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_folder, "default_directory", lambda: None)
-    assert rates_of("triton") == Rates()
+    assert of_backend("triton") == default_gpu()
     with pytest.raises(OSError, match="set SPARSETC_CACHE_DIR"):
-        rates_record.write(RATES, SOFTWARE)
+        record.write(PROFILE, SOFTWARE)
 
 
 def test_a_record_is_read_once_a_process_and_again_when_written(gpu: Path) -> None:
-    rates_record.write(RATES, SOFTWARE)
-    assert rates_of("triton") == RATES
+    record.write(PROFILE, SOFTWARE)
+    assert of_backend("triton") == PROFILE
     gpu.unlink()
-    assert rates_of("triton") == RATES, "plans of one process are made by the same rates"
-    slower = replace(RATES, memory=1e12)
-    rates_record.write(slower, SOFTWARE)
-    assert rates_of("triton") == slower
+    assert of_backend("triton") == PROFILE, "plans of one process are made by the same numbers"
+    slower = profiles.calibrated(GPU, DAY, MEASURED | {"memory": 1e12})
+    record.write(slower, SOFTWARE)
+    assert of_backend("triton") == slower
 
 
 def test_the_folder_is_that_of_the_option_then_of_the_variable(gpu: Path, tmp_path: Path) -> None:
-    assert rates_record.path_of(GPU) == gpu
+    assert record.path_of(GPU) == gpu
     with stc.options(cache_dir=tmp_path / "other"):
-        rates_record.write(RATES, SOFTWARE)
-        assert rates_of("triton") == RATES
-    assert rates_of("triton") == Rates()
-    assert (tmp_path / "other" / "rates" / gpu.name).exists()
+        record.write(PROFILE, SOFTWARE)
+        assert of_backend("triton") == PROFILE
+    assert of_backend("triton") == default_gpu()
+    assert (tmp_path / "other" / "profiles" / gpu.name).exists()
 
 
 def test_a_record_that_cannot_be_written_is_an_error_and_leaves_the_old_one(gpu: Path) -> None:
     gpu.parent.write_text("in the way")
-    with pytest.raises(OSError, match="rates"):
-        rates_record.write(RATES, SOFTWARE)
+    with pytest.raises(OSError, match="profiles"):
+        record.write(PROFILE, SOFTWARE)
 
 
 # -- who reads it -----------------------------------------------------------------------------------------------------
@@ -216,64 +248,109 @@ def test_torch_programs_have_the_cpus_rates_and_ask_for_no_gpu(monkeypatch: pyte
         raise AssertionError("CUDA was touched")
 
     monkeypatch.setattr(torch.cuda, "is_available", asked)
-    assert rates_of("torch") is CPU
+    assert of_backend("torch") is cpu()
 
 
 def test_without_a_gpu_triton_programs_have_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert rates_of("triton") == Rates()
+    assert of_backend("triton") == default_gpu()
 
 
-def test_explain_names_the_rates_and_computes_with_them(gpu: Path, tmp_path: Path) -> None:
+def test_explain_names_the_profile_and_computes_with_it(gpu: Path, tmp_path: Path) -> None:
     problem = Problem("ij,jr->ir")
     operands = problem.operands()
     before = stc.explain(problem.equation, *operands, backend="triton", plan="coo")
-    assert "\n  rates    NVIDIA H200 (defaults)\n" in str(before)
-    assert "2 CPU cores (defaults)" in str(stc.explain(problem.equation, *operands, backend="torch"))
+    assert f"\n  profile  {default_gpu().describe()}\n" in str(before)
+    assert f"\n  profile  {cpu().describe()}\n" in str(stc.explain(problem.equation, *operands, backend="torch"))
     elsewhere = tmp_path / "elsewhere"
     with stc.options(cache_dir=elsewhere):
-        rates_record.write(replace(RATES, launch=1.0), SOFTWARE)
+        record.write(replace(PROFILE, launch=1.0), SOFTWARE)
     kernel = stc.compile(problem.equation, *operands, backend="triton", plan="coo", cache_dir=elsewhere)
     after = kernel.explain()
-    assert after.rates == f"{GPU} (calibrated 2026-11-20)"
-    assert f"\n  rates    {after.rates}\n" in str(after)
-    assert after.to_dict()["rates"] == after.rates
+    assert after.profile == PROFILE.describe()
+    assert f"\n  profile  {after.profile}\n" in str(after)
+    assert after.to_dict()["profile"] == after.profile
+    assert set(after.to_dict()["measured"]) == set(record.MEASURED)
     assert after.considered[0][1] >= 1e6 > before.considered[0][1], "planned with the record of the call's cache_dir"
     assert after.parts[0].predicted_us >= 1e6, "and explained with it outside of the call"
 
 
-def test_paths_of_two_sparse_operands_have_the_rates_of_the_gpu(
+def test_paths_of_two_sparse_operands_have_the_profile_of_the_gpu(
     gpu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device, settings = torch.device("cuda:0"), Options(cache_dir=tmp_path / "elsewhere")
+    device, settings, usual = torch.device("cuda:0"), Options(cache_dir=tmp_path / "elsewhere"), default_gpu()
     monkeypatch.setattr(torch.cuda, "device", lambda *_: nullcontext())
-    assert prices.rates_of(device, settings) is prices.GPU
-    assert prices.GPU.whose == "NVIDIA H200 (defaults)"
-    assert prices.rates_of(torch.device("cpu"), settings).whose == "2 CPU cores (defaults)"
+    assert profile_of(device, settings) is usual
+    assert profile_of(torch.device("cpu"), settings) is cpu()
     with stc.options(cache_dir=tmp_path / "elsewhere"):
-        rates_record.write(RATES, SOFTWARE)
-    found = prices.rates_of(device, settings)
-    assert found.whose == f"{GPU} (calibrated 2026-11-20)"
-    assert found.memory == pytest.approx(prices.GPU.memory * 1.5 / 4.373)
-    assert found.task_bytes == pytest.approx(prices.GPU.task_bytes * 1.5 / 4.373)
-    assert found.blocks["high"] == pytest.approx(prices.GPU.blocks["high"] * 60 / 459.7)
-    assert found.launch == pytest.approx(prices.GPU.launch * 3.5 / 3.968)
-    assert found.turn == prices.GPU.turn, "calibrate does not measure it"
-    assert prices.rates_of(device, Options()) is prices.GPU, "the record is another folder's"
+        record.write(PROFILE, SOFTWARE)
+    found = profile_of(device, settings)
+    assert found == PROFILE
+    assert found.expanded_bytes == pytest.approx(usual.expanded_bytes * 1.5 / 4.373)
+    assert found.far_blocks == pytest.approx(usual.far_blocks * 1.5 / 4.373)
+    assert found.near_bytes == int(usual.near_bytes * (33_000_000 / 52_428_800))
+    assert found.crowded == usual.crowded
+    assert found.block_dot["high"] == 60e12
+    assert found.product == MEASURED["product"]
+    assert found.call == 5e-6
+    assert found.pair_turn == usual.pair_turn, "calibrate does not measure it"
+    assert profile_of(device, Options()) is usual, "the record is another folder's"
 
 
-def test_an_h200_that_was_calibrated_keeps_its_rates() -> None:
-    record = json.loads((Path(__file__).parents[1] / "benchmarks/results/rates_h200.json").read_text())
-    kept = {name: rate for name, rate in record["rates"].items() if name != "dot"}
-    found = prices.calibrated(Rates(**kept, dot=tuple(record["rates"]["dot"].items()), calibrated="2026-11-20"))
-    assert replace(found, whose=prices.GPU.whose) == prices.GPU
+def test_an_h200_that_was_calibrated_keeps_what_is_scaled() -> None:
+    kept = json.loads((Path(__file__).parents[1] / "benchmarks/results/rates_h200.json").read_text())["rates"]
+    found, usual = profiles.calibrated("NVIDIA H200", DAY, kept), default_gpu()
+    assert {n: getattr(found, n) for n in NUMBERS if n not in kept} == {
+        n: getattr(usual, n) for n in NUMBERS if n not in kept
+    }
 
 
-def test_explain_names_the_rates_of_pairs() -> None:
+def test_explain_names_the_profile_of_pairs() -> None:
     x = stc.SparseTensor([[0, 1], [1, 0]], [1.0, 2.0], (2, 2))
     explained = stc.explain("ij,jk->ik", x, x)
-    assert explained.to_dict()["rates"] == "2 CPU cores (defaults)"
-    assert "\n  rates    2 CPU cores (defaults)\n" in str(explained)
+    assert explained.to_dict()["profile"] == explained.profile == cpu().describe()
+    assert explained.to_dict()["measured"] == cpu().measured
+    assert f"\n  profile  {explained.profile}\n" in str(explained)
+
+
+# -- profiles ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("profile", [default_gpu(), cpu(), PROFILE], ids=lambda p: p.name)
+def test_every_number_of_a_profile_has_a_source(profile: DeviceProfile) -> None:
+    assert tuple(profile.sources) == NUMBERS
+    assert all(re.match("(measured|assumed): .", source) for source in profile.sources.values())
+    for name in NUMBERS:
+        value = getattr(profile, name)
+        assert isinstance(value, dict) == (name in TABLES)
+        assert all(n >= 0 for n in (value.values() if name in TABLES else [value]))
+    assert f"{len(profile.measured)} of {len(NUMBERS)} fields measured" in profile.describe()
+    assert profile.describe() in repr(profile)
+    assert pickle.loads(pickle.dumps(profile)) == copy.deepcopy(profile) == profile
+    assert hash(profile) == hash(copy.deepcopy(profile))
+
+
+def test_records_that_a_profile_names_are_in_the_repository() -> None:
+    results = Path(__file__).parents[1] / "benchmarks" / "results"
+    for profile in (default_gpu(), cpu()):
+        for source in profile.sources.values():
+            assert all((results / name).exists() for name in re.findall(r"[a-z_0-9]+\.json", source)), source
+
+
+def test_a_calibrated_profile_says_which_fields_were_measured_and_whose_the_others_are() -> None:
+    assert PROFILE.describe() == (
+        f"{GPU} (calibrated {DAY}: {len(MEASURED)} of {len(NUMBERS)} fields measured, others an NVIDIA H200's)"
+    )
+    assert set(PROFILE.measured) == set(MEASURED)
+    assert PROFILE.sources["memory"] == f"measured: calibrate, {DAY}"
+    assert PROFILE.sources["wait"] == "assumed: an NVIDIA H200's"
+    assert PROFILE.sources["far_blocks"] == "assumed: an NVIDIA H200's, scaled by memory"
+
+
+def test_importing_the_package_reads_no_profile() -> None:
+    code = "import sparsetc; from sparsetc.device import profile; print(profile._document.cache_info().currsize)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout.strip() == "0"
 
 
 # -- calibrating ------------------------------------------------------------------------------------------------------
@@ -307,25 +384,41 @@ def timed(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     pytest.importorskip("triton")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: type("Properties", (), {"L2_cache_size": 60}))
-    monkeypatch.setattr(calibration, "probes", lambda _, sizes: probes(torch.device("cpu"), sizes))
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda _: type("Properties", (), {"L2_cache_size": 60, "multi_processor_count": 7, "warp_size": 64}),
+    )
+    monkeypatch.setattr(calibration, "probes", lambda _, sizes, __: probes(torch.device("cpu"), sizes, "cuda"))
     monkeypatch.setattr(calibration, "starts", lambda _, sizes: starts(torch.device("cpu"), sizes))
+    monkeypatch.setattr(calibration, "torch_probes", lambda _, sizes: torch_probes(torch.device("cpu"), sizes))
     monkeypatch.setattr(calibration, "Sizes", lambda: TINY)
-    monkeypatch.setattr(calibration, "_seconds", lambda launches: min(1e-6 + 2e-9 * one.grid for one in launches))
+
+    def seconds(launches: Any) -> float:
+        return min(1e-6 + 2e-9 * getattr(one, "grid", 0) for one in launches)
+
+    monkeypatch.setattr(calibration, "_seconds", seconds)
     return gpu
 
 
 def test_what_is_measured_is_kept_and_used(timed: Path) -> None:
     with stc.options(memory_limit=1 << 40):
         found = stc.calibrate()
-    assert (found.name, found.program, found.l2_bytes) == (GPU, 2e-9, 50)
+    assert (found.name, found.program, found.l2_bytes, found.warps, found.warp_size) == (GPU, 2e-9, 50, 28, 64)
     assert found.memory == pytest.approx(4 * 64 / 1.004e-6, rel=1e-3)
-    assert dict(found.dot)["bf16"] == pytest.approx(2 * 64 * 64 * 16 * 16 * 2 / 1.004e-6, rel=1e-3)
-    assert rates_of("triton") == found
+    assert found.dot["bf16"] == pytest.approx(2 * 64 * 64 * 16 * 16 * 2 / 1.004e-6, rel=1e-3)
+    assert found.task_bytes == pytest.approx(13 * 4096 / 1.004e-6, rel=1e-3)
+    assert found.product == dict.fromkeys(found.product, pytest.approx(2 * 3 * 4 * 5 / 1e-6, rel=1e-3))
+    assert found.block_dot["high"] == pytest.approx(2 * 64 * 64 * 32 * 128 / 1.004e-6, rel=1e-3)
+    assert found.near_blocks == pytest.approx(2 * 64 * 32 * 4 * 128 / 1.004e-6, rel=1e-3)
+    assert found.moved == pytest.approx(4 * 512 / 1e-6, rel=1e-3)
+    assert found.call == pytest.approx(1e-6 / 8, rel=1e-3)
+    assert set(found.measured) == set(record.MEASURED)
+    assert of_backend("triton") == found
     assert json.loads(timed.read_text())["torch"] == str(torch.__version__)
 
 
-def test_the_command_prints_a_line_a_rate_and_the_records_path(
+def test_the_command_prints_a_line_a_number_and_the_records_path(
     timed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from sparsetc.__main__ import main
@@ -335,6 +428,7 @@ def test_the_command_prints_a_line_a_rate_and_the_records_path(
     said = capsys.readouterr().out
     lines = {line.split("  ")[1]: line.split() for line in said.splitlines() if line.startswith("  ")}
     assert {"memory", "l2", "l1", "add", "multiply", "dot tf32x3", "l2_bytes", "launch", "program"} <= set(lines)
+    assert {"task_bytes", "product high", "product float64", "block_dot f16x3", "moved", "call", "warps"} <= set(lines)
     assert lines["memory"][2:] == ["4.4", "TB/s"]
     assert lines["program"] == ["program", "2", "1", "ns"]
     assert lines["dot bf16"][3] == "624"
@@ -355,10 +449,10 @@ def test_a_gpu_too_busy_to_measure_is_refused(timed: Path, monkeypatch: pytest.M
 
 
 def test_the_default_of_the_l2_cache_is_an_h200s_by_the_same_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    for size, expected in [(60_000_000, Rates().l2_bytes), (0, Rates().l2_bytes)]:
+    for size, expected in [(60_000_000, default_gpu().l2_bytes), (0, default_gpu().l2_bytes)]:
         properties = type("Properties", (), {"L2_cache_size": size})
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, found=properties: found)
-        assert calibration._l2_bytes(torch.device("cuda")) == expected
+        assert calibration._sizes(torch.device("cuda"))["l2_bytes"] == expected
 
 
 # -- kernels ----------------------------------------------------------------------------------------------------------
@@ -374,27 +468,31 @@ def compiled(launch: Launch, target: str) -> Any:
     signature = dict.fromkeys(names, "constexpr") | dict(zip(names, types, strict=False))
     aligned: dict[Any, Any] = {(n,): [["tt.divisibility", 16]] for n, t in enumerate(types) if t.startswith("*")}
     source = ASTSource(launch.kernel, signature, constexprs=dict(launch.constants), attrs=aligned)
-    options = {"num_warps": launch.warps, "num_stages": 1}
+    options = {"num_warps": launch.warps, "num_stages": launch.stages}
     return triton.compile(source, target=GPUTarget(*TARGETS[target]), options=options)
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
-def test_kernels_compile_for(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_compile_for(target: str) -> None:
     pytest.importorskip("triton")
-    backend = TARGETS[target][0]
-    monkeypatch.setattr(calibration, "_backend", lambda: backend)
+    machine = TARGETS[target].machine
     cpu, sizes = torch.device("cpu"), replace(TINY, block=8192, steps=256)
-    texts = {p.rate: [_assembly(compiled(one, target)) for one in p.launches] for p in probes(cpu, sizes)}
-    dots = ["ieee", "bf16"] if backend == "hip" else ["ieee", "tf32x3", "tf32", "bf16"]
-    assert list(texts) == ["memory", "l2", "add", "l1", "multiply", *(f"dot {p}" for p in dots)]
-    assert ("v_mfma_" if backend == "hip" else "mma") in texts["dot bf16"][0]
-    if backend == "cuda":
+    texts = {p.rate: _texts(p, target) for p in probes(cpu, sizes, machine)}
+    dots = ["ieee", "bf16"] if machine == "hip" else ["ieee", "tf32x3", "tf32", "bf16"]
+    assert list(texts) == ["memory", "l2", "add", "l1", "multiply", *(f"dot {p}" for p in dots), "task_bytes", *PAIRED]
+    assert ("v_mfma_" if machine == "hip" else "mma") in texts["dot bf16"][0]
+    assert all("mfma" in text or "mma" in text for name in PAIRED for text in texts[name])
+    if machine == "cuda":
         assert all("ld.global.v4" in text for text in texts["memory"] + texts["l2"] + texts["l1"])
         assert texts["multiply"][0].count("fma.rn.f32") >= 16, "one instruction for the two operations"
         assert "mma" not in texts["dot ieee"][0]
     assert len({one.kernel for one in starts(cpu, sizes)}) == 1
     assert _assembly(compiled(starts(cpu, sizes)[0], target))
+
+
+def _texts(probe: Probe, target: str) -> list[str]:
+    return [_assembly(compiled(one, target)) for one in probe.launches if isinstance(one, Launch)]
 
 
 def _assembly(kernel: Any) -> str:

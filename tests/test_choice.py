@@ -42,7 +42,7 @@ def matrix(rows: int, columns: int, share: float) -> stc.SparseTensor:
 @pytest.mark.parametrize("share", [0.5, 0.1, 0.02])
 def test_less_precision_is_never_expected_to_take_longer(share: float, columns: int) -> None:
     x, b = matrix(800, 800, share), torch.zeros(()).expand(800, columns)
-    chosen = {p: stc.compile("ij,jr->ir", x, b, precision=p, backend="triton").choice for p in PRECISIONS}
+    chosen = {p: stc.compile("ij,jr->ir", x, b, precision=p, backend="triton").step.choice for p in PRECISIONS}
     seconds = [sum(chosen[p].seconds) for p in PRECISIONS]
     assert seconds == sorted(seconds, reverse=True)
     for exact, coarse in (("highest", "high"), ("high", "medium")):
@@ -56,7 +56,9 @@ PRECISIONS = ("highest", "high", "medium")
 @pytest.mark.parametrize("equation", EQUATIONS)
 def test_nor_for_tensors(equation: str) -> None:
     given = filled(equation)
-    seconds = [sum(stc.compile(equation, *given, precision=p, backend="triton").choice.seconds) for p in PRECISIONS]
+    seconds = [
+        sum(stc.compile(equation, *given, precision=p, backend="triton").step.choice.seconds) for p in PRECISIONS
+    ]
     assert seconds == sorted(seconds, reverse=True)
 
 
@@ -66,8 +68,8 @@ def test_tiles_of_a_half_filled_matrix_are_multiplied_whole() -> None:
     for precision, measured in (("highest", 127e-6), ("high", 79e-6), ("medium", 85e-6)):
         kernel = stc.compile("ij,jr->ir", x, b, precision=precision, backend="triton")
         assert kernel.plan.name == "hls"
-        assert 0.7 * measured < sum(kernel.choice.seconds) < 1.4 * measured
-    runs = stc.compile("ij,jr->ir", x, b, plan="coo", backend="triton").choice
+        assert 0.7 * measured < sum(kernel.step.choice.seconds) < 1.4 * measured
+    runs = stc.compile("ij,jr->ir", x, b, plan="coo", backend="triton").step.choice
     assert 0.7 * 399e-6 < sum(runs.seconds) < 1.4 * 399e-6
 
 
@@ -82,7 +84,7 @@ def test_few_nonzeros_a_tile_are_not() -> None:
 
 
 def owned(kernel: stc.Kernel) -> list[bool]:
-    return [s.owned for p in kernel.programs for s, _ in walk(p.body) if isinstance(s, Add)]
+    return [s.owned for p in kernel.step.programs for s, _ in walk(p.body) if isinstance(s, Add)]
 
 
 def priced(kernel: stc.Kernel) -> list[bool]:
@@ -90,9 +92,9 @@ def priced(kernel: stc.Kernel) -> list[bool]:
     from sparsetc.planner import pricing
     from sparsetc.planner.candidates import Candidate
 
-    candidate = Candidate(kernel.choice.plan, kernel.choice.expected)
-    found = pricing.owned(candidate, kernel.setting)
-    return [found[n] for n in kernel.filled]
+    candidate = Candidate(kernel.step.choice.plan, kernel.step.choice.expected)
+    found = pricing.owned(candidate, kernel.step.setting)
+    return [found[n] for n in kernel.step.filled]
 
 
 @pytest.mark.parametrize("pattern", ["dense", "random", "skewed"])
@@ -110,7 +112,8 @@ def test_what_stores_its_rows_is_priced_so(equation: str, plan: str, pattern: st
 def test_rows_that_several_items_add_to_are_priced_as_additions() -> None:
     x, b = matrix(40, 2000, 0.5), torch.zeros(()).expand(2000, 32)
     kernel = stc.compile("ij,jr->ir", x, b, plan="coo", backend="triton")
-    assert kernel.parts[0].packed.cut == kernel.choice.expected[0].cut == (True, False)
+    for found in (kernel.step.parts[0].packed, kernel.step.choice.expected[0]):
+        assert (found.split_rows, found.split_fibers) == (True, False)
     assert owned(kernel) == priced(kernel) == [False]
 
 
@@ -126,9 +129,9 @@ def test_the_output_is_priced_by_its_rows() -> None:
         stc.compile("ij,jr->ir", stc.SparseTensor([[0], [0]], [1.0], (rows, 4)), torch.zeros(4, 64), backend="triton")
         for rows in (10, 10**6)
     )
-    assert few.setting.rows == 10
+    assert few.step.setting.rows == 10
     written = 4 * 64 * 10**6 / 4.4e12
-    assert sum(many.choice.seconds) - sum(few.choice.seconds) == pytest.approx(written, rel=0.01)
+    assert sum(many.step.choice.seconds) - sum(few.step.choice.seconds) == pytest.approx(written, rel=0.01)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
@@ -144,8 +147,8 @@ def test_the_program_that_is_priced_is_the_one_that_runs(equation: str, backend:
             kernel = stc.compile(equation, *given, plan=plan, backend=backend, output=output)
         except stc.PlanError:
             continue
-        priced = costs(Candidate(kernel.choice.plan, kernel.choice.expected), kernel.setting)
-        assert [priced[n] for n in kernel.filled] == [cost(p) for p in kernel.programs]
+        priced = costs(Candidate(kernel.step.choice.plan, kernel.step.choice.expected), kernel.step.setting)
+        assert [priced[n] for n in kernel.step.filled] == [cost(p) for p in kernel.programs]
 
 
 def test_integers_are_priced_without_dots() -> None:
@@ -156,8 +159,8 @@ def test_integers_are_priced_without_dots() -> None:
     x, b = x.with_values(torch.ones(x.nnz)).to(torch.int64), b.to(torch.int64)
     for plan in ("auto", given):
         kernel = stc.compile("ij,jr->ir", x, b, plan=plan, backend="torch")
-        assert not kernel.choice.plan.parts[0].schedule.dot
-        assert kernel.plan.parts[0].schedule == kernel.choice.plan.parts[0].schedule
+        assert not kernel.step.choice.plan.parts[0].schedule.dot
+        assert kernel.plan.parts[0].schedule == kernel.step.choice.plan.parts[0].schedule
 
 
 # --- what explain says ------------------------------------------------------------------------------------------------

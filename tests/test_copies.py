@@ -63,7 +63,7 @@ def test_a_tensor(how: str, before: Callable[[stc.SparseTensor], stc.SparseTenso
     x = before(matrix())
     y = COPIES[how](x)
     assert equal(x, y)
-    assert (y.pattern_key is x.pattern_key) == (how == "copy")
+    assert (y.pattern is x.pattern) == (how == "copy")
     b = random_values((8, 3), torch.float64, 2)
     assert_matches(stc.einsum(SPMM, y, b), SPMM, [y, b])
 
@@ -170,14 +170,22 @@ def test_a_kernel_keeps_the_precision_it_was_compiled_for() -> None:
     torch.set_float32_matmul_precision("high")
     kernel = stc.compile(SPMM, x, b)
     torch.set_float32_matmul_precision("highest")
-    assert pickle.loads(pickle.dumps(kernel)).setting.precision == kernel.setting.precision
+    assert pickle.loads(pickle.dumps(kernel)).step.setting.precision == kernel.step.setting.precision
 
 
 def test_plans_and_explanations() -> None:
     x, b = matrix(), random_values((8, 3), torch.float64, 1)
     kernel, pair = stc.compile(SPMM, x, b), stc.compile("ij,kj->ik", x, x)
-    things = [kernel.plan, kernel.explain(), kernel.programs, kernel.choice, kernel.setting, pair.plan, pair.explain()]
-    for thing in [*things, stc.plan_hls(3), stc.plan_bcb(i=8), kernel.settings]:
+    things = [
+        kernel.plan,
+        kernel.explain(),
+        kernel.step.programs,
+        kernel.step.choice,
+        kernel.step.setting,
+        pair.plan,
+        pair.explain(),
+    ]
+    for thing in [*things, stc.plan_hls(3), stc.plan_bcb(i=8), kernel.contraction.settings]:
         for how in (pickle.dumps, lambda t: pickle.dumps(copy.deepcopy(t))):
             assert pickle.loads(how(thing)) == thing
 

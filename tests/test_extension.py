@@ -43,7 +43,7 @@ Deal = Callable[[int], "list[torch.Tensor | None]"]
 
 def split_by(deal: Deal, whole_rows: bool = False) -> torch.Tensor:
     """Row sums of `matrix`, its nonzeros dealt to two parts."""
-    stc.register_partition("of a test", whole_rows=whole_rows)(lambda coords, shape, kept: deal(coords.shape[1]))
+    stc.register_partition("of a test", whole_rows=whole_rows)(lambda coords, shape, *kept: deal(coords.shape[1]))
     (part,) = explicit_plan("coo", "0||1", {}, lanes=1).parts
     return stc.einsum("ij->i", matrix(), plan=stc.Plan("two", (part, part), partition="of a test"), backend="torch")
 
@@ -189,5 +189,5 @@ def test_a_format_that_lacks_its_view_is_told_so() -> None:
         def unpack(self) -> None:
             """Nothing."""
 
-    with pytest.raises(stc.FormatError, match=r"Half is not a format: it has no view\(shape, layout\)$"):
+    with pytest.raises(stc.FormatError, match=r"Half is not a format: it has no view\(shape, storage\)$"):
         stc.register_format(Half)  # type: ignore[call-overload]

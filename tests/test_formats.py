@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.formats import FORMATS, Packed, get_format, pack, register_format, words
 from sparsetc.formats.coo import Coo
-from sparsetc.ir.plan import Layout
+from sparsetc.ir.plan import Storage
 from sparsetc.ir.view import Field
 from sparsetc.testing import PATTERNS, UNBOUNDED, check_format, pattern
 
@@ -22,19 +22,27 @@ HUGE = {2: (2**40, 2**40), 3: (2**31, 2**33, 2**20), 4: (2**20, 1, 2**62, 2**63 
 """Sizes whose product passes 2**63."""
 
 
-def check(name: str, coords: torch.Tensor, shape: tuple[int, ...], layout: Layout) -> Packed:
-    """Check, unless the format says that it does not take such a layout."""
+def check(name: str, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
+    """Check, unless the format says that it does not take such a storage."""
     try:
-        get_format(name).view(shape, layout)
+        get_format(name).view(shape, storage)
     except (FormatError, PlanError) as error:
-        pytest.skip(f"{name} does not take this layout: {error}")
-    return check_format(name, coords, shape, layout)
+        pytest.skip(f"{name} does not take this storage: {error}")
+    return check_format(name, coords, shape, storage)
+
+
+def check_full_steps(packed: Packed, unroll: int) -> None:
+    """Of a block's steps in which every lane has a nonzero, as many are left as are taken together."""
+    if packed.view.blocks:
+        full, left = packed.arrays["block_full"], packed.unrolled(unroll).arrays["block_full"]
+        assert bool((left % unroll == 0).all())
+        assert bool(((full - left >= 0) & (full - left < unroll)).all())
 
 
 def takes_lanes(name: str) -> bool:
     """Whether a format lets lanes share a mode."""
     try:
-        return get_format(name).view((4, 4), Layout((0,), (1,), (), 4)).blocks
+        return get_format(name).view((4, 4), Storage((0,), (1,), (), 4)).blocks
     except (FormatError, PlanError):
         return False
 
@@ -58,7 +66,7 @@ def test_every_order_and_pattern(name: str, order: int, kind: str) -> None:
             if levels is None:
                 continue
             width = (1, 4, 32)[(items + lanes) % 3]
-            check(name, coords, shape, Layout(*levels, lanes=width, cap=3, grain=7, unroll=2))
+            check(name, coords, shape, Storage(*levels, width, 3, 7, narrow=width > 1))
 
 
 @pytest.mark.parametrize("order", [2, 3])
@@ -71,7 +79,7 @@ def test_every_permutation_of_modes(name: str, order: int) -> None:
             for lanes in range(order + 1 - items):
                 levels = cut(name, modes, items, lanes)
                 if levels is not None:
-                    check(name, coords, shape, Layout(*levels, lanes=4, grain=16))
+                    check(name, coords, shape, Storage(*levels, lanes=4, max_item_nnz=16, narrow=True))
 
 
 @pytest.mark.parametrize("kind", ["dense", "skewed"])
@@ -83,10 +91,11 @@ def test_every_size_that_cuts(name: str, kind: str) -> None:
         if levels[1] and not takes_lanes(name):
             continue
         for lanes in (1, 4, 32):
-            for cap in (0, 1, 5):
-                for grain in (0, 10):
+            for longest in (0, 1, 5):
+                for most in (0, 10):
+                    packed = check(name, coords, shape, Storage(*levels, lanes, longest, most, lanes > 1))
                     for unroll in (1, 4):
-                        check(name, coords, shape, Layout(*levels, lanes, cap, grain, unroll))
+                        check_full_steps(packed, unroll)
 
 
 @pytest.mark.parametrize("kind", UNBOUNDED)
@@ -99,35 +108,37 @@ def test_sizes_whose_product_passes_64_bits(name: str, order: int, kind: str) ->
     for items, lanes in ((0, 0), (1, 0), (0, 1), (1, 1), (order, 0)):
         levels = cut(name, modes, items, lanes)
         if levels is not None and items + lanes <= order:
-            packed = check(name, coords, shape, Layout(*levels, lanes=4, grain=10))
+            packed = check(name, coords, shape, Storage(*levels, lanes=4, max_item_nnz=10, narrow=True))
             if not items and not lanes and all(isinstance(c, Field) for c in packed.view.leaf):
                 assert any(name.endswith("word_1") for name in packed.view.arrays)
 
 
 @settings(max_examples=100)
 @given(st.data())
-def test_any_layout(data: st.DataObject) -> None:
+def test_any_storage(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(FORMATS)))
     order = data.draw(st.integers(1, 6))
     shape = tuple(data.draw(st.lists(st.integers(1, 9), min_size=order, max_size=order)))
     modes = tuple(data.draw(st.permutations(range(order))))
     items = data.draw(st.integers(0, order))
     lanes = data.draw(st.integers(0, order - items)) if takes_lanes(name) else 0
-    layout = Layout(
+    storage = Storage(
         modes[:items],
         modes[items : items + lanes],
         modes[items + lanes :],
         lanes=data.draw(st.sampled_from([1, 2, 8, 32, 128])),
-        cap=data.draw(st.integers(0, 9)),
-        grain=data.draw(st.sampled_from([0, 1, 3, 50])),
-        unroll=data.draw(st.sampled_from([1, 2, 4])),
+        max_fiber_len=data.draw(st.integers(0, 9)),
+        max_item_nnz=data.draw(st.sampled_from([0, 1, 3, 50])),
+        narrow=data.draw(st.booleans()),
     )
+    unroll = data.draw(st.sampled_from([1, 2, 4]))
     kind = data.draw(st.sampled_from([p for p in sorted(PATTERNS) if p in UNBOUNDED or max(shape) ** order < 5000]))
     try:
-        get_format(name).view(shape, layout)
+        get_format(name).view(shape, storage)
     except (FormatError, PlanError):
         return
-    check_format(name, pattern(kind, shape, data.draw(st.integers(0, 99))), shape, layout)
+    packed = check_format(name, pattern(kind, shape, data.draw(st.integers(0, 99))), shape, storage)
+    check_full_steps(packed, unroll)
 
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 4, 5), (1, 1), (1, 1, 1, 1)], ids=str)
@@ -135,8 +146,8 @@ def test_any_layout(data: st.DataObject) -> None:
 def test_modes_of_size_0_and_1(name: str, shape: tuple[int, ...]) -> None:
     order = len(shape)
     for kind in ("empty", "dense"):
-        check(name, pattern(kind, shape), shape, Layout((), (), tuple(range(order)), grain=8))
-        check(name, pattern(kind, shape), shape, Layout((0,), (), tuple(range(1, order)), lanes=2))
+        check(name, pattern(kind, shape), shape, Storage((), (), tuple(range(order)), max_item_nnz=8, narrow=True))
+        check(name, pattern(kind, shape), shape, Storage((0,), (), tuple(range(1, order)), lanes=2, narrow=True))
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
@@ -193,9 +204,9 @@ def test_a_class_that_is_no_format_is_refused() -> None:
     assert "nothing" not in FORMATS
 
 
-def test_a_layout_of_another_order_is_refused() -> None:
-    with pytest.raises(FormatError, match="the layout deals 3 modes, the tensor has 2"):
-        pack(pattern("random", (4, 5)), (4, 5), "coo", Layout(leaf=(0, 1, 2)))
+def test_a_storage_of_another_order_is_refused() -> None:
+    with pytest.raises(FormatError, match="the storage deals 3 modes, the tensor has 2"):
+        pack(pattern("random", (4, 5)), (4, 5), "coo", Storage(leaf=(0, 1, 2)))
 
 
 class Broken(Coo):
@@ -206,8 +217,8 @@ class Broken(Coo):
     def spoil(self, packed: Packed) -> Packed:
         raise NotImplementedError
 
-    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], layout: Layout) -> Packed:
-        return replace(self.spoil(super().pack(coords, shape, layout)), format=self.name)
+    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
+        return replace(self.spoil(super().pack(coords, shape, storage)), format=self.name)
 
 
 class Shifted(Broken):
@@ -251,4 +262,6 @@ def test_the_suite_finds(kind: type[Broken], message: str, monkeypatch: pytest.M
     monkeypatch.setitem(FORMATS, "broken", kind())
     shape = (5, 6, 7)
     with pytest.raises(FormatError, match=message):
-        check_format("broken", pattern("random", shape), shape, Layout((0,), (), (1, 2), grain=8, lanes=4))
+        check_format(
+            "broken", pattern("random", shape), shape, Storage((0,), (), (1, 2), lanes=4, max_item_nnz=8, narrow=True)
+        )

@@ -31,7 +31,7 @@ def packs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         made.append(args[2])
         return formats.pack(*args)
 
-    monkeypatch.setattr("sparsetc.kernel.pack", pack)
+    monkeypatch.setattr("sparsetc.partition.stored.pack", pack)
     return made
 
 
@@ -70,7 +70,7 @@ def test_a_torch_operand_is_packed_once(layout: torch.layout, packs: list[str]) 
     other = remade(a, random_values(tuple(stored(a).shape), torch.float64, 2))
     torch.testing.assert_close(stc.einsum(SPMM, other, b), other.to_dense() @ b)
     assert len(packs) == 1
-    assert stc.SparseTensor.from_torch(a).pattern_key is stc.SparseTensor.from_torch(other).pattern_key
+    assert stc.SparseTensor.from_torch(a).pattern is stc.SparseTensor.from_torch(other).pattern
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -123,7 +123,7 @@ def test_a_reading_goes_with_the_index_arrays(layout: torch.layout) -> None:
     before = len(foreign._readings)
     a, b = in_torch(matrix(), layout), random_values((8, 3), torch.float64, 1)
     stc.einsum(SPMM, a, b)
-    key = weakref.ref(stc.SparseTensor.from_torch(a).pattern_key)
+    key = weakref.ref(stc.SparseTensor.from_torch(a).pattern)
     assert len(foreign._readings) == before + 1
     other = remade(a, stored(a))
     del a
@@ -186,7 +186,7 @@ def test_a_sampled_result_has_the_operand_s_pattern(packs: list[str]) -> None:
     for _ in range(2):
         y = stc.sddmm(x, left, right)
         assert isinstance(y, stc.SparseTensor)
-        assert y.pattern_key is x.pattern_key
+        assert y.pattern is x.pattern
         made = len(packs)
         assert_matches(stc.einsum(SPMM, y, b), SPMM, [y, b])
         assert len(packs) == made

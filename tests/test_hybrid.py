@@ -33,8 +33,8 @@ def clustered(shape: tuple[int, int], seed: int = 0) -> stc.SparseTensor:
     return stc.SparseTensor(coords, random_values((coords.shape[1],), torch.float64, seed), shape)
 
 
-def step_of(kernel: stc.PairKernel) -> Any:
-    (step,) = kernel.chain.pairs
+def step_of(kernel: stc.Kernel) -> Any:
+    (step,) = kernel.contraction.chain.pairs
     return step
 
 

@@ -9,22 +9,23 @@ import pytest
 import torch
 
 import sparsetc as stc
+from sparsetc.device.profile import DeviceProfile, cpu, default_gpu
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.formats import get_format
 from sparsetc.ir import plan as plans
 from sparsetc.ir import tile as tiles
 from sparsetc.ir import view as views
-from sparsetc.ir.cost import CPU, Rates, Statistics, cost
+from sparsetc.ir.cost import Statistics, cost
 from sparsetc.ir.count import FIBERS, ITEMS, ONE, STORED, ZERO
 from sparsetc.ir.einsum import Bound, Einsum
 from sparsetc.ir.lower import lower
 from sparsetc.ir.operands import Target, operand_names
-from sparsetc.ir.plan import Layout, Part, Plan, Schedule
+from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ir.tile import LANES, Add, Decode, Gather, Loop, Product, Row, Statement, Tile, TileProgram, Value, Zero
 from sparsetc.ir.view import ITEM, LANE, LEAF, Computed, Field, View
 
 SIZES = {"i": 10, "j": 20, "k": 30, "r": 32, "s": 32}
-ROWS, FIBER = Layout((0,), (), (1, 2), lanes=32), Layout((0,), (1,), (2,), lanes=4)
+ROWS, FIBER = Storage((0,), (), (1, 2), narrow=True), Storage((0,), (1,), (2,), lanes=4, narrow=True)
 
 
 def bound(equation: str, **sizes: int) -> Bound:
@@ -33,12 +34,20 @@ def bound(equation: str, **sizes: int) -> Bound:
 
 
 def lowered(
-    equation: str, format: str, layout: Layout, target: Target | None = None, /, dot: bool = False, **sizes: int
+    equation: str,
+    format: str,
+    storage: Storage,
+    target: Target | None = None,
+    /,
+    dot: bool = False,
+    lanes: int = 32,
+    unroll: int = 1,
+    **sizes: int,
 ) -> TileProgram:
     b = bound(equation, **sizes)
-    view = get_format(format).view(b.shape(0), layout)
-    schedule = Schedule(blocks=(("r", 32), ("s", 32)), dot=dot)
-    return lower(b, view, schedule, target or Target(rows=10), format=format, unroll=layout.unroll)
+    view = get_format(format).view(b.shape(0), storage)
+    schedule = Schedule(blocks=(("r", 32), ("s", 32)), dot=dot, lanes=lanes, unroll=unroll)
+    return lower(b, view, schedule, target or Target(rows=10), format=format)
 
 
 def mttkrp(format: str) -> TileProgram:
@@ -100,13 +109,13 @@ def test_a_tile_program_prints_as_its_grammar_says() -> None:
     assert str(mttkrp("fiber")) == MTTKRP_FIBER
     ttmc = lowered("ijk,jr,ks->irs", "coo", ROWS, Target(owned=True, rows=10), dot=True, s=64)
     assert str(ttmc) == TTMC_COO
-    chunks = Layout((), (), (0, 1, 2), lanes=32, grain=512, unroll=2)
+    chunks = Storage((), (), (0, 1, 2), max_item_nnz=512, narrow=True)
     target = Target(sparse=True, natural=True, owned=True)
-    assert str(lowered("ijk,ir,jr,kr->ijk", "coo", chunks, target)) == SAMPLED_COO
+    assert str(lowered("ijk,ir,jr,kr->ijk", "coo", chunks, target, unroll=2)) == SAMPLED_COO
 
 
 def test_a_slot_and_strided_rows_print() -> None:
-    lines = Layout((), (0, 1), (2,), lanes=16)
+    lines = Storage((), (0, 1), (2,), lanes=16)
     assert "store A[lane_slot, r] fiber_sum[lane,r]" in str(
         lowered("ijk,kr->ijr", "fiber", lines, Target(sparse=True, owned=True))
     )
@@ -183,9 +192,9 @@ def test_a_field_decodes_its_bits(field: Field, expression: str, found: int) -> 
 
 
 def part(**changes: object) -> Part:
-    layout = {k: v for k, v in changes.items() if k in Layout.__dataclass_fields__}
+    storage = {k: v for k, v in changes.items() if k in Storage.__dataclass_fields__}
     schedule = {k: v for k, v in changes.items() if k in Schedule.__dataclass_fields__}
-    return Part("fiber", replace(FIBER, **layout), replace(Schedule(blocks=(("r", 32),)), **schedule))  # type: ignore[arg-type]
+    return Part("fiber", replace(FIBER, **storage), replace(Schedule(blocks=(("r", 32),)), **schedule))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -204,9 +213,9 @@ def part(**changes: object) -> Part:
         (Plan("p", (part(warps=3),)), "warps must be a power of two, found 3"),
         (Plan("p", (part(lanes=12),)), "the number of lanes must be a power of two, found 12"),
         (Plan("p", (part(unroll=0),)), "unroll must be 1 or more, found 0"),
-        (Plan("p", (part(tail=0),)), "tail must be 1 or more, found 0"),
-        (Plan("p", (part(cap=-1),)), "cap must be 0 or more, found -1"),
-        (Plan("p", (part(grain=-1),)), "grain must be 0 or more, found -1"),
+        (Plan("p", (part(masked_unroll=0),)), "masked_unroll must be 1 or more, found 0"),
+        (Plan("p", (part(max_fiber_len=-1),)), "max_fiber_len must be 0 or more, found -1"),
+        (Plan("p", (part(max_item_nnz=-1),)), "max_item_nnz must be 0 or more, found -1"),
     ],
 )
 def test_a_faulty_plan_is_refused(found: Plan, message: str) -> None:
@@ -218,7 +227,7 @@ def test_a_faulty_plan_is_refused(found: Plan, message: str) -> None:
 
 
 def test_sound_plans_pass() -> None:
-    plans.verify(Plan("p", (part(), part(lanes=1, cap=3, grain=100, unroll=3))))
+    plans.verify(Plan("p", (part(), part(lanes=1, max_fiber_len=3, max_item_nnz=100, unroll=3))))
     plans.verify(Plan("p", (part(), part(warps=4)), fused=False))
 
 
@@ -315,11 +324,14 @@ def test_what_cannot_be_lowered_is_refused(equation: str, message: str) -> None:
 def test_a_dot_needs_sixteen_of_everything() -> None:
     assert lowered("ijk,jr,ks->irs", "coo", ROWS, dot=True).dots
     assert not lowered("ijk,jr,ks->irs", "coo", ROWS, dot=False).dots
-    assert not lowered("ijk,jr,ks->irs", "coo", replace(ROWS, lanes=8), dot=True).dots
+    assert not lowered("ijk,jr,ks->irs", "coo", ROWS, dot=True, lanes=8).dots
     assert not lowered("ijk,jr,kr->ir", "coo", ROWS, dot=True).dots
     assert not lowered("ijk,jr,k->ir", "coo", ROWS, dot=True).dots
     small = lower(
-        bound("ijk,jr,ks->irs", s=8), mttkrp("coo").view, Schedule(blocks=(("r", 32), ("s", 8)), dot=True), Target()
+        bound("ijk,jr,ks->irs", s=8),
+        mttkrp("coo").view,
+        Schedule(blocks=(("r", 32), ("s", 8)), dot=True, lanes=32),
+        Target(),
     )
     assert not small.dots
 
@@ -332,7 +344,7 @@ def test_operands_are_named_by_letters_the_equation_leaves_free() -> None:
 
 def test_a_result_is_stored_only_where_no_other_program_adds_to_it() -> None:
     owned = Target(sparse=True, natural=True, owned=True)
-    chunks = Layout((), (), (0, 1, 2), lanes=32, grain=512)
+    chunks = Storage((), (), (0, 1, 2), max_item_nnz=512)
     for size, expected in ((32, True), (64, False)):  # the summed axis in one block, in two
         program = lowered("ijk,ir,jr,kr->ijk", "coo", chunks, owned, r=size)
         (add,) = (s for s, _ in tiles.walk(program.body) if isinstance(s, Add))
@@ -386,41 +398,41 @@ def test_the_counts_agree_with_what_is_packed() -> None:
     coords = (torch.rand(10, 20, 30, generator=generator) < 0.2).nonzero().T
     x = stc.SparseTensor(coords, torch.ones(coords.shape[1]), (10, 20, 30))
     dense = torch.ones(20, 32), torch.ones(30, 32)
-    for format, layout, pointers in (("coo", ROWS, ("item_ptr",)), ("fiber", FIBER, ("item_ptr", "block_ptr"))):
-        plan = Plan("test", (Part(format, layout, Schedule(blocks=(("r", 32),), dot=False)),))
+    for format, storage, pointers in (("coo", ROWS, ("item_ptr",)), ("fiber", FIBER, ("item_ptr", "block_ptr"))):
+        plan = Plan("test", (Part(format, storage, Schedule(blocks=(("r", 32),), dot=False, lanes=32)),))
         kernel = stc.compile("ijk,jr,kr->ir", x, *dense, plan=plan, backend="triton")
-        packed = kernel.parts[0].packed
+        packed = kernel.step.parts[0].packed
         fibers = packed.arrays["lane_len"].numel() if format == "fiber" else packed.items
         statistics = Statistics(packed.items, fibers, packed.stored, packed.nnz, 4)
-        found = cost(kernel.parts[0].program).stream.at(statistics.symbols)
+        found = cost(kernel.step.parts[0].program).stream.at(statistics.symbols)
         uncounted = sum(packed.arrays[n].nbytes for n in (*pointers, "block_full") if n in packed.arrays)
         assert found == packed.nbytes - uncounted + 4 * packed.stored
 
 
-@pytest.mark.parametrize("rates", [Rates(), CPU], ids=lambda r: r.name)
+@pytest.mark.parametrize("profile", [default_gpu(), cpu()], ids=lambda p: p.name)
 @pytest.mark.parametrize("format", ["coo", "fiber"])
-def test_more_work_never_takes_less_time(format: str, rates: Rates) -> None:
+def test_more_work_never_takes_less_time(format: str, profile: DeviceProfile) -> None:
     c = cost(mttkrp(format))
     least = Statistics(items=10, fibers=200, stored=10_000, nnz=9_000, itemsize=4)
-    each = c.seconds(least, rates)
+    each = c.seconds(least, profile)
     assert set(each) == {"memory", "l2", "l1", "add", "multiply", "dot"}
     assert all(t >= 0 for t in each.values())
-    resource, seconds = c.roofline(least, rates)
+    resource, seconds = c.roofline(least, profile)
     assert seconds == max(each.values()) == each[resource] > 0
-    assert c.predicted(least, rates) >= seconds
+    assert c.predicted(least, profile) >= seconds
     for more in ("items", "fibers", "stored", "itemsize"):
         larger = replace(least, **{more: 2 * getattr(least, more)})
-        assert all(t >= each[name] for name, t in c.seconds(larger, rates).items())
-        assert c.roofline(larger, rates)[1] >= seconds
-        assert c.predicted(larger, rates) >= c.predicted(least, rates)
+        assert all(t >= each[name] for name, t in c.seconds(larger, profile).items())
+        assert c.roofline(larger, profile)[1] >= seconds
+        assert c.predicted(larger, profile) >= c.predicted(least, profile)
     tenfold = replace(least, items=100, fibers=2_000, stored=100_000)
-    assert c.roofline(tenfold, rates)[1] > seconds
+    assert c.roofline(tenfold, profile)[1] > seconds
 
 
 def test_a_faster_device_takes_no_more_time() -> None:
     c = cost(lowered("ijk,jr,ks->irs", "coo", ROWS, dot=True, i=100_000, j=100_000, k=100_000))
     statistics = Statistics(items=1000, fibers=1000, stored=10**6, nnz=10**6, itemsize=4)
-    slow = Rates()
+    slow = default_gpu()
     before = c.seconds(statistics, slow)
     for rate, resource in (("memory", "memory"), ("l2", "l2"), ("l1", "l1"), ("add", "add"), ("multiply", "multiply")):
         after = c.seconds(statistics, replace(slow, **{rate: 2 * getattr(slow, rate)}))
@@ -436,7 +448,7 @@ def test_rows_that_are_stored_take_no_additions() -> None:
     added, stored = (
         cost(lowered("ijk,jr,kr->ir", "coo", ROWS, Target(owned=owned, rows=10))) for owned in (False, True)
     )
-    assert added.seconds(statistics, Rates())["add"] > stored.seconds(statistics, Rates())["add"] == 0
+    assert added.seconds(statistics, default_gpu())["add"] > stored.seconds(statistics, default_gpu())["add"] == 0
 
 
 def test_a_cost_describes_itself() -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from cases import wrapped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +15,7 @@ from sparsetc.ir.interpret import run_plan, run_program
 from sparsetc.ir.lower import lower
 from sparsetc.ir.operands import Target
 from sparsetc.ir.parse import parse
-from sparsetc.ir.plan import Layout, Part, Plan, Schedule
+from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ir.tile import Add, Position, Row, Slot, walk
 from sparsetc.ir.view import ITEM, LANE, LEAF, Computed, Field, View
 from sparsetc.kernel import Kernel
@@ -32,8 +33,10 @@ class Case:
     levels: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
     """Item, lane and leaf modes."""
     lanes: int = 4
-    cap: int = 0
-    grain: int = 0
+    longest: int = 0
+    """Nonzeros of a fiber."""
+    most: int = 0
+    """Nonzeros of an item."""
     unroll: int = 1
     blocks: tuple[tuple[str, int], ...] = ()
     """Of the dense axes; by default the next power of two."""
@@ -49,22 +52,22 @@ class Case:
         return f"{self.name}-{self.equation}"
 
     @property
-    def layout(self) -> Layout:
-        return Layout(*self.levels, self.lanes, self.cap, self.grain, self.unroll)
+    def storage(self) -> Storage:
+        return Storage(*self.levels, self.lanes, self.longest, self.most, narrow=self.lanes > 1)
 
 
 COO = [
-    Case("chunks", "i,i->", "coo", ((), (), (0,)), grain=3, key=(Row, ITEM), owned=False, density=1.0),
+    Case("chunks", "i,i->", "coo", ((), (), (0,)), most=3, key=(Row, ITEM), owned=False, density=1.0),
     Case("whole", "i,ir->r", "coo", ((), (), (0,)), lanes=16, key=(Row, ITEM), owned=True, density=0.9),
-    Case("position", "i,i->i", "coo", ((), (), (0,)), grain=4, key=(Position, LEAF), owned=True),
+    Case("position", "i,i->i", "coo", ((), (), (0,)), most=4, key=(Position, LEAF), owned=True),
     Case("rows", "ij,jr->ir", "coo", ((0,), (), (1,)), lanes=1, key=(Row, ITEM), owned=True),
-    Case("cut rows", "ij,ir->jr", "coo", ((1,), (), (0,)), lanes=2, grain=5, unroll=2, owned=False, density=0.9),
+    Case("cut rows", "ij,ir->jr", "coo", ((1,), (), (0,)), lanes=2, most=5, unroll=2, owned=False, density=0.9),
     Case("sampled", "ijk,ir,jr,kr->ijk", "coo", ((), (), (0, 1, 2)), 16, 0, 32, unroll=2, key=(Position, LEAF)),
     Case("sum split", "ijk,is,js,ks->ijk", "coo", ((), (), (0, 1, 2)), blocks=(("s", 8),), owned=False),
     Case("MTTKRP", "ijk,jr,kr->ir", "coo", ((0,), (), (1, 2)), lanes=32, unroll=4, key=(Row, ITEM), owned=True),
     Case("MTTKRP, ragged", "ijk,js,ks->is", "coo", ((0,), (), (1, 2)), blocks=(("s", 8),), owned=True),
-    Case("MTTKRP, chunks", "ijk,jr,kr->ir", "coo", ((), (), (0, 1, 2)), grain=16, key=(Row, LEAF), owned=False),
-    Case("row factor", "ijk,is,jr,kr->isr", "coo", ((0,), (), (1, 2)), lanes=8, grain=16, key=(Row, ITEM)),
+    Case("MTTKRP, chunks", "ijk,jr,kr->ir", "coo", ((), (), (0, 1, 2)), most=16, key=(Row, LEAF), owned=False),
+    Case("row factor", "ijk,is,jr,kr->isr", "coo", ((0,), (), (1, 2)), lanes=8, most=16, key=(Row, ITEM)),
     Case("two sparse letters", "ijk,kjr->ri", "coo", ((0,), (), (1, 2)), key=(Row, ITEM)),
     Case("no sparse letter", "ijk,jr,kr,r->ir", "coo", ((0,), (), (1, 2))),
     Case("dot", "ijk,jr,ks->irs", "coo", ((0,), (), (1, 2)), lanes=16, blocks=(("r", 16),), dot=True, dots=1),
@@ -74,39 +77,39 @@ COO = [
     Case("multiply", "ijk,jr,ks->irs", "coo", ((0,), (), (1, 2)), lanes=4, dots=0),
     Case("dot of 3", "ijkl,jr,ks,lt->irst", "coo", ((0,), (), (1, 2, 3)), 16, blocks=(("t", 16),), dot=True, dots=1),
     Case("item slots", "ijk,k->ij", "coo", ((0, 1), (), (2,)), lanes=2, key=(Slot, ITEM), owned=True),
-    Case("cut slots", "ijk,kr->ijr", "coo", ((0, 1), (), (2,)), lanes=2, grain=2, key=(Slot, ITEM), owned=False),
-    Case("leaf slots", "ijk,i->jk", "coo", ((), (), (0, 1, 2)), grain=16, key=(Slot, LEAF), owned=False),
+    Case("cut slots", "ijk,kr->ijr", "coo", ((0, 1), (), (2,)), lanes=2, most=2, key=(Slot, ITEM), owned=False),
+    Case("leaf slots", "ijk,i->jk", "coo", ((), (), (0, 1, 2)), most=16, key=(Slot, LEAF), owned=False),
     Case("order 4", "ijkl,ir,kr,lr->jr", "coo", ((1,), (), (3, 0, 2)), lanes=8, density=0.1),
-    Case("order 5", "ijklm,jr,kr,lr,mr->ir", "coo", ((0,), (), (1, 2, 3, 4)), lanes=16, grain=64, density=0.03),
+    Case("order 5", "ijklm,jr,kr,lr,mr->ir", "coo", ((0,), (), (1, 2, 3, 4)), lanes=16, most=64, density=0.03),
     Case("repeated letter", "iij,jr->ir", "coo", ((0,), (), (1,)), density=0.8),
     Case("complex", "ijk,jr,kr->ir", "coo", ((0,), (), (1, 2)), dtype=torch.complex64),
 ]
 
 FIBER = [
-    Case("rows as lanes", "ij,jr->ir", "fiber", ((), (0,), (1,)), lanes=16, grain=32, key=(Row, LANE), owned=True),
-    Case("cut rows as lanes", "ij,jr->ir", "fiber", ((), (0,), (1,)), lanes=8, cap=3, key=(Row, LANE), owned=False),
-    Case("sampled", "ijk,ir,jr,kr->ijk", "fiber", ((0,), (1,), (2,)), cap=2, key=(Slot, LEAF), owned=True),
-    Case("no lane modes", "ij,jr->ij", "fiber", ((0,), (), (1,)), cap=2, key=(Slot, LEAF), owned=True),
+    Case("rows as lanes", "ij,jr->ir", "fiber", ((), (0,), (1,)), lanes=16, most=32, key=(Row, LANE), owned=True),
+    Case("cut rows as lanes", "ij,jr->ir", "fiber", ((), (0,), (1,)), lanes=8, longest=3, key=(Row, LANE), owned=False),
+    Case("sampled", "ijk,ir,jr,kr->ijk", "fiber", ((0,), (1,), (2,)), longest=2, key=(Slot, LEAF), owned=True),
+    Case("no lane modes", "ij,jr->ij", "fiber", ((0,), (), (1,)), longest=2, key=(Slot, LEAF), owned=True),
     Case("leaf 2", "ijk,jr,kr->ir", "fiber", ((0,), (1,), (2,)), lanes=4, key=(Row, ITEM), owned=True),
     Case("leaf 2, cut", "ijk,jr,kr->ir", "fiber", ((0,), (1,), (2,)), 4, 2, 8, key=(Row, ITEM), owned=False),
-    Case("leaf 1", "ijk,jr,kr->ir", "fiber", ((0,), (2,), (1,)), lanes=16, cap=4, unroll=2, owned=True),
+    Case("leaf 1", "ijk,jr,kr->ir", "fiber", ((0,), (2,), (1,)), lanes=16, longest=4, unroll=2, owned=True),
     Case("leaf 0", "ijk,ir,kr->jr", "fiber", ((1,), (2,), (0,)), lanes=32, unroll=4, dtype=torch.float32),
-    Case("one lane", "ijk,jr,kr->ir", "fiber", ((0,), (1,), (2,)), lanes=1, grain=8),
+    Case("one lane", "ijk,jr,kr->ir", "fiber", ((0,), (1,), (2,)), lanes=1, most=8),
     Case("64 lanes", "ijk,jr,kr->ir", "fiber", ((0,), (1,), (2,)), lanes=64, density=0.02),
-    Case("rows as lanes", "ijk,jr,kr->ir", "fiber", ((), (0,), (1, 2)), lanes=4, grain=16, unroll=2, owned=True),
+    Case("rows as lanes", "ijk,jr,kr->ir", "fiber", ((), (0,), (1, 2)), lanes=4, most=16, unroll=2, owned=True),
     Case("output at the leaf", "ijk,jr,kr->ir", "fiber", ((), (1, 2), (0,)), lanes=16, key=(Row, LEAF), owned=False),
-    Case("output at the lane", "ijk,ir,kr->jr", "fiber", ((0,), (1,), (2,)), grain=8, key=(Row, LANE), owned=False),
+    Case("output at the lane", "ijk,ir,kr->jr", "fiber", ((0,), (1,), (2,)), most=8, key=(Row, LANE), owned=False),
     Case("row factor", "ijk,ir,jr,kr->ir", "fiber", ((0,), (1,), (2,)), lanes=4),
     Case("integers", "ijk,jr,kr->ir", "fiber", ((0,), (1,), (2,)), lanes=8, dtype=torch.int32),
     Case("dot", "ijk,jr,ks->irs", "fiber", ((0,), (1,), (2,)), 16, blocks=(("r", 16),), dot=True, dots=1),
-    Case("multiply", "ijk,jr,ks->irs", "fiber", ((0,), (1,), (2,)), lanes=4, cap=2, blocks=(("r", 4), ("s", 8))),
+    Case("multiply", "ijk,jr,ks->irs", "fiber", ((0,), (1,), (2,)), lanes=4, longest=2, blocks=(("r", 4), ("s", 8))),
     Case(
         "dot of 3", "ijkl,jr,ks,lt->irst", "fiber", ((0,), (1, 2), (3,)), 32, 3, blocks=(("t", 16),), dot=True, dots=1
     ),
     Case("lane slots", "ijk,k->ij", "fiber", ((), (0, 1), (2,)), lanes=16, key=(Slot, LANE), owned=True),
-    Case("cut lane slots", "ijk,kr->irj", "fiber", ((0,), (1,), (2,)), cap=2, key=(Slot, LANE), owned=False),
+    Case("cut lane slots", "ijk,kr->irj", "fiber", ((0,), (1,), (2,)), longest=2, key=(Slot, LANE), owned=False),
     Case("two rows", "ijk,kr->jri", "fiber", ((1,), (0,), (2,)), key=(Row, LANE), owned=True, output="dense"),
-    Case("order 4", "ijkl,jr,kr,lr->ir", "fiber", ((0,), (1, 2), (3,)), lanes=8, cap=2, grain=32, density=0.1),
+    Case("order 4", "ijkl,jr,kr,lr->ir", "fiber", ((0,), (1, 2), (3,)), lanes=8, longest=2, most=32, density=0.1),
     Case("order 5", "ijklm,ir,jr,kr,mr->lr", "fiber", ((3,), (0, 1, 2), (4,)), lanes=16, density=0.03),
     Case("order 5, sums", "ijklm->m", "fiber", ((4,), (0, 2), (1, 3)), lanes=4, density=0.03),
 ]
@@ -142,8 +145,8 @@ def plan_of(case: Case) -> Plan:
     terms = case.equation.split("->")[0].split(",")
     ranks = {c for t in terms[1:] for c in t if c not in terms[0]}
     blocks = {c: 1 << (SIZES[c] - 1).bit_length() for c in sorted(ranks)} | dict(case.blocks)
-    schedule = Schedule(blocks=tuple(blocks.items()), dot=case.dot)
-    return Plan("test", (Part(case.format, case.layout, schedule),))
+    schedule = Schedule(blocks=tuple(blocks.items()), dot=case.dot, lanes=case.lanes, unroll=case.unroll)
+    return Plan("test", (Part(case.format, case.storage, schedule),))
 
 
 def compiled(case: Case) -> tuple[Kernel, stc.SparseTensor, list[torch.Tensor]]:
@@ -153,13 +156,13 @@ def compiled(case: Case) -> tuple[Kernel, stc.SparseTensor, list[torch.Tensor]]:
 
 def interpreted(kernel: Kernel, dense: list[torch.Tensor]) -> torch.Tensor:
     """Every part through `run_program`; what no program may read, or leave as it was, is poisoned."""
-    wide = torch.complex128 if kernel._x.dtype.is_complex else torch.float64
-    wide = wide if kernel._x.dtype.is_floating_point or kernel._x.dtype.is_complex else torch.int64
-    out = torch.full((kernel.output.rows, *kernel.output.width_shape), 10**9, dtype=wide)
-    if kernel._zero:
+    wide = torch.complex128 if kernel.operand.dtype.is_complex else torch.float64
+    wide = wide if kernel.operand.dtype.is_floating_point or kernel.operand.dtype.is_complex else torch.int64
+    out = torch.full((kernel.step.output.rows, *kernel.step.output.width_shape), 10**9, dtype=wide)
+    if kernel.step.executable.zeroes:
         out.zero_()
-    tables = kernel.canonical.arrange(dense)
-    for part, values in zip(kernel.parts, kernel._values, strict=True):
+    tables = kernel.step.canonical.arrange(dense)
+    for part, values in zip(kernel.step.parts, kernel._packed, strict=True):
         arrays = dict(part.packed.arrays)
         if part.slot is not None:
             arrays[part.program.slot] = part.slot
@@ -169,23 +172,23 @@ def interpreted(kernel: Kernel, dense: list[torch.Tensor]) -> torch.Tensor:
             assert values[places < 0].eq(0).all()
             values = torch.where(places < 0, torch.full_like(values, 10**9), values)
         run_program(part.program, arrays, values, tables, out, part.packed.items, part.packed.stored)
-    result = kernel._wrap(out)
+    result = wrapped(kernel, out)
     return result.to_dense() if isinstance(result, stc.SparseTensor) else result
 
 
 def expected(kernel: Kernel, x: stc.SparseTensor, dense: list[torch.Tensor]) -> torch.Tensor:
-    return reference.run(kernel.canonical.written.einsum, x, *dense)
+    return reference.run(kernel.step.canonical.written.einsum, x, *dense)
 
 
 def key_of(kernel: Kernel) -> Add:
-    (add,) = (s for s, _ in walk(kernel.parts[0].program.body) if isinstance(s, Add))
+    (add,) = (s for s, _ in walk(kernel.step.parts[0].program.body) if isinstance(s, Add))
     return add
 
 
 @pytest.mark.parametrize("case", [*COO, *FIBER], ids=lambda c: f"{c.format} {c}")
 def test_a_tile_program_computes_its_einsum(case: Case) -> None:
     kernel, x, dense = compiled(case)
-    (part,) = kernel.parts
+    (part,) = kernel.step.parts
     add = key_of(kernel)
     if case.key is not None:
         assert (type(add.key), add.key.level) == case.key
@@ -198,7 +201,7 @@ def test_a_tile_program_computes_its_einsum(case: Case) -> None:
 @pytest.mark.parametrize("case", [*COO, *FIBER], ids=lambda c: f"{c.format} {c}")
 def test_a_plan_stores_what_the_einsum_needs(case: Case) -> None:
     kernel, x, dense = compiled(case)
-    canonical = kernel.canonical
+    canonical = kernel.step.canonical
     coords = canonical.coords.flip(1)  # in any order
     values = (x.values if canonical.source is None else x.values[canonical.source]).flip(0)
     bound = canonical.written if canonical.source is None else canonical.bound
@@ -214,18 +217,20 @@ def case_named(name: str, cases: list[Case]) -> Case:
 
 
 def test_the_cases_cut_rows_and_fibers_and_leave_lanes_empty() -> None:
-    cut = {c.name: compiled(c)[0].parts[0].packed for c in [*FIBER, *COO] if c.grain or c.cap or c.name == "64 lanes"}
-    assert cut["leaf 2, cut"].cut == (True, True)
-    assert cut["cut rows as lanes"].cut == (False, True)
-    assert cut["cut rows"].cut == (True, False)
+    cut = {
+        c.name: compiled(c)[0].parts[0].packed for c in [*FIBER, *COO] if c.most or c.longest or c.name == "64 lanes"
+    }
+    assert (cut["leaf 2, cut"].split_rows, cut["leaf 2, cut"].split_fibers) == (True, True)
+    assert (cut["cut rows as lanes"].split_rows, cut["cut rows as lanes"].split_fibers) == (False, True)
+    assert (cut["cut rows"].split_rows, cut["cut rows"].split_fibers) == (True, False)
     assert (cut["64 lanes"].arrays["lane_len"] == 0).any()
     assert (cut["leaf 2, cut"].arrays["lane_len"] == 0).any()
     assert cut["leaf 1"].padded
 
 
 def two_parts(threshold: int, fused: bool = True) -> Plan:
-    long = Part("coo", Layout((0,), (), (1, 2), lanes=8, grain=16), Schedule(blocks=(("r", 8),)))
-    short = Part("fiber", Layout((), (0,), (1, 2), lanes=4), Schedule(blocks=(("r", 8),)))
+    long = Part("coo", Storage((0,), (), (1, 2), max_item_nnz=16), Schedule(blocks=(("r", 8),), lanes=8))
+    short = Part("fiber", Storage((), (0,), (1, 2), lanes=4), Schedule(blocks=(("r", 8),)))
     return Plan("two", (long, short), fused, "run_length", (("threshold", threshold),))
 
 
@@ -234,10 +239,10 @@ def test_two_parts_add_into_one_output(threshold: int) -> None:
     equation = "ijk,jr,kr->ir"
     x, dense = operands(equation, torch.float64)
     kernel = stc.compile(equation, x, *dense, backend="triton", plan=two_parts(threshold))
-    assert len(kernel.parts) == (2 if threshold == 17 else 1)
+    assert len(kernel.step.parts) == (2 if threshold == 17 else 1)
     torch.testing.assert_close(interpreted(kernel, dense), expected(kernel, x, dense))
     plan = two_parts(threshold)
-    found = run_plan(plan, kernel.canonical.written, x.coords, x.values, dense)
+    found = run_plan(plan, kernel.step.canonical.written, x.coords, x.values, dense)
     torch.testing.assert_close(found, expected(kernel, x, dense))
 
 
@@ -247,54 +252,54 @@ def test_next_to_nothing_is_stored(format: str, nnz: int) -> None:
     equation, shape = "ijk,jr,kr->ir", (7, 9, 6)
     dense = operands(equation, torch.float64)[1]
     x = stc.SparseTensor(torch.tensor([[6], [8], [5]])[:, :nnz], torch.ones(nnz, dtype=torch.float64), shape)
-    layout = Layout((0,), (1,), (2,), 16) if format == "fiber" else Layout((0,), (), (1, 2), 16)
-    plan = Plan("test", (Part(format, layout, Schedule(blocks=(("r", 8),))),))
+    storage = Storage((0,), (1,), (2,), 16) if format == "fiber" else Storage((0,), (), (1, 2))
+    plan = Plan("test", (Part(format, storage, Schedule(blocks=(("r", 8),), lanes=16)),))
     kernel = stc.compile(equation, x, *dense, backend="triton", plan=plan)
     torch.testing.assert_close(interpreted(kernel, dense), expected(kernel, x, dense))
     torch.testing.assert_close(
-        run_plan(plan, kernel.canonical.written, x.coords, x.values, dense), expected(kernel, x, dense)
+        run_plan(plan, kernel.step.canonical.written, x.coords, x.values, dense), expected(kernel, x, dense)
     )
 
 
 def test_modes_of_one_coordinate_take_no_bits() -> None:
     dense = torch.randn(1, 5, dtype=torch.float64)
     x = stc.SparseTensor(torch.tensor([[0, 2], [0, 0]]), torch.tensor([1.0, 2.0], dtype=torch.float64), (3, 1))
-    plan = Plan("test", (Part("fiber", Layout((), (0,), (1,), 4), Schedule(blocks=(("r", 8),))),))
+    plan = Plan("test", (Part("fiber", Storage((), (0,), (1,), 4), Schedule(blocks=(("r", 8),))),))
     kernel = stc.compile("ij,jr->ir", x, dense, backend="triton", plan=plan)
     torch.testing.assert_close(interpreted(kernel, [dense]), x.to_dense() @ dense)
 
 
 @pytest.mark.parametrize(
-    ("format", "layout"),
+    ("format", "storage"),
     [
-        ("coo", Layout((0, 1), (), (2,), 4)),
-        ("fiber", Layout((), (0, 1), (2,), 4)),
-        ("fiber", Layout((2,), (), (0, 1), 4)),
+        ("coo", Storage((0, 1), (), (2,))),
+        ("fiber", Storage((), (0, 1), (2,), 4)),
+        ("fiber", Storage((2,), (), (0, 1), 4)),
     ],
 )
-def test_coordinates_of_more_than_63_bits_take_two_words(format: str, layout: Layout) -> None:
+def test_coordinates_of_more_than_63_bits_take_two_words(format: str, storage: Storage) -> None:
     small, (c,) = operands("ijk,k->ij", torch.float64)
     stride = 2**38
     shape = (7 * stride, 9 * stride, 6)
     x = stc.SparseTensor(small.coords * torch.tensor([[stride], [stride], [1]]), small.values, shape)
-    plan = Plan("test", (Part(format, layout, Schedule()),))
+    plan = Plan("test", (Part(format, storage, Schedule(lanes=4)),))
     kernel = stc.compile("ijk,k->ij", x, c, backend="triton", plan=plan)
-    (part,) = kernel.parts
+    (part,) = kernel.step.parts
     assert any(name.endswith("word_1") for name in part.packed.arrays)
-    out = torch.zeros(kernel.output.rows, dtype=torch.float64)
+    out = torch.zeros(kernel.step.output.rows, dtype=torch.float64)
     slots = {part.program.slot: part.slot} if part.slot is not None else {}
     run_program(
         part.program,
         {**part.packed.arrays, **slots},
-        kernel._values[0],
+        kernel._packed[0],
         [c],
         out,
         part.packed.items,
         part.packed.stored,
     )
-    assert kernel.output.pattern is not None
+    assert kernel.step.output.pattern is not None
     found = torch.zeros(7, 9, dtype=torch.float64)
-    found[tuple(kernel.output.pattern // stride)] = out
+    found[tuple(kernel.step.output.pattern // stride)] = out
     torch.testing.assert_close(found, small.to_dense() @ c)
 
 
@@ -316,13 +321,13 @@ def test_the_torch_programs_take_a_plan_made_for_many_lanes(name: str) -> None:
     case = case_named(name, FIBER)
     x, dense = operands(case.equation, case.dtype, case.density)
     kernel = stc.compile(case.equation, x, *dense, backend="torch", plan=plan_of(case))
-    assert {p.layout.lanes for p in kernel.plan.parts} == {1}
+    assert {lanes for p in kernel.plan.parts for lanes in (p.storage.lanes, p.schedule.lanes)} == {1}
     result = kernel(*dense)
     result = result.to_dense() if isinstance(result, stc.SparseTensor) else result
     torch.testing.assert_close(result, expected(kernel, x, dense))
 
 
-# -- any layout --------------------------------------------------------------------------------------------------------
+# -- any storage -------------------------------------------------------------------------------------------------------
 
 EQUATIONS = [
     "ij,jr->ir",
@@ -337,7 +342,7 @@ EQUATIONS = [
 
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_any_layout_means_the_same(data: st.DataObject) -> None:
+def test_any_storage_means_the_same(data: st.DataObject) -> None:
     equation = data.draw(st.sampled_from(EQUATIONS))
     order = equation.index(",")
     modes = data.draw(st.permutations(range(order)))
@@ -350,8 +355,8 @@ def test_any_layout_means_the_same(data: st.DataObject) -> None:
         format,
         (tuple(modes[:first]), tuple(modes[first:second]), tuple(modes[second:])),
         lanes=data.draw(st.sampled_from([1, 2, 4, 16, 64])),
-        cap=data.draw(st.sampled_from([0, 1, 3])),
-        grain=data.draw(st.sampled_from([0, 4, 37])),
+        longest=data.draw(st.sampled_from([0, 1, 3])),
+        most=data.draw(st.sampled_from([0, 4, 37])),
         unroll=data.draw(st.sampled_from([1, 2, 4])),
         blocks=data.draw(st.sampled_from([(), (("r", 2),), (("r", 16),)])) if "r" in equation else (),
         dot=data.draw(st.booleans()),
@@ -360,7 +365,7 @@ def test_any_layout_means_the_same(data: st.DataObject) -> None:
     )
     kernel, x, dense = compiled(case)
     torch.testing.assert_close(interpreted(kernel, dense), expected(kernel, x, dense))
-    found = run_plan(kernel.plan, kernel.canonical.written, x.coords, x.values, dense)
+    found = run_plan(kernel.plan, kernel.step.canonical.written, x.coords, x.values, dense)
     torch.testing.assert_close(found, expected(kernel, x, dense))
 
 
@@ -368,20 +373,20 @@ def test_any_layout_means_the_same(data: st.DataObject) -> None:
 
 
 def run_part(kernel: Kernel, dense: list[torch.Tensor], out: torch.Tensor, **changed: torch.Tensor) -> None:
-    (part,) = kernel.parts
+    (part,) = kernel.step.parts
     arrays = {**part.packed.arrays, **changed}
-    run_program(part.program, arrays, kernel._values[0], dense, out, part.packed.items, part.packed.stored)
+    run_program(part.program, arrays, kernel._packed[0], dense, out, part.packed.items, part.packed.stored)
 
 
 def test_a_store_to_a_row_that_others_add_to_is_found() -> None:
     kernel, x, dense = compiled(case_named("cut rows", COO))
-    (part,) = kernel.parts
+    (part,) = kernel.step.parts
     body = tuple(replace(s, owned=True) if isinstance(s, Add) else s for s in part.program.body)
     out = torch.zeros(9, 5, dtype=torch.float64)
     run_program(
         replace(part.program, body=body),
         part.packed.arrays,
-        kernel._values[0],
+        kernel._packed[0],
         dense,
         out,
         part.packed.items,
@@ -392,7 +397,7 @@ def test_a_store_to_a_row_that_others_add_to_is_found() -> None:
 
 def test_a_broken_promise_of_a_packed_part_is_found() -> None:
     kernel, _, dense = compiled(case_named("leaf 1", FIBER))
-    arrays = kernel.parts[0].packed.arrays
+    arrays = kernel.step.parts[0].packed.arrays
     out = torch.zeros(7, 5, dtype=torch.float64)
     run_part(kernel, dense, out)
     with pytest.raises(FormatError, match=r"block 0 has fibers of \[.*\] nonzeros in .* steps, of which .* full"):
@@ -403,11 +408,11 @@ def test_a_broken_promise_of_a_packed_part_is_found() -> None:
 
 def test_what_a_program_is_not_given_is_named() -> None:
     kernel, _, dense = compiled(case_named("leaf 1", FIBER))
-    (part,) = kernel.parts
+    (part,) = kernel.step.parts
     arrays = {name: a for name, a in part.packed.arrays.items() if name != "lane_word"}
     out = torch.zeros(7, 5, dtype=torch.float64)
     with pytest.raises(FormatError, match="part 0 reads array lane_word, which is not given"):
-        run_program(part.program, arrays, kernel._values[0], dense, out, part.packed.items, part.packed.stored)
+        run_program(part.program, arrays, kernel._packed[0], dense, out, part.packed.items, part.packed.stored)
     with pytest.raises(ShapeError, match=r"B has shape \(6, 5\); expected the elements of \(9, 5\)"):
         run_part(kernel, dense[::-1], out)
     with pytest.raises(ShapeError, match="the output has shape"):

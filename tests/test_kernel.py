@@ -14,7 +14,7 @@ import torch
 from cases import OPERATIONS, Problem, assert_matches, check, explicit_plan, random_sparse, random_values, two_parts
 
 import sparsetc as stc
-from sparsetc import api, warn
+from sparsetc import contraction, warn
 from sparsetc.codegen import cache
 from sparsetc.options import current
 
@@ -30,13 +30,13 @@ def operands() -> list[Any]:
 def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The equation of every kernel that is made."""
     made: list[str] = []
-    original = api._build
+    original = contraction._parsed
 
-    def build(text: str, *args: Any, **settings: Any) -> stc.Kernel:
+    def build(text: str, *args: Any, **settings: Any) -> Any:
         made.append(text)
         return original(text, *args, **settings)
 
-    monkeypatch.setattr(api, "_build", build)
+    monkeypatch.setattr(contraction, "_parsed", build)
     return made
 
 
@@ -95,17 +95,17 @@ def test_einsum_compiles_again_for_what_matters(operands: list[Any], built: list
 
 
 def test_kernels_kept_with_a_tensor_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparsetc.kept.KERNELS", 3)
+    monkeypatch.setattr("sparsetc.pattern.KEPT", 3)
     x = random_sparse((4, 5), "random", torch.float64)
     for rank in range(1, 7):
         stc.einsum("ij,jr->ir", x, torch.ones(5, rank, dtype=torch.float64))
-    assert len(x._packed.kernels) == 3
+    assert len(x.pattern.cache) == 3
 
 
 def test_tensors_of_one_pattern_share_what_is_packed(operands: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     x, b, c = operands
     stc.compile(MTTKRP, x, b, c, plan="fiber")
-    monkeypatch.setattr("sparsetc.kernel.pack", lambda *a: pytest.fail("it was packed again"))
+    monkeypatch.setattr("sparsetc.partition.stored.pack", lambda *a: pytest.fail("it was packed again"))
     stc.compile(MTTKRP, x.with_values(x.values * 2), b, c, plan="fiber")
     stc.compile(MTTKRP, x.to(torch.float32), b.float(), c.float(), plan="fiber")
 
@@ -166,7 +166,7 @@ def test_a_call_allocates_its_result_and_nothing_else(name: str, monkeypatch: py
     problem = Problem(OPERATIONS[name], dtype=torch.float64)
     operands = problem.operands()
     kernel = stc.compile(problem.equation, *operands)
-    monkeypatch.setattr(kernel, "launch", lambda values, tables, out: None)
+    monkeypatch.setattr(kernel.step.executable, "_call", lambda arrays: lambda values, tables, out: None)
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Watch(TorchDispatchMode):
@@ -275,7 +275,7 @@ def test_parts_tell_their_format_and_size(operands: list[Any]) -> None:
     (part,) = kernel.plan.parts
     assert part.format == "fiber"
     assert part.nnz == operands[0].nnz == kernel.nnz
-    assert part.nbytes == kernel.parts[0].packed.nbytes + 8 * kernel.parts[0].packed.stored
+    assert part.nbytes == kernel.step.parts[0].packed.nbytes + 8 * kernel.step.parts[0].packed.stored
 
 
 def test_parts_add_up(operands: list[Any]) -> None:
@@ -395,7 +395,7 @@ def test_complex_numbers_run_in_torch() -> None:
 
 def test_generated_modules_are_shared_by_kernels(operands: list[Any]) -> None:
     first, second = (stc.compile(MTTKRP, *operands, plan="coo") for _ in range(2))
-    assert first.launch.module is second.launch.module
+    assert first.step.executable.programs.module is second.step.executable.programs.module
     assert first.path in cache._modules
 
 

@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ import torch
 from cases import OPERATIONS, Problem, assert_matches, random_sparse, random_values
 
 import sparsetc as stc
+from sparsetc import partition
+from sparsetc.formats import Packed
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +33,7 @@ def matrix(rows: int = 6, columns: int = 6, seed: int = 0) -> stc.SparseTensor:
 
 def watched(x: stc.SparseTensor) -> list[weakref.ref[Any]]:
     """References to a tensor, to its coordinates and to what is kept for it."""
-    return [weakref.ref(x), weakref.ref(x.coords.untyped_storage()), weakref.ref(x.pattern_key)]
+    return [weakref.ref(x), weakref.ref(x.coords.untyped_storage()), weakref.ref(x.pattern)]
 
 
 def gone(references: list[weakref.ref[Any]]) -> bool:
@@ -114,8 +117,12 @@ def test_values_are_not_kept_for_the_pattern() -> None:
 
 def arrays_of(x: stc.SparseTensor) -> int:
     """Packed parts of a tensor with arrays of their own."""
-    parts = [kept.value for kept in x._packed.parts._items.values()]
-    return len({next(iter(p.arrays.values())).data_ptr() for p in parts})
+    return len({next(iter(p.arrays.values())).data_ptr() for p in storages(x)})
+
+
+def storages(x: stc.SparseTensor) -> list[Packed]:
+    """What is packed for a tensor's pattern."""
+    return [kept for kept in x.pattern.cache.values() if isinstance(kept, Packed)]
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
@@ -125,11 +132,48 @@ def test_ranks_share_what_is_packed(backend: str) -> None:
     x = matrix(40, 30)
     for rank in (1, 3, 8, 16, 17, 32, 64, 100, 128):
         stc.compile("ij,jr->ir", x, torch.ones(30, rank, dtype=torch.float64), plan="coo", backend=backend)
-    assert arrays_of(x) == len(x._packed.parts) == 1
+    assert arrays_of(x) == len(storages(x)) == 1
 
 
-def test_packed_parts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparsetc.kept.PARTS", 3)
+def test_outputs_share_a_partition_that_does_not_deal_by_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    deals: list[str] = []
+    monkeypatch.setattr(
+        "sparsetc.partition.stored.deal", lambda name, *a: deals.append(name) or partition.deal(name, *a)
+    )
+    x = random_sparse((20, 20, 20), "dense", torch.float64)
+    storages = stc.Storage((0,), (), (1, 2)), stc.Storage((), (0, 1), (2,))
+    parts = tuple(
+        stc.Part(f, s, stc.Schedule(blocks=(("r", 2),))) for f, s in zip(("coo", "fiber"), storages, strict=True)
+    )
+    plan = stc.Plan("one copy", parts, False, "threshold", (("threshold", 2000),))
+    for kept in "ijk":
+        others = [c for c in "ijk" if c != kept]
+        equation = f"ijk,{others[0]}r,{others[1]}r->{kept}r"
+        operands = [x, *(random_values((20, 2), torch.float64, n) for n in range(2))]
+        assert_matches(stc.einsum(equation, *operands, plan=plan), equation, operands)
+    assert arrays_of(x) == 2
+    stc.einsum("ijk,jr,kr->ir", *operands, plan=replace(plan, parts=(parts[1], parts[0])))
+    assert arrays_of(x) == 4
+    assert deals == ["threshold"]
+    by_rows = replace(plan, partition="run_length", options=(("threshold", 300),))
+    for equation in ("ijk,jr,kr->ir", "ijk,ir,kr->jr"):
+        assert_matches(stc.einsum(equation, *operands, plan=by_rows), equation, operands)
+    assert deals == ["threshold", "run_length", "run_length"]
+
+
+@pytest.mark.parametrize("plan", ["coo", "fiber", "rows"])
+def test_kernels_of_one_storage_share_the_packed_values(plan: str) -> None:
+    x = stc.SparseTensor([[0, 1, 1, 3], [2, 0, 1, 1]], [1.0, 2.0, 3.0, 4.0], (4, 3))
+    kernels = [
+        stc.compile("ij,ir->jr", x, torch.ones(4, rank), plan=plan, backend="torch", precision=precision)
+        for rank, precision in ((2, "highest"), (5, "highest"), (2, "medium"))
+    ]
+    assert len({part.storage for k in kernels for part in k.plan.parts}) == 1
+    assert len({k._packed[0].data_ptr() for k in kernels}) == 1
+
+
+def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparsetc.pattern.KEPT", 3)
     x = random_sparse((4, 5, 6), "random", torch.float64)
     factors = {c: random_values((n, 2), torch.float64, n) for c, n in zip("ijk", x.shape, strict=True)}
     for kept in "ijk":
@@ -138,14 +182,14 @@ def test_packed_parts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         operands = [x, *(factors[c] for c in others)]
         for plan in ("coo", "fiber", "rows"):
             assert_matches(stc.einsum(equation, *operands, plan=plan), equation, operands)
-    assert len(x._packed.parts) == 3
+    assert len(x.pattern.cache) == 3
 
 
 def test_clearing_forgets_and_nothing_else() -> None:
     x, b = matrix(), random_values((6, 3), torch.float64, 1)
     before = stc.einsum("ij,jr->ir", x, b)
-    x._packed.clear()
-    assert not x._packed.kernels
+    x.pattern.clear()
+    assert not len(x.pattern.cache)
     assert torch.equal(stc.einsum("ij,jr->ir", x, b), before)
 
 
@@ -153,9 +197,7 @@ def test_clearing_forgets_and_nothing_else() -> None:
 
 
 def test_threads_may_compile_for_one_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparsetc.kept.KERNELS", 4)
-    monkeypatch.setattr("sparsetc.kept.PAIRS", 2)
-    monkeypatch.setattr("sparsetc.kept.PARTS", 2)
+    monkeypatch.setattr("sparsetc.pattern.KEPT", 4)
     x, y = matrix(), matrix(seed=1)
     dense = {rank: random_values((6, rank), torch.float64, rank) for rank in range(1, 9)}
     expected = {rank: x.to_dense() @ b for rank, b in dense.items()}
@@ -179,4 +221,4 @@ def test_threads_may_compile_for_one_tensor(monkeypatch: pytest.MonkeyPatch) -> 
     for t in threads:
         t.join()
     assert not errors
-    assert len(x._packed.kernels) <= 4
+    assert len(x.pattern.cache) <= 4

@@ -176,5 +176,5 @@ def test_tensors_and_their_forms() -> None:
 @pytest.mark.parametrize("name", ["coo", "fiber", "dense_tile", "bitmap_tile"])
 def test_the_conformance_suite(name: str) -> None:
     elsewhere_now()
-    layout = explicit_plan(name, "0|1|2" if name == "fiber" else "0||12", {}, lanes=1).parts[0].layout
-    check_format(name, pattern("random", (5, 6, 7)), (5, 6, 7), layout)
+    storage = explicit_plan(name, "0|1|2" if name == "fiber" else "0||12", {}, lanes=1).parts[0].storage
+    check_format(name, pattern("random", (5, 6, 7)), (5, 6, 7), storage)

@@ -14,6 +14,7 @@ from pair_cases import EQUATIONS, operands, small_blocks
 
 import sparsetc as stc
 from sparsetc.codegen import launch
+from sparsetc.device import targets
 from sparsetc.pair import marks
 
 pytest.importorskip("triton")
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reaso
 SIZES = {"i": 20, "j": 20, "k": 70, "l": 20, "m": 20}
 
 
-def third_order(dtype: torch.dtype, storage: str, precision: str, backend: str = "torch") -> stc.PairKernel:
+def third_order(dtype: torch.dtype, storage: str, precision: str, backend: str = "torch") -> stc.Kernel:
     """Blocks of 64 x 32 and 32 x 64."""
     given = operands("ijk,klm->ijlm", "skewed", dtype, sizes=SIZES)
     return stc.compile(
@@ -111,7 +112,7 @@ def test_lists_of_tasks_compile(dtype: torch.dtype, deterministic: bool) -> None
     given = operands("ijk,klm->ijlm", "skewed", dtype, sizes=SIZES)
     for backend in ("torch", "triton"):
         kernel = stc.compile("ijk,klm->ijlm", *given, plan="scalar", backend=backend, deterministic=deterministic)
-        (step,) = kernel.chain.pairs
+        (step,) = kernel.contraction.chain.pairs
         assert kernel.ptx("sm_90") == step.sums.of("z").ptx("sm_90")
         for role in "xyz":
             for target in TARGETS:
@@ -136,7 +137,7 @@ def compiled_marks(name: str, types: dict[str, str], constants: dict[str, int], 
     signature = {n: types.get(n, "constexpr") for n in kernel.arg_names}
     aligned: dict[Any, Any] = {(n,): [["tt.divisibility", 16]] for n, t in enumerate(signature.values()) if t[0] == "*"}
     source = ASTSource(kernel, signature, constexprs=constants, attrs=aligned)
-    return triton.compile(source, target=GPUTarget(*launch.TARGETS[target]))
+    return triton.compile(source, target=GPUTarget(*targets.TARGETS[target]))
 
 
 TASKS = {"row": "*i64", "column": "*i32", "x_base": "*i32", "x_word": "*u8", "y_shift": "*i32", "bits": "*i32"}
@@ -200,5 +201,5 @@ def test_memory_decides_which_operands_are_bitmaps(limit: int, bitmaps: list[boo
         for shape in ((64, 64, 32), (16, 64, 32))
     )
     kernel = stc.compile("ijk,ljk->il", x, y, plan="bcb", memory_limit=limit, backend="triton")
-    assert [tiles.bitmap for tiles in kernel.chain.pairs[0].path.program.view.pairs] == bitmaps
+    assert [tiles.bitmap for tiles in kernel.contraction.chain.pairs[0].path.program.view.pairs] == bitmaps
     assert re.search(NATIVE["sm_80"], kernel.ptx("sm_80"))

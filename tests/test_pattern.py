@@ -8,7 +8,7 @@ import pytest
 import torch
 from pattern_cases import CASES, expected, finished, kernel, without_values, zeros
 
-from sparsetc.codegen.launch import TorchLaunch
+from sparsetc.codegen.launch import TorchPrograms
 from sparsetc.errors import FormatError
 from sparsetc.ir.cost import cost
 from sparsetc.ir.count import STORED
@@ -28,7 +28,7 @@ def test_a_tile_program_needs_no_values(name: str, lanes: int) -> None:
         if part.slot is not None:
             arrays[part.program.slot] = part.slot
         like = torch.zeros(1, dtype=torch.float64)
-        tables = k.canonical.arrange(dense)
+        tables = k.step.canonical.arrange(dense)
         run_program(part.program, arrays, like, tables, out, part.packed.items, part.packed.stored)
     torch.testing.assert_close(finished(k, out), expected(k, dense))
 
@@ -38,12 +38,12 @@ def test_a_tile_program_needs_no_values(name: str, lanes: int) -> None:
 def test_torch_programs_need_no_values(name: str, dtype: torch.dtype) -> None:
     k, dense = kernel(name, 1, dtype)
     parts = without_values(k)
-    launch = TorchLaunch(parts, k.settings.cache_dir, "pattern")
-    assert "values[" not in launch.source
-    assert "sparse, of ones" in launch.source
-    for made in (launch, launch.on(parts)):
+    programs = TorchPrograms([p.program for p in parts], k.contraction.settings.cache_dir, "pattern")
+    assert "values[" not in programs.source
+    assert "sparse, of ones" in programs.source
+    for _ in range(2):
         out = zeros(k, dtype)
-        made([None] * len(parts), k.canonical.arrange(dense), out)
+        programs.bind([p.arrays for p in parts])([None] * len(parts), k.step.canonical.arrange(dense), out)
         torch.testing.assert_close(finished(k, out), expected(k, dense), check_dtype=False)
 
 
@@ -59,7 +59,7 @@ def test_ones_are_multiplied_in_only_where_nothing_else_is_of_the_nonzero() -> N
 def test_values_that_are_not_stored_are_not_streamed() -> None:
     k, _ = kernel("neighbours", 4)
     (part,) = without_values(k)
-    stored = cost(k.parts[0].program)
+    stored = cost(k.step.parts[0].program)
     assert stored.stream == cost(part.program).stream + STORED.bytes
 
 

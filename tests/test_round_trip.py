@@ -42,7 +42,7 @@ def test_the_plan_of_a_kernel_makes_it_again(equation: str, name: str, backend: 
     fresh = stc.SparseTensor(x.coords, x.values, x.shape)
     for operand in (x, fresh):
         again = stc.compile(equation, operand, *dense, plan=kernel.plan, backend=backend, output="dense")
-        assert again.programs == kernel.programs
+        assert again.step.programs == kernel.step.programs
         assert again.source == kernel.source
         assert again.plan.parts == kernel.plan.parts
         if backend == "torch":
@@ -57,7 +57,7 @@ def test_parts_of_nothing_are_left_out_and_not_missed() -> None:
     assert same(stc.einsum("ij,jr->ir", x, *dense, plan=kernel.plan, backend="torch"), kernel(*dense))
 
 
-def three_parts(coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...], *, empty: int) -> list[Any]:
+def three_parts(coords: torch.Tensor, shape: tuple[int, ...], *, empty: int) -> list[Any]:
     """The nonzeros in two parts, and none in the one that is to be empty."""
     n = coords.shape[1]
     found: list[Any] = [torch.arange(n // 3), torch.arange(n // 3, n)]
@@ -111,7 +111,9 @@ def test_the_plan_of_a_contraction_makes_it_again(equation: str, name: str, back
     again = stc.compile(equation, *given, plan=kernel.plan, backend=backend)
     assert numbers(again.plan) == numbers(kernel.plan)
     assert again.source == kernel.source
-    assert [type(s.path) for s in again.chain.pairs] == [type(s.path) for s in kernel.chain.pairs]
+    assert [type(s.path) for s in again.contraction.chain.pairs] == [
+        type(s.path) for s in kernel.contraction.chain.pairs
+    ]
     if backend == "torch":
         assert same(again(), kernel())
 
@@ -182,8 +184,8 @@ def test_a_repr_is_one_line() -> None:
     x, *dense = Problem("ijk,jr,ks->irs", SIZES, "random", torch.float32).operands()
     kernel = stc.compile("ijk,jr,ks->irs", x, *dense, plan=stc.plan_hls(2), backend="triton")
     pair = stc.compile("ijk,klm->ijlm", *pair_operands("ijk,klm->ijlm", "skewed", torch.float32))
-    program: TileProgram = kernel.programs[0]
-    shown: list[object] = [kernel, kernel.plan, kernel.choice, program, kernel.explain()]
+    program: TileProgram = kernel.step.programs[0]
+    shown: list[object] = [kernel, kernel.plan, kernel.step.choice, program, kernel.explain()]
     shown += [pair, pair.plan, pair.chain.pairs[0].choice, pair.explain()]
     for thing in shown:
         assert "\n" not in repr(thing)

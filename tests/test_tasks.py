@@ -25,7 +25,7 @@ from sparsetc.testing import check_arrays, read
 
 
 def step_of(equation: str, given: list[stc.SparseTensor], **settings: object) -> PairStep:
-    (step,) = stc.compile(equation, *given, plan="scalar", **settings).chain.pairs
+    (step,) = stc.compile(equation, *given, plan="scalar", **settings).contraction.chain.pairs
     return step
 
 
@@ -88,7 +88,7 @@ def test_a_list_stores_every_task(name: str, frame: int) -> None:
         tasks = by_hand(step.matching)
         tasks[2] = torch.searchsorted(step.pattern.places, tasks[2].contiguous())
         assert torch.equal(one.coordinates(), tasks)
-        for packed in (one.chunks(4), one.runs(4)):
+        for packed in (one.chunks(), one.runs()):
             verify(packed.view)
             check_arrays(packed)
             found, at = read(packed.view, packed.arrays, packed.items, packed.stored)
@@ -118,8 +118,8 @@ def test_tile_programs_of_the_three_sums(role: str, lanes: int, item: int) -> No
         rows = total.bound.by_index[LETTER[role]]
         expected = torch.zeros(rows, dtype=torch.float64).index_add_(0, where[LETTER[role]], product)
         torch.testing.assert_close(total(*given), expected)
-        for packed in (one.chunks(lanes), one.runs(lanes)):
-            program = lower(total.bound, packed.view, Schedule(), Target(rows=rows), format="tasks")
+        for packed in (one.chunks(), one.runs()):
+            program = lower(total.bound, packed.view, Schedule(lanes=lanes), Target(rows=rows), format="tasks")
             out = torch.zeros(rows, dtype=torch.float64)
             run_program(program, packed.arrays, given[0], given, out, packed.items, packed.stored)
             torch.testing.assert_close(out, expected)
@@ -131,7 +131,7 @@ def test_tile_programs_of_the_three_sums(role: str, lanes: int, item: int) -> No
 def test_lists_made_again_give_the_same(name: str, chunk: int, kept: bool) -> None:
     with small_chunks(chunk, kept):
         kernel = check_pair(EQUATIONS[name], operands(EQUATIONS[name], "skewed", coalesce=False), plan="scalar")
-        (step,) = kernel.chain.pairs
+        (step,) = kernel.contraction.chain.pairs
         assert step.tasks.fits == (kept or step.matching.tasks == 0)
         assert step.tasks.nbytes == (step.matching.tasks * 5 if kept else 0)
 
@@ -166,7 +166,7 @@ def test_one_row_with_most_of_the_tasks() -> None:
             with small_chunks(chunk, kept):
                 kernel = stc.compile("ij,jk->ik", x, x, plan="scalar")
                 found = kernel()
-            assert kernel.chain.pairs[0].matching.tasks > n * n
+            assert kernel.contraction.chain.pairs[0].matching.tasks > n * n
             torch.testing.assert_close(found.to_dense(), x.to_dense() @ x.to_dense())
 
 
@@ -174,7 +174,7 @@ def test_a_limit_of_a_few_bytes_a_task_keeps_no_list() -> None:
     x, y = random_sparse((60, 50), "dense", torch.float64, 1), random_sparse((50, 60), "dense", torch.float64, 2)
     limit = 60 * 60 * 24
     kernel = stc.compile("ij,jk->ik", x, y, plan="scalar", memory_limit=limit)
-    (step,) = kernel.chain.pairs
+    (step,) = kernel.contraction.chain.pairs
     assert step.matching.tasks == 60 * 60 * 50
     assert not step.tasks.fits
     assert len(list(step.tasks)) > 60
@@ -185,6 +185,6 @@ def test_the_source_says_what_is_stored_and_what_for() -> None:
     kernel = stc.compile("ijk,klm->ijlm", *operands("ijk,klm->ijlm"), plan="scalar")
     for text in ("p   nonzeros over ijk", "q = position + y_shift[p]", "p:8 + x_word_base", 'einsum "n,n->n"'):
         assert text in kernel.source
-    step = kernel.chain.pairs[0]
+    step = kernel.contraction.chain.pairs[0]
     back = step.sums.of("x").launch.source
     assert '"pqz,q,z->p"' in back

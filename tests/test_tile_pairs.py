@@ -18,6 +18,7 @@ from sparsetc.codegen import torch as torch_source
 from sparsetc.codegen.header import header
 from sparsetc.codegen.launch_pairs import TorchPairs
 from sparsetc.codegen.split_pairs import EXACT
+from sparsetc.device.profile import default_gpu
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir import view as views
 from sparsetc.ir.cost import Statistics, cost
@@ -26,7 +27,6 @@ from sparsetc.ir.interpret import run_program
 from sparsetc.ir.lower_pairs import Fold, lower_pairs
 from sparsetc.ir.operands import Target
 from sparsetc.ir.plan import F16X3, Schedule
-from sparsetc.ir.rates import Rates
 from sparsetc.ir.tile import Add, Loop, Position, Product, Row, Scale, Statement, Tile, TileProgram, Value, verify, walk
 from sparsetc.ir.view import ITEM, LANE, LEAF, Field, Tiles, View
 
@@ -291,7 +291,7 @@ def test_the_program_of_a_kernel_is_the_one_that_runs() -> None:
     """Level 3's runner, on the task list and blocks of a compiled contraction, against the generated source."""
     sizes = {"i": 9, "j": 5, "k": 11, "l": 6}
     x, y = (random_sparse(tuple(sizes[c] for c in t), "random", torch.float64, n) for n, t in enumerate(("ijk", "kl")))
-    (step,) = stc.compile("ijk,kl->ijl", x, y, plan=stc.plan_bcb(i=2, j=4, k=4, l=2)).chain.pairs
+    (step,) = stc.compile("ijk,kl->ijl", x, y, plan=stc.plan_bcb(i=2, j=4, k=4, l=2)).contraction.chain.pairs
     path, (b,) = step.path, step.path._buffers
     assert path.program == path.cut.program(
         "ijk,kl->ijl", torch.float64, "torch", "highest", "whole", path.program.rows
@@ -317,7 +317,7 @@ def test_the_counts_of_pairs() -> None:
     assert found.stream == STORED.bytes + 8 * FIBERS + 8 * ITEMS
     assert found.owned
     assert found.expanded == ZERO
-    moved, read, flops = found.work(Statistics(items=3, fibers=10, stored=100, nnz=50, itemsize=4))
+    moved, read, flops = found.work(Statistics(items=3, fibers=10, stored=100, nnz=50, itemsize=4), default_gpu())
     assert (moved, flops) == (100 * 4 + 8 * 10 + 8 * 3 + 3 * 128 * 4, 10 * 2 * 16 * 32 * 16)
     assert read == 10 * (4 + 32) * 4 * 4
 
@@ -337,7 +337,7 @@ def test_the_counts_of_pairs_in_parts() -> None:
     assert parts.multiply == 2 * 2 * 16 * 32 * ITEMS
     assert parts.registers == whole.registers + 4 * (4 + 32) * ITEMS
     assert parts.stream == whole.stream + 2 * 4 * ITEMS
-    assert Rates().matrix("f16x3") == dict(Rates().dot)["bf16"] / 3
+    assert default_gpu().matrix("f16x3") == default_gpu().dot["bf16"] / 3
 
 
 def test_the_header_says_how_tiles_are_stored() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from cases import tile_plan
+from cases import tile_plan, wrapped
 
 import sparsetc as stc
 from sparsetc.formats import pack
@@ -94,11 +96,11 @@ def test_the_tile_program_means_the_einsum(name: str, format: str) -> None:
     equation, given = operands(name, nnz=60)
     plan = tile_plan(equation, given, "triton", format)
     k = stc.compile(equation, *given, plan=plan, output="dense", backend="triton")
-    (part,) = k.parts
-    out = torch.zeros(k.output.rows, *k.output.width_shape, dtype=torch.float64)
-    tables = k.canonical.arrange(given[1:])
-    run_program(part.program, part.packed.arrays, k._values[0], tables, out, part.packed.items, part.packed.stored)
-    torch.testing.assert_close(k._wrap(out), expected(equation, given))
+    (part,) = k.step.parts
+    out = torch.zeros(k.step.output.rows, *k.step.output.width_shape, dtype=torch.float64)
+    tables = k.step.canonical.arrange(given[1:])
+    run_program(part.program, part.packed.arrays, k._packed[0], tables, out, part.packed.items, part.packed.stored)
+    torch.testing.assert_close(wrapped(k, out), expected(equation, given))
 
 
 @pytest.mark.parametrize("format", TILE_FORMATS)
@@ -113,12 +115,12 @@ def test_sparse_outputs(name: str, format: str) -> None:
     torch.testing.assert_close(found.values, other.values)
     plan = tile_plan(equation, given, "triton", format)
     k = stc.compile(equation, *given, plan=plan, output="sparse", backend="triton")
-    (part,) = k.parts
-    out = torch.zeros(k.output.rows, *k.output.width_shape, dtype=torch.float64)
+    (part,) = k.step.parts
+    out = torch.zeros(k.step.output.rows, *k.step.output.width_shape, dtype=torch.float64)
     arrays = part.packed.arrays | {part.program.slot: part.slot}
-    tables = k.canonical.arrange(given[1:])
-    run_program(part.program, arrays, k._values[0], tables, out, part.packed.items, part.packed.stored)
-    torch.testing.assert_close(k._wrap(out).values, other.values)
+    tables = k.step.canonical.arrange(given[1:])
+    run_program(part.program, arrays, k._packed[0], tables, out, part.packed.items, part.packed.stored)
+    torch.testing.assert_close(wrapped(k, out).values, other.values)
 
 
 @pytest.mark.parametrize("name", SPARSE_CASES)
@@ -164,7 +166,7 @@ def test_schedules_follow_from_the_letters() -> None:
     ):
         equation, given = operands(name)
         k = stc.compile(equation, *given, plan=tile_plan(equation, given, "triton"), backend="triton")
-        (program,) = k.programs
+        (program,) = k.step.programs
         assert [s.letter for s, _ in walk(program.body) if isinstance(s, Loop) and s.letter] == loops
         assert len(program.dots) == dots
 
@@ -173,7 +175,7 @@ def test_schedules_follow_from_the_letters() -> None:
 def test_bitmaps_take_the_bits_of_the_paper(shape: tuple[int, ...]) -> None:
     """HLSTO, (13) and (14), up to the padding of words; a pointer a tile is beside them."""
     x = stc.SparseTensor(torch.stack([torch.randint(0, n, (200,)) for n in shape]), torch.ones(200), shape)
-    packed = pack(x.coords, shape, "bitmap_tile", stc.Layout((0,), tuple(range(1, len(shape))), ()))
+    packed = pack(x.coords, shape, "bitmap_tile", stc.Storage((0,), tuple(range(1, len(shape))), ()))
     tiles = packed.arrays["value_ptr"].numel() - 1
     index = sum(bits_of(-(-n // side)) for n, side in zip(shape, packed.view.sides, strict=True))
     paper = tiles * (index + max(8, packed.view.volume)) / 8
@@ -181,6 +183,20 @@ def test_bitmaps_take_the_bits_of_the_paper(shape: tuple[int, ...]) -> None:
     pointers = 4 * (tiles + 1) + 4 * (packed.items + 1)
     assert packed.nbytes <= paper + padding + pointers
     assert packed.stored == x.nnz
+
+
+def test_bitmaps_stored_for_other_dots_are_refused() -> None:
+    """Each value would be searched for among the bits of its tile."""
+    equation, given = operands("mttkrp-0")
+    plan = tile_plan(equation, given, "triton", "bitmap_tile planned")
+    assert plan.parts[0].storage.sequence == (1, 0, 2)
+    stc.compile(equation, *given, plan=plan, backend="triton")
+    with pytest.raises(stc.PlanError, match=r"in the order jik for dots over k; .* in the order kij, with dots over j"):
+        stc.compile("ijk,jr->ir", *given[:2], plan=plan, backend="triton")
+    whole = replace(plan, parts=(replace(plan.parts[0], format="dense_tile"),))
+    searched = replace(plan.parts[0], storage=replace(plan.parts[0].storage, sequence=(), contracted=0))
+    for sound in (whole, replace(plan, parts=(searched,))):
+        stc.compile("ijk,jr->ir", *given[:2], plan=sound, backend="triton")
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])

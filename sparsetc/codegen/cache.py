@@ -51,6 +51,18 @@ def load(source: str, directory: Path | None = None, name: str = "kernel") -> tu
         return module, path
 
 
+def count() -> int:
+    """How many modules are in memory."""
+    return len(_modules)
+
+
+def clear() -> None:
+    """Forget all modules; kernels that have one keep it."""
+    with _lock:
+        while _modules:
+            _forget(_modules.popitem()[1])
+
+
 class _Text(InspectLoader):
     """A loader of text in memory, which whoever asks for a module's source is given."""
 

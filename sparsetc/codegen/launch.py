@@ -1,15 +1,14 @@
 """Generated modules -> launches: argument lists built once, one grid a launch, ahead-of-time compilation.
 
-In: tile programs, their packed arrays. Out: a callable of (values, dense tables, output). Building one imports the
-generated file; calling it only fills in pointers, so that a call costs little, never waits and can be captured in a
-CUDA graph.
+In: tile programs; then the tensors of their storages. Out: callables of (values, dense tables, output). Making programs
+imports the generated file, binding them to tensors builds argument lists, and a call only fills in pointers: it costs
+little, never waits and can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
 
-import copy
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,9 +19,11 @@ import torch
 from sparsetc.codegen import cache
 from sparsetc.codegen import torch as torch_source
 from sparsetc.codegen.header import header
+from sparsetc.device.targets import MACHINES, gpu, portable
 from sparsetc.errors import DeviceError, PlanError
 from sparsetc.formats import Packed
 from sparsetc.ir.tile import TileProgram, check_sizes
+from sparsetc.ir.view import Computed
 
 if TYPE_CHECKING:
     from sparsetc.codegen.triton import Types
@@ -31,99 +32,110 @@ TORCH_CHUNK = 3 << 19
 """Elements of intermediate results a chunk of the torch programs may make: 16,000 fibers of rank 32 with two factors,
 each result 2 MB (2 cores: fibers of 4,000 a chunk lost 1.6x to the calls' own time, 64,000 up to 1.25x to memory)."""
 
-TARGETS: dict[str, tuple[str, int | str, int]] = {
-    "sm_80": ("cuda", 80, 32),
-    "sm_89": ("cuda", 89, 32),
-    "sm_90": ("cuda", 90, 32),
-    "sm_100": ("cuda", 100, 32),
-    "sm_120": ("cuda", 120, 32),
-    "gfx90a": ("hip", "gfx90a", 64),
-    "gfx942": ("hip", "gfx942", 64),
-    "gfx950": ("hip", "gfx950", 64),
-}
+Values = Sequence[torch.Tensor | None]
+"""Packed values, one a part; None of a pattern, which stores none."""
 
 
 @dataclass(frozen=True)
-class BoundPart:
-    """A tile program with the arrays it reads."""
+class PartArrays:
+    """The tensors that a part's program reads beside values and dense operands, and how many items these make."""
 
-    program: TileProgram
-    packed: Packed
-    slot: torch.Tensor | None = None
+    index: tuple[torch.Tensor, ...]
+    """Those that ``program.arrays`` names, in its order, without the values."""
+    items: int
+    stored: int
 
-    @property
-    def index_arrays(self) -> list[torch.Tensor]:
-        """Arrays in the order of ``program.arrays``, without the values."""
-        arrays = [self.packed.arrays[name] for name in self.program.view.arrays if name != "values"]
-        return arrays
+    @classmethod
+    def of(cls, program: TileProgram, packed: Packed, rows: torch.Tensor | None = None) -> PartArrays:
+        """Those of a storage, and the result rows of what the program adds, where it reads them."""
+        index = [packed.arrays[name] for name in program.view.arrays if name != "values"]
+        return cls((*index, rows) if rows is not None else tuple(index), packed.items, packed.stored)
 
-    def value_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """How its values are stored, those of the operands being of `dtype`."""
-        return torch.bfloat16 if dtype == torch.float32 and self.program.half else dtype
-
-    @property
-    def programs(self) -> int:
-        """Grid programs the part takes."""
-        count = self.packed.items
-        for axis in self.program.split:
+    def programs(self, program: TileProgram) -> int:
+        """Grid programs that the part takes."""
+        count = self.items
+        for axis in program.split:
             count *= axis.programs
         return count
 
+    def named(self, program: TileProgram) -> dict[str, torch.Tensor]:
+        """The tensors by the names that the program has for them."""
+        return dict(zip((name for name in program.arrays if name != "values"), self.index, strict=True))
 
-class TorchLaunch:
-    """Runs the torch programs, part after part."""
+    def some(self, program: TileProgram, first: int, end: int) -> PartArrays:
+        """The same storage, of which only the items ``first .. end`` take part.
+
+        Raises:
+            PlanError: the items are chunks of nonzeros that have no arrays of their own.
+        """
+        view = program.view
+        if view.chunk:
+            raise PlanError(
+                "equal chunks of nonzeros have no arrays an item: pack the nonzeros wanted, or take a plan of rows"
+            )
+        own = {c.array for c in view.item if not isinstance(c, Computed)} | {
+            n for n in program.arrays if n.startswith("item_")
+        }
+        cut = [
+            a[first : end + 1] if name == "item_ptr" else a[first:end] if name in own else a
+            for name, a in self.named(program).items()
+        ]
+        return PartArrays(tuple(cut), end - first, self.stored)
+
+
+class TorchPrograms:
+    """The generated torch programs of the parts of a plan."""
 
     def __init__(
-        self, parts: Sequence[BoundPart], cache_dir: Path | None, name: str, about: Sequence[str] = ()
+        self, programs: Sequence[TileProgram], cache_dir: Path | None, name: str, about: Sequence[str] = ()
     ) -> None:
-        programs, self.about = tuple(p.program for p in parts), tuple(about)
-        self.source = torch_source.module_source(programs, header(programs, "torch", self.about))
+        self.programs, self.about = tuple(programs), tuple(about)
+        self.source = torch_source.module_source(self.programs, header(self.programs, "torch", self.about))
         self.module, self.path = cache.load(self.source, cache_dir, name)
-        self._take(parts)
 
-    def _take(self, parts: Sequence[BoundPart]) -> None:
-        self.parts = [(getattr(self.module, f"part_{p.program.number}"), p, chunks(p)) for p in parts]
-
-    def on(self, parts: Sequence[BoundPart]) -> TorchLaunch:
-        """The same programs on other arrays."""
-        other = copy.copy(self)
-        other._take(parts)
-        return other
-
-    def __call__(self, values: Sequence[torch.Tensor | None], dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        """Add every part into `out`, which the caller has zeroed where it must be; a pattern's values are None."""
-        for (function, part, ranges), own in zip(self.parts, values, strict=True):
-            slot = [part.slot] if part.slot is not None else []
-            stored = [] if part.program.view.pattern else [own]
-            function(ranges, *part.index_arrays, *stored, *slot, *dense, out)
-
-
-def chunks(part: BoundPart) -> list[tuple[int, ...]]:
-    """Ranges (i0, i1, b0, b1, n0, n1) of items, blocks and nonzeros, each small enough to stay in the cache."""
-    packed, per = part.packed, torch_source.leaf_elements(part.program)
-    if packed.items == 0:
-        return []
-    chunk = packed.view.chunk
-    if chunk and packed.view.item:  # items of one size: as many whole ones as fit
-        size = max(1, TORCH_CHUNK // (per[0] * chunk))
-        ends = [min(i + size, packed.items) for i in range(0, packed.items, size)]
-        return [
-            (i, e, 0, 0, i * chunk, min(e * chunk, packed.stored)) for i, e in zip([0, *ends[:-1]], ends, strict=True)
+    def bind(self, arrays: Sequence[PartArrays]) -> Callable[[Values, Sequence[torch.Tensor], torch.Tensor], None]:
+        """The programs on these tensors: adds every part into an output, which was zeroed where it must be."""
+        parts = [
+            (getattr(self.module, f"part_{p.number}"), chunks(p, a), a.index, p)
+            for p, a in zip(self.programs, arrays, strict=True)
         ]
+
+        def call(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+            for (function, ranges, index, program), own in zip(parts, values, strict=True):
+                # the values stand before the result rows, which come last
+                rows = index[-1:] if program.slot else ()
+                stored = () if program.view.pattern else (own,)
+                function(ranges, *(index[:-1] if program.slot else index), *stored, *rows, *dense, out)
+
+        return call
+
+
+def chunks(program: TileProgram, arrays: PartArrays) -> list[tuple[int, ...]]:
+    """Ranges (i0, i1, b0, b1, n0, n1) of items, blocks and nonzeros, each small enough to stay in the cache."""
+    view, per = program.view, torch_source.leaf_elements(program)
+    items, stored = arrays.items, arrays.stored
+    if items == 0:
+        return []
+    chunk = view.chunk
+    if chunk and view.item:  # items of one size: as many whole ones as fit
+        size = max(1, TORCH_CHUNK // (per[0] * chunk))
+        ends = [min(i + size, items) for i in range(0, items, size)]
+        return [(i, e, 0, 0, i * chunk, min(e * chunk, stored)) for i, e in zip([0, *ends[:-1]], ends, strict=True)]
     if chunk:
         size = max(1, TORCH_CHUNK // max(per))
-        starts = list(range(0, packed.stored, size))
-        return [(n, n + 1, 0, 0, at, min(at + size, packed.stored)) for n, at in enumerate(starts)]
-    item_ptr = packed.arrays["item_ptr"].long()
-    block_ptr = packed.arrays["block_ptr"].long() if packed.view.blocks else None
-    if packed.view.bitmap:
-        block_ptr = packed.arrays["value_ptr"].long()
-    elif packed.view.sides:  # a tile is a block of its whole volume
-        block_ptr = torch.arange(packed.stored // packed.view.volume + 1, device=item_ptr.device) * packed.view.volume
+        return [(n, n + 1, 0, 0, at, min(at + size, stored)) for n, at in enumerate(range(0, stored, size))]
+    named = arrays.named(program)
+    item_ptr = named["item_ptr"].long()
+    block_ptr = named["block_ptr"].long() if view.blocks else None
+    if view.bitmap:
+        block_ptr = named["value_ptr"].long()
+    elif view.sides:  # a tile is a block of its whole volume
+        block_ptr = torch.arange(stored // view.volume + 1, device=item_ptr.device) * view.volume
     leaf = block_ptr[item_ptr] if block_ptr is not None else item_ptr
     weight = leaf * per[0] + (item_ptr * per[1] if block_ptr is not None else 0)
+    weight = weight - weight[0]
     limits = torch.arange(TORCH_CHUNK, int(weight[-1]) + TORCH_CHUNK, TORCH_CHUNK, device=weight.device)
-    ends = torch.unique(torch.searchsorted(weight, limits).clamp(1, packed.items)).tolist()
+    ends = torch.unique(torch.searchsorted(weight, limits).clamp(1, items)).tolist()
     found: list[tuple[int, ...]] = []
     for i0, i1 in zip([0, *ends[:-1]], ends, strict=True):
         b0, b1, n0, n1 = (int(v) for v in (item_ptr[i0], item_ptr[i1], leaf[i0], leaf[i1]))
@@ -131,25 +143,29 @@ def chunks(part: BoundPart) -> list[tuple[int, ...]]:
     return found
 
 
-class TritonLaunch:
-    """Runs the Triton kernels: one launch for all parts when fused, else one a part."""
+class TritonPrograms:
+    """The generated Triton kernels of the parts of a plan: one launch for all when fused, else one a part."""
 
     def __init__(
         self,
-        parts: Sequence[BoundPart],
+        programs: Sequence[TileProgram],
         dtype: torch.dtype,
         fused: bool,
+        machine: str,
         cache_dir: Path | None,
         name: str,
         about: Sequence[str] = (),
     ) -> None:
-        self.dtype, self.fused, self.name, self.about = dtype, fused, name, tuple(about)
-        self.programs = tuple(p.program for p in parts)
+        self.programs, self.dtype, self.fused, self.name = tuple(programs), dtype, fused, name
+        self.about = tuple(about)
         for program in self.programs:
             check_sizes(program)
-        self.source = self.text_for(machine_of(a for p in parts for a in p.packed.arrays.values()))
+        self.source = self.text_for(machine)
         self.module, self.path = cache.load(self.source, cache_dir, name)
-        self._take(parts)
+        numbers = range(len(self.programs))
+        self.groups: list[Sequence[int]] = [numbers] if fused else [(n,) for n in numbers]
+        names = ["kernel"] if len(self.groups) == 1 else [f"kernel_{n}" for n in range(len(self.groups))]
+        self.kernels = {name: getattr(self.module, name) for name in names}
 
     def text_for(self, machine: str) -> str:
         """The module that runs on a machine (`machine_of`), which `compile_for` compiles for its targets."""
@@ -158,85 +174,127 @@ class TritonLaunch:
         programs, types = made_for(machine, self.programs, types_of(self.dtype))
         return module_source(programs, types, header(programs, "triton", self.about), self.fused)
 
-    def on(self, parts: Sequence[BoundPart]) -> TritonLaunch:
-        """The same kernels on other arrays."""
-        other = copy.copy(self)
-        other._take(parts)
-        return other
+    def bind(self, arrays: Sequence[PartArrays]) -> Callable[[Values, Sequence[torch.Tensor], torch.Tensor], None]:
+        """The kernels on these tensors: a callable that launches, and returns before they have run."""
+        launches = []
+        for kernel, group in zip(self.kernels.values(), self.groups, strict=True):
+            first = self.programs[group[0]]
+            grid = sum(arrays[n].programs(self.programs[n]) for n in group)
+            if grid:
+                launches.append(Launch(kernel, grid, *self._arguments(group, arrays), first.warps, first.stages))
 
-    def _take(self, parts: Sequence[BoundPart]) -> None:
-        self.parts = tuple(parts)
-        groups = [self.parts] if self.fused else [(p,) for p in self.parts]
-        self.launches: list[tuple[Any, int, list[Any], list[tuple[int, int]], int, int]] = []
-        for number, group in enumerate(groups):
-            kernel = getattr(self.module, "kernel" if len(groups) == 1 else f"kernel_{number}")
-            arguments, places = self._arguments(group)
-            grid = sum(p.programs for p in group)
-            self.launches.append((kernel, grid, arguments, places, group[0].program.warps, group[0].program.stages))
+        def call(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+            if out.is_cuda and out.device.index != torch.cuda.current_device():
+                with torch.cuda.device(out.device):  # Triton launches on the current device
+                    return call(values, dense, out)
+            for launch in launches:
+                launch(values, dense, out)
 
-    def _arguments(self, group: Sequence[BoundPart]) -> tuple[list[Any], list[tuple[int, int]]]:
-        """The fixed arguments (None where values go), and (place, part of the group) of the values that are stored."""
+        return call
+
+    def _arguments(
+        self, group: Sequence[int], arrays: Sequence[PartArrays]
+    ) -> tuple[list[Any], tuple[tuple[int, int], ...]]:
+        """The fixed arguments (None where values go), and (place, part) of the values that are stored."""
         counts: list[Any] = []
         pointers: list[Any] = []
         places: list[tuple[int, int]] = []
-        for part in group:
-            counts.append(part.programs)
-            if part.program.view.chunk:
-                counts.append(part.packed.stored)
-        for number, part in enumerate(group):
-            pointers += part.index_arrays
-            if not part.program.view.pattern:
-                places.append((len(counts) + len(pointers), number))
+        for n in group:
+            counts.append(arrays[n].programs(self.programs[n]))
+            if self.programs[n].view.chunk:
+                counts.append(arrays[n].stored)
+        for n in group:
+            program, index = self.programs[n], arrays[n].index
+            own = index[:-1] if program.slot else index
+            pointers += own
+            if not program.view.pattern:
+                places.append((len(counts) + len(pointers), n))
                 pointers.append(None)
-            if part.slot is not None:
-                pointers.append(part.slot)
-        return [*counts, *pointers], places
+            if program.slot:
+                pointers.append(index[-1])
+        return [*counts, *pointers], tuple(places)
 
-    def __call__(self, values: Sequence[torch.Tensor | None], dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        """Launch; returns before the kernels have run. A pattern's values are None."""
-        if out.is_cuda and out.device.index != torch.cuda.current_device():
-            with torch.cuda.device(out.device):  # Triton launches on the current device
-                return self(values, dense, out)
-        check_device(self.launches[0][0], out.device)
-        for before, (kernel, grid, fixed, places, warps, stages) in enumerate(self.launches):
-            arguments = fixed.copy()
-            for place, number in places:
-                arguments[place] = values[before + number]
-            if grid:
-                kernel[(grid,)](*arguments, *dense, out, num_warps=warps, num_stages=stages)
-
-    def compile_for(self, target: str, out_dtype: torch.dtype) -> list[Any]:
+    def compile_for(self, target: str, arrays: Sequence[PartArrays], out_dtype: torch.dtype) -> list[Any]:
         """Triton's compiled kernels for a named target; needs no GPU."""
-        return [c for _, c in self._compiled(target, out_dtype)]
-
-    def _compiled(self, target: str, out_dtype: torch.dtype) -> list[tuple[str, Any]]:
-        groups = [self.parts] if self.fused else [(p,) for p in self.parts]
-        names = ["kernel"] if len(groups) == 1 else [f"kernel_{number}" for number in range(len(groups))]
 
         def load(name: str, machine: str) -> Any:
             return getattr(cache.load(self.text_for(machine), self.path.parent, self.name)[0], name)
 
         compiled = []
-        for name, group in zip(names, groups, strict=True):
-            schedule, types = group[0].program, self._signature(group, out_dtype)
-            compiled.append((name, assembled(partial(load, name), types, target, schedule.warps, schedule.stages)))
+        for name, group in zip(self.kernels, self.groups, strict=True):
+            schedule, types = self.programs[group[0]], self._signature(group, arrays, out_dtype)
+            compiled.append(assembled(partial(load, name), types, target, schedule.warps, schedule.stages))
         return compiled
 
-    def _signature(self, group: Sequence[BoundPart], out_dtype: torch.dtype) -> list[str]:
+    def assembly(self, target: str, arrays: Sequence[PartArrays], out_dtype: torch.dtype) -> str:
+        """PTX, or AMD's assembly, of all kernels."""
+        return "\n".join(map(text_of, self.compile_for(target, arrays, out_dtype)))
+
+    def _signature(self, group: Sequence[int], arrays: Sequence[PartArrays], out_dtype: torch.dtype) -> list[str]:
         """The types of a kernel's arguments, in order."""
-        fixed, places = self._arguments(group)
+        fixed, places = self._arguments(group, arrays)
+        own = {place: stored_dtype(self.programs[n], self.dtype) for place, n in places}
         types = []
-        own = {place: group[number].value_dtype(self.dtype) for place, number in places}
         for n, value in enumerate(fixed):
             if n in own:
                 types.append(f"*{TRITON_TYPES[own[n]]}")
             else:
                 types.append("i32" if isinstance(value, int) else f"*{TRITON_TYPES[value.dtype]}")
-        return [
-            *types,
-            *[f"*{TRITON_TYPES[self.dtype]}"] * len(group[0].program.operands),
-            f"*{TRITON_TYPES[out_dtype]}",
-        ]
+        tables = [f"*{TRITON_TYPES[self.dtype]}"] * len(self.programs[group[0]].operands)
+        return [*types, *tables, f"*{TRITON_TYPES[out_dtype]}"]
+
+
+class Launch:
+    """One kernel on one grid with its fixed arguments.
+
+    Triton decides by arguments' types and alignment which of a kernel's compiled forms runs, which takes most of a
+    call's time. So the form that it found for tensors of one kind is kept for others that are aligned alike.
+    """
+
+    __slots__ = ("_forms", "arguments", "grid", "kernel", "places", "stages", "warps")
+
+    def __init__(
+        self,
+        kernel: Any,
+        grid: int,
+        arguments: list[Any],
+        places: tuple[tuple[int, int], ...],
+        warps: int,
+        stages: int,
+    ) -> None:
+        self.kernel, self.grid, self.arguments, self.places = kernel, grid, arguments, places
+        self.warps, self.stages = warps, stages
+        self._forms: dict[Any, Any] = {}
+
+    def __call__(self, values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        """Launch on the current device; returns before the kernel has run."""
+        arguments = self.arguments.copy()
+        for place, number in self.places:
+            arguments[place] = values[number]
+        own = [arguments[place] for place, _ in self.places]
+        form = (out.device, out.dtype, *[t.data_ptr() % ALIGNED for t in (*own, *dense, out)])
+        compiled = self._forms.get(form)
+        if compiled is not None:
+            compiled[self.grid, 1, 1](*arguments, *dense, out)
+            return
+        check_device(self.kernel, out.device)
+        compiled = self.kernel[(self.grid,)](*arguments, *dense, out, num_warps=self.warps, num_stages=self.stages)
+        if compiled is not None:  # Triton's interpreter compiles nothing
+            self._forms[form] = compiled
+
+
+ALIGNED = 16
+"""Bytes to which Triton's kernels are specialised."""
+
+
+def stored_dtype(program: TileProgram, dtype: torch.dtype) -> torch.dtype:
+    """How a part's values are stored on a GPU, those of the operands being of `dtype`."""
+    return torch.bfloat16 if dtype == torch.float32 and program.half else dtype
+
+
+def text_of(compiled: Any) -> str:
+    """The assembly of one of Triton's compiled kernels."""
+    return str(compiled.asm["ptx"] if "ptx" in compiled.asm else compiled.asm["amdgcn"])
 
 
 def assembled(load: Callable[[str], Any], types: Sequence[str], target: str, warps: int, stages: int) -> Any:
@@ -245,7 +303,7 @@ def assembled(load: Callable[[str], Any], types: Sequence[str], target: str, war
     Args:
         load: from the machine of the target, ``cuda`` or ``hip``, to the kernel.
         types: of its arguments, in order, as Triton writes them; pointers are aligned to 16 bytes.
-        target: a name of `TARGETS`.
+        target: a name of `device.targets.TARGETS`.
         warps: of a program.
         stages: of its loops.
 
@@ -256,10 +314,8 @@ def assembled(load: Callable[[str], Any], types: Sequence[str], target: str, war
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    if target not in TARGETS:
-        raise PlanError(f"unknown target {target!r}; known: {', '.join(TARGETS)}")
-    backend, arch, warp = TARGETS[target]
-    kernel = load(backend)
+    machine, arch, warp = gpu(target)
+    kernel = load(machine)
     if is_interpreted(kernel):
         raise PlanError("compiling ahead of time needs TRITON_INTERPRET unset when triton is imported")
     aligned = [n for n, t in enumerate(types) if t.startswith("*")]
@@ -267,7 +323,7 @@ def assembled(load: Callable[[str], Any], types: Sequence[str], target: str, war
     signature = dict(zip(kernel.arg_names, types, strict=True))
     return triton.compile(
         ASTSource(kernel, signature, constexprs={}, attrs=attributes),
-        target=GPUTarget(backend, arch, warp),
+        target=GPUTarget(machine, arch, warp),
         options={"num_warps": warps, "num_stages": stages},
     )
 
@@ -318,30 +374,10 @@ def types_of(dtype: torch.dtype) -> Types:
     return Types(str(kept).removeprefix("torch."), widen=kept != dtype)
 
 
-def machine_of(arrays: Iterable[torch.Tensor]) -> str:
-    """What programs that read these arrays are made for: ``hip`` where torch is AMD's, ``cuda``, or ``cpu``.
-
-    On the CPU Triton interprets them, or they are only looked at.
-    """
-    if torch.version.hip is not None:
-        return "hip"
-    return "cuda" if any(a.is_cuda for a in arrays) else "cpu"
-
-
 def made_for(machine: str, programs: tuple[TileProgram, ...], types: Types) -> tuple[tuple[TileProgram, ...], Types]:
-    """Programs and types as a machine runs them: in a precision that it has, and counting bits by PTX on CUDA alone."""
+    """Programs and types as a machine runs them: in precisions and by instructions that it has."""
     made = tuple(replace(p, precision=portable(p.precision, machine)) for p in programs)
-    return made, replace(types, popcount=machine == "cuda")
-
-
-def portable(precision: str, machine: str) -> str:
-    """The precision a machine can run: tf32x3 does not compile for AMD, whose matrix units take float32 as it is."""
-    return "ieee" if machine == "hip" and precision in ("tf32x3", "tf32") else precision
-
-
-def is_amd(target: str) -> bool:
-    """Whether a named target is AMD's; none that is not known is."""
-    return target in TARGETS and TARGETS[target][0] == "hip"
+    return made, replace(types, popcount=MACHINES[machine].popcount)
 
 
 def source_name(equation: str, backend: str) -> str:

@@ -47,7 +47,7 @@ class TritonPairs:
     """The Triton kernel."""
 
     def __init__(self, program: TileProgram, dtype: torch.dtype, cache_dir: Path | None, machine: str) -> None:
-        """Generate the kernel for a machine, as `codegen.launch.machine_of` names them."""
+        """Generate the kernel for a machine, as `device.targets.machine_of` names them."""
         self.program, self.dtype = program, dtype
         self.source, self.module, self.path = self._load(machine, cache_dir)
 

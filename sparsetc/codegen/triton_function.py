@@ -167,21 +167,21 @@ class FunctionPrinter:
 
     def loop_steps(self, s: Loop) -> None:
         """Whole groups of steps without a mask, then the rest with one."""
-        lanes, unroll, tail = self.p.view.lanes, self.p.unroll, self.p.tail
+        lanes, unroll, masked = self.p.view.lanes, self.p.unroll, self.p.masked_unroll
         stride = lanes * unroll
         if self.p.view.blocks:
             self.steps(s, f"for step in range(0, full{by(unroll)}):", masked=False)
-            self.steps(s, f"for step in range(full, steps{by(tail)}):", masked=True)
+            self.steps(s, f"for step in range(full, steps{by(masked)}):", masked=True)
         else:
             self.put(f"full = start + (stop - start) // {stride} * {stride}")
             self.steps(s, f"for first in range(start, full, {stride}):", masked=False)
-            self.steps(s, f"for first in range(full, stop{by(lanes * tail)}):", masked=True)
+            self.steps(s, f"for first in range(full, stop{by(lanes * masked)}):", masked=True)
 
     def steps(self, s: Loop, head: str, masked: bool) -> None:
         lanes, blocks = self.p.view.lanes, self.p.view.blocks
         self.put(head)
         self.indent += 1
-        self.masked, self.copies = masked, self.p.tail if masked else self.p.unroll
+        self.masked, self.copies = masked, self.p.masked_unroll if masked else self.p.unroll
         self.words[LEAF].clear()
         for n, u in enumerate(self.each(LEAF)):
             ahead = f" + {n * lanes}" if n else ""

@@ -1,7 +1,7 @@
 """Formats: how a part's nonzeros are stored. One file each; importing this package registers them."""
 
 from sparsetc.formats import bitmap_tile, coo, dense_tile, fiber
-from sparsetc.formats.base import FORMATS, Format, Packed, get_format, pack, register_format, storage_of
+from sparsetc.formats.base import FORMATS, Format, Packed, get_format, pack, register_format
 
 __all__ = [
     "FORMATS",
@@ -14,5 +14,4 @@ __all__ = [
     "get_format",
     "pack",
     "register_format",
-    "storage_of",
 ]

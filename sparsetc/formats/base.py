@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar, overload, runtime_checkable
 import torch
 
 from sparsetc.errors import FormatError
-from sparsetc.ir.plan import PLAN_NAMES, Layout
+from sparsetc.ir.plan import PLAN_NAMES, Storage
 from sparsetc.ir.view import View, verify
 from sparsetc.names import check_free, check_identifier
 
@@ -26,7 +26,7 @@ class Packed:
     """A part, stored. `arrays` lacks ``values``, which `pack_values` makes."""
 
     format: str
-    layout: Layout
+    storage: Storage
     shape: tuple[int, ...]
     nnz: int
     view: View
@@ -35,10 +35,12 @@ class Packed:
     """(stored,) the nonzero each stored value came from, -1 for padding; None when stored in the order given."""
     stored: int
     items: int
-    heads: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
+    representatives: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
     """A nonzero of each item, and of each lane (-1 for an unused one): what they share is read off it."""
-    cut: tuple[bool, bool] = (False, False)
-    """Whether one row has several items, and whether one fiber has several lanes."""
+    split_rows: bool = False
+    """Whether a row has several items."""
+    split_fibers: bool = False
+    """Whether a fiber has several lanes."""
     padded: bool = False
     source: torch.Tensor | None = field(default=None)
     """(nnz,) which nonzeros of the whole tensor the part holds; None for all of them."""
@@ -82,8 +84,7 @@ class Packed:
 
     def slots(self, level: int, slot: torch.Tensor) -> torch.Tensor:
         """Per item, lane or stored nonzero, the output slot, given that of every nonzero of the whole tensor."""
-        heads = (*self.heads, self.positions)[level]
-        places = self.in_whole(heads)
+        places = self.in_whole((*self.representatives, self.positions)[level])
         if places is None:
             return slot.contiguous()
         return slot[places.clamp(min=0)].contiguous() if slot.numel() else places.clamp(min=0)
@@ -92,11 +93,12 @@ class Packed:
         """The same, as a part holding these nonzeros of a larger tensor."""
         return replace(self, source=source)
 
-    def read_by(self, layout: Layout) -> Packed:
-        """The part, its arrays read as another layout of one storage says."""
-        if layout == self.layout:
+    def unrolled(self, steps: int) -> Packed:
+        """The part for kernels that take so many steps of a block together while every lane has a nonzero."""
+        if not self.view.blocks or steps == 1:
             return self
-        return replace(self, layout=layout, view=get_format(self.format).view(self.shape, layout))
+        full = self.arrays["block_full"]
+        return replace(self, arrays=self.arrays | {"block_full": full // steps * steps})
 
 
 @runtime_checkable
@@ -104,17 +106,16 @@ class Format(Protocol):
     """A way to store nonzeros. Register an instance with `register_format`.
 
     A format may also have ``offer(setting, counts) -> Candidate | None``: the plan it would run this einsum by, or
-    None where it does not apply. What it offers is costed with the others under ``plan="auto"``. And it may have
-    ``storage(layout) -> Layout``: one layout for all that pack the same arrays, so that these are packed once.
+    None where it does not apply. What it offers is costed with the others under ``plan="auto"``.
     """
 
     name: str
 
-    def view(self, shape: tuple[int, ...], layout: Layout) -> View:
-        """How a part packed with this layout is read; what a plan is costed by before anything is packed."""
+    def view(self, shape: tuple[int, ...], storage: Storage) -> View:
+        """How a part of this storage is read; what a plan is costed by before anything is packed."""
         ...
 
-    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], layout: Layout) -> Packed:
+    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
         """Coordinates (order, nnz), int64, in lexicographic order -> arrays and their view."""
         ...
 
@@ -132,8 +133,8 @@ OWN = ("coo", "fiber", "dense_tile", "bitmap_tile")
 """Names of the formats that come with the package."""
 PARTS = {
     "name": "name",
-    "view": "view(shape, layout)",
-    "pack": "pack(coords, shape, layout)",
+    "view": "view(shape, storage)",
+    "pack": "pack(coords, shape, storage)",
     "unpack": "unpack(packed)",
 }
 """What a format must have, as its author writes it."""
@@ -173,17 +174,11 @@ def get_format(name: str) -> Format:
         raise FormatError(f"no format is called {name!r}; known: {', '.join(sorted(FORMATS))}") from None
 
 
-def storage_of(format: str, layout: Layout) -> Layout:
-    """The layout that stands for all of which the named format packs the same arrays."""
-    storage = getattr(get_format(format), "storage", None)
-    return layout if storage is None else storage(layout)
-
-
-def pack(coords: torch.Tensor, shape: tuple[int, ...], format: str, layout: Layout) -> Packed:
+def pack(coords: torch.Tensor, shape: tuple[int, ...], format: str, storage: Storage) -> Packed:
     """Pack with the named format and check its view."""
-    if layout.order != coords.shape[0]:
-        raise FormatError(f"the layout deals {layout.order} modes, the tensor has {coords.shape[0]}")
-    packed = get_format(format).pack(coords, tuple(shape), layout)
+    if storage.order != coords.shape[0]:
+        raise FormatError(f"the storage deals {storage.order} modes, the tensor has {coords.shape[0]}")
+    packed = get_format(format).pack(coords, tuple(shape), storage)
     verify(packed.view)
     missing = set(packed.view.arrays) - set(packed.arrays) - {"values"}
     if missing:

@@ -37,7 +37,7 @@ class Blocks:
     """Positions a mode, powers of two."""
     fields: tuple[Field, ...]
     """Where each mode's bits lie in the words."""
-    heads: tuple[torch.Tensor, ...]
+    block_coords: tuple[torch.Tensor, ...]
     """(blocks,) int64 a mode: coordinates of the non-empty blocks, in lexicographic order."""
     blocks: int
     """Non-empty blocks, M."""
@@ -77,7 +77,7 @@ class Blocks:
     @cached_property
     def words(self) -> dict[str, torch.Tensor]:
         """(blocks,) each: ``word``, and ``word_1``, … where more than 63 bits are needed."""
-        return words.encode(self.heads, self.fields)
+        return words.encode(self.block_coords, self.fields)
 
     @cached_property
     def bitmap(self) -> torch.Tensor:

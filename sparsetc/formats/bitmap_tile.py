@@ -18,7 +18,7 @@ import torch
 from sparsetc.formats.base import Packed, index_dtype, register_format
 from sparsetc.formats.bits import packed_bits, set_bits
 from sparsetc.formats.tiles import coordinates, refuse_duplicates, tiled, tiles_of_nonzeros, view_of
-from sparsetc.ir.plan import Layout
+from sparsetc.ir.plan import Storage
 from sparsetc.ir.view import View
 
 
@@ -28,14 +28,14 @@ class BitmapTile:
 
     name = "bitmap_tile"
 
-    def view(self, shape: tuple[int, ...], layout: Layout) -> View:
+    def view(self, shape: tuple[int, ...], storage: Storage) -> View:
         """Ranges of tiles that share the item modes' block coordinates."""
-        return view_of(shape, layout, bitmap=True)
+        return view_of(shape, storage, bitmap=True)
 
-    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], layout: Layout) -> Packed:
+    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
         """Sort tiles by (item, other) modes, and the nonzeros of a tile by position."""
-        view, nnz = self.view(shape, layout), coords.shape[1]
-        t = tiled(coords, shape, layout, view)
+        view, nnz = self.view(shape, storage), coords.shape[1]
+        t = tiled(coords, shape, storage, view)
         key, order = torch.sort(t.tile * view.volume + t.place)
         if bool((key[1:] == key[:-1]).any()):
             refuse_duplicates()
@@ -45,19 +45,7 @@ class BitmapTile:
             "value_ptr": value_ptr.to(index_dtype(nnz)),
             "bits": packed_bits(t.tile, t.place, t.tiles, view.volume, view.word).flatten(),
         }
-        return Packed(
-            self.name,
-            layout,
-            shape,
-            nnz,
-            view,
-            arrays,
-            t.by_tile[order],
-            nnz,
-            t.items,
-            heads=t.heads,
-            cut=(t.cut, False),
-        )
+        return t.packed(self.name, storage, shape, arrays, t.by_tile[order])
 
     def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
         """Walk the bits that are set back to coordinates."""

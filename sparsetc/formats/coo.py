@@ -5,12 +5,10 @@
         word       [ jk jk jk … jk jk … jk … ]         the other modes, ceil(log2 dim) bits each
         values     [ v  v  v  … v  v  … v  … ]
 
-With no item modes and a grain, items are equal chunks in the operand's own order, and no pointers are stored.
+With no item modes and a `max_item_nnz`, items are equal chunks in the operand's own order, and no pointers are stored.
 """
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import torch
 
@@ -18,7 +16,7 @@ from sparsetc import coords as crd
 from sparsetc.errors import FormatError
 from sparsetc.formats import words
 from sparsetc.formats.base import Packed, index_dtype, place_in_run, register_format, runs
-from sparsetc.ir.plan import Layout
+from sparsetc.ir.plan import Storage
 from sparsetc.ir.view import WHOLE, View
 
 
@@ -28,67 +26,32 @@ class Coo:
 
     name = "coo"
 
-    def view(self, shape: tuple[int, ...], layout: Layout) -> View:
+    def view(self, shape: tuple[int, ...], storage: Storage) -> View:
         """Runs of the item modes; equal chunks where there are none."""
-        if layout.lane:
-            raise FormatError(f"format 'coo' has no lanes that share modes {layout.lane}; deal them to items or leaves")
-        leaf = words.fields(layout.leaf, shape, "word")
-        item = words.fields(layout.item, shape, "item_word")
-        chunk = 0 if item else layout.grain or WHOLE
-        return View(len(shape), item, (), leaf, blocks=False, lanes=layout.lanes, chunk=chunk)
+        if storage.lane:
+            raise FormatError(f"format 'coo' has no lanes that share modes {storage.lane}; deal them to other levels")
+        leaf = words.fields(storage.leaf, shape, "word")
+        item = words.fields(storage.item, shape, "item_word")
+        chunk = 0 if item else storage.max_item_nnz or WHOLE
+        return View(len(shape), item, (), leaf, blocks=False, chunk=chunk, narrow=storage.narrow)
 
-    def storage(self, layout: Layout) -> Layout:
-        """One layout for all numbers of lanes above one, and of steps taken together: arrays do not tell them apart."""
-        return replace(layout, lanes=min(layout.lanes, 2), unroll=1)
-
-    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], layout: Layout) -> Packed:
-        """Sort by (item, leaf) modes unless that is the order given; cut runs of `grain` nonzeros."""
-        nnz, view = coords.shape[1], self.view(shape, layout)
-        leaf, item = view.leaf, view.item
-        if not layout.item:
-            arrays = words.encode(coords, leaf, narrow=layout.lanes > 1)
-            heads = torch.arange(0, nnz, min(view.chunk, max(nnz, 1)), device=coords.device)
-            return Packed(
-                self.name,
-                layout,
-                shape,
-                nnz,
-                view,
-                arrays,
-                None,
-                nnz,
-                heads.numel(),
-                heads=(heads, None),
-                cut=(heads.numel() > 1, False),
-            )
-        order = (*layout.item, *layout.leaf)
-        coords, positions = _sorted(coords, shape, order)
-        flags = crd.starts_of_runs(crd.sort_keys(coords[list(layout.item)], [shape[m] for m in layout.item]))
-        rows = flags
-        if layout.grain:
-            flags = flags | (place_in_run(flags) % layout.grain == 0)
-        item_ptr = runs(flags)
-        heads = item_ptr[:-1]
-        arrays = {
-            "item_ptr": item_ptr.to(index_dtype(nnz)),
-            **words.encode(coords[:, heads], item),
-            **words.encode(coords, leaf, narrow=layout.lanes > 1),
-        }
-        cut = bool(layout.grain) and heads.numel() > int(rows.sum())
-        first = heads if positions is None else positions[heads]
-        return Packed(
-            self.name,
-            layout,
-            shape,
-            nnz,
-            view,
-            arrays,
-            positions,
-            nnz,
-            heads.numel(),
-            heads=(first, None),
-            cut=(cut, False),
-        )
+    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
+        """Sort by (item, leaf) modes unless that is the order given; cut runs of `max_item_nnz` nonzeros."""
+        nnz, view, most = coords.shape[1], self.view(shape, storage), storage.max_item_nnz
+        arrays: dict[str, torch.Tensor] = {}
+        if storage.item:
+            coords, positions = _sorted(coords, shape, (*storage.item, *storage.leaf))
+            rows = crd.starts_of_runs(crd.sort_keys(coords[list(storage.item)], [shape[m] for m in storage.item]))
+            item_ptr = runs(rows | (place_in_run(rows) % most == 0) if most else rows)
+            starts = item_ptr[:-1]
+            arrays = {"item_ptr": item_ptr.to(index_dtype(nnz)), **words.encode(coords[:, starts], view.item)}
+            split = bool(most) and starts.numel() > int(rows.sum())
+        else:
+            positions, starts = None, torch.arange(0, nnz, min(view.chunk, max(nnz, 1)), device=coords.device)
+            split = starts.numel() > 1
+        arrays |= words.encode(coords, view.leaf, narrow=storage.narrow)
+        items, first = starts.numel(), starts if positions is None else positions[starts]
+        return Packed(self.name, storage, shape, nnz, view, arrays, positions, nnz, items, (first, None), split)
 
     def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
         """Decode the words; an item's coordinates are repeated for each of its nonzeros."""

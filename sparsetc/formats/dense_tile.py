@@ -5,7 +5,7 @@
         tile_word  [ jk jk jk | …           block coordinates of each tile's other modes
         values     [ tile 0 | tile 1 | …    the positions of each tile in the order of ``view.sequence``, 0 where empty
 
-Sides are `layout.param("side_m")`, else as long as the mode and a volume of 4,096 positions allow, 16 at most. A zero
+Sides are `storage.param("side_m")`, else as long as the mode and a volume of 4,096 positions allow, 16 at most. A zero
 position is multiplied like any other: an infinity or NaN of a dense operand therefore reaches every row of its tiles.
 """
 
@@ -15,7 +15,7 @@ import torch
 
 from sparsetc.formats.base import Packed, register_format
 from sparsetc.formats.tiles import coordinates, refuse_duplicates, tiled, tiles_of_nonzeros, view_of
-from sparsetc.ir.plan import Layout
+from sparsetc.ir.plan import Storage
 from sparsetc.ir.view import View
 
 
@@ -25,32 +25,19 @@ class DenseTile:
 
     name = "dense_tile"
 
-    def view(self, shape: tuple[int, ...], layout: Layout) -> View:
+    def view(self, shape: tuple[int, ...], storage: Storage) -> View:
         """Ranges of tiles that share the item modes' block coordinates."""
-        return view_of(shape, layout, bitmap=False)
+        return view_of(shape, storage, bitmap=False)
 
-    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], layout: Layout) -> Packed:
-        """Sort tiles by (item, other) modes; cut the tiles of a row at `grain` positions."""
-        view, nnz = self.view(shape, layout), coords.shape[1]
-        t = tiled(coords, shape, layout, view)
+    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
+        """Sort tiles by (item, other) modes; cut the tiles of a row at `max_item_nnz` positions."""
+        view, nnz = self.view(shape, storage), coords.shape[1]
+        t = tiled(coords, shape, storage, view)
         positions = torch.full((t.tiles * view.volume,), -1, dtype=torch.long, device=coords.device)
         positions[t.tile * view.volume + t.place] = t.by_tile
         if int((positions >= 0).sum()) != nnz:
             refuse_duplicates()
-        return Packed(
-            self.name,
-            layout,
-            shape,
-            nnz,
-            view,
-            t.arrays,
-            positions,
-            positions.numel(),
-            t.items,
-            heads=t.heads,
-            cut=(t.cut, False),
-            padded=positions.numel() != nnz,
-        )
+        return t.packed(self.name, storage, shape, t.arrays, positions)
 
     def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
         """Walk positions back to coordinates; those that came from a nonzero are kept."""

@@ -1,7 +1,7 @@
 """``fiber``: compressed fibers, side by side (any leaf modes; CSF as in MM-CSF, laid out as sliced ELL for a GPU).
 
-A fiber is the nonzeros that share the item and lane modes. Fibers longer than `cap` are cut; those of one item are
-ordered by length, and `lanes` of them make a block, in which step n takes the n-th nonzero of each:
+A fiber is the nonzeros that share the item and lane modes. Fibers longer than `max_fiber_len` are cut; those of an item
+are ordered by length, and `lanes` of them make a block, in which step n takes the n-th nonzero of each:
 
         item_ptr   [ 0     2 …            blocks of each work item, all of one row
         block_ptr  [ 0   12   20 …        first stored nonzero of each block (a multiple of the lanes)
@@ -26,7 +26,7 @@ import torch
 from sparsetc import coords as crd
 from sparsetc.formats import words
 from sparsetc.formats.base import Packed, index_dtype, place_in_run, register_format, runs
-from sparsetc.ir.plan import Layout
+from sparsetc.ir.plan import Storage
 from sparsetc.ir.view import View
 
 
@@ -37,7 +37,7 @@ class _Pieces:
     start: torch.Tensor
     length: torch.Tensor
     row: torch.Tensor
-    cut: bool
+    split: bool
 
 
 @register_format
@@ -46,32 +46,32 @@ class Fiber:
 
     name = "fiber"
 
-    def view(self, shape: tuple[int, ...], layout: Layout) -> View:
+    def view(self, shape: tuple[int, ...], storage: Storage) -> View:
         """Blocks of fibers that share the item and lane modes."""
-        item = words.fields(layout.item, shape, "item_word")
-        lane = words.fields(layout.lane, shape, "lane_word")
-        leaf = words.fields(layout.leaf, shape, "word")
-        return View(len(shape), item, lane, leaf, blocks=True, lanes=layout.lanes)
+        item = words.fields(storage.item, shape, "item_word")
+        lane = words.fields(storage.lane, shape, "lane_word")
+        leaf = words.fields(storage.leaf, shape, "word")
+        return View(len(shape), item, lane, leaf, blocks=True, lanes=storage.lanes, narrow=storage.narrow)
 
-    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], layout: Layout) -> Packed:
+    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
         """Sort by (item, lane, leaf) modes, cut fibers, deal them to blocks and blocks to items."""
-        order = (*layout.item, *layout.lane, *layout.leaf)
+        order = (*storage.item, *storage.lane, *storage.leaf)
         natural = order == tuple(range(len(shape)))
         keys = crd.sort_keys(coords[list(order)], [shape[m] for m in order])
         positions = None if natural else crd.lexsort(keys)
         sorted_coords = coords if positions is None else coords[:, positions]
-        pieces = _pieces(sorted_coords, shape, layout)
-        return self._deal(sorted_coords, positions, shape, layout, pieces)
+        pieces = _pieces(sorted_coords, shape, storage)
+        return self._deal(sorted_coords, positions, shape, storage, pieces)
 
     def _deal(
         self,
         coords: torch.Tensor,
         positions: torch.Tensor | None,
         shape: tuple[int, ...],
-        layout: Layout,
+        storage: Storage,
         pieces: _Pieces,
     ) -> Packed:
-        lanes, nnz, device = layout.lanes, coords.shape[1], coords.device
+        lanes, nnz, device = storage.lanes, coords.shape[1], coords.device
         fiber, n_blocks, block_row = _blocks(pieces, lanes)
         lane_len = torch.zeros(n_blocks * lanes, dtype=torch.long, device=device)
         lane_len[fiber] = pieces.length
@@ -88,38 +88,29 @@ class Fiber:
         place = block_ptr[fiber[owner] // lanes] + step * lanes + fiber[owner] % lanes
         gathered = torch.full((stored,), -1, dtype=torch.long, device=device)
         gathered[place] = source
-        lane_head = torch.full((n_blocks * lanes,), -1, dtype=torch.long, device=device)
-        lane_head[fiber] = pieces.start
+        lane_start = torch.full((n_blocks * lanes,), -1, dtype=torch.long, device=device)
+        lane_start[fiber] = pieces.start
         item_flags = crd.starts_of_runs([block_row]) if n_blocks else torch.zeros(0, dtype=torch.bool, device=device)
         rows = item_flags
-        if layout.grain:
-            item_flags = item_flags | _grains(block_ptr, item_flags, layout.grain)
+        if storage.max_item_nnz:
+            item_flags = item_flags | _cut_rows(block_ptr, item_flags, storage.max_item_nnz)
         item_ptr = runs(item_flags)
-        heads = lane_head[item_ptr[:-1] * lanes]
-        view = self.view(shape, layout)
+        starts = lane_start[item_ptr[:-1] * lanes]
+        view = self.view(shape, storage)
+        leaves = _taken(coords, gathered) if padded or lanes > 1 else coords
         arrays = {
             "item_ptr": item_ptr.to(index_dtype(n_blocks * lanes)),
             "block_ptr": block_ptr.to(index_dtype(stored)),
-            "block_full": (full // layout.unroll * layout.unroll).int(),
+            "block_full": full.int(),
             "lane_len": lane_len.int(),
-            **words.encode(coords[:, heads], view.item),
-            **words.encode(_taken(coords, lane_head), view.lane),
-            **words.encode(_taken(coords, gathered) if padded or lanes > 1 else coords, view.leaf, narrow=lanes > 1),
+            **words.encode(coords[:, starts], view.item),
+            **words.encode(_taken(coords, lane_start), view.lane),
+            **words.encode(leaves, view.leaf, narrow=storage.narrow),
         }
-        return Packed(
-            self.name,
-            layout,
-            shape,
-            nnz,
-            view,
-            arrays,
-            _original(gathered, positions),
-            stored,
-            item_ptr.numel() - 1,
-            heads=(_original(heads, positions), _original(lane_head, positions)),
-            cut=(item_ptr.numel() - 1 > int(rows.sum()), pieces.cut),
-            padded=padded or bool((lane_head < 0).any()),
-        )
+        at, first, lane = (_original(places, positions) for places in (gathered, starts, lane_start))
+        items, padded = starts.numel(), padded or bool((lane_start < 0).any())
+        own = (self.name, storage, shape, nnz, view, arrays, at, stored, items)
+        return Packed(*own, (first, lane), items > int(rows.sum()), pieces.split, padded)
 
     def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
         """Walk blocks back to nonzeros: position -> block -> lane and step."""
@@ -140,28 +131,28 @@ class Fiber:
         return torch.stack([found[m] for m in range(len(packed.shape))]), positions[live]
 
 
-def _pieces(coords: torch.Tensor, shape: tuple[int, ...], layout: Layout) -> _Pieces:
-    """Fibers of the sorted nonzeros, cut at `cap`, those of a row ordered by falling length."""
+def _pieces(coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> _Pieces:
+    """Fibers of the sorted nonzeros, cut at `max_fiber_len`, those of a row ordered by falling length."""
     nnz, device = coords.shape[1], coords.device
-    shared = [*layout.item, *layout.lane]
+    shared = [*storage.item, *storage.lane]
     fibers = torch.zeros(nnz, dtype=torch.bool, device=device)
     if nnz:
         fibers[0] = True
     if shared and nnz:
         fibers = crd.starts_of_runs(crd.sort_keys(coords[shared], [shape[m] for m in shared]))
-    flags = fibers | (place_in_run(fibers) % layout.cap == 0) if layout.cap else fibers
+    flags = fibers | (place_in_run(fibers) % storage.max_fiber_len == 0) if storage.max_fiber_len else fibers
     bounds = runs(flags)
     start, length = bounds[:-1], torch.diff(bounds)
-    cut = start.numel() > int(fibers.sum())
+    split = start.numel() > int(fibers.sum())
     row = torch.zeros_like(start)
-    if layout.item and start.numel():
-        keys = crd.sort_keys(coords[list(layout.item)][:, start], [shape[m] for m in layout.item])
+    if storage.item and start.numel():
+        keys = crd.sort_keys(coords[list(storage.item)][:, start], [shape[m] for m in storage.item])
         row = torch.cumsum(crd.starts_of_runs(keys), 0) - 1
-    if layout.lanes > 1 and start.numel():
+    if storage.lanes > 1 and start.numel():
         longest = int(length.max())
         order = torch.argsort(row * (longest + 1) + (longest - length), stable=True)
         start, length, row = start[order], length[order], row[order]
-    return _Pieces(start, length, row, cut)
+    return _Pieces(start, length, row, split)
 
 
 def _blocks(pieces: _Pieces, lanes: int) -> tuple[torch.Tensor, int, torch.Tensor]:
@@ -176,11 +167,11 @@ def _blocks(pieces: _Pieces, lanes: int) -> tuple[torch.Tensor, int, torch.Tenso
     return fiber, int(count.sum()), torch.repeat_interleave(rows, count)
 
 
-def _grains(block_ptr: torch.Tensor, rows: torch.Tensor, grain: int) -> torch.Tensor:
-    """True at the blocks that begin another `grain` stored nonzeros of their row."""
+def _cut_rows(block_ptr: torch.Tensor, rows: torch.Tensor, most: int) -> torch.Tensor:
+    """True at the blocks that begin another `most` stored nonzeros of their row."""
     start = block_ptr[:-1]
     row_start = torch.cummax(torch.where(rows, start, 0), 0).values
-    number = (start - row_start) // grain
+    number = (start - row_start) // most
     flags = torch.zeros_like(rows)
     flags[1:] = number[1:] != number[:-1]
     return flags

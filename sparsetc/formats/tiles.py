@@ -1,11 +1,11 @@
 """What formats of tiles share: sides, the order of positions, nonzeros sorted by tile, the tiles of each work item.
 
-In: coordinates and a layout. Out: `Tiled`, from which `dense_tile` and `bitmap_tile` make their arrays.
+In: coordinates and a storage. Out: `Tiled`, from which `dense_tile` and `bitmap_tile` make their arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import NoReturn
@@ -16,40 +16,39 @@ from sparsetc import coords as crd
 from sparsetc.errors import FormatError
 from sparsetc.formats import words
 from sparsetc.formats.base import Packed, index_dtype, place_in_run, runs
-from sparsetc.ir.plan import Layout
-from sparsetc.ir.view import View, tiles_along
+from sparsetc.ir.plan import Storage
+from sparsetc.ir.view import Tiles, View, tiles_along
 
 VOLUME = 4096
 """Positions of a tile: 16 a mode of a third-order tensor (HLSTO, section VII-A3)."""
 SIDE = 16
 
 
-def sides_of(shape: Sequence[int], layout: Layout | None = None) -> tuple[int, ...]:
-    """The sides a layout names, or the largest powers of two that suit the sizes and the volume."""
-    given = dict(layout.params) if layout else {}
+def sides_of(shape: Sequence[int], params: Iterable[tuple[str, int]] = ()) -> tuple[int, ...]:
+    """The sides that parameters name, ``side_m`` of mode m, or the largest powers of two that suit sizes and volume."""
+    given = dict(params)
     sides = [min(SIDE, 1 << max(n - 1, 0).bit_length()) for n in shape]
     while prod(sides) > VOLUME:
         sides[sides.index(max(sides))] //= 2
     return tuple(given.get(f"side_{m}", side) for m, side in enumerate(sides))
 
 
-def view_of(shape: tuple[int, ...], layout: Layout, bitmap: bool) -> View:
+def view_of(shape: tuple[int, ...], storage: Storage, bitmap: bool) -> View:
     """Ranges of tiles that share the item modes' block coordinates.
 
-    Positions are stored by ``outer`` of the item modes, the other modes but the last ``inner``, the remaining item
-    modes, and the last ``inner`` (parameters of the layout; by default 0 and 1).
+    Positions are stored in the storage's own sequence; where it has none, the last mode of the tiles' own runs fastest,
+    then those of the item. A word of bits lies within what a column of a dot contracts.
     """
-    sides = sides_of(shape, layout)
+    sides, rest = sides_of(shape, storage.params), (*storage.lane, *storage.leaf)
     grid = tiles_along(shape, sides)
-    given, rest = dict(layout.params), (*layout.lane, *layout.leaf)
-    outer, inner = given.get("outer", 0), given.get("inner", min(1, len(rest)))
-    split = len(rest) - inner
-    sequence = (*layout.item[:outer], *rest[:split], *layout.item[outer:], *rest[split:])
-    item = words.fields(layout.item, grid, "item_word")
+    item = words.fields(storage.item, grid, "item_word")
     tile = words.fields(rest, grid, "tile_word")
-    deep = prod(sides[m] for m in rest[split:])  # what a column of a dot contracts
+    sequence = storage.sequence or (*rest[:-1], *storage.item, *rest[-1:])
+    last = storage.contracted if storage.sequence else len(rest[-1:])
+    deep = prod(sides[m] for m in sequence[len(sequence) - last :])
     word = max(8, min(32, deep, prod(sides)))
-    return View(len(shape), item, tile, (), False, 1, sides=sides, sequence=sequence, bitmap=bitmap, word=word)
+    own = Tiles(sides=sides, sequence=sequence, bitmap=bitmap, word=word, contracted=storage.contracted)
+    return View(len(shape), item, tile, (), False, **vars(own))
 
 
 def sorted_by_tile(
@@ -80,38 +79,49 @@ class Tiled:
     tiles: int
     arrays: dict[str, torch.Tensor]
     """``item_ptr``, ``item_word``, ``tile_word``."""
-    heads: tuple[torch.Tensor, torch.Tensor]
+    representatives: tuple[torch.Tensor, torch.Tensor]
     """A nonzero of each item, and of each tile."""
     items: int
-    cut: bool
+    split_rows: bool
     """Whether one row of blocks has several items."""
 
+    def packed(
+        self,
+        format: str,
+        storage: Storage,
+        shape: tuple[int, ...],
+        arrays: dict[str, torch.Tensor],
+        positions: torch.Tensor,
+    ) -> Packed:
+        """The part whose values are stored at `positions`, -1 for one that is none of its nonzeros'."""
+        nnz, stored, (known, split) = self.tile.numel(), positions.numel(), (self.representatives, self.split_rows)
+        own = (format, storage, shape, nnz, self.view, arrays, positions, stored, self.items, known, split)
+        return Packed(*own, padded=stored != nnz)
 
-def tiled(coords: torch.Tensor, shape: tuple[int, ...], layout: Layout, view: View) -> Tiled:
-    """Sort by tile, the item modes first; cut the tiles of a row of blocks at ``grain`` positions."""
-    order = (*layout.item, *layout.lane, *layout.leaf)
+
+def tiled(coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, view: View) -> Tiled:
+    """Sort by tile, the item modes first; cut the tiles of a row of blocks at `max_item_nnz` positions."""
+    order = (*storage.item, *storage.lane, *storage.leaf)
     blocks, by_tile, starts = sorted_by_tile(coords, shape, view.sides, order)
     tile = torch.cumsum(starts, 0) - 1
     place = torch.zeros_like(by_tile)
     for mode, (side, stride) in enumerate(zip(view.sides, view.strides, strict=True)):
         place += coords[mode, by_tile] % side * stride
-    heads = torch.nonzero(starts).flatten()
-    tiles = heads.numel()
-    of_tiles, grid = blocks[:, heads], view.stored_shape(shape)
-    item_keys = crd.sort_keys(of_tiles[list(layout.item)], [grid[m] for m in layout.item]) if layout.item else []
+    first_of_tiles = torch.nonzero(starts).flatten()
+    tiles = first_of_tiles.numel()
+    of_tiles, grid = blocks[:, first_of_tiles], view.stored_shape(shape)
+    item_keys = crd.sort_keys(of_tiles[list(storage.item)], [grid[m] for m in storage.item]) if storage.item else []
     rows = crd.starts_of_runs(item_keys) if item_keys else torch.arange(tiles, device=coords.device) == 0
-    grain = max(1, layout.grain // view.volume) if layout.grain else 0
-    item_ptr = runs(rows | (place_in_run(rows) % grain == 0) if grain else rows)
+    most = max(1, storage.max_item_nnz // view.volume) if storage.max_item_nnz else 0
+    item_ptr = runs(rows | (place_in_run(rows) % most == 0) if most else rows)
     of_items = item_ptr[:-1]
     arrays = {
         "item_ptr": item_ptr.to(index_dtype(tiles)),
         **words.encode(of_tiles[:, of_items], view.item),
         **words.encode(of_tiles, view.lane),
     }
-    first, items = by_tile[heads], of_items.numel()
-    return Tiled(
-        view, by_tile, tile, place, tiles, arrays, (first[of_items], first), items, cut=items > int(rows.sum())
-    )
+    first, items = by_tile[first_of_tiles], of_items.numel()
+    return Tiled(view, by_tile, tile, place, tiles, arrays, (first[of_items], first), items, items > int(rows.sum()))
 
 
 def refuse_duplicates() -> NoReturn:

@@ -39,17 +39,17 @@ def fields(modes: Sequence[int], shape: Sequence[int], name: str) -> tuple[Field
     return tuple(found)
 
 
-def widths(layout: Sequence[Coordinate]) -> list[int]:
+def widths(coordinates: Sequence[Coordinate]) -> list[int]:
     """Bytes of an element of each array of words."""
-    stored = [c for c in layout if isinstance(c, Field)]
+    stored = [c for c in coordinates if isinstance(c, Field)]
     return [4 if word_bits(stored, name) <= 31 else 8 for name in dict.fromkeys(f.array for f in stored)]
 
 
 def encode(
-    coords: torch.Tensor | Sequence[torch.Tensor], layout: Sequence[Coordinate], narrow: bool = False
+    coords: torch.Tensor | Sequence[torch.Tensor], coordinates: Sequence[Coordinate], narrow: bool = False
 ) -> dict[str, torch.Tensor]:
     """The words of every nonzero, by array name: uint16 (where `narrow`), int32 or int64, the smallest that serves."""
-    stored = [c for c in layout if isinstance(c, Field)]
+    stored = [c for c in coordinates if isinstance(c, Field)]
     words: dict[str, torch.Tensor] = {}
     for field in stored:
         part = coords[field.mode] << field.shift if field.shift else coords[field.mode]
@@ -57,9 +57,9 @@ def encode(
     return {name: _shrunk(word, name, stored, narrow) for name, word in words.items()}
 
 
-def decode(words: dict[str, torch.Tensor], layout: Sequence[Coordinate]) -> dict[int, torch.Tensor]:
+def decode(words: dict[str, torch.Tensor], coordinates: Sequence[Coordinate]) -> dict[int, torch.Tensor]:
     """Coordinates by mode, int64."""
-    stored = [c for c in layout if isinstance(c, Field)]
+    stored = [c for c in coordinates if isinstance(c, Field)]
     return {f.mode: (_long(words[f.array]) >> f.shift) & ((1 << f.bits) - 1) for f in stored}
 
 
@@ -67,8 +67,8 @@ def _long(word: torch.Tensor) -> torch.Tensor:
     return word.view(torch.int16).long() & 0xFFFF if word.dtype == torch.uint16 else word.long()
 
 
-def _shrunk(word: torch.Tensor, name: str, layout: Sequence[Field], narrow: bool) -> torch.Tensor:
-    bits = word_bits(layout, name)
+def _shrunk(word: torch.Tensor, name: str, coordinates: Sequence[Field], narrow: bool) -> torch.Tensor:
+    bits = word_bits(coordinates, name)
     if narrow and bits <= 16:  # unsigned, so that a GPU loads it with its upper bits zero and no instruction more
         return word.to(torch.int32).to(torch.int16).view(torch.uint16)
     return word.to(torch.int32 if bits <= 31 else torch.int64).contiguous()

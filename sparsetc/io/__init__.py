@@ -47,7 +47,7 @@ def read(
     else:
         found = mtx.read(path, dtype) if suffix.startswith(".mtx") else npz.read(path, dtype)
     device = current().device
-    return (found if device is None else found.to(device))._sole()
+    return (found if device is None else found.to(device))._own()
 
 
 def write(path: str | os.PathLike[str], x: Any) -> None:

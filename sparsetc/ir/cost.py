@@ -1,6 +1,6 @@
 """What a tile program costs, counted from its own statements: bytes, gathers, additions, flops; and a roofline over it.
 
-In: a `TileProgram`; then a part's `Statistics` and a device's `Rates`. Out: a `Count` of each resource, linear in the
+In: a `TileProgram`; then a part's `Statistics` and a `DeviceProfile`. Out: a `Count` of each resource, linear in the
 statistics; then seconds a resource. The symbols::
 
     P  work items      L  fibers (lanes stored)      N  nonzeros stored, padding included      w  bytes of a value
@@ -24,36 +24,23 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
 
-from sparsetc import rates_record
+from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.ir.count import FIBERS, ITEMS, ONE, STORED, ZERO, Count
-from sparsetc.ir.rates import CPU, Rates
 from sparsetc.ir.tile import Add, Decode, Gather, Loop, Product, Scale, Statement, TileProgram, Value, walk
 from sparsetc.ir.view import ITEM, LANE, LEAF, Consecutive, Field, word_bits
 
 PER_LEVEL = (ITEMS, FIBERS, STORED)
 OVERLAP = 3
 """Exponent of the norm that adds resources' times: 1 would be one after another, infinity perfect overlap."""
-TILE_SHARE = 0.55
-"""Of the matrix rate, what dots of tiles reach: 16 positions are contracted at once, and results scaled in between."""
-WHOLE_TURN = 8192
-"""Bytes of a tile from which a program's turn over a share of it takes `Rates.tile`; over a smaller share less, as the
-0.6th power (H200, TTMc of rank 32 x 32: 1.5 ns for 4 KB, 2.4 for 8 KB)."""
-WHOLE_TILE, TURN_WARPS = 2048, 3
-"""Positions of a tile that a program takes whole from which its turn takes `Rates.tile`; of a smaller one less, as the
-0.6th power, for so many warps, and more or less as they are: what waits is a program (H200, matrices in tiles of 16 x
-16, beside their dots: 0.40 ns for 2 warps, 0.82 to 1.0 for 4; `benchmarks/results/choices.json`)."""
-IDLE_WAIT = 0.25
-"""Of `Rates.wait`, what each of the loads of a round of a run takes where memory is not busy: of words, and of the rows
-that they name (H200: SpMM 0.3 to 0.5 us a round, MTTKRP of order 3 0.75; `benchmarks/results/choices.json`)."""
+TURN_POWER = 0.6
+"""Power of its share of a whole tile that a turn over a smaller one takes (H200, TTMc of rank 32 x 32 and matrices in
+tiles of 16 x 16; `benchmarks/results/ttmc_tiles.json`, `choices.json`)."""
 SECTOR = 32
 """Bytes that reach registers of a gathered row at least."""
 SCALE = 4
 """Bytes of a row's scale."""
 VECTOR = 4
 """Elements a thread loads at once of a gathered row."""
-STAGED = {"tf32": 3}
-"""How often a side of a dot of gathered rows passes between registers and shared memory; 4 where it is split, or
-rounded, first (H200, TTMc of rank 32 x 32 by runs: 35 ps a nonzero in tf32, 45 in bf16, 58 in tf32x3, six tensors)."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +56,10 @@ class Statistics:
     """For a sparse letter, how often its coordinate changes as stored: a row gathered again at once is in L1."""
     chain: int = 0
     """Rounds of loads that wait for one another in the longest work item."""
-    cut: tuple[bool, bool] = (False, False)
-    """Whether a row has several items, and whether a fiber has several lanes: then results are added, not stored."""
+    split_rows: bool = False
+    """Whether a row has several items: then results are added, not stored."""
+    split_fibers: bool = False
+    """Whether a fiber has several lanes: likewise."""
 
     def scaled(self, share: float) -> Statistics:
         """Those of a share of the nonzeros."""
@@ -86,11 +75,6 @@ class Statistics:
         """The values of the products of symbols that a `Count` is a sum of."""
         plain = self.fibers, self.stored, self.items, 1
         return tuple(n * w for n in plain for w in (self.itemsize, 1))
-
-
-def rates_of(backend: str) -> Rates:
-    """What generated programs of a backend run on: for ``triton`` the current GPU as it was calibrated, if it was."""
-    return CPU if backend == "torch" else rates_record.of_current_device() or Rates()
 
 
 @dataclass(frozen=True)
@@ -116,7 +100,7 @@ class Cost:
     stream: Count
     gathers: tuple[GatherTerm, ...]
     registers: Count
-    """Bytes that reach registers beside gathered rows."""
+    """Bytes that each of a row's threads reads into registers, beside gathered rows."""
     added_rows: Count
     added_bytes: Count
     output: Count
@@ -124,6 +108,8 @@ class Cost:
     dot: Count
     precision: str
     owned: bool
+    threads: int = 1
+    """Threads of a row, were a warp as large."""
     programs: int = 1
     """Grid programs an item."""
     fibers: bool = False
@@ -149,18 +135,19 @@ class Cost:
         lines.append(f"{self.multiply} flops outside dots" + (f", {self.dot} inside" if self.dot != ZERO else ""))
         return lines
 
-    def work(self, statistics: Statistics) -> tuple[int, int, int]:
+    def work(self, statistics: Statistics, profile: DeviceProfile) -> tuple[int, int, int]:
         """(bytes that device memory moves at least, bytes that reach registers, flops in dots and outside)."""
         at = statistics.symbols
         moved, flops = self.stream.at(at) + self.output.at(at), self.multiply.at(at) + self.dot.at(at)
-        return moved, self._read(statistics), flops
+        return moved, self._read(statistics, profile), flops
 
-    def _read(self, statistics: Statistics) -> int:
+    def _read(self, statistics: Statistics, profile: DeviceProfile) -> int:
         """Bytes that reach registers."""
         at, width = statistics.symbols, statistics.itemsize
-        return self.registers.at(at) + sum(g.rows.at(at) * max(g.width * width, g.sector) for g in self.gathers)
+        own = self.registers.at(at) * max(1, min(profile.warp_size, self.threads))
+        return own + sum(g.rows.at(at) * max(g.width * width, g.sector) for g in self.gathers)
 
-    def seconds(self, statistics: Statistics, rates: Rates) -> dict[str, float]:
+    def seconds(self, statistics: Statistics, profile: DeviceProfile) -> dict[str, float]:
         """Seconds each resource alone would take."""
         at = statistics.symbols
         missed = l2 = 0.0
@@ -170,64 +157,63 @@ class Cost:
             fresh = max((self.programs * runs.get(c, statistics.stored) for c in g.letters), default=rows)
             moved = min(rows, fresh) * g.width * statistics.itemsize
             table = g.table_rows * g.table_width * statistics.itemsize
-            if table > rates.l1_bytes:
+            if table > profile.l1_bytes:
                 l2 += moved
-            missed += max(moved * (1 - rates.l2_bytes / table), 0.0) if table > rates.l2_bytes else min(moved, table)
+            far = table > profile.l2_bytes
+            missed += max(moved * (1 - profile.l2_bytes / table), 0.0) if far else min(moved, table)
         return {
-            "memory": (self.stream.at(at) + self.output.at(at) + missed) / rates.memory,
-            "l2": l2 / rates.l2,
-            "l1": self._read(statistics) / rates.l1,
-            "add": 0.0 if self.owned else self.added_bytes.at(at) / rates.add,
-            "multiply": self.multiply.at(at) / rates.multiply + self.expanded.at(at) / rates.expand,
-            "dot": self.dot.at(at) / self._matrix_rate(rates),
+            "memory": (self.stream.at(at) + self.output.at(at) + missed) / profile.memory,
+            "l2": l2 / profile.l2,
+            "l1": self._read(statistics, profile) / profile.l1,
+            "add": 0.0 if self.owned else self.added_bytes.at(at) / profile.add,
+            "multiply": self.multiply.at(at) / profile.multiply + self.expanded.at(at) / profile.expand,
+            "dot": self.dot.at(at) / self._matrix_rate(profile),
         }
 
-    def roofline(self, statistics: Statistics, rates: Rates) -> tuple[str, float]:
+    def roofline(self, statistics: Statistics, profile: DeviceProfile) -> tuple[str, float]:
         """(resource, seconds): the one that bounds the part, and the time it alone would take."""
-        each = self.seconds(statistics, rates)
+        each = self.seconds(statistics, profile)
         resource = max(each, key=lambda name: each[name])
         return resource, each[resource]
 
-    def predicted(self, statistics: Statistics, rates: Rates) -> float:
+    def predicted(self, statistics: Statistics, profile: DeviceProfile) -> float:
         """Seconds expected: resources overlap, but not fully; programs and fibers take time to start.
 
         The output is written, by zeros, before the programs run.
         """
-        each = self.seconds(statistics, rates)
-        written = self.output.at(statistics.symbols) / rates.memory
+        each = self.seconds(statistics, profile)
+        written = self.output.at(statistics.symbols) / profile.memory
         each["memory"] -= written
-        staged = self.sides.at(statistics.symbols) * STAGED.get(self.precision, 4)
-        each["dot"] += staged / rates.l1
+        staged = self.sides.at(statistics.symbols) * by_precision(profile.staged, self.precision)
+        each["dot"] += staged / profile.l1
         if self.fibers:
-            each["l1"] += self.programs * statistics.fibers * rates.fiber
+            each["l1"] += self.programs * statistics.fibers * profile.fiber
         if self.turn is not None:
-            each["dot"] += self.programs * statistics.fibers * rates.tile * self._turn_share
-        each["programs"] = self.programs * statistics.items * rates.program
+            each["dot"] += self.programs * statistics.fibers * profile.tile * self._turn_share(profile)
+        each["programs"] = self.programs * statistics.items * profile.program
         busy = sum(t**OVERLAP for t in each.values()) ** (1 / OVERLAP)
         if self.turn is None:
-            return written + max(busy, statistics.chain * rates.wait * self._idle_share)
+            return written + max(busy, statistics.chain * profile.wait * self._idle_share(profile))
         # The last programs run alone, and a tile's dots wait for its loads and for one another.
-        alone = self.turn / (self._matrix_rate(rates) / rates.warps * self.warps)
-        return written + busy + statistics.chain * (rates.wait + alone)
+        alone = self.turn / (self._matrix_rate(profile) / profile.warps * self.warps)
+        return written + busy + statistics.chain * (profile.wait + alone)
 
-    @property
-    def _idle_share(self) -> float:
-        """What a round of dependent loads takes, of `Rates.wait`, while memory has little to do."""
+    def _idle_share(self, profile: DeviceProfile) -> float:
+        """What a round of dependent loads takes, of the profile's `wait`, while memory has little to do."""
         if self.fibers:
             return 1.0
-        return min(1.0, IDLE_WAIT * (1 + sum(g.rows.of(STORED) > 0 for g in self.gathers)))
+        return min(1.0, profile.idle_wait * (1 + sum(g.rows.of(STORED) > 0 for g in self.gathers)))
 
-    @property
-    def _turn_share(self) -> float:
-        """What a turn over a tile takes beside its dots, of `Rates.tile`."""
+    def _turn_share(self, profile: DeviceProfile) -> float:
+        """What a turn over a tile takes beside its dots, of the profile's `tile`."""
         if self.taken:
-            return min(1.0, self.taken / WHOLE_TURN) ** 0.6
-        return min(1.0, (self.volume / WHOLE_TILE) ** 0.6 * max(2, self.warps) / TURN_WARPS)
+            return min(1.0, self.taken / profile.whole_turn) ** TURN_POWER
+        return min(1.0, (self.volume / profile.whole_tile) ** TURN_POWER * max(2, self.warps) / profile.turn_warps)
 
-    def _matrix_rate(self, rates: Rates) -> float:
+    def _matrix_rate(self, profile: DeviceProfile) -> float:
         """Flops a second of dots at this precision."""
-        peak = rates.matrix(self.precision)
-        return peak if self.turn is None else peak * TILE_SHARE
+        peak = profile.matrix(self.precision)
+        return peak if self.turn is None else peak * profile.tile_share
 
 
 @lru_cache(maxsize=1024)
@@ -268,6 +254,7 @@ def cost(program: TileProgram) -> Cost:
         dot=dot,
         precision=p.precision,
         owned=owned,
+        threads=1 if _tiled(p) else prod(a.block for a in p.axes) // VECTOR,
         programs=splits,
         fibers=p.view.blocks,
         expanded=FIBERS * p.view.volume * dense if p.view.sides and p.view.bitmap else expanded,
@@ -301,15 +288,14 @@ def _level(statement: Statement) -> int:
 
 
 def _stored_words(p: TileProgram, splits: int) -> tuple[Count, Count]:
-    """Bytes that are streamed, and that reach registers, of values and words of runs and of blocks of fibers."""
-    threads = max(1, min(32, prod(a.block for a in p.axes) // VECTOR))
+    """Bytes that are streamed, and that reach a thread's registers, of values and words of runs and of fibers."""
     stream = ZERO if p.view.pattern else STORED.bytes
-    registers = stream * threads
+    registers = stream
     for count, level, coordinates in zip(PER_LEVEL, (ITEM, LANE, LEAF), p.view.levels, strict=True):
         widths = {c.array: _word_bytes(p, level, c.array) for c in coordinates if isinstance(c, Field)}
         stream += count * sum(widths.values())
         looked_up = sum(isinstance(c, Consecutive) or bool(isinstance(c, Field) and c.base) for c in coordinates)
-        registers += count * (threads * VECTOR * (len(widths) + looked_up))
+        registers += count * (VECTOR * (len(widths) + looked_up))
     if p.view.blocks:
         stream += FIBERS * 4
     return stream * splits, registers * splits
@@ -370,4 +356,4 @@ def _word_bytes(p: TileProgram, level: int, array: str) -> int:
     bits = word_bits(p.view.levels[level], array)
     if any(isinstance(c, Field) and c.array == array and c.frame and bits <= 8 for c in p.view.levels[level]):
         return 1
-    return 2 if bits <= 16 and level == LEAF and p.view.lanes > 1 else 4 if bits <= 31 else 8
+    return 2 if bits <= 16 and level == LEAF and p.view.narrow else 4 if bits <= 31 else 8

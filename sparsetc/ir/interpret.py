@@ -387,7 +387,7 @@ def run_plan(
     for part, share in zip(plan.parts, dealt, strict=True):
         own = coords if share is None else coords[:, share]
         own_values = values if share is None else values[share]
-        found, places = get_format(part.format).unpack(pack(own, shape, part.format, part.layout))
+        found, places = get_format(part.format).unpack(pack(own, shape, part.format, part.storage))
         x = SparseTensor(found, own_values[places], shape, coalesce=False)
         operands: list[SparseTensor | torch.Tensor] = list(dense)
         operands.insert(position, x)

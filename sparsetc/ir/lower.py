@@ -12,6 +12,7 @@ So a fiber's nonzeros are summed before the factor row they share is multiplied 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 from sparsetc.ir.einsum import Bound
@@ -41,12 +42,13 @@ from sparsetc.ir.view import ITEM, LANE, LEAF, Computed, Consecutive, View
 
 
 def lower(
-    bound: Bound, view: View, schedule: Schedule, target: Target, *, number: int = 0, format: str = "", unroll: int = 1
+    bound: Bound, view: View, schedule: Schedule, target: Target, *, number: int = 0, format: str = ""
 ) -> TileProgram:
     """The tile program of one part; raises `PlanError` when the view cannot serve the einsum."""
     if view.sides:
         return lower_tiles(bound, view, schedule, target, number=number, format=format)
-    return _Lowering(bound, view, schedule, target).program(number, format, unroll, schedule.tail)
+    own = view if view.blocks else replace(view, lanes=schedule.lanes)
+    return _Lowering(bound, own, schedule, target).program(number, format)
 
 
 class _Lowering(Lowering):

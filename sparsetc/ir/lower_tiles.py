@@ -56,6 +56,7 @@ class _TileLowering(Lowering):
         super().__init__(bound, view, schedule, target)
         self.side = dict(zip(self.letters, view.sides, strict=True))
         self.groups = groups_of(bound, view.sides, schedule.dot)
+        self._check_order()
         self.tails = tuple(o for o in self.operands if set(o.rows) <= set(self.kept))
         self.inner = tuple(o for o in self.operands if o not in self.tails)
         if target.sparse and {self.letters[c.mode] for c in view.item} != set(self.kept):
@@ -71,6 +72,18 @@ class _TileLowering(Lowering):
     def axes(self) -> tuple[DenseAxis, ...]:
         """Dense axes, and the positions of a tile."""
         return (*self.dense_axes, *self.positions)
+
+    def _check_order(self) -> None:
+        """Raise `PlanError` where bits are stored for the dots of another einsum: values would be searched for."""
+        view, groups = self.view, self.groups
+        stored = [self.letters[m] for m in view.sequence]
+        found, wanted = ([c for c in order if self.side[c] > 1] for order in (stored, groups.sequence))
+        if view.bitmap and view.contracted and found != wanted:
+            raise PlanError(
+                f"tiles are stored in the order {''.join(stored)} for dots over {''.join(stored[-view.contracted :])}; "
+                f'"{self.bound.einsum}" takes them in the order {"".join(groups.sequence)}, with dots over '
+                f"{''.join(groups.contracted) or 'nothing'}: plan it anew, or leave out the storage's sequence"
+            )
 
     # -- blocks -----------------------------------------------------------------------------------------------------
     def _blocks(self) -> dict[str, int]:

@@ -49,7 +49,7 @@ class Lowering(ABC):
         """The result, added or stored where it goes."""
         return Add(source, self.key, self.output_axes, stores(self.target, self.dense_axes, self.output_axes))
 
-    def program(self, number: int, format: str, unroll: int = 1, tail: int = 1) -> TileProgram:
+    def program(self, number: int, format: str) -> TileProgram:
         """The verified program."""
         made = TileProgram(
             equation=str(self.bound.einsum),
@@ -62,8 +62,8 @@ class Lowering(ABC):
             output=self.output,
             output_axes=self.output_axes,
             body=self.body(),
-            unroll=unroll,
-            tail=tail,
+            unroll=self.schedule.unroll,
+            masked_unroll=self.schedule.masked_unroll,
             warps=self.schedule.warps,
             stages=self.schedule.stages,
             precision=self.schedule.precision,

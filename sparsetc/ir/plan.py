@@ -1,4 +1,4 @@
-"""Level 2, HOW STORED: a plan is the parts a sparse operand is cut into, each with its format and its schedule.
+"""Level 2, HOW STORED: a plan is the parts a sparse operand is cut into, each with its storage and its schedule.
 
 In: choices made by `planner`. Out: `Plan`, packed by `formats` and lowered by `ir.lower`. The grammar::
 
@@ -6,9 +6,9 @@ In: choices made by `planner`. Out: `Plan`, packed by `formats` and lowered by `
                | name  part+                    # of two sparse operands: a part an operand, of each half of a hybrid
                | name  part+  plan+             # of several contractions: the parts of all, and a plan a contraction
                | name  options                  # a request: what is not said is chosen
-    part      := format(layout)  nonzeros  schedule
-    layout    := item modes | lane modes | leaf modes, and the sizes the format cuts by
-    schedule  := lanes, unroll, tail, warps, dense blocks, dot or multiply, precision
+    part      := format(storage)  nonzeros  schedule
+    storage   := item modes | lane modes | leaf modes, and the sizes the format cuts by    # what arrays depend on
+    schedule  := lanes, unroll, warps, dense blocks, dot or multiply, precision            # what they do not
 """
 
 from __future__ import annotations
@@ -35,19 +35,27 @@ dots, of high and high, high and low, low and high parts, are as exact as float3
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How a format deals nonzeros: which modes each level shares, and the sizes it cuts by."""
+class Storage:
+    """How a format stores nonzeros: all that its arrays depend on, beside coordinates and shape, and nothing else.
+
+    Parts of one storage are packed once, whatever einsums they serve.
+    """
 
     item: tuple[int, ...] = ()
     lane: tuple[int, ...] = ()
     leaf: tuple[int, ...] = ()
-    lanes: int = 32
-    cap: int = 0
+    lanes: int = 1
+    """Fibers stored side by side in a block; 1 stores them one after another."""
+    max_fiber_len: int = 0
     """Longest fiber of a block; a longer one is cut. 0: never cut."""
-    grain: int = 0
+    max_item_nnz: int = 0
     """Most nonzeros of one work item (whole blocks where there are blocks). 0: an item is a whole row, never cut."""
-    unroll: int = 1
-    """Steps taken together; `block_full` is a multiple of it."""
+    narrow: bool = False
+    """Words of leaf modes take 16 bits where they fit: for Triton alone, as torch computes with no such words."""
+    sequence: tuple[int, ...] = ()
+    """Modes in the order in which a tile's positions are stored, the last running fastest; empty: the format's own."""
+    contracted: int = 0
+    """How many modes at the end of `sequence` a column of a dot contracts; 0 where the order serves no dot."""
     params: tuple[tuple[str, int], ...] = ()
     """Numbers only the format itself knows: the offsets of a band, the side of a tile."""
 
@@ -56,12 +64,17 @@ class Layout:
         try:
             return dict(self.params)[name]
         except KeyError:
-            raise PlanError(f"the layout has no parameter {name!r}; it has {dict(self.params)}") from None
+            raise PlanError(f"the storage has no parameter {name!r}; it has {dict(self.params)}") from None
+
+    @property
+    def levels(self) -> tuple[tuple[int, ...], ...]:
+        """Modes by level: item, lane, leaf."""
+        return (self.item, self.lane, self.leaf)
 
     @property
     def order(self) -> int:
         """Number of modes dealt."""
-        return len(self.item) + len(self.lane) + len(self.leaf)
+        return sum(map(len, self.levels))
 
 
 @dataclass(frozen=True)
@@ -78,10 +91,14 @@ class Schedule:
     stages: int = 3
     """Loads of later steps under way at once, in loops with dots (H200, gathered TTMc: tf32 ran 1.4x faster with 1 than
     with 3; `benchmarks/results/ttmc_stages.json`)."""
-    tail: int = 1
-    """Steps taken together, masked, where lanes begin to run out: 1 for long fibers, more for short rows."""
     columns: int = 128
     """Most columns of a dot over tiles: kept positions, and as many of a spread letter as fit beside them."""
+    lanes: int = 1
+    """Nonzeros of a run that make a step; the steps of blocks take the fibers that are stored side by side."""
+    unroll: int = 1
+    """Steps taken together while every lane has a nonzero."""
+    masked_unroll: int = 1
+    """Steps taken together, masked, where lanes begin to run out: 1 for long fibers, more for short rows."""
 
     def block(self, axis: str) -> int:
         """Block size of a dense axis."""
@@ -96,7 +113,7 @@ class Part:
     """One disjoint piece of a sparse operand: what stores it and how it runs."""
 
     format: str
-    layout: Layout = Layout()
+    storage: Storage = Storage()
     schedule: Schedule = Schedule()
     nnz: int = 0
     nbytes: int = 0
@@ -108,21 +125,22 @@ class Part:
     @property
     def sides(self) -> dict[str, int]:
         """Positions of a block along each letter; empty where one of two sparse operands is not in blocks."""
-        return {name[-1]: size for name, size in self.layout.params if name.startswith(SIDE)}
+        return {name[-1]: size for name, size in self.storage.params if name.startswith(SIDE)}
 
     @property
     def bitmap(self) -> bool:
         """Whether blocks of one of two sparse operands are read as bits and packed values, and not whole."""
-        return bool(dict(self.layout.params).get("bitmap"))
+        return bool(dict(self.storage.params).get("bitmap"))
 
     def __str__(self) -> str:
         if self.operand is not None:
             sides = "x".join(map(str, self.sides.values()))
             blocks = f" in {'bitmap' if self.bitmap else 'whole'} blocks of {sides}" if sides else ""
             return f"{self.format}[{self.label}]{blocks}: {self.nnz:,} nonzeros"
-        modes = " | ".join(",".join(map(str, m)) or "-" for m in (self.layout.item, self.layout.lane, self.layout.leaf))
+        modes = " | ".join(",".join(map(str, m)) or "-" for m in self.storage.levels)
         where = f" ({self.label})" if self.label else ""
-        size = f"{self.nnz:,} nonzeros, {self.layout.lanes} lanes, {self.schedule.warps} warps"
+        lanes = max(self.storage.lanes, self.schedule.lanes)
+        size = f"{self.nnz:,} nonzeros, {lanes} lanes, {self.schedule.warps} warps"
         return f"{self.format}[{modes}]{where}: {size}"
 
 
@@ -205,24 +223,22 @@ def verify(plan: Plan) -> None:
         raise PlanError(f"plan {plan.name!r} has {len(plan.parts)} parts and names {len(plan.shares)} shares")
     for number, part in enumerate(plan.parts):
         where = f"plan {plan.name!r}, part {number} ({part.format})"
-        dealt = sorted((*part.layout.item, *part.layout.lane, *part.layout.leaf))
+        dealt = sorted(mode for level in part.storage.levels for mode in level)
         if dealt != list(range(len(dealt))):
             raise PlanError(f"{where}: each mode must be at one level, found {dealt}")
         if part.schedule.precision not in PRECISIONS:
             raise PlanError(f"{where}: precision {part.schedule.precision!r} is not one of {', '.join(PRECISIONS)}")
         sizes = [(f"the block of axis {axis}", block) for axis, block in part.schedule.blocks]
         sizes += [("warps", part.schedule.warps), ("columns", part.schedule.columns)]
-        for what, size in (
-            *sizes,
-            ("the number of lanes", part.layout.lanes),
-        ):
+        sizes += [("the number of lanes", own.lanes) for own in (part.storage, part.schedule)]
+        for what, size in sizes:
             if size < 1 or size & (size - 1):
                 raise PlanError(f"{where}: {what} must be a power of two, found {size}")
         for what, size, least in (
-            ("cap", part.layout.cap, 0),
-            ("grain", part.layout.grain, 0),
-            ("unroll", part.layout.unroll, 1),
-            ("tail", part.schedule.tail, 1),
+            ("max_fiber_len", part.storage.max_fiber_len, 0),
+            ("max_item_nnz", part.storage.max_item_nnz, 0),
+            ("unroll", part.schedule.unroll, 1),
+            ("masked_unroll", part.schedule.masked_unroll, 1),
         ):
             if size < least:
                 raise PlanError(f"{where}: {what} must be {least} or more, found {size}")

@@ -247,7 +247,7 @@ class TileProgram:
     output_axes: tuple[str, ...]
     body: tuple[Statement, ...]
     unroll: int
-    tail: int
+    masked_unroll: int
     warps: int
     stages: int
     precision: str

@@ -22,6 +22,7 @@ from math import prod
 from sparsetc.errors import PlanError
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.operands import MIN_DOT, joined, named_operands, printed_sizes
+from sparsetc.ir.plan import Storage
 from sparsetc.ir.tile import Operand
 
 COLUMNS = 256
@@ -51,9 +52,24 @@ class TileGroups:
         return bool(self.first)
 
     @property
+    def contracted(self) -> tuple[str, ...]:
+        """Letters that a column of the first dot has all positions of: what the second dot sums, and the first."""
+        return (*self.second, *self.first)
+
+    @property
     def sequence(self) -> tuple[str, ...]:
         """The order in which a tile's positions are best stored: a dot's columns then lie contiguous, its sum last."""
-        return (*self.gridded, *self.spread, *self.columns, *self.second, *self.first)
+        return (*self.gridded, *self.spread, *self.columns, *self.contracted)
+
+    def storage(self, letters: Sequence[str], most: int) -> Storage:
+        """Tiles of one block of output rows together, `most` positions an item, stored as the dots take them."""
+
+        def modes(*names: str) -> tuple[int, ...]:
+            return tuple(letters.index(c) for c in names)
+
+        item, rest = modes(*self.gridded, *self.columns), modes(*self.spread, *self.contracted)
+        sequence, contracted = modes(*self.sequence), len(self.contracted)
+        return Storage(item, rest, max_item_nnz=most, sequence=sequence, contracted=contracted)
 
 
 def groups_of(bound: Bound, sides: Sequence[int], dot: bool = True) -> TileGroups:

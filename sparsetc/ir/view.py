@@ -124,9 +124,9 @@ class Consecutive:
 Coordinate = Field | Computed | Consecutive
 
 
-def word_bits(layout: Iterable[Coordinate], name: str) -> int:
+def word_bits(coordinates: Iterable[Coordinate], name: str) -> int:
     """Bits in use of the words called `name`."""
-    return max(f.shift + f.bits for f in layout if isinstance(f, Field) and f.array == name)
+    return max(f.shift + f.bits for f in coordinates if isinstance(f, Field) and f.array == name)
 
 
 def tiles_along(shape: Sequence[int], sides: Sequence[int]) -> tuple[int, ...]:
@@ -146,6 +146,8 @@ class Tiles:
     """Of a tile, only the nonzeros' values are stored, and a bit a position says which positions they have."""
     word: int = 32
     """Positions that a word of bits stands for: 8, 16 or 32."""
+    contracted: int = 0
+    """How many modes at the end of `sequence` a column of a dot contracts, as they were stored; 0: no dot."""
     parts: bool = False
     """Each value is stored as two of 16 bits, scaled by its row (a position of the first mode): for dots that multiply
     parts. Only of the operands of a task list."""
@@ -190,7 +192,8 @@ class View(Tiles):
     lane: tuple[Coordinate, ...]
     leaf: tuple[Coordinate, ...]
     blocks: bool
-    lanes: int
+    lanes: int = 1
+    """Fibers of a block; of runs, in a tile program, the nonzeros of a step, which nothing stored depends on."""
     chunk: int = 0
     """Nonzeros an item, where items are equal chunks and no `item_ptr` is stored."""
     pairs: tuple[Tiles, ...] = ()
@@ -199,6 +202,8 @@ class View(Tiles):
     pattern: bool = False
     """Every value is 1, and none is stored: an adjacency matrix without weights, a list of what meets. Its runs hold no
     padding, which nothing would tell from a nonzero."""
+    narrow: bool = False
+    """Words of leaf modes take 16 bits where they fit."""
 
     def stored_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """How many different coordinates of each mode are stored: its tiles, where there are tiles, else its size."""
@@ -285,6 +290,8 @@ def _verify_tiles(tiles: Tiles) -> None:
         raise FormatError(f"a view of tiles stores its positions by every mode once, found modes {tiles.sequence}")
     if any(side < 1 or side & (side - 1) for side in tiles.sides):
         raise FormatError(f"sides of tiles must be powers of two, found {tiles.sides}")
+    if not 0 <= tiles.contracted <= len(tiles.sides):
+        raise FormatError(f"a column of a dot contracts some modes of a tile, found {tiles.contracted}")
     if tiles.bitmap and (not tiles.sides or tiles.word not in (8, 16, 32)):
         raise FormatError("a bitmap is of tiles, in words of 8, 16 or 32 bits")
     if tiles.parts and (tiles.bitmap or len(tiles.sides) != 2):

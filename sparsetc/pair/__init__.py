@@ -1,6 +1,6 @@
 """Contractions of two or more sparse operands, with sparse results (BCB-SpTC, and two paths beside it).
 
-In: a `Bound` einsum whose operands are sparse in two places or more. Out: `PairKernel`. Data flows down::
+In: a `Bound` einsum whose operands are sparse in two places or more. Out: `Several`. Data flows down::
 
     equation.py   letters by role; operands diagonal, summed
     meeting.py    what meets, counted
@@ -9,7 +9,7 @@ In: a `Bound` einsum whose operands are sparse in two places or more. Out: `Pair
     marks.py      the same on a GPU, by a bit a place; its kernels are in mark_kernels.py
     populations.py  blocks of x by how many nonzeros they hold
     plans.py      what a plan says of blocks
-    prices.py     expected times, from counts and rates
+    prices.py     expected times, from counts and a device's profile
     tasks.py      tasks as a sparse operand of ones
     scalar.py     a product a task: an einsum with that operand
     dense.py      places in unfolded operands
@@ -21,10 +21,9 @@ In: a `Bound` einsum whose operands are sparse in two places or more. Out: `Pair
     choose.py     the method
     step.py       one contraction, differentiable
     path.py, chain.py   more than two operands, two at a time
-    kernel.py     what `compile` returns
+    several.py    the chain, and what it returns
 """
 
-from sparsetc.pair.compile import build_pair, compiled_pair
-from sparsetc.pair.kernel import PairKernel
+from sparsetc.pair.several import Several
 
-__all__ = ["PairKernel", "build_pair", "compiled_pair"]
+__all__ = ["Several"]

@@ -14,9 +14,9 @@ from functools import cached_property
 
 import torch
 
-from sparsetc.codegen.launch import is_amd, machine_of
 from sparsetc.codegen.launch_pairs import PairLaunch, TorchPairs, TritonPairs
 from sparsetc.codegen.split_pairs import Parts, Places, split
+from sparsetc.device.targets import gpu, machine_of
 from sparsetc.errors import PlanError
 from sparsetc.formats.base import index_dtype
 from sparsetc.ir.tile import TileProgram
@@ -90,7 +90,7 @@ class BlockPath:
 
     def ptx(self, target: str) -> str:
         """The kernel's assembly for a named target, whatever the backend; needs no GPU."""
-        parts = self.cut.in_parts(self.dtype, "triton", self.precision, self.bitmaps) and not is_amd(target)
+        parts = self.cut.in_parts(self.dtype, "triton", self.precision, self.bitmaps, gpu(target).machine)
         launch = self._launch_of("triton", parts)
         assert isinstance(launch, TritonPairs)
         return launch.assembly(target, self.tasks.x.dtype, self.cut.x.first.dtype, self.cut.y.first.dtype)

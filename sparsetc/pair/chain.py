@@ -1,7 +1,7 @@
 """Any number of operands, two or more of them sparse: contracted two at a time, along a path found once.
 
 In: a `Bound` einsum and its operands. Out: `Chain`: steps whose patterns are all known, and a function from values and
-dense operands to the result's. A pair of sparse operands is a `PairStep`. A sparse and a dense operand are a `Kernel`
+dense operands to the result's. A pair of sparse operands is a `PairStep`. A sparse and a dense operand are a `Step`
 like any other: so a dense operand is contracted into a sparse one, or applied to a product of sparse ones, whichever is
 expected to make fewer tasks. Two dense operands are torch's.
 
@@ -19,14 +19,14 @@ import opt_einsum
 import torch
 
 from sparsetc import dense as tables
-from sparsetc.canonical import canonicalise
 from sparsetc.explain import StepReport
 from sparsetc.ir.einsum import Bound, Einsum
 from sparsetc.ir.plan import AUTO, requested
-from sparsetc.kernel import Kernel
 from sparsetc.options import Options, with_settings
 from sparsetc.pair.path import SparsePath
 from sparsetc.pair.step import PairStep
+from sparsetc.pattern import Pattern
+from sparsetc.step import Step as MixedStep
 from sparsetc.tensor import SparseTensor
 
 
@@ -46,11 +46,13 @@ class Step:
 
     places: tuple[int, int]
     equation: str
-    work: PairStep | Kernel | None
+    work: PairStep | MixedStep | None
     """None for two dense operands."""
     result: Term
     precision: str
     """That of products of dense operands."""
+    pattern: Pattern | None = None
+    """Of the sparse operand, where one is dense."""
 
     def run(self, left: torch.Tensor, right: torch.Tensor, sparse_first: bool) -> torch.Tensor:
         """Values of a sparse result, or a dense one; of the values of the operands that are sparse."""
@@ -60,8 +62,9 @@ class Step:
         if self.work is None:
             return tables.einsum(self.equation, left, right, precision=self.precision)
         values, dense = (left, right) if sparse_first else (right, left)
-        made = self.work.with_values(values).called([dense])
-        return made.expand_dense().values if isinstance(made, SparseTensor) else made
+        assert self.pattern is not None
+        rows = self.work(self.pattern, values, [dense])
+        return rows.reshape(-1) if self.work.output.sparse else self.work.output.shaped(rows)
 
     def report(self) -> StepReport:
         """What an explanation says of the contraction."""
@@ -112,7 +115,7 @@ class Chain:
 
 def _without_nonzeros(x: SparseTensor | None) -> SparseTensor:
     assert x is not None
-    return SparseTensor._make(x.coords[:, :0], x.values[:0], x.shape, True)
+    return SparseTensor._of(x.coords[:, :0], x.values[:0], x.shape, True)
 
 
 def contraction_path(bound: Bound, terms: Sequence[Term]) -> list[tuple[int, int]]:
@@ -185,13 +188,12 @@ def _mixed(
     precision = settings.effective_precision()
     if settings.plan.is_request:  # one for pairs
         settings = with_settings(settings, {"plan": AUTO})
-    canonical = canonicalise(bound, operands)
-    kernel = Kernel(canonical, sparse.pattern, settings, "sparse" if kept else "dense")
-    kernel = kernel.bare()  # a chain is kept for its operands' patterns
+    pattern = sparse.pattern.pattern.bare()  # a chain is kept for its operands' patterns
+    step = MixedStep(bound, operands, settings, "sparse" if kept else "dense")
     if not kept:
-        term = Term(output, None, empty=kernel.canonical.coords.shape[1] == 0)
-        return Step(places, equation, kernel, term, precision)
-    rows = torch.zeros((kernel.output.rows, *kernel.output.width_shape), dtype=like.dtype, device=like.device)
-    found = kernel._wrap(rows)
-    assert isinstance(found, SparseTensor)
-    return Step(places, equation, kernel, Term(output, found.expand_dense()), precision)
+        term = Term(output, None, empty=step.canonical.coords.shape[1] == 0)
+        return Step(places, equation, step, term, precision, pattern)
+    assert step.output.pattern is not None
+    zeros = torch.zeros((), dtype=like.dtype, device=like.device).expand(step.executable.shape)
+    found = SparseTensor._make(step.output.pattern, zeros).expand_dense()
+    return Step(places, equation, step, Term(output, found), precision, pattern)

@@ -26,7 +26,7 @@ def choose(p: PairProblem) -> Choice:
     m = p.meeting
     if m.tasks <= FEW_TASKS * (m.x_key.numel() + m.y_key.numel()):
         return _unseen(p, "scalar", f"at most {FEW_TASKS} tasks a nonzero")
-    if SCALAR.seconds(p, m.tasks) <= min(BLOCK_LAUNCHES, DENSE_LAUNCHES) * p.rates.launch:
+    if SCALAR.seconds(p, m.tasks) <= min(BLOCK_LAUNCHES, DENSE_LAUNCHES) * p.profile.call:
         return _unseen(p, "scalar", "no other path is launched in as little time")
     return choice_of(estimates(p))
 
@@ -44,6 +44,6 @@ def estimates(p: PairProblem, every: bool = False) -> list[Estimate]:
     """
     found = [method.estimate(p) for method in METHODS.values() if method is not HYBRID]
     best = min(e.total for e in found if e.total is not None)
-    if (every or best > HYBRID_LAUNCHES * p.rates.launch) and HYBRID.split(p).pure is None:
+    if (every or best > HYBRID_LAUNCHES * p.profile.call) and HYBRID.split(p).pure is None:
         found.append(HYBRID.estimate(p))
     return found

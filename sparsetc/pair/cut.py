@@ -15,6 +15,7 @@ from math import prod
 
 import torch
 
+from sparsetc.device.targets import MACHINES, machine_of
 from sparsetc.formats.bcb import Bcb, Blocks
 from sparsetc.ir.lower_pairs import lower_pairs
 from sparsetc.ir.operands import MIN_DOT, Target
@@ -88,7 +89,7 @@ class Cut:
             own = [side[c] for c in letters]
             blocks = Bcb().cut(operand.rows(letters, live), operand.extents(letters), own, operand.like, n)
             grid = tiles_along(blocks.shape, own)
-            return blocks, Side(letters, grid, blocks.heads, blocks.blocks, True, None, None, operand.like)
+            return blocks, Side(letters, grid, blocks.block_coords, blocks.blocks, True, None, None, operand.like)
 
         x, x_side = cut(m.x, m.x_live, m.x_key.numel(), roles.x)
         y, y_side = cut(m.y, m.y_live, m.y_key.numel(), (*roles.batch, *roles.free_y, *roles.contracted))
@@ -115,12 +116,14 @@ class Cut:
         """That of all blocks."""
         return BlockWork(self.pairs.tasks, self.pairs.most_results, self.elements, self.x.nnz + self.y.nnz)
 
-    def in_parts(self, dtype: torch.dtype, backend: str, precision: str, bitmaps: Bitmaps) -> bool:
+    def in_parts(
+        self, dtype: torch.dtype, backend: str, precision: str, bitmaps: Bitmaps, machine: str | None = None
+    ) -> bool:
         """Whether blocks are multiplied in parts of 16 bits: of float32 at ``highest``, read whole by Triton's kernel,
-        where there is a dot. AMD's matrix units take float32 as it is.
+        where there is a dot, on the machine at hand or another one.
         """
         wanted = dtype == torch.float32 and precision == "highest" and bitmaps == WHOLE and self.extents[2] > 1
-        return wanted and backend == "triton" and torch.version.hip is None
+        return wanted and backend == "triton" and MACHINES[machine or machine_of((self.meeting.x_key,))].halves
 
     def program(
         self,

@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from sparsetc.ir.plan import SIDE, Layout, Part, Plan
+from sparsetc.device.lookup import profile_of
+from sparsetc.device.profile import DeviceProfile
+from sparsetc.ir.plan import SIDE, Part, Plan, Storage
 from sparsetc.ir.tile import TileProgram
 from sparsetc.pair.cut import Bitmaps, Cut
 from sparsetc.pair.dense import Unfolded
 from sparsetc.pair.meeting import Meeting
 from sparsetc.pair.populations import Populations
-from sparsetc.pair.prices import Rates, rates_of
 from sparsetc.pair.scalar import TaskSums
 from sparsetc.pair.sums import kept_dtype
 from sparsetc.pair.symbolic import Budget, Matching
@@ -60,9 +61,9 @@ class PairProblem:
         return "float64" if self.dtype in (torch.float64, torch.complex128) else self.precision
 
     @cached_property
-    def rates(self) -> Rates:
-        """Rates of the device."""
-        return rates_of(self.budget.device, self.budget.settings)
+    def profile(self) -> DeviceProfile:
+        """The profile of the device."""
+        return profile_of(self.budget.device, self.budget.settings)
 
     @cached_property
     def cut(self) -> Cut:
@@ -124,7 +125,7 @@ class PairProblem:
             replace(
                 part,
                 format=blocks.format,
-                layout=Layout(params=(("bitmap", int(bitmap)), *((SIDE + c, lengths[c]) for c in part.label))),
+                storage=Storage(params=(("bitmap", int(bitmap)), *((SIDE + c, lengths[c]) for c in part.label))),
             )
             for part, (blocks, bitmap) in zip(self.parts("bcb"), stored, strict=True)
         )

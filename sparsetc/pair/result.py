@@ -50,7 +50,7 @@ def accumulated(result: Result, out: Result | None, alpha: Any, beta: Any) -> Re
         scaled, other = scaled.expand_dense(), other.expand_dense()
         coords = torch.cat([scaled.coords, other.coords], dim=1)
         coords, values = coalesce_sum(coords, torch.cat([scaled.values, other.values]), scaled.shape)
-        return SparseTensor._make(coords, values, scaled.shape, True)
+        return SparseTensor._of(coords, values, scaled.shape, True)
     dense = [t.to_dense() if isinstance(t, SparseTensor) else t for t in (scaled, other)]
     total = dense[0].to(summed_dtype(dense[0].dtype)) + dense[1]
     return fitted(total, dense[0].dtype, "the sum of the result and out")

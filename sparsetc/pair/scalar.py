@@ -16,21 +16,24 @@ address wait for one another.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import torch
 
-from sparsetc.codegen.launch import BoundPart, TorchLaunch, TritonLaunch, source_name
+from sparsetc.codegen.launch import PartArrays, TorchPrograms, TritonPrograms, source_name
+from sparsetc.device.targets import machine_of
 from sparsetc.formats import Packed, pack
 from sparsetc.ir.einsum import Bound, Einsum
 from sparsetc.ir.lower import lower
 from sparsetc.ir.operands import Target
-from sparsetc.ir.plan import Layout, Schedule
+from sparsetc.ir.plan import Schedule, Storage
+from sparsetc.ir.tile import TileProgram
 from sparsetc.ir.view import LANE
 from sparsetc.options import Options
 from sparsetc.pair.symbolic import picked
 from sparsetc.pair.tasks import TaskList, Tasks
+from sparsetc.runtime.executable import Arrays, Executable
 from sparsetc.runtime.second_pass import SecondPass
 
 EINSUMS = {"z": ("p", "q"), "x": ("q", "z"), "y": ("p", "z")}
@@ -38,12 +41,12 @@ EINSUMS = {"z": ("p", "q"), "x": ("q", "z"), "y": ("p", "z")}
 LETTER = {"x": "p", "y": "q", "z": "z"}
 
 # Not measured: a lane a thread, so that neighbouring lanes' additions are of one instruction.
-CHUNKS = (128, Schedule(warps=4), 4)
-"""Lanes, schedule and unrolling of equal chunks."""
-RUNS = (32, Schedule(warps=1), 4)
-"""The same of runs, most of which are short."""
-ORDERED = (32, Schedule(warps=1), 1)
-"""The same of fibers."""
+CHUNKS = Schedule(warps=4, lanes=128, unroll=4)
+"""Schedule of equal chunks."""
+RUNS = Schedule(warps=1, lanes=32, unroll=4)
+"""Schedule of runs, most of which are short."""
+ORDERED = 32
+"""Fibers of a block, which one warp takes."""
 FEW, MANY = 1 << 14, 1 << 11
 """Sums below which, and tasks a sum above which, they are ordered: additions to one address follow one another (H200:
 8,281 sums of 4,046 tasks 0.55 ms against 1.07; 4,096 of 1,024, 0.22 against 0.07; 73,455 of 220, 0.35 against 0.28;
@@ -57,20 +60,7 @@ def waits(sums: int, tasks: int) -> bool:
     return sums < FEW and tasks > MANY * sums
 
 
-@dataclass(frozen=True)
-class Bounded:
-    """A list as the program reads it."""
-
-    part: BoundPart
-    second: SecondPass | None = None
-
-
-@dataclass(frozen=True)
-class Ready:
-    """What it takes to run on a list, or on a piece of it."""
-
-    launch: TorchLaunch | TritonLaunch
-    second: SecondPass | None
+BoundList = tuple[TileProgram, Arrays]
 
 
 class TaskSum:
@@ -99,81 +89,74 @@ class TaskSum:
         text = f"pqz,{','.join(EINSUMS[role])}->{self.letter}"
         sizes = dict(zip("pqz", tasks.none.shape, strict=True))
         self.bound = Bound.of(Einsum(terms, (self.letter,), (0,), text), sizes)
-        self._kept: tuple[TaskList, list[Ready]] | None = None
-        part = self._bind(tasks.none).part
+        self._kept: tuple[TaskList, list[Arrays]] | None = None
+        program, self._none = self._bind(tasks.none)
         name = source_name(equation, f"{'scalar' if role == 'z' else f'scalar_{role}'}_{backend}")
         about = _about(equation, tasks)
-        self.launch: TorchLaunch | TritonLaunch
+        self.programs: TorchPrograms | TritonPrograms
         if backend == "torch":
-            self.launch = TorchLaunch([part], settings.cache_dir, name, about)
+            self.programs = TorchPrograms([program], settings.cache_dir, name, about)
         else:
-            self.launch = TritonLaunch([part], dtype, True, settings.cache_dir, name, about)
+            machine = machine_of((self._none.parts[0].index[0],))
+            self.programs = TritonPrograms([program], dtype, True, machine, settings.cache_dir, name, about)
+        self.executable = Executable(self.programs, self._rows, (), dtype, False)
 
     def __call__(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         """(live x,), (live y,) or (nnz,) sums, of the two others' values in that order, all of `dtype`."""
         out = left.new_zeros(self.bound.by_index[self.letter])
         given = [left.contiguous(), right.contiguous()]
-        for ready in (ready for one in self.tasks for ready in self._ready(one)):
-            if ready.second is None:
-                ready.launch([None], given, out)
-                continue
-            partial = out.new_zeros(ready.second.partials)
-            ready.launch([None], given, partial)
-            # One addition an entry and list, and lists in order: the same bits each time.
-            out.index_add_(0, ready.second.rows, ready.second.sums(partial).flatten())
+        for arrays in (arrays for one in self.tasks for arrays in self._arrays(one)):
+            # One addition an entry and list, and lists in order: ordered sums have the same bits each time.
+            self.executable.run(arrays, [None], given, out, accumulate=True)
         return out
 
-    def _ready(self, one: TaskList) -> list[Ready]:
-        """Arrays and arguments of a list, made once for the one that is kept; fibers are of as much as a chunk."""
+    def _arrays(self, one: TaskList) -> list[Arrays]:
+        """What the program reads of a list, made once for the one that is kept; fibers are of as much as a chunk."""
         if self._kept is not None and self._kept[0] is one:
             return self._kept[1]
-        bounded = map(self._bind, one.pieces(self.tasks.budget.chunk) if self.ordered else (one,))
-        made = [Ready(self.launch.on([b.part]), b.second) for b in bounded]
+        pieces = one.pieces(self.tasks.budget.chunk) if self.ordered else (one,)
+        made = [self._bind(piece)[1] for piece in pieces]
         self._kept = (one, made) if self.tasks.fits else None
         return made
 
-    def _bind(self, one: TaskList) -> Bounded:
+    def _bind(self, one: TaskList) -> BoundList:
         if self.ordered:
             return self._bind_ordered(one)
-        lanes, schedule, unroll = RUNS if self.role == "x" else CHUNKS
-        lanes = 1 if self.backend == "torch" else lanes
-        packed = one.runs(lanes) if self.role == "x" else one.chunks(lanes)
-        return Bounded(self._part(packed, schedule, unroll, Target(rows=self._rows, wide=packed.wide)))
+        schedule, packed = (RUNS, one.runs()) if self.role == "x" else (CHUNKS, one.chunks())
+        if self.backend == "torch":
+            schedule = replace(schedule, lanes=1)
+        return self._part(packed, schedule, Target(rows=self._rows, wide=packed.wide))
 
-    def _bind_ordered(self, one: TaskList) -> Bounded:
+    def _bind_ordered(self, one: TaskList) -> BoundList:
         mode = "pqz".index(self.letter)
-        lanes, schedule, unroll = ORDERED
-        layout = Layout(lane=(mode,), leaf=tuple(m for m in range(3) if m != mode), lanes=lanes, cap=CAP, grain=1024)
+        leaf = tuple(m for m in range(3) if m != mode)
+        storage = Storage((), (mode,), leaf, lanes=ORDERED, max_fiber_len=CAP, max_item_nnz=1024, narrow=True)
         coords = one.coordinates()
-        packed = pack(coords, one.shape, "fiber", layout)
+        packed = pack(coords, one.shape, "fiber", storage)
         second = SecondPass.of(packed.slots(LANE, coords[mode]))
-        packed = replace(packed, view=replace(packed.view, pattern=True), positions=None, heads=(None, None))
+        packed = replace(packed, view=replace(packed.view, pattern=True), positions=None, representatives=(None, None))
         target = Target(sparse=True, owned=True, rows=max(1, second.partials), wide=packed.wide)
         slot = torch.arange(second.partials, dtype=torch.int32, device=coords.device)
-        return Bounded(self._part(packed, schedule, unroll, target, slot), second)
+        program, arrays = self._part(packed, Schedule(), target, slot)
+        return program, replace(arrays, second=second)
 
-    def _part(
-        self, packed: Packed, schedule: Schedule, unroll: int, target: Target, slot: torch.Tensor | None = None
-    ) -> BoundPart:
-        program = lower(self.bound, packed.view, schedule, target, format=packed.format, unroll=unroll)
-        return BoundPart(program, packed, slot)
+    def _part(self, packed: Packed, schedule: Schedule, target: Target, slot: torch.Tensor | None = None) -> BoundList:
+        program = lower(self.bound, packed.view, schedule, target, format=packed.format)
+        return program, Arrays((PartArrays.of(program, packed, slot),))
 
     @property
     def _rows(self) -> int:
         return max(1, self.bound.by_index[self.letter])
 
     @cached_property
-    def _triton_twin(self) -> TritonLaunch:
-        assert isinstance(self.launch, TorchLaunch)
-        other = TaskSum(self.tasks, self.role, self.launch.about[0], self.dtype, "triton", self.settings)
-        assert isinstance(other.launch, TritonLaunch)
-        return other.launch
+    def _triton_twin(self) -> TaskSum:
+        return TaskSum(self.tasks, self.role, self.programs.about[0], self.dtype, "triton", self.settings)
 
     def ptx(self, target: str) -> str:
         """The assembly for a named target; needs no GPU."""
-        launch = self.launch if isinstance(self.launch, TritonLaunch) else self._triton_twin
-        compiled = launch.compile_for(target, self.dtype)
-        return "\n".join(c.asm["ptx"] if "ptx" in c.asm else c.asm["amdgcn"] for c in compiled)
+        if isinstance(self.programs, TorchPrograms):
+            return self._triton_twin.ptx(target)
+        return self.programs.assembly(target, self._none.parts, self.dtype)
 
 
 class TaskSums:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from cmath import isfinite
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 
+from sparsetc.autograd import apply, one_by_one
 from sparsetc.codegen.split_pairs import EXACT, INEXACT, INFINITE
 from sparsetc.dense import resolved
-from sparsetc.entry import check_upstream, entry_point
 from sparsetc.explain import PairReport, in_microseconds
 from sparsetc.ir.plan import Plan, requested
 from sparsetc.options import Options
@@ -27,11 +26,11 @@ from sparsetc.pair.meeting import Meeting
 from sparsetc.pair.methods import HYBRID, METHODS, NumericPath
 from sparsetc.pair.plans import sides_of
 from sparsetc.pair.problem import PairProblem
-from sparsetc.pair.scalar import TaskSums
+from sparsetc.pair.scalar import EINSUMS, LETTER, TaskSums
 from sparsetc.pair.symbolic import Budget, Matching, Pattern, pattern_of
 from sparsetc.pair.tasks import Tasks
 from sparsetc.planner.choice import Choice, ranked
-from sparsetc.runtime.autocast import autocast_off, without_autocast
+from sparsetc.runtime.autocast import without_autocast
 from sparsetc.runtime.segments import in_order
 from sparsetc.tensor import SparseTensor
 
@@ -128,19 +127,17 @@ class PairStep:
         x, y = (right, left) if self.swapped else (left, right)
         deterministic = self.settings.deterministic
         x, y = m.x.values(x, deterministic), m.y.values(y, deterministic)
-        by_place = _Product.apply(self, "z", x, y, None)
+        by_place = apply(Product(self, "z"), (x, y))
         values = by_place if self.pattern.order is None else by_place.index_select(0, self.pattern.order)
         return values.to(self.dtype)
 
     def result(self, values: torch.Tensor) -> SparseTensor:
         """The values on their pattern; of a result with at least one mode."""
-        return SparseTensor._make(self.pattern.coords, values, self.shape, True)
+        return SparseTensor._of(self.pattern.coords, values, self.shape, True)
 
-    def product(
-        self, role: str, x: torch.Tensor | None, y: torch.Tensor | None, z: torch.Tensor | None
-    ) -> torch.Tensor:
-        """The sum over tasks of two of entry of x, entry of y and result, by the third, which is None."""
-        left, right = (resolved(t) for t in (x, y, z) if t is not None)
+    def product(self, role: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        """The sum over tasks for one of x, y and the result z, the `role`, of the product of the other two."""
+        left, right = resolved(left), resolved(right)
         with without_autocast(self.device), in_order(self.settings.deterministic):
             if role == "z":
                 return self._values(left, right) if self.meeting.tasks else left.new_zeros(0)
@@ -201,35 +198,30 @@ def _verdict(x: torch.Tensor, y: torch.Tensor) -> int:
     return EXACT if isfinite((x.sum() + y.sum()).item()) else INFINITE
 
 
-class _Product(torch.autograd.Function):
-    """`PairStep.product`, whose gradients are itself in other roles."""
+@dataclass(frozen=True)
+class Product:
+    """`PairStep.product` as a function of two tensors: an einsum over tasks, as its gradients are in other roles."""
 
-    @staticmethod
-    def forward(
-        ctx: Any, step: PairStep, role: str, x: torch.Tensor | None, y: torch.Tensor | None, z: torch.Tensor | None
-    ) -> torch.Tensor:
-        ctx.step, ctx.role = step, role
-        ctx.given = [name for name, t in zip("xyz", (x, y, z), strict=True) if t is not None]
-        ctx.save_for_backward(*(t for t in (x, y, z) if t is not None))
-        return step.product(role, x, y, z)
+    step: PairStep
+    role: str
 
-    @staticmethod
-    @entry_point
-    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[Any, ...]:
-        check_upstream(upstream)
-        with autocast_off(upstream.device):
-            return _Product._gradients(ctx, upstream)
+    def rows(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The sums."""
+        return self.step.product(self.role, *tensors)
 
-    @staticmethod
-    def _gradients(ctx: Any, upstream: torch.Tensor) -> tuple[Any, ...]:
-        known = dict(zip(ctx.given, ctx.saved_tensors, strict=True))
-        grads: list[torch.Tensor | None] = []
-        for place, name in enumerate("xyz"):
-            if name not in known or not ctx.needs_input_grad[2 + place]:
-                grads.append(None)
-                continue
-            (other,) = (n for n in known if n != name)
-            factor = torch.conj_physical(known[other]) if known[other].is_complex() else known[other]
-            arguments = {ctx.role: upstream.contiguous(), other: factor, name: None}
-            grads.append(_Product.apply(ctx.step, name, arguments["x"], arguments["y"], arguments["z"]))
-        return (None, None, *grads)
+    def gradient(self, n: int, tensors: Sequence[torch.Tensor], upstream: torch.Tensor) -> torch.Tensor:
+        """The einsum in which the operand and the result change places."""
+        factors, role = EINSUMS[self.role], self.role
+        other = tensors[1 - n]
+        given = {LETTER[role]: upstream.contiguous(), factors[1 - n]: _conjugate(other)}
+        wanted = next(r for r, letter in LETTER.items() if letter == factors[n])
+        left, right = EINSUMS[wanted]
+        return apply(Product(self.step, wanted), (given[left], given[right]))
+
+    def batched(self, tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> tuple[torch.Tensor, int]:
+        """The sums of a batch, one after the other."""
+        return one_by_one(self, tensors, dims)
+
+
+def _conjugate(t: torch.Tensor) -> torch.Tensor:
+    return torch.conj_physical(t) if t.is_complex() else t

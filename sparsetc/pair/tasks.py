@@ -16,7 +16,7 @@ import torch
 from sparsetc.formats import Packed
 from sparsetc.formats.base import index_dtype
 from sparsetc.formats.words import bits_of
-from sparsetc.ir.plan import Layout
+from sparsetc.ir.plan import Storage
 from sparsetc.ir.view import Consecutive, Field, View
 from sparsetc.pair.expansion import Group, groups
 from sparsetc.pair.marks import Marks, markable
@@ -37,21 +37,21 @@ def keeps(tasks: int, budget: Budget) -> bool:
     return tasks <= min(KEPT_TASKS, budget.limit // (4 * KEPT_BYTES))
 
 
-def chunk_view(nnz: int, lanes: int) -> View:
+def chunk_view(nnz: int) -> View:
     """Equal chunks of tasks, whatever their entries: balanced, however skewed a contracted index is."""
     leaf = (
         Field(0, "x_word", 0, 8, True, FRAME),
         Consecutive(1, "y_shift", 0),
         _result(nnz),
     )
-    return View(3, (), (), leaf, blocks=False, lanes=lanes, chunk=ITEM, pattern=True)
+    return View(3, (), (), leaf, blocks=False, chunk=ITEM, pattern=True)
 
 
-def run_view(entries: int, nnz: int, lanes: int) -> View:
+def run_view(entries: int, nnz: int) -> View:
     """Runs of tasks of one entry of x, which the work item shares."""
     leaf = (Consecutive(1, "y_shift", 0), _result(nnz))
     return View(
-        3, (Field(0, "item_word", 0, bits_of(entries), True),), (), leaf, blocks=False, lanes=lanes, pattern=True
+        3, (Field(0, "item_word", 0, bits_of(entries), True),), (), leaf, blocks=False, pattern=True, narrow=True
     )
 
 
@@ -82,20 +82,20 @@ class TaskList:
         """Of T: live entries of x and of y, entries of the result."""
         return *self.matching.live, self.nnz
 
-    def chunks(self, lanes: int) -> Packed:
+    def chunks(self) -> Packed:
         """The list for `chunk_view`."""
         n = self.end - self.begin
         arrays = {"x_word": self.x_word, "x_word_base": self.x_base, "y_shift": self.y_shift, "z_word": self.z_word}
-        layout = Layout(leaf=(0, 1, 2), lanes=lanes, grain=ITEM)
-        return Packed("tasks", layout, self.shape, n, chunk_view(self.nnz, lanes), arrays, None, n, -(-n // ITEM))
+        storage = Storage(leaf=(0, 1, 2), max_item_nnz=ITEM)
+        return Packed("tasks", storage, self.shape, n, chunk_view(self.nnz), arrays, None, n, -(-n // ITEM))
 
-    def runs(self, lanes: int) -> Packed:
+    def runs(self) -> Packed:
         """The list for `run_view`."""
         n, (ptr, word) = self.end - self.begin, self._items
         arrays = {"item_ptr": ptr, "item_word": word, "y_shift": self.y_shift, "z_word": self.z_word}
-        layout = Layout(item=(0,), leaf=(1, 2), lanes=lanes, grain=ITEM)
-        view = run_view(self.shape[0], self.nnz, lanes)
-        return Packed("tasks", layout, self.shape, n, view, arrays, None, n, word.numel())
+        storage = Storage(item=(0,), leaf=(1, 2), max_item_nnz=ITEM)
+        view = run_view(self.shape[0], self.nnz)
+        return Packed("tasks", storage, self.shape, n, view, arrays, None, n, word.numel())
 
     @cached_property
     def _items(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,7 +12,7 @@ import torch
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.plan import Plan
-from sparsetc.partition.base import PARTITIONS
+from sparsetc.partition.base import get_partition
 from sparsetc.partition.run_length import row_numbers
 
 
@@ -35,10 +35,8 @@ def deal(
         PlanError: the rule is not known, does not take these options, deals a nonzero to no part or to several, or cuts
             an output row that it promised to leave whole.
     """
-    if name not in PARTITIONS:
-        raise PlanError(f"no partition is called {name!r}; known: {', '.join(sorted(PARTITIONS))}")
-    rule = PARTITIONS[name]
-    dealt = list(rule.deal(coords, shape, kept, **options))
+    rule = get_partition(name)
+    dealt = list(rule.deal(coords, shape, *([kept] if rule.by_rows else []), **options))
     if len(dealt) == 1 and dealt[0] is None:
         return dealt
     nnz = coords.shape[1]
@@ -56,14 +54,18 @@ def shares(
     plan: Plan, coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...]
 ) -> list[torch.Tensor | None]:
     """The nonzeros of each part of a plan, as `deal` gives them; `PlanError` where the plan has no part for some."""
-    dealt = deal(plan.partition, coords, shape, kept, dict(plan.options))
-    taken = plan.shares or tuple(range(len(dealt)))
-    if len(taken) != len(plan.parts) or not set(taken) <= set(range(len(dealt))):
+    return taken(plan, deal(plan.partition, coords, shape, kept, dict(plan.options)))
+
+
+def taken(plan: Plan, dealt: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """The shares that the parts of a plan take; `PlanError` where the plan has no part for some."""
+    own = plan.shares or tuple(range(len(dealt)))
+    if len(own) != len(plan.parts) or not set(own) <= set(range(len(dealt))):
         raise PlanError(f"plan {plan.name!r} has {len(plan.parts)} parts, its partition deals {len(dealt)}")
-    left = [n for n, part in enumerate(dealt) if n not in taken and (part is None or part.numel())]
+    left = [n for n, part in enumerate(dealt) if n not in own and (part is None or part.numel())]
     if left:
         raise PlanError(f"plan {plan.name!r} has no part for share {left[0]} of its partition, which has nonzeros here")
-    return [dealt[n] for n in taken]
+    return [dealt[n] for n in own]
 
 
 def _numbers(name: str, part: torch.Tensor | None, coords: torch.Tensor) -> torch.Tensor:

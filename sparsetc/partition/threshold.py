@@ -8,19 +8,18 @@ from __future__ import annotations
 import torch
 
 from sparsetc.formats.tiles import sides_of, sorted_by_tile
-from sparsetc.ir.plan import Layout
 from sparsetc.partition.base import register_partition
 
 
 @register_partition("threshold")
 def by_threshold(
-    coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...], *, threshold: int, whole: int = 0, **sides: int
+    coords: torch.Tensor, shape: tuple[int, ...], *, threshold: int, whole: int = 0, **sides: int
 ) -> list[torch.Tensor | None]:
     """[nonzeros of tiles that hold at least `threshold`, the others]; tiles of the default sides, or of `side_m`.
 
     With `whole`, tiles of at least so many come first, apart from those of at least `threshold`.
     """
-    held = tile_populations(coords, shape, sides_of(shape, Layout(params=tuple(sides.items()))))
+    held = tile_populations(coords, shape, sides_of(shape, sides.items()))
     bounds = (*((whole,) if whole else ()), threshold)
     part = torch.stack([held < least for least in bounds]).sum(0)
     return [torch.nonzero(part == n).flatten() for n in range(len(bounds) + 1)]

@@ -14,7 +14,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.cost import Statistics
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.operands import MIN_DOT, dense_axes, joined
-from sparsetc.ir.plan import Layout, Part, Plan, Schedule
+from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.planner.statistics import Counts
 
 # Measurements behind these numbers: benchmarks/results/schedule_sweep.json, mttkrp_plans.json, ops.json.
@@ -29,7 +29,7 @@ LANES_PER_WARP = 16
 shared memory, only while there are more threads than lanes (rank 5: 32 lanes a warp lost 1.2x)."""
 ROW_WARPS = 4
 """Warps of a block of short rows, half as many elements each (H200: 16 rows over 4 warps beat 7 other shapes)."""
-FIBER_CAP = 32
+MAX_FIBER_LEN = 32
 """Longest fiber of a block on a GPU."""
 LONG_FIBER = 4
 """Nonzeros a fiber from which the loop over them, not the dot that ends a block, takes the time of matrix products.
@@ -38,16 +38,16 @@ of 8 to 32 nonzeros, 1.01 on those of 4, and 1.09 to 1.17 on shorter ones (H200,
 `benchmarks/results/switches.json`)."""
 PROGRAMS = 1 << 16
 """Programs a large tensor is dealt to; a work item takes as many nonzeros as make that many, within bounds."""
-GRAINS = (128, 512)
+ITEM_NNZ = (128, 512)
 """Fewest and most nonzeros an item takes (H200: 128 won on 1 to 10 M nonzeros, 512 on 77 M)."""
-DOT_GRAINS = (512, 2048)
+DOT_ITEM_NNZ = (512, 2048)
 """The same where an item ends by adding a matrix (H200, TTMc of rank 32 x 32: 2,048 beat 512 and 8,192)."""
 DOT_LANES = 16
 """Lanes a dot contracts at once; twice as many, one step at a time, where runs are contracted in tf32x3 (H200,
 `benchmarks/results/ttmc_stages.json`: 4.24 ms against 4.48)."""
 DOT_TILE = 1024
 """Accumulator elements a warp (H200, TTMc of rank 32 x 32: 16 lanes and one warp beat 32 lanes and 2 or 4 by 1.3x)."""
-CPU_GRAIN = 1 << 16
+CPU_ITEM_NNZ = 1 << 16
 FUSE_BELOW = 4_000_000
 """Nonzeros below which the parts of a plan share one launch."""
 
@@ -114,15 +114,16 @@ def coo(setting: Setting, counts: Counts, also: tuple[int, ...] = ()) -> Candida
     """
     shared = (*setting.kept, *also) if setting.rest else ()
     leaf = tuple(m for m in range(setting.order) if m not in shared)
-    schedule, lanes, unroll = schedule_of(setting, blocks=False)
-    layout = Layout(shared, (), leaf, lanes, 0, _grain(setting, counts.nnz, schedule), unroll)
+    schedule = schedule_of(setting, blocks=False)
+    most = _max_item_nnz(setting, counts.nnz, schedule)
+    storage = Storage(shared, (), leaf, max_item_nnz=most, narrow=setting.backend == "triton")
     n, distinct = counts.nnz, counts.distinct(shared)
-    items = _items(n, distinct if shared else 1, layout.grain)
+    items = _items(n, distinct if shared else 1, most)
     longest = counts.longest(shared)
-    rounds = min(layout.grain, longest) // (lanes * unroll)
-    cut = bool(layout.grain) and longest > layout.grain
-    expected = Statistics(items, items, n, n, setting.itemsize, _runs(setting, counts, layout), rounds, (cut, False))
-    return _single("coo", setting, layout, schedule, expected)
+    rounds = min(most, longest) // (schedule.lanes * schedule.unroll)
+    runs = _runs(setting, counts, storage)
+    expected = Statistics(items, items, n, n, setting.itemsize, runs, rounds, longest > most)
+    return _single("coo", storage, schedule, expected)
 
 
 def fiber(setting: Setting, counts: Counts, leaf: int) -> Candidate:
@@ -133,32 +134,32 @@ def fiber(setting: Setting, counts: Counts, leaf: int) -> Candidate:
     between = tuple(m for m in range(setting.order) if m != leaf and m not in shared)
     if not between:
         return replace(rows(setting, counts), plan=replace(rows(setting, counts).plan, name="fiber"))
-    schedule, lanes, unroll = schedule_of(setting, blocks=True)
-    cap = 0 if setting.backend == "torch" else FIBER_CAP
-    if setting.deterministic and not shared:
-        cap = 0
-    layout = Layout(shared, between, (leaf,), lanes, cap, _grain(setting, counts.nnz, schedule), unroll)
+    schedule = schedule_of(setting, blocks=True)
+    split = setting.backend == "triton" and not (setting.deterministic and not shared)
+    most = _max_item_nnz(setting, counts.nnz, schedule)
+    narrow, longest = setting.backend == "triton", MAX_FIBER_LEN if split else 0
+    storage = Storage(shared, between, (leaf,), schedule.lanes, longest, most, narrow)
     fibers = counts.distinct((*shared, *between))
     if schedule.dot and setting.precision in ("tf32", "bf16") and counts.nnz >= LONG_FIBER * fibers:
         schedule = replace(schedule, precision="tf32x3")
-    expected = _blocked(setting, counts.nnz, fibers, counts.distinct(shared), layout)
-    expected = replace(expected, cut=(counts.longest(shared) > layout.grain, bool(cap)))
-    return _single("fiber", setting, layout, schedule, expected)
+    expected = _blocked(setting, counts.nnz, fibers, counts.distinct(shared), storage, schedule)
+    expected = replace(expected, split_rows=counts.longest(shared) > most, split_fibers=split)
+    return _single("fiber", storage, schedule, expected)
 
 
 def rows(setting: Setting, counts: Counts) -> Candidate:
     """One output row a lane, uncut unless very long."""
     if not setting.kept or not setting.rest:
         raise PlanError('plan "rows" needs an output with some, not all, of the sparse operand\'s modes')
-    schedule, lanes, unroll = schedule_of(setting, blocks=True, rows=True)
-    cap = 0 if setting.backend == "torch" or setting.deterministic else 4 * LONG_ROW
-    layout = Layout(
-        (), setting.kept, setting.rest, lanes, cap, lanes if setting.backend == "triton" else CPU_GRAIN, unroll
-    )
-    expected = _blocked(setting, counts.nnz, counts.distinct(setting.kept), 1, layout)
-    cut = bool(cap) and counts.longest(setting.kept) > cap
-    expected = replace(expected, runs=_runs(setting, counts, layout), cut=(False, cut))
-    return _single("rows", setting, layout, schedule, expected)
+    schedule = schedule_of(setting, blocks=True, rows=True)
+    longest = 0 if setting.backend == "torch" or setting.deterministic else 4 * LONG_ROW
+    most = schedule.lanes if setting.backend == "triton" else CPU_ITEM_NNZ
+    narrow = setting.backend == "triton"
+    storage = Storage((), setting.kept, setting.rest, schedule.lanes, longest, most, narrow)
+    expected = _blocked(setting, counts.nnz, counts.distinct(setting.kept), 1, storage, schedule)
+    split = bool(longest) and counts.longest(setting.kept) > longest
+    expected = replace(expected, runs=_runs(setting, counts, storage), split_fibers=split)
+    return _single("rows", storage, schedule, expected)
 
 
 def by_run_length(setting: Setting, counts: Counts) -> Iterator[Candidate]:
@@ -179,23 +180,23 @@ def by_run_length(setting: Setting, counts: Counts) -> Iterator[Candidate]:
             )
             for p, label in (
                 (first, f"rows of {LONG_ROW} nonzeros or more"),
-                (replace(second, layout=replace(second.layout, cap=0)), f"rows of fewer than {LONG_ROW}"),
+                (replace(second, storage=replace(second.storage, max_fiber_len=0)), f"rows of fewer than {LONG_ROW}"),
             )
         )
         plan = Plan(f"{long.plan.name}+rows", parts, fused, "run_length", (("threshold", LONG_ROW),))
-        side = _blocked(setting, few, short_rows, 1, parts[1].layout)
-        side = replace(side, chain=LONG_ROW // parts[1].layout.unroll)  # the longest of the short rows
+        side = _blocked(setting, few, short_rows, 1, parts[1].storage, parts[1].schedule)
+        side = replace(side, chain=LONG_ROW // parts[1].schedule.unroll)  # the longest of the short rows
         yield Candidate(plan, (long.expected[0].scaled(share), side))
 
 
-def schedule_of(setting: Setting, blocks: bool, rows: bool = False) -> tuple[Schedule, int, int]:
-    """(schedule, lanes, steps taken together) for a part of one of the two nestings."""
+def schedule_of(setting: Setting, blocks: bool, rows: bool = False) -> Schedule:
+    """The schedule for a part of one of the two nestings; its lanes are as many as blocks of fibers should have."""
     bound = setting.bound
     sizes = {c: bound.by_index[c] for c in dense_axes(bound)}
     padded = {c: 1 << max(n - 1, 0).bit_length() for c, n in sizes.items()}
     output = [c for c in bound.einsum.output if c in sizes]
     if setting.backend == "torch":
-        return Schedule(1, tuple(padded.items()), True, setting.precision), 1, 1
+        return Schedule(1, tuple(padded.items()), True, setting.precision)
     matrix = setting.floating and not rows and bool(setting.rest) and len(output) > 1 and dot_axes(bound)
     if matrix:
         block = {c: max(MIN_DOT, min(n, 64)) for c, n in padded.items()}
@@ -206,8 +207,7 @@ def schedule_of(setting: Setting, blocks: bool, rows: bool = False) -> tuple[Sch
         warps = max(1, min(8, prod(block.values()) // DOT_TILE))
         stages = 1 if setting.precision in ("tf32", "bf16") else 3
         lanes, unroll = (DOT_LANES, 2) if blocks or setting.precision != "tf32x3" else (2 * DOT_LANES, 1)
-        schedule = Schedule(warps, tuple(block.items()), True, setting.precision, stages=stages)
-        return schedule, lanes, unroll
+        return Schedule(warps, tuple(block.items()), True, setting.precision, stages=stages, lanes=lanes, unroll=unroll)
     block = {c: min(n, 128 if c in output else 512) for c, n in padded.items()}
     block = fit(block, list(block), 512)
     width = prod(block.values())
@@ -216,7 +216,10 @@ def schedule_of(setting: Setting, blocks: bool, rows: bool = False) -> tuple[Sch
     lanes = max(
         4, min(LANES_PER_WARP * warps if width > 1 else 128, warps * WARP_ELEMENTS // (2 if rows else 1) // width)
     )
-    return Schedule(warps, tuple(block.items()), False, setting.precision, tail=unroll if rows else 1), lanes, unroll
+    masked = unroll if rows else 1
+    return Schedule(
+        warps, tuple(block.items()), False, setting.precision, lanes=lanes, unroll=unroll, masked_unroll=masked
+    )
 
 
 def dot_axes(bound: Bound) -> bool:
@@ -257,40 +260,41 @@ def _may_halve(axis: str, side: Collection[str], block: dict[str, int]) -> bool:
     return axis not in side or prod(block[c] for c in side) >= 2 * MIN_DOT
 
 
-def _grain(setting: Setting, nnz: int, schedule: Schedule) -> int:
+def _max_item_nnz(setting: Setting, nnz: int, schedule: Schedule) -> int:
     if setting.backend == "torch":
-        return CPU_GRAIN
-    least, most = DOT_GRAINS if schedule.dot else GRAINS
+        return CPU_ITEM_NNZ
+    least, most = DOT_ITEM_NNZ if schedule.dot else ITEM_NNZ
     return max(least, min(most, 1 << max(nnz // PROGRAMS, 1).bit_length() - 1))
 
 
-def _runs(setting: Setting, counts: Counts, layout: Layout) -> tuple[tuple[str, int], ...]:
+def _runs(setting: Setting, counts: Counts, storage: Storage) -> tuple[tuple[str, int], ...]:
     """How often each leaf coordinate changes, nonzeros being sorted; only the first two leaf modes can repeat much."""
-    letters, shared = setting.letters, [*layout.item, *layout.lane]
+    letters, shared = setting.letters, [*storage.item, *storage.lane]
     found = []
-    for n, mode in enumerate(layout.leaf[:2]):
-        if n + 1 < len(layout.leaf):
-            found.append((letters[mode], counts.distinct((*shared, *layout.leaf[: n + 1]))))
+    for n, mode in enumerate(storage.leaf[:2]):
+        if n + 1 < len(storage.leaf):
+            found.append((letters[mode], counts.distinct((*shared, *storage.leaf[: n + 1]))))
     return tuple(found)
 
 
-def _items(n: int, rows: int, grain: int) -> int:
-    """Work items of `rows` rows: one at least each, and one more for every grain; about half a grain is lost a row."""
-    return max(1, rows, rows // 2 + n // grain if grain else 0) if n else 0
+def _items(n: int, rows: int, most: int) -> int:
+    """Work items of `rows` rows: one at least each, one more for every `most` nonzeros, half of which a row loses."""
+    return max(1, rows, rows // 2 + n // most if most else 0) if n else 0
 
 
-def _blocked(setting: Setting, nnz: int, fibers: int, rows: int, layout: Layout) -> Statistics:
+def _blocked(setting: Setting, nnz: int, fibers: int, rows: int, storage: Storage, schedule: Schedule) -> Statistics:
     """Expected sizes of blocked fibers: pieces of cut fibers, a last block half empty a row, a little padding."""
-    cuts = fibers / expm1(layout.cap * fibers / nnz) if layout.cap and nnz else 0.0  # lengths spread geometrically
+    width, longest, most = storage.lanes, storage.max_fiber_len, storage.max_item_nnz
+    cuts = fibers / expm1(longest * fibers / nnz) if longest and nnz else 0.0  # lengths spread geometrically
     pieces = fibers + int(cuts)
-    lanes = pieces + (rows * layout.lanes // 2 if layout.lanes > 1 else 0)
-    stored = int(nnz * 1.05) if layout.lanes > 1 else nnz
-    items = min(_items(stored, rows, layout.grain), max(1, lanes // layout.lanes + rows))
-    chain = max(layout.cap, layout.grain // layout.lanes) // layout.unroll if layout.grain or layout.cap else 0
+    lanes = pieces + (rows * width // 2 if width > 1 else 0)
+    stored = int(nnz * 1.05) if width > 1 else nnz
+    items = min(_items(stored, rows, most), max(1, lanes // width + rows))
+    chain = max(longest, most // width) // schedule.unroll if most or longest else 0
     return Statistics(items, lanes, stored, nnz, setting.itemsize, chain=chain)
 
 
-def _single(name: str, setting: Setting, layout: Layout, schedule: Schedule, expected: Statistics) -> Candidate:
+def _single(name: str, storage: Storage, schedule: Schedule, expected: Statistics) -> Candidate:
     stored_as = "coo" if name == "coo" else "fiber"
-    part = Part(stored_as, layout, schedule, expected.nnz)
+    part = Part(stored_as, storage, schedule, expected.nnz)
     return Candidate(Plan(name, (part,)), (expected,))

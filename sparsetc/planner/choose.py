@@ -76,15 +76,18 @@ def _suited(plan: Plan, setting: Setting) -> Plan:
 
 def _one_lane(part: Part) -> Part:
     """The part as the torch programs take it: one lane, so that nothing is padded."""
-    return replace(part, layout=replace(part.layout, lanes=1, unroll=1))
+    return replace(
+        part,
+        storage=replace(part.storage, lanes=1, narrow=False),
+        schedule=replace(part.schedule, lanes=1, unroll=1),
+    )
 
 
 def describe(candidate: Candidate, setting: Setting) -> str:
     """A candidate's name, and its parts' levels by letters and precisions of dots, on one line."""
     parts = []
     for p in candidate.plan.parts:
-        levels = (p.layout.item, p.layout.lane, p.layout.leaf)
-        own = " | ".join("".join(setting.letters[m] for m in modes) or "-" for modes in levels)
+        own = " | ".join("".join(setting.letters[m] for m in modes) or "-" for modes in p.storage.levels)
         dots = p.schedule.dot and setting.backend == "triton"
         parts.append(f"{p.format}[{own}]{f' {p.schedule.precision}' if dots else ''}")
     return f"{candidate.plan.name}: {' + '.join(parts)}"

@@ -11,16 +11,17 @@ from math import prod
 
 import torch
 
+from sparsetc.device.lookup import of_backend
 from sparsetc.formats.tiles import VOLUME, sides_of
-from sparsetc.ir.cost import Cost, Statistics, rates_of
+from sparsetc.ir.cost import Cost, Statistics
 from sparsetc.ir.lower_tiles import MOST_SUMS
 from sparsetc.ir.operands import MIN_DOT, dense_axes, named_operands
-from sparsetc.ir.plan import Layout, Part, Plan, Schedule
+from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ir.tile_groups import TileGroups, groups_of
 from sparsetc.ir.view import tiles_along
 from sparsetc.partition.threshold import tile_populations
 from sparsetc.planner.candidates import (
-    CPU_GRAIN,
+    CPU_ITEM_NNZ,
     FUSE_BELOW,
     Candidate,
     Setting,
@@ -66,14 +67,14 @@ def hls(setting: Setting, counts: Counts, threshold: int | None = None) -> Candi
         made += [_candidate(setting, counts, least, whole, held, leftovers) for leftovers in rest]
     if len(made) == 1:
         return made[0]
-    rates, known = rates_of(setting.backend), dict[tuple[tuple[str, Schedule, bool], ...], list[Cost]]()
+    profile, known = of_backend(setting.backend), dict[tuple[tuple[str, Schedule, bool], ...], list[Cost]]()
 
     def seconds(c: Candidate) -> float:
         # Thresholds change how much a part holds, seldom its program.
         stores = owned(c, setting)
         key = tuple((p.format, p.schedule, own) for p, own in zip(c.plan.parts, stores, strict=True))
         known[key] = known.get(key) or costs(c, setting)
-        return sum(seconds_of(c.plan, known[key], c.expected, setting.backend, rates))
+        return sum(seconds_of(c.plan, known[key], c.expected, setting.backend, profile))
 
     return min(made, key=seconds)
 
@@ -180,13 +181,13 @@ def _tiles(setting: Setting, counts: Counts, format: str, nnz: int, tiles: int, 
     each = min(most, 1 << max(tiles // LEAST_ITEMS, 1).bit_length() - 1)
     if tiles < MANY_ITEMS * each:
         each = min(each, most // 2)
-    layout = _layout(setting, groups, each * prod(sides))
+    storage = _storage(setting, groups, each * prod(sides))
     stored = tiles * prod(sides) if format == "dense_tile" else nnz
-    part = Part(format, layout, _schedule(setting, groups, fused), nnz, label="tiles of many nonzeros")
+    part = Part(format, storage, _schedule(setting, groups, fused), nnz, label="tiles of many nonzeros")
     chain = max(each, most // 2)  # a program of fewer tiles ends little sooner
     rows = prod(n for m, n in enumerate(tiles_along(counts.shape, sides)) if m in setting.kept)
-    cut = (tiles > each * rows, False)
-    return part, Statistics(-(-tiles // each), tiles, stored, nnz, setting.itemsize, chain=chain, cut=cut)
+    split = tiles > each * rows
+    return part, Statistics(-(-tiles // each), tiles, stored, nnz, setting.itemsize, chain=chain, split_rows=split)
 
 
 def _one_launch(setting: Setting, nnz: int) -> bool:
@@ -202,17 +203,9 @@ def _one_launch(setting: Setting, nnz: int) -> bool:
     return ranks <= 32 or nnz < FUSE_BELOW
 
 
-def _layout(setting: Setting, groups: TileGroups, grain: int) -> Layout:
+def _storage(setting: Setting, groups: TileGroups, most: int) -> Storage:
     """Tiles of one block of output rows together; positions stored as the dots take them."""
-
-    def modes(*names: str) -> tuple[int, ...]:
-        return tuple(setting.letters.index(c) for c in names)
-
-    inner = (*groups.second, *groups.first)
-    grain = grain if setting.backend == "triton" else CPU_GRAIN
-    params = (("outer", len(groups.gridded)), ("inner", len(inner)))
-    item, rest = modes(*groups.gridded, *groups.columns), modes(*groups.spread, *inner)
-    return Layout(item, rest, (), 1, 0, grain, 1, params)
+    return groups.storage(setting.letters, most if setting.backend == "triton" else CPU_ITEM_NNZ)
 
 
 def _schedule(setting: Setting, groups: TileGroups, fused: bool) -> Schedule:

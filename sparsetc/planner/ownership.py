@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sparsetc.formats import Packed
+from sparsetc.ir.cost import Statistics
 from sparsetc.ir.view import ITEM, LANE, LEAF, View
 
 
@@ -25,15 +27,14 @@ class Circumstances:
     """No other part adds to the same rows."""
 
 
-def owns(view: View, at: Circumstances, *, cut: tuple[bool, bool], padded: bool, items: int) -> bool:
+def owns(view: View, at: Circumstances, how: Packed | Statistics, *, padded: bool) -> bool:
     """Whether no two work items of any part add to the same output row.
 
     Args:
         view: of the part.
         at: output, backend and the other parts.
-        cut: whether a row has several items, and whether a fiber has several lanes.
+        how: the part as it was packed, or is expected to be.
         padded: whether zeros are stored beside the nonzeros.
-        items: work items of the part.
     """
     kept = set(at.kept)
     if not at.alone or (view.sides and at.backend == "torch"):
@@ -46,7 +47,7 @@ def owns(view: View, at: Circumstances, *, cut: tuple[bool, bool], padded: bool,
         if not kept <= shared:
             continue
         if level == ITEM:
-            chunks = view.chunk and not view.item and items > 1
-            return shared == kept and not cut[0] and not chunks
-        return shared == kept and (not cut[1] if level == LANE else at.distinct)
+            chunks = view.chunk and not view.item and how.items > 1
+            return shared == kept and not how.split_rows and not chunks
+        return shared == kept and (not how.split_fibers if level == LANE else at.distinct)
     return False

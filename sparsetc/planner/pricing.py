@@ -8,22 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sparsetc.device.lookup import of_backend
+from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.formats import get_format
-from sparsetc.ir.cost import Cost, Statistics, cost, rates_of
+from sparsetc.ir.cost import Cost, Statistics, cost
 from sparsetc.ir.lower import lower
 from sparsetc.ir.operands import Target
 from sparsetc.ir.plan import Plan
-from sparsetc.ir.rates import Rates
 from sparsetc.ir.view import View
 from sparsetc.partition import PARTITIONS
 from sparsetc.planner.candidates import Candidate, Setting
 from sparsetc.planner.ownership import Circumstances, owns
-
-FUSED_SLOWDOWN = {"bf16": 1.4, "tf32": 1.5}
-"""Of scalar programs in one launch with tiles, whose registers they are given; 1.9 elsewhere (H200: 1.3 to 1.9)."""
-
-STARTING_WAITS = 3
-"""Dependent loads before a launch of scalar programs has all its work under way (pointer, words, rows)."""
 
 
 def expected_seconds(candidate: Candidate, setting: Setting) -> tuple[float, ...]:
@@ -33,12 +28,12 @@ def expected_seconds(candidate: Candidate, setting: Setting) -> tuple[float, ...
         costs(candidate, setting),
         candidate.expected,
         setting.backend,
-        rates_of(setting.backend),
+        of_backend(setting.backend),
     )
 
 
 def seconds_of(
-    plan: Plan, parts: Sequence[Cost], statistics: Sequence[Statistics], backend: str, rates: Rates
+    plan: Plan, parts: Sequence[Cost], statistics: Sequence[Statistics], backend: str, profile: DeviceProfile
 ) -> tuple[float, ...]:
     """Time of one call, by part: 0 for one that has no nonzeros. What a launch takes is its first part's.
 
@@ -48,13 +43,13 @@ def seconds_of(
     beside_tiles = plan.fused and len(run) > 1 and any(parts[n].turn is not None for n in run)
     found = [0.0] * len(parts)
     for launch in [run] if plan.fused and backend == "triton" else [[n] for n in run]:
-        found[launch[0]] += rates.launch
+        found[launch[0]] += profile.launch
         if all(parts[n].turn is None for n in launch):
-            found[launch[0]] += STARTING_WAITS * rates.wait
+            found[launch[0]] += profile.starting_waits * profile.wait
     for n in run:
         part = parts[n]
-        slowed = FUSED_SLOWDOWN.get(part.precision, 1.9) if beside_tiles and part.turn is None else 1.0
-        found[n] += slowed * part.predicted(statistics[n], rates)
+        slowed = by_precision(profile.fused_slowdown, part.precision) if beside_tiles and part.turn is None else 1.0
+        found[n] += slowed * part.predicted(statistics[n], profile)
     return tuple(found)
 
 
@@ -62,7 +57,7 @@ def views(candidate: Candidate, setting: Setting) -> list[View]:
     """By part, the view that its format promises."""
     (sparse,) = setting.bound.einsum.sparse
     shape = setting.bound.extents(setting.bound.einsum.inputs[sparse])
-    return [get_format(part.format).view(shape, part.layout) for part in candidate.plan.parts]
+    return [get_format(part.format).view(shape, part.storage) for part in candidate.plan.parts]
 
 
 def owned(candidate: Candidate, setting: Setting) -> tuple[bool, ...]:
@@ -71,8 +66,7 @@ def owned(candidate: Candidate, setting: Setting) -> tuple[bool, ...]:
     alone = sum(s.nnz > 0 for s in expected) <= 1 or PARTITIONS[plan.partition].whole_rows
     at = Circumstances(setting.kept, setting.backend, setting.sparse_output, setting.distinct, alone)
     return tuple(
-        owns(view, at, cut=s.cut, padded=s.stored > s.nnz, items=s.items)
-        for view, s in zip(views(candidate, setting), expected, strict=True)
+        owns(view, at, s, padded=s.stored > s.nnz) for view, s in zip(views(candidate, setting), expected, strict=True)
     )
 
 
@@ -82,6 +76,6 @@ def costs(candidate: Candidate, setting: Setting) -> list[Cost]:
     stores = owned(candidate, setting)
     for part, view, own in zip(candidate.plan.parts, views(candidate, setting), stores, strict=True):
         target = Target(setting.sparse_output, natural=part.format == "coo", owned=own, rows=setting.rows)
-        program = lower(setting.bound, view, part.schedule, target, unroll=part.layout.unroll)
+        program = lower(setting.bound, view, part.schedule, target)
         found.append(cost(program))
     return found

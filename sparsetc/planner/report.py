@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import torch
 
+from sparsetc.device.lookup import of_backend
 from sparsetc.explain import OperandReport, PartReport, in_microseconds
 from sparsetc.formats import Packed
-from sparsetc.ir.cost import Statistics, cost, rates_of
+from sparsetc.ir.cost import Statistics, cost
 from sparsetc.ir.plan import Part, Plan
 from sparsetc.ir.tile import LANES, Product, TileProgram, walk
 from sparsetc.planner.candidates import Setting
@@ -49,7 +50,7 @@ def report(
         counts: of the operand.
         path: of the generated program.
     """
-    rates = rates_of(setting.backend)
+    profile = of_backend(setting.backend)
     costs = [cost(program) for program in programs]
     statistics = [
         _statistics(own, setting, choice.expected[n] if choice.expected else None)
@@ -58,8 +59,8 @@ def report(
     if choice.seconds:
         seconds = [choice.seconds[n] for n in filled]
     else:  # a plan that the caller gave
-        seconds = list(seconds_of(plan, costs, statistics, setting.backend, rates))
-    floors = [found.roofline(own, rates) for found, own in zip(costs, statistics, strict=True)]
+        seconds = list(seconds_of(plan, costs, statistics, setting.backend, profile))
+    floors = [found.roofline(own, profile) for found, own in zip(costs, statistics, strict=True)]
     nnz, timed = sum(p.nnz for p in packed), zip(seconds, floors, strict=True)
     return OperandReport(
         equation=equation,
@@ -81,8 +82,7 @@ def _part(number: int, part: Part, program: TileProgram, share: float, backend: 
     instruction = "multiply-add"
     if program.dots:
         instruction = f"tensor core, {program.precision}" if backend == "triton" else "matrix product"
-    levels = (part.layout.item, part.layout.lane, part.layout.leaf)
-    named = " | ".join("".join(program.letters[m] for m in level) or "-" for level in levels)
+    named = " | ".join("".join(program.letters[m] for m in level) or "-" for level in part.storage.levels)
     held = (part.nnz, share, part.nbytes)
     times = (1e6 * seconds, 1e6 * floor, resource)
     return PartReport(number, part.format, named, *held, tile_einsum(program), instruction, *times, part.label)
@@ -97,7 +97,8 @@ def _statistics(packed: Packed, setting: Setting, planned: Statistics | None) ->
         fibers = packed.stored // packed.view.volume
     elif packed.view.blocks:
         fibers = packed.arrays["lane_len"].numel()
-    found = Statistics(packed.items, fibers, packed.stored, packed.nnz, setting.itemsize, cut=packed.cut)
+    split = (packed.split_rows, packed.split_fibers)
+    found = Statistics(packed.items, fibers, packed.stored, packed.nnz, setting.itemsize, (), 0, *split)
     return found if planned is None else replace(found, runs=planned.runs, chain=planned.chain)
 
 

@@ -45,3 +45,9 @@ class SecondPass:
         """Write the sums of (partials, …) partial rows to the rows of (rows, …) `out` that have any."""
         if self.partials:  # of no rows, the width of a row is not known
             out.view(out.shape[0], -1).index_copy_(0, self.rows, self.sums(partial))
+
+    def add(self, partial: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Add the sums to the rows of `out`, which is returned; one addition a row, so the same bits come back."""
+        if self.partials:
+            out.view(out.shape[0], -1).index_add_(0, self.rows, self.sums(partial))
+        return out

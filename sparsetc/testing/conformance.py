@@ -1,10 +1,10 @@
 """The conformance suite of formats: what packing promises, checked on coordinates of the caller's choice.
 
-In: a registered format's name, coordinates, a shape, a layout. Out: nothing, or `FormatError` naming the promise that
+In: a registered format's name, coordinates, a shape, a storage. Out: nothing, or `FormatError` naming the promise that
 is broken. A format of one's own is tested by the same calls as those that come with the package::
 
     from sparsetc.testing import check_format, pattern
-    check_format("mine", pattern("skewed", (30, 40, 50)), (30, 40, 50), Layout(item=(0,), leaf=(1, 2)))
+    check_format("mine", pattern("skewed", (30, 40, 50)), (30, 40, 50), Storage(item=(0,), leaf=(1, 2)))
 
 What is checked follows from what a kernel reads: it knows a part by its `View` and nothing else, so the nonzeros are
 first read back by the view's own grammar, then by the format's `unpack`, and both must give what was packed.
@@ -18,10 +18,10 @@ from math import prod
 import torch
 
 from sparsetc.errors import FormatError
-from sparsetc.formats import Packed, get_format, pack, storage_of
+from sparsetc.formats import Packed, get_format, pack
 from sparsetc.formats import words as word_codec
 from sparsetc.ir.interpret_tiles import positions_of
-from sparsetc.ir.plan import Layout
+from sparsetc.ir.plan import Storage
 from sparsetc.ir.view import ITEM, LANE, LEAF, Computed, Consecutive, Field, View, verify
 
 POSITION = 3
@@ -108,46 +108,35 @@ UNBOUNDED = ("empty", "one", "corners", "random", "skewed", "row")
 # -- the suite --------------------------------------------------------------------------------------------------------
 
 
-def check_format(name: str, coords: torch.Tensor, shape: tuple[int, ...], layout: Layout) -> Packed:
+def check_format(name: str, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
     """Pack with the named format and check every promise; returns what was packed.
 
     Args:
         name: of a registered format.
         coords: (order, nnz) int64, in lexicographic order, without duplicates.
         shape: sizes of the modes.
-        layout: how to pack.
+        storage: how to pack.
 
     Raises:
         FormatError: names the promise that is broken.
     """
     with torch.device("cpu"):
-        packed = pack(coords, shape, name, layout)
+        packed = pack(coords, shape, name, storage)
         check_view(packed)
         check_arrays(packed)
         check_read(packed, coords)
         check_unpack(packed, coords)
         check_values(packed)
-        check_heads(packed, coords)
+        check_representatives(packed, coords)
         check_bytes(packed)
-        check_storage(packed, coords)
     return packed
-
-
-def check_storage(packed: Packed, coords: torch.Tensor) -> None:
-    """The layout that stands for this one packs the same arrays: what is kept under it serves both."""
-    standing = storage_of(packed.format, packed.layout)
-    other = pack(coords, packed.shape, packed.format, standing).read_by(packed.layout)
-    same = packed.arrays.keys() == other.arrays.keys() and all(
-        a.dtype == other.arrays[name].dtype and torch.equal(a, other.arrays[name]) for name, a in packed.arrays.items()
-    )
-    _require(same and packed.view == other.view, f"storage() gives {standing}, which packs other arrays")
 
 
 def check_view(packed: Packed) -> None:
     """The view is well formed, is the one the format promises before packing, and its words hold what they must."""
     view = packed.view
     verify(view)
-    promised = get_format(packed.format).view(packed.shape, packed.layout)
+    promised = get_format(packed.format).view(packed.shape, packed.storage)
     _require(view == promised, f"packing gave the view {view}, but view() promises {promised}")
     _require(view.order == len(packed.shape), f"the view has order {view.order}, the shape {len(packed.shape)}")
     fields = [c for level in view.levels for c in level if isinstance(c, Field)]
@@ -202,7 +191,7 @@ def _check_pointers(name: str, pointers: torch.Tensor, count: int, end: int) -> 
 
 
 def _check_blocks(packed: Packed, blocks: int) -> None:
-    lanes, layout = packed.view.lanes, packed.layout
+    lanes, longest = packed.view.lanes, packed.storage.max_fiber_len
     _check_pointers("block_ptr", packed.arrays["block_ptr"], blocks, packed.stored)
     length = packed.arrays["lane_len"].long()
     full = packed.arrays["block_full"].long()
@@ -216,11 +205,8 @@ def _check_blocks(packed: Packed, blocks: int) -> None:
     _require(bool((spans % lanes == 0).all()), "a block's nonzeros are no multiple of its lanes")
     _require(bool((table.amax(1) * lanes <= spans).all()), "a fiber is longer than its block")
     _require(bool((full <= table.amin(1)).all()), "block_full counts a step in which a lane has no nonzero")
-    _require(bool((full % layout.unroll == 0).all()), "block_full is no multiple of the unrolling")
-    if layout.cap:
-        _require(
-            int(length.max()) <= layout.cap, f"a fiber of {int(length.max())} nonzeros passes the cap {layout.cap}"
-        )
+    found = int(length.max())
+    _require(not longest or found <= longest, f"a fiber of {found} nonzeros is longer than max_fiber_len, {longest}")
 
 
 def check_read(packed: Packed, coords: torch.Tensor) -> None:
@@ -252,24 +238,26 @@ def check_values(packed: Packed) -> None:
     _require(torch.equal(packed.of(half).pack_values(spread), stored), "values of a part of a tensor are misplaced")
 
 
-def check_heads(packed: Packed, coords: torch.Tensor) -> None:
+def check_representatives(packed: Packed, coords: torch.Tensor) -> None:
     """What is read off the nonzero that stands for an item, or for a lane, is what the item or the lane shares."""
     view, arrays = packed.view, packed.arrays
     found, at, live = _nonzeros(packed)
     source = at if packed.positions is None else packed.positions[at]
     places = _places(view, arrays, packed.items, packed.stored)
     for level, coordinates in ((ITEM, view.item), (LANE, view.lane)):
-        heads = packed.heads[level]
-        if not coordinates or heads is None:
-            _require(not coordinates or level == LANE or heads is not None, "items share modes but have no heads")
+        known = packed.representatives[level]
+        if not coordinates or known is None:
+            _require(
+                not coordinates or level == LANE or known is not None, "items share modes, which no nonzero stands for"
+            )
             continue
         modes = [c.mode for c in coordinates]
         shared = (
             coords[modes] // torch.tensor([view.sides[m] for m in modes]).unsqueeze(1) if view.sides else coords[modes]
         )
         _require(
-            torch.equal(shared[:, heads[places[level][live]]], shared[:, source]),
-            f"a head of level {level} has not what its nonzeros share",
+            torch.equal(shared[:, known[places[level][live]]], shared[:, source]),
+            f"a representative of level {level} has not what its nonzeros share",
         )
     _require(found.shape[1] == packed.nnz, f"{found.shape[1]} nonzeros are read, expected {packed.nnz}")
 

@@ -11,7 +11,7 @@ import torch
 from cases import OPERATIONS, PATTERNS, SIZES, Problem, assert_matches, check, plan_names, two_parts
 
 import sparsetc as stc
-from sparsetc.codegen.launch import TritonLaunch
+from sparsetc.codegen.launch import TritonPrograms
 
 TALL = {**SIZES, "i": 5, "j": 40, "k": 4}
 """A few rows of many nonzeros, and many rows of few."""
@@ -25,7 +25,7 @@ def run(problem: Problem, **settings: Any) -> stc.Kernel:
         if settings.get("plan", "auto") == "auto":
             raise
         pytest.skip(f"the plan does not apply: {error}")
-    assert isinstance(kernel.launch, TritonLaunch)
+    assert isinstance(kernel.step.executable.programs, TritonPrograms)
     return kernel
 
 
@@ -45,8 +45,8 @@ def test_two_parts(name: str, long: str, fused: bool) -> None:
     kernel = run(problem, plan=plan)
     assert len(kernel.plan.parts) == 2
     assert sum(p.nnz for p in kernel.plan.parts) == operands[0].nnz
-    assert isinstance(kernel.launch, TritonLaunch)
-    assert len(kernel.launch.launches) == (1 if fused else 2)
+    assert isinstance(kernel.step.executable.programs, TritonPrograms)
+    assert len(kernel.step.executable.programs.kernels) == (1 if fused else 2)
 
 
 @pytest.mark.parametrize("threshold", [1, 1000])
@@ -111,7 +111,7 @@ def test_deterministic(name: str, plan: str) -> None:
 def test_precision_of_dots(precision: str) -> None:
     """The interpreter computes both alike; "medium" needs a bfloat16 dot, which it has not."""
     kernel = run(Problem("ijk,jr,ks->irs", {**SIZES, "r": 16, "s": 16}), plan="coo", precision=precision)
-    assert kernel.programs[0].dots
+    assert kernel.step.programs[0].dots
 
 
 @pytest.mark.parametrize("order", [6, 8])

@@ -5,14 +5,49 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparsetc.planner.calibrate import DEEP, ROW, Launch, Probe, Sizes, probes, starts
+from sparsetc.device.probes import (
+    BLOCK,
+    DEEP,
+    INNER,
+    KEPT_TASK,
+    PAIRS,
+    ROW,
+    SPARSE,
+    Launch,
+    Probe,
+    Sizes,
+    probes,
+    starts,
+    torch_probes,
+)
 
+CALLS = ("aten::zero_", "aten::index_copy_", "aten::index_select", "aten::add_")
 CPU = torch.device("cpu")
-SIZES = Sizes(streamed=64, block=32, table=16, gathered=2048, added=256, programs=2, steps=16, started=(2, 4))
+SIZES = Sizes(
+    streamed=64,
+    block=32,
+    table=16,
+    gathered=2048,
+    added=256,
+    programs=2,
+    steps=16,
+    started=(2, 4),
+    tasks=4096,
+    sums=256,
+    pairs=128,
+    blocks=4,
+    product=(3, 4, 5),
+    moved=512,
+    calls=8,
+)
 
 
 def _probes() -> dict[str, Probe]:
-    return {p.rate: p for p in probes(CPU, SIZES)}
+    return {p.rate: p for p in probes(CPU, SIZES, "cpu")}
+
+
+def launches(probe: Probe) -> list[Launch]:
+    return [one for one in probe.launches if isinstance(one, Launch)]
 
 
 def _result(launch: Launch) -> torch.Tensor:
@@ -22,20 +57,20 @@ def _result(launch: Launch) -> torch.Tensor:
 
 
 def test_every_element_is_read_once() -> None:
-    (one,) = _probes()["memory"].launches
+    (one,) = launches(_probes()["memory"])
     assert _result(one).tolist() == [32.0, 32.0]
 
 
 @pytest.mark.parametrize("rate", ["l2", "l1"])
 def test_as_many_rows_are_gathered_as_are_counted(rate: str) -> None:
     probe = _probes()[rate]
-    for one in probe.launches:
+    for one in launches(probe):
         assert float(_result(one).sum()) * 4 == probe.work
 
 
 def test_as_many_rows_are_added_as_are_counted() -> None:
     probe = _probes()["add"]
-    for one in probe.launches:
+    for one in launches(probe):
         table = one.arguments[-1]
         assert isinstance(table, torch.Tensor)
         table.zero_()
@@ -45,14 +80,58 @@ def test_as_many_rows_are_added_as_are_counted() -> None:
 
 
 def test_multiplications_are_followed_by_additions() -> None:
-    (one,) = _probes()["multiply"].launches
+    (one,) = launches(_probes()["multiply"])
     assert _result(one).unique().tolist() == [1.0], "x = x / 2 + 1 / 2, many times"
 
 
 @pytest.mark.parametrize("precision", ["ieee", "tf32x3", "tf32"])  # the interpreter multiplies bf16's bits as integers
 def test_dots_are_added_up(precision: str) -> None:
-    (one,) = _probes()[f"dot {precision}"].launches
+    (one,) = launches(_probes()[f"dot {precision}"])
     assert _result(one).unique().tolist() == [SIZES.steps * DEEP * 64 * 0.0625]
+
+
+def test_as_many_tasks_are_summed_as_are_counted() -> None:
+    probe = _probes()["task_bytes"]
+    (one,) = launches(probe)
+    words, places, values, sums = (a for a in one.arguments if isinstance(a, torch.Tensor))
+    sums.zero_()
+    assert float(_result(one).sum()) * KEPT_TASK == probe.work
+    assert torch.equal(sums, torch.bincount(places.long(), minlength=256).float())
+    assert words.element_size() + places.element_size() + 2 * values.element_size() == KEPT_TASK
+
+
+@pytest.mark.parametrize("name", ["f16x3", "highest", "high", "float64"])  # no bf16, as above
+def test_pairs_of_blocks_are_multiplied_and_added_up(name: str) -> None:
+    probe = _probes()[f"block_dot {name}"]
+    (one,) = launches(probe)
+    numbers, *blocks, out = (a for a in one.arguments if isinstance(a, torch.Tensor))
+    assert [b.numel() for b in blocks] == [SIZES.blocks * BLOCK * INNER * (2 if name == "f16x3" else 1)] * 2
+    assert numbers.shape == (SIZES.pairs, 2)
+    assert int(numbers.max()) < SIZES.blocks
+    products = 3 if name == "f16x3" else 1
+    assert _result(one).unique().tolist() == [products * BLOCK * INNER * PAIRS]
+    assert probe.work == 2 * BLOCK * BLOCK * INNER * one.grid * PAIRS
+    assert out.dtype == (torch.float64 if name == "float64" else torch.float32)
+
+
+def test_torch_is_asked_for_what_is_counted() -> None:
+    found = {p.rate: p for p in torch_probes(CPU, SIZES)}
+    assert list(found) == ["product highest", "product high", "product medium", "product float64", "moved", "call"]
+    before = torch.get_float32_matmul_precision()
+    for name in ("highest", "high", "medium", "float64"):
+        (one,) = found[f"product {name}"].launches
+        result = one()
+        assert isinstance(result, torch.Tensor)
+        assert torch.equal(result, torch.full((3, 5), 4.0, dtype=result.dtype))
+        assert (result.dtype == torch.float64) == (name == "float64")
+    assert torch.get_float32_matmul_precision() == before
+    (gathered,), (calls,) = found["moved"].launches, found["call"].launches
+    values = gathered()
+    assert isinstance(values, torch.Tensor)
+    assert torch.equal(values, torch.ones(512 // SPARSE))
+    with torch.profiler.profile() as profiled:
+        calls()
+    assert sum(e.count for e in profiled.key_averages() if e.key in CALLS) == found["call"].work
 
 
 def test_programs_find_no_work() -> None:

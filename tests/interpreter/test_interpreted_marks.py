@@ -21,7 +21,7 @@ from sparsetc.pair.tasks import TaskList, Tasks
 
 
 def step_of(equation: str, given: list[Any], **settings: object) -> PairStep:
-    (step,) = stc.compile(equation, *given, plan="scalar", **settings).chain.pairs
+    (step,) = stc.compile(equation, *given, plan="scalar", **settings).contraction.chain.pairs
     return step
 
 

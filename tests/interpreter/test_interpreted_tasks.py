@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -13,15 +14,15 @@ from pair_cases import CHAINS, EQUATIONS, SIZES, check_pair, operands, pairs, sm
 from pattern_cases import CASES, expected, finished, kernel, without_values, zeros
 
 import sparsetc as stc
-from sparsetc.codegen.launch import TritonLaunch
+from sparsetc.codegen.launch import TritonPrograms
 from sparsetc.pair import scalar
 from sparsetc.pair import tasks as task_lists
 
 
-def run(equation: str, given: list[Any], **settings: Any) -> stc.PairKernel:
+def run(equation: str, given: list[Any], **settings: Any) -> stc.Kernel:
     """Check, and see that it was Triton's source that ran."""
     made = check_pair(equation, given, plan="scalar", **settings)
-    assert all(step.backend == "triton" for step in made.chain.pairs)
+    assert all(step.backend == "triton" for step in made.contraction.chain.pairs)
     assert "import triton" in made.source
     return made
 
@@ -53,11 +54,11 @@ def test_dtype(name: str, dtype: torch.dtype) -> None:
 def test_long_runs_and_many_items(kept: bool, deterministic: bool) -> None:
     """40 runs of 60 tasks for each of 5 rows: loops without masks, items that cut runs, fibers that are cut."""
     given = operands("ij,jk->ik", "dense", torch.float64, sizes={"i": 5, "j": 40, "k": 60})
-    chunks = mock.patch.object(scalar, "CHUNKS", (16, scalar.CHUNKS[1], 2))
+    chunks = mock.patch.object(scalar, "CHUNKS", replace(scalar.CHUNKS, lanes=16, unroll=2))
     items, cap = mock.patch.object(task_lists, "ITEM", 256), mock.patch.object(scalar, "CAP", 8)
     with small_chunks(1000, kept), chunks, items, cap:
         made = run("ij,jk->ik", given, deterministic=deterministic)
-        (step,) = made.chain.pairs
+        (step,) = made.contraction.chain.pairs
         assert step.tasks.fits == kept
         g = torch.Generator().manual_seed(0)
         upstream = torch.rand(made.nnz, generator=g, dtype=torch.float64)
@@ -92,7 +93,7 @@ def test_few_sums_of_many_tasks_are_ordered() -> None:
     with mock.patch.object(scalar, "MANY", 16), small_chunks(100, True), mock.patch.object(task_lists, "FRAME", 16):
         made = run("ijk,ijk->", given)
         assert "atomic" not in made.source
-        (step,) = made.chain.pairs
+        (step,) = made.contraction.chain.pairs
         kept = step.sums.of("z")._kept
         assert kept is not None
         assert len(kept[1]) == -(-step.matching.tasks // 96)
@@ -105,7 +106,7 @@ def test_deterministic_sums_add_nothing_by_atomics_and_repeat() -> None:
     made = stc.compile("ijk,ljk->il", *given, plan="scalar", deterministic=True)
     assert "atomic" not in made.source
     assert torch.equal(made().values, made().values)
-    (step,) = made.chain.pairs
+    (step,) = made.contraction.chain.pairs
     assert step.sums.of("z")._kept is not None
     integers = stc.compile("ij,jk->ik", *operands("ij,jk->ik", dtype=torch.int64), plan="scalar", deterministic=True)
     assert "atomic" in integers.source
@@ -128,8 +129,9 @@ def test_any_pair_agrees_with_the_reference(drawn: Any) -> None:
 def test_ones_are_not_stored(name: str, lanes: int, dtype: torch.dtype) -> None:
     k, dense = kernel(name, lanes, dtype)
     parts = without_values(k)
-    launch = TritonLaunch(parts, dtype, len(parts) == 1, k.settings.cache_dir, "pattern")
-    assert "tl.load(values" not in launch.source
+    made, folder = [p.program for p in parts], k.contraction.settings.cache_dir
+    programs = TritonPrograms(made, dtype, len(parts) == 1, "cpu", folder, "pattern")
+    assert "tl.load(values" not in programs.source
     out = zeros(k, dtype)
-    launch([None] * len(parts), k.canonical.arrange(dense), out)
+    programs.bind([p.arrays for p in parts])([None] * len(parts), k.step.canonical.arrange(dense), out)
     torch.testing.assert_close(finished(k, out), expected(k, dense), check_dtype=False, rtol=1e-5, atol=1e-5)

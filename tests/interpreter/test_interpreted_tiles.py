@@ -56,6 +56,6 @@ def test_ranks_split_over_the_grid(block: int) -> None:
     equation, given = operands("mttkrp-0")
     plan = tile_plan(equation, given, "triton")
     (part,) = plan.parts
-    split = stc.Part("dense_tile", part.layout, stc.Schedule(1, (("r", block),)))
+    split = stc.Part("dense_tile", part.storage, stc.Schedule(1, (("r", block),)))
     k = stc.compile(equation, *given, plan=stc.Plan("tiles", (split,)), backend="triton")
     torch.testing.assert_close(k(*given[1:]), expected(equation, given))

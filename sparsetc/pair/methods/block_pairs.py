@@ -26,7 +26,7 @@ class BlockPairs(Method):
         stored = self.bitmaps(p, work)
         if not _fits(p, work, stored) or work.pairs * TASK_BYTES > p.budget.limit // 2:
             return None
-        return block_seconds(work, p.block_program(stored), p.width, p.rated, p.rates)
+        return block_seconds(work, p.block_program(stored), p.width, p.rated, p.profile)
 
     def plan(self, p: PairProblem) -> Plan:
         """Both operands in blocks."""

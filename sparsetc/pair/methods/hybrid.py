@@ -55,8 +55,8 @@ class Hybrid(Method):
             return None
         r, c, _ = p.cut.extents
         results = min(split.blocks.made * r * c + split.tasks, p.meeting.rows * p.meeting.columns)
-        merged = results * (8 + 3 * p.width) / p.rates.memory  # an entry's slot, its value, and the sum
-        return scalar + blocks + merged + MERGE_LAUNCHES * p.rates.launch
+        merged = results * (8 + 3 * p.width) / p.profile.moved  # an entry's slot, its value, and the sum
+        return scalar + blocks + merged + MERGE_LAUNCHES * p.profile.call
 
     def plan(self, p: PairProblem) -> Plan:
         """The parts of both sides; of one side whose other is empty, that side's own plan."""

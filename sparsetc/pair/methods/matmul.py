@@ -29,7 +29,7 @@ class Matmul(Method):
         """Time of the product, where the unfolded operands and product take half of the memory limit or less."""
         sizes = p.meeting.sizes
         fits = self._has_product(p) and sizes.elements * p.width <= p.budget.limit // 2
-        return dense_seconds(sizes, p.width, p.rated, p.rates) if fits else None
+        return dense_seconds(sizes, p.width, p.rated, p.profile) if fits else None
 
     def plan(self, p: PairProblem) -> Plan:
         """Both operands as dense matrices."""

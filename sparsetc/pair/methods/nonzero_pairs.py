@@ -22,7 +22,7 @@ class NonzeroPairs(Method):
     def seconds(self, p: PairProblem, tasks: int | None = None) -> float:
         """Time of so many pairs, or of all."""
         tasks = p.meeting.tasks if tasks is None else tasks
-        return scalar_seconds(tasks, p.meeting.rows * p.meeting.columns, p.width, p.budget, p.rates)
+        return scalar_seconds(tasks, p.meeting.rows * p.meeting.columns, p.width, p.budget, p.profile)
 
     def plan(self, p: PairProblem) -> Plan:
         """Coordinates and values of both operands."""
@@ -59,12 +59,12 @@ class ScalarPath:
     @property
     def source(self) -> str:
         """The text of the program."""
-        return self.sums.of("z").launch.source
+        return self.sums.of("z").programs.source
 
     @property
     def path(self) -> Path:
         """The file it lies in."""
-        return self.sums.of("z").launch.path
+        return self.sums.of("z").programs.path
 
     @property
     def nbytes(self) -> int:

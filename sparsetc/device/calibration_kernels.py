@@ -98,3 +98,50 @@ def find_work(pointers, out):
     stop = tl.load(pointers + pid + 1)
     if start < stop:
         tl.store(out, stop - start)
+
+
+@triton.jit
+def tasks(words, places, values, sums, BLOCK: tl.constexpr, TABLE: tl.constexpr, STEPS: tl.constexpr):
+    """Add the product of two values for each of BLOCK kept tasks a step, by atomics.
+
+    A task's word says which of 256 values of one operand is its own; those of the other lie side by side. TABLE, the
+    number of these and of sums, is a power of two.
+    """
+    pid = tl.program_id(0)
+    for step in range(STEPS):
+        at = (pid * STEPS + step) * BLOCK + tl.arange(0, BLOCK)
+        product = tl.load(values + tl.load(words + at)) * tl.load(values + (at & (TABLE - 1)))
+        tl.atomic_add(sums + tl.load(places + at), product, sem="relaxed")
+
+
+@triton.jit
+def pairs(
+    numbers, left, right, out, PAIRS: tl.constexpr, SIDE: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr
+):
+    """Add the products of PAIRS pairs of blocks, each SIDE x INNER, by their numbers; the sums of rows are stored.
+
+    In f16x3 a block is two of 16 bits, one behind the other, and a product is three.
+    """
+    pid = tl.program_id(0)
+    r = tl.arange(0, SIDE)
+    k = tl.arange(0, INNER)
+    at_left = r[:, None] * INNER + k[None, :]
+    at_right = r[None, :] * INNER + k[:, None]
+    kind: tl.constexpr = out.dtype.element_ty
+    total = tl.zeros([SIDE, SIDE], kind)
+    low = tl.zeros([SIDE, SIDE], kind)
+    size: tl.constexpr = SIDE * INNER * (2 if PRECISION == "f16x3" else 1)
+    for pair in range(pid * PAIRS, (pid + 1) * PAIRS):
+        first = left + tl.load(numbers + 2 * pair) * size + at_left
+        second = right + tl.load(numbers + 2 * pair + 1) * size + at_right
+        x = tl.load(first)
+        y = tl.load(second)
+        if PRECISION == "f16x3":
+            low = tl.dot(tl.load(first + SIDE * INNER), y, low, out_dtype=kind)
+            low = tl.dot(x, tl.load(second + SIDE * INNER), low, out_dtype=kind)
+            total = tl.dot(x, y, total, out_dtype=kind)
+        elif PRECISION == "bf16":
+            total = tl.dot(x.to(tl.bfloat16), y.to(tl.bfloat16), total, out_dtype=kind)
+        else:
+            total = tl.dot(x, y, total, input_precision=PRECISION, out_dtype=kind)
+    tl.store(out + pid * SIDE + r, tl.sum(total + low, 1))

@@ -1,0 +1,286 @@
+"""Contraction: an einsum compiled for the patterns of its sparse operands, as a list of steps; it holds no values.
+
+In: equation, operands, options. Out: a `Contraction`, new or kept with the pattern of its first sparse operand. One
+sparse operand takes one step, whatever dense operands there are; several are contracted two at a time (`pair`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from sparsetc.codegen.launch import Values
+from sparsetc.dense import Dims, repeated_dims
+from sparsetc.ir.einsum import Bound
+from sparsetc.ir.parse import parse
+from sparsetc.options import Options
+from sparsetc.output import without_zeros
+from sparsetc.pattern import Pattern, lasting
+from sparsetc.step import Step
+from sparsetc.tensor import SparseTensor
+from sparsetc.warn import warn_once
+
+Operand = SparseTensor | torch.Tensor
+Result = SparseTensor | torch.Tensor
+
+
+class Contraction(Protocol):
+    """What a kernel runs."""
+
+    bound: Bound
+    """The einsum as written."""
+    settings: Options
+    form: str
+    """Of the output, as it was asked for."""
+    dtype: torch.dtype
+    """Of the operands."""
+    device: torch.device
+    key: str
+    """What operators of `torch.library` know it by."""
+
+    @property
+    def backend(self) -> str:
+        """``triton`` or ``torch``."""
+        ...
+
+    @property
+    def steps(self) -> Sequence[Any]:
+        """The contractions of which one operand, or two, are sparse, in order."""
+        ...
+
+    @property
+    def plan(self) -> Any:
+        """As ``plan=`` takes it, to make the same again."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """The generated programs."""
+        ...
+
+    @property
+    def path(self) -> Path:
+        """The file of the first."""
+        ...
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the result is a SparseTensor."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of what `result` gives."""
+        ...
+
+    @property
+    def result_dtype(self) -> torch.dtype:
+        """The dtype of what `result` gives."""
+        ...
+
+    def bare(self, number: int) -> Pattern:
+        """The pattern of a sparse operand, with nothing kept."""
+        ...
+
+    def pattern_on(self, patterns: Sequence[Pattern]) -> Pattern | None:
+        """The pattern of a sparse result, given those of the operands, one of which it may be; None of a dense one."""
+        ...
+
+    @property
+    def permutation(self) -> tuple[int, ...] | None:
+        """From the modes of that pattern to the output's, where they differ."""
+        ...
+
+    def result(
+        self,
+        patterns: Sequence[Pattern],
+        values: Sequence[torch.Tensor],
+        dense: Sequence[torch.Tensor],
+        packed: Values | None = None,
+    ) -> torch.Tensor:
+        """A dense result, or a sparse one's values; differentiable."""
+        ...
+
+    def packed(self, operands: Sequence[SparseTensor]) -> Values | None:
+        """Values as the storages have them; None where each call reads them as they are."""
+        ...
+
+    def ptx(self, target: str) -> str:
+        """The assembly for a named target."""
+        ...
+
+    def explain(self) -> Any:
+        """Why it is as it is."""
+        ...
+
+
+class Single:
+    """A contraction of one sparse operand: one step."""
+
+    def __init__(self, bound: Bound, operands: Sequence[Operand], settings: Options, form: str, repeated: bool) -> None:
+        self.step = Step(bound, operands, settings, form, repeated)
+        self.bound, self.settings, self.form = bound, settings, form
+        self.dtype, self.device = self.step.dtype, self.step.canonical.device
+        self.key = key_of(self)
+        if self.backend == "torch" and settings.effective_backend(self.device) == "torch":
+            warn_once("no GPU: running the generated torch programs on the CPU")
+
+    @property
+    def backend(self) -> str:
+        """The step's."""
+        return self.step.backend
+
+    @property
+    def steps(self) -> tuple[Step]:
+        """The step."""
+        return (self.step,)
+
+    @property
+    def plan(self) -> Any:
+        """The step's plan."""
+        return self.step.plan
+
+    @property
+    def source(self) -> str:
+        """The step's program."""
+        return self.step.source
+
+    @property
+    def path(self) -> Path:
+        """The file it lies in."""
+        return self.step.path
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the result is a SparseTensor."""
+        return self.step.output.sparse
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of what `result` gives."""
+        return self.step.executable.shape if self.sparse else self.step.canonical.narrow.output_shape
+
+    @property
+    def result_dtype(self) -> torch.dtype:
+        """The dtype of what `result` gives."""
+        return self.step.result_dtype
+
+    def bare(self, number: int) -> Pattern:
+        """The sparse operand's pattern, with nothing kept."""
+        return self.step.bare
+
+    def pattern_on(self, patterns: Sequence[Pattern]) -> Pattern | None:
+        """The operand's own pattern where all of its modes are kept."""
+        output = self.step.output
+        return patterns[0] if output.own else output.pattern
+
+    @property
+    def permutation(self) -> tuple[int, ...] | None:
+        """From the modes of a sparse result's pattern to the output's, where they differ."""
+        return self.step.output.permutation if self.sparse else None
+
+    def result(
+        self,
+        patterns: Sequence[Pattern],
+        values: Sequence[torch.Tensor],
+        dense: Sequence[torch.Tensor],
+        packed: Values | None = None,
+    ) -> torch.Tensor:
+        """A dense result, or (rows, *dense sizes) values; differentiable."""
+        rows = self.step(patterns[0], values[0], dense, packed)
+        return rows if self.sparse else self.step.output.shaped(rows)
+
+    def packed(self, operands: Sequence[SparseTensor]) -> Values:
+        """Values as the step's parts store them."""
+        return self.step.pack(operands[0])
+
+    def ptx(self, target: str) -> str:
+        """The assembly of the step's kernels."""
+        return self.step.ptx(target)
+
+    def explain(self) -> Any:
+        """The step's explanation."""
+        return self.step.explain()
+
+
+def key_of(made: Contraction) -> str:
+    """A name for a contraction that no other in this process has.
+
+    It says what the shapes of operands and result follow from, so that what torch keeps on disk of a graph that it
+    stands in is not taken for another's.
+    """
+    return f"{made.bound} {made.dtype} {made.sparse} {tuple(made.shape)} #{next(_numbers)}"
+
+
+_numbers = itertools.count()
+
+
+def wrap(made: Contraction, found: torch.Tensor, patterns: Sequence[Pattern], drop_zeros: bool = False) -> Result:
+    """The result of a contraction on operands of these patterns, from its values."""
+    pattern = made.pattern_on(patterns)
+    if pattern is None:
+        return found
+    sparse = SparseTensor._make(pattern, found)
+    if made.permutation is not None:
+        sparse = sparse.expand_dense().permute(*made.permutation)
+    return without_zeros(sparse) if drop_zeros else sparse
+
+
+def contraction(
+    bound: Bound, operands: Sequence[Operand], settings: Options, form: str, repeated: bool = False
+) -> Contraction:
+    """Compile an einsum; `repeated` as `canonicalise` takes it."""
+    from sparsetc.runtime import library
+
+    # Gradients are made, and copies compiled, in the precision that was in force here.
+    settings = replace(settings, precision=settings.effective_precision())
+    with lasting():
+        made: Contraction
+        if len(bound.einsum.sparse) > 1:
+            from sparsetc.pair import Several  # imported where an einsum has two sparse operands, which few have
+
+            made = Several(bound, operands, settings, form)
+        else:
+            made = Single(bound, operands, settings, form, repeated)
+    library.known(made, [o.pattern for o in operands if isinstance(o, SparseTensor)])
+    return made
+
+
+def compiled(text: str, operands: Sequence[Operand], settings: Options, form: str) -> Contraction:
+    """The contraction kept for these patterns, this equation and these sizes, or a new one."""
+    patterns = [o._pattern for o in operands if isinstance(o, SparseTensor)]
+    first, others = patterns[0], patterns[1:]
+    # What of an operand, beside its shape, dtype and device, decides how it is read.
+    dims = [repeated_dims(o) if isinstance(o, torch.Tensor) else None for o in operands]
+    key = cache_key(text, [(o.shape, o.dtype, o.device) for o in operands], dims, others, settings, form)
+    try:
+        found = first.cache.get(key)
+    except TypeError:  # a plan that cannot be hashed
+        return _parsed(text, operands, settings, form)
+    if found is None:
+        found = first.cache.put(key, _parsed(text, operands, settings, form), needs=others)
+    return found  # type: ignore[no-any-return]
+
+
+def cache_key(
+    text: str,
+    kinds: Sequence[tuple[tuple[int, ...], torch.dtype, torch.device]],
+    dims: Sequence[Dims | None],
+    others: Sequence[Pattern],
+    settings: Options,
+    form: str,
+) -> tuple[Any, ...]:
+    """What a contraction is kept by, with the pattern of its first sparse operand."""
+    weak = tuple(map(weakref.ref, others))
+    return "kernel", text, tuple(kinds), tuple(dims), weak, settings, form, settings.effective_precision()
+
+
+def _parsed(text: str, operands: Sequence[Operand], settings: Options, form: str) -> Contraction:
+    bound = parse(text, [tuple(o.shape) for o in operands], [isinstance(o, SparseTensor) for o in operands])
+    return contraction(bound, operands, settings, form, repeated=True)

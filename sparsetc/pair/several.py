@@ -1,0 +1,195 @@
+"""A contraction of two or more sparse operands: a chain of steps, and the result's pattern.
+
+In: a `Bound` einsum and its operands. Out: `Several`. The pattern of the result is found when it is made and does not
+depend on values, so a call computes values only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+
+import torch
+
+from sparsetc.canonical import as_given, check_dense, check_operand
+from sparsetc.codegen.launch import Values
+from sparsetc.contraction import Operand, key_of
+from sparsetc.dense import converted
+from sparsetc.errors import PlanError
+from sparsetc.explain import Explanation, device_name
+from sparsetc.integers import fitted, summed_dtype
+from sparsetc.ir.einsum import Bound
+from sparsetc.ir.plan import Plan
+from sparsetc.options import Options
+from sparsetc.pair.chain import Chain
+from sparsetc.pair.equation import Side, prepared
+from sparsetc.pair.plans import check_pairs
+from sparsetc.pair.step import PairStep
+from sparsetc.pair.sums import kept_dtype
+from sparsetc.pattern import Pattern
+from sparsetc.step import Step
+from sparsetc.tensor import SparseTensor
+
+
+class Several:
+    """A contraction of several sparse operands."""
+
+    def __init__(self, bound: Bound, operands: Sequence[Operand], settings: Options, form: str) -> None:
+        e = bound.einsum
+        check_pairs(settings.plan, e.indices)  # refused at once where it is not known
+        self.bound, self.settings, self.form = bound, settings, form
+        first = operands[e.sparse[0]]
+        assert isinstance(first, SparseTensor)
+        for position, operand in enumerate(operands):
+            check_operand(operand, position, first.dtype, first.device)
+        self.dtype, self.device = first.dtype, first.device
+        self.sparse = _is_sparse(bound, form)
+        if not self.sparse:
+            nbytes = prod(bound.output_shape) * kept_dtype(self.dtype).itemsize
+            settings.check_memory(nbytes, self.device, f"the result of {bound}")
+        # What is made on the way may need 64 bits where the result does not.
+        self._bare = [o.pattern.bare() for o in operands if isinstance(o, SparseTensor)]
+        self._summed = summed_dtype(self.dtype)
+        self.chain = Chain(bound, [o.to(self._summed) for o in operands], settings)
+        self._arrange()
+        self.key = key_of(self)
+
+    def _arrange(self) -> None:
+        """The result's pattern, and how the last step's values are brought to it."""
+        result, output = self.chain.result, self.bound.einsum.output
+        self.pattern: Pattern | None = None
+        self._side: Side | None = None
+        coords = None
+        if result.pattern is not None:
+            # A step that keeps all of an operand keeps its order and its duplicates too.
+            own, alike = result.pattern, result.letters == output
+            self._side = prepared(result.letters, own.coords, self.bound.by_index, output, own.is_coalesced and alike)
+            as_it_is = alike and self._side.source is None
+            coords = own.coords if as_it_is else torch.stack(self._side.coords)
+        elif self.sparse:
+            shape = self.bound.output_shape
+            grid = torch.cartesian_prod(*(torch.arange(n, device=self.device) for n in shape))
+            coords = grid.reshape(-1, len(shape)).T.contiguous()
+        if coords is not None:
+            self.pattern = Pattern(coords, self.bound.output_shape, True)
+
+    # -- calls ------------------------------------------------------------------------------------------------------
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of what `result` gives."""
+        return (self.pattern.nnz,) if self.sparse and self.pattern is not None else self.bound.output_shape
+
+    @property
+    def result_dtype(self) -> torch.dtype:
+        """The operands'."""
+        return self.dtype
+
+    def bare(self, number: int) -> Pattern:
+        """The pattern of a sparse operand, with nothing kept."""
+        return self._bare[number]
+
+    def pattern_on(self, patterns: Sequence[Pattern]) -> Pattern | None:
+        """The pattern that was found when the contraction was compiled."""
+        return self.pattern if self.sparse else None
+
+    permutation = None
+    """Results have their modes in the output's order."""
+
+    def result(
+        self,
+        patterns: Sequence[Pattern],
+        values: Sequence[torch.Tensor],
+        dense: Sequence[torch.Tensor],
+        packed: Values | None = None,
+    ) -> torch.Tensor:
+        """The result's values on its pattern, or a dense result; differentiable."""
+        dense = tuple(converted(as_given(self.bound, dense), self.dtype, self.device))
+        check_dense(self.bound, dense, self.dtype, self.device)
+        given, others, e = iter(values), iter(dense), self.bound.einsum
+        terms = [next(given) if p in e.sparse else next(others) for p in range(len(e.inputs))]
+        found = self.chain.run([t.to(self._summed) for t in terms])
+        if self._side is not None:
+            found = self._fitted(self._side.values(found, self.settings.deterministic))
+        else:
+            order = tuple(self.chain.result.letters.index(c) for c in e.output)
+            found = self._fitted(found.permute(order) if order else found)
+        if self.sparse or self.pattern is None:
+            return found.reshape(self.shape)
+        return SparseTensor._make(self.pattern, found.reshape(-1)).to_dense(self.settings.memory_limit)
+
+    def packed(self, operands: Sequence[SparseTensor]) -> None:
+        """None: values are read at each call."""
+
+    def _fitted(self, found: torch.Tensor) -> torch.Tensor:
+        return fitted(found, self.dtype, f'the result of "{self.bound.einsum.text}"')
+
+    # -- what a user may look at ------------------------------------------------------------------------------------
+    @property
+    def steps(self) -> tuple[PairStep | Step, ...]:
+        """The contractions of which an operand is sparse."""
+        return tuple(s.work for s in self.chain.steps if s.work is not None)
+
+    @property
+    def pairs(self) -> tuple[PairStep, ...]:
+        """The contractions of two sparse operands."""
+        return self.chain.pairs
+
+    @property
+    def backend(self) -> str:
+        """What the pairs run on."""
+        return self.pairs[0].backend if self.pairs else "torch"
+
+    @property
+    def plan(self) -> Plan:
+        """The contraction's plan; of several, both operands of each contraction of two sparse ones, as they are read,
+        and the plan of each, named after the first.
+        """
+        plans = [step.plan for step in self.pairs]
+        if len(self.chain.steps) == 1 and plans:
+            return plans[0]
+        parts = tuple(part for plan in plans for part in plan.parts)
+        steps = tuple(None if s.work is None else s.work.plan for s in self.chain.steps)  # None: torch's own product
+        name, reason = (plans[0].name, plans[0].reason) if plans else ("dense", "nothing sparse is left to pair")
+        return Plan(name, parts, False, steps=steps, reason=reason)
+
+    @property
+    def source(self) -> str:
+        """The generated programs, one after the other."""
+        return "\n\n".join(step.path.source for step in self.pairs)
+
+    @property
+    def path(self) -> Path:
+        """The file of the first contraction's program."""
+        if not self.pairs:
+            raise PlanError(f'"{self.bound.einsum.text}" contracts no two sparse operands; it has no program')
+        return self.pairs[0].path.path
+
+    def ptx(self, target: str) -> str:
+        """The assembly of the kernels of every plan but ``"dense"``."""
+        if self.dtype.is_complex:
+            raise PlanError("complex einsums run the generated torch programs, which have no PTX")
+        return "\n".join(step.ptx(target) for step in self.pairs)
+
+    def explain(self) -> Explanation:
+        """Steps, what meets, the paths and their expected times."""
+        plan, profile = self.plan, self.pairs[0].problem.profile if self.pairs else None
+        return Explanation(
+            *(self.bound.einsum.text, plan.name, plan.reason, self.backend, device_name(self.device)),
+            profile.describe() if profile else "",
+            profile.measured if profile else (),
+            tuple(step.report() for step in self.chain.steps),
+            prod(self.shape) if self.pattern is None else self.pattern.nnz,
+        )
+
+
+def _is_sparse(bound: Bound, form: str) -> bool:
+    """Whether the result is a SparseTensor: where it keeps a mode of a sparse operand, unless told otherwise."""
+    if form not in ("auto", "dense", "sparse"):
+        raise PlanError(f'output must be "auto", "dense" or "sparse", found {form!r}')
+    kept = bool(bound.einsum.kept)
+    if form == "sparse" and not kept:
+        raise PlanError(
+            f'"{bound.einsum.text}" keeps no mode of a sparse operand, so its result has no pattern; use output="dense"'
+        )
+    return kept and form != "dense"

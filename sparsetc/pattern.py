@@ -1,0 +1,183 @@
+"""Pattern: where a sparse tensor has entries, apart from its values, and all that was found out about it or made of it.
+
+In: coordinates and sizes. Out: what tensors of one pattern share: counts, packed storages and kernels, in one bounded
+cache that goes with the last of them. Nothing in the cache may refer to its pattern: memory would return by the cyclic
+collector only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sparsetc.lru import Lru
+
+KEPT = 128
+"""Things kept for one pattern: kernels, packed storages, patterns derived from it. Not measured: four modes, each with
+its kernel and those of two gradients, their storages, and as much again for some ranks."""
+
+
+@contextmanager
+def lasting() -> Iterator[None]:
+    """A block that makes tensors which outlive a call: they serve under any mode, and no graph is recorded."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+class Pattern:
+    """Where a sparse tensor has entries: coordinates and sizes of its sparse modes.
+
+    Every tensor made by `SparseTensor.with_values` has its tensor's pattern, as have a copy, a gradient and a result
+    that is sampled at it: compare patterns with ``is``. What is made of a pattern is kept with it; see `cache_info` and
+    `clear_cache`. A pattern pickles as its coordinates.
+    """
+
+    __slots__ = ("__weakref__", "_cache", "_coalesced", "_coords", "_counts", "_shape", "number", "results")
+
+    _coords: torch.Tensor
+    _shape: tuple[int, ...]
+    _coalesced: bool
+    _counts: dict[Any, Any]
+    _cache: Lru[Hashable, Any] | None
+    number: int
+    """What it is known by where only numbers can be said, as in a graph that torch traces."""
+
+    results: dict[str, Pattern]
+    """Patterns of results that stand in traced graphs."""
+
+    def __init__(self, coords: torch.Tensor, shape: tuple[int, ...], coalesced: bool) -> None:
+        """Int64 contiguous coordinates (order, nnz) of one's own; in range, and sorted and unique if `coalesced`."""
+        if coords.is_inference():  # which autograd could not save
+            with lasting():
+                coords = coords.clone()
+        self._coords, self._shape, self._coalesced = coords, shape, coalesced
+        self._counts, self._cache, self.number = {}, None, next(_numbers)
+        self.results = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from sparsetc import pickles
+
+        return pickles.pattern, (self._coords, self._shape, self._coalesced)
+
+    @property
+    def coords(self) -> torch.Tensor:
+        """(order, nnz) int64, contiguous, 0-based; not to be written to."""
+        return self._coords
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the sparse modes."""
+        return self._shape
+
+    @property
+    def order(self) -> int:
+        """The number of sparse modes, at least 1."""
+        return self._coords.shape[0]
+
+    @property
+    def nnz(self) -> int:
+        """The number of entries, duplicates included."""
+        return self._coords.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the coordinates live."""
+        return self._coords.device
+
+    @property
+    def is_coalesced(self) -> bool:
+        """Whether the entries are known to be lexicographically sorted and unique."""
+        return self._coalesced
+
+    def __repr__(self) -> str:
+        return f"Pattern(shape={self._shape}, nnz={self.nnz}, device={self.device})"
+
+    # -- what is kept -----------------------------------------------------------------------------------------------
+
+    @property
+    def counts(self) -> dict[Any, Any]:
+        """Distinct coordinates and the like, for the planner: a few numbers for each set of modes."""
+        return self._counts
+
+    @property
+    def cache(self) -> Lru[Hashable, Any]:
+        """Kernels, packed storages and derived patterns by what they depend on; made when first asked for."""
+        if self._cache is None:
+            self._cache = Lru(KEPT)
+            _used[self.number] = self
+        return self._cache
+
+    def clear(self) -> None:
+        """Forget everything that was made of the pattern; kernels that are held go on."""
+        self._counts, self._cache = {}, None
+        _used.pop(self.number, None)
+
+    @staticmethod
+    def numbered(number: int) -> Pattern | None:
+        """The live pattern of a number, if anything is kept for it."""
+        return _used.get(number)
+
+    def bare(self) -> Pattern:
+        """The coordinates with nothing kept: what is kept for a pattern may refer to it."""
+        return Pattern(self._coords, self._shape, self._coalesced)
+
+
+_numbers = itertools.count()
+_used: weakref.WeakValueDictionary[int, Pattern] = weakref.WeakValueDictionary()
+"""Patterns that have a cache, by number."""
+
+
+@dataclass(frozen=True)
+class CacheInfo:
+    """What this process keeps in memory for patterns."""
+
+    patterns: int
+    """Live patterns that anything is kept for."""
+    kernels: int
+    """Compiled einsums."""
+    storages: int
+    """Packed index arrays, each with what reads it."""
+    nbytes: int
+    """Bytes of those arrays, on all devices."""
+    foreign: int
+    """Tensors of torch.sparse and scipy whose pattern is remembered."""
+    modules: int
+    """Generated programs in memory."""
+
+
+def cache_info() -> CacheInfo:
+    """Count what is kept in memory for the patterns of live tensors; `clear_cache` forgets it."""
+    from sparsetc import foreign
+    from sparsetc.codegen import cache
+    from sparsetc.formats import Packed
+
+    kept = [value for pattern in list(_used.values()) for value in pattern.cache.values()]
+    stored = [value for value in kept if isinstance(value, Packed)]
+    return CacheInfo(
+        patterns=len(_used),
+        kernels=sum(hasattr(value, "steps") for value in kept),
+        storages=len(stored),
+        nbytes=sum(p.nbytes for p in stored),
+        foreign=foreign.count(),
+        modules=cache.count(),
+    )
+
+
+def clear_cache() -> None:
+    """Forget all that is kept in memory for patterns: counts, packed storages, kernels, and generated programs.
+
+    Kernels that are held go on as they are. The folder of generated sources (``cache_dir=``) is not touched.
+    """
+    from sparsetc import foreign
+    from sparsetc.codegen import cache
+
+    for pattern in list(_used.values()):
+        pattern.clear()
+    foreign.clear()
+    cache.clear()

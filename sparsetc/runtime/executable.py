@@ -1,0 +1,149 @@
+"""Executable: generated programs and how their results come together; all tensors are given at each run.
+
+In: tile programs, and the dtypes and sizes they are made for. Out: `run`, a function of flat tensors: the arrays of the
+storages, packed values, dense tables, and an output if the caller has one. It knows no sparse tensor, no plan and no
+gradient, so what runs can be tested, streamed, or run on another device's arrays alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from sparsetc.codegen.launch import PartArrays, TorchPrograms, TritonPrograms, Values
+from sparsetc.ir.tile import Add, TileProgram, walk
+from sparsetc.runtime.second_pass import SecondPass
+
+Call = Callable[[Values, Sequence[torch.Tensor], torch.Tensor], None]
+"""Programs bound to the arrays of storages: a function of values, tables and output."""
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """What is read beside values and dense operands."""
+
+    parts: tuple[PartArrays, ...]
+    second: SecondPass | None = None
+    """Of a deterministic sum: which partial rows make up each row."""
+
+
+class Executable:
+    """Programs of one step, ready to run."""
+
+    def __init__(
+        self,
+        programs: TorchPrograms | TritonPrograms,
+        rows: int,
+        width: tuple[int, ...],
+        dtype: torch.dtype,
+        covered: bool,
+    ) -> None:
+        """Take programs.
+
+        Args:
+            programs: of all parts.
+            rows: of the result.
+            width: sizes of the dense axes of a row.
+            dtype: of the result.
+            covered: whether the items together reach every row.
+        """
+        self.programs, self.shape, self.dtype = programs, (rows, *width), dtype
+        self.stores = all(owned(p) for p in programs.programs)
+        self.zeroes = not (self.stores and covered)
+        self._bound: tuple[Arrays, Call] | None = None
+
+    def run(
+        self,
+        arrays: Arrays,
+        values: Values,
+        dense: Sequence[torch.Tensor],
+        out: torch.Tensor | None = None,
+        accumulate: bool = False,
+        items: Sequence[tuple[int, int]] | None = None,
+    ) -> torch.Tensor:
+        """Run, outside autograd; on a GPU without waiting for it.
+
+        Args:
+            arrays: of the storages that the programs were made for, or of others of the same form.
+            values: (stored,) packed, one tensor a part; None of a part whose values are all 1.
+            dense: contiguous tables, as ``program.operands`` names them.
+            out: (rows, *width) contiguous, of this executable's dtype; made where there is none.
+            accumulate: add to `out` and not overwrite it.
+            items: first and end of the work items that take part, one range a part; all where there is none. The
+                others' rows are 0, or left as they are where it accumulates.
+
+        Returns:
+            `out`, or what was made in its place.
+        """
+        if out is not None and accumulate:
+            return self._added(arrays, values, dense, out, items)
+        zeroes = self.zeroes or arrays.second is not None or items is not None
+        if out is None:
+            make = torch.zeros if zeroes else torch.empty
+            out = make(self.shape, dtype=self.dtype, device=self._device(arrays, dense))
+        elif zeroes:
+            out.zero_()
+        self._launch(arrays, values, dense, out, items)
+        return out
+
+    def _added(
+        self,
+        arrays: Arrays,
+        values: Values,
+        dense: Sequence[torch.Tensor],
+        out: torch.Tensor,
+        items: Sequence[tuple[int, int]] | None,
+    ) -> torch.Tensor:
+        if arrays.second is not None:
+            call, second = self._bound_to(arrays, items), arrays.second
+            return second.add(self._partial(second, call, values, dense), out)
+        if self.stores:  # what is stored would overwrite
+            return out.add_(self.run(arrays, values, dense, None, False, items))
+        self._launch(arrays, values, dense, out, items)
+        return out
+
+    def _launch(
+        self,
+        arrays: Arrays,
+        values: Values,
+        dense: Sequence[torch.Tensor],
+        out: torch.Tensor,
+        items: Sequence[tuple[int, int]] | None,
+    ) -> None:
+        call, second = self._bound_to(arrays, items), arrays.second
+        if second is None:
+            call(values, dense, out)
+        else:
+            second(self._partial(second, call, values, dense), out)
+
+    def _partial(self, second: SecondPass, call: Call, values: Values, dense: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The partial rows; zeros first, since what is padding stores nothing."""
+        device = second.rows.device
+        partial = torch.zeros((second.partials, *self.shape[1:]), dtype=self.dtype, device=device)
+        call(values, dense, partial)
+        return partial
+
+    def _bound_to(self, arrays: Arrays, items: Sequence[tuple[int, int]] | None) -> Call:
+        return self._call(arrays) if items is None else self.programs.bind(self._some(arrays, items))
+
+    def _call(self, arrays: Arrays) -> Call:
+        """The programs bound to these arrays; bound once while the same ones come again."""
+        bound = self._bound
+        if bound is None or bound[0] is not arrays:
+            bound = self._bound = (arrays, self.programs.bind(arrays.parts))
+        return bound[1]
+
+    def _some(self, arrays: Arrays, items: Sequence[tuple[int, int]]) -> list[PartArrays]:
+        parts = zip(self.programs.programs, arrays.parts, items, strict=True)
+        return [a.some(p, *which) for p, a, which in parts]
+
+    @staticmethod
+    def _device(arrays: Arrays, dense: Sequence[torch.Tensor]) -> torch.device:
+        return next(a.device for a in (*dense, *(a for part in arrays.parts for a in part.index)))
+
+
+def owned(program: TileProgram) -> bool:
+    """Whether a program stores every result, being the only one to write there."""
+    return all(s.owned for s, _ in walk(program.body) if isinstance(s, Add))

@@ -1,0 +1,208 @@
+"""Operators of `torch.library`: a contraction as one node of a graph that torch traces, exports or differentiates.
+
+In: contractions, known by a text that names each. Out: ``sparsetc::contract`` and ``sparsetc::gradient``, with rules
+for shapes, gradients and batches. Eager calls take the shorter way, `autograd.apply`.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sparsetc.errors import TransformError
+from sparsetc.ir.parse import parse_arguments
+from sparsetc.options import of_call
+from sparsetc.pattern import Pattern
+from sparsetc.tensor import SparseTensor
+
+if TYPE_CHECKING:
+    from sparsetc.contraction import Contraction, Result
+
+_known: weakref.WeakValueDictionary[str, Contraction] = weakref.WeakValueDictionary()
+_patterns: weakref.WeakKeyDictionary[Contraction, tuple[weakref.ref[Pattern], ...]] = weakref.WeakKeyDictionary()
+_traced: weakref.WeakKeyDictionary[Pattern, list[Contraction]] = weakref.WeakKeyDictionary()
+"""Contractions that stand in graphs by their names alone, by a pattern that lives as long as the graph is of use."""
+
+
+def known(made: Contraction, patterns: Sequence[Pattern]) -> None:
+    """Have the operators know a contraction by its key for as long as it lives."""
+    _known[made.key] = made
+    _patterns[made] = tuple(map(weakref.ref, patterns))
+
+
+def _of(key: str) -> tuple[Contraction, list[Pattern]]:
+    """A contraction and its patterns; patterns that are gone have left nothing to share, and are made again."""
+    made = _known.get(key)
+    if made is None:
+        raise TransformError(
+            f"the graph was traced with the kernel {key!r}, which this process has no more; keep the kernel, or the "
+            "tensor that einsum was called with, and trace again"
+        )
+    return made, [ref() or made.bare(n) for n, ref in enumerate(_patterns[made])]
+
+
+# -- operators --------------------------------------------------------------------------------------------------------
+
+_library = torch.library.Library("sparsetc", "DEF")
+_library.define("contract(str kernel, Tensor[] values, Tensor[] dense) -> Tensor")
+_library.define("gradient(str kernel, int operand, Tensor[] values, Tensor[] dense, Tensor upstream) -> Tensor")
+
+
+@torch.library.impl(_library, "contract", "CompositeExplicitAutograd")
+def _contract(kernel: str, values: list[torch.Tensor], dense: list[torch.Tensor]) -> torch.Tensor:
+    made, patterns = _of(kernel)
+    with torch.no_grad():
+        return _fresh(made.result(patterns, values, dense), [*values, *dense])
+
+
+@torch.library.register_fake("sparsetc::contract", lib=_library)
+def _shape_of_contract(kernel: str, values: list[torch.Tensor], dense: list[torch.Tensor]) -> torch.Tensor:
+    made, _ = _of(kernel)
+    return values[0].new_empty(made.shape, dtype=made.result_dtype)
+
+
+@torch.library.impl(_library, "gradient", "CompositeExplicitAutograd")
+def _gradient(
+    kernel: str, operand: int, values: list[torch.Tensor], dense: list[torch.Tensor], upstream: torch.Tensor
+) -> torch.Tensor:
+    made, patterns = _of(kernel)
+    given = [t.detach() for t in (*values, *dense)]
+    wanted = given[operand].requires_grad_()
+    with torch.enable_grad():
+        result = made.result(patterns, given[: len(values)], given[len(values) :])
+    (found,) = torch.autograd.grad(result, wanted, upstream)
+    return _fresh(found, [upstream])
+
+
+@torch.library.register_fake("sparsetc::gradient", lib=_library)
+def _shape_of_gradient(
+    kernel: str, operand: int, values: list[torch.Tensor], dense: list[torch.Tensor], upstream: torch.Tensor
+) -> torch.Tensor:
+    wanted = [*values, *dense][operand]
+    return wanted.new_empty(wanted.shape)
+
+
+def _fresh(found: torch.Tensor, given: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A result with memory of its own, as the rules for operators' shapes promise."""
+    memory = found.untyped_storage().data_ptr()
+    shared = any(t.untyped_storage().data_ptr() == memory for t in given)
+    return found.clone(memory_format=torch.contiguous_format) if shared else found.contiguous()
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.kernel, values, dense = inputs
+    ctx.count = len(values)
+    ctx.save_for_backward(*values, *dense)
+
+
+def _backward(ctx: Any, upstream: torch.Tensor) -> tuple[None, list[torch.Tensor | None], list[torch.Tensor | None]]:
+    values, dense = list(ctx.saved_tensors[: ctx.count]), list(ctx.saved_tensors[ctx.count :])
+    wanted = [w for kind in ctx.needs_input_grad[1:] for w in kind]
+    found = [
+        torch.ops.sparsetc.gradient(ctx.kernel, n, values, dense, upstream) if want else None
+        for n, want in enumerate(wanted)
+    ]
+    return None, found[: ctx.count], found[ctx.count :]
+
+
+torch.library.register_autograd("sparsetc::contract", _backward, setup_context=_remember, lib=_library)
+
+
+@torch.library.register_vmap("sparsetc::contract", lib=_library)
+def _batch_of_contract(
+    info: Any, dims: tuple[Any, ...], kernel: str, values: list[torch.Tensor], dense: list[torch.Tensor]
+) -> tuple[torch.Tensor, int]:
+    made, patterns = _of(kernel)
+    _, of_values, of_dense = dims
+    if not values:
+        raise AssertionError("a contraction has a sparse operand")
+
+    def call(*tensors: torch.Tensor) -> torch.Tensor:
+        return made.result(patterns, tensors[: len(values)], tensors[len(values) :])
+
+    batched: torch.Tensor = torch.func.vmap(call, (*of_values, *of_dense))(*values, *dense)
+    return batched, 0
+
+
+# -- tracing ----------------------------------------------------------------------------------------------------------
+
+
+def traced(
+    made: Contraction,
+    patterns: Sequence[Pattern],
+    values: Sequence[torch.Tensor],
+    dense: Sequence[torch.Tensor],
+    drop_zeros: bool,
+) -> Result:
+    """A kernel's call as a node of the graph that is being traced."""
+    from sparsetc.contraction import wrap
+
+    return wrap(made, torch.ops.sparsetc.contract(made.key, list(values), list(dense)), patterns, drop_zeros)
+
+
+def traced_einsum(
+    opaque: Callable[..., Result], args: tuple[Any, ...], output: str, drop_zeros: bool, settings: dict[str, Any]
+) -> Result:
+    """An einsum as a node of the graph, where its kernel exists; else the graph breaks here, once."""
+    text, operands = parse_arguments(args)
+    if not drop_zeros and all(isinstance(o, SparseTensor | torch.Tensor) for o in operands):
+        sparse = [o for o in operands if isinstance(o, SparseTensor)]
+        dense = [o for o in operands if not isinstance(o, SparseTensor)]
+        kinds, numbers = tuple([_kind(o) for o in operands]), tuple([o._pattern.number for o in sparse])
+        found = _kept(text, kinds, numbers, output, tuple(settings.items()))
+        if found:
+            result = torch.ops.sparsetc.contract(found[1:], [o._values for o in sparse], dense)
+            if found[0] == DENSE:
+                return result  # type: ignore[no-any-return]
+            pattern = sparse[0]._pattern
+            return SparseTensor._make(pattern if found[0] == OWN else pattern.results[found[1:]], result)
+    return opaque(args, output, drop_zeros, settings)
+
+
+DENSE, OWN, OTHER = "dos"
+"""Forms of a result: dense, on the first sparse operand's own pattern, or on another."""
+
+
+def _kind(operand: Any) -> tuple[Any, ...]:
+    """An operand's shape, dtype and device as constants, whether the graph's sizes are symbols or not."""
+    sizes = tuple([operator.index(n) for n in operand.shape])
+    if isinstance(operand, SparseTensor):
+        return sizes, operand._values.dtype, operand._values.device, None
+    strides = [operator.index(n) for n in operand.stride()]
+    repeated = () if operand.requires_grad else tuple([n for n, s in enumerate(strides) if s == 0 and sizes[n] > 1])
+    return sizes, operand.dtype, operand.device, repeated
+
+
+def _kept(
+    text: str, kinds: tuple[Any, ...], numbers: tuple[int, ...], output: str, settings: tuple[tuple[str, Any], ...]
+) -> str:
+    """A form of result and the key of the contraction that is kept for patterns of these numbers; empty without one.
+
+    It is called while a graph is traced, and what it says is a constant of that graph.
+    """
+    from sparsetc.contraction import cache_key
+
+    patterns = [p for n in numbers if (p := Pattern.numbered(n)) is not None]
+    if not patterns or len(patterns) < len(numbers):
+        return ""
+    first, *others = patterns
+    dims = [repeated for *_, repeated in kinds]
+    key = cache_key(text, [tuple(kind) for *kind, _ in kinds], dims, others, of_call(dict(settings)), output)
+    found = first.cache.get(key)
+    if found is None or found.permutation is not None:  # a result is sorted again where its modes change places
+        return ""
+    _traced.setdefault(first, []).append(found)
+    pattern = found.pattern_on(patterns)
+    if pattern is None:
+        return DENSE + found.key
+    if pattern is not first:
+        first.results[found.key] = pattern
+    return (OWN if pattern is first else OTHER) + found.key
+
+
+_kept._dynamo_marked_constant = True  # type: ignore[attr-defined]
+"""What `torch.compiler.assume_constant_result` marks functions with; it would import Dynamo, which takes a second."""

@@ -1,0 +1,532 @@
+"""A contraction of one sparse operand with dense ones, compiled for a pattern; it holds no values.
+
+In: a `Bound` einsum, the sparse operand's pattern, options. Out: `Step`: planned, packed and generated once, then a
+differentiable function from values and dense operands to the result's rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from string import ascii_letters
+from typing import Any
+
+import torch
+
+from sparsetc.autograd import apply, followed
+from sparsetc.canonical import canonicalise
+from sparsetc.codegen.launch import (
+    PartArrays,
+    TorchPrograms,
+    TritonPrograms,
+    Values,
+    accumulator,
+    source_name,
+    stored_dtype,
+)
+from sparsetc.convert import available_memory
+from sparsetc.dense import Finite, resolved
+from sparsetc.device.lookup import of_backend
+from sparsetc.device.targets import machine_of, portable
+from sparsetc.errors import EquationError, PlanError
+from sparsetc.explain import Explanation, OperandReport, device_name
+from sparsetc.formats import Packed
+from sparsetc.formats.tiles import item_slots
+from sparsetc.gradients import At, Rule
+from sparsetc.integers import fitted, summed_dtype
+from sparsetc.ir.einsum import Bound, Einsum
+from sparsetc.ir.lower import lower
+from sparsetc.ir.operands import Target
+from sparsetc.ir.plan import Part, Plan
+from sparsetc.ir.tile import Add, TileProgram, walk
+from sparsetc.lru import Lru
+from sparsetc.options import Options, in_force, with_settings
+from sparsetc.output import Slotted, output_of
+from sparsetc.partition import PARTITIONS, stored_parts
+from sparsetc.pattern import Pattern, lasting
+from sparsetc.planner.candidates import Setting
+from sparsetc.planner.choice import Choice
+from sparsetc.planner.choose import choose
+from sparsetc.planner.ownership import Circumstances, owns
+from sparsetc.planner.statistics import Counts
+from sparsetc.runtime.autocast import without_autocast
+from sparsetc.runtime.executable import Arrays, Executable, owned
+from sparsetc.runtime.second_pass import SecondPass
+from sparsetc.runtime.segments import in_order
+from sparsetc.tensor import SparseTensor
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class BoundPart:
+    """A part of the plan: its program, its storage, and the tensors that the program reads of it."""
+
+    program: TileProgram
+    packed: Packed
+    arrays: PartArrays
+
+    @property
+    def slot(self) -> torch.Tensor | None:
+        """The result row of each thing that the program adds, where it reads them."""
+        return self.arrays.index[-1] if self.program.slot else None
+
+
+class Step:
+    """``x,b,c->output``, compiled for the pattern of x."""
+
+    def __init__(
+        self,
+        bound: Bound,
+        operands: Sequence[SparseTensor | torch.Tensor],
+        settings: Options,
+        form: str,
+        repeated: bool = False,
+    ) -> None:
+        """Plan, pack and generate.
+
+        Args:
+            bound: the einsum.
+            operands: its operands; values are only looked at for their dtype.
+            settings: plan, precision, memory limit, backend, determinism.
+            form: of the output, ``auto``, ``dense`` or ``sparse``.
+            repeated: as `canonicalise` takes it.
+        """
+        self.number = next(_numbers)
+        x = operands[bound.einsum.sparse[0]]
+        assert isinstance(x, SparseTensor)
+        self.canonical, own = canonicalise(bound, operands, repeated)
+        canonical = self.canonical
+        self.settings, self.form, self.dtype = settings, form, x.dtype
+        self._x = x._bare()
+        self.backend = "torch" if x.dtype.is_complex else settings.effective_backend(x.device)
+        self.output = output_of(canonical, x, form)
+        precision, *finer = _dot_precisions(settings.effective_precision(), x)
+        self.setting = Setting(
+            canonical.bound,
+            canonical.kept,
+            len(canonical.letters),
+            self.backend,
+            precision,
+            settings.deterministic,
+            x.dtype.itemsize,
+            x.dtype.is_floating_point,
+            available_memory(x.device) if settings.memory_limit is None else settings.memory_limit,
+            x.is_coalesced,
+            max(1, self.output.rows),
+            x.is_coalesced or (self.output.sparse and self.output.rows == canonical.coords.shape[1]),
+            tuple(finer),
+            x.dtype.is_floating_point or x.dtype.is_complex,
+            self.output.sparse,
+        )
+        settings.check_memory(
+            self.output.rows * self.output.width * accumulator(x.dtype).itemsize,
+            x.device,
+            f"the result of {canonical.written}",
+        )
+        self.counts = Counts(canonical.coords, canonical.shape, own.counts)
+        self.slotted = Slotted(canonical, self.output, x)
+        with self.in_place():
+            self.choice: Choice = choose(settings.plan, self.setting, self.counts)
+        self._bind(own.cache)
+        e = canonical.written.einsum
+        plain_sum = len(e.inputs) == 1 and bool(e.contracted)
+        self.result_dtype = summed_dtype(x.dtype) if plain_sum else x.dtype
+        whole = any(p.packed.view.sides or (p.packed.padded and not p.packed.view.blocks) for p in self.parts)
+        self._reads_zeros = whole and (x.dtype.is_floating_point or x.dtype.is_complex)
+        """Whether a part multiplies positions that hold no nonzero, which an infinity would turn into NaN."""
+        self._finite, self._others = Finite(), dict[object, Step]()
+        self._value_keys = [(p.packed.token, self._stored_dtype(p.program)) for p in self.parts]
+        self._wide = accumulator(x.dtype) if self.backend == "torch" else x.dtype
+        self.nnz = x.nnz
+        """Nonzeros of the sparse operand."""
+        self._gradients: dict[int, Rule] = {}
+        self.automatic = with_settings(settings, {"plan": "auto"})
+        """The settings of gradients: a plan that was chosen for one einsum does not serve another."""
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """A block under the step's own options, on its own GPU, whose rates are looked up there."""
+        device = self.canonical.device
+        with in_force(self.settings), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            yield
+
+    # -- compilation ------------------------------------------------------------------------------------------------
+    def _bind(self, cache: Lru[Any, Any]) -> None:
+        plan = self.choice.plan
+        packed = self._packed_parts(plan, cache)
+        # A part of nothing is not run.
+        self.filled = tuple(n for n, p in enumerate(packed) if p.nnz) or (len(packed) - 1,)
+        chosen, stored = [plan.parts[n] for n in self.filled], [packed[n] for n in self.filled]
+        parts = [self.bound_part(*one, number) for number, one in enumerate(zip(chosen, stored, strict=True))]
+        second = None
+        if self._needs_second_pass(parts):
+            second = SecondPass.of(stored[0].slots(_key_level(parts[0].program), self._row_of_nonzeros()))
+            parts = [self.bound_part(chosen[0], stored[0], 0, second.partials)]
+        self.parts = tuple(parts)
+        used = tuple(
+            replace(
+                part,
+                nnz=p.packed.nnz,
+                nbytes=p.packed.nbytes + p.packed.stored * self._stored_dtype(p.program).itemsize,
+            )
+            for part, p in zip(chosen, parts, strict=True)
+        )
+        self.plan = self._plan_of(plan, used)
+        self.executable = self._executable(second is not None)
+        self.arrays = Arrays(tuple(p.arrays for p in parts), second)
+
+    def _executable(self, partial: bool) -> Executable:
+        stores = not partial and all(map(owned, self.programs))
+        name = source_name(str(self.canonical.bound.einsum), self.backend)
+        folder, programs = self.settings.cache_dir, self.programs
+        made: TorchPrograms | TritonPrograms
+        narrow = False
+        if self.backend == "torch":
+            made = TorchPrograms(programs, folder, name)
+        else:
+            narrow = stores and self.dtype.is_floating_point  # sums that are stored once need not be kept wide
+            machine = machine_of((self.canonical.coords,))
+            fused = (self.choice.plan.fused and len(programs) > 1) or len(programs) == 1
+            made = TritonPrograms(programs, self.dtype, fused, machine, folder, name)
+        dtype = self.dtype if narrow else accumulator(self.dtype)
+        return Executable(made, self.output.rows, self.output.width_shape, dtype, self.output.sparse)
+
+    def _plan_of(self, plan: Plan, used: tuple[Part, ...]) -> Plan:
+        """The plan of the parts that are run, as ``plan=`` takes it."""
+        if len(used) == len(plan.parts):
+            return replace(plan, parts=used)
+        if len(used) == 1:  # it has all nonzeros
+            return replace(plan, parts=used, partition="all", options=(), shares=())
+        own = plan.shares or tuple(range(len(plan.parts)))
+        return replace(plan, parts=used, shares=tuple(own[n] for n in self.filled))
+
+    def _packed_parts(self, plan: Plan, cache: Lru[Any, Any]) -> list[Packed]:
+        """The parts, packed, or as other einsums left them; they number the operand's own nonzeros."""
+        c = self.canonical
+        found = stored_parts(plan, c.coords, c.shape, c.kept, cache)
+        if c.source is None:
+            return found
+        return [p.of(c.source if p.source is None else c.source[p.source]) for p in found]
+
+    @property
+    def programs(self) -> tuple[TileProgram, ...]:
+        """The tile programs of the parts."""
+        return tuple(p.program for p in self.parts)
+
+    def _needs_second_pass(self, parts: list[BoundPart]) -> bool:
+        """Whether sums must not depend on the order of atomics, and would; integers' never do."""
+        if not self.settings.deterministic or self.backend == "torch" or not self.dtype.is_floating_point:
+            return False
+        if all(owned(p.program) for p in parts):
+            return False
+        if any(p.packed.view.sides for p in parts):
+            raise PlanError('dense tiles add by atomics, which is not deterministic; take "coo", "fiber" or "rows"')
+        program = parts[0].program
+        summed_over_grid = any(a.letter not in program.output_axes for a in program.split)
+        if len(parts) > 1 or summed_over_grid:
+            raise PlanError(
+                f"plan {self.choice.plan.name!r} adds to output rows from several parts or blocks at once, which is "
+                'not deterministic; take "coo", "fiber", "rows" or "auto"'
+            )
+        return True
+
+    def _row_of_nonzeros(self) -> torch.Tensor:
+        """(nnz of the operand,) the output row each nonzero adds to."""
+        if self.output.sparse:
+            return self._slot_of_nonzeros()
+        row = torch.zeros(self.canonical.coords.shape[1], dtype=torch.long, device=self.canonical.device)
+        for mode in self.canonical.kept:
+            row = row * self.canonical.shape[mode] + self.canonical.coords[mode]
+        if self.canonical.source is None:
+            return row
+        return row.new_zeros(self._x.nnz).index_copy(0, self.canonical.source, row)
+
+    def bound_part(self, part: Part, packed: Packed, number: int, partial: int = 0) -> BoundPart:
+        """Lower one part; `partial` is a number of partial rows, one for each result the part would add."""
+        target = Target(
+            sparse=self.output.sparse or bool(partial),
+            natural=not partial and packed.positions is None and packed.source is None and self.output.slot is None,
+            owned=bool(partial) or self._is_owned(packed),
+            rows=partial or self.output.rows,
+            wide=packed.wide,
+        )
+        program = lower(self.canonical.bound, packed.view, part.schedule, target, number=number, format=part.format)
+        slot = None
+        if program.slot:
+            if partial:
+                slot = torch.arange(partial, device=self.canonical.device)
+            elif packed.view.sides:
+                slot = item_slots(packed, *self._of_part(packed))
+            else:
+                slot = packed.slots(_key_level(program), self._slot_of_nonzeros())
+        if program.dots and self.dtype == torch.float64 and self.backend == "triton":
+            packed = _wide_words(packed)
+        packed = packed.unrolled(program.unroll)
+        return BoundPart(program, packed, PartArrays.of(program, packed, slot))
+
+    def _slot_of_nonzeros(self) -> torch.Tensor:
+        slot = self.output.slot
+        if slot is None:
+            slot = torch.arange(self._x.nnz, device=self.canonical.device)
+        elif self.canonical.source is not None:  # slots are given per kept nonzero; packed parts know the original's
+            whole = slot.new_zeros(self._x.nnz)
+            whole[self.canonical.source] = slot
+            slot = whole
+        return slot
+
+    def _of_part(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
+        """(coords, output slots) of a part's nonzeros."""
+        slot = self._slot_of_nonzeros()
+        coords = self.canonical.coords
+        if self.canonical.source is not None:  # the part numbers the original's nonzeros
+            whole = coords.new_zeros((coords.shape[0], self._x.nnz))
+            whole[:, self.canonical.source] = coords
+            coords = whole
+        source = packed.source
+        return (coords, slot) if source is None else (coords[:, source], slot[source])
+
+    def _is_owned(self, packed: Packed) -> bool:
+        """Whether no two work items of any part add to the same output row."""
+        whole = len(self.filled) == 1 or PARTITIONS[self.choice.plan.partition].whole_rows
+        at = Circumstances(self.canonical.kept, self.backend, self.output.sparse, self.setting.distinct, whole)
+        return owns(packed.view, at, packed, padded=packed.padded)
+
+    def _stored_dtype(self, program: TileProgram) -> torch.dtype:
+        """How a part's values are stored."""
+        return accumulator(self.dtype) if self.backend == "torch" else stored_dtype(program, self.dtype)
+
+    # -- values -----------------------------------------------------------------------------------------------------
+    def pack(self, x: SparseTensor) -> Values:
+        """The values of a tensor of the pattern as the parts store them; packed before, where they have not changed."""
+        found = [x._packed(key) for key in self._value_keys]
+        if any(f is None for f in found):
+            found = [x._pack(k, v) for k, v in zip(self._value_keys, self.packed_values(x._values), strict=True)]
+        return found
+
+    def packed_values(self, values: torch.Tensor) -> list[torch.Tensor]:
+        """(nnz,) values as the parts store them."""
+        own = resolved(values.detach() if values.requires_grad else values)
+        own = own if own.dtype == self._wide else own.to(self._wide)
+        with without_autocast(own.device):
+            packed = [part.packed.pack_values(own) for part in self.parts]
+        return [p if p.dtype == t else p.to(t) for p, (_, t) in zip(packed, self._value_keys, strict=True)]
+
+    @cached_property
+    def _ones(self) -> Values:
+        """The values of the pattern itself: 1 at each nonzero."""
+        with lasting():
+            return self.packed_values(torch.ones(self._x.nnz, dtype=self.dtype, device=self.canonical.device))
+
+    # -- calls ------------------------------------------------------------------------------------------------------
+    def __call__(
+        self, pattern: Pattern, values: torch.Tensor | None, dense: Sequence[torch.Tensor], packed: Values | None = None
+    ) -> torch.Tensor:
+        """(rows, *dense sizes) of values and dense operands; differentiable.
+
+        Args:
+            pattern: that the step was compiled for; what is compiled for gradients is kept with it.
+            values: (nnz,) of the sparse operand; None for 1 at each nonzero.
+            dense: the dense operands, as the einsum was written.
+            packed: the values as `pack` makes them, where the caller has them.
+        """
+        own = self.canonical.settled(dense)
+        given = self.canonical.slices(own)
+        if given is None:  # in full, along a dimension that was broadcast when this was compiled
+            return self._unbroadcast(pattern, values, own)
+        at = At(self, pattern, values is None, packed)
+        tensors = given if values is None else [values, *given]
+        if not followed(tensors):
+            return at.rows(tensors)
+        # Expanded outside, so that autograd itself sums the gradient of an operand that was broadcast.
+        shapes = self.canonical.narrow_shapes
+        expanded = [d if d.shape == s else d.expand(s) for d, s in zip(given, shapes, strict=True)]
+        return apply(at, expanded if values is None else [values, *expanded])
+
+    def rows(
+        self, values: torch.Tensor | None, dense: Sequence[torch.Tensor], packed: Values | None = None
+    ) -> torch.Tensor:
+        """The result as (rows, *dense sizes), of the dense operands of the narrow einsum, outside autograd."""
+        device, ordered = self.canonical.device, self.settings.deterministic and self.backend == "torch"
+        if not ordered and not torch.is_autocast_enabled(device.type):
+            return self._rows(values, dense, packed)
+        with without_autocast(device), in_order(ordered):
+            return self._rows(values, dense, packed)
+
+    def _rows(self, values: torch.Tensor | None, dense: Sequence[torch.Tensor], packed: Values | None) -> torch.Tensor:
+        run = self.executable
+        if not self._x.nnz or 0 in run.shape:
+            return self._nothing
+        tables = self.canonical.arrange(dense, self.settings)
+        if self.backend == "torch" and run.dtype != self.dtype:
+            tables = [t.to(run.dtype) for t in tables]
+        if not all(t.numel() for t in tables):
+            return self._nothing
+        if self._reads_zeros and not self._finite.holds(dense, tables):
+            return self._by_nonzeros.rows(values, dense)
+        if packed is None:
+            packed = self._ones if values is None else self.packed_values(values)
+        result = run.run(self.arrays, packed, tables)
+        if result.dtype == self.result_dtype:
+            return result
+        return fitted(result, self.result_dtype, f'the result of "{self.equation}"')
+
+    @property
+    def _nothing(self) -> torch.Tensor:
+        """The rows where there is nothing to sum."""
+        return torch.zeros(self.executable.shape, dtype=self.result_dtype, device=self.canonical.device)
+
+    @property
+    def _by_nonzeros(self) -> Step:
+        """The same einsum by a plan that multiplies nonzeros alone; made when a dense operand is first not finite."""
+        return self._other("coo", self.canonical.narrow, {"plan": "coo"})
+
+    @property
+    def _unbroadcast(self) -> Step:
+        """The same einsum for dense operands of full size."""
+        return self._other("full", self.canonical.written, {})
+
+    def _other(self, key: object, bound: Bound, changes: dict[str, object]) -> Step:
+        found = self._others.get(key)
+        if found is None:
+            with lasting():
+                found = Step(bound, self._stand_ins(bound), with_settings(self.settings, changes), self.form)
+            self._others[key] = found
+        return found
+
+    def _stand_ins(self, bound: Bound) -> list[SparseTensor | torch.Tensor]:
+        """Operands of an einsum of the same sparse operand: dense ones are of its shapes, and of no memory."""
+        like = torch.empty((), dtype=self.dtype, device=self.canonical.device)
+        return [
+            self._x if p in bound.einsum.sparse else like.expand(bound.shape(p))
+            for p in range(len(bound.einsum.inputs))
+        ]
+
+    # -- gradients and batches --------------------------------------------------------------------------------------
+    def batched(self, size: int, which: Sequence[bool]) -> Step:
+        """The step whose dense operands, those named, and result have one more mode in front: a batch."""
+        key, bound = ("batch", size, tuple(which)), self.canonical.narrow
+        if key not in self._others:
+            e, letter = bound.einsum, self.spare("a batch")
+            given = iter(which)
+            inputs = tuple(t if p in e.sparse or not next(given) else (letter, *t) for p, t in enumerate(e.inputs))
+            kept, width = self._output_letters
+            einsum = Einsum(inputs, (*kept, letter, *width), e.sparse, e.text)
+            bound = Bound.of(einsum, {**bound.by_index, letter: size})
+        return self._other(key, bound, {"plan": "auto"})
+
+    def spare(self, what: str) -> str:
+        """A letter that the einsum has not."""
+        e = self.canonical.narrow.einsum
+        found = next((c for c in ascii_letters if c not in e.indices), None)
+        if found is None:
+            raise EquationError(f'{what} of "{e.text}" needs one letter more than the 52 there are')
+        return found
+
+    @property
+    def _output_letters(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The output's letters: those of the sparse operand, as rows have them, and the others."""
+        letters, output = self.canonical.letters, self.canonical.narrow.einsum.output
+        return tuple(c for c in output if c in letters), tuple(c for c in output if c not in letters)
+
+    @cached_property
+    def raw(self) -> Einsum:
+        """The einsum that gives the rows: of kept letters, or of the slot of a sparse output, and dense letters.
+
+        The slot is one more mode of the sparse operand, so that a result's gradient can join as a dense operand.
+        """
+        e, (kept, width) = self.canonical.narrow.einsum, self._output_letters
+        if not self.output.sparse:
+            return Einsum(e.inputs, (*kept, *width), e.sparse, e.text)
+        slot = self.spare("the gradient")
+        inputs = tuple((slot, *t) if p in e.sparse else t for p, t in enumerate(e.inputs))
+        return Einsum(inputs, (slot, *width), e.sparse, e.text)
+
+    def rule(self, operand: int) -> Rule:
+        """How the gradient for an operand is computed."""
+        if operand not in self._gradients:
+            self._gradients[operand] = Rule.of(self, operand)
+        return self._gradients[operand]
+
+    @property
+    def bare(self) -> Pattern:
+        """The sparse operand's pattern, with nothing kept."""
+        return self._x.pattern
+
+    # -- what a user may look at ------------------------------------------------------------------------------------
+    @property
+    def equation(self) -> str:
+        """The einsum as written."""
+        return self.canonical.written.einsum.text
+
+    @property
+    def source(self) -> str:
+        """The generated program's text."""
+        return self.executable.programs.source
+
+    @property
+    def path(self) -> Path:
+        """The file it lies in."""
+        return self.executable.programs.path
+
+    def ptx(self, target: str) -> str:
+        """The assembly for a named target; needs no GPU.
+
+        Where the generated torch programs run, this is that of the Triton kernels which a GPU would run instead.
+        """
+        made = self.executable.programs
+        if isinstance(made, TritonPrograms):
+            return made.assembly(target, self.arrays.parts, self.executable.dtype)
+        if self.dtype.is_complex:
+            raise PlanError("complex einsums run the generated torch programs, which have no PTX")
+        return self._other("triton", self.canonical.written, {"backend": "triton"}).ptx(target)
+
+    def explain(self) -> Explanation:
+        """Parts, formats, costs, and why this plan."""
+        with self.in_place():
+            plan, own, where = self.plan, of_backend(self.backend), device_name(self.canonical.device)
+            profile = (own.describe(), own.measured)
+            return Explanation(self.equation, plan.name, plan.reason, self.backend, where, *profile, (self.report(),))
+
+    def report(self) -> OperandReport:
+        """What an explanation says of this einsum, alone or as a step of several."""
+        from sparsetc.planner.report import report  # which a call does not need
+
+        with self.in_place():
+            return report(
+                *(
+                    self.equation,
+                    self.plan,
+                    self.choice,
+                    [p.program for p in self.parts],
+                    [p.packed for p in self.parts],
+                ),
+                *(self.filled, self.setting, self.counts, str(self.path)),
+            )
+
+
+def _dot_precisions(precision: str, x: SparseTensor) -> list[str]:
+    """Of dots: what a setting stands for with operands of this type on this machine, then what is more exact."""
+    if x.dtype in (torch.float16, torch.bfloat16):
+        found = ["tf32"]  # holds both types exactly, and what it rounds a product to is no coarser than the result
+    elif x.dtype != torch.float32:
+        found = ["ieee"]
+    else:
+        ladder = {"medium": "bf16", "high": "tf32", "highest": "tf32x3"}
+        found = list(ladder.values())[list(ladder).index(precision) :]
+    return list(dict.fromkeys(portable(one, machine_of((x._values,))) for one in found))
+
+
+def _key_level(program: TileProgram) -> int:
+    """The level at which a program adds."""
+    return next(s.key.level for s, _ in walk(program.body) if isinstance(s, Add))
+
+
+def _wide_words(packed: Packed) -> Packed:
+    """Words of 16 bits as 32: Triton 3.6 and 3.7 abort on a float64 dot of rows addressed by narrower words."""
+    arrays = {name: a.int() if a.element_size() == 2 else a for name, a in packed.arrays.items()}
+    return replace(packed, arrays=arrays)
