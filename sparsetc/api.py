@@ -13,7 +13,7 @@ import torch
 
 from sparsetc.contraction import Result, compiled, contraction, wrap
 from sparsetc.dense import promoted
-from sparsetc.entry import entry_point, wrapped
+from sparsetc.entry import entry_point
 from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
 from sparsetc.explain import Explanation
 from sparsetc.inputs import as_dense
@@ -68,8 +68,7 @@ def _einsum(args: tuple[Any, ...], output: str, drop_zeros: bool, settings: dict
     sparse = [o for o in operands if isinstance(o, SparseTensor)]
     patterns, values = [o._pattern for o in sparse], [o._values for o in sparse]
     dense = [o for o in operands if isinstance(o, torch.Tensor)]
-    packed = None if any(map(wrapped, values)) else made.packed(sparse)
-    return wrap(made, made.result(patterns, values, dense, packed), patterns, drop_zeros)
+    return wrap(made, made.result(patterns, values, dense, made.packed(sparse)), patterns, drop_zeros)
 
 
 @entry_point

@@ -13,6 +13,7 @@ import torch
 from torch.autograd import forward_ad
 
 from sparsetc.entry import check_upstream, entry_point
+from sparsetc.pattern import transforming
 from sparsetc.runtime.autocast import autocast_off
 
 
@@ -21,6 +22,10 @@ class Multilinear(Protocol):
 
     def rows(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """The result, outside autograd."""
+        ...
+
+    def of_any(self) -> Multilinear:
+        """The function with nothing prepared for the tensors that it is first called with."""
         ...
 
     def gradient(self, n: int, tensors: Sequence[torch.Tensor], upstream: torch.Tensor) -> torch.Tensor:
@@ -44,7 +49,7 @@ def followed(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether autograd, forward mode or a transform of `torch.func` follows what is done to the tensors."""
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return True
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    return transforming() or forward_ad._current_level >= 0
 
 
 def recordable(tensor: torch.Tensor) -> torch.Tensor:
@@ -59,7 +64,8 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        ctx.function, *tensors = inputs
+        function, *tensors = inputs
+        ctx.function = function.of_any()
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
 

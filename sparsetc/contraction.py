@@ -107,6 +107,17 @@ class Contraction(Protocol):
         """A dense result, or a sparse one's values; differentiable."""
         ...
 
+    def gradient(
+        self,
+        patterns: Sequence[Pattern],
+        operand: int,
+        values: Sequence[torch.Tensor],
+        dense: Sequence[torch.Tensor],
+        upstream: torch.Tensor,
+    ) -> torch.Tensor:
+        """The gradient for one of values and dense operands, given that of the result; outside autograd."""
+        ...
+
     def packed(self, operands: Sequence[SparseTensor]) -> Values | None:
         """Values as the storages have them; None where each call reads them as they are."""
         ...
@@ -196,7 +207,20 @@ class Single:
         rows = self.step(patterns[0], values[0], dense, packed)
         return rows if self.sparse else self.step.output.shaped(rows)
 
-    def packed(self, operands: Sequence[SparseTensor]) -> Values:
+    def gradient(
+        self,
+        patterns: Sequence[Pattern],
+        operand: int,
+        values: Sequence[torch.Tensor],
+        dense: Sequence[torch.Tensor],
+        upstream: torch.Tensor,
+    ) -> torch.Tensor:
+        """The gradient for values, or for a dense operand; outside autograd."""
+        if not self.sparse and self.step.output.permutation is not None:
+            upstream = upstream.permute(*inverse(self.step.output.permutation))
+        return self.step.gradient(patterns[0], operand, values[0], dense, upstream)
+
+    def packed(self, operands: Sequence[SparseTensor]) -> Values | None:
         """Values as the step's parts store them."""
         return self.step.pack(operands[0])
 
@@ -207,6 +231,11 @@ class Single:
     def explain(self) -> Any:
         """The step's explanation."""
         return self.step.explain()
+
+
+def inverse(permutation: tuple[int, ...]) -> list[int]:
+    """The permutation that undoes another."""
+    return sorted(range(len(permutation)), key=permutation.__getitem__)
 
 
 def key_of(made: Contraction) -> str:

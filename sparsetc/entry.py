@@ -66,11 +66,6 @@ def _lack(error: MemoryError | RuntimeError) -> str:
     )
 
 
-def wrapped(tensor: torch.Tensor) -> bool:
-    """Whether a transform of `torch.func` follows the tensor, which then has no memory of its own to read."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-
-
 def check_upstream(gradient: torch.Tensor) -> None:
     """Raise `TransformError` where autograd gives a batch of gradients as if it were one."""
     if torch._C._functorch.is_legacy_batchedtensor(gradient):

@@ -66,11 +66,15 @@ class At:
         values, dense = self._split(tensors)
         return self.step.rows(values, dense, self.packed)
 
+    def of_any(self) -> At:
+        """The function without packed values."""
+        return self if self.packed is None else replace(self, packed=None)
+
     def batched(self, tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> tuple[torch.Tensor, int]:
         """Batches of dense operands as one more letter of theirs; of values one after the other."""
         values, dense = self._split(tensors)
         if not self.ones and dims[0] is not None:
-            return one_by_one(replace(self, packed=None), tensors, dims)
+            return one_by_one(self.of_any(), tensors, dims)
         own = dims if self.ones else dims[1:]
         size = next(t.shape[d] for t, d in zip(dense, own, strict=True) if d is not None)
         moved = [t if d is None else t.movedim(d, 0) for t, d in zip(dense, own, strict=True)]

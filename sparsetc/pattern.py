@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +25,16 @@ its kernel and those of two gradients, their storages, and as much again for som
 
 @contextmanager
 def lasting() -> Iterator[None]:
-    """A block that makes tensors which outlive a call: they serve under any mode, and no graph is recorded."""
+    """A block that makes tensors which outlive a call: they serve under any mode, and nothing follows them."""
     with torch.inference_mode(False), torch.no_grad():
-        yield
+        # A transform of torch.func wraps whatever is made while it is active.
+        with torch._C._DisableFuncTorch() if transforming() else nullcontext():
+            yield
+
+
+def transforming() -> bool:
+    """Whether a transform of `torch.func` is active."""
+    return torch._C._are_functorch_transforms_active()
 
 
 class Pattern:

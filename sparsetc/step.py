@@ -47,7 +47,7 @@ from sparsetc.lru import Lru
 from sparsetc.options import Options, in_force, with_settings
 from sparsetc.output import Slotted, output_of
 from sparsetc.partition import PARTITIONS, stored_parts
-from sparsetc.pattern import Pattern, lasting
+from sparsetc.pattern import Pattern, lasting, transforming
 from sparsetc.planner.candidates import Setting
 from sparsetc.planner.choice import Choice
 from sparsetc.planner.choose import choose
@@ -301,8 +301,13 @@ class Step:
         return accumulator(self.dtype) if self.backend == "torch" else stored_dtype(program, self.dtype)
 
     # -- values -----------------------------------------------------------------------------------------------------
-    def pack(self, x: SparseTensor) -> Values:
-        """The values of a tensor of the pattern as the parts store them; packed before, where they have not changed."""
+    def pack(self, x: SparseTensor) -> Values | None:
+        """The values of a tensor of the pattern as the parts store them; packed before, where they have not changed.
+
+        None while a transform of `torch.func` is active, which would follow them.
+        """
+        if transforming():
+            return None
         found = [x._packed(key) for key in self._value_keys]
         if any(f is None for f in found):
             found = [x._pack(k, v) for k, v in zip(self._value_keys, self.packed_values(x._values), strict=True)]
@@ -445,6 +450,28 @@ class Step:
         slot = self.spare("the gradient")
         inputs = tuple((slot, *t) if p in e.sparse else t for p, t in enumerate(e.inputs))
         return Einsum(inputs, (slot, *width), e.sparse, e.text)
+
+    def gradient(
+        self,
+        pattern: Pattern,
+        operand: int,
+        values: torch.Tensor,
+        dense: Sequence[torch.Tensor],
+        upstream: torch.Tensor,
+    ) -> torch.Tensor:
+        """The gradient for the values (`operand` 0), or for a dense operand as it was given; outside autograd."""
+        own = self.canonical.settled(dense)
+        given = self.canonical.slices(own)
+        if given is None:
+            return self._unbroadcast.gradient(pattern, operand, values, own, upstream)
+        expanded = [d.expand(s) for d, s in zip(given, self.canonical.narrow_shapes, strict=True)]
+        found = At(self, pattern, False).gradient(operand, [values, *expanded], upstream)
+        if not operand:
+            return found
+        found = found.sum_to_size(given[operand - 1].shape)
+        for n in self.canonical.broadcast[operand - 1]:
+            found = found.unsqueeze(n)
+        return found.expand(own[operand - 1].shape)
 
     def rule(self, operand: int) -> Rule:
         """How the gradient for an operand is computed."""

@@ -7,6 +7,8 @@ depend on values, so a call computes values only.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from math import prod
 from pathlib import Path
 
@@ -117,6 +119,29 @@ class Several:
         if self.sparse or self.pattern is None:
             return found.reshape(self.shape)
         return SparseTensor._make(self.pattern, found.reshape(-1)).to_dense(self.settings.memory_limit)
+
+    def gradient(
+        self,
+        patterns: Sequence[Pattern],
+        operand: int,
+        values: Sequence[torch.Tensor],
+        dense: Sequence[torch.Tensor],
+        upstream: torch.Tensor,
+    ) -> torch.Tensor:
+        """The gradient for one of values and dense operands, given that of the result.
+
+        Steps are followed by autograd in a thread of its own, since operators of a library run where it is off.
+        """
+        given = [t.detach() for t in (*values, *dense)]
+        wanted = given[operand].requires_grad_()
+
+        def found() -> torch.Tensor:
+            with torch.enable_grad():
+                result = self.result(patterns, given[: len(values)], given[len(values) :])
+            return torch.autograd.grad(result, wanted, upstream)[0]
+
+        with ThreadPoolExecutor(1) as one:
+            return one.submit(copy_context().run, found).result()
 
     def packed(self, operands: Sequence[SparseTensor]) -> None:
         """None: values are read at each call."""

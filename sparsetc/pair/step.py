@@ -209,6 +209,10 @@ class Product:
         """The sums."""
         return self.step.product(self.role, *tensors)
 
+    def of_any(self) -> Product:
+        """Itself."""
+        return self
+
     def gradient(self, n: int, tensors: Sequence[torch.Tensor], upstream: torch.Tensor) -> torch.Tensor:
         """The einsum in which the operand and the result change places."""
         factors, role = EINSUMS[self.role], self.role

@@ -70,11 +70,8 @@ def _gradient(
     kernel: str, operand: int, values: list[torch.Tensor], dense: list[torch.Tensor], upstream: torch.Tensor
 ) -> torch.Tensor:
     made, patterns = _of(kernel)
-    given = [t.detach() for t in (*values, *dense)]
-    wanted = given[operand].requires_grad_()
-    with torch.enable_grad():
-        result = made.result(patterns, given[: len(values)], given[len(values) :])
-    (found,) = torch.autograd.grad(result, wanted, upstream)
+    with torch.no_grad():
+        found = made.gradient(patterns, operand, values, dense, upstream)
     return _fresh(found, [upstream])
 
 
