@@ -186,7 +186,7 @@ def test_a_repr_is_one_line() -> None:
     pair = stc.compile("ijk,klm->ijlm", *pair_operands("ijk,klm->ijlm", "skewed", torch.float32))
     program: TileProgram = kernel.step.programs[0]
     shown: list[object] = [kernel, kernel.plan, kernel.step.choice, program, kernel.explain()]
-    shown += [pair, pair.plan, pair.chain.pairs[0].choice, pair.explain()]
+    shown += [pair, pair.plan, pair.contraction.chain.pairs[0].choice, pair.explain()]
     for thing in shown:
         assert "\n" not in repr(thing)
         assert len(repr(thing)) < 200
