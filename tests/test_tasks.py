@@ -186,5 +186,5 @@ def test_the_source_says_what_is_stored_and_what_for() -> None:
     for text in ("p   nonzeros over ijk", "q = position + y_shift[p]", "p:8 + x_word_base", 'einsum "n,n->n"'):
         assert text in kernel.source
     step = kernel.contraction.chain.pairs[0]
-    back = step.sums.of("x").launch.source
+    back = step.sums.of("x").programs.source
     assert '"pqz,q,z->p"' in back
