@@ -30,6 +30,7 @@ import sparsetc as stc
 from sparsetc.kernel import Kernel
 from sparsetc.pair.cut import Cut
 from sparsetc.pair.meeting import Meeting
+from sparsetc.pair.methods import METHODS
 from sparsetc.pair.step import PairStep
 from sparsetc.pair.symbolic import pattern_of
 
@@ -152,13 +153,13 @@ def pairing(step: PairStep) -> None:
     """What meets: nonzeros, and blocks where the path is of blocks."""
     m = step.meeting
     again = Meeting.of(m.x, m.y, m.roles)
-    if step.path.name.startswith("bcb"):
+    if step.choice.plan.name.startswith("bcb"):
         Cut.of(again)
 
 
 def symbolic(step: PairStep) -> None:
     """The pattern of the result."""
-    pattern_of(step.meeting, step._path().places())
+    pattern_of(step.meeting, METHODS[step.choice.plan.name].prepare(step.problem, step.choice.plan).places())
 
 
 def entry_values(kernel: Kernel) -> list[torch.Tensor]:
@@ -192,7 +193,7 @@ def stored(step: PairStep) -> dict[str, int]:
     }
 
 
-def plan_rows(case: Case, plan: str | stc.BcbPlan) -> list[dict[str, Any]]:
+def plan_rows(case: Case, plan: str | stc.Plan) -> list[dict[str, Any]]:
     """One plan at every precision at which it differs, fits and is not too slow."""
     rows = []
     for precision in LIMIT:
@@ -208,14 +209,14 @@ def plan_rows(case: Case, plan: str | stc.BcbPlan) -> list[dict[str, Any]]:
         compiling = milliseconds(lambda: stc.compile(case.equation, case.x, case.y, **settings), 1)  # noqa: B023
         rows.append(
             {
-                **case.named(plan if isinstance(plan, str) else f"bcb, {plan.storage}"),
+                **case.named(plan if isinstance(plan, str) else f"bcb, {plan.option('storage', 'auto')[0]}"),
                 "precision": precision,
                 "nnz": k.nnz,
                 "tasks": case.tasks,
                 "pairs": step.cut.pairs.tasks,
                 **phases(k),
                 "compile_ms": round(compiling, 1),
-                "expected_us": round(1e6 * (dict(step.question.expected(every=True))[k.plan.name] or 0), 1),
+                "expected_us": round(dict(k.explain().steps[0].considered)[k.plan.name] or 0, 1),
                 "error": error,
                 "auto": case.auto[precision],
                 **stored(step),

@@ -25,6 +25,7 @@ from sparsetc.options import options
 from sparsetc.partition import register_partition
 from sparsetc.pattern import CacheInfo, Pattern, cache_info, clear_cache
 from sparsetc.planner.registry import register_plan
+from sparsetc.planner.requests import plan_bcb, plan_hls
 from sparsetc.tensor import SparseTensor
 
 if TYPE_CHECKING:
@@ -32,14 +33,11 @@ if TYPE_CHECKING:
     from sparsetc.device.calibrate import calibrate
     from sparsetc.device.profile import DeviceProfile
     from sparsetc.io import read, write
-    from sparsetc.pair import BcbPlan, PairPart, PairPlan, plan_bcb
-    from sparsetc.planner.hls import plan_hls
 
 __version__ = "0.1.0"
 
 __all__ = [
     "OPERATIONS",
-    "BcbPlan",
     "CacheInfo",
     "CoordinateError",
     "DeviceError",
@@ -50,8 +48,6 @@ __all__ = [
     "IOFormatError",
     "Kernel",
     "OutOfMemoryError",
-    "PairPart",
-    "PairPlan",
     "Part",
     "Pattern",
     "Plan",
@@ -90,10 +86,8 @@ __all__ = [
 
 _ON_DEMAND = {
     **dict.fromkeys(("read", "write"), "io"),
-    **dict.fromkeys(("BcbPlan", "PairPart", "PairPlan", "plan_bcb"), "pair"),
     "calibrate": "device.calibrate",
     "DeviceProfile": "device.profile",
-    "plan_hls": "planner.hls",
     "datasets": "",
     "testing": "",
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import torch
 
@@ -23,9 +23,6 @@ from sparsetc.names import check_free, check_identifier
 from sparsetc.options import of_call
 from sparsetc.runtime import library
 from sparsetc.tensor import SparseTensor
-
-if TYPE_CHECKING:
-    from sparsetc.pair.explain import PairExplanation
 
 Operand = Any
 
@@ -86,7 +83,7 @@ def compile(*args: Any, output: str = "auto", drop_zeros: bool = False, **settin
     return Kernel(contraction(bound, operands, of_call(settings), output), sparse, drop_zeros)
 
 
-def explain(*args: Any, **settings: Any) -> Explanation | PairExplanation:
+def explain(*args: Any, **settings: Any) -> Explanation:
     """How `einsum` would run: parts, formats, costs, why this plan. Arguments as for `einsum`."""
     return compile(*args, **settings).explain()  # type: ignore[no-any-return]
 

@@ -1,22 +1,33 @@
-"""Why a kernel is as it is: parts, costs, rooflines and the plans that were not chosen.
+"""Why a kernel is as it is: the steps it runs, their parts, costs and rooflines, and the plans that were not chosen.
 
-In: a compiled kernel. Out: `Explanation`, which prints as a table and gives the same as data.
+In: the reports that a kernel's steps hand over. Out: `Explanation`, which prints as a table and gives the same as data.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
-from sparsetc.device.lookup import of_backend
-from sparsetc.ir.cost import Statistics, cost
-from sparsetc.ir.tile import LANES, Product, TileProgram, walk
-from sparsetc.planner.pricing import seconds_of
 
-if TYPE_CHECKING:
-    from sparsetc.step import Step
+@dataclass(frozen=True)
+class StepReport:
+    """One contraction: torch's of two dense operands, or a base of what others say of themselves."""
+
+    equation: str
+    plan: str
+    reason: str
+    path: str = ""
+    """The file of the generated program."""
+    considered: tuple[tuple[str, float | None], ...] = ()
+    """(plan, expected microseconds) of every candidate, the cheapest first; None for one that does not fit or has no
+    kernel."""
+
+    def details(self) -> list[str]:
+        """Lines of what is known of this kind of step alone."""
+        return []
 
 
 @dataclass(frozen=True)
@@ -38,180 +49,169 @@ class PartReport:
     label: str = ""
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """A compiled kernel, explained."""
+COLUMNS: dict[str, Callable[[PartReport], str]] = {
+    "part": lambda p: str(p.number),
+    "format": lambda p: p.format,
+    "item | lane | leaf": lambda p: p.levels,
+    "nonzeros": lambda p: f"{p.nnz:,}",
+    "share": lambda p: f"{p.share:.1%}",
+    "bytes": lambda p: f"{p.nbytes:,}",
+    "tile einsum": lambda p: p.einsum,
+    "instruction": lambda p: p.instruction,
+    "predicted us": lambda p: f"{p.predicted_us:.1f}",
+    "floor us": lambda p: f"{p.roofline_us:.1f}",
+    "bound by": lambda p: p.bound_by,
+}
+"""The table's columns, and what stands in them of a `PartReport`."""
 
-    equation: str
-    plan: str
-    reason: str
-    backend: str
-    device: str
-    path: str
-    profile: str
-    """The device whose numbers the expected times are computed with, and how many of them were measured there."""
-    measured: tuple[str, ...]
-    """Those fields of its `DeviceProfile`, by name."""
-    launches: int
-    parts: tuple[PartReport, ...]
-    tiles: tuple[tuple[int, int, int], ...]
+
+@dataclass(frozen=True)
+class OperandReport(StepReport):
+    """An einsum with one sparse operand."""
+
+    launches: int = 1
+    parts: tuple[PartReport, ...] = ()
+    tiles: tuple[tuple[int, int, int], ...] = ()
     """Of a plan with tiles: (least nonzeros, tiles, nonzeros) of each class of tiles, a power of two wide."""
-    considered: tuple[tuple[str, float], ...]
-    """(plan, expected microseconds) of every candidate, the cheapest first."""
 
     @property
     def predicted_us(self) -> float:
         """Microseconds that a call was expected to take on the device, launches included."""
         return sum(p.predicted_us for p in self.parts)
 
+    def details(self) -> list[str]:
+        """The launches, the table of parts, and how full tiles are."""
+        rows = [list(COLUMNS), *([cell(p) for cell in COLUMNS.values()] for p in self.parts)]
+        widths = [max(len(row[n]) for row in rows) for n in range(len(COLUMNS))]
+        rows.insert(1, ["-" * width for width in widths])
+        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        most = max((nnz for _, _, nnz in self.tiles), default=0)
+        return [
+            f"launches {self.launches}",
+            "",
+            *lines,
+            *(["", "tiles by nonzeros:"] if self.tiles else []),
+            *(
+                f"  {least:>5} or more  {count:>10,} tiles  {nnz:>13,} nonzeros  {'#' * round(40 * nnz / most)}"
+                for least, count, nnz in self.tiles
+            ),
+        ]
+
+
+@dataclass(frozen=True)
+class PairReport(StepReport):
+    """A contraction of two sparse operands."""
+
+    roles: str = ""
+    tasks: int = 0
+    """Pairs of nonzeros that meet."""
+    pairs: int = 0
+    """Pairs of blocks that meet."""
+    block: tuple[int, int, int] = (0, 0, 0)
+    """Rows, columns and contracted positions of a block."""
+    unfolded: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """Batch, free of x, contracted and free of y coordinates that meet anything."""
+    nnz: int = 0
+    nbytes: int = 0
+    threshold: int = 0
+    """Nonzeros from which a block of x is multiplied as a block, in a hybrid."""
+    shares: tuple[tuple[int, int], ...] = ()
+    """Of a hybrid: nonzeros of x in blocks and the pairs of those blocks, the other nonzeros and their pairs."""
+
+    def details(self) -> list[str]:
+        """What meets, and what comes of it."""
+        r, c, k = self.block
+        lines = [
+            f"roles    {self.roles or 'none'}",
+            f"meet     {self.tasks:,} pairs of nonzeros; {self.pairs:,} pairs of blocks {r}x{k} . {k}x{c}; "
+            f"unfolded {' x '.join(f'{n:,}' for n in self.unfolded)}",
+        ]
+        if self.shares:
+            (filled, pairs), (rest, tasks) = self.shares
+            lines += [
+                f"split    {filled:,} nonzeros of x in blocks of {self.threshold:,} or more, {pairs:,} pairs of "
+                f"blocks; {rest:,} others, {tasks:,} pairs of nonzeros"
+            ]
+        return [*lines, f"result   {self.nnz:,} nonzeros; {self.nbytes:,} bytes kept for calls"]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A compiled kernel, explained. Of one sparse operand, it has the attributes of its one step's report too."""
+
+    equation: str
+    plan: str
+    reason: str
+    backend: str
+    device: str
+    profile: str
+    """The device whose numbers the expected times are computed with, and how many of them were measured there; empty
+    where nothing is expected."""
+    measured: tuple[str, ...]
+    """Those fields of its `DeviceProfile`, by name."""
+    steps: tuple[StepReport, ...]
+    nnz: int | None = None
+    """Entries of the result of several sparse operands."""
+
+    @property
+    def step(self) -> OperandReport | None:
+        """The one step of an einsum with one sparse operand."""
+        return self.steps[0] if self.nnz is None and isinstance(self.steps[0], OperandReport) else None
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_") and name in REPORTED and self.step is not None:
+            return getattr(self.step, name)
+        raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data."""
-        return asdict(self)
+        """The same as plain data: of one sparse operand in one dict, of several with a dict a step."""
+        found = asdict(self)
+        if self.step is None:
+            return found
+        del found["nnz"]
+        return found | found.pop("steps")[0]
 
     def __repr__(self) -> str:
-        parts = " + ".join(p.format for p in self.parts)
-        return f'Explanation("{self.equation}", {self.plan}: {parts}, {self.predicted_us:.1f} us; print it for a table)'
+        if self.step is None:
+            said = f"{', '.join(s.plan for s in self.steps)}, {self.nnz:,} nonzeros"
+        else:
+            said = f"{self.plan}: {' + '.join(p.format for p in self.step.parts)}, {self.step.predicted_us:.1f} us"
+        return f'Explanation("{self.equation}", {said}; print it for a table)'
 
     def __str__(self) -> str:
-        head = [
-            "part",
-            "format",
-            "item | lane | leaf",
-            "nonzeros",
-            "share",
-            "bytes",
-            "tile einsum",
-            "instruction",
-            "predicted us",
-            "floor us",
-            "bound by",
-        ]
-        rows = [
-            [
-                str(p.number),
-                p.format,
-                p.levels,
-                f"{p.nnz:,}",
-                f"{p.share:.1%}",
-                f"{p.nbytes:,}",
-                p.einsum,
-                p.instruction,
-                f"{p.predicted_us:.1f}",
-                f"{p.roofline_us:.1f}",
-                p.bound_by,
-            ]
-            for p in self.parts
-        ]
-        widths = [max(len(r[n]) for r in [head, *rows]) for n in range(len(head))]
-        lines = [f'"{self.equation}"', f"  plan     {self.plan}, {self.reason}"]
-        lines.append(
-            f"  runs     {self.backend} on {self.device}, {self.launches} launch{'es' if self.launches > 1 else ''}"
-        )
-        lines += [f"  profile  {self.profile}", f"  source   {self.path}", ""]
-        for row in [head, ["-" * w for w in widths], *rows]:
-            lines.append("  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
-        if self.tiles:
-            lines += ["", "  tiles by nonzeros:"]
-            most = max(nnz for _, _, nnz in self.tiles)
-            lines += [
-                f"    {least:>5} or more  {count:>10,} tiles  {nnz:>13,} nonzeros  {'#' * round(40 * nnz / most)}"
-                for least, count, nnz in self.tiles
-            ]
-        if self.considered:
-            lines += ["", "  considered, expected us:"]
-            lines += [f"    {seconds:10.1f}  {name}" for name, seconds in self.considered]
-        return "\n".join(lines)
+        lines = [f"plan     {self.plan}, {self.reason}", f"runs     {self.backend} on {self.device}"]
+        lines += [f"profile  {self.profile}"] if self.profile else []
+        if self.step is not None:
+            lines += _step_lines(self.step)
+        else:
+            lines.append(f"result   {self.nnz:,} nonzeros")
+            for number, s in enumerate(self.steps):
+                lines += ["", f"step {number}   {s.equation}   {s.plan}, {s.reason}", *_indented(_step_lines(s))]
+        return "\n".join([f'"{self.equation}"', *_indented(lines)])
 
 
-def explain(kernel: Step) -> Explanation:
-    """The explanation of a kernel."""
-    profile = of_backend(kernel.backend)
-    costs = [cost(p.program) for p in kernel.parts]
-    statistics = [_statistics(kernel, number) for number in range(len(kernel.parts))]
-    if kernel.choice.seconds:
-        seconds = [kernel.choice.seconds[n] for n in kernel.filled]
-    else:
-        seconds = list(seconds_of(kernel.plan, costs, statistics, kernel.backend, profile))
-    floors = [found.roofline(own, profile) for found, own in zip(costs, statistics, strict=True)]
-    fused = kernel.plan.fused or len(seconds) == 1
-    return Explanation(
-        equation=kernel.equation,
-        plan=kernel.plan.name,
-        reason=kernel.plan.reason,
-        backend=kernel.backend,
-        device=device_name(kernel.canonical.device),
-        path=str(kernel.path),
-        profile=profile.describe(),
-        measured=profile.measured,
-        launches=1 if fused and kernel.backend == "triton" else len(seconds),
-        parts=tuple(_part(kernel, n, seconds[n], *floors[n]) for n in range(len(seconds))),
-        tiles=_tiles(kernel) if any(p.packed.view.sides for p in kernel.parts) else (),
-        considered=tuple((name, 1e6 * seconds) for name, seconds in kernel.choice.considered),
-    )
+REPORTED = (*OperandReport.__dataclass_fields__, "predicted_us")
+"""What an explanation says of the one step of an einsum with one sparse operand."""
 
 
-def _part(kernel: Step, number: int, seconds: float, resource: str, floor: float) -> PartReport:
-    program, packed, part = kernel.parts[number].program, kernel.parts[number].packed, kernel.plan.parts[number]
-    instruction = "multiply-add"
-    if program.dots:
-        instruction = f"tensor core, {program.precision}" if kernel.backend == "triton" else "matrix product"
-    return PartReport(
-        number=number,
-        format=part.format,
-        levels=" | ".join("".join(program.letters[m] for m in level) or "-" for level in part.storage.levels),
-        nnz=packed.nnz,
-        share=packed.nnz / max(1, sum(p.packed.nnz for p in kernel.parts)),
-        nbytes=part.nbytes,
-        einsum=tile_einsum(program),
-        instruction=instruction,
-        predicted_us=1e6 * seconds,
-        roofline_us=1e6 * floor,
-        bound_by=resource,
-        label=part.label,
-    )
+def in_microseconds(considered: Iterable[tuple[str, float | None]]) -> tuple[tuple[str, float | None], ...]:
+    """The candidates of a choice as a report has them, of their seconds."""
+    return tuple((name, None if seconds is None else 1e6 * seconds) for name, seconds in considered)
 
 
-def _statistics(kernel: Step, number: int) -> Statistics:
-    """Of a part as it was packed, with what only the planner counted."""
-    packed = kernel.parts[number].packed
-    fibers = packed.items
-    if packed.view.bitmap:
-        fibers = packed.arrays["value_ptr"].numel() - 1
-    elif packed.view.sides:
-        fibers = packed.stored // packed.view.volume
-    elif packed.view.blocks:
-        fibers = packed.arrays["lane_len"].numel()
-    split, itemsize = (packed.split_rows, packed.split_fibers), kernel.setting.itemsize
-    found = Statistics(packed.items, fibers, packed.stored, packed.nnz, itemsize, (), 0, *split)
-    if not kernel.choice.expected:
-        return found
-    planned = kernel.choice.expected[kernel.filled[number]]
-    return replace(found, runs=planned.runs, chain=planned.chain)
+def _step_lines(step: StepReport) -> list[str]:
+    """The file of a step's program, what is particular to it, and the candidates with their expected times."""
+    lines = [f"source   {step.path}"] if step.path else []
+    lines += step.details()
+    if step.considered:
+        lines += ["", "considered, expected us:"]
+        for name, micro in step.considered:
+            lines.append(f"  {'does not fit' if micro is None else f'{micro:12.1f}'}  {name}")
+    return lines
 
 
-def _tiles(kernel: Step) -> tuple[tuple[int, int, int], ...]:
-    """How many tiles there are of each population, in classes of 1, 2 to 3, 4 to 7, … nonzeros."""
-    from sparsetc.planner.hls import populations
-
-    histogram = populations(kernel.counts)
-    sizes = torch.arange(histogram.numel(), device=histogram.device)
-    tiles = histogram // sizes.clamp(min=1)
-    found = []
-    for n in range(histogram.numel().bit_length()):
-        own = (sizes >= 1 << n) & (sizes < 2 << n)
-        if int(tiles[own].sum()):
-            found.append((1 << n, int(tiles[own].sum()), int(histogram[own].sum())))
-    return tuple(found)
-
-
-def tile_einsum(program: TileProgram) -> str:
-    """The innermost tile einsum, in letters; n stands for the lanes."""
-    inner = [s for s, _ in walk(program.body) if isinstance(s, Product)]
-    if not inner:
-        return "n->n"
-    chosen = next((s for s in inner if s.dot), inner[0])
-    terms = ["".join("n" if a == LANES else a for a in t.axes) for t in chosen.inputs]
-    return f"{','.join(terms)}->{''.join('n' if a == LANES else a for a in chosen.out.axes)}"
+def _indented(lines: list[str]) -> list[str]:
+    return [f"  {line}" if line else "" for line in lines]
 
 
 def device_name(device: torch.device) -> str:

@@ -30,9 +30,10 @@ from sparsetc.codegen.launch import (
 )
 from sparsetc.convert import available_memory
 from sparsetc.dense import Finite, resolved
+from sparsetc.device.lookup import of_backend
 from sparsetc.device.targets import machine_of, portable
 from sparsetc.errors import EquationError, PlanError
-from sparsetc.explain import Explanation, explain
+from sparsetc.explain import Explanation, OperandReport, device_name
 from sparsetc.formats import Packed
 from sparsetc.formats.tiles import item_slots
 from sparsetc.gradients import At, Rule
@@ -48,7 +49,8 @@ from sparsetc.output import Slotted, output_of
 from sparsetc.partition import PARTITIONS, stored_parts
 from sparsetc.pattern import Pattern, lasting, transforming
 from sparsetc.planner.candidates import Setting
-from sparsetc.planner.choose import Choice, choose
+from sparsetc.planner.choice import Choice
+from sparsetc.planner.choose import choose
 from sparsetc.planner.ownership import Circumstances, owns
 from sparsetc.planner.statistics import Counts
 from sparsetc.runtime.autocast import without_autocast
@@ -118,6 +120,8 @@ class Step:
             max(1, self.output.rows),
             x.is_coalesced or (self.output.sparse and self.output.rows == canonical.coords.shape[1]),
             tuple(finer),
+            x.dtype.is_floating_point or x.dtype.is_complex,
+            self.output.sparse,
         )
         settings.check_memory(
             self.output.rows * self.output.width * accumulator(x.dtype).itemsize,
@@ -127,7 +131,7 @@ class Step:
         self.counts = Counts(canonical.coords, canonical.shape, own.counts)
         self.slotted = Slotted(canonical, self.output, x)
         with self.in_place():
-            self.choice: Choice = choose(settings.plan, self.setting, self.counts, self.output.sparse)
+            self.choice: Choice = choose(settings.plan, self.setting, self.counts)
         self._bind(own.cache)
         e = canonical.written.einsum
         plain_sum = len(e.inputs) == 1 and bool(e.contracted)
@@ -251,9 +255,7 @@ class Step:
             rows=partial or self.output.rows,
             wide=packed.wide,
         )
-        floating = self.dtype.is_floating_point or self.dtype.is_complex
-        schedule = part.schedule if floating else replace(part.schedule, dot=False)  # integers have no dots here
-        program = lower(self.canonical.bound, packed.view, schedule, target, number=number, format=part.format)
+        program = lower(self.canonical.bound, packed.view, part.schedule, target, number=number, format=part.format)
         slot = None
         if program.slot:
             if partial:
@@ -513,7 +515,25 @@ class Step:
     def explain(self) -> Explanation:
         """Parts, formats, costs, and why this plan."""
         with self.in_place():
-            return explain(self)
+            plan, own, where = self.plan, of_backend(self.backend), device_name(self.canonical.device)
+            profile = (own.describe(), own.measured)
+            return Explanation(self.equation, plan.name, plan.reason, self.backend, where, *profile, (self.report(),))
+
+    def report(self) -> OperandReport:
+        """What an explanation says of this einsum, alone or as a step of several."""
+        from sparsetc.planner.report import report  # which a call does not need
+
+        with self.in_place():
+            return report(
+                *(
+                    self.equation,
+                    self.plan,
+                    self.choice,
+                    [p.program for p in self.parts],
+                    [p.packed for p in self.parts],
+                ),
+                *(self.filled, self.setting, self.counts, str(self.path)),
+            )
 
 
 def _dot_precisions(precision: str, x: SparseTensor) -> list[str]:

@@ -12,7 +12,7 @@ import sparsetc as stc
 FOLDER = Path(__file__).parent / "golden" / "pairs"
 SIZES = {"b": 5, "i": 20, "j": 20, "k": 70, "l": 20, "m": 20}
 
-CASES: dict[str, tuple[str, torch.dtype, str | stc.BcbPlan, str]] = {
+CASES: dict[str, tuple[str, torch.dtype, str | stc.Plan, str]] = {
     "one_mode": ("ijk,klm->ijlm", torch.float32, "bcb", "triton"),
     "one_mode_bitmap": ("ijk,klm->ijlm", torch.float32, stc.plan_bcb(storage="bitmap"), "triton"),
     "two_modes_ragged": ("ijk,ljk->il", torch.float16, stc.plan_bcb(i=8, l=8), "triton"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from cases import Problem
 
 import sparsetc as stc
+from sparsetc.ir.cost import cost
 from sparsetc.ir.tile import Add, walk
 from sparsetc.planner.candidates import FUSE_BELOW
 
@@ -85,13 +87,13 @@ def owned(kernel: stc.Kernel) -> list[bool]:
     return [s.owned for p in kernel.step.programs for s, _ in walk(p.body) if isinstance(s, Add)]
 
 
-def priced(kernel: stc.Kernel, sparse: bool) -> list[bool]:
+def priced(kernel: stc.Kernel) -> list[bool]:
     """As it was priced: of the parts that run."""
     from sparsetc.planner import pricing
     from sparsetc.planner.candidates import Candidate
 
     candidate = Candidate(kernel.step.choice.plan, kernel.step.choice.expected)
-    found = pricing.owned(candidate, kernel.step.setting, sparse)
+    found = pricing.owned(candidate, kernel.step.setting)
     return [found[n] for n in kernel.step.filled]
 
 
@@ -104,7 +106,7 @@ def test_what_stores_its_rows_is_priced_so(equation: str, plan: str, pattern: st
         kernel = stc.compile(equation, *given, plan=plan, backend="triton", output="dense")
     except stc.PlanError:
         pytest.skip("the plan does not apply")
-    assert priced(kernel, False) == owned(kernel)
+    assert priced(kernel) == owned(kernel)
 
 
 def test_rows_that_several_items_add_to_are_priced_as_additions() -> None:
@@ -112,14 +114,14 @@ def test_rows_that_several_items_add_to_are_priced_as_additions() -> None:
     kernel = stc.compile("ij,jr->ir", x, b, plan="coo", backend="triton")
     for found in (kernel.step.parts[0].packed, kernel.step.choice.expected[0]):
         assert (found.split_rows, found.split_fibers) == (True, False)
-    assert owned(kernel) == priced(kernel, False) == [False]
+    assert owned(kernel) == priced(kernel) == [False]
 
 
 def test_a_plan_of_which_one_part_is_left_stores_its_rows() -> None:
     x, b = matrix(300, 300, 0.05), torch.zeros(()).expand(300, 32)
     kernel = stc.compile("ij,jr->ir", x, b, plan=stc.plan_hls(5000), backend="triton")
     assert [p.format for p in kernel.plan.parts] == ["coo"]
-    assert owned(kernel) == priced(kernel, False) == [True]
+    assert owned(kernel) == priced(kernel) == [True]
 
 
 def test_the_output_is_priced_by_its_rows() -> None:
@@ -130,6 +132,35 @@ def test_the_output_is_priced_by_its_rows() -> None:
     assert few.step.setting.rows == 10
     written = 4 * 64 * 10**6 / 4.4e12
     assert sum(many.step.choice.seconds) - sum(few.step.choice.seconds) == pytest.approx(written, rel=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
+@pytest.mark.parametrize("backend", ["triton", "torch"])
+@pytest.mark.parametrize("equation", ["ijk,jr,kr->ir", "ijk,jr,ks->irs", "ijk,i->jk", "ij,ir,jr->ij"])
+def test_the_program_that_is_priced_is_the_one_that_runs(equation: str, backend: str, dtype: torch.dtype) -> None:
+    from sparsetc.planner.candidates import Candidate
+    from sparsetc.planner.pricing import costs
+
+    given = Problem(equation, SIZES, "skewed", dtype).operands()
+    for plan, output in itertools.product(("auto", *PLANS), ("sparse", "dense")):
+        try:
+            kernel = stc.compile(equation, *given, plan=plan, backend=backend, output=output)
+        except stc.PlanError:
+            continue
+        priced = costs(Candidate(kernel.step.choice.plan, kernel.step.choice.expected), kernel.step.setting)
+        assert [priced[n] for n in kernel.step.filled] == [cost(p) for p in kernel.programs]
+
+
+def test_integers_are_priced_without_dots() -> None:
+    """A plan that is given, or chosen, for a type with no matrix product has none before it is priced."""
+    x, b = matrix(60, 50, 0.2), torch.ones(50, 32)
+    given = stc.compile("ij,jr->ir", x, b, plan="coo", backend="torch").plan
+    assert given.parts[0].schedule.dot
+    x, b = x.with_values(torch.ones(x.nnz)).to(torch.int64), b.to(torch.int64)
+    for plan in ("auto", given):
+        kernel = stc.compile("ij,jr->ir", x, b, plan=plan, backend="torch")
+        assert not kernel.step.choice.plan.parts[0].schedule.dot
+        assert kernel.plan.parts[0].schedule == kernel.step.choice.plan.parts[0].schedule
 
 
 # --- what explain says ------------------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ PAIRED |= {
 }
 
 
-def numbers(plan: stc.PairPlan) -> tuple[Any, ...]:
+def numbers(plan: stc.Plan) -> tuple[Any, ...]:
     return plan.name, plan.parts, plan.steps
 
 
@@ -137,10 +137,41 @@ def test_a_plan_of_pairs_says_what_there_is() -> None:
         assert ("blocks of" in shown) == (plan == "bcb")
 
 
+def test_a_plan_without_parts_is_a_request() -> None:
+    given = pair_operands("ijk,klm->ijlm", "skewed", torch.float32)
+    named = stc.compile("ijk,klm->ijlm", *given, plan="bcb")
+    assert stc.plan_bcb() == stc.Plan("bcb")
+    assert stc.plan_bcb().is_request
+    assert not named.plan.is_request
+    assert stc.compile("ijk,klm->ijlm", *given, plan=stc.Plan("bcb")).plan == named.plan
+    x, *dense = Problem("ij,jr->ir", SIZES, "random", torch.float32).operands()
+    for name in ("auto", "coo", "hls"):
+        wanted, found = (stc.compile("ij,jr->ir", x, *dense, plan=p, backend="torch") for p in (name, stc.Plan(name)))
+        assert wanted.plan == found.plan
+        assert wanted.source == found.source
+    assert repr(stc.plan_bcb(threshold=4, i=8)) == "Plan('bcb+scalar', side_i=8, threshold=4)"
+
+
+def test_parts_of_two_operands_say_how_blocks_are_stored() -> None:
+    given = pair_operands("ijk,klm->ijlm", "skewed", torch.float32)
+    plan = stc.plan_bcb(storage=("bitmap", "whole"), i=4, j=4, k=8, l=2, m=4)
+    first, second = stc.compile("ijk,klm->ijlm", *given, plan=plan).plan.parts
+    assert (first.sides, second.sides) == ({"i": 4, "j": 4, "k": 8}, {"k": 8, "l": 2, "m": 4})
+    assert (first.bitmap, second.bitmap) == (True, False)
+    assert (first.operand, second.operand) == (0, 1)
+
+
+def test_a_plan_of_one_operand_is_not_for_two() -> None:
+    x, *dense = Problem("ij,jr->ir", SIZES, "random", torch.float32).operands()
+    plan = stc.compile("ij,jr->ir", x, *dense, plan="coo", backend="torch").plan
+    with pytest.raises(stc.PlanError, match="plan must be auto, bcb, scalar"):
+        stc.compile("ij,kj->ik", x, x, plan=plan)
+
+
 def test_it_is_not_for_one_operand() -> None:
     given = pair_operands("ijk,klm->ijlm", "skewed", torch.float32)
     plan = stc.compile("ijk,klm->ijlm", *given).plan
-    with pytest.raises(stc.PlanError, match='PairPlan is for two or more sparse operands, and "ijk->i" has one'):
+    with pytest.raises(stc.PlanError, match='is for two or more sparse operands, and "ijk->i" has one'):
         stc.einsum("ijk->i", given[0], plan=plan)
 
 

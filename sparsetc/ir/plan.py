@@ -3,6 +3,9 @@
 In: choices made by `planner`. Out: `Plan`, packed by `formats` and lowered by `ir.lower`. The grammar::
 
     plan      := name  part+                    # X is the sum of its parts; all add into one output
+               | name  part+                    # of two sparse operands: a part an operand, of each half of a hybrid
+               | name  part+  plan+             # of several contractions: the parts of all, and a plan a contraction
+               | name  options                  # a request: what is not said is chosen
     part      := format(storage)  nonzeros  schedule
     storage   := item modes | lane modes | leaf modes, and the sizes the format cuts by    # what arrays depend on
     schedule  := lanes, unroll, warps, dense blocks, dot or multiply, precision            # what they do not
@@ -11,6 +14,7 @@ In: choices made by `planner`. Out: `Plan`, packed by `formats` and lowered by `
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from sparsetc.errors import PlanError
 
@@ -21,14 +25,13 @@ PAIRED_PLANS = ("bcb", "scalar", "dense", "bcb+scalar")
 PLAN_NAMES = ("auto", "hls", *FIXED, *PAIRED_PLANS)
 """Every plan that comes with the package, as ``plan=`` takes it."""
 
+SIDE = "side_"
+"""What stands before a letter in the name of the parameter that is a block's side along it."""
+
 PRECISIONS = ("ieee", "tf32x3", "tf32", "bf16")
 F16X3 = "f16x3"
 """Precision of dots whose sides are stored in parts of 16 bits (`ir.view.Tiles`), which pairs of tiles alone are: three
 dots, of high and high, high and low, low and high parts, are as exact as float32."""
-
-
-class PairedPlan:
-    """A plan for contractions of two sparse operands, which no single operand can take; a base of what users hold."""
 
 
 @dataclass(frozen=True)
@@ -107,17 +110,33 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Part:
-    """One disjoint piece of the sparse operand: what stores it and how it runs."""
+    """One disjoint piece of a sparse operand: what stores it and how it runs."""
 
     format: str
-    storage: Storage
-    schedule: Schedule
+    storage: Storage = Storage()
+    schedule: Schedule = Schedule()
     nnz: int = 0
     nbytes: int = 0
     label: str = ""
-    """What the part holds, e.g. ``rows of 32 nonzeros or more``."""
+    """What the part holds, e.g. ``rows of 32 nonzeros or more``; of one of two sparse operands, its letters."""
+    operand: int | None = None
+    """Which of two sparse operands the part stores, of which the path says how it runs; None where there is one."""
+
+    @property
+    def sides(self) -> dict[str, int]:
+        """Positions of a block along each letter; empty where one of two sparse operands is not in blocks."""
+        return {name[-1]: size for name, size in self.storage.params if name.startswith(SIDE)}
+
+    @property
+    def bitmap(self) -> bool:
+        """Whether blocks of one of two sparse operands are read as bits and packed values, and not whole."""
+        return bool(dict(self.storage.params).get("bitmap"))
 
     def __str__(self) -> str:
+        if self.operand is not None:
+            sides = "x".join(map(str, self.sides.values()))
+            blocks = f" in {'bitmap' if self.bitmap else 'whole'} blocks of {sides}" if sides else ""
+            return f"{self.format}[{self.label}]{blocks}: {self.nnz:,} nonzeros"
         modes = " | ".join(",".join(map(str, m)) or "-" for m in self.storage.levels)
         where = f" ({self.label})" if self.label else ""
         lanes = max(self.storage.lanes, self.schedule.lanes)
@@ -127,30 +146,77 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """Parts whose results add up to the einsum, and why they were chosen."""
+    """Parts whose results add up to the einsum, and why they were chosen; without parts, a request for such a plan.
+
+    A kernel's own plan, given as ``plan=``, makes the same kernel of the same operands.
+    """
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[Part, ...] = ()
     fused: bool = True
     """Run all parts in one launch, so that a small part cannot leave the GPU idle (HLSTO, section VI-C)."""
     partition: str = "all"
     """Name of the rule that dealt the nonzeros to the parts."""
-    options: tuple[tuple[str, int], ...] = field(default=())
-    """Arguments of that rule."""
+    options: tuple[tuple[str, Any], ...] = ()
+    """Arguments of that rule; of a request, what is not to be chosen."""
     shares: tuple[int, ...] = ()
     """Which of the rule's shares the parts take, where it deals more of them, the others empty; empty for all."""
+    steps: tuple[Plan | None, ...] = ()
+    """The plan of each contraction, in order, where there are several; None of one of two dense operands."""
     reason: str = field(default="", compare=False)
 
+    @property
+    def is_request(self) -> bool:
+        """Whether the plan is a name and options, by which parts are yet to be chosen."""
+        return not self.parts and not self.steps
+
+    @property
+    def pairs(self) -> bool:
+        """Whether the plan is of two sparse operands or more, which no single operand can take."""
+        return bool(self.steps) or any(p.operand is not None for p in self.parts)
+
+    def option(self, name: str, default: Any) -> Any:
+        """One of the options, or what stands for it where it is not named."""
+        return dict(self.options).get(name, default)
+
+    def of_step(self, number: int, steps: int) -> Plan:
+        """The plan of one contraction of so many; `PlanError` where the plan was made for another number of them."""
+        own = (self,) * steps if self.is_request else self.steps or (self,)
+        if steps != len(own):
+            raise PlanError(f"the plan is of {len(own)} contractions, the equation takes {steps}; compile anew")
+        return own[number] or AUTO
+
     def __repr__(self) -> str:
-        parts = " + ".join(f"{p.format}{f' of {p.nnz:,}' if p.nnz else ''}" for p in self.parts)
+        if self.is_request:
+            return f"Plan({', '.join([repr(self.name), *(f'{name}={value}' for name, value in self.options)])})"
+        letters = [f"[{p.label}]" if p.operand is not None else "" for p in self.parts]
+        parts = " + ".join(
+            f"{p.format}{own}{f' of {p.nnz:,}' if p.nnz else ''}" for p, own in zip(self.parts, letters, strict=True)
+        )
         return f"Plan({self.name!r}, {parts or 'no parts'})"
 
     def __str__(self) -> str:
+        if self.is_request:
+            return repr(self)
         return "\n".join([f"plan {self.name}", *(f"  part {n}: {p}" for n, p in enumerate(self.parts))])
 
 
+AUTO = Plan("auto")
+"""The request for the plan that is expected to be fastest."""
+
+
+def requested(wanted: str | Plan) -> Plan:
+    """The plan given, or the request that a name stands for; `PlanError` for what is neither.
+
+    A request's name is checked where it is chosen by, since more names are known there.
+    """
+    if not isinstance(wanted, str | Plan):
+        raise PlanError(f"plan must be a name or a Plan, found {type(wanted).__name__}")
+    return Plan(wanted) if isinstance(wanted, str) else wanted
+
+
 def verify(plan: Plan) -> None:
-    """Raise `PlanError` naming the part and the fault."""
+    """Raise `PlanError` naming the part and the fault, of a plan of one sparse operand that is to be run."""
     if not plan.parts:
         raise PlanError(f"plan {plan.name!r} has no parts")
     if plan.shares and len(plan.shares) != len(plan.parts):

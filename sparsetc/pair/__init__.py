@@ -8,22 +8,22 @@ In: a `Bound` einsum whose operands are sparse in two places or more. Out: `Seve
     expansion.py  tasks made, and grouped by the entry of the result they add to
     marks.py      the same on a GPU, by a bit a place; its kernels are in mark_kernels.py
     populations.py  blocks of x by how many nonzeros they hold
-    plans.py      the plans that a user names
+    plans.py      what a plan says of blocks
     prices.py     expected times, from counts and a device's profile
-    choose.py     scalar, dense, blocks, or a hybrid
     tasks.py      tasks as a sparse operand of ones
     scalar.py     a product a task: an einsum with that operand
-    dense.py      one matrix product
+    dense.py      places in unfolded operands
     cut.py        operands cut into bitmap blocks, the tile program of a pair of them
     blocks.py     which pairs each program takes
     block_path.py one matrix product a pair of blocks
-    hybrid.py     blocks of x by the one, its other nonzeros by the other
+    problem.py    what a method is chosen by
+    method.py, methods/   scalar, dense, blocks, and a hybrid: expected times, plans, and what runs them
+    choose.py     the method
     step.py       one contraction, differentiable
     path.py, chain.py   more than two operands, two at a time
     several.py    the chain, and what it returns
 """
 
-from sparsetc.pair.plans import BcbPlan, PairPart, PairPlan, plan_bcb
 from sparsetc.pair.several import Several
 
-__all__ = ["BcbPlan", "PairPart", "PairPlan", "Several", "plan_bcb"]
+__all__ = ["Several"]

@@ -22,9 +22,10 @@ from sparsetc.formats.base import index_dtype
 from sparsetc.ir.tile import TileProgram
 from sparsetc.numbering import sorted_keys
 from sparsetc.pair.blocks import Buffer, TaskList
-from sparsetc.pair.cut import Bitmaps, Cut
+from sparsetc.pair.cut import Bitmaps
+from sparsetc.pair.problem import PairProblem
 from sparsetc.pair.sums import add_up, kept_dtype
-from sparsetc.pair.symbolic import TASK_BYTES, Budget, picked
+from sparsetc.pair.symbolic import TASK_BYTES, picked
 
 SPREAD = 4
 """Positions of the unfolded result a position of its blocks, up to which its places are found by unfolding."""
@@ -49,20 +50,10 @@ Made = tuple[int, int, torch.Tensor]
 class BlockPath:
     """Pairs, tables of places, and the launch."""
 
-    name = "bcb"
-
-    def __init__(
-        self,
-        cut: Cut,
-        equation: str,
-        dtype: torch.dtype,
-        backend: str,
-        precision: str,
-        bitmaps: Bitmaps,
-        budget: Budget,
-    ) -> None:
+    def __init__(self, p: PairProblem, bitmaps: Bitmaps) -> None:
+        cut, equation, dtype, backend, budget = p.cut, p.equation, p.dtype, p.backend, p.budget
         self.cut, self.equation, self.dtype, self.backend, self.budget = cut, equation, dtype, backend, budget
-        self.precision, self.bitmaps = precision, bitmaps
+        self.precision, self.bitmaps = p.precision, bitmaps
         self._rooms: dict[int, list[Parts]] = {}
         r, c, k = cut.extents
         if max(r * c, r * k, c * k) > MOST_POSITIONS:
@@ -73,7 +64,7 @@ class BlockPath:
         budget.require(cut.pairs.tasks * TASK_BYTES, what)
         width = kept_dtype(dtype).itemsize
         self.tasks = TaskList.of(cut, r * c * width, budget.limit)
-        parts = cut.in_parts(dtype, backend, precision, bitmaps)
+        parts = cut.in_parts(dtype, backend, self.precision, bitmaps)
         self.launch_of_parts = self._launch_of(backend, parts=True) if parts else None
         first = self.launch_of_parts or self.launch
         self.program, self.source, self.path = first.program, first.source, first.path
@@ -277,6 +268,11 @@ class BlockPath:
             if b.owner is not None:
                 made = add_up(made, b.owner, b.stop - b.start, self.budget.settings.deterministic)
             yield b.start, b.stop, made
+
+    @property
+    def sizes(self) -> tuple[tuple[int, int], ...]:
+        """Nonzeros of blocks that meet any, and bytes of words and bitmaps, of x and of y."""
+        return tuple((blocks.nnz, blocks.nbytes) for blocks in (self.cut.x, self.cut.y))
 
     @property
     def nbytes(self) -> int:

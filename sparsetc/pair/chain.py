@@ -19,11 +19,11 @@ import opt_einsum
 import torch
 
 from sparsetc import dense as tables
+from sparsetc.explain import StepReport
 from sparsetc.ir.einsum import Bound, Einsum
-from sparsetc.ir.plan import Plan
+from sparsetc.ir.plan import AUTO, requested
 from sparsetc.options import Options, with_settings
 from sparsetc.pair.path import SparsePath
-from sparsetc.pair.plans import PairPlan
 from sparsetc.pair.step import PairStep
 from sparsetc.pattern import Pattern
 from sparsetc.step import Step as MixedStep
@@ -65,6 +65,12 @@ class Step:
         assert self.pattern is not None
         rows = self.work(self.pattern, values, [dense])
         return rows.reshape(-1) if self.work.output.sparse else self.work.output.shaped(rows)
+
+    def report(self) -> StepReport:
+        """What an explanation says of the contraction."""
+        if self.work is None:
+            return StepReport(self.equation, "torch.einsum", "two dense operands")
+        return self.work.report()
 
 
 class Chain:
@@ -134,9 +140,7 @@ def _kept(chosen: Sequence[Term], rest: Sequence[Term], output: tuple[str, ...])
 
 def _of_step(settings: Options, number: int, steps: int) -> Options:
     """The settings of one contraction: those given, with the plan's own of it where it has one for each."""
-    if not isinstance(settings.plan, PairPlan):
-        return settings
-    return with_settings(settings, {"plan": settings.plan.of_step(number, steps) or "auto"})
+    return with_settings(settings, {"plan": requested(settings.plan).of_step(number, steps)})
 
 
 def _step(
@@ -182,8 +186,8 @@ def _mixed(
     dense = table.expand(bound.shape(1 - position))
     operands = [sparse.pattern if n == position else dense for n in range(2)]
     precision = settings.effective_precision()
-    if not isinstance(settings.plan, Plan):  # one for pairs
-        settings = with_settings(settings, {"plan": "auto"})
+    if settings.plan.is_request:  # one for pairs
+        settings = with_settings(settings, {"plan": AUTO})
     pattern = sparse.pattern.pattern.bare()  # a chain is kept for its operands' patterns
     step = MixedStep(bound, operands, settings, "sparse" if kept else "dense")
     if not kept:

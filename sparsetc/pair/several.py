@@ -19,13 +19,14 @@ from sparsetc.codegen.launch import Values
 from sparsetc.contraction import Operand, key_of
 from sparsetc.dense import converted
 from sparsetc.errors import PlanError
+from sparsetc.explain import Explanation, device_name
 from sparsetc.integers import fitted, summed_dtype
 from sparsetc.ir.einsum import Bound
+from sparsetc.ir.plan import Plan
 from sparsetc.options import Options
 from sparsetc.pair.chain import Chain
 from sparsetc.pair.equation import Side, prepared
-from sparsetc.pair.explain import PairExplanation, explain
-from sparsetc.pair.plans import PairPlan, plan_name
+from sparsetc.pair.plans import check_pairs
 from sparsetc.pair.step import PairStep
 from sparsetc.pair.sums import kept_dtype
 from sparsetc.pattern import Pattern
@@ -38,7 +39,7 @@ class Several:
 
     def __init__(self, bound: Bound, operands: Sequence[Operand], settings: Options, form: str) -> None:
         e = bound.einsum
-        plan_name(settings, e.indices)  # refused at once where it is not known
+        check_pairs(settings.plan, e.indices)  # refused at once where it is not known
         self.bound, self.settings, self.form = bound, settings, form
         first = operands[e.sparse[0]]
         assert isinstance(first, SparseTensor)
@@ -162,16 +163,17 @@ class Several:
         return self.pairs[0].backend if self.pairs else "torch"
 
     @property
-    def plan(self) -> PairPlan:
-        """Both operands of each contraction of two sparse ones, as they are read; named after the first contraction."""
-        steps = [None if s.work is None else s.work.plan for s in self.chain.steps]  # None: torch's own product
-        parts = [part for step in self.pairs for part in step.parts]
-        name, reason = (
-            (self.pairs[0].choice.name, self.pairs[0].choice.reason)
-            if self.pairs
-            else ("dense", "nothing sparse is left to pair")
-        )
-        return PairPlan(name, tuple(parts), tuple(steps), reason)
+    def plan(self) -> Plan:
+        """The contraction's plan; of several, both operands of each contraction of two sparse ones, as they are read,
+        and the plan of each, named after the first.
+        """
+        plans = [step.plan for step in self.pairs]
+        if len(self.chain.steps) == 1 and plans:
+            return plans[0]
+        parts = tuple(part for plan in plans for part in plan.parts)
+        steps = tuple(None if s.work is None else s.work.plan for s in self.chain.steps)  # None: torch's own product
+        name, reason = (plans[0].name, plans[0].reason) if plans else ("dense", "nothing sparse is left to pair")
+        return Plan(name, parts, False, steps=steps, reason=reason)
 
     @property
     def source(self) -> str:
@@ -191,9 +193,16 @@ class Several:
             raise PlanError("complex einsums run the generated torch programs, which have no PTX")
         return "\n".join(step.ptx(target) for step in self.pairs)
 
-    def explain(self) -> PairExplanation:
+    def explain(self) -> Explanation:
         """Steps, what meets, the paths and their expected times."""
-        return explain(self)
+        plan, profile = self.plan, self.pairs[0].problem.profile if self.pairs else None
+        return Explanation(
+            *(self.bound.einsum.text, plan.name, plan.reason, self.backend, device_name(self.device)),
+            profile.describe() if profile else "",
+            profile.measured if profile else (),
+            tuple(step.report() for step in self.chain.steps),
+            prod(self.shape) if self.pattern is None else self.pattern.nnz,
+        )
 
 
 def _is_sparse(bound: Bound, form: str) -> bool:

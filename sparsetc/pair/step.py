@@ -9,48 +9,30 @@ from __future__ import annotations
 
 from cmath import isfinite
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 
 import torch
 
 from sparsetc.autograd import apply, one_by_one
 from sparsetc.codegen.split_pairs import EXACT, INEXACT, INFINITE
 from sparsetc.dense import resolved
+from sparsetc.explain import PairReport, in_microseconds
+from sparsetc.ir.plan import Plan, requested
 from sparsetc.options import Options
-from sparsetc.pair.block_path import BlockPath
-from sparsetc.pair.choose import Choice, Question, choose
+from sparsetc.pair.choose import choose, estimates
 from sparsetc.pair.cut import Cut
-from sparsetc.pair.dense import Unfolded
 from sparsetc.pair.equation import Roles, prepared
-from sparsetc.pair.hybrid import Half, HybridPath
 from sparsetc.pair.meeting import Meeting
-from sparsetc.pair.paths import DensePath, NumericPath, ScalarPath
-from sparsetc.pair.plans import BcbPlan, PairPart, StepPlan
+from sparsetc.pair.methods import HYBRID, METHODS, NumericPath
+from sparsetc.pair.plans import sides_of
+from sparsetc.pair.problem import PairProblem
 from sparsetc.pair.scalar import EINSUMS, LETTER, TaskSums
-from sparsetc.pair.sums import kept_dtype
 from sparsetc.pair.symbolic import Budget, Matching, Pattern, pattern_of
 from sparsetc.pair.tasks import Tasks
+from sparsetc.planner.choice import Choice, ranked
 from sparsetc.runtime.autocast import without_autocast
 from sparsetc.runtime.segments import in_order
 from sparsetc.tensor import SparseTensor
-
-
-class Forms:
-    """The operands as paths store them, each made when first asked for."""
-
-    def __init__(self, meeting: Meeting, sides: dict[str, int] | None) -> None:
-        self.meeting, self.sides = meeting, sides
-
-    @cached_property
-    def unfolded(self) -> Unfolded:
-        """Their places, were they dense."""
-        return Unfolded(self.meeting)
-
-    @cached_property
-    def cut(self) -> Cut:
-        """Cut into blocks, with the sides that the plan names."""
-        return Cut.of(self.meeting, self.sides)
 
 
 class PairStep:
@@ -95,22 +77,20 @@ class PairStep:
         self.budget = Budget(settings, self.device, len(self.shape), self.dtype.itemsize, what, limit)
         self.budget.check_least(self.meeting)
         self.backend = "torch" if self.dtype.is_complex else settings.effective_backend(self.device)
-        plan = settings.plan
-        forms = self.forms = Forms(self.meeting, plan.sides_of(terms) if isinstance(plan, BcbPlan) else None)
-        self.question = Question(
-            self.meeting, lambda: forms.cut, self.dtype, self.backend, settings, self.budget, self.swapped
-        )
-        self.choice: Choice = choose(self.question)
-        self.path: NumericPath = self._path()
+        wanted = requested(settings.plan)
+        sides, types = sides_of(wanted, terms), (self.dtype, self.backend)
+        self.problem = PairProblem(self.meeting, self.equation, wanted, sides, *types, self.budget, self.swapped)
+        self.choice: Choice = choose(self.problem)
+        self.path: NumericPath = METHODS[self.choice.plan.name].prepare(self.problem, self.choice.plan)
         with without_autocast(self.device):
             places = self.path.places()
         self.budget.check(places.numel())
         self.pattern: Pattern = pattern_of(self.meeting, places)
 
-    @cached_property
+    @property
     def sums(self) -> TaskSums:
         """Sums over the tasks of all nonzeros: what the scalar path and gradients take, made when first asked for."""
-        return self._sums_of(self.meeting)
+        return self.problem.sums
 
     @property
     def matching(self) -> Matching:
@@ -123,79 +103,18 @@ class PairStep:
         return self.sums.tasks
 
     @property
-    def unfolded(self) -> Unfolded:
-        """The operands' places, were they dense."""
-        return self.forms.unfolded
-
-    @property
     def cut(self) -> Cut:
         """The operands cut into blocks."""
-        return self.forms.cut
-
-    def _path(self) -> NumericPath:
-        precision = self.settings.effective_precision()
-        if self.choice.name == "scalar":
-            return ScalarPath(self.sums)
-        if self.choice.name == "dense":
-            # 16-bit values, held in float32, are exact in tf32.
-            exact = self.dtype in (torch.float16, torch.bfloat16) and self.device.type == "cuda"
-            precision = "high" if exact and precision == "highest" else precision
-            return DensePath(self.unfolded, self.equation, self.budget, precision)
-        if self.choice.split is not None:
-            return self._hybrid(self.choice.split.threshold, precision)
-        return self._block_path(self.cut, precision)
-
-    def _block_path(self, cut: Cut, precision: str) -> BlockPath:
-        return BlockPath(cut, self.equation, self.dtype, self.backend, precision, self.choice.bitmaps, self.budget)
-
-    def _hybrid(self, threshold: int, precision: str) -> HybridPath:
-        filled = self.question.populations.entries(threshold)
-        blocks, rest = self.meeting.only(filled), self.meeting.only(~filled)
-        return HybridPath(
-            Half(blocks, self._block_path(Cut.of(blocks.part, self.forms.sides), precision)),
-            Half(rest, ScalarPath(self._sums_of(rest.part))),
-        )
-
-    def _sums_of(self, meeting: Meeting) -> TaskSums:
-        tasks = Tasks(Matching.of(meeting), self.budget)
-        return TaskSums(tasks, self.equation, kept_dtype(self.dtype), self.backend, self.settings)
+        return self.problem.cut
 
     @property
-    def plan(self) -> StepPlan:
-        """The path, and how it stores blocks, such that nothing is left to choose."""
-        if self.choice.name in ("scalar", "dense"):
-            return self.choice.name
-        cut, storages = self.cut, tuple("bitmap" if b else "whole" for b in self.choice.bitmaps)
-        x, y = reversed(storages) if self.swapped else storages
-        letters = dict((*cut.rows, *cut.columns, *cut.inner))
-        sides = tuple(sorted((c, side) for c, side in letters.items() if c not in self.meeting.roles.batch))
-        return BcbPlan(sides, (x, y), self.choice.split.threshold if self.choice.split else None)
-
-    @property
-    def parts(self) -> tuple[PairPart, ...]:
-        """Both operands as the path reads them, in the equation's order; of a hybrid, of its halves in turn."""
-        return tuple(part for path, meeting in self._paths for part in self._stored(path, meeting))
-
-    @property
-    def _paths(self) -> list[tuple[NumericPath, Meeting]]:
-        if isinstance(self.path, HybridPath):
-            return [(half.path, half.share.part) for half in self.path.halves]
-        return [(self.path, self.meeting)]
-
-    def _stored(self, path: NumericPath, m: Meeting) -> list[PairPart]:
-        width, found = self.dtype.itemsize, []
-        for number, side in enumerate((m.x, m.y)):
-            label = "".join(side.letters)
-            if isinstance(path, BlockPath):
-                own, storage = (path.cut.x, path.cut.y)[number], ("whole", "bitmap")[path.bitmaps[number]]
-                nbytes = own.nbytes + own.nnz * width
-                found.append(PairPart(own.format, label, own.nnz, nbytes, own.sides, storage))
-                continue
-            n = (m.x_key, m.y_key)[number].numel()
-            stored = "coo" if isinstance(path, ScalarPath) else "strided"
-            nbytes = n * width + (side.nbytes if stored == "coo" else 0)
-            found.append(PairPart(stored, label, n, nbytes))
-        return found[::-1] if self.swapped else found
+    def plan(self) -> Plan:
+        """The plan that was chosen, with how much of both operands each part has."""
+        sizes, width, parts = self.path.sizes, self.dtype.itemsize, []
+        halves = [own for n in range(0, len(sizes), 2) for own in self.problem.given(sizes[n : n + 2])]
+        for part, (nnz, nbytes) in zip(self.choice.plan.parts, halves, strict=True):
+            parts.append(replace(part, nnz=nnz, nbytes=nbytes + nnz * width))
+        return replace(self.choice.plan, parts=tuple(parts))
 
     @property
     def nnz(self) -> int:
@@ -235,7 +154,7 @@ class PairStep:
         like any other value, and would carry it to entries that it has no part in. Where blocks in parts would be less
         exact than float32, by blocks as they are. While a CUDA graph is captured nothing can be looked at.
         """
-        if self.path.name == "scalar" or (not x.dtype.is_floating_point and not x.dtype.is_complex):
+        if self.choice.plan.name == "scalar" or (not x.dtype.is_floating_point and not x.dtype.is_complex):
             return self.path.run(x, y)
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             return self.path.run(x, y)
@@ -246,6 +165,28 @@ class PairStep:
         if verdict == INEXACT:
             parts = None
         return self.path.run(x, y, parts)
+
+    def report(self) -> PairReport:
+        """What an explanation says of the contraction."""
+        m, sizes, plan = self.meeting, self.meeting.sizes, self.plan
+        split = HYBRID.split(self.problem) if plan.name == HYBRID.name else None
+        filled = [nnz for nnz, _ in self.path.sizes[::2]]  # nonzeros of x, of each half
+        return PairReport(
+            equation=self.equation,
+            plan=plan.name,
+            reason=plan.reason,
+            path=str(self.path.path),
+            considered=in_microseconds((e.name, e.total) for e in ranked(estimates(self.problem, every=True))),
+            roles=str(m.roles),
+            tasks=m.tasks,
+            pairs=self.cut.pairs.tasks,
+            block=self.cut.extents,
+            unfolded=(sizes.batch, sizes.free_x, sizes.contracted, sizes.free_y),
+            nnz=self.nnz,
+            nbytes=self.path.nbytes,
+            threshold=split.threshold if split else 0,
+            shares=tuple(zip(filled, (split.blocks.pairs, split.tasks), strict=True)) if split else (),
+        )
 
     def ptx(self, target: str) -> str:
         """The assembly of the kernel; PlanError where the step takes the dense path, which has none of its own."""

@@ -14,7 +14,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.cost import Statistics
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.operands import MIN_DOT, dense_axes, joined
-from sparsetc.ir.plan import FIXED, Part, Plan, Schedule, Storage
+from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.planner.statistics import Counts
 
 # Measurements behind these numbers: benchmarks/results/schedule_sweep.json, mttkrp_plans.json, ops.json.
@@ -64,7 +64,7 @@ class Setting:
     deterministic: bool
     itemsize: int
     floating: bool = True
-    """Integers have no matrix instruction here."""
+    """Whether a GPU has a matrix instruction for the type."""
     memory: int | None = None
     """Bytes that stored tiles may take; None for any."""
     coalesced: bool = True
@@ -75,6 +75,10 @@ class Setting:
     """No two nonzeros have the same coordinates, or each has an output row of its own."""
     finer: tuple[str, ...] = ()
     """Precisions of dots that are more exact than the one asked for, and allowed therefore."""
+    products: bool = True
+    """Whether the type has a matrix product at all: integers have none."""
+    sparse_output: bool = False
+    """Whether output rows are those of a pattern."""
 
     @property
     def letters(self) -> tuple[str, ...]:
@@ -94,47 +98,6 @@ class Candidate:
 
     plan: Plan
     expected: tuple[Statistics, ...]
-
-
-def candidates(setting: Setting, counts: Counts) -> Iterator[Candidate]:
-    """Every plan that applies, the simplest first."""
-    yield coo(setting, counts)
-    for mode in setting.rest:
-        if len(setting.rest) > 1 and _shares_long_runs(setting, counts, mode):
-            yield coo(setting, counts, (mode,))
-    if setting.rest and setting.kept and _rows_are_short(setting, counts):
-        yield rows(setting, counts)
-    for leaf in setting.rest:
-        if len(setting.rest) > 1:
-            yield fiber(setting, counts, leaf)
-    if setting.backend == "triton" and setting.kept and setting.rest and not setting.deterministic:
-        yield from by_run_length(setting, counts)
-
-
-def _rows_are_short(setting: Setting, counts: Counts) -> bool:
-    """Whether one row a lane is worth costing: on a GPU a long row would keep its neighbours' lanes waiting."""
-    return setting.backend == "torch" or counts.nnz <= 4 * LONG_ROW * counts.distinct(setting.kept)
-
-
-def _shares_long_runs(setting: Setting, counts: Counts, mode: int) -> bool:
-    """Whether the nonzeros that share an output row and this mode fill work items of their own."""
-    return setting.backend == "triton" and counts.nnz >= LONG_RUN * counts.distinct((*setting.kept, mode))
-
-
-def named(name: str, setting: Setting, counts: Counts) -> Candidate:
-    """The candidate of a fixed plan's name; `PlanError` where it does not apply."""
-    if name == "coo":
-        return coo(setting, counts)
-    if name == "rows":
-        return rows(setting, counts)
-    if name == "fiber":
-        return fiber(setting, counts, best_leaf(setting, counts))
-    if name in ("coo+rows", "fiber+rows"):
-        found = [c for c in by_run_length(setting, counts) if c.plan.name == name]
-        if not found:
-            raise PlanError(f"plan {name!r} needs output rows both of {LONG_ROW} nonzeros or more and of fewer")
-        return found[0]
-    raise PlanError(f"no plan is called {name!r}; known: auto, hls, {', '.join(FIXED)}")
 
 
 def best_leaf(setting: Setting, counts: Counts) -> int:

@@ -5,90 +5,41 @@ In: a `Setting` and counts. Out: the chosen candidate, and what every candidate 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
 
 from sparsetc.errors import PlanError
-from sparsetc.formats import FORMATS
-from sparsetc.ir.cost import Statistics
-from sparsetc.ir.plan import FIXED, PAIRED_PLANS, PairedPlan, Part, Plan, verify
-from sparsetc.planner.candidates import Candidate, Setting, candidates, named
+from sparsetc.ir.plan import FIXED, PAIRED_PLANS, Part, Plan, requested, verify
+from sparsetc.planner.candidates import Candidate, Setting
+from sparsetc.planner.choice import Choice, Estimate, choice_of
+from sparsetc.planner.methods import methods, named
 from sparsetc.planner.pricing import expected_seconds, views
 from sparsetc.planner.registry import PLANS
 from sparsetc.planner.statistics import Counts
 
-if TYPE_CHECKING:
-    from sparsetc.planner.hls import HybridPlan
+
+def choose(wanted: str | Plan, setting: Setting, counts: Counts) -> Choice:
+    """The plan given, the one that a request names, or for ``"auto"`` the candidate expected to be fastest."""
+    plan = requested(wanted)
+    _refuse_plans_of_pairs(plan, setting)
+    if not plan.is_request:
+        verify(plan)
+        return Choice(replace(_suited(plan, setting), reason="given by the caller"))
+    if plan.name == "auto" and plan.name not in PLANS:
+        return choice_of([estimate(c, setting) for c in everyone(setting, counts)])
+    return choice_of([estimate(named(plan, setting, counts), setting)], "asked for by name")
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A plan, and the seconds each candidate was expected to take, the cheapest first."""
-
-    plan: Plan
-    considered: tuple[tuple[str, float], ...]
-    expected: tuple[Statistics, ...] = ()
-    """What packing each part was expected to give; empty for a plan given by the caller."""
-    seconds: tuple[float, ...] = ()
-    """Of each part of the plan, launches included: together what `considered` says of it; empty as `expected` is."""
-
-    def __repr__(self) -> str:
-        expected = f"{1e6 * sum(self.seconds):.1f} us expected, " if self.seconds else ""
-        return f"Choice({self.plan.name!r}, {expected}{len(self.considered)} considered)"
-
-
-def choose(wanted: str | Plan | HybridPlan, setting: Setting, counts: Counts, sparse_output: bool) -> Choice:
-    """The plan of that name, the plan given, or for ``"auto"`` the candidate expected to be fastest."""
-    if isinstance(wanted, Plan):
-        verify(wanted)
-        parts = tuple(map(_one_lane, wanted.parts)) if setting.backend == "torch" else wanted.parts
-        return Choice(replace(wanted, parts=parts, reason="given by the caller"), ())
-    if wanted == "auto" and wanted not in PLANS:
-        return _cheapest(everyone(setting, counts, sparse_output), setting, sparse_output)
-    return _asked_for(_candidate_of(wanted, setting, counts, sparse_output), setting, sparse_output)
-
-
-def _candidate_of(wanted: str | HybridPlan, setting: Setting, counts: Counts, sparse_output: bool) -> Candidate:
-    """The candidate that a name, or what `plan_hls` returned, stands for."""
-    if isinstance(wanted, str) and wanted in PLANS:
-        return _applied(PLANS[wanted](setting, counts), f"plan {wanted!r}", setting)
-    from sparsetc.planner.hls import HybridPlan
-
-    if wanted == "hls" or isinstance(wanted, HybridPlan):
-        maker = wanted if isinstance(wanted, HybridPlan) else HybridPlan()
-        return maker(setting, counts, sparse_output)
-    _refuse_plans_of_pairs(wanted, setting)
-    if not isinstance(wanted, str):
-        raise PlanError(f"plan must be a name or a Plan, found {type(wanted).__name__}")
-    offer = getattr(FORMATS.get(wanted), "offer", None)
-    if offer is not None:
-        return _applied(offer(setting, counts), f"format {wanted!r}", setting)
-    return named(wanted, setting, counts)
-
-
-def _applied(found: Candidate | None, what: str, setting: Setting) -> Candidate:
-    if found is None:
-        raise PlanError(f'{what} does not apply to "{setting.bound.einsum}" on this tensor')
-    return found
-
-
-def everyone(setting: Setting, counts: Counts, sparse_output: bool) -> list[Candidate]:
+def everyone(setting: Setting, counts: Counts) -> list[Candidate]:
     """Every plan that applies, at the precision asked for and at those that are more exact.
 
     A lower precision thus adds candidates and takes none away, so it is never expected to be slower.
     """
-    from sparsetc.planner.hls import offered
-
     found: dict[Plan, Candidate] = {}
     for precision in (setting.precision, *setting.finer):
         own = replace(setting, precision=precision)
-        hybrid = offered(own, counts, sparse_output)
-        made = [*candidates(own, counts), *([hybrid] if hybrid else [])]
-        made += [c for make in PLANS.values() if (c := make(own, counts)) is not None]
-        offers = [getattr(known, "offer", None) for known in FORMATS.values()]
-        made += [c for offer in offers if offer and (c := offer(own, counts)) is not None]
-        for candidate in made:
-            found.setdefault(_without_idle_precision(candidate.plan), candidate)
+        for candidate in (c for method in methods().values() for c in method.offered(own, counts)):
+            if candidate is not None:
+                found.setdefault(_without_idle_precision(candidate.plan), candidate)
     return list(found.values())
 
 
@@ -98,39 +49,29 @@ def _without_idle_precision(plan: Plan) -> Plan:
     return replace(plan, parts=tuple(parts))
 
 
-APART = 1.05
-"""How many times another's a scalar plan's time must be for the cost model to tell them apart; of nearer ones that of
-fewest parts is taken (H200, SpMM of pubmed, 32 columns: `coo+rows`, priced 4 % below `coo`, took 2.3 times as long)."""
+def estimate(candidate: Candidate, setting: Setting) -> Estimate:
+    """What a candidate is expected to take; tiles' prices are of another kind than those of nonzeros alone."""
+    candidate = replace(candidate, plan=_suited(candidate.plan, setting))
+    seconds = expected_seconds(candidate, setting)
+    scalar = not any(view.sides for view in views(candidate, setting))
+    return Estimate(describe(candidate, setting), candidate.plan, seconds, candidate.expected, scalar)
 
 
-def _cheapest(found: list[Candidate], setting: Setting, sparse_output: bool) -> Choice:
-    """The candidate expected to be fastest, with what all were expected to take."""
-    seconds = [expected_seconds(c, setting, sparse_output) for c in found]
-    order = sorted(range(len(found)), key=lambda n: (sum(seconds[n]), n))
-    least = sum(seconds[order[0]])
-    if not _has_tiles(found[order[0]], setting):  # whose price is of another kind
-        near = [n for n in order if sum(seconds[n]) <= APART * least and not _has_tiles(found[n], setting)]
-        simplest = min(near, key=lambda n: len(found[n].plan.parts))
-        order = [simplest, *(n for n in order if n != simplest)]
-    best = found[order[0]]
-    considered = tuple((describe(found[n], setting), sum(seconds[n])) for n in order)
-    reason = "the only plan that applies" if len(found) == 1 else f"the cheapest of {len(found)} by the cost model"
-    return Choice(replace(best.plan, reason=reason), considered, best.expected, seconds[order[0]])
-
-
-def _has_tiles(candidate: Candidate, setting: Setting) -> bool:
-    return any(view.sides for view in views(candidate, setting))
-
-
-def _refuse_plans_of_pairs(wanted: Any, setting: Setting) -> None:
+def _refuse_plans_of_pairs(plan: Plan, setting: Setting) -> None:
     """Raise `PlanError` where a plan of two sparse operands is asked for of one, unless someone registered its name."""
-    named = isinstance(wanted, str) and wanted in PAIRED_PLANS and wanted not in PLANS
-    if named or isinstance(wanted, PairedPlan):
-        called = repr(wanted) if named else type(wanted).__name__
+    if plan.pairs or (plan.is_request and plan.name in PAIRED_PLANS and plan.name not in PLANS):
         raise PlanError(
-            f'plan {called} is for two or more sparse operands, and "{setting.bound.einsum}" has one; known for one: '
-            f"auto, hls, {', '.join((*FIXED, *PLANS))}"
+            f'plan {plan.name!r} is for two or more sparse operands, and "{setting.bound.einsum}" has one; known for '
+            f"one: auto, hls, {', '.join((*FIXED, *PLANS))}"
         )
+
+
+def _suited(plan: Plan, setting: Setting) -> Plan:
+    """The plan as the backend and the type take it, before it is priced."""
+    parts = [p if setting.backend == "triton" else _one_lane(p) for p in plan.parts]
+    if not setting.products:
+        parts = [replace(p, schedule=replace(p.schedule, dot=False)) for p in parts]
+    return replace(plan, parts=tuple(parts))
 
 
 def _one_lane(part: Part) -> Part:
@@ -147,12 +88,6 @@ def describe(candidate: Candidate, setting: Setting) -> str:
     parts = []
     for p in candidate.plan.parts:
         own = " | ".join("".join(setting.letters[m] for m in modes) or "-" for modes in p.storage.levels)
-        dots = p.schedule.dot and setting.backend == "triton" and setting.floating
+        dots = p.schedule.dot and setting.backend == "triton"
         parts.append(f"{p.format}[{own}]{f' {p.schedule.precision}' if dots else ''}")
     return f"{candidate.plan.name}: {' + '.join(parts)}"
-
-
-def _asked_for(candidate: Candidate, setting: Setting, sparse_output: bool) -> Choice:
-    plan = replace(candidate.plan, reason="asked for by name")
-    seconds = expected_seconds(candidate, setting, sparse_output)
-    return Choice(plan, ((describe(candidate, setting), sum(seconds)),), candidate.expected, seconds)

@@ -12,7 +12,6 @@ from math import prod
 import torch
 
 from sparsetc.device.lookup import of_backend
-from sparsetc.errors import PlanError
 from sparsetc.formats.tiles import VOLUME, sides_of
 from sparsetc.ir.cost import Cost, Statistics
 from sparsetc.ir.lower_tiles import MOST_SUMS
@@ -57,55 +56,27 @@ FUSED_RANKS, FUSED_MATRIX = 64, {"tf32x3": 1024}
 """The same in a fused launch (and 4,096 elsewhere): registers it takes are lost to the scalar programs too."""
 
 
-@dataclass(frozen=True)
-class HybridPlan:
-    """A plan to be made for each einsum; what `plan_hls` returns."""
+def hls(setting: Setting, counts: Counts, threshold: int | None = None) -> Candidate:
+    """Tiles and what they leave, by the threshold given or the cheapest one."""
+    histogram, rest = populations(counts), _leftovers(setting, counts)
+    thresholds = _worth_trying(histogram) if threshold is None else [threshold]
+    held = Held.of(histogram)
+    made = []
+    for least in thresholds:
+        whole = max(least, _stored_whole(setting, counts, least, histogram))
+        made += [_candidate(setting, counts, least, whole, held, leftovers) for leftovers in rest]
+    if len(made) == 1:
+        return made[0]
+    profile, known = of_backend(setting.backend), dict[tuple[tuple[str, Schedule, bool], ...], list[Cost]]()
 
-    threshold: int | None = None
+    def seconds(c: Candidate) -> float:
+        # Thresholds change how much a part holds, seldom its program.
+        stores = owned(c, setting)
+        key = tuple((p.format, p.schedule, own) for p, own in zip(c.plan.parts, stores, strict=True))
+        known[key] = known.get(key) or costs(c, setting)
+        return sum(seconds_of(c.plan, known[key], c.expected, setting.backend, profile))
 
-    def __call__(self, setting: Setting, counts: Counts, sparse_output: bool = False) -> Candidate:
-        """Two parts, by the threshold given or the cheapest one."""
-        histogram, rest = populations(counts), _leftovers(setting, counts)
-        thresholds = _worth_trying(histogram) if self.threshold is None else [self.threshold]
-        held = Held.of(histogram)
-        made = []
-        for threshold in thresholds:
-            whole = max(threshold, _stored_whole(setting, counts, threshold, histogram))
-            made += [_candidate(setting, counts, threshold, whole, held, leftovers) for leftovers in rest]
-        if len(made) == 1:
-            return made[0]
-        profile, known = of_backend(setting.backend), dict[tuple[tuple[str, Schedule, bool], ...], list[Cost]]()
-
-        def seconds(c: Candidate) -> float:
-            # Thresholds change how much a part holds, seldom its program.
-            stores = owned(c, setting, sparse_output)
-            key = tuple((p.format, p.schedule, own) for p, own in zip(c.plan.parts, stores, strict=True))
-            known[key] = known.get(key) or costs(c, setting, sparse_output)
-            return sum(seconds_of(c.plan, known[key], c.expected, setting.backend, profile))
-
-        return min(made, key=seconds)
-
-
-def plan_hls(threshold: int | None = None) -> HybridPlan:
-    """The hybrid plan with tiles of at least `threshold` nonzeros dense; without one, the cost model finds it.
-
-    0 or 1 makes every tile dense, a threshold above a tile's volume none.
-    """
-    if threshold is not None and (not isinstance(threshold, int) or threshold < 0):
-        raise PlanError(f"threshold must be a number of nonzeros, 0 or more, found {threshold!r}")
-    return HybridPlan(threshold)
-
-
-def offered(setting: Setting, counts: Counts, sparse_output: bool) -> Candidate | None:
-    """The hybrid plan where ``"auto"`` should consider it: on a GPU, with dots, and with tiles worth making dense."""
-    if setting.backend != "triton" or setting.deterministic or not setting.floating or not counts.nnz:
-        return None
-    if not setting.coalesced:
-        return None
-    if not groups_of(setting.bound, sides_of(counts.shape)).dot:
-        return None
-    found = HybridPlan()(setting, counts, sparse_output)
-    return found if any(tiles.nnz for tiles in found.expected[:-1]) else None
+    return min(made, key=seconds)
 
 
 def populations(counts: Counts) -> torch.Tensor:

@@ -21,11 +21,11 @@ from sparsetc.planner.candidates import Candidate, Setting
 from sparsetc.planner.ownership import Circumstances, owns
 
 
-def expected_seconds(candidate: Candidate, setting: Setting, sparse_output: bool) -> tuple[float, ...]:
+def expected_seconds(candidate: Candidate, setting: Setting) -> tuple[float, ...]:
     """Time of one call by part: see `seconds_of`."""
     return seconds_of(
         candidate.plan,
-        costs(candidate, setting, sparse_output),
+        costs(candidate, setting),
         candidate.expected,
         setting.backend,
         of_backend(setting.backend),
@@ -60,22 +60,22 @@ def views(candidate: Candidate, setting: Setting) -> list[View]:
     return [get_format(part.format).view(shape, part.storage) for part in candidate.plan.parts]
 
 
-def owned(candidate: Candidate, setting: Setting, sparse_output: bool) -> tuple[bool, ...]:
+def owned(candidate: Candidate, setting: Setting) -> tuple[bool, ...]:
     """By part, whether its results are expected to be stored, by the rule that the kernel goes by."""
     plan, expected = candidate.plan, candidate.expected
     alone = sum(s.nnz > 0 for s in expected) <= 1 or PARTITIONS[plan.partition].whole_rows
-    at = Circumstances(setting.kept, setting.backend, sparse_output, setting.distinct, alone)
+    at = Circumstances(setting.kept, setting.backend, setting.sparse_output, setting.distinct, alone)
     return tuple(
         owns(view, at, s, padded=s.stored > s.nnz) for view, s in zip(views(candidate, setting), expected, strict=True)
     )
 
 
-def costs(candidate: Candidate, setting: Setting, sparse_output: bool) -> list[Cost]:
+def costs(candidate: Candidate, setting: Setting) -> list[Cost]:
     """Costs of the parts' tile programs, lowered from the views their formats promise."""
     found = []
-    stores = owned(candidate, setting, sparse_output)
+    stores = owned(candidate, setting)
     for part, view, own in zip(candidate.plan.parts, views(candidate, setting), stores, strict=True):
-        target = Target(sparse_output, natural=part.format == "coo", owned=own, rows=setting.rows)
+        target = Target(setting.sparse_output, natural=part.format == "coo", owned=own, rows=setting.rows)
         program = lower(setting.bound, view, part.schedule, target)
         found.append(cost(program))
     return found

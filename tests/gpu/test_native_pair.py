@@ -27,9 +27,7 @@ STORED_DIFFERENTLY = (
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64)
 
 
-def check(
-    equation: str, dtype: torch.dtype, plan: str | stc.BcbPlan, dense: tuple[int, ...] = (), **sizes: int
-) -> None:
+def check(equation: str, dtype: torch.dtype, plan: str | stc.Plan, dense: tuple[int, ...] = (), **sizes: int) -> None:
     given = operands(equation, "skewed", dtype, coalesce=False, dense=dense, sizes={**SIZES, **sizes})
     on_gpu = [o.cuda() for o in given]
     for deterministic in (False, True):
@@ -41,20 +39,20 @@ def check(
 
 @pytest.mark.parametrize("plan", PATHS, ids=str)
 @pytest.mark.parametrize("name", EQUATIONS)
-def test_equation(name: str, plan: str | stc.BcbPlan) -> None:
+def test_equation(name: str, plan: str | stc.Plan) -> None:
     check(EQUATIONS[name], torch.float32, plan)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("plan", PATHS, ids=str)
-def test_dtype(plan: str | stc.BcbPlan, dtype: torch.dtype) -> None:
+def test_dtype(plan: str | stc.Plan, dtype: torch.dtype) -> None:
     check("ijk,klm->ijlm", dtype, plan, i=20, j=20, k=70, l=20)
     check("bij,bjk->bik", dtype, plan, i=20, j=70)
 
 
 @pytest.mark.parametrize("plan", STORED_DIFFERENTLY, ids=str)
 @pytest.mark.parametrize("name", EQUATIONS)
-def test_operands_stored_differently(name: str, plan: stc.BcbPlan) -> None:
+def test_operands_stored_differently(name: str, plan: stc.Plan) -> None:
     check(EQUATIONS[name], torch.float32, plan)
     check(EQUATIONS[name], torch.float64, plan, i=20, j=20, k=70, l=20)
 
@@ -98,7 +96,7 @@ def far_apart(free: int, inner: int) -> tuple[stc.SparseTensor, stc.SparseTensor
 
 @pytest.mark.parametrize("plan", ["bcb", stc.plan_bcb(threshold=1200)], ids=str)
 @pytest.mark.parametrize(("free", "inner", "in_parts"), [(0, 0, True), (50, 0, True), (0, 10, True), (0, 30, False)])
-def test_highest_is_as_exact_as_float32(free: int, inner: int, in_parts: bool, plan: str | stc.BcbPlan) -> None:
+def test_highest_is_as_exact_as_float32(free: int, inner: int, in_parts: bool, plan: str | stc.Plan) -> None:
     """By blocks in parts where values are near enough to their row's largest, else by blocks as they are."""
     x, y = far_apart(free, inner)
     kernel = stc.compile("ik,jk->ij", x, y, plan=plan, precision="highest")

@@ -1,0 +1,81 @@
+"""A way to contract two sparse operands: what it is expected to take, and what runs it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from sparsetc.codegen.split_pairs import Parts
+from sparsetc.ir.plan import Plan
+from sparsetc.pair.problem import PairProblem
+from sparsetc.planner.choice import Estimate
+
+Sizes = tuple[tuple[int, int], ...]
+"""(nonzeros, bytes of indices) of x and of y as they are read; of a hybrid, those of its halves."""
+
+
+class NumericPath(Protocol):
+    """One way to the values of a result whose pattern is known."""
+
+    @property
+    def source(self) -> str:
+        """The text of the generated program."""
+
+    @property
+    def path(self) -> Path:
+        """The file it lies in."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes kept for later calls."""
+
+    @property
+    def sizes(self) -> Sizes:
+        """How much of each operand is read."""
+
+    def places(self) -> torch.Tensor:
+        """(nnz,) the result's places, ascending; called once, before `run`."""
+
+    def parts(self, x: torch.Tensor, y: torch.Tensor) -> Parts | None:
+        """The operands' values in parts, and whether those are exact enough; None where they are multiplied as they
+        are.
+        """
+
+    def run(self, x: torch.Tensor, y: torch.Tensor, parts: Parts | None = None) -> torch.Tensor:
+        """(nnz,) values by place, of the values of the operands' entries, in the order of their `Side`s.
+
+        Args:
+            x: values of the first.
+            y: values of the second.
+            parts: what `parts` made of both, where they are to be multiplied so.
+        """
+
+    def ptx(self, target: str) -> str:
+        """The assembly of the kernel."""
+
+
+class Method(ABC):
+    """One way to run a contraction of two sparse operands."""
+
+    name: str
+    """That of its plan."""
+
+    @abstractmethod
+    def seconds(self, p: PairProblem) -> float | None:
+        """Time of a call; None where the operands, stored so, do not fit, or there is no kernel for their type."""
+
+    @abstractmethod
+    def plan(self, p: PairProblem) -> Plan:
+        """The method's plan for the problem, whatever it takes."""
+
+    @abstractmethod
+    def prepare(self, p: PairProblem, plan: Plan) -> NumericPath:
+        """What runs the plan; `PlanError` or `OutOfMemoryError` where that cannot be."""
+
+    def estimate(self, p: PairProblem) -> Estimate:
+        """The plan, and what it is expected to take."""
+        seconds = self.seconds(p)
+        return Estimate(self.name, self.plan(p), None if seconds is None else (seconds,))

@@ -1,0 +1,152 @@
+"""``bcb+scalar``: well-filled blocks of x by one method, its other nonzeros by another, one result.
+
+In: the `Share`s of a `Meeting` that the two take, and their paths. Out: the result's values by place. The pattern is
+the union of both patterns. Where they overlap values are added, two to an entry, so bits do not depend on an order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+
+import torch
+
+from sparsetc.codegen.split_pairs import Parts
+from sparsetc.ir.plan import Plan
+from sparsetc.pair.meeting import Share
+from sparsetc.pair.method import Method, NumericPath, Sizes
+from sparsetc.pair.methods.block_pairs import BlockPairs
+from sparsetc.pair.methods.nonzero_pairs import NonzeroPairs
+from sparsetc.pair.populations import Split
+from sparsetc.pair.prices import MERGE_LAUNCHES
+from sparsetc.pair.problem import PairProblem
+from sparsetc.planner.requests import HYBRID
+
+
+class Hybrid(Method):
+    """Blocks of x with as many nonzeros as a threshold, or more, take one method, its other nonzeros another."""
+
+    name = HYBRID
+
+    def __init__(self, blocks: BlockPairs, rest: NonzeroPairs) -> None:
+        self.blocks, self.rest = blocks, rest
+
+    def split(self, p: PairProblem) -> Split:
+        """What either side gets by the threshold asked for, or by the one expected to be fastest.
+
+        One side gets all where no threshold parts blocks.
+        """
+        return p.once("split", lambda: self._split(p))
+
+    def _split(self, p: PairProblem) -> Split:
+        threshold, counts = p.wanted.option("threshold", None), p.populations
+        if threshold is not None:
+            return counts.splits([threshold])[0]
+        splits = [s for s in counts.powers() if s.pure is None] or counts.ends()
+        return min(splits, key=lambda s: self.seconds(p, s) or inf)
+
+    def seconds(self, p: PairProblem, split: Split | None = None) -> float | None:
+        """Time of both sides, one after the other; None where blocks do not fit."""
+        split = split or self.split(p)
+        scalar = self.rest.seconds(p, split.tasks) if split.tasks else 0.0
+        blocks = self.blocks.seconds(p, split.blocks) if split.blocks.pairs else 0.0
+        if blocks is None:
+            return None
+        r, c, _ = p.cut.extents
+        results = min(split.blocks.made * r * c + split.tasks, p.meeting.rows * p.meeting.columns)
+        merged = results * (8 + 3 * p.width) / p.profile.moved  # an entry's slot, its value, and the sum
+        return scalar + blocks + merged + MERGE_LAUNCHES * p.profile.call
+
+    def plan(self, p: PairProblem) -> Plan:
+        """The parts of both sides; of one side whose other is empty, that side's own plan."""
+        split = self.split(p)
+        if split.pure is not None:
+            none = split.pure == self.rest.name
+            why = f"{'no block' if none else 'every block'} of x has {split.threshold:,} nonzeros or more"
+            return replace((self.rest if none else self.blocks).plan(p), reason=why)
+        parts = (*p.block_parts(self.blocks.bitmaps(p, split.blocks)), *p.parts("coo"))
+        return Plan(self.name, parts, False, "threshold", (("threshold", split.threshold),))
+
+    def prepare(self, p: PairProblem, plan: Plan) -> HybridPath:
+        """The paths of both sides."""
+        filled = p.populations.entries(plan.option("threshold", 1))
+        blocks, rest = p.meeting.only(filled), p.meeting.only(~filled)
+        return HybridPath(
+            Half(blocks, self.blocks.prepare(p.of(blocks.part), plan)),
+            Half(rest, self.rest.prepare(p.of(rest.part), plan)),
+        )
+
+
+@dataclass(frozen=True)
+class Half:
+    """One of the two paths, and what it takes."""
+
+    share: Share
+    path: NumericPath
+
+    def places(self) -> torch.Tensor:
+        """Places of its results, ascending, among those of the whole."""
+        return self.share.places(self.path.places())
+
+    def parts(self, x: torch.Tensor, y: torch.Tensor) -> Parts | None:
+        """Its values in parts, of the values of all entries."""
+        return self.path.parts(x.index_select(0, self.share.entries), y)
+
+    def run(self, x: torch.Tensor, y: torch.Tensor, parts: Parts | None = None) -> torch.Tensor:
+        """Values by place of its own, of the values of all entries."""
+        return self.path.run(x.index_select(0, self.share.entries), y, parts)
+
+
+class HybridPath:
+    """Both, one after the other."""
+
+    def __init__(self, *halves: Half) -> None:
+        self.halves = halves
+        self.slots: list[torch.Tensor] = []
+        """Of each half's results, the entries of the result."""
+        self.nnz = 0
+
+    @property
+    def sizes(self) -> Sizes:
+        """Those of both halves."""
+        return tuple(own for half in self.halves for own in half.path.sizes)
+
+    def places(self) -> torch.Tensor:
+        """The union."""
+        found = [half.places() for half in self.halves]
+        places = torch.unique(torch.cat(found))
+        self.slots = [torch.searchsorted(places, own) for own in found]
+        self.nnz = places.numel()
+        return places
+
+    def parts(self, x: torch.Tensor, y: torch.Tensor) -> Parts | None:
+        """Of the values that are multiplied in blocks."""
+        return self.halves[0].parts(x, y)
+
+    def run(self, x: torch.Tensor, y: torch.Tensor, parts: Parts | None = None) -> torch.Tensor:
+        """Multiply blocks, then nonzeros; an entry gets one value of each at most."""
+        out = x.new_zeros(self.nnz)
+        for half, slots, own in zip(self.halves, self.slots, (parts, None), strict=True):
+            out.index_add_(0, slots, half.run(x, y, own))
+        return out
+
+    @property
+    def source(self) -> str:
+        """Both programs."""
+        return "\n\n".join(half.path.source for half in self.halves)
+
+    @property
+    def path(self) -> Path:
+        """The file of the blocks' program."""
+        return self.halves[0].path.path
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both lists of tasks, and of where their values go."""
+        own = [half.share.entries for half in self.halves] + self.slots
+        return sum(half.path.nbytes for half in self.halves) + sum(a.numel() * 8 for a in own)
+
+    def ptx(self, target: str) -> str:
+        """The assembly of both kernels."""
+        return "\n".join(half.path.ptx(target) for half in self.halves)

@@ -1,0 +1,131 @@
+"""A contraction of two sparse operands, as the methods to run it see it.
+
+In: a `Meeting`, the types and the settings. Out: `PairProblem`: what a method is chosen by, and prepares its path from.
+Forms of the operands that take counting or sorting are made when they are first asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+
+from sparsetc.device.lookup import profile_of
+from sparsetc.device.profile import DeviceProfile
+from sparsetc.ir.plan import SIDE, Part, Plan, Storage
+from sparsetc.ir.tile import TileProgram
+from sparsetc.pair.cut import Bitmaps, Cut
+from sparsetc.pair.dense import Unfolded
+from sparsetc.pair.meeting import Meeting
+from sparsetc.pair.populations import Populations
+from sparsetc.pair.scalar import TaskSums
+from sparsetc.pair.sums import kept_dtype
+from sparsetc.pair.symbolic import Budget, Matching
+from sparsetc.pair.tasks import Tasks
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class PairProblem:
+    """``x,y->output`` of two patterns."""
+
+    meeting: Meeting
+    equation: str
+    wanted: Plan
+    """The plan given, or the request for one."""
+    sides: dict[str, int]
+    """Sides of blocks that were asked for, by letter."""
+    dtype: torch.dtype
+    backend: str
+    budget: Budget
+    swapped: bool
+    """Whether x is the equation's second operand."""
+
+    @property
+    def width(self) -> int:
+        """Bytes of a value as sums keep it."""
+        return kept_dtype(self.dtype).itemsize
+
+    @property
+    def precision(self) -> str:
+        """``highest``, ``high`` or ``medium``."""
+        return self.budget.settings.effective_precision()
+
+    @property
+    def rated(self) -> str:
+        """The precision by which rates are named."""
+        return "float64" if self.dtype in (torch.float64, torch.complex128) else self.precision
+
+    @cached_property
+    def profile(self) -> DeviceProfile:
+        """The profile of the device."""
+        return profile_of(self.budget.device, self.budget.settings)
+
+    @cached_property
+    def cut(self) -> Cut:
+        """The operands cut into blocks, with the sides that the plan names."""
+        return Cut.of(self.meeting, self.sides)
+
+    @cached_property
+    def _made(self) -> dict[Any, Any]:
+        return {}
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What a method makes of the problem: made at the first call with this key, and kept."""
+        if key not in self._made:
+            self._made[key] = make()
+        found: T = self._made[key]
+        return found
+
+    def block_program(self, bitmaps: Bitmaps) -> TileProgram:
+        """What a pair of blocks is priced by: lowered once a storage, and not for every threshold."""
+        how = (self.dtype, self.backend, self.precision, bitmaps)
+        return self.once(bitmaps, lambda: self.cut.program("", *how, parts=self.cut.in_parts(*how)))
+
+    @cached_property
+    def unfolded(self) -> Unfolded:
+        """The operands' places, were they dense."""
+        return Unfolded(self.meeting)
+
+    @cached_property
+    def populations(self) -> Populations:
+        """What thresholds are found by."""
+        return Populations.of(self.cut)
+
+    @cached_property
+    def sums(self) -> TaskSums:
+        """Sums over the tasks of all nonzeros."""
+        tasks = Tasks(Matching.of(self.meeting), self.budget)
+        return TaskSums(tasks, self.equation, kept_dtype(self.dtype), self.backend, self.budget.settings)
+
+    def of(self, meeting: Meeting) -> PairProblem:
+        """The problem of some of the nonzeros that meet."""
+        return replace(self, meeting=meeting)
+
+    # -- plans ------------------------------------------------------------------------------------------------------
+    def given(self, x_and_y: Sequence[T]) -> tuple[T, ...]:
+        """What is known of x and y in the equation's order, or the reverse."""
+        return tuple(reversed(x_and_y)) if self.swapped else tuple(x_and_y)
+
+    def parts(self, format: str) -> tuple[Part, ...]:
+        """Both operands in a format without blocks, in the equation's order; sizes are known once they are packed."""
+        sides = self.given((self.meeting.x, self.meeting.y))
+        return tuple(Part(format, label="".join(side.letters), operand=n) for n, side in enumerate(sides))
+
+    def block_parts(self, bitmaps: Bitmaps) -> tuple[Part, ...]:
+        """Both operands in blocks, likewise."""
+        cut = self.cut
+        lengths = dict((*cut.rows, *cut.columns, *cut.inner))
+        stored = self.given(list(zip((cut.x, cut.y), bitmaps, strict=True)))
+        return tuple(
+            replace(
+                part,
+                format=blocks.format,
+                storage=Storage(params=(("bitmap", int(bitmap)), *((SIDE + c, lengths[c]) for c in part.label))),
+            )
+            for part, (blocks, bitmap) in zip(self.parts("bcb"), stored, strict=True)
+        )

@@ -1,0 +1,124 @@
+"""What an einsum with one sparse operand says of itself: parts, costs, rooflines, and the candidates of its choice.
+
+In: a `Choice`, and the parts that it was bound to. Out: an `OperandReport`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from sparsetc.device.lookup import of_backend
+from sparsetc.explain import OperandReport, PartReport, in_microseconds
+from sparsetc.formats import Packed
+from sparsetc.ir.cost import Statistics, cost
+from sparsetc.ir.plan import Part, Plan
+from sparsetc.ir.tile import LANES, Product, TileProgram, walk
+from sparsetc.planner.candidates import Setting
+from sparsetc.planner.choice import Choice
+from sparsetc.planner.hls import populations
+from sparsetc.planner.pricing import seconds_of
+from sparsetc.planner.statistics import Counts
+
+Timed = tuple[float, tuple[str, float]]
+"""A part's expected seconds, and what bounds it and its seconds by that alone."""
+
+
+def report(
+    equation: str,
+    plan: Plan,
+    choice: Choice,
+    programs: Sequence[TileProgram],
+    packed: Sequence[Packed],
+    filled: Sequence[int],
+    setting: Setting,
+    counts: Counts,
+    path: str,
+) -> OperandReport:
+    """The report of an einsum with one sparse operand.
+
+    Args:
+        equation: as it was written.
+        plan: of the parts that are run.
+        choice: by which the plan was chosen.
+        programs: of the plan's parts.
+        packed: the parts' arrays.
+        filled: for each part, which one of the chosen plan it is.
+        setting: what the plan was made for.
+        counts: of the operand.
+        path: of the generated program.
+    """
+    profile = of_backend(setting.backend)
+    costs = [cost(program) for program in programs]
+    statistics = [
+        _statistics(own, setting, choice.expected[n] if choice.expected else None)
+        for own, n in zip(packed, filled, strict=True)
+    ]
+    if choice.seconds:
+        seconds = [choice.seconds[n] for n in filled]
+    else:  # a plan that the caller gave
+        seconds = list(seconds_of(plan, costs, statistics, setting.backend, profile))
+    floors = [found.roofline(own, profile) for found, own in zip(costs, statistics, strict=True)]
+    nnz, timed = sum(p.nnz for p in packed), zip(seconds, floors, strict=True)
+    return OperandReport(
+        equation=equation,
+        plan=plan.name,
+        reason=plan.reason,
+        path=path,
+        considered=in_microseconds(choice.considered),
+        launches=1 if plan.fused and setting.backend == "triton" else len(packed),
+        parts=tuple(
+            _part(n, part, program, part.nnz / max(1, nnz), setting.backend, own)
+            for n, (part, program, own) in enumerate(zip(plan.parts, programs, timed, strict=True))
+        ),
+        tiles=_tiles(populations(counts)) if any(p.view.sides for p in packed) else (),
+    )
+
+
+def _part(number: int, part: Part, program: TileProgram, share: float, backend: str, timed: Timed) -> PartReport:
+    seconds, (resource, floor) = timed
+    instruction = "multiply-add"
+    if program.dots:
+        instruction = f"tensor core, {program.precision}" if backend == "triton" else "matrix product"
+    named = " | ".join("".join(program.letters[m] for m in level) or "-" for level in part.storage.levels)
+    held = (part.nnz, share, part.nbytes)
+    times = (1e6 * seconds, 1e6 * floor, resource)
+    return PartReport(number, part.format, named, *held, tile_einsum(program), instruction, *times, part.label)
+
+
+def _statistics(packed: Packed, setting: Setting, planned: Statistics | None) -> Statistics:
+    """What there is of a part as it was packed, with what only the planner counted."""
+    fibers = packed.items
+    if packed.view.bitmap:
+        fibers = packed.arrays["value_ptr"].numel() - 1
+    elif packed.view.sides:
+        fibers = packed.stored // packed.view.volume
+    elif packed.view.blocks:
+        fibers = packed.arrays["lane_len"].numel()
+    split = (packed.split_rows, packed.split_fibers)
+    found = Statistics(packed.items, fibers, packed.stored, packed.nnz, setting.itemsize, (), 0, *split)
+    return found if planned is None else replace(found, runs=planned.runs, chain=planned.chain)
+
+
+def _tiles(histogram: torch.Tensor) -> tuple[tuple[int, int, int], ...]:
+    """How many tiles there are of each population, in classes of 1, 2 to 3, 4 to 7, … nonzeros."""
+    sizes = torch.arange(histogram.numel(), device=histogram.device)
+    tiles = histogram // sizes.clamp(min=1)
+    found = []
+    for n in range(histogram.numel().bit_length()):
+        own = (sizes >= 1 << n) & (sizes < 2 << n)
+        if int(tiles[own].sum()):
+            found.append((1 << n, int(tiles[own].sum()), int(histogram[own].sum())))
+    return tuple(found)
+
+
+def tile_einsum(program: TileProgram) -> str:
+    """The innermost tile einsum, in letters; n stands for the lanes."""
+    inner = [s for s, _ in walk(program.body) if isinstance(s, Product)]
+    if not inner:
+        return "n->n"
+    chosen = next((s for s in inner if s.dot), inner[0])
+    terms = ["".join("n" if a == LANES else a for a in t.axes) for t in chosen.inputs]
+    return f"{','.join(terms)}->{''.join('n' if a == LANES else a for a in chosen.out.axes)}"

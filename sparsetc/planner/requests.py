@@ -1,0 +1,61 @@
+"""Requests for plans: a plan's name, and what of it is not to be chosen.
+
+In: what a user names. Out: a `Plan` with options and no parts, for any number of equations; PlanError for what no plan
+can have.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparsetc.errors import PlanError
+from sparsetc.ir.plan import SIDE, Plan
+
+BLOCKS, HYBRID = "bcb", "bcb+scalar"
+STORAGES = ("auto", "whole", "bitmap")
+
+
+def plan_hls(threshold: int | None = None) -> Plan:
+    """The hybrid plan with tiles of at least `threshold` nonzeros dense; without one, the cost model finds it.
+
+    0 or 1 makes every tile dense, a threshold above a tile's volume none.
+    """
+    if threshold is not None and (not isinstance(threshold, int) or threshold < 0):
+        raise PlanError(f"threshold must be a number of nonzeros, 0 or more, found {threshold!r}")
+    return Plan("hls", options=() if threshold is None else (("threshold", threshold),))
+
+
+def plan_bcb(
+    storage: str | tuple[str, str] = "auto",
+    threshold: int | None = None,
+    formats: tuple[str, str] = ("bcb", "bcb"),
+    **sides: int,
+) -> Plan:
+    """Blocks with sides given by letter, as in ``plan_bcb(i=8, j=8, k=32)``; those not named are chosen.
+
+    Args:
+        storage: how a GPU reads blocks: ``"whole"``, ``"bitmap"`` (bits and packed values, section III-D), or
+            ``"auto"``: whole unless that takes more than a quarter of the memory limit, when the larger operand, or
+            both, are bitmaps. A pair names one for each operand, in the equation's order. Integers are read whole, and
+            so is everything on the CPU.
+        threshold: nonzeros from which a block of the first operand in the result is multiplied as a block; those of the
+            others are multiplied one by one (``bcb+scalar``). None multiplies all as blocks.
+        formats: ``"bcb"`` or ``"coo"`` for each of the two operands, in the equation's order. A nonzero in ``coo``
+            meets blocks that have side 1 along the letters that both operands have, and scales them.
+        sides: powers of two; letters that both operands keep have side 1 whatever is given.
+    """
+    storages = (storage, storage) if isinstance(storage, str) else tuple(storage)
+    if not set(storages) <= set(STORAGES) or len(storages) != 2:
+        raise PlanError(f"storage must be one of {', '.join(STORAGES)}, or a pair of them, found {storage!r}")
+    if threshold is not None and (not isinstance(threshold, int) or threshold < 1):
+        raise PlanError(f"threshold must be a number of nonzeros, 1 or more, found {threshold!r}")
+    for letter, side in sides.items():
+        if not isinstance(side, int) or side < 1 or side & (side - 1):
+            raise PlanError(f"the side of {letter!r} must be a power of two, found {side!r}")
+    if len(formats) != 2 or not set(formats) <= {"bcb", "coo"}:
+        raise PlanError(f'formats must be "bcb" or "coo" for each of two operands, found {formats!r}')
+    named = (("storage", storages), ("threshold", threshold), ("formats", tuple(formats)))
+    chosen = (("auto", "auto"), None, ("bcb", "bcb"))
+    options: list[tuple[str, Any]] = [(SIDE + letter, side) for letter, side in sorted(sides.items())]
+    options += [own for own, free in zip(named, chosen, strict=True) if own[1] != free]
+    return Plan(BLOCKS if threshold is None else HYBRID, options=tuple(options))
