@@ -18,7 +18,6 @@ from sparsetc.autograd import one_by_one
 from sparsetc.codegen.launch import Values
 from sparsetc.dense import repeated_dims
 from sparsetc.ir.rewrite import UPSTREAM, Gradient, gradient
-from sparsetc.options import Options
 from sparsetc.pattern import Pattern
 from sparsetc.tensor import SparseTensor
 
@@ -32,20 +31,23 @@ class Rule:
 
     gradient: Gradient
     text: str
-    settings: Options
+    of_values: bool
+    dense: tuple[int, ...]
+    """What stands at the dense inputs of that einsum: dense operands of the step by number, or `UPSTREAM`."""
     sizes: tuple[int, ...]
-    """Of the operand's distinct letters; empty for the sparse operand."""
+    """Of a dense operand's distinct letters."""
     source: torch.Tensor | None
     """Which of the operand's nonzeros the gradient's are; None for all, in order."""
 
     @classmethod
     def of(cls, step: Step, operand: int) -> Rule:
         """The rule of a step."""
-        g = gradient(step.raw, operand)
-        names = dict.fromkeys(g.target)
-        own = () if operand in step.raw.sparse else tuple(step.canonical.narrow.by_index[c] for c in names)
+        g, e = gradient(step.raw, operand), step.raw
+        numbers = {p: n for n, p in enumerate(e.dense)} | {UPSTREAM: UPSTREAM}
+        dense = tuple(numbers[s] for s in g.sources if s in numbers)
+        sizes = tuple(step.canonical.narrow.by_index[c] for c in dict.fromkeys(g.target)) if operand in e.dense else ()
         source = step.slotted.source if step.output.sparse else step.canonical.source
-        return cls(g, str(g.einsum), step.automatic, own, source)
+        return cls(g, str(g.einsum), operand in e.sparse, dense, sizes, source)
 
 
 @dataclass(frozen=True)
@@ -85,29 +87,20 @@ class At:
         """The einsum in which the operand and the result change places."""
         values, dense = self._split(tensors)
         step, e = self.step, self.step.raw
-        others = iter(dense)
-        given = [None if p in e.sparse else next(others) for p in range(len(e.inputs))]
         operand = e.sparse[0] if n == 0 and not self.ones else e.dense[n if self.ones else n - 1]
-        rule = step.rule(operand)
-        upstream = (
-            upstream if step.output.sparse else upstream.reshape((*step.output.kept_shape, *step.output.width_shape))
-        )
-        conjugate = step.dtype.is_complex
-        found = [
-            torch.conj_physical(t) if conjugate and place in rule.gradient.conjugated else t
-            for place, s in enumerate(rule.gradient.sources)
-            if (t := upstream if s == UPSTREAM else given[s]) is not None
-        ]
-        of_values = operand in e.sparse
-        own = None if of_values else values
-        if own is not None:
-            own = torch.conj_physical(own) if conjugate else own
-            if step.output.sparse and rule.source is not None:
-                own = own.index_select(0, rule.source)
-        pattern = step.slotted.pattern if step.output.sparse else self.pattern
+        rule, output = step.rule(operand), step.output
+        upstream = upstream if output.sparse else output.letters_apart(upstream)
+        found = [upstream if d == UPSTREAM else dense[d] for d in rule.dense]
+        own = None if rule.of_values else values
+        if step.dtype.is_complex:
+            found = [t if d == UPSTREAM else torch.conj_physical(t) for t, d in zip(found, rule.dense, strict=True)]
+            own = None if own is None else torch.conj_physical(own)
+        if own is not None and output.sparse and rule.source is not None:
+            own = own.index_select(0, rule.source)
+        pattern = step.slotted.pattern if output.sparse else self.pattern
         inner = self._step_of(operand, rule, pattern, found)
         rows = inner(pattern, own, found)
-        return self._of_values(rows, rule) if of_values else self._of_dense(rows, inner, rule)
+        return self._of_values(rows, rule) if rule.of_values else self._of_dense(inner.output.shaped(rows), rule)
 
     def _step_of(self, operand: int, rule: Rule, pattern: Pattern, dense: Sequence[torch.Tensor]) -> Step:
         """The gradient's step, kept with the pattern that it is of."""
@@ -121,13 +114,15 @@ class At:
             )
             given, e = iter(dense), rule.gradient.einsum
             operands = [x if p in e.sparse else next(given) for p in range(len(e.inputs))]
-            form = "sparse" if operand in self.step.raw.sparse else "dense"
-            (made,) = compiled(rule.text, operands, rule.settings, form).steps
+            form = "sparse" if rule.of_values else "dense"
+            (made,) = compiled(rule.text, operands, self.step.automatic, form).steps
             found = pattern.cache.put(key, made)
         return found  # type: ignore[no-any-return]
 
-    def _of_dense(self, rows: torch.Tensor, inner: Step, rule: Rule) -> torch.Tensor:
-        result, g = inner.output.shaped(rows), rule.gradient
+    def _of_dense(self, result: torch.Tensor, rule: Rule) -> torch.Tensor:
+        g = rule.gradient
+        if not g.broadcast and not g.repeated:
+            return result
         names = list(dict.fromkeys(g.target))
         for at, letter in enumerate(names):
             if letter in g.broadcast:

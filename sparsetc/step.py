@@ -142,6 +142,9 @@ class Step:
         self._finite, self._others = Finite(), dict[object, Step]()
         self._value_keys = [(p.packed.token, self._stored_dtype(p.program)) for p in self.parts]
         self._wide = accumulator(x.dtype) if self.backend == "torch" else x.dtype
+        sizes = (x.nnz, *self.executable.shape, *(n for _, n in canonical.bound.sizes))
+        self._empty = 0 in sizes
+        """Whether there is nothing to sum."""
         self.nnz = x.nnz
         """Nonzeros of the sparse operand."""
         self._gradients: dict[int, Rule] = {}
@@ -343,13 +346,13 @@ class Step:
         given = self.canonical.slices(own)
         if given is None:  # in full, along a dimension that was broadcast when this was compiled
             return self._unbroadcast(pattern, values, own)
-        at = At(self, pattern, values is None, packed)
         tensors = given if values is None else [values, *given]
         if not followed(tensors):
-            return at.rows(tensors)
+            return self.rows(values, given, packed)
         # Expanded outside, so that autograd itself sums the gradient of an operand that was broadcast.
         shapes = self.canonical.narrow_shapes
         expanded = [d if d.shape == s else d.expand(s) for d, s in zip(given, shapes, strict=True)]
+        at = At(self, pattern, values is None, packed)
         return apply(at, expanded if values is None else [values, *expanded])
 
     def rows(
@@ -364,13 +367,11 @@ class Step:
 
     def _rows(self, values: torch.Tensor | None, dense: Sequence[torch.Tensor], packed: Values | None) -> torch.Tensor:
         run = self.executable
-        if not self._x.nnz or 0 in run.shape:
-            return self._nothing
+        if self._empty:
+            return torch.zeros(run.shape, dtype=self.result_dtype, device=self.canonical.device)
         tables = self.canonical.arrange(dense, self.settings)
         if self.backend == "torch" and run.dtype != self.dtype:
             tables = [t.to(run.dtype) for t in tables]
-        if not all(t.numel() for t in tables):
-            return self._nothing
         if self._reads_zeros and not self._finite.holds(dense, tables):
             return self._by_nonzeros.rows(values, dense)
         if packed is None:
@@ -379,11 +380,6 @@ class Step:
         if result.dtype == self.result_dtype:
             return result
         return fitted(result, self.result_dtype, f'the result of "{self.equation}"')
-
-    @property
-    def _nothing(self) -> torch.Tensor:
-        """The rows where there is nothing to sum."""
-        return torch.zeros(self.executable.shape, dtype=self.result_dtype, device=self.canonical.device)
 
     @property
     def _by_nonzeros(self) -> Step:
