@@ -28,8 +28,13 @@ class Multilinear(Protocol):
         """The function with nothing prepared for the tensors that it is first called with."""
         ...
 
-    def gradient(self, n: int, tensors: Sequence[torch.Tensor], upstream: torch.Tensor) -> torch.Tensor:
-        """The gradient for tensor `n`, given the result's; differentiable. What tensor `n` holds is not read."""
+    def gradients(
+        self, wanted: Sequence[bool], tensors: Sequence[torch.Tensor], upstream: torch.Tensor
+    ) -> list[torch.Tensor | None]:
+        """The gradient for each tensor where it is wanted, given the result's; differentiable.
+
+        What a tensor holds is not read for its own gradient.
+        """
         ...
 
     def batched(self, tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> tuple[torch.Tensor, int]:
@@ -46,9 +51,9 @@ def apply(function: Multilinear, tensors: Sequence[torch.Tensor]) -> torch.Tenso
     return found
 
 
-def followed(tensors: Sequence[torch.Tensor]) -> bool:
+def followed(tensors: Sequence[torch.Tensor | None]) -> bool:
     """Whether autograd, forward mode or a transform of `torch.func` follows what is done to the tensors."""
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
         return True
     return transforming() or forward_ad._current_level >= 0
 
@@ -70,10 +75,7 @@ class _Rows(torch.autograd.Function):
         check_upstream(upstream)
         tensors = ctx.saved_tensors
         with autocast_off(upstream.device):
-            return None, *(
-                ctx.function.gradient(n, tensors, upstream) if wanted else None
-                for n, wanted in enumerate(ctx.needs_input_grad[1:])
-            )
+            return None, *ctx.function.gradients(ctx.needs_input_grad[1:], tensors, upstream)
 
     @staticmethod
     @entry_point

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sparsetc.autograd import one_by_one
+from sparsetc.autograd import followed, one_by_one
 from sparsetc.codegen.launch import Values
-from sparsetc.dense import repeated_dims
+from sparsetc.dense import repeated_dims, resolved
 from sparsetc.ir.rewrite import UPSTREAM, Gradient, gradient
-from sparsetc.pattern import Pattern
+from sparsetc.pattern import Pattern, lasting
 from sparsetc.tensor import SparseTensor
 
 if TYPE_CHECKING:
@@ -83,8 +83,21 @@ class At:
         step = self.step.batched(size, [d is not None for d in own])
         return step(self.pattern, values, moved), 1
 
+    def gradients(
+        self, wanted: Sequence[bool], tensors: Sequence[torch.Tensor], upstream: torch.Tensor
+    ) -> list[torch.Tensor | None]:
+        """The gradient for each tensor where it is wanted: an einsum in which it and the result change places."""
+        jobs = [self._job(n, tensors, upstream) if w else None for n, w in enumerate(wanted)]
+        made = iter(run_all([job for job in jobs if job is not None]))
+        return [None if job is None else self._finished(job, next(made)) for job in jobs]
+
     def gradient(self, n: int, tensors: Sequence[torch.Tensor], upstream: torch.Tensor) -> torch.Tensor:
-        """The einsum in which the operand and the result change places."""
+        """The gradient for one tensor."""
+        (found,) = self.gradients([m == n for m in range(n + 1)], tensors, upstream)[n:]
+        assert found is not None
+        return found
+
+    def _job(self, n: int, tensors: Sequence[torch.Tensor], upstream: torch.Tensor) -> Job:
         values, dense = self._split(tensors)
         step, e = self.step, self.step.raw
         operand = e.sparse[0] if n == 0 and not self.ones else e.dense[n if self.ones else n - 1]
@@ -98,9 +111,12 @@ class At:
         if own is not None and output.sparse and rule.source is not None:
             own = own.index_select(0, rule.source)
         pattern = step.slotted.pattern if output.sparse else self.pattern
-        inner = self._step_of(operand, rule, pattern, found)
-        rows = inner(pattern, own, found)
-        return self._of_values(rows, rule) if rule.of_values else self._of_dense(inner.output.shaped(rows), rule)
+        return Job(self._step_of(operand, rule, pattern, found), rule, pattern, own, found)
+
+    def _finished(self, job: Job, rows: torch.Tensor) -> torch.Tensor:
+        if job.rule.of_values:
+            return self._of_values(rows, job.rule)
+        return self._of_dense(job.step.output.shaped(rows), job.rule)
 
     def _step_of(self, operand: int, rule: Rule, pattern: Pattern, dense: Sequence[torch.Tensor]) -> Step:
         """The gradient's step, kept with the pattern that it is of."""
@@ -140,3 +156,91 @@ class At:
             return rows
         # Nonzeros off the diagonal of a repeated letter take no part; uncoalesced ones, and slots, were sorted.
         return rows.new_zeros(self.step.nnz).index_copy(0, rule.source, rows)
+
+
+# -- several at once --------------------------------------------------------------------------------------------------
+
+MOST_TOGETHER = 1 << 22
+"""Nonzeros up to which values are packed for several steps at once, which takes 4 bytes each: of more, a call's time is
+the kernels'."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A gradient to be computed: a step, and what it is called with."""
+
+    step: Step
+    rule: Rule
+    pattern: Pattern
+    values: torch.Tensor | None
+    dense: list[torch.Tensor]
+
+
+def run_all(jobs: Sequence[Job]) -> list[torch.Tensor]:
+    """The rows of every job.
+
+    What several kernels need beside themselves, packed values and zeros to add to, is made for all of them at once: by
+    as many calls of torch as there are kernels it takes more time than these do.
+    """
+    together = [job.step.alone and not followed([job.values, *job.dense]) for job in jobs]
+    if sum(together) < 2:
+        return [job.step(job.pattern, job.values, job.dense) for job in jobs]
+    own = [job for job, t in zip(jobs, together, strict=True) if t]
+    packed, outputs = iter(_packed(own)), iter(_zeros(own))
+    found = []
+    for job, t in zip(jobs, together, strict=True):
+        step = job.step
+        if t:
+            tables = step.canonical.arrange(job.dense, step.settings)
+            out = next(outputs)
+            found.append(step.executable.run(step.arrays, next(packed), tables, out, accumulate=out is not None))
+        else:
+            found.append(step(job.pattern, job.values, job.dense))
+    return found
+
+
+def _zeros(jobs: Sequence[Job]) -> list[torch.Tensor | None]:
+    """Zeros for each job whose kernel adds to them."""
+    runs = [job.step.executable for job in jobs]
+    device = jobs[0].pattern.device
+    made = [torch.empty(run.shape, dtype=run.dtype, device=device) if run.zeroes else None for run in runs]
+    torch._foreach_zero_([m for m in made if m is not None])
+    return made
+
+
+def _packed(jobs: Sequence[Job]) -> list[Values]:
+    """Packed values for each job, gathered by one call where they are those of one operand."""
+    values = next((job.values for job in jobs if job.values is not None), None)
+    alike = values is not None and all(job.values is None or job.values is values for job in jobs)
+    if values is None or not alike or values.numel() > MOST_TOGETHER or values.dtype != jobs[0].step.dtype:
+        return [job.step.packed_or_ones(job.values) for job in jobs]
+    steps = [job.step for job in jobs if job.values is not None]
+    key = ("together", *(step.number for step in steps))
+    cache = jobs[0].pattern.cache
+    places = cache.get(key)
+    if places is None:
+        with lasting():
+            places = cache.put(key, _places(steps))
+    whole = resolved(values.detach() if values.requires_grad else values)
+    gathered = iter(whole.index_select(0, places.at).split(places.sizes))
+    return [
+        job.step.packed_or_ones(None)
+        if job.values is None
+        else [next(gathered) if part.packed.gathers else part.packed.pack_values(whole) for part in job.step.parts]
+        for job in jobs
+    ]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the values of several storages stand among an operand's, one storage after the other."""
+
+    at: torch.Tensor
+    sizes: list[int]
+
+
+def _places(steps: Sequence[Step]) -> Places:
+    own = [p.packed.places for step in steps for p in step.parts if p.packed.gathers]
+    # Each storage begins where kernels may expect it, at a multiple of 16 bytes.
+    padded = [torch.nn.functional.pad(p, (0, -p.numel() % 16)).int() for p in own if p is not None]
+    return Places(torch.cat(padded), [p.numel() for p in padded])

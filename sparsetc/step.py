@@ -145,6 +145,13 @@ class Step:
         sizes = (x.nnz, *self.executable.shape, *(n for _, n in canonical.bound.sizes))
         self._empty = 0 in sizes
         """Whether there is nothing to sum."""
+        self.alone = (
+            self.backend == "triton"
+            and not (self._empty or self._reads_zeros or self.arrays.second)
+            and (canonical.narrow is canonical.written and not canonical.reduction.steps)
+            and {self.executable.dtype, *(t for _, t in self._value_keys)} == {self.result_dtype}
+        )
+        """Whether a call is a launch and nothing else, so that calls may share what they need beside it."""
         self.nnz = x.nnz
         """Nonzeros of the sparse operand."""
         self._gradients: dict[int, Rule] = {}
@@ -324,6 +331,10 @@ class Step:
             packed = [part.packed.pack_values(own) for part in self.parts]
         return [p if p.dtype == t else p.to(t) for p, (_, t) in zip(packed, self._value_keys, strict=True)]
 
+    def packed_or_ones(self, values: torch.Tensor | None) -> Values:
+        """(nnz,) values as the parts store them; those of the pattern, 1 at each nonzero, where there are none."""
+        return self._ones if values is None else self.packed_values(values)
+
     @cached_property
     def _ones(self) -> Values:
         """The values of the pattern itself: 1 at each nonzero."""
@@ -374,9 +385,7 @@ class Step:
             tables = [t.to(run.dtype) for t in tables]
         if self._reads_zeros and not self._finite.holds(dense, tables):
             return self._by_nonzeros.rows(values, dense)
-        if packed is None:
-            packed = self._ones if values is None else self.packed_values(values)
-        result = run.run(self.arrays, packed, tables)
+        result = run.run(self.arrays, self.packed_or_ones(values) if packed is None else packed, tables)
         if result.dtype == self.result_dtype:
             return result
         return fitted(result, self.result_dtype, f'the result of "{self.equation}"')

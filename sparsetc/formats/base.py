@@ -73,9 +73,14 @@ class Packed:
         """
         if self.places is None:
             return values.contiguous()
-        if not self.padded:
+        if self.gathers:
             return values.index_select(0, self.places)
         return torch.cat([values, values.new_zeros(1)])[self.places]  # -1 is the last one, which is the zero
+
+    @property
+    def gathers(self) -> bool:
+        """Whether packing is a gather of some nonzero for each stored value."""
+        return self.places is not None and not self.padded
 
     @cached_property
     def places(self) -> torch.Tensor | None:
