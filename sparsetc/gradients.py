@@ -212,7 +212,8 @@ def _packed(jobs: Sequence[Job]) -> list[Values]:
     """Packed values for each job, gathered by one call where they are those of one operand."""
     values = next((job.values for job in jobs if job.values is not None), None)
     alike = values is not None and all(job.values is None or job.values is values for job in jobs)
-    if values is None or not alike or values.numel() > MOST_TOGETHER or values.dtype != jobs[0].step.dtype:
+    gathers = sum(p.packed.gathers for job in jobs if job.values is not None for p in job.step.parts)
+    if values is None or not alike or gathers < 2 or values.numel() > MOST_TOGETHER or values.dtype != jobs[0].step.dtype:
         return [job.step.packed_or_ones(job.values) for job in jobs]
     steps = [job.step for job in jobs if job.values is not None]
     key = ("together", *(step.number for step in steps))
