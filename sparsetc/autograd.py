@@ -119,8 +119,14 @@ def one_by_one(
 ) -> tuple[torch.Tensor, int]:
     """The results of a batch, a call each."""
     size = next(t.shape[d] for t, d in zip(tensors, dims, strict=True) if d is not None)
-    each = [
-        apply(function, [t if d is None else t.select(d, n) for t, d in zip(tensors, dims, strict=True)])
-        for n in range(size)
+
+    def one(n: int) -> torch.Tensor:
+        return apply(function, [t if d is None else t.select(d, n) for t, d in zip(tensors, dims, strict=True)])
+
+    if size:
+        return torch.stack([one(n) for n in range(size)]), 0
+    shaped = [
+        t if d is None else t.new_zeros(t.shape[:d] + t.shape[d + 1 :]) for t, d in zip(tensors, dims, strict=True)
     ]
-    return torch.stack(each), 0
+    alike = apply(function, shaped)
+    return alike.new_empty((0, *alike.shape)), 0

@@ -17,6 +17,7 @@ import torch
 from sparsetc.autograd import followed, one_by_one
 from sparsetc.codegen.launch import Values
 from sparsetc.dense import repeated_dims, resolved
+from sparsetc.formats.base import Packed, after_zero
 from sparsetc.ir.rewrite import UPSTREAM, Gradient, gradient
 from sparsetc.pattern import Pattern, lasting
 from sparsetc.tensor import SparseTensor
@@ -210,26 +211,29 @@ def _zeros(jobs: Sequence[Job]) -> list[torch.Tensor | None]:
 
 def _packed(jobs: Sequence[Job]) -> list[Values]:
     """Packed values for each job, gathered by one call where they are those of one operand."""
-    values = next((job.values for job in jobs if job.values is not None), None)
-    alike = values is not None and all(job.values is None or job.values is values for job in jobs)
-    gathers = sum(p.packed.gathers for job in jobs if job.values is not None for p in job.step.parts)
-    if values is None or not alike or gathers < 2 or values.numel() > MOST_TOGETHER or values.dtype != jobs[0].step.dtype:
+    own = [job for job in jobs if job.values is not None]
+    gathered = [part for job in own for part in job.step.parts if part.packed.places is not None]
+    values = own[0].values if own else None
+    if values is None or len(gathered) < 2 or not _shared(values, own):
         return [job.step.packed_or_ones(job.values) for job in jobs]
-    steps = [job.step for job in jobs if job.values is not None]
-    key = ("together", *(step.number for step in steps))
-    cache = jobs[0].pattern.cache
+    key, cache = ("together", *(job.step.number for job in own)), own[0].pattern.cache
     places = cache.get(key)
     if places is None:
         with lasting():
-            places = cache.put(key, _places(steps))
+            places = cache.put(key, Places.of([part.packed for part in gathered]))
     whole = resolved(values.detach() if values.requires_grad else values)
-    gathered = iter(whole.index_select(0, places.at).split(places.sizes))
-    return [
-        job.step.packed_or_ones(None)
-        if job.values is None
-        else [next(gathered) if part.packed.gathers else part.packed.pack_values(whole) for part in job.step.parts]
-        for job in jobs
-    ]
+    found = iter(places.gather(whole))
+
+    def packed(step: Step) -> Values:
+        return [part.packed.pack_values(whole) if part.packed.places is None else next(found) for part in step.parts]
+
+    return [job.step.packed_or_ones(None) if job.values is None else packed(job.step) for job in jobs]
+
+
+def _shared(values: torch.Tensor, jobs: Sequence[Job]) -> bool:
+    """Whether these are the values of all jobs, as their steps store them, and few enough."""
+    same = all(job.values is values and job.step.dtype == values.dtype for job in jobs)
+    return same and values.numel() <= MOST_TOGETHER
 
 
 @dataclass(frozen=True)
@@ -238,10 +242,18 @@ class Places:
 
     at: torch.Tensor
     sizes: list[int]
+    behind_zero: bool
+    """Whether they count from a zero that is put before the values, since some storage is padded with it."""
 
+    @classmethod
+    def of(cls, storages: Sequence[Packed]) -> Places:
+        """The places of all storages."""
+        zero = any(p.padded for p in storages)
+        moved = [p.gathered + 1 if zero and not p.padded else p.gathered for p in storages]
+        # Each storage begins where kernels may expect it, at a multiple of 16 bytes.
+        aligned = [torch.nn.functional.pad(p, (0, -p.numel() % 16)).int() for p in moved]
+        return cls(torch.cat(aligned), [p.numel() for p in aligned], zero)
 
-def _places(steps: Sequence[Step]) -> Places:
-    own = [p.packed.places for step in steps for p in step.parts if p.packed.gathers]
-    # Each storage begins where kernels may expect it, at a multiple of 16 bytes.
-    padded = [torch.nn.functional.pad(p, (0, -p.numel() % 16)).int() for p in own if p is not None]
-    return Places(torch.cat(padded), [p.numel() for p in padded])
+    def gather(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The values of each storage."""
+        return (after_zero(values) if self.behind_zero else values).index_select(0, self.at).split(self.sizes)

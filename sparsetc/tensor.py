@@ -120,8 +120,8 @@ class SparseTensor:
 
     def _bare(self) -> SparseTensor:
         """The pattern with no values to speak of and nothing kept: what is kept for a pattern may refer to it."""
-        with lasting():
-            none = self._values.new_zeros(()).expand(self._values.shape)
+        with lasting():  # nothing of the values, which a transform may follow
+            none = torch.zeros((), dtype=self.dtype, device=self.device).expand(self._values.shape)
         return SparseTensor._make(self._pattern.bare(), none)
 
     # ---- packed values ----------------------------------------------------------------------------------------
