@@ -273,14 +273,14 @@ class Launch:
             arguments[place] = values[number]
         own = [arguments[place] for place, _ in self.places]
         form = (out.device, out.dtype, *[t.data_ptr() % ALIGNED for t in (*own, *dense, out)])
-        compiled = self._forms.get(form)
-        if compiled is not None:
-            compiled[self.grid, 1, 1](*arguments, *dense, out)
+        run = self._forms.get(form)
+        if run is not None:
+            run(*arguments, *dense, out)
             return
         check_device(self.kernel, out.device)
         compiled = self.kernel[(self.grid,)](*arguments, *dense, out, num_warps=self.warps, num_stages=self.stages)
         if compiled is not None:  # Triton's interpreter compiles nothing
-            self._forms[form] = compiled
+            self._forms[form] = compiled[self.grid, 1, 1]
 
 
 ALIGNED = 16
