@@ -136,9 +136,12 @@ def device_microseconds(call: Callable[[], Any]) -> float:
 
 def kernel_microseconds(kernel: stc.Kernel, dense: list[torch.Tensor]) -> float:
     """Time of the launches alone, into an output that exists: without allocating and zeroing it."""
-    tables = kernel.step.canonical.arrange(dense)
-    out = torch.zeros_like(kernel.run(dense))
-    return microseconds(lambda: kernel.step.executable.programs(kernel._packed, tables, out))
+    step = kernel.step
+    tables, run = step.canonical.arrange(dense), step.executable
+    out = torch.zeros(run.shape, dtype=run.dtype, device=kernel.operand.device)
+    packed, call = step.pack(kernel.operand), run.programs.bind(step.arrays.parts)
+    assert packed is not None
+    return microseconds(lambda: call(packed, tables, out))
 
 
 def processor() -> str:

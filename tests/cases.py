@@ -292,7 +292,7 @@ def check(problem: Problem, device: str = "cpu", tolerance: float | None = None,
 
 def plan_names() -> list[str]:
     """Every plan known by a name, those that formats offer included; "auto" is not among them."""
-    from sparsetc.planner.candidates import FIXED
+    from sparsetc.ir.plan import FIXED
     from sparsetc.planner.registry import PLANS
 
     return [*FIXED, *(n for n in sorted({*PLANS, *FORMATS}) if n not in FIXED and (n in PLANS or offers(n)))]

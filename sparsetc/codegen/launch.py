@@ -66,13 +66,16 @@ class PartArrays:
         """The same storage, of which only the items ``first .. end`` take part.
 
         Raises:
-            PlanError: the items are chunks of nonzeros that have no arrays of their own.
+            PlanError: items are known by their numbers alone, as chunks of nonzeros are, or there are fewer of them.
         """
         view = program.view
-        if view.chunk:
+        if view.chunk or any(isinstance(c, Computed) and "{p}" in c.formula for c in view.item):
             raise PlanError(
-                "equal chunks of nonzeros have no arrays an item: pack the nonzeros wanted, or take a plan of rows"
+                "items known by their numbers, such as equal chunks of nonzeros, have no arrays to take a range of: "
+                "pack the nonzeros wanted, or take a plan of rows"
             )
+        if not 0 <= first <= end <= self.items:
+            raise PlanError(f"the part has {self.items} items, found the range {first} .. {end} of them")
         own = {c.array for c in view.item if not isinstance(c, Computed)} | {
             n for n in program.arrays if n.startswith("item_")
         }
