@@ -128,6 +128,26 @@ def test_a_kernel_is_exported(strict: bool, x: stc.SparseTensor, b: torch.Tensor
     torch.testing.assert_close(program.module()(b), 2 * x.to_dense() @ b.sin())
 
 
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("output", ["ir", "ijr", "jir"])
+def test_an_einsum_is_exported(
+    output: str, strict: bool, x: stc.SparseTensor, b: torch.Tensor, breaks: Callable[[], int]
+) -> None:
+    """One that is not compiled yet: compiling it leaves no trace in the program."""
+
+    class Layer(torch.nn.Module):
+        def forward(self, b: torch.Tensor) -> torch.Tensor:
+            found = stc.einsum(f"ij,jr->{output}", x, b.sin())
+            return found.values if isinstance(found, stc.SparseTensor) else found
+
+    program = torch.export.export(Layer(), (b,), strict=strict)
+    torch.testing.assert_close(program.module()(b), Layer()(b))
+    assert [str(n.target) for n in program.graph.nodes if n.op == "call_function"] == [
+        "aten.sin.default",
+        "sparsetc.contract.default",
+    ]
+
+
 def test_compiling_and_packing_stay_outside(
     x: stc.SparseTensor, b: torch.Tensor, breaks: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +235,20 @@ def test_a_graph_whose_kernel_is_gone_says_so(b: torch.Tensor) -> None:
     del x
     with pytest.raises(stc.TransformError, match="trace again"):
         torch.ops.sparsetc.contract(key, [values], [b])
+
+
+@pytest.mark.parametrize("values", [torch.ones(3, dtype=torch.float64), torch.ones(999, dtype=torch.float64)])
+def test_an_operator_takes_values_of_its_pattern_alone(
+    values: torch.Tensor, x: stc.SparseTensor, b: torch.Tensor
+) -> None:
+    kernel = stc.compile(SPMM, x, b)
+    key = kernel.contraction.key
+    with pytest.raises(stc.ShapeError, match="values of the kernel"):
+        torch.ops.sparsetc.contract(key, [values], [b])
+    with pytest.raises(stc.ShapeError, match="values of the kernel"):
+        torch.ops.sparsetc.gradient(key, 1, [values], [b], torch.ones(6, 3, dtype=torch.float64))
+    with pytest.raises(stc.ShapeError, match="values of the kernel"):
+        torch.ops.sparsetc.contract(key, [x.values.float()], [b])
 
 
 # --- torch.func, and forward mode -------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
-from sparsetc.errors import TransformError
+from sparsetc.errors import ShapeError, TransformError
 from sparsetc.ir.parse import parse_arguments
 from sparsetc.options import of_call
 from sparsetc.pattern import Pattern, lasting
@@ -52,9 +53,19 @@ _library.define("contract(str kernel, Tensor[] values, Tensor[] dense) -> Tensor
 _library.define("gradient(str kernel, int operand, Tensor[] values, Tensor[] dense, Tensor upstream) -> Tensor")
 
 
+def _running(key: str, values: Sequence[torch.Tensor]) -> tuple[Contraction, list[Pattern]]:
+    """A contraction and its patterns, of which the values are: kernels read them without a look at their size."""
+    made, patterns = _of(key)
+    expected = [((p.nnz,), made.dtype, made.device) for p in patterns]
+    found = [(tuple(v.shape), v.dtype, v.device) for v in values]
+    if found != expected:
+        raise ShapeError(f"values of the kernel {key!r} must be {expected}, (shape, dtype, device) each, found {found}")
+    return made, patterns
+
+
 @torch.library.impl(_library, "contract", "CompositeExplicitAutograd")
 def _contract(kernel: str, values: list[torch.Tensor], dense: list[torch.Tensor]) -> torch.Tensor:
-    made, patterns = _of(kernel)
+    made, patterns = _running(kernel, values)
     with torch.no_grad():
         return _fresh(made.result(patterns, values, dense), [*values, *dense])
 
@@ -69,7 +80,7 @@ def _shape_of_contract(kernel: str, values: list[torch.Tensor], dense: list[torc
 def _gradient(
     kernel: str, operand: int, values: list[torch.Tensor], dense: list[torch.Tensor], upstream: torch.Tensor
 ) -> torch.Tensor:
-    made, patterns = _of(kernel)
+    made, patterns = _running(kernel, values)
     with torch.no_grad():
         found = made.gradient(patterns, operand, values, dense, upstream)
     return _fresh(found, [upstream])
@@ -182,6 +193,12 @@ def _compiled(text: str, kinds: tuple[Kind, ...], output: str, settings: tuple[t
 
     It is called while a graph is traced, which sees none of it: what it returns is a constant of that graph.
     """
+    # Dynamo looks away by itself; `torch.export` may trace by modes, which are to see nothing either.
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        return _made(text, kinds, output, settings)
+
+
+def _made(text: str, kinds: tuple[Kind, ...], output: str, settings: tuple[tuple[str, Any], ...]) -> str:
     from sparsetc.contraction import compiled
 
     operands = [_stand_in(*kind) for kind in kinds]
