@@ -6,8 +6,6 @@ einsums over dense operands, made by torch in the precision that the options nam
 
 from __future__ import annotations
 
-import os
-import threading
 import weakref
 from cmath import isfinite
 from collections.abc import Iterator, Sequence
@@ -18,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from sparsetc.ir.einsum import Bound, Einsum
+from sparsetc.locks import Lock
 from sparsetc.options import Options
 from sparsetc.runtime.autocast import autocast_off, without_autocast
 from sparsetc.tensor import SparseTensor
@@ -185,7 +184,7 @@ def matmul_precision(precision: str) -> Iterator[None]:
 
     The setting is the process's, so threads take turns: else one could restore what another had set for a while.
     """
-    with _turns:
+    with _turns.own:
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(precision)
         try:
@@ -194,17 +193,7 @@ def matmul_precision(precision: str) -> Iterator[None]:
             torch.set_float32_matmul_precision(before)
 
 
-_turns = threading.RLock()
-
-
-def _renewed() -> None:
-    """Give a forked child a lock of its own: the thread that holds the parent's does not run there."""
-    global _turns
-    _turns = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renewed)
+_turns = Lock()
 
 
 def einsum(equation: str, *operands: torch.Tensor, precision: str = "highest") -> torch.Tensor:

@@ -7,19 +7,19 @@ recently used of too many or one of those objects dies. No value is made or drop
 from __future__ import annotations
 
 import itertools
-import os
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from sparsetc.locks import Lock
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 # One lock for all, since a weak reference may call back while another cache is being written to. It can be taken again
 # by the thread that holds it, for that same reason.
-_lock = threading.RLock()
+_lock = Lock()
 _clock = itertools.count()
 
 
@@ -58,7 +58,7 @@ class Lru(Generic[K, V]):
         """
         new = _Kept(value, next(_clock), tuple(weakref.ref(n, self._forgetting(key)) for n in needs))
         gone: list[_Kept[V] | None] = []  # dropped when the lock is free again
-        with _lock:
+        with _lock.own:
             found = self._items.setdefault(key, new)
             while len(self._items) > self.most:
                 items = self._items.copy()
@@ -67,13 +67,13 @@ class Lru(Generic[K, V]):
 
     def pop(self, key: K) -> None:
         """Forget a value, if there is one."""
-        with _lock:
+        with _lock.own:
             gone = self._items.pop(key, None)
         del gone
 
     def clear(self) -> None:
         """Forget everything."""
-        with _lock:
+        with _lock.own:
             gone, self._items = self._items, {}
         del gone
 
@@ -93,13 +93,3 @@ class Lru(Generic[K, V]):
                 own.pop(key)
 
         return forget
-
-
-def _renew() -> None:
-    """A lock that another thread held when the process forked would be held in the child for ever."""
-    global _lock
-    _lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew)

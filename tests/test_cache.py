@@ -538,7 +538,7 @@ def test_modules_are_shared_by_threads(tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_child_is_not_held_up_by_its_parents_threads(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
-    with cache._lock:  # as a thread of the parent might
+    with cache._lock.own:  # as a thread of the parent might
         child = context.Process(target=_churn, args=(tmp_path, "child", 3))
         thread = threading.Thread(target=child.start)  # not the thread that holds the lock
         thread.start()

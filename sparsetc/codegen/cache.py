@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import linecache
-import os
 import sys
-import threading
 import weakref
 from collections import OrderedDict
 from importlib.abc import InspectLoader
@@ -22,12 +20,13 @@ from types import CodeType, ModuleType
 
 from sparsetc import cache_folder
 from sparsetc.codegen import source_files
+from sparsetc.locks import Lock
 
 MAX_MODULES = 512
 """Modules kept in memory."""
 
 _modules: OrderedDict[Path, ModuleType] = OrderedDict()
-_lock = threading.RLock()
+_lock = Lock()
 
 
 def path_of(source: str, directory: Path, name: str) -> Path:
@@ -40,7 +39,7 @@ def load(source: str, directory: Path | None = None, name: str = "kernel") -> tu
     """The module that the text makes, made once, and the path of its copy in the cache, which is written if need be."""
     folder = cache_folder.resolved(directory)
     key = path_of(source, folder or Path(), name)
-    with _lock:
+    with _lock.own:
         path = source_files.keep(source, folder, key.name)
         module = _modules.get(key)
         if module is None:
@@ -58,7 +57,7 @@ def count() -> int:
 
 def clear() -> None:
     """Forget all modules; kernels that have one keep it."""
-    with _lock:
+    with _lock.own:
         while _modules:
             _forget(_modules.popitem()[1])
 
@@ -112,13 +111,3 @@ def _forget(module: ModuleType) -> None:
     """Take the module from those that can be imported; kernels that have it keep it."""
     if sys.modules.get(module.__name__) is module:
         del sys.modules[module.__name__]
-
-
-def _unlocked() -> None:
-    """Give a forked child a lock of its own: the thread that holds the parent's does not run there."""
-    global _lock
-    _lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_unlocked)
