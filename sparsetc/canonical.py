@@ -189,11 +189,10 @@ def _distinct(bound: Bound, pattern: Pattern) -> tuple[Bound, Pattern, torch.Ten
 
 def _derived(pattern: Pattern, first: tuple[int, ...]) -> tuple[Pattern, torch.Tensor]:
     """The nonzeros whose coordinates agree with those of the `first` mode of a letter, sorted, and their numbers."""
-    coords, modes = pattern.coords, sorted(set(first))
-    source = torch.arange(pattern.nnz, device=pattern.device)
-    if len(modes) < len(first):
-        on = (coords == coords[list(first)]).all(0)
-        source = torch.nonzero(on).flatten()
+    coords, modes, source = pattern.coords, sorted(set(first)), crd.on_diagonal(first, pattern.coords)
+    if source is None:
+        source = torch.arange(pattern.nnz, device=pattern.device)
+    else:
         coords = coords[modes][:, source]
     shape = tuple(pattern.shape[m] for m in modes)
     if not pattern.is_coalesced:  # formats rely on lexicographic order

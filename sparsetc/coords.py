@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import torch
 
@@ -91,6 +91,21 @@ def starts_of_runs(keys: Sequence[torch.Tensor]) -> torch.Tensor:
     for key in keys[1:]:
         fresh[1:] |= key[1:] != key[:-1]
     return fresh
+
+
+def sorted_runs(keys: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(`lexsort` of the keys, `starts_of_runs` of them in that order)."""
+    order = lexsort(keys)
+    return order, starts_of_runs([key[order] for key in keys])
+
+
+def on_diagonal(labels: Sequence[Hashable], coords: torch.Tensor) -> torch.Tensor | None:
+    """The nonzeros whose coordinates agree in modes of the same label, ascending; None where no two are the same."""
+    first = [labels.index(label) for label in labels]
+    again = [mode for mode, own in enumerate(first) if own != mode]
+    if not again:
+        return None
+    return torch.nonzero((coords[again] == coords[[first[mode] for mode in again]]).all(0)).flatten()
 
 
 def is_sorted_unique(keys: Sequence[torch.Tensor]) -> bool:

@@ -201,8 +201,7 @@ def coalesced(coords: torch.Tensor, shape: tuple[int, ...]) -> tuple[torch.Tenso
     keys = crd.sort_keys(coords, shape[: coords.shape[0]])
     if crd.is_sorted_unique(keys):
         return coords, None
-    order = crd.lexsort(keys)
-    fresh = crd.starts_of_runs([key[order] for key in keys])
+    order, fresh = crd.sorted_runs(keys)
     kept = torch.nonzero(fresh).squeeze(1)
     if kept.shape[0] == order.shape[0]:
         return coords.index_select(1, order), Merge(order, None, order.shape[0])

@@ -11,9 +11,9 @@ from math import prod
 
 import torch
 
-from sparsetc import coords as crd
 from sparsetc.canonical import Canonical
 from sparsetc.errors import PlanError
+from sparsetc.numbering import numbered
 from sparsetc.pattern import Pattern, lasting
 from sparsetc.tensor import SparseTensor
 
@@ -86,11 +86,8 @@ def output_of(canonical: Canonical, x: SparseTensor, form: str) -> Output:
         own = canonical.coords is x.coords and moved is None
         return Output(shape, width, moved, Pattern(canonical.coords, shape, x.is_coalesced), own, slot)
     rows = canonical.coords[list(kept)]
-    keys = crd.sort_keys(rows, shape)
-    order_of = crd.lexsort(keys)
-    flags = crd.starts_of_runs([k[order_of] for k in keys])
-    slot = torch.empty_like(order_of).scatter_(0, order_of, torch.cumsum(flags, 0) - 1)
-    return Output(shape, width, moved, Pattern(rows[:, order_of[flags]].contiguous(), shape, True), False, slot)
+    found = numbered(rows.unbind(), shape, rows.shape[1], rows)
+    return Output(shape, width, moved, Pattern(torch.stack(found.coords), shape, True), False, found.rank)
 
 
 def without_zeros(z: SparseTensor) -> SparseTensor:

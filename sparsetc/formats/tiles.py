@@ -60,9 +60,8 @@ def sorted_by_tile(
     """
     blocks = coords // torch.tensor(sides, device=coords.device).unsqueeze(1)
     grid = tiles_along(shape, sides)
-    keys = crd.sort_keys(blocks[list(order)], [grid[m] for m in order])
-    by_tile = crd.lexsort(keys)
-    return blocks[:, by_tile], by_tile, crd.starts_of_runs([k[by_tile] for k in keys])
+    by_tile, starts = crd.sorted_runs(crd.sort_keys(blocks[list(order)], [grid[m] for m in order]))
+    return blocks[:, by_tile], by_tile, starts
 
 
 @dataclass(frozen=True)

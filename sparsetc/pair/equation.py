@@ -138,7 +138,7 @@ def prepared(
         coalesced: whether the coordinates are known to be distinct, and in lexicographic order.
     """
     letters, order, extents = tuple(letters), tuple(order), tuple(sizes[c] for c in order)
-    source = _on_diagonal(letters, coords)
+    source = crd.on_diagonal(letters, coords)
     rows = tuple(coords[letters.index(c)] for c in order)
     rows = rows if source is None else tuple(row[source] for row in rows)
     n = coords.shape[1] if source is None else source.numel()
@@ -163,13 +163,3 @@ def _summed(
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """(source, owner) of an operand all of whose letters are summed away: one entry, or none."""
     return (source, None) if n < 2 else (source, coords.new_zeros(n))
-
-
-def _on_diagonal(letters: Sequence[str], coords: torch.Tensor) -> torch.Tensor | None:
-    """The nonzeros whose coordinates agree wherever a letter repeats; None where none does."""
-    if len(set(letters)) == len(letters):
-        return None
-    on = torch.ones(coords.shape[1], dtype=torch.bool, device=coords.device)
-    for mode, letter in enumerate(letters):
-        on &= coords[mode] == coords[letters.index(letter)]
-    return torch.nonzero(on).flatten()

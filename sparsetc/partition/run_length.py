@@ -7,6 +7,8 @@ a lane 0.43.
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 
 from sparsetc import coords as crd
@@ -36,11 +38,8 @@ def row_numbers(coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, .
     """(nnz,) a number for each nonzero's output row: its linear index, or its rank where that would be too large."""
     sizes = [shape[m] for m in kept]
     keys = crd.sort_keys(coords[list(kept)], sizes)
-    span = 1
-    for size in sizes:
-        span *= size
-    if len(keys) == 1 and span <= 8 * coords.shape[1] + (1 << 20):
+    if len(keys) == 1 and prod(sizes) <= 8 * coords.shape[1] + (1 << 20):
         return keys[0]
-    order = crd.lexsort(keys)
-    rank = torch.cumsum(crd.starts_of_runs([k[order] for k in keys]), 0) - 1
+    order, fresh = crd.sorted_runs(keys)
+    rank = torch.cumsum(fresh, 0) - 1
     return torch.empty_like(rank).scatter_(0, order, rank)

@@ -61,9 +61,8 @@ class Counts:
             return int(seen.sum())
         if modes == tuple(range(len(modes))):  # a prefix of the sort order: runs are already together
             return int(crd.starts_of_runs(keys).sum())
-        order = crd.lexsort(keys) if len(keys) > 1 else None
-        ordered = [torch.sort(keys[0]).values] if order is None else [k[order] for k in keys]
-        return int(crd.starts_of_runs(ordered).sum())
+        fresh = crd.sorted_runs(keys)[1] if len(keys) > 1 else crd.starts_of_runs([torch.sort(keys[0]).values])
+        return int(fresh.sum())
 
     def short_share(self, kept: tuple[int, ...], threshold: int) -> tuple[int, int]:
         """(nonzeros, rows) that lie in rows of fewer than `threshold` nonzeros."""
