@@ -210,7 +210,7 @@ class TritonPrograms:
             program, index = self.programs[n], arrays[n].index
             own = index[:-1] if program.slot else index
             pointers += own
-            if not program.view.pattern:
+            if "values" in program.arrays:
                 places.append((len(counts) + len(pointers), n))
                 pointers.append(None)
             if program.slot:
