@@ -34,9 +34,9 @@ class Rule:
     text: str
     settings: Options
     sizes: tuple[int, ...]
-    """Of the operand's distinct letters; empty for the sparse operand."""
+    """Sizes of the operand's distinct letters; empty for the sparse operand."""
     source: torch.Tensor | None
-    """Which of the operand's nonzeros the gradient's are; None for all, in order."""
+    """Numbers of the operand's nonzeros that the gradient's values belong to; None for all, in order."""
 
     @classmethod
     def of(cls, step: Step, operand: int) -> Rule:

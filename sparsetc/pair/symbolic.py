@@ -45,7 +45,7 @@ class Expanded:
     first: int
     """The first of p."""
     shift: torch.Tensor
-    """By p, from the first on: what a task's number, counted from `begin`, lacks to its q."""
+    """What a task's number, counted from `begin`, lacks to its q, by p from the first on."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class Budget:
 
     @property
     def entry_bytes(self) -> int:
-        """Of an entry of the result: coordinates and a value."""
+        """Bytes of an entry of the result: coordinates and a value."""
         return 8 * self.order + self.itemsize
 
     @property
