@@ -136,9 +136,11 @@ def device_microseconds(call: Callable[[], Any]) -> float:
 
 def kernel_microseconds(kernel: stc.Kernel, dense: list[torch.Tensor]) -> float:
     """Time of the launches alone, into an output that exists: without allocating and zeroing it."""
-    tables = kernel.step.canonical.arrange(dense)
-    out = torch.zeros_like(kernel.run(dense))
-    return microseconds(lambda: kernel.step.executable.programs(kernel._packed, tables, out))
+    step, values = kernel.step, kernel.contraction.packed(kernel.operands)
+    tables = step.canonical.arrange(dense)
+    out = step.executable.run(step.arrays, values, tables)
+    call = step.executable.programs.bind(step.arrays.parts)
+    return microseconds(lambda: call(values, tables, out))
 
 
 def processor() -> str:

@@ -107,7 +107,7 @@ def mttkrp_rows(name: str, x: stc.SparseTensor, mode: int, rank: int) -> list[di
             "auto": k.plan.name,
             "auto_us": round(auto, 1),
             "hls_us": round(hls, 1),
-            "threshold": dict(chosen.choice.plan.options)["threshold"],
+            "threshold": dict(chosen.plan.options)["threshold"],
             "launches": chosen.explain().launches,
             "swept_us": {t: round(us, 1) for t, us in swept.items()},
             "over_scalar": round(min(scalar.values()) / auto, 2),
@@ -147,7 +147,7 @@ def ttmc_rows(name: str, x: stc.SparseTensor) -> list[dict[str, Any]]:
         for plan in ("coo", "fiber", "hls", "auto", *(stc.plan_hls(t) for t in THRESHOLDS)):
             k = stc.compile(equation, x, *f[1:], plan=plan, precision=precision)
             assert relative_error(k(*f[1:]), expected) < 4 * ERROR[precision], (name, plan, precision)
-            label = plan if isinstance(plan, str) else str(plan.threshold)
+            label = plan if isinstance(plan, str) else str(plan.option("threshold", None))
             times[label] = round(kernel_microseconds(k, f[1:]), 1)
             if plan == "hls":
                 threshold, stored = dict(k.plan.options)["threshold"], [(p.format, p.nnz) for p in k.plan.parts]

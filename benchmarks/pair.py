@@ -82,7 +82,7 @@ class Case:
     def of(cls, tensors: str, equation: str, x: stc.SparseTensor, y: stc.SparseTensor) -> Case:
         """Contract in float64, and ask the cost model."""
         auto = {precision: stc.compile(equation, x, y, precision=precision).plan.name for precision in LIMIT}
-        tasks = stc.compile(equation, x, y).chain.pairs[0].meeting.tasks
+        tasks = stc.compile(equation, x, y).contraction.chain.pairs[0].meeting.tasks
         return cls(tensors, equation, x, y, reference(equation, x, y), auto, tasks)
 
     def error(self, found: stc.SparseTensor, precision: str) -> float:
@@ -139,14 +139,14 @@ def first_ms(call: Callable[[], Any]) -> float:
     """Median wall time of a call that has been made before, and of which nothing is kept but what is on disk."""
     found = []
     for _ in range(5):
-        gc.collect()  # an operand and its kernels refer to one another, and hold gigabytes
+        gc.collect()  # so that no call pays for what earlier ones left behind
         found.append(milliseconds(call, 1))
     return round(statistics.median(found), 2)
 
 
 def unseen(x: stc.SparseTensor) -> stc.SparseTensor:
     """The same nonzeros as a tensor for which nothing is packed, planned or compiled."""
-    return stc.SparseTensor._make(x.coords, x.values, x.shape, x.is_coalesced)
+    return stc.SparseTensor._of(x.coords, x.values, x.shape, x.is_coalesced)
 
 
 def pairing(step: PairStep) -> None:

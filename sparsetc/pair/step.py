@@ -27,7 +27,7 @@ from sparsetc.pair.methods import HYBRID, METHODS, NumericPath
 from sparsetc.pair.plans import sides_of
 from sparsetc.pair.problem import PairProblem
 from sparsetc.pair.scalar import EINSUMS, LETTER, TaskSums
-from sparsetc.pair.symbolic import Budget, Matching, Pattern, pattern_of
+from sparsetc.pair.symbolic import Budget, Matching, ResultPattern, pattern_of
 from sparsetc.pair.tasks import Tasks
 from sparsetc.planner.choice import Choice, ranked
 from sparsetc.runtime.autocast import without_autocast
@@ -85,7 +85,7 @@ class PairStep:
         with without_autocast(self.device):
             places = self.path.places()
         self.budget.check(places.numel())
-        self.pattern: Pattern = pattern_of(self.meeting, places)
+        self.pattern: ResultPattern = pattern_of(self.meeting, places)
 
     @property
     def sums(self) -> TaskSums:
