@@ -65,10 +65,10 @@ def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **setting
 def _einsum(args: tuple[Any, ...], output: str, drop_zeros: bool, settings: dict[str, Any]) -> Result:
     text, operands = _prepared(args)
     made = compiled(text, operands, of_call(settings), output)
-    sparse = [o for o in operands if isinstance(o, SparseTensor)]
+    sparse = [o for o in operands if type(o) is SparseTensor]
     patterns, values = [o._pattern for o in sparse], [o._values for o in sparse]
-    dense = [o for o in operands if isinstance(o, torch.Tensor)]
-    return wrap(made, made.result(patterns, values, dense, made.packed(sparse)), patterns, drop_zeros)
+    dense = [o for o in operands if type(o) is not SparseTensor]
+    return wrap(made, made.result(patterns, values, dense, made.packed(sparse)), patterns, drop_zeros)  # type: ignore[arg-type]
 
 
 @entry_point
@@ -88,11 +88,21 @@ def explain(*args: Any, **settings: Any) -> Explanation:
     return compile(*args, **settings).explain()  # type: ignore[no-any-return]
 
 
+def _is_plain(operand: Any) -> bool:
+    """Whether an operand is taken as it is; what most calls are given."""
+    if type(operand) is SparseTensor:
+        return operand._values.ndim == 1 and operand._values.device.type != "meta"
+    return type(operand) is torch.Tensor and operand.layout is torch.strided and not operand.is_nested
+
+
 def _prepared(args: tuple[Any, ...]) -> tuple[str, list[SparseTensor | torch.Tensor]]:
     """Equation text, and operands as SparseTensors and dense tensors."""
     text, given = parse_arguments(args)
     operands: list[SparseTensor | torch.Tensor] = []
     for n, operand in enumerate(given):
+        if _is_plain(operand):
+            operands.append(operand)
+            continue
         operand = as_dense(operand, f"operand {n + 1}")
         dense = isinstance(operand, torch.Tensor) and operand.layout == torch.strided
         sparse = None if dense else SparseTensor.coerce(operand)

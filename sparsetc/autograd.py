@@ -28,8 +28,13 @@ class Multilinear(Protocol):
         """The function with nothing prepared for the tensors that it is first called with."""
         ...
 
-    def gradient(self, n: int, tensors: Sequence[torch.Tensor], upstream: torch.Tensor) -> torch.Tensor:
-        """The gradient for tensor `n`, given the result's; differentiable. What tensor `n` holds is not read."""
+    def gradients(
+        self, wanted: Sequence[bool], tensors: Sequence[torch.Tensor], upstream: torch.Tensor
+    ) -> list[torch.Tensor | None]:
+        """The gradient for each tensor where it is wanted, given the result's; differentiable.
+
+        What a tensor holds is not read for its own gradient.
+        """
         ...
 
     def batched(self, tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> tuple[torch.Tensor, int]:
@@ -46,9 +51,9 @@ def apply(function: Multilinear, tensors: Sequence[torch.Tensor]) -> torch.Tenso
     return found
 
 
-def followed(tensors: Sequence[torch.Tensor]) -> bool:
+def followed(tensors: Sequence[torch.Tensor | None]) -> bool:
     """Whether autograd, forward mode or a transform of `torch.func` follows what is done to the tensors."""
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
         return True
     return transforming() or forward_ad._current_level >= 0
 
@@ -70,10 +75,7 @@ class _Rows(torch.autograd.Function):
         check_upstream(upstream)
         tensors = ctx.saved_tensors
         with autocast_off(upstream.device):
-            return None, *(
-                ctx.function.gradient(n, tensors, upstream) if wanted else None
-                for n, wanted in enumerate(ctx.needs_input_grad[1:])
-            )
+            return None, *ctx.function.gradients(ctx.needs_input_grad[1:], tensors, upstream)
 
     @staticmethod
     @entry_point
@@ -117,8 +119,14 @@ def one_by_one(
 ) -> tuple[torch.Tensor, int]:
     """The results of a batch, a call each."""
     size = next(t.shape[d] for t, d in zip(tensors, dims, strict=True) if d is not None)
-    each = [
-        apply(function, [t if d is None else t.select(d, n) for t, d in zip(tensors, dims, strict=True)])
-        for n in range(size)
+
+    def one(n: int) -> torch.Tensor:
+        return apply(function, [t if d is None else t.select(d, n) for t, d in zip(tensors, dims, strict=True)])
+
+    if size:
+        return torch.stack([one(n) for n in range(size)]), 0
+    shaped = [
+        t if d is None else t.new_zeros(t.shape[:d] + t.shape[d + 1 :]) for t, d in zip(tensors, dims, strict=True)
     ]
-    return torch.stack(each), 0
+    alike = apply(function, shaped)
+    return alike.new_empty((0, *alike.shape)), 0

@@ -114,7 +114,9 @@ class Canonical:
         if self.reduction.steps:
             dense = self._reduced(dense, settings.effective_precision())
         return [
-            tables.table(operand, shape, permutation, settings)
+            operand
+            if permutation is None and tables.is_table(operand, shape)
+            else tables.table(operand, shape, permutation, settings)
             for operand, shape, permutation in zip(dense, self._table_shapes, self.arrangement, strict=True)
         ]
 

@@ -43,6 +43,9 @@ def available_memory(device: torch.device) -> int:
         return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
+available_memory._dynamo_marked_constant = True  # type: ignore[attr-defined]  # of a graph: nothing need be traced
+
+
 def to_dense(x: SparseTensor, memory_limit: int | str | None = None) -> torch.Tensor:
     """See SparseTensor.to_dense."""
     nbytes = math.prod(x.shape) * x.values.element_size()

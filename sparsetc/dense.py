@@ -94,6 +94,11 @@ def resolved(operand: torch.Tensor) -> torch.Tensor:
     return operand.resolve_conj().resolve_neg() if operand.is_conj() or operand.is_neg() else operand
 
 
+def is_table(operand: torch.Tensor, shape: tuple[int, ...]) -> bool:
+    """Whether kernels can read the memory of an operand as it is; what most calls are given."""
+    return operand.shape == shape and operand.is_contiguous() and not operand.is_conj() and not operand.is_neg()
+
+
 def table(operand: torch.Tensor, shape: tuple[int, ...], permutation: Dims | None, settings: Options) -> torch.Tensor:
     """The operand expanded to `shape`, its dimensions in the order a kernel reads them, contiguous.
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sparsetc.autograd import one_by_one
+from sparsetc.autograd import followed, one_by_one
 from sparsetc.codegen.launch import Values
-from sparsetc.dense import repeated_dims
+from sparsetc.dense import repeated_dims, resolved
+from sparsetc.formats.base import Packed, after_zero
 from sparsetc.ir.rewrite import UPSTREAM, Gradient, gradient
-from sparsetc.options import Options
-from sparsetc.pattern import Pattern
+from sparsetc.pattern import Pattern, lasting
 from sparsetc.tensor import SparseTensor
 
 if TYPE_CHECKING:
@@ -32,20 +32,23 @@ class Rule:
 
     gradient: Gradient
     text: str
-    settings: Options
+    of_values: bool
+    dense: tuple[int, ...]
+    """Dense inputs of that einsum: dense operands of the step by number, or `UPSTREAM`."""
     sizes: tuple[int, ...]
-    """Sizes of the operand's distinct letters; empty for the sparse operand."""
+    """Sizes of a dense operand's distinct letters; empty for the sparse operand."""
     source: torch.Tensor | None
     """Numbers of the operand's nonzeros that the gradient's values belong to; None for all, in order."""
 
     @classmethod
     def of(cls, step: Step, operand: int) -> Rule:
         """The rule of a step."""
-        g = gradient(step.raw, operand)
-        names = dict.fromkeys(g.target)
-        own = () if operand in step.raw.sparse else tuple(step.canonical.narrow.by_index[c] for c in names)
+        g, e = gradient(step.raw, operand), step.raw
+        numbers = {p: n for n, p in enumerate(e.dense)} | {UPSTREAM: UPSTREAM}
+        dense = tuple(numbers[s] for s in g.sources if s in numbers)
+        sizes = tuple(step.canonical.narrow.by_index[c] for c in dict.fromkeys(g.target)) if operand in e.dense else ()
         source = step.slotted.source if step.output.sparse else step.canonical.source
-        return cls(g, str(g.einsum), step.automatic, own, source)
+        return cls(g, str(g.einsum), operand in e.sparse, dense, sizes, source)
 
 
 @dataclass(frozen=True)
@@ -81,33 +84,40 @@ class At:
         step = self.step.batched(size, [d is not None for d in own])
         return step(self.pattern, values, moved), 1
 
+    def gradients(
+        self, wanted: Sequence[bool], tensors: Sequence[torch.Tensor], upstream: torch.Tensor
+    ) -> list[torch.Tensor | None]:
+        """The gradient for each tensor where it is wanted: an einsum in which it and the result change places."""
+        jobs = [self._job(n, tensors, upstream) if w else None for n, w in enumerate(wanted)]
+        made = iter(run_all([job for job in jobs if job is not None]))
+        return [None if job is None else self._finished(job, next(made)) for job in jobs]
+
     def gradient(self, n: int, tensors: Sequence[torch.Tensor], upstream: torch.Tensor) -> torch.Tensor:
-        """The einsum in which the operand and the result change places."""
+        """The gradient for one tensor."""
+        (found,) = self.gradients([m == n for m in range(n + 1)], tensors, upstream)[n:]
+        assert found is not None
+        return found
+
+    def _job(self, n: int, tensors: Sequence[torch.Tensor], upstream: torch.Tensor) -> Job:
         values, dense = self._split(tensors)
         step, e = self.step, self.step.raw
-        others = iter(dense)
-        given = [None if p in e.sparse else next(others) for p in range(len(e.inputs))]
         operand = e.sparse[0] if n == 0 and not self.ones else e.dense[n if self.ones else n - 1]
-        rule = step.rule(operand)
-        upstream = (
-            upstream if step.output.sparse else upstream.reshape((*step.output.kept_shape, *step.output.width_shape))
-        )
-        conjugate = step.dtype.is_complex
-        found = [
-            torch.conj_physical(t) if conjugate and place in rule.gradient.conjugated else t
-            for place, s in enumerate(rule.gradient.sources)
-            if (t := upstream if s == UPSTREAM else given[s]) is not None
-        ]
-        of_values = operand in e.sparse
-        own = None if of_values else values
-        if own is not None:
-            own = torch.conj_physical(own) if conjugate else own
-            if step.output.sparse and rule.source is not None:
-                own = own.index_select(0, rule.source)
-        pattern = step.slotted.pattern if step.output.sparse else self.pattern
-        inner = self._step_of(operand, rule, pattern, found)
-        rows = inner(pattern, own, found)
-        return self._of_values(rows, rule) if of_values else self._of_dense(rows, inner, rule)
+        rule, output = step.rule(operand), step.output
+        upstream = upstream if output.sparse else output.letters_apart(upstream)
+        found = [upstream if d == UPSTREAM else dense[d] for d in rule.dense]
+        own = None if rule.of_values else values
+        if step.dtype.is_complex:
+            found = [t if d == UPSTREAM else torch.conj_physical(t) for t, d in zip(found, rule.dense, strict=True)]
+            own = None if own is None else torch.conj_physical(own)
+        if own is not None and output.sparse and rule.source is not None:
+            own = own.index_select(0, rule.source)
+        pattern = step.slotted.pattern if output.sparse else self.pattern
+        return Job(self._step_of(operand, rule, pattern, found), rule, pattern, own, found)
+
+    def _finished(self, job: Job, rows: torch.Tensor) -> torch.Tensor:
+        if job.rule.of_values:
+            return self._of_values(rows, job.rule)
+        return self._of_dense(job.step.output.shaped(rows), job.rule)
 
     def _step_of(self, operand: int, rule: Rule, pattern: Pattern, dense: Sequence[torch.Tensor]) -> Step:
         """The gradient's step, kept with the pattern that it is of."""
@@ -121,13 +131,15 @@ class At:
             )
             given, e = iter(dense), rule.gradient.einsum
             operands = [x if p in e.sparse else next(given) for p in range(len(e.inputs))]
-            form = "sparse" if operand in self.step.raw.sparse else "dense"
-            (made,) = compiled(rule.text, operands, rule.settings, form).steps
+            form = "sparse" if rule.of_values else "dense"
+            (made,) = compiled(rule.text, operands, self.step.automatic, form).steps
             found = pattern.cache.put(key, made)
         return found  # type: ignore[no-any-return]
 
-    def _of_dense(self, rows: torch.Tensor, inner: Step, rule: Rule) -> torch.Tensor:
-        result, g = inner.output.shaped(rows), rule.gradient
+    def _of_dense(self, result: torch.Tensor, rule: Rule) -> torch.Tensor:
+        g = rule.gradient
+        if not g.broadcast and not g.repeated:
+            return result
         names = list(dict.fromkeys(g.target))
         for at, letter in enumerate(names):
             if letter in g.broadcast:
@@ -145,3 +157,103 @@ class At:
             return rows
         # Nonzeros off the diagonal of a repeated letter take no part; uncoalesced ones, and slots, were sorted.
         return rows.new_zeros(self.step.nnz).index_copy(0, rule.source, rows)
+
+
+# -- several at once --------------------------------------------------------------------------------------------------
+
+MOST_TOGETHER = 1 << 22
+"""Nonzeros up to which values are packed for several steps at once, which takes 4 bytes each: of more, a call's time is
+the kernels'."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A gradient to be computed: a step, and what it is called with."""
+
+    step: Step
+    rule: Rule
+    pattern: Pattern
+    values: torch.Tensor | None
+    dense: list[torch.Tensor]
+
+
+def run_all(jobs: Sequence[Job]) -> list[torch.Tensor]:
+    """The rows of every job.
+
+    What several kernels need beside themselves, packed values and zeros to add to, is made for all of them at once: by
+    as many calls of torch as there are kernels it takes more time than these do.
+    """
+    together = [job.step.alone and not followed([job.values, *job.dense]) for job in jobs]
+    if sum(together) < 2:
+        return [job.step(job.pattern, job.values, job.dense) for job in jobs]
+    own = [job for job, t in zip(jobs, together, strict=True) if t]
+    packed, outputs = iter(_packed(own)), iter(_zeros(own))
+    found = []
+    for job, t in zip(jobs, together, strict=True):
+        step = job.step
+        if t:
+            tables = step.canonical.arrange(job.dense, step.settings)
+            out = next(outputs)
+            found.append(step.executable.run(step.arrays, next(packed), tables, out, accumulate=out is not None))
+        else:
+            found.append(step(job.pattern, job.values, job.dense))
+    return found
+
+
+def _zeros(jobs: Sequence[Job]) -> list[torch.Tensor | None]:
+    """Zeros for each job whose kernel adds to them."""
+    runs = [job.step.executable for job in jobs]
+    device = jobs[0].pattern.device
+    made = [torch.empty(run.shape, dtype=run.dtype, device=device) if run.zeroes else None for run in runs]
+    torch._foreach_zero_([m for m in made if m is not None])
+    return made
+
+
+def _packed(jobs: Sequence[Job]) -> list[Values]:
+    """Packed values for each job, gathered by one call where they are those of one operand."""
+    own = [job for job in jobs if job.values is not None]
+    gathered = [part for job in own for part in job.step.parts if part.packed.places is not None]
+    values = own[0].values if own else None
+    if values is None or len(gathered) < 2 or not _shared(values, own):
+        return [job.step.packed_or_ones(job.values) for job in jobs]
+    key, cache = ("together", *(job.step.number for job in own)), own[0].pattern.cache
+    places = cache.get(key)
+    if places is None:
+        with lasting():
+            places = cache.put(key, Places.of([part.packed for part in gathered]))
+    whole = resolved(values.detach() if values.requires_grad else values)
+    found = iter(places.gather(whole))
+
+    def packed(step: Step) -> Values:
+        return [part.packed.pack_values(whole) if part.packed.places is None else next(found) for part in step.parts]
+
+    return [job.step.packed_or_ones(None) if job.values is None else packed(job.step) for job in jobs]
+
+
+def _shared(values: torch.Tensor, jobs: Sequence[Job]) -> bool:
+    """Whether these are the values of all jobs, as their steps store them, and few enough."""
+    same = all(job.values is values and job.step.dtype == values.dtype for job in jobs)
+    return same and values.numel() <= MOST_TOGETHER
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the values of several storages stand among an operand's, one storage after the other."""
+
+    at: torch.Tensor
+    sizes: list[int]
+    behind_zero: bool
+    """Whether they count from a zero that is put before the values, since some storage is padded with it."""
+
+    @classmethod
+    def of(cls, storages: Sequence[Packed]) -> Places:
+        """The places of all storages."""
+        zero = any(p.padded for p in storages)
+        moved = [p.gathered + 1 if zero and not p.padded else p.gathered for p in storages]
+        # Each storage begins where kernels may expect it, at a multiple of 16 bytes.
+        aligned = [torch.nn.functional.pad(p, (0, -p.numel() % 16)).int() for p in moved]
+        return cls(torch.cat(aligned), [p.numel() for p in aligned], zero)
+
+    def gather(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The values of each storage."""
+        return (after_zero(values) if self.behind_zero else values).index_select(0, self.at).split(self.sizes)

@@ -25,7 +25,7 @@ from sparsetc.runtime import library
 from sparsetc.step import Step
 from sparsetc.tensor import SparseTensor
 
-NewValues = Sequence[torch.Tensor | None]
+NewValues = torch.Tensor | Sequence[torch.Tensor | None]
 
 
 class Kernel:
@@ -49,7 +49,9 @@ class Kernel:
         self._pack()
 
     def _pack(self) -> None:
-        """Pack the values as they are now."""
+        """Pack the values as they are now; while a graph is traced there are none to pack."""
+        if torch.compiler.is_compiling():
+            return
         self._versions = tuple(map(version_of, self._values))
         self._packed = self.contraction.packed(self.operands)
 
@@ -59,7 +61,8 @@ class Kernel:
 
         Args:
             dense: the dense operands, in the order the equation names them; of the kernel's shapes, or broadcast.
-            values: new values of the sparse operands, (nnz,) each, in their own order; None keeps one's.
+            values: new values of the sparse operands, (nnz,) each, in their own order; None keeps one's. Of one sparse
+                operand a tensor will do.
 
         Returns:
             A dense tensor, or a `SparseTensor` where the output keeps modes of sparse operands, as `einsum` says.
@@ -72,7 +75,7 @@ class Kernel:
     @entry_point
     def _called(self, dense: tuple[torch.Tensor, ...], values: NewValues | None) -> Result:
         if values is not None:
-            return self.with_values(*values)._called(dense, None)
+            return self._with(self._given(values))._called(dense, None)
         packed = self._packed
         if packed is not None:
             for own, version in zip(self._values, self._versions, strict=True):
@@ -89,14 +92,17 @@ class Kernel:
 
         Nothing is planned, packed or generated again; only the values are put in place.
         """
-        new = self._given(values)
-        pairs = zip(self.operands, new, strict=True)
+        return self._with(self._given(values))
+
+    def _with(self, values: Sequence[torch.Tensor]) -> Kernel:
+        pairs = zip(self.operands, values, strict=True)
         return self.on([o if o._values is v else SparseTensor._make(o._pattern, v) for o, v in pairs])
 
     def _given(self, values: NewValues | None) -> tuple[torch.Tensor, ...]:
         """Values of all sparse operands, new ones checked."""
         if values is None:
             return self._values
+        values = [values] if isinstance(values, torch.Tensor) else values
         if len(values) != len(self._values):
             count = f"{len(self._values)} sparse operand{'s' if len(self._values) > 1 else ''}"
             raise ShapeError(f'"{self.equation}" has {count}, found {len(values)} values')

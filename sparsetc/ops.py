@@ -19,7 +19,6 @@ import torch
 
 from sparsetc.api import OPERATIONS, einsum, register_op
 from sparsetc.canonical import check_operand
-from sparsetc.entry import entry_point
 from sparsetc.errors import EquationError, ShapeError
 from sparsetc.inputs import as_dense, check_plain
 from sparsetc.output import without_zeros
@@ -166,7 +165,6 @@ def sddmm(a: Any, left: torch.Tensor, right: torch.Tensor, **settings: Any) -> R
 
 
 @register_op
-@entry_point
 def contract(
     x: Any,
     y: Any,

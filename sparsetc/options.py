@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,18 @@ def with_settings(base: Options, settings: dict[str, Any]) -> Options:
     """`base` with the settings that are not None, checked."""
     if not settings:
         return base
+    try:
+        return _with(base, tuple(settings.items()))
+    except TypeError:  # a plan that cannot be hashed, or an unknown name, which the other way tells apart
+        return _checked(base, settings)
+
+
+@lru_cache(maxsize=256)
+def _with(base: Options, settings: tuple[tuple[str, Any], ...]) -> Options:
+    return _checked(base, dict(settings))
+
+
+def _checked(base: Options, settings: dict[str, Any]) -> Options:
     unknown = sorted(set(settings) - set(Options.__dataclass_fields__))
     if unknown:
         raise TypeError(

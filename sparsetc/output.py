@@ -49,9 +49,13 @@ class Output:
         """Elements of a row."""
         return prod(self.width_shape)
 
+    def letters_apart(self, rows: torch.Tensor) -> torch.Tensor:
+        """The rows of a dense result with a dimension for each letter."""
+        return rows if len(self.kept_shape) == 1 else rows.reshape((*self.kept_shape, *self.width_shape))
+
     def shaped(self, rows: torch.Tensor) -> torch.Tensor:
         """A dense result of (rows, *dense sizes)."""
-        result = rows.reshape((*self.kept_shape, *self.width_shape))
+        result = self.letters_apart(rows)
         return result if self.permutation is None else result.permute(self.permutation)
 
 

@@ -142,6 +142,16 @@ class Step:
         self._finite, self._others = Finite(), dict[object, Step]()
         self._value_keys = [(p.packed.token, self._stored_dtype(p.program)) for p in self.parts]
         self._wide = accumulator(x.dtype) if self.backend == "torch" else x.dtype
+        sizes = (x.nnz, *self.executable.shape, *(n for _, n in canonical.bound.sizes))
+        self._empty = 0 in sizes
+        """Whether there is nothing to sum."""
+        self.alone = (
+            self.backend == "triton"
+            and not (self._empty or self._reads_zeros or self.arrays.second)
+            and (canonical.narrow is canonical.written and not canonical.reduction.steps)
+            and {self.executable.dtype, *(t for _, t in self._value_keys)} == {self.result_dtype}
+        )
+        """Whether a call is a launch and nothing else, so that calls may share what they need beside it."""
         self.nnz = x.nnz
         """Nonzeros of the sparse operand."""
         self._gradients: dict[int, Rule] = {}
@@ -321,6 +331,10 @@ class Step:
             packed = [part.packed.pack_values(own) for part in self.parts]
         return [p if p.dtype == t else p.to(t) for p, (_, t) in zip(packed, self._value_keys, strict=True)]
 
+    def packed_or_ones(self, values: torch.Tensor | None) -> Values:
+        """(nnz,) values as the parts store them; those of the pattern, 1 at each nonzero, where there are none."""
+        return self._ones if values is None else self.packed_values(values)
+
     @cached_property
     def _ones(self) -> Values:
         """The values of the pattern itself: 1 at each nonzero."""
@@ -343,13 +357,13 @@ class Step:
         given = self.canonical.slices(own)
         if given is None:  # in full, along a dimension that was broadcast when this was compiled
             return self._unbroadcast(pattern, values, own)
-        at = At(self, pattern, values is None, packed)
         tensors = given if values is None else [values, *given]
         if not followed(tensors):
-            return at.rows(tensors)
+            return self.rows(values, given, packed)
         # Expanded outside, so that autograd itself sums the gradient of an operand that was broadcast.
         shapes = self.canonical.narrow_shapes
         expanded = [d if d.shape == s else d.expand(s) for d, s in zip(given, shapes, strict=True)]
+        at = At(self, pattern, values is None, packed)
         return apply(at, expanded if values is None else [values, *expanded])
 
     def rows(
@@ -364,26 +378,17 @@ class Step:
 
     def _rows(self, values: torch.Tensor | None, dense: Sequence[torch.Tensor], packed: Values | None) -> torch.Tensor:
         run = self.executable
-        if not self._x.nnz or 0 in run.shape:
-            return self._nothing
+        if self._empty:
+            return torch.zeros(run.shape, dtype=self.result_dtype, device=self.canonical.device)
         tables = self.canonical.arrange(dense, self.settings)
         if self.backend == "torch" and run.dtype != self.dtype:
             tables = [t.to(run.dtype) for t in tables]
-        if not all(t.numel() for t in tables):
-            return self._nothing
         if self._reads_zeros and not self._finite.holds(dense, tables):
             return self._by_nonzeros.rows(values, dense)
-        if packed is None:
-            packed = self._ones if values is None else self.packed_values(values)
-        result = run.run(self.arrays, packed, tables)
+        result = run.run(self.arrays, self.packed_or_ones(values) if packed is None else packed, tables)
         if result.dtype == self.result_dtype:
             return result
         return fitted(result, self.result_dtype, f'the result of "{self.equation}"')
-
-    @property
-    def _nothing(self) -> torch.Tensor:
-        """The rows where there is nothing to sum."""
-        return torch.zeros(self.executable.shape, dtype=self.result_dtype, device=self.canonical.device)
 
     @property
     def _by_nonzeros(self) -> Step:

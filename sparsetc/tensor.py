@@ -120,8 +120,8 @@ class SparseTensor:
 
     def _bare(self) -> SparseTensor:
         """The pattern with no values to speak of and nothing kept: what is kept for a pattern may refer to it."""
-        with lasting():
-            none = self._values.new_zeros(()).expand(self._values.shape)
+        with lasting():  # nothing of the values, which a transform may follow
+            none = torch.zeros((), dtype=self.dtype, device=self.device).expand(self._values.shape)
         return SparseTensor._make(self._pattern.bare(), none)
 
     # ---- packed values ----------------------------------------------------------------------------------------
@@ -323,13 +323,14 @@ class SparseTensor:
 
     # ---- to and from others -----------------------------------------------------------------------------------
 
-    @entry_point
     def to_dense(self, memory_limit: int | str | None = None) -> torch.Tensor:
         """Strided tensor of ``shape``; differentiable. OutOfMemoryError when it needs more than ``memory_limit`` bytes.
 
         The limit is a number or text like ``"8GB"``; without one, the memory available now on the tensor's device.
         """
-        return convert.to_dense(self, memory_limit)
+        if torch.compiler.is_compiling():
+            return convert.to_dense(self, memory_limit)
+        return _to_dense(self, memory_limit)
 
     def to_torch(
         self, layout: torch.layout = torch.sparse_coo, blocksize: tuple[int, int] | None = None
@@ -378,6 +379,11 @@ class SparseTensor:
     def coerce(obj: object) -> SparseTensor | None:
         """``obj`` as a SparseTensor if it is one, or any sparse tensor named above; None when it is not sparse."""
         return convert.coerce(obj)
+
+
+@entry_point
+def _to_dense(x: SparseTensor, memory_limit: int | str | None) -> torch.Tensor:
+    return convert.to_dense(x, memory_limit)
 
 
 def counted_version(values: torch.Tensor) -> int | None:

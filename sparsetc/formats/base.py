@@ -73,9 +73,13 @@ class Packed:
         """
         if self.places is None:
             return values.contiguous()
-        if not self.padded:
-            return values.index_select(0, self.places)
-        return torch.cat([values, values.new_zeros(1)])[self.places]  # -1 is the last one, which is the zero
+        return (after_zero(values) if self.padded else values).index_select(0, self.gathered)
+
+    @cached_property
+    def gathered(self) -> torch.Tensor:
+        """(stored,) where stored values are gathered from: `places`, of padded values one further, behind a zero."""
+        assert self.places is not None
+        return self.places + 1 if self.padded else self.places
 
     @cached_property
     def places(self) -> torch.Tensor | None:
@@ -99,6 +103,11 @@ class Packed:
             return self
         full = self.arrays["block_full"]
         return replace(self, arrays=self.arrays | {"block_full": full // steps * steps})
+
+
+def after_zero(values: torch.Tensor) -> torch.Tensor:
+    """(n + 1,) values behind a zero, which stands for what is padding."""
+    return torch.nn.functional.pad(values, (1, 0))
 
 
 @runtime_checkable

@@ -213,6 +213,12 @@ class Product:
         """The function itself, which has nothing prepared."""
         return self
 
+    def gradients(
+        self, wanted: Sequence[bool], tensors: Sequence[torch.Tensor], upstream: torch.Tensor
+    ) -> list[torch.Tensor | None]:
+        """The gradient for each factor where it is wanted."""
+        return [self.gradient(n, tensors, upstream) if w else None for n, w in enumerate(wanted)]
+
     def gradient(self, n: int, tensors: Sequence[torch.Tensor], upstream: torch.Tensor) -> torch.Tensor:
         """The einsum in which the operand and the result change places."""
         factors, role = EINSUMS[self.role], self.role

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
 
-def autocast_off(device: torch.device) -> AbstractContextManager[object]:
-    """Autocast off within a ``with`` block, for backward passes: their threads do not always say that it is on."""
-    return torch.autocast(device.type, enabled=False)
+@contextmanager
+def autocast_off(device: torch.device) -> Iterator[None]:
+    """Autocast off within a ``with`` block, as `torch.autocast` does it in ten times the time."""
+    before = torch.is_autocast_enabled(device.type)
+    torch.set_autocast_enabled(device.type, False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device.type, before)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Autocast off within a ``with`` block, on a device where it is on."""
-    if torch.is_autocast_enabled(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()
+    return autocast_off(device) if torch.is_autocast_enabled(device.type) else _NOTHING
+
+
+_NOTHING = nullcontext()

@@ -29,6 +29,15 @@ class Arrays:
     """The partial rows that make up each row of a deterministic sum; None of any other."""
 
 
+@dataclass(frozen=True)
+class Bound:
+    """Programs with the arrays of storages."""
+
+    arrays: Arrays
+    call: Call
+    device: torch.device
+
+
 class Executable:
     """Programs of one step, ready to run."""
 
@@ -52,7 +61,7 @@ class Executable:
         self.programs, self.shape, self.dtype = programs, (rows, *width), dtype
         self.stores = all(owned(p) for p in programs.programs)
         self.zeroes = not (self.stores and covered)
-        self._bound: tuple[Arrays, Call] | None = None
+        self._bound: Bound | None = None
 
     def run(
         self,
@@ -77,71 +86,55 @@ class Executable:
         Returns:
             `out`, or what was made in its place.
         """
-        if out is not None and accumulate:
-            return self._added(arrays, values, dense, out, items)
-        zeroes = self.zeroes or arrays.second is not None or items is not None
+        bound = self._bound_to(arrays, items)
+        if arrays.second is not None:
+            return self._ordered(bound, arrays.second, values, dense, out, accumulate)
+        if out is not None and accumulate and self.stores:  # what is stored would overwrite
+            return out.add_(self.run(arrays, values, dense, items=items))
+        zeroes = self.zeroes or items is not None
         if out is None:
             make = torch.zeros if zeroes else torch.empty
-            out = make(self.shape, dtype=self.dtype, device=self._device(arrays, dense))
-        elif zeroes:
+            out = make(self.shape, dtype=self.dtype, device=bound.device)
+        elif zeroes and not accumulate:
             out.zero_()
-        self._launch(arrays, values, dense, out, items)
+        bound.call(values, dense, out)
         return out
 
-    def _added(
+    def _ordered(
         self,
-        arrays: Arrays,
+        bound: Bound,
+        second: SecondPass,
         values: Values,
         dense: Sequence[torch.Tensor],
-        out: torch.Tensor,
-        items: Sequence[tuple[int, int]] | None,
+        out: torch.Tensor | None,
+        accumulate: bool,
     ) -> torch.Tensor:
-        if arrays.second is not None:
-            call, second = self._bound_to(arrays, items), arrays.second
-            return second.add(self._partial(second, call, values, dense), out)
-        if self.stores:  # what is stored would overwrite
-            return out.add_(self.run(arrays, values, dense, None, False, items))
-        self._launch(arrays, values, dense, out, items)
+        """Partial rows, zeros first since what is padding stores nothing; then their sums."""
+        partial = torch.zeros((second.partials, *self.shape[1:]), dtype=self.dtype, device=bound.device)
+        bound.call(values, dense, partial)
+        if out is None:
+            out = torch.zeros(self.shape, dtype=self.dtype, device=bound.device)
+        elif accumulate:
+            return second.add(partial, out)
+        else:
+            out.zero_()
+        second(partial, out)
         return out
 
-    def _launch(
-        self,
-        arrays: Arrays,
-        values: Values,
-        dense: Sequence[torch.Tensor],
-        out: torch.Tensor,
-        items: Sequence[tuple[int, int]] | None,
-    ) -> None:
-        call, second = self._bound_to(arrays, items), arrays.second
-        if second is None:
-            call(values, dense, out)
-        else:
-            second(self._partial(second, call, values, dense), out)
-
-    def _partial(self, second: SecondPass, call: Call, values: Values, dense: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The partial rows; zeros first, since what is padding stores nothing."""
-        device = second.rows.device
-        partial = torch.zeros((second.partials, *self.shape[1:]), dtype=self.dtype, device=device)
-        call(values, dense, partial)
-        return partial
-
-    def _bound_to(self, arrays: Arrays, items: Sequence[tuple[int, int]] | None) -> Call:
-        return self._call(arrays) if items is None else self.programs.bind(self._some(arrays, items))
-
-    def _call(self, arrays: Arrays) -> Call:
+    def _bound_to(self, arrays: Arrays, items: Sequence[tuple[int, int]] | None) -> Bound:
         """The programs bound to these arrays; bound once while the same ones come again."""
         bound = self._bound
-        if bound is None or bound[0] is not arrays:
-            bound = self._bound = (arrays, self.programs.bind(arrays.parts))
-        return bound[1]
-
-    def _some(self, arrays: Arrays, items: Sequence[tuple[int, int]]) -> list[PartArrays]:
-        parts = zip(self.programs.programs, arrays.parts, items, strict=True)
-        return [a.some(p, *which) for p, a, which in parts]
-
-    @staticmethod
-    def _device(arrays: Arrays, dense: Sequence[torch.Tensor]) -> torch.device:
-        return next(a.device for a in (*dense, *(a for part in arrays.parts for a in part.index)))
+        if items is None and bound is not None and bound.arrays is arrays:
+            return bound
+        parts: Sequence[PartArrays] = arrays.parts
+        if items is not None:
+            own = zip(self.programs.programs, parts, items, strict=True)
+            parts = [a.some(p, *which) for p, a, which in own]
+        device = arrays.parts[0].index[0].device
+        made = Bound(arrays, self.programs.bind(parts), device)
+        if items is None:
+            self._bound = made
+        return made
 
 
 def owned(program: TileProgram) -> bool:

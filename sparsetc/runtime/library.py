@@ -182,7 +182,7 @@ def _kind(operand: Any) -> Kind:
     """An operand as constants, whether the graph's sizes are symbols or not."""
     sizes = tuple([operator.index(n) for n in operand.shape])
     if isinstance(operand, SparseTensor):
-        return sizes, operand._values.dtype, operand._values.device, operand._pattern.number
+        return sizes, operand._values.dtype, operand._values.device, operator.index(operand._pattern.number)
     strides = tuple([operator.index(n) for n in operand.stride()])
     repeated = 0 in strides and not operand.requires_grad
     return sizes, operand.dtype, operand.device, strides if repeated else ()
