@@ -89,7 +89,7 @@ class Kernel:
         return wrap(self.contraction, found, self._patterns, self.drop_zeros)
 
     def with_values(self, *values: torch.Tensor | None) -> Kernel:
-        """The same kernel for other values of the same patterns: (nnz,) for each sparse operand, None to keep one's.
+        """A kernel for other values of the same patterns: (nnz,) for each sparse operand, None to keep one's.
 
         Nothing is planned, packed or generated again; only the values are put in place.
         """
