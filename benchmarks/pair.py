@@ -139,7 +139,7 @@ def first_ms(call: Callable[[], Any]) -> float:
     """Median wall time of a call that has been made before, and of which nothing is kept but what is on disk."""
     found = []
     for _ in range(5):
-        gc.collect()  # an operand and its kernels refer to one another, and hold gigabytes
+        gc.collect()  # so that no call pays for what earlier ones left behind
         found.append(milliseconds(call, 1))
     return round(statistics.median(found), 2)
 

@@ -37,12 +37,12 @@ class Contraction(Protocol):
     """The einsum as written."""
     settings: Options
     form: str
-    """Of the output, as it was asked for."""
+    """The form of the output that was asked for: ``auto``, ``dense`` or ``sparse``."""
     dtype: torch.dtype
-    """Of the operands."""
+    """The operands' dtype."""
     device: torch.device
     key: str
-    """What operators of `torch.library` know it by."""
+    """The name by which operators of `torch.library` know the contraction."""
 
     @property
     def backend(self) -> str:
@@ -56,7 +56,7 @@ class Contraction(Protocol):
 
     @property
     def plan(self) -> Any:
-        """As ``plan=`` takes it, to make the same again."""
+        """The plan in the form that ``plan=`` takes, to make the same contraction again."""
         ...
 
     @property

@@ -42,7 +42,7 @@ class OutOfMemoryError(SparsetcError, MemoryError):
 
 
 class TransformError(SparsetcError, NotImplementedError):
-    """A transform of functions, or a forward-mode gradient, that cannot pass through a kernel."""
+    """Gradients in batches, which autograd asks for as if for one, or a traced graph whose kernel is gone."""
 
 
 class IOFormatError(SparsetcError, ValueError):

@@ -72,7 +72,7 @@ class OperandReport(StepReport):
     launches: int = 1
     parts: tuple[PartReport, ...] = ()
     tiles: tuple[tuple[int, int, int], ...] = ()
-    """Of a plan with tiles: (least nonzeros, tiles, nonzeros) of each class of tiles, a power of two wide."""
+    """(least nonzeros, tiles, nonzeros) of each class of tiles, a power of two wide; empty without tiles."""
 
     @property
     def predicted_us(self) -> float:
@@ -116,7 +116,7 @@ class PairReport(StepReport):
     threshold: int = 0
     """Nonzeros from which a block of x is multiplied as a block, in a hybrid."""
     shares: tuple[tuple[int, int], ...] = ()
-    """Of a hybrid: nonzeros of x in blocks and the pairs of those blocks, the other nonzeros and their pairs."""
+    """(nonzeros of x, pairs) of blocks and of what is not in blocks, in a hybrid."""
 
     def details(self) -> list[str]:
         """What meets, and what comes of it."""
@@ -148,7 +148,7 @@ class Explanation:
     """The device whose numbers the expected times are computed with, and how many of them were measured there; empty
     where nothing is expected."""
     measured: tuple[str, ...]
-    """Those fields of its `DeviceProfile`, by name."""
+    """The fields of that `DeviceProfile` that were measured, by name."""
     steps: tuple[StepReport, ...]
     nnz: int | None = None
     """Entries of the result of several sparse operands."""
@@ -164,7 +164,7 @@ class Explanation:
         raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data: of one sparse operand in one dict, of several with a dict a step."""
+        """The explanation as plain data: one dict for one sparse operand, and a dict a step for several."""
         found = asdict(self)
         if self.step is None:
             return found

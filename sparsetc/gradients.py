@@ -34,11 +34,11 @@ class Rule:
     text: str
     of_values: bool
     dense: tuple[int, ...]
-    """What stands at the dense inputs of that einsum: dense operands of the step by number, or `UPSTREAM`."""
+    """Dense inputs of that einsum: dense operands of the step by number, or `UPSTREAM`."""
     sizes: tuple[int, ...]
-    """Of a dense operand's distinct letters."""
+    """Sizes of a dense operand's distinct letters; empty for the sparse operand."""
     source: torch.Tensor | None
-    """Which of the operand's nonzeros the gradient's are; None for all, in order."""
+    """Numbers of the operand's nonzeros that the gradient's values belong to; None for all, in order."""
 
     @classmethod
     def of(cls, step: Step, operand: int) -> Rule:

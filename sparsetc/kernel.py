@@ -69,7 +69,8 @@ class Kernel:
             Gradients flow to dense operands and to the values of sparse ones.
         """
         if torch.compiler.is_compiling():
-            return library.traced(self.contraction, self._patterns, self._given(values), dense, self.drop_zeros)
+            given = self._given(values)
+            return library.traced(self._called, self.contraction, self._patterns, given, dense, self.drop_zeros)
         return self._called(dense, values)
 
     @entry_point
@@ -88,7 +89,7 @@ class Kernel:
         return wrap(self.contraction, found, self._patterns, self.drop_zeros)
 
     def with_values(self, *values: torch.Tensor | None) -> Kernel:
-        """The same kernel for other values of the same patterns: (nnz,) for each sparse operand, None to keep one's.
+        """A kernel for other values of the same patterns: (nnz,) for each sparse operand, None to keep one's.
 
         Nothing is planned, packed or generated again; only the values are put in place.
         """

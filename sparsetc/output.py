@@ -28,7 +28,7 @@ class Output:
     permutation: tuple[int, ...] | None
     """From (kept, dense) letters to the output's order; None when they are so already."""
     pattern: Pattern | None
-    """Of a sparse output: kept modes."""
+    """Pattern of a sparse output, over kept modes; None of a dense one."""
     own: bool
     """Whether the result's pattern is the sparse operand's own."""
     slot: torch.Tensor | None

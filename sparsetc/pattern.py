@@ -59,10 +59,10 @@ class Pattern:
     _counts: dict[Any, Any]
     _cache: Lru[Hashable, Any] | None
     number: int
-    """What it is known by where only numbers can be said, as in a graph that torch traces."""
+    """The number that a graph which torch traces knows the pattern by."""
 
     results: dict[str, Pattern]
-    """Patterns of results that stand in traced graphs."""
+    """Patterns of results in traced graphs, by the names of the contractions that give them."""
 
     def __init__(self, coords: torch.Tensor, shape: tuple[int, ...], coalesced: bool) -> None:
         """Int64 contiguous coordinates (order, nnz) of one's own; in range, and sorted and unique if `coalesced`."""
@@ -156,7 +156,7 @@ class CacheInfo:
     patterns: int
     """Live patterns that anything is kept for."""
     kernels: int
-    """Compiled einsums."""
+    """Compiled einsums, without those of gradients."""
     storages: int
     """Packed index arrays, each with what reads it."""
     nbytes: int

@@ -392,12 +392,12 @@ class Step:
 
     @property
     def _by_nonzeros(self) -> Step:
-        """The same einsum by a plan that multiplies nonzeros alone; made when a dense operand is first not finite."""
+        """The einsum by a plan that multiplies nonzeros alone; made when a dense operand is first not finite."""
         return self._other("coo", self.canonical.narrow, {"plan": "coo"})
 
     @property
     def _unbroadcast(self) -> Step:
-        """The same einsum for dense operands of full size."""
+        """The einsum for dense operands of full size."""
         return self._other("full", self.canonical.written, {})
 
     def _other(self, key: object, bound: Bound, changes: dict[str, object]) -> Step:
@@ -542,7 +542,7 @@ class Step:
 
 
 def _dot_precisions(precision: str, x: SparseTensor) -> list[str]:
-    """Of dots: what a setting stands for with operands of this type on this machine, then what is more exact."""
+    """What a setting stands for in dots of this type on this machine, then what is more exact."""
     if x.dtype in (torch.float16, torch.bfloat16):
         found = ["tf32"]  # holds both types exactly, and what it rounds a product to is no coarser than the result
     elif x.dtype != torch.float32:

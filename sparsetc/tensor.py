@@ -114,7 +114,7 @@ class SparseTensor:
         return cls._make(Pattern(coords, shape[: coords.shape[0]], coalesced), values)
 
     def _own(self) -> SparseTensor:
-        """Itself, its values known to be nobody else's."""
+        """The tensor itself, its values known to be nobody else's."""
         self._sole = True
         return self
 
@@ -241,7 +241,7 @@ class SparseTensor:
         return SparseTensor._of(*coalesce_sum(self.coords, self._values, self.shape), self.shape, True)
 
     def with_values(self, values: ArrayLike) -> SparseTensor:
-        """The same pattern with new values of the same size and device (the dtype may differ).
+        """A tensor of this pattern with new values, (nnz, *dense sizes), on its device; the dtype may differ.
 
         Shares the pattern, and so whatever is kept for it.
         """
@@ -253,7 +253,7 @@ class SparseTensor:
         return SparseTensor._make(self._pattern, new)
 
     def to(self, *args: Any, **kwargs: Any) -> SparseTensor:
-        """As torch's: ``to(device)``, ``to(dtype)``, ``to(device, dtype)``, ``to(other)``, ``non_blocking=``.
+        """The tensor elsewhere: ``to(device)``, ``to(dtype)``, ``to(device, dtype)``, ``to(other)``, ``non_blocking=``.
 
         Returns itself when nothing changes; on the same device the pattern and its cache are shared.
         """

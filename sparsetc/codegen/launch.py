@@ -41,13 +41,13 @@ class PartArrays:
     """The tensors that a part's program reads beside values and dense operands, and how many items these make."""
 
     index: tuple[torch.Tensor, ...]
-    """Those that ``program.arrays`` names, in its order, without the values."""
+    """The arrays that ``program.arrays`` names, in its order, without the values."""
     items: int
     stored: int
 
     @classmethod
     def of(cls, program: TileProgram, packed: Packed, rows: torch.Tensor | None = None) -> PartArrays:
-        """Those of a storage, and the result rows of what the program adds, where it reads them."""
+        """The tensors of a storage, and the result rows of what the program adds, where it reads them."""
         index = [packed.arrays[name] for name in program.view.arrays if name != "values"]
         return cls((*index, rows) if rows is not None else tuple(index), packed.items, packed.stored)
 
@@ -63,7 +63,7 @@ class PartArrays:
         return dict(zip((name for name in program.arrays if name != "values"), self.index, strict=True))
 
     def some(self, program: TileProgram, first: int, end: int) -> PartArrays:
-        """The same storage, of which only the items ``first .. end`` take part.
+        """The storage, of which only the items ``first .. end`` take part.
 
         Raises:
             PlanError: items are known by their numbers alone, as chunks of nonzeros are, or there are fewer of them.

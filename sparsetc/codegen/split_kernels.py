@@ -41,7 +41,7 @@ def power(exponent):
 
 @triton.jit
 def exponents(most):
-    """Of each row's largest magnitude, biased; such that the powers by which rows are scaled are normal numbers."""
+    """Biased exponents of rows' largest magnitudes, such that the powers that scale rows are normal numbers."""
     return tl.maximum(most >> 23, HEAD + 1)
 
 

@@ -75,9 +75,9 @@ class Parts:
     """Both operands in parts, and what is found on the way."""
 
     arrays: tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], ...]
-    """Of each operand high parts and low parts, (stored,) float16, and scales, (rows,) float32."""
+    """High parts and low parts, (stored,) float16, and scales, (rows,) float32, of each operand."""
     most: tuple[torch.Tensor, ...]
-    """Of each operand, (rows,) int32, the bits of its rows' largest magnitudes."""
+    """(rows,) int32 of each operand, the bits of its rows' largest magnitudes."""
     verdict: torch.Tensor
     """(1,) int32 on the device, the worse of both operands'."""
     found: torch.Tensor
@@ -85,7 +85,7 @@ class Parts:
 
     @property
     def nbytes(self) -> int:
-        """Of all arrays."""
+        """Bytes of all arrays."""
         arrays = [self.found, *(a for own in self.arrays for a in own)]
         return sum(a.numel() * a.element_size() for a in arrays)
 
@@ -133,7 +133,7 @@ def _together(
 
 
 def launched(values: Sequence[torch.Tensor], places: Sequence[Places], parts: Parts) -> None:
-    """By Triton's kernels."""
+    """Fill the parts by Triton's kernels."""
     from sparsetc.codegen import split_kernels as kernels
 
     read = [
@@ -148,7 +148,7 @@ def launched(values: Sequence[torch.Tensor], places: Sequence[Places], parts: Pa
 
 
 def computed(values: Sequence[torch.Tensor], places: Sequence[Places], parts: Parts) -> None:
-    """By torch, the same bits."""
+    """Fill the parts by torch, to the same bits."""
     for v, p, m, arrays in zip(values, places, parts.most, parts.arrays, strict=True):
         _computed(v, p, m, arrays, parts.verdict)
 

@@ -43,7 +43,7 @@ class Step:
     unit: int
     """Positions of one."""
     places: int
-    """Those that a program has of it, padding included."""
+    """Positions that a program has of the tile, padding included."""
     limit: int
     """Units of the tile where the step has more; else 0."""
 

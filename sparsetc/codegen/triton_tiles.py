@@ -342,7 +342,7 @@ class TileFunctionPrinter(FunctionPrinter):
         return terms, conditions
 
     def slots(self, key: Slot, own: tuple[str, ...]) -> tuple[list[str], list[str]]:
-        """The same of a sparse output, whose slots are stored for each kept position of an item; -1 is none."""
+        """Terms and conditions of a sparse output, whose slots are stored a kept position of an item; -1 is none."""
         p = self.p
         kept = tuple(p.letters[c.mode] for c in p.view.item)
         places = tuple(c for c in own if c in kept)

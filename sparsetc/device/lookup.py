@@ -1,4 +1,4 @@
-"""Whose numbers a plan is made by: the one place where one and two sparse operands look.
+"""The profile that a plan is priced by: the one place where one and two sparse operands look.
 
 In: a backend, or a device. Out: a `DeviceProfile`: as `calibrate` recorded it, if it did, and else a default.
 """

@@ -118,7 +118,7 @@ class DeviceProfile:
         return self.dot["bf16"] / 3 if precision == F16X3 else self.dot.get(precision, self.multiply)
 
     def describe(self) -> str:
-        """Whose numbers these are, and how many of them were measured, for a reader."""
+        """The device whose numbers these are, and how many of them were measured, for a reader."""
         count = f"{len(self.measured)} of {len(self.sources)} fields measured"
         if self.calibrated:
             return f"{self.name} (calibrated {self.calibrated}: {count}, others an {default_gpu().name}'s)"
@@ -131,7 +131,7 @@ class DeviceProfile:
 NUMBERS = tuple(f.name for f in fields(DeviceProfile) if f.name not in ("name", "sources", "calibrated"))
 """The fields that are numbers, or tables of them, each with a source."""
 TABLES = ("dot", "staged", "fused_slowdown", "product", "block_dot")
-"""Those of them that are tables by precision."""
+"""The fields that are tables by precision."""
 _SCALED = {"crowded": "add", "expanded_bytes": "memory", "far_blocks": "memory", "near_bytes": "l2_bytes"}
 """Numbers that no short probe shows, and those by which they are scaled: another GPU is taken to reach the share of its
 own device memory, L2 cache or additions that the default one reached of its."""

@@ -94,7 +94,7 @@ class Packed:
         return slot[places.clamp(min=0)].contiguous() if slot.numel() else places.clamp(min=0)
 
     def of(self, source: torch.Tensor | None) -> Packed:
-        """The same, as a part holding these nonzeros of a larger tensor."""
+        """The storage as a part that holds the nonzeros `source` of a larger tensor."""
         return replace(self, source=source)
 
     def unrolled(self, steps: int) -> Packed:

@@ -25,7 +25,7 @@ def packed_bits(tile: torch.Tensor, place: torch.Tensor, tiles: int, volume: int
 
 
 def narrowed(words: torch.Tensor, word: int) -> torch.Tensor:
-    """The same bits in words of fewer, as a little-endian machine has them in memory; (tiles, words) likewise."""
+    """Bits in words of fewer, as a little-endian machine has them in memory; (tiles, words) likewise."""
     return words.contiguous().view(WORDS[word])
 
 

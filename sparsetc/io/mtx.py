@@ -36,7 +36,7 @@ class _Header:
     entries: int
 
     def layout(self, dtype: torch.dtype) -> table.Layout:
-        """Of the lines that follow, for values of ``dtype``."""
+        """The layout of the lines that follow, for values of ``dtype``."""
         real = {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
         return table.Layout(2, _NUMBERS[self.field], real, COMMENT, self.shape, self.entries)
 

@@ -62,7 +62,7 @@ class Statistics:
     """Whether a fiber has several lanes: likewise."""
 
     def scaled(self, share: float) -> Statistics:
-        """Those of a share of the nonzeros."""
+        """The statistics of a share of the nonzeros."""
 
         def part(n: int) -> int:
             return max(1, int(n * share)) if share else 0
@@ -123,7 +123,7 @@ class Cost:
     volume: int = 0
     """Positions of a tile."""
     warps: int = 1
-    """Of a program."""
+    """Warps of a program."""
     sides: Count = ZERO
     """Bytes of gathered rows that are sides of dots."""
 

@@ -91,11 +91,11 @@ class TileWalk:
         return self.laid_out(x, stored, self.axes(s))
 
     def axes(self, s: Value) -> tuple[str, ...]:
-        """Those of what `value` gives."""
+        """The axes of what `value` gives."""
         return (PARTS, *s.out.axes) if self.program.stored(s.operand).tiles.parts else s.out.axes
 
     def scale(self, s: Scale) -> torch.Tensor:
-        """By what the item's rows of an operand are to be multiplied; 0 past the tile's side."""
+        """Factors by which the item's rows of an operand are multiplied; 0 past the tile's side."""
         operand, (letter,) = self.program.stored(s.operand), s.out.axes
         side = self.side(letter)
         first = int(self.arrays[f"item_{s.operand}"][self.item]) * side
@@ -160,7 +160,7 @@ class TileWalk:
         return kept, self.summed(terms), self.all_inside(kept)
 
     def slots(self, key: Slot) -> tuple[tuple[str, ...], torch.Tensor, torch.Tensor]:
-        """The same of a sparse output, whose rows are stored for each kept position of an item; -1 is none."""
+        """Kept letters, rows and which of them are any, of a sparse output with a row a kept position; -1 is none."""
         kept = tuple(self.program.letters[c.mode] for c in self.program.view.item)
         sides = [self.side(c) for c in kept]
         places = [

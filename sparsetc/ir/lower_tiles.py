@@ -113,7 +113,7 @@ class _TileLowering(Lowering):
         return max(1, MIN_DOT // positions)
 
     def _wide(self, letters: Sequence[str]) -> tuple[str, ...]:
-        """Those of which a program has several positions at once: axes of its tiles."""
+        """The letters of which a program has several positions at once: axes of its tiles."""
         return tuple(c for c in letters if self.block[c] > 1)
 
     # -- statements -------------------------------------------------------------------------------------------------

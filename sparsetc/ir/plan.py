@@ -87,7 +87,7 @@ class Schedule:
     dot: bool = True
     """Contract by `tl.dot` where an axis pair makes a matrix product."""
     precision: str = "ieee"
-    """Of the dots: ieee, tf32x3, tf32 or bf16; of pairs of tiles f16x3 too."""
+    """Precision of dots: ieee, tf32x3, tf32 or bf16; of dots of pairs of tiles f16x3 too."""
     stages: int = 3
     """Loads of later steps under way at once, in loops with dots (H200, gathered TTMc: tf32 ran 1.4x faster with 1 than
     with 3; `benchmarks/results/ttmc_stages.json`)."""

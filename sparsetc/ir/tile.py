@@ -45,7 +45,7 @@ class DenseAxis:
     size: int
     block: int
     fold: tuple[tuple[str, int], ...] = ()
-    """Of an axis of a pair of tiles: the letters that it is a fold of, and how many positions of each, row-major."""
+    """The letters that an axis of a pair of tiles is a fold of, and how many positions of each, row-major."""
 
     @property
     def programs(self) -> int:
@@ -260,7 +260,7 @@ class TileProgram:
     wide: bool = False
     """Whether the part stores so many nonzeros that their positions need 64 bits."""
     terms: tuple[tuple[str, ...], ...] = ()
-    """Of a task list: each operand's letters, by mode."""
+    """Letters of each operand of a task list, by mode; empty without one."""
 
     def axis(self, letter: str) -> DenseAxis:
         """The dense axis of a letter."""

@@ -55,7 +55,7 @@ PAIRED = ("x", "y")
 """The operands of a task list, as the names of their arrays begin."""
 
 LOW = 2**11
-"""By what the low parts of values are multiplied: their exponents are then those of the high parts."""
+"""Factor that low parts of values are multiplied by: their exponents are then those of the high parts."""
 
 WHOLE = 2**62
 """A chunk that no tensor reaches: one item holds every nonzero."""
@@ -117,7 +117,7 @@ class Consecutive:
 
     mode: int
     array: str
-    """Of differences, one for each coordinate of `by`; they may be negative."""
+    """Name of the array of differences, one for each coordinate of `by`; they may be negative."""
     by: int
 
 
@@ -143,7 +143,7 @@ class Tiles:
     sequence: tuple[int, ...] = ()
     """Modes in the order in which a tile's positions are stored, the last running fastest."""
     bitmap: bool = False
-    """Of a tile, only the nonzeros' values are stored, and a bit a position says which positions they have."""
+    """Whether only the nonzeros' values of a tile are stored; a bit a position then says which positions they have."""
     word: int = 32
     """Positions that a word of bits stands for: 8, 16 or 32."""
     contracted: int = 0
@@ -164,7 +164,7 @@ class Tiles:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """By mode, how far apart two neighbouring positions of a tile are stored."""
+        """How far apart two neighbouring positions of a tile are stored, by mode."""
         place = {mode: n for n, mode in enumerate(self.sequence)}
         return tuple(prod(self.sides[m] for m in self.sequence[place[mode] + 1 :]) for mode in range(len(self.sides)))
 

@@ -157,7 +157,7 @@ class BlockPath:
         return places
 
     def _reads_of(self, at: torch.Tensor, order: torch.Tensor) -> list[Read]:
-        """By buffer, where among its blocks the results stand. Of one buffer they are read in their own order."""
+        """Where results stand among the blocks of each buffer. Those of a single buffer are read in their own order."""
         r, c, _ = self.cut.extents
         narrow = index_dtype(2 * self.tasks.room * r * c)
         if len(self._buffers) == 1:
@@ -203,7 +203,7 @@ class BlockPath:
 
     @cached_property
     def _rows(self) -> tuple[Places, Places]:
-        """Of both operands, where values stand, and in which row of blocks; a row of y is a column of the result."""
+        """Where values of both operands stand, and in which row of blocks; a row of y is a column of the result."""
         cut, (r, c, k) = self.cut, self.cut.extents
         x, y = (blocks.at.to(index_dtype(stored)) for blocks, stored in zip((cut.x, cut.y), cut.elements, strict=True))
         return (
@@ -213,7 +213,7 @@ class BlockPath:
 
     @cached_property
     def _items(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """By buffer, the row of blocks of each operand that its programs' blocks of the result are of."""
+        """The row of blocks of each operand that the programs of a buffer make blocks of the result for, by buffer."""
         columns, found = max(1, self.cut.pairs.columns), []
         for b in self._buffers:
             place = self.tasks.places[b.start : b.stop]

@@ -32,7 +32,7 @@ class Buffer:
     start: int
     stop: int
     first: int
-    """Their pairs: ``first .. last`` of the task list."""
+    """Pairs of the blocks: ``first .. last`` of the task list."""
     last: int
     ptr: torch.Tensor
     """(programs + 1,) int64: the range of pairs of each."""

@@ -50,9 +50,9 @@ class Step:
     """None for two dense operands."""
     result: Term
     precision: str
-    """That of products of dense operands."""
+    """Precision of products of dense operands."""
     pattern: Pattern | None = None
-    """Of the sparse operand, where one is dense."""
+    """Pattern of the sparse operand, where one is dense."""
 
     def run(self, left: torch.Tensor, right: torch.Tensor, sparse_first: bool) -> torch.Tensor:
         """Values of a sparse result, or a dense one; of the values of the operands that are sparse."""

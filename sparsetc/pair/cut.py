@@ -44,7 +44,7 @@ def sides_for(sizes: tuple[int, ...], positions: int) -> tuple[int, ...]:
 
 
 Bitmaps = tuple[bool, bool]
-"""Of each operand, whether its blocks are read as bits and packed values, and not whole."""
+"""Whether the blocks of each operand are read as bits and packed values, and not whole."""
 WHOLE: Bitmaps = (False, False)
 
 
@@ -67,11 +67,11 @@ class Cut:
     """Both operands cut into blocks, and the blocks that meet counted. Pairs are made by `TaskList`."""
 
     meeting: Meeting
-    """Of nonzeros."""
+    """What meets, by nonzeros."""
     x: Blocks
     y: Blocks
     pairs: Meeting
-    """Of the blocks' coordinates: all blocks meet another, as each has a nonzero that does."""
+    """What meets, by blocks' coordinates: all blocks meet another, as each has a nonzero that does."""
     rows: tuple[tuple[str, int], ...]
     columns: tuple[tuple[str, int], ...]
     inner: tuple[tuple[str, int], ...]
@@ -113,7 +113,7 @@ class Cut:
 
     @property
     def work(self) -> BlockWork:
-        """That of all blocks."""
+        """The work of all blocks."""
         return BlockWork(self.pairs.tasks, self.pairs.most_results, self.elements, self.x.nnz + self.y.nnz)
 
     def in_parts(

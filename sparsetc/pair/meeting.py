@@ -60,9 +60,9 @@ class Meeting:
     counts: torch.Tensor
     """(live x,) tasks of each entry."""
     row: Numbering
-    """Of the live entries of x, by the letters that the result keeps."""
+    """Numbers of the live entries of x, by the letters that the result keeps."""
     column: Numbering
-    """Of the live entries of y, by their free letters."""
+    """Numbers of the live entries of y, by their free letters."""
     tasks: int
     shared: int
     """Distinct shared coordinates of the live entries."""
@@ -121,7 +121,7 @@ class Meeting:
 
     @cached_property
     def sizes(self) -> Sizes:
-        """Of the unfolded operands."""
+        """Sizes of the unfolded operands."""
         roles, n = self.roles, self.counts.numel()
 
         def distinct(letters: tuple[str, ...]) -> int:

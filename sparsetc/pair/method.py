@@ -61,7 +61,7 @@ class Method(ABC):
     """One way to run a contraction of two sparse operands."""
 
     name: str
-    """That of its plan."""
+    """The name of the method's plan."""
 
     @abstractmethod
     def seconds(self, p: PairProblem) -> float | None:

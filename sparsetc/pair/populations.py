@@ -23,7 +23,7 @@ class Split:
     threshold: int
     """Nonzeros from which a block of x is multiplied as a block."""
     blocks: BlockWork
-    """Of those blocks; y's are all that meet one of them, with all their nonzeros."""
+    """Work of such blocks of x; y's are all that meet one of them, with all their nonzeros."""
     tasks: int
     """Pairs of nonzeros, of the other blocks of x."""
 
@@ -37,7 +37,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Populations:
-    """Of the blocks of x."""
+    """How many nonzeros the blocks of x hold, and what they meet."""
 
     cut: Cut
     tasks: torch.Tensor

@@ -37,7 +37,7 @@ from sparsetc.runtime.executable import Arrays, Executable
 from sparsetc.runtime.second_pass import SecondPass
 
 EINSUMS = {"z": ("p", "q"), "x": ("q", "z"), "y": ("p", "z")}
-"""By what is summed for: the letters of the two dense operands."""
+"""Letters of the two dense operands, by the tensor that is summed for."""
 LETTER = {"x": "p", "y": "q", "z": "z"}
 
 # Not measured: a lane a thread, so that neighbouring lanes' additions are of one instruction.

@@ -27,7 +27,7 @@ from sparsetc.pair.methods import HYBRID, METHODS, NumericPath
 from sparsetc.pair.plans import sides_of
 from sparsetc.pair.problem import PairProblem
 from sparsetc.pair.scalar import EINSUMS, LETTER, TaskSums
-from sparsetc.pair.symbolic import Budget, Matching, Pattern, pattern_of
+from sparsetc.pair.symbolic import Budget, Matching, ResultPattern, pattern_of
 from sparsetc.pair.tasks import Tasks
 from sparsetc.planner.choice import Choice, ranked
 from sparsetc.runtime.autocast import without_autocast
@@ -85,7 +85,7 @@ class PairStep:
         with without_autocast(self.device):
             places = self.path.places()
         self.budget.check(places.numel())
-        self.pattern: Pattern = pattern_of(self.meeting, places)
+        self.pattern: ResultPattern = pattern_of(self.meeting, places)
 
     @property
     def sums(self) -> TaskSums:
@@ -99,7 +99,7 @@ class PairStep:
 
     @property
     def tasks(self) -> Tasks:
-        """Their list."""
+        """The list of tasks."""
         return self.sums.tasks
 
     @property
@@ -148,7 +148,7 @@ class PairStep:
         return self.sums.product(role, left, right)
 
     def _values(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """By place, after the one wait of a call: for the verdict on the values.
+        """The result's values by place, after the one wait of a call: for the verdict on the values.
 
         Where one is infinite or NaN, nonzero by nonzero: zeros of a block, or of an unfolded operand, are multiplied
         like any other value, and would carry it to entries that it has no part in. Where blocks in parts would be less
@@ -194,7 +194,7 @@ class PairStep:
 
 
 def _verdict(x: torch.Tensor, y: torch.Tensor) -> int:
-    """On values that are multiplied as they are; sums may overflow where none is infinite: right still, and slow."""
+    """The verdict on values multiplied as they are; sums may overflow where none is infinite: right, and slow."""
     return EXACT if isfinite((x.sum() + y.sum()).item()) else INFINITE
 
 
@@ -210,7 +210,7 @@ class Product:
         return self.step.product(self.role, *tensors)
 
     def of_any(self) -> Product:
-        """Itself."""
+        """The function itself, which has nothing prepared."""
         return self
 
     def gradients(

@@ -1,9 +1,9 @@
 """The tasks of a contraction in order, and where its result has entries (BCB-SpTC, section IV-A).
 
 In: a `Meeting`. Out: `Matching`: the tasks, pairs of entries whose shared coordinates are equal, counted before any is
-made; and `Pattern`: the result's coordinates. The stages are the paper's (pairing, sorting, compression), which it
-takes from expand-sort-compress; `expansion` makes the tasks, a chunk at a time, so memory is bounded however skewed a
-contracted index is.
+made; and `ResultPattern`: the result's coordinates. The stages are the paper's (pairing, sorting, compression), which
+it takes from expand-sort-compress; `expansion` makes the tasks, a chunk at a time, so memory is bounded however skewed
+a contracted index is.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Expanded:
     first: int
     """The first of p."""
     shift: torch.Tensor
-    """By p, from the first on: what a task's number, counted from `begin`, lacks to its q."""
+    """What a task's number, counted from `begin`, lacks to its q, by p from the first on."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def composed(first: torch.Tensor | None, then: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Pattern:
+class ResultPattern:
     """Where a result has entries."""
 
     places: torch.Tensor
@@ -155,15 +155,15 @@ class Pattern:
         return self.places.numel()
 
 
-def pattern_of(meeting: Meeting, places: torch.Tensor) -> Pattern:
+def pattern_of(meeting: Meeting, places: torch.Tensor) -> ResultPattern:
     """Coordinates of ascending places, in the lexicographic order of the result's letters."""
     roles = meeting.roles
     coords = meeting.coordinates(places, roles.output)
     if roles.output == roles.natural:
-        return Pattern(places, coords, None)
+        return ResultPattern(places, coords, None)
     sizes = [(meeting.x if c in roles.kept_x else meeting.y).extents([c])[0] for c in roles.output]
     order = lexsort(tuple(coords), sizes)
-    return Pattern(places, coords[:, order].contiguous(), order)
+    return ResultPattern(places, coords[:, order].contiguous(), order)
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class Budget:
 
     @property
     def entry_bytes(self) -> int:
-        """Of an entry of the result: coordinates and a value."""
+        """Bytes of an entry of the result: coordinates and a value."""
         return 8 * self.order + self.itemsize
 
     @property

@@ -79,7 +79,7 @@ class TaskList:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of T: live entries of x and of y, entries of the result."""
+        """Sizes of T: live entries of x and of y, entries of the result."""
         return *self.matching.live, self.nnz
 
     def chunks(self) -> Packed:
@@ -113,7 +113,7 @@ class TaskList:
         return ptr.to(index_dtype(self.end - self.begin)), (run + low).to(index_dtype(self.shape[0]))
 
     def pieces(self, size: int) -> Iterator[TaskList]:
-        """The same tasks in lists of about `size`, whole frames each."""
+        """The tasks in lists of about `size`, whole frames each."""
         size = max(FRAME, size // FRAME * FRAME)
         for start in range(0, self.end - self.begin, size):
             stop = min(start + size, self.end - self.begin)
@@ -132,7 +132,7 @@ class Filling:
     """A `TaskList` that is filled group by group."""
 
     def __init__(self, matching: Matching, begin: int, end: int, nnz: int) -> None:
-        """Of tasks ``begin .. end``; `nnz` is the most entries that the result may have."""
+        """Allocate for tasks ``begin .. end``; `nnz` is the most entries that the result may have."""
         device, tasks = matching.ends.device, end - begin
         entries = index_dtype(max(*matching.live, tasks))
         self.matching, self.begin, self.end = matching, begin, end

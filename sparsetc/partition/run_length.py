@@ -1,4 +1,4 @@
-"""By run length: output rows of many nonzeros apart from rows of few.
+"""Dealing by run length: output rows of many nonzeros apart from rows of few.
 
 A long row fills the lanes of a work item by itself; short rows run side by side, one a lane. No single kernel serves
 both (`benchmarks/results/mttkrp_plans.json`): of 11 M nonzeros in rows of about 4, one row an item took 1.5 ms, one row

@@ -1,4 +1,4 @@
-"""By threshold: nonzeros of well-filled tiles apart from all others (HLS, section V-A).
+"""Dealing by threshold: nonzeros of well-filled tiles apart from all others (HLS, section V-A).
 
 Dense tiles go to the tensor cores, the leftovers to a scalar part; both add to the same output rows.
 """

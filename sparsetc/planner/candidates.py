@@ -41,7 +41,7 @@ PROGRAMS = 1 << 16
 ITEM_NNZ = (128, 512)
 """Fewest and most nonzeros an item takes (H200: 128 won on 1 to 10 M nonzeros, 512 on 77 M)."""
 DOT_ITEM_NNZ = (512, 2048)
-"""The same where an item ends by adding a matrix (H200, TTMc of rank 32 x 32: 2,048 beat 512 and 8,192)."""
+"""Fewest and most where an item ends by adding a matrix (H200, TTMc of rank 32 x 32: 2,048 beat 512 and 8,192)."""
 DOT_LANES = 16
 """Lanes a dot contracts at once; twice as many, one step at a time, where runs are contracted in tf32x3 (H200,
 `benchmarks/results/ttmc_stages.json`: 4.24 ms against 4.48)."""

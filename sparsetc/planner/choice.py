@@ -24,7 +24,7 @@ class Estimate:
     """The plan, for a reader: its name, and what tells it from others of that name."""
     plan: Plan
     seconds: tuple[float, ...] | None
-    """Of each part, launches included, or of all together; None where the plan does not fit, or has no kernel."""
+    """Seconds of each part, launches included, or of all; None where the plan does not fit, or has no kernel."""
     expected: tuple[Statistics, ...] = ()
     """What packing each part is expected to give."""
     scalar: bool = False
@@ -46,7 +46,7 @@ class Choice:
     expected: tuple[Statistics, ...] = ()
     """What packing each part was expected to give, where parts were packed after the choice."""
     seconds: tuple[float, ...] = ()
-    """Of the plan's parts: together what `considered` says of it."""
+    """Seconds of the plan's parts: together what `considered` says of it."""
 
     def __repr__(self) -> str:
         expected = f"{1e6 * sum(self.seconds):.1f} us expected, " if self.seconds else ""

@@ -38,11 +38,11 @@ from sparsetc.planner.statistics import Counts
 TILES_AN_ITEM = 8
 """Most tiles one work item takes."""
 CHAINED_TILES = 32
-"""The same where an item ends by adding a matrix for each kept position (`benchmarks/results/ttmc_tiles.json`)."""
+"""Most tiles where an item ends by adding a matrix for each kept position (`benchmarks/results/ttmc_tiles.json`)."""
 LEAST_ITEMS = 500
 """Work items that a part is dealt to, if it has the tiles."""
 MANY_ITEMS = 1000
-"""The same before an item takes more than half of the most tiles: fewer would leave the GPU's last wave half empty."""
+"""Work items before one takes more than half of the most tiles: fewer would leave the GPU's last wave half empty."""
 THRESHOLDS = tuple(sorted({round(2 ** (n / 2)) for n in range(25)}))
 """Populations tried as a threshold."""
 RANKS = 128
@@ -53,7 +53,7 @@ ELEMENTWISE_BYTES = 8192
 """Bytes of sums of a program of one warp that multiplies without dots: 64 registers a thread. The assembler takes
 minutes over 16 times as many."""
 FUSED_RANKS, FUSED_MATRIX = 64, {"tf32x3": 1024}
-"""The same in a fused launch (and 4,096 elsewhere): registers it takes are lost to the scalar programs too."""
+"""`RANKS` and `MATRIX` in a fused launch (4,096 elsewhere): registers it takes are lost to the scalar programs too."""
 
 
 def hls(setting: Setting, counts: Counts, threshold: int | None = None) -> Candidate:
@@ -136,7 +136,7 @@ class Held:
 
     @classmethod
     def of(cls, histogram: torch.Tensor) -> Held:
-        """Of the nonzeros of each population."""
+        """Count from the number of nonzeros of each population."""
         tiles = histogram // torch.arange(histogram.numel(), device=histogram.device).clamp(min=1)
         below = (torch.cumsum(counted, 0).tolist() for counted in (histogram, tiles))
         nonzeros, whole = ((0, *counted) for counted in below)
@@ -246,7 +246,7 @@ def _elementwise(setting: Setting, groups: TileGroups, padded: dict[str, int]) -
 
 
 def _chained(setting: Setting, groups: TileGroups, padded: dict[str, int]) -> Schedule:
-    """The same of two dots: as many kept positions as the matrices have room for, `columns` being their number.
+    """The schedule of two dots: as many kept positions as the matrices have room for, `columns` being their number.
 
     On an H200 (`benchmarks/results/ttmc_tiles.json`, rank 32 x 32) 8 positions by 4 warps were fastest in bfloat16, by
     2 in tf32; in tf32x3 4 positions by 2.
@@ -269,7 +269,7 @@ def _most_elements(setting: Setting, warps: int) -> int:
 
 
 def _dot_sides(setting: Setting, groups: TileGroups) -> list[tuple[dict[str, None], int]]:
-    """By dot, the dense axes of what it contracts with, in their order, and the positions that it contracts."""
+    """The dense axes of what each dot contracts with, in their order, and the positions that it contracts."""
     side = dict(zip(setting.letters, sides_of(setting.bound.extents(setting.letters)), strict=True))
     _, operands = named_operands(setting.bound)
     found = []

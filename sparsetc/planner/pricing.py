@@ -54,14 +54,14 @@ def seconds_of(
 
 
 def views(candidate: Candidate, setting: Setting) -> list[View]:
-    """By part, the view that its format promises."""
+    """The view that each part's format promises."""
     (sparse,) = setting.bound.einsum.sparse
     shape = setting.bound.extents(setting.bound.einsum.inputs[sparse])
     return [get_format(part.format).view(shape, part.storage) for part in candidate.plan.parts]
 
 
 def owned(candidate: Candidate, setting: Setting) -> tuple[bool, ...]:
-    """By part, whether its results are expected to be stored, by the rule that the kernel goes by."""
+    """Whether each part's results are expected to be stored, by the rule that the kernel goes by."""
     plan, expected = candidate.plan, candidate.expected
     alone = sum(s.nnz > 0 for s in expected) <= 1 or PARTITIONS[plan.partition].whole_rows
     at = Circumstances(setting.kept, setting.backend, setting.sparse_output, setting.distinct, alone)

@@ -26,7 +26,7 @@ class Arrays:
 
     parts: tuple[PartArrays, ...]
     second: SecondPass | None = None
-    """Of a deterministic sum: which partial rows make up each row."""
+    """The partial rows that make up each row of a deterministic sum; None of any other."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class Executable:
         """Take programs.
 
         Args:
-            programs: of all parts.
-            rows: of the result.
+            programs: the generated programs of all parts.
+            rows: how many rows the result has.
             width: sizes of the dense axes of a row.
-            dtype: of the result.
+            dtype: the result's.
             covered: whether the items together reach every row.
         """
         self.programs, self.shape, self.dtype = programs, (rows, *width), dtype

@@ -19,7 +19,7 @@ TOLERANCE = {
     "complex64": 1e-5,
     "complex128": 1e-13,
 }
-"""Of the error of an element, relative to the sum of the absolute values of its terms."""
+"""Tolerance of the error of an element, relative to the sum of the absolute values of its terms."""
 PRECISION = {"high": 4e-3, "medium": 3e-2}
 """As `TOLERANCE`, where float32 is not kept in matrix products."""
 SMALLEST = {"float16": 2e-6}

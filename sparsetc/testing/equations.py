@@ -22,7 +22,7 @@ class Bounds:
     """How large a case may be."""
 
     nonzeros: int = 120
-    """Of a sparse operand."""
+    """Most nonzeros of a sparse operand."""
     work: int = 60_000
     """Products that the reference forms."""
     result: int = 30_000

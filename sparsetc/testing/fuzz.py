@@ -35,7 +35,7 @@ class Settings:
     device: str = "cpu"
     workers: int = 1
     cases: int = 0
-    """Of each kind; 0 for as many as the minutes allow."""
+    """Cases of each kind; 0 for as many as the minutes allow."""
     limit: float = 60.0
 
 

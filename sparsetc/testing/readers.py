@@ -35,7 +35,7 @@ from sparsetc.tensor import SparseTensor
 from sparsetc.testing.reader_cases import Case, draw
 
 SECONDS = 2.0
-"""Of processor time that a file of a case may take; all are below 1 MB."""
+"""Seconds of processor time that a file of a case may take; all are below 1 MB."""
 GROWTH = 200_000
 """Kilobytes by which a case may raise the largest memory of the process; most of it is what a process takes once."""
 LIMIT = 50_000_000

@@ -27,7 +27,7 @@ class Errand:
 
     kind: str
     seed: int
-    """Of its first case; the next are `step` apart."""
+    """Seed of its first case; the next are `step` apart."""
     step: int
     deadline: float
     """On the clock of `time.time`."""

@@ -99,21 +99,21 @@ class Half:
 
 
 class HybridPath:
-    """Both, one after the other."""
+    """Blocks by one method, then the other nonzeros by another."""
 
     def __init__(self, *halves: Half) -> None:
         self.halves = halves
         self.slots: list[torch.Tensor] = []
-        """Of each half's results, the entries of the result."""
+        """Entries of the result that each half's results belong to."""
         self.nnz = 0
 
     @property
     def sizes(self) -> Sizes:
-        """Those of both halves."""
+        """How much of each operand both halves read."""
         return tuple(own for half in self.halves for own in half.path.sizes)
 
     def places(self) -> torch.Tensor:
-        """The union."""
+        """The union of both halves' places, (nnz,) int64."""
         found = [half.places() for half in self.halves]
         places = torch.unique(torch.cat(found))
         self.slots = [torch.searchsorted(places, own) for own in found]
@@ -121,7 +121,7 @@ class HybridPath:
         return places
 
     def parts(self, x: torch.Tensor, y: torch.Tensor) -> Parts | None:
-        """Of the values that are multiplied in blocks."""
+        """The parts of values that are multiplied in blocks."""
         return self.halves[0].parts(x, y)
 
     def run(self, x: torch.Tensor, y: torch.Tensor, parts: Parts | None = None) -> torch.Tensor:
