@@ -41,7 +41,7 @@ from sparsetc.integers import fitted, summed_dtype
 from sparsetc.ir.einsum import Bound, Einsum
 from sparsetc.ir.lower import lower
 from sparsetc.ir.operands import Target
-from sparsetc.ir.plan import Part, Plan
+from sparsetc.ir.plan import DOTS, Part, Plan
 from sparsetc.ir.tile import Add, TileProgram, walk
 from sparsetc.lru import Lru
 from sparsetc.options import Options, in_force, with_settings
@@ -548,8 +548,7 @@ def _dot_precisions(precision: str, x: SparseTensor) -> list[str]:
     elif x.dtype != torch.float32:
         found = ["ieee"]
     else:
-        ladder = {"medium": "bf16", "high": "tf32", "highest": "tf32x3"}
-        found = list(ladder.values())[list(ladder).index(precision) :]
+        found = list(DOTS.values())[list(DOTS).index(precision) :: -1]
     return list(dict.fromkeys(portable(one, machine_of((x._values,))) for one in found))
 
 

@@ -14,7 +14,7 @@ import torch
 from sparsetc.dense import matmul_precision
 from sparsetc.device.profile import default_gpu
 from sparsetc.device.targets import portable
-from sparsetc.ir.plan import F16X3
+from sparsetc.ir.plan import DOTS, F16X3
 from sparsetc.options import PRECISIONS
 
 ROW = 32
@@ -31,7 +31,7 @@ TASKS_A_RUN = 32
 """Tasks whose places in the result rise."""
 BLOCK, INNER, PAIRS = 64, 32, 64
 """Rows, or columns, and inner positions of a block of the two operands; pairs of one program."""
-BLOCK_DOTS = {"f16x3": F16X3, "highest": "tf32x3", "high": "tf32", "medium": "bf16", "float64": "ieee"}
+BLOCK_DOTS = {"f16x3": F16X3, **DOTS, "float64": "ieee"}
 """How pairs of blocks are multiplied, by ``precision=``; ``f16x3`` where they are in halves."""
 SPARSE = 16
 """Places of an array for each value that is scattered to it and gathered from it."""

@@ -28,7 +28,9 @@ PLAN_NAMES = ("auto", "hls", *FIXED, *PAIRED_PLANS)
 SIDE = "side_"
 """What stands before a letter in the name of the parameter that is a block's side along it."""
 
-PRECISIONS = ("ieee", "tf32x3", "tf32", "bf16")
+DOTS = {"highest": "tf32x3", "high": "tf32", "medium": "bf16"}
+"""How a dot of float32 multiplies, by ``precision=``, the most exact first."""
+PRECISIONS = ("ieee", *DOTS.values())
 F16X3 = "f16x3"
 """Precision of dots whose sides are stored in parts of 16 bits (`ir.view.Tiles`), which pairs of tiles alone are: three
 dots, of high and high, high and low, low and high parts, are as exact as float32."""

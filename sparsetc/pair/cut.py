@@ -19,7 +19,7 @@ from sparsetc.device.targets import MACHINES, machine_of
 from sparsetc.formats.bcb import Bcb, Blocks
 from sparsetc.ir.lower_pairs import lower_pairs
 from sparsetc.ir.operands import MIN_DOT, Target
-from sparsetc.ir.plan import F16X3, Schedule
+from sparsetc.ir.plan import DOTS, F16X3, Schedule
 from sparsetc.ir.tile import TileProgram
 from sparsetc.ir.view import tiles_along
 from sparsetc.pair.equation import Side
@@ -150,7 +150,7 @@ class Cut:
         triton, floats = backend == "triton", dtype.is_floating_point or dtype.is_complex
         # Over one inner position there is nothing to add up: a dot would multiply its padding fifteen times of sixteen.
         dot = floats and not (triton and k == 1)
-        how = {"highest": "tf32x3", "high": "tf32", "medium": "bf16"}[precision] if dtype == torch.float32 else "ieee"
+        how = DOTS[precision] if dtype == torch.float32 else "ieee"
         how = F16X3 if parts else how
         schedule = Schedule(warps=8 if r * c > 64 * 64 else 4 if r * c > 64 else 1, dot=dot, precision=how)
         if parts:
