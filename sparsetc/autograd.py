@@ -22,11 +22,9 @@ class Multilinear(Protocol):
 
     def rows(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """The result, outside autograd."""
-        ...
 
     def of_any(self) -> Multilinear:
         """The function with nothing prepared for the tensors that it is first called with."""
-        ...
 
     def gradients(
         self, wanted: Sequence[bool], tensors: Sequence[torch.Tensor], upstream: torch.Tensor
@@ -35,11 +33,9 @@ class Multilinear(Protocol):
 
         What a tensor holds is not read for its own gradient.
         """
-        ...
 
     def batched(self, tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> tuple[torch.Tensor, int]:
         """The results of a batch, differentiable, and their batch dimension, given that of each tensor."""
-        ...
 
 
 def apply(function: Multilinear, tensors: Sequence[torch.Tensor]) -> torch.Tensor:

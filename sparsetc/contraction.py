@@ -47,50 +47,40 @@ class Contraction(Protocol):
     @property
     def backend(self) -> str:
         """``triton`` or ``torch``."""
-        ...
 
     @property
     def steps(self) -> Sequence[Any]:
         """The contractions of which one operand, or two, are sparse, in order."""
-        ...
 
     @property
     def plan(self) -> Any:
         """The plan in the form that ``plan=`` takes, to make the same contraction again."""
-        ...
 
     @property
     def source(self) -> str:
         """The generated programs."""
-        ...
 
     @property
     def path(self) -> Path:
         """The file of the first."""
-        ...
 
     @property
     def sparse(self) -> bool:
         """Whether the result is a SparseTensor."""
-        ...
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of what `result` gives."""
-        ...
 
     @property
     def result_dtype(self) -> torch.dtype:
         """The dtype of what `result` gives."""
-        ...
 
     def bare(self, number: int) -> Pattern:
         """The pattern of a sparse operand, with nothing kept."""
-        ...
 
     def pattern_on(self, patterns: Sequence[Pattern]) -> Pattern | None:
         """The pattern of a sparse result, given those of the operands, one of which it may be; None of a dense one."""
-        ...
 
     def result(
         self,
@@ -100,7 +90,6 @@ class Contraction(Protocol):
         packed: Values | None = None,
     ) -> torch.Tensor:
         """A dense result, or a sparse one's values; differentiable."""
-        ...
 
     def gradient(
         self,
@@ -111,19 +100,15 @@ class Contraction(Protocol):
         upstream: torch.Tensor,
     ) -> torch.Tensor:
         """The gradient for one of values and dense operands, given that of the result; outside autograd."""
-        ...
 
     def packed(self, operands: Sequence[SparseTensor]) -> Values | None:
         """Values as the storages have them; None where each call reads them as they are."""
-        ...
 
     def ptx(self, target: str) -> str:
         """The assembly for a named target."""
-        ...
 
     def explain(self) -> Any:
         """Why it is as it is."""
-        ...
 
 
 class Single:

@@ -122,15 +122,12 @@ class Format(Protocol):
 
     def view(self, shape: tuple[int, ...], storage: Storage) -> View:
         """How a part of this storage is read; what a plan is costed by before anything is packed."""
-        ...
 
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
         """Coordinates (order, nnz), int64, in lexicographic order -> arrays and their view."""
-        ...
 
     def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
         """(coords (order, nnz), positions (nnz,)): every nonzero stored, and which of the given ones it is."""
-        ...
 
 
 FORMATS: dict[str, Format] = {}
