@@ -28,7 +28,6 @@ from sparsetc.codegen.launch import (
     source_name,
     stored_dtype,
 )
-from sparsetc.convert import available_memory
 from sparsetc.dense import Finite, resolved
 from sparsetc.device.lookup import of_backend
 from sparsetc.device.targets import machine_of, portable
@@ -115,7 +114,7 @@ class Step:
             settings.deterministic,
             x.dtype.itemsize,
             x.dtype.is_floating_point,
-            available_memory(x.device) if settings.memory_limit is None else settings.memory_limit,
+            settings.memory_on(x.device),
             x.is_coalesced,
             max(1, self.output.rows),
             x.is_coalesced or (self.output.sparse and self.output.rows == canonical.coords.shape[1]),
