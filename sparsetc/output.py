@@ -13,6 +13,7 @@ import torch
 
 from sparsetc.canonical import Canonical
 from sparsetc.errors import PlanError
+from sparsetc.ir.einsum import Einsum
 from sparsetc.numbering import numbered
 from sparsetc.pattern import Pattern, lasting
 from sparsetc.tensor import SparseTensor
@@ -59,6 +60,16 @@ class Output:
         return result if self.permutation is None else result.permute(self.permutation)
 
 
+def check_form(form: str, e: Einsum) -> None:
+    """Raise `PlanError` unless a result can be given as ``auto``, ``dense`` or, having a pattern, ``sparse``."""
+    if form not in ("auto", "dense", "sparse"):
+        raise PlanError(f'output must be "auto", "dense" or "sparse", found {form!r}')
+    if form == "sparse" and not e.kept:
+        which = "the" if len(e.sparse) == 1 else "a"
+        why = f"keeps no mode of {which} sparse operand, so its result has no pattern"
+        raise PlanError(f'"{e.text}" {why}; use output="dense"')
+
+
 def output_of(canonical: Canonical, x: SparseTensor, form: str) -> Output:
     """Shape and pattern of the result.
 
@@ -66,19 +77,14 @@ def output_of(canonical: Canonical, x: SparseTensor, form: str) -> Output:
     """
     bound, kept = canonical.bound, canonical.kept
     e = bound.einsum
+    check_form(form, e)
     width_letters = tuple(c for c in e.output if c not in canonical.letters)
     order = (*(canonical.letters[m] for m in kept), *width_letters)
     permutation = tuple(order.index(c) for c in e.output)
     shape, width = tuple(canonical.shape[m] for m in kept), bound.extents(width_letters)
     moved = None if permutation == tuple(range(len(order))) else permutation
-    if form not in ("auto", "dense", "sparse"):
-        raise PlanError(f'output must be "auto", "dense" or "sparse", found {form!r}')
     everything = len(kept) == len(canonical.letters)
     sparse = form == "sparse" or (form == "auto" and bool(kept) and (len(kept) >= 2 or everything))
-    if form == "sparse" and not kept:
-        raise PlanError(
-            f'"{e.text}" keeps no mode of the sparse operand, so its result has no pattern; use output="dense"'
-        )
     if not sparse:
         return Output(shape, width, moved, None, False, None)
     if everything and kept == tuple(range(len(kept))):

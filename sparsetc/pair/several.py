@@ -24,6 +24,7 @@ from sparsetc.integers import fitted, summed_dtype
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.plan import Plan
 from sparsetc.options import Options
+from sparsetc.output import check_form
 from sparsetc.pair.chain import Chain
 from sparsetc.pair.equation import Side, prepared
 from sparsetc.pair.plans import check_pairs
@@ -46,7 +47,8 @@ class Several:
         for position, operand in enumerate(operands):
             check_operand(operand, position, first.dtype, first.device)
         self.dtype, self.device = first.dtype, first.device
-        self.sparse = _is_sparse(bound, form)
+        check_form(form, e)
+        self.sparse = bool(e.kept) and form != "dense"
         if not self.sparse:
             nbytes = prod(bound.output_shape) * kept_dtype(self.dtype).itemsize
             settings.check_memory(nbytes, self.device, f"the result of {bound}")
@@ -203,15 +205,3 @@ class Several:
             tuple(step.report() for step in self.chain.steps),
             prod(self.shape) if self.pattern is None else self.pattern.nnz,
         )
-
-
-def _is_sparse(bound: Bound, form: str) -> bool:
-    """Whether the result is a SparseTensor: where it keeps a mode of a sparse operand, unless told otherwise."""
-    if form not in ("auto", "dense", "sparse"):
-        raise PlanError(f'output must be "auto", "dense" or "sparse", found {form!r}')
-    kept = bool(bound.einsum.kept)
-    if form == "sparse" and not kept:
-        raise PlanError(
-            f'"{bound.einsum.text}" keeps no mode of a sparse operand, so its result has no pattern; use output="dense"'
-        )
-    return kept and form != "dense"
