@@ -47,9 +47,9 @@ def test_no_items(name: str) -> None:
 
 def test_arrays_are_bound_once() -> None:
     m = made("fiber", "torch")
-    first = m.executable._call(m.arrays)
+    first = m.executable._bound_to(m.arrays, None, m.values, m.tables)
     m.run(items=m.ranges(2)[0])
-    assert m.executable._call(m.arrays) is first
+    assert m.executable._bound_to(m.arrays, None, m.values, m.tables) is first
 
 
 def test_ranges_of_equal_chunks_are_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,9 @@ def test_a_call_allocates_its_result_and_nothing_else(name: str, monkeypatch: py
     problem = Problem(OPERATIONS[name], dtype=torch.float64)
     operands = problem.operands()
     kernel = stc.compile(problem.equation, *operands)
-    monkeypatch.setattr(kernel.step.executable, "_call", lambda arrays: lambda values, tables, out: None)
+    run, arrays = kernel.step.executable, kernel.step.arrays
+    unlaunched = replace(run._bound_to(arrays, None, (), operands[1:]), call=lambda values, tables, out: None)
+    monkeypatch.setattr(run, "_bound_to", lambda *given: unlaunched)
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Watch(TorchDispatchMode):

@@ -86,7 +86,7 @@ class Executable:
         Returns:
             `out`, or what was made in its place.
         """
-        bound = self._bound_to(arrays, items)
+        bound = self._bound_to(arrays, items, values, dense)
         if arrays.second is not None:
             return self._ordered(bound, arrays.second, values, dense, out, accumulate)
         if out is not None and accumulate and self.stores:  # what is stored would overwrite
@@ -121,7 +121,9 @@ class Executable:
         second(partial, out)
         return out
 
-    def _bound_to(self, arrays: Arrays, items: Sequence[tuple[int, int]] | None) -> Bound:
+    def _bound_to(
+        self, arrays: Arrays, items: Sequence[tuple[int, int]] | None, values: Values, dense: Sequence[torch.Tensor]
+    ) -> Bound:
         """The programs bound to these arrays; bound once while the same ones come again."""
         bound = self._bound
         if items is None and bound is not None and bound.arrays is arrays:
@@ -130,8 +132,9 @@ class Executable:
         if items is not None:
             own = zip(self.programs.programs, parts, items, strict=True)
             parts = [a.some(p, *which) for p, a, which in own]
-        device = arrays.parts[0].index[0].device
-        made = Bound(arrays, self.programs.bind(parts), device)
+        # A storage whose coordinates are all computed has no arrays.
+        given = (*(a for part in arrays.parts for a in part.index), *dense, *values)
+        made = Bound(arrays, self.programs.bind(parts), next(t.device for t in given if t is not None))
         if items is None:
             self._bound = made
         return made
