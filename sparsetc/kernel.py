@@ -168,7 +168,7 @@ class Kernel:
 
     @property
     def backend(self) -> str:
-        """``triton`` or ``torch``."""
+        """The backend that programs are generated for: ``triton`` or ``torch``."""
         return self.contraction.backend
 
     @property
