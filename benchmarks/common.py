@@ -136,11 +136,12 @@ def device_microseconds(call: Callable[[], Any]) -> float:
 
 def kernel_microseconds(kernel: stc.Kernel, dense: list[torch.Tensor]) -> float:
     """Time of the launches alone, into an output that exists: without allocating and zeroing it."""
-    step, values = kernel.step, kernel.contraction.packed(kernel.operands)
-    tables = step.canonical.arrange(dense)
-    out = step.executable.run(step.arrays, values, tables)
-    call = step.executable.programs.bind(step.arrays.parts)
-    return microseconds(lambda: call(values, tables, out))
+    step = kernel.step
+    tables, run = step.canonical.arrange(dense), step.executable
+    out = torch.zeros(run.shape, dtype=run.dtype, device=kernel.operand.device)
+    packed, call = step.pack(kernel.operand), run.programs.bind(step.arrays.parts)
+    assert packed is not None
+    return microseconds(lambda: call(packed, tables, out))
 
 
 def processor() -> str:

@@ -107,7 +107,7 @@ def mttkrp_rows(name: str, x: stc.SparseTensor, mode: int, rank: int) -> list[di
             "auto": k.plan.name,
             "auto_us": round(auto, 1),
             "hls_us": round(hls, 1),
-            "threshold": dict(chosen.plan.options)["threshold"],
+            "threshold": chosen.step.choice.plan.option("threshold", None),
             "launches": chosen.explain().launches,
             "swept_us": {t: round(us, 1) for t, us in swept.items()},
             "over_scalar": round(min(scalar.values()) / auto, 2),
@@ -150,8 +150,9 @@ def ttmc_rows(name: str, x: stc.SparseTensor) -> list[dict[str, Any]]:
             label = plan if isinstance(plan, str) else str(plan.option("threshold", None))
             times[label] = round(kernel_microseconds(k, f[1:]), 1)
             if plan == "hls":
-                threshold, stored = dict(k.plan.options)["threshold"], [(p.format, p.nnz) for p in k.plan.parts]
-                priced = round(1e6 * k.step.choice.considered[0][1], 1)
+                taken, stored = k.step.choice, [(p.format, p.nnz) for p in k.plan.parts]
+                threshold = taken.plan.option("threshold", None)
+                priced = round(1e6 * (taken.considered[0][1] or 0), 1)
             if plan == "auto":
                 chosen = k.plan.name
         swept = {t: times.pop(str(t)) for t in THRESHOLDS}
@@ -192,7 +193,7 @@ def chained() -> None:
                     continue
                 schedule = replace(part.schedule, columns=columns, warps=warps)
                 own = replace(part, schedule=schedule, storage=replace(part.storage, max_item_nnz=4096 * tiles))
-                alone = replace(plan, parts=(own,), partition="all", options=())
+                alone = replace(plan, parts=(own,), partition="all", options=(), shares=())
                 k = stc.compile(equation, x, *f[1:], plan=alone, precision=precision)
                 assert relative_error(k(*f[1:]), expected) < 4 * ERROR[precision]
                 swept[f"{columns} positions, {warps} warps, {tiles} tiles"] = round(kernel_microseconds(k, f[1:]), 1)

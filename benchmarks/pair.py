@@ -82,7 +82,7 @@ class Case:
     def of(cls, tensors: str, equation: str, x: stc.SparseTensor, y: stc.SparseTensor) -> Case:
         """Contract in float64, and ask the cost model."""
         auto = {precision: stc.compile(equation, x, y, precision=precision).plan.name for precision in LIMIT}
-        tasks = stc.compile(equation, x, y).contraction.chain.pairs[0].meeting.tasks
+        tasks = pair_of(stc.compile(equation, x, y)).meeting.tasks
         return cls(tensors, equation, x, y, reference(equation, x, y), auto, tasks)
 
     def error(self, found: stc.SparseTensor, precision: str) -> float:
@@ -146,7 +146,7 @@ def first_ms(call: Callable[[], Any]) -> float:
 
 def unseen(x: stc.SparseTensor) -> stc.SparseTensor:
     """The same nonzeros as a tensor for which nothing is packed, planned or compiled."""
-    return stc.SparseTensor._of(x.coords, x.values, x.shape, x.is_coalesced)
+    return stc.SparseTensor._make(x.pattern.bare(), x.values)
 
 
 def pairing(step: PairStep) -> None:
@@ -162,16 +162,23 @@ def symbolic(step: PairStep) -> None:
     pattern_of(step.meeting, METHODS[step.choice.plan.name].prepare(step.problem, step.choice.plan).places())
 
 
+def pair_of(kernel: Kernel) -> PairStep:
+    """The step of a contraction of two operands."""
+    (step,) = kernel.steps
+    assert isinstance(step, PairStep)
+    return step
+
+
 def entry_values(kernel: Kernel) -> list[torch.Tensor]:
     """Values of the entries of both operands of a step: what its path takes."""
-    (step,) = kernel.contraction.chain.pairs
+    step = pair_of(kernel)
     given = [o.values for o in (kernel.operands[::-1] if step.swapped else kernel.operands)]
     return [side.values(values) for side, values in zip((step.meeting.x, step.meeting.y), given, strict=True)]
 
 
 def phases(kernel: Kernel) -> dict[str, float]:
     """Times of the phases of a contraction of two operands."""
-    (step,) = kernel.contraction.chain.pairs
+    step = pair_of(kernel)
     x, y = entry_values(kernel)
     numeric = device_microseconds(lambda: step.path.run(x, y, step.path.parts(x, y)))
     return {
@@ -205,7 +212,7 @@ def plan_rows(case: Case, plan: str | stc.Plan) -> list[dict[str, Any]]:
         except stc.SparsetcError as refused:
             print(f"{case.tensors} {case.equation} {plan}: {refused}", flush=True)
             continue
-        error, step = case.error(k(), precision), k.contraction.chain.pairs[0]
+        error, step = case.error(k(), precision), pair_of(k)
         compiling = milliseconds(lambda: stc.compile(case.equation, case.x, case.y, **settings), 1)  # noqa: B023
         rows.append(
             {

@@ -26,7 +26,7 @@ from unittest import mock
 import synthetic
 import torch
 from common import DEVICE, SYNTHETIC, factors, kernel_microseconds, microseconds, record, relative_error, tensor
-from pair import entry_values, reference
+from pair import entry_values, pair_of, reference
 from ttmc import reference as ttmc_reference
 
 import sparsetc as stc
@@ -115,7 +115,7 @@ def sums_row(tensors: str, equation: str, x: stc.SparseTensor, y: stc.SparseTens
     expected, us = reference(equation, x, y), {}
     for form in ("atomic", "ordered"):
         k = stc.compile(equation, x, y, plan="scalar", precision="highest")
-        (step,), values = k.contraction.chain.pairs, entry_values(k)
+        step, values = pair_of(k), entry_values(k)
         with mock.patch.object(scalar, "waits", lambda *_, form=form: form == "ordered"):
             error = relative_error(k().values, expected)  # the first call decides
         assert error < ERROR["highest"], (tensors, equation, form, error)
@@ -178,11 +178,11 @@ def blocks() -> Iterator[Row]:
 
 def blocks_of(k: stc.Kernel) -> Row:
     """The time of the launches, and what it makes a pair and an operation; padding is multiplied too."""
-    path = k.contraction.chain.pairs[0].path
+    path = pair_of(k).path
     assert isinstance(path, BlockPath)
     cut, values = path.cut, entry_values(k)
     with mock.patch.object(path, "_multiplied", wraps=path._multiplied) as multiplied:
-        list(path._made(*values, path.parts(*values)))
+        list(path._made(values[0], values[1], path.parts(values[0], values[1])))
     launch, arrays = multiplied.call_args.args
     us, pairs = microseconds(lambda: list(path._multiplied(launch, arrays))), cut.pairs.tasks
     flops = 2 * pairs * prod(max(MIN_DOT, n) for n in cut.extents)

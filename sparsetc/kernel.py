@@ -69,7 +69,8 @@ class Kernel:
             Gradients flow to dense operands and to the values of sparse ones.
         """
         if torch.compiler.is_compiling():
-            return library.traced(self.contraction, self._patterns, self._given(values), dense, self.drop_zeros)
+            given = self._given(values)
+            return library.traced(self._called, self.contraction, self._patterns, given, dense, self.drop_zeros)
         return self._called(dense, values)
 
     @entry_point

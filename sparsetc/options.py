@@ -7,6 +7,7 @@ two of them: ``SPARSETC_CACHE_DIR`` and ``SPARSETC_BACKEND``.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -74,11 +75,37 @@ def current() -> Options:
 @contextlib.contextmanager
 def in_force(chosen: Options) -> Iterator[Options]:
     """Put these options in force within a ``with`` block."""
-    token = _current.set(chosen)
+    token, before = _current.set(chosen), latest.number
+    latest.number = _numbered(chosen)
     try:
         yield chosen
     finally:
         _current.reset(token)
+        latest.number = before
+
+
+class Latest:
+    """What tells the options apart that this process set last, for graphs that are traced with them as constants."""
+
+    number = 0
+
+
+latest = Latest()
+
+
+@lru_cache(maxsize=1024)
+def _number_of(chosen: Options) -> int:
+    return next(_numbers)
+
+
+def _numbered(chosen: Options) -> int:
+    try:
+        return _number_of(chosen)
+    except TypeError:  # a plan that cannot be hashed
+        return next(_numbers)
+
+
+_numbers = itertools.count(1)
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ class Output:
     pattern: Pattern | None
     """Pattern of a sparse output, over kept modes; None of a dense one."""
     own: bool
-    """Whether that pattern is the sparse operand's own."""
+    """Whether the result's pattern is the sparse operand's own."""
     slot: torch.Tensor | None
     """(nnz,) the row of the output each nonzero adds to; None where it is the nonzero's own number."""
 
@@ -83,7 +83,7 @@ def output_of(canonical: Canonical, x: SparseTensor, form: str) -> Output:
         return Output(shape, width, moved, None, False, None)
     if everything and kept == tuple(range(len(kept))):
         slot = None if canonical.source is None else torch.arange(canonical.coords.shape[1], device=x.device)
-        own = canonical.coords is x.coords
+        own = canonical.coords is x.coords and moved is None
         return Output(shape, width, moved, Pattern(canonical.coords, shape, x.is_coalesced), own, slot)
     rows = canonical.coords[list(kept)]
     keys = crd.sort_keys(rows, shape)

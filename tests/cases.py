@@ -292,7 +292,7 @@ def check(problem: Problem, device: str = "cpu", tolerance: float | None = None,
 
 def plan_names() -> list[str]:
     """Every plan known by a name, those that formats offer included; "auto" is not among them."""
-    from sparsetc.planner.candidates import FIXED
+    from sparsetc.ir.plan import FIXED
     from sparsetc.planner.registry import PLANS
 
     return [*FIXED, *(n for n in sorted({*PLANS, *FORMATS}) if n not in FIXED and (n in PLANS or offers(n)))]
@@ -388,4 +388,8 @@ def tile_plan(
 def wrapped(kernel: stc.Kernel, rows: torch.Tensor) -> torch.Tensor | stc.SparseTensor:
     """The result of a kernel of one sparse operand, of the rows that its programs have added up."""
     made, output = kernel.contraction, kernel.step.output
-    return wrap(made, rows if output.sparse else output.shaped(rows), [kernel.operand.pattern])
+    if not output.sparse:
+        rows = output.shaped(rows)
+    elif made._order is not None:  # entries in the output's order
+        rows = rows.reshape(-1)[made._order]
+    return wrap(made, rows, [kernel.operand.pattern])

@@ -218,7 +218,9 @@ def case_named(name: str, cases: list[Case]) -> Case:
 
 def test_the_cases_cut_rows_and_fibers_and_leave_lanes_empty() -> None:
     cut = {
-        c.name: compiled(c)[0].parts[0].packed for c in [*FIBER, *COO] if c.most or c.longest or c.name == "64 lanes"
+        c.name: compiled(c)[0].step.parts[0].packed
+        for c in [*FIBER, *COO]
+        if c.most or c.longest or c.name == "64 lanes"
     }
     assert (cut["leaf 2, cut"].split_rows, cut["leaf 2, cut"].split_fibers) == (True, True)
     assert (cut["cut rows as lanes"].split_rows, cut["cut rows as lanes"].split_fibers) == (False, True)
@@ -299,7 +301,7 @@ def test_coordinates_of_more_than_63_bits_take_two_words(format: str, storage: S
     )
     assert kernel.step.output.pattern is not None
     found = torch.zeros(7, 9, dtype=torch.float64)
-    found[tuple(kernel.step.output.pattern // stride)] = out
+    found[tuple(kernel.step.output.pattern.coords // stride)] = out
     torch.testing.assert_close(found, small.to_dense() @ c)
 
 

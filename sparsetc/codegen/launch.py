@@ -66,13 +66,16 @@ class PartArrays:
         """The storage, of which only the items ``first .. end`` take part.
 
         Raises:
-            PlanError: the items are chunks of nonzeros that have no arrays of their own.
+            PlanError: items are known by their numbers alone, as chunks of nonzeros are, or there are fewer of them.
         """
         view = program.view
-        if view.chunk:
+        if view.chunk or any(isinstance(c, Computed) and "{p}" in c.formula for c in view.item):
             raise PlanError(
-                "equal chunks of nonzeros have no arrays an item: pack the nonzeros wanted, or take a plan of rows"
+                "items known by their numbers, such as equal chunks of nonzeros, have no arrays to take a range of: "
+                "pack the nonzeros wanted, or take a plan of rows"
             )
+        if not 0 <= first <= end <= self.items:
+            raise PlanError(f"the part has {self.items} items, found the range {first} .. {end} of them")
         own = {c.array for c in view.item if not isinstance(c, Computed)} | {
             n for n in program.arrays if n.startswith("item_")
         }
@@ -207,7 +210,7 @@ class TritonPrograms:
             program, index = self.programs[n], arrays[n].index
             own = index[:-1] if program.slot else index
             pointers += own
-            if not program.view.pattern:
+            if "values" in program.arrays:
                 places.append((len(counts) + len(pointers), n))
                 pointers.append(None)
             if program.slot:
@@ -273,14 +276,14 @@ class Launch:
             arguments[place] = values[number]
         own = [arguments[place] for place, _ in self.places]
         form = (out.device, out.dtype, *[t.data_ptr() % ALIGNED for t in (*own, *dense, out)])
-        compiled = self._forms.get(form)
-        if compiled is not None:
-            compiled[self.grid, 1, 1](*arguments, *dense, out)
+        run = self._forms.get(form)
+        if run is not None:
+            run(*arguments, *dense, out)
             return
         check_device(self.kernel, out.device)
         compiled = self.kernel[(self.grid,)](*arguments, *dense, out, num_warps=self.warps, num_stages=self.stages)
         if compiled is not None:  # Triton's interpreter compiles nothing
-            self._forms[form] = compiled
+            self._forms[form] = compiled[self.grid, 1, 1]
 
 
 ALIGNED = 16

@@ -93,7 +93,7 @@ class BlockPath:
         parts = self.cut.in_parts(self.dtype, "triton", self.precision, self.bitmaps, gpu(target).machine)
         launch = self._launch_of("triton", parts)
         assert isinstance(launch, TritonPairs)
-        return launch.assembly(target, self.tasks.x.dtype, self.cut.x.first.dtype, self.cut.y.first.dtype)
+        return launch.assembly_of(target, self.tasks.x.dtype, self.cut.x.first.dtype, self.cut.y.first.dtype)
 
     # -- places -----------------------------------------------------------------------------------------------------
     @cached_property

@@ -12,12 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _disable_current_modes
 
+from sparsetc.dense import converted, promoted
 from sparsetc.errors import ShapeError, TransformError
 from sparsetc.ir.parse import parse_arguments
-from sparsetc.options import of_call
-from sparsetc.pattern import Pattern, lasting
+from sparsetc.options import latest, of_call
+from sparsetc.pattern import Pattern, lasting, transforming
 from sparsetc.tensor import SparseTensor
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ def _running(key: str, values: Sequence[torch.Tensor]) -> tuple[Contraction, lis
 @torch.library.impl(_library, "contract", "CompositeExplicitAutograd")
 def _contract(kernel: str, values: list[torch.Tensor], dense: list[torch.Tensor]) -> torch.Tensor:
     made, patterns = _running(kernel, values)
+    _check_tangents(values[0])
     with torch.no_grad():
         return _fresh(made.result(patterns, values, dense), [*values, *dense])
 
@@ -81,6 +84,7 @@ def _gradient(
     kernel: str, operand: int, values: list[torch.Tensor], dense: list[torch.Tensor], upstream: torch.Tensor
 ) -> torch.Tensor:
     made, patterns = _running(kernel, values)
+    _check_tangents(upstream)
     with torch.no_grad():
         found = made.gradient(patterns, operand, values, dense, upstream)
     return _fresh(found, [upstream])
@@ -92,6 +96,16 @@ def _shape_of_gradient(
 ) -> torch.Tensor:
     wanted = [*values, *dense][operand]
     return wanted.new_empty(wanted.shape)
+
+
+def _check_tangents(tensor: torch.Tensor) -> None:
+    """TransformError in forward mode where graphs run below it: a tangent would be lost."""
+    if forward_ad._current_level < 0:
+        return
+    try:
+        forward_ad.unpack_dual(tensor)
+    except RuntimeError:
+        raise TransformError("forward mode cannot look into this compiled graph; call the function eagerly") from None
 
 
 def _fresh(found: torch.Tensor, given: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -107,17 +121,46 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     ctx.save_for_backward(*values, *dense)
 
 
-def _backward(ctx: Any, upstream: torch.Tensor) -> tuple[None, list[torch.Tensor | None], list[torch.Tensor | None]]:
+Gradients = list[torch.Tensor | None]
+
+
+def _backward(ctx: Any, upstream: torch.Tensor) -> tuple[None, Gradients, Gradients]:
     values, dense = list(ctx.saved_tensors[: ctx.count]), list(ctx.saved_tensors[ctx.count :])
     wanted = [w for kind in ctx.needs_input_grad[1:] for w in kind]
-    found = [
-        torch.ops.sparsetc.gradient(ctx.kernel, n, values, dense, upstream) if want else None
-        for n, want in enumerate(wanted)
-    ]
+    found = [_gradient_of(ctx.kernel, n, values, dense, upstream) if w else None for n, w in enumerate(wanted)]
     return None, found[: ctx.count], found[ctx.count :]
 
 
+def _remember_gradient(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.kernel, ctx.operand, values, dense, upstream = inputs
+    ctx.count = len(values)
+    ctx.save_for_backward(*values, *dense, upstream)
+
+
+def _backward_of_gradient(
+    ctx: Any, upstream: torch.Tensor
+) -> tuple[None, None, Gradients, Gradients, torch.Tensor | None]:
+    """A contraction is linear in each operand, so a gradient's gradients are those of it with `upstream` put there."""
+    *tensors, given = ctx.saved_tensors
+    tensors[ctx.operand] = upstream
+    values, dense = tensors[: ctx.count], tensors[ctx.count :]
+    wanted = [w for kind in ctx.needs_input_grad[2:4] for w in kind]
+    found = [
+        _gradient_of(ctx.kernel, n, values, dense, given) if w and n != ctx.operand else None
+        for n, w in enumerate(wanted)
+    ]
+    of_given = torch.ops.sparsetc.contract(ctx.kernel, values, dense) if ctx.needs_input_grad[4] else None
+    return None, None, found[: ctx.count], found[ctx.count :], of_given
+
+
+def _gradient_of(kernel: str, n: int, values: Any, dense: Any, upstream: torch.Tensor) -> torch.Tensor:
+    return torch.ops.sparsetc.gradient(kernel, n, values, dense, upstream)  # type: ignore[no-any-return]
+
+
 torch.library.register_autograd("sparsetc::contract", _backward, setup_context=_remember, lib=_library)
+torch.library.register_autograd(
+    "sparsetc::gradient", _backward_of_gradient, setup_context=_remember_gradient, lib=_library
+)
 
 
 @torch.library.register_vmap("sparsetc::contract", lib=_library)
@@ -139,16 +182,20 @@ def _batch_of_contract(
 
 
 def traced(
+    opaque: Callable[..., Result],
     made: Contraction,
     patterns: Sequence[Pattern],
     values: Sequence[torch.Tensor],
     dense: Sequence[torch.Tensor],
     drop_zeros: bool,
 ) -> Result:
-    """A kernel's call as a node of the graph that is being traced."""
+    """A kernel's call as a node of the graph that is being traced; where it cannot be one, the graph breaks here."""
     from sparsetc.contraction import wrap
 
-    return wrap(made, torch.ops.sparsetc.contract(made.key, list(values), list(dense)), patterns, drop_zeros)
+    if drop_zeros or _transforms():
+        return opaque(dense, values)
+    given = converted(dense, made.dtype, made.device)
+    return wrap(made, torch.ops.sparsetc.contract(made.key, list(values), list(given)), patterns)
 
 
 def traced_einsum(
@@ -156,20 +203,30 @@ def traced_einsum(
 ) -> Result:
     """An einsum as a node of the graph; where it cannot be one, the graph breaks here."""
     text, operands = parse_arguments(args)
-    if not drop_zeros and all(isinstance(o, SparseTensor | torch.Tensor) for o in operands):
-        sparse = [o for o in operands if isinstance(o, SparseTensor)]
-        dense = [o for o in operands if not isinstance(o, SparseTensor)]
-        kinds = tuple([_kind(o) for o in operands])
-        found = _compiled(text, kinds, output, tuple(settings.items()))
-        if found:
-            values = [o._values.reshape(-1) if o._values.ndim > 1 else o._values for o in sparse]
-            result = torch.ops.sparsetc.contract(found[1:], values, dense)
-            if found[0] == DENSE:
-                return result  # type: ignore[no-any-return]
-            pattern = sparse[0]._pattern
-            return SparseTensor._make(pattern if found[0] == OWN else pattern.results[found[1:]], result)
-    return opaque(args, output, drop_zeros, settings)
+    if drop_zeros or _transforms() or not all(isinstance(o, SparseTensor | torch.Tensor) for o in operands):
+        return opaque(args, output, drop_zeros, settings)
+    given = promoted(operands)
+    sparse = [o for o in given if isinstance(o, SparseTensor)]
+    dense = [o for o in given if not isinstance(o, SparseTensor)]
+    kinds = tuple([_kind(o) for o in given])
+    # The number is read for the guard that it makes: what options say is a constant of the graph.
+    found = _compiled(text, kinds, output, tuple(settings.items()), operator.index(latest.number))
+    if not found:
+        return opaque(args, output, drop_zeros, settings)
+    values = [o._values.reshape(-1) if o._values.ndim > 1 else o._values for o in sparse]
+    result = torch.ops.sparsetc.contract(found[1:], values, dense)
+    if found[0] == DENSE:
+        return result  # type: ignore[no-any-return]
+    pattern = sparse[0]._pattern
+    return SparseTensor._make(pattern if found[0] == OWN else pattern.results[found[1:]], result)
 
+
+def _transforms() -> bool:
+    """Whether the graph is traced within a transform of `torch.func`, whose rules operators have not all."""
+    return transforming()
+
+
+_transforms._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 DENSE, OWN, OTHER = "dos"
 """Forms of a result: dense, on the first sparse operand's own pattern, or on another."""
@@ -188,7 +245,9 @@ def _kind(operand: Any) -> Kind:
     return sizes, operand.dtype, operand.device, strides if repeated else ()
 
 
-def _compiled(text: str, kinds: tuple[Kind, ...], output: str, settings: tuple[tuple[str, Any], ...]) -> str:
+def _compiled(
+    text: str, kinds: tuple[Kind, ...], output: str, settings: tuple[tuple[str, Any], ...], number: int
+) -> str:
     """A form of result and the key of a contraction, kept or new, of operands of these kinds; empty where one is gone.
 
     It is called while a graph is traced, which sees none of it: what it returns is a constant of that graph.
@@ -234,4 +293,8 @@ def _stand_in(
             )
         pattern = Pattern.numbered(known)
         none = torch.zeros((), dtype=dtype, device=device)
-        return None if pattern is None else SparseTensor._make(pattern, none.expand(pattern.nnz)).expand_dense()
+        return (
+            None
+            if pattern is None
+            else SparseTensor._make(pattern, none.expand(pattern.nnz, *sizes[pattern.order :])).expand_dense()
+        )

@@ -1,0 +1,118 @@
+"""Executables without a kernel around them: programs of each kind, and the tensors that they are run on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from cases import SIZES, Problem, explicit_plan, tile_plan, two_parts
+
+import sparsetc as stc
+from sparsetc.codegen.launch import Values
+from sparsetc.runtime.executable import Arrays, Executable
+
+MTTKRP, SAMPLED, TTV = "ijk,jr,kr->ir", "ijk,ir,jr->ijk", "ijk,k->ij"
+PlanOf = Callable[[str, list[Any]], stc.Plan]
+
+
+def explicit(format: str, levels: str, **how: Any) -> PlanOf:
+    return lambda equation, operands: explicit_plan(format, levels, {"r": 8} if "r" in equation else {}, **how)
+
+
+CASES: dict[str, tuple[str, PlanOf]] = {
+    "coo": (MTTKRP, explicit("coo", "0||12", max_item_nnz=3, lanes=4)),
+    "fiber": (MTTKRP, explicit("fiber", "0|1|2", max_item_nnz=3, lanes=4)),
+    "rows": (MTTKRP, explicit("fiber", "|0|12", lanes=4, max_item_nnz=8)),
+    "added by lanes": (MTTKRP, explicit("fiber", "1|0|2", lanes=4)),
+    "added by nonzeros": ("ijk,ir,jr->kr", explicit("coo", "0||12", max_item_nnz=3, lanes=4)),
+    "rows, owned": (MTTKRP, explicit("coo", "0||12", lanes=4)),
+    "dense tiles": (MTTKRP, lambda equation, operands: tile_plan(equation, operands, "triton")),
+    "sampled": (SAMPLED, explicit("coo", "0||12", max_item_nnz=3, lanes=4)),
+    "sampled, fibers": (SAMPLED, explicit("fiber", "0|1|2", max_item_nnz=3, lanes=4)),
+    "sparse rows": (TTV, explicit("fiber", "0|1|2", lanes=4)),
+    "two parts": (MTTKRP, lambda equation, operands: two_parts(equation, operands, "fiber", fused=False)),
+}
+ADDED_BY_A_SECOND_PASS = ("coo", "fiber", "added by lanes", "added by nonzeros")
+
+
+@dataclass(frozen=True)
+class Made:
+    """An executable and everything that it is run on."""
+
+    executable: Executable
+    arrays: Arrays
+    values: Values
+    tables: list[torch.Tensor]
+    expected: torch.Tensor
+    """(rows, *width) by the kernel."""
+
+    def run(self, **how: Any) -> torch.Tensor:
+        return self.executable.run(self.arrays, self.values, self.tables, **how)
+
+    def ranges(self, pieces: int) -> list[list[tuple[int, int]]]:
+        """The items of every part in so many ranges, some of which may be empty."""
+        ends = [[part.items * n // pieces for n in range(pieces + 1)] for part in self.arrays.parts]
+        return [[(own[n], own[n + 1]) for own in ends] for n in range(pieces)]
+
+    def random(self) -> torch.Tensor:
+        """An output of no meaning."""
+        g = torch.Generator().manual_seed(3)
+        return torch.rand(self.executable.shape, generator=g, dtype=torch.float64).to(self.executable.dtype)
+
+
+def made(name: str, backend: str, deterministic: bool = False) -> Made:
+    equation, plan = CASES[name]
+    rows = 40 if name == "dense tiles" else 12  # more than one tile
+    operands = Problem(equation, {**SIZES, "i": rows}, "random", torch.float64).operands()
+    x, *dense = operands
+    settings: dict[str, Any] = {"backend": backend, "deterministic": deterministic}
+    kernel = stc.compile(equation, *operands, plan=plan(equation, operands), **settings)
+    step = kernel.step
+    values = step.pack(x)
+    assert values is not None
+    expected = step.rows(x.values, dense)
+    assert bool(expected.any())
+    return Made(step.executable, step.arrays, values, step.canonical.arrange(dense), expected)
+
+
+def check_output(m: Made) -> None:
+    """What is made, and what is overwritten."""
+    torch.testing.assert_close(m.run(), m.expected)
+    out = torch.full_like(m.expected, torch.nan)
+    for _ in range(2):
+        assert m.run(out=out) is out
+        torch.testing.assert_close(out, m.expected)
+
+
+def check_accumulation(m: Made) -> None:
+    """Sums are added to what is there, as often as they are asked for."""
+    out = m.random()
+    before = out.clone()
+    for times in (1, 2):
+        assert m.run(out=out, accumulate=True) is out
+        torch.testing.assert_close(out, before + times * m.expected)
+    torch.testing.assert_close(m.run(accumulate=True), m.expected)
+
+
+def check_ranges(m: Made, pieces: int) -> None:
+    """Ranges of items add up, whether their results are made anew, overwrite an output or are added to it."""
+    ranges = m.ranges(pieces)
+    torch.testing.assert_close(sum(m.run(items=own) for own in ranges), m.expected)
+    out = torch.full_like(m.expected, torch.nan)
+    torch.testing.assert_close(sum(m.run(out=out, items=own).clone() for own in ranges), m.expected)
+    out = m.random()
+    before = out.clone()
+    for own in ranges:
+        m.run(out=out, accumulate=True, items=own)
+    torch.testing.assert_close(out, before + m.expected)
+    torch.testing.assert_close(m.run(), m.expected)
+
+
+def check_no_items(m: Made) -> None:
+    """Rows of items that take no part are 0, or stay as they are."""
+    none = [(0, 0) for _ in m.arrays.parts]
+    assert not m.run(items=none).any()
+    assert not m.run(out=m.random(), items=none).any()
+    assert torch.equal(m.run(out=m.random(), accumulate=True, items=none), m.random())

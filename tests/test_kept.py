@@ -1,0 +1,132 @@
+"""What is kept for patterns: counted, forgotten on demand, and made once, whatever it was derived from."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from cases import random_sparse, random_values
+
+import sparsetc as stc
+from sparsetc.canonical import canonicalise
+from sparsetc.ir.parse import parse
+from sparsetc.pattern import Pattern
+
+SPMM = "ij,jr->ir"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_kept() -> None:
+    gc.collect()  # kernels of other tests, and what they refer to
+    stc.clear_cache()
+
+
+def operands(coalesce: bool = True, shape: tuple[int, ...] = (6, 8)) -> tuple[stc.SparseTensor, torch.Tensor]:
+    return random_sparse(shape, "random", torch.float64, coalesce=coalesce), random_values((8, 4), torch.float64, 1)
+
+
+def test_nothing_is_counted_at_first() -> None:
+    operands()
+    assert stc.cache_info() == type(stc.cache_info())(0, 0, 0, 0, 0, 0)
+
+
+def test_kernels_storages_and_modules_are_counted() -> None:
+    x, b = operands()
+    kernel = stc.compile(SPMM, x, b)
+    stored = sum(part.packed.nbytes for part in kernel.step.parts)
+    first = stc.cache_info()
+    assert (first.patterns, first.kernels, first.storages, first.nbytes) == (1, 0, 1, stored)
+    assert first.modules == 1
+    for _ in range(2):
+        stc.einsum(SPMM, x, b)
+    assert stc.cache_info() == type(first)(1, 1, 1, stored, 0, 1)
+    stc.einsum("ij,ir->jr", x, random_values((6, 4), torch.float64, 2))
+    more = stc.cache_info()
+    assert (more.kernels, more.storages, more.modules) == (2, 2, 2)
+    assert more.nbytes > stored
+
+
+def test_values_of_one_pattern_share_what_is_kept() -> None:
+    x, b = operands()
+    stc.einsum(SPMM, x, b)
+    before = stc.cache_info()
+    stc.einsum(SPMM, x.with_values(2 * x.values), b)
+    assert stc.cache_info() == before
+
+
+def test_foreign_tensors_are_counted() -> None:
+    x, b = operands()
+    given = x.to_torch()
+    stc.einsum(SPMM, given, b)
+    assert stc.cache_info().foreign == 1
+    stc.clear_cache()
+    assert stc.cache_info().foreign == 0
+    torch.testing.assert_close(stc.einsum(SPMM, given, b), x.to_dense() @ b)
+
+
+def test_what_is_kept_goes_with_its_tensor() -> None:
+    x, b = operands()
+    stc.einsum(SPMM, x, b)
+    del x
+    gc.collect()
+    info = stc.cache_info()
+    assert (info.patterns, info.kernels, info.storages, info.nbytes) == (0, 0, 0, 0)
+
+
+def test_kernels_that_are_held_go_on() -> None:
+    x, b = operands()
+    kernel, pair = stc.compile(SPMM, x, b), stc.compile("ij,kj->ik", x, x)
+    expected, squared = kernel(b), pair().to_dense()
+    stc.clear_cache()
+    assert stc.cache_info() == type(stc.cache_info())(0, 0, 0, 0, 0, 0)
+    assert torch.equal(kernel(b), expected)
+    assert torch.equal(pair().to_dense(), squared)
+    torch.testing.assert_close(kernel(b, values=[2 * x.values]), 2 * expected)
+    values = x.values.clone().requires_grad_()
+    kernel(b, values=[values]).sum().backward()
+    torch.testing.assert_close(values.grad, b.sum(1)[x.coords[1]])
+    assert "part_0" in kernel.source
+    assert kernel.path.read_text() == kernel.source
+    torch.testing.assert_close(stc.einsum(SPMM, x, b), expected)
+
+
+def derived(equation: str, x: stc.SparseTensor, *dense: torch.Tensor) -> Pattern:
+    """The pattern that a contraction is planned and packed for."""
+    bound = parse(equation, [x.shape, *(tuple(d.shape) for d in dense)], [True, *(False for _ in dense)])
+    return canonicalise(bound, [x, *dense])[1]
+
+
+def test_an_uncoalesced_pattern_is_sorted_once() -> None:
+    x, b = operands(coalesce=False)
+    own = derived(SPMM, x, b)
+    assert own is not x.pattern
+    assert own.nnz == x.nnz
+    assert derived(SPMM, x.with_values(2 * x.values), b) is own
+    assert derived("ij->i", x) is own
+    for equation, dense in ((SPMM, b), ("ij,rj->ri", b.T)):
+        torch.testing.assert_close(stc.einsum(equation, x, dense), torch.einsum(equation, x.to_dense(), dense))
+    assert stc.cache_info().patterns == 2
+    assert derived(SPMM, x, b) is own
+
+
+def test_a_diagonal_is_taken_once() -> None:
+    x = random_sparse((6, 6, 8), "dense", torch.float64)
+    b = random_values((8, 4), torch.float64, 1)
+    own = derived("iij,jr->ir", x, b)
+    assert own.shape == (6, 8)
+    assert bool((x.coords[0] == x.coords[1]).sum() == own.nnz)
+    assert derived("aak,kr->ar", x, b) is own
+    assert derived("iij->j", x.with_values(2 * x.values)) is own
+    assert derived("ijj->i", random_sparse((6, 8, 8), "dense", torch.float64)) is not own
+    expected = torch.einsum("iij,jr->ir", x.to_dense(), b)
+    torch.testing.assert_close(stc.einsum("iij,jr->ir", x, b), expected)
+    assert derived("iij,jr->ir", x, b) is own
+
+
+def test_a_diagonal_and_a_whole_operand_are_told_apart() -> None:
+    x = random_sparse((6, 6), "dense", torch.float64, coalesce=False)
+    whole, diagonal = derived("ij->i", x), derived("ii->i", x)
+    assert (whole.shape, diagonal.shape) == ((6, 6), (6,))
+    assert derived("ji->i", x) is whole
+    assert derived("jj->j", x) is diagonal
