@@ -86,7 +86,7 @@ class Executable:
         Returns:
             `out`, or what was made in its place.
         """
-        bound = self._bound_to(arrays, items)
+        bound = self._bound_to(arrays, items, (*values, *dense))
         if arrays.second is not None:
             return self._ordered(bound, arrays.second, values, dense, out, accumulate)
         if out is not None and accumulate and self.stores:  # what is stored would overwrite
@@ -121,8 +121,10 @@ class Executable:
         second(partial, out)
         return out
 
-    def _bound_to(self, arrays: Arrays, items: Sequence[tuple[int, int]] | None) -> Bound:
-        """The programs bound to these arrays; bound once while the same ones come again."""
+    def _bound_to(
+        self, arrays: Arrays, items: Sequence[tuple[int, int]] | None, read: Sequence[torch.Tensor | None]
+    ) -> Bound:
+        """The programs bound to these arrays, on the device of all that is `read`; bound once while they come again."""
         bound = self._bound
         if items is None and bound is not None and bound.arrays is arrays:
             return bound
@@ -130,7 +132,8 @@ class Executable:
         if items is not None:
             own = zip(self.programs.programs, parts, items, strict=True)
             parts = [a.some(p, *which) for p, a, which in own]
-        device = arrays.parts[0].index[0].device
+        # A format whose coordinates are all computed has no arrays.
+        device = next(t.device for t in (*arrays.parts[0].index, *read) if t is not None)
         made = Bound(arrays, self.programs.bind(parts), device)
         if items is None:
             self._bound = made
