@@ -33,15 +33,15 @@ class Canonical:
     narrow: Bound
     """The einsum as written, less the dimensions along which its dense operands were broadcast."""
     broadcast: tuple[tables.Dims, ...]
-    """For each dense operand, those dimensions."""
+    """The dimensions along which each dense operand was broadcast."""
     reduction: Reduction
     bound: Bound
     """The reduced einsum, the sparse operand's letters distinct."""
     coords: torch.Tensor
     """(order, nnz) of the sparse operand's distinct letters."""
     source: torch.Tensor | None
-    """Which of the operand's nonzeros these are (those on the diagonal of a repeated letter, or all of an operand that
-    was not coalesced, sorted); None for all, in their order."""
+    """(nnz,) numbers of the operand's nonzeros that take part: those on the diagonal of a repeated letter, or all of an
+    operand that was not coalesced, sorted. None for all, in their order."""
     dtype: torch.dtype
     device: torch.device
     arrangement: tuple[tuple[int, ...] | None, ...]
@@ -55,7 +55,7 @@ class Canonical:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its sizes."""
+        """Sizes of the sparse operand's modes, one for each distinct letter."""
         return self.bound.extents(self.letters)
 
     @property

@@ -46,7 +46,7 @@ class Contraction(Protocol):
 
     @property
     def backend(self) -> str:
-        """``triton`` or ``torch``."""
+        """The backend that programs are generated for: ``triton`` or ``torch``."""
 
     @property
     def steps(self) -> Sequence[Any]:
@@ -125,12 +125,12 @@ class Single:
 
     @property
     def backend(self) -> str:
-        """The step's."""
+        """The backend of the step: ``triton`` or ``torch``."""
         return self.step.backend
 
     @property
     def steps(self) -> tuple[Step]:
-        """The step."""
+        """The one step."""
         return (self.step,)
 
     @property

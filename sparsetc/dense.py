@@ -14,10 +14,12 @@ from functools import reduce
 from typing import Any, TypeVar
 
 import torch
+from torch.autograd import forward_ad
 
 from sparsetc.ir.einsum import Bound, Einsum
 from sparsetc.locks import Lock
 from sparsetc.options import Options
+from sparsetc.pattern import transforming
 from sparsetc.runtime.autocast import autocast_off, without_autocast
 from sparsetc.tensor import SparseTensor
 
@@ -198,7 +200,9 @@ _turns = Lock()
 
 def einsum(equation: str, *operands: torch.Tensor, precision: str = "highest") -> torch.Tensor:
     """The result of `torch.einsum`, 16-bit floats summed in float32 and rounded once; integers stay in 64 bits."""
-    if torch.is_grad_enabled() and any(o.requires_grad for o in operands):
+    # Torch's own rules serve forward mode and transforms, in the precision that is in force when they are asked.
+    plain = not transforming() and forward_ad._current_level < 0
+    if plain and torch.is_grad_enabled() and any(o.requires_grad for o in operands):
         found: torch.Tensor = _Einsum.apply(equation, precision, *operands)
         return found
     return _contracted(equation, precision, operands)

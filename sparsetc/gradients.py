@@ -65,7 +65,7 @@ class At:
         return (None, tensors) if self.ones else (tensors[0], tensors[1:])
 
     def rows(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The step's rows."""
+        """The rows of the step's result, outside autograd."""
         values, dense = self._split(tensors)
         return self.step.rows(values, dense, self.packed)
 
@@ -180,8 +180,8 @@ class Job:
 def run_all(jobs: Sequence[Job]) -> list[torch.Tensor]:
     """The rows of every job.
 
-    What several kernels need beside themselves, packed values and zeros to add to, is made for all of them at once: by
-    as many calls of torch as there are kernels it takes more time than these do.
+    What several kernels need beside themselves, packed values and zeros to add to, is made for all of them at once: a
+    call of torch for each kernel would take more time than the kernels do.
     """
     together = [job.step.alone and not followed([job.values, *job.dense]) for job in jobs]
     if sum(together) < 2:

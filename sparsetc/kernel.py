@@ -137,7 +137,8 @@ class Kernel:
 
     def __reduce__(self) -> tuple[Any, ...]:
         made = self.contraction
-        return pickles.kernel, (pickles.spelled(made.bound), self.operands, made.settings, made.form, self.drop_zeros)
+        settings = pickles.settings_of(made.settings)
+        return pickles.kernel, (pickles.spelled(made.bound), self.operands, settings, made.form, self.drop_zeros)
 
     # -- what a user may look at ------------------------------------------------------------------------------------
     @property
@@ -169,7 +170,7 @@ class Kernel:
 
     @property
     def backend(self) -> str:
-        """``triton`` or ``torch``."""
+        """The backend that programs are generated for: ``triton`` or ``torch``."""
         return self.contraction.backend
 
     @property

@@ -87,7 +87,8 @@ def in_force(chosen: Options) -> Iterator[Options]:
 class Latest:
     """What tells the options apart that this process set last, for graphs that are traced with them as constants."""
 
-    number = 0
+    def __init__(self) -> None:
+        self.number = 0  # the object's own: graphs are guarded by whether it has one, which must not change later
 
 
 latest = Latest()

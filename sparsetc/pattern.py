@@ -46,7 +46,7 @@ def transforming() -> bool:
 class Pattern:
     """Where a sparse tensor has entries: coordinates and sizes of its sparse modes.
 
-    Every tensor made by `SparseTensor.with_values` has its tensor's pattern, as have a copy, a gradient and a result
+    Every tensor made by `SparseTensor.with_values` has its tensor's pattern, as have a shallow copy and a result
     that is sampled at it: compare patterns with ``is``. What is made of a pattern is kept with it; see `cache_info` and
     `clear_cache`. A pattern pickles as its coordinates.
     """
@@ -160,7 +160,7 @@ class CacheInfo:
     storages: int
     """Packed index arrays, each with what reads it."""
     nbytes: int
-    """Bytes of those arrays, on all devices."""
+    """Bytes of packed index arrays, on all devices."""
     foreign: int
     """Tensors of torch.sparse and scipy whose pattern is remembered."""
     modules: int

@@ -6,14 +6,16 @@ In: tensors and plain data, as a pickle or ``torch.save`` holds them. Out: the o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sparsetc import coords as crd
 from sparsetc.errors import FormatError
-from sparsetc.ir.einsum import Bound, Einsum
-from sparsetc.options import Options
+from sparsetc.ir.einsum import Bound, Einsum, verify
+from sparsetc.ir.plan import Part, Plan, Schedule, Storage
+from sparsetc.options import Options, current, with_settings
 from sparsetc.pattern import Pattern
 from sparsetc.tensor import SparseTensor
 
@@ -52,19 +54,41 @@ def spelled(bound: Bound) -> Spelled:
 
 
 def _operands(spelled: Spelled, sparse: Sequence[SparseTensor]) -> tuple[Bound, list[SparseTensor | torch.Tensor]]:
-    """The einsum, and its operands; dense ones as stand-ins of their shapes."""
+    """The einsum, and its operands; dense ones as stand-ins of their shapes. Kernels read what these say, so both are
+    checked.
+    """
     inputs, output, positions, text, sizes = spelled
-    bound, given = Bound(Einsum(inputs, output, positions, text), sizes), iter(sparse)
-    like = torch.empty((), dtype=sparse[0].dtype, device=sparse[0].device)
+    einsum = Einsum(inputs, output, positions)
+    bound = Bound(replace(einsum, text=text if text.isprintable() else str(einsum)), sizes)
+    verify(bound)
+    shapes = [bound.shape(p) for p in positions]
+    if [o.shape for o in sparse] != shapes:
+        raise FormatError(f"a saved kernel of {bound} must have operands of shapes {shapes}; it is damaged")
+    given, like = iter(sparse), torch.empty((), dtype=sparse[0].dtype, device=sparse[0].device)
     return bound, [next(given) if p in positions else like.expand(bound.shape(p)) for p in range(len(inputs))]
 
 
+SAVED = ("precision", "plan", "deterministic", "memory_limit", "backend")
+"""Options that are a kernel's own; where source is kept is the business of whoever loads it."""
+
+
+def settings_of(options: Options) -> dict[str, Any]:
+    """A kernel's options as plain data."""
+    return {name: getattr(options, name) for name in SAVED if getattr(options, name) is not None}
+
+
 def kernel(
-    equation: Spelled, sparse: Sequence[SparseTensor], settings: Options, output: str, drop_zeros: bool = False
+    equation: Spelled, sparse: Sequence[SparseTensor], settings: dict[str, Any], output: str, drop_zeros: bool = False
 ) -> Kernel:
-    """A kernel of one sparse operand or several."""
+    """A kernel of one sparse operand or several, compiled here."""
     from sparsetc.contraction import contraction
     from sparsetc.kernel import Kernel
 
-    made = contraction(*_operands(equation, sparse), settings, output)
+    if set(settings) - set(SAVED):
+        raise FormatError(f"a saved kernel has options {', '.join(SAVED)}, found {', '.join(settings)}; it is damaged")
+    own = with_settings(replace(Options(), cache_dir=current().cache_dir), settings)
+    made = contraction(*_operands(equation, sparse), own, output)
     return Kernel(made, sparse, drop_zeros)
+
+
+torch.serialization.add_safe_globals([kernel, Plan, Part, Schedule, Storage])

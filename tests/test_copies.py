@@ -7,6 +7,7 @@ import io
 import multiprocessing
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -119,16 +120,34 @@ def test_a_damaged_file_is_refused(change: dict[str, Any], error: str) -> None:
         saved(Damaged())
 
 
-def test_a_file_makes_no_kernel_by_default() -> None:
-    kernel = stc.compile(SPMM, matrix(), random_values((8, 3), torch.float64, 1))
-    with pytest.raises(pickle.UnpicklingError, match=r"sparsetc\.pickles\.kernel"):
-        saved(kernel)
+def test_a_damaged_kernel_is_refused() -> None:
+    """Kernels write where a file says, so what it says must agree with its operands."""
+    x, other = matrix(), random_sparse((6, 9), "random", torch.float64)
+    function, (equation, operands, settings, *rest) = stc.compile(SPMM, x, torch.ones(8, 3).double()).__reduce__()
+    inputs, output, sparse, text, sizes = equation
+    for wrong in (
+        (equation, (other,), settings),
+        ((inputs, output, sparse, text, (("i", 5), *sizes[1:])), operands, settings),
+        ((inputs, ("r", "i", "z"), sparse, text, sizes), operands, settings),
+        (equation, operands, {**settings, "cache_dir": "/elsewhere"}),
+        (equation, operands, {**settings, "backend": "other"}),
+    ):
+        with pytest.raises(stc.SparsetcError):
+            function(*wrong, *rest)
+
+
+def test_a_plan_cannot_write_into_the_source() -> None:
+    x, b = matrix(), random_values((8, 3), torch.float64, 1)
+    plan = stc.compile(SPMM, x, b, plan="coo").plan
+    part = replace(plan.parts[0], label='x\nimport os"')
+    with pytest.raises(stc.PlanError, match="printable"):
+        stc.compile(SPMM, x, b, plan=replace(plan, parts=(part,)))
 
 
 # --- kernels and plans ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["pickle", "copy", "deepcopy", "save, unrestricted"])
+@every_copy
 @pytest.mark.parametrize("equation", [SPMM, "ij,ir,jr->ij", "ij,jr->jir", "ii->"])
 def test_a_kernel(how: str, equation: str) -> None:
     x = random_sparse((6, 6), "random", torch.float64) if equation == "ii->" else matrix()
@@ -143,7 +162,7 @@ def test_a_kernel(how: str, equation: str) -> None:
     torch.testing.assert_close(other(*dense), kernel(*dense))
 
 
-@pytest.mark.parametrize("how", ["pickle", "copy", "deepcopy", "save, unrestricted"])
+@every_copy
 @pytest.mark.parametrize("equation", ["ij,kj->ik", "ij,kj,kr->ir", "ij,kj,mj->ikm"])
 def test_a_kernel_of_several_sparse_operands(how: str, equation: str) -> None:
     sparse = [matrix(seed) for seed in range(3 if equation.count(",") == 2 and "m" in equation else 2)]

@@ -47,9 +47,11 @@ def test_no_items(name: str) -> None:
 
 def test_arrays_are_bound_once() -> None:
     m = made("fiber", "torch")
-    first = m.executable._bound_to(m.arrays, None, m.values, m.tables)
+    m.run()
+    first = m.executable._bound
     m.run(items=m.ranges(2)[0])
-    assert m.executable._bound_to(m.arrays, None, m.values, m.tables) is first
+    m.run()
+    assert m.executable._bound is first is not None
 
 
 def test_ranges_of_equal_chunks_are_refused() -> None:

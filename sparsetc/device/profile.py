@@ -89,8 +89,8 @@ class DeviceProfile:
     product: Mapping[str, float] = field(hash=False)
     """Multiplications and additions of torch's dense product a second, by `precision=`, and ``float64``."""
     block_dot: Mapping[str, float] = field(hash=False)
-    """Multiplications and additions of pairs of blocks a second, padding included, likewise; ``f16x3`` where they are
-    in halves of 16 bits."""
+    """Multiplications and additions of pairs of blocks a second, padding included, by `precision=`, and ``float64``;
+    ``f16x3`` where blocks are in halves of 16 bits."""
     near_blocks: float
     """Bytes of pairs' blocks read a second, where blocks are few."""
     far_blocks: float

@@ -72,12 +72,12 @@ class Tiled:
     by_tile: torch.Tensor
     """(nnz,) which nonzero each is."""
     tile: torch.Tensor
-    """(nnz,) its tile."""
+    """(nnz,) the tile of each nonzero."""
     place: torch.Tensor
-    """(nnz,) its position in the tile."""
+    """(nnz,) the position of each nonzero in its tile."""
     tiles: int
     arrays: dict[str, torch.Tensor]
-    """``item_ptr``, ``item_word``, ``tile_word``."""
+    """The arrays ``item_ptr``, ``item_word`` and ``tile_word``."""
     representatives: tuple[torch.Tensor, torch.Tensor]
     """A nonzero of each item, and of each tile."""
     items: int

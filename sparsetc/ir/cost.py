@@ -59,7 +59,7 @@ class Statistics:
     split_rows: bool = False
     """Whether a row has several items: then results are added, not stored."""
     split_fibers: bool = False
-    """Whether a fiber has several lanes: likewise."""
+    """Whether a fiber has several lanes: then results are added too."""
 
     def scaled(self, share: float) -> Statistics:
         """The statistics of a share of the nonzeros."""

@@ -217,10 +217,26 @@ def requested(wanted: str | Plan) -> Plan:
     return Plan(wanted) if isinstance(wanted, str) else wanted
 
 
+def _verify_plain(value: object) -> None:
+    """Raise `PlanError` where a plan, which may come from a file, holds what could end a comment in generated source."""
+    if isinstance(value, str):
+        if not value.isprintable() or set(value) & set('"\\'):
+            raise PlanError(f"texts of a plan must be printable, without quotes and backslashes, found {value!r}")
+    elif isinstance(value, tuple | list):
+        for one in value:
+            _verify_plain(one)
+    elif isinstance(value, Part | Storage | Schedule):
+        _verify_plain(tuple(vars(value).values()))
+    elif not isinstance(value, int):
+        raise PlanError(f"a plan holds numbers and texts, found {type(value).__name__}")
+
+
 def verify(plan: Plan) -> None:
     """Raise `PlanError` naming the part and the fault, of a plan of one sparse operand that is to be run."""
     if not plan.parts:
         raise PlanError(f"plan {plan.name!r} has no parts")
+    for part in plan.parts:
+        _verify_plain(part)
     if plan.shares and len(plan.shares) != len(plan.parts):
         raise PlanError(f"plan {plan.name!r} has {len(plan.parts)} parts and names {len(plan.shares)} shares")
     for number, part in enumerate(plan.parts):

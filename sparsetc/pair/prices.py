@@ -31,13 +31,13 @@ def scalar_seconds(tasks: int, places: int, width: int, budget: Budget, profile:
 
 
 def dense_seconds(sizes: Sizes, width: int, precision: str, profile: DeviceProfile) -> float:
-    """Scatter, multiply, gather."""
+    """Seconds of the dense path: scatter, multiply, gather."""
     multiplied, moved = sizes.flops / profile.product[precision], sizes.elements * width / profile.moved
     return DENSE_LAUNCHES * profile.call + multiplied + moved
 
 
 def block_seconds(work: BlockWork, program: TileProgram, width: int, precision: str, profile: DeviceProfile) -> float:
-    """Scatter, multiply pairs, gather."""
+    """Seconds of pairs of blocks: scatter, multiply, gather."""
     counts = Statistics(work.made, work.pairs, sum(work.elements), work.nnz, width)
     moved, read, flops = cost(program).work(counts, profile)
     far = sum(work.elements) * width > profile.near_bytes

@@ -117,7 +117,7 @@ class PairProblem:
         return tuple(Part(format, label="".join(side.letters), operand=n) for n, side in enumerate(sides))
 
     def block_parts(self, bitmaps: Bitmaps) -> tuple[Part, ...]:
-        """Both operands in blocks, likewise."""
+        """Both operands in blocks, in the equation's order; sizes are known once they are packed."""
         cut = self.cut
         lengths = dict((*cut.rows, *cut.columns, *cut.inner))
         stored = self.given(list(zip((cut.x, cut.y), bitmaps, strict=True)))

@@ -86,7 +86,7 @@ class Several:
 
     @property
     def result_dtype(self) -> torch.dtype:
-        """The operands'."""
+        """The dtype of the operands, which the result has too."""
         return self.dtype
 
     def bare(self, number: int) -> Pattern:
@@ -143,7 +143,7 @@ class Several:
             return one.submit(copy_context().run, found).result()
 
     def packed(self, operands: Sequence[SparseTensor]) -> None:
-        """None: values are read at each call."""
+        """None, since values are read at each call."""
 
     def _fitted(self, found: torch.Tensor) -> torch.Tensor:
         return fitted(found, self.dtype, f'the result of "{self.bound.einsum.text}"')

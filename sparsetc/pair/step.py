@@ -206,7 +206,7 @@ class Product:
     role: str
 
     def rows(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The sums."""
+        """The sums over tasks, (entries,) of the tensor that is summed for."""
         return self.step.product(self.role, *tensors)
 
     def of_any(self) -> Product:

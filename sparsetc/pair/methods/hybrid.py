@@ -133,7 +133,7 @@ class HybridPath:
 
     @property
     def source(self) -> str:
-        """Both programs."""
+        """The texts of both programs, one after the other."""
         return "\n\n".join(half.path.source for half in self.halves)
 
     @property

@@ -78,7 +78,7 @@ class DensePath:
         return places
 
     def parts(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        """None: values are multiplied as they are."""
+        """None, since values are multiplied as they are."""
 
     def run(self, x: torch.Tensor, y: torch.Tensor, parts: Parts | None = None) -> torch.Tensor:
         """Scatter, multiply, gather."""

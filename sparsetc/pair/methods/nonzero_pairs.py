@@ -46,11 +46,11 @@ class ScalarPath:
         return (m.x_key.numel(), m.x.nbytes), (m.y_key.numel(), m.y.nbytes)
 
     def places(self) -> torch.Tensor:
-        """Expand, sort, compress."""
+        """(nnz,) the distinct places of all tasks: expand, sort, compress."""
         return self.sums.tasks.places()
 
     def parts(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        """None: values are multiplied as they are."""
+        """None, since values are multiplied as they are."""
 
     def run(self, x: torch.Tensor, y: torch.Tensor, parts: Parts | None = None) -> torch.Tensor:
         """Multiply and add up, task by task."""
