@@ -39,7 +39,7 @@ def check_dtype(dtype: torch.dtype) -> None:
 
 def not_plain(data: object) -> str:
     """What kind of tensor that holds no plain numbers it is, in words; empty for every other object."""
-    if type(data) in (torch.Tensor, torch.nn.Parameter):  # asked for at each call
+    if type(data) is torch.Tensor or type(data) is torch.nn.Parameter:  # asked for at each call
         return "a nested tensor" if data.is_nested else ""
     if isinstance(data, np.ma.MaskedArray):
         return "a masked array"

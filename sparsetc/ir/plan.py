@@ -218,7 +218,7 @@ def requested(wanted: str | Plan) -> Plan:
 
 
 def _verify_plain(value: object) -> None:
-    """Raise `PlanError` where a plan, which may come from a file, holds what could end a comment in generated source."""
+    """Raise `PlanError` where a plan, maybe from a file, has a text that could end a comment of generated source."""
     if isinstance(value, str):
         if not value.isprintable() or set(value) & set('"\\'):
             raise PlanError(f"texts of a plan must be printable, without quotes and backslashes, found {value!r}")
@@ -227,7 +227,7 @@ def _verify_plain(value: object) -> None:
             _verify_plain(one)
     elif isinstance(value, Part | Storage | Schedule):
         _verify_plain(tuple(vars(value).values()))
-    elif not isinstance(value, int):
+    elif not isinstance(value, int | None):
         raise PlanError(f"a plan holds numbers and texts, found {type(value).__name__}")
 
 
