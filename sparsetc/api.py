@@ -21,7 +21,6 @@ from sparsetc.ir.parse import parse, parse_arguments
 from sparsetc.kernel import Kernel
 from sparsetc.names import check_free, check_identifier
 from sparsetc.options import of_call
-from sparsetc.runtime import library
 from sparsetc.tensor import SparseTensor
 
 Operand = Any
@@ -57,6 +56,8 @@ def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **setting
         EquationError, ShapeError, DtypeError, DeviceError, PlanError, OutOfMemoryError: before any kernel runs.
     """
     if torch.compiler.is_compiling():
+        from sparsetc.runtime import library  # loaded by the first kernel
+
         return library.traced_einsum(_einsum, args, output, drop_zeros, settings)
     return _einsum(args, output, drop_zeros, settings)
 

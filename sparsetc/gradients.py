@@ -162,8 +162,8 @@ class At:
 # -- several at once --------------------------------------------------------------------------------------------------
 
 MOST_TOGETHER = 1 << 22
-"""Nonzeros up to which values are packed for several steps at once, which takes 4 bytes each: of more, a call's time is
-the kernels'."""
+"""Nonzeros up to which values are packed for several steps at once, which takes 4 bytes each. Not measured: of 3.3 M
+the host took three times as long as the kernels (H200, `benchmarks/results/calls.json`)."""
 
 
 @dataclass(frozen=True)

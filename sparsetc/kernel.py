@@ -21,7 +21,6 @@ from sparsetc.entry import entry_point
 from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.ir.tile import TileProgram
 from sparsetc.pattern import Pattern
-from sparsetc.runtime import library
 from sparsetc.step import Step
 from sparsetc.tensor import SparseTensor
 
@@ -69,6 +68,8 @@ class Kernel:
             Gradients flow to dense operands and to the values of sparse ones.
         """
         if torch.compiler.is_compiling():
+            from sparsetc.runtime import library  # loaded by the first kernel
+
             given = self._given(values)
             return library.traced(self._called, self.contraction, self._patterns, given, dense, self.drop_zeros)
         return self._called(dense, values)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _known: weakref.WeakValueDictionary[str, Contraction] = weakref.WeakValueDictionary()
 _patterns: weakref.WeakKeyDictionary[Contraction, tuple[weakref.ref[Pattern], ...]] = weakref.WeakKeyDictionary()
-_traced: weakref.WeakKeyDictionary[Pattern, list[Contraction]] = weakref.WeakKeyDictionary()
+_traced: weakref.WeakKeyDictionary[Pattern, dict[str, Contraction]] = weakref.WeakKeyDictionary()
 """Contractions that stand in graphs by their names alone, by a pattern that lives as long as the graph is of use."""
 
 
@@ -266,7 +266,7 @@ def _made(text: str, kinds: tuple[Kind, ...], output: str, settings: tuple[tuple
         return ""
     made = compiled(text, [o for o in operands if o is not None], of_call(dict(settings)), output)
     root = next(p for *_, known in kinds if isinstance(known, int) and (p := Pattern.numbered(known)) is not None)
-    _traced.setdefault(root, []).append(made)
+    _traced.setdefault(root, {})[made.key] = made
     pattern = made.pattern_on(patterns)
     if pattern is None:
         return DENSE + made.key
