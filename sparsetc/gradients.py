@@ -94,9 +94,9 @@ class At:
 
     def gradient(self, n: int, tensors: Sequence[torch.Tensor], upstream: torch.Tensor) -> torch.Tensor:
         """The gradient for one tensor."""
-        (found,) = self.gradients([m == n for m in range(n + 1)], tensors, upstream)[n:]
-        assert found is not None
-        return found
+        job = self._job(n, tensors, upstream)
+        (rows,) = run_all([job])
+        return self._finished(job, rows)
 
     def _job(self, n: int, tensors: Sequence[torch.Tensor], upstream: torch.Tensor) -> Job:
         values, dense = self._split(tensors)
@@ -212,7 +212,7 @@ def _zeros(jobs: Sequence[Job]) -> list[torch.Tensor | None]:
 def _packed(jobs: Sequence[Job]) -> list[Values]:
     """Packed values for each job, gathered by one call where they are those of one operand."""
     own = [job for job in jobs if job.values is not None]
-    gathered = [part for job in own for part in job.step.parts if part.packed.places is not None]
+    gathered = [part for job in own for part in job.step.parts if not part.packed.in_order]
     values = own[0].values if own else None
     if values is None or len(gathered) < 2 or not _shared(values, own):
         return [job.step.packed_or_ones(job.values) for job in jobs]
@@ -225,7 +225,7 @@ def _packed(jobs: Sequence[Job]) -> list[Values]:
     found = iter(places.gather(whole))
 
     def packed(step: Step) -> Values:
-        return [part.packed.pack_values(whole) if part.packed.places is None else next(found) for part in step.parts]
+        return [part.packed.pack_values(whole) if part.packed.in_order else next(found) for part in step.parts]
 
     return [job.step.packed_or_ones(None) if job.values is None else packed(job.step) for job in jobs]
 

@@ -200,7 +200,7 @@ class Step:
         else:
             narrow = stores and self.dtype.is_floating_point  # sums that are stored once need not be kept wide
             machine = machine_of((self.canonical.coords,))
-            fused = (self.choice.plan.fused and len(programs) > 1) or len(programs) == 1
+            fused = self.choice.plan.fused or len(programs) == 1
             made = TritonPrograms(programs, self.dtype, fused, machine, folder, name)
         dtype = self.dtype if narrow else accumulator(self.dtype)
         return Executable(made, self.output.rows, self.output.width_shape, dtype, self.output.sparse)
@@ -528,16 +528,9 @@ class Step:
         from sparsetc.planner.report import report  # which a call does not need
 
         with self.in_place():
-            return report(
-                *(
-                    self.equation,
-                    self.plan,
-                    self.choice,
-                    [p.program for p in self.parts],
-                    [p.packed for p in self.parts],
-                ),
-                *(self.filled, self.setting, self.counts, str(self.path)),
-            )
+            programs, stored = list(self.programs), [p.packed for p in self.parts]
+            about = self.filled, self.setting, self.counts, str(self.path)
+            return report(self.equation, self.plan, self.choice, programs, stored, *about)
 
 
 def _dot_precisions(precision: str, x: SparseTensor) -> list[str]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from calibration_cases import TINY
 from cases import Problem
 
 import sparsetc as stc
@@ -27,7 +28,7 @@ from sparsetc.device import calibrate as calibration
 from sparsetc.device import profile as profiles
 from sparsetc.device import record
 from sparsetc.device.lookup import of_backend, profile_of
-from sparsetc.device.probes import Launch, Probe, Sizes, probes, starts, torch_probes
+from sparsetc.device.probes import Launch, Probe, probes, starts, torch_probes
 from sparsetc.device.profile import NUMBERS, TABLES, DeviceProfile, cpu, default_gpu
 from sparsetc.device.targets import TARGETS
 from sparsetc.options import Options
@@ -49,23 +50,6 @@ MEASURED = {name: getattr(default_gpu(), name) for name in record.MEASURED} | {
 PROFILE = profiles.calibrated(GPU, DAY, MEASURED)
 PAIRED = (*(f"block_dot {name}" for name in default_gpu().block_dot), "near_blocks")
 SOFTWARE = {"driver": "1.2", "torch": "2.0", "triton": None}
-TINY = Sizes(
-    streamed=64,
-    block=32,
-    table=16,
-    gathered=2048,
-    added=256,
-    programs=2,
-    steps=16,
-    started=(2, 4),
-    tasks=4096,
-    sums=256,
-    pairs=128,
-    blocks=4,
-    product=(3, 4, 5),
-    moved=512,
-    calls=8,
-)
 
 
 @pytest.fixture(autouse=True)

@@ -71,20 +71,21 @@ class Packed:
 
         In the operand's own order, these are the values themselves.
         """
-        if self.places is None:
+        if self.in_order:
             return values.contiguous()
         return (after_zero(values) if self.padded else values).index_select(0, self.gathered)
 
-    @cached_property
-    def gathered(self) -> torch.Tensor:
-        """(stored,) where stored values are gathered from: `places`, of padded values one further, behind a zero."""
-        assert self.places is not None
-        return self.places + 1 if self.padded else self.places
+    @property
+    def in_order(self) -> bool:
+        """Whether all values of the whole tensor are stored, in its own order."""
+        return self.positions is None and self.source is None
 
     @cached_property
-    def places(self) -> torch.Tensor | None:
-        """(stored,) the nonzero of the whole tensor each stored value is, -1 for padding; None for all, in order."""
-        return self.in_whole(self.positions)
+    def gathered(self) -> torch.Tensor:
+        """(stored,) the nonzero of the whole tensor each value is; of padded ones one further, so that 0 is a zero."""
+        places = self.in_whole(self.positions)
+        assert places is not None
+        return places + 1 if self.padded else places
 
     def slots(self, level: int, slot: torch.Tensor) -> torch.Tensor:
         """Per item, lane or stored nonzero, the output slot, given that of every nonzero of the whole tensor."""

@@ -52,8 +52,8 @@ class Several:
         if not self.sparse:
             nbytes = prod(bound.output_shape) * kept_dtype(self.dtype).itemsize
             settings.check_memory(nbytes, self.device, f"the result of {bound}")
-        # What is made on the way may need 64 bits where the result does not.
         self._bare = [o.pattern.bare() for o in operands if isinstance(o, SparseTensor)]
+        # What is made on the way may need 64 bits where the result does not.
         self._summed = summed_dtype(self.dtype)
         self.chain = Chain(bound, [o.to(self._summed) for o in operands], settings)
         self._arrange()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from calibration_cases import TINY
 
 from sparsetc.device.probes import (
     BLOCK,
@@ -15,7 +16,6 @@ from sparsetc.device.probes import (
     SPARSE,
     Launch,
     Probe,
-    Sizes,
     probes,
     starts,
     torch_probes,
@@ -23,27 +23,10 @@ from sparsetc.device.probes import (
 
 CALLS = ("aten::zero_", "aten::index_copy_", "aten::index_select", "aten::add_")
 CPU = torch.device("cpu")
-SIZES = Sizes(
-    streamed=64,
-    block=32,
-    table=16,
-    gathered=2048,
-    added=256,
-    programs=2,
-    steps=16,
-    started=(2, 4),
-    tasks=4096,
-    sums=256,
-    pairs=128,
-    blocks=4,
-    product=(3, 4, 5),
-    moved=512,
-    calls=8,
-)
 
 
 def _probes() -> dict[str, Probe]:
-    return {p.rate: p for p in probes(CPU, SIZES, "cpu")}
+    return {p.rate: p for p in probes(CPU, TINY, "cpu")}
 
 
 def launches(probe: Probe) -> list[Launch]:
@@ -87,7 +70,7 @@ def test_multiplications_are_followed_by_additions() -> None:
 @pytest.mark.parametrize("precision", ["ieee", "tf32x3", "tf32"])  # the interpreter multiplies bf16's bits as integers
 def test_dots_are_added_up(precision: str) -> None:
     (one,) = launches(_probes()[f"dot {precision}"])
-    assert _result(one).unique().tolist() == [SIZES.steps * DEEP * 64 * 0.0625]
+    assert _result(one).unique().tolist() == [TINY.steps * DEEP * 64 * 0.0625]
 
 
 def test_as_many_tasks_are_summed_as_are_counted() -> None:
@@ -105,9 +88,9 @@ def test_pairs_of_blocks_are_multiplied_and_added_up(name: str) -> None:
     probe = _probes()[f"block_dot {name}"]
     (one,) = launches(probe)
     numbers, *blocks, out = (a for a in one.arguments if isinstance(a, torch.Tensor))
-    assert [b.numel() for b in blocks] == [SIZES.blocks * BLOCK * INNER * (2 if name == "f16x3" else 1)] * 2
-    assert numbers.shape == (SIZES.pairs, 2)
-    assert int(numbers.max()) < SIZES.blocks
+    assert [b.numel() for b in blocks] == [TINY.blocks * BLOCK * INNER * (2 if name == "f16x3" else 1)] * 2
+    assert numbers.shape == (TINY.pairs, 2)
+    assert int(numbers.max()) < TINY.blocks
     products = 3 if name == "f16x3" else 1
     assert _result(one).unique().tolist() == [products * BLOCK * INNER * PAIRS]
     assert probe.work == 2 * BLOCK * BLOCK * INNER * one.grid * PAIRS
@@ -115,7 +98,7 @@ def test_pairs_of_blocks_are_multiplied_and_added_up(name: str) -> None:
 
 
 def test_torch_is_asked_for_what_is_counted() -> None:
-    found = {p.rate: p for p in torch_probes(CPU, SIZES)}
+    found = {p.rate: p for p in torch_probes(CPU, TINY)}
     assert list(found) == ["product highest", "product high", "product medium", "product float64", "moved", "call"]
     before = torch.get_float32_matmul_precision()
     for name in ("highest", "high", "medium", "float64"):
@@ -135,5 +118,5 @@ def test_torch_is_asked_for_what_is_counted() -> None:
 
 
 def test_programs_find_no_work() -> None:
-    for one in starts(CPU, SIZES):
+    for one in starts(CPU, TINY):
         assert not _result(one).any()
