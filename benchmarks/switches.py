@@ -121,7 +121,7 @@ def sums_row(tensors: str, equation: str, x: stc.SparseTensor, y: stc.SparseTens
         assert error < ERROR["highest"], (tensors, equation, form, error)
         assert step.sums.of("z").ordered == (GPU and form == "ordered"), form  # torch's programs have one form
         us[form] = microseconds(lambda: step.path.run(*values))  # noqa: B023
-    tasks = step.matching.tasks
+    tasks = step.join_order.tasks
     return {
         "switch": "sums",
         "tensors": tensors,

@@ -3,7 +3,7 @@
 In: a `Bound` einsum whose operands are sparse in two places or more. Out: `Several`. Data flows down::
 
     equation.py   letters by role; operands diagonal, summed
-    meeting.py    what meets, counted
+    join.py    what meets, counted
     symbolic.py   its tasks in order; the result's pattern
     expansion.py  tasks made, and grouped by the entry of the result they add to
     marks.py      the same on a GPU, by a bit a place; its kernels are in mark_kernels.py

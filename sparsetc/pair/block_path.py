@@ -86,7 +86,7 @@ class BlockPath:
         folder, program = self.budget.settings.cache_dir, self._program_of(backend, parts)
         if backend == "torch":
             return TorchPairs(program, folder)
-        return TritonPairs(program, self.dtype, folder, machine_of((self.cut.meeting.x_key,)))
+        return TritonPairs(program, self.dtype, folder, machine_of((self.cut.join.x_key,)))
 
     def ptx(self, target: str) -> str:
         """The kernel's assembly for a named target, whatever the backend; needs no GPU."""
@@ -99,7 +99,7 @@ class BlockPath:
     @cached_property
     def _lines(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(rows,) where each row of the result is: its row of blocks times their side, plus the row in it; columns."""
-        cut, m = self.cut, self.cut.meeting
+        cut, m = self.cut, self.cut.join
         r, c, k = cut.extents
         found = []
         for blocks, block_line, side, line in (
@@ -112,7 +112,7 @@ class BlockPath:
 
     def places(self) -> torch.Tensor:
         """(nnz,) the result's places, ascending; where each stands among the blocks is kept for `run`."""
-        m = self.cut.meeting
+        m = self.cut.join
         # On the CPU by the twin, so that a kernel is compiled for a GPU where there is none to launch it on.
         launch = self._launch_of("torch") if m.x_key.device.type == "cpu" else self.launch
         dtype = self.dtype if isinstance(launch, TritonPairs) else torch.float32  # ones are exact in every type
@@ -145,14 +145,14 @@ class BlockPath:
     def _sorted(self, made: Iterable[tuple[int, int, torch.Tensor]]) -> torch.Tensor:
         """The places in any number of buffers, found among blocks and sorted."""
         r, c, _ = self.cut.extents
-        found, total = [self.cut.meeting.x_key[:0]], 0
+        found, total = [self.cut.join.x_key[:0]], 0
         for start, stop, blocks in made:
             at = torch.nonzero(blocks.view(-1)).flatten() + start * r * c
             total += at.numel()
             self.budget.check(total, least=stop < self.tasks.blocks)
             found.append(at)
         at = torch.cat(found)
-        places, order = sorted_keys(self._place_of(at), self.cut.meeting.rows * self.cut.meeting.columns)
+        places, order = sorted_keys(self._place_of(at), self.cut.join.rows * self.cut.join.columns)
         self._reads = self._reads_of(at, order)
         return places
 
@@ -171,7 +171,7 @@ class BlockPath:
 
     def _place_of(self, at: torch.Tensor) -> torch.Tensor:
         """Places of the result, of positions in its blocks."""
-        (r, c, _), pairs, m = self.cut.extents, self.cut.pairs, self.cut.meeting
+        (r, c, _), pairs, m = self.cut.extents, self.cut.pairs, self.cut.join
         row, column = (
             line.new_zeros(lines * side).index_copy_(0, line, torch.arange(line.numel(), device=line.device))
             for line, lines, side in zip(self._lines, (pairs.rows, pairs.columns), (r, c), strict=True)
@@ -191,8 +191,8 @@ class BlockPath:
         """The blocks of both operands in parts, of the values of all entries; None where they are read as they are."""
         if self.launch_of_parts is None:
             return None
-        m, pool = self.cut.meeting, self._room
-        return split((picked(x, m.x_live), picked(y, m.y_live)), self._rows, pool.pop() if pool else None)
+        m, pool = self.cut.join, self._room
+        return split((picked(x, m.x_matched), picked(y, m.y_matched)), self._rows, pool.pop() if pool else None)
 
     @property
     def _room(self) -> list[Parts]:
@@ -246,13 +246,13 @@ class BlockPath:
             assert self.launch_of_parts is not None
             values = [array for operand in parts.arrays for array in operand]
             return self._multiplied(self.launch_of_parts, [[*items, *values] for items in self._items])
-        m = self.cut.meeting
+        m = self.cut.join
         # Triton reads the operands' own type, torch the one that sums are kept in.
         dtype = self.dtype if isinstance(self.launch, TritonPairs) else kept_dtype(self.dtype)
-        return self._products(self.launch, picked(x, m.x_live).to(dtype), picked(y, m.y_live).to(dtype))
+        return self._products(self.launch, picked(x, m.x_matched).to(dtype), picked(y, m.y_matched).to(dtype))
 
     def _products(self, launch: PairLaunch, x: torch.Tensor, y: torch.Tensor) -> Iterator[Made]:
-        """Blocks of the result, of the values of the entries that meet anything, as they are."""
+        """Blocks of the result, made of the values of the matched entries as they are."""
         operands = zip((self.cut.x, self.cut.y), launch.program.view.pairs, (x, y), strict=True)
         arrays = [
             a
@@ -271,7 +271,7 @@ class BlockPath:
 
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
-        """Nonzeros of blocks that meet any, and bytes of words and bitmaps, of x and of y."""
+        """The nonzeros of matched blocks, and bytes of words and bitmaps, of x and of y."""
         return tuple((blocks.nnz, blocks.nbytes) for blocks in (self.cut.x, self.cut.y))
 
     @property

@@ -14,7 +14,7 @@ from sparsetc import coords as crd
 from sparsetc.formats.base import index_dtype
 from sparsetc.numbering import narrowed
 from sparsetc.pair.cut import Cut
-from sparsetc.pair.symbolic import Matching, composed
+from sparsetc.pair.symbolic import JoinOrder, composed
 
 PAIRS_A_PROGRAM = 256
 """Most pairs of one program; a block of the result with more is made by several and added up."""
@@ -57,14 +57,14 @@ class TaskList:
 
     @classmethod
     def of(cls, cut: Cut, nbytes: int, limit: int) -> TaskList:
-        """Expand the tasks of the blocks' meeting, and sort them.
+        """The tasks of the join of blocks, expanded and sorted.
 
         Args:
-            cut: operands and who meets.
+            cut: operands in blocks, and their join.
             nbytes: of a block of the result.
             limit: of memory, in bytes; blocks of the result take a quarter at a time.
         """
-        m = Matching.of(cut.pairs)
+        m = JoinOrder.of(cut.pairs)
         tasks = m.expand(0, m.tasks)
         row, column = m.row.index_select(0, tasks.p), m.column.index_select(0, tasks.q)
         place = narrowed(torch.add(column, row, alpha=m.columns), m.rows * m.columns)
@@ -73,8 +73,8 @@ class TaskList:
         ptr = torch.cat([heads, heads.new_full((1,), m.tasks)])
         narrow = index_dtype(m.tasks)
         x, y = (
-            composed(entry, met.index_select(0, order)).to(narrow)
-            for entry, met in ((m.x_entry, tasks.p), (m.y_entry, tasks.q))
+            composed(entry, matched.index_select(0, order)).to(narrow)
+            for entry, matched in ((m.x_entry, tasks.p), (m.y_entry, tasks.q))
         )
         room = max(1, min(BUFFER_BYTES, max(1, limit // 4)) // nbytes)
         return cls(place[heads].long(), ptr, x, y, room)

@@ -1,10 +1,10 @@
 """Kernels of the symbolic phase: tasks mark a bit each, bits are counted, and say each task's entry of the result.
 
-In: pointers to what a `Matching` and a `Marks` hold. Out: arrays of a `TaskList`, and places. Imported only where they
+In: pointers to what a `JoinOrder` and a `Marks` hold. Out: arrays of a `TaskList`, and places. Imported only where they
 run, for it imports triton.
 
-Lists that are kept have fewer than 2**31 tasks, and each live entry has one, so tasks, entries, columns and counts are
-32 bits wide; places, and words of marks, are 64.
+Lists that are kept have fewer than 2**31 tasks, and each matched entry has one, so tasks, entries, columns and counts
+take 32 bits; places, and words of marks, take 64.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -47,9 +47,9 @@ def entry_of(ends, t, low, high):
 
 
 @triton.jit
-def place_of(row, column, columns, p, q, live):
+def place_of(row, column, columns, p, q, inside):
     """Row and column of the result as one number, of 64 bits."""
-    return tl.load(row + p).to(tl.int64) * columns + tl.load(column + q, mask=live, other=0)
+    return tl.load(row + p).to(tl.int64) * columns + tl.load(column + q, mask=inside, other=0)
 
 
 @triton.jit(do_not_specialize=["tasks", "entries", "columns"])
@@ -75,21 +75,21 @@ def mark(
     """
     pid = tl.program_id(0)
     t = tasks_of(pid, BLOCK)
-    live = t < tasks
+    inside = t < tasks
     then = (pid + 1) * (BLOCK // FRAME)
     low = tl.load(x_base + pid * (BLOCK // FRAME))
     high = tl.load(x_base + then, mask=then < tl.cdiv(tasks, FRAME), other=entries - 1)
     p = entry_of(ends, t, low, high)
     start = tl.load(ends + p - 1, mask=p > 0, other=0).to(tl.int32)
     shift = tl.load(first + p).to(tl.int32) - start
-    tl.store(y_shift + p, shift, mask=live & (t == start))
-    base = tl.load(x_base + t // FRAME, mask=live, other=0)
-    tl.store(x_word + t, (p - base).to(tl.uint8), mask=live)
-    place = place_of(row, column, columns, p, t + shift, live)
+    tl.store(y_shift + p, shift, mask=inside & (t == start))
+    base = tl.load(x_base + t // FRAME, mask=inside, other=0)
+    tl.store(x_word + t, (p - base).to(tl.uint8), mask=inside)
+    place = place_of(row, column, columns, p, t + shift, inside)
     word = bits + (place >> 5)
     bit = tl.full([BLOCK], 1, tl.int32) << (place & 31).to(tl.int32)
-    seen = tl.load(word, mask=live, other=-1, cache_modifier=".cg")
-    tl.atomic_or(word, bit, mask=live & ((seen & bit) == 0), sem="relaxed")
+    seen = tl.load(word, mask=inside, other=-1, cache_modifier=".cg")
+    tl.atomic_or(word, bit, mask=inside & ((seen & bit) == 0), sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["words"])
@@ -128,12 +128,12 @@ def write_results(
 ):
     """Each task's entry of the result: the marks before its own."""
     t = tasks_of(tl.program_id(0), BLOCK)
-    live = t < tasks
-    base = tl.load(x_base + t // FRAME, mask=live, other=0)
-    p = base + tl.load(x_word + t, mask=live, other=0).to(tl.int32)
-    q = t + tl.load(y_shift + p, mask=live, other=0)
-    place = place_of(row, column, columns, p, q, live)
-    word = tl.load(bits + (place >> 5), mask=live, other=0).to(tl.uint32, bitcast=True)
-    total = tl.load(upto + (place >> 5), mask=live, other=0)
+    inside = t < tasks
+    base = tl.load(x_base + t // FRAME, mask=inside, other=0)
+    p = base + tl.load(x_word + t, mask=inside, other=0).to(tl.int32)
+    q = t + tl.load(y_shift + p, mask=inside, other=0)
+    place = place_of(row, column, columns, p, q, inside)
+    word = tl.load(bits + (place >> 5), mask=inside, other=0).to(tl.uint32, bitcast=True)
+    total = tl.load(upto + (place >> 5), mask=inside, other=0)
     rest = word >> (place & 31).to(tl.uint32)
-    tl.store(z_word + t, total - ones(rest), mask=live)
+    tl.store(z_word + t, total - ones(rest), mask=inside)

@@ -45,7 +45,7 @@ class NumericPath(Protocol):
         """
 
     def run(self, x: torch.Tensor, y: torch.Tensor, parts: Parts | None = None) -> torch.Tensor:
-        """(nnz,) values by place, of the values of the operands' entries, in the order of their `Side`s.
+        """(nnz,) values by place, of the values of the operands' entries, in the order of their `JoinOperand`s.
 
         Args:
             x: values of the first.

@@ -95,18 +95,18 @@ class SparsePath(opt_einsum.paths.PathOptimizer):
         return ssa
 
     def _greedy(self, terms: list[_Term]) -> list[tuple[int, ...]]:
-        live = {n: (frozenset([n]), t) for n, t in enumerate(terms)}
+        left = {n: (frozenset([n]), t) for n, t in enumerate(terms)}
         ssa: list[tuple[int, ...]] = []
-        while len(live) > 1:
+        while len(left) > 1:
 
             def expense(pair: tuple[int, int]) -> float:
-                (m, a), (n, b) = live[pair[0]], live[pair[1]]
+                (m, a), (n, b) = left[pair[0]], left[pair[1]]
                 return self._joined(a, b, self._kept(m | n))[0]
 
-            pair = min(combinations(sorted(live), 2), key=expense)
-            (m, a), (n, b) = live.pop(pair[0]), live.pop(pair[1])
+            pair = min(combinations(sorted(left), 2), key=expense)
+            (m, a), (n, b) = left.pop(pair[0]), left.pop(pair[1])
             ssa.append(pair)
-            live[len(terms) + len(ssa) - 1] = (m | n, self._joined(a, b, self._kept(m | n))[1])
+            left[len(terms) + len(ssa) - 1] = (m | n, self._joined(a, b, self._kept(m | n))[1])
         return ssa
 
 

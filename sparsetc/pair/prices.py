@@ -10,7 +10,7 @@ from sparsetc.ir.cost import Statistics, cost
 from sparsetc.ir.tile import TileProgram
 from sparsetc.pair.blocks import pairs_a_program
 from sparsetc.pair.cut import BlockWork
-from sparsetc.pair.meeting import Sizes
+from sparsetc.pair.join import UnfoldedSizes
 from sparsetc.pair.symbolic import TASK_BYTES, Budget
 from sparsetc.pair.tasks import KEPT_BYTES, keeps
 
@@ -30,7 +30,7 @@ def scalar_seconds(tasks: int, places: int, width: int, budget: Budget, profile:
     return SCALAR_LAUNCHES * profile.call + tasks * each + again
 
 
-def dense_seconds(sizes: Sizes, width: int, precision: str, profile: DeviceProfile) -> float:
+def dense_seconds(sizes: UnfoldedSizes, width: int, precision: str, profile: DeviceProfile) -> float:
     """Seconds of the dense path: scatter, multiply, gather."""
     multiplied, moved = sizes.flops / profile.product[precision], sizes.elements * width / profile.moved
     return DENSE_LAUNCHES * profile.call + multiplied + moved

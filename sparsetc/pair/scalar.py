@@ -83,7 +83,7 @@ class TaskSum:
         self.letter = LETTER[role]
         # Torch adds in order on the CPU, and integers' sums have one value in any.
         sums = tasks.none.shape["pqz".index(self.letter)]
-        wait = waits(sums, tasks.matching.tasks)
+        wait = waits(sums, tasks.join_order.tasks)
         self.ordered = (settings.deterministic or wait) and backend == "triton" and dtype.is_floating_point
         terms = (("p", "q", "z"), *((c,) for c in EINSUMS[role]))
         text = f"pqz,{','.join(EINSUMS[role])}->{self.letter}"
@@ -102,7 +102,7 @@ class TaskSum:
         self.executable = Executable(self.programs, self._rows, (), dtype, False)
 
     def __call__(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """(live x,), (live y,) or (nnz,) sums, of the two others' values in that order, all of `dtype`."""
+        """(matched x,), (matched y,) or (nnz,) sums, of the two others' values in that order, all of `dtype`."""
         out = left.new_zeros(self.bound.by_index[self.letter])
         given = [left.contiguous(), right.contiguous()]
         for arrays in (arrays for one in self.tasks for arrays in self._arrays(one)):
@@ -167,13 +167,13 @@ class TaskSums:
         self._made: dict[str, TaskSum] = {}
 
     def product(self, role: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """The sum over tasks for x, y or z of the other two, all of x and y in the order of their `Side`s."""
-        m = self.tasks.matching
+        """The sum over tasks for x, y or z of the other two, all of x and y in the order of their `JoinOperand`s."""
+        m = self.tasks.join_order
         entries = {"x": m.x_entry, "y": m.y_entry, "z": None}
         others = (r for r in "xyz" if r != role)
         given = [picked(v, entries[r]) for r, v in zip(others, (left, right), strict=True)]
         found = self.of(role)(*given)
-        entry, n = entries[role], {"x": m.meeting.x.n, "y": m.meeting.y.n}
+        entry, n = entries[role], {"x": m.join.x.n, "y": m.join.y.n}
         return found if entry is None else found.new_zeros(n[role]).index_copy_(0, entry, found)
 
     def of(self, role: str) -> TaskSum:
@@ -185,12 +185,12 @@ class TaskSums:
 
 def _about(equation: str, tasks: Tasks) -> Sequence[str]:
     """What a reader of the source should know beside the einsum."""
-    roles = tasks.matching.roles
+    roles = tasks.join_order.roles
     return (
         equation,
         f"{roles}." if str(roles) else "No letters are left.",
         "A task is a pair of nonzeros with equal shared coordinates; X is the list of all, in order.",
         f"    p   nonzeros over {''.join(roles.x) or 'nothing'} that meet any",
         f"    q   nonzeros over {''.join(roles.y) or 'nothing'}, likewise",
-        f"    z   entries of the result over {''.join(roles.natural) or 'nothing'}, in this order",
+        f"    z   entries of the result over {''.join(roles.result_order) or 'nothing'}, in this order",
     )

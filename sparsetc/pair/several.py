@@ -26,7 +26,7 @@ from sparsetc.ir.plan import Plan
 from sparsetc.options import Options
 from sparsetc.output import check_form
 from sparsetc.pair.chain import Chain
-from sparsetc.pair.equation import Side, prepared
+from sparsetc.pair.join_operand import JoinOperand, prepared
 from sparsetc.pair.plans import check_pairs
 from sparsetc.pair.step import PairStep
 from sparsetc.pair.sums import kept_dtype
@@ -63,14 +63,14 @@ class Several:
         """The result's pattern, and how the last step's values are brought to it."""
         result, output = self.chain.result, self.bound.einsum.output
         self.pattern: Pattern | None = None
-        self._side: Side | None = None
+        self._last: JoinOperand | None = None
         coords = None
         if result.pattern is not None:
             # A step that keeps all of an operand keeps its order and its duplicates too.
             own, alike = result.pattern, result.letters == output
-            self._side = prepared(result.letters, own.coords, self.bound.by_index, output, own.is_coalesced and alike)
-            as_it_is = alike and self._side.source is None
-            coords = own.coords if as_it_is else torch.stack(self._side.coords)
+            self._last = prepared(result.letters, own.coords, self.bound.by_index, output, own.is_coalesced and alike)
+            as_it_is = alike and self._last.source is None
+            coords = own.coords if as_it_is else torch.stack(self._last.coords)
         elif self.sparse:
             shape = self.bound.output_shape
             grid = torch.cartesian_prod(*(torch.arange(n, device=self.device) for n in shape))
@@ -110,8 +110,8 @@ class Several:
         given, others, e = iter(values), iter(dense), self.bound.einsum
         terms = [next(given) if p in e.sparse else next(others) for p in range(len(e.inputs))]
         found = self.chain.run([t.to(self._summed) for t in terms])
-        if self._side is not None:
-            found = self._fitted(self._side.values(found, self.settings.deterministic))
+        if self._last is not None:
+            found = self._fitted(self._last.values(found, self.settings.deterministic))
         else:
             order = tuple(self.chain.result.letters.index(c) for c in e.output)
             found = self._fitted(found.permute(order) if order else found)
@@ -196,7 +196,7 @@ class Several:
         return "\n".join(step.ptx(target) for step in self.pairs)
 
     def explain(self) -> Explanation:
-        """Steps, what meets, the paths and their expected times."""
+        """The steps of the chain: how much matches, the paths and their expected times."""
         plan, profile = self.plan, self.pairs[0].problem.profile if self.pairs else None
         return Explanation(
             *(self.bound.einsum.text, plan.name, plan.reason, self.backend, device_name(self.device)),

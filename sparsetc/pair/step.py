@@ -21,13 +21,13 @@ from sparsetc.ir.plan import Plan, requested
 from sparsetc.options import Options
 from sparsetc.pair.choose import choose, estimates
 from sparsetc.pair.cut import Cut
-from sparsetc.pair.equation import Roles, prepared
-from sparsetc.pair.meeting import Meeting
+from sparsetc.pair.join import Join
+from sparsetc.pair.join_operand import Roles, prepared
 from sparsetc.pair.methods import HYBRID, METHODS, NumericPath
 from sparsetc.pair.plans import sides_of
 from sparsetc.pair.problem import PairProblem
 from sparsetc.pair.scalar import EINSUMS, LETTER, TaskSums
-from sparsetc.pair.symbolic import Budget, Matching, ResultPattern, pattern_of
+from sparsetc.pair.symbolic import Budget, JoinOrder, ResultPattern, pattern_of
 from sparsetc.pair.tasks import Tasks
 from sparsetc.planner.choice import Choice, ranked
 from sparsetc.runtime.autocast import without_autocast
@@ -67,7 +67,7 @@ class PairStep:
         self.dtype, self.device, self.settings = x.dtype, x.device, settings
         self.shape = tuple(sizes[c] for c in output)
         roles = Roles.of(x_letters, y_letters, output)
-        self.meeting = Meeting.of(
+        self.join = Join.of(
             prepared(x_letters, x.coords, sizes, roles.x, x.is_coalesced),
             prepared(y_letters, y.coords, sizes, roles.y, y.is_coalesced),
             roles,
@@ -75,17 +75,17 @@ class PairStep:
         limit = settings.memory_on(self.device)
         what = f"the result of {self.equation}"
         self.budget = Budget(settings, self.device, len(self.shape), self.dtype.itemsize, what, limit)
-        self.budget.check_least(self.meeting)
+        self.budget.check_least(self.join)
         self.backend = "torch" if self.dtype.is_complex else settings.effective_backend(self.device)
         wanted = requested(settings.plan)
         sides, types = sides_of(wanted, terms), (self.dtype, self.backend)
-        self.problem = PairProblem(self.meeting, self.equation, wanted, sides, *types, self.budget, self.swapped)
+        self.problem = PairProblem(self.join, self.equation, wanted, sides, *types, self.budget, self.swapped)
         self.choice: Choice = choose(self.problem)
         self.path: NumericPath = METHODS[self.choice.plan.name].prepare(self.problem, self.choice.plan)
         with without_autocast(self.device):
             places = self.path.places()
         self.budget.check(places.numel())
-        self.pattern: ResultPattern = pattern_of(self.meeting, places)
+        self.pattern: ResultPattern = pattern_of(self.join, places)
 
     @property
     def sums(self) -> TaskSums:
@@ -93,9 +93,9 @@ class PairStep:
         return self.problem.sums
 
     @property
-    def matching(self) -> Matching:
+    def join_order(self) -> JoinOrder:
         """The tasks, in order."""
-        return self.sums.tasks.matching
+        return self.sums.tasks.join_order
 
     @property
     def tasks(self) -> Tasks:
@@ -123,7 +123,7 @@ class PairStep:
 
     def __call__(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         """(nnz,) the result's values in lexicographic order, of the operands' values in their own; differentiable."""
-        m = self.meeting
+        m = self.join
         x, y = (right, left) if self.swapped else (left, right)
         deterministic = self.settings.deterministic
         x, y = m.x.values(x, deterministic), m.y.values(y, deterministic)
@@ -140,7 +140,7 @@ class PairStep:
         left, right = resolved(left), resolved(right)
         with without_autocast(self.device), in_order(self.settings.deterministic):
             if role == "z":
-                return self._values(left, right) if self.meeting.tasks else left.new_zeros(0)
+                return self._values(left, right) if self.join.tasks else left.new_zeros(0)
             return self._over_tasks(role, left, right)
 
     def _over_tasks(self, role: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -168,7 +168,7 @@ class PairStep:
 
     def report(self) -> PairReport:
         """What an explanation says of the contraction."""
-        m, sizes, plan = self.meeting, self.meeting.sizes, self.plan
+        m, sizes, plan = self.join, self.join.sizes, self.plan
         split = HYBRID.split(self.problem) if plan.name == HYBRID.name else None
         filled = [nnz for nnz, _ in self.path.sizes[::2]]  # nonzeros of x, of each half
         return PairReport(

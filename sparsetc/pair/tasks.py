@@ -1,6 +1,6 @@
-"""The tasks of a contraction as a sparse tensor of ones, ``T[p, q, z]``: entry p of x meets entry q of y, for result z.
+"""The tasks of a contraction as a sparse tensor of ones: ``T[p, q, z]`` where entry p of x matches q of y for result z.
 
-In: a `Matching` and its groups, or its marks. Out: `TaskList`, packed in two ways, and the views that read them.
+In: a `JoinOrder` and its groups, or its marks. Out: `TaskList`, packed in two ways, and the views that read them.
 Nothing is stored that the order of tasks tells: p rises, by less than a frame within a frame, so a byte says it; q is
 consecutive while p stays the same; z alone takes a word. That is 5 bytes a task, read in order.
 """
@@ -20,14 +20,14 @@ from sparsetc.ir.plan import Storage
 from sparsetc.ir.view import Consecutive, Field, View
 from sparsetc.pair.expansion import Group, groups
 from sparsetc.pair.marks import Marks, markable
-from sparsetc.pair.symbolic import Budget, Matching
+from sparsetc.pair.symbolic import Budget, JoinOrder
 
 KEPT_TASKS = (1 << 31) - (1 << 13)
 """Most tasks whose list is kept: those that 32 bits number."""
 KEPT_BYTES = 5
 """Bytes a kept task takes: the result's entry, and how far p lies above its frame's base."""
 FRAME = 256
-"""Tasks that share a base: every entry of x that is live has a task, so p rises by less in a frame."""
+"""Tasks that share a base: every matched entry of x has a task, so p rises by less in a frame."""
 ITEM = 2048
 """Most tasks of a work item. Not measured: some hundred items a multiprocessor where there are 10 M tasks."""
 
@@ -64,7 +64,7 @@ def _result(nnz: int) -> Field:
 class TaskList:
     """Tasks ``begin .. end``, as they are stored; positions count from `begin`."""
 
-    matching: Matching
+    join_order: JoinOrder
     nnz: int
     begin: int
     end: int
@@ -73,14 +73,14 @@ class TaskList:
     x_base: torch.Tensor
     """(frames,) p of the first task of each."""
     y_shift: torch.Tensor
-    """(live x,) q less the position, by p; set where p has tasks here."""
+    """(matched x,) q less the position, by p; set where p has tasks here."""
     z_word: torch.Tensor
     """(n,) entries of the result."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Sizes of T: live entries of x and of y, entries of the result."""
-        return *self.matching.live, self.nnz
+        """Sizes of T: matched entries of x and of y, entries of the result."""
+        return *self.join_order.matched, self.nnz
 
     def chunks(self) -> Packed:
         """The list for `chunk_view`."""
@@ -100,10 +100,10 @@ class TaskList:
     @cached_property
     def _items(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(item_ptr, p of each item): runs of one p, cut where they are longer than an item."""
-        bounds = self.matching.ends.new_tensor([self.begin, max(self.begin, self.end - 1)])
-        low, high = torch.searchsorted(self.matching.ends, bounds, right=True).tolist()
+        bounds = self.join_order.ends.new_tensor([self.begin, max(self.begin, self.end - 1)])
+        low, high = torch.searchsorted(self.join_order.ends, bounds, right=True).tolist()
         high = high + 1 if self.end > self.begin else low
-        stops = self.matching.ends[low:high].clamp(max=self.end) - self.begin
+        stops = self.join_order.ends[low:high].clamp(max=self.end) - self.begin
         lengths = torch.diff(stops, prepend=stops.new_zeros(1))
         pieces = (lengths + ITEM - 1) // ITEM
         run = torch.repeat_interleave(pieces)
@@ -119,7 +119,7 @@ class TaskList:
             stop = min(start + size, self.end - self.begin)
             arrays = (self.x_word[start:stop], self.x_base[start // FRAME : -(-stop // FRAME)])
             moved = (self.y_shift + start, self.z_word[start:stop])
-            yield TaskList(self.matching, self.nnz, self.begin + start, self.begin + stop, *arrays, *moved)
+            yield TaskList(self.join_order, self.nnz, self.begin + start, self.begin + stop, *arrays, *moved)
 
     def coordinates(self) -> torch.Tensor:
         """(3, n) int64: p, q and z of every task, in lexicographic order."""
@@ -131,15 +131,15 @@ class TaskList:
 class Filling:
     """A `TaskList` that is filled group by group."""
 
-    def __init__(self, matching: Matching, begin: int, end: int, nnz: int) -> None:
+    def __init__(self, join_order: JoinOrder, begin: int, end: int, nnz: int) -> None:
         """Allocate for tasks ``begin .. end``; `nnz` is the most entries that the result may have."""
-        device, tasks = matching.ends.device, end - begin
-        entries = index_dtype(max(*matching.live, tasks))
-        self.matching, self.begin, self.end = matching, begin, end
+        device, tasks = join_order.ends.device, end - begin
+        entries = index_dtype(max(*join_order.matched, tasks))
+        self.join_order, self.begin, self.end = join_order, begin, end
         self.x_word = torch.empty(tasks, dtype=torch.uint8, device=device)
         frames = torch.arange(begin, end, FRAME, device=device)
-        self.x_base = torch.searchsorted(matching.ends, frames, right=True).to(entries)
-        self.y_shift = torch.empty(matching.live[0], dtype=entries, device=device)
+        self.x_base = torch.searchsorted(join_order.ends, frames, right=True).to(entries)
+        self.y_shift = torch.empty(join_order.matched[0], dtype=entries, device=device)
         self.z_word = torch.empty(tasks, dtype=index_dtype(nnz), device=device)
 
     def take(self, group: Group) -> None:
@@ -154,35 +154,35 @@ class Filling:
     def list(self, nnz: int) -> TaskList:
         """What was filled, for a result of `nnz` entries."""
         arrays = (self.x_word, self.x_base, self.y_shift, self.z_word)
-        return TaskList(self.matching, nnz, self.begin, self.end, *arrays)
+        return TaskList(self.join_order, nnz, self.begin, self.end, *arrays)
 
 
 class Tasks:
     """All tasks: one list, kept, where it fits a share of the memory limit; else lists made again at each use."""
 
-    def __init__(self, matching: Matching, budget: Budget) -> None:
-        self.matching, self.budget = matching, budget
-        self.fits = keeps(matching.tasks, budget)
+    def __init__(self, join_order: JoinOrder, budget: Budget) -> None:
+        self.join_order, self.budget = join_order, budget
+        self.fits = keeps(join_order.tasks, budget)
         self.nnz = 0
         """Entries of the result, once its pattern is known."""
         self._kept: TaskList | None = None
 
     @property
     def _most(self) -> int:
-        return self.matching.meeting.most_results
+        return self.join_order.join.most_results
 
     def places(self) -> torch.Tensor:
         """(nnz,) the distinct places of all tasks, ascending; the list is filled on the way if it is kept."""
         if self._marked:
-            marks = Marks(self.matching, FRAME)
+            marks = Marks(self.join_order, FRAME)
             self.nnz = marks.results
             self.budget.check(self.nnz)
             self._kept = self._list_of(marks)
             return marks.places()
-        done = [self.matching.ends.new_zeros(0)]
+        done = [self.join_order.ends.new_zeros(0)]
         filling = self._filling()
         self.nnz = 0
-        for group in groups(self.matching, self.budget.chunk):
+        for group in groups(self.join_order, self.budget.chunk):
             done.append(group.fresh)
             self.nnz += group.fresh.numel()
             self.budget.check(self.nnz, least=True)
@@ -193,16 +193,16 @@ class Tasks:
 
     def __iter__(self) -> Iterator[TaskList]:
         if self._kept is None and self._marked:
-            self._kept = self._list_of(Marks(self.matching, FRAME))
+            self._kept = self._list_of(Marks(self.join_order, FRAME))
         if self._kept is not None:
             yield self._kept
             return
         filling = self._filling()
-        for group in groups(self.matching, self.budget.chunk):
+        for group in groups(self.join_order, self.budget.chunk):
             if filling is not None:
                 filling.take(group)
                 continue
-            alone = Filling(self.matching, group.tasks.begin, group.tasks.end, self._most)
+            alone = Filling(self.join_order, group.tasks.begin, group.tasks.end, self._most)
             alone.take(group)
             yield alone.list(self.nnz)
         if filling is not None:
@@ -212,21 +212,21 @@ class Tasks:
     @property
     def _marked(self) -> bool:
         """Whether kernels find the pattern and the list, and not groups of tasks."""
-        return self.fits and markable(self.matching, self.budget)
+        return self.fits and markable(self.join_order, self.budget)
 
     def _list_of(self, marks: Marks) -> TaskList:
         arrays = (marks.x_word, marks.x_base, marks.y_shift, marks.z_word())
-        return TaskList(self.matching, self.nnz, 0, self.matching.tasks, *arrays)
+        return TaskList(self.join_order, self.nnz, 0, self.join_order.tasks, *arrays)
 
     def _filling(self) -> Filling | None:
-        return Filling(self.matching, 0, self.matching.tasks, self._most) if self.fits else None
+        return Filling(self.join_order, 0, self.join_order.tasks, self._most) if self.fits else None
 
     @property
     def none(self) -> TaskList:
         """A list of no tasks: what programs are generated by before there are any."""
-        return Filling(self.matching, 0, 0, self._most).list(self.nnz)
+        return Filling(self.join_order, 0, 0, self._most).list(self.nnz)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the list, if it is kept."""
-        return self.matching.tasks * KEPT_BYTES if self.fits else 0
+        return self.join_order.tasks * KEPT_BYTES if self.fits else 0

@@ -224,11 +224,11 @@ def test_marks_and_groups_make_the_same_list(coords: torch.Tensor) -> None:
     x = stc.SparseTensor(coords, torch.ones(coords.shape[1]), (n, n)).cuda()
     with mock.patch.object(marks, "SPREAD", 1 << 14):
         (step,) = stc.compile("ij,jk->ik", x, x, plan="scalar").contraction.chain.pairs
-        assert marks.markable(step.matching, step.budget)
+        assert marks.markable(step.join_order, step.budget)
     made = []
     for marked in (True, False):
         with mock.patch.object(task_lists, "markable", return_value=marked):
-            tasks = task_lists.Tasks(step.matching, step.budget)
+            tasks = task_lists.Tasks(step.join_order, step.budget)
             made.append((tasks.places(), *tasks))
     (places, one), (expected, other) = made
     assert torch.equal(places, expected)

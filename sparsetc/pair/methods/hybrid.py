@@ -1,6 +1,6 @@
 """``bcb+scalar``: well-filled blocks of x by one method, its other nonzeros by another, one result.
 
-In: the `Share`s of a `Meeting` that the two take, and their paths. Out: the result's values by place. The pattern is
+In: the `JoinSubset`s of a `Join` that the two take, and their paths. Out: the result's values by place. The pattern is
 the union of both patterns. Where they overlap values are added, two to an entry, so bits do not depend on an order.
 """
 
@@ -14,7 +14,7 @@ import torch
 
 from sparsetc.codegen.split_pairs import Parts
 from sparsetc.ir.plan import Plan
-from sparsetc.pair.meeting import Share
+from sparsetc.pair.join import JoinSubset
 from sparsetc.pair.method import Method, NumericPath, Sizes
 from sparsetc.pair.methods.block_pairs import BlockPairs
 from sparsetc.pair.methods.nonzero_pairs import NonzeroPairs
@@ -54,7 +54,7 @@ class Hybrid(Method):
         if blocks is None:
             return None
         r, c, _ = p.cut.extents
-        results = min(split.blocks.made * r * c + split.tasks, p.meeting.rows * p.meeting.columns)
+        results = min(split.blocks.made * r * c + split.tasks, p.join.rows * p.join.columns)
         merged = results * (8 + 3 * p.width) / p.profile.moved  # an entry's slot, its value, and the sum
         return scalar + blocks + merged + MERGE_LAUNCHES * p.profile.call
 
@@ -71,10 +71,10 @@ class Hybrid(Method):
     def prepare(self, p: PairProblem, plan: Plan) -> HybridPath:
         """The paths of both sides."""
         filled = p.populations.entries(plan.option("threshold", 1))
-        blocks, rest = p.meeting.only(filled), p.meeting.only(~filled)
+        blocks, rest = p.join.only(filled), p.join.only(~filled)
         return HybridPath(
-            Half(blocks, self.blocks.prepare(p.of(blocks.part), plan)),
-            Half(rest, self.rest.prepare(p.of(rest.part), plan)),
+            Half(blocks, self.blocks.prepare(p.of(blocks.join), plan)),
+            Half(rest, self.rest.prepare(p.of(rest.join), plan)),
         )
 
 
@@ -82,20 +82,20 @@ class Hybrid(Method):
 class Half:
     """One of the two paths, and what it takes."""
 
-    share: Share
+    subset: JoinSubset
     path: NumericPath
 
     def places(self) -> torch.Tensor:
         """Places of its results, ascending, among those of the whole."""
-        return self.share.places(self.path.places())
+        return self.subset.places(self.path.places())
 
     def parts(self, x: torch.Tensor, y: torch.Tensor) -> Parts | None:
         """Its values in parts, of the values of all entries."""
-        return self.path.parts(x.index_select(0, self.share.entries), y)
+        return self.path.parts(x.index_select(0, self.subset.entries), y)
 
     def run(self, x: torch.Tensor, y: torch.Tensor, parts: Parts | None = None) -> torch.Tensor:
         """Values by place of its own, of the values of all entries."""
-        return self.path.run(x.index_select(0, self.share.entries), y, parts)
+        return self.path.run(x.index_select(0, self.subset.entries), y, parts)
 
 
 class HybridPath:
@@ -144,7 +144,7 @@ class HybridPath:
     @property
     def nbytes(self) -> int:
         """Bytes of both lists of tasks, and of where their values go."""
-        own = [half.share.entries for half in self.halves] + self.slots
+        own = [half.subset.entries for half in self.halves] + self.slots
         return sum(half.path.nbytes for half in self.halves) + sum(a.numel() * 8 for a in own)
 
     def ptx(self, target: str) -> str:

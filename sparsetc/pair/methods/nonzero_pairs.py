@@ -21,8 +21,8 @@ class NonzeroPairs(Method):
 
     def seconds(self, p: PairProblem, tasks: int | None = None) -> float:
         """Time of so many pairs, or of all."""
-        tasks = p.meeting.tasks if tasks is None else tasks
-        return scalar_seconds(tasks, p.meeting.rows * p.meeting.columns, p.width, p.budget, p.profile)
+        tasks = p.join.tasks if tasks is None else tasks
+        return scalar_seconds(tasks, p.join.rows * p.join.columns, p.width, p.budget, p.profile)
 
     def plan(self, p: PairProblem) -> Plan:
         """Coordinates and values of both operands."""
@@ -42,7 +42,7 @@ class ScalarPath:
     @property
     def sizes(self) -> Sizes:
         """The entries that meet any, and the coordinates of all."""
-        m = self.sums.tasks.matching.meeting
+        m = self.sums.tasks.join_order.join
         return (m.x_key.numel(), m.x.nbytes), (m.y_key.numel(), m.y.nbytes)
 
     def places(self) -> torch.Tensor:
