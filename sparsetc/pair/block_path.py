@@ -21,7 +21,7 @@ from sparsetc.errors import PlanError
 from sparsetc.formats.base import index_dtype
 from sparsetc.ir.tile import TileProgram
 from sparsetc.numbering import sorted_keys
-from sparsetc.pair.blocks import Buffer, TaskList
+from sparsetc.pair.blocks import BlockPairList, Buffer
 from sparsetc.pair.cut import Bitmaps
 from sparsetc.pair.problem import PairProblem
 from sparsetc.pair.sums import add_up, kept_dtype
@@ -63,7 +63,7 @@ class BlockPath:
         what = f"the task list of {equation}, {cut.pairs.tasks:,} pairs of blocks,"
         budget.require(cut.pairs.tasks * TASK_BYTES, what)
         width = kept_dtype(dtype).itemsize
-        self.tasks = TaskList.of(cut, r * c * width, budget.limit)
+        self.tasks = BlockPairList.of(cut, r * c * width, budget.limit)
         parts = cut.in_parts(dtype, backend, self.precision, bitmaps)
         self.launch_of_parts = self._launch_of(backend, parts=True) if parts else None
         first = self.launch_of_parts or self.launch

@@ -64,7 +64,7 @@ class BlockWork:
 
 @dataclass(frozen=True)
 class Cut:
-    """Both operands cut into blocks, and the blocks that meet counted. Pairs are made by `TaskList`."""
+    """Both operands cut into blocks, and the blocks that meet counted. Pairs are made by `BlockPairList`."""
 
     join: Join
     """What meets, by nonzeros."""

@@ -18,13 +18,13 @@ import torch
 from sparsetc.pair.symbolic import Budget, JoinOrder
 
 SPREAD = 64
-"""Places a task up to which they are marked: two words of marks and two of counts, which are zeroed, counted, summed
-and gone through, about 60 bytes of traffic, beside the sectors that a task's own accesses take; not measured."""
+"""Places for each task up to which they are marked: two words of marks and two of counts, which are zeroed, counted,
+summed and gone through, about 60 bytes of traffic, beside the sectors that a task's own accesses take; not measured."""
 FEW = 1 << 26
 """Places that are marked however few the tasks: 16 MB, less time than launches take."""
 WORD = 32
 PLACE_BYTES = 2 * 4 / WORD
-"""Bytes that a place takes while tasks are marked: its share of a word, and of the count up to it."""
+"""Bytes that a place takes while tasks are marked: its part of a word, and of the count up to it."""
 
 BLOCK = 1024
 """Tasks of a program, and words that one counts: eight a thread, so that as many loads are under way. Not measured."""
@@ -33,7 +33,7 @@ WORDS = 64
 
 
 def markable(join_order: JoinOrder, budget: Budget) -> bool:
-    """Whether there are kernels here, and marks take a quarter of the memory limit or less, and not many a task."""
+    """Whether there are kernels for marks, and marks take a quarter of the memory limit or less and are not many."""
     tasks, places = join_order.tasks, join_order.rows * join_order.columns
     fits = places * PLACE_BYTES <= budget.limit / 4
     return tasks > 0 and places <= max(FEW, SPREAD * tasks) and fits and _has_kernels(budget)
@@ -46,10 +46,10 @@ def _has_kernels(budget: Budget) -> bool:
 
 
 class Marks:
-    """The places that tasks reach, as bits, and what the list of all tasks says of p and q."""
+    """The places that tasks reach, as bits, and the words of p and q of the list of all tasks."""
 
     def __init__(self, join_order: JoinOrder, frame: int) -> None:
-        """Mark; `frame` tasks share a base, and are a power of two, at most `BLOCK`."""
+        """Mark all places; `frame`, a power of two up to `BLOCK`, is the number of tasks that share a base."""
         self.join_order, self.frame = join_order, frame
         m, tasks, new = join_order, join_order.tasks, join_order.ends.new_empty
         self._column = m.column.to(torch.int32)
@@ -57,9 +57,9 @@ class Marks:
         self.x_base = torch.searchsorted(m.ends, frames, right=True, out_int32=True)
         """(frames,) int32: p of the first task of each."""
         self.x_word = new(tasks, dtype=torch.uint8)
-        """(tasks,) p, less that of its frame."""
+        """(tasks,) p of each task, less the base of its frame."""
         self.y_shift = new(m.matched[0], dtype=torch.int32)
-        """(matched x,) q less the task's number, by p."""
+        """(matched x,) q of a task less its number, by p."""
         self._words = -(-m.rows * m.columns // WORD)
         self._bits = m.ends.new_zeros(self._words, dtype=torch.int32)
         given = (m.ends, m.first, m.row, self._column, self.x_base)
@@ -68,24 +68,24 @@ class Marks:
 
     @cached_property
     def _upto(self) -> torch.Tensor:
-        """(words,) int32: marks up to and with each word."""
+        """(words,) int32, the number of marks up to and with each word."""
         counts = torch.empty_like(self._bits)
         self._launch("count", self._words, self._bits, counts, self._words, BLOCK=BLOCK)
         return counts.cumsum_(0)
 
     @cached_property
     def results(self) -> int:
-        """Places that are marked; waits for the device."""
+        """The number of places that are marked; waits for the device."""
         return int(self._upto[-1])
 
     def places(self) -> torch.Tensor:
-        """(results,) int64: those that are marked, ascending."""
+        """(results,) int64, the places that are marked, ascending."""
         found = self.join_order.ends.new_empty(self.results)
         self._launch("write_places", self._words, self._bits, self._upto, found, self._words, WORDS=WORDS)
         return found
 
     def z_word(self) -> torch.Tensor:
-        """(tasks,) int32: the entry of the result that each adds to."""
+        """(tasks,) int32, the entry of the result that each task adds to."""
         m, tasks = self.join_order, self.join_order.tasks
         found = m.ends.new_empty(tasks, dtype=torch.int32)
         given = (m.row, self._column, self.x_base, self.x_word, self.y_shift, self._bits, self._upto)

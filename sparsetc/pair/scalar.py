@@ -32,7 +32,7 @@ from sparsetc.ir.tile import TileProgram
 from sparsetc.ir.view import LANE
 from sparsetc.options import Options
 from sparsetc.pair.symbolic import picked
-from sparsetc.pair.tasks import TaskList, Tasks
+from sparsetc.pair.tasks import NonzeroPairList, Tasks
 from sparsetc.runtime.executable import Arrays, Executable
 from sparsetc.runtime.second_pass import SecondPass
 
@@ -60,7 +60,7 @@ def waits(sums: int, tasks: int) -> bool:
     return sums < FEW and tasks > MANY * sums
 
 
-BoundList = tuple[TileProgram, Arrays]
+Lowered = tuple[TileProgram, Arrays]
 
 
 class TaskSum:
@@ -89,7 +89,7 @@ class TaskSum:
         text = f"pqz,{','.join(EINSUMS[role])}->{self.letter}"
         sizes = dict(zip("pqz", tasks.none.shape, strict=True))
         self.bound = Bound.of(Einsum(terms, (self.letter,), (0,), text), sizes)
-        self._kept: tuple[TaskList, list[Arrays]] | None = None
+        self._kept: tuple[NonzeroPairList, list[Arrays]] | None = None
         program, self._none = self._bind(tasks.none)
         name = source_name(equation, f"{'scalar' if role == 'z' else f'scalar_{role}'}_{backend}")
         about = _about(equation, tasks)
@@ -110,7 +110,7 @@ class TaskSum:
             self.executable.run(arrays, [None], given, out, accumulate=True)
         return out
 
-    def _arrays(self, one: TaskList) -> list[Arrays]:
+    def _arrays(self, one: NonzeroPairList) -> list[Arrays]:
         """What the program reads of a list, made once for the one that is kept; fibers are of as much as a chunk."""
         if self._kept is not None and self._kept[0] is one:
             return self._kept[1]
@@ -119,7 +119,7 @@ class TaskSum:
         self._kept = (one, made) if self.tasks.fits else None
         return made
 
-    def _bind(self, one: TaskList) -> BoundList:
+    def _bind(self, one: NonzeroPairList) -> Lowered:
         if self.ordered:
             return self._bind_ordered(one)
         schedule, packed = (RUNS, one.runs()) if self.role == "x" else (CHUNKS, one.chunks())
@@ -127,7 +127,7 @@ class TaskSum:
             schedule = replace(schedule, lanes=1)
         return self._part(packed, schedule, Target(rows=self._rows, wide=packed.wide))
 
-    def _bind_ordered(self, one: TaskList) -> BoundList:
+    def _bind_ordered(self, one: NonzeroPairList) -> Lowered:
         mode = "pqz".index(self.letter)
         leaf = tuple(m for m in range(3) if m != mode)
         storage = Storage((), (mode,), leaf, lanes=ORDERED, max_fiber_len=CAP, max_item_nnz=1024, narrow=True)
@@ -140,7 +140,7 @@ class TaskSum:
         program, arrays = self._part(packed, Schedule(), target, slot)
         return program, replace(arrays, second=second)
 
-    def _part(self, packed: Packed, schedule: Schedule, target: Target, slot: torch.Tensor | None = None) -> BoundList:
+    def _part(self, packed: Packed, schedule: Schedule, target: Target, slot: torch.Tensor | None = None) -> Lowered:
         program = lower(self.bound, packed.view, schedule, target, format=packed.format)
         return program, Arrays((PartArrays.of(program, packed, slot),))
 

@@ -127,7 +127,7 @@ class PairStep:
         x, y = (right, left) if self.swapped else (left, right)
         deterministic = self.settings.deterministic
         x, y = m.x.values(x, deterministic), m.y.values(y, deterministic)
-        by_place = apply(Product(self, "z"), (x, y))
+        by_place = apply(TaskProduct(self, "z"), (x, y))
         values = by_place if self.pattern.order is None else by_place.index_select(0, self.pattern.order)
         return values.to(self.dtype)
 
@@ -199,7 +199,7 @@ def _verdict(x: torch.Tensor, y: torch.Tensor) -> int:
 
 
 @dataclass(frozen=True)
-class Product:
+class TaskProduct:
     """`PairStep.product` as a function of two tensors: an einsum over tasks, as its gradients are in other roles."""
 
     step: PairStep
@@ -209,7 +209,7 @@ class Product:
         """The sums over tasks, (entries,) of the tensor that is summed for."""
         return self.step.product(self.role, *tensors)
 
-    def of_any(self) -> Product:
+    def of_any(self) -> TaskProduct:
         """The function itself, which has nothing prepared."""
         return self
 
@@ -226,7 +226,7 @@ class Product:
         given = {LETTER[role]: upstream.contiguous(), factors[1 - n]: _conjugate(other)}
         wanted = next(r for r, letter in LETTER.items() if letter == factors[n])
         left, right = EINSUMS[wanted]
-        return apply(Product(self.step, wanted), (given[left], given[right]))
+        return apply(TaskProduct(self.step, wanted), (given[left], given[right]))
 
     def batched(self, tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> tuple[torch.Tensor, int]:
         """The sums of a batch, one after the other."""

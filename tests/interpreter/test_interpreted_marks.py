@@ -17,7 +17,7 @@ from sparsetc.pair import marks as marking
 from sparsetc.pair import tasks as task_lists
 from sparsetc.pair.marks import Marks, markable
 from sparsetc.pair.step import PairStep
-from sparsetc.pair.tasks import TaskList, Tasks
+from sparsetc.pair.tasks import NonzeroPairList, Tasks
 
 
 def step_of(equation: str, given: list[Any], **settings: object) -> PairStep:
@@ -25,7 +25,7 @@ def step_of(equation: str, given: list[Any], **settings: object) -> PairStep:
     return step
 
 
-def made(step: PairStep, marked: bool) -> tuple[torch.Tensor, TaskList]:
+def made(step: PairStep, marked: bool) -> tuple[torch.Tensor, NonzeroPairList]:
     """(places, list), by marks or by groups."""
     with mock.patch.object(task_lists, "markable", return_value=marked), poisoned():
         tasks = Tasks(step.join_order, step.budget)
@@ -40,7 +40,7 @@ def made(step: PairStep, marked: bool) -> tuple[torch.Tensor, TaskList]:
     return places, one
 
 
-def same(left: TaskList, right: TaskList) -> None:
+def same(left: NonzeroPairList, right: NonzeroPairList) -> None:
     for name in ("x_word", "x_base", "y_shift", "z_word"):
         a, b = getattr(left, name), getattr(right, name)
         assert a.dtype == b.dtype
