@@ -180,7 +180,7 @@ def phases(kernel: Kernel) -> dict[str, float]:
     """Times of the phases of a contraction of two operands."""
     step = pair_of(kernel)
     x, y = entry_values(kernel)
-    numeric = device_microseconds(lambda: step.path.run(x, y, step.path.parts(x, y)))
+    numeric = device_microseconds(lambda: step.path.run(x, y, step.path.halves(x, y)))
     return {
         "us": round(microseconds(kernel), 1),
         "numeric_us": round(numeric, 1),

@@ -182,7 +182,7 @@ def blocks_of(k: stc.Kernel) -> Row:
     assert isinstance(path, BlockPath)
     cut, values = path.cut, entry_values(k)
     with mock.patch.object(path, "_multiplied", wraps=path._multiplied) as multiplied:
-        list(path._made(values[0], values[1], path.parts(values[0], values[1])))
+        list(path._made(values[0], values[1], path.halves(values[0], values[1])))
     launch, arrays = multiplied.call_args.args
     us, pairs = microseconds(lambda: list(path._multiplied(launch, arrays))), cut.pairs.tasks
     flops = 2 * pairs * prod(max(MIN_DOT, n) for n in cut.extents)

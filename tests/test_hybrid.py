@@ -148,7 +148,7 @@ def test_a_dense_block_among_scattered_nonzeros(swapped: bool) -> None:
         found[threshold] = kernel.plan.name
     assert found == {1: "bcb", 4: "bcb+scalar", 16: "bcb+scalar", 64: "bcb+scalar", HUGE: "scalar"}
     kernel = stc.compile(equation, x, y, plan=stc.plan_bcb(threshold=16, i=8, j=8, k=8))
-    blocks, rest = step_of(kernel).path.halves
+    blocks, rest = step_of(kernel).path.branches
     assert blocks.subset.entries.numel() == 64
     assert rest.subset.entries.numel() == (y if swapped else x).nnz - 64
     assert [p.format for p in kernel.plan.parts] == ["bcb", "bcb", "coo", "coo"]

@@ -2,8 +2,8 @@
 
 In: a `Cut`. Out: the result's values by place. Blocks of the result are made dense, some at a time, by the tile program
 of a pair of blocks (`ir.lower_pairs`), and read at the structural pattern: where the product of the patterns is not 0.
-Where blocks are multiplied in parts (`Cut.in_parts`) there is a second program, of blocks as they are: for the pattern,
-for values that parts are not exact enough for, and for those that cannot be looked at.
+Where blocks are multiplied in halves (`Cut.in_halves`) there is a second program, of blocks as they are: for the
+pattern, for values that halves are not exact enough for, and for those that cannot be looked at.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 
 from sparsetc.codegen.launch_pairs import PairLaunch, TorchPairs, TritonPairs
-from sparsetc.codegen.split_pairs import Parts, Places, split
+from sparsetc.codegen.split_float16 import Halves, TilePositions, split
 from sparsetc.device.targets import gpu, machine_of
 from sparsetc.errors import PlanError
 from sparsetc.formats.base import index_dtype
@@ -54,7 +54,7 @@ class BlockPath:
         cut, equation, dtype, backend, budget = p.cut, p.equation, p.dtype, p.backend, p.budget
         self.cut, self.equation, self.dtype, self.backend, self.budget = cut, equation, dtype, backend, budget
         self.precision, self.bitmaps = p.precision, bitmaps
-        self._rooms: dict[int, list[Parts]] = {}
+        self._rooms: dict[int, list[Halves]] = {}
         r, c, k = cut.extents
         if max(r * c, r * k, c * k) > MOST_POSITIONS:
             raise PlanError(
@@ -64,9 +64,9 @@ class BlockPath:
         budget.require(cut.pairs.tasks * TASK_BYTES, what)
         width = kept_dtype(dtype).itemsize
         self.tasks = BlockPairList.of(cut, r * c * width, budget.limit)
-        parts = cut.in_parts(dtype, backend, self.precision, bitmaps)
-        self.launch_of_parts = self._launch_of(backend, parts=True) if parts else None
-        first = self.launch_of_parts or self.launch
+        halves = cut.in_halves(dtype, backend, self.precision, bitmaps)
+        self.launch_of_halves = self._launch_of(backend, halves=True) if halves else None
+        first = self.launch_of_halves or self.launch
         self.program, self.source, self.path = first.program, first.source, first.path
         stored = zip(cut.elements, self.program.view.pairs, strict=True)
         whole = sum(elements for elements, tiles in stored if not tiles.bitmap)
@@ -78,20 +78,20 @@ class BlockPath:
         """The program of blocks as they are; made when first asked for."""
         return self._launch_of(self.backend)
 
-    def _program_of(self, backend: str, parts: bool) -> TileProgram:
+    def _program_of(self, backend: str, halves: bool) -> TileProgram:
         rows = 2 * self.tasks.room  # runs that are cut take a block each, no more of them than there is room for
-        return self.cut.program(self.equation, self.dtype, backend, self.precision, self.bitmaps, rows, parts)
+        return self.cut.program(self.equation, self.dtype, backend, self.precision, self.bitmaps, rows, halves)
 
-    def _launch_of(self, backend: str, parts: bool = False) -> PairLaunch:
-        folder, program = self.budget.settings.cache_dir, self._program_of(backend, parts)
+    def _launch_of(self, backend: str, halves: bool = False) -> PairLaunch:
+        folder, program = self.budget.settings.cache_dir, self._program_of(backend, halves)
         if backend == "torch":
             return TorchPairs(program, folder)
         return TritonPairs(program, self.dtype, folder, machine_of((self.cut.join.x_key,)))
 
     def ptx(self, target: str) -> str:
         """The kernel's assembly for a named target, whatever the backend; needs no GPU."""
-        parts = self.cut.in_parts(self.dtype, "triton", self.precision, self.bitmaps, gpu(target).machine)
-        launch = self._launch_of("triton", parts)
+        halves = self.cut.in_halves(self.dtype, "triton", self.precision, self.bitmaps, gpu(target).machine)
+        launch = self._launch_of("triton", halves)
         assert isinstance(launch, TritonPairs)
         return launch.assembly_of(target, self.tasks.x.dtype, self.cut.x.first.dtype, self.cut.y.first.dtype)
 
@@ -170,7 +170,7 @@ class BlockPath:
         ]
 
     def _place_of(self, at: torch.Tensor) -> torch.Tensor:
-        """Places of the result, of positions in its blocks."""
+        """TilePositions of the result, of positions in its blocks."""
         (r, c, _), pairs, m = self.cut.extents, self.cut.pairs, self.cut.join
         row, column = (
             line.new_zeros(lines * side).index_copy_(0, line, torch.arange(line.numel(), device=line.device))
@@ -187,28 +187,28 @@ class BlockPath:
         """What is made at a time; found once, so that calls wait for nothing."""
         return self.tasks.buffers()
 
-    def parts(self, x: torch.Tensor, y: torch.Tensor) -> Parts | None:
-        """The blocks of both operands in parts, of the values of all entries; None where they are read as they are."""
-        if self.launch_of_parts is None:
+    def halves(self, x: torch.Tensor, y: torch.Tensor) -> Halves | None:
+        """The blocks of both operands in halves, of the values of all entries; None where they are read as they are."""
+        if self.launch_of_halves is None:
             return None
         m, pool = self.cut.join, self._room
         return split((picked(x, m.x_matched), picked(y, m.y_matched)), self._rows, pool.pop() if pool else None)
 
     @property
-    def _room(self) -> list[Parts]:
-        """Parts of earlier calls on the current stream, free to be overwritten: their zeros serve again."""
+    def _room(self) -> list[Halves]:
+        """Halves of earlier calls on the current stream, free to be overwritten: their zeros serve again."""
         device = self.budget.device
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
         return self._rooms.setdefault(stream, [])
 
     @cached_property
-    def _rows(self) -> tuple[Places, Places]:
+    def _rows(self) -> tuple[TilePositions, TilePositions]:
         """Where values of both operands stand, and in which row of blocks; a row of y is a column of the result."""
         cut, (r, c, k) = self.cut, self.cut.extents
         x, y = (blocks.at.to(index_dtype(stored)) for blocks, stored in zip((cut.x, cut.y), cut.elements, strict=True))
         return (
-            Places(x, cut.pairs.row.rank.int(), cut.pairs.rows, r, k),
-            Places(y, cut.pairs.column.rank.int(), cut.pairs.columns, c, k),
+            TilePositions(x, cut.pairs.row.rank.int(), cut.pairs.rows, r, k),
+            TilePositions(y, cut.pairs.column.rank.int(), cut.pairs.columns, c, k),
         )
 
     @cached_property
@@ -221,11 +221,11 @@ class BlockPath:
             found.append(((place // columns).int(), (place % columns).int()))
         return found
 
-    def run(self, x: torch.Tensor, y: torch.Tensor, parts: Parts | None = None) -> torch.Tensor:
+    def run(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None = None) -> torch.Tensor:
         """(nnz of the result,) by place, of the values of all entries, in the type that sums are kept in."""
-        found = self._read(self._made(x, y, parts))
-        if parts is not None:
-            self._room.append(parts)
+        found = self._read(self._made(x, y, halves))
+        if halves is not None:
+            self._room.append(halves)
         return found
 
     def _read(self, made: Iterator[Made]) -> torch.Tensor:
@@ -240,12 +240,12 @@ class BlockPath:
             out.index_copy_(0, read.slot, blocks.view(-1).index_select(0, read.at))
         return out
 
-    def _made(self, x: torch.Tensor, y: torch.Tensor, parts: Parts | None) -> Iterator[Made]:
-        """Blocks of the result, of the values of all entries or of the parts that were made of them."""
-        if parts is not None:
-            assert self.launch_of_parts is not None
-            values = [array for operand in parts.arrays for array in operand]
-            return self._multiplied(self.launch_of_parts, [[*items, *values] for items in self._items])
+    def _made(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None) -> Iterator[Made]:
+        """Blocks of the result, of the values of all entries or of the halves that were made of them."""
+        if halves is not None:
+            assert self.launch_of_halves is not None
+            values = [array for operand in halves.arrays for array in operand]
+            return self._multiplied(self.launch_of_halves, [[*items, *values] for items in self._items])
         m = self.cut.join
         # Triton reads the operands' own type, torch the one that sums are kept in.
         dtype = self.dtype if isinstance(self.launch, TritonPairs) else kept_dtype(self.dtype)
@@ -276,5 +276,5 @@ class BlockPath:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the task list, and of parts that are kept to be overwritten."""
-        return self.tasks.nbytes + sum(parts.nbytes for room in self._rooms.values() for parts in room)
+        """Bytes of the task list, and of halves that are kept to be overwritten."""
+        return self.tasks.nbytes + sum(halves.nbytes for room in self._rooms.values() for halves in room)

@@ -120,10 +120,10 @@ class Cut:
         """The work of all blocks."""
         return BlockWork(self.pairs.tasks, self.pairs.most_results, self.elements, self.x.nnz + self.y.nnz)
 
-    def in_parts(
+    def in_halves(
         self, dtype: torch.dtype, backend: str, precision: str, bitmaps: Bitmaps, machine: str | None = None
     ) -> bool:
-        """Whether blocks are multiplied in parts of 16 bits: of float32 at ``highest``, read whole by Triton's kernel,
+        """Whether blocks are multiplied in halves of 16 bits: of float32 at ``highest``, read whole by Triton's kernel,
         where there is a dot, on the machine at hand or another one.
         """
         wanted = dtype == torch.float32 and precision == "highest" and bitmaps == WHOLE and self.extents[2] > 1
@@ -137,7 +137,7 @@ class Cut:
         precision: str,
         bitmaps: Bitmaps,
         rows: int = 1,
-        parts: bool = False,
+        halves: bool = False,
     ) -> TileProgram:
         """What one work item, a block of the result or a share of its pairs, does.
 
@@ -148,16 +148,16 @@ class Cut:
             precision: ``highest``, ``high`` or ``medium``, of float32; other types are multiplied as they are.
             bitmaps: whether a dot reads each operand's blocks as bits and packed values.
             rows: most blocks of the result that are made at a time.
-            parts: whether blocks are in parts, of types, precisions and storages that `in_parts` says may be.
+            halves: whether blocks are in halves, of types, precisions and storages that `in_halves` says may be.
         """
         r, c, k = self.extents
         triton, floats = backend == "triton", dtype.is_floating_point or dtype.is_complex
         # Over one inner position there is nothing to add up: a dot would multiply its padding fifteen times of sixteen.
         dot = floats and not (triton and k == 1)
         how = DOTS[precision] if dtype == torch.float32 else "ieee"
-        how = F16X3 if parts else how
+        how = F16X3 if halves else how
         schedule = Schedule(warps=8 if r * c > 64 * 64 else 4 if r * c > 64 else 1, dot=dot, precision=how)
-        if parts:
+        if halves:
             schedule = replace(schedule, stages=2)  # on an H200 a third took longer
         wide = max(operand.blocks * operand.volume for operand in (self.x, self.y)) > NARROW
         return lower_pairs(

@@ -17,7 +17,7 @@ from sparsetc.pair.tasks import KEPT_BYTES, keeps
 SCALAR_LAUNCHES, BLOCK_LAUNCHES, DENSE_LAUNCHES = 4, 6, 7
 """Calls that a path takes: values gathered, or scattered to zeros, the kernel, the result zeroed or read."""
 MERGE_LAUNCHES = 7
-"""Calls of torch that a hybrid takes beside its halves: values chosen for each, zeros, and two additions."""
+"""Calls of torch that a hybrid takes beside its branches: values chosen for each, zeros, and two additions."""
 HYBRID_LAUNCHES = SCALAR_LAUNCHES + BLOCK_LAUNCHES + MERGE_LAUNCHES
 
 

@@ -84,7 +84,7 @@ class PairProblem:
     def block_program(self, bitmaps: Bitmaps) -> TileProgram:
         """What a pair of blocks is priced by: lowered once a storage, and not for every threshold."""
         how = (self.dtype, self.backend, self.precision, bitmaps)
-        return self.once(bitmaps, lambda: self.cut.program("", *how, parts=self.cut.in_parts(*how)))
+        return self.once(bitmaps, lambda: self.cut.program("", *how, halves=self.cut.in_halves(*how)))
 
     @cached_property
     def unfolded(self) -> Unfolded:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from sparsetc.autograd import apply, one_by_one
-from sparsetc.codegen.split_pairs import EXACT, INEXACT, INFINITE
+from sparsetc.codegen.split_float16 import EXACT, INEXACT, INFINITE
 from sparsetc.dense import resolved
 from sparsetc.explain import PairReport, in_microseconds
 from sparsetc.ir.plan import Plan, requested
@@ -111,8 +111,8 @@ class PairStep:
     def plan(self) -> Plan:
         """The plan that was chosen, with how much of both operands each part has."""
         sizes, width, parts = self.path.sizes, self.dtype.itemsize, []
-        halves = [own for n in range(0, len(sizes), 2) for own in self.problem.given(sizes[n : n + 2])]
-        for part, (nnz, nbytes) in zip(self.choice.plan.parts, halves, strict=True):
+        read = [own for n in range(0, len(sizes), 2) for own in self.problem.given(sizes[n : n + 2])]
+        for part, (nnz, nbytes) in zip(self.choice.plan.parts, read, strict=True):
             parts.append(replace(part, nnz=nnz, nbytes=nbytes + nnz * width))
         return replace(self.choice.plan, parts=tuple(parts))
 
@@ -151,26 +151,26 @@ class PairStep:
         """The result's values by place, after the one wait of a call: for the verdict on the values.
 
         Where one is infinite or NaN, nonzero by nonzero: zeros of a block, or of an unfolded operand, are multiplied
-        like any other value, and would carry it to entries that it has no part in. Where blocks in parts would be less
+        like any other value, and would carry it to entries that it has no part in. Where blocks in halves would be less
         exact than float32, by blocks as they are. While a CUDA graph is captured nothing can be looked at.
         """
         if self.choice.plan.name == "scalar" or (not x.dtype.is_floating_point and not x.dtype.is_complex):
             return self.path.run(x, y)
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             return self.path.run(x, y)
-        parts = self.path.parts(x, y)
-        verdict = _verdict(x, y) if parts is None else int(parts.verdict.item())
+        halves = self.path.halves(x, y)
+        verdict = _verdict(x, y) if halves is None else int(halves.verdict.item())
         if verdict == INFINITE:
             return self._over_tasks("z", x, y)
         if verdict == INEXACT:
-            parts = None
-        return self.path.run(x, y, parts)
+            halves = None
+        return self.path.run(x, y, halves)
 
     def report(self) -> PairReport:
         """What an explanation says of the contraction."""
         m, sizes, plan = self.join, self.join.sizes, self.plan
         split = HYBRID.split(self.problem) if plan.name == HYBRID.name else None
-        filled = [nnz for nnz, _ in self.path.sizes[::2]]  # nonzeros of x, of each half
+        filled = [nnz for nnz, _ in self.path.sizes[::2]]  # nonzeros of x, of each branch
         return PairReport(
             equation=self.equation,
             plan=plan.name,

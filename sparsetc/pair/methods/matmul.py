@@ -8,7 +8,7 @@ import torch
 
 from sparsetc.codegen import cache
 from sparsetc.codegen.launch import source_name
-from sparsetc.codegen.split_pairs import Parts
+from sparsetc.codegen.split_float16 import Halves
 from sparsetc.dense import matmul_precision
 from sparsetc.errors import PlanError
 from sparsetc.ir.plan import Plan
@@ -77,10 +77,10 @@ class DensePath:
         self.at = self.unfolded.positions(places)
         return places
 
-    def parts(self, x: torch.Tensor, y: torch.Tensor) -> None:
+    def halves(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """None, since values are multiplied as they are."""
 
-    def run(self, x: torch.Tensor, y: torch.Tensor, parts: Parts | None = None) -> torch.Tensor:
+    def run(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None = None) -> torch.Tensor:
         """Scatter, multiply, gather."""
         m = self.unfolded.join
         return self._product(picked(x, m.x_matched), picked(y, m.y_matched), self.at, self.precision)

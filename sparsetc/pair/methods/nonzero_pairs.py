@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from sparsetc.codegen.split_pairs import Parts
+from sparsetc.codegen.split_float16 import Halves
 from sparsetc.ir.plan import Plan
 from sparsetc.pair.method import Method, Sizes
 from sparsetc.pair.prices import scalar_seconds
@@ -49,10 +49,10 @@ class ScalarPath:
         """(nnz,) the distinct places of all tasks: expand, sort, compress."""
         return self.sums.tasks.places()
 
-    def parts(self, x: torch.Tensor, y: torch.Tensor) -> None:
+    def halves(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """None, since values are multiplied as they are."""
 
-    def run(self, x: torch.Tensor, y: torch.Tensor, parts: Parts | None = None) -> torch.Tensor:
+    def run(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None = None) -> torch.Tensor:
         """Multiply and add up, task by task."""
         return self.sums.product("z", x, y)
 
