@@ -28,7 +28,7 @@ from common import DEVICE, device_microseconds, microseconds, record, relative_e
 
 import sparsetc as stc
 from sparsetc.kernel import Kernel
-from sparsetc.pair.cut import Cut
+from sparsetc.pair.blocking import Blocking
 from sparsetc.pair.join import Join
 from sparsetc.pair.methods import METHODS
 from sparsetc.pair.step import PairStep
@@ -154,7 +154,7 @@ def pairing(step: PairStep) -> None:
     m = step.join
     again = Join.of(m.x, m.y, m.roles)
     if step.choice.plan.name.startswith("bcb"):
-        Cut.of(again)
+        Blocking.of(again)
 
 
 def symbolic(step: PairStep) -> None:
@@ -195,7 +195,7 @@ def stored(step: PairStep) -> dict[str, int]:
     sizes = [(len(own.letters), keys.numel()) for own, keys in ((m.x, m.x_key), (m.y, m.y_key))]
     values = sum(n for _, n in sizes) * itemsize
     return {
-        "bcb_bytes": step.cut.x.nbytes + step.cut.y.nbytes + values,
+        "bcb_bytes": step.blocking.x.nbytes + step.blocking.y.nbytes + values,
         "coo_bytes": sum(order * n * 4 for order, n in sizes) + values,
     }
 
@@ -220,7 +220,7 @@ def plan_rows(case: Case, plan: str | stc.Plan) -> list[dict[str, Any]]:
                 "precision": precision,
                 "nnz": k.nnz,
                 "tasks": case.tasks,
-                "pairs": step.cut.pairs.tasks,
+                "pairs": step.blocking.pairs.tasks,
                 **phases(k),
                 "compile_ms": round(compiling, 1),
                 "expected_us": round(dict(k.explain().steps[0].considered)[k.plan.name] or 0, 1),

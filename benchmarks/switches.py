@@ -180,16 +180,16 @@ def blocks_of(k: stc.Kernel) -> Row:
     """The time of the launches, and what it makes a pair and an operation; padding is multiplied too."""
     path = pair_of(k).path
     assert isinstance(path, BlockPath)
-    cut, values = path.cut, entry_values(k)
+    blocking, values = path.blocking, entry_values(k)
     with mock.patch.object(path, "_multiplied", wraps=path._multiplied) as multiplied:
         list(path._made(values[0], values[1], path.halves(values[0], values[1])))
     launch, arrays = multiplied.call_args.args
-    us, pairs = microseconds(lambda: list(path._multiplied(launch, arrays))), cut.pairs.tasks
-    flops = 2 * pairs * prod(max(MIN_DOT, n) for n in cut.extents)
+    us, pairs = microseconds(lambda: list(path._multiplied(launch, arrays))), blocking.pairs.tasks
+    flops = 2 * pairs * prod(max(MIN_DOT, n) for n in blocking.extents)
     return {
         "precision": launch.program.precision,
         "pairs": pairs,
-        "rows_columns_inner": cut.extents,
+        "rows_columns_inner": blocking.extents,
         "block_bytes": sum(a.numel() * a.element_size() for a in arrays[0]),
         "us": round(us, 1),
         "pairs_a_second": round(1e6 * pairs / us),

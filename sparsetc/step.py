@@ -259,10 +259,13 @@ class Step:
         """Lower one part; `partial` is a number of partial rows, one for each result the part would add."""
         target = Target(
             sparse=self.output.sparse or bool(partial),
-            natural=not partial and packed.positions is None and packed.source is None and self.output.slot is None,
+            in_operand_order=not partial
+            and packed.positions is None
+            and packed.source is None
+            and self.output.slot is None,
             owned=bool(partial) or self._is_owned(packed),
             rows=partial or self.output.rows,
-            wide=packed.wide,
+            index64=packed.index64,
         )
         program = lower(self.canonical.bound, packed.view, part.schedule, target, number=number, format=part.format)
         slot = None

@@ -86,7 +86,7 @@ def test_populations_by_hand() -> None:
     y = stc.SparseTensor([[0, 0, 1, 1, 3, 3], [0, 1, 0, 1, 0, 1]], torch.ones(6), (4, 2))
     step = step_of(stc.compile("ij,jk->ik", x, y, plan=stc.plan_bcb(i=2, j=2, k=2, threshold=2)))
     counts = step.problem.populations
-    assert counts.cut.x.counts.tolist() == [4, 1]
+    assert counts.blocking.x.counts.tolist() == [4, 1]
     assert counts.tasks.tolist() == [8, 2]
     assert counts.entries(2).tolist() == [True] * 4 + [False]
     split, four = counts.powers()

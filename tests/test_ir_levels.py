@@ -110,7 +110,7 @@ def test_a_tile_program_prints_as_its_grammar_says() -> None:
     ttmc = lowered("ijk,jr,ks->irs", "coo", ROWS, Target(owned=True, rows=10), dot=True, s=64)
     assert str(ttmc) == TTMC_COO
     chunks = Storage((), (), (0, 1, 2), max_item_nnz=512, narrow=True)
-    target = Target(sparse=True, natural=True, owned=True)
+    target = Target(sparse=True, in_operand_order=True, owned=True)
     assert str(lowered("ijk,ir,jr,kr->ijk", "coo", chunks, target, unroll=2)) == SAMPLED_COO
 
 
@@ -343,7 +343,7 @@ def test_operands_are_named_by_letters_the_equation_leaves_free() -> None:
 
 
 def test_a_result_is_stored_only_where_no_other_program_adds_to_it() -> None:
-    owned = Target(sparse=True, natural=True, owned=True)
+    owned = Target(sparse=True, in_operand_order=True, owned=True)
     chunks = Storage((), (), (0, 1, 2), max_item_nnz=512)
     for size, expected in ((32, True), (64, False)):  # the summed axis in one block, in two
         program = lowered("ijk,ir,jr,kr->ijk", "coo", chunks, owned, r=size)

@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparsetc as stc
 from sparsetc.device.profile import default_gpu
-from sparsetc.pair.cut import Cut, sides_for
+from sparsetc.pair.blocking import Blocking, sides_for
 from sparsetc.pair.join import Join
 from sparsetc.pair.prices import scalar_seconds
 from sparsetc.pair.scalar import FEW, MANY, waits
@@ -502,11 +502,11 @@ def test_third_order_contracted_over_one_mode_has_blocks_of_64_by_32() -> None:
     coords = torch.randint(0, 40, (3, 150), generator=g)
     x = stc.SparseTensor(coords, torch.rand(150, generator=g), (40, 40, 40))
     (step,) = stc.compile("ijk,klm->ijlm", x, x, plan="bcb").contraction.chain.pairs
-    assert step.cut.extents == (64, 64, 32)
-    assert isinstance(step.cut, Cut)
-    assert isinstance(step.cut.pairs, Join)
+    assert step.blocking.extents == (64, 64, 32)
+    assert isinstance(step.blocking, Blocking)
+    assert isinstance(step.blocking.pairs, Join)
     named = stc.compile("ijk,klm->ijlm", x, x, plan=stc.plan_bcb(i=4, j=4, k=16)).contraction.chain.pairs[0]
-    assert named.cut.extents == (16, 64, 16)
+    assert named.blocking.extents == (16, 64, 16)
     assert_matches(named.result(named(x.values, x.values)), "ijk,klm->ijlm", [x, x])
 
 
@@ -529,7 +529,7 @@ def test_formats_follow_the_operands_of_the_equation() -> None:
         kernel = stc.compile(equation, x, y, plan=stc.plan_bcb(formats=("bcb", "coo")))
         (step,) = kernel.contraction.chain.pairs
         assert step.swapped == swapped
-        blocks, single = (step.cut.y, step.cut.x) if swapped else (step.cut.x, step.cut.y)
+        blocks, single = (step.blocking.y, step.blocking.x) if swapped else (step.blocking.x, step.blocking.y)
         assert blocks.sides in ((8, 8, 1), (1, 8, 8))
         assert single.sides == (1, 1)
         assert single.blocks == single.nnz  # of matched entries

@@ -296,11 +296,11 @@ def test_the_program_of_a_kernel_is_the_one_that_runs() -> None:
     x, y = (random_sparse(tuple(sizes[c] for c in t), "random", torch.float64, n) for n, t in enumerate(("ijk", "kl")))
     (step,) = stc.compile("ijk,kl->ijl", x, y, plan=stc.plan_bcb(i=2, j=4, k=4, l=2)).contraction.chain.pairs
     path, (b,) = step.path, step.path._buffers
-    assert path.program == path.cut.program(
+    assert path.program == path.blocking.program(
         "ijk,kl->ijl", torch.float64, "torch", "highest", "whole", path.program.rows
     )
-    live = (blocks.whole(o.values[: blocks.nnz]) for blocks, o in ((path.cut.x, x), (path.cut.y, y)))
-    whole = tuple(live)
+    operands = ((path.blocking.x, x), (path.blocking.y, y))
+    whole = [blocks.whole(o.values[: blocks.nnz]) for blocks, o in operands]
     lists = [b.ptr, path.tasks.x, path.tasks.y]
     out = torch.full((b.ptr.numel() - 1, path.program.width), float("nan"), dtype=torch.float64)
     arrays = dict(zip(("pair_ptr", "pair_x", "pair_y"), lists, strict=True))

@@ -37,7 +37,7 @@ class DrawnTiles:
     pairs: tuple[int, ...] = (2, 0, 3)
     """Pairs of each item."""
     density: float = 0.5
-    wide: bool = False
+    index64: bool = False
     least: int = MIN_DOT
     seed: int = 0
     halves: bool = False
@@ -48,7 +48,7 @@ class DrawnTiles:
     @property
     def program(self) -> TileProgram:
         schedule = Schedule(dot=self.dot, precision=F16X3 if self.halves else "ieee")
-        target = Target(rows=len(self.pairs), wide=self.wide)
+        target = Target(rows=len(self.pairs), index64=self.index64)
         bitmaps = (self.bitmap and not self.mixed, self.bitmap)
         return lower_pairs("x,y->z", self.folds, schedule, target, bitmaps=bitmaps, least=self.least)
 

@@ -54,8 +54,7 @@ def rows_of(line, position, inside, inner, side):
 
 @triton.jit
 def numbers(program):
-    """The numbers of a program's values, those of a thread far apart: a warp reads neighbours at once and holds a
-    group.
+    """The numbers of a program's values, those of a thread far apart: a warp reads neighbours and holds a group.
 
     Did the compiler know that numbers are consecutive, it would give each thread four in a row, to be read one by one
     all the same, as their count is no multiple of four, and moved between threads for what is addressed by position.

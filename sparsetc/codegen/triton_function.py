@@ -30,7 +30,7 @@ from sparsetc.ir.tile import (
 )
 from sparsetc.ir.view import ITEM, LANE, LEAF, WHOLE, Computed, Consecutive, Field, word_bits
 
-WIDE = 2**31
+ADDRESS64 = 2**31
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class FunctionPrinter:
             self.put(f"{names.block(axis.letter)} = {rest} % {axis.programs}")
             rest = f"({rest} // {axis.programs})"
         item = rest if rest == "pid" else rest[1:-1]  # the outermost parentheses
-        self.put(f"item = ({item}).to(tl.int64)" if p.wide else f"item = {item}")
+        self.put(f"item = ({item}).to(tl.int64)" if p.index64 else f"item = {item}")
         self.put(f"lane = tl.arange(0, {p.view.lanes})")
         for axis in p.axes:
             self.dense_axis(axis)
@@ -238,10 +238,10 @@ class FunctionPrinter:
 
     def gather(self, s: Gather, u: str) -> None:
         o, level = s.operand, s.out.level
-        wide = o.nrows * o.width >= WIDE
+        address64 = o.nrows * o.width >= ADDRESS64
         terms = [
             self.placed(
-                self.row(o.rows, o.extents, level, u, wide), (LANES,) if level != ITEM else (), s.out.axes, o.width
+                self.row(o.rows, o.extents, level, u, address64), (LANES,) if level != ITEM else (), s.out.axes, o.width
             )
         ]
         stride = o.width
@@ -253,12 +253,12 @@ class FunctionPrinter:
         address = " + ".join(t for t in terms if t) or "0"
         self.put(f"{s.out.name}{u} = {self.load(o.name, address, mask)}{widen}")
 
-    def row(self, rows: tuple[str, ...], extents: tuple[int, ...], level: int, u: str, wide: bool) -> str:
+    def row(self, rows: tuple[str, ...], extents: tuple[int, ...], level: int, u: str, address64: bool) -> str:
         """Row number from coordinates; a lane's coordinate is a vector, an item's a scalar."""
         text = ""
         for letter, extent in zip(rows, extents, strict=True):
             name = self.coordinate(letter, level, u)
-            name = f"{name}.to(tl.int64)" if wide else name
+            name = f"{name}.to(tl.int64)" if address64 else name
             text = f"({text}) * {extent} + {name}" if " + " in text else f"{text} * {extent} + {name}" if text else name
         return text
 
@@ -360,17 +360,20 @@ class FunctionPrinter:
             axes.remove(axis)
         if per_lane and LANES not in axes:
             raise AssertionError("a result keyed by the lane has a lane axis")
-        wide = p.rows * p.width >= WIDE
+        address64 = p.rows * p.width >= ADDRESS64
         at = ("item", "fiber", f"pos{u}")[key.level]
         if isinstance(key, Row):
             row = " + ".join(
-                (f"{self.coordinate(c, key.level, u)}{'.to(tl.int64)' if wide else ''}" + (f" * {n}" if n != 1 else ""))
+                (
+                    f"{self.coordinate(c, key.level, u)}{'.to(tl.int64)' if address64 else ''}"
+                    + (f" * {n}" if n != 1 else "")
+                )
                 for c, n in key.terms
             )
             # A coordinate shared by the item is a scalar; the address still needs the lane axis when another is not.
         else:
             row = at if isinstance(key, Position) else self.load(key.array, at, self.valid(key.level, u))
-            row = f"{row}.to(tl.int64)" if wide and isinstance(key, Slot) else row
+            row = f"{row}.to(tl.int64)" if address64 and isinstance(key, Slot) else row
         terms = [self.placed(row, (LANES,) if per_lane else (), tuple(axes), p.width)]
         stride = p.width
         for letter in s.axes:

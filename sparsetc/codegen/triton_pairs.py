@@ -54,7 +54,7 @@ class PairFunctionPrinter(TileFunctionPrinter):
 
     def scale(self, s: Scale) -> None:
         (letter,) = s.out.axes
-        row = f"tl.load(item_{s.operand} + item){'.to(tl.int64)' if self.p.wide else ''}"
+        row = f"tl.load(item_{s.operand} + item){'.to(tl.int64)' if self.p.index64 else ''}"
         address = f"{row} * {self.length(letter)} + {names.side(letter)}"
         array = self.p.stored(s.operand).array("scales")
         self.put(f"{s.out.name} = {self.load(array, address, self.limit(letter))}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import prod
 
 from sparsetc.codegen import triton_bitmaps as bitmaps
-from sparsetc.codegen.triton_function import WIDE, FunctionPrinter
+from sparsetc.codegen.triton_function import ADDRESS64, FunctionPrinter
 from sparsetc.ir import names
 from sparsetc.ir.tile import (
     Add,
@@ -50,7 +50,7 @@ class TileFunctionPrinter(FunctionPrinter):
             self.put(f"{name} = {rest} % {axis.programs}{times}")
             rest = f"({rest} // {axis.programs})"
         item = rest[1:-1] if rest.startswith("(") else rest
-        self.put(f"item = ({item}).to(tl.int64)" if p.wide else f"item = {item}")
+        self.put(f"item = ({item}).to(tl.int64)" if p.index64 else f"item = {item}")
         for axis in p.axes:
             self.axis_vector(axis)
         for s in self.values:
@@ -195,7 +195,7 @@ class TileFunctionPrinter(FunctionPrinter):
 
     def tile(self, stored: Stored) -> str:
         """The number of an operand's tile, as addresses take it."""
-        return f"{stored.array('tile')}.to(tl.int64)" if self.p.wide else stored.array("tile")
+        return f"{stored.array('tile')}.to(tl.int64)" if self.p.index64 else stored.array("tile")
 
     def widened(self, s: Value) -> str:
         """What brings values to the type of the sums, where they are not in it and must be."""
@@ -245,11 +245,11 @@ class TileFunctionPrinter(FunctionPrinter):
 
     def gather(self, s: Gather, u: str) -> None:
         o, axes = s.operand, s.out.axes
-        wide = o.nrows * o.width >= WIDE
+        address64 = o.nrows * o.width >= ADDRESS64
         terms, conditions, stride = [], [], o.nrows * o.width
         for letter, extent in zip(o.rows, o.extents, strict=True):
             stride //= extent
-            name = f"{names.at(letter)}.to(tl.int64)" if wide else names.at(letter)
+            name = f"{names.at(letter)}.to(tl.int64)" if address64 else names.at(letter)
             terms.append(self.placed(name, (letter,) if letter in axes else (), axes, stride))
             conditions.append(self.inside(letter, axes))
         for letter in o.axes:
@@ -328,15 +328,15 @@ class TileFunctionPrinter(FunctionPrinter):
             return self.slots(s.key, own)
         if isinstance(s.key, Row):
             return self.output_rows(s.key, own)
-        wide = ".to(tl.int64)" if self.p.rows * self.p.width >= WIDE else ""
-        return [self.placed(f"item{wide}", (), own, self.p.width)], []
+        cast = ".to(tl.int64)" if self.p.rows * self.p.width >= ADDRESS64 else ""
+        return [self.placed(f"item{cast}", (), own, self.p.width)], []
 
     def output_rows(self, key: Row, own: tuple[str, ...]) -> tuple[list[str], list[str]]:
         """(terms of a dense output's addresses, conditions) of the kept positions."""
-        wide = self.p.rows * self.p.width >= WIDE
+        address64 = self.p.rows * self.p.width >= ADDRESS64
         terms, conditions = [], []
         for letter, stride in key.terms:
-            name = f"{names.at(letter)}.to(tl.int64)" if wide else names.at(letter)
+            name = f"{names.at(letter)}.to(tl.int64)" if address64 else names.at(letter)
             terms.append(self.placed(name, (letter,) if letter in own else (), own, stride * self.p.width))
             conditions.append(self.inside(letter, own))
         return terms, conditions
@@ -347,7 +347,7 @@ class TileFunctionPrinter(FunctionPrinter):
         kept = tuple(p.letters[c.mode] for c in p.view.item)
         places = tuple(c for c in own if c in kept)
         sizes = [self.length(c) for c in kept]
-        item = "item" if p.wide else "item.to(tl.int64)"
+        item = "item" if p.index64 else "item.to(tl.int64)"
         terms, conditions = [f"{item} * {prod(sizes)}"], []
         for n, c in enumerate(kept):
             terms.append(self.placed(names.side(c), (c,) if c in places else (), places, prod(sizes[n + 1 :])))
@@ -355,8 +355,8 @@ class TileFunctionPrinter(FunctionPrinter):
                 conditions.append(f"({self.placed(names.side(c), (c,), places, 1)} < {self.length(c)})")
         mask = f", mask={' & '.join(conditions)}, other=-1" if conditions else ""
         self.put(f"slot = tl.load({key.array} + {' + '.join(terms)}{mask})")
-        wide = ".to(tl.int64)" if p.rows * p.width >= WIDE else ""
+        cast = ".to(tl.int64)" if p.rows * p.width >= ADDRESS64 else ""
         rest = len(own) - len(places)
         index = f"[{', '.join(':' if a in places else 'None' for a in own)}]" if places and rest else ""
         times = f" * {p.width}" if p.width != 1 else ""
-        return [f"slot{wide}{index}{times}"], [f"(slot >= 0){index}"]
+        return [f"slot{cast}{index}{times}"], [f"(slot >= 0){index}"]

@@ -53,7 +53,7 @@ class Packed:
         return sum(a.numel() * a.element_size() for a in self.arrays.values())
 
     @property
-    def wide(self) -> bool:
+    def index64(self) -> bool:
         """Whether stored positions need 64 bits."""
         return self.stored + 4096 > INT32_MAX
 

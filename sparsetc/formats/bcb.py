@@ -30,7 +30,7 @@ SIDE = 8
 
 @dataclass(frozen=True)
 class Blocks:
-    """A tensor of a pattern, cut into blocks."""
+    """A pattern in blocks."""
 
     shape: tuple[int, ...]
     sides: tuple[int, ...]
@@ -146,7 +146,7 @@ class Bcb:
     name = "bcb"
 
     def pack(self, coords: torch.Tensor, shape: Sequence[int], sides: Sequence[int] | None = None) -> Blocks:
-        """Cut into blocks.
+        """Put nonzeros in blocks.
 
         Args:
             coords: (order, nnz) int64, without duplicates, in any order.
@@ -156,13 +156,13 @@ class Bcb:
         Raises:
             FormatError: sides that do not fit the shape, or duplicates.
         """
-        packed = self.cut(tuple(coords), shape, sides, coords[:0].flatten(), coords.shape[1])
+        packed = self.pack_distinct(tuple(coords), shape, sides, coords[:0].flatten(), coords.shape[1])
         sorted_ = packed.dense
         if packed.nnz and bool((sorted_[1:] == sorted_[:-1]).any()):
             raise FormatError("blocks hold one value a position: coalesce the operand, which has duplicates")
         return packed
 
-    def cut(
+    def pack_distinct(
         self,
         rows: Sequence[torch.Tensor],
         shape: Sequence[int],
@@ -170,7 +170,7 @@ class Bcb:
         like: torch.Tensor,
         n: int,
     ) -> Blocks:
-        """As `pack`, of coordinates that are known to be distinct: (n,) int64 a mode, on the device of `like`."""
+        """The blocks of coordinates that are known to be distinct: (n,) int64 a mode, on the device of `like`."""
         shape = tuple(shape)
         sides = tuple(sides) if sides is not None else (SIDE,) * len(shape)
         if len(sides) != len(shape) or any(s < 1 or s & (s - 1) for s in sides):

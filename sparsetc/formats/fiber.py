@@ -56,9 +56,9 @@ class Fiber:
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
         """Sort by (item, lane, leaf) modes, cut fibers, deal them to blocks and blocks to items."""
         order = (*storage.item, *storage.lane, *storage.leaf)
-        natural = order == tuple(range(len(shape)))
+        in_operand_order = order == tuple(range(len(shape)))
         keys = crd.sort_keys(coords[list(order)], [shape[m] for m in order])
-        positions = None if natural else crd.lexsort(keys)
+        positions = None if in_operand_order else crd.lexsort(keys)
         sorted_coords = coords if positions is None else coords[:, positions]
         pieces = _pieces(sorted_coords, shape, storage)
         return self._deal(sorted_coords, positions, shape, storage, pieces)

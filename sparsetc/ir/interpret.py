@@ -85,12 +85,12 @@ def run_program(
     missing = set(wanted) - set(arrays)
     if missing:
         raise FormatError(f"part {program.number} reads array {', '.join(sorted(missing))}, which is not given")
-    index = {name: arrays[name].to(_wide(arrays[name].dtype)) for name in wanted}
+    index = {name: arrays[name].to(_widest(arrays[name].dtype)) for name in wanted}
     given = (values,) if isinstance(values, torch.Tensor) else values
-    wide = _wide(given[0].dtype)
-    own = tuple(each.to(wide) for each in given)
+    dtype = _widest(given[0].dtype)
+    own = tuple(each.to(dtype) for each in given)
     tables = {
-        o.name: _shaped(o.name, table.to(wide), (o.nrows, *(program.axis(a).size for a in o.axes)))
+        o.name: _shaped(o.name, table.to(dtype), (o.nrows, *(program.axis(a).size for a in o.axes)))
         for o, table in zip(program.operands, dense, strict=True)
     }
     target = _shaped("the output", out, (out.shape[0], *(program.axis(a).size for a in program.output_axes)))
@@ -344,7 +344,7 @@ def _shaped(name: str, x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     return x.view(shape)
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def _widest(dtype: torch.dtype) -> torch.dtype:
     if dtype.is_complex:
         return torch.complex128
     return torch.float64 if dtype.is_floating_point else torch.int64

@@ -60,7 +60,7 @@ class _Lowering(Lowering):
     def _key(self) -> Key:
         level = max((self.level[c] for c in self.kept), default=ITEM)
         if self.target.sparse:
-            if self.target.natural and len(self.kept) == len(self.letters):
+            if self.target.in_operand_order and len(self.kept) == len(self.letters):
                 return Position()
             return Slot(("item_slot", "lane_slot", "leaf_slot")[level], level)
         return row_of(self.kept, self.sizes, level)
@@ -107,18 +107,18 @@ class _Lowering(Lowering):
         if reach != ITEM:
             return (*head, *inner)
         total = self._total(inner)
-        tail: list[Statement] = []
+        after: list[Statement] = []
         if factors[ITEM]:
             if LANES in total.axes:
                 summed = Tile("summed", total.axes[1:], ITEM)
-                tail.append(Sum(summed, total))
+                after.append(Sum(summed, total))
                 total = summed
             inputs = (total, *factors[ITEM])
             extra = tuple(a for a in self.order if a not in total.axes and any(a in t.axes for t in inputs))
             out = Tile("scaled", (*total.axes, *extra), ITEM)
-            tail.append(Product(out, inputs))
+            after.append(Product(out, inputs))
             total = out
-        return (*head, *inner, *tail, self.add(total))
+        return (*head, *inner, *after, self.add(total))
 
     @staticmethod
     def _total(inner: tuple[Statement, ...]) -> Tile:

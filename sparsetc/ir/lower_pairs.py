@@ -92,7 +92,7 @@ def lower_pairs(
         stages=schedule.stages,
         precision=schedule.precision,
         rows=target.rows,
-        wide=target.wide,
+        index64=target.index64,
         terms=terms,
     )
     verify_view(program.view)

@@ -65,7 +65,7 @@ class _TileLowering(Lowering):
         self.block = self._blocks()
         self.positions = tuple(DenseAxis(c, self.side[c], self.block[c]) for c in self.letters)
         self.looped = tuple(c for c in self.groups.spread if self.block[c] < self.side[c] or self.side[c] == 1)
-        self.beside = self._wide(self.groups.spread)
+        self.beside = self._axes_of(self.groups.spread)
         """Spread letters of which several positions are columns at once."""
 
     @property
@@ -112,7 +112,7 @@ class _TileLowering(Lowering):
         """What a power of two must be multiplied by to be long enough for a dot."""
         return max(1, MIN_DOT // positions)
 
-    def _wide(self, letters: Sequence[str]) -> tuple[str, ...]:
+    def _axes_of(self, letters: Sequence[str]) -> tuple[str, ...]:
         """The letters of which a program has several positions at once: axes of its tiles."""
         return tuple(c for c in letters if self.block[c] > 1)
 
@@ -130,36 +130,36 @@ class _TileLowering(Lowering):
         return (*decodes[0], Zero(total), loop, *self._finish(total))
 
     def _gather(self, o: Operand, level: int) -> Gather:
-        own = self._wide([c for c in self.letters if c in o.rows])
+        own = self._axes_of([c for c in self.letters if c in o.rows])
         name = f"{o.name.lower()}_{''.join((*o.axes, *o.rows)) or 'scalar'}"
         return Gather(Tile(name, (*o.axes, *own), level), o)
 
     def _finish(self, total: Tile) -> list[Statement]:
         """Sums left to the end, the factors that only the output's letters index, and the result."""
-        tail: list[Statement] = []
+        after: list[Statement] = []
         late = [c for c in self.groups.second if c in total.axes]
         if late:
             summed = Tile("summed", tuple(a for a in total.axes if a not in late), ITEM)
-            tail.append(Sum(summed, total))
+            after.append(Sum(summed, total))
             total = summed
         gathers = [self._gather(o, ITEM) for o in self.tails]
         if gathers:
             result = self._tile("result", (total, *(g.out for g in gathers)), ITEM)
-            tail += [*gathers, Product(result, (total, *(g.out for g in gathers)))]
+            after += [*gathers, Product(result, (total, *(g.out for g in gathers)))]
             total = result
-        return [*tail, self.add(total)]
+        return [*after, self.add(total)]
 
     def _steps(self, tiles: dict[Operand, Tile]) -> tuple[list[Statement], Tile, list[Statement]]:
         """(statements of one turn of the innermost loop, the accumulator, what is formed once a tile)."""
         g = self.groups
         if not g.dot:
-            x = Value(Tile("x", self._wide((*g.columns, *g.second)), LEAF))
+            x = Value(Tile("x", self._axes_of((*g.columns, *g.second)), LEAF))
             total = self._tile("total", (x.out, *tiles.values()), ITEM)
             return [x, Product(total, (x.out, *tiles.values()), accumulate=True)], total, []
         left, formed = self._weight("w", g.first, tiles)
-        kept = self._wide(g.columns)
-        across = (*kept, *self._wide(g.second)) if g.second else (*self._wide(g.spread), *kept)
-        x = Value(Tile("x", (*across, *self._wide(g.first)), LEAF, folded=len(across)))
+        kept = self._axes_of(g.columns)
+        across = (*kept, *self._axes_of(g.second)) if g.second else (*self._axes_of(g.spread), *kept)
+        x = Value(Tile("x", (*across, *self._axes_of(g.first)), LEAF, folded=len(across)))
         axes = tuple(a for a in self.order if a in left.axes)
         scales = tuple(t for o, t in tiles.items() if not set(o.rows) & {*g.first, *g.second})
         if not scales and not self.beside and not g.second:

@@ -70,7 +70,7 @@ class Lowering(ABC):
             slot=self.key.array if isinstance(self.key, Slot) else "",
             rows=self.target.rows,
             extents=self.bound.extents(self.letters) if self.view.sides else (),
-            wide=self.target.wide,
+            index64=self.target.index64,
         )
         verify(made)
         return made

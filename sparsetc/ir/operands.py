@@ -23,14 +23,14 @@ class Target:
     """Where results go: rows of a dense output, slots of a sparse one, or the nonzeros' own positions."""
 
     sparse: bool = False
-    natural: bool = False
-    """The part keeps the operand's own order, so a nonzero's position is its slot."""
+    in_operand_order: bool = False
+    """Whether the part keeps the operand's own order, so that a nonzero's position is its slot."""
     owned: bool = False
-    """No two items add to one row, so results may be stored."""
+    """Whether no two items add to one row, so that results may be stored."""
     rows: int = 1
     """Rows of the output."""
-    wide: bool = False
-    """Positions of the stored nonzeros need 64 bits."""
+    index64: bool = False
+    """Whether positions of the stored nonzeros need 64 bits."""
 
 
 T = TypeVar("T")

@@ -257,7 +257,7 @@ class TileProgram:
     """Rows of the output; with its width, this decides whether an address needs 64 bits."""
     extents: tuple[int, ...] = ()
     """Sizes of the sparse operand's modes, where tiles may reach past them."""
-    wide: bool = False
+    index64: bool = False
     """Whether the part stores so many nonzeros that their positions need 64 bits."""
     terms: tuple[tuple[str, ...], ...] = ()
     """Letters of each operand of a task list, by mode; empty without one."""

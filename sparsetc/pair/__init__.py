@@ -10,7 +10,7 @@ In: a `Bound` einsum whose operands are sparse in two places or more. Out: `Seve
     tasks.py         tasks as a sparse operand of ones
     scalar.py        a product a task: an einsum with that operand
     dense.py         positions in unfolded operands
-    cut.py      operands cut into bitmap blocks, the tile program of a pair of them
+    blocking.py      operands in bitmap blocks, the tile program of a pair of them
     populations.py   blocks of x by how many nonzeros they hold
     blocks.py        which pairs each program takes
     block_path.py    one matrix product a pair of blocks

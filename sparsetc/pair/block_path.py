@@ -1,9 +1,9 @@
 """The block path (BCB-SpTC): pairs of bitmap blocks, one program a block of the result, tensor cores inside.
 
-In: a `Cut`. Out: the result's values by place. Blocks of the result are made dense, some at a time, by the tile program
-of a pair of blocks (`ir.lower_pairs`), and read at the structural pattern: where the product of the patterns is not 0.
-Where blocks are multiplied in halves (`Cut.in_halves`) there is a second program, of blocks as they are: for the
-pattern, for values that halves are not exact enough for, and for those that cannot be looked at.
+In: a `Blocking`. Out: the result's values by place. Blocks of the result are made dense, some at a time, by the tile
+program of a pair of blocks (`ir.lower_pairs`), and read at the structural pattern: where the product of the patterns is
+not 0. Where blocks are multiplied in halves (`Blocking.in_halves`) there is a second program, of blocks as they are,
+for the pattern, for values that halves are not exact enough for, and for those that cannot be looked at.
 """
 
 from __future__ import annotations
@@ -21,119 +21,126 @@ from sparsetc.errors import PlanError
 from sparsetc.formats.base import index_dtype
 from sparsetc.ir.tile import TileProgram
 from sparsetc.numbering import sorted_keys
+from sparsetc.pair.blocking import Bitmaps
 from sparsetc.pair.blocks import BlockPairList, Buffer
-from sparsetc.pair.cut import Bitmaps
 from sparsetc.pair.problem import PairProblem
 from sparsetc.pair.sums import add_up, kept_dtype
 from sparsetc.pair.symbolic import TASK_BYTES, picked
 
 SPREAD = 4
-"""Positions of the unfolded result a position of its blocks, up to which its places are found by unfolding."""
+"""Positions of the unfolded result, for each position of its blocks, up to which places are found by unfolding."""
 MOST_POSITIONS = 1 << 16
 """Positions of an operand's or the result's block that a program may hold in registers: 8 warps spill beyond."""
 
 
 @dataclass(frozen=True)
 class Read:
-    """What a buffer holds of the result."""
+    """The entries of the result that one buffer holds."""
 
     at: torch.Tensor
-    """(n,) places in the buffer."""
+    """(n,) positions in the buffer."""
     slot: torch.Tensor | None
-    """(n,) entries of the result that they are; None when they are all, in order."""
+    """(n,) the entries of the result at these positions; None when they are all entries, in order."""
 
 
 Made = tuple[int, int, torch.Tensor]
-"""(first block, end, dense blocks) of the result."""
+"""The first block of the result, the end, and the blocks, dense."""
 
 
 class BlockPath:
-    """Pairs, tables of places, and the launch."""
+    """The path of pairs of blocks: list of pairs, programs, and where results stand in their blocks."""
 
     def __init__(self, p: PairProblem, bitmaps: Bitmaps) -> None:
-        cut, equation, dtype, backend, budget = p.cut, p.equation, p.dtype, p.backend, p.budget
-        self.cut, self.equation, self.dtype, self.backend, self.budget = cut, equation, dtype, backend, budget
+        blocking, equation, dtype, backend, budget = p.blocking, p.equation, p.dtype, p.backend, p.budget
+        self.blocking, self.equation, self.dtype, self.backend, self.budget = blocking, equation, dtype, backend, budget
         self.precision, self.bitmaps = p.precision, bitmaps
         self._rooms: dict[int, list[Halves]] = {}
-        r, c, k = cut.extents
+        r, c, k = blocking.extents
         if max(r * c, r * k, c * k) > MOST_POSITIONS:
             raise PlanError(
                 f"blocks of {r} x {k} and {k} x {c} positions are too large for one program; name smaller sides"
             )
-        what = f"the task list of {equation}, {cut.pairs.tasks:,} pairs of blocks,"
-        budget.require(cut.pairs.tasks * TASK_BYTES, what)
+        what = f"the task list of {equation}, {blocking.pairs.tasks:,} pairs of blocks,"
+        budget.require(blocking.pairs.tasks * TASK_BYTES, what)
         width = kept_dtype(dtype).itemsize
-        self.tasks = BlockPairList.of(cut, r * c * width, budget.limit)
-        halves = cut.in_halves(dtype, backend, self.precision, bitmaps)
+        self.tasks = BlockPairList.of(blocking, r * c * width, budget.limit)
+        halves = blocking.in_halves(dtype, backend, self.precision, bitmaps)
         self.launch_of_halves = self._launch_of(backend, halves=True) if halves else None
         first = self.launch_of_halves or self.launch
         self.program, self.source, self.path = first.program, first.source, first.path
-        stored = zip(cut.elements, self.program.view.pairs, strict=True)
+        stored = zip(blocking.elements, self.program.view.pairs, strict=True)
         whole = sum(elements for elements, tiles in stored if not tiles.bitmap)
         budget.require(whole * width, f"the blocks of {equation}")
 
     # -- programs ---------------------------------------------------------------------------------------------------
     @cached_property
     def launch(self) -> PairLaunch:
-        """The program of blocks as they are; made when first asked for."""
+        """The launch of the program of blocks as they are, made when first asked for."""
         return self._launch_of(self.backend)
 
     def _program_of(self, backend: str, halves: bool) -> TileProgram:
         rows = 2 * self.tasks.room  # runs that are cut take a block each, no more of them than there is room for
-        return self.cut.program(self.equation, self.dtype, backend, self.precision, self.bitmaps, rows, halves)
+        return self.blocking.program(self.equation, self.dtype, backend, self.precision, self.bitmaps, rows, halves)
 
     def _launch_of(self, backend: str, halves: bool = False) -> PairLaunch:
         folder, program = self.budget.settings.cache_dir, self._program_of(backend, halves)
         if backend == "torch":
             return TorchPairs(program, folder)
-        return TritonPairs(program, self.dtype, folder, machine_of((self.cut.join.x_key,)))
+        return TritonPairs(program, self.dtype, folder, machine_of((self.blocking.join.x_key,)))
 
     def ptx(self, target: str) -> str:
         """The kernel's assembly for a named target, whatever the backend; needs no GPU."""
-        halves = self.cut.in_halves(self.dtype, "triton", self.precision, self.bitmaps, gpu(target).machine)
+        halves = self.blocking.in_halves(self.dtype, "triton", self.precision, self.bitmaps, gpu(target).machine)
         launch = self._launch_of("triton", halves)
         assert isinstance(launch, TritonPairs)
-        return launch.assembly_of(target, self.tasks.x.dtype, self.cut.x.first.dtype, self.cut.y.first.dtype)
+        return launch.assembly_of(target, self.tasks.x.dtype, self.blocking.x.first.dtype, self.blocking.y.first.dtype)
 
     # -- places -----------------------------------------------------------------------------------------------------
     @cached_property
     def _lines(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(rows,) where each row of the result is: its row of blocks times their side, plus the row in it; columns."""
-        cut, m = self.cut, self.cut.join
-        r, c, k = cut.extents
+        """The line of blocks * side + line in the block, of the rows of the result, (rows,), and of its columns."""
+        blocking, m = self.blocking, self.blocking.join
+        r, c, k = blocking.extents
         found = []
         for blocks, block_line, side, line in (
-            (cut.x, cut.pairs.row, r, m.row),
-            (cut.y, cut.pairs.column, c, m.column),
+            (blocking.x, blocking.pairs.row, r, m.row),
+            (blocking.y, blocking.pairs.column, c, m.column),
         ):
             own = torch.add(blocks.place // k, block_line.rank.index_select(0, blocks.block), alpha=side)
             found.append(own.new_empty(line.count).index_copy_(0, line.rank, own))
         return found[0], found[1]
 
     def places(self) -> torch.Tensor:
-        """(nnz,) the result's places, ascending; where each stands among the blocks is kept for `run`."""
-        m = self.cut.join
+        """(nnz,) the result's places, ascending; their positions among the blocks are kept for `run`."""
+        m = self.blocking.join
         # On the CPU by the twin, so that a kernel is compiled for a GPU where there is none to launch it on.
         launch = self._launch_of("torch") if m.x_key.device.type == "cpu" else self.launch
         dtype = self.dtype if isinstance(launch, TritonPairs) else torch.float32  # ones are exact in every type
-        x, y = (torch.ones(blocks.nnz, dtype=dtype, device=m.x_key.device) for blocks in (self.cut.x, self.cut.y))
+        x, y = (
+            torch.ones(blocks.nnz, dtype=dtype, device=m.x_key.device) for blocks in (self.blocking.x, self.blocking.y)
+        )
         made = self._products(launch, x, y)
-        r, c, _ = self.cut.extents
+        r, c, _ = self.blocking.extents
         if len(self._buffers) == 1 and m.rows * m.columns <= SPREAD * self.tasks.blocks * r * c:
             ((_, _, blocks),) = made
             return self._unfolded(blocks.view(-1))
         return self._sorted(made)
 
     def _unfolded(self, made: torch.Tensor) -> torch.Tensor:
-        """The places, where the result unfolded takes hardly more than its blocks: no place is sorted."""
-        (r, c, _), (row, column), tasks, columns = self.cut.extents, self._lines, self.tasks, self.cut.pairs.columns
+        """(nnz,) the places where the unfolded result takes hardly more than its blocks, found without sorting."""
+        (r, c, _), (row, column), tasks, columns = (
+            self.blocking.extents,
+            self._lines,
+            self.tasks,
+            self.blocking.pairs.columns,
+        )
         narrow = index_dtype(made.numel())
-        block = torch.full((self.cut.pairs.rows * columns,), -1, dtype=narrow, device=row.device)
+        block = torch.full((self.blocking.pairs.rows * columns,), -1, dtype=narrow, device=row.device)
         block.index_copy_(0, tasks.places, torch.arange(tasks.blocks, dtype=narrow, device=row.device))
         block = block.view(-1, columns).index_select(0, row // r).index_select(1, column // c)
         inside = torch.add((column % c).to(narrow), (row % r).to(narrow).unsqueeze(1), alpha=c)
         at = torch.add(inside, block, alpha=r * c).view(-1)
-        if tasks.blocks == self.cut.pairs.rows * columns:
+        if tasks.blocks == self.blocking.pairs.rows * columns:
             found = made.index_select(0, at) != 0
         else:
             found = (made.index_select(0, at.clamp(min=0)) != 0) & (at >= 0)
@@ -143,22 +150,22 @@ class BlockPath:
         return places
 
     def _sorted(self, made: Iterable[tuple[int, int, torch.Tensor]]) -> torch.Tensor:
-        """The places in any number of buffers, found among blocks and sorted."""
-        r, c, _ = self.cut.extents
-        found, total = [self.cut.join.x_key[:0]], 0
+        """(nnz,) the places in any number of buffers, found among blocks and sorted."""
+        r, c, _ = self.blocking.extents
+        found, total = [self.blocking.join.x_key[:0]], 0
         for start, stop, blocks in made:
             at = torch.nonzero(blocks.view(-1)).flatten() + start * r * c
             total += at.numel()
             self.budget.check(total, least=stop < self.tasks.blocks)
             found.append(at)
         at = torch.cat(found)
-        places, order = sorted_keys(self._place_of(at), self.cut.join.rows * self.cut.join.columns)
+        places, order = sorted_keys(self._place_of(at), self.blocking.join.rows * self.blocking.join.columns)
         self._reads = self._reads_of(at, order)
         return places
 
     def _reads_of(self, at: torch.Tensor, order: torch.Tensor) -> list[Read]:
-        """Where results stand among the blocks of each buffer. Those of a single buffer are read in their own order."""
-        r, c, _ = self.cut.extents
+        """The positions of results among the blocks of each buffer, in order of places where there is one buffer."""
+        r, c, _ = self.blocking.extents
         narrow = index_dtype(2 * self.tasks.room * r * c)
         if len(self._buffers) == 1:
             return [Read(at.index_select(0, order).to(narrow), None)]
@@ -170,8 +177,8 @@ class BlockPath:
         ]
 
     def _place_of(self, at: torch.Tensor) -> torch.Tensor:
-        """TilePositions of the result, of positions in its blocks."""
-        (r, c, _), pairs, m = self.cut.extents, self.cut.pairs, self.cut.join
+        """(n,) the places of the result of positions in its blocks."""
+        (r, c, _), pairs, m = self.blocking.extents, self.blocking.pairs, self.blocking.join
         row, column = (
             line.new_zeros(lines * side).index_copy_(0, line, torch.arange(line.numel(), device=line.device))
             for line, lines, side in zip(self._lines, (pairs.rows, pairs.columns), (r, c), strict=True)
@@ -184,14 +191,14 @@ class BlockPath:
     # -- numbers ----------------------------------------------------------------------------------------------------
     @cached_property
     def _buffers(self) -> list[Buffer]:
-        """What is made at a time; found once, so that calls wait for nothing."""
+        """The buffers of the result, found once, so that calls wait for nothing."""
         return self.tasks.buffers()
 
     def halves(self, x: torch.Tensor, y: torch.Tensor) -> Halves | None:
-        """The blocks of both operands in halves, of the values of all entries; None where they are read as they are."""
+        """Both operands in halves, from the values of all entries; None where blocks are read as they are."""
         if self.launch_of_halves is None:
             return None
-        m, pool = self.cut.join, self._room
+        m, pool = self.blocking.join, self._room
         return split((picked(x, m.x_matched), picked(y, m.y_matched)), self._rows, pool.pop() if pool else None)
 
     @property
@@ -203,18 +210,21 @@ class BlockPath:
 
     @cached_property
     def _rows(self) -> tuple[TilePositions, TilePositions]:
-        """Where values of both operands stand, and in which row of blocks; a row of y is a column of the result."""
-        cut, (r, c, k) = self.cut, self.cut.extents
-        x, y = (blocks.at.to(index_dtype(stored)) for blocks, stored in zip((cut.x, cut.y), cut.elements, strict=True))
+        """The positions of the values of both operands, by row of blocks; a row of y is a column of the result."""
+        blocking, (r, c, k) = self.blocking, self.blocking.extents
+        x, y = (
+            blocks.at.to(index_dtype(stored))
+            for blocks, stored in zip((blocking.x, blocking.y), blocking.elements, strict=True)
+        )
         return (
-            TilePositions(x, cut.pairs.row.rank.int(), cut.pairs.rows, r, k),
-            TilePositions(y, cut.pairs.column.rank.int(), cut.pairs.columns, c, k),
+            TilePositions(x, blocking.pairs.row.rank.int(), blocking.pairs.rows, r, k),
+            TilePositions(y, blocking.pairs.column.rank.int(), blocking.pairs.columns, c, k),
         )
 
     @cached_property
     def _items(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The row of blocks of each operand that the programs of a buffer make blocks of the result for, by buffer."""
-        columns, found = max(1, self.cut.pairs.columns), []
+        columns, found = max(1, self.blocking.pairs.columns), []
         for b in self._buffers:
             place = self.tasks.places[b.start : b.stop]
             place = place if b.owner is None else place[b.owner]
@@ -229,7 +239,7 @@ class BlockPath:
         return found
 
     def _read(self, made: Iterator[Made]) -> torch.Tensor:
-        """The results among the blocks."""
+        """(nnz,) the results, read from the blocks."""
         if len(self._reads) == 1 and self._reads[0].slot is None:
             ((_, _, blocks),) = made
             return blocks.view(-1).index_select(0, self._reads[0].at)
@@ -241,19 +251,19 @@ class BlockPath:
         return out
 
     def _made(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None) -> Iterator[Made]:
-        """Blocks of the result, of the values of all entries or of the halves that were made of them."""
+        """Blocks of the result, made of the values of all entries or of their halves."""
         if halves is not None:
             assert self.launch_of_halves is not None
             values = [array for operand in halves.arrays for array in operand]
             return self._multiplied(self.launch_of_halves, [[*items, *values] for items in self._items])
-        m = self.cut.join
+        m = self.blocking.join
         # Triton reads the operands' own type, torch the one that sums are kept in.
         dtype = self.dtype if isinstance(self.launch, TritonPairs) else kept_dtype(self.dtype)
         return self._products(self.launch, picked(x, m.x_matched).to(dtype), picked(y, m.y_matched).to(dtype))
 
     def _products(self, launch: PairLaunch, x: torch.Tensor, y: torch.Tensor) -> Iterator[Made]:
         """Blocks of the result, made of the values of the matched entries as they are."""
-        operands = zip((self.cut.x, self.cut.y), launch.program.view.pairs, (x, y), strict=True)
+        operands = zip((self.blocking.x, self.blocking.y), launch.program.view.pairs, (x, y), strict=True)
         arrays = [
             a
             for blocks, tiles, values in operands
@@ -262,7 +272,7 @@ class BlockPath:
         return self._multiplied(launch, [arrays] * len(self._buffers))
 
     def _multiplied(self, launch: PairLaunch, arrays: list[list[torch.Tensor]]) -> Iterator[Made]:
-        """Blocks of the result, some at a time; `arrays` of each buffer, but for the list of pairs."""
+        """Blocks of the result, some at a time; `arrays` has those of each buffer, without the list of pairs."""
         for b, own in zip(self._buffers, arrays, strict=True):
             made = launch([b.ptr, self.tasks.x, self.tasks.y, *own], (b.first, b.last))
             if b.owner is not None:
@@ -271,10 +281,10 @@ class BlockPath:
 
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
-        """The nonzeros of matched blocks, and bytes of words and bitmaps, of x and of y."""
-        return tuple((blocks.nnz, blocks.nbytes) for blocks in (self.cut.x, self.cut.y))
+        """The nonzeros of the blocks, and bytes of words and bitmaps, of x and of y."""
+        return tuple((blocks.nnz, blocks.nbytes) for blocks in (self.blocking.x, self.blocking.y))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the task list, and of halves that are kept to be overwritten."""
+        """Bytes of the list of pairs, and of halves that are kept to be overwritten."""
         return self.tasks.nbytes + sum(halves.nbytes for room in self._rooms.values() for halves in room)

@@ -1,7 +1,7 @@
 """Which pairs of blocks each program multiplies: the task list, and the blocks of the result made at a time.
 
-In: a `Cut`. Out: a `BlockPairList`: pairs sorted by block of the result, and `Buffer`s, with the arrays that a view of
-pairs names. A run of pairs of one block of the result is an item; a long one is shared by several.
+In: a `Blocking`. Out: a `BlockPairList`: pairs sorted by block of the result, and `Buffer`s, with the arrays that a
+view of pairs names. A run of pairs of one block of the result is an item; a long one is shared by several.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from sparsetc import coords as crd
 from sparsetc.formats.base import index_dtype
 from sparsetc.numbering import narrowed
-from sparsetc.pair.cut import Cut
+from sparsetc.pair.blocking import Blocking
 from sparsetc.pair.symbolic import JoinOrder, composed
 
 PAIRS_A_PROGRAM = 256
@@ -56,15 +56,15 @@ class BlockPairList:
     """Most blocks of the result made at a time."""
 
     @classmethod
-    def of(cls, cut: Cut, nbytes: int, limit: int) -> BlockPairList:
+    def of(cls, blocking: Blocking, nbytes: int, limit: int) -> BlockPairList:
         """The tasks of the join of blocks, expanded and sorted.
 
         Args:
-            cut: operands in blocks, and their join.
+            blocking: operands in blocks, and their join.
             nbytes: bytes of a block of the result.
             limit: of memory, in bytes; the blocks of the result made at a time take a quarter of it or less.
         """
-        m = JoinOrder.of(cut.pairs)
+        m = JoinOrder.of(blocking.pairs)
         tasks = m.expand(0, m.tasks)
         row, column = m.row.index_select(0, tasks.p), m.column.index_select(0, tasks.q)
         place = narrowed(torch.add(column, row, alpha=m.columns), m.rows * m.columns)

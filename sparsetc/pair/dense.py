@@ -1,4 +1,4 @@
-"""The dense path: operands unfolded over the coordinates that occur, one matrix product, and the pattern read off it.
+"""The dense path: operands unfolded over the coordinates that occur, one matrix product, and its pattern.
 
 In: a `Join`. Out: the result's values by place. Rows, columns, contracted and batch coordinates are numbered by
 those of matched entries, so a tensor whose nonzeros fill a corner of it is unfolded as that corner. The product is
@@ -17,7 +17,7 @@ from sparsetc.pair.join import Join
 
 
 class Unfolded:
-    """Where each entry of the operands, and of the result, stands in the unfolded ones."""
+    """The positions of the entries of the operands, and of the result, in the unfolded ones."""
 
     def __init__(self, join: Join) -> None:
         m, roles = join, join.roles
@@ -25,7 +25,7 @@ class Unfolded:
         n = (m.x_key.numel(), m.y_key.numel())
 
         def rank(letters: tuple[str, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-            """Ranks in x and in y of coordinates that both have."""
+            """Ranks of the coordinates of x and of y, for letters that both have."""
             rows = zip(m.x.rows(letters, m.x_matched), m.y.rows(letters, m.y_matched), strict=True)
             found = numbered([torch.cat(pair) for pair in rows], m.x.extents(letters), sum(n), m.x.like).rank
             return found[: n[0]], found[n[0] :]
@@ -37,7 +37,7 @@ class Unfolded:
         else:
             x_free = m.row.rank
         self.x_line = x_batch * self.sizes.free_x + x_free
-        """(matched x,) the line of the product that each entry of x is in: one for each row of the result."""
+        """(matched x,) the line of the product, one for each row of the result, that each entry of x is in."""
         self.x_at = self.x_line * self.sizes.contracted + x_inner
         self.y_at = (y_batch * self.sizes.contracted + y_inner) * m.columns + m.column.rank
 
@@ -47,13 +47,13 @@ class Unfolded:
         return self.x_line.new_zeros(self.join.rows).index_copy_(0, self.join.row.rank, self.x_line)
 
     def positions(self, places: torch.Tensor) -> torch.Tensor:
-        """(n,) where the product holds the results at these places."""
+        """(n,) the positions in the product of the results at these places."""
         columns = max(1, self.join.columns)
         row = places // columns
         return torch.add(places - row * columns, self.line_of_row[row], alpha=columns)
 
     def places_of(self, product: torch.Tensor) -> torch.Tensor:
-        """(nnz,) the result's places, ascending: where the product of the patterns is not 0."""
+        """(nnz,) the result's places, ascending, where the product of the patterns is not 0."""
         m = self.join
         found = torch.nonzero(product).flatten()
         row_of_line = found.new_zeros(self.sizes.batch * self.sizes.free_x)

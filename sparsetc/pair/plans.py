@@ -1,4 +1,4 @@
-"""What the plan of a contraction of two sparse operands says: sides of blocks and how they are stored.
+"""The sides of blocks, and how those are stored, as the plan of a contraction of two sparse operands says.
 
 In: a `Plan`, whose parts say it, or a request for one, whose options do. Out: sides by letter, storages by operand;
 PlanError for plans that are not of two operands.
@@ -14,21 +14,21 @@ from sparsetc.ir.plan import PAIRED_PLANS, SIDE, Plan, requested
 
 
 def named_sides(plan: Plan) -> dict[str, int]:
-    """Sides by letter, as a request's options or a plan's parts name them."""
+    """Sides of blocks by letter, as the options of a request or the parts of a plan name them."""
     if plan.is_request:
         return {name.removeprefix(SIDE): n for name, n in plan.options if name.startswith(SIDE)}
     return {letter: n for part in plan.parts for letter, n in part.sides.items()}
 
 
 def sides_of(plan: Plan, terms: Sequence[Sequence[str]]) -> dict[str, int]:
-    """Sides by letter, for operands of these letters: an operand in ``coo`` has blocks of one position."""
+    """Sides of blocks by letter, for operands of given letters: an operand in ``coo`` has blocks of one position."""
     formats = plan.option("formats", ("bcb", "bcb"))
     single = [c for term, name in zip(terms, formats, strict=True) if name == "coo" for c in term]
     return named_sides(plan) | dict.fromkeys(single, 1)
 
 
 def storages_of(plan: Plan) -> tuple[str, str]:
-    """``auto``, ``whole`` or ``bitmap`` for each operand, in the equation's order."""
+    """How blocks are stored, ``auto``, ``whole`` or ``bitmap``, for each operand in the equation's order."""
     if not plan.parts:
         x, y = plan.option("storage", ("auto", "auto"))
         return x, y
@@ -37,7 +37,7 @@ def storages_of(plan: Plan) -> tuple[str, str]:
 
 
 def check_pairs(wanted: Any, letters: Iterable[str] | None = None) -> Plan:
-    """The plan wanted; PlanError where it is not of two sparse operands, or has sides of other `letters`."""
+    """The plan wanted, or PlanError where it is not of two sparse operands, or has sides of other letters."""
     plan = requested(wanted)
     if not plan.pairs and not (plan.is_request and plan.name in ("auto", *PAIRED_PLANS)):
         raise PlanError(

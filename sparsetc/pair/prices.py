@@ -8,8 +8,8 @@ from __future__ import annotations
 from sparsetc.device.profile import DeviceProfile
 from sparsetc.ir.cost import Statistics, cost
 from sparsetc.ir.tile import TileProgram
+from sparsetc.pair.blocking import BlockWork
 from sparsetc.pair.blocks import pairs_a_program
-from sparsetc.pair.cut import BlockWork
 from sparsetc.pair.join import UnfoldedSizes
 from sparsetc.pair.symbolic import TASK_BYTES, Budget
 from sparsetc.pair.tasks import KEPT_BYTES, keeps

@@ -17,7 +17,7 @@ from sparsetc.device.lookup import profile_of
 from sparsetc.device.profile import DeviceProfile
 from sparsetc.ir.plan import SIDE, Part, Plan, Storage
 from sparsetc.ir.tile import TileProgram
-from sparsetc.pair.cut import Bitmaps, Cut
+from sparsetc.pair.blocking import Bitmaps, Blocking
 from sparsetc.pair.dense import Unfolded
 from sparsetc.pair.join import Join
 from sparsetc.pair.populations import Populations
@@ -66,9 +66,9 @@ class PairProblem:
         return profile_of(self.budget.device, self.budget.settings)
 
     @cached_property
-    def cut(self) -> Cut:
+    def blocking(self) -> Blocking:
         """The operands cut into blocks, with the sides that the plan names."""
-        return Cut.of(self.join, self.sides)
+        return Blocking.of(self.join, self.sides)
 
     @cached_property
     def _made(self) -> dict[Any, Any]:
@@ -84,7 +84,7 @@ class PairProblem:
     def block_program(self, bitmaps: Bitmaps) -> TileProgram:
         """What a pair of blocks is priced by: lowered once a storage, and not for every threshold."""
         how = (self.dtype, self.backend, self.precision, bitmaps)
-        return self.once(bitmaps, lambda: self.cut.program("", *how, halves=self.cut.in_halves(*how)))
+        return self.once(bitmaps, lambda: self.blocking.program("", *how, halves=self.blocking.in_halves(*how)))
 
     @cached_property
     def unfolded(self) -> Unfolded:
@@ -94,7 +94,7 @@ class PairProblem:
     @cached_property
     def populations(self) -> Populations:
         """What thresholds are found by."""
-        return Populations.of(self.cut)
+        return Populations.of(self.blocking)
 
     @cached_property
     def sums(self) -> TaskSums:
@@ -118,9 +118,9 @@ class PairProblem:
 
     def block_parts(self, bitmaps: Bitmaps) -> tuple[Part, ...]:
         """Both operands in blocks, in the equation's order; sizes are known once they are packed."""
-        cut = self.cut
-        lengths = dict((*cut.rows, *cut.columns, *cut.inner))
-        stored = self.given(list(zip((cut.x, cut.y), bitmaps, strict=True)))
+        blocking = self.blocking
+        lengths = dict((*blocking.rows, *blocking.columns, *blocking.inner))
+        stored = self.given(list(zip((blocking.x, blocking.y), bitmaps, strict=True)))
         return tuple(
             replace(
                 part,

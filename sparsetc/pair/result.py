@@ -1,4 +1,4 @@
-"""What is done to results once they are made: ``alpha Z + beta out`` (BCB-SpTC, formula (1)).
+"""The accumulation of results once they are made: ``alpha Z + beta out`` (BCB-SpTC, formula (1)).
 
 In: results, sparse or dense. Out: new ones; nothing is changed in place.
 """
@@ -30,7 +30,7 @@ def check_accumulation(out: Any, shape: tuple[int, ...], dtype: torch.dtype, dev
 
 
 def check_scalars(dtype: torch.dtype, **scalars: Any) -> None:
-    """DtypeError unless each scalar can multiply values of this dtype and give the same dtype."""
+    """Raise DtypeError unless each scalar can multiply values of this dtype and give the same dtype."""
     for name, value in scalars.items():
         fits = isinstance(value, int) or (isinstance(value, float) and (dtype.is_floating_point or dtype.is_complex))
         if not fits and not (isinstance(value, complex) and dtype.is_complex):

@@ -37,8 +37,9 @@ from sparsetc.runtime.executable import Arrays, Executable
 from sparsetc.runtime.second_pass import SecondPass
 
 EINSUMS = {"z": ("p", "q"), "x": ("q", "z"), "y": ("p", "z")}
-"""Letters of the two dense operands, by the tensor that is summed for."""
+"""Letters of the two dense operands of each sum, by the role of the tensor that is summed for."""
 LETTER = {"x": "p", "y": "q", "z": "z"}
+"""Letter of each of the three tensors, by role."""
 
 # Not measured: a lane a thread, so that neighbouring lanes' additions are of one instruction.
 CHUNKS = Schedule(warps=4, lanes=128, unroll=4)
@@ -46,17 +47,17 @@ CHUNKS = Schedule(warps=4, lanes=128, unroll=4)
 RUNS = Schedule(warps=1, lanes=32, unroll=4)
 """Schedule of runs, most of which are short."""
 ORDERED = 32
-"""Fibers of a block, which one warp takes."""
+"""Fibers of a block in the deterministic form, which one warp takes."""
 FEW, MANY = 1 << 14, 1 << 11
-"""Sums below which, and tasks a sum above which, they are ordered: additions to one address follow one another (H200:
-8,281 sums of 4,046 tasks 0.55 ms against 1.07; 4,096 of 1,024, 0.22 against 0.07; 73,455 of 220, 0.35 against 0.28;
-1.4 M of 48, 0.98 against 0.34; `benchmarks/results/switches.json`)."""
+"""Sums below which, and tasks a sum above which, tasks are ordered by sum: additions to one address follow one another
+(H200: 8,281 sums of 4,046 tasks 0.55 ms against 1.07; 4,096 of 1,024, 0.22 against 0.07; 73,455 of 220, 0.35 against
+0.28; 1.4 M of 48, 0.98 against 0.34; `benchmarks/results/switches.json`)."""
 CAP = 64
 """Longest fiber of the deterministic form; the second pass adds up the pieces of longer ones."""
 
 
 def waits(sums: int, tasks: int) -> bool:
-    """Whether additions by atomics would wait for one another."""
+    """Whether so many tasks, added by atomics to so few sums, would wait for one another."""
     return sums < FEW and tasks > MANY * sums
 
 
@@ -69,11 +70,11 @@ class TaskSum:
     def __init__(
         self, tasks: Tasks, role: str, equation: str, dtype: torch.dtype, backend: str, settings: Options
     ) -> None:
-        """Generate the program.
+        """Generate the program of one sum.
 
         Args:
-            tasks: whose pattern is known.
-            role: ``x``, ``y`` or ``z``.
+            tasks: the tasks to sum over, whose pattern is known.
+            role: ``x``, ``y`` or ``z``, the tensor that is summed for.
             equation: the contraction that the tasks are of, for the reader of the source.
             dtype: that sums are kept in, and operands given in.
             backend: ``triton`` or ``torch``.
@@ -102,7 +103,7 @@ class TaskSum:
         self.executable = Executable(self.programs, self._rows, (), dtype, False)
 
     def __call__(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """(matched x,), (matched y,) or (nnz,) sums, of the two others' values in that order, all of `dtype`."""
+        """The sums, (matched x,), (matched y,) or (nnz,), from values of the two others in that order, of `dtype`."""
         out = left.new_zeros(self.bound.by_index[self.letter])
         given = [left.contiguous(), right.contiguous()]
         for arrays in (arrays for one in self.tasks for arrays in self._arrays(one)):
@@ -111,7 +112,7 @@ class TaskSum:
         return out
 
     def _arrays(self, one: NonzeroPairList) -> list[Arrays]:
-        """What the program reads of a list, made once for the one that is kept; fibers are of as much as a chunk."""
+        """The arrays of a list that the program reads, made once for a kept list; fibers are of a chunk at a time."""
         if self._kept is not None and self._kept[0] is one:
             return self._kept[1]
         pieces = one.pieces(self.tasks.budget.chunk) if self.ordered else (one,)
@@ -125,7 +126,7 @@ class TaskSum:
         schedule, packed = (RUNS, one.runs()) if self.role == "x" else (CHUNKS, one.chunks())
         if self.backend == "torch":
             schedule = replace(schedule, lanes=1)
-        return self._part(packed, schedule, Target(rows=self._rows, wide=packed.wide))
+        return self._part(packed, schedule, Target(rows=self._rows, index64=packed.index64))
 
     def _bind_ordered(self, one: NonzeroPairList) -> Lowered:
         mode = "pqz".index(self.letter)
@@ -135,7 +136,7 @@ class TaskSum:
         packed = pack(coords, one.shape, "fiber", storage)
         second = SecondPass.of(packed.slots(LANE, coords[mode]))
         packed = replace(packed, view=replace(packed.view, pattern=True), positions=None, representatives=(None, None))
-        target = Target(sparse=True, owned=True, rows=max(1, second.partials), wide=packed.wide)
+        target = Target(sparse=True, owned=True, rows=max(1, second.partials), index64=packed.index64)
         slot = torch.arange(second.partials, dtype=torch.int32, device=coords.device)
         program, arrays = self._part(packed, Schedule(), target, slot)
         return program, replace(arrays, second=second)
@@ -153,7 +154,7 @@ class TaskSum:
         return TaskSum(self.tasks, self.role, self.programs.about[0], self.dtype, "triton", self.settings)
 
     def ptx(self, target: str) -> str:
-        """The assembly for a named target; needs no GPU."""
+        """The assembly of the kernel for a named target; needs no GPU."""
         if isinstance(self.programs, TorchPrograms):
             return self._triton_twin.ptx(target)
         return self.programs.assembly(target, self._none.parts, self.dtype)
@@ -167,7 +168,7 @@ class TaskSums:
         self._made: dict[str, TaskSum] = {}
 
     def product(self, role: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """The sum over tasks for x, y or z of the other two, all of x and y in the order of their `JoinOperand`s."""
+        """The sum over tasks for x, y or z of the other two, with x and y in the order of their `JoinOperand`s."""
         m = self.tasks.join_order
         entries = {"x": m.x_entry, "y": m.y_entry, "z": None}
         others = (r for r in "xyz" if r != role)
@@ -177,14 +178,14 @@ class TaskSums:
         return found if entry is None else found.new_zeros(n[role]).index_copy_(0, entry, found)
 
     def of(self, role: str) -> TaskSum:
-        """The sum for x, y or z."""
+        """The sum over tasks for x, y or z."""
         if role not in self._made:
             self._made[role] = TaskSum(self.tasks, role, *self._arguments)
         return self._made[role]
 
 
 def _about(equation: str, tasks: Tasks) -> Sequence[str]:
-    """What a reader of the source should know beside the einsum."""
+    """Lines that tell a reader of the source what it computes beside the einsum."""
     roles = tasks.join_order.roles
     return (
         equation,

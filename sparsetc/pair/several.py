@@ -151,7 +151,7 @@ class Several:
     # -- what a user may look at ------------------------------------------------------------------------------------
     @property
     def steps(self) -> tuple[PairStep | Step, ...]:
-        """The contractions of which an operand is sparse."""
+        """The contractions that have a sparse operand."""
         return tuple(link.work for link in self.chain.links if link.work is not None)
 
     @property
@@ -161,14 +161,12 @@ class Several:
 
     @property
     def backend(self) -> str:
-        """What the pairs run on."""
+        """The backend that the pairs run on."""
         return self.pairs[0].backend if self.pairs else "torch"
 
     @property
     def plan(self) -> Plan:
-        """The contraction's plan; of several, both operands of each contraction of two sparse ones, as they are read,
-        and the plan of each, named after the first.
-        """
+        """The plan of the contraction, with the plan of each link where there are several, named after the first."""
         plans = [step.plan for step in self.pairs]
         if len(self.chain.links) == 1 and plans:
             return plans[0]

@@ -1,4 +1,4 @@
-"""One contraction of two sparse operands: its pattern, fixed once, and its values, computed often and differentiable.
+"""A contraction of two sparse operands: its pattern, fixed once, and its values, computed often and differentiable.
 
 In: two patterns and the letters of operands and result. Out: `PairStep`, a function from the operands' values to the
 result's. The gradient of either operand is a sum over the same tasks with the result in that operand's place, so
@@ -19,8 +19,8 @@ from sparsetc.dense import resolved
 from sparsetc.explain import PairReport, in_microseconds
 from sparsetc.ir.plan import Plan, requested
 from sparsetc.options import Options
+from sparsetc.pair.blocking import Blocking
 from sparsetc.pair.choose import choose, estimates
-from sparsetc.pair.cut import Cut
 from sparsetc.pair.join import Join
 from sparsetc.pair.join_operand import Roles, prepared
 from sparsetc.pair.methods import HYBRID, METHODS, NumericPath
@@ -46,7 +46,7 @@ class PairStep:
         sizes: dict[str, int],
         settings: Options,
     ) -> None:
-        """Match, choose a path and find the pattern.
+        """Join the operands, choose a path and find the pattern.
 
         Args:
             terms: the letters of each operand; they may repeat, and may be absent from all else.
@@ -94,7 +94,7 @@ class PairStep:
 
     @property
     def join_order(self) -> JoinOrder:
-        """The tasks, in order."""
+        """The join with its tasks in order."""
         return self.sums.tasks.join_order
 
     @property
@@ -103,9 +103,9 @@ class PairStep:
         return self.sums.tasks
 
     @property
-    def cut(self) -> Cut:
-        """The operands cut into blocks."""
-        return self.problem.cut
+    def blocking(self) -> Blocking:
+        """The operands in blocks."""
+        return self.problem.blocking
 
     @property
     def plan(self) -> Plan:
@@ -132,7 +132,7 @@ class PairStep:
         return values.to(self.dtype)
 
     def result(self, values: torch.Tensor) -> SparseTensor:
-        """The values on their pattern; of a result with at least one mode."""
+        """The result as a sparse tensor of given values, where it has at least one mode."""
         return SparseTensor._of(self.pattern.coords, values, self.shape, True)
 
     def product(self, role: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -150,9 +150,10 @@ class PairStep:
     def _values(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """The result's values by place, after the one wait of a call: for the verdict on the values.
 
-        Where one is infinite or NaN, nonzero by nonzero: zeros of a block, or of an unfolded operand, are multiplied
-        like any other value, and would carry it to entries that it has no part in. Where blocks in halves would be less
-        exact than float32, by blocks as they are. While a CUDA graph is captured nothing can be looked at.
+        Where a value is infinite or NaN, they are computed nonzero by nonzero: zeros of a block, or of an unfolded
+        operand, are multiplied like any other value, and would carry it to entries that it has no part in. Where halves
+        would be less exact than float32, blocks are taken as they are. While a CUDA graph is captured nothing can be
+        looked at.
         """
         if self.choice.plan.name == "scalar" or (not x.dtype.is_floating_point and not x.dtype.is_complex):
             return self.path.run(x, y)
@@ -179,8 +180,8 @@ class PairStep:
             considered=in_microseconds((e.name, e.total) for e in ranked(estimates(self.problem, every=True))),
             roles=str(m.roles),
             tasks=m.tasks,
-            pairs=self.cut.pairs.tasks,
-            block=self.cut.extents,
+            pairs=self.blocking.pairs.tasks,
+            block=self.blocking.extents,
             unfolded=(sizes.batch, sizes.free_x, sizes.contracted, sizes.free_y),
             nnz=self.nnz,
             nbytes=self.path.nbytes,
@@ -189,7 +190,7 @@ class PairStep:
         )
 
     def ptx(self, target: str) -> str:
-        """The assembly of the kernel; PlanError where the step takes the dense path, which has none of its own."""
+        """The assembly of the kernel, or PlanError where the step takes the dense path, which has none of its own."""
         return self.path.ptx(target)
 
 
@@ -216,7 +217,7 @@ class TaskProduct:
     def gradients(
         self, wanted: Sequence[bool], tensors: Sequence[torch.Tensor], upstream: torch.Tensor
     ) -> list[torch.Tensor | None]:
-        """The gradient for each factor where it is wanted."""
+        """The gradient for each of both factors where it is wanted."""
         return [self.gradient(n, tensors, upstream) if w else None for n, w in enumerate(wanted)]
 
     def gradient(self, n: int, tensors: Sequence[torch.Tensor], upstream: torch.Tensor) -> torch.Tensor:

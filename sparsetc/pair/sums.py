@@ -15,6 +15,6 @@ __all__ = ["add_up", "kept_dtype"]
 
 
 def add_up(values: torch.Tensor, owner: torch.Tensor, count: int, deterministic: bool = False) -> torch.Tensor:
-    """(count, …) the sum of each owner's values. values (n, …); owner (n,) int, not falling."""
+    """The sum of each owner's values, (count, …), of values (n, …) and owner (n,) int, not falling."""
     with in_order(deterministic):
         return add_rows(values.new_zeros((count, *values.shape[1:])), owner, values)

@@ -75,7 +75,7 @@ def costs(candidate: Candidate, setting: Setting) -> list[Cost]:
     found = []
     stores = owned(candidate, setting)
     for part, view, own in zip(candidate.plan.parts, views(candidate, setting), stores, strict=True):
-        target = Target(setting.sparse_output, natural=part.format == "coo", owned=own, rows=setting.rows)
+        target = Target(setting.sparse_output, in_operand_order=part.format == "coo", owned=own, rows=setting.rows)
         program = lower(setting.bound, view, part.schedule, target)
         found.append(cost(program))
     return found

@@ -273,7 +273,7 @@ def check_bytes(packed: Packed) -> None:
 
 def _needs_64(packed: Packed, name: str) -> bool:
     fields = [c for level in packed.view.levels for c in level if isinstance(c, Field) and c.array == name]
-    return max((f.shift + f.bits for f in fields), default=0) > 31 or packed.wide
+    return max((f.shift + f.bits for f in fields), default=0) > 31 or packed.index64
 
 
 # -- reading a part as a kernel does ----------------------------------------------------------------------------------

@@ -20,12 +20,12 @@ def check(case: DrawnTiles) -> None:
     assert torch.equal(found.view_as(case.expected()).double(), case.expected())
 
 
-@pytest.mark.parametrize("wide", [False, True], ids=["narrow", "wide"])
+@pytest.mark.parametrize("index64", [False, True], ids=["narrow", "wide"])
 @pytest.mark.parametrize("bitmap", [False, True], ids=["whole", "bitmap"])
 @pytest.mark.parametrize("dot", [True, False], ids=["dot", "multiply"])
 @pytest.mark.parametrize("name", FOLDS)
-def test_schedules_and_storages(name: str, dot: bool, bitmap: bool, wide: bool) -> None:
-    check(DrawnTiles(FOLDS[name], dot, bitmap, wide=wide, tiles=(2, 2), pairs=(2, 0, 1)))
+def test_schedules_and_storages(name: str, dot: bool, bitmap: bool, index64: bool) -> None:
+    check(DrawnTiles(FOLDS[name], dot, bitmap, index64=index64, tiles=(2, 2), pairs=(2, 0, 1)))
 
 
 @pytest.mark.parametrize("name", FOLDS)
@@ -33,10 +33,10 @@ def test_operands_that_differ_in_storage(name: str) -> None:
     check(DrawnTiles(FOLDS[name], True, True, mixed=True, tiles=(2, 2), pairs=(2, 0, 1)))
 
 
-@pytest.mark.parametrize("wide", [False, True], ids=["narrow", "wide"])
+@pytest.mark.parametrize("index64", [False, True], ids=["narrow", "wide"])
 @pytest.mark.parametrize("name", FOLDS)
-def test_tiles_in_halves(name: str, wide: bool) -> None:
-    check(DrawnTiles(FOLDS[name], dtype=torch.float32, wide=wide, tiles=(2, 3), pairs=(2, 0, 1), halves=True))
+def test_tiles_in_halves(name: str, index64: bool) -> None:
+    check(DrawnTiles(FOLDS[name], dtype=torch.float32, index64=index64, tiles=(2, 3), pairs=(2, 0, 1), halves=True))
 
 
 @settings(max_examples=30, deadline=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparsetc.ir.plan import Plan
 from sparsetc.pair.block_path import BlockPath
-from sparsetc.pair.cut import WHOLE, Bitmaps, BlockWork
+from sparsetc.pair.blocking import WHOLE, Bitmaps, BlockWork
 from sparsetc.pair.method import Method
 from sparsetc.pair.plans import storages_of
 from sparsetc.pair.prices import block_seconds
@@ -22,7 +22,7 @@ class BlockPairs(Method):
 
     def seconds(self, p: PairProblem, work: BlockWork | None = None) -> float | None:
         """Time of so many pairs, or of all; None where the blocks, or the pairs, do not fit."""
-        work = work or p.cut.work
+        work = work or p.blocking.work
         stored = self.bitmaps(p, work)
         if not _fits(p, work, stored) or work.pairs * TASK_BYTES > p.budget.limit // 2:
             return None
@@ -30,7 +30,7 @@ class BlockPairs(Method):
 
     def plan(self, p: PairProblem) -> Plan:
         """Both operands in blocks."""
-        return Plan(self.name, p.block_parts(self.bitmaps(p, p.cut.work)), False)
+        return Plan(self.name, p.block_parts(self.bitmaps(p, p.blocking.work)), False)
 
     def prepare(self, p: PairProblem, plan: Plan) -> BlockPath:
         """The task list and the kernel."""
@@ -48,7 +48,7 @@ class BlockPairs(Method):
         if x == y == "auto" and p.backend == "triton" and p.dtype.is_floating_point:
             larger = work.elements[0] >= work.elements[1]
             own = next((b for b in (WHOLE, (larger, not larger)) if _fits(p, work, b)), (True, True))
-        return own[0] and p.cut.x.volume >= WORD, own[1] and p.cut.y.volume >= WORD
+        return own[0] and p.blocking.x.volume >= WORD, own[1] and p.blocking.y.volume >= WORD
 
 
 def _fits(p: PairProblem, work: BlockWork, bitmaps: Bitmaps) -> bool:

@@ -53,7 +53,7 @@ class Hybrid(Method):
         blocks = self.blocks.seconds(p, split.blocks) if split.blocks.pairs else 0.0
         if blocks is None:
             return None
-        r, c, _ = p.cut.extents
+        r, c, _ = p.blocking.extents
         results = min(split.blocks.made * r * c + split.tasks, p.join.rows * p.join.columns)
         merged = results * (8 + 3 * p.width) / p.profile.moved  # an entry's slot, its value, and the sum
         return scalar + blocks + merged + MERGE_LAUNCHES * p.profile.call

@@ -1,7 +1,7 @@
-"""Operands of a contraction cut into blocks (BCB-SpTC), and the tile program that multiplies a pair of them.
+"""The blocking of the operands of a contraction (BCB-SpTC), and the tile program that multiplies a pair of blocks.
 
-In: a `Join` of entries. Out: a `Cut`: both operands as blocks (`formats.bcb`), whose sides are chosen for the
-equation, and the blocks that meet. The free positions of a block make the rows, or columns, of a matrix product of
+In: a `Join` of entries. Out: a `Blocking`: both operands as blocks (`formats.bcb`), whose sides are chosen for the
+equation, and the join of the blocks. The free positions of a block make the rows, or columns, of a matrix product of
 about 64 x 64, the contracted ones its inner side, of about 32 (H200, third order, one contracted mode: 64 x 32 times
 32 x 64 beat an inner side of 16 by 1.05 to 1.35 times in tf32, and free sides of 16 by 3 times). Blocks of batch
 letters have side 1, so a pair of blocks is one matrix product whatever the equation. Pairs of blocks are found as pairs
@@ -26,13 +26,13 @@ from sparsetc.pair.join import Join
 from sparsetc.pair.join_operand import JoinOperand
 
 FREE, INNER = 64, 32
-"""Positions that the free, and the contracted, letters of a block make, where the modes are that long."""
+"""Positions that the free letters of a block make, and the contracted ones, where the modes are that long."""
 NARROW = 2**31 - 2**16
 """Most stored values whose positions, and those of a block's padding behind them, fit in 32 bits."""
 
 
 def sides_for(sizes: tuple[int, ...], positions: int) -> tuple[int, ...]:
-    """Powers of two, as equal as the sizes allow, that multiply to `positions` or to what the sizes fill."""
+    """Sides of a block: powers of two, as equal as sizes allow, whose product is `positions` or what the sizes fill."""
     full = [1 << max(n - 1, 0).bit_length() for n in sizes]
     sides = [1] * len(sizes)
     while prod(sides) < positions:
@@ -50,53 +50,53 @@ WHOLE: Bitmaps = (False, False)
 
 @dataclass(frozen=True)
 class BlockWork:
-    """What there is to do for pairs of blocks, counted."""
+    """Counts of the work on pairs of blocks."""
 
     pairs: int
-    """Pairs of blocks that meet."""
+    """Pairs of blocks that match."""
     made: int
-    """Blocks of the result, at most: as many as pairs, or as rows and columns of blocks."""
+    """Most blocks of the result: as many as pairs, or as rows times columns of blocks."""
     elements: tuple[int, int]
     """Elements of the whole blocks of each operand."""
     nnz: int
-    """Nonzeros of both."""
+    """Nonzeros of both operands."""
 
 
 @dataclass(frozen=True)
-class Cut:
-    """Both operands cut into blocks, and the blocks that meet counted. Pairs are made by `BlockPairList`."""
+class Blocking:
+    """Both operands in blocks, and the join of the blocks; `BlockPairList` makes the pairs."""
 
     join: Join
-    """What meets, by nonzeros."""
+    """The join of the nonzeros."""
     x: Blocks
     y: Blocks
     pairs: Join
-    """What meets, by blocks' coordinates: all blocks meet another, as each has a nonzero that does."""
+    """The join of the blocks by their coordinates; every block matches some, as one of its nonzeros does."""
     rows: tuple[tuple[str, int], ...]
     columns: tuple[tuple[str, int], ...]
     inner: tuple[tuple[str, int], ...]
 
     @classmethod
-    def of(cls, m: Join, sides: dict[str, int] | None = None) -> Cut:
-        """Cut the entries that meet anything; `sides` by letter, or those that suit the equation."""
+    def of(cls, m: Join, sides: dict[str, int] | None = None) -> Blocking:
+        """The blocks of the matched entries, of sides given by letter, or of those that suit the equation."""
         roles, sizes = m.roles, dict(zip((*m.x.letters, *m.y.letters), (*m.x.sizes, *m.y.sizes), strict=True))
         side = dict.fromkeys(roles.batch, 1)
         for letters, positions in ((roles.free_x, FREE), (roles.free_y, FREE), (roles.contracted, INNER)):
             side |= dict(zip(letters, sides_for(tuple(sizes[c] for c in letters), positions), strict=True))
         side |= {c: n for c, n in (sides or {}).items() if c in side and c not in roles.batch}
 
-        def cut(
+        def blocked(
             operand: JoinOperand, matched: torch.Tensor | None, n: int, letters: tuple[str, ...]
         ) -> tuple[Blocks, JoinOperand]:
             own = [side[c] for c in letters]
-            blocks = Bcb().cut(operand.rows(letters, matched), operand.extents(letters), own, operand.like, n)
+            blocks = Bcb().pack_distinct(operand.rows(letters, matched), operand.extents(letters), own, operand.like, n)
             grid = tiles_along(blocks.shape, own)
             return blocks, JoinOperand(
                 letters, grid, blocks.block_coords, blocks.blocks, True, None, None, operand.like
             )
 
-        x, x_grid = cut(m.x, m.x_matched, m.x_key.numel(), roles.x)
-        y, y_grid = cut(m.y, m.y_matched, m.y_key.numel(), (*roles.batch, *roles.free_y, *roles.contracted))
+        x, x_grid = blocked(m.x, m.x_matched, m.x_key.numel(), roles.x)
+        y, y_grid = blocked(m.y, m.y_matched, m.y_key.numel(), (*roles.batch, *roles.free_y, *roles.contracted))
         pairs = Join.of(x_grid, y_grid, roles)
 
         def axis(letters: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
@@ -106,13 +106,13 @@ class Cut:
 
     @property
     def extents(self) -> tuple[int, int, int]:
-        """Rows, columns and inner positions of a block."""
+        """Number of rows, columns and inner positions of a block."""
         found = [prod(side for _, side in axis) for axis in (self.rows, self.columns, self.inner)]
         return found[0], found[1], found[2]
 
     @property
     def elements(self) -> tuple[int, int]:
-        """Elements of the whole blocks of each operand."""
+        """Elements of the whole blocks, of x and of y."""
         return self.x.blocks * self.x.volume, self.y.blocks * self.y.volume
 
     @property
@@ -123,8 +123,9 @@ class Cut:
     def in_halves(
         self, dtype: torch.dtype, backend: str, precision: str, bitmaps: Bitmaps, machine: str | None = None
     ) -> bool:
-        """Whether blocks are multiplied in halves of 16 bits: of float32 at ``highest``, read whole by Triton's kernel,
-        where there is a dot, on the machine at hand or another one.
+        """Whether blocks are multiplied in halves of 16 bits, on the machine at hand or another one.
+
+        They are where float32 at ``highest`` is read whole by Triton's kernel and contracted by a dot.
         """
         wanted = dtype == torch.float32 and precision == "highest" and bitmaps == WHOLE and self.extents[2] > 1
         return wanted and backend == "triton" and MACHINES[machine or machine_of((self.join.x_key,))].halves
@@ -139,16 +140,16 @@ class Cut:
         rows: int = 1,
         halves: bool = False,
     ) -> TileProgram:
-        """What one work item, a block of the result or a share of its pairs, does.
+        """The program of one work item: a block of the result, or some of its pairs.
 
         Args:
-            equation: what the reader is told.
+            equation: what a reader of the source is told.
             dtype: of the operands; floats are contracted by a dot, integers by multiplications and additions.
             backend: ``torch`` programs read whole blocks and pad nothing.
             precision: ``highest``, ``high`` or ``medium``, of float32; other types are multiplied as they are.
             bitmaps: whether a dot reads each operand's blocks as bits and packed values.
             rows: most blocks of the result that are made at a time.
-            halves: whether blocks are in halves, of types, precisions and storages that `in_halves` says may be.
+            halves: whether blocks are in halves, where `in_halves` allows it.
         """
         r, c, k = self.extents
         triton, floats = backend == "triton", dtype.is_floating_point or dtype.is_complex
@@ -159,12 +160,12 @@ class Cut:
         schedule = Schedule(warps=8 if r * c > 64 * 64 else 4 if r * c > 64 else 1, dot=dot, precision=how)
         if halves:
             schedule = replace(schedule, stages=2)  # on an H200 a third took longer
-        wide = max(operand.blocks * operand.volume for operand in (self.x, self.y)) > NARROW
+        index64 = max(operand.blocks * operand.volume for operand in (self.x, self.y)) > NARROW
         return lower_pairs(
             equation,
             (self.rows, self.columns, self.inner),
             schedule,
-            Target(rows=rows, wide=wide),
+            Target(rows=rows, index64=index64),
             bitmaps=bitmaps if triton and dot else WHOLE,
             least=MIN_DOT if triton else 1,
         )
