@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,8 @@ from sparsetc.ir.view import Computed
 
 if TYPE_CHECKING:
     from sparsetc.codegen.triton import Types
+
+_HERE = nullcontext()
 
 TORCH_CHUNK = 3 << 19
 """Elements of intermediate results a chunk of the torch programs may make: 16,000 fibers of rank 32 with two factors,
@@ -187,11 +190,10 @@ class TritonPrograms:
                 launches.append(Launch(kernel, grid, *self._arguments(group, arrays), first.warps, first.stages))
 
         def call(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-            if out.is_cuda and out.device.index != torch.cuda.current_device():
-                with torch.cuda.device(out.device):  # Triton launches on the current device
-                    return call(values, dense, out)
-            for launch in launches:
-                launch(values, dense, out)
+            elsewhere = out.is_cuda and out.device.index != torch.cuda.current_device()
+            with torch.cuda.device(out.device) if elsewhere else _HERE:  # Triton launches on the current device
+                for launch in launches:
+                    launch(values, dense, out)
 
         return call
 
