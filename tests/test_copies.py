@@ -189,7 +189,7 @@ def test_a_kernel_keeps_the_precision_it_was_compiled_for() -> None:
     torch.set_float32_matmul_precision("high")
     kernel = stc.compile(SPMM, x, b)
     torch.set_float32_matmul_precision("highest")
-    assert pickle.loads(pickle.dumps(kernel)).step.setting.precision == kernel.step.setting.precision
+    assert pickle.loads(pickle.dumps(kernel)).step.problem.precision == kernel.step.problem.precision
 
 
 def test_plans_and_explanations() -> None:
@@ -200,7 +200,7 @@ def test_plans_and_explanations() -> None:
         kernel.explain(),
         kernel.step.programs,
         kernel.step.choice,
-        kernel.step.setting,
+        kernel.step.problem,
         pair.plan,
         pair.explain(),
     ]
