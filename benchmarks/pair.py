@@ -6,9 +6,9 @@ Values are compared with those of the torch programs in float64 before any time 
 matches nonzeros (and blocks), ``symbolic_ms`` finds the result's pattern and whatever the path keeps for calls,
 ``numeric_us`` is the sum over tasks or blocks alone, replayed from a CUDA graph: what the device takes, however slow
 the CPU that launches it; ``us`` is a call. ``compile_ms`` is all that is done once, by the second of two compilations.
-``first_ms`` is the wall time of a first call of ``plan="auto"`` on operands not seen before, all from matching to a
+``first_ms`` is the wall time of a first call of ``plan="auto"`` on operands not seen before, all from the join to a
 result that is there, Triton's binaries being on disk; of torch, that of the product of matrices that are CSR already.
-``bcb_bytes`` and ``coo_bytes`` are those of both operands' entries that meet anything, coordinates of 32 bits.
+``bcb_bytes`` and ``coo_bytes`` are those of both operands' matched entries, coordinates of 32 bits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from common import DEVICE, device_microseconds, microseconds, record, relative_e
 import sparsetc as stc
 from sparsetc.kernel import Kernel
 from sparsetc.pair.cut import Cut
-from sparsetc.pair.meeting import Meeting
+from sparsetc.pair.join import Join
 from sparsetc.pair.methods import METHODS
 from sparsetc.pair.step import PairStep
 from sparsetc.pair.symbolic import pattern_of
@@ -82,7 +82,7 @@ class Case:
     def of(cls, tensors: str, equation: str, x: stc.SparseTensor, y: stc.SparseTensor) -> Case:
         """Contract in float64, and ask the cost model."""
         auto = {precision: stc.compile(equation, x, y, precision=precision).plan.name for precision in LIMIT}
-        tasks = pair_of(stc.compile(equation, x, y)).meeting.tasks
+        tasks = pair_of(stc.compile(equation, x, y)).join.tasks
         return cls(tensors, equation, x, y, reference(equation, x, y), auto, tasks)
 
     def error(self, found: stc.SparseTensor, precision: str) -> float:
@@ -150,16 +150,16 @@ def unseen(x: stc.SparseTensor) -> stc.SparseTensor:
 
 
 def pairing(step: PairStep) -> None:
-    """What meets: nonzeros, and blocks where the path is of blocks."""
-    m = step.meeting
-    again = Meeting.of(m.x, m.y, m.roles)
+    """The join of nonzeros, and of blocks where the path is of blocks."""
+    m = step.join
+    again = Join.of(m.x, m.y, m.roles)
     if step.choice.plan.name.startswith("bcb"):
         Cut.of(again)
 
 
 def symbolic(step: PairStep) -> None:
     """The pattern of the result."""
-    pattern_of(step.meeting, METHODS[step.choice.plan.name].prepare(step.problem, step.choice.plan).places())
+    pattern_of(step.join, METHODS[step.choice.plan.name].prepare(step.problem, step.choice.plan).places())
 
 
 def pair_of(kernel: Kernel) -> PairStep:
@@ -173,14 +173,14 @@ def entry_values(kernel: Kernel) -> list[torch.Tensor]:
     """Values of the entries of both operands of a step: what its path takes."""
     step = pair_of(kernel)
     given = [o.values for o in (kernel.operands[::-1] if step.swapped else kernel.operands)]
-    return [side.values(values) for side, values in zip((step.meeting.x, step.meeting.y), given, strict=True)]
+    return [own.values(values) for own, values in zip((step.join.x, step.join.y), given, strict=True)]
 
 
 def phases(kernel: Kernel) -> dict[str, float]:
     """Times of the phases of a contraction of two operands."""
     step = pair_of(kernel)
     x, y = entry_values(kernel)
-    numeric = device_microseconds(lambda: step.path.run(x, y, step.path.parts(x, y)))
+    numeric = device_microseconds(lambda: step.path.run(x, y, step.path.halves(x, y)))
     return {
         "us": round(microseconds(kernel), 1),
         "numeric_us": round(numeric, 1),
@@ -191,8 +191,8 @@ def phases(kernel: Kernel) -> dict[str, float]:
 
 def stored(step: PairStep) -> dict[str, int]:
     """Bytes of both operands, values included, as blocks and as coordinates."""
-    m, itemsize = step.meeting, step.dtype.itemsize
-    sizes = [(len(side.letters), live.numel()) for side, live in ((m.x, m.x_key), (m.y, m.y_key))]
+    m, itemsize = step.join, step.dtype.itemsize
+    sizes = [(len(own.letters), keys.numel()) for own, keys in ((m.x, m.x_key), (m.y, m.y_key))]
     values = sum(n for _, n in sizes) * itemsize
     return {
         "bcb_bytes": step.cut.x.nbytes + step.cut.y.nbytes + values,

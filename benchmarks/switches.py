@@ -121,7 +121,7 @@ def sums_row(tensors: str, equation: str, x: stc.SparseTensor, y: stc.SparseTens
         assert error < ERROR["highest"], (tensors, equation, form, error)
         assert step.sums.of("z").ordered == (GPU and form == "ordered"), form  # torch's programs have one form
         us[form] = microseconds(lambda: step.path.run(*values))  # noqa: B023
-    tasks = step.matching.tasks
+    tasks = step.join_order.tasks
     return {
         "switch": "sums",
         "tensors": tensors,
@@ -182,7 +182,7 @@ def blocks_of(k: stc.Kernel) -> Row:
     assert isinstance(path, BlockPath)
     cut, values = path.cut, entry_values(k)
     with mock.patch.object(path, "_multiplied", wraps=path._multiplied) as multiplied:
-        list(path._made(values[0], values[1], path.parts(values[0], values[1])))
+        list(path._made(values[0], values[1], path.halves(values[0], values[1])))
     launch, arrays = multiplied.call_args.args
     us, pairs = microseconds(lambda: list(path._multiplied(launch, arrays))), cut.pairs.tasks
     flops = 2 * pairs * prod(max(MIN_DOT, n) for n in cut.extents)

@@ -50,7 +50,7 @@ def numbered(rows: Rows, sizes: Sequence[int], n: int, like: torch.Tensor, ascen
     keys = crd.sort_keys(rows, sizes)
     if ascending:
         fresh = crd.starts_of_runs(keys)
-        heads = torch.nonzero(fresh).flatten()
+        representatives = torch.nonzero(fresh).flatten()
         rank = torch.cumsum(fresh, 0).sub_(1)
     elif markable(prod(sizes), n):
         marked = torch.zeros(prod(sizes), dtype=torch.bool, device=like.device).index_fill_(0, keys[0], True)
@@ -60,9 +60,9 @@ def numbered(rows: Rows, sizes: Sequence[int], n: int, like: torch.Tensor, ascen
     else:
         order = lexsort(rows, sizes)
         fresh = crd.starts_of_runs([k[order] for k in keys])
-        heads = order[fresh]
+        representatives = order[fresh]
         rank = torch.empty_like(order).scatter_(0, order, torch.cumsum(fresh, 0).sub_(1))
-    return Numbering(rank, tuple(row[heads] for row in rows), heads.numel())
+    return Numbering(rank, tuple(row[representatives] for row in rows), representatives.numel())
 
 
 def markable(keys: int, n: int) -> bool:

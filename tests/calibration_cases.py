@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sparsetc.device.probes import Sizes
+from sparsetc.device.probes import ProbeSizes
 
-TINY = Sizes(
+TINY = ProbeSizes(
     streamed=64,
     block=32,
     table=16,

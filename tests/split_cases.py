@@ -1,4 +1,4 @@
-"""What the tests of values in parts share: operands of tiles, and the values that parts stand for."""
+"""What the tests of values in halves share: operands of tiles, and the values that halves stand for."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 from hypothesis import strategies as st
 from tile_pairs import spread_values
 
-from sparsetc.codegen.split_pairs import Places
+from sparsetc.codegen.split_float16 import TilePositions
 from sparsetc.ir.view import LOW
 
-Operand = tuple[torch.Tensor, Places]
+Operand = tuple[torch.Tensor, TilePositions]
 """Values, and where they stand."""
 NO_VALUES: Operand = (
     torch.zeros(0),
-    Places(torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.int32), 0, 4, 4),
+    TilePositions(torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.int32), 0, 4, 4),
 )
 
 
@@ -36,7 +36,7 @@ class Drawn:
         at = torch.nonzero(x.flatten()).flatten()
         lines = min(2, self.tiles)
         line = torch.arange(self.tiles, dtype=torch.int32) % lines
-        return x.flatten()[at], Places(at, line, lines, self.side, self.inner)
+        return x.flatten()[at], TilePositions(at, line, lines, self.side, self.inner)
 
 
 @st.composite
@@ -53,7 +53,7 @@ def operand(x: torch.Tensor) -> Operand:
     """A matrix of powers of two as one tile, all of it stored."""
     rows, columns = x.shape
     side = 1 << (rows - 1).bit_length()
-    return x.flatten(), Places(torch.arange(x.numel()), torch.zeros(1, dtype=torch.int32), 1, side, columns)
+    return x.flatten(), TilePositions(torch.arange(x.numel()), torch.zeros(1, dtype=torch.int32), 1, side, columns)
 
 
 def rows_of(rows: int, length: int) -> Operand:
@@ -62,10 +62,10 @@ def rows_of(rows: int, length: int) -> Operand:
     values = torch.randn(rows * length, generator=torch.Generator().manual_seed(length))
     values[::5] = 0
     at = (torch.arange(rows).unsqueeze(1) * inner + torch.arange(length)).flatten()
-    return values, Places(at, torch.arange(rows, dtype=torch.int32), rows, 1, inner)
+    return values, TilePositions(at, torch.arange(rows, dtype=torch.int32), rows, 1, inner)
 
 
-def value_of(parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor], places: Places) -> torch.Tensor:
-    """(nnz,) float64: what parts stand for."""
-    high, low, scales = (a.double() for a in parts)
+def value_of(halves: tuple[torch.Tensor, torch.Tensor, torch.Tensor], places: TilePositions) -> torch.Tensor:
+    """(nnz,) float64: what halves stand for."""
+    high, low, scales = (a.double() for a in halves)
     return (high + low / LOW)[places.at] * scales[places.row]

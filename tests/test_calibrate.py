@@ -28,7 +28,7 @@ from sparsetc.device import calibrate as calibration
 from sparsetc.device import profile as profiles
 from sparsetc.device import record
 from sparsetc.device.lookup import of_backend, profile_of
-from sparsetc.device.probes import Launch, Probe, probes, starts, torch_probes
+from sparsetc.device.probes import Probe, ProbeLaunch, probes, starts, torch_probes
 from sparsetc.device.profile import NUMBERS, TABLES, DeviceProfile, cpu, default_gpu
 from sparsetc.device.targets import TARGETS
 from sparsetc.options import Options
@@ -376,7 +376,7 @@ def timed(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(calibration, "probes", lambda _, sizes, __: probes(torch.device("cpu"), sizes, "cuda"))
     monkeypatch.setattr(calibration, "starts", lambda _, sizes: starts(torch.device("cpu"), sizes))
     monkeypatch.setattr(calibration, "torch_probes", lambda _, sizes: torch_probes(torch.device("cpu"), sizes))
-    monkeypatch.setattr(calibration, "Sizes", lambda: TINY)
+    monkeypatch.setattr(calibration, "ProbeSizes", lambda: TINY)
 
     def seconds(launches: Any) -> float:
         return min(1e-6 + 2e-9 * getattr(one, "grid", 0) for one in launches)
@@ -442,7 +442,7 @@ def test_the_default_of_the_l2_cache_is_an_h200s_by_the_same_share(monkeypatch: 
 # -- kernels ----------------------------------------------------------------------------------------------------------
 
 
-def compiled(launch: Launch, target: str) -> Any:
+def compiled(launch: ProbeLaunch, target: str) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -476,7 +476,7 @@ def test_kernels_compile_for(target: str) -> None:
 
 
 def _texts(probe: Probe, target: str) -> list[str]:
-    return [_assembly(compiled(one, target)) for one in probe.launches if isinstance(one, Launch)]
+    return [_assembly(compiled(one, target)) for one in probe.launches if isinstance(one, ProbeLaunch)]
 
 
 def _assembly(kernel: Any) -> str:

@@ -14,9 +14,9 @@ from pair_cases import EQUATIONS, SIZES, check_pair, marking, operands, pairs, s
 
 import sparsetc as stc
 from sparsetc.pair.choose import estimates
-from sparsetc.pair.meeting import Meeting, Share
+from sparsetc.pair.join import Join, JoinSubset
 from sparsetc.pair.populations import Populations
-from sparsetc.pair.symbolic import Matching, composed
+from sparsetc.pair.symbolic import JoinOrder, composed
 
 HUGE = 10**6
 DTYPES = (
@@ -38,12 +38,12 @@ def step_of(kernel: stc.Kernel) -> Any:
     return step
 
 
-# --- shares of a meeting ----------------------------------------------------------------------------------------------
+# --- subsets of a join ------------------------------------------------------------------------------------------------
 
 
-def tasks_of(m: Meeting) -> list[tuple[int, int, int]]:
+def tasks_of(m: Join) -> list[tuple[int, int, int]]:
     """(entry of x, entry of y, place) of every task."""
-    found = Matching.of(m)
+    found = JoinOrder.of(m)
     made = found.expand(0, m.tasks) if m.tasks else None
     if made is None:
         return []
@@ -52,32 +52,32 @@ def tasks_of(m: Meeting) -> list[tuple[int, int, int]]:
     return list(zip(p.tolist(), q.tolist(), place.tolist(), strict=True))
 
 
-def check_share(share: Share, wanted: set[int]) -> None:
-    whole, part = tasks_of(share.whole), tasks_of(share.part)
+def check_subset(subset: JoinSubset, wanted: set[int]) -> None:
+    whole, own = tasks_of(subset.whole), tasks_of(subset.join)
     expected = [t for t in whole if t[0] in wanted]
-    entries = share.entries.tolist()
-    assert [(entries[t[0]], t[1]) for t in part] == [t[:2] for t in expected]
-    assert share.places(torch.tensor([t[2] for t in part], dtype=torch.long)).tolist() == [t[2] for t in expected]
-    m = share.part
+    entries = subset.entries.tolist()
+    assert [(entries[t[0]], t[1]) for t in own] == [t[:2] for t in expected]
+    assert subset.places(torch.tensor([t[2] for t in own], dtype=torch.long)).tolist() == [t[2] for t in expected]
+    m = subset.join
     assert m.tasks == len(expected)
-    assert m.x_live is None
-    live = range(m.y.n) if m.y_live is None else m.y_live.tolist()
-    assert set(live) == {t[1] for t in expected}  # what meets nothing is left out, as in any meeting
+    assert m.x_matched is None
+    matched = range(m.y.n) if m.y_matched is None else m.y_matched.tolist()
+    assert set(matched) == {t[1] for t in expected}  # what matches nothing is left out, as in any join
     assert sorted(set(m.row.rank.tolist())) == list(range(m.rows))
     assert sorted(set(m.column.rank.tolist())) == list(range(m.columns))
 
 
 @pytest.mark.parametrize("marked", [False, True])
 @pytest.mark.parametrize("name", EQUATIONS)
-def test_a_share_of_a_meeting_is_a_meeting(name: str, marked: bool) -> None:
+def test_a_subset_of_a_join_is_a_join(name: str, marked: bool) -> None:
     with marking(marked):
         for pattern in ("skewed", "random", "empty"):
-            m = step_of(stc.compile(EQUATIONS[name], *operands(EQUATIONS[name], pattern), plan="scalar")).meeting
+            m = step_of(stc.compile(EQUATIONS[name], *operands(EQUATIONS[name], pattern), plan="scalar")).join
             g = torch.Generator().manual_seed(0)
-            for share in (0.0, 0.1, 0.5, 1.0):
-                kept = torch.rand(m.counts.numel(), generator=g) < share
+            for fraction in (0.0, 0.1, 0.5, 1.0):
+                kept = torch.rand(m.counts.numel(), generator=g) < fraction
                 found = m.only(kept)
-                check_share(found, set(found.entries.tolist()))
+                check_subset(found, set(found.entries.tolist()))
 
 
 def test_populations_by_hand() -> None:
@@ -148,9 +148,9 @@ def test_a_dense_block_among_scattered_nonzeros(swapped: bool) -> None:
         found[threshold] = kernel.plan.name
     assert found == {1: "bcb", 4: "bcb+scalar", 16: "bcb+scalar", 64: "bcb+scalar", HUGE: "scalar"}
     kernel = stc.compile(equation, x, y, plan=stc.plan_bcb(threshold=16, i=8, j=8, k=8))
-    blocks, rest = step_of(kernel).path.halves
-    assert blocks.share.entries.numel() == 64
-    assert rest.share.entries.numel() == (y if swapped else x).nnz - 64
+    blocks, rest = step_of(kernel).path.branches
+    assert blocks.subset.entries.numel() == 64
+    assert rest.subset.entries.numel() == (y if swapped else x).nnz - 64
     assert [p.format for p in kernel.plan.parts] == ["bcb", "bcb", "coo", "coo"]
     assert kernel.plan.parts[0].nnz == 64
 

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import sparsetc as stc
 from sparsetc.device.profile import default_gpu
 from sparsetc.pair.cut import Cut, sides_for
-from sparsetc.pair.meeting import Meeting
+from sparsetc.pair.join import Join
 from sparsetc.pair.prices import scalar_seconds
 from sparsetc.pair.scalar import FEW, MANY, waits
 
@@ -255,7 +255,7 @@ def test_memory_stays_below_the_limit_however_many_tasks() -> None:
     small = stc.SparseTensor(torch.stack([i, j]), torch.rand(n * width, dtype=torch.float64), (n, width))
     with stc.options(memory_limit=n * n * 24), Largest() as largest:
         kernel = stc.compile("ij,kj->ik", small, small, plan="scalar")
-        assert kernel.contraction.chain.pairs[0].matching.tasks == width * n * n
+        assert kernel.contraction.chain.pairs[0].join_order.tasks == width * n * n
         found = kernel()
     assert largest.nbytes <= n * n * 24
     torch.testing.assert_close(found.values.view(n, n), small.to_dense() @ small.to_dense().T)
@@ -287,7 +287,7 @@ def test_one_index_shared_by_everything_takes_no_time_where_the_result_is_small(
     n = 100_000
     ones = torch.zeros(n, dtype=torch.long)
     x = stc.SparseTensor(torch.stack([torch.arange(n), ones]), torch.ones(n, dtype=torch.float64), (n, 2))
-    assert stc.einsum("ij,kj->", x, x).item() == float(n) ** 2  # rows are summed before they meet
+    assert stc.einsum("ij,kj->", x, x).item() == float(n) ** 2  # rows are summed before they are joined
     found = stc.einsum("ij,kj->i", x, x)
     assert found.nnz == n
     assert found.values[0].item() == n
@@ -369,8 +369,8 @@ def test_a_path_takes_the_sparser_side_first() -> None:
         return stc.SparseTensor(coords, torch.rand(nnz, generator=g), (rows, columns))
 
     a, b, c = sparse(200, 200, 5000), sparse(200, 200, 5000), sparse(200, 200, 10)
-    assert stc.compile("ij,jk,kl->il", a, b, c).contraction.chain.path[0] == (1, 2)
-    assert stc.compile("ij,jk,kl->il", c, a, b).contraction.chain.path[0] == (0, 1)
+    assert stc.compile("ij,jk,kl->il", a, b, c).contraction.chain.order[0] == (1, 2)
+    assert stc.compile("ij,jk,kl->il", c, a, b).contraction.chain.order[0] == (0, 1)
 
 
 def test_ten_operands_by_the_greedy_path() -> None:
@@ -504,7 +504,7 @@ def test_third_order_contracted_over_one_mode_has_blocks_of_64_by_32() -> None:
     (step,) = stc.compile("ijk,klm->ijlm", x, x, plan="bcb").contraction.chain.pairs
     assert step.cut.extents == (64, 64, 32)
     assert isinstance(step.cut, Cut)
-    assert isinstance(step.cut.pairs, Meeting)
+    assert isinstance(step.cut.pairs, Join)
     named = stc.compile("ijk,klm->ijlm", x, x, plan=stc.plan_bcb(i=4, j=4, k=16)).contraction.chain.pairs[0]
     assert named.cut.extents == (16, 64, 16)
     assert_matches(named.result(named(x.values, x.values)), "ijk,klm->ijlm", [x, x])
@@ -532,7 +532,7 @@ def test_formats_follow_the_operands_of_the_equation() -> None:
         blocks, single = (step.cut.y, step.cut.x) if swapped else (step.cut.x, step.cut.y)
         assert blocks.sides in ((8, 8, 1), (1, 8, 8))
         assert single.sides == (1, 1)
-        assert single.blocks == single.nnz  # of those that meet anything
+        assert single.blocks == single.nnz  # of matched entries
         assert (blocks.format, single.format) == ("bcb", "coo")
         assert single.nbytes == 4 * single.nnz  # its coordinates, and no bitmap
         assert sorted(
@@ -597,7 +597,7 @@ def test_a_dropped_kernel_gives_its_memory_back(plan: str) -> None:
     try:
         kernel = stc.compile("ijk,abk->ijab", x, x, plan=plan)
         kernel()
-        kept = weakref.ref(kernel.contraction.chain.pairs[0].meeting)
+        kept = weakref.ref(kernel.contraction.chain.pairs[0].join)
         del kernel
         assert kept() is None
     finally:

@@ -45,8 +45,8 @@ def test_blocks_run_on_the_matrix_units(storage: str, precision: str, target: st
         assert {"medium": ".bf16.bf16.", "high": ".tf32.tf32.", "highest": highest}[precision] in text
 
 
-def test_pairs_in_parts_are_summed_outside_of_the_dots() -> None:
-    """Three dots of 16-bit parts a pair, and additions of IEEE float32 to what they make of high parts; low parts are
+def test_pairs_in_halves_are_summed_outside_of_the_dots() -> None:
+    """Three dots of 16-bit halves a pair, and additions of IEEE float32 to what they make of high halves; low ones are
     added once, behind the loop.
     """
     text = third_order(torch.float32, "whole", "highest").ptx("sm_90")
@@ -60,19 +60,19 @@ def test_pairs_in_parts_are_summed_outside_of_the_dots() -> None:
     assert "v_mfma_f32" in third_order(torch.float32, "whole", "highest").ptx("gfx942")
 
 
-PARTS = {"values": "*fp32", "line": "*i32", "most": "*i32", "verdict": "*i32"}
-PARTS |= {"high": "*fp16", "low": "*fp16", "scales": "*fp32"}
+HALVES = {"values": "*fp32", "line": "*i32", "most": "*i32", "verdict": "*i32"}
+HALVES |= {"high": "*fp16", "low": "*fp16", "scales": "*fp32"}
 
 
 @pytest.mark.parametrize("target", CUDA)
 @pytest.mark.parametrize("places", ["*i32", "*i64"])
 @pytest.mark.parametrize("name", ["find_most", "split"])
-def test_what_makes_parts_compiles(name: str, places: str, target: str) -> None:
+def test_what_makes_halves_compiles(name: str, places: str, target: str) -> None:
     """Neighbours are read by neighbouring threads, and stay in the layout that they are read in."""
-    from sparsetc.codegen import split_kernels
+    from sparsetc.codegen import split_float16_kernels
 
-    kernel = getattr(split_kernels, name)
-    types = PARTS | {"at": places}
+    kernel = getattr(split_float16_kernels, name)
+    types = HALVES | {"at": places}
     given = [types.get(argument.removeprefix("x_").removeprefix("y_"), "i32") for argument in kernel.arg_names]
     found = launch.assembled(lambda _: kernel, given, target, 4, 3)
     text = found.asm["ptx"]

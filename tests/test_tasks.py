@@ -20,7 +20,7 @@ from sparsetc.pair import tasks as task_lists
 from sparsetc.pair.expansion import distinct, groups, spans
 from sparsetc.pair.scalar import EINSUMS, LETTER
 from sparsetc.pair.step import PairStep
-from sparsetc.pair.symbolic import Matching
+from sparsetc.pair.symbolic import JoinOrder
 from sparsetc.testing import check_arrays, read
 
 
@@ -29,12 +29,12 @@ def step_of(equation: str, given: list[stc.SparseTensor], **settings: object) ->
     return step
 
 
-def by_hand(m: Matching) -> torch.Tensor:
+def by_hand(m: JoinOrder) -> torch.Tensor:
     """(3, tasks): p, q and the place of the result, task after task."""
     counts = torch.diff(m.ends, prepend=m.ends.new_zeros(1))
     starts = m.ends - counts
     found = []
-    for p in range(m.live[0]):
+    for p in range(m.matched[0]):
         for n in range(int(counts[p])):
             q = int(m.first[p]) + n
             assert int(starts[p]) + n == len(found)
@@ -47,7 +47,7 @@ def by_hand(m: Matching) -> torch.Tensor:
 @pytest.mark.parametrize("name", ["one-mode", "two-modes", "outer", "inner", "batch", "elementwise", "vectors-outer"])
 def test_groups_make_every_task_once_and_find_every_place(name: str, marked: bool, chunk: int) -> None:
     step = step_of(EQUATIONS[name], operands(EQUATIONS[name], "skewed"))
-    m, tasks = step.matching, by_hand(step.matching)
+    m, tasks = step.join_order, by_hand(step.join_order)
     places, slot = torch.unique(tasks[2], return_inverse=True)
     with marking(marked):
         made = list(groups(m, chunk))
@@ -61,11 +61,11 @@ def test_groups_make_every_task_once_and_find_every_place(name: str, marked: boo
 
 def test_spans_are_of_whole_rows() -> None:
     step = step_of("ijk,klm->ijlm", operands("ijk,klm->ijlm", "skewed"))
-    m = step.matching
+    m = step.join_order
     found = list(spans(m, 10))
     assert (found[0].begin, found[-1].end) == (0, m.tasks)
     assert (found[0].row, found[-1].last) == (0, m.rows)
-    longest = int(torch.bincount(m.meeting.row.rank, m.meeting.counts.double()).max())
+    longest = int(torch.bincount(m.join.row.rank, m.join.counts.double()).max())
     assert longest > 10
     assert all(s.end - s.begin <= 10 or s.last == s.row + 1 for s in found)
 
@@ -85,7 +85,7 @@ def test_a_list_stores_every_task(name: str, frame: int) -> None:
     with mock.patch.object(task_lists, "FRAME", frame):
         step = step_of(EQUATIONS[name], operands(EQUATIONS[name], "skewed"))
         (one,) = step.tasks
-        tasks = by_hand(step.matching)
+        tasks = by_hand(step.join_order)
         tasks[2] = torch.searchsorted(step.pattern.places, tasks[2].contiguous())
         assert torch.equal(one.coordinates(), tasks)
         for packed in (one.chunks(), one.runs()):
@@ -132,8 +132,8 @@ def test_lists_made_again_give_the_same(name: str, chunk: int, kept: bool) -> No
     with small_chunks(chunk, kept):
         kernel = check_pair(EQUATIONS[name], operands(EQUATIONS[name], "skewed", coalesce=False), plan="scalar")
         (step,) = kernel.contraction.chain.pairs
-        assert step.tasks.fits == (kept or step.matching.tasks == 0)
-        assert step.tasks.nbytes == (step.matching.tasks * 5 if kept else 0)
+        assert step.tasks.fits == (kept or step.join_order.tasks == 0)
+        assert step.tasks.nbytes == (step.join_order.tasks * 5 if kept else 0)
 
 
 @settings(max_examples=100)
@@ -166,7 +166,7 @@ def test_one_row_with_most_of_the_tasks() -> None:
             with small_chunks(chunk, kept):
                 kernel = stc.compile("ij,jk->ik", x, x, plan="scalar")
                 found = kernel()
-            assert kernel.contraction.chain.pairs[0].matching.tasks > n * n
+            assert kernel.contraction.chain.pairs[0].join_order.tasks > n * n
             torch.testing.assert_close(found.to_dense(), x.to_dense() @ x.to_dense())
 
 
@@ -175,7 +175,7 @@ def test_a_limit_of_a_few_bytes_a_task_keeps_no_list() -> None:
     limit = 60 * 60 * 24
     kernel = stc.compile("ij,jk->ik", x, y, plan="scalar", memory_limit=limit)
     (step,) = kernel.contraction.chain.pairs
-    assert step.matching.tasks == 60 * 60 * 50
+    assert step.join_order.tasks == 60 * 60 * 50
     assert not step.tasks.fits
     assert len(list(step.tasks)) > 60
     torch.testing.assert_close(kernel().to_dense(), x.to_dense() @ y.to_dense())

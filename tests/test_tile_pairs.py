@@ -17,7 +17,7 @@ import sparsetc as stc
 from sparsetc.codegen import torch as torch_source
 from sparsetc.codegen.header import header
 from sparsetc.codegen.launch_pairs import TorchPairs
-from sparsetc.codegen.split_pairs import EXACT
+from sparsetc.codegen.split_float16 import EXACT
 from sparsetc.device.profile import default_gpu
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir import view as views
@@ -34,8 +34,8 @@ from sparsetc.ir.view import ITEM, LANE, LEAF, Field, Tiles, View
 def run(case: DrawnTiles) -> torch.Tensor:
     """What the runner makes of a case, on poisoned memory."""
     program, arrays = case.program, dict(zip(case.program.arrays, case.arrays(), strict=True))
-    if case.parts:
-        values = tuple(torch.stack([arrays.pop(f"{n}_{part}_values") for part in ("high", "low")]) for n in ("x", "y"))
+    if case.halves:
+        values = tuple(torch.stack([arrays.pop(f"{n}_{half}_values") for half in ("high", "low")]) for n in ("x", "y"))
     else:
         values = tuple(arrays.pop(f"{name}_values").flatten() for name in ("x", "y"))
     out = torch.full((len(case.pairs), program.width), float("nan"), dtype=torch.float64)
@@ -60,8 +60,8 @@ def test_a_program_over_pairs_prints_as_its_grammar_says() -> None:
     ]
 
 
-def test_tiles_in_parts_are_scaled_once_a_block() -> None:
-    assert str(DrawnTiles(ONE_MODE, parts=True).program).splitlines() == [
+def test_tiles_in_halves_are_scaled_once_a_block() -> None:
+    assert str(DrawnTiles(ONE_MODE, halves=True).program).splitlines() == [
         'tile program  "x,y->z"  part 0: bcb x bcb, pairs of dense tiles of 32x16 in parts and dense tiles of 16x16 in '
         "parts",
         "  item over pair_ptr",
@@ -108,7 +108,7 @@ def test_a_view_of_pairs_names_the_arrays_of_both_operands() -> None:
     bitmap = DrawnTiles(ONE_MODE, bitmap=True).program.arrays
     assert bitmap == (*whole[:3], "x_value_ptr", "x_bits", "x_values", "y_value_ptr", "y_bits", "y_values")
     own = [f"{name}_{array}" for name in ("x", "y") for array in ("high_values", "low_values", "scales")]
-    assert DrawnTiles(ONE_MODE, parts=True).program.arrays == (*whole[:3], "item_x", "item_y", *own)
+    assert DrawnTiles(ONE_MODE, halves=True).program.arrays == (*whole[:3], "item_x", "item_y", *own)
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -180,23 +180,23 @@ X_SCALE = Scale(Tile("x_scale", ("ij",), ITEM), "x")
     ],
 )
 def test_faulty_scales_are_refused(change: Callable[[Statement], list[Statement]], message: str) -> None:
-    program = DrawnTiles(ONE_MODE, parts=True).program
+    program = DrawnTiles(ONE_MODE, halves=True).program
     verify(program)
     with pytest.raises(PlanError, match=message):
         verify(changed(program, change))
 
 
-def test_only_dots_in_f16x3_multiply_parts() -> None:
-    whole, parts = DrawnTiles(ONE_MODE).program, DrawnTiles(ONE_MODE, parts=True).program
-    for program in (replace(whole, precision=F16X3), replace(parts, precision="tf32x3")):
-        with pytest.raises(PlanError, match="x: tiles in parts are multiplied by dots in f16x3, and only they"):
+def test_only_dots_in_f16x3_multiply_halves() -> None:
+    whole, halves = DrawnTiles(ONE_MODE).program, DrawnTiles(ONE_MODE, halves=True).program
+    for program in (replace(whole, precision=F16X3), replace(halves, precision="tf32x3")):
+        with pytest.raises(PlanError, match="x: tiles in halves are multiplied by dots in f16x3, and only they"):
             verify(program)
-    with pytest.raises(PlanError, match="tiles in parts"):
+    with pytest.raises(PlanError, match="tiles in halves"):
         lower_pairs("x,y->z", ONE_MODE, Schedule(dot=False, precision=F16X3), Target())
     with pytest.raises(FormatError, match="stored whole"):
         lower_pairs("x,y->z", ONE_MODE, Schedule(precision=F16X3), Target(), bitmaps=(True, False))
     one = replace(whole, view=replace(whole.view, pairs=()), precision=F16X3)
-    with pytest.raises(PlanError, match="f16x3 multiplies parts"):
+    with pytest.raises(PlanError, match="f16x3 multiplies halves"):
         verify(replace(one, body=(one.body[0], one.body[-1])))
 
 
@@ -213,7 +213,10 @@ TILES = Tiles(sides=(4, 8), sequence=(0, 1))
         (View(0, (), (), (), False, 1, pairs=(TILES, replace(TILES, sides=(4, 3)))), r"powers of two, found \(4, 3\)"),
         (View(0, (), (), (), False, 1, pairs=(TILES, replace(TILES, sequence=(0, 0)))), "by every mode once"),
         (View(0, (), (), (), False, 1, pairs=(TILES, replace(TILES, bitmap=True, word=64))), "8, 16 or 32 bits"),
-        (View(0, (), (), (), False, 1, pairs=(TILES, replace(TILES, parts=True))), "tiles in parts are those of both"),
+        (
+            View(0, (), (), (), False, 1, pairs=(TILES, replace(TILES, halves=True))),
+            "tiles in halves are those of both",
+        ),
     ],
 )
 def test_a_faulty_view_is_refused(view: View, message: str) -> None:
@@ -256,7 +259,7 @@ def test_any_tiles_agree_with_einsum(case: DrawnTiles) -> None:
 
 @pytest.mark.parametrize("name", FOLDS)
 def test_the_runner_multiplies_parts(name: str) -> None:
-    case = DrawnTiles(FOLDS[name], parts=True, dtype=torch.float32)
+    case = DrawnTiles(FOLDS[name], halves=True, dtype=torch.float32)
     assert torch.equal(run(case), case.expected())
 
 
@@ -282,7 +285,7 @@ def test_the_torch_program_takes_pairs_of_a_part_of_the_list() -> None:
 
 
 def test_the_torch_program_reads_no_bitmaps() -> None:
-    for case in (DrawnTiles(ONE_MODE, bitmap=True), DrawnTiles(ONE_MODE, parts=True)):
+    for case in (DrawnTiles(ONE_MODE, bitmap=True), DrawnTiles(ONE_MODE, halves=True)):
         with pytest.raises(PlanError, match="whole tiles"):
             torch_source.module_source((case.program,), "")
 
@@ -330,13 +333,13 @@ def test_the_counts_of_multiplied_pairs_and_of_bitmaps() -> None:
     assert cost(DrawnTiles(RAGGED, bitmap=True).program).expanded == (4 + 32) * 4 * FIBERS
 
 
-def test_the_counts_of_pairs_in_parts() -> None:
+def test_the_counts_of_pairs_in_halves() -> None:
     """Those of whole tiles, and scales: read, and multiplied in twice, once a block of the result."""
-    whole, parts = (cost(DrawnTiles(RAGGED, parts=p).program) for p in (False, True))
-    assert parts.dot == whole.dot
-    assert parts.multiply == 2 * 2 * 16 * 32 * ITEMS
-    assert parts.registers == whole.registers + 4 * (4 + 32) * ITEMS
-    assert parts.stream == whole.stream + 2 * 4 * ITEMS
+    whole, halves = (cost(DrawnTiles(RAGGED, halves=p).program) for p in (False, True))
+    assert halves.dot == whole.dot
+    assert halves.multiply == 2 * 2 * 16 * 32 * ITEMS
+    assert halves.registers == whole.registers + 4 * (4 + 32) * ITEMS
+    assert halves.stream == whole.stream + 2 * 4 * ITEMS
     assert default_gpu().matrix("f16x3") == default_gpu().dot["bf16"] / 3
 
 
@@ -345,7 +348,7 @@ def test_the_header_says_how_tiles_are_stored() -> None:
     assert "Z[item, ij, l] = the sum, over the item's pairs of tiles, of the product of X[ij, k] and Y[l, k]" in text
     assert re.search(r"x_values\[x_value_ptr\[tile\] \+ n\], at the n-th bit set in x_bits\[tile \* 16\]", text)
     assert "16384*L inside" in text
-    text = header((DrawnTiles(ONE_MODE, parts=True).program,), "triton")
+    text = header((DrawnTiles(ONE_MODE, halves=True).program,), "triton")
     assert "X = x_scales[item_x[item] * 32 + ij] * (x_high_values + x_low_values / 2048), float16 in rows" in text
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from hypothesis import strategies as st
 
-from sparsetc.codegen.split_pairs import Parts, Places, split
+from sparsetc.codegen.split_float16 import Halves, TilePositions, split
 from sparsetc.formats.bits import packed_bits
 from sparsetc.ir.lower_pairs import Fold, lower_pairs
 from sparsetc.ir.operands import MIN_DOT, Target
@@ -40,14 +40,14 @@ class DrawnTiles:
     wide: bool = False
     least: int = MIN_DOT
     seed: int = 0
-    parts: bool = False
-    """Tiles are stored in parts; those of an item are then of one row of tiles."""
+    halves: bool = False
+    """Tiles are stored in halves; those of an item are then of one row of tiles."""
     given: tuple[torch.Tensor, torch.Tensor] | None = None
     """Operands of one's own, (tiles, free, inner)."""
 
     @property
     def program(self) -> TileProgram:
-        schedule = Schedule(dot=self.dot, precision=F16X3 if self.parts else "ieee")
+        schedule = Schedule(dot=self.dot, precision=F16X3 if self.halves else "ieee")
         target = Target(rows=len(self.pairs), wide=self.wide)
         bitmaps = (self.bitmap and not self.mixed, self.bitmap)
         return lower_pairs("x,y->z", self.folds, schedule, target, bitmaps=bitmaps, least=self.least)
@@ -68,23 +68,25 @@ class DrawnTiles:
         g = torch.Generator().manual_seed(self.seed + 1)
         ptr = torch.tensor([0, *self.pairs]).cumsum(0)
         numbers = [torch.randint(0, n, (sum(self.pairs),), generator=g).int() for n in self.tiles]
-        if self.parts:
+        if self.halves:
             owner = torch.repeat_interleave(torch.arange(len(self.pairs)), torch.diff(ptr)).int()
             numbers = [_in_line(n, owner, tiles) for n, tiles in zip(numbers, self.tiles, strict=True)]
         return [ptr, *numbers]
 
-    def split(self) -> Parts:
-        """The operands in parts; tile n is in row n % 2 of tiles, or there is one row."""
+    def split(self) -> Halves:
+        """The operands in halves; tile n is in row n % 2 of tiles, or there is one row."""
         values, places = [], []
         for x in self.operands():
             at = torch.nonzero(x.flatten()).flatten()
             values.append(x.flatten()[at])
-            places.append(Places(at, torch.arange(x.shape[0]).int() % _lines(x.shape[0]), _lines(len(x)), *x.shape[1:]))
+            places.append(
+                TilePositions(at, torch.arange(x.shape[0]).int() % _lines(x.shape[0]), _lines(len(x)), *x.shape[1:])
+            )
         return split(values, places)
 
     def arrays(self) -> list[torch.Tensor]:
         """All arrays, in the order of the program's."""
-        if self.parts:
+        if self.halves:
             items = [torch.arange(len(self.pairs)).int() % _lines(n) for n in self.tiles]
             return [*self.task_list(), *items, *(a for operand in self.split().arrays for a in operand)]
         stored = zip(self.operands(), self.program.view.pairs, strict=True)
@@ -123,9 +125,9 @@ def stored_as(values: torch.Tensor, tiles: Tiles) -> Sequence[torch.Tensor]:
 
 @st.composite
 def spread_tiles(draw: st.DrawFn, most: int = 1 << 11) -> DrawnTiles:
-    """Tiles in parts, of values that differ as much as a row's may, in rows that differ by much more."""
+    """Tiles in halves, of values that differ as much as a row's may, in rows that differ by much more."""
     case = draw(drawn_tiles((torch.float32,), most))
-    case = replace(case, dot=True, bitmap=False, parts=True, least=MIN_DOT)
+    case = replace(case, dot=True, bitmap=False, halves=True, least=MIN_DOT)
     spread, seed = draw(st.sampled_from([0, 4, 20, 27])), draw(st.integers(0, 1000))
     stored = zip(case.tiles, case.program.view.pairs, strict=True)
     made = [spread_values(tiles.sides, n, spread, case.density, seed) for n, tiles in stored]

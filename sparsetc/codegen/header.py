@@ -53,12 +53,12 @@ def _pairs(p: TileProgram) -> str:
 def task_list(p: TileProgram) -> list[str]:
     """What a pair is, and where the values of its tiles are stored."""
     lines = ["pair n, pair_ptr[item] <= n < pair_ptr[item + 1], is of tile pair_x[n] of X and tile pair_y[n] of Y"]
-    parts = [scaled_rows(p.stored(name)) for name in PAIRED if p.stored(name).tiles.parts]
-    return [*lines, *(stored_tiles(p.stored(name)) for name in PAIRED), *parts]
+    halves = [scaled_rows(p.stored(name)) for name in PAIRED if p.stored(name).tiles.halves]
+    return [*lines, *(stored_tiles(p.stored(name)) for name in PAIRED), *halves]
 
 
 def scaled_rows(operand: Stored) -> str:
-    """What a value in parts is."""
+    """The value that two halves and the scale of their row make."""
     high, low, scales = map(operand.array, operand.tiles.value_arrays)
     row = f"item_{operand.name}[item] * {operand.tiles.sides[0]} + {operand.letters[0]}"
     return f"{operand.name.upper()} = {scales}[{row}] * ({high} + {low} / {LOW}), float16 in rows scaled by powers of 2"
@@ -69,10 +69,10 @@ def stored_tiles(operand: Stored) -> str:
     tiles, names = operand.tiles, [operand.letters[m] for m in operand.tiles.sequence]
     sizes = "x".join(str(tiles.sides[m]) for m in tiles.sequence)
     order = f"row-major over {(', ' if operand.name else '').join(names)} = {sizes}"
-    values, first, bits = map(operand.array, ("high_values" if tiles.parts else "values", "value_ptr", "bits"))
+    values, first, bits = map(operand.array, ("high_values" if tiles.halves else "values", "value_ptr", "bits"))
     if tiles.bitmap:
         return f"{values}[{first}[tile] + n], at the n-th bit set in {bits}[tile * {tiles.words}] and on, {order}"
-    also = f", likewise {operand.array('low_values')}" if tiles.parts else ""
+    also = f", likewise {operand.array('low_values')}" if tiles.halves else ""
     return f"{values}[tile * {tiles.volume} + position]{also}, {order}"
 
 

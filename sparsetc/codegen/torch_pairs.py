@@ -1,8 +1,8 @@
 """Tile programs over a task list -> the text of a torch function: batched products over a chunk of pairs.
 
-In: a tile program whose view has pairs, of whole tiles that are not in parts. Out: the lines of its function. As for
-tiles of one operand, the schedule is the GPU's affair, and so are 16-bit parts: a torch program's tiles are of the type
-that sums are kept in.
+In: a tile program whose view has pairs, of whole tiles that are not in halves. Out: the lines of its function. As for
+tiles of one operand, the schedule is the GPU's affair, and so are 16-bit halves: a torch program's tiles are of the
+type that sums are kept in.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class PairFunctionPrinter:
     """Prints one part over pairs of whole tiles as a torch function of chunks of pairs."""
 
     def __init__(self, program: TileProgram) -> None:
-        if any(tiles.bitmap or tiles.parts for tiles in program.view.pairs):
+        if any(tiles.bitmap or tiles.halves for tiles in program.view.pairs):
             raise PlanError("the torch programs of pairs read whole tiles")
         self.p = program
 

@@ -35,21 +35,21 @@ def count(v):
 
 
 @dataclass(frozen=True)
-class Step:
+class CountedBits:
     """The bits that are counted together: of a word, or of a row where a word has those of several."""
 
     count: int
-    """Units of a step, padding included."""
+    """Units that are counted, padding included."""
     unit: int
     """Positions of one."""
     places: int
     """Positions that a program has of the tile, padding included."""
     limit: int
-    """Units of the tile where the step has more; else 0."""
+    """Units of the tile where more are counted; else 0."""
 
     @classmethod
-    def of(cls, printer: TileFunctionPrinter, s: Value) -> Step:
-        """The step of a value in order."""
+    def of(cls, printer: TileFunctionPrinter, s: Value) -> CountedBits:
+        """The bits that are counted for one step of a value that is in order."""
         word, axes = printer.p.stored(s.operand).tiles.word, s.out.axes
         size, length = printer.positions(axes), prod(map(printer.length, axes))
         if axes and printer.padded(axes[-1]):
@@ -89,10 +89,10 @@ def head(printer: TileFunctionPrinter, s: Value) -> None:
     """Vectors that all tiles share."""
     if not in_order(printer, s):
         return
-    stored, step = printer.p.stored(s.operand), Step.of(printer, s)
+    stored, counted = printer.p.stored(s.operand), CountedBits.of(printer, s)
     place, below = stored.array("place"), stored.array("below")
-    printer.put(f"{stored.array('words')} = tl.arange(0, {step.count})")
-    printer.put(f"{place} = tl.arange(0, {step.places}).to(tl.uint32)")
+    printer.put(f"{stored.array('words')} = tl.arange(0, {counted.count})")
+    printer.put(f"{place} = tl.arange(0, {counted.places}).to(tl.uint32)")
     printer.put(f"{below} = (tl.full([1], 1, tl.uint32) << {place}) - 1")
     if any(a.letter in printer.p.letters for a in printer.p.split):
         printer.put(f"every = tl.arange(0, {1 << (stored.tiles.words - 1).bit_length()})")
@@ -127,14 +127,14 @@ def value(printer: TileFunctionPrinter, s: Value) -> None:
 
 
 def _step(printer: TileFunctionPrinter, s: Value) -> None:
-    out, stored, step = s.out, printer.p.stored(s.operand), Step.of(printer, s)
+    out, stored, counted = s.out, printer.p.stored(s.operand), CountedBits.of(printer, s)
     called = ("word", "counts", "at", "has", "before", "words", "place", "below")
     word_, counts, at, has, before, words, place, below = map(stored.array, called)
-    mask = f"{words} < {step.limit}" if step.limit else ""
-    printer.put(f"{word_} = {word(printer, stored, _word_numbers(printer, s, step), mask)}")
-    if step.unit < stored.tiles.word:
-        behind = f"({words} * {step.unit} % {stored.tiles.word}).to(tl.uint32)"
-        printer.put(f"{word_} = ({word_} >> {behind}) & {hex((1 << step.unit) - 1)}")
+    mask = f"{words} < {counted.limit}" if counted.limit else ""
+    printer.put(f"{word_} = {word(printer, stored, _word_numbers(printer, s, counted), mask)}")
+    if counted.unit < stored.tiles.word:
+        behind = f"({words} * {counted.unit} % {stored.tiles.word}).to(tl.uint32)"
+        printer.put(f"{word_} = ({word_} >> {behind}) & {hex((1 << counted.unit) - 1)}")
     printer.put(f"{counts} = count({word_})")
     printer.put(f"{at} = {before} + tl.cumsum({counts}, 0) - {counts}")
     if printer.p.looped:
@@ -144,16 +144,16 @@ def _step(printer: TileFunctionPrinter, s: Value) -> None:
     values = stored.array("values")
     printer.put(f"{out.name} = tl.load({values} + {at}, mask={has}, other=0){printer.widened(s)}")
     sizes = [printer.positions(group) for group in printer.sides_of(out) if group]
-    if sizes[1:] != [step.places]:
+    if sizes[1:] != [counted.places]:
         printer.put(f"{out.name} = tl.reshape({out.name}, {sizes})")
 
 
-def _word_numbers(printer: TileFunctionPrinter, s: Value, step: Step) -> str:
-    """The words of the tile that a step's units lie in."""
+def _word_numbers(printer: TileFunctionPrinter, s: Value, counted: CountedBits) -> str:
+    """The words of the tile that the counted units lie in."""
     p, stored = printer.p, printer.p.stored(s.operand)
     bits, words = stored.tiles.word, stored.array("words")
-    if step.unit < bits:
-        return f"{words} * {step.unit} // {bits}"
+    if counted.unit < bits:
+        return f"{words} * {counted.unit} // {bits}"
     terms, apart = [], p.looped | {a.letter for a in p.split}
     for c in stored.letters:
         if c in apart:

@@ -203,7 +203,7 @@ class FunctionPrinter:
             self.put(f"{s.out.name}{u} = {self.load('values', f'pos{u}', self.valid(LEAF, u))}{widen}")
 
     def scale(self, s: Scale) -> None:
-        raise AssertionError("scales are of tiles in parts, which task lists alone pair")
+        raise AssertionError("scales are of tiles in halves, which task lists alone pair")
 
     def sum(self, s: Sum) -> None:
         self.put(f"{s.out.name} = tl.sum({s.source.name}, 0)")

@@ -2,7 +2,7 @@
 
 In: a tile program whose view has pairs. Out: the lines of its function. All that concerns tiles, their loads and
 expansion, dots and stores, is printed as for one operand; what a task list adds is the numbers of a pair's tiles, and
-tiles in parts.
+tiles in halves.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class PairFunctionPrinter(TileFunctionPrinter):
             self.put(f"{names.side(axis.letter)} = tl.arange(0, {axis.block})")
 
     def loop_blocks(self, s: Loop) -> None:
-        # What dots round off the sums of low parts is as much smaller as those are, so they add up all pairs.
-        summed = [inner.out for inner in s.body if isinstance(inner, Product) and self.in_parts(inner)]
+        # What dots round off the sums of low halves is as much smaller as those are, so they add up all pairs.
+        summed = [inner.out for inner in s.body if isinstance(inner, Product) and self.in_halves(inner)]
         for total in summed:
             self.put(f"{total.name}_low = tl.zeros({self.shape(total)}, {self.acc})")
         self.put("for pair in range(start, stop):")
@@ -36,8 +36,8 @@ class PairFunctionPrinter(TileFunctionPrinter):
         for total in summed:
             self.put(f"{total.name} += {total.name}_low * {1 / LOW}")
 
-    def in_parts(self, s: Product) -> bool:
-        """Whether it multiplies tiles in parts."""
+    def in_halves(self, s: Product) -> bool:
+        """Whether it multiplies tiles in halves."""
         return s.dot and self.p.precision == F16X3
 
     def span(self, s: Loop) -> str:
@@ -46,11 +46,11 @@ class PairFunctionPrinter(TileFunctionPrinter):
 
     def value(self, s: Value) -> None:
         stored = self.p.stored(s.operand)
-        if not stored.tiles.parts:
+        if not stored.tiles.halves:
             super().value(s)
             return
-        for part in ("high", "low"):
-            self.put(f"{s.out.name}_{part} = {self.whole(s, stored.array(f'{part}_values'))}")
+        for half in ("high", "low"):
+            self.put(f"{s.out.name}_{half} = {self.whole(s, stored.array(f'{half}_values'))}")
 
     def scale(self, s: Scale) -> None:
         (letter,) = s.out.axes
@@ -60,7 +60,7 @@ class PairFunctionPrinter(TileFunctionPrinter):
         self.put(f"{s.out.name} = {self.load(array, address, self.limit(letter))}")
 
     def product(self, s: Product, u: str) -> None:
-        if not self.in_parts(s):
+        if not self.in_halves(s):
             super().product(s, u)
             return
         (x,), (y,), total = s.left, s.right, s.out.name

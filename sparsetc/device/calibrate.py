@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from sparsetc.device import profile, record
-from sparsetc.device.probes import Sizes, probes, starts, torch_probes
+from sparsetc.device.probes import ProbeSizes, probes, starts, torch_probes
 from sparsetc.device.profile import DeviceProfile, default_gpu
 from sparsetc.device.targets import portable
 from sparsetc.errors import DeviceError
@@ -65,13 +65,13 @@ def calibrate() -> DeviceProfile:
     return found
 
 
-def measure(sizes: Sizes | None = None) -> DeviceProfile:
+def measure(sizes: ProbeSizes | None = None) -> DeviceProfile:
     """The profile of the current CUDA device; nothing is kept. Errors: as of `calibrate`, but of files."""
     if not torch.cuda.is_available():
         raise DeviceError("calibrate measures a GPU, and torch finds none here; nothing was measured or changed")
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise DeviceError("calibrate times compiled kernels; unset TRITON_INTERPRET and start again")
-    sizes = sizes or Sizes()
+    sizes = sizes or ProbeSizes()
     device = torch.device("cuda", torch.cuda.current_device())
     current().check_memory(sizes.nbytes, device, "calibrating")
     timed = chain(probes(device, sizes, _machine()), torch_probes(device, sizes))

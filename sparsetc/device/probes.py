@@ -38,7 +38,7 @@ SPARSE = 16
 
 
 @dataclass(frozen=True)
-class Sizes:
+class ProbeSizes:
     """How much the probes do: on an H200 0.1 to 4 ms each, 1.4 GB of device memory at most."""
 
     streamed: int = 1 << 28
@@ -72,7 +72,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Launch:
+class ProbeLaunch:
     """A kernel with its arguments; called, it starts."""
 
     kernel: Any
@@ -97,12 +97,12 @@ class Probe:
     launches: tuple[Callable[[], object], ...]
 
 
-def probes(device: torch.device, sizes: Sizes, machine: str) -> Iterator[Probe]:
+def probes(device: torch.device, sizes: ProbeSizes, machine: str) -> Iterator[Probe]:
     """Kernels for each rate that is work a second; a probe's arrays are made when its turn comes."""
     from sparsetc.device import calibration_kernels as kernels
 
     source, blocks = torch.ones(sizes.streamed, device=device), sizes.streamed // sizes.block
-    read = Launch(kernels.stream, blocks, (source, _zeros(blocks, device)), {"BLOCK": sizes.block}, warps=8)
+    read = ProbeLaunch(kernels.stream, blocks, (source, _zeros(blocks, device)), {"BLOCK": sizes.block}, warps=8)
     yield Probe("memory", 4 * sizes.streamed, (read,))
     del source, read
 
@@ -113,11 +113,11 @@ def probes(device: torch.device, sizes: Sizes, machine: str) -> Iterator[Probe]:
         grid = sizes.gathered // (block * 8)
         constants: dict[str, int | str] = {"BLOCK": block, "ROW": ROW, "STEPS": 8}
         sums = _zeros(grid * ROW, device)
-        gathers.append(Launch(kernels.gather, grid, (rows, values, sums), constants, warps))
+        gathers.append(ProbeLaunch(kernels.gather, grid, (rows, values, sums), constants, warps))
     yield Probe("l2", 4 * ROW * sizes.gathered, tuple(gathers))
 
     adds = [
-        Launch(kernels.add, sizes.added // block, (rows, values), {"BLOCK": block, "ROW": ROW}, warps)
+        ProbeLaunch(kernels.add, sizes.added // block, (rows, values), {"BLOCK": block, "ROW": ROW}, warps)
         for block, warps in FORMS
     ]
     yield Probe("add", 4 * ROW * sizes.added, tuple(adds))
@@ -125,17 +125,17 @@ def probes(device: torch.device, sizes: Sizes, machine: str) -> Iterator[Probe]:
     near = torch.randint(0, NEAR_ROWS, (sizes.programs * 32,), dtype=torch.int32, device=device)
     values, sums = torch.ones(NEAR_ROWS, ROW, device=device), _zeros(sizes.programs * ROW, device)
     constants = {"BLOCK": 32, "ROW": ROW, "TABLE": NEAR_ROWS, "STEPS": sizes.steps}
-    launch = Launch(kernels.gather_near, sizes.programs, (near, values, sums), constants)
+    launch = ProbeLaunch(kernels.gather_near, sizes.programs, (near, values, sums), constants)
     yield Probe("l1", 4 * ROW * 32 * sizes.steps * sizes.programs, (launch,))
 
     pair, out = torch.full((2,), 0.5, device=device), _zeros(sizes.programs * 1024, device)
-    launch = Launch(kernels.multiply, sizes.programs, (pair, out), {"BLOCK": 1024, "STEPS": 4 * sizes.steps})
+    launch = ProbeLaunch(kernels.multiply, sizes.programs, (pair, out), {"BLOCK": 1024, "STEPS": 4 * sizes.steps})
     yield Probe("multiply", 2 * 1024 * 4 * sizes.steps * sizes.programs, (launch,))
 
     matrix, sums = torch.full((SIDE, DEEP), 0.25, device=device), _zeros(sizes.programs * SIDE, device)
     for precision in dict.fromkeys(portable(name, machine) for name in default_gpu().dot):
         constants = {"SIDE": SIDE, "DEEP": DEEP, "PRECISION": precision}
-        launch = Launch(kernels.dot, sizes.programs, (matrix, sums, sizes.steps), constants)
+        launch = ProbeLaunch(kernels.dot, sizes.programs, (matrix, sums, sizes.steps), constants)
         yield Probe(f"dot {precision}", 2 * SIDE * SIDE * DEEP * sizes.steps * sizes.programs, (launch,))
     yield Probe("task_bytes", KEPT_TASK * sizes.tasks, (_tasks(device, sizes),))
     launches = {name: _pairs(device, sizes, name, portable(dot, machine)) for name, dot in BLOCK_DOTS.items()}
@@ -144,7 +144,7 @@ def probes(device: torch.device, sizes: Sizes, machine: str) -> Iterator[Probe]:
     yield Probe("near_blocks", 2 * 4 * BLOCK * INNER * sizes.pairs, (launches["high"], launches["medium"]))
 
 
-def _tasks(device: torch.device, sizes: Sizes) -> Launch:
+def _tasks(device: torch.device, sizes: ProbeSizes) -> ProbeLaunch:
     """Kept tasks: in a run the places rise, from a random one on, as those of a row of the result do."""
     from sparsetc.device import calibration_kernels as kernels
 
@@ -154,10 +154,10 @@ def _tasks(device: torch.device, sizes: Sizes) -> Launch:
     words = torch.randint(0, 256, (sizes.tasks,), dtype=torch.uint8, device=device)
     values, sums = (torch.ones(max(256, sizes.sums), device=device) for _ in range(2))
     constants: dict[str, int | str] = {"BLOCK": 128, "TABLE": sizes.sums, "STEPS": 16}
-    return Launch(kernels.tasks, sizes.tasks // (128 * 16), (words, places, values, sums), constants)
+    return ProbeLaunch(kernels.tasks, sizes.tasks // (128 * 16), (words, places, values, sums), constants)
 
 
-def _pairs(device: torch.device, sizes: Sizes, name: str, precision: str) -> Launch:
+def _pairs(device: torch.device, sizes: ProbeSizes, name: str, precision: str) -> ProbeLaunch:
     """Pairs of blocks, which lie in cache; halves of 16 bits are two blocks."""
     from sparsetc.device import calibration_kernels as kernels
 
@@ -168,10 +168,10 @@ def _pairs(device: torch.device, sizes: Sizes, name: str, precision: str) -> Lau
     grid = sizes.pairs // PAIRS
     out = torch.zeros(grid * BLOCK, dtype=torch.float64 if name == "float64" else torch.float32, device=device)
     constants: dict[str, int | str] = {"PAIRS": PAIRS, "SIDE": BLOCK, "INNER": INNER, "PRECISION": precision}
-    return Launch(kernels.pairs, grid, (numbers, left, right, out), constants, stages=2 if name == "f16x3" else 3)
+    return ProbeLaunch(kernels.pairs, grid, (numbers, left, right, out), constants, stages=2 if name == "f16x3" else 3)
 
 
-def torch_probes(device: torch.device, sizes: Sizes) -> Iterator[Probe]:
+def torch_probes(device: torch.device, sizes: ProbeSizes) -> Iterator[Probe]:
     """Calls of torch, which contractions of two sparse operands make beside their kernels."""
     rows, inner, columns = sizes.product
     for name in (*PRECISIONS, "float64"):
@@ -202,7 +202,7 @@ def _scattered(array: torch.Tensor, places: torch.Tensor, values: torch.Tensor) 
     return array.zero_().index_copy_(0, places, values)
 
 
-def starts(device: torch.device, sizes: Sizes) -> tuple[Launch, Launch, Launch]:
+def starts(device: torch.device, sizes: ProbeSizes) -> tuple[ProbeLaunch, ProbeLaunch, ProbeLaunch]:
     """Launches of one, of few and of many programs that find nothing to do.
 
     They read where their work lies, since `DeviceProfile.program` counts that too; one warp each, as most work items
@@ -211,7 +211,7 @@ def starts(device: torch.device, sizes: Sizes) -> tuple[Launch, Launch, Launch]:
     from sparsetc.device.calibration_kernels import find_work
 
     pointers = torch.zeros(sizes.started[1] + 1, dtype=torch.int32, device=device)
-    one, few, many = (Launch(find_work, n, (pointers, pointers[:1]), {}, warps=1) for n in (1, *sizes.started))
+    one, few, many = (ProbeLaunch(find_work, n, (pointers, pointers[:1]), {}, warps=1) for n in (1, *sizes.started))
     return one, few, many
 
 

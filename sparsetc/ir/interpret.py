@@ -69,7 +69,7 @@ def run_program(
     Args:
         program: what one work item does.
         arrays: the packed index arrays by name, and the output slots under ``program.slot`` where it has them.
-        values: (stored,) values in the packed order; of a task list, those of each operand, of tiles in parts (2,
+        values: (stored,) values in the packed order; of a task list, those of each operand, of tiles in halves (2,
             stored): high, then low; of a pattern, anything of the type to compute in.
         dense: the dense operands, each (sparse letters, then dense letters) as ``program.operands`` says.
         out: (rows, *sizes of the output's dense letters); zeroed by the caller, or about to be stored to everywhere.

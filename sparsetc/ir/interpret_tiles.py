@@ -14,8 +14,8 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.tile import Add, Decode, Gather, Loop, Row, Scale, Slot, Stored, TileProgram, Value
 from sparsetc.ir.view import ITEM, PAIRED, Field, Tiles
 
-PARTS = "part"
-"""The first axis of a tile in parts: high, then low."""
+HALVES = "half"
+"""The first axis of a tile in halves: high, then low."""
 
 
 class TileWalk:
@@ -80,10 +80,10 @@ class TileWalk:
         """The tile's values at the positions; 0 past the tile's side."""
         operand = self.program.stored(s.operand)
         tiles = operand.tiles
-        parts = (PARTS,) if tiles.parts else ()
-        stored = (*parts, *(operand.letters[m] for m in tiles.sequence))
-        x = self.whole(operand).view([*(2 for _ in parts), *(tiles.sides[m] for m in tiles.sequence)])
-        for axis, letter in enumerate(stored[len(parts) :], start=len(parts)):
+        halves = (HALVES,) if tiles.halves else ()
+        stored = (*halves, *(operand.letters[m] for m in tiles.sequence))
+        x = self.whole(operand).view([*(2 for _ in halves), *(tiles.sides[m] for m in tiles.sequence)])
+        for axis, letter in enumerate(stored[len(halves) :], start=len(halves)):
             at = self.positions[letter]
             x = x.index_select(axis, at.clamp(max=self.side(letter) - 1))
             past = (at >= self.side(letter)).view(-1, *(1 for _ in range(x.dim() - axis - 1)))
@@ -92,7 +92,7 @@ class TileWalk:
 
     def axes(self, s: Value) -> tuple[str, ...]:
         """The axes of what `value` gives."""
-        return (PARTS, *s.out.axes) if self.program.stored(s.operand).tiles.parts else s.out.axes
+        return (HALVES, *s.out.axes) if self.program.stored(s.operand).tiles.halves else s.out.axes
 
     def scale(self, s: Scale) -> torch.Tensor:
         """Factors by which the item's rows of an operand are multiplied; 0 past the tile's side."""

@@ -8,7 +8,7 @@ verified `TileProgram`::
       total += dot over inner                # or, without a dot, a loop over inner that multiplies and adds
     store Z[item, row, column] = total
 
-In the precision f16x3 tiles are stored in parts, and the total is multiplied by the scales of its rows, then by those
+In the precision f16x3 tiles are stored in halves, and the total is multiplied by the scales of its rows, then by those
 of its columns: never by their product, which may be no float32.
 
 An axis too short for a dot is padded in registers: its positions past the tile are masked when loaded. One that has no
@@ -59,7 +59,7 @@ def lower_pairs(
     Args:
         equation: what the reader is told.
         folds: of rows, columns and inner; sides are powers of two. No letter is in two of them.
-        schedule: dot or multiply, its precision, warps and stages. f16x3 has both operands stored in parts.
+        schedule: dot or multiply, its precision, warps and stages. f16x3 has both operands stored in halves.
         target: rows of the output, a block each, and whether positions of stored values need 64 bits.
         bitmaps: whether each operand is stored as bitmaps and packed values.
         least: positions of an axis, at least, where a dot contracts; 1 where nothing needs padding.
@@ -73,8 +73,8 @@ def lower_pairs(
         raise PlanError(f"rows, columns and inner positions share no letter, found {''.join(letters)!r}")
     row, column, inner = axes = _axes(folds, schedule.dot, least)
     terms = ((row.letter, inner.letter), (column.letter, inner.letter))
-    parts = schedule.precision == F16X3
-    stored = [_stored(free.size, inner.size, b, parts) for free, b in zip((row, column), bitmaps, strict=True)]
+    halves = schedule.precision == F16X3
+    stored = [_stored(free.size, inner.size, b, halves) for free, b in zip((row, column), bitmaps, strict=True)]
     program = TileProgram(
         equation=equation,
         number=0,
@@ -85,7 +85,7 @@ def lower_pairs(
         operands=(),
         output="Z",
         output_axes=(row.letter, column.letter),
-        body=_body(terms, schedule.dot, parts),
+        body=_body(terms, schedule.dot, halves),
         unroll=1,
         masked_unroll=1,
         warps=schedule.warps,
@@ -113,17 +113,17 @@ def _axes(folds: tuple[Fold, Fold, Fold], dot: bool, least: int) -> tuple[DenseA
     return axis(rows, "row"), axis(columns, "column"), axis(inner, "inner")
 
 
-def _stored(free: int, inner: int, bitmap: bool, parts: bool) -> Tiles:
+def _stored(free: int, inner: int, bitmap: bool, halves: bool) -> Tiles:
     """Row-major tiles, their bits in the widest words that they fill.
 
     Triton lays out a dot's sides by the narrowest load that their addresses depend on, and aborts where that is
     narrower than 32 bits and the values are of 64 (3.6, 3.7).
     """
     word = max(8, min(32, free * inner))
-    return Tiles(sides=(free, inner), sequence=(0, 1), bitmap=bitmap, word=word, parts=parts)
+    return Tiles(sides=(free, inner), sequence=(0, 1), bitmap=bitmap, word=word, halves=halves)
 
 
-def _body(terms: tuple[tuple[str, str], tuple[str, str]], dot: bool, parts: bool) -> tuple[Statement, ...]:
+def _body(terms: tuple[tuple[str, str], tuple[str, str]], dot: bool, halves: bool) -> tuple[Statement, ...]:
     (row, inner), (column, _) = terms
     own = ((row, inner), (column, inner)) if dot else ((row,), (column,))
     x, y = (Tile(name, axes, LEAF, folded=int(dot)) for name, axes in zip(PAIRED, own, strict=True))
@@ -134,5 +134,5 @@ def _body(terms: tuple[tuple[str, str], tuple[str, str]], dot: bool, parts: bool
     scales = [Tile(f"{name}_scale", (letter,), ITEM) for name, letter in zip(PAIRED, total.axes, strict=True)]
     read = [Scale(scale, name) for name, scale in zip(PAIRED, scales, strict=True)]
     by_scale = [Product(total, (total, scale)) for scale in scales]
-    scaled: tuple[Statement, ...] = (*read, *by_scale) if parts else ()
+    scaled: tuple[Statement, ...] = (*read, *by_scale) if halves else ()
     return Zero(total), pairs, *scaled, Add(total, Position(ITEM), (row, column), owned=True)

@@ -3,7 +3,7 @@
 In: choices made by `planner`. Out: `Plan`, packed by `formats` and lowered by `ir.lower`. The grammar::
 
     plan      := name  part+                    # X is the sum of its parts; all add into one output
-               | name  part+                    # of two sparse operands: a part an operand, of each half of a hybrid
+               | name  part+                    # of two sparse operands: a part an operand, of each branch of a hybrid
                | name  part+  plan+             # of several contractions: the parts of all, and a plan a contraction
                | name  options                  # a request: what is not said is chosen
     part      := format(storage)  nonzeros  schedule
@@ -32,8 +32,8 @@ DOTS = {"highest": "tf32x3", "high": "tf32", "medium": "bf16"}
 """How a dot of float32 multiplies, by ``precision=``, the most exact first."""
 PRECISIONS = ("ieee", *DOTS.values())
 F16X3 = "f16x3"
-"""Precision of dots whose sides are stored in parts of 16 bits (`ir.view.Tiles`), which pairs of tiles alone are: three
-dots, of high and high, high and low, low and high parts, are as exact as float32."""
+"""Precision of dots whose sides are stored in halves of 16 bits (`ir.view.Tiles`), which pairs of tiles alone are:
+three dots, of high and high, high and low, low and high halves, are as exact as float32."""
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def gradient(e: Einsum, operand: int, sparse_output: bool = False) -> Gradient:
 
 
 @dataclass(frozen=True)
-class Step:
+class DenseStep:
     """One dense einsum. Its result takes the place of the first of its operands; the others leave the list."""
 
     positions: tuple[int, ...]
@@ -113,7 +113,7 @@ class Step:
 class Reduction:
     """Dense steps, and the einsum that is left after them."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[DenseStep, ...]
     bound: Bound
 
     def apply(self, operands: Sequence[T], einsum: Callable[..., T]) -> tuple[T, ...]:
@@ -141,7 +141,7 @@ def dense_subexpressions(b: Bound) -> Reduction:
     the elements that the pair has: ``"ijk,jr,rs->iks"`` becomes ``"ijk,js->iks"``; ``"ijk,ir,jr,kr->ijk"`` keeps its
     factors, since contracting two of them would sum nothing and make the tensor larger.
     """
-    steps: list[Step] = []
+    steps: list[DenseStep] = []
     for p in b.einsum.dense:
         if (result := _single(b.einsum, p)) != b.einsum.inputs[p]:
             steps.append(_step(b.einsum, (p,), result))
@@ -221,12 +221,12 @@ def _pays(b: Bound, pair: tuple[int, ...]) -> bool:
     return (sums or folds) and b.elements(result) <= (max(sizes) if spans else GROWTH * sum(sizes))
 
 
-def _step(e: Einsum, positions: tuple[int, ...], result: tuple[str, ...]) -> Step:
+def _step(e: Einsum, positions: tuple[int, ...], result: tuple[str, ...]) -> DenseStep:
     terms = ",".join("".join(e.inputs[p]) for p in positions)
-    return Step(positions, f"{terms}->{''.join(result)}", result)
+    return DenseStep(positions, f"{terms}->{''.join(result)}", result)
 
 
-def _after(b: Bound, step: Step) -> Bound:
+def _after(b: Bound, step: DenseStep) -> Bound:
     """What is left to compute when a step has run."""
     e, gone = b.einsum, step.positions[1:]
     order = [p for p in range(len(e.inputs)) if p not in gone]

@@ -7,7 +7,7 @@ printer, all from the same statements. The grammar::
     statement := coordinate = decode word                 # one mode's coordinate, at the item, lane or leaf level
                | tile = value                             # the nonzeros' own values, or 1 where none are stored; of
                                                           # a pair, one operand's tile
-               | tile = scale                             # of a pair's operand in parts: what its rows are worth
+               | tile = scale                             # of a pair's operand in halves: what its rows are worth
                | tile = gather operand[rows, axes]        # a row of a dense operand per lane, or one for the item
                | tile = zero                              # an accumulator
                | tile (+)= product tiles, multiply | dot  # the tile einsum and how it is contracted
@@ -132,7 +132,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Scale:
-    """``out`` = by what the rows of `operand`'s tiles in parts are to be multiplied, those of the item's tiles."""
+    """``out`` = by what the rows of `operand`'s tiles in halves are to be multiplied, those of the item's tiles."""
 
     out: Tile
     operand: str
@@ -375,7 +375,7 @@ def verify(program: TileProgram) -> None:
     if program.view.pairs:
         _verify_pairs(program)
     elif program.precision == F16X3:
-        raise PlanError(f"{F16X3} multiplies parts, which only the tiles of a task list are stored in")
+        raise PlanError(f"{F16X3} multiplies halves, which only the tiles of a task list are stored in")
 
 
 def check_sizes(p: TileProgram) -> None:
@@ -401,8 +401,8 @@ def _verify_pairs(p: TileProgram) -> None:
         sizes = tuple(p.axis(c).size for c in operand.letters)
         if sizes != operand.tiles.sides:
             raise PlanError(f"{operand.name}: a tile has {operand.tiles.sides} positions, its axes have {sizes}")
-        if operand.tiles.parts != (p.precision == F16X3) or (operand.tiles.parts and not p.dots):
-            raise PlanError(f"{operand.name}: tiles in parts are multiplied by dots in {F16X3}, and only they")
+        if operand.tiles.halves != (p.precision == F16X3) or (operand.tiles.halves and not p.dots):
+            raise PlanError(f"{operand.name}: tiles in halves are multiplied by dots in {F16X3}, and only they")
     loops: list[Loop] = []
     for statement, depth in walk(p.body):
         del loops[depth:]
@@ -418,9 +418,9 @@ def _verify_pairs(p: TileProgram) -> None:
                 )
         elif isinstance(statement, Scale):
             own = p.stored(statement.operand)
-            if not own.tiles.parts or loops or statement.out.axes != own.letters[:1]:
+            if not own.tiles.halves or loops or statement.out.axes != own.letters[:1]:
                 raise PlanError(
-                    f"{statement.out}: scales are of the rows of tiles in parts, and the same for all pairs"
+                    f"{statement.out}: scales are of the rows of tiles in halves, and the same for all pairs"
                 )
         elif isinstance(statement, Add) and (statement.key != Position(ITEM) or not statement.owned):
             raise PlanError(f"{_line(p, statement).strip()}: a block of the result is stored at its item's number")
@@ -466,8 +466,8 @@ def _line(p: TileProgram, s: Statement) -> str:
         if not p.view.pairs:
             return f"{s.out} = {'1' if p.view.pattern else 'load X.values'}"
         how = "expand" if p.stored(s.operand).tiles.bitmap else "load"
-        parts = "  # high and low parts" if p.stored(s.operand).tiles.parts else ""
-        return f"{s.out} = {how} {s.operand.upper()}.tile[pair_{s.operand}]{parts}"
+        halves = "  # high and low parts" if p.stored(s.operand).tiles.halves else ""
+        return f"{s.out} = {how} {s.operand.upper()}.tile[pair_{s.operand}]{halves}"
     if isinstance(s, Scale):
         return f"{s.out} = load {s.operand.upper()}.scale[item_{s.operand}]"
     if isinstance(s, Gather):

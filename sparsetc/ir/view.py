@@ -32,11 +32,11 @@ Arrays a packed part must hold, by name (P items, B blocks, N stored nonzeros):
     bits (T*volume/word)  a bit a position, the lowest bit of a word first
     pair_ptr (P+1)        first pair of each item
     pair_x, pair_y        the tile of each operand that a pair reads; its arrays begin with ``x_`` and ``y_``
-    high_values (N)       of tiles in parts: of each value the nearest 16-bit float, once its row was scaled
+    high_values (N)       of tiles in halves: of each value the nearest 16-bit float, once its row was scaled
     low_values (N)        what that leaves of it, times `LOW`
     scales (rows*side)    by what the rows of tiles are to be multiplied in turn, a power of two each; tiles that are
                           one above another share none, tiles that are side by side all
-    item_x, item_y (P)    of tiles in parts: the row of tiles of each operand that an item's pairs are of
+    item_x, item_y (P)    of tiles in halves: the row of tiles of each operand that an item's pairs are of
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ PAIRED = ("x", "y")
 """The operands of a task list, as the names of their arrays begin."""
 
 LOW = 2**11
-"""Factor that low parts of values are multiplied by: their exponents are then those of the high parts."""
+"""Factor that low halves of values are multiplied by: their exponents are then those of the high halves."""
 
 WHOLE = 2**62
 """A chunk that no tensor reaches: one item holds every nonzero."""
@@ -148,9 +148,9 @@ class Tiles:
     """Positions that a word of bits stands for: 8, 16 or 32."""
     contracted: int = 0
     """How many modes at the end of `sequence` a column of a dot contracts, as they were stored; 0: no dot."""
-    parts: bool = False
-    """Each value is stored as two of 16 bits, scaled by its row (a position of the first mode): for dots that multiply
-    parts. Only of the operands of a task list."""
+    halves: bool = False
+    """Whether each value is stored as two of 16 bits, scaled by its row (a position of the first mode), for dots that
+    multiply halves; only operands of a task list are."""
 
     @property
     def volume(self) -> int:
@@ -171,13 +171,13 @@ class Tiles:
     @property
     def value_arrays(self) -> tuple[str, ...]:
         """Names of the arrays that values are read from, in the order kernels take them."""
-        if self.parts:
+        if self.halves:
             return "high_values", "low_values", "scales"
         return ("value_ptr", "bits", "values") if self.bitmap else ("values",)
 
     def __str__(self) -> str:
         kind = "bitmap" if self.bitmap else "dense"
-        return f"{kind} tiles of {'x'.join(map(str, self.sides))}{' in parts' if self.parts else ''}"
+        return f"{kind} tiles of {'x'.join(map(str, self.sides))}{' in parts' if self.halves else ''}"
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ class View(Tiles):
         if self.pairs:
             own = zip(PAIRED, self.pairs, strict=True)
             values = [f"{name}_{array}" for name, tiles in own for array in tiles.value_arrays]
-            rows = [f"item_{name}" for name, tiles in zip(PAIRED, self.pairs, strict=True) if tiles.parts]
+            rows = [f"item_{name}" for name, tiles in zip(PAIRED, self.pairs, strict=True) if tiles.halves]
             return ("pair_ptr", *(f"pair_{name}" for name in PAIRED), *rows, *values)
         names = [] if self.chunk else ["item_ptr"]
         if self.bitmap:
@@ -269,8 +269,8 @@ def verify(view: View) -> None:
     _verify_tiles(view)
     if view.pairs and (len(view.pairs) != len(PAIRED) or view.order or view.blocks or view.lanes != 1 or view.chunk):
         raise FormatError("a task list pairs two operands' tiles, and has neither modes, blocks, lanes nor chunks")
-    if view.parts or len({tiles.parts for tiles in view.pairs}) > 1:
-        raise FormatError("tiles in parts are those of both operands of a task list")
+    if view.halves or len({tiles.halves for tiles in view.pairs}) > 1:
+        raise FormatError("tiles in halves are those of both operands of a task list")
     for tiles in view.pairs:
         _verify_tiles(tiles)
     if view.chunk and view.blocks:
@@ -294,8 +294,8 @@ def _verify_tiles(tiles: Tiles) -> None:
         raise FormatError(f"a column of a dot contracts some modes of a tile, found {tiles.contracted}")
     if tiles.bitmap and (not tiles.sides or tiles.word not in (8, 16, 32)):
         raise FormatError("a bitmap is of tiles, in words of 8, 16 or 32 bits")
-    if tiles.parts and (tiles.bitmap or len(tiles.sides) != 2):
-        raise FormatError("tiles in parts are matrices, stored whole")
+    if tiles.halves and (tiles.bitmap or len(tiles.sides) != 2):
+        raise FormatError("tiles in halves are matrices, stored whole")
 
 
 def _verify_coordinate(c: Coordinate, leaf: bool, read: set[int]) -> None:

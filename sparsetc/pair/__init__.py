@@ -2,26 +2,26 @@
 
 In: a `Bound` einsum whose operands are sparse in two places or more. Out: `Several`. Data flows down::
 
-    equation.py   letters by role; operands diagonal, summed
-    meeting.py    what meets, counted
-    symbolic.py   its tasks in order; the result's pattern
-    expansion.py  tasks made, and grouped by the entry of the result they add to
-    marks.py      the same on a GPU, by a bit a place; its kernels are in mark_kernels.py
-    populations.py  blocks of x by how many nonzeros they hold
-    plans.py      what a plan says of blocks
-    prices.py     expected times, from counts and a device's profile
-    tasks.py      tasks as a sparse operand of ones
-    scalar.py     a product a task: an einsum with that operand
-    dense.py      places in unfolded operands
-    cut.py        operands cut into bitmap blocks, the tile program of a pair of them
-    blocks.py     which pairs each program takes
-    block_path.py one matrix product a pair of blocks
-    problem.py    what a method is chosen by
+    join_operand.py  letters by role; operands diagonal, summed
+    join.py          which entries match, counted
+    symbolic.py      the tasks in order; the pattern of the result
+    expansion.py     tasks made, and grouped by the entry of the result they add to
+    marks.py         the same on a GPU, by a bit a place; its kernels are in mark_kernels.py
+    tasks.py         tasks as a sparse operand of ones
+    scalar.py        a product a task: an einsum with that operand
+    dense.py         positions in unfolded operands
+    cut.py      operands cut into bitmap blocks, the tile program of a pair of them
+    populations.py   blocks of x by how many nonzeros they hold
+    blocks.py        which pairs each program takes
+    block_path.py    one matrix product a pair of blocks
+    plans.py         what a plan says of blocks
+    prices.py        expected times, from counts and a device's profile
+    problem.py       what a method is chosen by
     method.py, methods/   scalar, dense, blocks, and a hybrid: expected times, plans, and what runs them
-    choose.py     the method
-    step.py       one contraction, differentiable
-    path.py, chain.py   more than two operands, two at a time
-    several.py    the chain, and what it returns
+    choose.py        the method
+    step.py          one contraction, differentiable
+    contraction_order.py, chain.py   more than two operands, two at a time
+    several.py       the chain, and what it returns
 """
 
 from sparsetc.pair.several import Several

@@ -2,8 +2,8 @@
 
 In: a `Cut`. Out: the result's values by place. Blocks of the result are made dense, some at a time, by the tile program
 of a pair of blocks (`ir.lower_pairs`), and read at the structural pattern: where the product of the patterns is not 0.
-Where blocks are multiplied in parts (`Cut.in_parts`) there is a second program, of blocks as they are: for the pattern,
-for values that parts are not exact enough for, and for those that cannot be looked at.
+Where blocks are multiplied in halves (`Cut.in_halves`) there is a second program, of blocks as they are: for the
+pattern, for values that halves are not exact enough for, and for those that cannot be looked at.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from functools import cached_property
 import torch
 
 from sparsetc.codegen.launch_pairs import PairLaunch, TorchPairs, TritonPairs
-from sparsetc.codegen.split_pairs import Parts, Places, split
+from sparsetc.codegen.split_float16 import Halves, TilePositions, split
 from sparsetc.device.targets import gpu, machine_of
 from sparsetc.errors import PlanError
 from sparsetc.formats.base import index_dtype
 from sparsetc.ir.tile import TileProgram
 from sparsetc.numbering import sorted_keys
-from sparsetc.pair.blocks import Buffer, TaskList
+from sparsetc.pair.blocks import BlockPairList, Buffer
 from sparsetc.pair.cut import Bitmaps
 from sparsetc.pair.problem import PairProblem
 from sparsetc.pair.sums import add_up, kept_dtype
@@ -54,7 +54,7 @@ class BlockPath:
         cut, equation, dtype, backend, budget = p.cut, p.equation, p.dtype, p.backend, p.budget
         self.cut, self.equation, self.dtype, self.backend, self.budget = cut, equation, dtype, backend, budget
         self.precision, self.bitmaps = p.precision, bitmaps
-        self._rooms: dict[int, list[Parts]] = {}
+        self._rooms: dict[int, list[Halves]] = {}
         r, c, k = cut.extents
         if max(r * c, r * k, c * k) > MOST_POSITIONS:
             raise PlanError(
@@ -63,10 +63,10 @@ class BlockPath:
         what = f"the task list of {equation}, {cut.pairs.tasks:,} pairs of blocks,"
         budget.require(cut.pairs.tasks * TASK_BYTES, what)
         width = kept_dtype(dtype).itemsize
-        self.tasks = TaskList.of(cut, r * c * width, budget.limit)
-        parts = cut.in_parts(dtype, backend, self.precision, bitmaps)
-        self.launch_of_parts = self._launch_of(backend, parts=True) if parts else None
-        first = self.launch_of_parts or self.launch
+        self.tasks = BlockPairList.of(cut, r * c * width, budget.limit)
+        halves = cut.in_halves(dtype, backend, self.precision, bitmaps)
+        self.launch_of_halves = self._launch_of(backend, halves=True) if halves else None
+        first = self.launch_of_halves or self.launch
         self.program, self.source, self.path = first.program, first.source, first.path
         stored = zip(cut.elements, self.program.view.pairs, strict=True)
         whole = sum(elements for elements, tiles in stored if not tiles.bitmap)
@@ -78,20 +78,20 @@ class BlockPath:
         """The program of blocks as they are; made when first asked for."""
         return self._launch_of(self.backend)
 
-    def _program_of(self, backend: str, parts: bool) -> TileProgram:
+    def _program_of(self, backend: str, halves: bool) -> TileProgram:
         rows = 2 * self.tasks.room  # runs that are cut take a block each, no more of them than there is room for
-        return self.cut.program(self.equation, self.dtype, backend, self.precision, self.bitmaps, rows, parts)
+        return self.cut.program(self.equation, self.dtype, backend, self.precision, self.bitmaps, rows, halves)
 
-    def _launch_of(self, backend: str, parts: bool = False) -> PairLaunch:
-        folder, program = self.budget.settings.cache_dir, self._program_of(backend, parts)
+    def _launch_of(self, backend: str, halves: bool = False) -> PairLaunch:
+        folder, program = self.budget.settings.cache_dir, self._program_of(backend, halves)
         if backend == "torch":
             return TorchPairs(program, folder)
-        return TritonPairs(program, self.dtype, folder, machine_of((self.cut.meeting.x_key,)))
+        return TritonPairs(program, self.dtype, folder, machine_of((self.cut.join.x_key,)))
 
     def ptx(self, target: str) -> str:
         """The kernel's assembly for a named target, whatever the backend; needs no GPU."""
-        parts = self.cut.in_parts(self.dtype, "triton", self.precision, self.bitmaps, gpu(target).machine)
-        launch = self._launch_of("triton", parts)
+        halves = self.cut.in_halves(self.dtype, "triton", self.precision, self.bitmaps, gpu(target).machine)
+        launch = self._launch_of("triton", halves)
         assert isinstance(launch, TritonPairs)
         return launch.assembly_of(target, self.tasks.x.dtype, self.cut.x.first.dtype, self.cut.y.first.dtype)
 
@@ -99,7 +99,7 @@ class BlockPath:
     @cached_property
     def _lines(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(rows,) where each row of the result is: its row of blocks times their side, plus the row in it; columns."""
-        cut, m = self.cut, self.cut.meeting
+        cut, m = self.cut, self.cut.join
         r, c, k = cut.extents
         found = []
         for blocks, block_line, side, line in (
@@ -112,7 +112,7 @@ class BlockPath:
 
     def places(self) -> torch.Tensor:
         """(nnz,) the result's places, ascending; where each stands among the blocks is kept for `run`."""
-        m = self.cut.meeting
+        m = self.cut.join
         # On the CPU by the twin, so that a kernel is compiled for a GPU where there is none to launch it on.
         launch = self._launch_of("torch") if m.x_key.device.type == "cpu" else self.launch
         dtype = self.dtype if isinstance(launch, TritonPairs) else torch.float32  # ones are exact in every type
@@ -145,14 +145,14 @@ class BlockPath:
     def _sorted(self, made: Iterable[tuple[int, int, torch.Tensor]]) -> torch.Tensor:
         """The places in any number of buffers, found among blocks and sorted."""
         r, c, _ = self.cut.extents
-        found, total = [self.cut.meeting.x_key[:0]], 0
+        found, total = [self.cut.join.x_key[:0]], 0
         for start, stop, blocks in made:
             at = torch.nonzero(blocks.view(-1)).flatten() + start * r * c
             total += at.numel()
             self.budget.check(total, least=stop < self.tasks.blocks)
             found.append(at)
         at = torch.cat(found)
-        places, order = sorted_keys(self._place_of(at), self.cut.meeting.rows * self.cut.meeting.columns)
+        places, order = sorted_keys(self._place_of(at), self.cut.join.rows * self.cut.join.columns)
         self._reads = self._reads_of(at, order)
         return places
 
@@ -170,8 +170,8 @@ class BlockPath:
         ]
 
     def _place_of(self, at: torch.Tensor) -> torch.Tensor:
-        """Places of the result, of positions in its blocks."""
-        (r, c, _), pairs, m = self.cut.extents, self.cut.pairs, self.cut.meeting
+        """TilePositions of the result, of positions in its blocks."""
+        (r, c, _), pairs, m = self.cut.extents, self.cut.pairs, self.cut.join
         row, column = (
             line.new_zeros(lines * side).index_copy_(0, line, torch.arange(line.numel(), device=line.device))
             for line, lines, side in zip(self._lines, (pairs.rows, pairs.columns), (r, c), strict=True)
@@ -187,28 +187,28 @@ class BlockPath:
         """What is made at a time; found once, so that calls wait for nothing."""
         return self.tasks.buffers()
 
-    def parts(self, x: torch.Tensor, y: torch.Tensor) -> Parts | None:
-        """The blocks of both operands in parts, of the values of all entries; None where they are read as they are."""
-        if self.launch_of_parts is None:
+    def halves(self, x: torch.Tensor, y: torch.Tensor) -> Halves | None:
+        """The blocks of both operands in halves, of the values of all entries; None where they are read as they are."""
+        if self.launch_of_halves is None:
             return None
-        m, pool = self.cut.meeting, self._room
-        return split((picked(x, m.x_live), picked(y, m.y_live)), self._rows, pool.pop() if pool else None)
+        m, pool = self.cut.join, self._room
+        return split((picked(x, m.x_matched), picked(y, m.y_matched)), self._rows, pool.pop() if pool else None)
 
     @property
-    def _room(self) -> list[Parts]:
-        """Parts of earlier calls on the current stream, free to be overwritten: their zeros serve again."""
+    def _room(self) -> list[Halves]:
+        """Halves of earlier calls on the current stream, free to be overwritten: their zeros serve again."""
         device = self.budget.device
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
         return self._rooms.setdefault(stream, [])
 
     @cached_property
-    def _rows(self) -> tuple[Places, Places]:
+    def _rows(self) -> tuple[TilePositions, TilePositions]:
         """Where values of both operands stand, and in which row of blocks; a row of y is a column of the result."""
         cut, (r, c, k) = self.cut, self.cut.extents
         x, y = (blocks.at.to(index_dtype(stored)) for blocks, stored in zip((cut.x, cut.y), cut.elements, strict=True))
         return (
-            Places(x, cut.pairs.row.rank.int(), cut.pairs.rows, r, k),
-            Places(y, cut.pairs.column.rank.int(), cut.pairs.columns, c, k),
+            TilePositions(x, cut.pairs.row.rank.int(), cut.pairs.rows, r, k),
+            TilePositions(y, cut.pairs.column.rank.int(), cut.pairs.columns, c, k),
         )
 
     @cached_property
@@ -221,11 +221,11 @@ class BlockPath:
             found.append(((place // columns).int(), (place % columns).int()))
         return found
 
-    def run(self, x: torch.Tensor, y: torch.Tensor, parts: Parts | None = None) -> torch.Tensor:
+    def run(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None = None) -> torch.Tensor:
         """(nnz of the result,) by place, of the values of all entries, in the type that sums are kept in."""
-        found = self._read(self._made(x, y, parts))
-        if parts is not None:
-            self._room.append(parts)
+        found = self._read(self._made(x, y, halves))
+        if halves is not None:
+            self._room.append(halves)
         return found
 
     def _read(self, made: Iterator[Made]) -> torch.Tensor:
@@ -240,19 +240,19 @@ class BlockPath:
             out.index_copy_(0, read.slot, blocks.view(-1).index_select(0, read.at))
         return out
 
-    def _made(self, x: torch.Tensor, y: torch.Tensor, parts: Parts | None) -> Iterator[Made]:
-        """Blocks of the result, of the values of all entries or of the parts that were made of them."""
-        if parts is not None:
-            assert self.launch_of_parts is not None
-            values = [array for operand in parts.arrays for array in operand]
-            return self._multiplied(self.launch_of_parts, [[*items, *values] for items in self._items])
-        m = self.cut.meeting
+    def _made(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None) -> Iterator[Made]:
+        """Blocks of the result, of the values of all entries or of the halves that were made of them."""
+        if halves is not None:
+            assert self.launch_of_halves is not None
+            values = [array for operand in halves.arrays for array in operand]
+            return self._multiplied(self.launch_of_halves, [[*items, *values] for items in self._items])
+        m = self.cut.join
         # Triton reads the operands' own type, torch the one that sums are kept in.
         dtype = self.dtype if isinstance(self.launch, TritonPairs) else kept_dtype(self.dtype)
-        return self._products(self.launch, picked(x, m.x_live).to(dtype), picked(y, m.y_live).to(dtype))
+        return self._products(self.launch, picked(x, m.x_matched).to(dtype), picked(y, m.y_matched).to(dtype))
 
     def _products(self, launch: PairLaunch, x: torch.Tensor, y: torch.Tensor) -> Iterator[Made]:
-        """Blocks of the result, of the values of the entries that meet anything, as they are."""
+        """Blocks of the result, made of the values of the matched entries as they are."""
         operands = zip((self.cut.x, self.cut.y), launch.program.view.pairs, (x, y), strict=True)
         arrays = [
             a
@@ -271,10 +271,10 @@ class BlockPath:
 
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
-        """Nonzeros of blocks that meet any, and bytes of words and bitmaps, of x and of y."""
+        """The nonzeros of matched blocks, and bytes of words and bitmaps, of x and of y."""
         return tuple((blocks.nnz, blocks.nbytes) for blocks in (self.cut.x, self.cut.y))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the task list, and of parts that are kept to be overwritten."""
-        return self.tasks.nbytes + sum(parts.nbytes for room in self._rooms.values() for parts in room)
+        """Bytes of the task list, and of halves that are kept to be overwritten."""
+        return self.tasks.nbytes + sum(halves.nbytes for room in self._rooms.values() for halves in room)

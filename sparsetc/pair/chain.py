@@ -1,6 +1,6 @@
-"""Any number of operands, two or more of them sparse: contracted two at a time, along a path found once.
+"""Any number of operands, two or more of them sparse: contracted two at a time, in an order found once.
 
-In: a `Bound` einsum and its operands. Out: `Chain`: steps whose patterns are all known, and a function from values and
+In: a `Bound` einsum and its operands. Out: `Chain`: links whose patterns are all known, and a function from values and
 dense operands to the result's. A pair of sparse operands is a `PairStep`. A sparse and a dense operand are a `Step`
 like any other: so a dense operand is contracted into a sparse one, or applied to a product of sparse ones, whichever is
 expected to make fewer tasks. Two dense operands are torch's.
@@ -23,16 +23,16 @@ from sparsetc.explain import StepReport
 from sparsetc.ir.einsum import Bound, Einsum
 from sparsetc.ir.plan import AUTO, requested
 from sparsetc.options import Options, with_settings
-from sparsetc.pair.path import SparsePath
+from sparsetc.pair.contraction_order import SparseOrder
 from sparsetc.pair.step import PairStep
 from sparsetc.pattern import Pattern
-from sparsetc.step import Step as MixedStep
+from sparsetc.step import Step
 from sparsetc.tensor import SparseTensor
 
 
 @dataclass(frozen=True)
-class Term:
-    """An operand, or an intermediate: its letters, and its pattern if it is sparse."""
+class ChainOperand:
+    """An operand of a link, given or intermediate: its letters, and its pattern if it is sparse."""
 
     letters: tuple[str, ...]
     pattern: SparseTensor | None
@@ -41,21 +41,21 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Step:
-    """One contraction of two terms; its result is put at the end, and they leave the list."""
+class Link:
+    """One contraction of two operands; its result is put at the end of the list, which both leave."""
 
     places: tuple[int, int]
     equation: str
-    work: PairStep | MixedStep | None
+    work: PairStep | Step | None
     """None for two dense operands."""
-    result: Term
+    result: ChainOperand
     precision: str
     """Precision of products of dense operands."""
     pattern: Pattern | None = None
     """Pattern of the sparse operand, where one is dense."""
 
     def run(self, left: torch.Tensor, right: torch.Tensor, sparse_first: bool) -> torch.Tensor:
-        """Values of a sparse result, or a dense one; of the values of the operands that are sparse."""
+        """The values of a sparse result, or a dense one, from values of sparse operands and dense ones as they are."""
         if isinstance(self.work, PairStep):
             found = self.work(left, right)
             return found if self.result.letters else found.sum(dtype=found.dtype)  # of one entry, or none
@@ -74,43 +74,43 @@ class Step:
 
 
 class Chain:
-    """The steps, in order."""
+    """The contraction of any number of operands: links, in the order in which they run."""
 
     def __init__(self, bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], settings: Options) -> None:
         self.bound = bound
         e = bound.einsum
-        terms = [Term(e.inputs[p], o if isinstance(o, SparseTensor) else None) for p, o in enumerate(operands)]
+        terms = [ChainOperand(e.inputs[p], o if isinstance(o, SparseTensor) else None) for p, o in enumerate(operands)]
         like = next(o for o in operands if isinstance(o, SparseTensor))
-        self.path = contraction_path(bound, terms)
-        self.steps: list[Step] = []
+        self.order = contraction_order(bound, terms)
+        self.links: list[Link] = []
         self._sparse: list[tuple[bool, bool]] = []
-        for number, (left, right) in enumerate(self.path):
+        for number, (left, right) in enumerate(self.order):
             chosen = (terms[left], terms[right])
             rest = [t for n, t in enumerate(terms) if n not in (left, right)]
             output = _kept(chosen, rest, e.output)
-            own = _of_step(settings, number, len(self.path))
-            step = _step((left, right), chosen, output, bound.by_index, like, own)
-            self.steps.append(step)
+            own = _of_step(settings, number, len(self.order))
+            link = _link((left, right), chosen, output, bound.by_index, like, own)
+            self.links.append(link)
             self._sparse.append((chosen[0].pattern is not None, chosen[1].pattern is not None))
-            terms = [*rest, step.result]
+            terms = [*rest, link.result]
         (self.result,) = terms
-        self._empty = self.result.pattern is not None and any(step.result.empty for step in self.steps)
+        self._empty = self.result.pattern is not None and any(link.result.empty for link in self.links)
         if self._empty:
             self.result = replace(self.result, pattern=_without_nonzeros(self.result.pattern))
 
     def run(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The result's values, or a dense result; of each sparse operand's values and of each dense operand."""
+        """The values of the result, or a dense one, from the values of sparse operands and dense ones as they are."""
         left = [o if p in self.bound.einsum.sparse else o.expand(self.bound.shape(p)) for p, o in enumerate(operands)]
-        for step, sparse in zip(self.steps, self._sparse, strict=True):
-            a, b = (left[n] for n in step.places)
-            made = step.run(a, b, sparse[0])
-            left = [o for n, o in enumerate(left) if n not in step.places] + [made]
+        for link, sparse in zip(self.links, self._sparse, strict=True):
+            a, b = (left[n] for n in link.places)
+            made = link.run(a, b, sparse[0])
+            left = [o for n, o in enumerate(left) if n not in link.places] + [made]
         return left[0][:0] if self._empty else left[0]
 
     @property
     def pairs(self) -> tuple[PairStep, ...]:
         """The contractions of two sparse operands."""
-        return tuple(s.work for s in self.steps if isinstance(s.work, PairStep))
+        return tuple(link.work for link in self.links if isinstance(link.work, PairStep))
 
 
 def _without_nonzeros(x: SparseTensor | None) -> SparseTensor:
@@ -118,19 +118,19 @@ def _without_nonzeros(x: SparseTensor | None) -> SparseTensor:
     return SparseTensor._of(x.coords[:, :0], x.values[:0], x.shape, True)
 
 
-def contraction_path(bound: Bound, terms: Sequence[Term]) -> list[tuple[int, int]]:
-    """Pairs of places in the list of operands that are left, ascending."""
+def contraction_order(bound: Bound, terms: Sequence[ChainOperand]) -> list[tuple[int, int]]:
+    """The pairs to contract, by their positions in the list of operands that are left, ascending in each pair."""
     if len(terms) == 2:
         return [(0, 1)]
     nonzeros = [prod(bound.extents(t.letters)) if t.pattern is None else t.pattern.nnz for t in terms]
     text = ",".join("".join(t.letters) for t in terms) + "->" + "".join(bound.einsum.output)
     shapes = [bound.extents(t.letters) for t in terms]
-    path, _ = opt_einsum.contract_path(text, *shapes, shapes=True, optimize=SparsePath(nonzeros))
+    path, _ = opt_einsum.contract_path(text, *shapes, shapes=True, optimize=SparseOrder(nonzeros))
     return [(min(pair), max(pair)) for pair in path]
 
 
-def _kept(chosen: Sequence[Term], rest: Sequence[Term], output: tuple[str, ...]) -> tuple[str, ...]:
-    """Letters of a step's result: the output's order at the end, before it as the operands have them."""
+def _kept(chosen: Sequence[ChainOperand], rest: Sequence[ChainOperand], output: tuple[str, ...]) -> tuple[str, ...]:
+    """Letters of a result: in the order of the output for the last link, of the operands for those before."""
     own = dict.fromkeys(c for t in chosen for c in t.letters)
     if not rest:
         return output
@@ -139,41 +139,41 @@ def _kept(chosen: Sequence[Term], rest: Sequence[Term], output: tuple[str, ...])
 
 
 def _of_step(settings: Options, number: int, steps: int) -> Options:
-    """The settings of one contraction: those given, with the plan's own of it where it has one for each."""
+    """The settings of one link: those given, with its own plan where the plan has one for each."""
     return with_settings(settings, {"plan": requested(settings.plan).of_step(number, steps)})
 
 
-def _step(
+def _link(
     places: tuple[int, int],
-    chosen: tuple[Term, Term],
+    chosen: tuple[ChainOperand, ChainOperand],
     output: tuple[str, ...],
     sizes: dict[str, int],
     like: SparseTensor,
     settings: Options,
-) -> Step:
+) -> Link:
     equation = f"{''.join(chosen[0].letters)},{''.join(chosen[1].letters)}->{''.join(output)}"
     patterns, precision = [t.pattern for t in chosen], settings.effective_precision()
     if all(p is None for p in patterns):
-        return Step(places, equation, None, Term(output, None), precision)
+        return Link(places, equation, None, ChainOperand(output, None), precision)
     if all(p is not None for p in patterns):
         x, y = (p for p in patterns if p is not None)
         pair = PairStep((chosen[0].letters, chosen[1].letters), (x, y), output, sizes, settings)
         zero = torch.zeros((), dtype=like.dtype, device=like.device)
-        result = Term(output, pair.result(zero.expand(pair.nnz)) if output else None, empty=pair.nnz == 0)
-        return Step(places, equation, pair, result, precision)
+        result = ChainOperand(output, pair.result(zero.expand(pair.nnz)) if output else None, empty=pair.nnz == 0)
+        return Link(places, equation, pair, result, precision)
     return _mixed(places, chosen, output, equation, sizes, like, settings)
 
 
 def _mixed(
     places: tuple[int, int],
-    chosen: tuple[Term, Term],
+    chosen: tuple[ChainOperand, ChainOperand],
     output: tuple[str, ...],
     equation: str,
     sizes: dict[str, int],
     like: SparseTensor,
     settings: Options,
-) -> Step:
-    """A sparse operand and a dense one; the kernel's result has its sparse modes first, so it needs no permutation."""
+) -> Link:
+    """The link of a sparse and a dense operand; the result has its sparse modes first, so it needs no permutation."""
     (position,) = (n for n, t in enumerate(chosen) if t.pattern is not None)
     sparse = chosen[position]
     assert sparse.pattern is not None
@@ -189,11 +189,11 @@ def _mixed(
     if settings.plan.is_request:  # one for pairs
         settings = with_settings(settings, {"plan": AUTO})
     pattern = sparse.pattern.pattern.bare()  # a chain is kept for its operands' patterns
-    step = MixedStep(bound, operands, settings, "sparse" if kept else "dense")
+    step = Step(bound, operands, settings, "sparse" if kept else "dense")
     if not kept:
-        term = Term(output, None, empty=step.canonical.coords.shape[1] == 0)
-        return Step(places, equation, step, term, precision, pattern)
+        term = ChainOperand(output, None, empty=step.canonical.coords.shape[1] == 0)
+        return Link(places, equation, step, term, precision, pattern)
     assert step.output.pattern is not None
     zeros = torch.zeros((), dtype=like.dtype, device=like.device).expand(step.executable.shape)
     found = SparseTensor._make(step.output.pattern, zeros).expand_dense()
-    return Step(places, equation, step, Term(output, found), precision, pattern)
+    return Link(places, equation, step, ChainOperand(output, found), precision, pattern)

@@ -23,7 +23,7 @@ def choose(p: PairProblem) -> Choice:
     named = check_pairs(p.wanted).name
     if named != "auto":
         return _unseen(p, named, "asked for by name")
-    m = p.meeting
+    m = p.join
     if m.tasks <= FEW_TASKS * (m.x_key.numel() + m.y_key.numel()):
         return _unseen(p, "scalar", f"at most {FEW_TASKS} tasks a nonzero")
     if SCALAR.seconds(p, m.tasks) <= min(BLOCK_LAUNCHES, DENSE_LAUNCHES) * p.profile.call:

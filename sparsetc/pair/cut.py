@@ -1,11 +1,11 @@
 """Operands of a contraction cut into blocks (BCB-SpTC), and the tile program that multiplies a pair of them.
 
-In: a `Meeting` of entries. Out: a `Cut`: both operands as blocks (`formats.bcb`), whose sides are chosen for the
+In: a `Join` of entries. Out: a `Cut`: both operands as blocks (`formats.bcb`), whose sides are chosen for the
 equation, and the blocks that meet. The free positions of a block make the rows, or columns, of a matrix product of
 about 64 x 64, the contracted ones its inner side, of about 32 (H200, third order, one contracted mode: 64 x 32 times
 32 x 64 beat an inner side of 16 by 1.05 to 1.35 times in tf32, and free sides of 16 by 3 times). Blocks of batch
 letters have side 1, so a pair of blocks is one matrix product whatever the equation. Pairs of blocks are found as pairs
-of nonzeros are, by a `Meeting` of the blocks' coordinates.
+of nonzeros are, by a `Join` of the blocks' coordinates.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from sparsetc.ir.operands import MIN_DOT, Target
 from sparsetc.ir.plan import DOTS, F16X3, Schedule
 from sparsetc.ir.tile import TileProgram
 from sparsetc.ir.view import tiles_along
-from sparsetc.pair.equation import Side
-from sparsetc.pair.meeting import Meeting
+from sparsetc.pair.join import Join
+from sparsetc.pair.join_operand import JoinOperand
 
 FREE, INNER = 64, 32
 """Positions that the free, and the contracted, letters of a block make, where the modes are that long."""
@@ -64,20 +64,20 @@ class BlockWork:
 
 @dataclass(frozen=True)
 class Cut:
-    """Both operands cut into blocks, and the blocks that meet counted. Pairs are made by `TaskList`."""
+    """Both operands cut into blocks, and the blocks that meet counted. Pairs are made by `BlockPairList`."""
 
-    meeting: Meeting
+    join: Join
     """What meets, by nonzeros."""
     x: Blocks
     y: Blocks
-    pairs: Meeting
+    pairs: Join
     """What meets, by blocks' coordinates: all blocks meet another, as each has a nonzero that does."""
     rows: tuple[tuple[str, int], ...]
     columns: tuple[tuple[str, int], ...]
     inner: tuple[tuple[str, int], ...]
 
     @classmethod
-    def of(cls, m: Meeting, sides: dict[str, int] | None = None) -> Cut:
+    def of(cls, m: Join, sides: dict[str, int] | None = None) -> Cut:
         """Cut the entries that meet anything; `sides` by letter, or those that suit the equation."""
         roles, sizes = m.roles, dict(zip((*m.x.letters, *m.y.letters), (*m.x.sizes, *m.y.sizes), strict=True))
         side = dict.fromkeys(roles.batch, 1)
@@ -85,15 +85,19 @@ class Cut:
             side |= dict(zip(letters, sides_for(tuple(sizes[c] for c in letters), positions), strict=True))
         side |= {c: n for c, n in (sides or {}).items() if c in side and c not in roles.batch}
 
-        def cut(operand: Side, live: torch.Tensor | None, n: int, letters: tuple[str, ...]) -> tuple[Blocks, Side]:
+        def cut(
+            operand: JoinOperand, matched: torch.Tensor | None, n: int, letters: tuple[str, ...]
+        ) -> tuple[Blocks, JoinOperand]:
             own = [side[c] for c in letters]
-            blocks = Bcb().cut(operand.rows(letters, live), operand.extents(letters), own, operand.like, n)
+            blocks = Bcb().cut(operand.rows(letters, matched), operand.extents(letters), own, operand.like, n)
             grid = tiles_along(blocks.shape, own)
-            return blocks, Side(letters, grid, blocks.block_coords, blocks.blocks, True, None, None, operand.like)
+            return blocks, JoinOperand(
+                letters, grid, blocks.block_coords, blocks.blocks, True, None, None, operand.like
+            )
 
-        x, x_side = cut(m.x, m.x_live, m.x_key.numel(), roles.x)
-        y, y_side = cut(m.y, m.y_live, m.y_key.numel(), (*roles.batch, *roles.free_y, *roles.contracted))
-        pairs = Meeting.of(x_side, y_side, roles)
+        x, x_grid = cut(m.x, m.x_matched, m.x_key.numel(), roles.x)
+        y, y_grid = cut(m.y, m.y_matched, m.y_key.numel(), (*roles.batch, *roles.free_y, *roles.contracted))
+        pairs = Join.of(x_grid, y_grid, roles)
 
         def axis(letters: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
             return tuple((c, side[c]) for c in letters)
@@ -116,14 +120,14 @@ class Cut:
         """The work of all blocks."""
         return BlockWork(self.pairs.tasks, self.pairs.most_results, self.elements, self.x.nnz + self.y.nnz)
 
-    def in_parts(
+    def in_halves(
         self, dtype: torch.dtype, backend: str, precision: str, bitmaps: Bitmaps, machine: str | None = None
     ) -> bool:
-        """Whether blocks are multiplied in parts of 16 bits: of float32 at ``highest``, read whole by Triton's kernel,
+        """Whether blocks are multiplied in halves of 16 bits: of float32 at ``highest``, read whole by Triton's kernel,
         where there is a dot, on the machine at hand or another one.
         """
         wanted = dtype == torch.float32 and precision == "highest" and bitmaps == WHOLE and self.extents[2] > 1
-        return wanted and backend == "triton" and MACHINES[machine or machine_of((self.meeting.x_key,))].halves
+        return wanted and backend == "triton" and MACHINES[machine or machine_of((self.join.x_key,))].halves
 
     def program(
         self,
@@ -133,7 +137,7 @@ class Cut:
         precision: str,
         bitmaps: Bitmaps,
         rows: int = 1,
-        parts: bool = False,
+        halves: bool = False,
     ) -> TileProgram:
         """What one work item, a block of the result or a share of its pairs, does.
 
@@ -144,16 +148,16 @@ class Cut:
             precision: ``highest``, ``high`` or ``medium``, of float32; other types are multiplied as they are.
             bitmaps: whether a dot reads each operand's blocks as bits and packed values.
             rows: most blocks of the result that are made at a time.
-            parts: whether blocks are in parts, of types, precisions and storages that `in_parts` says may be.
+            halves: whether blocks are in halves, of types, precisions and storages that `in_halves` says may be.
         """
         r, c, k = self.extents
         triton, floats = backend == "triton", dtype.is_floating_point or dtype.is_complex
         # Over one inner position there is nothing to add up: a dot would multiply its padding fifteen times of sixteen.
         dot = floats and not (triton and k == 1)
         how = DOTS[precision] if dtype == torch.float32 else "ieee"
-        how = F16X3 if parts else how
+        how = F16X3 if halves else how
         schedule = Schedule(warps=8 if r * c > 64 * 64 else 4 if r * c > 64 else 1, dot=dot, precision=how)
-        if parts:
+        if halves:
             schedule = replace(schedule, stages=2)  # on an H200 a third took longer
         wide = max(operand.blocks * operand.volume for operand in (self.x, self.y)) > NARROW
         return lower_pairs(

@@ -1,10 +1,10 @@
 """Kernels of the symbolic phase: tasks mark a bit each, bits are counted, and say each task's entry of the result.
 
-In: pointers to what a `Matching` and a `Marks` hold. Out: arrays of a `TaskList`, and places. Imported only where they
-run, for it imports triton.
+In: pointers to the arrays of a `JoinOrder` and of `Marks`. Out: arrays of a `NonzeroPairList`, and places. The module
+is imported only where kernels run, for it imports triton.
 
-Lists that are kept have fewer than 2**31 tasks, and each live entry has one, so tasks, entries, columns and counts are
-32 bits wide; places, and words of marks, are 64.
+Lists that are kept have fewer than 2**31 tasks, and each matched entry has one, so tasks, entries, columns and counts
+take 32 bits; places, and words of marks, take 64.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -16,7 +16,7 @@ import triton.language as tl
 
 @triton.jit
 def ones(word):
-    """Bits set in words of 32, in parallel (a sum of pairs, of nibbles, of bytes): any backend has what it takes."""
+    """The number of bits set in words of 32, in parallel (a sum of pairs, of nibbles, of bytes), on any backend."""
     word = word - ((word >> 1) & 0x55555555)
     word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
     word = (word + (word >> 4)) & 0x0F0F0F0F
@@ -25,8 +25,10 @@ def ones(word):
 
 @triton.jit
 def tasks_of(pid, BLOCK: tl.constexpr):
-    """A program's tasks, a thread's far apart: what neighbours read by p, q and place lies close together, and a warp
-    reads it at once. Did the compiler know that numbers are consecutive, it would give each thread eight in a row.
+    """The tasks of a program, so that those of a thread lie far apart.
+
+    What neighbours read by p, q and place lies close together, and a warp reads it at once. Did the compiler know that
+    numbers are consecutive, it would give each thread eight in a row.
     """
     return tl.max_contiguous(pid * BLOCK + tl.arange(0, BLOCK), 1)
 
@@ -47,9 +49,9 @@ def entry_of(ends, t, low, high):
 
 
 @triton.jit
-def place_of(row, column, columns, p, q, live):
-    """Row and column of the result as one number, of 64 bits."""
-    return tl.load(row + p).to(tl.int64) * columns + tl.load(column + q, mask=live, other=0)
+def place_of(row, column, columns, p, q, inside):
+    """The row and column of the result as one number of 64 bits."""
+    return tl.load(row + p).to(tl.int64) * columns + tl.load(column + q, mask=inside, other=0)
 
 
 @triton.jit(do_not_specialize=["tasks", "entries", "columns"])
@@ -68,33 +70,33 @@ def mark(
     FRAME: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Set the bit of each task's place, and write what the list says of p and q.
+    """Set the bit of the place of each task, and write the list's words of p and q.
 
     Most marks are set already where tasks are many, and a read is cheaper than an atomic. It passes the L1 cache, which
     would not see what others have set since.
     """
     pid = tl.program_id(0)
     t = tasks_of(pid, BLOCK)
-    live = t < tasks
+    inside = t < tasks
     then = (pid + 1) * (BLOCK // FRAME)
     low = tl.load(x_base + pid * (BLOCK // FRAME))
     high = tl.load(x_base + then, mask=then < tl.cdiv(tasks, FRAME), other=entries - 1)
     p = entry_of(ends, t, low, high)
     start = tl.load(ends + p - 1, mask=p > 0, other=0).to(tl.int32)
     shift = tl.load(first + p).to(tl.int32) - start
-    tl.store(y_shift + p, shift, mask=live & (t == start))
-    base = tl.load(x_base + t // FRAME, mask=live, other=0)
-    tl.store(x_word + t, (p - base).to(tl.uint8), mask=live)
-    place = place_of(row, column, columns, p, t + shift, live)
+    tl.store(y_shift + p, shift, mask=inside & (t == start))
+    base = tl.load(x_base + t // FRAME, mask=inside, other=0)
+    tl.store(x_word + t, (p - base).to(tl.uint8), mask=inside)
+    place = place_of(row, column, columns, p, t + shift, inside)
     word = bits + (place >> 5)
     bit = tl.full([BLOCK], 1, tl.int32) << (place & 31).to(tl.int32)
-    seen = tl.load(word, mask=live, other=-1, cache_modifier=".cg")
-    tl.atomic_or(word, bit, mask=live & ((seen & bit) == 0), sem="relaxed")
+    seen = tl.load(word, mask=inside, other=-1, cache_modifier=".cg")
+    tl.atomic_or(word, bit, mask=inside & ((seen & bit) == 0), sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["words"])
 def count(bits, counts, words, BLOCK: tl.constexpr):
-    """Marks of each word."""
+    """Count the marks of each word."""
     w = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     word = tl.load(bits + w, mask=w < words, other=0).to(tl.uint32, bitcast=True)
     tl.store(counts + w, ones(word), mask=w < words)
@@ -102,7 +104,7 @@ def count(bits, counts, words, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["words"])
 def write_places(bits, upto, places, words, WORDS: tl.constexpr):
-    """The places that are marked, in order: a lane a bit, so that a word's lie side by side when they are written."""
+    """Write the marked places in order: a lane a bit, so that those of a word are written next to one another."""
     w = tl.program_id(0).to(tl.int64) * WORDS + tl.arange(0, WORDS)
     bit = tl.arange(0, 32)
     word = tl.load(bits + w, mask=w < words, other=0).to(tl.uint32, bitcast=True)
@@ -126,14 +128,14 @@ def write_results(
     FRAME: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Each task's entry of the result: the marks before its own."""
+    """Write the entry of the result of each task: the number of marks before its own."""
     t = tasks_of(tl.program_id(0), BLOCK)
-    live = t < tasks
-    base = tl.load(x_base + t // FRAME, mask=live, other=0)
-    p = base + tl.load(x_word + t, mask=live, other=0).to(tl.int32)
-    q = t + tl.load(y_shift + p, mask=live, other=0)
-    place = place_of(row, column, columns, p, q, live)
-    word = tl.load(bits + (place >> 5), mask=live, other=0).to(tl.uint32, bitcast=True)
-    total = tl.load(upto + (place >> 5), mask=live, other=0)
+    inside = t < tasks
+    base = tl.load(x_base + t // FRAME, mask=inside, other=0)
+    p = base + tl.load(x_word + t, mask=inside, other=0).to(tl.int32)
+    q = t + tl.load(y_shift + p, mask=inside, other=0)
+    place = place_of(row, column, columns, p, q, inside)
+    word = tl.load(bits + (place >> 5), mask=inside, other=0).to(tl.uint32, bitcast=True)
+    total = tl.load(upto + (place >> 5), mask=inside, other=0)
     rest = word >> (place & 31).to(tl.uint32)
-    tl.store(z_word + t, total - ones(rest), mask=live)
+    tl.store(z_word + t, total - ones(rest), mask=inside)

@@ -8,13 +8,13 @@ from typing import Protocol
 
 import torch
 
-from sparsetc.codegen.split_pairs import Parts
+from sparsetc.codegen.split_float16 import Halves
 from sparsetc.ir.plan import Plan
 from sparsetc.pair.problem import PairProblem
 from sparsetc.planner.choice import Estimate
 
 Sizes = tuple[tuple[int, int], ...]
-"""(nonzeros, bytes of indices) of x and of y as they are read; of a hybrid, those of its halves."""
+"""(nonzeros, bytes of indices) of x and of y as they are read; of a hybrid, those of its branches."""
 
 
 class NumericPath(Protocol):
@@ -39,18 +39,18 @@ class NumericPath(Protocol):
     def places(self) -> torch.Tensor:
         """(nnz,) the result's places, ascending; called once, before `run`."""
 
-    def parts(self, x: torch.Tensor, y: torch.Tensor) -> Parts | None:
-        """The operands' values in parts, and whether those are exact enough; None where they are multiplied as they
+    def halves(self, x: torch.Tensor, y: torch.Tensor) -> Halves | None:
+        """The operands' values in halves, and whether those are exact enough; None where they are multiplied as they
         are.
         """
 
-    def run(self, x: torch.Tensor, y: torch.Tensor, parts: Parts | None = None) -> torch.Tensor:
-        """(nnz,) values by place, of the values of the operands' entries, in the order of their `Side`s.
+    def run(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None = None) -> torch.Tensor:
+        """(nnz,) values by place, of the values of the operands' entries, in the order of their `JoinOperand`s.
 
         Args:
             x: values of the first.
             y: values of the second.
-            parts: what `parts` made of both, where they are to be multiplied so.
+            halves: what `halves` made of both, where they are to be multiplied so.
         """
 
     def ptx(self, target: str) -> str:

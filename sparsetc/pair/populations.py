@@ -49,12 +49,12 @@ class Populations:
     def of(cls, cut: Cut) -> Populations:
         """Count."""
         counts = cut.x.counts
-        tasks = torch.zeros_like(counts).index_add_(0, cut.x.block, cut.meeting.counts)
+        tasks = torch.zeros_like(counts).index_add_(0, cut.x.block, cut.join.counts)
         most = _most(counts, cut.pairs.x_key, cut.pairs.y_each.numel())
         return cls(cut, tasks, most)
 
     def entries(self, threshold: int) -> torch.Tensor:
-        """(live x,) bool: nonzeros in blocks of at least `threshold`."""
+        """(matched x,) bool: nonzeros in blocks of at least `threshold`."""
         return (self.cut.x.counts >= threshold).index_select(0, self.cut.x.block)
 
     def powers(self) -> list[Split]:
@@ -95,7 +95,7 @@ class Populations:
         x, x_nnz, tasks, pairs, y, y_nnz, rows, columns = (line[reached] for line in sums)
         elements = (x * self.cut.x.volume, y * self.cut.y.volume)
         work = BlockWork(pairs, min(pairs, rows * columns), elements, x_nnz + y_nnz)
-        return Split(threshold, work, self.cut.meeting.tasks - tasks)
+        return Split(threshold, work, self.cut.join.tasks - tasks)
 
 
 def _most(of: torch.Tensor, owner: torch.Tensor, owners: int) -> torch.Tensor:

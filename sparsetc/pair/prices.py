@@ -10,14 +10,14 @@ from sparsetc.ir.cost import Statistics, cost
 from sparsetc.ir.tile import TileProgram
 from sparsetc.pair.blocks import pairs_a_program
 from sparsetc.pair.cut import BlockWork
-from sparsetc.pair.meeting import Sizes
+from sparsetc.pair.join import UnfoldedSizes
 from sparsetc.pair.symbolic import TASK_BYTES, Budget
 from sparsetc.pair.tasks import KEPT_BYTES, keeps
 
 SCALAR_LAUNCHES, BLOCK_LAUNCHES, DENSE_LAUNCHES = 4, 6, 7
 """Calls that a path takes: values gathered, or scattered to zeros, the kernel, the result zeroed or read."""
 MERGE_LAUNCHES = 7
-"""Calls of torch that a hybrid takes beside its halves: values chosen for each, zeros, and two additions."""
+"""Calls of torch that a hybrid takes beside its branches: values chosen for each, zeros, and two additions."""
 HYBRID_LAUNCHES = SCALAR_LAUNCHES + BLOCK_LAUNCHES + MERGE_LAUNCHES
 
 
@@ -30,7 +30,7 @@ def scalar_seconds(tasks: int, places: int, width: int, budget: Budget, profile:
     return SCALAR_LAUNCHES * profile.call + tasks * each + again
 
 
-def dense_seconds(sizes: Sizes, width: int, precision: str, profile: DeviceProfile) -> float:
+def dense_seconds(sizes: UnfoldedSizes, width: int, precision: str, profile: DeviceProfile) -> float:
     """Seconds of the dense path: scatter, multiply, gather."""
     multiplied, moved = sizes.flops / profile.product[precision], sizes.elements * width / profile.moved
     return DENSE_LAUNCHES * profile.call + multiplied + moved

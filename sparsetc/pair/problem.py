@@ -1,6 +1,6 @@
 """A contraction of two sparse operands, as the methods to run it see it.
 
-In: a `Meeting`, the types and the settings. Out: `PairProblem`: what a method is chosen by, and prepares its path from.
+In: a `Join`, the types and the settings. Out: `PairProblem`: what a method is chosen by, and prepares its path from.
 Forms of the operands that take counting or sorting are made when they are first asked for.
 """
 
@@ -19,11 +19,11 @@ from sparsetc.ir.plan import SIDE, Part, Plan, Storage
 from sparsetc.ir.tile import TileProgram
 from sparsetc.pair.cut import Bitmaps, Cut
 from sparsetc.pair.dense import Unfolded
-from sparsetc.pair.meeting import Meeting
+from sparsetc.pair.join import Join
 from sparsetc.pair.populations import Populations
 from sparsetc.pair.scalar import TaskSums
 from sparsetc.pair.sums import kept_dtype
-from sparsetc.pair.symbolic import Budget, Matching
+from sparsetc.pair.symbolic import Budget, JoinOrder
 from sparsetc.pair.tasks import Tasks
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ T = TypeVar("T")
 class PairProblem:
     """``x,y->output`` of two patterns."""
 
-    meeting: Meeting
+    join: Join
     equation: str
     wanted: Plan
     """The plan given, or the request for one."""
@@ -68,7 +68,7 @@ class PairProblem:
     @cached_property
     def cut(self) -> Cut:
         """The operands cut into blocks, with the sides that the plan names."""
-        return Cut.of(self.meeting, self.sides)
+        return Cut.of(self.join, self.sides)
 
     @cached_property
     def _made(self) -> dict[Any, Any]:
@@ -84,12 +84,12 @@ class PairProblem:
     def block_program(self, bitmaps: Bitmaps) -> TileProgram:
         """What a pair of blocks is priced by: lowered once a storage, and not for every threshold."""
         how = (self.dtype, self.backend, self.precision, bitmaps)
-        return self.once(bitmaps, lambda: self.cut.program("", *how, parts=self.cut.in_parts(*how)))
+        return self.once(bitmaps, lambda: self.cut.program("", *how, halves=self.cut.in_halves(*how)))
 
     @cached_property
     def unfolded(self) -> Unfolded:
         """The operands' places, were they dense."""
-        return Unfolded(self.meeting)
+        return Unfolded(self.join)
 
     @cached_property
     def populations(self) -> Populations:
@@ -99,12 +99,12 @@ class PairProblem:
     @cached_property
     def sums(self) -> TaskSums:
         """Sums over the tasks of all nonzeros."""
-        tasks = Tasks(Matching.of(self.meeting), self.budget)
+        tasks = Tasks(JoinOrder.of(self.join), self.budget)
         return TaskSums(tasks, self.equation, kept_dtype(self.dtype), self.backend, self.budget.settings)
 
-    def of(self, meeting: Meeting) -> PairProblem:
+    def of(self, join: Join) -> PairProblem:
         """The problem of some of the nonzeros that meet."""
-        return replace(self, meeting=meeting)
+        return replace(self, join=join)
 
     # -- plans ------------------------------------------------------------------------------------------------------
     def given(self, x_and_y: Sequence[T]) -> tuple[T, ...]:
@@ -113,8 +113,8 @@ class PairProblem:
 
     def parts(self, format: str) -> tuple[Part, ...]:
         """Both operands in a format without blocks, in the equation's order; sizes are known once they are packed."""
-        sides = self.given((self.meeting.x, self.meeting.y))
-        return tuple(Part(format, label="".join(side.letters), operand=n) for n, side in enumerate(sides))
+        operands = self.given((self.join.x, self.join.y))
+        return tuple(Part(format, label="".join(own.letters), operand=n) for n, own in enumerate(operands))
 
     def block_parts(self, bitmaps: Bitmaps) -> tuple[Part, ...]:
         """Both operands in blocks, in the equation's order; sizes are known once they are packed."""

@@ -32,7 +32,7 @@ from sparsetc.ir.tile import TileProgram
 from sparsetc.ir.view import LANE
 from sparsetc.options import Options
 from sparsetc.pair.symbolic import picked
-from sparsetc.pair.tasks import TaskList, Tasks
+from sparsetc.pair.tasks import NonzeroPairList, Tasks
 from sparsetc.runtime.executable import Arrays, Executable
 from sparsetc.runtime.second_pass import SecondPass
 
@@ -60,7 +60,7 @@ def waits(sums: int, tasks: int) -> bool:
     return sums < FEW and tasks > MANY * sums
 
 
-BoundList = tuple[TileProgram, Arrays]
+Lowered = tuple[TileProgram, Arrays]
 
 
 class TaskSum:
@@ -83,13 +83,13 @@ class TaskSum:
         self.letter = LETTER[role]
         # Torch adds in order on the CPU, and integers' sums have one value in any.
         sums = tasks.none.shape["pqz".index(self.letter)]
-        wait = waits(sums, tasks.matching.tasks)
+        wait = waits(sums, tasks.join_order.tasks)
         self.ordered = (settings.deterministic or wait) and backend == "triton" and dtype.is_floating_point
         terms = (("p", "q", "z"), *((c,) for c in EINSUMS[role]))
         text = f"pqz,{','.join(EINSUMS[role])}->{self.letter}"
         sizes = dict(zip("pqz", tasks.none.shape, strict=True))
         self.bound = Bound.of(Einsum(terms, (self.letter,), (0,), text), sizes)
-        self._kept: tuple[TaskList, list[Arrays]] | None = None
+        self._kept: tuple[NonzeroPairList, list[Arrays]] | None = None
         program, self._none = self._bind(tasks.none)
         name = source_name(equation, f"{'scalar' if role == 'z' else f'scalar_{role}'}_{backend}")
         about = _about(equation, tasks)
@@ -102,7 +102,7 @@ class TaskSum:
         self.executable = Executable(self.programs, self._rows, (), dtype, False)
 
     def __call__(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """(live x,), (live y,) or (nnz,) sums, of the two others' values in that order, all of `dtype`."""
+        """(matched x,), (matched y,) or (nnz,) sums, of the two others' values in that order, all of `dtype`."""
         out = left.new_zeros(self.bound.by_index[self.letter])
         given = [left.contiguous(), right.contiguous()]
         for arrays in (arrays for one in self.tasks for arrays in self._arrays(one)):
@@ -110,7 +110,7 @@ class TaskSum:
             self.executable.run(arrays, [None], given, out, accumulate=True)
         return out
 
-    def _arrays(self, one: TaskList) -> list[Arrays]:
+    def _arrays(self, one: NonzeroPairList) -> list[Arrays]:
         """What the program reads of a list, made once for the one that is kept; fibers are of as much as a chunk."""
         if self._kept is not None and self._kept[0] is one:
             return self._kept[1]
@@ -119,7 +119,7 @@ class TaskSum:
         self._kept = (one, made) if self.tasks.fits else None
         return made
 
-    def _bind(self, one: TaskList) -> BoundList:
+    def _bind(self, one: NonzeroPairList) -> Lowered:
         if self.ordered:
             return self._bind_ordered(one)
         schedule, packed = (RUNS, one.runs()) if self.role == "x" else (CHUNKS, one.chunks())
@@ -127,7 +127,7 @@ class TaskSum:
             schedule = replace(schedule, lanes=1)
         return self._part(packed, schedule, Target(rows=self._rows, wide=packed.wide))
 
-    def _bind_ordered(self, one: TaskList) -> BoundList:
+    def _bind_ordered(self, one: NonzeroPairList) -> Lowered:
         mode = "pqz".index(self.letter)
         leaf = tuple(m for m in range(3) if m != mode)
         storage = Storage((), (mode,), leaf, lanes=ORDERED, max_fiber_len=CAP, max_item_nnz=1024, narrow=True)
@@ -140,7 +140,7 @@ class TaskSum:
         program, arrays = self._part(packed, Schedule(), target, slot)
         return program, replace(arrays, second=second)
 
-    def _part(self, packed: Packed, schedule: Schedule, target: Target, slot: torch.Tensor | None = None) -> BoundList:
+    def _part(self, packed: Packed, schedule: Schedule, target: Target, slot: torch.Tensor | None = None) -> Lowered:
         program = lower(self.bound, packed.view, schedule, target, format=packed.format)
         return program, Arrays((PartArrays.of(program, packed, slot),))
 
@@ -167,13 +167,13 @@ class TaskSums:
         self._made: dict[str, TaskSum] = {}
 
     def product(self, role: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """The sum over tasks for x, y or z of the other two, all of x and y in the order of their `Side`s."""
-        m = self.tasks.matching
+        """The sum over tasks for x, y or z of the other two, all of x and y in the order of their `JoinOperand`s."""
+        m = self.tasks.join_order
         entries = {"x": m.x_entry, "y": m.y_entry, "z": None}
         others = (r for r in "xyz" if r != role)
         given = [picked(v, entries[r]) for r, v in zip(others, (left, right), strict=True)]
         found = self.of(role)(*given)
-        entry, n = entries[role], {"x": m.meeting.x.n, "y": m.meeting.y.n}
+        entry, n = entries[role], {"x": m.join.x.n, "y": m.join.y.n}
         return found if entry is None else found.new_zeros(n[role]).index_copy_(0, entry, found)
 
     def of(self, role: str) -> TaskSum:
@@ -185,12 +185,12 @@ class TaskSums:
 
 def _about(equation: str, tasks: Tasks) -> Sequence[str]:
     """What a reader of the source should know beside the einsum."""
-    roles = tasks.matching.roles
+    roles = tasks.join_order.roles
     return (
         equation,
         f"{roles}." if str(roles) else "No letters are left.",
         "A task is a pair of nonzeros with equal shared coordinates; X is the list of all, in order.",
         f"    p   nonzeros over {''.join(roles.x) or 'nothing'} that meet any",
         f"    q   nonzeros over {''.join(roles.y) or 'nothing'}, likewise",
-        f"    z   entries of the result over {''.join(roles.natural) or 'nothing'}, in this order",
+        f"    z   entries of the result over {''.join(roles.result_order) or 'nothing'}, in this order",
     )

@@ -1,4 +1,4 @@
-"""A contraction of two or more sparse operands: a chain of steps, and the result's pattern.
+"""A contraction of two or more sparse operands: a chain of links, and the pattern of its result.
 
 In: a `Bound` einsum and its operands. Out: `Several`. The pattern of the result is found when it is made and does not
 depend on values, so a call computes values only.
@@ -26,7 +26,7 @@ from sparsetc.ir.plan import Plan
 from sparsetc.options import Options
 from sparsetc.output import check_form
 from sparsetc.pair.chain import Chain
-from sparsetc.pair.equation import Side, prepared
+from sparsetc.pair.join_operand import JoinOperand, prepared
 from sparsetc.pair.plans import check_pairs
 from sparsetc.pair.step import PairStep
 from sparsetc.pair.sums import kept_dtype
@@ -60,17 +60,17 @@ class Several:
         self.key = key_of(self)
 
     def _arrange(self) -> None:
-        """The result's pattern, and how the last step's values are brought to it."""
+        """Find the pattern of the result, and how the values of the last link are brought to it."""
         result, output = self.chain.result, self.bound.einsum.output
         self.pattern: Pattern | None = None
-        self._side: Side | None = None
+        self._last: JoinOperand | None = None
         coords = None
         if result.pattern is not None:
-            # A step that keeps all of an operand keeps its order and its duplicates too.
+            # A link that keeps all of an operand keeps its order and its duplicates too.
             own, alike = result.pattern, result.letters == output
-            self._side = prepared(result.letters, own.coords, self.bound.by_index, output, own.is_coalesced and alike)
-            as_it_is = alike and self._side.source is None
-            coords = own.coords if as_it_is else torch.stack(self._side.coords)
+            self._last = prepared(result.letters, own.coords, self.bound.by_index, output, own.is_coalesced and alike)
+            as_it_is = alike and self._last.source is None
+            coords = own.coords if as_it_is else torch.stack(self._last.coords)
         elif self.sparse:
             shape = self.bound.output_shape
             grid = torch.cartesian_prod(*(torch.arange(n, device=self.device) for n in shape))
@@ -110,8 +110,8 @@ class Several:
         given, others, e = iter(values), iter(dense), self.bound.einsum
         terms = [next(given) if p in e.sparse else next(others) for p in range(len(e.inputs))]
         found = self.chain.run([t.to(self._summed) for t in terms])
-        if self._side is not None:
-            found = self._fitted(self._side.values(found, self.settings.deterministic))
+        if self._last is not None:
+            found = self._fitted(self._last.values(found, self.settings.deterministic))
         else:
             order = tuple(self.chain.result.letters.index(c) for c in e.output)
             found = self._fitted(found.permute(order) if order else found)
@@ -152,7 +152,7 @@ class Several:
     @property
     def steps(self) -> tuple[PairStep | Step, ...]:
         """The contractions of which an operand is sparse."""
-        return tuple(s.work for s in self.chain.steps if s.work is not None)
+        return tuple(link.work for link in self.chain.links if link.work is not None)
 
     @property
     def pairs(self) -> tuple[PairStep, ...]:
@@ -170,10 +170,11 @@ class Several:
         and the plan of each, named after the first.
         """
         plans = [step.plan for step in self.pairs]
-        if len(self.chain.steps) == 1 and plans:
+        if len(self.chain.links) == 1 and plans:
             return plans[0]
         parts = tuple(part for plan in plans for part in plan.parts)
-        steps = tuple(None if s.work is None else s.work.plan for s in self.chain.steps)  # None: torch's own product
+        work = [link.work for link in self.chain.links]
+        steps = tuple(None if own is None else own.plan for own in work)  # None: torch's own product
         name, reason = (plans[0].name, plans[0].reason) if plans else ("dense", "nothing sparse is left to pair")
         return Plan(name, parts, False, steps=steps, reason=reason)
 
@@ -196,12 +197,12 @@ class Several:
         return "\n".join(step.ptx(target) for step in self.pairs)
 
     def explain(self) -> Explanation:
-        """Steps, what meets, the paths and their expected times."""
+        """The steps of the chain: how much matches, the paths and their expected times."""
         plan, profile = self.plan, self.pairs[0].problem.profile if self.pairs else None
         return Explanation(
             *(self.bound.einsum.text, plan.name, plan.reason, self.backend, device_name(self.device)),
             profile.describe() if profile else "",
             profile.measured if profile else (),
-            tuple(step.report() for step in self.chain.steps),
+            tuple(step.report() for step in self.chain.links),
             prod(self.shape) if self.pattern is None else self.pattern.nnz,
         )

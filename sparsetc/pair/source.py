@@ -6,7 +6,7 @@ tile programs: pairs of blocks by `ir.lower_pairs`, pairs of nonzeros by `ir.low
 
 from __future__ import annotations
 
-from sparsetc.pair.equation import Roles
+from sparsetc.pair.join_operand import Roles
 
 
 def dense_source(equation: str, roles: Roles) -> str:

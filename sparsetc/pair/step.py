@@ -14,20 +14,20 @@ from dataclasses import dataclass, replace
 import torch
 
 from sparsetc.autograd import apply, one_by_one
-from sparsetc.codegen.split_pairs import EXACT, INEXACT, INFINITE
+from sparsetc.codegen.split_float16 import EXACT, INEXACT, INFINITE
 from sparsetc.dense import resolved
 from sparsetc.explain import PairReport, in_microseconds
 from sparsetc.ir.plan import Plan, requested
 from sparsetc.options import Options
 from sparsetc.pair.choose import choose, estimates
 from sparsetc.pair.cut import Cut
-from sparsetc.pair.equation import Roles, prepared
-from sparsetc.pair.meeting import Meeting
+from sparsetc.pair.join import Join
+from sparsetc.pair.join_operand import Roles, prepared
 from sparsetc.pair.methods import HYBRID, METHODS, NumericPath
 from sparsetc.pair.plans import sides_of
 from sparsetc.pair.problem import PairProblem
 from sparsetc.pair.scalar import EINSUMS, LETTER, TaskSums
-from sparsetc.pair.symbolic import Budget, Matching, ResultPattern, pattern_of
+from sparsetc.pair.symbolic import Budget, JoinOrder, ResultPattern, pattern_of
 from sparsetc.pair.tasks import Tasks
 from sparsetc.planner.choice import Choice, ranked
 from sparsetc.runtime.autocast import without_autocast
@@ -67,7 +67,7 @@ class PairStep:
         self.dtype, self.device, self.settings = x.dtype, x.device, settings
         self.shape = tuple(sizes[c] for c in output)
         roles = Roles.of(x_letters, y_letters, output)
-        self.meeting = Meeting.of(
+        self.join = Join.of(
             prepared(x_letters, x.coords, sizes, roles.x, x.is_coalesced),
             prepared(y_letters, y.coords, sizes, roles.y, y.is_coalesced),
             roles,
@@ -75,17 +75,17 @@ class PairStep:
         limit = settings.memory_on(self.device)
         what = f"the result of {self.equation}"
         self.budget = Budget(settings, self.device, len(self.shape), self.dtype.itemsize, what, limit)
-        self.budget.check_least(self.meeting)
+        self.budget.check_least(self.join)
         self.backend = "torch" if self.dtype.is_complex else settings.effective_backend(self.device)
         wanted = requested(settings.plan)
         sides, types = sides_of(wanted, terms), (self.dtype, self.backend)
-        self.problem = PairProblem(self.meeting, self.equation, wanted, sides, *types, self.budget, self.swapped)
+        self.problem = PairProblem(self.join, self.equation, wanted, sides, *types, self.budget, self.swapped)
         self.choice: Choice = choose(self.problem)
         self.path: NumericPath = METHODS[self.choice.plan.name].prepare(self.problem, self.choice.plan)
         with without_autocast(self.device):
             places = self.path.places()
         self.budget.check(places.numel())
-        self.pattern: ResultPattern = pattern_of(self.meeting, places)
+        self.pattern: ResultPattern = pattern_of(self.join, places)
 
     @property
     def sums(self) -> TaskSums:
@@ -93,9 +93,9 @@ class PairStep:
         return self.problem.sums
 
     @property
-    def matching(self) -> Matching:
+    def join_order(self) -> JoinOrder:
         """The tasks, in order."""
-        return self.sums.tasks.matching
+        return self.sums.tasks.join_order
 
     @property
     def tasks(self) -> Tasks:
@@ -111,8 +111,8 @@ class PairStep:
     def plan(self) -> Plan:
         """The plan that was chosen, with how much of both operands each part has."""
         sizes, width, parts = self.path.sizes, self.dtype.itemsize, []
-        halves = [own for n in range(0, len(sizes), 2) for own in self.problem.given(sizes[n : n + 2])]
-        for part, (nnz, nbytes) in zip(self.choice.plan.parts, halves, strict=True):
+        read = [own for n in range(0, len(sizes), 2) for own in self.problem.given(sizes[n : n + 2])]
+        for part, (nnz, nbytes) in zip(self.choice.plan.parts, read, strict=True):
             parts.append(replace(part, nnz=nnz, nbytes=nbytes + nnz * width))
         return replace(self.choice.plan, parts=tuple(parts))
 
@@ -123,11 +123,11 @@ class PairStep:
 
     def __call__(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         """(nnz,) the result's values in lexicographic order, of the operands' values in their own; differentiable."""
-        m = self.meeting
+        m = self.join
         x, y = (right, left) if self.swapped else (left, right)
         deterministic = self.settings.deterministic
         x, y = m.x.values(x, deterministic), m.y.values(y, deterministic)
-        by_place = apply(Product(self, "z"), (x, y))
+        by_place = apply(TaskProduct(self, "z"), (x, y))
         values = by_place if self.pattern.order is None else by_place.index_select(0, self.pattern.order)
         return values.to(self.dtype)
 
@@ -140,7 +140,7 @@ class PairStep:
         left, right = resolved(left), resolved(right)
         with without_autocast(self.device), in_order(self.settings.deterministic):
             if role == "z":
-                return self._values(left, right) if self.meeting.tasks else left.new_zeros(0)
+                return self._values(left, right) if self.join.tasks else left.new_zeros(0)
             return self._over_tasks(role, left, right)
 
     def _over_tasks(self, role: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -151,26 +151,26 @@ class PairStep:
         """The result's values by place, after the one wait of a call: for the verdict on the values.
 
         Where one is infinite or NaN, nonzero by nonzero: zeros of a block, or of an unfolded operand, are multiplied
-        like any other value, and would carry it to entries that it has no part in. Where blocks in parts would be less
+        like any other value, and would carry it to entries that it has no part in. Where blocks in halves would be less
         exact than float32, by blocks as they are. While a CUDA graph is captured nothing can be looked at.
         """
         if self.choice.plan.name == "scalar" or (not x.dtype.is_floating_point and not x.dtype.is_complex):
             return self.path.run(x, y)
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             return self.path.run(x, y)
-        parts = self.path.parts(x, y)
-        verdict = _verdict(x, y) if parts is None else int(parts.verdict.item())
+        halves = self.path.halves(x, y)
+        verdict = _verdict(x, y) if halves is None else int(halves.verdict.item())
         if verdict == INFINITE:
             return self._over_tasks("z", x, y)
         if verdict == INEXACT:
-            parts = None
-        return self.path.run(x, y, parts)
+            halves = None
+        return self.path.run(x, y, halves)
 
     def report(self) -> PairReport:
         """What an explanation says of the contraction."""
-        m, sizes, plan = self.meeting, self.meeting.sizes, self.plan
+        m, sizes, plan = self.join, self.join.sizes, self.plan
         split = HYBRID.split(self.problem) if plan.name == HYBRID.name else None
-        filled = [nnz for nnz, _ in self.path.sizes[::2]]  # nonzeros of x, of each half
+        filled = [nnz for nnz, _ in self.path.sizes[::2]]  # nonzeros of x, of each branch
         return PairReport(
             equation=self.equation,
             plan=plan.name,
@@ -199,7 +199,7 @@ def _verdict(x: torch.Tensor, y: torch.Tensor) -> int:
 
 
 @dataclass(frozen=True)
-class Product:
+class TaskProduct:
     """`PairStep.product` as a function of two tensors: an einsum over tasks, as its gradients are in other roles."""
 
     step: PairStep
@@ -209,7 +209,7 @@ class Product:
         """The sums over tasks, (entries,) of the tensor that is summed for."""
         return self.step.product(self.role, *tensors)
 
-    def of_any(self) -> Product:
+    def of_any(self) -> TaskProduct:
         """The function itself, which has nothing prepared."""
         return self
 
@@ -226,7 +226,7 @@ class Product:
         given = {LETTER[role]: upstream.contiguous(), factors[1 - n]: _conjugate(other)}
         wanted = next(r for r, letter in LETTER.items() if letter == factors[n])
         left, right = EINSUMS[wanted]
-        return apply(Product(self.step, wanted), (given[left], given[right]))
+        return apply(TaskProduct(self.step, wanted), (given[left], given[right]))
 
     def batched(self, tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> tuple[torch.Tensor, int]:
         """The sums of a batch, one after the other."""

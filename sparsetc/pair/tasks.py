@@ -1,6 +1,6 @@
-"""The tasks of a contraction as a sparse tensor of ones, ``T[p, q, z]``: entry p of x meets entry q of y, for result z.
+"""The tasks of a contraction as a sparse tensor of ones: ``T[p, q, z]`` where entry p of x matches q of y for result z.
 
-In: a `Matching` and its groups, or its marks. Out: `TaskList`, packed in two ways, and the views that read them.
+In: a `JoinOrder` and its groups, or its marks. Out: `NonzeroPairList`, packed in two ways, and the views that read it.
 Nothing is stored that the order of tasks tells: p rises, by less than a frame within a frame, so a byte says it; q is
 consecutive while p stays the same; z alone takes a word. That is 5 bytes a task, read in order.
 """
@@ -18,27 +18,27 @@ from sparsetc.formats.base import index_dtype
 from sparsetc.formats.words import bits_of
 from sparsetc.ir.plan import Storage
 from sparsetc.ir.view import Consecutive, Field, View
-from sparsetc.pair.expansion import Group, groups
+from sparsetc.pair.expansion import TaskGroup, groups
 from sparsetc.pair.marks import Marks, markable
-from sparsetc.pair.symbolic import Budget, Matching
+from sparsetc.pair.symbolic import Budget, JoinOrder
 
 KEPT_TASKS = (1 << 31) - (1 << 13)
-"""Most tasks whose list is kept: those that 32 bits number."""
+"""Most tasks whose list is kept: as many as 32 bits number."""
 KEPT_BYTES = 5
-"""Bytes a kept task takes: the result's entry, and how far p lies above its frame's base."""
+"""Bytes that a kept task takes: the result's entry, and how far p lies above the base of its frame."""
 FRAME = 256
-"""Tasks that share a base: every entry of x that is live has a task, so p rises by less in a frame."""
+"""Tasks that share a base: every matched entry of x has a task, so p rises by less than that in a frame."""
 ITEM = 2048
 """Most tasks of a work item. Not measured: some hundred items a multiprocessor where there are 10 M tasks."""
 
 
 def keeps(tasks: int, budget: Budget) -> bool:
-    """Whether their list takes a quarter of the memory limit or less."""
+    """Whether the list of so many tasks takes a quarter of the memory limit or less."""
     return tasks <= min(KEPT_TASKS, budget.limit // (4 * KEPT_BYTES))
 
 
 def chunk_view(nnz: int) -> View:
-    """Equal chunks of tasks, whatever their entries: balanced, however skewed a contracted index is."""
+    """The view of equal chunks of tasks: balanced, however skewed a contracted index is."""
     leaf = (
         Field(0, "x_word", 0, 8, True, FRAME),
         Consecutive(1, "y_shift", 0),
@@ -48,7 +48,7 @@ def chunk_view(nnz: int) -> View:
 
 
 def run_view(entries: int, nnz: int) -> View:
-    """Runs of tasks of one entry of x, which the work item shares."""
+    """The view of runs of tasks of one entry of x, which a work item shares."""
     leaf = (Consecutive(1, "y_shift", 0), _result(nnz))
     return View(
         3, (Field(0, "item_word", 0, bits_of(entries), True),), (), leaf, blocks=False, pattern=True, narrow=True
@@ -56,41 +56,41 @@ def run_view(entries: int, nnz: int) -> View:
 
 
 def _result(nnz: int) -> Field:
-    """The whole word: as wide as `index_dtype` makes it."""
+    """The entry of the result as a whole word, of as many bits as `index_dtype` gives it."""
     return Field(2, "z_word", 0, 31 if index_dtype(nnz) == torch.int32 else 63, True)
 
 
 @dataclass(frozen=True)
-class TaskList:
-    """Tasks ``begin .. end``, as they are stored; positions count from `begin`."""
+class NonzeroPairList:
+    """The pairs of nonzeros of tasks ``begin .. end`` as they are stored; positions count from `begin`."""
 
-    matching: Matching
+    join_order: JoinOrder
     nnz: int
     begin: int
     end: int
     x_word: torch.Tensor
-    """(n,) uint8: p, less the base of its frame."""
+    """(n,) uint8: p of each task, less the base of its frame."""
     x_base: torch.Tensor
-    """(frames,) p of the first task of each."""
+    """(frames,) p of the first task of each frame."""
     y_shift: torch.Tensor
-    """(live x,) q less the position, by p; set where p has tasks here."""
+    """(matched x,) q of a task less its position, by p; set where p has tasks in the list."""
     z_word: torch.Tensor
-    """(n,) entries of the result."""
+    """(n,) the entry of the result of each task."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Sizes of T: live entries of x and of y, entries of the result."""
-        return *self.matching.live, self.nnz
+        """Sizes of T: matched entries of x and of y, entries of the result."""
+        return *self.join_order.matched, self.nnz
 
     def chunks(self) -> Packed:
-        """The list for `chunk_view`."""
+        """The list as `chunk_view` reads it."""
         n = self.end - self.begin
         arrays = {"x_word": self.x_word, "x_word_base": self.x_base, "y_shift": self.y_shift, "z_word": self.z_word}
         storage = Storage(leaf=(0, 1, 2), max_item_nnz=ITEM)
         return Packed("tasks", storage, self.shape, n, chunk_view(self.nnz), arrays, None, n, -(-n // ITEM))
 
     def runs(self) -> Packed:
-        """The list for `run_view`."""
+        """The list as `run_view` reads it."""
         n, (ptr, word) = self.end - self.begin, self._items
         arrays = {"item_ptr": ptr, "item_word": word, "y_shift": self.y_shift, "z_word": self.z_word}
         storage = Storage(item=(0,), leaf=(1, 2), max_item_nnz=ITEM)
@@ -99,11 +99,11 @@ class TaskList:
 
     @cached_property
     def _items(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(item_ptr, p of each item): runs of one p, cut where they are longer than an item."""
-        bounds = self.matching.ends.new_tensor([self.begin, max(self.begin, self.end - 1)])
-        low, high = torch.searchsorted(self.matching.ends, bounds, right=True).tolist()
+        """The pointers and the p of work items: runs of one p, split where they are longer than an item."""
+        bounds = self.join_order.ends.new_tensor([self.begin, max(self.begin, self.end - 1)])
+        low, high = torch.searchsorted(self.join_order.ends, bounds, right=True).tolist()
         high = high + 1 if self.end > self.begin else low
-        stops = self.matching.ends[low:high].clamp(max=self.end) - self.begin
+        stops = self.join_order.ends[low:high].clamp(max=self.end) - self.begin
         lengths = torch.diff(stops, prepend=stops.new_zeros(1))
         pieces = (lengths + ITEM - 1) // ITEM
         run = torch.repeat_interleave(pieces)
@@ -112,14 +112,14 @@ class TaskList:
         ptr = torch.cat([starts, stops.new_tensor([self.end - self.begin])])
         return ptr.to(index_dtype(self.end - self.begin)), (run + low).to(index_dtype(self.shape[0]))
 
-    def pieces(self, size: int) -> Iterator[TaskList]:
-        """The tasks in lists of about `size`, whole frames each."""
+    def pieces(self, size: int) -> Iterator[NonzeroPairList]:
+        """The same tasks in lists of about `size`, whole frames each."""
         size = max(FRAME, size // FRAME * FRAME)
         for start in range(0, self.end - self.begin, size):
             stop = min(start + size, self.end - self.begin)
             arrays = (self.x_word[start:stop], self.x_base[start // FRAME : -(-stop // FRAME)])
             moved = (self.y_shift + start, self.z_word[start:stop])
-            yield TaskList(self.matching, self.nnz, self.begin + start, self.begin + stop, *arrays, *moved)
+            yield NonzeroPairList(self.join_order, self.nnz, self.begin + start, self.begin + stop, *arrays, *moved)
 
     def coordinates(self) -> torch.Tensor:
         """(3, n) int64: p, q and z of every task, in lexicographic order."""
@@ -128,22 +128,22 @@ class TaskList:
         return torch.stack([p, at + self.y_shift[p], self.z_word.long()])
 
 
-class Filling:
-    """A `TaskList` that is filled group by group."""
+class PairListBuilder:
+    """The arrays of a `NonzeroPairList`, filled group by group."""
 
-    def __init__(self, matching: Matching, begin: int, end: int, nnz: int) -> None:
-        """Allocate for tasks ``begin .. end``; `nnz` is the most entries that the result may have."""
-        device, tasks = matching.ends.device, end - begin
-        entries = index_dtype(max(*matching.live, tasks))
-        self.matching, self.begin, self.end = matching, begin, end
+    def __init__(self, join_order: JoinOrder, begin: int, end: int, nnz: int) -> None:
+        """Allocate arrays for tasks ``begin .. end``; `nnz` is the most entries that the result may have."""
+        device, tasks = join_order.ends.device, end - begin
+        entries = index_dtype(max(*join_order.matched, tasks))
+        self.join_order, self.begin, self.end = join_order, begin, end
         self.x_word = torch.empty(tasks, dtype=torch.uint8, device=device)
         frames = torch.arange(begin, end, FRAME, device=device)
-        self.x_base = torch.searchsorted(matching.ends, frames, right=True).to(entries)
-        self.y_shift = torch.empty(matching.live[0], dtype=entries, device=device)
+        self.x_base = torch.searchsorted(join_order.ends, frames, right=True).to(entries)
+        self.y_shift = torch.empty(join_order.matched[0], dtype=entries, device=device)
         self.z_word = torch.empty(tasks, dtype=index_dtype(nnz), device=device)
 
-    def take(self, group: Group) -> None:
-        """Put a group where its tasks are."""
+    def take(self, group: TaskGroup) -> None:
+        """Write a group at the positions of its tasks."""
         made = group.tasks
         start, stop = made.begin - self.begin, made.end - self.begin
         frame = torch.arange(start, stop, dtype=made.p.dtype, device=made.p.device) // FRAME
@@ -151,38 +151,38 @@ class Filling:
         self.y_shift[made.first : made.first + made.shift.numel()] = made.shift - start
         self.z_word[start:stop] = group.slot
 
-    def list(self, nnz: int) -> TaskList:
-        """What was filled, for a result of `nnz` entries."""
+    def list(self, nnz: int) -> NonzeroPairList:
+        """The list of the tasks written, for a result of `nnz` entries."""
         arrays = (self.x_word, self.x_base, self.y_shift, self.z_word)
-        return TaskList(self.matching, nnz, self.begin, self.end, *arrays)
+        return NonzeroPairList(self.join_order, nnz, self.begin, self.end, *arrays)
 
 
 class Tasks:
-    """All tasks: one list, kept, where it fits a share of the memory limit; else lists made again at each use."""
+    """All tasks as one list, kept, where it fits a share of the memory limit; else as lists made again at each use."""
 
-    def __init__(self, matching: Matching, budget: Budget) -> None:
-        self.matching, self.budget = matching, budget
-        self.fits = keeps(matching.tasks, budget)
+    def __init__(self, join_order: JoinOrder, budget: Budget) -> None:
+        self.join_order, self.budget = join_order, budget
+        self.fits = keeps(join_order.tasks, budget)
         self.nnz = 0
-        """Entries of the result, once its pattern is known."""
-        self._kept: TaskList | None = None
+        """Number of entries of the result, once its pattern is known."""
+        self._kept: NonzeroPairList | None = None
 
     @property
     def _most(self) -> int:
-        return self.matching.meeting.most_results
+        return self.join_order.join.most_results
 
     def places(self) -> torch.Tensor:
         """(nnz,) the distinct places of all tasks, ascending; the list is filled on the way if it is kept."""
         if self._marked:
-            marks = Marks(self.matching, FRAME)
+            marks = Marks(self.join_order, FRAME)
             self.nnz = marks.results
             self.budget.check(self.nnz)
             self._kept = self._list_of(marks)
             return marks.places()
-        done = [self.matching.ends.new_zeros(0)]
+        done = [self.join_order.ends.new_zeros(0)]
         filling = self._filling()
         self.nnz = 0
-        for group in groups(self.matching, self.budget.chunk):
+        for group in groups(self.join_order, self.budget.chunk):
             done.append(group.fresh)
             self.nnz += group.fresh.numel()
             self.budget.check(self.nnz, least=True)
@@ -191,18 +191,18 @@ class Tasks:
         self._kept = filling.list(self.nnz) if filling is not None else None
         return torch.cat(done)
 
-    def __iter__(self) -> Iterator[TaskList]:
+    def __iter__(self) -> Iterator[NonzeroPairList]:
         if self._kept is None and self._marked:
-            self._kept = self._list_of(Marks(self.matching, FRAME))
+            self._kept = self._list_of(Marks(self.join_order, FRAME))
         if self._kept is not None:
             yield self._kept
             return
         filling = self._filling()
-        for group in groups(self.matching, self.budget.chunk):
+        for group in groups(self.join_order, self.budget.chunk):
             if filling is not None:
                 filling.take(group)
                 continue
-            alone = Filling(self.matching, group.tasks.begin, group.tasks.end, self._most)
+            alone = PairListBuilder(self.join_order, group.tasks.begin, group.tasks.end, self._most)
             alone.take(group)
             yield alone.list(self.nnz)
         if filling is not None:
@@ -211,22 +211,22 @@ class Tasks:
 
     @property
     def _marked(self) -> bool:
-        """Whether kernels find the pattern and the list, and not groups of tasks."""
-        return self.fits and markable(self.matching, self.budget)
+        """Whether kernels, and not groups of tasks, find the pattern and the list."""
+        return self.fits and markable(self.join_order, self.budget)
 
-    def _list_of(self, marks: Marks) -> TaskList:
+    def _list_of(self, marks: Marks) -> NonzeroPairList:
         arrays = (marks.x_word, marks.x_base, marks.y_shift, marks.z_word())
-        return TaskList(self.matching, self.nnz, 0, self.matching.tasks, *arrays)
+        return NonzeroPairList(self.join_order, self.nnz, 0, self.join_order.tasks, *arrays)
 
-    def _filling(self) -> Filling | None:
-        return Filling(self.matching, 0, self.matching.tasks, self._most) if self.fits else None
+    def _filling(self) -> PairListBuilder | None:
+        return PairListBuilder(self.join_order, 0, self.join_order.tasks, self._most) if self.fits else None
 
     @property
-    def none(self) -> TaskList:
-        """A list of no tasks: what programs are generated by before there are any."""
-        return Filling(self.matching, 0, 0, self._most).list(self.nnz)
+    def none(self) -> NonzeroPairList:
+        """A list of no tasks, by which programs are generated before there are any."""
+        return PairListBuilder(self.join_order, 0, 0, self._most).list(self.nnz)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the list, if it is kept."""
-        return self.matching.tasks * KEPT_BYTES if self.fits else 0
+        return self.join_order.tasks * KEPT_BYTES if self.fits else 0

@@ -30,7 +30,7 @@ class Arrays:
 
 
 @dataclass(frozen=True)
-class Bound:
+class BoundPrograms:
     """Programs with the arrays of storages."""
 
     arrays: Arrays
@@ -61,7 +61,7 @@ class Executable:
         self.programs, self.shape, self.dtype = programs, (rows, *width), dtype
         self.stores = all(owned(p) for p in programs.programs)
         self.zeroes = not (self.stores and covered)
-        self._bound: Bound | None = None
+        self._bound: BoundPrograms | None = None
 
     def run(
         self,
@@ -102,7 +102,7 @@ class Executable:
 
     def _ordered(
         self,
-        bound: Bound,
+        bound: BoundPrograms,
         second: SecondPass,
         values: Values,
         dense: Sequence[torch.Tensor],
@@ -123,7 +123,7 @@ class Executable:
 
     def _bound_to(
         self, arrays: Arrays, items: Sequence[tuple[int, int]] | None, values: Values, dense: Sequence[torch.Tensor]
-    ) -> Bound:
+    ) -> BoundPrograms:
         """The programs bound to these arrays; bound once while the same ones come again."""
         bound = self._bound
         if items is None and bound is not None and bound.arrays is arrays:
@@ -134,7 +134,7 @@ class Executable:
             parts = [a.some(p, *which) for p, a, which in own]
         # A storage whose coordinates are all computed has no arrays.
         given = (*(a for part in arrays.parts for a in part.index), *dense, *values)
-        made = Bound(arrays, self.programs.bind(parts), next(t.device for t in given if t is not None))
+        made = BoundPrograms(arrays, self.programs.bind(parts), next(t.device for t in given if t is not None))
         if items is None:
             self._bound = made
         return made

@@ -11,7 +11,7 @@ from cases import assert_matches
 from pair_cases import EQUATIONS, MIXED, SIZES, operands, small_blocks, structural
 
 import sparsetc as stc
-from sparsetc.codegen.split_pairs import Places, split
+from sparsetc.codegen.split_float16 import TilePositions, split
 from sparsetc.pair import marks
 from sparsetc.pair import tasks as task_lists
 
@@ -95,16 +95,16 @@ def far_apart(free: int, inner: int) -> tuple[stc.SparseTensor, stc.SparseTensor
 
 
 @pytest.mark.parametrize("plan", ["bcb", stc.plan_bcb(threshold=1200)], ids=str)
-@pytest.mark.parametrize(("free", "inner", "in_parts"), [(0, 0, True), (50, 0, True), (0, 10, True), (0, 30, False)])
-def test_highest_is_as_exact_as_float32(free: int, inner: int, in_parts: bool, plan: str | stc.Plan) -> None:
-    """By blocks in parts where values are near enough to their row's largest, else by blocks as they are."""
+@pytest.mark.parametrize(("free", "inner", "in_halves"), [(0, 0, True), (50, 0, True), (0, 10, True), (0, 30, False)])
+def test_highest_is_as_exact_as_float32(free: int, inner: int, in_halves: bool, plan: str | stc.Plan) -> None:
+    """By blocks in halves where values are near enough to their row's largest, else by blocks as they are."""
     x, y = far_apart(free, inner)
     kernel = stc.compile("ik,jk->ij", x, y, plan=plan, precision="highest")
     path = kernel.contraction.chain.pairs[0].path
-    path = path.halves[0].path if kernel.plan.name == "bcb+scalar" else path
-    with mock.patch.object(path, "launch_of_parts", wraps=path.launch_of_parts) as parts:
+    path = path.branches[0].path if kernel.plan.name == "bcb+scalar" else path
+    with mock.patch.object(path, "launch_of_halves", wraps=path.launch_of_halves) as halves:
         found = kernel().to_dense().double()
-    assert parts.called == in_parts
+    assert halves.called == in_halves
     exact, size = (
         x.to_dense().double() @ y.to_dense().double().T,
         x.to_dense().double().abs() @ y.to_dense().double().abs().T,
@@ -127,7 +127,7 @@ def test_parts_are_those_of_the_twin(count: int, dtype: torch.dtype) -> None:
     g = torch.Generator().manual_seed(0)
     at = torch.randperm(1 << 20, generator=g)
     line = torch.randint(0, 40, (512,), generator=g).int()
-    places = [Places(own.to(dtype), line, 40, 64, 32) for own in (at[: 1 << 19].sort().values, at[:count])]
+    places = [TilePositions(own.to(dtype), line, 40, 64, 32) for own in (at[: 1 << 19].sort().values, at[:count])]
     values = [torch.randn(p.at.numel(), generator=g) for p in places]
     for own in (slice(None), slice(None, None, -1)):
         expected = split(values[own], places[own])
@@ -224,11 +224,11 @@ def test_marks_and_groups_make_the_same_list(coords: torch.Tensor) -> None:
     x = stc.SparseTensor(coords, torch.ones(coords.shape[1]), (n, n)).cuda()
     with mock.patch.object(marks, "SPREAD", 1 << 14):
         (step,) = stc.compile("ij,jk->ik", x, x, plan="scalar").contraction.chain.pairs
-        assert marks.markable(step.matching, step.budget)
+        assert marks.markable(step.join_order, step.budget)
     made = []
     for marked in (True, False):
         with mock.patch.object(task_lists, "markable", return_value=marked):
-            tasks = task_lists.Tasks(step.matching, step.budget)
+            tasks = task_lists.Tasks(step.join_order, step.budget)
             made.append((tasks.places(), *tasks))
     (places, one), (expected, other) = made
     assert torch.equal(places, expected)

@@ -17,7 +17,7 @@ from sparsetc.pair import marks as marking
 from sparsetc.pair import tasks as task_lists
 from sparsetc.pair.marks import Marks, markable
 from sparsetc.pair.step import PairStep
-from sparsetc.pair.tasks import TaskList, Tasks
+from sparsetc.pair.tasks import NonzeroPairList, Tasks
 
 
 def step_of(equation: str, given: list[Any], **settings: object) -> PairStep:
@@ -25,14 +25,14 @@ def step_of(equation: str, given: list[Any], **settings: object) -> PairStep:
     return step
 
 
-def made(step: PairStep, marked: bool) -> tuple[torch.Tensor, TaskList]:
+def made(step: PairStep, marked: bool) -> tuple[torch.Tensor, NonzeroPairList]:
     """(places, list), by marks or by groups."""
     with mock.patch.object(task_lists, "markable", return_value=marked), poisoned():
-        tasks = Tasks(step.matching, step.budget)
+        tasks = Tasks(step.join_order, step.budget)
         places = tasks.places()
         (one,) = tasks
         # A list made again, of a pattern that another path has found.
-        again = Tasks(step.matching, step.budget)
+        again = Tasks(step.join_order, step.budget)
         again.nnz = tasks.nnz
         (other,) = again
     assert one.nnz == tasks.nnz == places.numel()
@@ -40,7 +40,7 @@ def made(step: PairStep, marked: bool) -> tuple[torch.Tensor, TaskList]:
     return places, one
 
 
-def same(left: TaskList, right: TaskList) -> None:
+def same(left: NonzeroPairList, right: NonzeroPairList) -> None:
     for name in ("x_word", "x_base", "y_shift", "z_word"):
         a, b = getattr(left, name), getattr(right, name)
         assert a.dtype == b.dtype
@@ -49,9 +49,9 @@ def same(left: TaskList, right: TaskList) -> None:
 
 
 def check(step: PairStep) -> None:
-    assert markable(step.matching, step.budget) == (step.matching.tasks > 0)
+    assert markable(step.join_order, step.budget) == (step.join_order.tasks > 0)
     places, one = made(step, False)
-    if step.matching.tasks:
+    if step.join_order.tasks:
         found, other = made(step, True)
         assert found.dtype == places.dtype == torch.int64
         assert torch.equal(found, places)
@@ -97,7 +97,7 @@ def test_one_row_with_most_of_the_tasks() -> None:
         coords = torch.unique(torch.cat([n - 1 - c if flipped else c for c in lines], 1), dim=1)
         x = stc.SparseTensor(coords, torch.ones(coords.shape[1]), (n, n))
         step = step_of("ij,jk->ik", [x, x])
-        assert step.matching.tasks > n * n
+        assert step.join_order.tasks > n * n
         check(step)
 
 
@@ -113,16 +113,16 @@ def test_runs_longer_than_programs() -> None:
 def test_one_task_and_none() -> None:
     one = stc.SparseTensor(torch.tensor([[3], [5]]), torch.ones(1), (7, 7))
     step = step_of("ij,kj->ik", [one, one])
-    assert step.matching.tasks == 1
+    assert step.join_order.tasks == 1
     check(step)
     none = step_of("ij,jk->ik", [one, one])
-    assert none.matching.tasks == 0
+    assert none.join_order.tasks == 0
     check(none)
 
 
 def test_marks_are_for_places_that_are_few_a_task_and_fit() -> None:
     step = step_of("ij,jk->ik", operands("ij,jk->ik", "skewed"))
-    m, places = step.matching, step.matching.rows * step.matching.columns
+    m, places = step.join_order, step.join_order.rows * step.join_order.columns
     with mock.patch.object(marking, "FEW", 0):
         for spread, wanted in [(places // m.tasks + 1, True), (0, False)]:
             with mock.patch.object(marking, "SPREAD", spread):
@@ -130,7 +130,7 @@ def test_marks_are_for_places_that_are_few_a_task_and_fit() -> None:
     for limit, wanted in [(places, True), (places - 1, False)]:  # a quarter of a byte a place, a quarter of the limit
         assert markable(m, replace(step.budget, limit=limit)) == wanted
     other = step_of("ij,jk->ik", operands("ij,jk->ik", "skewed"), backend="torch")
-    assert not markable(other.matching, other.budget)
+    assert not markable(other.join_order, other.budget)
 
 
 def test_the_count_is_checked_before_places_are_made() -> None:
@@ -144,6 +144,6 @@ def test_the_count_is_checked_before_places_are_made() -> None:
         mock.patch.object(Marks, "z_word", late),
         pytest.raises(stc.OutOfMemoryError),
     ):
-        Tasks(step.matching, budget).places()
+        Tasks(step.join_order, budget).places()
     budget.check.assert_called_once_with(10)
     late.assert_not_called()

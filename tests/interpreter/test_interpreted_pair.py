@@ -132,12 +132,12 @@ PLANS_OF_BLOCKS = {"bcb": "bcb", "bcb+scalar": small_blocks("ijk,klm->ijlm", 2, 
 
 @pytest.mark.parametrize("name", PLANS_OF_BLOCKS)
 @pytest.mark.parametrize(
-    ("free", "inner", "in_parts"),
+    ("free", "inner", "in_halves"),
     [((0, 0), (0, 0), True), ((-60, 60), (-6, 6), True), ((0, 0), (-60, 60), False), ((-120, -100), (0, 0), False)],
     ids=["alike", "rows-far-apart", "values-far-apart", "tiny"],
 )
-def test_values_decide_whether_blocks_are_in_parts(
-    free: tuple[int, int], inner: tuple[int, int], in_parts: bool, name: str
+def test_values_decide_whether_blocks_are_in_halves(
+    free: tuple[int, int], inner: tuple[int, int], in_halves: bool, name: str
 ) -> None:
     """Rows of x, and contracted coordinates, of very different size: exact either way."""
     equation = "ijk,klm->ijlm"
@@ -145,11 +145,11 @@ def test_values_decide_whether_blocks_are_in_parts(
     x, y = scaled(scaled(x, 0, *free, 1), 2, *inner, 2), scaled(y, 0, *inner, 3)
     kernel = stc.compile(equation, x, y, plan=PLANS_OF_BLOCKS[name], precision="highest")
     path = kernel.contraction.chain.pairs[0].path
-    path = path if name == "bcb" else path.halves[0].path
-    with mock.patch.object(path, "launch_of_parts", wraps=path.launch_of_parts) as parts:
+    path = path if name == "bcb" else path.branches[0].path
+    with mock.patch.object(path, "launch_of_halves", wraps=path.launch_of_halves) as halves:
         assert component_error(kernel(), equation, [x, y]) < 1e-6
-    assert parts.called == in_parts
-    assert ("launch" in vars(path)) != in_parts  # the program of blocks as they are is made when asked for
+    assert halves.called == in_halves
+    assert ("launch" in vars(path)) != in_halves  # the program of blocks as they are is made when asked for
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
@@ -161,7 +161,7 @@ def test_values_that_are_not_finite_reach_their_own_entries_only(value: float) -
     torch.testing.assert_close(kernel().values, path().values, equal_nan=True, rtol=1e-5, atol=1e-5)
 
 
-def test_few_blocks_in_parts_are_made_at_a_time() -> None:
+def test_few_blocks_in_halves_are_made_at_a_time() -> None:
     """Rows of blocks of each buffer, and of shares of runs."""
     given = operands("ij,jk->ik", "dense", torch.float32, sizes={"i": 12, "j": 40, "k": 8})
     given = [scaled(given[0], 0, -40, 40, 1), scaled(given[1], 1, -40, 40, 2)]

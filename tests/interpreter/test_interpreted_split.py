@@ -1,4 +1,4 @@
-"""The kernels that store values in parts under Triton's interpreter, against their twin in torch, bit by bit."""
+"""The kernels that store values in halves under Triton's interpreter, against their twin in torch, bit by bit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from split_cases import NO_VALUES, Drawn, Operand, drawn, operand, rows_of
 
-from sparsetc.codegen.split_pairs import BLOCK, EXACT, GROUP, INEXACT, INFINITE, computed, launched, room_for
+from sparsetc.codegen.split_float16 import BLOCK, EXACT, GROUP, INEXACT, INFINITE, computed, launched, room_for
 
 
 def check(x: Operand, y: Operand, expected: int) -> None:
@@ -18,11 +18,11 @@ def check(x: Operand, y: Operand, expected: int) -> None:
     values = [x[0], y[0]]
     for run, dtype in ((computed, torch.int64), (launched, torch.int64), (launched, torch.int32)):
         places = [replace(p, at=p.at.to(dtype)) for _, p in (x, y)]
-        parts = room_for(places, values[0].device)
-        run(values, places, parts)
-        arrays = [*(a for own in parts.arrays for a in own), parts.verdict, *parts.most]
+        halves = room_for(places, values[0].device)
+        run(values, places, halves)
+        arrays = [*(a for own in halves.arrays for a in own), halves.verdict, *halves.most]
         found.append([a.view(torch.uint8) for a in arrays])
-        assert int(parts.verdict) == expected
+        assert int(halves.verdict) == expected
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 

@@ -96,7 +96,7 @@ def test_few_sums_of_many_tasks_are_ordered() -> None:
         (step,) = made.contraction.chain.pairs
         kept = step.sums.of("z")._kept
         assert kept is not None
-        assert len(kept[1]) == -(-step.matching.tasks // 96)
+        assert len(kept[1]) == -(-step.join_order.tasks // 96)
     with mock.patch.object(scalar, "MANY", 1000):
         assert "atomic" in run("ijk,ijk->", given).source
 

@@ -35,8 +35,8 @@ def test_operands_that_differ_in_storage(name: str) -> None:
 
 @pytest.mark.parametrize("wide", [False, True], ids=["narrow", "wide"])
 @pytest.mark.parametrize("name", FOLDS)
-def test_tiles_in_parts(name: str, wide: bool) -> None:
-    check(DrawnTiles(FOLDS[name], dtype=torch.float32, wide=wide, tiles=(2, 3), pairs=(2, 0, 1), parts=True))
+def test_tiles_in_halves(name: str, wide: bool) -> None:
+    check(DrawnTiles(FOLDS[name], dtype=torch.float32, wide=wide, tiles=(2, 3), pairs=(2, 0, 1), halves=True))
 
 
 @settings(max_examples=30, deadline=None)

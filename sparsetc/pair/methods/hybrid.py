@@ -1,6 +1,6 @@
 """``bcb+scalar``: well-filled blocks of x by one method, its other nonzeros by another, one result.
 
-In: the `Share`s of a `Meeting` that the two take, and their paths. Out: the result's values by place. The pattern is
+In: the `JoinSubset`s of a `Join` that the two take, and their paths. Out: the result's values by place. The pattern is
 the union of both patterns. Where they overlap values are added, two to an entry, so bits do not depend on an order.
 """
 
@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
-from sparsetc.codegen.split_pairs import Parts
+from sparsetc.codegen.split_float16 import Halves
 from sparsetc.ir.plan import Plan
-from sparsetc.pair.meeting import Share
+from sparsetc.pair.join import JoinSubset
 from sparsetc.pair.method import Method, NumericPath, Sizes
 from sparsetc.pair.methods.block_pairs import BlockPairs
 from sparsetc.pair.methods.nonzero_pairs import NonzeroPairs
@@ -54,7 +54,7 @@ class Hybrid(Method):
         if blocks is None:
             return None
         r, c, _ = p.cut.extents
-        results = min(split.blocks.made * r * c + split.tasks, p.meeting.rows * p.meeting.columns)
+        results = min(split.blocks.made * r * c + split.tasks, p.join.rows * p.join.columns)
         merged = results * (8 + 3 * p.width) / p.profile.moved  # an entry's slot, its value, and the sum
         return scalar + blocks + merged + MERGE_LAUNCHES * p.profile.call
 
@@ -71,82 +71,82 @@ class Hybrid(Method):
     def prepare(self, p: PairProblem, plan: Plan) -> HybridPath:
         """The paths of both sides."""
         filled = p.populations.entries(plan.option("threshold", 1))
-        blocks, rest = p.meeting.only(filled), p.meeting.only(~filled)
+        blocks, rest = p.join.only(filled), p.join.only(~filled)
         return HybridPath(
-            Half(blocks, self.blocks.prepare(p.of(blocks.part), plan)),
-            Half(rest, self.rest.prepare(p.of(rest.part), plan)),
+            Branch(blocks, self.blocks.prepare(p.of(blocks.join), plan)),
+            Branch(rest, self.rest.prepare(p.of(rest.join), plan)),
         )
 
 
 @dataclass(frozen=True)
-class Half:
+class Branch:
     """One of the two paths, and what it takes."""
 
-    share: Share
+    subset: JoinSubset
     path: NumericPath
 
     def places(self) -> torch.Tensor:
         """Places of its results, ascending, among those of the whole."""
-        return self.share.places(self.path.places())
+        return self.subset.places(self.path.places())
 
-    def parts(self, x: torch.Tensor, y: torch.Tensor) -> Parts | None:
-        """Its values in parts, of the values of all entries."""
-        return self.path.parts(x.index_select(0, self.share.entries), y)
+    def halves(self, x: torch.Tensor, y: torch.Tensor) -> Halves | None:
+        """Its values in halves, of the values of all entries."""
+        return self.path.halves(x.index_select(0, self.subset.entries), y)
 
-    def run(self, x: torch.Tensor, y: torch.Tensor, parts: Parts | None = None) -> torch.Tensor:
+    def run(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None = None) -> torch.Tensor:
         """Values by place of its own, of the values of all entries."""
-        return self.path.run(x.index_select(0, self.share.entries), y, parts)
+        return self.path.run(x.index_select(0, self.subset.entries), y, halves)
 
 
 class HybridPath:
     """Blocks by one method, then the other nonzeros by another."""
 
-    def __init__(self, *halves: Half) -> None:
-        self.halves = halves
+    def __init__(self, *branches: Branch) -> None:
+        self.branches = branches
         self.slots: list[torch.Tensor] = []
-        """Entries of the result that each half's results belong to."""
+        """Entries of the result that each branch's results belong to."""
         self.nnz = 0
 
     @property
     def sizes(self) -> Sizes:
-        """How much of each operand both halves read."""
-        return tuple(own for half in self.halves for own in half.path.sizes)
+        """How much of each operand both branches read."""
+        return tuple(own for branch in self.branches for own in branch.path.sizes)
 
     def places(self) -> torch.Tensor:
-        """The union of both halves' places, (nnz,) int64."""
-        found = [half.places() for half in self.halves]
+        """The union of both branches' places, (nnz,) int64."""
+        found = [branch.places() for branch in self.branches]
         places = torch.unique(torch.cat(found))
         self.slots = [torch.searchsorted(places, own) for own in found]
         self.nnz = places.numel()
         return places
 
-    def parts(self, x: torch.Tensor, y: torch.Tensor) -> Parts | None:
-        """The parts of values that are multiplied in blocks."""
-        return self.halves[0].parts(x, y)
+    def halves(self, x: torch.Tensor, y: torch.Tensor) -> Halves | None:
+        """The halves of values that are multiplied in blocks."""
+        return self.branches[0].halves(x, y)
 
-    def run(self, x: torch.Tensor, y: torch.Tensor, parts: Parts | None = None) -> torch.Tensor:
+    def run(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None = None) -> torch.Tensor:
         """Multiply blocks, then nonzeros; an entry gets one value of each at most."""
         out = x.new_zeros(self.nnz)
-        for half, slots, own in zip(self.halves, self.slots, (parts, None), strict=True):
-            out.index_add_(0, slots, half.run(x, y, own))
+        for branch, slots, own in zip(self.branches, self.slots, (halves, None), strict=True):
+            out.index_add_(0, slots, branch.run(x, y, own))
         return out
 
     @property
     def source(self) -> str:
         """The texts of both programs, one after the other."""
-        return "\n\n".join(half.path.source for half in self.halves)
+        return "\n\n".join(branch.path.source for branch in self.branches)
 
     @property
     def path(self) -> Path:
         """The file of the blocks' program."""
-        return self.halves[0].path.path
+        return self.branches[0].path.path
 
     @property
     def nbytes(self) -> int:
         """Bytes of both lists of tasks, and of where their values go."""
-        own = [half.share.entries for half in self.halves] + self.slots
-        return sum(half.path.nbytes for half in self.halves) + sum(a.numel() * 8 for a in own)
+        own = [branch.subset.entries for branch in self.branches] + self.slots
+        return sum(branch.path.nbytes for branch in self.branches) + sum(a.numel() * 8 for a in own)
 
     def ptx(self, target: str) -> str:
         """The assembly of both kernels."""
-        return "\n".join(half.path.ptx(target) for half in self.halves)
+        return "\n".join(branch.path.ptx(target) for branch in self.branches)

@@ -8,7 +8,7 @@ import torch
 
 from sparsetc.codegen import cache
 from sparsetc.codegen.launch import source_name
-from sparsetc.codegen.split_pairs import Parts
+from sparsetc.codegen.split_float16 import Halves
 from sparsetc.dense import matmul_precision
 from sparsetc.errors import PlanError
 from sparsetc.ir.plan import Plan
@@ -27,7 +27,7 @@ class Matmul(Method):
 
     def seconds(self, p: PairProblem) -> float | None:
         """Time of the product, where the unfolded operands and product take half of the memory limit or less."""
-        sizes = p.meeting.sizes
+        sizes = p.join.sizes
         fits = self._has_product(p) and sizes.elements * p.width <= p.budget.limit // 2
         return dense_seconds(sizes, p.width, p.rated, p.profile) if fits else None
 
@@ -37,7 +37,7 @@ class Matmul(Method):
 
     def prepare(self, p: PairProblem, plan: Plan) -> DensePath:
         """The product, in a precision that is exact for values of 16 bits."""
-        sizes, device = p.meeting.sizes, p.budget.device
+        sizes, device = p.join.sizes, p.budget.device
         if not self._has_product(p):
             raise PlanError(f'plan "dense" needs a matrix product, which {device.type} has not for {p.dtype}')
         unfolded = f"{sizes.batch} x {sizes.free_x} x {sizes.contracted} x {sizes.free_y}"
@@ -56,7 +56,7 @@ class DensePath:
 
     def __init__(self, unfolded: Unfolded, equation: str, budget: Budget, precision: str) -> None:
         self.unfolded, self.budget, self.precision = unfolded, budget, precision
-        self.source = dense_source(equation, unfolded.meeting.roles)
+        self.source = dense_source(equation, unfolded.join.roles)
         module, self.path = cache.load(self.source, budget.settings.cache_dir, source_name(equation, "dense"))
         self.module: Any = module
         self.at = torch.zeros(0, dtype=torch.long, device=budget.device)
@@ -64,7 +64,7 @@ class DensePath:
     @property
     def sizes(self) -> Sizes:
         """The entries that meet any; no coordinates are read."""
-        m = self.unfolded.meeting
+        m = self.unfolded.join
         return (m.x_key.numel(), 0), (m.y_key.numel(), 0)
 
     def places(self) -> torch.Tensor:
@@ -77,13 +77,13 @@ class DensePath:
         self.at = self.unfolded.positions(places)
         return places
 
-    def parts(self, x: torch.Tensor, y: torch.Tensor) -> None:
+    def halves(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """None, since values are multiplied as they are."""
 
-    def run(self, x: torch.Tensor, y: torch.Tensor, parts: Parts | None = None) -> torch.Tensor:
+    def run(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None = None) -> torch.Tensor:
         """Scatter, multiply, gather."""
-        m = self.unfolded.meeting
-        return self._product(picked(x, m.x_live), picked(y, m.y_live), self.at, self.precision)
+        m = self.unfolded.join
+        return self._product(picked(x, m.x_matched), picked(y, m.y_matched), self.at, self.precision)
 
     def _product(self, x: torch.Tensor, y: torch.Tensor, at: torch.Tensor | None, precision: str) -> torch.Tensor:
         u = self.unfolded

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from sparsetc.codegen.split_pairs import Parts
+from sparsetc.codegen.split_float16 import Halves
 from sparsetc.ir.plan import Plan
 from sparsetc.pair.method import Method, Sizes
 from sparsetc.pair.prices import scalar_seconds
@@ -21,8 +21,8 @@ class NonzeroPairs(Method):
 
     def seconds(self, p: PairProblem, tasks: int | None = None) -> float:
         """Time of so many pairs, or of all."""
-        tasks = p.meeting.tasks if tasks is None else tasks
-        return scalar_seconds(tasks, p.meeting.rows * p.meeting.columns, p.width, p.budget, p.profile)
+        tasks = p.join.tasks if tasks is None else tasks
+        return scalar_seconds(tasks, p.join.rows * p.join.columns, p.width, p.budget, p.profile)
 
     def plan(self, p: PairProblem) -> Plan:
         """Coordinates and values of both operands."""
@@ -42,17 +42,17 @@ class ScalarPath:
     @property
     def sizes(self) -> Sizes:
         """The entries that meet any, and the coordinates of all."""
-        m = self.sums.tasks.matching.meeting
+        m = self.sums.tasks.join_order.join
         return (m.x_key.numel(), m.x.nbytes), (m.y_key.numel(), m.y.nbytes)
 
     def places(self) -> torch.Tensor:
         """(nnz,) the distinct places of all tasks: expand, sort, compress."""
         return self.sums.tasks.places()
 
-    def parts(self, x: torch.Tensor, y: torch.Tensor) -> None:
+    def halves(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """None, since values are multiplied as they are."""
 
-    def run(self, x: torch.Tensor, y: torch.Tensor, parts: Parts | None = None) -> torch.Tensor:
+    def run(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None = None) -> torch.Tensor:
         """Multiply and add up, task by task."""
         return self.sums.product("z", x, y)
 

@@ -1,8 +1,8 @@
-"""The letters of a contraction of two sparse operands, by the part they play; and the operands as it reads them.
+"""The operands of a join as it reads them, and the letters of a contraction of two sparse operands by role.
 
-In: the letters of two operands and of the result. Out: `Roles`, and a `Side` an operand: distinct coordinates, letter
-by letter, and which of the operand's values make up each. The roles (BCB-SpTC, section II-A, where only the first three
-occur)::
+In: the letters of two operands and of the result. Out: `Roles`, and a `JoinOperand` an operand: distinct coordinates,
+letter by letter, and which of the operand's values make up each. The roles (BCB-SpTC, section II-A, where only the
+first three occur)::
 
     free of x      in x and in the result                 I_m
     free of y      in y and in the result                 I_n
@@ -10,8 +10,8 @@ occur)::
     batch          in x, in y and in the result           elementwise
     own            in one operand alone                   summed before anything else
 
-A letter that an operand has twice takes its diagonal. Both are done once, when the pattern is prepared; a call then
-gathers and adds values.
+A letter that an operand has twice takes its diagonal. Diagonals and own sums are found once, when the pattern is
+prepared; a call then gathers and adds values.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from sparsetc.pair.sums import add_up, kept_dtype
 
 @dataclass(frozen=True)
 class Roles:
-    """Letters by role. `x` and `y` are the operands' letters, without those summed in one operand alone."""
+    """Letters by role; `x` and `y` are the operands' letters without those summed in one operand alone."""
 
     output: tuple[str, ...]
     kept_x: tuple[str, ...]
     """Free of x, and batch, in the result's order: the rows of the result."""
     free_y: tuple[str, ...]
-    """Free of y, in the result's order: its columns."""
+    """Free of y, in the result's order: the columns of the result."""
     batch: tuple[str, ...]
     contracted: tuple[str, ...]
 
@@ -52,27 +52,27 @@ class Roles:
 
     @property
     def free_x(self) -> tuple[str, ...]:
-        """Rows' letters that y does not have."""
+        """Letters of the rows that y does not have."""
         return tuple(c for c in self.kept_x if c not in self.batch)
 
     @property
     def shared(self) -> tuple[str, ...]:
-        """What must be equal for two nonzeros to meet."""
+        """Letters whose coordinates must be equal for two nonzeros to match."""
         return (*self.batch, *self.contracted)
 
     @property
     def x(self) -> tuple[str, ...]:
-        """The order in which x is read: row by row."""
+        """Letters of x in the order in which it is read: row by row."""
         return (*self.kept_x, *self.contracted)
 
     @property
     def y(self) -> tuple[str, ...]:
-        """The order in which y is read: what meets the same nonzeros of x lies together."""
+        """Letters of y in the order in which it is read: what matches the same nonzeros of x lies together."""
         return (*self.shared, *self.free_y)
 
     @property
-    def natural(self) -> tuple[str, ...]:
-        """The order in which results are made."""
+    def result_order(self) -> tuple[str, ...]:
+        """Letters in the order in which results are made: rows, then columns."""
         return (*self.kept_x, *self.free_y)
 
     def __str__(self) -> str:
@@ -81,42 +81,42 @@ class Roles:
 
 
 @dataclass(frozen=True)
-class Side:
-    """One operand's pattern: distinct coordinates, one mode a letter, in the operand's own order where that serves."""
+class JoinOperand:
+    """The pattern of an operand of a join: distinct coordinates by letter, in its own order where that serves."""
 
     letters: tuple[str, ...]
     sizes: tuple[int, ...]
     coords: tuple[torch.Tensor, ...]
     """(n,) int64 a letter."""
     n: int
-    """Distinct entries."""
+    """Number of distinct entries."""
     ordered: bool
     """Whether the entries are known to be in lexicographic order of `letters`."""
     source: torch.Tensor | None
-    """(m,) which of the operand's values take part, those of one entry together; None for all, as they are."""
+    """(m,) which of the operand's values take part, sorted by entry; None for all, as they are."""
     owner: torch.Tensor | None
-    """(m,) the entry each of them adds to; None when it is one each."""
+    """(m,) the entry that each value of `source` adds to; None when each is an entry of its own."""
     like: torch.Tensor
     """An int64 tensor on the operand's device."""
 
     def rows(self, letters: Sequence[str], entries: torch.Tensor | None = None) -> list[torch.Tensor]:
-        """(n,) coordinates a letter; of some entries only."""
+        """The coordinates of each letter, (n,), or (len(entries),) for some entries only."""
         found = [self.coords[self.letters.index(c)] for c in letters]
         return found if entries is None else [row.index_select(0, entries) for row in found]
 
     def extents(self, letters: Sequence[str]) -> tuple[int, ...]:
-        """Sizes of these letters."""
+        """Sizes of the modes that these letters name."""
         return tuple(self.sizes[self.letters.index(c)] for c in letters)
 
-    def only(self, entries: torch.Tensor) -> Side:
-        """Some of the entries, ascending, as an operand of its own, whose values are theirs."""
+    def only(self, entries: torch.Tensor) -> JoinOperand:
+        """An operand of some of the entries, ascending, whose values are theirs."""
         rows = tuple(row.index_select(0, entries) for row in self.coords)
         return replace(self, coords=rows, n=entries.numel(), source=None, owner=None)
 
     def values(self, given: torch.Tensor, deterministic: bool = False) -> torch.Tensor:
         """(n,) the operand's values, entry by entry, in the type that sums are kept in; differentiable."""
-        wide = given.to(kept_dtype(given.dtype))
-        taken = wide if self.source is None else wide.index_select(0, self.source)
+        own = given.to(kept_dtype(given.dtype))
+        taken = own if self.source is None else own.index_select(0, self.source)
         return taken if self.owner is None else add_up(taken, self.owner, self.n, deterministic)
 
     @property
@@ -127,8 +127,8 @@ class Side:
 
 def prepared(
     letters: Sequence[str], coords: torch.Tensor, sizes: dict[str, int], order: Sequence[str], coalesced: bool = False
-) -> Side:
-    """The operand as a `Side` of the letters `order`: its diagonal, the letters it alone has summed away.
+) -> JoinOperand:
+    """An operand of a join with the letters `order`: its diagonal, with all other letters summed away.
 
     Args:
         letters: of the operand's modes; one may repeat.
@@ -143,23 +143,26 @@ def prepared(
     rows = rows if source is None else tuple(row[source] for row in rows)
     n = coords.shape[1] if source is None else source.numel()
     if coalesced and sorted(letters) == sorted(order):  # no letter twice, and none summed away
-        return Side(order, extents, rows, n, letters == order, None, None, coords)
+        return JoinOperand(order, extents, rows, n, letters == order, None, None, coords)
     if not rows:
         found = _summed(n, source, coords)
-        return Side(order, extents, (), min(n, 1), True, *found, coords)
+        return JoinOperand(order, extents, (), min(n, 1), True, *found, coords)
     keys = crd.sort_keys(rows, extents)
     if crd.is_sorted_unique(keys):
-        return Side(order, extents, rows, n, True, source, None, coords)
+        return JoinOperand(order, extents, rows, n, True, source, None, coords)
     by_key = lexsort(rows, extents)
     fresh = crd.starts_of_runs([k[by_key] for k in keys])
-    heads = by_key[fresh]
-    owner = None if heads.numel() == n else torch.cumsum(fresh, 0) - 1
+    representatives = by_key[fresh]
+    n_distinct = representatives.numel()
+    owner = None if n_distinct == n else torch.cumsum(fresh, 0) - 1
     source = by_key if source is None else source[by_key]
-    return Side(order, extents, tuple(row[heads] for row in rows), heads.numel(), True, source, owner, coords)
+    return JoinOperand(
+        order, extents, tuple(row[representatives] for row in rows), n_distinct, True, source, owner, coords
+    )
 
 
 def _summed(
     n: int, source: torch.Tensor | None, coords: torch.Tensor
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """(source, owner) of an operand all of whose letters are summed away: one entry, or none."""
+    """Source and owner of an operand all of whose letters are summed away to one entry, or none."""
     return (source, None) if n < 2 else (source, coords.new_zeros(n))

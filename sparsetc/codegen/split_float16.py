@@ -1,15 +1,15 @@
-"""Values -> parts of 16 bits, for dots in f16x3: packing, and the verdict on whether parts are as exact as float32.
+"""Float32 values -> scaled float16 halves, for dots in f16x3, and the verdict on whether those are as exact as float32.
 
-In: (nnz,) float32 values and where they stand in whole tiles. Out: `Parts`. Of a row of an operand (a free position,
-whatever the tile) the largest magnitude is brought to between 2**14 and 2**15 by a power of two, the row's scale. Each
-value v is then::
+In: (nnz,) float32 values and their positions in whole tiles. Out: `Halves`, high and low. Of a row of an operand (a
+free position, whatever the tile) the largest magnitude is brought to between 2**14 and 2**15 by a power of two, the
+row's scale. Each value v is then::
 
     high = float16(v)      11 bits      low = float16((v - high) * 2**11)      12 bits more, the sign among them
 
 A float16 is normal from 2**-14 on, so all 23 bits are there where a row's nonzeros are at least 2**-28 of its largest:
 below that bits are lost. The scales of two rows are multiplied to a sum one after the other; of largest magnitudes
 between 2**-80 and 2**80 neither step overflows for sums of fewer than 2**30 terms, nor leaves the normal numbers for a
-term. Of anything else the verdict is that parts are not exact enough, or that there is an infinity or a NaN.
+term. Of anything else the verdict is that halves are not exact enough, or that there is an infinity or a NaN.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ GROUP = 32
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where the values of an operand stand."""
+class TilePositions:
+    """The positions of the values of an operand in whole tiles."""
 
     at: torch.Tensor
-    """(nnz,): tile * volume + position; int32 where `stored` fits, for kernels read little else, or int64."""
+    """(nnz,) tile * volume + position in it; int32 where `stored` fits, for kernels read little else, or int64."""
     line: torch.Tensor
     """(tiles,) int32, the row of tiles that each tile is in."""
     lines: int
-    """Rows of tiles."""
+    """Number of rows of tiles."""
     side: int
     """Rows of a tile, a power of two."""
     inner: int
-    """Positions of its row, a power of two."""
+    """Positions of a row of a tile, a power of two."""
 
     @property
     def rows(self) -> int:
-        """Rows of the operand."""
+        """Number of rows of the operand."""
         return self.lines * self.side
 
     @property
     def stored(self) -> int:
-        """Positions of all tiles."""
+        """Number of positions of all tiles."""
         return self.line.numel() * self.side * self.inner
 
     @property
@@ -71,17 +71,17 @@ class Places:
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Both operands in parts, and what is found on the way."""
+class Halves:
+    """Both operands in halves, with the scales of their rows and the verdict on their values."""
 
     arrays: tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], ...]
-    """High parts and low parts, (stored,) float16, and scales, (rows,) float32, of each operand."""
+    """The high and low halves, (stored,) float16, and the scales, (rows,) float32, of each operand."""
     most: tuple[torch.Tensor, ...]
-    """(rows,) int32 of each operand, the bits of its rows' largest magnitudes."""
+    """(rows,) int32, the bits of the largest magnitude of each row, of each operand."""
     verdict: torch.Tensor
-    """(1,) int32 on the device, the worse of both operands'."""
+    """(1,) int32 on the device, the worse of both operands' verdicts."""
     found: torch.Tensor
-    """int32: the array that `most` and `verdict` are pieces of."""
+    """The int32 array that `most` and `verdict` are pieces of."""
 
     @property
     def nbytes(self) -> int:
@@ -90,78 +90,78 @@ class Parts:
         return sum(a.numel() * a.element_size() for a in arrays)
 
 
-def split(values: Sequence[torch.Tensor], places: Sequence[Places], room: Parts | None = None) -> Parts:
-    """Parts of both operands, by two launches; nothing is waited for.
+def split(values: Sequence[torch.Tensor], positions: Sequence[TilePositions], room: Halves | None = None) -> Halves:
+    """The halves of both operands, by two launches; nothing is waited for.
 
     Args:
         values: (nnz,) float32 of each operand.
-        places: where they stand.
-        room: parts of other values at the same places, to be overwritten.
+        positions: of these values in tiles, of each operand.
+        room: halves of other values at the same positions, to be overwritten.
     """
     given = [v.contiguous() for v in values]
     if room is None:
-        room = room_for(places, given[0].device)
+        room = room_for(positions, given[0].device)
     else:
         room.found.zero_()  # other positions of tiles are 0 still
     run = launched if given[0].is_cuda else computed
     # Triton launches on the current device.
     with torch.cuda.device(given[0].device) if given[0].is_cuda else contextlib.nullcontext():
-        run(given, places, room)
+        run(given, positions, room)
     return room
 
 
-def room_for(places: Sequence[Places], device: torch.device) -> Parts:
-    """Zeros, where parts are to stand.
+def room_for(positions: Sequence[TilePositions], device: torch.device) -> Halves:
+    """Halves of zeros, to be filled.
 
     A call of torch takes as long as a kernel over a million values, so arrays of a type are made at once.
     """
-    rows = [p.rows for p in places]
+    rows = [p.rows for p in positions]
     found, (verdict, *most) = _together([1, *rows], torch.int32, device)
-    _, high_and_low = _together([p.stored for p in places for _ in range(2)], torch.float16, device)
+    _, high_and_low = _together([p.stored for p in positions for _ in range(2)], torch.float16, device)
     _, scales = _together(rows, torch.float32, device)
     arrays = tuple(zip(high_and_low[::2], high_and_low[1::2], scales, strict=True))
-    return Parts(arrays, tuple(most), verdict, found)
+    return Halves(arrays, tuple(most), verdict, found)
 
 
 def _together(
     sizes: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """(zeros in one allocation, its pieces of these sizes, each aligned)."""
+    """Zeros in one allocation, and its pieces of these sizes, each aligned."""
     pieces = [n for size in sizes for n in (size, -size % (ALIGNED // dtype.itemsize))]
     whole = torch.zeros(sum(pieces), dtype=dtype, device=device)
     return whole, list(whole.split(pieces)[::2])
 
 
-def launched(values: Sequence[torch.Tensor], places: Sequence[Places], parts: Parts) -> None:
-    """Fill the parts by Triton's kernels."""
-    from sparsetc.codegen import split_kernels as kernels
+def launched(values: Sequence[torch.Tensor], positions: Sequence[TilePositions], halves: Halves) -> None:
+    """Fill halves by Triton's kernels."""
+    from sparsetc.codegen import split_float16_kernels as kernels
 
     read = [
         (v, p.at, p.line, m, v.numel(), p.inner.bit_length() - 1, p.side.bit_length() - 1)
-        for v, p, m in zip(values, places, parts.most, strict=True)
+        for v, p, m in zip(values, positions, halves.most, strict=True)
     ]
     of_x, of_y = (-(-v.numel() // BLOCK) for v in values)
     kernels.find_most[(of_x + of_y,)](of_x, *read[0], *read[1])
-    x, y = ((*own, *arrays, p.rows) for own, arrays, p in zip(read, parts.arrays, places, strict=True))
-    of_x, of_y = (-(-max(v.numel(), p.rows) // BLOCK) for v, p in zip(values, places, strict=True))
-    kernels.split[(of_x + of_y,)](of_x, parts.verdict, *x, *y)
+    x, y = ((*own, *arrays, p.rows) for own, arrays, p in zip(read, halves.arrays, positions, strict=True))
+    of_x, of_y = (-(-max(v.numel(), p.rows) // BLOCK) for v, p in zip(values, positions, strict=True))
+    kernels.split[(of_x + of_y,)](of_x, halves.verdict, *x, *y)
 
 
-def computed(values: Sequence[torch.Tensor], places: Sequence[Places], parts: Parts) -> None:
-    """Fill the parts by torch, to the same bits."""
-    for v, p, m, arrays in zip(values, places, parts.most, parts.arrays, strict=True):
-        _computed(v, p, m, arrays, parts.verdict)
+def computed(values: Sequence[torch.Tensor], positions: Sequence[TilePositions], halves: Halves) -> None:
+    """Fill halves by torch, to the bits that the kernels give."""
+    for v, p, m, arrays in zip(values, positions, halves.most, halves.arrays, strict=True):
+        _computed(v, p, m, arrays, halves.verdict)
 
 
 def _computed(
     values: torch.Tensor,
-    places: Places,
+    positions: TilePositions,
     most: torch.Tensor,
     arrays: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     verdict: torch.Tensor,
 ) -> None:
-    (high, low, scales), at = arrays, places.at.long()
-    row, bits = places.row, values.view(torch.int32) & 0x7FFFFFFF
+    (high, low, scales), at = arrays, positions.at.long()
+    row, bits = positions.row, values.view(torch.int32) & 0x7FFFFFFF
     top = most.scatter_reduce_(0, row, bits, "amax")[row]
     scaled = values * _power(2 * BIAS + HEAD - _exponents(top))
     first = scaled.half()

@@ -1,4 +1,4 @@
-"""Values in parts of 16 bits: that nothing is lost where the verdict says so, and what the verdict is."""
+"""Values in halves of 16 bits: that nothing is lost where the verdict says so, and what the verdict is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from split_cases import NO_VALUES, Drawn, drawn, operand, rows_of, value_of
 
-from sparsetc.codegen.split_pairs import ALIGNED, EXACT, INEXACT, INFINITE, Places, room_for, split
+from sparsetc.codegen.split_float16 import ALIGNED, EXACT, INEXACT, INFINITE, TilePositions, room_for, split
 
 
 def verdict(*rows: list[float]) -> int:
@@ -27,20 +27,20 @@ def verdict(*rows: list[float]) -> int:
 @given(drawn())
 def test_parts_are_the_value_to_23_bits(case: Drawn) -> None:
     values, places = case.operand()
-    parts = split((values, values), (places, places))
-    assert int(parts.verdict) == EXACT
-    found = value_of(parts.arrays[0], places)
+    halves = split((values, values), (places, places))
+    assert int(halves.verdict) == EXACT
+    found = value_of(halves.arrays[0], places)
     assert bool(((found - values.double()).abs() <= values.double().abs() * 2**-23).all())
-    assert int(torch.count_nonzero(parts.arrays[0][0])) == int(torch.count_nonzero(values))
-    scales = parts.arrays[0][2].double()
+    assert int(torch.count_nonzero(halves.arrays[0][0])) == int(torch.count_nonzero(values))
+    scales = halves.arrays[0][2].double()
     assert bool((torch.log2(scales) % 1 == 0).all())
     assert bool((values.double().abs() < scales[places.row] * 2**15).all())
 
 
 def test_whole_numbers_are_exact() -> None:
     values, places = operand(torch.tensor([[1.0, -2047, 4095, 3.0], [2.0**22 - 1, 1.0, -7.0, 2.0**20]]))
-    parts = split((values, values), (places, places))
-    assert torch.equal(value_of(parts.arrays[1], places), values.double())
+    halves = split((values, values), (places, places))
+    assert torch.equal(value_of(halves.arrays[1], places), values.double())
 
 
 def test_places_of_32_bits_are_those_of_64() -> None:
@@ -90,33 +90,33 @@ def test_rows_are_of_the_operand_whatever_the_tile() -> None:
     """Two tiles of 2 x 2, side by side or one above another."""
     values, at = torch.tensor([1.0, 2.0**-30]), torch.tensor([0, 4])
     for line, rows, expected in (([0, 0], 1, INEXACT), ([0, 1], 2, EXACT)):
-        places = Places(at, torch.tensor(line, dtype=torch.int32), rows, 2, 2)
-        parts = split((values, values), (places, places))
-        assert int(parts.verdict) == expected
-        assert parts.arrays[0][2].numel() == 2 * rows
+        places = TilePositions(at, torch.tensor(line, dtype=torch.int32), rows, 2, 2)
+        halves = split((values, values), (places, places))
+        assert int(halves.verdict) == expected
+        assert halves.arrays[0][2].numel() == 2 * rows
 
 
 def test_no_values() -> None:
-    parts = split((NO_VALUES[0], NO_VALUES[0]), (NO_VALUES[1], NO_VALUES[1]))
-    assert int(parts.verdict) == EXACT
-    assert [a.numel() for operand in parts.arrays for a in operand] == [0] * 6
+    halves = split((NO_VALUES[0], NO_VALUES[0]), (NO_VALUES[1], NO_VALUES[1]))
+    assert int(halves.verdict) == EXACT
+    assert [a.numel() for operand in halves.arrays for a in operand] == [0] * 6
 
 
 def test_an_operand_without_values() -> None:
     values, places = rows_of(3, 7)
     for own in (0, 1):
         operands = [(values, places), NO_VALUES] if own == 0 else [NO_VALUES, (values, places)]
-        parts = split([v for v, _ in operands], [p for _, p in operands])
-        assert int(parts.verdict) == EXACT
-        torch.testing.assert_close(value_of(parts.arrays[own], places), values.double(), rtol=2**-23, atol=0)
-        assert [a.numel() for a in parts.arrays[1 - own]] == [0] * 3
+        halves = split([v for v, _ in operands], [p for _, p in operands])
+        assert int(halves.verdict) == EXACT
+        torch.testing.assert_close(value_of(halves.arrays[own], places), values.double(), rtol=2**-23, atol=0)
+        assert [a.numel() for a in halves.arrays[1 - own]] == [0] * 3
 
 
 def test_arrays_are_aligned_whatever_their_sizes() -> None:
     """As kernels load many elements of them at once."""
     (_, x), (_, y) = rows_of(3, 1), rows_of(5, 1)
-    parts = room_for((x, y), torch.device("cpu"))
-    arrays = [*(a for own in parts.arrays for a in own), parts.verdict, *parts.most]
+    halves = room_for((x, y), torch.device("cpu"))
+    arrays = [*(a for own in halves.arrays for a in own), halves.verdict, *halves.most]
     assert [a.numel() for a in arrays] == [3, 3, 3, 5, 5, 5, 1, 3, 5]
     assert all(a.data_ptr() % ALIGNED == 0 for a in arrays)
 

@@ -1,9 +1,9 @@
-"""Kernels that store values in parts; `codegen.split_pairs` says what parts are, and launches.
+"""Kernels that split float32 values into float16 halves; `codegen.split_float16` says what those are, and launches.
 
-In: of each operand (nnz,) values, and of each value the place where it stands in whole tiles; `line`, the row of tiles
-that each tile is in; `inner` and `side`, exponents of two. Out: each row's largest magnitude, then parts, scales and
-the verdict. One launch is for both operands: the programs of x come first, then those of y, so that threads of one
-never part. Imported only where there is a GPU, or Triton's interpreter, for it imports triton.
+In: of each operand (nnz,) values and their positions in whole tiles; `line`, the row of tiles that each tile is in;
+`inner` and `side`, exponents of two. Out: each row's largest magnitude, then halves, scales and the verdict. One launch
+is for both operands: the programs of x come first, then those of y, so that threads of one program never diverge. The
+module is imported only where there is a GPU, or Triton's interpreter, for it imports triton.
 
 Magnitudes are compared as the bits of their absolute values, which are ordered as they are, with infinities and NaN at
 the end.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sparsetc.codegen import split_pairs as rules
+from sparsetc.codegen import split_float16 as rules
 
 BLOCK, GROUP = tl.constexpr(rules.BLOCK), tl.constexpr(rules.GROUP)
 INFINITE_BITS = tl.constexpr(rules.INFINITE_BITS)
@@ -46,31 +46,32 @@ def exponents(most):
 
 
 @triton.jit
-def rows_of(line, place, inside, inner, side):
-    """The row of each place, in its type: there are no more rows than places."""
-    tile = tl.load(line + (place >> (inner + side)), mask=inside, other=0)
-    return (tile.to(place.dtype) << side) + ((place >> inner) & ((1 << side) - 1))
+def rows_of(line, position, inside, inner, side):
+    """The row of each position, in its type: there are no more rows than positions."""
+    tile = tl.load(line + (position >> (inner + side)), mask=inside, other=0)
+    return (tile.to(position.dtype) << side) + ((position >> inner) & ((1 << side) - 1))
 
 
 @triton.jit
 def numbers(program):
-    """A program's values, a thread's far apart: a warp then reads neighbours at once, and holds a group.
+    """The numbers of a program's values, those of a thread far apart: a warp reads neighbours at once and holds a
+    group.
 
     Did the compiler know that numbers are consecutive, it would give each thread four in a row, to be read one by one
-    all the same, as their count is no multiple of four, and moved between threads for what is addressed by place.
+    all the same, as their count is no multiple of four, and moved between threads for what is addressed by position.
     """
     return tl.max_contiguous(program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK), 1)
 
 
 @triton.jit
 def grouped(values):
-    """A group a row."""
+    """The values of a program as a matrix with a group in each row."""
     return tl.reshape(values, [BLOCK // GROUP, GROUP])
 
 
 @triton.jit
 def most_of(program, values, at, line, most, nnz, inner, side):
-    """Each row's largest magnitude, of a program's values.
+    """Find the largest magnitude of each row among a program's values.
 
     Where the pattern is sorted neighbours are mostly of one row, and a warp's atomics would meet on one address. So of
     a group with values of two rows at most, the first and the last lane send the largest of either; of any other, each
@@ -97,19 +98,19 @@ def most_of(program, values, at, line, most, nnz, inner, side):
 
 
 @triton.jit
-def parts_of(program, verdict, values, at, line, most, nnz, inner, side, high, low, scales, rows):
-    """Parts of a program's values, scales of as many rows, and what is against them."""
+def halves_of(program, verdict, values, at, line, most, nnz, inner, side, high, low, scales, rows):
+    """Store the halves of a program's values and the scales of as many rows, and what the verdict is on them."""
     n = numbers(program)
     own = n < rows
     tl.store(scales + n, power(exponents(tl.load(most + n, mask=own, other=0)) - HEAD), mask=own)
     inside = n < nnz
     value = tl.load(values + n, mask=inside, other=0.0)
-    place = tl.load(at + n, mask=inside, other=0)
-    top = tl.load(most + rows_of(line, place, inside, inner, side), mask=inside, other=0)
+    position = tl.load(at + n, mask=inside, other=0)
+    top = tl.load(most + rows_of(line, position, inside, inner, side), mask=inside, other=0)
     scaled = value * power(-exponents(top) + (2 * BIAS + HEAD))
     first = scaled.to(tl.float16)
-    tl.store(high + place, first, mask=inside)
-    tl.store(low + place, ((scaled - first.to(tl.float32)) * LOW).to(tl.float16), mask=inside)
+    tl.store(high + position, first, mask=inside)
+    tl.store(low + position, ((scaled - first.to(tl.float32)) * LOW).to(tl.float16), mask=inside)
     bits = magnitude(value)
     far = (bits > 0) & ((bits < top - SPREAD_BITS) | (top < LEAST_BITS) | (top > MOST_BITS))
     infinite = top >= INFINITE_BITS
@@ -124,7 +125,7 @@ def find_most(
     x_values, x_at, x_line, x_most, x_nnz, x_inner, x_side,
     y_values, y_at, y_line, y_most, y_nnz, y_inner, y_side,
 ):
-    """Each row's largest magnitude; `of_x` programs are of x."""
+    """Find the largest magnitude of each row; the first `of_x` programs are of x."""
     program = tl.program_id(0)
     if program < of_x:
         most_of(program, x_values, x_at, x_line, x_most, x_nnz, x_inner, x_side)
@@ -138,12 +139,12 @@ def split(
     x_values, x_at, x_line, x_most, x_nnz, x_inner, x_side, x_high, x_low, x_scales, x_rows,
     y_values, y_at, y_line, y_most, y_nnz, y_inner, y_side, y_high, y_low, y_scales, y_rows,
 ):
-    """Parts of values, scales of rows, and whether any row's values are too far apart, or too large, for parts."""
+    """Store halves and scales, and whether any row's values are too far apart, or too large, for halves."""
     program = tl.program_id(0)
     if program < of_x:
-        parts_of(program, verdict, x_values, x_at, x_line, x_most, x_nnz, x_inner, x_side,
+        halves_of(program, verdict, x_values, x_at, x_line, x_most, x_nnz, x_inner, x_side,
                  x_high, x_low, x_scales, x_rows)
     else:
-        parts_of(program - of_x, verdict, y_values, y_at, y_line, y_most, y_nnz, y_inner, y_side,
+        halves_of(program - of_x, verdict, y_values, y_at, y_line, y_most, y_nnz, y_inner, y_side,
                  y_high, y_low, y_scales, y_rows)
 # fmt: on
