@@ -103,7 +103,7 @@ class Step:
         self.settings, self.form, self.dtype = settings, form, x.dtype
         self._x = x._bare()
         self.backend = "torch" if x.dtype.is_complex else settings.effective_backend(x.device)
-        self.output = output_of(canonical, x, form)
+        self.output = output_of(canonical, x, own, form)
         precision, *finer = _dot_precisions(settings.effective_precision(), x)
         self.setting = Setting(
             canonical.bound,
