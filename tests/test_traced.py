@@ -11,6 +11,7 @@ from cases import random_sparse, random_values
 from torch.autograd import forward_ad
 
 import sparsetc as stc
+from sparsetc.runtime import library
 
 MTTKRP = "ijk,jr,kr->ir"
 
@@ -60,6 +61,56 @@ def test_options_are_followed() -> None:
     with stc.options(memory_limit=10), pytest.raises(Exception, match="the limit on cpu is 10"):
         f(b, c)
     torch.testing.assert_close(f(b, c), expected)
+
+
+def test_options_set_inside() -> None:
+    x, b, c = operands()
+    expected = torch.einsum(MTTKRP, x.to_dense(), b, c)
+
+    def f(b: torch.Tensor, c: torch.Tensor) -> Any:
+        with stc.options(plan="coo", device="meta"), stc.options(deterministic=True, plan=None):
+            return stc.einsum(MTTKRP, x, b, c)
+
+    torch.testing.assert_close(whole(f)(b, c), expected)
+    assert stc.options()._before == ()
+
+    def g(b: torch.Tensor, c: torch.Tensor) -> Any:
+        with stc.options(memory_limit=10):
+            stc.einsum(MTTKRP, x, b, c, memory_limit="1GB")
+            return stc.einsum(MTTKRP, x, b, c)
+
+    with pytest.raises(Exception, match="the limit on cpu is 10"):
+        whole(g)(b, c)
+    torch.testing.assert_close(whole(lambda b, c: stc.einsum(MTTKRP, x, b, c))(b, c), expected)
+
+
+@pytest.mark.parametrize("wanted", ["hls", "coo", stc.plan_hls(3)])
+def test_a_plan_given_inside(wanted: Any) -> None:
+    x, b, c = operands()
+    plan = stc.compile(MTTKRP, x, b, c, plan=wanted).plan
+    for given in (plan, stc.Plan("rows"), stc.plan_hls(3)):
+        found = whole(lambda b, c, given=given: stc.einsum(MTTKRP, x, b, c, plan=given))(b, c)
+        torch.testing.assert_close(found, torch.einsum(MTTKRP, x.to_dense(), b, c))
+        assert library._setting(library._constant(given)) == given
+    y = random_sparse((5, 4), "random", torch.float64)
+    pair = stc.compile("ijk,kl->ijl", x, y)
+    found = whole(lambda v: stc.einsum("ijk,kl->ijl", x.with_values(v), y, plan=pair.plan).values)(x.values)
+    torch.testing.assert_close(found, pair().values)
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev, torch.func.jacfwd, torch.func.hessian])
+def test_transforms_inside(transform: Any) -> None:
+    x, b, c = operands()
+    kernel = stc.compile(MTTKRP, x, b, c)
+    for call in (lambda b: stc.einsum(MTTKRP, x, b, c), lambda b: kernel(b, c)):
+
+        def f(b: torch.Tensor, call: Any = call) -> Any:
+            return transform(lambda b: call(b.sin()).pow(2).sum())(b).cos()
+
+        torch._dynamo.reset()
+        with pytest.raises(torch._dynamo.exc.Unsupported):
+            whole(f)(b)
+        torch.testing.assert_close(torch.compile(f, backend="eager")(b), f(b))
 
 
 def test_semi_sparse_operands() -> None:
