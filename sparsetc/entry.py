@@ -14,7 +14,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from sparsetc.errors import OutOfMemoryError, SparsetcError, TransformError
+from sparsetc.errors import OutOfMemoryError, SparsetcError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -64,12 +64,3 @@ def _lack(error: MemoryError | RuntimeError) -> str:
         f"memory ran out ({said[0] if said else type(error).__name__}); free some, take fewer columns of the dense "
         "operands at a time, or cut the sparse operand in parts and add up their results"
     )
-
-
-def check_upstream(gradient: torch.Tensor) -> None:
-    """Raise `TransformError` where autograd gives a batch of gradients as if it were one."""
-    if torch._C._functorch.is_legacy_batchedtensor(gradient):
-        raise TransformError(
-            "torch's batched gradients (is_grads_batched, vectorize) cannot look into a sparsetc kernel; take "
-            "torch.func.jacrev or torch.func.vmap, which can, or torch.autograd.functional.jacobian without vectorize"
-        )

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from sparsetc.autograd import in_batches
 from sparsetc.dense import converted, promoted
 from sparsetc.errors import ShapeError, TransformError
 from sparsetc.ir.parse import parse_arguments
@@ -165,19 +167,40 @@ torch.library.register_autograd(
 )
 
 
-@torch.library.register_vmap("sparsetc::contract", lib=_library)
-def _batch_of_contract(
-    info: Any, dims: tuple[Any, ...], kernel: str, values: list[torch.Tensor], dense: list[torch.Tensor]
-) -> tuple[torch.Tensor, int]:
-    """One after the other: rules for batches are asked for where no kernel can be compiled for all at once."""
-    tensors, places = (*values, *dense), (*dims[1], *dims[2])
+def _register_batches(name: str) -> None:
+    """Rules for batches of an operator, those of `torch.func` and those of autograd: one after the other.
 
-    def one(n: int) -> torch.Tensor:
-        own = [t if d is None else t.select(d, n) for t, d in zip(tensors, places, strict=True)]
-        found: torch.Tensor = torch.ops.sparsetc.contract(kernel, own[: len(values)], own[len(values) :])
-        return found
+    They are asked for where no kernel can be compiled for all at once.
+    """
+    operator = getattr(torch.ops.sparsetc, name)
 
-    return torch.stack([one(n) for n in range(info.batch_size)]), 0
+    def one(n: int, argument: Any, dim: Any) -> Any:
+        if isinstance(argument, list):
+            return [one(n, *own) for own in zip(argument, dim, strict=True)]
+        if dim is None:
+            return argument
+        return argument.select(dim, n) if argument.shape[dim] else argument.sum(dim)
+
+    def rule(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[torch.Tensor, int]:
+        each = [[one(n, *own) for own in zip(arguments, dims, strict=True)] for n in range(info.batch_size or 1)]
+        return torch.stack([operator(*own) for own in each])[: info.batch_size], 0
+
+    def of_autograd(*arguments: Any) -> torch.Tensor:
+        leaves, form = tree_flatten(list(arguments))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+        def called(*given: torch.Tensor) -> list[torch.Tensor]:
+            own = iter(given)
+            return [operator(*tree_unflatten([next(own) if isinstance(x, torch.Tensor) else x for x in leaves], form))]
+
+        return in_batches(called, *tensors)[0]
+
+    torch.library.register_vmap(f"sparsetc::{name}", rule, lib=_library)
+    _library.impl(name, of_autograd, "Batched")
+
+
+_register_batches("contract")
+_register_batches("gradient")
 
 
 # -- tracing ----------------------------------------------------------------------------------------------------------
