@@ -48,6 +48,13 @@ def entry_point(function: Callable[P, R]) -> Callable[P, R]:
     return entry
 
 
+def traced_by_modes() -> bool:
+    """Whether a graph is traced by the modes of torch that `make_fx` and fake tensors take, and not by Dynamo."""
+    return torch._C._len_torch_dispatch_stack() > 0 and any(torch._C._get_dispatch_mode(kind) for kind in _TRACING)
+
+
+_TRACING = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FAKE)
+
 _NO_MEMORY = re.compile(r"can't allocate memory|out of memory|bad_alloc", re.IGNORECASE)
 
 

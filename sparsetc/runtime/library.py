@@ -256,14 +256,22 @@ def _transforms(tracing: bool) -> bool:
     """Whether the graph is traced (by Dynamo, if `tracing`) in a transform of `torch.func`, which no operator follows.
 
     Dynamo then runs the function as it is: a graph cannot go on after a break there, since its inputs would be what the
-    transform wraps. A full graph breaks, which is an error that says where.
+    transform wraps. A full graph breaks, which is an error that says where. Modes that trace can only do without.
     """
     if not transforming():
+        return False
+    if not tracing:
+        kinds = {level.key() for level in torch._C._functorch.get_interpreter_stack() or ()}
+        if kinds - {torch._C._functorch.TransformType.Vmap}:
+            raise TransformError(
+                "a graph of a transform of torch.func, but vmap, cannot be traced through a sparsetc kernel; take "
+                "torch.autograd.grad there, or trace the function that is transformed"
+            )
         return False
     from torch._dynamo.exc import SkipFrame
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
-    if tracing and not InstructionTranslator.current_tx().one_graph:
+    if not InstructionTranslator.current_tx().one_graph:
         raise SkipFrame("an einsum within a transform of torch.func")
     return True
 
