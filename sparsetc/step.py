@@ -69,7 +69,7 @@ class Step:
         self.settings, self.form, self.dtype = settings, form, x.dtype
         self._x = x._bare()
         self.backend = "torch" if x.dtype.is_complex else settings.effective_backend(x.device)
-        self.output = output_of(canonical, x, form)
+        self.output = output_of(canonical, x, own, form)
         settings.check_memory(
             self.output.rows * self.output.width * accumulator(x.dtype).itemsize,
             x.device,
