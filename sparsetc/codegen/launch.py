@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -362,6 +362,7 @@ TRITON_TYPES = {
 }
 
 
+@lru_cache
 def accumulator(dtype: torch.dtype) -> torch.dtype:
     """How sums of this dtype are kept: never narrower than float32, integers in 64 bits."""
     if dtype.is_complex or dtype == torch.float64:

@@ -28,7 +28,6 @@ from sparsetc.ir.tile import (
     Tile,
     TileProgram,
     Value,
-    walk,
 )
 from sparsetc.ir.view import ITEM, LANE, LEAF, Computed, Consecutive
 
@@ -75,7 +74,7 @@ def leaf_elements(program: TileProgram) -> tuple[int, int]:
         return 4, program.width * program.view.volume // max(1, min(program.view.sides))
     per = {ITEM: 1, LANE: 1, LEAF: 1}
     fused = FunctionPrinter(program).fused
-    for statement, _ in walk(program.body):
+    for statement, _ in program.statements:
         if isinstance(statement, Gather | Product) and not (
             isinstance(statement, Gather) and statement.out.name in fused
         ):
@@ -99,7 +98,7 @@ class FunctionPrinter:
         # A leaf product of the values and one gathered operand is a bag: the gathered rows are never made.
         self.fused = {
             next(t for t in s.inputs if t.name != "x").name
-            for s, _ in walk(program.body)
+            for s, _ in program.statements
             if isinstance(s, Product) and s.accumulate and not s.dot and self._is_bag(s)
         }
 
@@ -230,7 +229,7 @@ class FunctionPrinter:
     def _is_constant(self, tile: Tile) -> bool:
         """Whether a tile of the item level is the same for all items: gathered by no coordinate at all."""
         return any(
-            isinstance(s, Gather) and s.out.name == tile.name and not s.operand.rows for s, _ in walk(self.p.body)
+            isinstance(s, Gather) and s.out.name == tile.name and not s.operand.rows for s, _ in self.p.statements
         )
 
     def times(self, tiles: tuple[Tile, ...], axes: tuple[str, ...], level: int) -> str:
@@ -259,7 +258,7 @@ class FunctionPrinter:
             shape = ", ".join(str(self.p.axis(a).size) for a in axes)
             self.put(f"{s.out.name} = run_products({left}, {right}, {offsets}).view(-1, {shape})")
         elif self._is_bag(s):
-            gather = next(g for g, _ in walk(self.p.body) if isinstance(g, Gather) and g.out.name == s.inputs[1].name)
+            gather = next(g for g, _ in self.p.statements if isinstance(g, Gather) and g.out.name == s.inputs[1].name)
             o = gather.operand
             shape = ", ".join(["-1", *(str(self.p.axis(a).size) for a in o.axes)])
             self.put(f"{s.out.name} = bag({self.index(o, level)}, {self.table(o)}, {offsets}, x).view({shape})")

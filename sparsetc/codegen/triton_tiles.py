@@ -27,7 +27,6 @@ from sparsetc.ir.tile import (
     Sum,
     Tile,
     Value,
-    walk,
 )
 from sparsetc.ir.view import Field
 
@@ -65,7 +64,7 @@ class TileFunctionPrinter(FunctionPrinter):
     @property
     def values(self) -> list[Value]:
         """The statements that read stored values, one an operand."""
-        return [s for s, _ in walk(self.p.body) if isinstance(s, Value)]
+        return [s for s, _ in self.p.statements if isinstance(s, Value)]
 
     def axis_vector(self, axis: DenseAxis) -> None:
         if axis.letter in self.p.letters:
@@ -177,7 +176,7 @@ class TileFunctionPrinter(FunctionPrinter):
     @property
     def key(self) -> Key:
         """The output's key."""
-        return next(s.key for s, _ in walk(self.p.body) if isinstance(s, Add))
+        return next(s.key for s, _ in self.p.statements if isinstance(s, Add))
 
     # -- statements -------------------------------------------------------------------------------------------------
     def value(self, s: Value) -> None:

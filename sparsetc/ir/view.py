@@ -43,6 +43,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from sparsetc.errors import FormatError
@@ -73,7 +74,7 @@ class Field:
     frame: int = 0
     """Positions whose words are offsets from one base (frame of reference), a power of two; 0: words are whole."""
 
-    @property
+    @cached_property
     def base(self) -> str:
         """Name of the array of bases, one a frame; empty where there are none."""
         return f"{self.array}_base" if self.frame else ""
@@ -209,7 +210,7 @@ class View(Tiles):
         """How many different coordinates of each mode are stored: its tiles, where there are tiles, else its size."""
         return tiles_along(shape, self.sides) if self.sides else tuple(shape)
 
-    @property
+    @cached_property
     def levels(self) -> tuple[tuple[Coordinate, ...], ...]:
         """Coordinates by level: item, lane, leaf."""
         return (self.item, self.lane, self.leaf)
@@ -221,7 +222,7 @@ class View(Tiles):
                 return level
         raise FormatError(f"the view addresses no mode {mode}")
 
-    @property
+    @cached_property
     def arrays(self) -> tuple[str, ...]:
         """Names of the arrays a packed part of this view holds, in the order kernels take them."""
         if self.pairs:
