@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,10 +54,7 @@ class PartArrays:
 
     def programs(self, program: TileProgram) -> int:
         """Grid programs that the part takes."""
-        count = self.items
-        for axis in program.split:
-            count *= axis.programs
-        return count
+        return self.items * prod(axis.programs for axis in program.split)
 
     def named(self, program: TileProgram) -> dict[str, torch.Tensor]:
         """The tensors by the names that the program has for them."""
@@ -387,8 +385,5 @@ def made_for(machine: str, programs: tuple[TileProgram, ...], types: Types) -> t
 def source_name(equation: str, backend: str) -> str:
     """A file name a reader recognises: the equation's letters, then the backend."""
     letters = "".join(c if c.isalnum() else "_" for c in equation.replace("->", "_to_").replace(",", "_"))
-    return (
-        f"{letters[:60] or 'scalar'}_{backend}"
-        if len(letters) <= 60
-        else f"{hashlib.sha256(letters.encode()).hexdigest()[:12]}_{backend}"
-    )
+    short = letters if len(letters) <= 60 else hashlib.sha256(letters.encode()).hexdigest()[:12]
+    return f"{short or 'scalar'}_{backend}"

@@ -9,6 +9,7 @@ Chunks keep what is made on the way inside the cache.
 from __future__ import annotations
 
 from functools import lru_cache
+from math import prod
 
 from sparsetc.codegen.torch_pairs import PairFunctionPrinter
 from sparsetc.codegen.torch_tiles import TileFunctionPrinter
@@ -39,27 +40,13 @@ RANGES = {ITEM: "i0:i1", LANE: "b0:b1", LEAF: "n0:n1"}
 @lru_cache(maxsize=256)
 def module_source(programs: tuple[TileProgram, ...], header: str) -> str:
     """The whole file: header and one function a part."""
-    lines = [
-        f'"""{header}"""',
-        "",
-        "import torch",
-        "",
-        f"from sparsetc.runtime.segments import {', '.join(RUNTIME)}",
-        "",
-    ]
-    for program in programs:
-        lines += ["", *_printer(program).lines(), ""]
-    text = "\n".join(lines).rstrip() + "\n"
-    used = [n for n in RUNTIME if f"{n}(" in text]
-    text = text.replace(
-        f"\nfrom sparsetc.runtime.segments import {', '.join(RUNTIME)}\n",
-        f"\nfrom sparsetc.runtime.segments import {', '.join(used)}\n" if used else "",
-    )
-    return (
-        text
-        if "torch." in text.split('"""', 2)[2].replace("import torch", "")
-        else text.replace("import torch\n\n", "", 1)
-    )
+    functions = ["\n".join(_printer(program).lines()) for program in programs]
+    body = "\n\n\n".join(functions)
+    used = [name for name in RUNTIME if f"{name}(" in body]
+    head = [f'"""{header}"""']
+    head += ["import torch"] if "torch." in body else []
+    head += [f"from sparsetc.runtime.segments import {', '.join(used)}"] if used else []
+    return "\n\n".join(head) + f"\n\n\n{body}\n"
 
 
 def _printer(program: TileProgram) -> PairFunctionPrinter | TileFunctionPrinter | FunctionPrinter:
@@ -81,10 +68,7 @@ def leaf_elements(program: TileProgram) -> tuple[int, int]:
             level = max(t.level for t in statement.inputs) if isinstance(statement, Product) else statement.out.level
             if isinstance(statement, Product) and any(t.name in fused for t in statement.inputs):
                 level = statement.out.level
-            width = 1
-            for axis in statement.out.axes:
-                width *= program.axis(axis).size if axis != LANES else 1
-            per[level] += width
+            per[level] += prod(program.axis(axis).size for axis in statement.out.axes if axis != LANES)
     return per[LEAF], per[LANE]
 
 

@@ -27,7 +27,7 @@ from operator import add, mul
 
 from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.ir.tile import Add, Decode, Gather, Loop, Product, Scale, Statement, TileProgram, Value
-from sparsetc.ir.view import ITEM, LANE, LEAF, Consecutive, Field, word_bits
+from sparsetc.ir.view import ITEM, Consecutive, Field
 
 SYMBOLS = ("L*w", "L", "N*w", "N", "P*w", "P", "w", "")
 """What a count is a sum of, in this order: products of a symbol or 1 and, at even places, the bytes of a value."""
@@ -329,9 +329,8 @@ def _stored_words(p: TileProgram, splits: int) -> tuple[Count, Count]:
     """Bytes that are streamed, and that reach a thread's registers, of values and words of runs and of fibers."""
     stream = ZERO if p.view.pattern else STORED.bytes
     registers = stream
-    for count, level, coordinates in zip(PER_LEVEL, (ITEM, LANE, LEAF), p.view.levels, strict=True):
-        widths = {c.array: _word_bytes(p, level, c.array) for c in coordinates if isinstance(c, Field)}
-        stream += count * sum(widths.values())
+    for count, widths, coordinates in zip(PER_LEVEL, p.view.word_bytes, p.view.levels, strict=True):
+        stream += count * sum(widths)
         looked_up = sum(isinstance(c, Consecutive) or bool(isinstance(c, Field) and c.base) for c in coordinates)
         registers += count * (VECTOR * (len(widths) + looked_up))
     if p.view.blocks:
@@ -388,10 +387,3 @@ def _cells(p: TileProgram, axes: Iterable[str]) -> int:
 def _tiled(p: TileProgram) -> bool:
     """Whether a program takes tiles, or pairs of them."""
     return bool(p.view.sides or p.view.pairs)
-
-
-def _word_bytes(p: TileProgram, level: int, array: str) -> int:
-    bits = word_bits(p.view.levels[level], array)
-    if any(isinstance(c, Field) and c.array == array and c.frame and bits <= 8 for c in p.view.levels[level]):
-        return 1
-    return 2 if bits <= 16 and level == LEAF and p.view.narrow else 4 if bits <= 31 else 8

@@ -18,8 +18,7 @@ from math import prod
 
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.lower_tiles import lower_tiles
-from sparsetc.ir.lowering import Lowering
-from sparsetc.ir.operands import MIN_DOT, Target, joined, row_of
+from sparsetc.ir.operands import MIN_DOT, Lowering, Target, joined, row_of
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.tile import (
     LANES,

@@ -215,6 +215,18 @@ class View(Tiles):
         """Coordinates by level: item, lane, leaf."""
         return (self.item, self.lane, self.leaf)
 
+    @cached_property
+    def word_bytes(self) -> tuple[tuple[int, ...], ...]:
+        """Bytes of a word of each array of fields, by level."""
+        arrays = [dict.fromkeys(c.array for c in own if isinstance(c, Field)) for own in self.levels]
+        return tuple(tuple(self._word_bytes(level, name) for name in own) for level, own in enumerate(arrays))
+
+    def _word_bytes(self, level: int, array: str) -> int:
+        bits = word_bits(self.levels[level], array)
+        if any(isinstance(c, Field) and c.array == array and c.frame and bits <= 8 for c in self.levels[level]):
+            return 1
+        return 2 if bits <= 16 and level == LEAF and self.narrow else 4 if bits <= 31 else 8
+
     def level_of(self, mode: int) -> int:
         """The level at which `mode` is read."""
         for level, coordinates in enumerate(self.levels):
