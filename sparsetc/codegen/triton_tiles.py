@@ -251,12 +251,8 @@ class TileFunctionPrinter(FunctionPrinter):
             name = f"{names.at(letter)}.to(tl.int64)" if wide else names.at(letter)
             terms.append(self.placed(name, (letter,) if letter in axes else (), axes, stride))
             conditions.append(self.inside(letter, axes))
-        for letter in o.axes:
-            stride //= self.p.axis(letter).size
-            terms.append(self.placed(names.at(letter), (letter,), axes, stride))
-            conditions.append(
-                self.placed(names.inside(letter), (letter,), axes, 1) if self.p.axis(letter).ragged else ""
-            )
+        terms += self.columns(o.axes, axes)
+        conditions += [self.placed(names.inside(c), (c,), axes, 1) for c in o.axes if self.p.axis(c).ragged]
         mask = " & ".join(c for c in conditions if c)
         widen = f".to({self.acc})" if self.types.widen else ""
         self.put(f"{s.out.name} = {self.load(o.name, ' + '.join(t for t in terms if t) or '0', mask)}{widen}")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import product
+from math import prod
 from typing import Any
 
 import torch
@@ -330,10 +331,7 @@ def _einsum(tiles: Sequence[Named], axes: tuple[str, ...]) -> torch.Tensor:
 def _shaped(name: str, x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     if tuple(x.shape) == shape:
         return x
-    expected = 1
-    for size in shape:
-        expected *= size
-    if x.numel() != expected:
+    if x.numel() != prod(shape):
         raise ShapeError(f"{name} has shape {tuple(x.shape)}; expected the elements of {shape}")
     return x.view(shape)
 

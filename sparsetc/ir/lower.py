@@ -54,7 +54,7 @@ def lower(
 class _Lowering(Lowering):
     def __init__(self, bound: Bound, view: View, schedule: Schedule, target: Target) -> None:
         super().__init__(bound, view, schedule, target)
-        self.level = {c: view.level_of(mode) for mode, c in enumerate(self.letters)}
+        self.level = {self.letters[c.mode]: level for level, own in enumerate(view.levels) for c in own}
         self.key = self._key()
 
     def _key(self) -> Key:

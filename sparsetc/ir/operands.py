@@ -37,15 +37,16 @@ class Target:
     """Positions of the stored nonzeros need 64 bits."""
 
 
+N = TypeVar("N")
 T = TypeVar("T")
 
 
-def joined(things: Iterable[tuple[Iterable[str], T]]) -> list[tuple[set[str], list[T]]]:
+def joined(things: Iterable[tuple[Iterable[N], T]]) -> list[tuple[set[N], list[T]]]:
     """Things in groups: any two that have a name in common, directly or through others, are together.
 
     Groups come in the order of their last thing, things of a group in the order in which they were joined.
     """
-    groups: list[tuple[set[str], list[T]]] = []
+    groups: list[tuple[set[N], list[T]]] = []
     for names, thing in things:
         own = set(names)
         touching = [g for g in groups if g[0] & own]
