@@ -162,8 +162,7 @@ def _check_blocks(packed: Packed, blocks: int) -> None:
 
 def check_read(packed: Packed, coords: torch.Tensor) -> None:
     """A kernel that follows the view reads every nonzero once, at the position that packing says."""
-    found, at, live = _nonzeros(packed)
-    source = at if packed.positions is None else packed.positions[at]
+    found, _, source, live = _nonzeros(packed)
     _require(packed.padded or bool(live.all()), "there is padding, and padded is not set")
     _same(found, source, coords, "what the view reads")
 
@@ -179,8 +178,7 @@ def check_values(packed: Packed) -> None:
     values = torch.arange(1, packed.nnz + 1, dtype=torch.float64)
     stored = packed.pack_values(values)
     _require(stored.shape == (packed.stored,), f"{stored.numel()} values were packed, expected {packed.stored}")
-    _, at, _ = _nonzeros(packed)
-    source = at if packed.positions is None else packed.positions[at]
+    _, at, source, _ = _nonzeros(packed)
     _require(torch.equal(stored[at], values[source]), "values are not packed with their nonzeros")
     padding = torch.ones_like(stored, dtype=torch.bool).index_fill_(0, at, False)
     _require(bool((stored[padding] == 0).all()), "padding holds a value other than 0")
@@ -192,8 +190,7 @@ def check_values(packed: Packed) -> None:
 def check_representatives(packed: Packed, coords: torch.Tensor) -> None:
     """What is read off the nonzero that stands for an item, or for a lane, is what the item or the lane shares."""
     view, arrays = packed.view, packed.arrays
-    found, at, live = _nonzeros(packed)
-    source = at if packed.positions is None else packed.positions[at]
+    found, _, source, live = _nonzeros(packed)
     places = _places(view, arrays, packed.items, packed.stored)
     for level, coordinates in ((ITEM, view.item), (LANE, view.lane)):
         known = packed.representatives[level]
@@ -252,18 +249,19 @@ def read(view: View, arrays: dict[str, torch.Tensor], items: int, stored: int) -
     return torch.stack([found[mode] for mode in range(view.order)]), places[LEAF]
 
 
-def _nonzeros(packed: Packed) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(coords, stored places, mask) of what is read and is a nonzero; the mask is over all that is read.
+def _nonzeros(packed: Packed) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(coords, stored places, numbers, mask) of what is read and is a nonzero; the mask is over all that is read.
 
     Kernels skip the padding of blocks but not that of runs, which is read as zeros at some coordinate of the shape.
     """
     found, at = read(packed.view, packed.arrays, packed.items, packed.stored)
-    live = torch.ones_like(at, dtype=torch.bool) if packed.positions is None else packed.positions[at] >= 0
+    source = at if packed.positions is None else packed.positions[at]
+    live = source >= 0
     _require(not packed.view.blocks or bool(live.all()), "the view reads a stored place that is padding")
     sizes = torch.tensor(packed.shape, device=found.device).unsqueeze(1)
     inside = found[:, live] if packed.view.sides else found  # a kernel masks the positions past a mode's end
     _require(bool(((inside >= 0) & (inside < sizes)).all()), "the view reads a coordinate outside the shape")
-    return found[:, live], at[live], live
+    return found[:, live], at[live], source[live], live
 
 
 def tiles_of(view: View, arrays: dict[str, torch.Tensor], stored: int) -> int:
