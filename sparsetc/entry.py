@@ -38,7 +38,7 @@ def entry_point(function: Callable[P, R]) -> Callable[P, R]:
                 return _unseen(function)(*args, **kwargs)
             return function(*args, **kwargs)
         except (MemoryError, RuntimeError) as error:
-            if not _lacks_memory(error):
+            if not lacks_memory(error):
                 raise
             raise OutOfMemoryError(_lack(error)) from error
 
@@ -55,10 +55,10 @@ def traced_by_modes() -> bool:
 
 _TRACING = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FAKE)
 
-_NO_MEMORY = re.compile(r"can't allocate memory|out of memory|bad_alloc", re.IGNORECASE)
+_NO_MEMORY = re.compile(r"allocate memory|(out of|not enough) memory|bad_alloc", re.IGNORECASE)
 
 
-def _lacks_memory(error: MemoryError | RuntimeError) -> bool:
+def lacks_memory(error: MemoryError | RuntimeError) -> bool:
     """Whether it is an allocation's error, and not our own: torch's are RuntimeErrors, told by their text alone."""
     return not isinstance(error, SparsetcError) and (
         isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)) is not None

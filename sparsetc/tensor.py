@@ -312,13 +312,9 @@ class SparseTensor:
         pattern = cache.get(key)
         if pattern is None:
             with lasting():
-                pattern = cache.put(key, Pattern(self._expanded(sizes), self.shape, self.is_coalesced))
+                coords = crd.with_dense_modes(self.coords, sizes)
+                pattern = cache.put(key, Pattern(coords, self.shape, self.is_coalesced))
         return SparseTensor._make(pattern, self._values.reshape(-1))
-
-    def _expanded(self, sizes: tuple[int, ...]) -> torch.Tensor:
-        each = math.prod(sizes)
-        grids = torch.cartesian_prod(*(torch.arange(s, device=self.device) for s in sizes)).reshape(each, len(sizes))
-        return torch.cat((self.coords.repeat_interleave(each, dim=1), grids.T.repeat(1, self.nnz))).contiguous()
 
     # ---- to and from others -----------------------------------------------------------------------------------
 

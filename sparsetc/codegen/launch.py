@@ -11,7 +11,8 @@ import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,10 +57,7 @@ class PartArrays:
 
     def programs(self, program: TileProgram) -> int:
         """Grid programs that the part takes."""
-        count = self.items
-        for axis in program.split:
-            count *= axis.programs
-        return count
+        return self.items * prod(axis.programs for axis in program.split)
 
     def named(self, program: TileProgram) -> dict[str, torch.Tensor]:
         """The tensors by the names that the program has for them."""
@@ -364,6 +362,7 @@ TRITON_TYPES = {
 }
 
 
+@lru_cache
 def accumulator(dtype: torch.dtype) -> torch.dtype:
     """How sums of this dtype are kept: never narrower than float32, integers in 64 bits."""
     if dtype.is_complex or dtype == torch.float64:
@@ -388,8 +387,5 @@ def made_for(machine: str, programs: tuple[TileProgram, ...], types: Types) -> t
 def source_name(equation: str, backend: str) -> str:
     """A file name a reader recognises: the equation's letters, then the backend."""
     letters = "".join(c if c.isalnum() else "_" for c in equation.replace("->", "_to_").replace(",", "_"))
-    return (
-        f"{letters[:60] or 'scalar'}_{backend}"
-        if len(letters) <= 60
-        else f"{hashlib.sha256(letters.encode()).hexdigest()[:12]}_{backend}"
-    )
+    short = letters if len(letters) <= 60 else hashlib.sha256(letters.encode()).hexdigest()[:12]
+    return f"{short or 'scalar'}_{backend}"
