@@ -21,7 +21,9 @@ import sparsetc as stc
 from sparsetc.formats import Packed
 from sparsetc.ir.cost import Statistics
 from sparsetc.ir.view import Computed, View
-from sparsetc.planner.candidates import Candidate, Setting, schedule_of
+from sparsetc.planner.candidate import Candidate
+from sparsetc.planner.problem import Problem
+from sparsetc.planner.schedule import schedule_of
 from sparsetc.planner.statistics import Counts
 from sparsetc.testing import check_format
 
@@ -77,20 +79,20 @@ class Banded:
         found = {row: at // width, column: at // width + first + at % width}
         return torch.stack([found[0], found[1]]), packed.positions[at]
 
-    def offer(self, setting: Setting, counts: Counts) -> Candidate | None:
+    def offer(self, problem: Problem, counts: Counts) -> Candidate | None:
         """The plan for a matrix that is banded and fills its band; None for any other tensor."""
-        if setting.order != 2 or counts.nnz == 0 or (setting.deterministic and not setting.kept):
+        if problem.order != 2 or counts.nnz == 0 or (problem.deterministic and not problem.kept):
             return None
-        row = setting.kept[0] if len(setting.kept) == 1 else 0  # an output row is then one item, stored without atomics
+        row = problem.kept[0] if len(problem.kept) == 1 else 0  # an output row is then one item, stored without atomics
         offset = counts.coords[1 - row] - counts.coords[row]
         first, last = int(offset.min()), int(offset.max())
         rows, width = counts.shape[row], last - first + 1
         if counts.nnz < FILLED * rows * width:
             return None
         storage = stc.Storage(item=(row,), leaf=(1 - row,), params=(("first", first), ("width", width)))
-        schedule = schedule_of(setting, blocks=False)
+        schedule = schedule_of(problem, blocks=False)
         part = stc.Part(self.name, storage, schedule, counts.nnz, label=f"offsets {first}..{last}")
-        expected = Statistics(rows, rows, rows * width, counts.nnz, setting.itemsize)
+        expected = Statistics(rows, rows, rows * width, counts.nnz, problem.itemsize)
         return Candidate(stc.Plan(self.name, (part,)), (expected,))
 
 

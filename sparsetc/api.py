@@ -13,7 +13,7 @@ import torch
 
 from sparsetc.contraction import Result, compiled, contraction, wrap
 from sparsetc.dense import promoted
-from sparsetc.entry import entry_point
+from sparsetc.entry import entry_point, traced_by_modes
 from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
 from sparsetc.explain import Explanation
 from sparsetc.inputs import as_dense
@@ -55,7 +55,7 @@ def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **setting
     Raises:
         EquationError, ShapeError, DtypeError, DeviceError, PlanError, OutOfMemoryError: before any kernel runs.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or traced_by_modes():
         from sparsetc.runtime import library  # loaded by the first kernel
 
         return library.traced_einsum(_einsum, args, output, drop_zeros, settings)

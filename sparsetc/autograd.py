@@ -6,13 +6,16 @@ Out: its result, differentiable. A gradient is a function of the same kind, so g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import add
 from typing import Any, Protocol
 
 import torch
 from torch.autograd import forward_ad
 
-from sparsetc.entry import check_upstream, entry_point
+from sparsetc.entry import entry_point
+from sparsetc.errors import TransformError
 from sparsetc.pattern import transforming
 from sparsetc.runtime.autocast import autocast_off
 
@@ -68,21 +71,26 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     @entry_point
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        check_upstream(upstream)
-        tensors = ctx.saved_tensors
+        wanted, tensors = ctx.needs_input_grad[1:], ctx.saved_tensors
+
+        def gradients(upstream: torch.Tensor) -> list[torch.Tensor]:
+            return [g for g in ctx.function.gradients(wanted, tensors, upstream) if g is not None]
+
         with autocast_off(upstream.device):
-            return None, *ctx.function.gradients(ctx.needs_input_grad[1:], tensors, upstream)
+            found = iter(in_batches(gradients, upstream))
+        return None, *(next(found) if w else None for w in wanted)
 
     @staticmethod
     @entry_point
     def jvp(ctx: Any, _: None, *tangents: torch.Tensor | None) -> torch.Tensor:
-        tensors, total = ctx.saved_tensors, None
-        for n, tangent in enumerate(tangents):
-            if tangent is not None:
-                term = apply(ctx.function, [*tensors[:n], tangent, *tensors[n + 1 :]])
-                total = term if total is None else total + term
-        assert total is not None
-        return total
+        tensors = ctx.saved_tensors
+
+        def tangent(*given: torch.Tensor) -> list[torch.Tensor]:
+            own = zip((n for n, t in enumerate(tangents) if t is not None), given, strict=True)
+            return [reduce(add, (apply(ctx.function, [*tensors[:n], t, *tensors[n + 1 :]]) for n, t in own))]
+
+        (found,) = in_batches(tangent, *(t for t in tangents if t is not None))
+        return found
 
 
 class _Transformed(_Rows):
@@ -108,6 +116,37 @@ def _remember(ctx: Any, function: Multilinear, tensors: Sequence[torch.Tensor]) 
     ctx.function = function.of_any()
     ctx.save_for_backward(*tensors)
     ctx.save_for_forward(*tensors)
+
+
+LEVELS = 64
+"""Batches within batches that torch has at most."""
+
+
+def in_batches(function: Callable[..., list[torch.Tensor]], *given: torch.Tensor) -> list[torch.Tensor]:
+    """The function's results, of tensors that may be batches as autograd itself makes them (``is_grads_batched``).
+
+    Those are of an older kind than the batches of `torch.func`, which all rules here are for.
+    """
+    batch = torch._C._functorch.is_legacy_batchedtensor
+    if not any(map(batch, given)):
+        return function(*given)
+
+    def bare(t: torch.Tensor, level: int) -> torch.Tensor:
+        return torch._remove_batch_dim(t, level, 1, 0) if batch(t) else t  # type: ignore[attr-defined, no-any-return]
+
+    for level in range(1, LEVELS + 1):
+        plain = [bare(t, level) for t in given]
+        if not any(map(batch, plain)):
+            break
+    else:
+        raise TransformError(
+            "batches of gradients (is_grads_batched, vectorize) within others cannot look into a sparsetc kernel; take "
+            "torch.func.jacrev or torch.func.vmap, which can"
+        )
+    dims = tuple(0 if batch(t) else None for t in given)
+    found: list[torch.Tensor] = torch.func.vmap(function, in_dims=dims)(*plain)
+    # Of a batch that lies together, as forward mode asks for.
+    return [torch._add_batch_dim(t.contiguous(), 0, level) for t in found]  # type: ignore[attr-defined]
 
 
 def one_by_one(

@@ -84,6 +84,13 @@ def linear_key(coords: torch.Tensor, shape: Sequence[int]) -> torch.Tensor | Non
     return sort_keys(coords, shape)[0] if math.prod(shape) <= INT64_SIZES else None
 
 
+def with_dense_modes(coords: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    """(order + dense modes, nnz * positions): each nonzero's coordinates before those of every position, row-major."""
+    positions = math.prod(sizes)
+    grid = torch.cartesian_prod(*(torch.arange(n, device=coords.device) for n in sizes)).reshape(positions, len(sizes))
+    return torch.cat((coords.repeat_interleave(positions, dim=1), grid.T.repeat(1, coords.shape[1])))
+
+
 def starts_of_runs(keys: Sequence[torch.Tensor]) -> torch.Tensor:
     """Bool (nnz,): True where a nonzero's keys differ from those of the nonzero before it (and at the first)."""
     fresh = torch.ones_like(keys[0], dtype=torch.bool)

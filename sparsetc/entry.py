@@ -14,7 +14,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from sparsetc.errors import OutOfMemoryError, SparsetcError, TransformError
+from sparsetc.errors import OutOfMemoryError, SparsetcError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,7 +38,7 @@ def entry_point(function: Callable[P, R]) -> Callable[P, R]:
                 return _unseen(function)(*args, **kwargs)
             return function(*args, **kwargs)
         except (MemoryError, RuntimeError) as error:
-            if not _lacks_memory(error):
+            if not lacks_memory(error):
                 raise
             raise OutOfMemoryError(_lack(error)) from error
 
@@ -48,10 +48,17 @@ def entry_point(function: Callable[P, R]) -> Callable[P, R]:
     return entry
 
 
-_NO_MEMORY = re.compile(r"can't allocate memory|out of memory|bad_alloc", re.IGNORECASE)
+def traced_by_modes() -> bool:
+    """Whether a graph is traced by the modes of torch that `make_fx` and fake tensors take, and not by Dynamo."""
+    return torch._C._len_torch_dispatch_stack() > 0 and any(torch._C._get_dispatch_mode(kind) for kind in _TRACING)
 
 
-def _lacks_memory(error: MemoryError | RuntimeError) -> bool:
+_TRACING = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FAKE)
+
+_NO_MEMORY = re.compile(r"allocate memory|(out of|not enough) memory|bad_alloc", re.IGNORECASE)
+
+
+def lacks_memory(error: MemoryError | RuntimeError) -> bool:
     """Whether it is an allocation's error, and not our own: torch's are RuntimeErrors, told by their text alone."""
     return not isinstance(error, SparsetcError) and (
         isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)) is not None
@@ -64,12 +71,3 @@ def _lack(error: MemoryError | RuntimeError) -> str:
         f"memory ran out ({said[0] if said else type(error).__name__}); free some, take fewer columns of the dense "
         "operands at a time, or cut the sparse operand in parts and add up their results"
     )
-
-
-def check_upstream(gradient: torch.Tensor) -> None:
-    """Raise `TransformError` where autograd gives a batch of gradients as if it were one."""
-    if torch._C._functorch.is_legacy_batchedtensor(gradient):
-        raise TransformError(
-            "torch's batched gradients (is_grads_batched, vectorize) cannot look into a sparsetc kernel; take "
-            "torch.func.jacrev or torch.func.vmap, which can, or torch.autograd.functional.jacobian without vectorize"
-        )

@@ -17,7 +17,7 @@ import torch
 from sparsetc import pickles
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction import Contraction, Result, wrap
-from sparsetc.entry import entry_point
+from sparsetc.entry import entry_point, traced_by_modes
 from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.ir.tile import TileProgram
 from sparsetc.pattern import Pattern
@@ -49,7 +49,7 @@ class Kernel:
 
     def _pack(self) -> None:
         """Pack the values as they are now; while a graph is traced there are none to pack."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or traced_by_modes():
             return
         self._versions = tuple(map(version_of, self._values))
         self._packed = self.contraction.packed(self.operands)
@@ -67,7 +67,7 @@ class Kernel:
             A dense tensor, or a `SparseTensor` where the output keeps modes of sparse operands, as `einsum` says.
             Gradients flow to dense operands and to the values of sparse ones.
         """
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or traced_by_modes():
             from sparsetc.runtime import library  # loaded by the first kernel
 
             given = self._given(values)

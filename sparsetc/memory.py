@@ -16,7 +16,7 @@ UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 SIZE = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([kmgtp]?)(i?)b?\s*", re.IGNORECASE)
 
 
-def as_bytes(limit: Any, what: str = "memory_limit") -> int:
+def as_bytes(limit: Any) -> int:
     """Bytes, 0 or more, of a whole number or of text: ``"1GB"`` is 10**9, ``"512MiB"`` 512 * 2**20, ``"4096"`` 4096.
 
     Raises:
@@ -25,7 +25,7 @@ def as_bytes(limit: Any, what: str = "memory_limit") -> int:
     found = _of_text(limit) if isinstance(limit, str) else _of_number(limit)
     if found is None:
         raise PlanError(
-            f'{what} must be a number of bytes, 0 or more, or text like "512MiB" or "8GB"; found {limit!r:.80}'
+            f'memory_limit must be a number of bytes, 0 or more, or text like "512MiB" or "8GB"; found {limit!r:.80}'
         )
     return found
 

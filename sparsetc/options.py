@@ -89,6 +89,8 @@ class Latest:
 
     def __init__(self) -> None:
         self.number = 0  # the object's own: graphs are guarded by whether it has one, which must not change later
+        self.traced: tuple[tuple[str, Any], ...] = ()
+        """Settings of the blocks that Dynamo is tracing now; none while anything runs."""
 
 
 latest = Latest()
@@ -109,9 +111,8 @@ def _numbered(chosen: Options) -> int:
 _numbers = itertools.count(1)
 
 
-@contextlib.contextmanager
-def options(**settings: Any) -> Iterator[Options]:
-    """Set options within a ``with`` block; those not named stay as they are.
+class options(contextlib.ContextDecorator):
+    """Set options within a ``with`` block, or for a function; those not named stay as they are.
 
     Args:
         settings: any of those below.
@@ -125,8 +126,28 @@ def options(**settings: Any) -> Iterator[Options]:
         device: where `read` puts tensors.
         backend: ``"triton"``, ``"torch"`` or ``"auto"``.
     """
-    with in_force(with_settings(current(), settings)) as chosen:
-        yield chosen
+
+    def __init__(self, **settings: Any) -> None:
+        self._settings = settings
+        self._before = latest.traced
+        self._block: contextlib.AbstractContextManager[Options] | None = None
+
+    def _recreate_cm(self) -> options:  # a block for each call of a function that it decorates
+        return options(**self._settings)
+
+    def __enter__(self) -> Options | None:
+        if torch.compiler.is_dynamo_compiling():  # which has no context variables
+            self._before = latest.traced
+            latest.traced = (*self._before, *[one for one in self._settings.items() if one[0] != "device"])
+            return None
+        self._block = in_force(with_settings(current(), self._settings))
+        return self._block.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            latest.traced = self._before
+        elif self._block is not None:
+            self._block.__exit__(*raised)
 
 
 def of_call(settings: dict[str, Any]) -> Options:

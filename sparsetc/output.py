@@ -70,10 +70,11 @@ def check_form(form: str, e: Einsum) -> None:
         raise PlanError(f'"{e.text}" {why}; use output="dense"')
 
 
-def output_of(canonical: Canonical, x: SparseTensor, form: str) -> Output:
+def output_of(canonical: Canonical, x: SparseTensor, own: Pattern, form: str) -> Output:
     """Shape and pattern of the result.
 
-    A result is sparse when it keeps two or more of the sparse operand's modes, or all of them (`form` "auto").
+    A result is sparse when it keeps two or more of the sparse operand's modes, or all of them (`form` "auto"). Einsums
+    that keep the same modes of `own`, the pattern that is lowered, share their results' pattern.
     """
     bound, kept = canonical.bound, canonical.kept
     e = bound.einsum
@@ -89,11 +90,13 @@ def output_of(canonical: Canonical, x: SparseTensor, form: str) -> Output:
         return Output(shape, width, moved, None, False, None)
     if everything and kept == tuple(range(len(kept))):
         slot = None if canonical.source is None else torch.arange(canonical.coords.shape[1], device=x.device)
-        own = canonical.coords is x.coords and moved is None
-        return Output(shape, width, moved, Pattern(canonical.coords, shape, x.is_coalesced), own, slot)
+        same = canonical.coords is x.coords and moved is None
+        pattern = own.known(("modes", kept), Pattern(canonical.coords, shape, x.is_coalesced))
+        return Output(shape, width, moved, pattern, same, slot)
     rows = canonical.coords[list(kept)]
     found = numbered(rows.unbind(), shape, rows.shape[1], rows)
-    return Output(shape, width, moved, Pattern(torch.stack(found.coords), shape, True), False, found.rank)
+    pattern = own.known(("modes", kept), Pattern(torch.stack(found.coords), shape, True))
+    return Output(shape, width, moved, pattern, False, found.rank)
 
 
 def without_zeros(z: SparseTensor) -> SparseTensor:

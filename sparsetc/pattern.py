@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from sparsetc import coords as crd
 from sparsetc.lru import Lru
 
 KEPT = 128
@@ -136,6 +137,40 @@ class Pattern:
     def numbered(number: int) -> Pattern | None:
         """The live pattern of a number."""
         return _all.get(number)
+
+    def permuted(self, modes: tuple[int, ...]) -> tuple[Pattern, torch.Tensor | None]:
+        """The pattern of modes in another order, made once, and which entry each is; None as they are."""
+        if modes == tuple(range(self.order)):
+            return self, None
+        found = self.cache.get(("permuted", modes))
+        if found is None:
+            with lasting():
+                found = self.cache.put(("permuted", modes), self._permuted(modes))
+        return found  # type: ignore[no-any-return]
+
+    def _permuted(self, modes: tuple[int, ...]) -> tuple[Pattern, torch.Tensor | None]:
+        coords, shape, order = self._coords[list(modes)], tuple(self._shape[m] for m in modes), None
+        if self._coalesced:
+            order = crd.lexsort(crd.sort_keys(coords, shape))
+            coords = coords[:, order]
+        return Pattern(coords.contiguous(), shape, self._coalesced), order
+
+    def known(self, key: Hashable, made: Pattern, others: Sequence[Pattern] = ()) -> Pattern:
+        """A pattern that follows from this one and others: `made`, or its equal of before while anyone has it.
+
+        Args:
+            key: how it follows from them.
+            made: the pattern.
+            others: the others, which the key must not refer to but weakly.
+        """
+        key = ("derived", key, made._coalesced, *map(weakref.ref, others))
+        kept = self.cache.get(key)
+        found = None if kept is None else kept()
+        if found is not None and torch.equal(found._coords, made._coords):
+            return found  # type: ignore[no-any-return]
+        self.cache.pop(key)
+        self.cache.put(key, weakref.ref(made), needs=others)
+        return made
 
     def bare(self) -> Pattern:
         """The coordinates with nothing kept: what is kept for a pattern may refer to it."""

@@ -13,6 +13,7 @@ import torch
 
 from sparsetc import coords as crd
 from sparsetc.errors import FormatError
+from sparsetc.inputs import as_coords, as_values
 from sparsetc.ir.einsum import Bound, Einsum, verify
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.options import Options, current, with_settings
@@ -34,6 +35,15 @@ def sparse_tensor(coords: Any, values: Any, shape: Any, coalesced: bool) -> Spar
     return SparseTensor._make(Pattern(own.coords, own.shape, True), found._values)
 
 
+def tensor(pattern: Any, values: Any) -> SparseTensor:
+    """A SparseTensor of a Pattern, which several may share; values are checked to be of it."""
+    if not isinstance(pattern, Pattern):
+        raise FormatError(f"a saved SparseTensor must have a Pattern, found {type(pattern).__name__}; it is damaged")
+    own = as_values(values)
+    as_coords(pattern.coords, own)
+    return SparseTensor._make(pattern, own)
+
+
 def pattern(coords: Any, shape: Any, coalesced: bool) -> Pattern:
     """A Pattern, checked as that of a tensor."""
     stand_in = torch.zeros(()).expand(coords.shape[-1]).to(coords.device)
@@ -41,7 +51,7 @@ def pattern(coords: Any, shape: Any, coalesced: bool) -> Pattern:
 
 
 # A file from anywhere can then make these by ``torch.load``, which are data that is checked, and nothing else.
-torch.serialization.add_safe_globals([pattern, sparse_tensor])
+torch.serialization.add_safe_globals([pattern, sparse_tensor, tensor])
 
 Spelled = tuple[tuple[tuple[str, ...], ...], tuple[str, ...], tuple[int, ...], str, tuple[tuple[str, int], ...]]
 """A `Bound` einsum as plain data."""

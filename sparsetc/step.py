@@ -9,70 +9,36 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from string import ascii_letters
-from typing import Any
 
 import torch
 
 from sparsetc.autograd import apply, followed
 from sparsetc.canonical import canonicalise
-from sparsetc.codegen.launch import (
-    PartArrays,
-    TorchPrograms,
-    TritonPrograms,
-    Values,
-    accumulator,
-    source_name,
-    stored_dtype,
-)
+from sparsetc.codegen.launch import TritonPrograms, Values, accumulator
 from sparsetc.dense import Finite, resolved
 from sparsetc.device.lookup import of_backend
-from sparsetc.device.targets import machine_of, portable
 from sparsetc.errors import EquationError, PlanError
 from sparsetc.explain import Explanation, OperandReport, device_name
-from sparsetc.formats import Packed
-from sparsetc.formats.tiles import item_slots
 from sparsetc.gradients import At, Rule
 from sparsetc.integers import fitted, summed_dtype
 from sparsetc.ir.einsum import Bound, Einsum
-from sparsetc.ir.lower import lower
-from sparsetc.ir.operands import Target
-from sparsetc.ir.plan import DOTS, Part, Plan
-from sparsetc.ir.tile import Add, TileProgram, walk
-from sparsetc.lru import Lru
+from sparsetc.ir.tile import TileProgram
 from sparsetc.options import Options, in_force, with_settings
 from sparsetc.output import Slotted, output_of
-from sparsetc.partition import PARTITIONS, stored_parts
 from sparsetc.pattern import Pattern, lasting, transforming
-from sparsetc.planner.candidates import Setting
 from sparsetc.planner.choice import Choice
 from sparsetc.planner.choose import choose
-from sparsetc.planner.ownership import Circumstances, owns
+from sparsetc.planner.problem import Problem
 from sparsetc.planner.statistics import Counts
+from sparsetc.prepare import Preparation
 from sparsetc.runtime.autocast import without_autocast
-from sparsetc.runtime.executable import Arrays, Executable, owned
-from sparsetc.runtime.second_pass import SecondPass
 from sparsetc.runtime.segments import in_order
 from sparsetc.tensor import SparseTensor
 
 _numbers = itertools.count()
-
-
-@dataclass(frozen=True)
-class BoundPart:
-    """A part of the plan: its program, its storage, and the tensors that the program reads of it."""
-
-    program: TileProgram
-    packed: Packed
-    arrays: PartArrays
-
-    @property
-    def slot(self) -> torch.Tensor | None:
-        """The result row of each thing that the program adds, where it reads them."""
-        return self.arrays.index[-1] if self.program.slot else None
 
 
 class Step:
@@ -103,35 +69,21 @@ class Step:
         self.settings, self.form, self.dtype = settings, form, x.dtype
         self._x = x._bare()
         self.backend = "torch" if x.dtype.is_complex else settings.effective_backend(x.device)
-        self.output = output_of(canonical, x, form)
-        precision, *finer = _dot_precisions(settings.effective_precision(), x)
-        self.setting = Setting(
-            canonical.bound,
-            canonical.kept,
-            len(canonical.letters),
-            self.backend,
-            precision,
-            settings.deterministic,
-            x.dtype.itemsize,
-            x.dtype.is_floating_point,
-            settings.memory_on(x.device),
-            x.is_coalesced,
-            max(1, self.output.rows),
-            x.is_coalesced or (self.output.sparse and self.output.rows == canonical.coords.shape[1]),
-            tuple(finer),
-            x.dtype.is_floating_point or x.dtype.is_complex,
-            self.output.sparse,
-        )
+        self.output = output_of(canonical, x, own, form)
         settings.check_memory(
             self.output.rows * self.output.width * accumulator(x.dtype).itemsize,
             x.device,
             f"the result of {canonical.written}",
         )
-        self.counts = Counts(canonical.coords, canonical.shape, own.counts)
+        counts = Counts(canonical.coords, canonical.shape, own.counts)
+        self.problem = Problem.of(canonical, self.output, x, counts, self.backend, settings)
         self.slotted = Slotted(canonical, self.output, x)
         with self.in_place():
-            self.choice: Choice = choose(settings.plan, self.setting, self.counts)
-        self._bind(own.cache)
+            self.choice: Choice = choose(settings.plan, self.problem)
+        self.preparation = Preparation(self.problem, canonical, self.output, x.nnz, self.dtype, settings)
+        made = self.preparation.prepare(self.choice.plan, own.cache)
+        self.plan, self.filled, self.parts = made.plan, made.filled, made.parts
+        self.executable, self.arrays = made.executable, made.arrays
         e = canonical.written.einsum
         plain_sum = len(e.inputs) == 1 and bool(e.contracted)
         self.result_dtype = summed_dtype(x.dtype) if plain_sum else x.dtype
@@ -139,7 +91,7 @@ class Step:
         self._reads_zeros = whole and (x.dtype.is_floating_point or x.dtype.is_complex)
         """Whether a part multiplies positions that hold no nonzero, which an infinity would turn into NaN."""
         self._finite, self._others = Finite(), dict[object, Step]()
-        self._value_keys = [(p.packed.token, self._stored_dtype(p.program)) for p in self.parts]
+        self._value_keys = [(p.packed.token, self.preparation.stored_dtype(p.program)) for p in self.parts]
         self._wide = accumulator(x.dtype) if self.backend == "torch" else x.dtype
         sizes = (x.nnz, *self.executable.shape, *(n for _, n in canonical.bound.sizes))
         self._empty = 0 in sizes
@@ -163,154 +115,6 @@ class Step:
         device = self.canonical.device
         with in_force(self.settings), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             yield
-
-    # -- compilation ------------------------------------------------------------------------------------------------
-    def _bind(self, cache: Lru[Any, Any]) -> None:
-        plan = self.choice.plan
-        packed = self._packed_parts(plan, cache)
-        # A part of nothing is not run.
-        self.filled = tuple(n for n, p in enumerate(packed) if p.nnz) or (len(packed) - 1,)
-        chosen, stored = [plan.parts[n] for n in self.filled], [packed[n] for n in self.filled]
-        parts = [self.bound_part(*one, number) for number, one in enumerate(zip(chosen, stored, strict=True))]
-        second = None
-        if self._needs_second_pass(parts):
-            second = SecondPass.of(stored[0].slots(_key_level(parts[0].program), self._row_of_nonzeros()))
-            parts = [self.bound_part(chosen[0], stored[0], 0, second.partials)]
-        self.parts = tuple(parts)
-        used = tuple(
-            replace(
-                part,
-                nnz=p.packed.nnz,
-                nbytes=p.packed.nbytes + p.packed.stored * self._stored_dtype(p.program).itemsize,
-            )
-            for part, p in zip(chosen, parts, strict=True)
-        )
-        self.plan = self._plan_of(plan, used)
-        self.executable = self._executable(second is not None)
-        self.arrays = Arrays(tuple(p.arrays for p in parts), second)
-
-    def _executable(self, partial: bool) -> Executable:
-        stores = not partial and all(map(owned, self.programs))
-        name = source_name(str(self.canonical.bound.einsum), self.backend)
-        folder, programs = self.settings.cache_dir, self.programs
-        made: TorchPrograms | TritonPrograms
-        narrow = False
-        if self.backend == "torch":
-            made = TorchPrograms(programs, folder, name)
-        else:
-            narrow = stores and self.dtype.is_floating_point  # sums that are stored once need not be kept wide
-            machine = machine_of((self.canonical.coords,))
-            fused = self.choice.plan.fused or len(programs) == 1
-            made = TritonPrograms(programs, self.dtype, fused, machine, folder, name)
-        dtype = self.dtype if narrow else accumulator(self.dtype)
-        return Executable(made, self.output.rows, self.output.width_shape, dtype, self.output.sparse)
-
-    def _plan_of(self, plan: Plan, used: tuple[Part, ...]) -> Plan:
-        """The plan of the parts that are run, as ``plan=`` takes it."""
-        if len(used) == len(plan.parts):
-            return replace(plan, parts=used)
-        if len(used) == 1:  # it has all nonzeros
-            return replace(plan, parts=used, partition="all", options=(), shares=())
-        own = plan.shares or tuple(range(len(plan.parts)))
-        return replace(plan, parts=used, shares=tuple(own[n] for n in self.filled))
-
-    def _packed_parts(self, plan: Plan, cache: Lru[Any, Any]) -> list[Packed]:
-        """The parts, packed, or as other einsums left them; they number the operand's own nonzeros."""
-        c = self.canonical
-        found = stored_parts(plan, c.coords, c.shape, c.kept, cache)
-        if c.source is None:
-            return found
-        return [p.of(c.source if p.source is None else c.source[p.source]) for p in found]
-
-    @property
-    def programs(self) -> tuple[TileProgram, ...]:
-        """The tile programs of the parts."""
-        return tuple(p.program for p in self.parts)
-
-    def _needs_second_pass(self, parts: list[BoundPart]) -> bool:
-        """Whether sums must not depend on the order of atomics, and would; integers' never do."""
-        if not self.settings.deterministic or self.backend == "torch" or not self.dtype.is_floating_point:
-            return False
-        if all(owned(p.program) for p in parts):
-            return False
-        if any(p.packed.view.sides for p in parts):
-            raise PlanError('dense tiles add by atomics, which is not deterministic; take "coo", "fiber" or "rows"')
-        program = parts[0].program
-        summed_over_grid = any(a.letter not in program.output_axes for a in program.split)
-        if len(parts) > 1 or summed_over_grid:
-            raise PlanError(
-                f"plan {self.choice.plan.name!r} adds to output rows from several parts or blocks at once, which is "
-                'not deterministic; take "coo", "fiber", "rows" or "auto"'
-            )
-        return True
-
-    def _row_of_nonzeros(self) -> torch.Tensor:
-        """(nnz of the operand,) the output row each nonzero adds to."""
-        if self.output.sparse:
-            return self._slot_of_nonzeros()
-        row = torch.zeros(self.canonical.coords.shape[1], dtype=torch.long, device=self.canonical.device)
-        for mode in self.canonical.kept:
-            row = row * self.canonical.shape[mode] + self.canonical.coords[mode]
-        if self.canonical.source is None:
-            return row
-        return row.new_zeros(self._x.nnz).index_copy(0, self.canonical.source, row)
-
-    def bound_part(self, part: Part, packed: Packed, number: int, partial: int = 0) -> BoundPart:
-        """Lower one part; `partial` is a number of partial rows, one for each result the part would add."""
-        target = Target(
-            sparse=self.output.sparse or bool(partial),
-            in_operand_order=not partial
-            and packed.positions is None
-            and packed.source is None
-            and self.output.slot is None,
-            owned=bool(partial) or self._is_owned(packed),
-            rows=partial or self.output.rows,
-            index64=packed.index64,
-        )
-        program = lower(self.canonical.bound, packed.view, part.schedule, target, number=number, format=part.format)
-        slot = None
-        if program.slot:
-            if partial:
-                slot = torch.arange(partial, device=self.canonical.device)
-            elif packed.view.sides:
-                slot = item_slots(packed, *self._of_part(packed))
-            else:
-                slot = packed.slots(_key_level(program), self._slot_of_nonzeros())
-        if program.dots and self.dtype == torch.float64 and self.backend == "triton":
-            packed = _wide_words(packed)
-        packed = packed.unrolled(program.unroll)
-        return BoundPart(program, packed, PartArrays.of(program, packed, slot))
-
-    def _slot_of_nonzeros(self) -> torch.Tensor:
-        slot = self.output.slot
-        if slot is None:
-            slot = torch.arange(self._x.nnz, device=self.canonical.device)
-        elif self.canonical.source is not None:  # slots are given per kept nonzero; packed parts know the original's
-            whole = slot.new_zeros(self._x.nnz)
-            whole[self.canonical.source] = slot
-            slot = whole
-        return slot
-
-    def _of_part(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
-        """(coords, output slots) of a part's nonzeros."""
-        slot = self._slot_of_nonzeros()
-        coords = self.canonical.coords
-        if self.canonical.source is not None:  # the part numbers the original's nonzeros
-            whole = coords.new_zeros((coords.shape[0], self._x.nnz))
-            whole[:, self.canonical.source] = coords
-            coords = whole
-        source = packed.source
-        return (coords, slot) if source is None else (coords[:, source], slot[source])
-
-    def _is_owned(self, packed: Packed) -> bool:
-        """Whether no two work items of any part add to the same output row."""
-        whole = len(self.filled) == 1 or PARTITIONS[self.choice.plan.partition].whole_rows
-        at = Circumstances(self.canonical.kept, self.backend, self.output.sparse, self.setting.distinct, whole)
-        return owns(packed.view, at, packed, padded=packed.padded)
-
-    def _stored_dtype(self, program: TileProgram) -> torch.dtype:
-        """How a part's values are stored."""
-        return accumulator(self.dtype) if self.backend == "torch" else stored_dtype(program, self.dtype)
 
     # -- values -----------------------------------------------------------------------------------------------------
     def pack(self, x: SparseTensor) -> Values | None:
@@ -487,6 +291,11 @@ class Step:
         return self._gradients[operand]
 
     @property
+    def programs(self) -> tuple[TileProgram, ...]:
+        """The tile programs of the parts."""
+        return tuple(p.program for p in self.parts)
+
+    @property
     def bare(self) -> Pattern:
         """The sparse operand's pattern, with nothing kept."""
         return self._x.pattern
@@ -532,27 +341,5 @@ class Step:
 
         with self.in_place():
             programs, stored = list(self.programs), [p.packed for p in self.parts]
-            about = self.filled, self.setting, self.counts, str(self.path)
+            about = self.filled, self.problem, str(self.path)
             return report(self.equation, self.plan, self.choice, programs, stored, *about)
-
-
-def _dot_precisions(precision: str, x: SparseTensor) -> list[str]:
-    """What a setting stands for in dots of this type on this machine, then what is more exact."""
-    if x.dtype in (torch.float16, torch.bfloat16):
-        found = ["tf32"]  # holds both types exactly, and what it rounds a product to is no coarser than the result
-    elif x.dtype != torch.float32:
-        found = ["ieee"]
-    else:
-        found = list(DOTS.values())[list(DOTS).index(precision) :: -1]
-    return list(dict.fromkeys(portable(one, machine_of((x._values,))) for one in found))
-
-
-def _key_level(program: TileProgram) -> int:
-    """The level at which a program adds."""
-    return next(s.key.level for s, _ in walk(program.body) if isinstance(s, Add))
-
-
-def _wide_words(packed: Packed) -> Packed:
-    """Words of 16 bits as 32: Triton 3.6 and 3.7 abort on a float64 dot of rows addressed by narrower words."""
-    arrays = {name: a.int() if a.element_size() == 2 else a for name, a in packed.arrays.items()}
-    return replace(packed, arrays=arrays)

@@ -54,7 +54,8 @@ class SparseTensor:
     `einsum` reads them at each call. Coordinates are copied, and must not be changed.
 
     A SparseTensor can be pickled, copied, and saved by ``torch.save``; ``torch.load`` takes it by default. Coordinates
-    are checked again when it is loaded. Kernels and whatever else is kept with it stay behind.
+    are checked again when it is loaded, and tensors of one pattern that are saved together have one again. Kernels and
+    whatever else is kept with it stay behind.
 
     Raises:
         FormatError: coords are not integers, not 2-D, or do not match values.
@@ -146,7 +147,7 @@ class SparseTensor:
     def __reduce__(self) -> tuple[Any, ...]:
         from sparsetc import pickles
 
-        return pickles.sparse_tensor, (self.coords, self.values, self.shape, self.is_coalesced)
+        return pickles.tensor, (self._pattern, self.values)
 
     def __copy__(self) -> SparseTensor:
         return self.with_values(self.values)
@@ -281,6 +282,7 @@ class SparseTensor:
         """Modes in another order, ``shape[n] = old.shape[modes[n]]``; nonzeros are sorted again if they were.
 
         Dense modes may change places among themselves only; call ``expand_dense()`` first to move them further.
+        Tensors of one pattern have one permuted pattern, sorted once.
         """
         raw: Any = modes[0] if len(modes) == 1 and isinstance(modes[0], tuple | list) else modes
         wanted = tuple(m + self.order if m < 0 else m for m in raw)
@@ -294,12 +296,9 @@ class SparseTensor:
                 f"permute{wanted} would move a dense mode ({split}..{self.order - 1}) before a sparse one; "
                 "call expand_dense() first"
             )
-        coords = self.coords[list(wanted[:split])]
+        pattern, order = self._pattern.permuted(wanted[:split])
         values = self._values.permute(0, *(m - split + 1 for m in wanted[split:]))
-        shape = tuple(self.shape[m] for m in wanted)
-        if self.is_coalesced:
-            coords, values = coalesce_sum(coords, values, shape)
-        return SparseTensor._of(coords, values, shape, self.is_coalesced)
+        return SparseTensor._make(pattern, values if order is None else values.index_select(0, order))
 
     def expand_dense(self) -> SparseTensor:
         """Dense modes turned into coordinates: nnz * (dense positions) nonzeros, zeros kept; differentiable.
@@ -313,13 +312,9 @@ class SparseTensor:
         pattern = cache.get(key)
         if pattern is None:
             with lasting():
-                pattern = cache.put(key, Pattern(self._expanded(sizes), self.shape, self.is_coalesced))
+                coords = crd.with_dense_modes(self.coords, sizes)
+                pattern = cache.put(key, Pattern(coords, self.shape, self.is_coalesced))
         return SparseTensor._make(pattern, self._values.reshape(-1))
-
-    def _expanded(self, sizes: tuple[int, ...]) -> torch.Tensor:
-        each = math.prod(sizes)
-        grids = torch.cartesian_prod(*(torch.arange(s, device=self.device) for s in sizes)).reshape(each, len(sizes))
-        return torch.cat((self.coords.repeat_interleave(each, dim=1), grids.T.repeat(1, self.nnz))).contiguous()
 
     # ---- to and from others -----------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from cases import Problem, explicit_plan, wrapped
 import sparsetc as stc
 from sparsetc.ir import reference
 from sparsetc.kernel import Kernel
-from sparsetc.step import BoundPart
+from sparsetc.prepare import BoundPart
 
 CASES: dict[str, tuple[str, str, str]] = {
     "neighbours": ("ij,jr->ir", "coo", "0||1"),
@@ -48,7 +48,9 @@ def without_values(kernel: Kernel) -> list[BoundPart]:
     for part in kernel.step.parts:
         view = replace(part.packed.view, pattern=True)
         number = part.program.number
-        bound = kernel.step.bound_part(kernel.plan.parts[number], replace(part.packed, view=view), number)
+        bound = kernel.step.preparation.bound_part(
+            kernel.plan.parts[number], replace(part.packed, view=view), number, len(kernel.step.parts) == 1
+        )
         made.append(bound)
     return made
 

@@ -14,7 +14,7 @@ from cases import Problem
 import sparsetc as stc
 from sparsetc.ir.operands import MIN_DOT
 from sparsetc.ir.tile import LANES, MOST_ELEMENTS, Product, TileProgram, walk
-from sparsetc.planner.candidates import fit
+from sparsetc.planner.schedule import fit
 
 SIZES = dict.fromkeys("ijk", 40) | dict.fromkeys("lm", 12)
 MOST_BYTES = 32 * 1024

@@ -12,7 +12,7 @@ from cases import Problem
 import sparsetc as stc
 from sparsetc.ir.cost import cost
 from sparsetc.ir.tile import Add, walk
-from sparsetc.planner.candidates import FUSE_BELOW
+from sparsetc.planner.candidate import FUSE_BELOW
 
 SIZES = {"i": 60, "j": 50, "k": 40, "r": 32, "s": 32}
 EQUATIONS = (
@@ -90,10 +90,10 @@ def owned(kernel: stc.Kernel) -> list[bool]:
 def priced(kernel: stc.Kernel) -> list[bool]:
     """As it was priced: of the parts that run."""
     from sparsetc.planner import pricing
-    from sparsetc.planner.candidates import Candidate
+    from sparsetc.planner.candidate import Candidate
 
     candidate = Candidate(kernel.step.choice.plan, kernel.step.choice.expected)
-    found = pricing.owned(candidate, kernel.step.setting)
+    found = pricing.owned(candidate, kernel.step.problem)
     return [found[n] for n in kernel.step.filled]
 
 
@@ -129,7 +129,7 @@ def test_the_output_is_priced_by_its_rows() -> None:
         stc.compile("ij,jr->ir", stc.SparseTensor([[0], [0]], [1.0], (rows, 4)), torch.zeros(4, 64), backend="triton")
         for rows in (10, 10**6)
     )
-    assert few.step.setting.rows == 10
+    assert few.step.problem.rows == 10
     written = 4 * 64 * 10**6 / 4.4e12
     assert sum(many.step.choice.seconds) - sum(few.step.choice.seconds) == pytest.approx(written, rel=0.01)
 
@@ -138,7 +138,7 @@ def test_the_output_is_priced_by_its_rows() -> None:
 @pytest.mark.parametrize("backend", ["triton", "torch"])
 @pytest.mark.parametrize("equation", ["ijk,jr,kr->ir", "ijk,jr,ks->irs", "ijk,i->jk", "ij,ir,jr->ij"])
 def test_the_program_that_is_priced_is_the_one_that_runs(equation: str, backend: str, dtype: torch.dtype) -> None:
-    from sparsetc.planner.candidates import Candidate
+    from sparsetc.planner.candidate import Candidate
     from sparsetc.planner.pricing import costs
 
     given = Problem(equation, SIZES, "skewed", dtype).operands()
@@ -147,7 +147,7 @@ def test_the_program_that_is_priced_is_the_one_that_runs(equation: str, backend:
             kernel = stc.compile(equation, *given, plan=plan, backend=backend, output=output)
         except stc.PlanError:
             continue
-        priced = costs(Candidate(kernel.step.choice.plan, kernel.step.choice.expected), kernel.step.setting)
+        priced = costs(Candidate(kernel.step.choice.plan, kernel.step.choice.expected), kernel.step.problem)
         assert [priced[n] for n in kernel.step.filled] == [cost(p) for p in kernel.programs]
 
 

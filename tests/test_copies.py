@@ -92,6 +92,16 @@ def test_a_parameter_stays_one(how: str) -> None:
     assert y.values.grad is not None
 
 
+@pytest.mark.parametrize("how", ["pickle", "deepcopy", "save", "save, unrestricted"])
+def test_tensors_of_one_pattern_stay_so_together(how: str) -> None:
+    x = used(matrix())
+    z, kernel = x.with_values(2 * x.values), stc.compile(SPMM, x, random_values((8, 3), torch.float64, 1))
+    copied, other, again, own = COPIES[how]([x, z, kernel, x.pattern])
+    assert copied.pattern is other.pattern is again.operand.pattern is own is not x.pattern
+    assert equal(x, copied)
+    assert equal(z, other)
+
+
 def test_a_deep_copy_is_apart() -> None:
     x = used(matrix())
     y, before = copy.deepcopy(x), x.to_dense()
@@ -118,6 +128,32 @@ def test_a_damaged_file_is_refused(change: dict[str, Any], error: str) -> None:
 
     with pytest.raises(stc.SparsetcError, match=error):
         saved(Damaged())
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"coords": torch.tensor([[0, 9], [1, 1]])}, "out of range"),
+        ({"coords": torch.tensor([[1, 0], [1, 1]])}, "sorted, unique"),
+        ({"values": torch.ones(3)}, "3 values"),
+        ({"values": torch.ones(2, dtype=torch.bool)}, "bool"),
+        ({"values": torch.ones(())}, "values"),
+        ({"values": "1"}, "values"),
+        ({"pattern": torch.ones(2)}, "must have a Pattern"),
+    ],
+)
+def test_a_damaged_pattern_is_refused(change: dict[str, Any], error: str) -> None:
+    class Damaged:
+        def __init__(self, *made_of: Any) -> None:
+            self.made_of = made_of
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return self.made_of  # type: ignore[return-value]
+
+    good = {"coords": torch.tensor([[0, 1], [1, 1]]), "values": torch.ones(2)} | change
+    pattern = change.get("pattern", Damaged(pickles.pattern, (good["coords"], (2, 2), True)))
+    with pytest.raises(stc.SparsetcError, match=error):
+        saved(Damaged(pickles.tensor, (pattern, good["values"])))
 
 
 def test_a_damaged_kernel_is_refused() -> None:
@@ -189,7 +225,7 @@ def test_a_kernel_keeps_the_precision_it_was_compiled_for() -> None:
     torch.set_float32_matmul_precision("high")
     kernel = stc.compile(SPMM, x, b)
     torch.set_float32_matmul_precision("highest")
-    assert pickle.loads(pickle.dumps(kernel)).step.setting.precision == kernel.step.setting.precision
+    assert pickle.loads(pickle.dumps(kernel)).step.problem.precision == kernel.step.problem.precision
 
 
 def test_plans_and_explanations() -> None:
@@ -200,7 +236,7 @@ def test_plans_and_explanations() -> None:
         kernel.explain(),
         kernel.step.programs,
         kernel.step.choice,
-        kernel.step.setting,
+        kernel.step.problem,
         pair.plan,
         pair.explain(),
     ]

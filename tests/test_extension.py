@@ -17,7 +17,7 @@ from sparsetc.formats import FORMATS
 from sparsetc.formats.coo import Coo
 from sparsetc.ir.view import Computed, Field, View, verify
 from sparsetc.partition import PARTITIONS
-from sparsetc.planner.candidates import coo
+from sparsetc.planner.methods.runs import coo
 from sparsetc.planner.registry import PLANS
 
 REGISTRIES: tuple[dict[str, Any], ...] = (FORMATS, PARTITIONS, PLANS, stc.OPERATIONS)
@@ -102,7 +102,7 @@ def test_plans_and_partitions_are_called_by_a_line_of_text(name: Any) -> None:
 
 
 def test_plans_may_be_called_by_several_words() -> None:
-    stc.register_plan("long fibers")(lambda setting, counts: coo(setting, counts))
+    stc.register_plan("long fibers")(lambda problem, counts: coo(problem, counts))
     assert stc.einsum("ij->i", matrix(), plan="long fibers").tolist() == [3.0, 3.0, 4.0]
 
 
@@ -173,7 +173,7 @@ def test_nor_partitions_formats_and_operations() -> None:
 
 def test_what_came_from_outside_may_be_registered_again() -> None:
     for _ in range(2):  # as a cell of a notebook is run again
-        stc.register_plan("mine")(lambda setting, counts: coo(setting, counts))
+        stc.register_plan("mine")(lambda problem, counts: coo(problem, counts))
         stc.register_format(type("Mine", (Coo,), {"name": "mine"}))
 
 

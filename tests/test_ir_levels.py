@@ -15,8 +15,7 @@ from sparsetc.formats import get_format
 from sparsetc.ir import plan as plans
 from sparsetc.ir import tile as tiles
 from sparsetc.ir import view as views
-from sparsetc.ir.cost import Statistics, cost
-from sparsetc.ir.count import FIBERS, ITEMS, ONE, STORED, ZERO
+from sparsetc.ir.cost import FIBERS, ITEMS, ONE, STORED, ZERO, Statistics, cost
 from sparsetc.ir.einsum import Bound, Einsum
 from sparsetc.ir.lower import lower
 from sparsetc.ir.operands import Target, operand_names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 import torch
@@ -130,3 +131,36 @@ def test_a_diagonal_and_a_whole_operand_are_told_apart() -> None:
     assert (whole.shape, diagonal.shape) == ((6, 6), (6,))
     assert derived("ji->i", x) is whole
     assert derived("jj->j", x) is diagonal
+
+
+def test_results_of_the_same_modes_are_of_one_pattern() -> None:
+    x, w = random_sparse((6, 7, 5), "random", torch.float64), random_sparse((5, 4), "random", torch.float64, 1)
+    v = random_values((5,), torch.float64, 2)
+    summed, scaled = stc.einsum("ijk->ij", x), stc.einsum("ijk,k->ij", x.with_values(2 * x.values), v)
+    assert summed.pattern is scaled.pattern
+    pair = stc.einsum("ijk,kl->ijl", x, w)
+    assert stc.compile("ijk,kl->ijl", x, w)().pattern is pair.pattern
+    assert stc.compile("ijk,kl->jil", x, w)().pattern is not pair.pattern
+    torch.testing.assert_close(pair.to_dense(), torch.einsum("ijk,kl->ijl", x.to_dense(), w.to_dense()))
+    sum_of_scaled = torch.einsum("ijk,k->ij", 2 * x.to_dense(), v)
+    torch.testing.assert_close(scaled.to_dense(), sum_of_scaled)
+
+
+def test_a_result_s_pattern_goes_with_those_who_have_it() -> None:
+    x = random_sparse((6, 7, 5), "random", torch.float64)
+    kernel = stc.compile("ijk->ij", x)
+    left = weakref.ref(kernel().pattern)
+    assert left() is not None
+    del kernel
+    assert left() is None
+
+
+@pytest.mark.parametrize("coalesce", [True, False])
+def test_a_permuted_pattern_is_made_once(coalesce: bool) -> None:
+    x, _ = operands(coalesce)
+    y = x.permute(1, 0)
+    assert y.pattern is x.with_values(2 * x.values).permute(1, 0).pattern
+    torch.testing.assert_close(y.to_dense(), x.to_dense().T)
+    semi = stc.SparseTensor([[2, 0]], random_values((2, 5, 4), torch.float64, 1), (3, 5, 4), coalesce=coalesce)
+    assert semi.permute(0, 2, 1).pattern is semi.pattern
+    torch.testing.assert_close(semi.permute(0, 2, 1).to_dense(), semi.to_dense().permute(0, 2, 1))

@@ -191,3 +191,10 @@ def test_a_repr_is_one_line() -> None:
         assert type(thing).__name__ in repr(thing)
     for thing in (kernel.plan, program, kernel.explain(), pair.plan, pair.explain()):
         assert "\n" in str(thing)
+
+
+def test_a_plan_of_no_nonzeros_makes_the_same_program() -> None:
+    x = stc.SparseTensor(torch.zeros(3, 0, dtype=torch.long), torch.zeros(0), (6, 7, 5))
+    equation, dense = "ijk,ir,kr->ijk", (torch.ones(6, 4), torch.ones(5, 4))
+    kernel = stc.compile(equation, x, *dense, plan="hls")
+    assert stc.compile(equation, x, *dense, plan=kernel.plan).source == kernel.source

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 import torch
 from cases import random_sparse, random_values
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import sparsetc as stc
+from sparsetc.runtime import library
 
 MTTKRP = "ijk,jr,kr->ir"
 
@@ -60,6 +63,56 @@ def test_options_are_followed() -> None:
     with stc.options(memory_limit=10), pytest.raises(Exception, match="the limit on cpu is 10"):
         f(b, c)
     torch.testing.assert_close(f(b, c), expected)
+
+
+def test_options_set_inside() -> None:
+    x, b, c = operands()
+    expected = torch.einsum(MTTKRP, x.to_dense(), b, c)
+
+    def f(b: torch.Tensor, c: torch.Tensor) -> Any:
+        with stc.options(plan="coo", device="meta"), stc.options(deterministic=True, plan=None):
+            return stc.einsum(MTTKRP, x, b, c)
+
+    torch.testing.assert_close(whole(f)(b, c), expected)
+    assert stc.options()._before == ()
+
+    def g(b: torch.Tensor, c: torch.Tensor) -> Any:
+        with stc.options(memory_limit=10):
+            stc.einsum(MTTKRP, x, b, c, memory_limit="1GB")
+            return stc.einsum(MTTKRP, x, b, c)
+
+    with pytest.raises(Exception, match="the limit on cpu is 10"):
+        whole(g)(b, c)
+    torch.testing.assert_close(whole(lambda b, c: stc.einsum(MTTKRP, x, b, c))(b, c), expected)
+
+
+@pytest.mark.parametrize("wanted", ["hls", "coo", stc.plan_hls(3)])
+def test_a_plan_given_inside(wanted: Any) -> None:
+    x, b, c = operands()
+    plan = stc.compile(MTTKRP, x, b, c, plan=wanted).plan
+    for given in (plan, stc.Plan("rows"), stc.plan_hls(3)):
+        found = whole(lambda b, c, given=given: stc.einsum(MTTKRP, x, b, c, plan=given))(b, c)
+        torch.testing.assert_close(found, torch.einsum(MTTKRP, x.to_dense(), b, c))
+        assert library._setting(library._constant(given)) == given
+    y = random_sparse((5, 4), "random", torch.float64)
+    pair = stc.compile("ijk,kl->ijl", x, y)
+    found = whole(lambda v: stc.einsum("ijk,kl->ijl", x.with_values(v), y, plan=pair.plan).values)(x.values)
+    torch.testing.assert_close(found, pair().values)
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev, torch.func.jacfwd, torch.func.hessian])
+def test_transforms_inside(transform: Any) -> None:
+    x, b, c = operands()
+    kernel = stc.compile(MTTKRP, x, b, c)
+    for call in (lambda b: stc.einsum(MTTKRP, x, b, c), lambda b: kernel(b, c)):
+
+        def f(b: torch.Tensor, call: Any = call) -> Any:
+            return transform(lambda b: call(b.sin()).pow(2).sum())(b).cos()
+
+        torch._dynamo.reset()
+        with pytest.raises(torch._dynamo.exc.Unsupported):
+            whole(f)(b)
+        torch.testing.assert_close(torch.compile(f, backend="eager")(b), f(b))
 
 
 def test_semi_sparse_operands() -> None:
@@ -137,6 +190,44 @@ def test_a_tangent_is_never_lost() -> None:
         torch._dynamo.reset()
         with pytest.raises(stc.TransformError, match="forward mode"):
             whole(f, "aot_eager")(forward_ad.make_dual(b, b))
+
+
+# --- modes that trace -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["real", "symbolic", "fake"])
+def test_graphs_of_make_fx(mode: str) -> None:
+    x, b, c = operands()
+    y = random_sparse((5, 4), "random", torch.float64)
+    kernel, pair = stc.compile(MTTKRP, x, b, c), stc.compile("ijk,kl->ijl", x, y)
+    calls: dict[str, Callable[..., Any]] = {
+        "einsum": lambda v, b, c: stc.einsum(MTTKRP, x.with_values(v), b, c),
+        "kernel": lambda v, b, c: kernel(b, c, values=v),
+        "new kernel": lambda v, b, c: kernel.with_values(v)(b, c),
+        "sparse": lambda v, b, c: stc.einsum("ijk,kr->ijr", x.with_values(v), c).to_dense(),
+        "several": lambda v, b, c: pair(values=[v, v[: y.nnz]]).values,
+        "gradient": lambda v, b, c: torch.autograd.grad(kernel(b.requires_grad_(), c, values=v).pow(2).sum(), b)[0],
+        "batch": lambda v, b, c: torch.func.vmap(lambda r: kernel(b * r, c, values=v))(b[:, 0]),
+    }
+    for name, call in calls.items():
+        graph = make_fx(call, tracing_mode=mode, _allow_non_fake_inputs=True)(x.values.clone(), b.clone(), c)
+        assert "sparsetc" in graph.code, name
+        given = 2 * x.values, b.cos(), c.sin()
+        torch.testing.assert_close(graph(*given), call(*given))
+    with pytest.raises(stc.TransformError, match="take torch"):
+        make_fx(torch.func.grad(lambda b: kernel(b, c).sum()))(b)
+
+
+def test_fake_tensors() -> None:
+    x, b, c = operands()
+    kernel = stc.compile(MTTKRP, x, b, c)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        given = [mode.from_tensor(t) for t in (b, c)]
+        for found in (kernel(*given), stc.einsum(MTTKRP, x, *given)):
+            assert isinstance(found, FakeTensor)
+            assert found.shape == (6, 4)
+        assert stc.einsum("ijk,kr->ijr", x, given[1]).shape == (6, 7, 4)
+    torch.testing.assert_close(kernel(b, c), torch.einsum(MTTKRP, x.to_dense(), b, c))
 
 
 # --- transforms within transforms, and of nothing ---------------------------------------------------------------------

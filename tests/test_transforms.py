@@ -227,6 +227,9 @@ def test_an_operator_takes_batches(x: stc.SparseTensor, b: torch.Tensor) -> None
     torch.testing.assert_close(torch.func.vmap(one, (None, 0))(x.values, batch), x.to_dense() @ batch)
     expected = torch.stack([x.to_dense() @ batch[0], 2 * x.to_dense() @ batch[1]])
     torch.testing.assert_close(torch.func.vmap(one)(values, batch), expected)
+    assert torch.func.vmap(one)(values[:0], batch[:0]).shape == (0, 6, 3)
+    compiled, at = torch.compile(spmm(x), fullgraph=True, backend="aot_eager"), torch.autograd.functional.jacobian
+    torch.testing.assert_close(at(compiled, b, vectorize=True), at(spmm(x), b))
 
 
 def test_a_graph_whose_kernel_is_gone_says_so(b: torch.Tensor) -> None:
@@ -369,11 +372,27 @@ def spmm(x: stc.SparseTensor) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda b: stc.einsum(SPMM, x, b)
 
 
-def test_gradients_in_batches_say_so(x: stc.SparseTensor, b: torch.Tensor) -> None:
+@pytest.mark.parametrize("strategy", ["reverse-mode", "forward-mode"])
+def test_jacobians_in_batches_of_autograd(strategy: str, x: stc.SparseTensor, b: torch.Tensor) -> None:
     pair = stc.compile("ij,kj->ik", x, x, output="dense")
-    for f, at in ((spmm(x), b), (lambda values: pair(values=[values, None]), x.values)):
-        with pytest.raises(stc.TransformError, match="without vectorize"):
-            torch.autograd.functional.jacobian(f, at, vectorize=True)
+    several = (lambda values: pair(values=[values, None]), (x.values,))
+    both = (lambda values, b: stc.einsum("ij,jr->rij", x.with_values(values), b).values, (x.values, b))
+    for f, at in ((spmm(x), (b,)), several, both):
+        found = torch.autograd.functional.jacobian(f, at, vectorize=True, strategy=strategy)
+        torch.testing.assert_close(found, torch.autograd.functional.jacobian(f, at))
+        squares = lambda *at, f=f: f(*at).pow(2).sum()  # noqa: E731
+        found = torch.autograd.functional.hessian(squares, at, vectorize=True, outer_jacobian_strategy=strategy)
+        torch.testing.assert_close(found, torch.autograd.functional.hessian(squares, at))
+
+
+def test_gradients_in_batches_have_gradients(x: stc.SparseTensor, b: torch.Tensor) -> None:
+    b = b.requires_grad_()
+    batch = random_values((3, 6, 3), torch.float64, 2)
+    (found,) = torch.autograd.grad(spmm(x)(b).pow(3), b, batch, is_grads_batched=True, create_graph=True)
+    alone = [torch.autograd.grad(spmm(x)(b).pow(3), b, one, create_graph=True)[0] for one in batch]
+    torch.testing.assert_close(found, torch.stack(alone))
+    (second,) = torch.autograd.grad(found.pow(2).sum(), b)
+    torch.testing.assert_close(second, torch.autograd.grad(sum(g.pow(2).sum() for g in alone), b)[0])
 
 
 def test_transforms_of_other_things_do_not_matter(x: stc.SparseTensor, b: torch.Tensor) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,8 @@ from sparsetc.ir.view import Computed
 
 if TYPE_CHECKING:
     from sparsetc.codegen.triton import Types
+
+_HERE = nullcontext()
 
 TORCH_CHUNK = 3 << 19
 """Elements of intermediate results a chunk of the torch programs may make: 16,000 fibers of rank 32 with two factors,
@@ -53,10 +57,7 @@ class PartArrays:
 
     def programs(self, program: TileProgram) -> int:
         """Grid programs that the part takes."""
-        count = self.items
-        for axis in program.split:
-            count *= axis.programs
-        return count
+        return self.items * prod(axis.programs for axis in program.split)
 
     def named(self, program: TileProgram) -> dict[str, torch.Tensor]:
         """The tensors by the names that the program has for them."""
@@ -187,11 +188,10 @@ class TritonPrograms:
                 launches.append(Launch(kernel, grid, *self._arguments(group, arrays), first.warps, first.stages))
 
         def call(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-            if out.is_cuda and out.device.index != torch.cuda.current_device():
-                with torch.cuda.device(out.device):  # Triton launches on the current device
-                    return call(values, dense, out)
-            for launch in launches:
-                launch(values, dense, out)
+            elsewhere = out.is_cuda and out.device.index != torch.cuda.current_device()
+            with torch.cuda.device(out.device) if elsewhere else _HERE:  # Triton launches on the current device
+                for launch in launches:
+                    launch(values, dense, out)
 
         return call
 
@@ -362,6 +362,7 @@ TRITON_TYPES = {
 }
 
 
+@lru_cache
 def accumulator(dtype: torch.dtype) -> torch.dtype:
     """How sums of this dtype are kept: never narrower than float32, integers in 64 bits."""
     if dtype.is_complex or dtype == torch.float64:
@@ -386,8 +387,5 @@ def made_for(machine: str, programs: tuple[TileProgram, ...], types: Types) -> t
 def source_name(equation: str, backend: str) -> str:
     """A file name a reader recognises: the equation's letters, then the backend."""
     letters = "".join(c if c.isalnum() else "_" for c in equation.replace("->", "_to_").replace(",", "_"))
-    return (
-        f"{letters[:60] or 'scalar'}_{backend}"
-        if len(letters) <= 60
-        else f"{hashlib.sha256(letters.encode()).hexdigest()[:12]}_{backend}"
-    )
+    short = letters if len(letters) <= 60 else hashlib.sha256(letters.encode()).hexdigest()[:12]
+    return f"{short or 'scalar'}_{backend}"

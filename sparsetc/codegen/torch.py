@@ -9,6 +9,7 @@ Chunks keep what is made on the way inside the cache.
 from __future__ import annotations
 
 from functools import lru_cache
+from math import prod
 
 from sparsetc.codegen.torch_pairs import PairFunctionPrinter
 from sparsetc.codegen.torch_tiles import TileFunctionPrinter
@@ -28,7 +29,6 @@ from sparsetc.ir.tile import (
     Tile,
     TileProgram,
     Value,
-    walk,
 )
 from sparsetc.ir.view import ITEM, LANE, LEAF, Computed, Consecutive
 
@@ -40,27 +40,13 @@ RANGES = {ITEM: "i0:i1", LANE: "b0:b1", LEAF: "n0:n1"}
 @lru_cache(maxsize=256)
 def module_source(programs: tuple[TileProgram, ...], header: str) -> str:
     """The whole file: header and one function a part."""
-    lines = [
-        f'"""{header}"""',
-        "",
-        "import torch",
-        "",
-        f"from sparsetc.runtime.segments import {', '.join(RUNTIME)}",
-        "",
-    ]
-    for program in programs:
-        lines += ["", *_printer(program).lines(), ""]
-    text = "\n".join(lines).rstrip() + "\n"
-    used = [n for n in RUNTIME if f"{n}(" in text]
-    text = text.replace(
-        f"\nfrom sparsetc.runtime.segments import {', '.join(RUNTIME)}\n",
-        f"\nfrom sparsetc.runtime.segments import {', '.join(used)}\n" if used else "",
-    )
-    return (
-        text
-        if "torch." in text.split('"""', 2)[2].replace("import torch", "")
-        else text.replace("import torch\n\n", "", 1)
-    )
+    functions = ["\n".join(_printer(program).lines()) for program in programs]
+    body = "\n\n\n".join(functions)
+    used = [name for name in RUNTIME if f"{name}(" in body]
+    head = [f'"""{header}"""']
+    head += ["import torch"] if "torch." in body else []
+    head += [f"from sparsetc.runtime.segments import {', '.join(used)}"] if used else []
+    return "\n\n".join(head) + f"\n\n\n{body}\n"
 
 
 def _printer(program: TileProgram) -> PairFunctionPrinter | TileFunctionPrinter | FunctionPrinter:
@@ -75,17 +61,14 @@ def leaf_elements(program: TileProgram) -> tuple[int, int]:
         return 4, program.width * program.view.volume // max(1, min(program.view.sides))
     per = {ITEM: 1, LANE: 1, LEAF: 1}
     fused = FunctionPrinter(program).fused
-    for statement, _ in walk(program.body):
+    for statement, _ in program.statements:
         if isinstance(statement, Gather | Product) and not (
             isinstance(statement, Gather) and statement.out.name in fused
         ):
             level = max(t.level for t in statement.inputs) if isinstance(statement, Product) else statement.out.level
             if isinstance(statement, Product) and any(t.name in fused for t in statement.inputs):
                 level = statement.out.level
-            width = 1
-            for axis in statement.out.axes:
-                width *= program.axis(axis).size if axis != LANES else 1
-            per[level] += width
+            per[level] += prod(program.axis(axis).size for axis in statement.out.axes if axis != LANES)
     return per[LEAF], per[LANE]
 
 
@@ -99,7 +82,7 @@ class FunctionPrinter:
         # A leaf product of the values and one gathered operand is a bag: the gathered rows are never made.
         self.fused = {
             next(t for t in s.inputs if t.name != "x").name
-            for s, _ in walk(program.body)
+            for s, _ in program.statements
             if isinstance(s, Product) and s.accumulate and not s.dot and self._is_bag(s)
         }
 
@@ -230,7 +213,7 @@ class FunctionPrinter:
     def _is_constant(self, tile: Tile) -> bool:
         """Whether a tile of the item level is the same for all items: gathered by no coordinate at all."""
         return any(
-            isinstance(s, Gather) and s.out.name == tile.name and not s.operand.rows for s, _ in walk(self.p.body)
+            isinstance(s, Gather) and s.out.name == tile.name and not s.operand.rows for s, _ in self.p.statements
         )
 
     def times(self, tiles: tuple[Tile, ...], axes: tuple[str, ...], level: int) -> str:
@@ -259,7 +242,7 @@ class FunctionPrinter:
             shape = ", ".join(str(self.p.axis(a).size) for a in axes)
             self.put(f"{s.out.name} = run_products({left}, {right}, {offsets}).view(-1, {shape})")
         elif self._is_bag(s):
-            gather = next(g for g, _ in walk(self.p.body) if isinstance(g, Gather) and g.out.name == s.inputs[1].name)
+            gather = next(g for g, _ in self.p.statements if isinstance(g, Gather) and g.out.name == s.inputs[1].name)
             o = gather.operand
             shape = ", ".join(["-1", *(str(self.p.axis(a).size) for a in o.axes)])
             self.put(f"{s.out.name} = bag({self.index(o, level)}, {self.table(o)}, {offsets}, x).view({shape})")

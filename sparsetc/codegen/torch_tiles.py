@@ -10,7 +10,7 @@ from math import prod
 from string import ascii_letters
 
 from sparsetc.ir import names
-from sparsetc.ir.tile import Add, Gather, Row, Slot, TileProgram, walk
+from sparsetc.ir.tile import Add, Gather, Row, Slot, TileProgram
 from sparsetc.ir.view import ITEM, Field
 
 
@@ -46,10 +46,10 @@ class TileFunctionPrinter:
             [self.batch + "".join(p.letters[m] for m in p.view.sequence)],
             [f"{self.values()}.view(-1, {', '.join(str(p.view.sides[m]) for m in p.view.sequence)})"],
         )
-        for gather in (s for s, _ in walk(p.body) if isinstance(s, Gather)):
+        for gather in (s for s, _ in p.statements if isinstance(s, Gather)):
             terms.append(self.gather(gather))
             factors.append(gather.out.name)
-        add = next(s for s, _ in walk(p.body) if isinstance(s, Add))
+        add = next(s for s, _ in p.statements if isinstance(s, Add))
         self.add(add, f'torch.einsum("{",".join(terms)}->%s", {", ".join(factors)})')
         comment = ["# " + line for line in str(p).splitlines()]
         head = [f"def part_{p.number}({', '.join(arguments)}):", "    for i0, i1, b0, b1, n0, n1 in chunks:"]

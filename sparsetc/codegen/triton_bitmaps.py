@@ -15,7 +15,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from sparsetc.ir import names
-from sparsetc.ir.tile import Loop, Stored, Value, walk
+from sparsetc.ir.tile import Loop, Stored, Value
 
 if TYPE_CHECKING:
     from sparsetc.codegen.triton_tiles import TileFunctionPrinter
@@ -81,7 +81,7 @@ def _before(printer: TileFunctionPrinter, s: Value) -> tuple[str, ...]:
     """Letters of which a step has one position, or a part of them: of the grid, then looped, the outermost first."""
     p, letters = printer.p, printer.p.stored(s.operand).letters
     gridded = tuple(a.letter for a in p.split if a.letter in letters and a.letter not in s.out.axes)
-    loops = (inner.letter for inner, _ in walk(p.body) if isinstance(inner, Loop) and inner.letter)
+    loops = (inner.letter for inner, _ in p.statements if isinstance(inner, Loop) and inner.letter)
     return (*gridded, *(c for c in loops if c in letters and c not in s.out.axes))
 
 

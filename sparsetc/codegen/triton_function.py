@@ -7,6 +7,7 @@ program's statements are. `codegen.triton` puts functions together to a module.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from sparsetc.ir import names
 from sparsetc.ir.tile import (
@@ -244,10 +245,7 @@ class FunctionPrinter:
                 self.row(o.rows, o.extents, level, u, address64), (LANES,) if level != ITEM else (), s.out.axes, o.width
             )
         ]
-        stride = o.width
-        for letter in o.axes:
-            stride //= self.p.axis(letter).size
-            terms.append(self.placed(names.at(letter), (letter,), s.out.axes, stride))
+        terms += self.columns(o.axes, s.out.axes)
         mask = self.mask(s.out.axes, self.valid(level, u) if o.rows else "", level)
         widen = f".to({self.acc})" if self.types.widen else ""
         address = " + ".join(t for t in terms if t) or "0"
@@ -274,6 +272,12 @@ class FunctionPrinter:
             expanded = f"({name})"
         return expanded if stride == 1 else f"{expanded} * {stride}"
 
+    def columns(self, own: tuple[str, ...], axes: tuple[str, ...]) -> list[str]:
+        """Terms of an address: the place in a row over its `own` axes, laid out over `axes`."""
+        sizes = [self.p.axis(letter).size for letter in own]
+        strides = [prod(sizes[n + 1 :]) for n in range(len(own))]
+        return [self.placed(names.at(c), (c,), axes, stride) for c, stride in zip(own, strides, strict=True)]
+
     def valid(self, level: int, u: str) -> str:
         """The condition under which a lane of this level holds something."""
         if level == LEAF:
@@ -296,10 +300,7 @@ class FunctionPrinter:
     def shape(self, tile: Tile) -> str:
         sizes = [self.p.view.lanes if a == LANES else self.p.axis(a).block for a in tile.axes]
         if tile.folded:
-            rows, cols = 1, 1
-            for n, size in enumerate(sizes):
-                rows, cols = (rows * size, cols) if n < tile.folded else (rows, cols * size)
-            sizes = [rows, cols]
+            sizes = [prod(sizes[: tile.folded]), prod(sizes[tile.folded :])]
         return f"[{', '.join(map(str, sizes))}]"
 
     def unfolded(self, tile: Tile, name: str) -> str:
@@ -343,10 +344,7 @@ class FunctionPrinter:
         text = f"({text})" if " * " in text else text
         if len(axes) == 1:
             return text
-        size = 1
-        for a in axes:
-            size *= self.p.axis(a).block
-        return f"tl.reshape({text}, [{self.p.view.lanes}, {size}])"
+        return f"tl.reshape({text}, [{self.p.view.lanes}, {prod(self.p.axis(a).block for a in axes)}])"
 
     def add(self, s: Add, u: str) -> None:
         p, key = self.p, s.key
@@ -375,10 +373,7 @@ class FunctionPrinter:
             row = at if isinstance(key, Position) else self.load(key.array, at, self.valid(key.level, u))
             row = f"{row}.to(tl.int64)" if address64 and isinstance(key, Slot) else row
         terms = [self.placed(row, (LANES,) if per_lane else (), tuple(axes), p.width)]
-        stride = p.width
-        for letter in s.axes:
-            stride //= p.axis(letter).size
-            terms.append(self.placed(names.at(letter), (letter,), tuple(axes), stride))
+        terms += self.columns(s.axes, tuple(axes))
         mask = self.mask(tuple(axes), self.valid(key.level, u), key.level)
         address = f"{p.output} + " + (" + ".join(t for t in terms if t) or "0")
         guard = f", mask={mask}" if mask else ""

@@ -27,7 +27,6 @@ from sparsetc.ir.tile import (
     Sum,
     Tile,
     Value,
-    walk,
 )
 from sparsetc.ir.view import Field
 
@@ -65,7 +64,7 @@ class TileFunctionPrinter(FunctionPrinter):
     @property
     def values(self) -> list[Value]:
         """The statements that read stored values, one an operand."""
-        return [s for s, _ in walk(self.p.body) if isinstance(s, Value)]
+        return [s for s, _ in self.p.statements if isinstance(s, Value)]
 
     def axis_vector(self, axis: DenseAxis) -> None:
         if axis.letter in self.p.letters:
@@ -177,7 +176,7 @@ class TileFunctionPrinter(FunctionPrinter):
     @property
     def key(self) -> Key:
         """The output's key."""
-        return next(s.key for s, _ in walk(self.p.body) if isinstance(s, Add))
+        return next(s.key for s, _ in self.p.statements if isinstance(s, Add))
 
     # -- statements -------------------------------------------------------------------------------------------------
     def value(self, s: Value) -> None:
@@ -252,12 +251,8 @@ class TileFunctionPrinter(FunctionPrinter):
             name = f"{names.at(letter)}.to(tl.int64)" if address64 else names.at(letter)
             terms.append(self.placed(name, (letter,) if letter in axes else (), axes, stride))
             conditions.append(self.inside(letter, axes))
-        for letter in o.axes:
-            stride //= self.p.axis(letter).size
-            terms.append(self.placed(names.at(letter), (letter,), axes, stride))
-            conditions.append(
-                self.placed(names.inside(letter), (letter,), axes, 1) if self.p.axis(letter).ragged else ""
-            )
+        terms += self.columns(o.axes, axes)
+        conditions += [self.placed(names.inside(c), (c,), axes, 1) for c in o.axes if self.p.axis(c).ragged]
         mask = " & ".join(c for c in conditions if c)
         widen = f".to({self.acc})" if self.types.widen else ""
         self.put(f"{s.out.name} = {self.load(o.name, ' + '.join(t for t in terms if t) or '0', mask)}{widen}")

@@ -115,7 +115,7 @@ def after_zero(values: torch.Tensor) -> torch.Tensor:
 class Format(Protocol):
     """A way to store nonzeros. Register an instance with `register_format`.
 
-    A format may also have ``offer(setting, counts) -> Candidate | None``: the plan it would run this einsum by, or
+    A format may also have ``offer(problem, counts) -> Candidate | None``: the plan it would run this einsum by, or
     None where it does not apply. What it offers is costed with the others under ``plan="auto"``.
     """
 

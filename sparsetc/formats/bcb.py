@@ -51,17 +51,17 @@ class Blocks:
         """Nonzeros, N."""
         return self.block.numel()
 
-    @property
+    @cached_property
     def volume(self) -> int:
         """Positions of a block."""
         return prod(self.sides)
 
-    @property
+    @cached_property
     def word(self) -> int:
         """Bits of a word of the bitmaps: the widest that a block fills."""
         return min(64, max(8, self.volume))
 
-    @property
+    @cached_property
     def format(self) -> str:
         """``bcb``, or ``coo`` where blocks have one position: a word of coordinates and a value each."""
         return "bcb" if self.volume > 1 else "coo"

@@ -11,11 +11,9 @@ from contextlib import contextmanager
 
 import torch
 
+from sparsetc.entry import lacks_memory
 from sparsetc.errors import OutOfMemoryError
 from sparsetc.options import current
-
-_ALLOCATORS = ("allocate memory", "not enough memory", "bad_alloc")
-"""What torch's RuntimeError says when the host has no more memory; there is no class for it."""
 
 
 def limit() -> int:
@@ -38,19 +36,12 @@ def refused(path: str | os.PathLike[str], what: str, nbytes: int, most: int) -> 
     )
 
 
-def is_exhaustion(error: Exception) -> bool:
-    """Whether an exception says that there is no more memory."""
-    return isinstance(error, MemoryError) or any(words in str(error) for words in _ALLOCATORS)
-
-
 @contextmanager
 def named(path: str | os.PathLike[str], needed: Callable[[], str]) -> Iterator[None]:
     """`OutOfMemoryError` with the path, and with what ``needed`` says, for an allocation that fails in the block."""
     try:
         yield
-    except OutOfMemoryError:
-        raise
     except (MemoryError, RuntimeError) as error:
-        if not is_exhaustion(error):
+        if not lacks_memory(error):
             raise
         raise OutOfMemoryError(f"{os.fspath(path)}: out of memory: {needed()}") from error

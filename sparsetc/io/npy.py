@@ -21,8 +21,8 @@ from typing import IO
 
 import numpy as np
 
+from sparsetc.entry import lacks_memory
 from sparsetc.errors import IOFormatError, OutOfMemoryError, SparsetcError
-from sparsetc.io import memory
 
 _DAMAGE = (
     *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, ValueError, KeyError, TypeError),
@@ -153,6 +153,6 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Archive]:
         except _DAMAGE as error:
             raise IOFormatError(f"{path}: not a readable .npz file ({str(error)[:200]})") from error
         except RuntimeError as error:
-            if memory.is_exhaustion(error):
+            if lacks_memory(error):
                 raise
             raise IOFormatError(f"{path}: not a readable .npz file ({str(error)[:200]})") from error

@@ -106,8 +106,8 @@ def _fault(fields: list[str], layout: table.Layout) -> str | None:
     return numbers.fault(fields[-1], layout.dtype)
 
 
-def write(path: str | os.PathLike[str], x: SparseTensor, comments: tuple[str, ...] = ()) -> None:
-    """One line a nonzero in the order of ``x``, after ``comments`` and the shape; ``.gz`` at the end compresses.
+def write(path: str | os.PathLike[str], x: SparseTensor) -> None:
+    """One line a nonzero in the order of ``x``, after the shape; ``.gz`` at the end compresses.
 
     Values are written with the fewest digits that read back as the same number. Dense modes become coordinates.
     DtypeError for complex values. The old file, if any, stays until the new one is complete.
@@ -118,7 +118,6 @@ def write(path: str | os.PathLike[str], x: SparseTensor, comments: tuple[str, ..
     narrow = x.dtype in (torch.float16, torch.bfloat16)
     coords = x.coords.cpu().numpy()
     values = x.values.detach().to("cpu", torch.float32 if narrow else x.dtype).numpy()
-    head = [*comments, "shape: " + _spaced(x.shape)]
     with text.created(path) as out:
-        out.write("".join(f"# {line}\n" for line in head).encode())
+        out.write(f"# shape: {_spaced(x.shape)}\n".encode())
         text.write_lines(out, coords, values[None])

@@ -23,12 +23,50 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
+from operator import add, mul
 
 from sparsetc.device.profile import DeviceProfile, by_precision
-from sparsetc.ir.count import FIBERS, ITEMS, ONE, STORED, ZERO, Count
-from sparsetc.ir.tile import Add, Decode, Gather, Loop, Product, Scale, Statement, TileProgram, Value, walk
-from sparsetc.ir.view import ITEM, LANE, LEAF, Consecutive, Field, word_bits
+from sparsetc.ir.tile import Add, Decode, Gather, Loop, Product, Scale, Statement, TileProgram, Value
+from sparsetc.ir.view import ITEM, Consecutive, Field
 
+SYMBOLS = ("L*w", "L", "N*w", "N", "P*w", "P", "w", "")
+"""What a count is a sum of, in this order: products of a symbol or 1 and, at even places, the bytes of a value."""
+
+
+@dataclass(frozen=True)
+class Count:
+    """A sum of the products in `SYMBOLS`, each times a number."""
+
+    factors: tuple[int, ...]
+
+    def __add__(self, other: Count) -> Count:
+        return Count(tuple(map(add, self.factors, other.factors)))
+
+    def __mul__(self, n: int) -> Count:
+        return Count(tuple(n * f for f in self.factors))
+
+    __rmul__ = __mul__
+
+    @property
+    def bytes(self) -> Count:
+        """The bytes of this many values; a count in bytes has none."""
+        return Count(tuple(f for plain in self.factors[1::2] for f in (plain, 0)))
+
+    def of(self, symbol: Count) -> int:
+        """The factor of one symbol."""
+        return self.factors[symbol.factors.index(1)]
+
+    def at(self, symbols: tuple[int, ...]) -> int:
+        """The number where each product in `SYMBOLS` has the value given."""
+        return sum(map(mul, self.factors, symbols))
+
+    def __str__(self) -> str:
+        terms = ((f, s) for f, s in zip(self.factors, SYMBOLS, strict=True) if f)
+        return " + ".join(f"{f}*{s}" if s and f != 1 else s or str(f) for f, s in terms) or "0"
+
+
+FIBERS, STORED, ITEMS, ONE = (Count(tuple(int(at == place) for at in range(8))) for place in (1, 3, 5, 7))
+ZERO = Count((0,) * 8)
 PER_LEVEL = (ITEMS, FIBERS, STORED)
 OVERLAP = 3
 """Exponent of the norm that adds resources' times: 1 would be one after another, infinity perfect overlap."""
@@ -270,7 +308,7 @@ def _visits(p: TileProgram, splits: int) -> Iterator[tuple[Statement, Count]]:
     """The statements of a program, each with how often it is executed: below the item, tiles and pairs are counted."""
     levels = (ITEMS, FIBERS, FIBERS) if _tiled(p) else PER_LEVEL
     turns: list[int] = []
-    for statement, depth in walk(p.body):
+    for statement, depth in p.statements:
         del turns[depth:]
         if isinstance(statement, Loop):
             turns.append(p.axis(statement.letter).programs if statement.letter else 1)
@@ -291,9 +329,8 @@ def _stored_words(p: TileProgram, splits: int) -> tuple[Count, Count]:
     """Bytes that are streamed, and that reach a thread's registers, of values and words of runs and of fibers."""
     stream = ZERO if p.view.pattern else STORED.bytes
     registers = stream
-    for count, level, coordinates in zip(PER_LEVEL, (ITEM, LANE, LEAF), p.view.levels, strict=True):
-        widths = {c.array: _word_bytes(p, level, c.array) for c in coordinates if isinstance(c, Field)}
-        stream += count * sum(widths.values())
+    for count, widths, coordinates in zip(PER_LEVEL, p.view.word_bytes, p.view.levels, strict=True):
+        stream += count * sum(widths)
         looked_up = sum(isinstance(c, Consecutive) or bool(isinstance(c, Field) and c.base) for c in coordinates)
         registers += count * (VECTOR * (len(widths) + looked_up))
     if p.view.blocks:
@@ -350,10 +387,3 @@ def _cells(p: TileProgram, axes: Iterable[str]) -> int:
 def _tiled(p: TileProgram) -> bool:
     """Whether a program takes tiles, or pairs of them."""
     return bool(p.view.sides or p.view.pairs)
-
-
-def _word_bytes(p: TileProgram, level: int, array: str) -> int:
-    bits = word_bits(p.view.levels[level], array)
-    if any(isinstance(c, Field) and c.array == array and c.frame and bits <= 8 for c in p.view.levels[level]):
-        return 1
-    return 2 if bits <= 16 and level == LEAF and p.view.narrow else 4 if bits <= 31 else 8

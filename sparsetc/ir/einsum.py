@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from sparsetc.errors import EquationError, ShapeError, point_at
@@ -125,10 +126,7 @@ class Bound:
 
     def elements(self, indices: Iterable[str]) -> int:
         """The number of elements of a dense tensor with these indices."""
-        count = 1
-        for n in self.extents(indices):
-            count *= n
-        return count
+        return prod(self.extents(indices))
 
     def shape(self, position: int) -> tuple[int, ...]:
         """The full shape of an operand: a dense one that broadcasts is to be expanded to it."""

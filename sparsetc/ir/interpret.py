@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import product
+from math import prod
 from typing import Any
 
 import torch
@@ -196,10 +197,7 @@ class _Item:
     # -- statements -------------------------------------------------------------------------------------------------
     def read(self, array: torch.Tensor, level: int) -> torch.Tensor:
         """An element for the item, or one a lane: 0 where the lane holds nothing."""
-        at, live = self.at[level], self.live[level]
-        found = array.new_zeros(at.shape)
-        found[live] = array[at[live]]
-        return found
+        return self.picked(array, self.at[level], level)
 
     def value(self) -> torch.Tensor:
         if self.program.view.pattern:
@@ -210,17 +208,17 @@ class _Item:
         c = s.coordinate
         if isinstance(c, Field):
             found: torch.Tensor = eval(c.expression("word"), {"word": self.read(self.arrays[c.array], s.level)})
-            return found + self.picked(c.base, self.at[s.level] // c.frame, s.level) if c.base else found
+            return found + self.picked(self.arrays[c.base], self.at[s.level] // c.frame, s.level) if c.base else found
         if isinstance(c, Consecutive):
             by = self.coordinates[self.program.letters[c.by]].expand(self.at[s.level].shape)
-            return self.at[s.level] + self.picked(c.array, by, s.level)
+            return self.at[s.level] + self.picked(self.arrays[c.array], by, s.level)
         names = {**self.coordinates, "position": self.at[s.level], "lane": self.lane}
         return eval(c.expression(self.program.letters, "position"), names)
 
-    def picked(self, name: str, at: torch.Tensor, level: int) -> torch.Tensor:
-        """Elements `at` of an array, 0 for a lane that holds nothing."""
-        live, array = self.live[level], self.arrays[name]
-        found = array.new_zeros(at.shape)
+    def picked(self, array: torch.Tensor, at: torch.Tensor, level: int) -> torch.Tensor:
+        """Elements `at` of an array, or rows of a table, 0 for a lane that holds nothing."""
+        live = self.live[level]
+        found = array.new_zeros((*at.shape, *array.shape[1:]))
         found[live] = array[at[live]]
         return found
 
@@ -230,10 +228,7 @@ class _Item:
         row = torch.zeros_like(self.at[level])
         for letter, extent in zip(operand.rows, operand.extents, strict=True):
             row = row * extent + self.coordinates[letter]
-        live = self.live[level]
-        found = table.new_zeros((*row.shape, *table.shape[1:]))
-        found[live] = table[row[live]]
-        return found
+        return self.picked(table, row, level)
 
     def product(self, s: Product) -> torch.Tensor:
         inputs = [self.tiles[t.name] for t in s.inputs]
@@ -336,10 +331,7 @@ def _einsum(tiles: Sequence[Named], axes: tuple[str, ...]) -> torch.Tensor:
 def _shaped(name: str, x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     if tuple(x.shape) == shape:
         return x
-    expected = 1
-    for size in shape:
-        expected *= size
-    if x.numel() != expected:
+    if x.numel() != prod(shape):
         raise ShapeError(f"{name} has shape {tuple(x.shape)}; expected the elements of {shape}")
     return x.view(shape)
 

@@ -13,12 +13,12 @@ So a fiber's nonzeros are summed before the factor row they share is multiplied 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from math import prod
 
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.lower_tiles import lower_tiles
-from sparsetc.ir.lowering import Lowering
-from sparsetc.ir.operands import MIN_DOT, Target, joined, row_of
+from sparsetc.ir.operands import MIN_DOT, Lowering, Target, joined, row_of
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.tile import (
     LANES,
@@ -54,7 +54,7 @@ def lower(
 class _Lowering(Lowering):
     def __init__(self, bound: Bound, view: View, schedule: Schedule, target: Target) -> None:
         super().__init__(bound, view, schedule, target)
-        self.level = {c: view.level_of(mode) for mode, c in enumerate(self.letters)}
+        self.level = {self.letters[c.mode]: level for level, own in enumerate(view.levels) for c in own}
         self.key = self._key()
 
     def _key(self) -> Key:
@@ -74,8 +74,9 @@ class _Lowering(Lowering):
         suffix = "".join((*operand.rows, *operand.axes))
         return Gather(Tile(f"{operand.name.lower()}_{suffix or 'scalar'}", axes, level), operand)
 
-    def _decodes(self, level: int) -> list[Statement]:
-        """Coordinates of one level that an operand, the key or a formula reads."""
+    @cached_property
+    def _wanted(self) -> set[str]:
+        """Letters whose coordinates an operand, the key or a formula reads."""
         wanted = {c for o in self.operands for c in o.rows}
         if isinstance(self.key, Row):
             wanted |= set(self.kept)
@@ -86,8 +87,12 @@ class _Lowering(Lowering):
                 wanted |= {c for m, c in enumerate(self.letters) if f"{{m{m}}}" in coordinate.formula}
             elif isinstance(coordinate, Consecutive):
                 wanted.add(self.letters[coordinate.by])
-        here = [Decode(self.letters[c.mode], c, level) for c in self.view.levels[level]]
-        return [d for d in here if d.letter in wanted]
+        return wanted
+
+    def _decodes(self, level: int) -> list[Statement]:
+        """What reads the coordinates of one level that are wanted."""
+        letters = ((self.letters[c.mode], c) for c in self.view.levels[level])
+        return [Decode(letter, c, level) for letter, c in letters if letter in self._wanted]
 
     def _tile(self, name: str, level: int, inputs: tuple[Tile, ...]) -> Tile:
         present = {a for t in inputs for a in t.axes}

@@ -19,8 +19,7 @@ from math import prod
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.einsum import Bound
-from sparsetc.ir.lowering import Lowering
-from sparsetc.ir.operands import MIN_DOT, Target, row_of
+from sparsetc.ir.operands import MIN_DOT, Lowering, Target, row_of
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.tile import (
     Decode,

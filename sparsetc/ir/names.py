@@ -27,41 +27,20 @@ STRUCTURE = frozenset(("bits", "block_full", "block_ptr", "item_ptr", "lane_len"
 """The arrays of a packed part that hold no coordinates."""
 _LETTERED = re.compile(rf"[A-Za-z]|({'|'.join(LETTERED)})_[A-Za-z]|([a-w]|operand_\d+)_[A-Za-z]+|.*_bits")
 _NUMBER = re.compile(r"(_\d+)+$")
-
-
-def at(letter: str) -> str:
-    """The name of a mode's coordinate, or of the positions of a dense axis."""
-    return f"at_{letter}"
-
-
-def inside(letter: str) -> str:
-    """The name of the condition that a coordinate, or a position of a dense axis, is within its size."""
-    return f"in_{letter}"
-
-
-def block(letter: str) -> str:
-    """The name of the block of a dense axis that a program of the grid takes."""
-    return f"block_{letter}"
-
-
-def tile(letter: str) -> str:
-    """The name of a tile's coordinate along a mode."""
-    return f"tile_{letter}"
-
-
-def side(letter: str) -> str:
-    """The name of the positions within a tile along a mode."""
-    return f"side_{letter}"
-
-
-def first(letter: str) -> str:
-    """The name of the first of the positions within a tile that a program has at once."""
-    return f"first_{letter}"
-
-
-def past(letter: str) -> str:
-    """The name of the condition that a tile's position lies beyond the end of its mode."""
-    return f"past_{letter}"
+at = "at_{}".format
+"""The name of a mode's coordinate, or of the positions of a dense axis."""
+inside = "in_{}".format
+"""The name of the condition that a coordinate, or a position of a dense axis, is within its size."""
+block = "block_{}".format
+"""The name of the block of a dense axis that a program of the grid takes."""
+tile = "tile_{}".format
+"""The name of a tile's coordinate along a mode."""
+side = "side_{}".format
+"""The name of the positions within a tile along a mode."""
+first = "first_{}".format
+"""The name of the first of the positions within a tile that a program has at once."""
+past = "past_{}".format
+"""The name of the condition that a tile's position lies beyond the end of its mode."""
 
 
 def is_free(name: str) -> bool:

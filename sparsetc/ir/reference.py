@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from opt_einsum import get_symbol
 
+from sparsetc.coords import with_dense_modes
 from sparsetc.errors import EquationError, OutOfMemoryError, ShapeError, point_at
 from sparsetc.ir.einsum import ELEMENT_LIMIT, Einsum, distinct, verify
 
@@ -100,9 +101,7 @@ def coordinates(x: Any) -> tuple[torch.Tensor, torch.Tensor]:
     if values.ndim == 1:
         return coords, values
     # dense modes after the sparse ones: each of their elements is a nonzero
-    inner = values.shape[1:]
-    grid = torch.cartesian_prod(*(torch.arange(n, device=values.device) for n in inner)).reshape(-1, len(inner)).T
-    return torch.cat([coords.repeat_interleave(prod(inner), 1), grid.repeat(1, coords.shape[1])]), values.reshape(-1)
+    return with_dense_modes(coords, values.shape[1:]), values.reshape(-1)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from sparsetc.errors import EquationError
 from sparsetc.ir.einsum import Bound, Einsum, distinct, verify
+from sparsetc.ir.operands import joined
 
 T = TypeVar("T")
 
@@ -180,12 +181,8 @@ def _candidates(b: Bound) -> Iterator[tuple[int, ...]]:
 
 def _groups(e: Einsum) -> list[tuple[int, ...]]:
     """Dense operands connected by summed dense indices; those that stand alone are left out."""
-    groups: list[set[int]] = []
-    for i in e.dense_contracted:
-        holders = set(e.holders(i))
-        touching = [g for g in groups if g & holders]
-        groups = [g for g in groups if not g & holders] + [holders.union(*touching)]
-    return sorted(tuple(sorted(g)) for g in groups if len(g) > 1)
+    groups = joined((e.holders(i), i) for i in e.dense_contracted)
+    return sorted(tuple(sorted(own)) for own, _ in groups if len(own) > 1)
 
 
 def _path_pairs(b: Bound, group: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -23,8 +23,8 @@ matrices: its axes are folds of letters, ``ij`` of i and j.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from sparsetc.errors import PlanError
@@ -47,7 +47,7 @@ class DenseAxis:
     fold: tuple[tuple[str, int], ...] = ()
     """The letters that an axis of a pair of tiles is a fold of, and how many positions of each, row-major."""
 
-    @property
+    @cached_property
     def programs(self) -> int:
         """Grid programs the axis is split over."""
         return -(-self.size // self.block)
@@ -70,13 +70,10 @@ class Operand:
     width: int
     """Elements of one row: the product of the sizes of `axes`."""
 
-    @property
+    @cached_property
     def nrows(self) -> int:
         """Rows of the table."""
-        n = 1
-        for extent in self.extents:
-            n *= extent
-        return n
+        return prod(self.extents)
 
 
 @dataclass(frozen=True)
@@ -162,12 +159,12 @@ class Product:
     right: tuple[Tile, ...] = ()
     accumulate: bool = False
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[Tile, ...]:
         """All factors."""
         return (*self.left, *self.right)
 
-    @property
+    @cached_property
     def dot(self) -> bool:
         """Whether the lanes are contracted by a matrix product."""
         return bool(self.right)
@@ -266,23 +263,25 @@ class TileProgram:
         """The dense axis of a letter."""
         return next(a for a in self.axes if a.letter == letter)
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Elements of one output row."""
-        n = 1
-        for letter in self.output_axes:
-            n *= self.axis(letter).size
-        return n
+        return prod(self.axis(letter).size for letter in self.output_axes)
 
-    @property
+    @cached_property
+    def statements(self) -> tuple[tuple[Statement, int], ...]:
+        """Every statement with its loop depth, outermost first."""
+        return tuple(walk(self.body))
+
+    @cached_property
     def split(self) -> tuple[DenseAxis, ...]:
         """Axes split over the grid."""
         return tuple(a for a in self.axes if a.programs > 1 and a.letter not in self.looped)
 
-    @property
+    @cached_property
     def looped(self) -> frozenset[str]:
         """Letters of a tile whose positions a loop takes."""
-        return frozenset(s.letter for s, _ in walk(self.body) if isinstance(s, Loop) and s.letter)
+        return frozenset(s.letter for s, _ in self.statements if isinstance(s, Loop) and s.letter)
 
     def stored(self, operand: str) -> Stored:
         """A sparse operand by its name; PlanError where the task list has none of that name."""
@@ -298,12 +297,12 @@ class TileProgram:
         """The packed arrays a kernel of this program takes, in order."""
         return (*self.view.arrays, self.slot) if self.slot else self.view.arrays
 
-    @property
+    @cached_property
     def dots(self) -> tuple[Product, ...]:
         """Its matrix products."""
-        return tuple(s for s, _ in walk(self.body) if isinstance(s, Product) and s.dot)
+        return tuple(s for s, _ in self.statements if isinstance(s, Product) and s.dot)
 
-    @property
+    @cached_property
     def half(self) -> bool:
         """Whether its values are stored in bfloat16: those of tiles, where dots would round them to it anyway."""
         return bool(self.view.sides) and self.precision == "bf16" and bool(self.dots)
@@ -315,19 +314,21 @@ class TileProgram:
         return "\n".join(_lines(self))
 
 
-def walk(body: tuple[Statement, ...], depth: int = 0) -> Iterator[tuple[Statement, int]]:
+def walk(body: tuple[Statement, ...], depth: int = 0) -> list[tuple[Statement, int]]:
     """Every statement with its loop depth, outermost first."""
+    found: list[tuple[Statement, int]] = []
     for statement in body:
-        yield statement, depth
+        found.append((statement, depth))
         if isinstance(statement, Loop):
-            yield from walk(statement.body, depth + 1)
+            found += walk(statement.body, depth + 1)
+    return found
 
 
 def verify(program: TileProgram) -> None:
     """Raise `PlanError` naming the statement that reads what was not made, or adds what it should not."""
     scopes: list[set[str]] = []  # what has been made so far, by loop: what a loop makes is gone after it
     adds = 0
-    for statement, depth in walk(program.body):
+    for statement, depth in program.statements:
         del scopes[depth + 1 :]
         scopes += [set() for _ in range(depth + 1 - len(scopes))]
         reads: tuple[str, ...] = ()
@@ -380,7 +381,7 @@ def verify(program: TileProgram) -> None:
 
 def check_sizes(p: TileProgram) -> None:
     """Raise `PlanError` where a tile of the program holds more elements than Triton's tensors may (`MOST_ELEMENTS`)."""
-    for statement, _ in walk(p.body):
+    for statement, _ in p.statements:
         if not isinstance(statement, Value | Gather | Zero | Product | Sum):
             continue
         tiles = (statement.out, *(statement.inputs if isinstance(statement, Product) else ()))
@@ -404,7 +405,7 @@ def _verify_pairs(p: TileProgram) -> None:
         if operand.tiles.halves != (p.precision == F16X3) or (operand.tiles.halves and not p.dots):
             raise PlanError(f"{operand.name}: tiles in halves are multiplied by dots in {F16X3}, and only they")
     loops: list[Loop] = []
-    for statement, depth in walk(p.body):
+    for statement, depth in p.statements:
         del loops[depth:]
         if isinstance(statement, Loop):
             loops.append(statement)
@@ -433,7 +434,7 @@ def _lines(p: TileProgram) -> list[str]:
     lines = [head, f"  item over {over}"]
     if axes:
         lines.append(f"  axes {axes}")
-    return [*lines, *("  " * (depth + 1) + _line(p, s) for s, depth in walk(p.body))]
+    return [*lines, *("  " * (depth + 1) + _line(p, s) for s, depth in p.statements)]
 
 
 def _axis(a: DenseAxis) -> str:

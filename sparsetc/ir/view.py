@@ -43,6 +43,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from sparsetc.errors import FormatError
@@ -73,7 +74,7 @@ class Field:
     frame: int = 0
     """Positions whose words are offsets from one base (frame of reference), a power of two; 0: words are whole."""
 
-    @property
+    @cached_property
     def base(self) -> str:
         """Name of the array of bases, one a frame; empty where there are none."""
         return f"{self.array}_base" if self.frame else ""
@@ -209,10 +210,22 @@ class View(Tiles):
         """How many different coordinates of each mode are stored: its tiles, where there are tiles, else its size."""
         return tiles_along(shape, self.sides) if self.sides else tuple(shape)
 
-    @property
+    @cached_property
     def levels(self) -> tuple[tuple[Coordinate, ...], ...]:
         """Coordinates by level: item, lane, leaf."""
         return (self.item, self.lane, self.leaf)
+
+    @cached_property
+    def word_bytes(self) -> tuple[tuple[int, ...], ...]:
+        """Bytes of a word of each array of fields, by level."""
+        arrays = [dict.fromkeys(c.array for c in own if isinstance(c, Field)) for own in self.levels]
+        return tuple(tuple(self._word_bytes(level, name) for name in own) for level, own in enumerate(arrays))
+
+    def _word_bytes(self, level: int, array: str) -> int:
+        bits = word_bits(self.levels[level], array)
+        if any(isinstance(c, Field) and c.array == array and c.frame and bits <= 8 for c in self.levels[level]):
+            return 1
+        return 2 if bits <= 16 and level == LEAF and self.narrow else 4 if bits <= 31 else 8
 
     def level_of(self, mode: int) -> int:
         """The level at which `mode` is read."""
@@ -221,7 +234,7 @@ class View(Tiles):
                 return level
         raise FormatError(f"the view addresses no mode {mode}")
 
-    @property
+    @cached_property
     def arrays(self) -> tuple[str, ...]:
         """Names of the arrays a packed part of this view holds, in the order kernels take them."""
         if self.pairs:

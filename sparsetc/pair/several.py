@@ -56,10 +56,10 @@ class Several:
         # What is made on the way may need 64 bits where the result does not.
         self._summed = summed_dtype(self.dtype)
         self.chain = Chain(bound, [o.to(self._summed) for o in operands], settings)
-        self._arrange()
+        self._arrange([o.pattern for o in operands if isinstance(o, SparseTensor)])
         self.key = key_of(self)
 
-    def _arrange(self) -> None:
+    def _arrange(self, patterns: Sequence[Pattern]) -> None:
         """Find the pattern of the result, and how the values of the last link are brought to it."""
         result, output = self.chain.result, self.bound.einsum.output
         self.pattern: Pattern | None = None
@@ -76,7 +76,9 @@ class Several:
             grid = torch.cartesian_prod(*(torch.arange(n, device=self.device) for n in shape))
             coords = grid.reshape(-1, len(shape)).T.contiguous()
         if coords is not None:
-            self.pattern = Pattern(coords, self.bound.output_shape, True)
+            e, (first, *others) = self.bound.einsum, patterns
+            key = e.inputs, output, e.sparse, self.bound.sizes
+            self.pattern = first.known(key, Pattern(coords, self.bound.output_shape, True), others)
 
     # -- calls ------------------------------------------------------------------------------------------------------
     @property

@@ -45,6 +45,7 @@ def stored_parts(
             if len(dealt) > 1:
                 dealt = cache.put(dealt_by, dealt)
             own = taken(plan, dealt)[number]
+            own = None if own is None or own.numel() == coords.shape[1] else own  # all of none, too
             held = coords if own is None else coords[:, own]
             packed = cache.put(key, pack(held, shape, part.format, part.storage).of(own))
         found.append(packed)

@@ -1,12 +1,12 @@
 """What a candidate is expected to cost, before anything is packed.
 
-In: a `Candidate` and its `Setting`. Out: seconds of one call, by part, from the tile programs that its parts would be
+In: a `Candidate` and its `Problem`. Out: seconds of one call, by part, from the tile programs that its parts would be
 lowered to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from sparsetc.device.lookup import of_backend
 from sparsetc.device.profile import DeviceProfile, by_precision
@@ -17,19 +17,28 @@ from sparsetc.ir.operands import Target
 from sparsetc.ir.plan import Plan
 from sparsetc.ir.view import View
 from sparsetc.partition import PARTITIONS
-from sparsetc.planner.candidates import Candidate, Setting
+from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.ownership import Circumstances, owns
+from sparsetc.planner.problem import Problem
 
 
-def expected_seconds(candidate: Candidate, setting: Setting) -> tuple[float, ...]:
-    """Time of one call by part: see `seconds_of`."""
-    return seconds_of(
-        candidate.plan,
-        costs(candidate, setting),
-        candidate.expected,
-        setting.backend,
-        of_backend(setting.backend),
-    )
+class Prices:
+    """What candidates for one problem are expected to take; a program that several of them run is costed once."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.profile = of_backend(problem.backend)
+        self._costs: dict[Hashable, list[Cost]] = {}
+
+    def __call__(self, candidate: Candidate) -> tuple[float, ...]:
+        """Time of one call by part: see `seconds_of`."""
+        plan, stores = candidate.plan, owned(candidate, self.problem)
+        own = zip(plan.parts, views(candidate, self.problem), stores, strict=True)
+        programs = tuple((part.format, view, part.schedule, stored) for part, view, stored in own)
+        found = self._costs.get(programs)
+        if found is None:
+            found = self._costs[programs] = costs(candidate, self.problem)
+        return seconds_of(plan, found, candidate.expected, self.problem.backend, self.profile)
 
 
 def seconds_of(
@@ -53,29 +62,29 @@ def seconds_of(
     return tuple(found)
 
 
-def views(candidate: Candidate, setting: Setting) -> list[View]:
+def views(candidate: Candidate, problem: Problem) -> list[View]:
     """The view that each part's format promises."""
-    (sparse,) = setting.bound.einsum.sparse
-    shape = setting.bound.extents(setting.bound.einsum.inputs[sparse])
+    (sparse,) = problem.bound.einsum.sparse
+    shape = problem.bound.extents(problem.bound.einsum.inputs[sparse])
     return [get_format(part.format).view(shape, part.storage) for part in candidate.plan.parts]
 
 
-def owned(candidate: Candidate, setting: Setting) -> tuple[bool, ...]:
+def owned(candidate: Candidate, problem: Problem) -> tuple[bool, ...]:
     """Whether each part's results are expected to be stored, by the rule that the kernel goes by."""
     plan, expected = candidate.plan, candidate.expected
     alone = sum(s.nnz > 0 for s in expected) <= 1 or PARTITIONS[plan.partition].whole_rows
-    at = Circumstances(setting.kept, setting.backend, setting.sparse_output, setting.distinct, alone)
+    at = Circumstances(problem.kept, problem.backend, problem.sparse_output, problem.distinct, alone)
     return tuple(
-        owns(view, at, s, padded=s.stored > s.nnz) for view, s in zip(views(candidate, setting), expected, strict=True)
+        owns(view, at, s, padded=s.stored > s.nnz) for view, s in zip(views(candidate, problem), expected, strict=True)
     )
 
 
-def costs(candidate: Candidate, setting: Setting) -> list[Cost]:
+def costs(candidate: Candidate, problem: Problem) -> list[Cost]:
     """Costs of the parts' tile programs, lowered from the views their formats promise."""
     found = []
-    stores = owned(candidate, setting)
-    for part, view, own in zip(candidate.plan.parts, views(candidate, setting), stores, strict=True):
-        target = Target(setting.sparse_output, in_operand_order=part.format == "coo", owned=own, rows=setting.rows)
-        program = lower(setting.bound, view, part.schedule, target)
+    stores = owned(candidate, problem)
+    for part, view, own in zip(candidate.plan.parts, views(candidate, problem), stores, strict=True):
+        target = Target(problem.sparse_output, in_operand_order=part.format == "coo", owned=own, rows=problem.rows)
+        program = lower(problem.bound, view, part.schedule, target)
         found.append(cost(program))
     return found

@@ -1,4 +1,4 @@
-"""Plans a user adds: functions from a `Setting` and counts to a `Candidate`, or None where they do not apply.
+"""Plans a user adds: functions from a `Problem` and counts to a `Candidate`, or None where they do not apply.
 
 A registered plan takes part in ``plan="auto"`` by its expected cost, and is also known by name.
 """
@@ -12,17 +12,18 @@ from sparsetc.errors import PlanError
 from sparsetc.formats.base import OWN
 from sparsetc.ir.plan import PLAN_NAMES
 from sparsetc.names import check_free, check_label
-from sparsetc.planner.candidates import Candidate, Setting
+from sparsetc.planner.candidate import Candidate
+from sparsetc.planner.problem import Problem
 from sparsetc.planner.statistics import Counts
 
-MakePlan = Callable[[Setting, Counts], Candidate | None]
+MakePlan = Callable[[Problem, Counts], Candidate | None]
 
 PLANS: dict[str, MakePlan] = {}
 F = TypeVar("F", bound=MakePlan)
 
 
 def register_plan(name: str, *, replace: bool = False) -> Callable[[F], F]:
-    """Decorator: make ``make(setting, counts) -> Candidate | None`` known to plans by `name`.
+    """Decorator: make ``make(problem, counts) -> Candidate | None`` known to plans by `name`.
 
     Args:
         name: one line of printable characters, without quotes and backslashes, that ``plan=`` takes.

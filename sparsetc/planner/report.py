@@ -16,11 +16,10 @@ from sparsetc.formats import Packed
 from sparsetc.ir.cost import Statistics, cost
 from sparsetc.ir.plan import Part, Plan
 from sparsetc.ir.tile import LANES, Product, TileProgram, walk
-from sparsetc.planner.candidates import Setting
 from sparsetc.planner.choice import Choice
-from sparsetc.planner.hls import populations
+from sparsetc.planner.methods.tiles import populations
 from sparsetc.planner.pricing import seconds_of
-from sparsetc.planner.statistics import Counts
+from sparsetc.planner.problem import Problem
 
 Timed = tuple[float, tuple[str, float]]
 """A part's expected seconds, and what bounds it and its seconds by that alone."""
@@ -33,8 +32,7 @@ def report(
     programs: Sequence[TileProgram],
     packed: Sequence[Packed],
     filled: Sequence[int],
-    setting: Setting,
-    counts: Counts,
+    problem: Problem,
     path: str,
 ) -> OperandReport:
     """The report of an einsum with one sparse operand.
@@ -46,20 +44,19 @@ def report(
         programs: of the plan's parts.
         packed: the parts' arrays.
         filled: for each part, which one of the chosen plan it is.
-        setting: what the plan was made for.
-        counts: of the operand.
+        problem: what the plan was made for.
         path: of the generated program.
     """
-    profile = of_backend(setting.backend)
+    profile = of_backend(problem.backend)
     costs = [cost(program) for program in programs]
     statistics = [
-        _statistics(own, setting, choice.expected[n] if choice.expected else None)
+        _statistics(own, problem, choice.expected[n] if choice.expected else None)
         for own, n in zip(packed, filled, strict=True)
     ]
     if choice.seconds:
         seconds = [choice.seconds[n] for n in filled]
     else:  # a plan that the caller gave
-        seconds = list(seconds_of(plan, costs, statistics, setting.backend, profile))
+        seconds = list(seconds_of(plan, costs, statistics, problem.backend, profile))
     floors = [found.roofline(own, profile) for found, own in zip(costs, statistics, strict=True)]
     nnz, timed = sum(p.nnz for p in packed), zip(seconds, floors, strict=True)
     return OperandReport(
@@ -68,12 +65,12 @@ def report(
         reason=plan.reason,
         path=path,
         considered=in_microseconds(choice.considered),
-        launches=1 if plan.fused and setting.backend == "triton" else len(packed),
+        launches=1 if plan.fused and problem.backend == "triton" else len(packed),
         parts=tuple(
-            _part(n, part, program, part.nnz / max(1, nnz), setting.backend, own)
+            _part(n, part, program, part.nnz / max(1, nnz), problem.backend, own)
             for n, (part, program, own) in enumerate(zip(plan.parts, programs, timed, strict=True))
         ),
-        tiles=_tiles(populations(counts)) if any(p.view.sides for p in packed) else (),
+        tiles=_tiles(populations(problem.counts)) if any(p.view.sides for p in packed) else (),
     )
 
 
@@ -88,7 +85,7 @@ def _part(number: int, part: Part, program: TileProgram, share: float, backend: 
     return PartReport(number, part.format, named, *held, tile_einsum(program), instruction, *times, part.label)
 
 
-def _statistics(packed: Packed, setting: Setting, planned: Statistics | None) -> Statistics:
+def _statistics(packed: Packed, problem: Problem, planned: Statistics | None) -> Statistics:
     """What there is of a part as it was packed, with what only the planner counted."""
     fibers = packed.items
     if packed.view.bitmap:
@@ -98,7 +95,7 @@ def _statistics(packed: Packed, setting: Setting, planned: Statistics | None) ->
     elif packed.view.blocks:
         fibers = packed.arrays["lane_len"].numel()
     split = (packed.split_rows, packed.split_fibers)
-    found = Statistics(packed.items, fibers, packed.stored, packed.nnz, setting.itemsize, (), 0, *split)
+    found = Statistics(packed.items, fibers, packed.stored, packed.nnz, problem.itemsize, (), 0, *split)
     return found if planned is None else replace(found, runs=planned.runs, chain=planned.chain)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from sparsetc.codegen.launch import PartArrays, TorchPrograms, TritonPrograms, Values
-from sparsetc.ir.tile import Add, TileProgram, walk
+from sparsetc.ir.tile import Add, TileProgram
 from sparsetc.runtime.second_pass import SecondPass
 
 Call = Callable[[Values, Sequence[torch.Tensor], torch.Tensor], None]
@@ -142,4 +142,4 @@ class Executable:
 
 def owned(program: TileProgram) -> bool:
     """Whether a program stores every result, being the only one to write there."""
-    return all(s.owned for s, _ in walk(program.body) if isinstance(s, Add))
+    return all(s.owned for s, _ in program.statements if isinstance(s, Add))

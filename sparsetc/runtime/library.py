@@ -9,15 +9,19 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from sparsetc.autograd import in_batches
 from sparsetc.dense import converted, promoted
 from sparsetc.errors import ShapeError, TransformError
 from sparsetc.ir.parse import parse_arguments
+from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.options import latest, of_call
 from sparsetc.pattern import Pattern, lasting, transforming
 from sparsetc.tensor import SparseTensor
@@ -163,19 +167,40 @@ torch.library.register_autograd(
 )
 
 
-@torch.library.register_vmap("sparsetc::contract", lib=_library)
-def _batch_of_contract(
-    info: Any, dims: tuple[Any, ...], kernel: str, values: list[torch.Tensor], dense: list[torch.Tensor]
-) -> tuple[torch.Tensor, int]:
-    """One after the other: rules for batches are asked for where no kernel can be compiled for all at once."""
-    tensors, places = (*values, *dense), (*dims[1], *dims[2])
+def _register_batches(name: str) -> None:
+    """Rules for batches of an operator, those of `torch.func` and those of autograd: one after the other.
 
-    def one(n: int) -> torch.Tensor:
-        own = [t if d is None else t.select(d, n) for t, d in zip(tensors, places, strict=True)]
-        found: torch.Tensor = torch.ops.sparsetc.contract(kernel, own[: len(values)], own[len(values) :])
-        return found
+    They are asked for where no kernel can be compiled for all at once.
+    """
+    operator = getattr(torch.ops.sparsetc, name)
 
-    return torch.stack([one(n) for n in range(info.batch_size)]), 0
+    def one(n: int, argument: Any, dim: Any) -> Any:
+        if isinstance(argument, list):
+            return [one(n, *own) for own in zip(argument, dim, strict=True)]
+        if dim is None:
+            return argument
+        return argument.select(dim, n) if argument.shape[dim] else argument.sum(dim)
+
+    def rule(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[torch.Tensor, int]:
+        each = [[one(n, *own) for own in zip(arguments, dims, strict=True)] for n in range(info.batch_size or 1)]
+        return torch.stack([operator(*own) for own in each])[: info.batch_size], 0
+
+    def of_autograd(*arguments: Any) -> torch.Tensor:
+        leaves, form = tree_flatten(list(arguments))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+        def called(*given: torch.Tensor) -> list[torch.Tensor]:
+            own = iter(given)
+            return [operator(*tree_unflatten([next(own) if isinstance(x, torch.Tensor) else x for x in leaves], form))]
+
+        return in_batches(called, *tensors)[0]
+
+    torch.library.register_vmap(f"sparsetc::{name}", rule, lib=_library)
+    _library.impl(name, of_autograd, "Batched")
+
+
+_register_batches("contract")
+_register_batches("gradient")
 
 
 # -- tracing ----------------------------------------------------------------------------------------------------------
@@ -192,7 +217,7 @@ def traced(
     """A kernel's call as a node of the graph that is being traced; where it cannot be one, the graph breaks here."""
     from sparsetc.contraction import wrap
 
-    if drop_zeros or _transforms():
+    if _transforms(torch.compiler.is_dynamo_compiling()) or drop_zeros:
         return opaque(dense, values)
     given = converted(dense, made.dtype, made.device)
     return wrap(made, torch.ops.sparsetc.contract(made.key, list(values), list(given)), patterns)
@@ -203,14 +228,20 @@ def traced_einsum(
 ) -> Result:
     """An einsum as a node of the graph; where it cannot be one, the graph breaks here."""
     text, operands = parse_arguments(args)
-    if drop_zeros or _transforms() or not all(isinstance(o, SparseTensor | torch.Tensor) for o in operands):
+    settings = {**dict(latest.traced), **{name: value for name, value in settings.items() if value is not None}}
+    if (
+        _transforms(torch.compiler.is_dynamo_compiling())
+        or drop_zeros
+        or not all(isinstance(o, SparseTensor | torch.Tensor) for o in operands)
+    ):
         return opaque(args, output, drop_zeros, settings)
     given = promoted(operands)
     sparse = [o for o in given if isinstance(o, SparseTensor)]
     dense = [o for o in given if not isinstance(o, SparseTensor)]
     kinds = tuple([_kind(o) for o in given])
     # The number is read for the guard that it makes: what options say is a constant of the graph.
-    found = _compiled(text, kinds, output, tuple(settings.items()), operator.index(latest.number))
+    named = tuple([(name, _constant(value)) for name, value in settings.items()])
+    found = _compiled(text, kinds, output, named, operator.index(latest.number))
     if not found:
         return opaque(args, output, drop_zeros, settings)
     values = [o._values.reshape(-1) if o._values.ndim > 1 else o._values for o in sparse]
@@ -221,12 +252,50 @@ def traced_einsum(
     return SparseTensor._make(pattern if found[0] == OWN else pattern.results[found[1:]], result)
 
 
-def _transforms() -> bool:
-    """Whether the graph is traced within a transform of `torch.func`, whose rules operators have not all."""
-    return transforming()
+def _transforms(tracing: bool) -> bool:
+    """Whether the graph is traced (by Dynamo, if `tracing`) in a transform of `torch.func`, which no operator follows.
+
+    Dynamo then runs the function as it is: a graph cannot go on after a break there, since its inputs would be what the
+    transform wraps. A full graph breaks, which is an error that says where. Modes that trace can only do without.
+    """
+    if not transforming():
+        return False
+    if not tracing:
+        kinds = {level.key() for level in torch._C._functorch.get_interpreter_stack() or ()}
+        if kinds - {torch._C._functorch.TransformType.Vmap}:
+            raise TransformError(
+                "a graph of a transform of torch.func, but vmap, cannot be traced through a sparsetc kernel; take "
+                "torch.autograd.grad there, or trace the function that is transformed"
+            )
+        return False
+    from torch._dynamo.exc import SkipFrame
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    if not InstructionTranslator.current_tx().one_graph:
+        raise SkipFrame("an einsum within a transform of torch.func")
+    return True
 
 
 _transforms._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+FIELDS = {kind: tuple(f.name for f in fields(kind)) for kind in (Plan, Part, Schedule, Storage)}
+
+
+def _constant(setting: Any) -> Any:
+    """A setting as Dynamo can have it as a constant: a plan as its class and fields."""
+    if isinstance(setting, tuple):
+        return tuple([_constant(one) for one in setting])
+    names = FIELDS.get(type(setting))
+    return setting if names is None else (type(setting), *[_constant(getattr(setting, name)) for name in names])
+
+
+def _setting(constant: Any) -> Any:
+    """The setting that `_constant` was given."""
+    if not isinstance(constant, tuple):
+        return constant
+    first, *others = constant or ((),)
+    return first(*map(_setting, others)) if isinstance(first, type) else tuple(map(_setting, constant))
+
 
 DENSE, OWN, OTHER = "dos"
 """Forms of a result: dense, on the first sparse operand's own pattern, or on another."""
@@ -264,7 +333,8 @@ def _made(text: str, kinds: tuple[Kind, ...], output: str, settings: tuple[tuple
     patterns = [o._pattern for o in operands if isinstance(o, SparseTensor)]
     if not patterns or None in operands:
         return ""
-    made = compiled(text, [o for o in operands if o is not None], of_call(dict(settings)), output)
+    own = of_call({name: _setting(value) for name, value in settings})
+    made = compiled(text, [o for o in operands if o is not None], own, output)
     root = next(p for *_, known in kinds if isinstance(known, int) and (p := Pattern.numbered(known)) is not None)
     _traced.setdefault(root, {})[made.key] = made
     pattern = made.pattern_on(patterns)

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator
 from math import prod
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -86,14 +87,10 @@ def settings_kept() -> Iterator[None]:
 def poisoned() -> Iterator[None]:
     """Fill what torch gives uninitialised with NaN, or a large integer, so that what nobody wrote is seen."""
     places = [(torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (torch.Tensor, "new_empty")]
-    originals = [getattr(owner, name) for owner, name in places]
-    for (owner, name), original in zip(places, originals, strict=True):
-        setattr(owner, name, _filling(original))
-    try:
+    with contextlib.ExitStack() as patches:
+        for owner, name in places:
+            patches.enter_context(mock.patch.object(owner, name, _filling(getattr(owner, name))))
         yield
-    finally:
-        for (owner, name), original in zip(places, originals, strict=True):
-            setattr(owner, name, original)
 
 
 def _filling(original: Any) -> Any:

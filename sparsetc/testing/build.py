@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib import import_module
 from importlib.util import find_spec
 from string import ascii_uppercase
 from types import CodeType
@@ -150,22 +152,11 @@ def _compiled(text: str, mode: str) -> CodeType:
 
 def modules() -> dict[str, Any]:
     """What the texts of `sparsetc.testing.forms` use, but for the package itself."""
-    import copy
-    import io
-    import pickle
-    from concurrent.futures import ThreadPoolExecutor
-
-    found: dict[str, Any] = {
-        "torch": torch,
-        "copy": copy,
-        "io": io,
-        "pickle": pickle,
-        "ThreadPoolExecutor": ThreadPoolExecutor,
-    }
+    found: dict[str, Any] = {name: import_module(name) for name in ("torch", "copy", "io", "pickle")}
+    found["ThreadPoolExecutor"] = ThreadPoolExecutor
     if find_spec("scipy") is not None:  # asked for by the tests' requirements, not by the package's
-        import scipy.sparse
-
-        found["scipy"] = scipy
+        import_module("scipy.sparse")
+        found["scipy"] = import_module("scipy")
     return found
 
 
@@ -184,12 +175,9 @@ def written(case: Case) -> str:
 
 
 def _term(case: Case, letters: str) -> str:
-    block = next((e for e in _suffixes(case.ellipsis) if e in letters), "")
+    endings = (case.ellipsis[n:] for n in range(len(case.ellipsis)))
+    block = next((e for e in endings if e in letters), "")
     return letters.replace(block, "...") if block else letters
-
-
-def _suffixes(block: str) -> list[str]:
-    return [block[n:] for n in range(len(block))]
 
 
 def implicit(case: Case) -> str:
@@ -235,6 +223,7 @@ def call_text(case: Case) -> str:
     around = "gradients({})" if case.kind == "gradients" else "{}"
     dense = ", ".join(n for n, o in zip(case.names, case.operands, strict=True) if not o.sparse)
     first = next(n for n, o in zip(case.names, case.operands, strict=True) if o.sparse)
+    order = len(next(o for o in case.operands if o.sparse).letters)
     others = sum(o.sparse for o in case.operands) - 1
     text = CIRCUMSTANCES[case.circumstance].text.format(
         call=around.format(f"stc.einsum({_arguments(case, True)})"),
@@ -248,13 +237,9 @@ def call_text(case: Case) -> str:
         planned=around.format(f"stc.einsum({_arguments(case, True, 'k.plan')})"),
         settings=settings(case),
         device=case.device,
-        identity=_identity(len(next(o for o in case.operands if o.sparse).letters)),
+        identity="{0}->{0}".format("abcdefgh"[:order]),
     )
     return "\n".join((*_split_lines(case), text))
-
-
-def _identity(order: int) -> str:
-    return "{0}->{0}".format("abcdefgh"[:order])
 
 
 def _split_lines(case: Case) -> tuple[str, ...]:

@@ -12,8 +12,8 @@ first read back by the view's own grammar, then by the format's `unpack`, and bo
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
+from random import Random
 
 import torch
 
@@ -23,86 +23,37 @@ from sparsetc.formats import words as word_codec
 from sparsetc.ir.interpret_tiles import positions_of
 from sparsetc.ir.plan import Storage
 from sparsetc.ir.view import ITEM, LANE, LEAF, Computed, Consecutive, Field, View, verify
+from sparsetc.testing.scatter import SCATTERS, Place, Scatter
 
 POSITION = 3
 """The place of a nonzero in its tile, beside the levels."""
 
-Draw = Callable[[tuple[int, ...], torch.Generator], torch.Tensor]
-
-
 # -- coordinates worth trying -----------------------------------------------------------------------------------------
+
+
+def _row(shape: Place, most: int, r: Random) -> list[Place]:
+    return [(shape[0] - 1, *place[1:]) for place in SCATTERS["random"](shape, most, r)]
+
+
+PATTERNS: dict[str, Scatter] = {
+    **{name: SCATTERS[name] for name in ("empty", "one", "corners", "random", "skewed", "slice", "fiber")},
+    "dense": SCATTERS["full"],
+    "row": _row,
+}
+"""No nonzero, one, the first and the last, some; few long rows and many short; one whole slice; one whole fiber; all;
+some of the last slice of the first mode."""
+UNBOUNDED = ("empty", "one", "corners", "random", "skewed", "row")
+"""The patterns whose nonzeros do not grow with the shape."""
+MOST = 100
+"""The most nonzeros of a pattern that does not grow."""
 
 
 def pattern(name: str, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
     """(order, nnz) coordinates, sorted and unique, of one of `PATTERNS`; none where the shape is empty."""
-    if 0 in shape:
-        name = "empty"
-    with torch.device("cpu"):
-        return torch.unique(PATTERNS[name](shape, torch.Generator().manual_seed(seed)), dim=1).contiguous()
-
-
-def _none(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
-    return torch.zeros((len(shape), 0), dtype=torch.int64)
-
-
-def _drawn(shape: tuple[int, ...], count: int, g: torch.Generator) -> torch.Tensor:
-    return torch.stack([torch.randint(0, size, (count,), generator=g) for size in shape])
-
-
-def _one(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
-    return _drawn(shape, 1, g)
-
-
-def _corners(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
-    return torch.tensor([[0, size - 1] for size in shape])
-
-
-def _random(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
-    return _drawn(shape, max(1, min(80, prod(shape) // 3)), g)
-
-
-def _dense(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
-    return torch.cartesian_prod(*(torch.arange(size) for size in shape)).reshape(-1, len(shape)).T
-
-
-def _skewed(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
-    places = torch.rand((len(shape), max(1, min(100, prod(shape) // 2))), generator=g, dtype=torch.float64) ** 3
-    return torch.stack([(p * size).long().clamp(max=size - 1) for p, size in zip(places, shape, strict=True)])
-
-
-def _slice(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
-    coords = _dense((1, *shape[1:]), g).clone()
-    coords[0] = torch.randint(0, shape[0], (1,), generator=g)
-    return coords
-
-
-def _fiber(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
-    coords = _one(shape, g).expand(-1, shape[-1]).clone()
-    coords[-1] = torch.arange(shape[-1])
-    return coords
-
-
-def _row(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
-    coords = _random(shape, g)
-    coords[0] = shape[0] - 1
-    return coords
-
-
-PATTERNS: dict[str, Draw] = {
-    "empty": _none,
-    "one": _one,
-    "corners": _corners,
-    "random": _random,
-    "dense": _dense,
-    "skewed": _skewed,
-    "slice": _slice,
-    "fiber": _fiber,
-    "row": _row,
-}
-"""No nonzero, one, the first and the last, some, all; few long rows and many short; one whole slice of the first mode;
-one whole fiber of the last; some of one slice of the first mode."""
-UNBOUNDED = ("empty", "one", "corners", "random", "skewed", "row")
-"""The patterns whose nonzeros do not grow with the shape."""
+    most = MOST if name in UNBOUNDED else prod(shape)
+    places = PATTERNS[name](shape, most, Random(f"{name} {seed}")) if 0 not in shape else []
+    coords = torch.tensor(sorted(set(places)), dtype=torch.int64, device="cpu")
+    return coords.reshape(-1, len(shape)).T.contiguous()
 
 
 # -- the suite --------------------------------------------------------------------------------------------------------
@@ -211,8 +162,7 @@ def _check_blocks(packed: Packed, blocks: int) -> None:
 
 def check_read(packed: Packed, coords: torch.Tensor) -> None:
     """A kernel that follows the view reads every nonzero once, at the position that packing says."""
-    found, at, live = _nonzeros(packed)
-    source = at if packed.positions is None else packed.positions[at]
+    found, _, source, live = _nonzeros(packed)
     _require(packed.padded or bool(live.all()), "there is padding, and padded is not set")
     _same(found, source, coords, "what the view reads")
 
@@ -228,8 +178,7 @@ def check_values(packed: Packed) -> None:
     values = torch.arange(1, packed.nnz + 1, dtype=torch.float64)
     stored = packed.pack_values(values)
     _require(stored.shape == (packed.stored,), f"{stored.numel()} values were packed, expected {packed.stored}")
-    _, at, _ = _nonzeros(packed)
-    source = at if packed.positions is None else packed.positions[at]
+    _, at, source, _ = _nonzeros(packed)
     _require(torch.equal(stored[at], values[source]), "values are not packed with their nonzeros")
     padding = torch.ones_like(stored, dtype=torch.bool).index_fill_(0, at, False)
     _require(bool((stored[padding] == 0).all()), "padding holds a value other than 0")
@@ -241,8 +190,7 @@ def check_values(packed: Packed) -> None:
 def check_representatives(packed: Packed, coords: torch.Tensor) -> None:
     """What is read off the nonzero that stands for an item, or for a lane, is what the item or the lane shares."""
     view, arrays = packed.view, packed.arrays
-    found, at, live = _nonzeros(packed)
-    source = at if packed.positions is None else packed.positions[at]
+    found, _, source, live = _nonzeros(packed)
     places = _places(view, arrays, packed.items, packed.stored)
     for level, coordinates in ((ITEM, view.item), (LANE, view.lane)):
         known = packed.representatives[level]
@@ -301,18 +249,19 @@ def read(view: View, arrays: dict[str, torch.Tensor], items: int, stored: int) -
     return torch.stack([found[mode] for mode in range(view.order)]), places[LEAF]
 
 
-def _nonzeros(packed: Packed) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(coords, stored places, mask) of what is read and is a nonzero; the mask is over all that is read.
+def _nonzeros(packed: Packed) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(coords, stored places, numbers, mask) of what is read and is a nonzero; the mask is over all that is read.
 
     Kernels skip the padding of blocks but not that of runs, which is read as zeros at some coordinate of the shape.
     """
     found, at = read(packed.view, packed.arrays, packed.items, packed.stored)
-    live = torch.ones_like(at, dtype=torch.bool) if packed.positions is None else packed.positions[at] >= 0
+    source = at if packed.positions is None else packed.positions[at]
+    live = source >= 0
     _require(not packed.view.blocks or bool(live.all()), "the view reads a stored place that is padding")
     sizes = torch.tensor(packed.shape, device=found.device).unsqueeze(1)
     inside = found[:, live] if packed.view.sides else found  # a kernel masks the positions past a mode's end
     _require(bool(((inside >= 0) & (inside < sizes)).all()), "the view reads a coordinate outside the shape")
-    return found[:, live], at[live], live
+    return found[:, live], at[live], source[live], live
 
 
 def tiles_of(view: View, arrays: dict[str, torch.Tensor], stored: int) -> int:

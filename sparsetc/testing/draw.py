@@ -7,6 +7,7 @@ every time.
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from random import Random
 from typing import Any
 
@@ -117,9 +118,7 @@ def _broadcast(r: Random, drawing: Drawing, dtype: str) -> tuple[Operand, ...]:
 def within(case: Case, work: int) -> Case:
     """The case with fewer nonzeros, where the reference would form more than so many products."""
     while True:
-        free = 1
-        for letter, size in case.sizes.items():
-            free *= 1 if letter in case.sparse_letters else size
+        free = prod(size for letter, size in case.sizes.items() if letter not in case.sparse_letters)
         if _entries(case) * free <= work:
             return case
         most = max(len(o.nonzeros or ()) for o in case.operands)

@@ -19,6 +19,8 @@ from sparsetc.testing.shrink import shrunk
 
 TRIAL_SECONDS = 10.0
 """What a simpler case may take while a finding is shrunk."""
+FINE = ("checked", "refused")
+"""What `check` says of a case that does not fail."""
 LONGEST = 6000
 """Characters of a reproducer that is printed whole."""
 LARGE = """from sparsetc.testing import build, check, draw
@@ -63,13 +65,18 @@ def failure_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {head[:90]}"
 
 
-def failure(case: Case, limit: float = 60.0) -> tuple[str, str] | None:
-    """(kind, message) of a case's failure; None where it does not fail."""
+def outcome(case: Case, limit: float = 60.0) -> tuple[str, str]:
+    """One of `FINE` and no message, or the kind of a case's failure and its message."""
     try:
-        check(case, limit)
+        return check(case, limit), ""
     except (Exception, Hang) as error:
         return failure_of(error), f"{type(error).__name__}: {str(error)[:600]}"
-    return None
+
+
+def failure(case: Case, limit: float = 60.0) -> tuple[str, str] | None:
+    """(kind, message) of a case's failure; None where it does not fail."""
+    kind, message = outcome(case, limit)
+    return None if kind in FINE else (kind, message)
 
 
 def rough_key(case: Case, kind: str) -> str:
@@ -116,14 +123,11 @@ def sweep(kind: str, seeds: Iterable[int], backend: str = "torch", device: str =
     texts: dict[str, str] = {}
     for seed in seeds:
         case = draw(kind, seed, backend, device)
-        try:
-            checked += check(case) == "checked"
-        except (Exception, Hang) as error:
-            what = failure_of(error)
-            rough = rough_key(case, what)
-            if rough not in texts:
-                finding = found(case, what, f"{type(error).__name__}: {str(error)[:600]}", 0 if texts else seconds)
-                texts[rough] = str(finding)
+        kind_found, message = outcome(case)
+        checked += kind_found == "checked"
+        rough = rough_key(case, kind_found)
+        if kind_found not in FINE and rough not in texts:
+            texts[rough] = str(found(case, kind_found, message, 0 if texts else seconds))
     if texts:
         raise AssertionError(f"{len(texts)} findings\n\n" + "\n\n".join(texts.values()))
     return checked

@@ -9,6 +9,7 @@ dense ones, and ``{x}_coords`` are the coordinates that it was made of.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from math import prod
 
@@ -155,6 +156,8 @@ class Circumstance:
     """Whether the bits of a deterministic result can be compared with those of a second run."""
 
 
+_changed = partial(Circumstance, factor=2, gradients=False, own=True, changes=True, bits=False)
+_copied = partial(Circumstance, gradients=False, own=True, copies=True)
 CIRCUMSTANCES: dict[str, Circumstance] = {
     "plain": Circumstance("found = {call}"),
     "twice": Circumstance("{call}\nfound = {call}"),
@@ -187,44 +190,20 @@ CIRCUMSTANCES: dict[str, Circumstance] = {
     "other values": Circumstance(
         "{call}\n{x} = {x}.with_values({x}.values * 2)\nfound = {call}", 2, gradients=False, own=True
     ),
-    "in place": Circumstance(
-        "{call}\n{x}.values.mul_(2)\nfound = {call}", 2, gradients=False, own=True, changes=True, bits=False
-    ),
-    "data": Circumstance(
-        "{call}\n{x}.values.data.mul_(2)\nfound = {call}", 2, gradients=False, own=True, changes=True, bits=False
-    ),
-    "in place of a kernel": Circumstance(  # which follows torch's count of versions
-        "k = {compile}\nk({dense})\n{x}.values.mul_(2)\nfound = k({dense})",
-        2,
-        gradients=False,
-        own=True,
-        changes=True,
-        bits=False,
-    ),
-    "array": Circumstance(
-        "{call}\n{x}.values.numpy()[...] *= 2\nfound = {call}",
-        2,
-        gradients=False,
-        own=True,
-        changes=True,
-        bits=False,
-    ),
+    "in place": _changed("{call}\n{x}.values.mul_(2)\nfound = {call}"),
+    "data": _changed("{call}\n{x}.values.data.mul_(2)\nfound = {call}"),
+    # which follows torch's count of versions
+    "in place of a kernel": _changed("k = {compile}\nk({dense})\n{x}.values.mul_(2)\nfound = k({dense})"),
+    "array": _changed("{call}\n{x}.values.numpy()[...] *= 2\nfound = {call}"),
     "a result": Circumstance(
         '{x} = stc.einsum("{identity}", {x}, output="sparse")\nfound = {call}', own=True, bits=False
     ),
     "coordinates": Circumstance("{call}\n{x}_coords.zero_()\nfound = {call}", own=True, bits=False),
-    "pickled": Circumstance(
-        "{call}\n{x} = pickle.loads(pickle.dumps({x}))\nfound = {call}", gradients=False, own=True, copies=True
-    ),
-    "pickled kernel": Circumstance(
-        "k = pickle.loads(pickle.dumps({compile}))\nfound = k({dense})", gradients=False, own=True, copies=True
-    ),
-    "copied": Circumstance("{call}\n{x} = copy.deepcopy({x})\nfound = {call}", gradients=False, own=True, copies=True),
-    "saved": Circumstance(
-        "{call}\nfile = io.BytesIO()\ntorch.save({x}, file)\nfile.seek(0)\n{x} = torch.load(file)\nfound = {call}",
-        gradients=False,
-        own=True,
-        copies=True,
+    "pickled": _copied("{call}\n{x} = pickle.loads(pickle.dumps({x}))\nfound = {call}"),
+    "pickled kernel": _copied("k = pickle.loads(pickle.dumps({compile}))\nfound = k({dense})"),
+    "copied": _copied("{call}\n{x} = copy.deepcopy({x})\nfound = {call}"),
+    "saved": _copied(
+        "{call}\nfile = io.BytesIO()\ntorch.save({x}, file)\nfile.seek(0)\n{x} = torch.load(file)\nfound = {call}"
     ),
 }
 """Circumstances of a call; "plain" is none."""

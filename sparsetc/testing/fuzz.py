@@ -11,7 +11,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -177,4 +177,4 @@ def _ended(worker: Worker, tally: Tally, say: Callable[[str], None]) -> Errand |
     tally.failures[errand.kind] += 1
     if errand.kind == "readers" or worker.seed < 0 or errand.most or time.time() > errand.deadline:
         return None
-    return Errand(**{**errand.__dict__, "seed": worker.seed + errand.step})
+    return replace(errand, seed=worker.seed + errand.step)

@@ -26,37 +26,11 @@ import sparsetc.io as sio
 from sparsetc.tensor import SparseTensor
 
 NASTY = (
-    *(b"0", b"-1", b"+1", b"1.0", b"1e3", b"9223372036854775807", b"9223372036854775808", b"00000000000000000000001"),
-    *(
-        b"1e39",
-        b"-1e400",
-        b"nan",
-        b"-inf",
-        b"Infinity",
-        b"infinite",
-        b"1_0",
-        b"0x10",
-        b".",
-        b"-",
-        b"e5",
-        b"1e",
-        b"1e-99999",
-    ),
-    *(
-        b"\0",
-        b"\x1c",
-        b"\x85",
-        b"\xa0",
-        b"\xc2\xa0",
-        b"\xff\xfe",
-        b"\r",
-        b"\r\n",
-        b"\n",
-        b"\x0b",
-        b"\x0c",
-        b"# shape: 2 3",
-    ),
-    *(b"3\n4 5 6\n", b"%%MatrixMarket", b"0." + b"1" * 30, b"0" * 5000, b"symmetric", b"skew-symmetric", b"complex"),
+    *b"0 -1 +1 1.0 1e3 9223372036854775807 9223372036854775808 00000000000000000000001".split(),
+    *b"1e39 -1e400 nan -inf Infinity infinite 1_0 0x10 . - e5 1e 1e-99999".split(),
+    *(b"\0", b"\x1c", b"\x85", b"\xa0", b"\xc2\xa0", b"\xff\xfe", b"\r", b"\r\n", b"\n", b"\x0b", b"\x0c"),
+    *(b"# shape: 2 3", b"3\n4 5 6\n", b"%%MatrixMarket", b"0." + b"1" * 30, b"0" * 5000),
+    *(b"symmetric", b"skew-symmetric", b"complex"),
 )
 """Pieces of text that readers of numbers have fallen over."""
 REPEATED = (b"\n", b"\r", b" ", b"1", b"#", b"%", b"1 1 1\n")

@@ -8,7 +8,6 @@ and with another size of blocks; what is found must be the same, and in text it 
 from __future__ import annotations
 
 import base64
-import contextlib
 import math
 import re
 import tempfile
@@ -16,9 +15,10 @@ import time
 import traceback
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from unittest import mock
 
 import torch
 
@@ -90,7 +90,8 @@ def check(case: Case, block: int, folder: Path) -> None:
         if case.text is not None:
             _check_meaning(found, case)
     if not case.name.endswith(".npz"):
-        with _blocks(block if case.text is not None and len(case.text) < 5000 else 1000 * block):
+        size = block if case.text is not None and len(case.text) < 5000 else 1000 * block
+        with mock.patch.object(lines, "BLOCK", size):
             again = _read(path, case.dtype)
         if not _same(found, again, case.name.endswith(".gz")):
             raise Finding(f"blocks of {block} bytes give {again!s:.300}, not {found!s:.300}")
@@ -131,16 +132,6 @@ def _read(path: Path, dtype: torch.dtype | None) -> SparseTensor | Exception:
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         raise Finding(f"{type(error).__name__} in {where.name}, {Path(where.filename).name}: {error}") from error
-
-
-@contextlib.contextmanager
-def _blocks(size: int) -> Iterator[None]:
-    before = lines.BLOCK
-    lines.BLOCK = size
-    try:
-        yield
-    finally:
-        lines.BLOCK = before
 
 
 def _bits(values: torch.Tensor) -> list[str]:

@@ -63,12 +63,9 @@ def whole(letters: str, coords: torch.Tensor, values: torch.Tensor) -> Term:
     if values.ndim == 1:
         return Term(letters, values, coords)
     sizes, each = values.shape[1:], prod(values.shape[1:])
-    positions = torch.arange(each)
-    grid = []
-    for n in range(len(sizes)):
-        grid.append(positions // prod(sizes[n + 1 :]) % sizes[n])
+    grid = torch.cartesian_prod(*map(torch.arange, sizes)).reshape(each, len(sizes)).T
     repeated = coords.repeat_interleave(each, dim=1)
-    return Term(letters, values.reshape(-1), torch.cat([repeated, torch.stack(grid).repeat(1, coords.shape[1])]))
+    return Term(letters, values.reshape(-1), torch.cat([repeated, grid.repeat(1, coords.shape[1])]))
 
 
 def entries_of(term: Term) -> Entries:

@@ -77,20 +77,14 @@ def operand_lines(case: Case) -> list[str]:
 def literal_of(tensor: torch.Tensor, device: str = "") -> str:
     """An expression that makes the tensor."""
     values = tensor.detach().cpu()
-    kinds: dict[torch.dtype, str] = {torch.float32: "", torch.int64: ""}
-    dtype = kinds.get(values.dtype, f", dtype={values.dtype}")
+    understood = (torch.float32, torch.int64) if values.numel() else (torch.float32,)
+    settings = "" if values.dtype in understood else f", dtype={values.dtype}"
     where = device or tensor.device.type
-    dtype += f', device="{where}"' if where != "cpu" else ""
-    dtype += ", requires_grad=True" if tensor.requires_grad else ""
+    settings += f', device="{where}"' if where != "cpu" else ""
+    settings += ", requires_grad=True" if tensor.requires_grad else ""
     if not values.numel():
-        plain = {torch.float32: "", torch.int64: ", dtype=torch.int64"}
-        dtype = dtype if values.dtype != torch.int64 else plain[torch.int64] + dtype
-        return f"torch.zeros({tuple(values.shape)}{dtype})"
-    return f"torch.tensor({_numbers(values)}{dtype})"
-
-
-def _numbers(values: torch.Tensor) -> str:
-    return _short(values.tolist())
+        return f"torch.zeros({tuple(values.shape)}{settings})"
+    return f"torch.tensor({_short(values.tolist())}{settings})"
 
 
 def _short(found: Any) -> str:

@@ -11,6 +11,7 @@ from math import prod
 from random import Random
 
 Place = tuple[int, ...]
+Scatter = Callable[[Place, int, Random], list[Place]]
 
 
 def _somewhere(shape: Place, r: Random) -> Place:
@@ -90,7 +91,7 @@ def _diagonal(shape: Place, most: int, r: Random) -> list[Place]:
     return along + _random(shape, max(1, most - len(along)), r)[: len(along)]
 
 
-SCATTERS: dict[str, Callable[[Place, int, Random], list[Place]]] = {
+SCATTERS: dict[str, Scatter] = {
     "random": _random,
     "skewed": _skewed,
     "full": _full,

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import prod
+from typing import Any, TypeVar
 
 from sparsetc.testing.build import implicit
 from sparsetc.testing.case import Case, Operand, PlanCall, Values
@@ -19,6 +20,7 @@ from sparsetc.testing.equations import HUGE
 from sparsetc.testing.forms import ARRAYS, MEMORY, SPARSE
 
 Failure = str
+Part = TypeVar("Part", Case, Operand)
 Simplify = Callable[[Case], Iterator[Case]]
 
 
@@ -140,31 +142,28 @@ def _without_mode(o: Operand, mode: int) -> Operand | None:
     return replace(o, letters=letters, shape=shape, nonzeros=nonzeros)
 
 
+def _each(whole: Part, **plain: Any) -> Iterator[Part]:
+    """A case, or an operand, with one of its fields made plain at a time."""
+    for name, value in plain.items():
+        yield replace(whole, **{name: value})
+
+
 def _plainer(case: Case) -> Iterator[Case]:
     yield replace(case, circumstance="plain")
     if case.circumstance not in ("plain", "twice"):
         yield replace(case, circumstance="twice")
     yield replace(case, notation="plain", ellipsis="")
-    yield replace(case, ellipsis="")
-    yield replace(case, second=False)
-    yield replace(case, plan=PlanCall())
+    yield from _each(case, ellipsis="", second=False, plan=PlanCall())
     if not case.several and case.plan.name not in ("auto", "coo"):
         yield replace(case, plan=PlanCall("coo"))
     for left in range(len(case.plan.arguments) if case.plan.call else 0):
         yield replace(case, plan=replace(case.plan, arguments=case.plan.arguments[:left]))
-    yield replace(case, deterministic=False)
-    yield replace(case, precision="")
-    yield replace(case, memory_limit=0)
-    yield replace(case, form="auto")
-    yield replace(case, dtype="float32")
+    yield from _each(case, deterministic=False, precision="", memory_limit=0, form="auto", dtype="float32")
     if case.dtype != "float32":
         yield replace(case, dtype="float64")
     for n, o in enumerate(case.operands):
-        yield _with(case, n, replace(o, memory="plain"))
-        yield _with(case, n, replace(o, form="tensor"))
-        yield _with(case, n, replace(o, learned=False))
-        yield _with(case, n, replace(o, same_as=None))
-        yield _with(case, n, replace(o, dtype=""))
+        for plainer in _each(o, memory="plain", form="tensor", learned=False, same_as=None, dtype=""):
+            yield _with(case, n, plainer)
         if o.dense_modes:
             yield _with(case, n, _sparsely(o))
 

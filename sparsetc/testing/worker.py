@@ -77,7 +77,7 @@ def _draw(errand: Errand, pipe: Connection) -> None:
     import torch
 
     from sparsetc.testing.draw import draw
-    from sparsetc.testing.findings import failure_of, found, rough_key
+    from sparsetc.testing.findings import FINE, found, outcome, rough_key
 
     torch.set_num_threads(1)
     tally: Counter[str] = Counter()
@@ -95,29 +95,16 @@ def _draw(errand: Errand, pipe: Connection) -> None:
             tell(seed)
         pipe.send(seed)
         case = draw(errand.kind, seed, errand.backend, errand.device)
-        outcome = _outcome(case, errand.limit)
+        kind, message = outcome(case, errand.limit)
         state["cases"] += 1
-        if isinstance(outcome, BaseException):
-            kind = failure_of(outcome)
+        state["refused"] += kind == "refused"
+        if kind not in FINE:
             rough = rough_key(case, kind)
             tally[rough] += 1
             if shrunk[rough] < SHRUNK:
                 shrunk[rough] += 1
                 pipe.send(-1)  # what follows takes its time
-                message = f"{type(outcome).__name__}: {str(outcome)[:600]}"
                 finding = found(case, kind, message, errand.shrink_seconds)
                 pipe.send((finding.key, str(finding)))
-        else:
-            state["refused"] += outcome == "refused"
         seed, count = seed + errand.step, count + 1
     tell(seed)
-
-
-def _outcome(case: Any, limit: float) -> str | BaseException:
-    from sparsetc.testing.around import Hang
-    from sparsetc.testing.check import check
-
-    try:
-        return check(case, limit)
-    except (Exception, Hang) as error:
-        return error

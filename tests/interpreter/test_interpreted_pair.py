@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 from unittest import mock
 
@@ -208,3 +209,24 @@ def test_any_pair_agrees_with_the_reference(drawn: Any) -> None:
     assert_matches(found, drawn.equation, given)
     if isinstance(found, stc.SparseTensor):
         assert torch.equal(found.coords, structural(drawn.equation, given))
+
+
+@pytest.mark.parametrize("precision", ["highest", "high"])
+@pytest.mark.parametrize("plan", ["scalar", "bcb", stc.plan_bcb(storage="bitmap"), "bcb+scalar"], ids=repr)
+def test_a_call_leaves_no_tensor_to_the_collector(plan: str | stc.Plan, precision: str) -> None:
+    """Blocks of one call can take most of a GPU's memory: they go when it ends, by reference counts."""
+    given = operands("ijk,klm->ijlm", "random", torch.float32)
+    kernel = stc.compile("ijk,klm->ijlm", *given, plan=plan, precision=precision)
+    kernel()
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        kernel()
+        gc.collect()
+        left = [one for one in gc.garbage if isinstance(one, torch.Tensor)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert not left

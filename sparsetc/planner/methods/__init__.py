@@ -1,0 +1,63 @@
+"""The ways to run an einsum with one sparse operand, one a file, by the names of their plans.
+
+Each says which plans of it ``"auto"`` considers, and which one a request by its name stands for::
+
+    runs.py       coo                     runs of an output row
+    rows.py       rows                    an output row a lane
+    fibers.py     fiber                   fibers along one mode, side by side
+    by_rows.py    coo+rows, fiber+rows    long rows by one of these, short ones a lane each
+    by_tiles.py   hls                     dense tiles, and what they leave as runs or fibers
+
+Formats that offer a plan, and plans that users register, are methods too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sparsetc.formats import FORMATS
+from sparsetc.ir.plan import Plan
+from sparsetc.planner.candidate import Candidate
+from sparsetc.planner.method import OperandMethod
+from sparsetc.planner.methods.by_rows import ByRows
+from sparsetc.planner.methods.by_tiles import ByTiles
+from sparsetc.planner.methods.fibers import Fibers
+from sparsetc.planner.methods.rows import Rows
+from sparsetc.planner.methods.runs import Runs, coo
+from sparsetc.planner.problem import Problem
+from sparsetc.planner.registry import PLANS, MakePlan
+from sparsetc.planner.statistics import Counts
+
+FIBERS = Fibers()
+OWN = (
+    Runs(),
+    Rows(),
+    FIBERS,
+    ByRows("coo+rows", lambda problem, counts: (coo(problem, counts),)),
+    ByRows("fiber+rows", FIBERS.candidates),
+    ByTiles(),
+)
+"""The package's methods, in the order in which they are considered."""
+
+
+class Registered(OperandMethod):
+    """A function that a format offers or a user registers, as a method."""
+
+    def __init__(self, name: str, make: MakePlan) -> None:
+        self.name, self.make = name, make
+
+    def candidates(self, problem: Problem, counts: Counts) -> Iterable[Candidate]:
+        """The function's plan, where it has one."""
+        found = self.make(problem, counts)
+        return () if found is None else (found,)
+
+    def candidate(self, problem: Problem, counts: Counts, request: Plan) -> Candidate | None:
+        """The function's plan, where it has one."""
+        return self.make(problem, counts)
+
+
+def methods() -> dict[str, OperandMethod]:
+    """Every method, by name; what is registered stands in the place of what it replaces."""
+    offers = {name: getattr(known, "offer", None) for name, known in FORMATS.items()}
+    makers = {name: offer for name, offer in offers.items() if offer} | PLANS
+    return {method.name: method for method in OWN} | {name: Registered(name, make) for name, make in makers.items()}

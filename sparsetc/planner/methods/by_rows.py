@@ -1,0 +1,60 @@
+"""``coo+rows`` and ``fiber+rows``: long output rows by one method, short ones a lane each, in one result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from sparsetc.errors import PlanError
+from sparsetc.ir.cost import Statistics
+from sparsetc.ir.plan import Part, Plan
+from sparsetc.planner.candidate import FUSE_BELOW, Candidate, blocked
+from sparsetc.planner.method import OperandMethod
+from sparsetc.planner.methods.rows import LONG_ROW, rows
+from sparsetc.planner.problem import Problem
+from sparsetc.planner.statistics import Counts
+
+
+class ByRows(OperandMethod):
+    """Rows of many nonzeros by another method, all others a lane each."""
+
+    def __init__(self, name: str, longs: Callable[[Problem, Counts], Iterable[Candidate]]) -> None:
+        self.name, self.longs = name, longs
+
+    def candidates(self, problem: Problem, counts: Counts) -> Iterable[Candidate]:
+        """A hybrid for each candidate of the other method, on a GPU."""
+        applies = problem.backend == "triton" and problem.kept and problem.rest and not problem.deterministic
+        return self._hybrids(problem, counts) if applies else ()
+
+    def candidate(self, problem: Problem, counts: Counts, request: Plan) -> Candidate:
+        """The first of the hybrids."""
+        found = next(self._hybrids(problem, counts), None)
+        if found is None:
+            raise PlanError(f"plan {request.name!r} needs output rows both of {LONG_ROW} nonzeros or more and of fewer")
+        return found
+
+    def _hybrids(self, problem: Problem, counts: Counts) -> Iterator[Candidate]:
+        """Hybrids where there are long rows and short ones."""
+        few, short_rows = counts.short_share(problem.kept, LONG_ROW)
+        if not few or few == counts.nnz:
+            return
+        short = _short_rows(problem, counts)
+        side = blocked(problem, few, short_rows, 1, short.storage, short.schedule)
+        side = replace(side, chain=LONG_ROW // short.schedule.unroll)  # the longest of the short rows
+        for long in self.longs(problem, counts):
+            yield self._joined(long, short, side, counts.nnz)
+
+    def _joined(self, long: Candidate, short: Part, side: Statistics, nnz: int) -> Candidate:
+        first = replace(long.plan.parts[0], label=f"rows of {LONG_ROW} nonzeros or more")
+        # One launch needs one number of warps; of many nonzeros each part has programs enough for its own launch.
+        fused = nnz < FUSE_BELOW
+        if fused:
+            short = replace(short, schedule=replace(short.schedule, warps=first.schedule.warps))
+        plan = Plan(self.name, (first, short), fused, "run_length", (("threshold", LONG_ROW),))
+        return Candidate(plan, (long.expected[0].scaled((nnz - side.nnz) / nnz), side))
+
+
+def _short_rows(problem: Problem, counts: Counts) -> Part:
+    """The part of short rows, none of which is cut."""
+    part = rows(problem, counts).plan.parts[0]
+    return replace(part, storage=replace(part.storage, max_fiber_len=0), label=f"rows of fewer than {LONG_ROW}")

@@ -1,0 +1,49 @@
+"""``rows``: an output row a lane, for rows of few nonzeros."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from sparsetc.errors import PlanError
+from sparsetc.ir.plan import Plan, Storage
+from sparsetc.planner.candidate import CPU_ITEM_NNZ, Candidate, blocked, repeats, single
+from sparsetc.planner.method import OperandMethod
+from sparsetc.planner.problem import Problem
+from sparsetc.planner.schedule import schedule_of
+from sparsetc.planner.statistics import Counts
+
+LONG_ROW = 64
+"""Nonzeros from which a row is given work items of its own (H200: rows of 15 lost 1.6x by it, of 2,300 won 1.4x)."""
+
+
+class Rows(OperandMethod):
+    """One row a lane."""
+
+    name = "rows"
+
+    def candidates(self, problem: Problem, counts: Counts) -> Iterator[Candidate]:
+        """One candidate, where rows are short: on a GPU a long one would keep its neighbours' lanes waiting."""
+        if not problem.rest or not problem.kept:
+            return
+        if problem.backend == "torch" or counts.nnz <= 4 * LONG_ROW * counts.distinct(problem.kept):
+            yield rows(problem, counts)
+
+    def candidate(self, problem: Problem, counts: Counts, request: Plan) -> Candidate:
+        """Rows, however long."""
+        return rows(problem, counts)
+
+
+def rows(problem: Problem, counts: Counts) -> Candidate:
+    """One output row a lane, uncut unless very long."""
+    if not problem.kept or not problem.rest:
+        raise PlanError('plan "rows" needs an output with some, not all, of the sparse operand\'s modes')
+    schedule = schedule_of(problem, blocks=True, rows=True)
+    longest = 0 if problem.backend == "torch" or problem.deterministic else 4 * LONG_ROW
+    most = schedule.lanes if problem.backend == "triton" else CPU_ITEM_NNZ
+    narrow = problem.backend == "triton"
+    storage = Storage((), problem.kept, problem.rest, schedule.lanes, longest, most, narrow)
+    expected = blocked(problem, counts.nnz, counts.distinct(problem.kept), 1, storage, schedule)
+    split = bool(longest) and counts.longest(problem.kept) > longest
+    expected = replace(expected, runs=repeats(problem, counts, storage), split_fibers=split)
+    return single("rows", storage, schedule, expected)

@@ -1,0 +1,180 @@
+"""Dense tiles as a part of a plan: how many an item takes, which positions are stored, blocks of dense axes.
+
+In: a `Problem`, and how many nonzeros lie in how many tiles. Out: a `Part`, and what packing it is expected to give.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+
+from sparsetc.formats.tiles import VOLUME, sides_of
+from sparsetc.ir.cost import Statistics
+from sparsetc.ir.lower_tiles import MOST_SUMS
+from sparsetc.ir.operands import MIN_DOT, dense_axes, named_operands
+from sparsetc.ir.plan import Part, Schedule, Storage
+from sparsetc.ir.tile_groups import TileGroups, groups_of
+from sparsetc.ir.view import tiles_along
+from sparsetc.partition.threshold import tile_populations
+from sparsetc.planner.candidate import CPU_ITEM_NNZ, FUSE_BELOW
+from sparsetc.planner.problem import Problem
+from sparsetc.planner.schedule import dot_axes, fit
+from sparsetc.planner.statistics import Counts
+
+# Measurements behind these numbers: benchmarks/results/tile_schedules.json.
+
+TILES_AN_ITEM = 8
+"""Most tiles one work item takes."""
+CHAINED_TILES = 32
+"""Most tiles where an item ends by adding a matrix for each kept position (`benchmarks/results/ttmc_tiles.json`)."""
+LEAST_ITEMS = 500
+"""Work items that a part is dealt to, if it has the tiles."""
+MANY_ITEMS = 1000
+"""Work items before one takes more than half of the most tiles: fewer would leave the GPU's last wave half empty."""
+RANKS = 128
+"""Most elements of a dense axis that a program takes."""
+MATRIX = 8192
+"""Elements of the matrix a program accumulates in registers: ranks times columns."""
+ELEMENTWISE_BYTES = 8192
+"""Bytes of sums of a program of one warp that multiplies without dots: 64 registers a thread. The assembler takes
+minutes over 16 times as many."""
+FUSED_RANKS, FUSED_MATRIX = 64, {"tf32x3": 1024}
+"""`RANKS` and `MATRIX` in a fused launch (4,096 elsewhere): registers it takes are lost to the scalar programs too."""
+
+
+def populations(counts: Counts) -> torch.Tensor:
+    """(volume + 1,) how many nonzeros lie in tiles of each population."""
+    return counts.histogram(
+        "tiles", lambda: tile_populations(counts.coords, counts.shape, sides_of(counts.shape)), VOLUME
+    )
+
+
+def stored_whole(problem: Problem, counts: Counts, threshold: int, histogram: torch.Tensor) -> int:
+    """The population from which tiles are stored with all their positions; the others of `threshold` are bitmaps.
+
+    Bitmaps take fewer bytes, and longer, since every position is expanded (`benchmarks/results/tile_formats.json`): so
+    they are what does not fit the memory limit otherwise, the emptiest tiles first, of which they save most.
+    """
+    if problem.memory is None:
+        return 0
+    volume, width = prod(sides_of(counts.shape)), _width(problem)
+    sizes = torch.arange(histogram.numel(), device=histogram.device)
+    tiles = torch.where(sizes >= max(1, threshold), histogram // sizes.clamp(min=1), 0)
+    bitmaps = tiles * (volume // 8 + sizes * width)
+    extra = (tiles * volume * width - bitmaps).clamp(min=0)
+    more = torch.flip(torch.cumsum(torch.flip(extra, (0,)), 0), (0,))
+    return int((more + bitmaps.sum() > problem.memory).sum())
+
+
+def _width(problem: Problem) -> int:
+    """Bytes of a value of a tile."""
+    return 2 if problem.precision == "bf16" else problem.itemsize
+
+
+def tiles_part(
+    problem: Problem, counts: Counts, format: str, nnz: int, tiles: int, fused: bool
+) -> tuple[Part, Statistics]:
+    """A part of tiles, and what packing it is expected to give."""
+    sides = sides_of(counts.shape)
+    groups = groups_of(problem.bound, sides, problem.floating)
+    most = CHAINED_TILES if groups.second else TILES_AN_ITEM
+    each = min(most, 1 << max(tiles // LEAST_ITEMS, 1).bit_length() - 1)
+    if tiles < MANY_ITEMS * each:
+        each = min(each, most // 2)
+    storage = _storage(problem, groups, each * prod(sides))
+    stored = tiles * prod(sides) if format == "dense_tile" else nnz
+    part = Part(format, storage, _schedule(problem, groups, fused), nnz, label="tiles of many nonzeros")
+    chain = max(each, most // 2)  # a program of fewer tiles ends little sooner
+    rows = prod(n for m, n in enumerate(tiles_along(counts.shape, sides)) if m in problem.kept)
+    split = tiles > each * rows
+    return part, Statistics(-(-tiles // each), tiles, stored, nnz, problem.itemsize, chain=chain, split_rows=split)
+
+
+def one_launch(problem: Problem, nnz: int) -> bool:
+    """Whether tiles and leftovers share a launch: where dots leave scalar programs the registers they need.
+
+    On an H200 that was faster up to 4 M nonzeros, and beyond where a program's rank is short or values are 16 bits.
+    """
+    if dot_axes(problem.bound):  # a matrix for each kept position
+        return False
+    ranks = max((problem.bound.by_index[c] for c in dense_axes(problem.bound)), default=1)
+    if problem.precision == "tf32x3":
+        return ranks <= 32 and nnz < FUSE_BELOW
+    return ranks <= 32 or nnz < FUSE_BELOW
+
+
+def _storage(problem: Problem, groups: TileGroups, most: int) -> Storage:
+    """Tiles of one block of output rows together; positions stored as the dots take them."""
+    return groups.storage(problem.letters, most if problem.backend == "triton" else CPU_ITEM_NNZ)
+
+
+def _schedule(problem: Problem, groups: TileGroups, fused: bool) -> Schedule:
+    """Ranks and columns that fill a program's registers, and warps to share them; one warp beside scalar programs.
+
+    On an H200 (`benchmarks/results/tile_schedules.json`) tf32 was fastest by few warps, which take the instructions of
+    one warp; of tf32x3, which needs three, a group of four warps was.
+    """
+    sizes = {c: problem.bound.by_index[c] for c in dense_axes(problem.bound)}
+    padded = {c: 1 << max(n - 1, 0).bit_length() for c, n in sizes.items()}
+    if problem.backend != "triton":
+        return Schedule(1, tuple(padded.items()), problem.floating, problem.precision)
+    if not groups.dot:
+        return _elementwise(problem, groups, padded)
+    if groups.second:
+        return _chained(problem, groups, padded)
+    most = FUSED_RANKS if fused or problem.precision == "tf32" else RANKS
+    (rows, deep), *_ = _dot_sides(problem, groups)
+    beside = [c for c in padded if c not in rows]  # of what the result is multiplied by once it is summed
+    blocks = {c: max(MIN_DOT, min(n, most)) for c, n in padded.items()}
+    own = min(most, max(MIN_DOT, _most_elements(problem, 2 if problem.precision == "tf32" else 4) // deep))
+    blocks |= fit({c: blocks[c] for c in rows}, list(rows), own, [rows])
+    ranks = prod(blocks[c] for c in rows)
+    blocks |= fit({c: blocks[c] for c in beside}, beside, max(1, MATRIX // (MIN_DOT * ranks)))
+    matrix = FUSED_MATRIX.get(problem.precision, 4096) if fused else MATRIX
+    columns = max(MIN_DOT, min(64 if fused else 128, matrix // prod(blocks.values())))
+    warps = 1 if fused else 4 if ranks >= 64 and problem.precision != "tf32" else 2
+    return Schedule(warps, tuple(blocks.items()), True, problem.precision, stages=2, columns=columns)
+
+
+def _elementwise(problem: Problem, groups: TileGroups, padded: dict[str, int]) -> Schedule:
+    """No dot: the positions of one letter, by all dense axes, are what a program multiplies and keeps."""
+    side = dict(zip(problem.letters, sides_of(problem.bound.extents(problem.letters)), strict=True))
+    positions = prod(side[c] for c in (*groups.columns, *groups.second))
+    limit = max(1, ELEMENTWISE_BYTES // (positions * (4 if problem.floating and problem.itemsize <= 4 else 8)))
+    blocks = fit({c: min(n, RANKS) for c, n in padded.items()}, list(padded), limit)
+    return Schedule(1, tuple(blocks.items()), False, problem.precision, stages=2)
+
+
+def _chained(problem: Problem, groups: TileGroups, padded: dict[str, int]) -> Schedule:
+    """The schedule of two dots: as many kept positions as the matrices have room for, `columns` being their number.
+
+    On an H200 (`benchmarks/results/ttmc_tiles.json`, rank 32 x 32) 8 positions by 4 warps were fastest in bfloat16, by
+    2 in tf32; in tf32x3 4 positions by 2.
+    """
+    matrix = MATRIX // 2 if problem.precision == "tf32x3" or problem.itemsize > 4 else MATRIX
+    warps = 4 if problem.precision == "bf16" else 2
+    blocks = {c: max(MIN_DOT, min(n, FUSED_RANKS)) for c, n in padded.items()}
+    sides = _dot_sides(problem, groups)
+    for axes, deep in sides:  # several operands of a side are multiplied together, position by position
+        own = max(MIN_DOT, _most_elements(problem, warps) // deep)
+        blocks |= fit({c: blocks[c] for c in axes}, list(axes), own, [axes])
+    blocks = fit(blocks, list(padded), matrix, [axes for axes, _ in sides])
+    positions = max(1, matrix // prod(blocks.values()))
+    return Schedule(warps, tuple(blocks.items()), problem.floating, problem.precision, stages=2, columns=positions)
+
+
+def _most_elements(problem: Problem, warps: int) -> int:
+    """Elements of a tile that so many warps keep in registers: float64 takes two of them."""
+    return MOST_SUMS * warps * 4 // max(4, problem.itemsize)
+
+
+def _dot_sides(problem: Problem, groups: TileGroups) -> list[tuple[dict[str, None], int]]:
+    """The dense axes of what each dot contracts with, in their order, and the positions that it contracts."""
+    side = dict(zip(problem.letters, sides_of(problem.bound.extents(problem.letters)), strict=True))
+    _, operands = named_operands(problem.bound)
+    found = []
+    for letters in filter(None, (groups.first, groups.second)):
+        axes = dict.fromkeys(a for o in operands if set(o.rows) & set(letters) for a in o.axes)
+        found.append((axes, max(MIN_DOT, prod(side[c] for c in letters))))
+    return found

@@ -1,0 +1,111 @@
+"""What a plan of one sparse operand is chosen by.
+
+In: a canonical einsum, what it returns, the operand's type, options. Out: `Problem`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from sparsetc.canonical import Canonical
+from sparsetc.device.targets import machine_of, portable
+from sparsetc.ir.einsum import Bound
+from sparsetc.ir.plan import DOTS
+from sparsetc.options import Options
+from sparsetc.output import Output
+from sparsetc.planner.statistics import Counts
+from sparsetc.tensor import SparseTensor
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a plan is made for."""
+
+    bound: Bound
+    kept: tuple[int, ...]
+    """Modes of the sparse operand that the output has."""
+    order: int
+    """How many modes the sparse operand has."""
+    backend: str
+    precision: str
+    """The precision of dots."""
+    deterministic: bool
+    itemsize: int
+    counts: Counts = field(compare=False, repr=False)
+    """Counts of the sparse operand's pattern."""
+    floating: bool = True
+    """Whether a GPU has a matrix instruction for the type."""
+    memory: int | None = None
+    """Bytes that stored tiles may take; None for any."""
+    coalesced: bool = True
+    """Whether no coordinate occurs twice: tiles hold one value a position."""
+    rows: int = 1
+    """Rows of the output."""
+    distinct: bool = True
+    """Whether no two nonzeros have the same coordinates, or each has an output row of its own."""
+    finer: tuple[str, ...] = ()
+    """Precisions of dots that are more exact than the one asked for, and allowed therefore."""
+    products: bool = True
+    """Whether the type has a matrix product at all: integers have none."""
+    sparse_output: bool = False
+    """Whether output rows are those of a pattern."""
+
+    @classmethod
+    def of(
+        cls,
+        canonical: Canonical,
+        output: Output,
+        x: SparseTensor,
+        counts: Counts,
+        backend: str,
+        settings: Options,
+    ) -> Problem:
+        """The facts of an einsum whose sparse operand is `x`, of which values are only looked at for their dtype."""
+        precision, *finer = _dot_precisions(settings.effective_precision(), x)
+        return cls(
+            bound=canonical.bound,
+            kept=canonical.kept,
+            order=len(canonical.letters),
+            backend=backend,
+            precision=precision,
+            deterministic=settings.deterministic,
+            itemsize=x.dtype.itemsize,
+            counts=counts,
+            floating=x.dtype.is_floating_point,
+            memory=settings.memory_on(x.device),
+            coalesced=x.is_coalesced,
+            rows=max(1, output.rows),
+            distinct=x.is_coalesced or (output.sparse and output.rows == canonical.coords.shape[1]),
+            finer=tuple(finer),
+            products=x.dtype.is_floating_point or x.dtype.is_complex,
+            sparse_output=output.sparse,
+        )
+
+    @property
+    def letters(self) -> tuple[str, ...]:
+        """The sparse operand's letters, by mode."""
+        (sparse,) = self.bound.einsum.sparse
+        return self.bound.einsum.inputs[sparse]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sparse operand's sizes, by mode."""
+        return self.bound.extents(self.letters)
+
+    @property
+    def rest(self) -> tuple[int, ...]:
+        """Modes that are summed away."""
+        return tuple(m for m in range(self.order) if m not in self.kept)
+
+
+def _dot_precisions(precision: str, x: SparseTensor) -> list[str]:
+    """What a setting stands for in dots of this type on this machine, then what is more exact."""
+    if x.dtype in (torch.float16, torch.bfloat16):
+        found = ["tf32"]  # holds both types exactly, and what it rounds a product to is no coarser than the result
+    elif x.dtype != torch.float32:
+        found = ["ieee"]
+    else:
+        found = list(DOTS.values())[list(DOTS).index(precision) :: -1]
+    return list(dict.fromkeys(portable(one, machine_of((x._values,))) for one in found))

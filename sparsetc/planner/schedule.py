@@ -1,0 +1,100 @@
+"""How programs of nonzeros run: lanes, steps taken together, warps, blocks of dense axes.
+
+In: a `Problem`. Out: a `Schedule`, from the sizes of the dense axes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from math import prod
+
+from sparsetc.ir.einsum import Bound
+from sparsetc.ir.operands import MIN_DOT, dense_axes, joined
+from sparsetc.ir.plan import Schedule
+from sparsetc.planner.problem import Problem
+
+# Measurements behind these numbers: benchmarks/results/schedule_sweep.json, mttkrp_plans.json, ops.json.
+
+WARP_ELEMENTS = 256
+"""Elements of a gathered tile a warp holds: 8 a thread, two 16-byte loads (H200: 8 lanes of rank 32 beat 16 and 32)."""
+LANES_PER_WARP = 16
+"""Most lanes a warp takes of a two-dimensional tile: Triton reads a word per thread, instead of passing them through
+shared memory, only while there are more threads than lanes (rank 5: 32 lanes a warp lost 1.2x)."""
+ROW_WARPS = 4
+"""Warps of a block of short rows, half as many elements each (H200: 16 rows over 4 warps beat 7 other shapes)."""
+DOT_LANES = 16
+"""Lanes a dot contracts at once; twice as many, one step at a time, where runs are contracted in tf32x3 (H200,
+`benchmarks/results/ttmc_stages.json`: 4.24 ms against 4.48)."""
+DOT_TILE = 1024
+"""Accumulator elements a warp (H200, TTMc of rank 32 x 32: 16 lanes and one warp beat 32 lanes and 2 or 4 by 1.3x)."""
+
+
+def schedule_of(problem: Problem, blocks: bool, rows: bool = False) -> Schedule:
+    """The schedule for a part of one of the two nestings; its lanes are as many as blocks of fibers should have."""
+    bound = problem.bound
+    sizes = {c: bound.by_index[c] for c in dense_axes(bound)}
+    padded = {c: 1 << max(n - 1, 0).bit_length() for c, n in sizes.items()}
+    output = [c for c in bound.einsum.output if c in sizes]
+    if problem.backend == "torch":
+        return Schedule(1, tuple(padded.items()), True, problem.precision)
+    matrix = problem.floating and not rows and bool(problem.rest) and len(output) > 1 and dot_axes(bound)
+    if matrix:
+        block = {c: max(MIN_DOT, min(n, 64)) for c, n in padded.items()}
+        groups = sorted((own for own, _ in _axis_groups(bound)), key=lambda own: -prod(block[c] for c in own))
+        apart = (groups[0], set().union(*groups[1:]))  # the sides of a dot: `ir.lower` takes the largest as one
+        for shrink in (output, list(block)):  # an axis that is summed, and split, is added by atomics
+            block = fit(block, shrink, 4096, apart)
+        warps = max(1, min(8, prod(block.values()) // DOT_TILE))
+        stages = 1 if problem.precision in ("tf32", "bf16") else 3
+        lanes, unroll = (DOT_LANES, 2) if blocks or problem.precision != "tf32x3" else (2 * DOT_LANES, 1)
+        return Schedule(warps, tuple(block.items()), True, problem.precision, stages=stages, lanes=lanes, unroll=unroll)
+    block = {c: min(n, 128 if c in output else 512) for c, n in padded.items()}
+    block = fit(block, list(block), 512)
+    width = prod(block.values())
+    unroll = 8 if width == 1 else 4 if width <= 64 else 2
+    warps = ROW_WARPS if rows else 1
+    lanes = max(
+        4, min(LANES_PER_WARP * warps if width > 1 else 128, warps * WARP_ELEMENTS // (2 if rows else 1) // width)
+    )
+    masked = unroll if rows else 1
+    return Schedule(
+        warps, tuple(block.items()), False, problem.precision, lanes=lanes, unroll=unroll, masked_unroll=masked
+    )
+
+
+def dot_axes(bound: Bound) -> bool:
+    """Whether two dense operands with sparse letters have no dense axis in common: a matrix product may form."""
+    return len(_axis_groups(bound)) > 1
+
+
+def _axis_groups(bound: Bound) -> list[tuple[set[str], list[None]]]:
+    """Dense axes, those together that an operand has in common."""
+    e = bound.einsum
+    axes = [{c for c in e.inputs[p] if c not in e.sparse_indices} for p in e.dense]
+    return joined((own, None) for own in axes if own)
+
+
+def fit(
+    block: dict[str, int], shrink: Sequence[str], limit: int, apart: Sequence[Collection[str]] = ()
+) -> dict[str, int]:
+    """Halve the largest of the blocks that may shrink until a tile has at most `limit` elements.
+
+    Args:
+        block: elements of each axis that a program takes.
+        shrink: axes that may be taken in smaller blocks.
+        limit: most elements of them all.
+        apart: axes that make a side of a dot, which stays as long as a dot's must be.
+    """
+    block = dict(block)
+    while prod(block.values()) > limit:
+        wide = [c for c in shrink if block[c] > MIN_DOT]
+        # Where all are short, one axis after the other goes: the sides of a dot are then spread over the others.
+        free = wide or [c for c in shrink if block[c] > 1 and all(_may_halve(c, side, block) for side in apart)]
+        if not free:
+            break
+        block[max(free, key=lambda c: block[c]) if wide else min(free, key=lambda c: block[c])] //= 2
+    return block
+
+
+def _may_halve(axis: str, side: Collection[str], block: dict[str, int]) -> bool:
+    return axis not in side or prod(block[c] for c in side) >= 2 * MIN_DOT
