@@ -129,25 +129,24 @@ class options(contextlib.ContextDecorator):
 
     def __init__(self, **settings: Any) -> None:
         self._settings = settings
-        self._before = latest.traced
-        self._block: contextlib.AbstractContextManager[Options] | None = None
+        self._entered: list[Any] = []
 
     def _recreate_cm(self) -> options:  # a block for each call of a function that it decorates
         return options(**self._settings)
 
     def __enter__(self) -> Options | None:
         if torch.compiler.is_dynamo_compiling():  # which has no context variables
-            self._before = latest.traced
-            latest.traced = (*self._before, *[one for one in self._settings.items() if one[0] != "device"])
+            self._entered.append(latest.traced)
+            latest.traced = (*latest.traced, *[one for one in self._settings.items() if one[0] != "device"])
             return None
-        self._block = in_force(with_settings(current(), self._settings))
-        return self._block.__enter__()
+        self._entered.append(in_force(with_settings(current(), self._settings)))
+        return self._entered[-1].__enter__()  # type: ignore[no-any-return]
 
     def __exit__(self, *raised: Any) -> None:
         if torch.compiler.is_dynamo_compiling():
-            latest.traced = self._before
-        elif self._block is not None:
-            self._block.__exit__(*raised)
+            latest.traced = self._entered.pop()
+        else:
+            self._entered.pop().__exit__(*raised)
 
 
 def of_call(settings: dict[str, Any]) -> Options:

@@ -52,13 +52,14 @@ class Pattern:
     `clear_cache`. A pattern pickles as its coordinates.
     """
 
-    __slots__ = ("__weakref__", "_cache", "_coalesced", "_coords", "_counts", "_shape", "number", "results")
+    __slots__ = ("__weakref__", "_cache", "_coalesced", "_coords", "_counts", "_derived", "_shape", "number", "results")
 
     _coords: torch.Tensor
     _shape: tuple[int, ...]
     _coalesced: bool
     _counts: dict[Any, Any]
     _cache: Lru[Hashable, Any] | None
+    _derived: Lru[Hashable, weakref.ref[Pattern]]
     number: int
     """The number that a graph which torch traces knows the pattern by."""
 
@@ -72,7 +73,7 @@ class Pattern:
                 coords = coords.clone()
         self._coords, self._shape, self._coalesced = coords, shape, coalesced
         self._counts, self._cache, self.number = {}, None, next(_numbers)
-        self.results = {}
+        self.results, self._derived = {}, Lru(KEPT)
         _all[self.number] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -131,6 +132,7 @@ class Pattern:
     def clear(self) -> None:
         """Forget everything that was made of the pattern; kernels that are held go on."""
         self._counts, self._cache = {}, None
+        self._derived.clear()
         _used.discard(self)
 
     @staticmethod
@@ -163,13 +165,13 @@ class Pattern:
             made: the pattern.
             others: the others, which the key must not refer to but weakly.
         """
-        key = ("derived", key, made._coalesced, *map(weakref.ref, others))
-        kept = self.cache.get(key)
+        key = (key, made._coalesced, *map(weakref.ref, others))
+        kept = self._derived.get(key)
         found = None if kept is None else kept()
         if found is not None and torch.equal(found._coords, made._coords):
-            return found  # type: ignore[no-any-return]
-        self.cache.pop(key)
-        self.cache.put(key, weakref.ref(made), needs=others)
+            return found
+        self._derived.pop(key)
+        self._derived.put(key, weakref.ref(made), needs=others)
         return made
 
     def bare(self) -> Pattern:

@@ -353,6 +353,14 @@ def test_options_hold_within_their_block(operands: list[Any], tmp_path: Path) ->
     assert current() == before
 
 
+def test_options_are_entered_again() -> None:
+    before, chosen = current(), stc.options(plan="coo")
+    with chosen, stc.options(plan="fiber"), chosen:
+        assert current().plan == "coo"
+    assert current() is before
+    assert chosen(current)().plan == "coo"
+
+
 def test_options_end_with_an_error() -> None:
     before = current()
     with pytest.raises(KeyError), stc.options(plan="coo"):

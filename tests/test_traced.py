@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import sparsetc as stc
+from sparsetc.options import latest
 from sparsetc.runtime import library
 
 MTTKRP = "ijk,jr,kr->ir"
@@ -74,7 +75,7 @@ def test_options_set_inside() -> None:
             return stc.einsum(MTTKRP, x, b, c)
 
     torch.testing.assert_close(whole(f)(b, c), expected)
-    assert stc.options()._before == ()
+    assert latest.traced == ()
 
     def g(b: torch.Tensor, c: torch.Tensor) -> Any:
         with stc.options(memory_limit=10):
@@ -83,6 +84,12 @@ def test_options_set_inside() -> None:
 
     with pytest.raises(Exception, match="the limit on cpu is 10"):
         whole(g)(b, c)
+
+    @stc.options(plan="coo")
+    def decorated(b: torch.Tensor, c: torch.Tensor) -> Any:
+        return stc.einsum(MTTKRP, x, b, c)
+
+    torch.testing.assert_close(whole(decorated)(b, c), decorated(b, c))
     torch.testing.assert_close(whole(lambda b, c: stc.einsum(MTTKRP, x, b, c))(b, c), expected)
 
 
@@ -113,6 +120,16 @@ def test_transforms_inside(transform: Any) -> None:
         with pytest.raises(torch._dynamo.exc.Unsupported):
             whole(f)(b)
         torch.testing.assert_close(torch.compile(f, backend="eager")(b), f(b))
+
+
+def test_a_permuted_operand() -> None:
+    x, b, c = operands()
+
+    def f(values: torch.Tensor) -> Any:
+        return stc.einsum("jik,jr,kr->ir", x.with_values(values).permute(1, 0, 2), b, c)
+
+    expected = f(x.values)
+    torch.testing.assert_close(whole(f)(x.values), expected)
 
 
 def test_semi_sparse_operands() -> None:
