@@ -6,13 +6,12 @@ In: a `PairProblem`. Out: a `Choice`. A method that would not fit, or that the t
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from sparsetc.pair.methods import HYBRID, METHODS, SCALAR
 from sparsetc.pair.plans import check_pairs
 from sparsetc.pair.prices import BLOCK_LAUNCHES, DENSE_LAUNCHES, HYBRID_LAUNCHES
 from sparsetc.pair.problem import PairProblem
 from sparsetc.planner.choice import Choice, Estimate, choice_of
+from sparsetc.planner.choose import chosen
 
 FEW_TASKS = 4
 """Tasks a nonzero up to which the scalar path is taken unseen: it then costs no more than cutting into blocks does."""
@@ -20,21 +19,14 @@ FEW_TASKS = 4
 
 def choose(p: PairProblem) -> Choice:
     """The plan named in the settings, or the one expected to be fastest."""
-    named = check_pairs(p.wanted).name
-    if named != "auto":
-        return _unseen(p, named, "asked for by name")
-    m = p.join
-    if m.tasks <= FEW_TASKS * (m.x_key.numel() + m.y_key.numel()):
-        return _unseen(p, "scalar", f"at most {FEW_TASKS} tasks a nonzero")
-    if SCALAR.seconds(p, m.tasks) <= min(BLOCK_LAUNCHES, DENSE_LAUNCHES) * p.profile.call:
-        return _unseen(p, "scalar", "no other path is launched in as little time")
+    wanted, join = check_pairs(p.wanted), p.join
+    if wanted.name != "auto":
+        return chosen(p, METHODS, wanted)
+    if join.tasks <= FEW_TASKS * (join.x_key.numel() + join.y_key.numel()):
+        return choice_of([SCALAR.requested(p, wanted)], f"at most {FEW_TASKS} tasks a nonzero")
+    if SCALAR.seconds(p, join.tasks) <= min(BLOCK_LAUNCHES, DENSE_LAUNCHES) * p.profile.call:
+        return choice_of([SCALAR.requested(p, wanted)], "no other path is launched in as little time")
     return choice_of(estimates(p))
-
-
-def _unseen(p: PairProblem, name: str, reason: str) -> Choice:
-    """A method's plan, with no other looked at."""
-    plan = METHODS[name].plan(p)
-    return Choice(replace(plan, reason="; ".join(filter(None, (reason, plan.reason)))))
 
 
 def estimates(p: PairProblem, every: bool = False) -> list[Estimate]:
@@ -42,8 +34,8 @@ def estimates(p: PairProblem, every: bool = False) -> list[Estimate]:
 
     Without `every`, a hybrid whose launches alone take longer than another method is not looked at.
     """
-    found = [method.estimate(p) for method in METHODS.values() if method is not HYBRID]
+    found = [own for method in METHODS.values() if method is not HYBRID for own in method.estimates(p)]
     best = min(e.total for e in found if e.total is not None)
     if (every or best > HYBRID_LAUNCHES * p.profile.call) and HYBRID.split(p).pure is None:
-        found.append(HYBRID.estimate(p))
+        found += HYBRID.estimates(p)
     return found

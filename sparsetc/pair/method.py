@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from pathlib import Path
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from sparsetc.codegen.split_float16 import Halves
 from sparsetc.ir.plan import Plan
 from sparsetc.pair.problem import PairProblem
 from sparsetc.planner.choice import Estimate
+from sparsetc.planner.method import Method
 
 Sizes = tuple[tuple[int, int], ...]
 """(nonzeros, bytes of indices) of x and of y as they are read; of a hybrid, those of its branches."""
@@ -57,11 +58,8 @@ class NumericPath(Protocol):
         """The assembly of the kernel."""
 
 
-class Method(ABC):
+class PairMethod(Method[PairProblem]):
     """One way to run a contraction of two sparse operands."""
-
-    name: str
-    """The name of the method's plan."""
 
     @abstractmethod
     def seconds(self, p: PairProblem) -> float | None:
@@ -75,7 +73,11 @@ class Method(ABC):
     def prepare(self, p: PairProblem, plan: Plan) -> NumericPath:
         """What runs the plan; `PlanError` or `OutOfMemoryError` where that cannot be."""
 
-    def estimate(self, p: PairProblem) -> Estimate:
-        """The plan, and what it is expected to take."""
-        seconds = self.seconds(p)
-        return Estimate(self.name, self.plan(p), None if seconds is None else (seconds,))
+    def estimates(self, problem: PairProblem) -> tuple[Estimate, ...]:
+        """The method's one plan."""
+        seconds = self.seconds(problem)
+        return (Estimate(self.name, self.plan(problem), None if seconds is None else (seconds,)),)
+
+    def requested(self, problem: PairProblem, request: Plan) -> Estimate:
+        """The method's plan, unpriced: pricing takes counts that what runs the plan may not need."""
+        return Estimate(self.name, self.plan(problem), None)

@@ -67,5 +67,5 @@ def choice_of(found: Sequence[Estimate], reason: str = "") -> Choice:
     """The plan that is expected to be fastest; why, unless `reason` says it."""
     order = ranked(found)
     counted = f"the cheapest of {len(order)} by the cost model" if len(order) > 1 else "the only plan that applies"
-    plan = replace(order[0].plan, reason=reason or counted)
+    plan = replace(order[0].plan, reason="; ".join(filter(None, (reason or counted, order[0].plan.reason))))
     return Choice(plan, tuple((e.name, e.total) for e in order), order[0].expected, order[0].seconds or ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparsetc.ir.plan import Plan
 from sparsetc.pair.block_path import BlockPath
 from sparsetc.pair.blocking import WHOLE, Bitmaps, BlockWork
-from sparsetc.pair.method import Method
+from sparsetc.pair.method import PairMethod
 from sparsetc.pair.plans import storages_of
 from sparsetc.pair.prices import block_seconds
 from sparsetc.pair.problem import PairProblem
@@ -15,7 +15,7 @@ WORD = 32
 """Bits of a word of a bitmap."""
 
 
-class BlockPairs(Method):
+class BlockPairs(PairMethod):
     """Pairs of blocks are multiplied as matrices."""
 
     name = "bcb"

@@ -13,14 +13,14 @@ from sparsetc.dense import matmul_precision
 from sparsetc.errors import PlanError
 from sparsetc.ir.plan import Plan
 from sparsetc.pair.dense import Unfolded
-from sparsetc.pair.method import Method, Sizes
+from sparsetc.pair.method import PairMethod, Sizes
 from sparsetc.pair.prices import dense_seconds
 from sparsetc.pair.problem import PairProblem
 from sparsetc.pair.source import dense_source
 from sparsetc.pair.symbolic import Budget, picked
 
 
-class Matmul(Method):
+class Matmul(PairMethod):
     """The unfolded operands are multiplied by torch."""
 
     name = "dense"

@@ -8,13 +8,13 @@ import torch
 
 from sparsetc.codegen.split_float16 import Halves
 from sparsetc.ir.plan import Plan
-from sparsetc.pair.method import Method, Sizes
+from sparsetc.pair.method import PairMethod, Sizes
 from sparsetc.pair.prices import scalar_seconds
 from sparsetc.pair.problem import PairProblem
 from sparsetc.pair.scalar import TaskSums
 
 
-class NonzeroPairs(Method):
+class NonzeroPairs(PairMethod):
     """Pairs of nonzeros are multiplied one by one."""
 
     name = "scalar"

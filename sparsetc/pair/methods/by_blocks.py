@@ -7,7 +7,6 @@ the union of both patterns. Where they overlap values are added, two to an entry
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import inf
 from pathlib import Path
 
 import torch
@@ -15,16 +14,17 @@ import torch
 from sparsetc.codegen.split_float16 import Halves
 from sparsetc.ir.plan import Plan
 from sparsetc.pair.join import JoinSubset
-from sparsetc.pair.method import Method, NumericPath, Sizes
+from sparsetc.pair.method import NumericPath, PairMethod, Sizes
 from sparsetc.pair.methods.block_pairs import BlockPairs
 from sparsetc.pair.methods.nonzero_pairs import NonzeroPairs
 from sparsetc.pair.populations import Split
 from sparsetc.pair.prices import MERGE_LAUNCHES
 from sparsetc.pair.problem import PairProblem
+from sparsetc.planner.method import Hybrid
 from sparsetc.planner.requests import HYBRID
 
 
-class Hybrid(Method):
+class ByBlocks(PairMethod, Hybrid[PairProblem]):
     """Blocks of x with as many nonzeros as a threshold, or more, take one method, its other nonzeros another."""
 
     name = HYBRID
@@ -44,7 +44,7 @@ class Hybrid(Method):
         if threshold is not None:
             return counts.splits([threshold])[0]
         splits = [s for s in counts.powers() if s.pure is None] or counts.ends()
-        return min(splits, key=lambda s: self.seconds(p, s) or inf)
+        return self.best(p, splits, lambda split: self.seconds(p, split))
 
     def seconds(self, p: PairProblem, split: Split | None = None) -> float | None:
         """Time of both sides, one after the other; None where blocks do not fit."""
