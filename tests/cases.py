@@ -381,7 +381,8 @@ def tile_plan(
         (x, *_) = operands
         shapes = [tuple(o.shape) for o in operands]
         bound = parse(equation, shapes, [True, *(False for _ in shapes[1:])])
-        storage = groups_of(bound, sides_of(x.shape)).storage(letters, 2 * 4096)
+        dots = not isinstance(x, stc.SparseTensor) or x.dtype.is_floating_point or x.dtype.is_complex
+        storage = groups_of(bound, sides_of(x.shape), dots).storage(letters, 2 * 4096)
     return stc.Plan("tiles", (stc.Part(format, storage, stc.Schedule(1, tuple(blocks.items()))),))
 
 
