@@ -123,7 +123,7 @@ class Lowering(ABC):
         self.bound, self.view, self.schedule, self.target = bound, view, schedule, target
         self.sizes = printed_sizes(bound)
         self.order = dense_axes(bound)
-        self.dense_axes = tuple(DenseAxis(c, self.sizes[c], schedule.block(c)) for c in self.order)
+        self.dense_axes = tuple(self._dense_axis(c) for c in self.order)
         self.output, self.operands = named_operands(bound)
         self.output_axes = tuple(c for c in e.output if c not in self.letters)
         self.kept = tuple(c for c in e.output if c in self.letters)
@@ -136,6 +136,10 @@ class Lowering(ABC):
     def axes(self) -> tuple[DenseAxis, ...]:
         """The program's axes."""
         return self.dense_axes
+
+    def _dense_axis(self, letter: str) -> DenseAxis:
+        pieces = self.schedule.pieces_of(letter)
+        return DenseAxis(letter, self.sizes[letter], sum(pieces) or self.schedule.block(letter), pieces=pieces)
 
     def add(self, source: Tile) -> Add:
         """The result, added or stored where it goes."""
