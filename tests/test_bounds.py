@@ -107,7 +107,7 @@ def test_blocks_are_halved_until_they_fit(
 @pytest.mark.parametrize(
     ("rank", "programs", "pieces"),
     [
-        *((rank, 1, ()) for rank in (1, 8, 15, 16, 31, 32, 60, 64, 120, 128)),
+        *((rank, 1, ()) for rank in (0, 1, 8, 15, 16, 31, 32, 60, 64, 120, 128)),
         *((17, 1, (16, 8)), (24, 1, (16, 8)), (40, 1, (32, 8)), (48, 1, (32, 16)), (80, 1, (64, 16))),
         *((96, 1, (64, 32)), (100, 1, (64, 32, 8)), (129, 2, (64, 8)), (200, 2, (64, 32, 8)), (256, 2, ())),
     ],
@@ -119,6 +119,7 @@ def test_a_rank_is_cut_where_padding_would_cost_more(rank: int, programs: int, p
     (axis,) = kernel.programs[0].axes
     assert (axis.programs, axis.pieces) == (programs, pieces)
     assert sum(length for _, length, _ in axis.vectors) == axis.block
+    assert axis.block * programs >= rank
     for first, length, ragged in axis.vectors:
         assert ragged == ((axis.programs - 1) * axis.block + first + length > rank)
 

@@ -75,7 +75,7 @@ def _pieces(sizes: dict[str, int], block: dict[str, int]) -> tuple[tuple[str, tu
     """The pieces of the axis that is most padded by its block, by a fifth or more; none elsewhere."""
     found = {}
     for c, most in block.items():
-        programs = -(-sizes[c] // most)
+        programs = max(1, -(-sizes[c] // most))
         own = LEAST_PIECE * -(-sizes[c] // (programs * LEAST_PIECE))
         pieces = tuple(1 << n for n in reversed(range(own.bit_length())) if own >> n & 1)
         if 1 < len(pieces) <= MOST_PIECES and 5 * most >= 6 * own:
