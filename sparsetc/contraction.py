@@ -15,8 +15,10 @@ from typing import Any, Protocol
 
 import torch
 
+from sparsetc.canonical import as_given, check_dense, check_operand
 from sparsetc.codegen.launch import Values
-from sparsetc.dense import Dims, repeated_dims
+from sparsetc.dense import Dims, converted, repeated_dims
+from sparsetc.entries import Entries, numbered
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.parse import parse
 from sparsetc.options import Options
@@ -115,7 +117,20 @@ class Single:
     """A contraction of one sparse operand: one step."""
 
     def __init__(self, bound: Bound, operands: Sequence[Operand], settings: Options, form: str, repeated: bool) -> None:
-        self.step = Step(bound, operands, settings, form, repeated)
+        (position,) = bound.einsum.sparse
+        x = operands[position]
+        assert isinstance(x, SparseTensor)
+        self._x = x.pattern.bare()
+        self._sizes = tuple(x._values.shape[1:])
+        self._entries = Entries.of(bound, x, form) if self._sizes else None
+        if self._entries is None:
+            own = [x.expand_dense() if p == position else o for p, o in enumerate(operands)]
+            self.step = Step(bound, own, settings, form, repeated)
+        else:
+            for p, operand in enumerate(operands):
+                check_operand(operand, p, x.dtype, x.device)
+            own = self._entries.operands(operands, x)
+            self.step = Step(self._entries.bound, own, settings, self._entries.form, repeated, self._entries.plain_sum)
         self.bound, self.settings, self.form = bound, settings, form
         self.dtype, self.device = self.step.dtype, self.step.canonical.device
         self._pattern, self._order = arranged(self.step.output)
@@ -151,7 +166,12 @@ class Single:
     @property
     def sparse(self) -> bool:
         """Whether the result is a SparseTensor."""
-        return self.step.output.sparse
+        return self.step.output.sparse or self._on_entries
+
+    @property
+    def _on_entries(self) -> bool:
+        """Whether the step's rows are the entries of an operand with dense modes, on whose pattern the result is."""
+        return self._entries is not None and self._entries.own
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -167,11 +187,23 @@ class Single:
 
     def bare(self, number: int) -> Pattern:
         """The sparse operand's pattern, with nothing kept."""
-        return self.step.bare
+        return self._x
 
     def pattern_on(self, patterns: Sequence[Pattern]) -> Pattern | None:
         """The operand's own pattern where all of its modes are kept."""
-        return patterns[0] if self.step.output.own else self._pattern
+        if self._on_entries:
+            return patterns[0]
+        return patterns[0].expanded(self._sizes) if self.step.output.own else self._pattern
+
+    def _given(
+        self, pattern: Pattern, values: torch.Tensor, dense: Sequence[torch.Tensor]
+    ) -> tuple[Pattern, torch.Tensor | None, Sequence[torch.Tensor]]:
+        """What the step is called with: its pattern, its sparse operand's values, its dense operands."""
+        if self._entries is None:
+            return pattern.expanded(self._sizes), values.reshape(-1) if self._sizes else values, dense
+        dense = converted(as_given(self.bound, dense), self.dtype, self.device)
+        check_dense(self.bound, dense, self.dtype, self.device)
+        return numbered(pattern, self._entries.modes), None, [*dense, values]
 
     def result(
         self,
@@ -181,8 +213,8 @@ class Single:
         packed: Values | None = None,
     ) -> torch.Tensor:
         """A dense result, or (rows, *dense sizes) values; differentiable."""
-        rows = self.step(patterns[0], values[0], dense, packed)
-        if not self.sparse:
+        rows = self.step(*self._given(patterns[0], values[0], dense), packed)
+        if not self.step.output.sparse:
             return self.step.output.shaped(rows)
         return rows if self._order is None else rows.reshape(-1).index_select(0, self._order)
 
@@ -200,11 +232,14 @@ class Single:
             upstream = upstream.new_empty(upstream.numel()).index_copy_(0, self._order, upstream).reshape(shape)
         elif permutation is not None:
             upstream = upstream.permute(*inverse(permutation))
-        return self.step.gradient(patterns[0], operand, values[0], dense, upstream)
+        pattern, own, others = self._given(patterns[0], values[0], dense)
+        number = len(others) if own is None and not operand else operand
+        found = self.step.gradient(pattern, number, own, others, upstream)
+        return found if operand else found.reshape(values[0].shape)
 
     def packed(self, operands: Sequence[SparseTensor]) -> Values | None:
-        """Values as the step's parts store them."""
-        return self.step.pack(operands[0])
+        """Values as the step's parts store them; None where they are a dense operand of it."""
+        return self.step.pack(operands[0].expand_dense()) if self._entries is None else None
 
     def ptx(self, target: str) -> str:
         """The assembly of the step's kernels."""
@@ -270,7 +305,7 @@ def contraction(
             made = Several(bound, operands, settings, form)
         else:
             made = Single(bound, operands, settings, form, repeated)
-    library.known(made, [o.pattern for o in operands if isinstance(o, SparseTensor)])
+    library.known(made, [o for o in operands if isinstance(o, SparseTensor)])
     return made
 
 
