@@ -90,7 +90,7 @@ class Kernel:
         return wrap(self.contraction, found, self._patterns, self.drop_zeros)
 
     def with_values(self, *values: torch.Tensor | None) -> Kernel:
-        """A kernel for other values of the same patterns: (nnz, *dense sizes) for each sparse operand, None keeps one's.
+        """A kernel for other values of its patterns: (nnz, *dense sizes) for each sparse operand, None to keep one's.
 
         Nothing is planned, packed or generated again; only the values are put in place.
         """
