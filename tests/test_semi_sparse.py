@@ -270,3 +270,133 @@ def test_named_plans(plan: str) -> None:
     equation = "ijh,jhd->ihd"
     x, others = operands_of(equation)
     check(stc.einsum(equation, x, *others, plan=plan), equation, x, others)
+
+
+# -- contractions within an entry -------------------------------------------------------------------------------------
+
+
+def test_an_axis_summed_within_an_entry_is_a_matrix_product() -> None:
+    equation = "ijab,jbd->iad"
+    x, others = operands_of(equation)
+    source = stc.compile(equation, x, *others, backend="torch").source
+    assert 'torch.einsum("' in source
+    sampled = stc.SparseTensor(x.coords, values_of((x.nnz,), torch.float64, 1), x.shape[:2])
+    u, v = (values_of((n, 3), torch.float64, n) for n in sampled.shape)
+    assert "torch.einsum" not in stc.compile("ij,ir,jr->ij", sampled, u, v).source  # nothing larger would be formed
+
+
+@pytest.mark.usefixtures("unexpanded")
+def test_nothing_over_all_axes_is_formed(monkeypatch: pytest.MonkeyPatch) -> None:
+    n, side = 2000, 16
+    made = torch.stack([torch.randint(0, 300, (n,), generator=generator(m)) for m in range(2)])
+    x = stc.SparseTensor(made, values_of((n, side, side), torch.float32, 1), (300, 300, side, side))
+    b = values_of((300, side, side), torch.float32, 2)
+    kernel = stc.compile("IJij,Jjr->Iir", x, b, output="dense")
+    expected = torch.einsum("nij,njr->nir", x.values, b[x.coords[1]])
+    whole = torch.zeros(300, side, side).index_add(0, x.coords[0], expected)
+    most = 0
+
+    class Largest(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal most
+            found = f(*args, **(kwargs or {}))
+            most = max([most, *(t.numel() for t in (found,) if isinstance(t, torch.Tensor))])
+            return found
+
+    found = kernel(b)
+    with Largest():
+        kernel(b)
+    torch.testing.assert_close(found, whole, rtol=1e-4, atol=1e-4)
+    assert most <= n * side * side  # as many as there are values, of n * side ** 3 products
+
+
+# -- two sparse operands ----------------------------------------------------------------------------------------------
+
+PAIRS = {  # dense modes of both
+    "ijh,jkh->ikh": (1, 1),
+    "ijab,jkbd->ikad": (2, 2),
+    "ijh,jk->ikh": (1, 0),
+    "ij,jkh->ikh": (0, 1),
+    "ijh,ijh->": (1, 1),
+    "ijh,ijh->ijh": (1, 1),
+    "ijh,hk->ijk": (1, 0),
+    "ijh,hjd->id": (1, 1),
+    "iih,ij->jh": (1, 0),
+    "ijh,ka->ikha": (1, 1),
+    "ijh,jkd,ka->iahd": (1, 1),
+    "ijh,jhd->d": (1, 1),
+    "ijh,jk->kih": (1, 0),
+}
+
+
+def pair_of(equation: str, nnz: int, coalesce: bool) -> tuple[list[stc.SparseTensor], list[torch.Tensor]]:
+    first, second, *others = equation.split("->")[0].split(",")
+    made = []
+    for n, (term, dense_modes) in enumerate(zip((first, second), PAIRS[equation], strict=True)):
+        shape = tuple(SIZES[c] for c in term)
+        split = len(shape) - dense_modes
+        coords = [torch.randint(0, s, (nnz,), generator=generator(9 * n + m)) for m, s in enumerate(shape[:split])]
+        values = values_of((nnz, *shape[split:]), torch.float64, n)
+        made.append(stc.SparseTensor(torch.stack(coords), values, shape, coalesce=coalesce))
+    return made, [values_of(tuple(SIZES[c] for c in term), torch.float64, 5) for term in others]
+
+
+@pytest.mark.usefixtures("unexpanded")
+@pytest.mark.parametrize("coalesce", [True, False])
+@pytest.mark.parametrize("nnz", [12, 0])
+@pytest.mark.parametrize("equation", PAIRS)
+def test_two_sparse_operands(equation: str, nnz: int, coalesce: bool) -> None:
+    sparse, others = pair_of(equation, nnz, coalesce)
+    leaves = [t.requires_grad_() for t in (*(x.values.clone() for x in sparse), *others)]
+    own = [x.with_values(v) for x, v in zip(sparse, leaves, strict=False)]
+    expected = torch.einsum(equation, *(x.to_dense() for x in own), *others)
+    weights = values_of(tuple(expected.shape), torch.float64, 9)
+    wanted = torch.autograd.grad((expected * weights).sum(), leaves)
+    kernel = stc.compile(equation, *sparse, *others)
+    for found in (stc.einsum(equation, *own, *others), kernel(*others, values=leaves[:2])):
+        torch.testing.assert_close(dense(found), expected)
+        if isinstance(found, stc.SparseTensor):
+            assert found.is_coalesced
+        got = torch.autograd.grad((dense(found) * weights).sum(), leaves)
+        torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.usefixtures("unexpanded")
+def test_two_sparse_operands_in_graphs_transforms_and_files() -> None:
+    equation = "ijab,jkbd->ikad"
+    (x, y), _ = pair_of(equation, 12, True)
+
+    def run(v: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return dense(stc.einsum(equation, x.with_values(v), y.with_values(w)).values)  # type: ignore[union-attr]
+
+    leaves = [t.clone().requires_grad_() for t in (x.values * 2, y.values)]
+    found, expected = torch.compile(run, backend="aot_eager", fullgraph=True)(*leaves), run(*leaves)
+    torch.testing.assert_close(found, expected)
+    got = torch.autograd.grad(found.square().sum(), leaves)
+    torch.testing.assert_close(got, torch.autograd.grad(expected.square().sum(), leaves))
+    v, w = (t.detach() for t in leaves)
+    batch = torch.func.vmap(run, (0, None))(torch.stack([v, 2 * v]), w)
+    torch.testing.assert_close(batch, torch.stack([expected, 2 * expected]).detach())
+    kernel = stc.compile(equation, x, y)
+    again = pickle.loads(pickle.dumps(kernel))
+    assert equation in str(again.explain())
+    torch.testing.assert_close(dense(again()), dense(kernel()))
+    assert kernel.nnz == kernel().values.numel()
+    assert stc.compile(equation, x, y, plan=kernel.plan).source == kernel.source
+
+
+def test_a_plan_of_two_operands_and_pairs_beyond_memory_expand() -> None:
+    equation = "ijh,jkh->ikh"
+    (x, y), _ = pair_of(equation, 12, True)
+    expected = torch.einsum(equation, x.to_dense(), y.to_dense())
+    assert stc.compile(equation, x, y).plan.name not in ("scalar", "dense")
+    torch.testing.assert_close(dense(stc.einsum(equation, x, y, plan="scalar")), expected)
+    small = stc.compile(equation, x, y, memory_limit=8000)
+    torch.testing.assert_close(dense(small()), expected)
+
+
+def test_three_sparse_operands_with_dense_modes() -> None:
+    (x, y), _ = pair_of("ijh,jkh->ikh", 12, True)
+    z = stc.SparseTensor([[0, 3], [1, 2]], torch.ones(2, dtype=torch.float64), (7, 4))
+    expected = torch.einsum("ijh,jkh,kd->ihd", x.to_dense(), y.to_dense(), z.to_dense())
+    torch.testing.assert_close(dense(stc.einsum("ijh,jkh,kd->ihd", x, y, z)), expected)
