@@ -285,6 +285,12 @@ def test_an_axis_summed_within_an_entry_is_a_matrix_product() -> None:
     assert "torch.einsum" not in stc.compile("ij,ir,jr->ij", sampled, u, v).source  # nothing larger would be formed
 
 
+def test_an_axis_summed_after_all_entries() -> None:
+    x, _ = operands_of("ijh->i")
+    tables = [values_of(shape, torch.float64, n) for n, shape in enumerate(((3, 5), (4,), (2, 3)))]
+    check(stc.einsum("ijh,hi,r,sh->sr", x, *tables), "ijh,hi,r,sh->sr", x, tables)
+
+
 @pytest.mark.usefixtures("unexpanded")
 def test_nothing_over_all_axes_is_formed(monkeypatch: pytest.MonkeyPatch) -> None:
     n, side = 2000, 16

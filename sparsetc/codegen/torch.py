@@ -242,7 +242,7 @@ class FunctionPrinter:
 
     def product(self, s: Product) -> None:
         axes = tuple(a for a in s.out.axes if a != LANES)
-        contracts = not s.dot and {a for t in s.inputs for a in t.axes} > {LANES, *axes}
+        contracts = not s.dot and not {a for t in s.inputs for a in t.axes} <= {LANES, *axes}
         if not s.accumulate:
             product = self.contraction if contracts else self.times
             self.put(f"{s.out.name} = {product(s.inputs, axes, s.out.level)}")
