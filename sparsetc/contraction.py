@@ -170,12 +170,7 @@ class Single:
     @property
     def sparse(self) -> bool:
         """Whether the result is a SparseTensor."""
-        return self.step.output.sparse or self._on_entries
-
-    @property
-    def _on_entries(self) -> bool:
-        """Whether the step's rows are the entries of an operand with dense modes, on whose pattern the result is."""
-        return self._entries is not None and self._entries.own
+        return self.step.output.sparse
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -195,7 +190,7 @@ class Single:
 
     def pattern_on(self, patterns: Sequence[Pattern]) -> Pattern | None:
         """The operand's own pattern where all of its modes are kept."""
-        if self._on_entries:
+        if self._entries is not None and self._entries.own:
             return patterns[0]
         return patterns[0].expanded(self._sizes) if self.step.output.own else self._pattern
 

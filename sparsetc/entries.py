@@ -39,9 +39,9 @@ class Entries:
 
     bound: Bound
     form: str
-    """The form of the result of that einsum: ``dense`` or ``sparse``."""
+    """The form of the result: ``dense`` or ``sparse``."""
     own: bool
-    """Whether rows of that result are an operand's entries, so that the result is on the operand's own pattern."""
+    """Whether the result is on the one operand's own pattern: rows of the einsum are its entries."""
     plain_sum: bool
     """Whether the einsum as written is a sum of one operand, which torch gives integers of 64 bits."""
     pattern: Pattern
@@ -75,10 +75,11 @@ class Entries:
         enough = len(sparse) > 1 or sum(c in terms[0] for c in e.output) >= min(2, len(set(terms[0])))
         is_sparse = form == "sparse" or (form == "auto" and bool(kept) and enough)
         own = is_sparse and len(sparse) == 1 and e.output[: len(coordinates[0])] == coordinates[0]
-        output = (*numbers, *e.output[len(coordinates[0]) :]) if own else e.output
+        output = e.output[len(coordinates[0]) :] if own else e.output
         dense = [e.inputs[p] for p in e.dense]
         used = {c for t in (output, *dense, *tables) for c in t}
         letters = distinct(c for t in coordinates for c in t if c in used)
+        output = (*numbers, *letters, *output) if own else output
         pattern = _pattern(sparse, coordinates, letters, settings)
         if pattern is None:
             return None
@@ -86,7 +87,7 @@ class Entries:
         einsum = Einsum(((*numbers, *letters), *dense, *values), output, (0,), e.text)
         sizes = bound.by_index | {n: x.nnz for n, x in zip(numbers, sparse, strict=True)}
         plain_sum = len(e.inputs) == 1 and bool(e.contracted)
-        return cls(Bound.of(einsum, sizes), "sparse" if is_sparse and not own else "dense", own, plain_sum, pattern)
+        return cls(Bound.of(einsum, sizes), "sparse" if is_sparse else "dense", own, plain_sum, pattern)
 
     def operands(self, given: Sequence[SparseTensor | torch.Tensor]) -> list[Any]:
         """Operands of that einsum to compile it for, of those as written."""
