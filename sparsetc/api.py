@@ -42,7 +42,8 @@ def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **setting
     Args:
         args: equation and operands. Dense operands have the sparse one's dtype and device.
         output: ``"sparse"``, ``"dense"`` or ``"auto"``: sparse when the result keeps two or more of the sparse
-            operand's modes, or all of them; of several sparse operands, when it keeps any of their modes.
+            operand's modes, one of them with coordinates, or all of them; of several sparse operands, when it keeps
+            any of their modes.
         drop_zeros: leave out entries of a sparse result whose value is 0. Its pattern otherwise does not depend on
             values.
         settings: ``plan=``, ``precision=``, ``deterministic=``, ``memory_limit=``, ``cache_dir=``, ``backend=``: as in
@@ -50,7 +51,7 @@ def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **setting
 
     Returns:
         A dense tensor, or a `SparseTensor`: of one sparse operand, on its (projected) pattern, a dense letter of the
-        result being a dense mode of it; of several, on the contraction's own pattern, coalesced.
+        result, and of that operand, being a dense mode of it; of several, on the contraction's own pattern, coalesced.
 
     Raises:
         EquationError, ShapeError, DtypeError, DeviceError, PlanError, OutOfMemoryError: before any kernel runs.
@@ -92,7 +93,7 @@ def explain(*args: Any, **settings: Any) -> Explanation:
 def _is_plain(operand: Any) -> bool:
     """Whether an operand is taken as it is; what most calls are given."""
     if type(operand) is SparseTensor:
-        return operand._values.ndim == 1 and operand._values.device.type != "meta"
+        return operand._values.device.type != "meta"
     return type(operand) is torch.Tensor and operand.layout is torch.strided and not operand.is_nested
 
 
@@ -108,7 +109,7 @@ def _prepared(args: tuple[Any, ...]) -> tuple[str, list[SparseTensor | torch.Ten
         dense = isinstance(operand, torch.Tensor) and operand.layout == torch.strided
         sparse = None if dense else SparseTensor.coerce(operand)
         if sparse is not None:
-            operands.append(sparse.expand_dense() if sparse.dense_order else sparse)
+            operands.append(sparse)
         elif isinstance(operand, torch.Tensor):
             operands.append(operand)
         else:

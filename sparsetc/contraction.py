@@ -15,8 +15,10 @@ from typing import Any, Protocol
 
 import torch
 
+from sparsetc.canonical import as_given, check_dense, check_operand
 from sparsetc.codegen.launch import Values
-from sparsetc.dense import Dims, repeated_dims
+from sparsetc.dense import Dims, converted, repeated_dims
+from sparsetc.entries import Entries
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.parse import parse
 from sparsetc.options import Options
@@ -112,12 +114,29 @@ class Contraction(Protocol):
 
 
 class Single:
-    """A contraction of one sparse operand: one step."""
+    """A contraction that takes one step: of one sparse operand, or of the entries of operands with dense modes."""
 
-    def __init__(self, bound: Bound, operands: Sequence[Operand], settings: Options, form: str, repeated: bool) -> None:
-        self.step = Step(bound, operands, settings, form, repeated)
-        self.bound, self.settings, self.form = bound, settings, form
-        self.dtype, self.device = self.step.dtype, self.step.canonical.device
+    def __init__(
+        self,
+        bound: Bound,
+        operands: Sequence[Operand],
+        settings: Options,
+        form: str,
+        repeated: bool,
+        entries: Entries | None = None,
+    ) -> None:
+        given = [o for o in operands if isinstance(o, SparseTensor)]
+        self._bare, self._sizes = [x.pattern.bare() for x in given], tuple(given[0]._values.shape[1:])
+        self._entries, self.bound, self.settings, self.form = entries, bound, settings, form
+        self.dtype, self.device = given[0].dtype, given[0].device
+        if entries is None:
+            own = [o.expand_dense() if isinstance(o, SparseTensor) else o for o in operands]
+            self.step = Step(bound, own, settings, form, repeated)
+        else:
+            for position, operand in enumerate(operands):
+                check_operand(operand, position, self.dtype, self.device)
+            own = entries.operands(operands)
+            self.step = Step(entries.bound, own, settings, entries.form, repeated, entries.plain_sum)
         self._pattern, self._order = arranged(self.step.output)
         self.key = key_of(self)
         if self.backend == "torch" and settings.effective_backend(self.device) == "torch":
@@ -166,12 +185,24 @@ class Single:
         return self.step.result_dtype
 
     def bare(self, number: int) -> Pattern:
-        """The sparse operand's pattern, with nothing kept."""
-        return self.step.bare
+        """The pattern of a sparse operand, with nothing kept."""
+        return self._bare[number]
 
     def pattern_on(self, patterns: Sequence[Pattern]) -> Pattern | None:
         """The operand's own pattern where all of its modes are kept."""
-        return patterns[0] if self.step.output.own else self._pattern
+        if self._entries is not None and self._entries.own:
+            return patterns[0]
+        return patterns[0].expanded(self._sizes) if self.step.output.own else self._pattern
+
+    def _given(
+        self, patterns: Sequence[Pattern], values: Sequence[torch.Tensor], dense: Sequence[torch.Tensor]
+    ) -> tuple[Pattern, torch.Tensor | None, Sequence[torch.Tensor]]:
+        """What the step is called with: its pattern, its sparse operand's values, its dense operands."""
+        if self._entries is None:
+            return patterns[0].expanded(self._sizes), values[0].reshape(-1) if self._sizes else values[0], dense
+        dense = converted(as_given(self.bound, dense), self.dtype, self.device)
+        check_dense(self.bound, dense, self.dtype, self.device)
+        return self._entries.pattern, None, [*dense, *values]
 
     def result(
         self,
@@ -181,8 +212,8 @@ class Single:
         packed: Values | None = None,
     ) -> torch.Tensor:
         """A dense result, or (rows, *dense sizes) values; differentiable."""
-        rows = self.step(patterns[0], values[0], dense, packed)
-        if not self.sparse:
+        rows = self.step(*self._given(patterns, values, dense), packed)
+        if not self.step.output.sparse:
             return self.step.output.shaped(rows)
         return rows if self._order is None else rows.reshape(-1).index_select(0, self._order)
 
@@ -200,11 +231,15 @@ class Single:
             upstream = upstream.new_empty(upstream.numel()).index_copy_(0, self._order, upstream).reshape(shape)
         elif permutation is not None:
             upstream = upstream.permute(*inverse(permutation))
-        return self.step.gradient(patterns[0], operand, values[0], dense, upstream)
+        if self._entries is not None:  # whose values come after the dense operands
+            operand = 1 + (operand - len(values)) % (len(values) + len(dense))
+        pattern, own, others = self._given(patterns, values, dense)
+        found = self.step.gradient(pattern, operand, own, others, upstream)
+        return found if operand else found.reshape(values[0].shape)
 
     def packed(self, operands: Sequence[SparseTensor]) -> Values | None:
-        """Values as the step's parts store them."""
-        return self.step.pack(operands[0])
+        """Values as the step's parts store them; None where they are dense operands of it."""
+        return self.step.pack(operands[0].expand_dense()) if self._entries is None else None
 
     def ptx(self, target: str) -> str:
         """The assembly of the step's kernels."""
@@ -264,13 +299,14 @@ def contraction(
     settings = replace(settings, precision=settings.effective_precision())
     with lasting():
         made: Contraction
-        if len(bound.einsum.sparse) > 1:
+        entries = Entries.of(bound, operands, settings, form)
+        if len(bound.einsum.sparse) > 1 and entries is None:
             from sparsetc.pair import Several  # imported where an einsum has two sparse operands, which few have
 
             made = Several(bound, operands, settings, form)
         else:
-            made = Single(bound, operands, settings, form, repeated)
-    library.known(made, [o.pattern for o in operands if isinstance(o, SparseTensor)])
+            made = Single(bound, operands, settings, form, repeated, entries)
+    library.known(made, [o for o in operands if isinstance(o, SparseTensor)])
     return made
 
 

@@ -33,7 +33,7 @@ class Kernel:
     A kernel of one sparse operand has its values packed, and packs them again at a call where torch's count of versions
     says that they changed, or where they require a gradient. Values changed in any other way, as through ``.data`` or
     an ndarray of the same memory, are for `with_values`; `einsum` sees those too, and so does a kernel of several
-    sparse operands, which reads values at each call.
+    sparse operands, or of one with dense modes, which reads values at each call.
 
     It works under ``torch.compile(fullgraph=True)``, ``torch.export``, `torch.func` and CUDA graphs. It pickles as its
     equation, operands and settings, and is compiled again where it is loaded.
@@ -60,8 +60,8 @@ class Kernel:
 
         Args:
             dense: the dense operands, in the order the equation names them; of the kernel's shapes, or broadcast.
-            values: new values of the sparse operands, (nnz,) each, in their own order; None keeps one's. Of one sparse
-                operand a tensor will do.
+            values: new values of the sparse operands, (nnz, *dense sizes) each, in their own order; None keeps one's.
+                Of one sparse operand a tensor will do.
 
         Returns:
             A dense tensor, or a `SparseTensor` where the output keeps modes of sparse operands, as `einsum` says.
@@ -90,7 +90,7 @@ class Kernel:
         return wrap(self.contraction, found, self._patterns, self.drop_zeros)
 
     def with_values(self, *values: torch.Tensor | None) -> Kernel:
-        """A kernel for other values of the same patterns: (nnz,) for each sparse operand, None to keep one's.
+        """A kernel for other values of its patterns: (nnz, *dense sizes) for each sparse operand, None to keep one's.
 
         Nothing is planned, packed or generated again; only the values are put in place.
         """

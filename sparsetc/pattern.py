@@ -157,6 +157,17 @@ class Pattern:
             coords = coords[:, order]
         return Pattern(coords.contiguous(), shape, self._coalesced), order
 
+    def expanded(self, sizes: tuple[int, ...]) -> Pattern:
+        """The pattern with dense modes of these sizes turned into coordinates, made once; without any, itself."""
+        if not sizes:
+            return self
+        found = self.cache.get(("expanded", sizes))
+        if found is None:
+            with lasting():
+                coords = crd.with_dense_modes(self._coords, sizes)
+                found = self.cache.put(("expanded", sizes), Pattern(coords, self._shape + sizes, self._coalesced))
+        return found  # type: ignore[no-any-return]
+
     def known(self, key: Hashable, made: Pattern, others: Sequence[Pattern] = ()) -> Pattern:
         """A pattern that follows from this one and others: `made`, or its equal of before while anyone has it.
 

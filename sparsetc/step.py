@@ -51,6 +51,7 @@ class Step:
         settings: Options,
         form: str,
         repeated: bool = False,
+        plain_sum: bool | None = None,
     ) -> None:
         """Plan, pack and generate.
 
@@ -60,6 +61,8 @@ class Step:
             settings: plan, precision, memory limit, backend, determinism.
             form: of the output, ``auto``, ``dense`` or ``sparse``.
             repeated: as `canonicalise` takes it.
+            plain_sum: whether the result is a sum of one operand, which torch gives integers of 64 bits; None for what
+                the einsum says.
         """
         self.number = next(_numbers)
         x = operands[bound.einsum.sparse[0]]
@@ -85,8 +88,8 @@ class Step:
         self.plan, self.filled, self.parts = made.plan, made.filled, made.parts
         self.executable, self.arrays = made.executable, made.arrays
         e = canonical.written.einsum
-        plain_sum = len(e.inputs) == 1 and bool(e.contracted)
-        self.result_dtype = summed_dtype(x.dtype) if plain_sum else x.dtype
+        self._plain_sum = len(e.inputs) == 1 and bool(e.contracted) if plain_sum is None else plain_sum
+        self.result_dtype = summed_dtype(x.dtype) if self._plain_sum else x.dtype
         whole = any(p.packed.view.sides or (p.packed.padded and not p.packed.view.blocks) for p in self.parts)
         self._reads_zeros = whole and (x.dtype.is_floating_point or x.dtype.is_complex)
         """Whether a part multiplies positions that hold no nonzero, which an infinity would turn into NaN."""
@@ -210,7 +213,8 @@ class Step:
         found = self._others.get(key)
         if found is None:
             with lasting():
-                found = Step(bound, self._stand_ins(bound), with_settings(self.settings, changes), self.form)
+                settings = with_settings(self.settings, changes)
+                found = Step(bound, self._stand_ins(bound), settings, self.form, plain_sum=self._plain_sum)
             self._others[key] = found
         return found
 
@@ -266,7 +270,7 @@ class Step:
         self,
         pattern: Pattern,
         operand: int,
-        values: torch.Tensor,
+        values: torch.Tensor | None,
         dense: Sequence[torch.Tensor],
         upstream: torch.Tensor,
     ) -> torch.Tensor:
@@ -276,7 +280,10 @@ class Step:
         if given is None:
             return self._unbroadcast.gradient(pattern, operand, values, own, upstream)
         expanded = [d.expand(s) for d, s in zip(given, self.canonical.narrow_shapes, strict=True)]
-        found = At(self, pattern, False).gradient(operand, [values, *expanded], upstream)
+        if values is None:
+            found = At(self, pattern, True).gradient(operand - 1, expanded, upstream)
+        else:
+            found = At(self, pattern, False).gradient(operand, [values, *expanded], upstream)
         if not operand:
             return found
         found = found.sum_to_size(given[operand - 1].shape)

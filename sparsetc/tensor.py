@@ -307,14 +307,7 @@ class SparseTensor:
         """
         if not self.dense_order:
             return self
-        sizes = tuple(self._values.shape[1:])
-        cache, key = self._pattern.cache, ("expanded", sizes)
-        pattern = cache.get(key)
-        if pattern is None:
-            with lasting():
-                coords = crd.with_dense_modes(self.coords, sizes)
-                pattern = cache.put(key, Pattern(coords, self.shape, self.is_coalesced))
-        return SparseTensor._make(pattern, self._values.reshape(-1))
+        return SparseTensor._make(self._pattern.expanded(tuple(self._values.shape[1:])), self._values.reshape(-1))
 
     # ---- to and from others -----------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import lru_cache
 from math import prod
 
+from sparsetc.codegen.torch_contractions import contracted
 from sparsetc.codegen.torch_pairs import PairFunctionPrinter
 from sparsetc.codegen.torch_tiles import TileFunctionPrinter
 from sparsetc.ir import names
@@ -60,8 +61,9 @@ def leaf_elements(program: TileProgram) -> tuple[int, int]:
     if program.view.sides:
         return 4, program.width * program.view.volume // max(1, min(program.view.sides))
     per = {ITEM: 1, LANE: 1, LEAF: 1}
-    fused = FunctionPrinter(program).fused
-    for statement, _ in program.statements:
+    printer = FunctionPrinter(program)
+    fused = printer.fused
+    for statement, _ in printer.p.statements:
         if isinstance(statement, Gather | Product) and not (
             isinstance(statement, Gather) and statement.out.name in fused
         ):
@@ -76,13 +78,13 @@ class FunctionPrinter:
     """Prints one tile program as a torch function of chunks."""
 
     def __init__(self, program: TileProgram) -> None:
-        self.p = program
+        self.p = contracted(program)
         self.out: list[str] = []
         self.words: set[str] = set()
         # A leaf product of the values and one gathered operand is a bag: the gathered rows are never made.
         self.fused = {
             next(t for t in s.inputs if t.name != "x").name
-            for s, _ in program.statements
+            for s, _ in self.p.statements
             if isinstance(s, Product) and s.accumulate and not s.dot and self._is_bag(s)
         }
 
@@ -219,6 +221,16 @@ class FunctionPrinter:
     def times(self, tiles: tuple[Tile, ...], axes: tuple[str, ...], level: int) -> str:
         return " * ".join(self.factor(t, axes, level, leading=True) for t in sorted(tiles, key=lambda t: len(t.axes)))
 
+    def contraction(self, tiles: tuple[Tile, ...], axes: tuple[str, ...], level: int) -> str:
+        """The product, summed over the axes that it is not to have."""
+        row = self.p.letters[0]  # a letter of no dense axis
+        terms, factors = [], []
+        for tile in sorted(tiles, key=lambda t: len(t.axes)):
+            own = tuple(a for a in tile.axes if a != LANES)
+            terms.append(("" if tile.level == ITEM and self._is_constant(tile) else row) + "".join(own))
+            factors.append(self.factor(tile, own, level, leading=False))
+        return f'torch.einsum("{",".join(terms)}->{row}{"".join(axes)}", {", ".join(factors)})'
+
     def in_place(self, tiles: tuple[Tile, ...], axes: tuple[str, ...], level: int) -> str:
         """The product, multiplied into the fiber sums where they have all its axes: they are read nowhere else."""
         sums = next((t for t in tiles if t.name == "fiber_sum" and t.axes[1:] == axes), None)
@@ -230,9 +242,10 @@ class FunctionPrinter:
 
     def product(self, s: Product) -> None:
         axes = tuple(a for a in s.out.axes if a != LANES)
+        contracts = not s.dot and not {a for t in s.inputs for a in t.axes} <= {LANES, *axes}
         if not s.accumulate:
-            level = s.out.level
-            self.put(f"{s.out.name} = {self.times(s.inputs, axes, level)}")
+            product = self.contraction if contracts else self.times
+            self.put(f"{s.out.name} = {product(s.inputs, axes, s.out.level)}")
             return
         level = max(t.level for t in s.inputs)
         offsets = self.offsets(level)
@@ -247,7 +260,8 @@ class FunctionPrinter:
             shape = ", ".join(["-1", *(str(self.p.axis(a).size) for a in o.axes)])
             self.put(f"{s.out.name} = bag({self.index(o, level)}, {self.table(o)}, {offsets}, x).view({shape})")
         else:
-            self.put(f"{s.out.name} = run_sums({self.in_place(s.inputs, axes, level)}, {offsets})")
+            product = self.contraction if contracts else self.in_place
+            self.put(f"{s.out.name} = run_sums({product(s.inputs, axes, level)}, {offsets})")
 
     def side(self, tiles: tuple[Tile, ...], axes: tuple[str, ...], level: int) -> str:
         text = self.times(tiles, axes, level)

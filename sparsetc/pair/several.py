@@ -53,6 +53,7 @@ class Several:
             nbytes = prod(bound.output_shape) * kept_dtype(self.dtype).itemsize
             settings.check_memory(nbytes, self.device, f"the result of {bound}")
         self._bare = [o.pattern.bare() for o in operands if isinstance(o, SparseTensor)]
+        operands = [o.expand_dense() if isinstance(o, SparseTensor) else o for o in operands]
         # What is made on the way may need 64 bits where the result does not.
         self._summed = summed_dtype(self.dtype)
         self.chain = Chain(bound, [o.to(self._summed) for o in operands], settings)
@@ -110,7 +111,7 @@ class Several:
         dense = tuple(converted(as_given(self.bound, dense), self.dtype, self.device))
         check_dense(self.bound, dense, self.dtype, self.device)
         given, others, e = iter(values), iter(dense), self.bound.einsum
-        terms = [next(given) if p in e.sparse else next(others) for p in range(len(e.inputs))]
+        terms = [next(given).reshape(-1) if p in e.sparse else next(others) for p in range(len(e.inputs))]
         found = self.chain.run([t.to(self._summed) for t in terms])
         if self._last is not None:
             found = self._fitted(self._last.values(found, self.settings.deterministic))

@@ -30,15 +30,18 @@ if TYPE_CHECKING:
     from sparsetc.contraction import Contraction, Result
 
 _known: weakref.WeakValueDictionary[str, Contraction] = weakref.WeakValueDictionary()
-_patterns: weakref.WeakKeyDictionary[Contraction, tuple[weakref.ref[Pattern], ...]] = weakref.WeakKeyDictionary()
+_patterns: weakref.WeakKeyDictionary[Contraction, tuple[tuple[weakref.ref[Pattern], torch.Size], ...]] = (
+    weakref.WeakKeyDictionary()
+)
+"""The pattern of each sparse operand of a contraction, and the shape of its values."""
 _traced: weakref.WeakKeyDictionary[Pattern, dict[str, Contraction]] = weakref.WeakKeyDictionary()
 """Contractions that stand in graphs by their names alone, by a pattern that lives as long as the graph is of use."""
 
 
-def known(made: Contraction, patterns: Sequence[Pattern]) -> None:
-    """Have the operators know a contraction by its key for as long as it lives."""
+def known(made: Contraction, sparse: Sequence[SparseTensor]) -> None:
+    """Have the operators know a contraction, of these sparse operands, by its key for as long as it lives."""
     _known[made.key] = made
-    _patterns[made] = tuple(map(weakref.ref, patterns))
+    _patterns[made] = tuple((weakref.ref(x.pattern), x._values.shape) for x in sparse)
 
 
 def _of(key: str) -> tuple[Contraction, list[Pattern]]:
@@ -49,7 +52,7 @@ def _of(key: str) -> tuple[Contraction, list[Pattern]]:
             f"the graph was traced with the kernel {key!r}, which this process has no more; keep the kernel, or the "
             "tensor that einsum was called with, and trace again"
         )
-    return made, [ref() or made.bare(n) for n, ref in enumerate(_patterns[made])]
+    return made, [ref() or made.bare(n) for n, (ref, _) in enumerate(_patterns[made])]
 
 
 # -- operators --------------------------------------------------------------------------------------------------------
@@ -62,7 +65,7 @@ _library.define("gradient(str kernel, int operand, Tensor[] values, Tensor[] den
 def _running(key: str, values: Sequence[torch.Tensor]) -> tuple[Contraction, list[Pattern]]:
     """A contraction and its patterns, of which the values are: kernels read them without a look at their size."""
     made, patterns = _of(key)
-    expected = [((p.nnz,), made.dtype, made.device) for p in patterns]
+    expected = [(tuple(shape), made.dtype, made.device) for _, shape in _patterns[made]]
     found = [(tuple(v.shape), v.dtype, v.device) for v in values]
     if found != expected:
         raise ShapeError(f"values of the kernel {key!r} must be {expected}, (shape, dtype, device) each, found {found}")
@@ -244,8 +247,7 @@ def traced_einsum(
     found = _compiled(text, kinds, output, named, operator.index(latest.number))
     if not found:
         return opaque(args, output, drop_zeros, settings)
-    values = [o._values.reshape(-1) if o._values.ndim > 1 else o._values for o in sparse]
-    result = torch.ops.sparsetc.contract(found[1:], values, dense)
+    result = torch.ops.sparsetc.contract(found[1:], [o._values for o in sparse], dense)
     if found[0] == DENSE:
         return result  # type: ignore[no-any-return]
     pattern = sparse[0]._pattern
@@ -364,7 +366,5 @@ def _stand_in(
         pattern = Pattern.numbered(known)
         none = torch.zeros((), dtype=dtype, device=device)
         return (
-            None
-            if pattern is None
-            else SparseTensor._make(pattern, none.expand(pattern.nnz, *sizes[pattern.order :])).expand_dense()
+            None if pattern is None else SparseTensor._make(pattern, none.expand(pattern.nnz, *sizes[pattern.order :]))
         )
