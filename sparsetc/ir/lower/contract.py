@@ -17,7 +17,7 @@ from dataclasses import replace
 from sparsetc.ir.tile import LANES, Gather, Product, Scale, Statement, Sum, Tile, Value
 
 
-class Contraction:
+class DataFlow:
     """Computations, each of which reads what those before it made."""
 
     def __init__(self, dense: Sequence[str], positions: Sequence[str] = ()) -> None:
@@ -28,12 +28,12 @@ class Contraction:
             positions: axes along a stored tile, in the order in which tiles have them.
         """
         self.dense, self.order = frozenset(dense), (LANES, *dense, *positions)
-        self.steps: list[Statement] = []
+        self.statements: list[Statement] = []
 
-    def make(self, step: Value | Scale | Gather | Product | Sum) -> Tile:
-        """What a step makes."""
-        self.steps.append(step)
-        return step.out
+    def make(self, statement: Value | Scale | Gather | Product | Sum) -> Tile:
+        """What a statement makes."""
+        self.statements.append(statement)
+        return statement.out
 
     def multiply(self, name: str, factors: Sequence[Tile]) -> Tile:
         """The product of tiles, which sums no axis."""
@@ -61,11 +61,11 @@ class Contraction:
     def accumulate(self, name: str, tile: Tile, level: int) -> Tile:
         """The sum of a tile, the last that was made, over the loops inside a level.
 
-        A product is added up by the step that multiplies.
+        A product is added up by the statement that multiplies.
         """
-        last, out = self.steps[-1], replace(tile, name=name, level=level)
+        last, out = self.statements[-1], replace(tile, name=name, level=level)
         if isinstance(last, Product) and last.out == tile and not last.accumulate:
-            self.steps[-1] = replace(last, out=out, accumulate=True)
+            self.statements[-1] = replace(last, out=out, accumulate=True)
             return out
         return self.make(Product(out, (tile,), accumulate=True))
 

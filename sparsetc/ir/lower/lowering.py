@@ -11,7 +11,7 @@ from math import prod
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.einsum import Bound
-from sparsetc.ir.lower.contract import Contraction
+from sparsetc.ir.lower.contract import DataFlow
 from sparsetc.ir.lower.place import loops, place
 from sparsetc.ir.operands import dense_axes, named_operands, printed_sizes
 from sparsetc.ir.plan import Schedule
@@ -58,16 +58,16 @@ class Lowering(ABC):
         self.view, self.schedule, self.target = view, schedule, target
 
     @abstractmethod
-    def contract(self, made: Contraction) -> Tile:
-        """Adds what is computed to a contraction, and gives what is to be added to the output."""
+    def contract(self, flow: DataFlow) -> Tile:
+        """Appends what is computed, and gives what is to be added to the output."""
 
     def program(self, number: int, format: str) -> TileProgram:
         """The verified program."""
-        contraction = Contraction([a.letter for a in self.dense], self.letters)
-        total = self.contract(contraction)
+        flow = DataFlow([a.letter for a in self.dense], self.letters)
+        total = self.contract(flow)
         # Results may be stored where rows have one owner, and no summed axis is split over the grid.
         owned = self.target.owned and all(a.programs == 1 or a.letter in self.output_axes for a in self.dense)
-        steps = (*contraction.steps, Add(total, self.key, self.output_axes, owned))
+        statements = (*flow.statements, Add(total, self.key, self.output_axes, owned))
         made = TileProgram(
             equation=self.equation,
             number=number,
@@ -78,7 +78,7 @@ class Lowering(ABC):
             operands=self.operands,
             output=self.output,
             output_axes=self.output_axes,
-            body=place(steps, loops(self.view, self.turns)),
+            body=place(statements, loops(self.view, self.turns)),
             unroll=self.schedule.unroll,
             masked_unroll=self.schedule.masked_unroll,
             warps=self.schedule.warps,

@@ -22,7 +22,7 @@ from functools import lru_cache
 from math import prod
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.lower.contract import Contraction
+from sparsetc.ir.lower.contract import DataFlow
 from sparsetc.ir.lower.lowering import Lowering, Target
 from sparsetc.ir.operands import MIN_DOT
 from sparsetc.ir.plan import F16X3, Schedule
@@ -90,17 +90,17 @@ class PairLowering(Lowering):
         self.terms = ((row.letter, inner.letter), (column.letter, inner.letter))
         self.turns = () if schedule.dot else (inner.letter,)
 
-    def contract(self, made: Contraction) -> Tile:
+    def contract(self, flow: DataFlow) -> Tile:
         """A pair's product, added up over the pairs, and scaled where tiles are in halves."""
         dot = self.schedule.dot
         own = zip(PAIRED, self.terms, strict=True)
-        x, y = (made.make(Value(Tile(n, c if dot else c[:1], LEAF, folded=int(dot)), n)) for n, c in own)
-        product = made.dot("total", [x], [y], self.letters[2:]) if dot else made.multiply("total", (x, y))
-        total = made.accumulate("total", product, ITEM)
+        x, y = (flow.make(Value(Tile(n, c if dot else c[:1], LEAF, folded=int(dot)), n)) for n, c in own)
+        product = flow.dot("total", [x], [y], self.letters[2:]) if dot else flow.multiply("total", (x, y))
+        total = flow.accumulate("total", product, ITEM)
         if self.halves:
             own = zip(PAIRED, self.terms, strict=True)
-            for scale in [made.make(Scale(Tile(f"{n}_scale", c[:1], ITEM), n)) for n, c in own]:
-                total = made.scale("total", total, [scale])
+            for scale in [flow.make(Scale(Tile(f"{n}_scale", c[:1], ITEM), n)) for n, c in own]:
+                total = flow.scale("total", total, [scale])
         return total
 
 

@@ -32,26 +32,26 @@ def loops(view: View, turns: Sequence[str] = ()) -> tuple[Loop, ...]:
     return (*(Loop(level, ()) for level in levels), *(Loop(LEAF, (), letter) for letter in turns))
 
 
-def place(steps: Iterable[Statement], around: Sequence[Loop]) -> tuple[Statement, ...]:
-    """The steps where they stand, with the loops around them and the zeros of their accumulators.
+def place(statements: Iterable[Statement], around: Sequence[Loop]) -> tuple[Statement, ...]:
+    """The statements where they stand, with the loops around them and the zeros of their accumulators.
 
     Args:
-        steps: in an order of data flow, without loops and zeros. A product that accumulates makes an accumulator, which
-            lives at the level of its tile.
+        statements: in an order of data flow, without loops and zeros. A product that accumulates makes an accumulator,
+            which lives at the level of its tile.
         around: the loops, outermost first.
 
     Raises:
-        PlanError: a step reads what no step before it makes, or what is complete only after a loop that the step
-            stands in, or adds up over no loop.
+        PlanError: a statement reads what none before it makes, or what is complete only after a loop that the
+            statement stands in, or adds up over no loop.
     """
     placement = _Placement(around)
-    for step in steps:
-        placement.add(step)
+    for statement in statements:
+        placement.add(statement)
     return placement.body()
 
 
 class _Placement:
-    """Steps that have been placed; depth n is inside the first n loops."""
+    """Statements that have been placed; depth n is inside the first n loops."""
 
     def __init__(self, around: Sequence[Loop]) -> None:
         self.around = around
@@ -63,37 +63,37 @@ class _Placement:
         self.late: set[str] = set()
         """Names that are known only after the loop at their depth."""
 
-    def add(self, step: Statement) -> None:
-        """Places one step after all that were placed before it."""
-        name = made(step) or "add"
-        unknown = [read for read in reads(step) if read not in self.known]
+    def add(self, statement: Statement) -> None:
+        """Places one statement after all that were placed before it."""
+        name = made(statement) or "add"
+        unknown = [read for read in reads(statement) if read not in self.known]
         if unknown:
             raise PlanError(f"{name}: {', '.join(unknown)} is not made before it")
-        depth = max(self._depth(level_of(step)), *(self.known[read] for read in reads(step)), 0)
-        ended = [read for read in reads(step) if read in self.late and self.known[read] < depth]
+        depth = max(self._depth(level_of(statement)), *(self.known[read] for read in reads(statement)), 0)
+        ended = [read for read in reads(statement) if read in self.late and self.known[read] < depth]
         if ended:
             raise PlanError(f"{name} stands in a loop after which {', '.join(ended)} is complete")
         after = bool(self.zeros[depth])
-        (self.after if after else self.before)[depth].append(step)
-        if isinstance(step, Product) and step.accumulate:
-            depth, after = self._home(step, depth), True
+        (self.after if after else self.before)[depth].append(statement)
+        if isinstance(statement, Product) and statement.accumulate:
+            depth, after = self._home(statement, depth), True
         self.known[name] = max(depth, self.turn.get(name, 0))
         self.late |= {name} if after else set()
 
-    def _home(self, step: Product, depth: int) -> int:
+    def _home(self, statement: Product, depth: int) -> int:
         """The depth at which an accumulator lives, where it is zeroed."""
-        home = self._depth(step.out.level)
+        home = self._depth(statement.out.level)
         if home >= depth:
-            raise PlanError(f"{step.out} adds up over no loop: what it adds is known where it lives")
-        if Zero(step.out) not in self.zeros[home]:
-            self.zeros[home].append(Zero(step.out))
+            raise PlanError(f"{statement.out} adds up over no loop: what it adds is known where it lives")
+        if Zero(statement.out) not in self.zeros[home]:
+            self.zeros[home].append(Zero(statement.out))
         return home
 
     def _depth(self, level: int) -> int:
         return sum(loop.level <= level for loop in self.around)
 
     def body(self) -> tuple[Statement, ...]:
-        """The steps, nested."""
+        """The statements, nested."""
         body: tuple[Statement, ...] = ()
         for n in reversed(range(len(self.before))):
             inner = (replace(self.around[n], body=body),) if n < len(self.around) else ()

@@ -1,6 +1,6 @@
 """Runs of nonzeros and blocks of fibers: what is computed, for any order, any mode and any set of dense operands.
 
-In: as for `lower`, with a view of runs or of blocks. Out: a `Contraction`.
+In: as for `lower`, with a view of runs or of blocks. Out: a `DataFlow`.
 
 Everything follows from the level at which each thing is known. A dense operand is gathered at the deepest level of the
 sparse letters it has; a product is formed at the level of its deepest factor and summed over that level before the
@@ -16,7 +16,7 @@ from functools import cached_property
 from math import prod
 
 from sparsetc.ir.einsum import Bound
-from sparsetc.ir.lower.contract import Contraction
+from sparsetc.ir.lower.contract import DataFlow
 from sparsetc.ir.lower.lowering import DenseLowering, Target
 from sparsetc.ir.operands import MIN_DOT, joined
 from sparsetc.ir.plan import Schedule
@@ -55,7 +55,7 @@ class RunLowering(DenseLowering):
         letters = ((self.letters[c.mode], c) for c in self.view.levels[level])
         return [Decode(letter, c, level) for letter, c in letters if letter in self._wanted]
 
-    def contract(self, made: Contraction) -> Tile:
+    def contract(self, flow: DataFlow) -> Tile:
         """Sums from the innermost loop outwards, down to the level of the output's key.
 
         Factors known before the key's level is reached are multiplied in there, all at once.
@@ -63,28 +63,28 @@ class RunLowering(DenseLowering):
         reach = self.key.level
         factors: list[list[Tile]] = [[], [], []]
         for level in (ITEM, LANE, LEAF):
-            made.steps += self._decodes(level)
+            flow.statements += self._decodes(level)
             own = [o for o in self.operands if self.depth(o.rows) == level]
             # A pattern's 1s are multiplied in only where nothing else says which lanes hold a nonzero.
             if level == LEAF and not (self.view.pattern and own):
-                factors[LEAF].insert(0, made.make(Value(Tile("x", (LANES,), LEAF))))
-            factors[max(level, reach)] += [made.make(self._gather(o, level)) for o in own]
+                factors[LEAF].insert(0, flow.make(Value(Tile("x", (LANES,), LEAF))))
+            factors[max(level, reach)] += [flow.make(self._gather(o, level)) for o in own]
         inputs = factors[LEAF]
         for home in (LANE, ITEM) if self.view.blocks else (ITEM,):
             if home >= reach:
-                inputs = [self._total(made, home, inputs), *factors[home]]
+                inputs = [self._total(flow, home, inputs), *factors[home]]
         total, *late = inputs
         if reach == LEAF:
-            return made.multiply("term", inputs)
+            return flow.multiply("term", inputs)
         if late and reach == LANE:
-            return made.multiply("scaled", inputs)
-        return made.scale("scaled", made.sum("summed", total, (LANES,)), late) if late else total
+            return flow.multiply("scaled", inputs)
+        return flow.scale("scaled", flow.sum("summed", total, (LANES,)), late) if late else total
 
-    def _total(self, made: Contraction, home: int, factors: list[Tile]) -> Tile:
+    def _total(self, flow: DataFlow, home: int, factors: list[Tile]) -> Tile:
         """The sum of a product over the loop inside a level, and, by a dot, over the lanes."""
         sides = self._matrix_halves(factors) if home == ITEM and self.schedule.dot else None
-        product = made.dot("total", *sides, over=(LANES,)) if sides else made.multiply("total", factors)
-        return made.accumulate("fiber_sum" if home == LANE else "total", product, home)
+        product = flow.dot("total", *sides, over=(LANES,)) if sides else flow.multiply("total", factors)
+        return flow.accumulate("fiber_sum" if home == LANE else "total", product, home)
 
     def _matrix_halves(self, inputs: list[Tile]) -> tuple[tuple[Tile, ...], tuple[Tile, ...]] | None:
         """Two sets of factors with no dense axis in common, so that summing the lanes is a matrix product."""

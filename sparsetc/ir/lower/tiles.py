@@ -1,6 +1,6 @@
 """Tiles: the letters' groups as dots, scalings and sums.
 
-In: as for `lower`, with a view of tiles. Out: a `Contraction`, and the letters that are taken in turn. Once placed::
+In: as for `lower`, with a view of tiles. Out: a `DataFlow`, and the letters that are taken in turn. Once placed::
 
     loop tiles of the item
       w = rows of the operands of the contracted letters, multiplied together
@@ -19,7 +19,7 @@ from math import prod
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.einsum import Bound
-from sparsetc.ir.lower.contract import Contraction
+from sparsetc.ir.lower.contract import DataFlow
 from sparsetc.ir.lower.groups import groups_of
 from sparsetc.ir.lower.lowering import DenseLowering, Target
 from sparsetc.ir.operands import MIN_DOT
@@ -90,33 +90,33 @@ class TileLowering(DenseLowering):
         return tuple(c for c in letters if self.block[c] > 1)
 
     # -- computations -----------------------------------------------------------------------------------------------
-    def contract(self, made: Contraction) -> Tile:
+    def contract(self, flow: DataFlow) -> Tile:
         """The dots, what they are scaled by, and the sums that are left to the end."""
         g = self.groups
         for level in (ITEM, LANE):
-            made.steps += [Decode(self.letters[c.mode], c, level) for c in self.view.levels[level]]
+            flow.statements += [Decode(self.letters[c.mode], c, level) for c in self.view.levels[level]]
         inner = [o for o in self.operands if not set(o.rows) <= set(self.kept)]
-        rows = {o: self._gather(made, o) for o in inner}
+        rows = {o: self._gather(flow, o) for o in inner}
         weights = []
         for name, letters in (("w", g.first), ("v", g.second)):
             own = [rows[o] for o in inner if set(o.rows) & set(letters)]
             if g.dot and own:
-                weights.append(made.multiply(name, own) if len(own) > 1 else own[0])
+                weights.append(flow.multiply(name, own) if len(own) > 1 else own[0])
         across, deep = self._axes_of((*g.spread, *g.columns, *g.second)), self._axes_of(g.first)
-        x = made.make(Value(Tile("x", (*across, *deep), LEAF, folded=len(across) if g.dot else 0)))
+        x = flow.make(Value(Tile("x", (*across, *deep), LEAF, folded=len(across) if g.dot else 0)))
         if g.dot:
-            product = made.dot("part", weights[:1], [x], g.first)
-            product = made.scale("scaled", product, [rows[o] for o in inner if not set(o.rows) & set(g.contracted)])
+            product = flow.dot("part", weights[:1], [x], g.first)
+            product = flow.scale("scaled", product, [rows[o] for o in inner if not set(o.rows) & set(g.contracted)])
             for right in weights[1:]:
-                product = made.dot("total", [product], [right], g.second)
-            product = made.sum("step", product, g.spread)
+                product = flow.dot("total", [product], [right], g.second)
+            product = flow.sum("step", product, g.spread)
         else:
-            product = made.multiply("total", (x, *rows.values()))
-        total = made.sum("summed", made.accumulate("total", product, ITEM), g.second)
-        tails = [self._gather(made, o) for o in self.operands if o not in inner]
-        return made.multiply("result", (total, *tails)) if tails else total
+            product = flow.multiply("total", (x, *rows.values()))
+        total = flow.sum("summed", flow.accumulate("total", product, ITEM), g.second)
+        tails = [self._gather(flow, o) for o in self.operands if o not in inner]
+        return flow.multiply("result", (total, *tails)) if tails else total
 
-    def _gather(self, made: Contraction, o: Operand) -> Tile:
+    def _gather(self, flow: DataFlow, o: Operand) -> Tile:
         own = self._axes_of([c for c in self.letters if c in o.rows])
         name = f"{o.name.lower()}_{''.join((*o.axes, *o.rows)) or 'scalar'}"
-        return made.make(Gather(Tile(name, (*o.axes, *own), self.depth(o.rows)), o))
+        return flow.make(Gather(Tile(name, (*o.axes, *own), self.depth(o.rows)), o))
