@@ -6,6 +6,7 @@ program's statements are. `codegen.triton` puts functions together to a module.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -75,6 +76,8 @@ class FunctionPrinter:
         self.indent = 1
         self.masked = False
         self.copies = 1
+        self.vector = 0
+        """The vector of an axis in pieces that a statement is printed for."""
         self.words: tuple[set[str], ...] = (set(), set(), set())
         """Words loaded so far in the scope of each level."""
 
@@ -115,11 +118,39 @@ class FunctionPrinter:
 
     def dense_axis(self, axis: DenseAxis) -> None:
         """The positions of a dense axis that the program takes, and which of them it has."""
-        at = names.at(axis.letter)
         base = f"{names.block(axis.letter)} * {axis.block} + " if axis.programs > 1 else ""
-        self.put(f"{at} = {base}tl.arange(0, {axis.block})")
-        if axis.ragged:
-            self.put(f"{names.inside(axis.letter)} = {at} < {axis.size}")
+        for self.vector, (first, length, ragged) in enumerate(axis.vectors):
+            at, ahead = self.at(axis.letter), f"{first} + " if first else ""
+            self.put(f"{at} = {base}{ahead}tl.arange(0, {length})")
+            if ragged:
+                self.put(f"{names.inside(axis.letter)}{self.piece((axis.letter,))} = {at} < {axis.size}")
+        self.vector = 0
+
+    # -- axes in pieces ---------------------------------------------------------------------------------------------
+    def piece(self, axes: Iterable[str]) -> str:
+        """Suffix of what has an axis in pieces: the place at which the vector begins, none for the first."""
+        own = next((self.p.axis(a) for a in axes if a != LANES and self.p.axis(a).pieces), None)
+        return f"_{own.vectors[self.vector][0]}" if own and self.vector else ""
+
+    def at(self, letter: str) -> str:
+        """The positions of a dense axis."""
+        return names.at(letter) + self.piece((letter,))
+
+    def named(self, tile: Tile, u: str) -> str:
+        """What a tile is called in a copy of its statement."""
+        return f"{tile.name}{self.piece(tile.axes)}{u if tile.level == LEAF else ''}"
+
+    def vectors(self, axes: Iterable[str]) -> Iterator[int]:
+        """The vectors that a statement over these axes is printed for, each while it is the one at hand."""
+        pieces = next((self.p.axis(a).pieces for a in axes if a != LANES and self.p.axis(a).pieces), ())
+        for self.vector in range(max(1, len(pieces))):
+            yield self.vector
+        self.vector = 0
+
+    def vector_of(self, axis: str) -> tuple[int, int, bool]:
+        """The vector at hand of an axis: its first place, its length, whether it may pass the end."""
+        own = self.p.axis(axis)
+        return own.vectors[self.vector if own.pieces else 0]
 
     # -- statements -------------------------------------------------------------------------------------------------
     def statement(self, s: Statement) -> None:
@@ -131,20 +162,24 @@ class FunctionPrinter:
         elif isinstance(s, Value):
             self.value(s)
         elif isinstance(s, Gather):
-            for u in self.each(s.out.level):
-                self.gather(s, u)
+            for _ in self.vectors(s.out.axes):
+                for u in self.each(s.out.level):
+                    self.gather(s, u)
         elif isinstance(s, Scale):
             self.scale(s)
         elif isinstance(s, Zero):
-            self.put(f"{s.out.name} = tl.zeros({self.shape(s.out)}, {self.acc})")
+            for _ in self.vectors(s.out.axes):
+                self.put(f"{self.named(s.out, '')} = tl.zeros({self.shape(s.out)}, {self.acc})")
         elif isinstance(s, Sum):
             self.sum(s)
         elif isinstance(s, Product):
-            for u in self.each(max(t.level for t in s.inputs) if s.accumulate else s.out.level):
-                self.product(s, u)
+            for _ in self.vectors(s.out.axes):
+                for u in self.each(max(t.level for t in s.inputs) if s.accumulate else s.out.level):
+                    self.product(s, u)
         else:
-            for u in self.each(s.key.level):
-                self.add(s, u)
+            for _ in self.vectors(s.source.axes):
+                for u in self.each(s.key.level):
+                    self.add(s, u)
 
     def each(self, level: int) -> list[str]:
         """Suffixes of the copies a statement is printed for: one a step taken together."""
@@ -207,7 +242,8 @@ class FunctionPrinter:
         raise AssertionError("scales are of tiles in halves, which task lists alone pair")
 
     def sum(self, s: Sum) -> None:
-        self.put(f"{s.out.name} = tl.sum({s.source.name}, 0)")
+        for _ in self.vectors(s.source.axes):
+            self.put(f"{self.named(s.out, '')} = tl.sum({self.named(s.source, '')}, 0)")
 
     def decode(self, s: Decode, u: str) -> None:
         c = s.coordinate
@@ -249,7 +285,7 @@ class FunctionPrinter:
         mask = self.mask(s.out.axes, self.valid(level, u) if o.rows else "", level)
         widen = f".to({self.acc})" if self.types.widen else ""
         address = " + ".join(t for t in terms if t) or "0"
-        self.put(f"{s.out.name}{u} = {self.load(o.name, address, mask)}{widen}")
+        self.put(f"{self.named(s.out, u)} = {self.load(o.name, address, mask)}{widen}")
 
     def row(self, rows: tuple[str, ...], extents: tuple[int, ...], level: int, u: str, address64: bool) -> str:
         """Row number from coordinates; a lane's coordinate is a vector, an item's a scalar."""
@@ -276,7 +312,7 @@ class FunctionPrinter:
         """Terms of an address: the place in a row over its `own` axes, laid out over `axes`."""
         sizes = [self.p.axis(letter).size for letter in own]
         strides = [prod(sizes[n + 1 :]) for n in range(len(own))]
-        return [self.placed(names.at(c), (c,), axes, stride) for c, stride in zip(own, strides, strict=True)]
+        return [self.placed(self.at(c), (c,), axes, stride) for c, stride in zip(own, strides, strict=True)]
 
     def valid(self, level: int, u: str) -> str:
         """The condition under which a lane of this level holds something."""
@@ -289,7 +325,9 @@ class FunctionPrinter:
         if lanes and level != ITEM:
             conditions.append(self.placed(lanes, (LANES,), axes, 1))
         conditions += [
-            self.placed(names.inside(a), (a,), axes, 1) for a in axes if a != LANES and self.p.axis(a).ragged
+            self.placed(names.inside(a) + self.piece((a,)), (a,), axes, 1)
+            for a in axes
+            if a != LANES and self.vector_of(a)[2]
         ]
         return " & ".join(f"({c})" if " " in c and not c.startswith("(") else c for c in conditions)
 
@@ -298,7 +336,7 @@ class FunctionPrinter:
         return f"tl.load({pointer} + {at}, mask={mask}, other=0)" if mask else f"tl.load({pointer} + {at})"
 
     def shape(self, tile: Tile) -> str:
-        sizes = [self.p.view.lanes if a == LANES else self.p.axis(a).block for a in tile.axes]
+        sizes = [self.p.view.lanes if a == LANES else self.vector_of(a)[1] for a in tile.axes]
         if tile.folded:
             sizes = [prod(sizes[: tile.folded]), prod(sizes[tile.folded :])]
         return f"[{', '.join(map(str, sizes))}]"
@@ -310,8 +348,7 @@ class FunctionPrinter:
 
     def factor(self, tile: Tile, u: str, axes: tuple[str, ...]) -> str:
         """A factor laid out over `axes`."""
-        name = f"{tile.name}{u if tile.level == LEAF else ''}"
-        name = self.unfolded(tile, name)
+        name = self.unfolded(tile, self.named(tile, u))
         order = [a for a in axes if a in tile.axes]
         if tuple(order) != tile.axes:
             name = f"tl.permute({name}, {tuple(tile.axes.index(a) for a in order)})"
@@ -324,7 +361,7 @@ class FunctionPrinter:
         return " * ".join(self.factor(t, u, axes) for t in sorted(tiles, key=lambda t: len(t.axes)))
 
     def product(self, s: Product, u: str) -> None:
-        name = f"{s.out.name}{u if s.out.level == LEAF else ''}"
+        name = self.named(s.out, u)
         if s.dot:
             left = self.side(s.left, s.out.axes[: s.out.folded], u)
             right = self.side(s.right, s.out.axes[s.out.folded :], u)
@@ -349,7 +386,7 @@ class FunctionPrinter:
     def add(self, s: Add, u: str) -> None:
         p, key = self.p, s.key
         value, axes = (
-            self.unfolded(s.source, f"{s.source.name}{u if s.source.level == LEAF else ''}"),
+            self.unfolded(s.source, self.named(s.source, u)),
             list(s.source.axes),
         )
         per_lane = key.level != ITEM

@@ -292,7 +292,7 @@ def cost(program: TileProgram) -> Cost:
         dot=dot,
         precision=p.precision,
         owned=owned,
-        threads=1 if _tiled(p) else prod(a.block for a in p.axes) // VECTOR,
+        threads=1 if _tiled(p) else prod(1 << (a.block - 1).bit_length() for a in p.axes) // VECTOR,
         programs=splits,
         fibers=p.view.blocks,
         expanded=FIBERS * p.view.volume * dense if p.view.sides and p.view.bitmap else expanded,

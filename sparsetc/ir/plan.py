@@ -101,6 +101,9 @@ class Schedule:
     """Steps taken together while every lane has a nonzero."""
     masked_unroll: int = 1
     """Steps taken together, masked, where lanes begin to run out: 1 for long fibers, more for short rows."""
+    pieces: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Powers of two that add up to what a program takes of a dense axis of the output, in place of its block; of one
+    axis at most."""
 
     def block(self, axis: str) -> int:
         """Block size of a dense axis."""
@@ -108,6 +111,10 @@ class Schedule:
             return dict(self.blocks)[axis]
         except KeyError:
             raise PlanError(f"the schedule has no block for axis {axis!r}; it has {dict(self.blocks)}") from None
+
+    def pieces_of(self, axis: str) -> tuple[int, ...]:
+        """The pieces of a dense axis; empty where it is taken in blocks."""
+        return dict(self.pieces).get(axis, ())
 
 
 @dataclass(frozen=True)
@@ -247,11 +254,14 @@ def verify(plan: Plan) -> None:
         if part.schedule.precision not in PRECISIONS:
             raise PlanError(f"{where}: precision {part.schedule.precision!r} is not one of {', '.join(PRECISIONS)}")
         sizes = [(f"the block of axis {axis}", block) for axis, block in part.schedule.blocks]
+        sizes += [(f"a piece of axis {axis}", piece) for axis, pieces in part.schedule.pieces for piece in pieces]
         sizes += [("warps", part.schedule.warps), ("columns", part.schedule.columns)]
         sizes += [("the number of lanes", own.lanes) for own in (part.storage, part.schedule)]
         for what, size in sizes:
             if size < 1 or size & (size - 1):
                 raise PlanError(f"{where}: {what} must be a power of two, found {size}")
+        if len(part.schedule.pieces) > 1 or (part.schedule.pieces and part.schedule.dot):
+            raise PlanError(f"{where}: one axis at most is taken in pieces, where nothing is contracted by dots")
         for what, size, least in (
             ("max_fiber_len", part.storage.max_fiber_len, 0),
             ("max_item_nnz", part.storage.max_item_nnz, 0),

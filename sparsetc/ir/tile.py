@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from math import prod
 
 from sparsetc.errors import PlanError
@@ -46,6 +47,8 @@ class DenseAxis:
     block: int
     fold: tuple[tuple[str, int], ...] = ()
     """The letters that an axis of a pair of tiles is a fold of, and how many positions of each, row-major."""
+    pieces: tuple[int, ...] = ()
+    """Powers of two that add up to the block, where a program takes it in several vectors; empty for one."""
 
     @cached_property
     def programs(self) -> int:
@@ -56,6 +59,15 @@ class DenseAxis:
     def ragged(self) -> bool:
         """Whether the last block reaches past the end."""
         return self.size % self.block != 0
+
+    @cached_property
+    def vectors(self) -> tuple[tuple[int, int, bool], ...]:
+        """What a program has of the axis: the first place in its block, the length, and whether it may pass the end."""
+        if not self.pieces:
+            return ((0, self.block, self.ragged),)
+        ends = list(accumulate(self.pieces))
+        last = (self.programs - 1) * self.block
+        return tuple((end - n, n, last + end > self.size) for n, end in zip(self.pieces, ends, strict=True))
 
 
 @dataclass(frozen=True)
@@ -461,7 +473,8 @@ def _axis(a: DenseAxis) -> str:
     if a.fold:
         letters = " ".join(f"{c}:{n}" for c, n in a.fold)
         return f"{a.letter} = {a.size}" + (f" ({letters})" if len(a.fold) > 1 else "")
-    return f"{a.letter} = {a.size}" + (f" in blocks of {a.block}" if a.programs > 1 else "")
+    blocks = f" in blocks of {a.block}" if a.programs > 1 else ""
+    return f"{a.letter} = {a.size}{blocks}" + (f" as {' + '.join(map(str, a.pieces))}" if a.pieces else "")
 
 
 def _line(p: TileProgram, s: Statement) -> str:

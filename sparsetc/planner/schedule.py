@@ -27,6 +27,9 @@ DOT_LANES = 16
 `benchmarks/results/ttmc_stages.json`: 4.24 ms against 4.48)."""
 DOT_TILE = 1024
 """Accumulator elements a warp (H200, TTMc of rank 32 x 32: 16 lanes and one warp beat 32 lanes and 2 or 4 by 1.3x)."""
+LEAST_PIECE, MOST_PIECES = 8, 3
+"""Elements of the smallest piece of a dense axis, and how many pieces a program has of it (H200, MTTKRP of
+guanine_TEvv_3d, `benchmarks/results/ranks.json`)."""
 
 
 def schedule_of(problem: Problem, blocks: bool, rows: bool = False) -> Schedule:
@@ -50,16 +53,34 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False) -> Schedule:
         return Schedule(warps, tuple(block.items()), True, problem.precision, stages=stages, lanes=lanes, unroll=unroll)
     block = {c: min(n, 128 if c in output else 512) for c, n in padded.items()}
     block = fit(block, list(block), 512)
-    width = prod(block.values())
+    pieces = _pieces(sizes, {c: block[c] for c in output})
+    width = prod((block | {c: sum(own) for c, own in pieces}).values())
     unroll = 8 if width == 1 else 4 if width <= 64 else 2
     warps = ROW_WARPS if rows else 1
     lanes = max(
         4, min(LANES_PER_WARP * warps if width > 1 else 128, warps * WARP_ELEMENTS // (2 if rows else 1) // width)
     )
+    lanes = 1 << lanes.bit_length() - 1  # a width in pieces is no power of two
     masked = unroll if rows else 1
     return Schedule(
-        warps, tuple(block.items()), False, problem.precision, lanes=lanes, unroll=unroll, masked_unroll=masked
+        *(warps, tuple(block.items()), False, problem.precision),
+        lanes=lanes,
+        unroll=unroll,
+        masked_unroll=masked,
+        pieces=pieces,
     )
+
+
+def _pieces(sizes: dict[str, int], block: dict[str, int]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """The pieces of the axis that is most padded by its block, by a fifth or more; none elsewhere."""
+    found = {}
+    for c, most in block.items():
+        programs = max(1, -(-sizes[c] // most))
+        own = LEAST_PIECE * -(-sizes[c] // (programs * LEAST_PIECE))
+        pieces = tuple(1 << n for n in reversed(range(own.bit_length())) if own >> n & 1)
+        if 1 < len(pieces) <= MOST_PIECES and 5 * most >= 6 * own:
+            found[c] = pieces
+    return tuple(sorted(found.items(), key=lambda axis: -block[axis[0]] / sum(axis[1]))[:1])
 
 
 def dot_axes(bound: Bound) -> bool:

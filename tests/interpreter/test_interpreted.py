@@ -56,7 +56,7 @@ def test_a_part_that_gets_nothing(threshold: int) -> None:
     assert len(kernel.plan.parts) == 1
 
 
-@pytest.mark.parametrize("rank", [1, 5, 33, 200, 600])
+@pytest.mark.parametrize("rank", [1, 5, 24, 33, 100, 200, 201, 600])
 @pytest.mark.parametrize("equation", ["ijk,jr,kr->ir", "ij,jr->ir", "ij,ir,jr->ij", "ijk,kr->ijr"])
 @pytest.mark.parametrize("plan", ["coo", "fiber", "rows"])
 def test_ragged_rank(equation: str, rank: int, plan: str) -> None:

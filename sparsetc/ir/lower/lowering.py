@@ -106,7 +106,8 @@ class DenseLowering(Lowering):
         if len(self.letters) != view.order or len(set(self.letters)) != view.order:
             raise PlanError(f"a view of order {view.order} cannot serve the sparse operand {''.join(self.letters)!r}")
         sizes = printed_sizes(bound)
-        self.dense = tuple(DenseAxis(c, sizes[c], schedule.block(c)) for c in dense_axes(bound))
+        each = ((c, schedule.pieces_of(c)) for c in dense_axes(bound))
+        self.dense = tuple(DenseAxis(c, sizes[c], sum(own) or schedule.block(c), pieces=own) for c, own in each)
         self.output, self.operands = named_operands(bound)
         self.output_axes = tuple(c for c in e.output if c not in self.letters)
         self.kept = tuple(c for c in e.output if c in self.letters)
