@@ -25,8 +25,7 @@ from sparsetc.device.targets import machine_of
 from sparsetc.errors import PlanError
 from sparsetc.formats import Packed
 from sparsetc.formats.tiles import item_slots
-from sparsetc.ir.lower import lower
-from sparsetc.ir.operands import Target
+from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.plan import Part, Plan
 from sparsetc.ir.tile import Add, TileProgram, walk
 from sparsetc.lru import Lru

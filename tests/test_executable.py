@@ -17,8 +17,7 @@ from executable_cases import (
 
 import sparsetc as stc
 from sparsetc.codegen.launch import PartArrays
-from sparsetc.ir.lower import lower
-from sparsetc.ir.operands import Target
+from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.parse import parse
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.view import Computed, Field, View

@@ -17,8 +17,8 @@ from sparsetc.ir import tile as tiles
 from sparsetc.ir import view as views
 from sparsetc.ir.cost import FIBERS, ITEMS, ONE, STORED, ZERO, Statistics, cost
 from sparsetc.ir.einsum import Bound, Einsum
-from sparsetc.ir.lower import lower
-from sparsetc.ir.operands import Target, operand_names
+from sparsetc.ir.lower import Target, lower
+from sparsetc.ir.operands import operand_names
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ir.tile import LANES, Add, Decode, Gather, Loop, Product, Row, Statement, Tile, TileProgram, Value, Zero
 from sparsetc.ir.view import ITEM, LANE, LEAF, Computed, Field, View

@@ -12,8 +12,7 @@ import sparsetc as stc
 from sparsetc.errors import FormatError, PlanError, ShapeError
 from sparsetc.ir import reference
 from sparsetc.ir.interpret import run_plan, run_program
-from sparsetc.ir.lower import lower
-from sparsetc.ir.operands import Target
+from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.parse import parse
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ir.tile import Add, Position, Row, Slot, walk

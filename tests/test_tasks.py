@@ -12,8 +12,7 @@ from pair_cases import EQUATIONS, SIZES, check_pair, marking, operands, pairs, s
 
 import sparsetc as stc
 from sparsetc.ir.interpret import run_program
-from sparsetc.ir.lower import lower
-from sparsetc.ir.operands import Target
+from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.view import verify
 from sparsetc.pair import tasks as task_lists

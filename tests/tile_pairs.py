@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from sparsetc.codegen.split_float16 import Halves, TilePositions, split
 from sparsetc.formats.bits import packed_bits
-from sparsetc.ir.lower_pairs import Fold, lower_pairs
-from sparsetc.ir.operands import MIN_DOT, Target
+from sparsetc.ir.lower import Fold, Target, lower_pairs
+from sparsetc.ir.operands import MIN_DOT
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.tile import TileProgram
 from sparsetc.ir.view import Tiles

@@ -26,8 +26,8 @@ from math import prod
 from operator import add, mul
 
 from sparsetc.device.profile import DeviceProfile, by_precision
-from sparsetc.ir.tile import Add, Decode, Gather, Loop, Product, Scale, Statement, TileProgram, Value
-from sparsetc.ir.view import ITEM, Consecutive, Field
+from sparsetc.ir.tile import Add, Gather, Loop, Product, Scale, Statement, TileProgram, Value, level_of
+from sparsetc.ir.view import Consecutive, Field
 
 SYMBOLS = ("L*w", "L", "N*w", "N", "P*w", "P", "w", "")
 """What a count is a sum of, in this order: products of a symbol or 1 and, at even places, the bytes of a value."""
@@ -313,16 +313,7 @@ def _visits(p: TileProgram, splits: int) -> Iterator[tuple[Statement, Count]]:
         if isinstance(statement, Loop):
             turns.append(p.axis(statement.letter).programs if statement.letter else 1)
         else:
-            yield statement, levels[_level(statement)] * (splits * prod(turns))
-
-
-def _level(statement: Statement) -> int:
-    """The level at which a statement stands."""
-    if isinstance(statement, Product):
-        return max((t.level for t in statement.inputs), default=ITEM)
-    if isinstance(statement, Add):
-        return statement.key.level
-    return statement.level if isinstance(statement, (Loop, Decode)) else statement.out.level
+            yield statement, levels[level_of(statement)] * (splits * prod(turns))
 
 
 def _stored_words(p: TileProgram, splits: int) -> tuple[Count, Count]:

@@ -336,6 +336,36 @@ def walk(body: tuple[Statement, ...], depth: int = 0) -> list[tuple[Statement, i
     return found
 
 
+def reads(s: Statement) -> tuple[str, ...]:
+    """The names of the tiles and coordinates that a statement takes as inputs."""
+    if isinstance(s, Product):
+        return tuple(t.name for t in s.inputs)
+    if isinstance(s, Sum):
+        return (s.source.name,)
+    if isinstance(s, Gather):
+        return tuple(map(names.at, s.operand.rows))
+    if isinstance(s, Add):
+        letters = [letter for letter, _ in s.key.terms] if isinstance(s.key, Row) else []
+        return (s.source.name, *map(names.at, letters))
+    return ()
+
+
+def made(s: Statement) -> str:
+    """The name of what a statement makes; empty where that is no tile and no coordinate."""
+    if isinstance(s, Decode):
+        return names.at(s.letter)
+    return "" if isinstance(s, Loop | Add) else s.out.name
+
+
+def level_of(s: Statement) -> int:
+    """The level at which a statement is executed."""
+    if isinstance(s, Product):
+        return max((t.level for t in s.inputs), default=ITEM)
+    if isinstance(s, Add):
+        return s.key.level
+    return s.level if isinstance(s, Loop | Decode) else s.out.level
+
+
 def verify(program: TileProgram) -> None:
     """Raise `PlanError` naming the statement that reads what was not made, or adds what it should not."""
     scopes: list[set[str]] = []  # what has been made so far, by loop: what a loop makes is gone after it
@@ -343,11 +373,10 @@ def verify(program: TileProgram) -> None:
     for statement, depth in program.statements:
         del scopes[depth + 1 :]
         scopes += [set() for _ in range(depth + 1 - len(scopes))]
-        reads: tuple[str, ...] = ()
+        inputs = reads(statement)
         if isinstance(statement, Product):
-            reads = tuple(t.name for t in statement.inputs)
             if statement.accumulate:
-                reads += (statement.out.name,)
+                inputs += (statement.out.name,)
             if statement.dot and (LANES in statement.out.axes or not statement.out.folded):
                 raise PlanError(f"{statement.out}: a dot contracts the lanes and folds the other axes in two")
             summed = {a for t in statement.inputs for a in t.axes} - set(statement.out.axes)
@@ -355,34 +384,25 @@ def verify(program: TileProgram) -> None:
                 raise PlanError(f"{statement.out}: a product sums no axis (a dot: the lanes), found {sorted(summed)}")
         elif isinstance(statement, Add):
             adds += 1
-            reads = (statement.source.name,)
             missing = set(statement.axes) - set(statement.source.axes)
             if missing:
                 raise PlanError(f"add of {statement.source}: it has no axis {', '.join(sorted(missing))}")
-            if isinstance(statement.key, Row):
-                reads += tuple(names.at(letter) for letter, _ in statement.key.terms)
         elif isinstance(statement, Sum):
-            reads = (statement.source.name,)
             summed = set(statement.source.axes) - set(statement.out.axes)
             if not summed or not summed <= {LANES, *program.letters}:
                 raise PlanError(
                     f"{statement.out}: a sum of {statement.source} is over the lanes, or a tile's positions"
                 )
-        elif isinstance(statement, Gather):
-            reads = tuple(map(names.at, statement.operand.rows))
         elif isinstance(statement, Decode):
             c = statement.coordinate
             if not isinstance(c, Computed) and c.array not in program.view.arrays:
                 raise PlanError(f"decode {statement.letter}: the view has no array {c.array!r}")
             if isinstance(c, Consecutive):
-                reads = (names.at(program.letters[c.by]),)
-        unknown = [name for name in reads if not any(name in scope for scope in scopes)]
+                inputs = (names.at(program.letters[c.by]),)
+        unknown = [name for name in inputs if not any(name in scope for scope in scopes)]
         if unknown:
             raise PlanError(f"{_line(program, statement).strip()}: {', '.join(unknown)} is not made before it")
-        if isinstance(statement, Decode):
-            scopes[depth].add(names.at(statement.letter))
-        elif isinstance(statement, Value | Scale | Gather | Zero | Product | Sum):
-            scopes[depth].add(statement.out.name)
+        scopes[depth].add(made(statement))
     if adds != 1:
         raise PlanError(f"a tile program adds to its output once, found {adds}")
     if program.view.pairs:

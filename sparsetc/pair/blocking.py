@@ -17,8 +17,8 @@ import torch
 
 from sparsetc.device.targets import MACHINES, machine_of
 from sparsetc.formats.bcb import Bcb, Blocks
-from sparsetc.ir.lower_pairs import lower_pairs
-from sparsetc.ir.operands import MIN_DOT, Target
+from sparsetc.ir.lower import Target, lower_pairs
+from sparsetc.ir.operands import MIN_DOT
 from sparsetc.ir.plan import DOTS, F16X3, Schedule
 from sparsetc.ir.tile import TileProgram
 from sparsetc.ir.view import tiles_along

@@ -25,8 +25,7 @@ from sparsetc.codegen.launch import PartArrays, TorchPrograms, TritonPrograms, s
 from sparsetc.device.targets import machine_of
 from sparsetc.formats import Packed, pack
 from sparsetc.ir.einsum import Bound, Einsum
-from sparsetc.ir.lower import lower
-from sparsetc.ir.operands import Target
+from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.plan import Schedule, Storage
 from sparsetc.ir.tile import TileProgram
 from sparsetc.ir.view import LANE

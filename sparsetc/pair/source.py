@@ -1,7 +1,7 @@
 """The source of the program of the dense path, torch's own product.
 
 In: an equation and its roles. Out: source that a reader can follow alone, kept by `codegen.cache`. The other paths are
-tile programs: pairs of blocks by `ir.lower_pairs`, pairs of nonzeros by `ir.lower`.
+tile programs: pairs of blocks by `ir.lower.pairs`, pairs of nonzeros by `ir.lower`.
 """
 
 from __future__ import annotations

@@ -12,8 +12,7 @@ from sparsetc.device.lookup import of_backend
 from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.formats import get_format
 from sparsetc.ir.cost import Cost, Statistics, cost
-from sparsetc.ir.lower import lower
-from sparsetc.ir.operands import Target
+from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.plan import Plan
 from sparsetc.ir.view import View
 from sparsetc.partition import PARTITIONS

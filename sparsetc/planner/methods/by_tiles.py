@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from sparsetc.formats.tiles import VOLUME, sides_of
+from sparsetc.ir.lower.groups import groups_of
 from sparsetc.ir.plan import Plan
-from sparsetc.ir.tile_groups import groups_of
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.method import Hybrid, OperandMethod
 from sparsetc.planner.methods.fibers import best_leaf, fiber

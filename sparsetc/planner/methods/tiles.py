@@ -11,10 +11,10 @@ import torch
 
 from sparsetc.formats.tiles import VOLUME, sides_of
 from sparsetc.ir.cost import Statistics
-from sparsetc.ir.lower_tiles import MOST_SUMS
+from sparsetc.ir.lower.groups import TileGroups, groups_of
+from sparsetc.ir.lower.tiles import MOST_SUMS
 from sparsetc.ir.operands import MIN_DOT, dense_axes, named_operands
 from sparsetc.ir.plan import Part, Schedule, Storage
-from sparsetc.ir.tile_groups import TileGroups, groups_of
 from sparsetc.ir.view import tiles_along
 from sparsetc.partition.threshold import tile_populations
 from sparsetc.planner.candidate import CPU_ITEM_NNZ, FUSE_BELOW

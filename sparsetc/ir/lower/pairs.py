@@ -17,27 +17,17 @@ letters is of one position.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.operands import MIN_DOT, Target
+from sparsetc.ir.lower.contract import DataFlow
+from sparsetc.ir.lower.lowering import Lowering, Target
+from sparsetc.ir.operands import MIN_DOT
 from sparsetc.ir.plan import F16X3, Schedule
-from sparsetc.ir.tile import (
-    Add,
-    DenseAxis,
-    Loop,
-    Position,
-    Product,
-    Scale,
-    Statement,
-    Tile,
-    TileProgram,
-    Value,
-    Zero,
-    verify,
-)
-from sparsetc.ir.view import ITEM, LANE, LEAF, PAIRED, Tiles, View
+from sparsetc.ir.tile import DenseAxis, Position, Scale, Tile, TileProgram, Value
+from sparsetc.ir.view import ITEM, LEAF, PAIRED, Tiles, View
 from sparsetc.ir.view import verify as verify_view
 
 Fold = tuple[tuple[str, int], ...]
@@ -68,36 +58,50 @@ def lower_pairs(
         PlanError, FormatError: sides that are not powers of two, letters that repeat, or bitmaps or multiplications in
             f16x3.
     """
-    letters = [c for fold in folds for c, _ in fold]
-    if len(set(letters)) != len(letters):
-        raise PlanError(f"rows, columns and inner positions share no letter, found {''.join(letters)!r}")
-    row, column, inner = axes = _axes(folds, schedule.dot, least)
-    terms = ((row.letter, inner.letter), (column.letter, inner.letter))
-    halves = schedule.precision == F16X3
-    stored = [_stored(free.size, inner.size, b, halves) for free, b in zip((row, column), bitmaps, strict=True)]
-    program = TileProgram(
-        equation=equation,
-        number=0,
-        format=" x ".join("bcb" if tiles.volume > 1 else "coo" for tiles in stored),
-        view=View(0, (), (), (), False, pairs=tuple(stored)),
-        letters=tuple(a.letter for a in axes),
-        axes=axes,
-        operands=(),
-        output="Z",
-        output_axes=(row.letter, column.letter),
-        body=_body(terms, schedule.dot, halves),
-        unroll=1,
-        masked_unroll=1,
-        warps=schedule.warps,
-        stages=schedule.stages,
-        precision=schedule.precision,
-        rows=target.rows,
-        index64=target.index64,
-        terms=terms,
-    )
-    verify_view(program.view)
-    verify(program)
-    return program
+    lowering = PairLowering(equation, folds, schedule, replace(target, owned=True), bitmaps, least)
+    verify_view(lowering.view)
+    return lowering.program(0, " x ".join("bcb" if tiles.volume > 1 else "coo" for tiles in lowering.view.pairs))
+
+
+class PairLowering(Lowering):
+    """The lowering of pairs of tiles."""
+
+    output, key = "Z", Position(ITEM)
+
+    def __init__(
+        self,
+        equation: str,
+        folds: tuple[Fold, Fold, Fold],
+        schedule: Schedule,
+        target: Target,
+        bitmaps: tuple[bool, bool],
+        least: int,
+    ) -> None:
+        letters = [c for fold in folds for c, _ in fold]
+        if len(set(letters)) != len(letters):
+            raise PlanError(f"rows, columns and inner positions share no letter, found {''.join(letters)!r}")
+        row, column, inner = self.positions = _axes(folds, schedule.dot, least)
+        self.halves = schedule.precision == F16X3
+        free = zip((row, column), bitmaps, strict=True)
+        stored = tuple(_stored(axis.size, inner.size, bitmap, self.halves) for axis, bitmap in free)
+        super().__init__(View(0, (), (), (), False, pairs=stored), schedule, target)
+        self.equation, self.letters = equation, tuple(a.letter for a in self.positions)
+        self.output_axes = self.letters[:2]
+        self.terms = ((row.letter, inner.letter), (column.letter, inner.letter))
+        self.turns = () if schedule.dot else (inner.letter,)
+
+    def contract(self, flow: DataFlow) -> Tile:
+        """A pair's product, added up over the pairs, and scaled where tiles are in halves."""
+        dot = self.schedule.dot
+        own = zip(PAIRED, self.terms, strict=True)
+        x, y = (flow.make(Value(Tile(n, c if dot else c[:1], LEAF, folded=int(dot)), n)) for n, c in own)
+        product = flow.dot("total", [x], [y], self.letters[2:]) if dot else flow.multiply("total", (x, y))
+        total = flow.accumulate("total", product, ITEM)
+        if self.halves:
+            own = zip(PAIRED, self.terms, strict=True)
+            for scale in [flow.make(Scale(Tile(f"{n}_scale", c[:1], ITEM), n)) for n, c in own]:
+                total = flow.scale("total", total, [scale])
+        return total
 
 
 def _axes(folds: tuple[Fold, Fold, Fold], dot: bool, least: int) -> tuple[DenseAxis, DenseAxis, DenseAxis]:
@@ -121,18 +125,3 @@ def _stored(free: int, inner: int, bitmap: bool, halves: bool) -> Tiles:
     """
     word = max(8, min(32, free * inner))
     return Tiles(sides=(free, inner), sequence=(0, 1), bitmap=bitmap, word=word, halves=halves)
-
-
-def _body(terms: tuple[tuple[str, str], tuple[str, str]], dot: bool, halves: bool) -> tuple[Statement, ...]:
-    (row, inner), (column, _) = terms
-    own = ((row, inner), (column, inner)) if dot else ((row,), (column,))
-    x, y = (Tile(name, axes, LEAF, folded=int(dot)) for name, axes in zip(PAIRED, own, strict=True))
-    total = Tile("total", (row, column), ITEM, folded=1)
-    product = Product(total, (x,), (y,), accumulate=True) if dot else Product(total, (x, y), accumulate=True)
-    step: tuple[Statement, ...] = (*(Value(t, t.name) for t in (x, y)), product)
-    pairs = Loop(LANE, step if dot else (Loop(LEAF, step, inner),))
-    scales = [Tile(f"{name}_scale", (letter,), ITEM) for name, letter in zip(PAIRED, total.axes, strict=True)]
-    read = [Scale(scale, name) for name, scale in zip(PAIRED, scales, strict=True)]
-    by_scale = [Product(total, (total, scale)) for scale in scales]
-    scaled: tuple[Statement, ...] = (*read, *by_scale) if halves else ()
-    return Zero(total), pairs, *scaled, Add(total, Position(ITEM), (row, column), owned=True)

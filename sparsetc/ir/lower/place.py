@@ -1,0 +1,101 @@
+"""Computations in an order of data flow, and the loops of a view -> the nested body of a tile program.
+
+In: statements without loops and zeros, and the loops around them. Out: the statements where they stand, by one rule:
+
+- A computation stands at the depth where its inputs are known, inside as few loops as that takes. A coordinate is known
+  at its level, a position along a tile in the loop that takes it, and a stored value inside all loops.
+- An accumulator is zeroed where it lives, before the loop that adds it up, and is read after that loop.
+- The computations of one depth keep their order. Those listed before an accumulation that lives there stand before the
+  loop, and the others after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from sparsetc.errors import PlanError
+from sparsetc.ir import names
+from sparsetc.ir.tile import Loop, Product, Statement, Zero, level_of, made, reads
+from sparsetc.ir.view import LANE, LEAF, View
+
+
+def loops(view: View, turns: Sequence[str] = ()) -> tuple[Loop, ...]:
+    """The loops around what one work item of a view reads, outermost first, with nothing in them.
+
+    Args:
+        view: whose items hold a range of nonzeros, of blocks of fibers, of tiles or of pairs of tiles.
+        turns: letters of a tile whose positions are taken in turn.
+    """
+    whole = bool(view.sides or view.pairs)
+    levels = [LANE] * (whole or view.blocks) + [LEAF] * (not whole)
+    return (*(Loop(level, ()) for level in levels), *(Loop(LEAF, (), letter) for letter in turns))
+
+
+def place(statements: Iterable[Statement], around: Sequence[Loop]) -> tuple[Statement, ...]:
+    """The statements where they stand, with the loops around them and the zeros of their accumulators.
+
+    Args:
+        statements: in an order of data flow, without loops and zeros. A product that accumulates makes an accumulator,
+            which lives at the level of its tile.
+        around: the loops, outermost first.
+
+    Raises:
+        PlanError: a statement reads what none before it makes, or what is complete only after a loop that the
+            statement stands in, or adds up over no loop.
+    """
+    placement = _Placement(around)
+    for statement in statements:
+        placement.add(statement)
+    return placement.body()
+
+
+class _Placement:
+    """Statements that have been placed; depth n is inside the first n loops."""
+
+    def __init__(self, around: Sequence[Loop]) -> None:
+        self.around = around
+        self.before: list[list[Statement]] = [[] for _ in (None, *around)]
+        self.zeros, self.after = ([list(at) for at in self.before] for _ in range(2))
+        self.turn = {names.at(loop.letter): n + 1 for n, loop in enumerate(around) if loop.letter}
+        self.known: dict[str, int] = {}
+        """The depth at which each name is known."""
+        self.late: set[str] = set()
+        """Names that are known only after the loop at their depth."""
+
+    def add(self, statement: Statement) -> None:
+        """Places one statement after all that were placed before it."""
+        name = made(statement) or "add"
+        unknown = [read for read in reads(statement) if read not in self.known]
+        if unknown:
+            raise PlanError(f"{name}: {', '.join(unknown)} is not made before it")
+        depth = max(self._depth(level_of(statement)), *(self.known[read] for read in reads(statement)), 0)
+        ended = [read for read in reads(statement) if read in self.late and self.known[read] < depth]
+        if ended:
+            raise PlanError(f"{name} stands in a loop after which {', '.join(ended)} is complete")
+        after = bool(self.zeros[depth])
+        (self.after if after else self.before)[depth].append(statement)
+        if isinstance(statement, Product) and statement.accumulate:
+            depth, after = self._home(statement, depth), True
+        self.known[name] = max(depth, self.turn.get(name, 0))
+        self.late |= {name} if after else set()
+
+    def _home(self, statement: Product, depth: int) -> int:
+        """The depth at which an accumulator lives, where it is zeroed."""
+        home = self._depth(statement.out.level)
+        if home >= depth:
+            raise PlanError(f"{statement.out} adds up over no loop: what it adds is known where it lives")
+        if Zero(statement.out) not in self.zeros[home]:
+            self.zeros[home].append(Zero(statement.out))
+        return home
+
+    def _depth(self, level: int) -> int:
+        return sum(loop.level <= level for loop in self.around)
+
+    def body(self) -> tuple[Statement, ...]:
+        """The statements, nested."""
+        body: tuple[Statement, ...] = ()
+        for n in reversed(range(len(self.before))):
+            inner = (replace(self.around[n], body=body),) if n < len(self.around) else ()
+            body = (*self.before[n], *self.zeros[n], *inner, *self.after[n])
+        return body

@@ -1,0 +1,165 @@
+"""Where computations stand: placed by one rule, in the loops of every view; what cannot be placed is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import golden_cases
+import pytest
+from cases import Problem
+from tile_pairs import FOLDS, DrawnTiles
+
+import sparsetc as stc
+from sparsetc.errors import PlanError
+from sparsetc.ir.lower.place import loops, place
+from sparsetc.ir.tile import (
+    LANES,
+    Add,
+    Decode,
+    Gather,
+    Loop,
+    Operand,
+    Position,
+    Product,
+    Row,
+    Statement,
+    Sum,
+    Tile,
+    TileProgram,
+    Value,
+    Zero,
+    made,
+)
+from sparsetc.ir.view import ITEM, LANE, LEAF, Field, Tiles, View
+
+RUNS = View(order=2, item=(), lane=(), leaf=(), blocks=False)
+BLOCKS = View(order=2, item=(), lane=(), leaf=(), blocks=True)
+TILES = View(order=2, item=(), lane=(), leaf=(), blocks=False, sides=(4, 4), sequence=(0, 1))
+PAIRS = View(order=0, item=(), lane=(), leaf=(), blocks=False, pairs=(Tiles(), Tiles()))
+
+
+def value(name: str = "x") -> Value:
+    return Value(Tile(name, (LANES,), LEAF))
+
+
+def decode(letter: str, level: int) -> Decode:
+    return Decode(letter, Field(0, "word", 0, 4, True), level)
+
+
+def gather(name: str, rows: str, level: int) -> Gather:
+    return Gather(Tile(name, ("r",), level), Operand(name.upper(), 1, tuple(rows), (4,) * len(rows), ("r",), 8))
+
+
+def total(name: str, level: int, *factors: Tile) -> Product:
+    return Product(Tile(name, ("r",), level), factors, accumulate=True)
+
+
+def outline(body: Sequence[Statement]) -> str:
+    """What stands where: a loop is braces behind its letter, a zero is the name of its accumulator and ``=0``."""
+    words = [
+        f"{s.letter}{{{outline(s.body)}}}" if isinstance(s, Loop) else (made(s) or "add") + "=0" * isinstance(s, Zero)
+        for s in body
+    ]
+    return " ".join(words)
+
+
+@pytest.mark.parametrize(
+    ("view", "turns", "expected"),
+    [
+        (RUNS, "", [LEAF]),
+        (BLOCKS, "", [LANE, LEAF]),
+        (TILES, "", [LANE]),
+        (TILES, "jk", [LANE, (LEAF, "j"), (LEAF, "k")]),
+        (PAIRS, "k", [LANE, (LEAF, "k")]),
+    ],
+)
+def test_loops_of_each_view(view: View, turns: str, expected: list[int | tuple[int, str]]) -> None:
+    each = [(e, "") if isinstance(e, int) else e for e in expected]
+    assert loops(view, turns) == tuple(Loop(level, (), letter) for level, letter in each)
+
+
+def test_a_run() -> None:
+    b, x = gather("b", "j", LEAF), value()
+    steps = [decode("i", ITEM), decode("j", LEAF), x, b, total("t", ITEM, x.out, b.out)]
+    steps.append(Add(steps[-1].out, Row((("i", 1),), ITEM), ("r",), True))
+    assert outline(place(steps, loops(RUNS))) == "at_i t=0 {at_j x b t} add"
+
+
+def test_what_is_known_outside_a_loop_stands_outside_wherever_it_is_listed() -> None:
+    b, c, x = gather("b", "i", ITEM), gather("c", "j", LANE), value()
+    steps = [x, decode("j", LANE), c, decode("i", ITEM), b, Product(Tile("p", ("r",), LEAF), (x.out, c.out, b.out))]
+    assert outline(place(steps, loops(BLOCKS))) == "at_i b {at_j c {x p}}"
+
+
+def test_sums_of_sums() -> None:
+    x = value()
+    inner = total("f", LANE, x.out)
+    outer = total("t", ITEM, inner.out)
+    add = Add(outer.out, Position(ITEM), ("r",), True)
+    assert outline(place([x, inner, outer, add], loops(BLOCKS))) == "t=0 {f=0 {x f} t} add"
+
+
+def test_positions_are_known_in_the_loop_that_takes_them() -> None:
+    j, k = decode("j", LANE), decode("k", LANE)
+    b, c, x = gather("b", "j", LANE), gather("c", "k", LANE), value()
+    steps = [j, k, c, b, x, total("t", ITEM, x.out, b.out, c.out)]
+    assert outline(place(steps, loops(TILES, "jk"))) == "t=0 {at_j at_k j{b k{c x t}}}"
+
+
+def test_what_is_listed_after_a_sum_stands_after_its_loop() -> None:
+    x, late = value(), gather("b", "", ITEM)
+    t = total("t", ITEM, x.out)
+    summed = Sum(Tile("s", ("r",), ITEM), Tile("t", (LANES, "r"), ITEM))
+    scaled = Product(Tile("p", ("r",), ITEM), (summed.out, late.out))
+    assert outline(place([x, t, late, summed, scaled], loops(RUNS))) == "t=0 {x t} b s p"
+
+
+def test_two_sums_in_one_loop() -> None:
+    x, y = value(), value("y")
+    steps = [x, total("t", ITEM, x.out), y, total("u", ITEM, y.out), total("t", ITEM, y.out)]
+    assert outline(place(steps, loops(RUNS))) == "t=0 u=0 {x t y u t}"
+
+
+X, T = value(), total("t", ITEM, value().out)
+S = Sum(Tile("s", (), ITEM), T.out)
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ([total("t", ITEM, X.out)], "t: x is not made before it"),
+        ([gather("b", "ij", LEAF)], "b: at_i, at_j is not made before it"),
+        ([X, Add(T.out, Position(ITEM), (), True)], "add: t is not made before it"),
+        ([X, T, total("u", ITEM, X.out, T.out)], "u stands in a loop after which t is complete"),
+        ([X, T, S, Product(Tile("p", (), LEAF), (X.out, S.out))], "p stands in a loop after which s is complete"),
+        ([X, T, Add(T.out, Position(LEAF), (), True)], "add stands in a loop after which t is complete"),
+        ([gather("b", "", ITEM), total("t", ITEM, Tile("b", ("r",), ITEM))], "adds up over no loop"),
+        ([X, total("t", LEAF, X.out)], "adds up over no loop"),
+    ],
+)
+def test_what_cannot_be_placed(steps: list[Statement], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        place(steps, loops(RUNS))
+
+
+# -- whole programs ----------------------------------------------------------------------------------------------------
+
+
+def programs() -> Iterator[TileProgram]:
+    """Those of the golden sources, of every kind of view, and of drawn tiles."""
+    for equation, sizes, dtype, plan, backend in golden_cases.CASES.values():
+        operands = Problem(equation, sizes, "skewed", dtype).operands()
+        yield from stc.compile(equation, *operands, plan=plan, backend=backend).programs
+    for folds in FOLDS.values():
+        yield from (DrawnTiles(folds, dot=dot, halves=halves).program for dot, halves in ((0, 0), (1, 0), (1, 1)))
+
+
+def test_placed_programs_are_placed_alike_again() -> None:
+    kinds = set()
+    for program in programs():
+        statements = [s for s, _ in program.statements]
+        steps = [s for s in statements if not isinstance(s, Loop | Zero)]
+        around = [Loop(s.level, (), s.letter) for s in statements if isinstance(s, Loop)]
+        assert place(steps, around) == program.body, program
+        kinds.add((bool(program.view.sides), bool(program.view.pairs), program.view.blocks))
+    assert len(kinds) == 4
