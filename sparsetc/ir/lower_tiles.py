@@ -22,7 +22,6 @@ from sparsetc.ir.einsum import Bound
 from sparsetc.ir.operands import MIN_DOT, Lowering, Target, row_of
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.tile import (
-    Decode,
     DenseAxis,
     Gather,
     Loop,
@@ -117,7 +116,7 @@ class _TileLowering(Lowering):
 
     # -- statements -------------------------------------------------------------------------------------------------
     def body(self) -> tuple[Statement, ...]:
-        decodes = [[Decode(self.letters[c.mode], c, level) for c in self.view.levels[level]] for level in (ITEM, LANE)]
+        decodes = [self.decodes(level) for level in (ITEM, LANE)]
         gathers = [self._gather(o, LANE) for o in self.inner]
         once = [g for g in gathers if not set(g.operand.rows) & set(self.looped)]
         late = [g for g in gathers if g not in once]

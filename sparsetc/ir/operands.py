@@ -15,7 +15,7 @@ from typing import TypeVar
 from sparsetc.errors import PlanError
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.plan import Schedule
-from sparsetc.ir.tile import Add, DenseAxis, Key, Operand, Row, Slot, Statement, Tile, TileProgram, verify
+from sparsetc.ir.tile import Add, Decode, DenseAxis, Key, Operand, Row, Slot, Statement, Tile, TileProgram, verify
 from sparsetc.ir.view import View
 
 MIN_DOT = 16
@@ -136,6 +136,11 @@ class Lowering(ABC):
     def axes(self) -> tuple[DenseAxis, ...]:
         """The program's axes."""
         return self.dense_axes
+
+    def decodes(self, level: int) -> list[Decode]:
+        """What reads the coordinates of one level."""
+        read = self.view.coordinates
+        return [Decode(self.letters[c.mode], read[c.mode], level) for c in self.view.levels[level]]
 
     def add(self, source: Tile) -> Add:
         """The result, added or stored where it goes."""
