@@ -24,8 +24,8 @@ from sparsetc.codegen.header import header
 from sparsetc.device.targets import MACHINES, gpu, portable
 from sparsetc.errors import DeviceError, PlanError
 from sparsetc.formats import Packed
+from sparsetc.ir.nest.coordinates import Position
 from sparsetc.ir.tile import TileProgram, check_sizes
-from sparsetc.ir.view import ITEM
 
 if TYPE_CHECKING:
     from sparsetc.codegen.triton import Types
@@ -77,7 +77,8 @@ class PartArrays:
             )
         if not 0 <= first <= end <= self.items:
             raise PlanError(f"the part has {self.items} items, found the range {first} .. {end} of them")
-        own = {lookup.array for lookup in view.lookups(ITEM) if lookup.every == 1}
+        read = (lookup for c in view.coordinates.values() for lookup in c.lookups)
+        own = {lookup.array for lookup in read if lookup.where == Position("item")}
         own |= {name for name in program.arrays if name.startswith("item_")}
         cut = [
             a[first : end + 1] if name == "item_ptr" else a[first:end] if name in own else a

@@ -136,9 +136,6 @@ class FunctionPrinter:
             self.put(f"{word} = {array}[{RANGES[level]}]")
         return word
 
-    def coordinate_of(self, mode: int, level: int) -> str:
-        return self.coordinate(self.p.letters[mode], level)
-
     def coordinate(self, letter: str, level: int) -> str:
         """A coordinate as a vector of `level`: one of a higher level is repeated for all it is shared by."""
         own = self.p.view.level_of(self.p.letters.index(letter))

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from sparsetc.ir.nest.coordinates import AXIS_LEVEL, Lookup, Writer
+
+if TYPE_CHECKING:
+    from sparsetc.codegen.torch import FunctionPrinter
+    from sparsetc.codegen.torch_tiles import TileFunctionPrinter
 
 RANGES = ("i0:i1", "b0:b1", "n0:n1")
 """What a chunk has of each level."""
 
 
-class ChunkPrinter(Protocol):
-    """What printers of torch functions know of a chunk."""
-
-    @property
-    def device(self) -> str:
-        """Where the arrays live, as source text."""
-
-    def word(self, array: str, level: int) -> str:
-        """The words of an array of a level."""
-
-    def coordinate_of(self, mode: int, level: int) -> str:
-        """A mode's coordinate, for each position of a level."""
-
-    def spread(self, name: str, own: int, level: int) -> str:
-        """What there is for each position of the level `own`, for each of another."""
-
-
 class TorchCoordinates(Writer):
     """Writes the coordinates of one level."""
 
-    def __init__(self, printer: ChunkPrinter, level: int) -> None:
+    def __init__(self, printer: FunctionPrinter | TileFunctionPrinter, level: int) -> None:
         self.printer, self.level = printer, level
 
     def position(self, axis: str) -> str:
@@ -41,7 +28,7 @@ class TorchCoordinates(Writer):
         return self.printer.spread(numbers, own, self.level)
 
     def coordinate(self, mode: int) -> str:
-        return self.printer.coordinate_of(mode, self.level)
+        return self.printer.coordinate(self.printer.p.letters[mode], self.level)
 
     def lookup(self, lookup: Lookup) -> str:
         if lookup.every != 1:

@@ -61,9 +61,9 @@ class TileFunctionPrinter:
         """The words of an array."""
         return f"{array}[{RANGES[level]}]"
 
-    def coordinate_of(self, mode: int, level: int) -> str:
+    def coordinate(self, letter: str, level: int) -> str:
         """The coordinate of each tile along a mode."""
-        return names.tile(self.p.letters[mode])
+        return names.tile(letter)
 
     @staticmethod
     def spread(name: str, own: int, level: int) -> str:

@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 AXIS_LEVEL = {"item": 0, "fiber": 1, "tile": 1, "nonzero": 2, "lane": 2}
 """Axes that have positions, and the level at which each is known: lanes stand side by side in a step of nonzeros."""
@@ -44,20 +44,17 @@ class Reader:
     """The elements of an array at some positions."""
 
 
-class Writer:
+class Writer(Protocol):
     """What an expression is written with, in a language whose operators are Python's."""
 
     def position(self, axis: str) -> str:
         """The name of the positions along an axis."""
-        raise NotImplementedError
 
     def coordinate(self, mode: int) -> str:
         """The name of a mode's coordinate."""
-        raise NotImplementedError
 
     def lookup(self, lookup: Lookup) -> str:
         """What reads an array, as text that needs no parentheses."""
-        raise NotImplementedError
 
     def bits(self, bits: Bits) -> tuple[str, str]:
         """What reads bits of a word, and the operator that it ends in; empty where it needs no parentheses."""
