@@ -8,7 +8,6 @@ line of plain text.
 from __future__ import annotations
 
 import keyword
-import re
 from collections.abc import Container
 
 from sparsetc.errors import SparsetcError
@@ -16,8 +15,6 @@ from sparsetc.ir.names import is_free
 
 LONGEST = 80
 """Characters of a name."""
-FORMULA = re.compile(r"(?:\{(?:m[0-9]+|p|lane)\}|0x[0-9a-fA-F]+|[0-9]+|//|<<|>>|[-+*%&|()]|[ ])+")
-"""A computed coordinate: other coordinates, numbers, and operators that Triton and torch both read."""
 
 
 def check_identifier(name: object, kind: str, error: type[SparsetcError]) -> str:
@@ -30,7 +27,7 @@ def check_identifier(name: object, kind: str, error: type[SparsetcError]) -> str
     ):
         raise error(
             f"the name of {kind} is printed into generated programs, so it must be letters, digits and underscores, no "
-            f"word of Python's own and at most {LONGEST} characters; found {_shown(name)}"
+            f"word of Python's own and at most {LONGEST} characters; found {shown(name)}"
         )
     return name
 
@@ -46,7 +43,7 @@ def check_label(name: object, kind: str, error: type[SparsetcError]) -> str:
     ):
         raise error(
             f"the name of {kind} must be one line of 1 to {LONGEST} printable characters without quotes and "
-            f"backslashes; found {_shown(name)}"
+            f"backslashes; found {shown(name)}"
         )
     return name
 
@@ -58,15 +55,6 @@ def check_array(name: object, error: type[SparsetcError]) -> None:
         raise error(
             f"a view calls an array {word!r}, which means something else in generated programs; name it by two letters "
             'or more that say what it holds, as in "item_word"'
-        )
-
-
-def check_formula(formula: object, error: type[SparsetcError]) -> None:
-    """Raise `error` unless a computed coordinate is made of coordinates, numbers and the operators of `FORMULA`."""
-    if not isinstance(formula, str) or not FORMULA.fullmatch(formula):
-        raise error(
-            "the formula of a coordinate is printed into generated programs; it may hold {m0}, {m1}, ..., {p}, whole "
-            f"numbers, parentheses and + - * // % << >> & |, found {_shown(formula)}"
         )
 
 
@@ -91,5 +79,5 @@ def check_free(
         )
 
 
-def _shown(name: object) -> str:
+def shown(name: object) -> str:
     return repr(name)[:LONGEST] if isinstance(name, str) else type(name).__name__

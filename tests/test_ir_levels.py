@@ -18,6 +18,7 @@ from sparsetc.ir import view as views
 from sparsetc.ir.cost import FIBERS, ITEMS, ONE, STORED, ZERO, Statistics, cost
 from sparsetc.ir.einsum import Bound, Einsum
 from sparsetc.ir.lower import Target, lower
+from sparsetc.ir.nest.coordinates import Position
 from sparsetc.ir.operands import operand_names
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ir.tile import LANES, Add, Decode, Gather, Loop, Product, Row, Statement, Tile, TileProgram, Value, Zero
@@ -183,8 +184,10 @@ def test_a_view_says_where_each_mode_is_read_and_what_a_part_must_hold() -> None
     ],
 )
 def test_a_field_decodes_its_bits(field: Field, expression: str, found: int) -> None:
-    assert field.expression("w") == expression
+    (bits,) = field.fields
+    assert bits.operations("w")[0] == expression
     assert eval(expression, {"w": torch.tensor(0b110101)}) == found
+    assert bits.of(torch.tensor(0b110101)) == found
 
 
 # -- plans -------------------------------------------------------------------------------------------------------------
@@ -269,7 +272,11 @@ def without(kind: type, name: str = "") -> Callable[[Statement], list[Statement]
             "fiber_sum is not made before it",  # it is, in a loop that has ended
         ),
         (
-            lambda s: [replace(s, coordinate=word(2, "words")) if isinstance(s, Decode) and s.letter == "k" else s],
+            lambda s: [
+                replace(s, coordinate=word(2, "words").expression(Position("nonzero")))
+                if isinstance(s, Decode) and s.letter == "k"
+                else s
+            ],
             "decode k: the view has no array 'words'",
         ),
         (

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from sparsetc.ir.cost import cost
+from sparsetc.ir.nest.readable import Readable
 from sparsetc.ir.tile import Stored, TileProgram
-from sparsetc.ir.view import LEVELS, LOW, PAIRED, Computed, Consecutive, View
+from sparsetc.ir.view import LEVELS, LOW, PAIRED, View
 
 
 @lru_cache(maxsize=256)
@@ -79,15 +80,15 @@ def stored_tiles(operand: Stored) -> str:
 def sketch(view: View, letters: Sequence[str]) -> list[str]:
     """Each array with the bits of its words, most significant first."""
     lines = []
-    for level, coordinates in zip(LEVELS, view.levels, strict=True):
+    for level, axis, coordinates in zip(LEVELS, view.axes, view.levels, strict=True):
         arrays: dict[str, list[str]] = {}
         for c in coordinates:
-            if isinstance(c, Computed):
-                lines.append(f"{letters[c.mode]} = {c.expression(letters, 'position')}, not stored")
-            elif isinstance(c, Consecutive):
-                lines.append(f"{letters[c.mode]} = position + {c.array}[{letters[c.by]}]")
+            letter, value = letters[c.mode], view.coordinates[c.mode]
+            text = value.text(Readable(letters, axis, f"{letter}:{{bits}}"))
+            if value.fields:
+                arrays.setdefault(value.fields[0].word.array, []).append(text)
             else:
-                arrays.setdefault(c.array, []).append(f"{letters[c.mode]}:{c.bits}{' + ' + c.base if c.base else ''}")
+                lines.append(f"{letter} = {text}{'' if value.lookups else ', not stored'}")
         lines += [f"{name}[{level}] = | {' | '.join(bits)} |  bits a mode" for name, bits in arrays.items()]
     if view.sides:
         lines.append(stored_tiles(Stored("", tuple(letters), view)))

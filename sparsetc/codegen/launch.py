@@ -24,8 +24,8 @@ from sparsetc.codegen.header import header
 from sparsetc.device.targets import MACHINES, gpu, portable
 from sparsetc.errors import DeviceError, PlanError
 from sparsetc.formats import Packed
+from sparsetc.ir.nest.coordinates import Position
 from sparsetc.ir.tile import TileProgram, check_sizes
-from sparsetc.ir.view import Computed
 
 if TYPE_CHECKING:
     from sparsetc.codegen.triton import Types
@@ -70,16 +70,16 @@ class PartArrays:
             PlanError: items are known by their numbers alone, as chunks of nonzeros are, or there are fewer of them.
         """
         view = program.view
-        if view.chunk or any(isinstance(c, Computed) and "{p}" in c.formula for c in view.item):
+        if view.chunk or any("item" in c.counted for c in view.coordinates.values()):
             raise PlanError(
                 "items known by their numbers, such as equal chunks of nonzeros, have no arrays to take a range of: "
                 "pack the nonzeros wanted, or take a plan of rows"
             )
         if not 0 <= first <= end <= self.items:
             raise PlanError(f"the part has {self.items} items, found the range {first} .. {end} of them")
-        own = {c.array for c in view.item if not isinstance(c, Computed)} | {
-            n for n in program.arrays if n.startswith("item_")
-        }
+        read = (lookup for c in view.coordinates.values() for lookup in c.lookups)
+        own = {lookup.array for lookup in read if lookup.where == Position("item")}
+        own |= {name for name in program.arrays if name.startswith("item_")}
         cut = [
             a[first : end + 1] if name == "item_ptr" else a[first:end] if name in own else a
             for name, a in self.named(program).items()

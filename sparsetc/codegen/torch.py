@@ -12,6 +12,7 @@ from functools import lru_cache
 from math import prod
 
 from sparsetc.codegen.torch_contractions import contracted
+from sparsetc.codegen.torch_coordinates import RANGES, TorchCoordinates
 from sparsetc.codegen.torch_pairs import PairFunctionPrinter
 from sparsetc.codegen.torch_tiles import TileFunctionPrinter
 from sparsetc.ir import names
@@ -31,11 +32,10 @@ from sparsetc.ir.tile import (
     TileProgram,
     Value,
 )
-from sparsetc.ir.view import ITEM, LANE, LEAF, Computed, Consecutive
+from sparsetc.ir.view import ITEM, LANE, LEAF
 
 RUNTIME = ("add_rows", "bag", "run_products", "run_sums")
 """What generated programs may call."""
-RANGES = {ITEM: "i0:i1", LANE: "b0:b1", LEAF: "n0:n1"}
 
 
 @lru_cache(maxsize=256)
@@ -128,27 +128,15 @@ class FunctionPrinter:
             self.add(s)
 
     def decode(self, s: Decode) -> None:
-        p, c = self.p, s.coordinate
-        if isinstance(c, Computed):
-            # A letter of a deeper level is not known yet; no formula names one.
-            known = {m: p.view.level_of(m) <= s.level for m in range(p.view.order)}
-            own = [self.coordinate(letter, s.level) if known[m] else letter for m, letter in enumerate(p.letters)]
-            self.put(f"{names.at(s.letter)} = {c.expression(own, self.position(s.level))}")
-            return
-        if isinstance(c, Consecutive):
-            by = self.coordinate(p.letters[c.by], s.level)
-            self.put(f"{names.at(s.letter)} = {self.position(s.level)} + {c.array}.index_select(0, {by})")
-            return
-        word = f"{c.array}_bits"
+        self.put(f"{names.at(s.letter)} = {s.coordinate.text(TorchCoordinates(self, s.level))}")
+
+    def word(self, array: str, level: int) -> str:
+        """The words of an array, once read."""
+        word = f"{array}_bits"
         if word not in self.words:
             self.words.add(word)
-            self.put(f"{word} = {c.array}[{RANGES[s.level]}]")
-        base = f" + {c.base}.index_select(0, {c.frame_of(self.position(s.level))[1:-1]})" if c.base else ""
-        self.put(f"{names.at(s.letter)} = {c.expression(word)}{base}")
-
-    def position(self, level: int) -> str:
-        """The positions of a chunk's items, fibers or nonzeros."""
-        return f"torch.arange({RANGES[level].replace(':', ', ')}, device={self.device})"
+            self.put(f"{word} = {array}[{RANGES[level]}]")
+        return word
 
     def coordinate(self, letter: str, level: int) -> str:
         """A coordinate as a vector of `level`: one of a higher level is repeated for all it is shared by."""

@@ -9,13 +9,16 @@ from __future__ import annotations
 from math import prod
 from string import ascii_letters
 
+from sparsetc.codegen.torch_coordinates import RANGES, TorchCoordinates
 from sparsetc.ir import names
 from sparsetc.ir.tile import Add, Gather, Row, Slot, TileProgram
-from sparsetc.ir.view import ITEM, Field
+from sparsetc.ir.view import LANE
 
 
 class TileFunctionPrinter:
     """Prints one part of dense tiles as a torch function of chunks."""
+
+    device = "values.device"
 
     def __init__(self, program: TileProgram) -> None:
         self.p = program
@@ -30,12 +33,11 @@ class TileFunctionPrinter:
         p = self.p
         arguments = ["chunks", *p.arrays, *(o.name for o in p.operands), p.output]
         self.put("tiles = torch.diff(item_ptr[i0 : i1 + 1])")
-        for level, coordinates in enumerate(p.view.levels):
-            for c in coordinates:
-                assert isinstance(c, Field)
-                word = f"{c.array}[{'i0:i1' if level == ITEM else 'b0:b1'}]"
-                spread = ".repeat_interleave(tiles, output_size=b1 - b0)" if level == ITEM else ""
-                self.put(f"{names.tile(p.letters[c.mode])} = ({c.expression(word)}){spread}")
+        for mode, coordinate in p.view.coordinates.items():
+            # What other modes give is read a tile at a time, as they are; all else as it is stored, and then spread.
+            level = LANE if coordinate.modes else p.view.level_of(mode)
+            text = f"({coordinate.text(TorchCoordinates(self, level))})"
+            self.put(f"{names.tile(p.letters[mode])} = {self.spread(text, level, LANE)}")
         for letter, side, extent in zip(p.letters, p.view.sides, p.extents, strict=True):
             at, steps = names.at(letter), f"torch.arange({side}, device=values.device)"
             self.put(f"{at} = {names.tile(letter)}.long()[:, None] * {side} + {steps}")
@@ -54,6 +56,19 @@ class TileFunctionPrinter:
         comment = ["# " + line for line in str(p).splitlines()]
         head = [f"def part_{p.number}({', '.join(arguments)}):", "    for i0, i1, b0, b1, n0, n1 in chunks:"]
         return [*comment, *head, *self.out]
+
+    def word(self, array: str, level: int) -> str:
+        """The words of an array."""
+        return f"{array}[{RANGES[level]}]"
+
+    def coordinate(self, letter: str, level: int) -> str:
+        """The coordinate of each tile along a mode."""
+        return names.tile(letter)
+
+    @staticmethod
+    def spread(name: str, own: int, level: int) -> str:
+        """A row per item repeated for each of its tiles."""
+        return name if own == level else f"{name}.repeat_interleave(tiles, output_size=b1 - b0)"
 
     def values(self) -> str:
         """All positions of the chunk's tiles."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 
+from sparsetc.codegen.triton_coordinates import TritonCoordinates
 from sparsetc.ir import names
 from sparsetc.ir.tile import (
     LANES,
@@ -30,7 +31,7 @@ from sparsetc.ir.tile import (
     Value,
     Zero,
 )
-from sparsetc.ir.view import ITEM, LANE, LEAF, WHOLE, Computed, Consecutive, Field, word_bits
+from sparsetc.ir.view import ITEM, LANE, LEAF, WHOLE
 
 ADDRESS64 = 2**31
 
@@ -246,27 +247,12 @@ class FunctionPrinter:
             self.put(f"{self.named(s.out, '')} = tl.sum({self.named(s.source, '')}, 0)")
 
     def decode(self, s: Decode, u: str) -> None:
-        c = s.coordinate
-        at = ("item", "fiber", f"pos{u}")[s.level]
-        if isinstance(c, Computed):
-            known = [self.coordinate(letter, s.level, u) for letter in self.p.letters]
-            self.put(f"{names.at(s.letter)}{u} = {c.expression(known, at)}")
-            return
-        if isinstance(c, Consecutive):
-            by = self.coordinate(self.p.letters[c.by], s.level, u)
-            mask = self.valid(s.level, u) if self.p.view.level_of(c.by) == s.level else ""
-            self.put(f"{names.at(s.letter)}{u} = {at} + {self.load(c.array, by, mask)}")
-            return
-        word = f"{c.array}_bits{u}"
-        if word not in self.words[s.level]:
-            self.words[s.level].add(word)
-            self.put(f"{word} = {self.load(c.array, at, self.valid(s.level, u))}{self.widen_word(c, s.level)}")
-        base = f" + {self.load(c.base, c.frame_of(at), self.valid(s.level, u))}" if c.base else ""
-        self.put(f"{names.at(s.letter)}{u} = {c.expression(word)}{base}")
+        text = s.coordinate.text(TritonCoordinates(self, s.level, u))
+        self.put(f"{self.decoded(s.letter, s.level, u)} = {text}")
 
-    def widen_word(self, c: Field, level: int) -> str:
-        """Words of 16 bits, which only leaf words are stored in, are decoded as 32."""
-        return ".to(tl.int32)" if level == LEAF and word_bits(self.p.view.leaf, c.array) <= 16 else ""
+    def decoded(self, letter: str, level: int, u: str) -> str:
+        """The name of what is decoded for a letter."""
+        return self.coordinate(letter, level, u)
 
     def coordinate(self, letter: str, level: int, u: str) -> str:
         """The name a coordinate goes by in a statement of `level`."""

@@ -28,7 +28,6 @@ from sparsetc.ir.tile import (
     Tile,
     Value,
 )
-from sparsetc.ir.view import Field
 
 
 class TileFunctionPrinter(FunctionPrinter):
@@ -138,16 +137,16 @@ class TileFunctionPrinter(FunctionPrinter):
 
     # -- coordinates ------------------------------------------------------------------------------------------------
     def decode(self, s: Decode, u: str) -> None:
-        c = s.coordinate
-        assert isinstance(c, Field)  # a tile's coordinates are stored
-        at = "item" if c in self.p.view.item else "tile"
-        word = f"{c.array}_bits"
-        if word not in self.words[s.level]:
-            self.put(f"{word} = tl.load({c.array} + {at})")
-            self.words[s.level].add(word)
-        self.put(f"{names.tile(s.letter)} = {c.expression(word)}")
+        super().decode(s, u)
         if s.letter not in self.p.looped:
             self.coordinates(s.letter)
+
+    def decoded(self, letter: str, level: int, u: str) -> str:
+        return names.tile(letter)
+
+    def valid(self, level: int, u: str) -> str:
+        """Every tile of an item's holds something."""
+        return ""
 
     def coordinates(self, letter: str) -> None:
         """Put a mode's coordinates, and whether they lie inside it, once the tile's and the position's are known."""

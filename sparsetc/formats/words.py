@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from sparsetc.ir.view import Coordinate, Field, word_bits
+from sparsetc.ir.view import Field, ModeCoordinate, word_bits
 
 WORD_BITS = 63
 """Bits of an int64 word that leave it non-negative, so that a shift need not be masked."""
@@ -39,35 +39,34 @@ def fields(modes: Sequence[int], shape: Sequence[int], name: str) -> tuple[Field
     return tuple(found)
 
 
-def widths(coordinates: Sequence[Coordinate]) -> list[int]:
+def widths(coordinates: Sequence[ModeCoordinate]) -> list[int]:
     """Bytes of an element of each array of words."""
-    stored = [c for c in coordinates if isinstance(c, Field)]
-    return [4 if word_bits(stored, name) <= 31 else 8 for name in dict.fromkeys(f.array for f in stored)]
+    names = dict.fromkeys(field.word.array for c in coordinates for field in c.fields)
+    return [4 if word_bits(coordinates, name) <= 31 else 8 for name in names]
 
 
 def encode(
-    coords: torch.Tensor | Sequence[torch.Tensor], coordinates: Sequence[Coordinate], narrow: bool = False
+    coords: torch.Tensor | Sequence[torch.Tensor], coordinates: Sequence[ModeCoordinate], narrow: bool = False
 ) -> dict[str, torch.Tensor]:
     """The words of every nonzero, by array name: uint16 (where `narrow`), int32 or int64, the smallest that serves."""
-    stored = [c for c in coordinates if isinstance(c, Field)]
     words: dict[str, torch.Tensor] = {}
-    for field in stored:
-        part = coords[field.mode] << field.shift if field.shift else coords[field.mode]
-        words[field.array] = words[field.array] | part if field.array in words else part
-    return {name: _shrunk(word, name, stored, narrow) for name, word in words.items()}
+    for mode, field in ((c.mode, field) for c in coordinates for field in c.fields):
+        part, name = coords[mode] << field.shift if field.shift else coords[mode], field.word.array
+        words[name] = words[name] | part if name in words else part
+    return {name: _shrunk(word, name, coordinates, narrow) for name, word in words.items()}
 
 
-def decode(words: dict[str, torch.Tensor], coordinates: Sequence[Coordinate]) -> dict[int, torch.Tensor]:
+def decode(words: dict[str, torch.Tensor], coordinates: Sequence[ModeCoordinate]) -> dict[int, torch.Tensor]:
     """Coordinates by mode, int64."""
-    stored = [c for c in coordinates if isinstance(c, Field)]
-    return {f.mode: (_long(words[f.array]) >> f.shift) & ((1 << f.bits) - 1) for f in stored}
+    return {c.mode: field.of(whole(words[field.word.array])) for c in coordinates for field in c.fields}
 
 
-def _long(word: torch.Tensor) -> torch.Tensor:
+def whole(word: torch.Tensor) -> torch.Tensor:
+    """Words as int64; those of 16 bits are unsigned."""
     return word.view(torch.int16).long() & 0xFFFF if word.dtype == torch.uint16 else word.long()
 
 
-def _shrunk(word: torch.Tensor, name: str, coordinates: Sequence[Field], narrow: bool) -> torch.Tensor:
+def _shrunk(word: torch.Tensor, name: str, coordinates: Sequence[ModeCoordinate], narrow: bool) -> torch.Tensor:
     bits = word_bits(coordinates, name)
     if narrow and bits <= 16:  # unsigned, so that a GPU loads it with its upper bits zero and no instruction more
         return word.to(torch.int32).to(torch.int16).view(torch.uint16)

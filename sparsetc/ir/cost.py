@@ -27,7 +27,6 @@ from operator import add, mul
 
 from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.ir.tile import Add, Gather, Loop, Product, Scale, Statement, TileProgram, Value, level_of
-from sparsetc.ir.view import Consecutive, Field
 
 SYMBOLS = ("L*w", "L", "N*w", "N", "P*w", "P", "w", "")
 """What a count is a sum of, in this order: products of a symbol or 1 and, at even places, the bytes of a value."""
@@ -320,9 +319,9 @@ def _stored_words(p: TileProgram, splits: int) -> tuple[Count, Count]:
     """Bytes that are streamed, and that reach a thread's registers, of values and words of runs and of fibers."""
     stream = ZERO if p.view.pattern else STORED.bytes
     registers = stream
-    for count, widths, coordinates in zip(PER_LEVEL, p.view.word_bytes, p.view.levels, strict=True):
+    for level, (count, widths) in enumerate(zip(PER_LEVEL, p.view.word_bytes, strict=True)):
         stream += count * sum(widths)
-        looked_up = sum(isinstance(c, Consecutive) or bool(isinstance(c, Field) and c.base) for c in coordinates)
+        looked_up = sum(lookup.every != 1 for lookup in p.view.lookups(level))
         registers += count * (VECTOR * (len(widths) + looked_up))
     if p.view.blocks:
         stream += FIBERS * 4

@@ -28,6 +28,7 @@ from sparsetc.ir import plan as plans
 from sparsetc.ir import reference
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.interpret_tiles import TileWalk
+from sparsetc.ir.nest.coordinates import AXIS_LEVEL, Reader
 from sparsetc.ir.plan import F16X3
 from sparsetc.ir.tile import (
     LANES,
@@ -48,7 +49,7 @@ from sparsetc.ir.tile import (
     Zero,
     verify,
 )
-from sparsetc.ir.view import ITEM, LANE, LEAF, LOW, Consecutive, Field
+from sparsetc.ir.view import ITEM, LANE, LEAF, LOW
 from sparsetc.partition import shares
 from sparsetc.tensor import SparseTensor
 
@@ -205,15 +206,13 @@ class _Item:
         return self.read(self.values, LEAF)
 
     def decode(self, s: Decode) -> torch.Tensor:
-        c = s.coordinate
-        if isinstance(c, Field):
-            found: torch.Tensor = eval(c.expression("word"), {"word": self.read(self.arrays[c.array], s.level)})
-            return found + self.picked(self.arrays[c.base], self.at[s.level] // c.frame, s.level) if c.base else found
-        if isinstance(c, Consecutive):
-            by = self.coordinates[self.program.letters[c.by]].expand(self.at[s.level].shape)
-            return self.at[s.level] + self.picked(self.arrays[c.array], by, s.level)
-        names = {**self.coordinates, "position": self.at[s.level], "lane": self.lane}
-        return eval(c.expression(self.program.letters, "position"), names)
+        own = self.at[s.level]
+        reader = Reader(
+            lambda axis: self.lane if axis == LANES else self.at[AXIS_LEVEL[axis]],
+            lambda mode: self.coordinates[self.program.letters[mode]],
+            lambda array, where: self.picked(self.arrays[array], where.expand(own.shape), s.level),
+        )
+        return own * 0 + s.coordinate.evaluate(reader)
 
     def picked(self, array: torch.Tensor, at: torch.Tensor, level: int) -> torch.Tensor:
         """Elements `at` of an array, or rows of a table, 0 for a lane that holds nothing."""

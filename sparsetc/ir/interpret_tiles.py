@@ -10,9 +10,9 @@ from math import prod
 
 import torch
 
-from sparsetc.errors import PlanError
+from sparsetc.ir.nest.coordinates import Reader
 from sparsetc.ir.tile import Add, Decode, Gather, Loop, Row, Scale, Slot, Stored, TileProgram, Value
-from sparsetc.ir.view import ITEM, PAIRED, Field, Tiles
+from sparsetc.ir.view import PAIRED, Tiles
 
 HALVES = "half"
 """The first axis of a tile in halves: high, then low."""
@@ -56,12 +56,12 @@ class TileWalk:
 
     def decode(self, s: Decode) -> None:
         """The tile's coordinate of one mode."""
-        c = s.coordinate
-        if not isinstance(c, Field):
-            raise PlanError(f"decode {s.letter}: tiles store their coordinates")
-        at = self.item if s.level == ITEM else self.tile
-        word = int(self.arrays[c.array][at])
-        self.block[s.letter] = (word >> c.shift) & ((1 << c.bits) - 1)
+        reader = Reader(
+            lambda axis: self.item if axis == "item" else self.tile,
+            lambda mode: self.block[self.program.letters[mode]],
+            lambda array, where: int(self.arrays[array][where]),
+        )
+        self.block[s.letter] = s.coordinate.evaluate(reader)
 
     def side(self, letter: str) -> int:
         """Positions of a tile along a letter."""

@@ -23,6 +23,7 @@ matrices: its axes are folds of letters, ``ij`` of i and j.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -30,8 +31,10 @@ from math import prod
 
 from sparsetc.errors import PlanError
 from sparsetc.ir import names
+from sparsetc.ir.nest.coordinates import Expression
+from sparsetc.ir.nest.readable import Readable
 from sparsetc.ir.plan import F16X3
-from sparsetc.ir.view import ITEM, LANE, LEAF, LEVELS, PAIRED, Computed, Consecutive, Coordinate, Tiles, View
+from sparsetc.ir.view import ITEM, LANE, LEAF, LEVELS, PAIRED, Tiles, View
 
 LANES = "lane"
 MOST_ELEMENTS = 1 << 20
@@ -125,7 +128,7 @@ class Decode:
     """``letter`` = the coordinate of one mode."""
 
     letter: str
-    coordinate: Coordinate
+    coordinate: Expression
     level: int
 
 
@@ -395,10 +398,10 @@ def verify(program: TileProgram) -> None:
                 )
         elif isinstance(statement, Decode):
             c = statement.coordinate
-            if not isinstance(c, Computed) and c.array not in program.view.arrays:
-                raise PlanError(f"decode {statement.letter}: the view has no array {c.array!r}")
-            if isinstance(c, Consecutive):
-                inputs = (names.at(program.letters[c.by]),)
+            lacking = [lookup.array for lookup in c.lookups if lookup.array not in program.view.arrays]
+            if lacking:
+                raise PlanError(f"decode {statement.letter}: the view has no array {lacking[0]!r}")
+            inputs = tuple(names.at(program.letters[mode]) for mode in c.modes)
         unknown = [name for name in inputs if not any(name in scope for scope in scopes)]
         if unknown:
             raise PlanError(f"{_line(program, statement).strip()}: {', '.join(unknown)} is not made before it")
@@ -490,12 +493,8 @@ def _line(p: TileProgram, s: Statement) -> str:
             else f"loop steps of {p.view.lanes} lanes, {p.unroll} at a time"
         )
     if isinstance(s, Decode):
-        c = s.coordinate
-        level = "tile" if p.view.sides and s.level == LANE else LEVELS[s.level]
-        if p.view.sides:
-            return f"{names.tile(s.letter)} = {_coordinate(p, c, level)}"
-        lanes = "" if s.level == ITEM else "[lane]"
-        return f"{names.at(s.letter)}{lanes} = {_coordinate(p, c, level)}"
+        lanes = "" if s.level == ITEM or p.view.sides else "[lane]"
+        return f"{_decoded(p)(s.letter)}{lanes} = {_coordinate(p, s)}"
     if isinstance(s, Value):
         if not p.view.pairs:
             return f"{s.out} = {'1' if p.view.pattern else 'load X.values'}"
@@ -530,14 +529,17 @@ def _line(p: TileProgram, s: Statement) -> str:
     return f"{'store' if s.owned else 'add'} {p.output}[{', '.join((row, *s.axes))}] {s.source}{summed}"
 
 
-def _coordinate(p: TileProgram, c: Coordinate, level: str) -> str:
-    if isinstance(c, Computed):
-        return c.expression([*map(names.at, p.letters)], "position")
-    if isinstance(c, Consecutive):
-        return f"position + {c.array}[{names.at(p.letters[c.by])}]"
-    base = f" + {c.base}" if c.base else ""
-    shared = f", a base every {c.frame}" if c.base else ""
-    return f"decode {c.array}{base}  # {c.bits} bits, {level}{shared}"
+def _decoded(p: TileProgram) -> Callable[[str], str]:
+    """The name of what is decoded for a letter: the tile's coordinate, where there are tiles."""
+    return names.tile if p.view.sides else names.at
+
+
+def _coordinate(p: TileProgram, s: Decode) -> str:
+    level = "tile" if p.view.sides and s.level == LANE else LEVELS[s.level]
+    notes = [f"{field.width} bits, {level}" for field in s.coordinate.fields]
+    notes += [f"a base every {lookup.every}" for lookup in s.coordinate.lookups if lookup.every > 1]
+    text = s.coordinate.text(Readable([*map(_decoded(p), p.letters)], p.view.axes[s.level]))
+    return f"{text}  # {', '.join(notes)}" if notes else text
 
 
 def _short(axis: str) -> str:

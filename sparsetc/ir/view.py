@@ -47,7 +47,9 @@ from functools import cached_property
 from math import prod
 
 from sparsetc.errors import FormatError
-from sparsetc.names import check_array, check_formula
+from sparsetc.ir.nest.coordinates import Bits, Constant, Coordinate, Expression, Formula, Lookup, Position
+from sparsetc.ir.nest.formula import parsed
+from sparsetc.names import check_array
 
 ITEM, LANE, LEAF = 0, 1, 2
 LEVELS = ("item", "lane", "leaf")
@@ -63,10 +65,28 @@ WHOLE = 2**62
 
 
 @dataclass(frozen=True)
-class Field:
-    """Coordinate of `mode`: bits ``shift .. shift + bits`` of `array`; `top` says that no bits lie above it."""
+class ModeCoordinate:
+    """How the coordinate of `mode` is read."""
 
     mode: int
+
+    def expression(self, at: Position) -> Expression:
+        """The coordinate, where the position of its level is `at`."""
+        raise NotImplementedError
+
+    def check(self, leaf: bool) -> None:
+        """Raise `FormatError` unless the coordinate may stand at its level, which is the leaf or not."""
+
+    @cached_property
+    def fields(self) -> tuple[Bits, ...]:
+        """The bits of words that the coordinate is read from."""
+        return self.expression(Position("nonzero")).fields
+
+
+@dataclass(frozen=True)
+class Field(ModeCoordinate):
+    """Coordinate of `mode`: bits ``shift .. shift + bits`` of `array`; `top` says that no bits lie above it."""
+
     array: str
     shift: int
     bits: int
@@ -74,60 +94,57 @@ class Field:
     frame: int = 0
     """Positions whose words are offsets from one base (frame of reference), a power of two; 0: words are whole."""
 
-    @cached_property
-    def base(self) -> str:
-        """Name of the array of bases, one a frame; empty where there are none."""
-        return f"{self.array}_base" if self.frame else ""
+    def expression(self, at: Position) -> Expression:
+        bits = Bits(Lookup(self.array, at), self.shift, self.bits, self.top)
+        number = Formula(">>", at, Constant(self.frame.bit_length() - 1))
+        return Formula("+", bits, Lookup(f"{self.array}_base", number)) if self.frame else bits
 
-    def frame_of(self, position: str) -> str:
-        """The number of a position's frame, as source text."""
-        return f"({position} >> {self.frame.bit_length() - 1})"
-
-    def expression(self, word: str) -> str:
-        """The decoding of `word`, as source text that Triton and torch both read."""
-        if self.bits == 0:
-            return f"{word} * 0"
-        shifted = f"({word} >> {self.shift})" if self.shift else word
-        return shifted if self.top else f"{shifted} & {hex((1 << self.bits) - 1)}"
+    def check(self, leaf: bool) -> None:
+        if self.frame and (not leaf or self.frame & (self.frame - 1) or self.frame < 0):
+            raise FormatError(f"a frame is of a leaf mode and a power of two of positions, found {self}")
 
 
 @dataclass(frozen=True)
-class Computed:
-    """Coordinate of `mode` by a formula in ``{m0}, {m1}, …`` (coordinates read before it) and ``{p}`` (its position).
+class Computed(ModeCoordinate):
+    """Coordinate of `mode` by an expression, or by a formula in ``{m0}, {m1}, …`` (coordinates read before it) and
+    ``{p}`` (its position).
 
-    Nothing is stored for it: a banded matrix knows its column from its row and its place in the band. The position is
-    that of the item, the lane or the nonzero, by the level at which the coordinate stands. Operators are those that
-    Triton and torch both read: ``+ - * // % >> <<``, operands of ``//`` and ``%`` not negative.
+    Nothing is stored for a formula: a banded matrix knows its column from its row and its place in the band. The
+    position is that of the item, the lane or the nonzero, by the level at which the coordinate stands. Operators are
+    ``+ - * // % >> << & |``, operands of ``//`` and ``%`` not negative.
     """
 
-    mode: int
-    formula: str
+    formula: str | Expression
 
-    def expression(self, letters: Sequence[str], position: str) -> str:
-        """The formula with the modes' names and the position's in place."""
-        return self.formula.format(**{f"m{m}": letter for m, letter in enumerate(letters)}, p=position, lane="lane")
+    def expression(self, at: Position) -> Expression:
+        return self.formula if isinstance(self.formula, Expression) else parsed(self.formula, at)
 
 
 @dataclass(frozen=True)
-class Consecutive:
+class Consecutive(ModeCoordinate):
     """Coordinate of `mode` that rises by one from nonzero to nonzero while that of `by`, read before it, is the same.
 
     All that is stored is the difference between coordinate and position, once for each coordinate of `by`: so do the
     entries of a row of a compressed matrix lie, and those that meet an entry of another operand.
     """
 
-    mode: int
     array: str
     """Name of the array of differences, one for each coordinate of `by`; they may be negative."""
     by: int
 
+    def expression(self, at: Position) -> Expression:
+        return Formula("+", at, Lookup(self.array, Coordinate(self.by)))
 
-Coordinate = Field | Computed | Consecutive
+    def check(self, leaf: bool) -> None:
+        if not leaf:
+            raise FormatError(
+                f"mode {self.mode} is consecutive by mode {self.by}, which must be read before it, at the leaf"
+            )
 
 
-def word_bits(coordinates: Iterable[Coordinate], name: str) -> int:
-    """Bits in use of the words called `name`."""
-    return max(f.shift + f.bits for f in coordinates if isinstance(f, Field) and f.array == name)
+def word_bits(coordinates: Iterable[ModeCoordinate], name: str) -> int:
+    """Bits in use of the words called `name`; 31 of those that are read whole."""
+    return max((f.shift + f.width for c in coordinates for f in c.fields if f.word.array == name), default=31)
 
 
 def tiles_along(shape: Sequence[int], sides: Sequence[int]) -> tuple[int, ...]:
@@ -189,9 +206,9 @@ class View(Tiles):
     """
 
     order: int
-    item: tuple[Coordinate, ...]
-    lane: tuple[Coordinate, ...]
-    leaf: tuple[Coordinate, ...]
+    item: tuple[ModeCoordinate, ...]
+    lane: tuple[ModeCoordinate, ...]
+    leaf: tuple[ModeCoordinate, ...]
     blocks: bool
     lanes: int = 1
     """Fibers of a block; of runs, in a tile program, the nonzeros of a step, which nothing stored depends on."""
@@ -211,19 +228,35 @@ class View(Tiles):
         return tiles_along(shape, self.sides) if self.sides else tuple(shape)
 
     @cached_property
-    def levels(self) -> tuple[tuple[Coordinate, ...], ...]:
+    def levels(self) -> tuple[tuple[ModeCoordinate, ...], ...]:
         """Coordinates by level: item, lane, leaf."""
         return (self.item, self.lane, self.leaf)
 
     @cached_property
+    def axes(self) -> tuple[str, ...]:
+        """The axis whose positions each level has."""
+        return ("item", "tile" if self.sides else "fiber", "nonzero")
+
+    @cached_property
+    def coordinates(self) -> dict[int, Expression]:
+        """Each mode's coordinate, in the order in which they are read."""
+        levels = zip(self.axes, self.levels, strict=True)
+        return {c.mode: c.expression(Position(axis)) for axis, own in levels for c in own}
+
+    def lookups(self, level: int) -> tuple[Lookup, ...]:
+        """What the coordinates of a level read of arrays."""
+        return tuple(lookup for c in self.levels[level] for lookup in self.coordinates[c.mode].lookups)
+
+    @cached_property
     def word_bytes(self) -> tuple[tuple[int, ...], ...]:
-        """Bytes of a word of each array of fields, by level."""
-        arrays = [dict.fromkeys(c.array for c in own if isinstance(c, Field)) for own in self.levels]
-        return tuple(tuple(self._word_bytes(level, name) for name in own) for level, own in enumerate(arrays))
+        """Bytes of a word of each array of words, by level."""
+        read = [dict.fromkeys(w.array for w in self.lookups(level) if w.every == 1) for level in range(len(LEVELS))]
+        return tuple(tuple(self._word_bytes(level, name) for name in own) for level, own in enumerate(read))
 
     def _word_bytes(self, level: int, array: str) -> int:
-        bits = word_bits(self.levels[level], array)
-        if any(isinstance(c, Field) and c.array == array and c.frame and bits <= 8 for c in self.levels[level]):
+        bits, values = word_bits(self.levels[level], array), [self.coordinates[c.mode] for c in self.levels[level]]
+        framed = (v for v in values if any(lookup.every > 1 for lookup in v.lookups))
+        if bits <= 8 and any(array == f.word.array for v in framed for f in v.fields):
             return 1
         return 2 if bits <= 16 and level == LEAF and self.narrow else 4 if bits <= 31 else 8
 
@@ -247,10 +280,7 @@ class View(Tiles):
             names += ["value_ptr", "bits"]
         if self.blocks:
             names += ["block_ptr", "block_full", "lane_len"]
-        for coordinates in self.levels:
-            for c in coordinates:
-                names += [] if isinstance(c, Computed) else [c.array]
-                names += [c.base] if isinstance(c, Field) and c.base else []
+        names += [lookup.array for level in range(len(LEVELS)) for lookup in self.lookups(level)]
         return (*dict.fromkeys(names), *(() if self.pattern else ("values",)))
 
     def __str__(self) -> str:
@@ -259,7 +289,7 @@ class View(Tiles):
         if self.pairs:
             return f"pairs of {' and '.join(map(str, self.pairs))}"
 
-        def modes(coordinates: tuple[Coordinate, ...]) -> str:
+        def modes(coordinates: tuple[ModeCoordinate, ...]) -> str:
             return ",".join(str(c.mode) for c in coordinates) or "-"
 
         nesting = "blocks of fibers" if self.blocks else "runs of nonzeros"
@@ -291,9 +321,10 @@ def verify(view: View) -> None:
     if view.pattern and view.sides:
         raise FormatError("tiles store their values")
     read: set[int] = set()
-    for level in view.levels:
-        for c in level:
-            _verify_coordinate(c, level is view.leaf, read)
+    for level, coordinates in enumerate(view.levels):
+        for c in coordinates:
+            c.check(level == LEAF)
+            _verify_value(c.mode, view.coordinates[c.mode], view.axes[: level + 1], read)
             read.add(c.mode)
 
 
@@ -311,12 +342,11 @@ def _verify_tiles(tiles: Tiles) -> None:
         raise FormatError("tiles in halves are matrices, stored whole")
 
 
-def _verify_coordinate(c: Coordinate, leaf: bool, read: set[int]) -> None:
-    if isinstance(c, Computed):
-        check_formula(c.formula, FormatError)
-    else:
-        check_array(c.array, FormatError)
-    if isinstance(c, Field) and c.frame and (not leaf or c.frame & (c.frame - 1) or c.frame < 0):
-        raise FormatError(f"a frame is of a leaf mode and a power of two of positions, found {c}")
-    if isinstance(c, Consecutive) and (not leaf or c.by not in read):
-        raise FormatError(f"mode {c.mode} is consecutive by mode {c.by}, which must be read before it, at the leaf")
+def _verify_value(mode: int, value: Expression, axes: tuple[str, ...], read: set[int]) -> None:
+    """Raise `FormatError` unless arrays have names that hide nothing, and what is read is known at the level."""
+    for lookup in value.lookups:
+        check_array(lookup.array, FormatError)
+    if value.modes - read:
+        raise FormatError(f"mode {mode} follows from mode {min(value.modes - read)}, which must be read before it")
+    if value.axes - {*axes, "lane"}:
+        raise FormatError(f"mode {mode} is read at the level of {axes[-1]}, which has no {min(value.axes - {*axes})}")

@@ -21,8 +21,9 @@ from sparsetc.errors import FormatError
 from sparsetc.formats import Packed, get_format, pack
 from sparsetc.formats import words as word_codec
 from sparsetc.ir.interpret_tiles import positions_of
+from sparsetc.ir.nest.coordinates import AXIS_LEVEL, Reader
 from sparsetc.ir.plan import Storage
-from sparsetc.ir.view import ITEM, LANE, LEAF, Computed, Consecutive, Field, View, verify
+from sparsetc.ir.view import ITEM, LANE, LEAF, View, verify, word_bits
 from sparsetc.testing.scatter import SCATTERS, Place, Scatter
 
 POSITION = 3
@@ -90,18 +91,18 @@ def check_view(packed: Packed) -> None:
     promised = get_format(packed.format).view(packed.shape, packed.storage)
     _require(view == promised, f"packing gave the view {view}, but view() promises {promised}")
     _require(view.order == len(packed.shape), f"the view has order {view.order}, the shape {len(packed.shape)}")
-    fields = [c for level in view.levels for c in level if isinstance(c, Field)]
-    for field in fields:
-        size = view.stored_shape(packed.shape)[field.mode]
+    fields = [(mode, field) for mode, c in view.coordinates.items() for field in c.fields]
+    for mode, field in fields:
+        size = view.stored_shape(packed.shape)[mode]
         bits = word_codec.bits_of(size)
-        right = field.bits > 0 if field.frame else field.bits == bits
-        _require(right, f"mode {field.mode} of size {size} takes {field.bits} bits, not {bits}")
-    for array in {f.array for f in fields}:
-        own = sorted((f for f in fields if f.array == array), key=lambda f: (f.shift, f.bits))
-        ends = [f.shift + f.bits for f in own]
+        right = field.width == bits if field is view.coordinates[mode] else field.width > 0
+        _require(right, f"mode {mode} of size {size} takes {field.width} bits, not {bits}")
+    for array in {f.word.array for _, f in fields}:
+        own = sorted((f for _, f in fields if f.word.array == array), key=lambda f: (f.shift, f.width))
+        ends = [f.shift + f.width for f in own]
         overlap = any(f.shift < end for f, end in zip(own[1:], ends, strict=False))
         _require(not overlap, f"two modes share bits of {array!r}")
-        above = [f for f in own if f.top and any(g.bits and g.shift >= f.shift + max(f.bits, 1) for g in own)]
+        above = [f for f in own if f.top and any(g.width and g.shift >= f.shift + max(f.width, 1) for g in own)]
         _require(not above, f"a mode of {array!r} is said to have no bits above it, and has")
         _require(max(ends) <= word_codec.WORD_BITS, f"the words {array!r} need {max(ends)} bits")
 
@@ -114,16 +115,9 @@ def check_arrays(packed: Packed) -> None:
     blocks = arrays["block_ptr"].numel() - 1 if view.blocks else 0
     tiles = tiles_of(view, arrays, packed.stored)
     lengths = {ITEM: packed.items, LANE: tiles or blocks * view.lanes, LEAF: packed.stored}
-    for level, coordinates in enumerate(view.levels):
-        for c in coordinates:
-            if isinstance(c, Field):
-                found = arrays[c.array].numel()
-                _require(found == lengths[level], f"{c.array!r} has {found} words, expected {lengths[level]}")
-                bases = -(-lengths[level] // c.frame) if c.base else 0
-                _require(not bases or arrays[c.base].numel() == bases, f"{c.base!r} has not a base for each frame")
-            elif isinstance(c, Consecutive):
-                enough = arrays[c.array].numel() == packed.shape[c.by]
-                _require(enough, f"{c.array!r} has no element for each coordinate of mode {c.by}")
+    for lookup in (lookup for c in view.coordinates.values() for lookup in c.lookups):
+        found, expected = arrays[lookup.array].numel(), lookup.elements(lengths, view.stored_shape(packed.shape))
+        _require(expected in (found, None), f"{lookup.array!r} has {found} words, expected {expected}")
     if not view.chunk:
         end = blocks if view.blocks else tiles if view.sides else packed.stored
         _check_pointers("item_ptr", arrays["item_ptr"], packed.items, end)
@@ -220,8 +214,7 @@ def check_bytes(packed: Packed) -> None:
 
 
 def _needs_64(packed: Packed, name: str) -> bool:
-    fields = [c for level in packed.view.levels for c in level if isinstance(c, Field) and c.array == name]
-    return max((f.shift + f.bits for f in fields), default=0) > 31 or packed.index64
+    return any(word_bits(level, name) > 31 for level in packed.view.levels) or packed.index64
 
 
 # -- reading a part as a kernel does ----------------------------------------------------------------------------------
@@ -232,18 +225,14 @@ def read(view: View, arrays: dict[str, torch.Tensor], items: int, stored: int) -
     places = _places(view, arrays, items, stored)
     found: dict[int, torch.Tensor] = {}
     for level, coordinates in enumerate(view.levels):
-        decoded = word_codec.decode(arrays, coordinates)
+        own = places[level]
+        reader = Reader(
+            lambda axis: places[LEAF] % view.lanes if axis == "lane" else places[AXIS_LEVEL[axis]],
+            found.__getitem__,
+            lambda array, where: word_codec.whole(arrays[array])[where],
+        )
         for c in coordinates:
-            if isinstance(c, Computed):
-                names = {f"m{mode}": f"found[{mode}]" for mode in range(view.order)}
-                text = c.formula.format(**names, p="place", lane=f"(place % {view.lanes})")
-                found[c.mode] = eval(text, {"found": found, "place": places[level], "torch": torch})
-            elif isinstance(c, Consecutive):
-                found[c.mode] = places[level] + arrays[c.array].long()[found[c.by]]
-            else:
-                found[c.mode] = decoded[c.mode][places[level]]
-                if c.base:
-                    found[c.mode] = found[c.mode] + arrays[c.base].long()[places[level] // c.frame]
+            found[c.mode] = own * 0 + view.coordinates[c.mode].evaluate(reader)
     for mode, side in enumerate(view.sides):
         found[mode] = found[mode] * side + places[POSITION] // view.strides[mode] % side
     return torch.stack([found[mode] for mode in range(view.order)]), places[LEAF]

@@ -14,8 +14,8 @@ from sparsetc.device.probes import (
     PAIRS,
     ROW,
     SPARSE,
-    Launch,
     Probe,
+    ProbeLaunch,
     probes,
     starts,
     torch_probes,
@@ -29,11 +29,11 @@ def _probes() -> dict[str, Probe]:
     return {p.rate: p for p in probes(CPU, TINY, "cpu")}
 
 
-def launches(probe: Probe) -> list[Launch]:
-    return [one for one in probe.launches if isinstance(one, Launch)]
+def launches(probe: Probe) -> list[ProbeLaunch]:
+    return [one for one in probe.launches if isinstance(one, ProbeLaunch)]
 
 
-def _result(launch: Launch) -> torch.Tensor:
+def _result(launch: ProbeLaunch) -> torch.Tensor:
     """What it writes: the last tensor it is given."""
     launch()
     return [a for a in launch.arguments if isinstance(a, torch.Tensor)][-1]

@@ -15,7 +15,7 @@ from sparsetc.ir.lower.contract import DataFlow
 from sparsetc.ir.lower.place import loops, place
 from sparsetc.ir.operands import dense_axes, named_operands, printed_sizes
 from sparsetc.ir.plan import Schedule
-from sparsetc.ir.tile import Add, DenseAxis, Key, Operand, Position, Row, Slot, Tile, TileProgram, verify
+from sparsetc.ir.tile import Add, Decode, DenseAxis, Key, Operand, Position, Row, Slot, Tile, TileProgram, verify
 from sparsetc.ir.view import ITEM, LEVELS, View
 
 
@@ -126,3 +126,8 @@ class DenseLowering(Lowering):
     def depth(self, letters: tuple[str, ...]) -> int:
         """The level at which the coordinates of all these letters are known."""
         return max((self.level[c] for c in letters), default=ITEM)
+
+    def decodes(self, level: int) -> list[Decode]:
+        """What reads the coordinates of one level."""
+        read = self.view.coordinates
+        return [Decode(self.letters[c.mode], read[c.mode], level) for c in self.view.levels[level]]

@@ -20,8 +20,8 @@ from sparsetc.ir.lower.contract import DataFlow
 from sparsetc.ir.lower.lowering import DenseLowering, Target
 from sparsetc.ir.operands import MIN_DOT, joined
 from sparsetc.ir.plan import Schedule
-from sparsetc.ir.tile import LANES, Decode, Gather, Operand, Row, Statement, Tile, Value
-from sparsetc.ir.view import ITEM, LANE, LEAF, Computed, Consecutive, View
+from sparsetc.ir.tile import LANES, Gather, Operand, Row, Statement, Tile, Value
+from sparsetc.ir.view import ITEM, LANE, LEAF, View
 
 
 class RunLowering(DenseLowering):
@@ -37,23 +37,18 @@ class RunLowering(DenseLowering):
 
     @cached_property
     def _wanted(self) -> set[str]:
-        """Letters whose coordinates an operand, the key or a formula reads."""
+        """Letters whose coordinates an operand, the key or another coordinate reads."""
         wanted = {c for o in self.operands for c in o.rows}
         if isinstance(self.key, Row):
             wanted |= set(self.kept)
-        for coordinate in (c for each in reversed(self.view.levels) for c in reversed(each)):
-            if self.letters[coordinate.mode] not in wanted:
-                continue
-            if isinstance(coordinate, Computed):
-                wanted |= {c for m, c in enumerate(self.letters) if f"{{m{m}}}" in coordinate.formula}
-            elif isinstance(coordinate, Consecutive):
-                wanted.add(self.letters[coordinate.by])
+        for mode, coordinate in reversed(self.view.coordinates.items()):
+            if self.letters[mode] in wanted:
+                wanted |= {self.letters[m] for m in coordinate.modes}
         return wanted
 
     def _decodes(self, level: int) -> list[Statement]:
         """What reads the coordinates of one level that are wanted."""
-        letters = ((self.letters[c.mode], c) for c in self.view.levels[level])
-        return [Decode(letter, c, level) for letter, c in letters if letter in self._wanted]
+        return [decode for decode in self.decodes(level) if decode.letter in self._wanted]
 
     def contract(self, flow: DataFlow) -> Tile:
         """Sums from the innermost loop outwards, down to the level of the output's key.

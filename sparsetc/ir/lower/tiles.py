@@ -24,7 +24,7 @@ from sparsetc.ir.lower.groups import groups_of
 from sparsetc.ir.lower.lowering import DenseLowering, Target
 from sparsetc.ir.operands import MIN_DOT
 from sparsetc.ir.plan import Schedule
-from sparsetc.ir.tile import Decode, DenseAxis, Gather, Operand, Tile, Value
+from sparsetc.ir.tile import DenseAxis, Gather, Operand, Tile, Value
 from sparsetc.ir.view import ITEM, LANE, LEAF, View
 
 MOST_SUMS = 4096
@@ -94,7 +94,7 @@ class TileLowering(DenseLowering):
         """The dots, what they are scaled by, and the sums that are left to the end."""
         g = self.groups
         for level in (ITEM, LANE):
-            flow.statements += [Decode(self.letters[c.mode], c, level) for c in self.view.levels[level]]
+            flow.statements += self.decodes(level)
         inner = [o for o in self.operands if not set(o.rows) <= set(self.kept)]
         rows = {o: self._gather(flow, o) for o in inner}
         weights = []

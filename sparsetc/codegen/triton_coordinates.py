@@ -1,0 +1,42 @@
+"""Coordinates -> Triton: loads of words, once a scope, and of what is looked up besides, under the lanes' masks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparsetc.ir.nest.coordinates import AXIS_LEVEL, OPERATORS, Lookup, Writer
+from sparsetc.ir.view import LEAF, word_bits
+
+if TYPE_CHECKING:
+    from sparsetc.codegen.triton_function import FunctionPrinter
+
+FACTOR = OPERATORS["+"][0] + 1
+"""How tightly an operand of a sum must bind."""
+
+
+class TritonCoordinates(Writer):
+    """Writes the coordinates of one level, of the copy of a step that has the suffix `u`."""
+
+    def __init__(self, printer: FunctionPrinter, level: int, u: str) -> None:
+        self.printer, self.level, self.u = printer, level, u
+
+    def position(self, axis: str) -> str:
+        return f"pos{self.u}" if axis == "nonzero" else axis
+
+    def coordinate(self, mode: int) -> str:
+        return self.printer.decoded(self.printer.p.letters[mode], self.level, self.u)
+
+    def lookup(self, lookup: Lookup) -> str:
+        printer, view = self.printer, self.printer.p.view
+        known = [*(AXIS_LEVEL[axis] for axis in lookup.axes), *map(view.level_of, lookup.modes)]
+        mask = printer.valid(min(max(known, default=0), self.level), self.u)
+        load = printer.load(lookup.array, lookup.where.text(self, FACTOR), mask)
+        if lookup.every != 1:
+            return load
+        word, words = f"{lookup.array}_bits{self.u}", printer.words[self.level]
+        if word not in words:
+            words.add(word)
+            # Words of 16 bits, which only leaf words are stored in, are decoded as 32.
+            narrow = self.level == LEAF and word_bits(view.leaf, lookup.array) <= 16
+            printer.put(f"{word} = {load}{'.to(tl.int32)' if narrow else ''}")
+        return word
