@@ -119,9 +119,9 @@ def test_a_rank_is_cut_where_padding_would_cost_more(rank: int, programs: int, p
     (axis,) = kernel.programs[0].axes
     assert (axis.programs, axis.pieces) == (programs, pieces)
     assert sum(length for _, length, _ in axis.vectors) == axis.block
-    assert axis.block * programs >= rank
+    assert axis.block * programs >= axis.size
     for first, length, ragged in axis.vectors:
-        assert ragged == ((axis.programs - 1) * axis.block + first + length > rank)
+        assert ragged == ((axis.programs - 1) * axis.block + first + length > axis.size)
 
 
 def test_pieces_are_checked() -> None:
