@@ -285,6 +285,16 @@ def test_an_axis_summed_within_an_entry_is_a_matrix_product() -> None:
     assert "torch.einsum" not in stc.compile("ij,ir,jr->ij", sampled, u, v).source  # nothing larger would be formed
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
+def test_rows_weighted_along_a_dense_mode_are_added_up_unmade(dtype: torch.dtype) -> None:
+    equation = "ijh,jhd->ihd"
+    x, others = operands_of(equation, dtype, 60)
+    kernel = stc.compile(equation, x, *others, backend="torch")
+    assert "bags(" in kernel.source
+    assert "b_jhd = " not in kernel.source
+    check(kernel(*others), equation, x, others, 1e-5)
+
+
 def test_an_axis_summed_after_all_entries() -> None:
     x, _ = operands_of("ijh->i")
     tables = [values_of(shape, torch.float64, n) for n, shape in enumerate(((3, 5), (4,), (2, 3)))]

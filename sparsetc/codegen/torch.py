@@ -34,7 +34,7 @@ from sparsetc.ir.tile import (
 )
 from sparsetc.ir.view import ITEM, LANE, LEAF
 
-RUNTIME = ("add_rows", "bag", "run_products", "run_sums")
+RUNTIME = ("add_rows", "bag", "bags", "run_products", "run_sums")
 """What generated programs may call."""
 
 
@@ -87,10 +87,35 @@ class FunctionPrinter:
             for s, _ in self.p.statements
             if isinstance(s, Product) and s.accumulate and not s.dot and self._is_bag(s)
         }
+        # Nor where weights have the first axes of the rows, and rows have as many elements for each position of these.
+        self.bags = {
+            s: gather
+            for s, _ in self.p.statements
+            if isinstance(s, Product) and s.accumulate and not s.dot and (gather := self._in_bags(s))
+        }
+        self.fused |= {gather.out.name for gather in self.bags.values()}
 
     @staticmethod
     def _is_bag(s: Product) -> bool:
         return len(s.inputs) == 2 and s.inputs[0].name == "x" and s.inputs[1].level == LEAF
+
+    def _in_bags(self, s: Product) -> Gather | None:
+        """The factor whose rows are added up, weighted by the other factors, which have its first axes alone."""
+        gathers = {g.out.name: g for g, _ in self.p.statements if isinstance(g, Gather)}
+        for tile in s.inputs:
+            gather, others = gathers.get(tile.name), [t for t in s.inputs if t is not tile]
+            axes, own = tile.axes[1:], {a for t in others for a in t.axes} - {LANES}
+            shared = axes[: len(own)]
+            fits = set(shared) == own and 0 < len(own) < len(axes) and axes == s.out.axes[1:]
+            deep = tile.level != ITEM and all(t.level <= tile.level for t in others)
+            if gather is None or not fits or not deep or all(t.level == ITEM for t in others):
+                continue
+            if self._positions(shared) <= self._positions(axes[len(own) :]):
+                return gather
+        return None
+
+    def _positions(self, axes: tuple[str, ...]) -> int:
+        return prod(self.p.axis(a).size for a in axes)
 
     @property
     def device(self) -> str:
@@ -242,6 +267,14 @@ class FunctionPrinter:
             right = self.side(s.right, s.out.axes[s.out.folded :], level)
             shape = ", ".join(str(self.p.axis(a).size) for a in axes)
             self.put(f"{s.out.name} = run_products({left}, {right}, {offsets}).view(-1, {shape})")
+        elif s in self.bags:
+            o, others = self.bags[s].operand, tuple(t for t in s.inputs if t.name != self.bags[s].out.name)
+            shared = tuple(a for a in o.axes if any(a in t.axes for t in others))
+            positions = self._positions(shared)
+            weights = f"({self.times(others, shared, level)}).reshape(-1, {positions})"
+            table = f"{o.name}.view({o.nrows}, {positions}, {o.width // positions})"
+            shape = ", ".join(str(self.p.axis(a).size) for a in axes)
+            self.put(f"{s.out.name} = bags({self.index(o, level)}, {table}, {offsets}, {weights}).view(-1, {shape})")
         elif self._is_bag(s):
             gather = next(g for g, _ in self.p.statements if isinstance(g, Gather) and g.out.name == s.inputs[1].name)
             o = gather.operand

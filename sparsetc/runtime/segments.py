@@ -64,6 +64,22 @@ def bag(index: torch.Tensor, table: torch.Tensor, offsets: torch.Tensor, weights
     return run_sums(rows * weights.unsqueeze(1), offsets)
 
 
+def bags(index: torch.Tensor, table: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """(runs, k, width): for each run and position m, the sum of ``weights[n, m] * table[index[n], m]`` over its n.
+
+    Args:
+        index: (n,) rows of the table.
+        table: (rows, k, width).
+        offsets: (runs + 1,) from 0 to n.
+        weights: (n, k) of the table's dtype.
+    """
+    rows, k, _ = table.shape
+    wide = rows * k >= 2**31
+    offsets = offsets.long() if wide else offsets
+    first, flat = index.to(torch.int64 if wide else torch.int32) * k, table.flatten(0, 1)
+    return torch.stack([bag(first + m, flat, offsets, weights[:, m].contiguous()) for m in range(k)], 1)
+
+
 def run_sums(rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     """(runs, ...): the sum of the rows of each run. rows (n, ...); offsets (runs + 1,) from 0 to n."""
     flat = rows.reshape(rows.shape[0], -1)
