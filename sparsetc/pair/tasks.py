@@ -113,7 +113,7 @@ class NonzeroPairList:
         return ptr.to(index_dtype(self.end - self.begin)), (run + low).to(index_dtype(self.shape[0]))
 
     def pieces(self, size: int) -> Iterator[NonzeroPairList]:
-        """The same tasks in lists of about `size`, whole frames each."""
+        """Lists of about `size` of the tasks, whole frames each."""
         size = max(FRAME, size // FRAME * FRAME)
         for start in range(0, self.end - self.begin, size):
             stop = min(start + size, self.end - self.begin)
