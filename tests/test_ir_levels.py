@@ -14,6 +14,7 @@ from sparsetc.errors import FormatError, PlanError
 from sparsetc.formats import get_format
 from sparsetc.ir import plan as plans
 from sparsetc.ir import tile as tiles
+from sparsetc.ir import tile_checks
 from sparsetc.ir import view as views
 from sparsetc.ir.cost import FIBERS, ITEMS, ONE, STORED, ZERO, Statistics, cost
 from sparsetc.ir.einsum import Bound, Einsum
@@ -287,9 +288,9 @@ def without(kind: type, name: str = "") -> Callable[[Statement], list[Statement]
 )
 def test_a_faulty_tile_program_is_refused(change: Callable[[Statement], list[Statement]], message: str) -> None:
     program = mttkrp("fiber")
-    tiles.verify(program)
+    tile_checks.verify(program)
     with pytest.raises(PlanError, match=message):
-        tiles.verify(replace(program, body=inside(program.body, change)))
+        tile_checks.verify(replace(program, body=inside(program.body, change)))
 
 
 @pytest.mark.parametrize(("axes", "folded"), [((LANES, "s", "r"), 1), (("s", "r"), 0)])
@@ -298,7 +299,7 @@ def test_a_dot_that_does_not_contract_its_lanes_is_refused(axes: tuple[str, ...]
     out = Tile("total", axes, ITEM, folded)
     body = inside(program.body, lambda s: [replace(s, out=out) if isinstance(s, Product) else s])
     with pytest.raises(PlanError, match="a dot contracts the lanes and folds the other axes in two"):
-        tiles.verify(replace(program, body=body))
+        tile_checks.verify(replace(program, body=body))
 
 
 def test_what_a_program_says_of_itself() -> None:

@@ -25,7 +25,8 @@ from sparsetc.ir.cost import FIBERS, ITEMS, STORED, ZERO, Statistics, cost
 from sparsetc.ir.interpret import run_program
 from sparsetc.ir.lower import Fold, Target, lower_pairs
 from sparsetc.ir.plan import F16X3, Schedule
-from sparsetc.ir.tile import Add, Loop, Position, Product, Row, Scale, Statement, Tile, TileProgram, Value, verify, walk
+from sparsetc.ir.tile import Add, Loop, Position, Product, Row, Scale, Statement, Tile, TileProgram, Value, walk
+from sparsetc.ir.tile_checks import verify
 from sparsetc.ir.view import ITEM, LANE, LEAF, Field, Tiles, View
 
 

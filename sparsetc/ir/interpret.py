@@ -47,8 +47,8 @@ from sparsetc.ir.tile import (
     TileProgram,
     Value,
     Zero,
-    verify,
 )
+from sparsetc.ir.tile_checks import verify
 from sparsetc.ir.view import ITEM, LANE, LEAF, LOW
 from sparsetc.partition import shares
 from sparsetc.tensor import SparseTensor

@@ -23,7 +23,6 @@ matrices: its axes are folds of letters, ``ij`` of i and j.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -32,13 +31,9 @@ from math import prod
 from sparsetc.errors import PlanError
 from sparsetc.ir import names
 from sparsetc.ir.nest.coordinates import Expression
-from sparsetc.ir.nest.readable import Readable
-from sparsetc.ir.plan import F16X3
-from sparsetc.ir.view import ITEM, LANE, LEAF, LEVELS, PAIRED, Tiles, View
+from sparsetc.ir.view import ITEM, LEAF, PAIRED, Tiles, View
 
 LANES = "lane"
-MOST_ELEMENTS = 1 << 20
-"""Elements of the largest tensor that a Triton program may have."""
 
 
 @dataclass(frozen=True)
@@ -326,7 +321,9 @@ class TileProgram:
         return f'TileProgram("{self.equation}", part {self.number}: {self.format}, {self.view})'
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        from sparsetc.ir.tile_text import lines  # which reads the nodes defined here
+
+        return "\n".join(lines(self))
 
 
 def walk(body: tuple[Statement, ...], depth: int = 0) -> list[tuple[Statement, int]]:
@@ -367,182 +364,3 @@ def level_of(s: Statement) -> int:
     if isinstance(s, Add):
         return s.key.level
     return s.level if isinstance(s, Loop | Decode) else s.out.level
-
-
-def verify(program: TileProgram) -> None:
-    """Raise `PlanError` naming the statement that reads what was not made, or adds what it should not."""
-    scopes: list[set[str]] = []  # what has been made so far, by loop: what a loop makes is gone after it
-    adds = 0
-    for statement, depth in program.statements:
-        del scopes[depth + 1 :]
-        scopes += [set() for _ in range(depth + 1 - len(scopes))]
-        inputs = reads(statement)
-        if isinstance(statement, Product):
-            if statement.accumulate:
-                inputs += (statement.out.name,)
-            if statement.dot and (LANES in statement.out.axes or not statement.out.folded):
-                raise PlanError(f"{statement.out}: a dot contracts the lanes and folds the other axes in two")
-            summed = {a for t in statement.inputs for a in t.axes} - set(statement.out.axes)
-            if summed - ({LANES, *program.letters} if statement.dot else set()):
-                raise PlanError(f"{statement.out}: a product sums no axis (a dot: the lanes), found {sorted(summed)}")
-        elif isinstance(statement, Add):
-            adds += 1
-            missing = set(statement.axes) - set(statement.source.axes)
-            if missing:
-                raise PlanError(f"add of {statement.source}: it has no axis {', '.join(sorted(missing))}")
-        elif isinstance(statement, Sum):
-            summed = set(statement.source.axes) - set(statement.out.axes)
-            if not summed or not summed <= {LANES, *program.letters}:
-                raise PlanError(
-                    f"{statement.out}: a sum of {statement.source} is over the lanes, or a tile's positions"
-                )
-        elif isinstance(statement, Decode):
-            c = statement.coordinate
-            lacking = [lookup.array for lookup in c.lookups if lookup.array not in program.view.arrays]
-            if lacking:
-                raise PlanError(f"decode {statement.letter}: the view has no array {lacking[0]!r}")
-            inputs = tuple(names.at(program.letters[mode]) for mode in c.modes)
-        unknown = [name for name in inputs if not any(name in scope for scope in scopes)]
-        if unknown:
-            raise PlanError(f"{_line(program, statement).strip()}: {', '.join(unknown)} is not made before it")
-        scopes[depth].add(made(statement))
-    if adds != 1:
-        raise PlanError(f"a tile program adds to its output once, found {adds}")
-    if program.view.pairs:
-        _verify_pairs(program)
-    elif program.precision == F16X3:
-        raise PlanError(f"{F16X3} multiplies halves, which only the tiles of a task list are stored in")
-
-
-def check_sizes(p: TileProgram) -> None:
-    """Raise `PlanError` where a tile of the program holds more elements than Triton's tensors may (`MOST_ELEMENTS`)."""
-    for statement, _ in p.statements:
-        if not isinstance(statement, Value | Gather | Zero | Product | Sum):
-            continue
-        tiles = (statement.out, *(statement.inputs if isinstance(statement, Product) else ()))
-        for tile in tiles:
-            elements = prod(p.view.lanes if a == LANES else p.axis(a).block for a in tile.axes)
-            if elements > MOST_ELEMENTS:
-                raise PlanError(
-                    f'part {p.number} ({p.format}) of "{p.equation}": {tile} would hold {elements:,} elements, and a '
-                    f"program's tile at most {MOST_ELEMENTS:,}; give the schedule smaller blocks"
-                )
-
-
-def _verify_pairs(p: TileProgram) -> None:
-    """Raise `PlanError` unless tiles are read whole, in the loop over pairs, and blocks are stored at their items."""
-    if [len(term) for term in p.terms] != [len(tiles.sides) for tiles in p.view.pairs]:
-        raise PlanError(f"the operands {p.terms} do not have the modes of {p.view}")
-    for operand in map(p.stored, PAIRED):
-        sizes = tuple(p.axis(c).size for c in operand.letters)
-        if sizes != operand.tiles.sides:
-            raise PlanError(f"{operand.name}: a tile has {operand.tiles.sides} positions, its axes have {sizes}")
-        if operand.tiles.halves != (p.precision == F16X3) or (operand.tiles.halves and not p.dots):
-            raise PlanError(f"{operand.name}: tiles in halves are multiplied by dots in {F16X3}, and only they")
-    loops: list[Loop] = []
-    for statement, depth in p.statements:
-        del loops[depth:]
-        if isinstance(statement, Loop):
-            loops.append(statement)
-        elif isinstance(statement, Value):
-            letters = p.stored(statement.operand).letters
-            taken = [*statement.out.axes, *(loop.letter for loop in loops if loop.letter in letters)]
-            if not any(loop.level == LANE for loop in loops) or sorted(taken) != sorted(letters):
-                raise PlanError(
-                    f"{statement.out}: in the loop over pairs, a tile of {statement.operand} is read along "
-                    f"{', '.join(letters)}, each an axis or a loop; found {', '.join(taken) or 'none'}"
-                )
-        elif isinstance(statement, Scale):
-            own = p.stored(statement.operand)
-            if not own.tiles.halves or loops or statement.out.axes != own.letters[:1]:
-                raise PlanError(
-                    f"{statement.out}: scales are of the rows of tiles in halves, and the same for all pairs"
-                )
-        elif isinstance(statement, Add) and (statement.key != Position(ITEM) or not statement.owned):
-            raise PlanError(f"{_line(p, statement).strip()}: a block of the result is stored at its item's number")
-
-
-def _lines(p: TileProgram) -> list[str]:
-    head = f'tile program  "{p.equation}"  part {p.number}: {p.format}, {p.view}'
-    axes = ", ".join(map(_axis, p.axes))
-    over = f"chunks of {p.view.chunk}" if p.view.chunk else "pair_ptr" if p.view.pairs else "item_ptr"
-    lines = [head, f"  item over {over}"]
-    if axes:
-        lines.append(f"  axes {axes}")
-    return [*lines, *("  " * (depth + 1) + _line(p, s) for s, depth in p.statements)]
-
-
-def _axis(a: DenseAxis) -> str:
-    if a.fold:
-        letters = " ".join(f"{c}:{n}" for c, n in a.fold)
-        return f"{a.letter} = {a.size}" + (f" ({letters})" if len(a.fold) > 1 else "")
-    blocks = f" in blocks of {a.block}" if a.programs > 1 else ""
-    return f"{a.letter} = {a.size}{blocks}" + (f" as {' + '.join(map(str, a.pieces))}" if a.pieces else "")
-
-
-def _line(p: TileProgram, s: Statement) -> str:
-    if isinstance(s, Loop):
-        if s.letter:
-            block = p.axis(s.letter).block
-            return f"loop {s.letter} in the tile" + (f", {block} at a time" if block > 1 else "")
-        if p.view.sides or p.view.pairs:
-            return f"loop {'tiles' if p.view.sides else 'pairs'} of the item"
-        return (
-            "loop blocks of the item"
-            if s.level == LANE
-            else f"loop steps of {p.view.lanes} lanes, {p.unroll} at a time"
-        )
-    if isinstance(s, Decode):
-        lanes = "" if s.level == ITEM or p.view.sides else "[lane]"
-        return f"{_decoded(p)(s.letter)}{lanes} = {_coordinate(p, s)}"
-    if isinstance(s, Value):
-        if not p.view.pairs:
-            return f"{s.out} = {'1' if p.view.pattern else 'load X.values'}"
-        how = "expand" if p.stored(s.operand).tiles.bitmap else "load"
-        halves = "  # high and low parts" if p.stored(s.operand).tiles.halves else ""
-        return f"{s.out} = {how} {s.operand.upper()}.tile[pair_{s.operand}]{halves}"
-    if isinstance(s, Scale):
-        return f"{s.out} = load {s.operand.upper()}.scale[item_{s.operand}]"
-    if isinstance(s, Gather):
-        how = "gather" if s.operand.rows else "load"
-        return f"{s.out} = {how} {s.operand.name}[{', '.join((*map(names.at, s.operand.rows), *s.operand.axes))}]"
-    if isinstance(s, Zero):
-        return f"{s.out} = 0"
-    if isinstance(s, Sum):
-        return f"{s.out} = sum {', '.join(a for a in s.source.axes if a not in s.out.axes)} of {s.source.name}"
-    if isinstance(s, Product):
-        spec = ",".join("".join(_short(a) for a in t.axes) for t in s.inputs) + "->" + "".join(map(_short, s.out.axes))
-        factors = ", ".join(t.name for t in s.inputs)
-        shared = [a for t in s.right for a in t.axes if a not in s.out.axes]
-        over = shared if p.view.sides or p.view.pairs else ["the lanes"]
-        how = f"dot over {', '.join(over)}, {p.precision}" if s.dot else "multiply"
-        return f'{s.out} {"+=" if s.accumulate else "="} einsum "{spec}" {factors}  # {how}'
-    key = s.key
-    if isinstance(key, Row):
-        terms = [(names.at(letter), stride) for letter, stride in key.terms]
-        row = " + ".join(f"{at}*{stride}" if stride != 1 else at for at, stride in terms) or "0"
-    else:
-        row = key.array if isinstance(key, Slot) else "item" if key.level == ITEM else "position"
-    keyed = {letter for letter, _ in key.terms} if isinstance(key, Row) else set()
-    late = [a for a in s.source.axes if a not in {*s.axes, *keyed} and not (a == LANES and key.level != ITEM)]
-    summed = f"  # {', '.join(late)} summed here, once" if late else ""
-    return f"{'store' if s.owned else 'add'} {p.output}[{', '.join((row, *s.axes))}] {s.source}{summed}"
-
-
-def _decoded(p: TileProgram) -> Callable[[str], str]:
-    """The name of what is decoded for a letter: the tile's coordinate, where there are tiles."""
-    return names.tile if p.view.sides else names.at
-
-
-def _coordinate(p: TileProgram, s: Decode) -> str:
-    level = "tile" if p.view.sides and s.level == LANE else LEVELS[s.level]
-    notes = [f"{field.width} bits, {level}" for field in s.coordinate.fields]
-    notes += [f"a base every {lookup.every}" for lookup in s.coordinate.lookups if lookup.every > 1]
-    text = s.coordinate.text(Readable([*map(_decoded(p), p.letters)], p.view.axes[s.level]))
-    return f"{text}  # {', '.join(notes)}" if notes else text
-
-
-def _short(axis: str) -> str:
-    if axis == LANES:
-        return "n"
-    return "" if "_" in axis else axis  # an axis that stands for no letter

@@ -15,7 +15,8 @@ from sparsetc.ir.lower.contract import DataFlow
 from sparsetc.ir.lower.place import loops, place
 from sparsetc.ir.operands import dense_axes, named_operands, printed_sizes
 from sparsetc.ir.plan import Schedule
-from sparsetc.ir.tile import Add, Decode, DenseAxis, Key, Operand, Position, Row, Slot, Tile, TileProgram, verify
+from sparsetc.ir.tile import Add, Decode, DenseAxis, Key, Operand, Position, Row, Slot, Tile, TileProgram
+from sparsetc.ir.tile_checks import verify
 from sparsetc.ir.view import ITEM, LEVELS, View
 
 
