@@ -14,11 +14,10 @@ from sparsetc.codegen.torch import module_source
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.formats import FORMATS
 from sparsetc.ir.interpret import run_program
-from sparsetc.ir.lower import lower
+from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.nest.coordinates import Bits, Constant, Coordinate, Expression, Formula, Lookup, Position, Reader
 from sparsetc.ir.nest.formula import parsed
 from sparsetc.ir.nest.readable import Readable
-from sparsetc.ir.operands import Target
 from sparsetc.ir.parse import parse
 from sparsetc.ir.plan import Schedule, Storage
 from sparsetc.ir.view import Computed, Consecutive, Field, View, verify
