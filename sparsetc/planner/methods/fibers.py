@@ -50,7 +50,7 @@ def fiber(problem: Problem, counts: Counts, leaf: int) -> Candidate:
     shared = problem.kept if leaf not in problem.kept else ()
     between = tuple(m for m in range(problem.order) if m != leaf and m not in shared)
     if not between:
-        return replace(rows(problem, counts), plan=replace(rows(problem, counts).plan, name="fiber"))
+        return rows(problem, counts, "fiber")
     schedule = schedule_of(problem, blocks=True)
     split = problem.backend == "triton" and not (problem.deterministic and not shared)
     most = max_item_nnz_of(problem, counts.nnz, schedule)

@@ -34,10 +34,10 @@ class Rows(OperandMethod):
         return rows(problem, counts)
 
 
-def rows(problem: Problem, counts: Counts) -> Candidate:
+def rows(problem: Problem, counts: Counts, name: str = "rows") -> Candidate:
     """One output row a lane, uncut unless very long."""
     if not problem.kept or not problem.rest:
-        raise PlanError('plan "rows" needs an output with some, not all, of the sparse operand\'s modes')
+        raise PlanError(f'plan "{name}" needs an output with some, not all, of the sparse operand\'s modes')
     schedule = schedule_of(problem, blocks=True, rows=True)
     longest = 0 if problem.backend == "torch" or problem.deterministic else 4 * LONG_ROW
     most = schedule.lanes if problem.backend == "triton" else CPU_ITEM_NNZ
@@ -46,4 +46,4 @@ def rows(problem: Problem, counts: Counts) -> Candidate:
     expected = blocked(problem, counts.nnz, counts.distinct(problem.kept), 1, storage, schedule)
     split = bool(longest) and counts.longest(problem.kept) > longest
     expected = replace(expected, runs=repeats(problem, counts, storage), split_fibers=split)
-    return single("rows", storage, schedule, expected)
+    return single(name, storage, schedule, expected)
