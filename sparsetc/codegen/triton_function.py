@@ -120,32 +120,40 @@ class FunctionPrinter:
     def dense_axis(self, axis: DenseAxis) -> None:
         """The positions of a dense axis that the program takes, and which of them it has."""
         base = f"{names.block(axis.letter)} * {axis.block} + " if axis.programs > 1 else ""
-        for self.vector, (first, length, ragged) in enumerate(axis.vectors):
+        for _ in self.vectors((axis.letter,)):
+            first, length, ragged = self.vector_of(axis.letter)
             at, ahead = self.at(axis.letter), f"{first} + " if first else ""
             self.put(f"{at} = {base}{ahead}tl.arange(0, {length})")
             if ragged:
-                self.put(f"{names.inside(axis.letter)}{self.piece((axis.letter,))} = {at} < {axis.size}")
-        self.vector = 0
+                self.put(f"{self.within(axis.letter)} = {at} < {axis.size}")
 
     # -- axes in pieces ---------------------------------------------------------------------------------------------
+    def pieced(self, axes: Iterable[str]) -> DenseAxis | None:
+        """The one of these axes that is in pieces, if one is."""
+        return next((self.p.axis(a) for a in axes if a != LANES and self.p.axis(a).pieces), None)
+
     def piece(self, axes: Iterable[str]) -> str:
         """Suffix of what has an axis in pieces: the place at which the vector begins, none for the first."""
-        own = next((self.p.axis(a) for a in axes if a != LANES and self.p.axis(a).pieces), None)
-        return f"_{own.vectors[self.vector][0]}" if own and self.vector else ""
+        own = self.pieced(axes) if self.vector else None
+        return f"_{own.vectors[self.vector][0]}" if own else ""
 
     def at(self, letter: str) -> str:
         """The positions of a dense axis."""
         return names.at(letter) + self.piece((letter,))
 
+    def within(self, letter: str) -> str:
+        """The condition that a position of a dense axis is within its size."""
+        return names.inside(letter) + self.piece((letter,))
+
     def named(self, tile: Tile, u: str) -> str:
         """What a tile is called in a copy of its statement."""
         return f"{tile.name}{self.piece(tile.axes)}{u if tile.level == LEAF else ''}"
 
-    def vectors(self, axes: Iterable[str]) -> Iterator[int]:
+    def vectors(self, axes: Iterable[str]) -> Iterator[None]:
         """The vectors that a statement over these axes is printed for, each while it is the one at hand."""
-        pieces = next((self.p.axis(a).pieces for a in axes if a != LANES and self.p.axis(a).pieces), ())
-        for self.vector in range(max(1, len(pieces))):
-            yield self.vector
+        own = self.pieced(axes)
+        for self.vector in range(len(own.pieces) if own else 1):
+            yield
         self.vector = 0
 
     def vector_of(self, axis: str) -> tuple[int, int, bool]:
@@ -310,11 +318,7 @@ class FunctionPrinter:
         conditions = []
         if lanes and level != ITEM:
             conditions.append(self.placed(lanes, (LANES,), axes, 1))
-        conditions += [
-            self.placed(names.inside(a) + self.piece((a,)), (a,), axes, 1)
-            for a in axes
-            if a != LANES and self.vector_of(a)[2]
-        ]
+        conditions += [self.placed(self.within(a), (a,), axes, 1) for a in axes if a != LANES and self.vector_of(a)[2]]
         return " & ".join(f"({c})" if " " in c and not c.startswith("(") else c for c in conditions)
 
     @staticmethod

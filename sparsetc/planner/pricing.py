@@ -31,12 +31,12 @@ class Prices:
 
     def __call__(self, candidate: Candidate) -> tuple[float, ...]:
         """Time of one call by part: see `seconds_of`."""
-        plan, stores = candidate.plan, owned(candidate, self.problem)
-        own = zip(plan.parts, views(candidate, self.problem), stores, strict=True)
-        programs = tuple((part.format, view, part.schedule, stored) for part, view, stored in own)
+        plan, own = candidate.plan, views(candidate, self.problem)
+        stores = _owned(candidate, self.problem, own)
+        programs = tuple((p.format, v, p.schedule, s) for p, v, s in zip(plan.parts, own, stores, strict=True))
         found = self._costs.get(programs)
         if found is None:
-            found = self._costs[programs] = costs(candidate, self.problem)
+            found = self._costs[programs] = _costs(candidate, self.problem, own, stores)
         return seconds_of(plan, found, candidate.expected, self.problem.backend, self.profile)
 
 
@@ -63,26 +63,31 @@ def seconds_of(
 
 def views(candidate: Candidate, problem: Problem) -> list[View]:
     """The view that each part's format promises."""
-    (sparse,) = problem.bound.einsum.sparse
-    shape = problem.bound.extents(problem.bound.einsum.inputs[sparse])
+    shape = problem.shape
     return [get_format(part.format).view(shape, part.storage) for part in candidate.plan.parts]
 
 
 def owned(candidate: Candidate, problem: Problem) -> tuple[bool, ...]:
     """Whether each part's results are expected to be stored, by the rule that the kernel goes by."""
+    return _owned(candidate, problem, views(candidate, problem))
+
+
+def _owned(candidate: Candidate, problem: Problem, views: Sequence[View]) -> tuple[bool, ...]:
     plan, expected = candidate.plan, candidate.expected
     alone = sum(s.nnz > 0 for s in expected) <= 1 or PARTITIONS[plan.partition].whole_rows
     at = Circumstances(problem.kept, problem.backend, problem.sparse_output, problem.distinct, alone)
-    return tuple(
-        owns(view, at, s, padded=s.stored > s.nnz) for view, s in zip(views(candidate, problem), expected, strict=True)
-    )
+    return tuple(owns(view, at, s, padded=s.stored > s.nnz) for view, s in zip(views, expected, strict=True))
 
 
 def costs(candidate: Candidate, problem: Problem) -> list[Cost]:
     """Costs of the parts' tile programs, lowered from the views their formats promise."""
+    own = views(candidate, problem)
+    return _costs(candidate, problem, own, _owned(candidate, problem, own))
+
+
+def _costs(candidate: Candidate, problem: Problem, views: Sequence[View], stores: Sequence[bool]) -> list[Cost]:
     found = []
-    stores = owned(candidate, problem)
-    for part, view, own in zip(candidate.plan.parts, views(candidate, problem), stores, strict=True):
+    for part, view, own in zip(candidate.plan.parts, views, stores, strict=True):
         target = Target(problem.sparse_output, in_operand_order=part.format == "coo", owned=own, rows=problem.rows)
         program = lower(problem.bound, view, part.schedule, target)
         found.append(cost(program))

@@ -14,7 +14,6 @@ from sparsetc.ir.plan import Schedule
 from sparsetc.planner.problem import Problem
 
 # Measurements behind these numbers: benchmarks/results/schedule_sweep.json, mttkrp_plans.json, ops.json.
-
 WARP_ELEMENTS = 256
 """Elements of a gathered tile a warp holds: 8 a thread, two 16-byte loads (H200: 8 lanes of rank 32 beat 16 and 32)."""
 LANES_PER_WARP = 16
@@ -63,7 +62,10 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False) -> Schedule:
     lanes = 1 << lanes.bit_length() - 1  # a width in pieces is no power of two
     masked = unroll if rows else 1
     return Schedule(
-        *(warps, tuple(block.items()), False, problem.precision),
+        warps,
+        tuple(block.items()),
+        False,
+        problem.precision,
         lanes=lanes,
         unroll=unroll,
         masked_unroll=masked,

@@ -40,7 +40,7 @@ class Lowering(ABC):
 
     equation: str
     letters: tuple[str, ...]
-    """Those of the sparse operand, or the axes of a pair of tiles."""
+    """Letters of the sparse operand, or the axes of a pair of tiles."""
     dense: tuple[DenseAxis, ...] = ()
     """Axes that only dense operands have."""
     positions: tuple[DenseAxis, ...] = ()
