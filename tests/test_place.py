@@ -103,7 +103,7 @@ def test_positions_are_known_in_the_loop_that_takes_them() -> None:
     j, k = decode("j", LANE), decode("k", LANE)
     b, c, x = gather("b", "j", LANE), gather("c", "k", LANE), value()
     steps = [j, k, c, b, x, total("t", ITEM, x.out, b.out, c.out)]
-    assert outline(place(steps, loops(TILES, "jk"))) == "t=0 {at_j at_k j{b k{c x t}}}"
+    assert outline(place(steps, loops(TILES, "jk"))) == "t=0 {j{at_j b k{at_k c x t}}}"
 
 
 def test_what_is_listed_after_a_sum_stands_after_its_loop() -> None:

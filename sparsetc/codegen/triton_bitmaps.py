@@ -66,6 +66,8 @@ def in_order(printer: TileFunctionPrinter, s: Value) -> bool:
     p, stored, axes = printer.p, printer.p.stored(s.operand), s.out.axes
     if p.looped and any(a.letter in axes for a in p.split):  # a share of the positions of a letter, again and again
         return False
+    if any(side & (side - 1) for side in p.stored(s.operand).tiles.sides):
+        return False
     taken = [c for c in (*_before(printer, s), *axes) if printer.length(c) > 1]
     tiles = stored.tiles
     if taken != [stored.letters[m] for m in tiles.sequence if tiles.sides[m] > 1]:

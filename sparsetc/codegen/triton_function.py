@@ -308,6 +308,10 @@ class FunctionPrinter:
         strides = [prod(sizes[n + 1 :]) for n in range(len(own))]
         return [self.placed(self.at(c), (c,), axes, stride) for c, stride in zip(own, strides, strict=True)]
 
+    def limit(self, letter: str) -> str:
+        """The condition that the positions that a program has of a tile's side are of the tile; empty where all are."""
+        return ""
+
     def valid(self, level: int, u: str) -> str:
         """The condition under which a lane of this level holds something."""
         if level == LEAF:

@@ -8,9 +8,11 @@ are numbered ``across`` (the columns of a dot) and ``along`` (what it sums).
 
 from __future__ import annotations
 
+from functools import cached_property
 from math import prod
 
 from sparsetc.codegen import triton_bitmaps as bitmaps
+from sparsetc.codegen.triton_coordinates import TritonCoordinates
 from sparsetc.codegen.triton_function import ADDRESS64, FunctionPrinter
 from sparsetc.ir import names
 from sparsetc.ir.tile import (
@@ -18,7 +20,6 @@ from sparsetc.ir.tile import (
     Decode,
     DenseAxis,
     Gather,
-    Key,
     Loop,
     Product,
     Row,
@@ -28,6 +29,7 @@ from sparsetc.ir.tile import (
     Tile,
     Value,
 )
+from sparsetc.ir.view import ITEM
 
 
 class TileFunctionPrinter(FunctionPrinter):
@@ -94,8 +96,8 @@ class TileFunctionPrinter(FunctionPrinter):
         return tile.axes[: tile.folded], tile.axes[tile.folded :]
 
     def padded(self, letter: str) -> bool:
-        """Whether a program has more positions of a letter than a tile."""
-        return self.p.axis(letter).block > self.length(letter)
+        """Whether a program has positions of a letter that are past a tile's, at least in its last turn."""
+        return self.p.axis(letter).ragged
 
     # -- loops ------------------------------------------------------------------------------------------------------
     def loop_blocks(self, s: Loop) -> None:
@@ -121,7 +123,6 @@ class TileFunctionPrinter(FunctionPrinter):
         self.indent += 1
         if axis.block > 1:
             self.put(f"{names.side(s.letter)} = {self.begin(s.letter)} + tl.arange(0, {axis.block})")
-        self.coordinates(s.letter)
         self.indent -= 1
         self.nested(s)
 
@@ -137,9 +138,15 @@ class TileFunctionPrinter(FunctionPrinter):
 
     # -- coordinates ------------------------------------------------------------------------------------------------
     def decode(self, s: Decode, u: str) -> None:
-        super().decode(s, u)
-        if s.letter not in self.p.looped:
-            self.coordinates(s.letter)
+        """A tile's coordinate; or those along its side, and whether they lie inside the tile and the mode."""
+        self.put(f"{s.name} = {s.coordinate.text(TritonCoordinates(self, s.level, u))}")
+        if s.tile:
+            return
+        conditions = [f"({self.limit(s.letter)})"] if self.padded(s.letter) else []
+        conditions += [f"({s.name} < {s.end})"] if s.end else []
+        if conditions:
+            text = " & ".join(conditions)
+            self.put(f"{names.inside(s.letter)} = {text if len(conditions) > 1 else text[1:-1]}")
 
     def decoded(self, letter: str, level: int, u: str) -> str:
         return names.tile(letter)
@@ -148,34 +155,16 @@ class TileFunctionPrinter(FunctionPrinter):
         """Every tile of an item's holds something."""
         return ""
 
-    def coordinates(self, letter: str) -> None:
-        """Put a mode's coordinates, and whether they lie inside it, once the tile's and the position's are known."""
-        read = {c for o in self.p.operands for c in o.rows}
-        if isinstance(self.key, Row):
-            read |= {c for c, _ in self.key.terms}
-        if letter not in read:
-            return
-        mode = self.p.letters.index(letter)
-        extent, side = self.p.extents[mode], self.p.view.sides[mode]
-        at = names.at(letter)
-        self.put(f"{at} = {names.tile(letter)} * {side} + {names.side(letter)}")
-        conditions = [f"({names.side(letter)} < {side})"] if self.padded(letter) else []
-        conditions += [f"({at} < {extent})"] if extent % side else []
-        if conditions:
-            text = " & ".join(conditions)
-            self.put(f"{names.inside(letter)} = {text if len(conditions) > 1 else text[1:-1]}")
+    @cached_property
+    def ends(self) -> dict[str, int]:
+        """The sizes of the modes whose ends coordinates may pass."""
+        return {s.letter: s.end for s, _ in self.p.statements if isinstance(s, Decode) and s.end}
 
     def inside(self, letter: str, axes: tuple[str, ...]) -> str:
         """The condition that a coordinate is one of its tile and its mode; empty where all are."""
-        mode = self.p.letters.index(letter)
-        if self.p.extents[mode] % self.p.view.sides[mode] == 0 and not self.padded(letter):
+        if letter not in self.ends and not self.padded(letter):
             return ""
         return self.placed(names.inside(letter), (letter,) if letter in axes else (), axes, 1)
-
-    @property
-    def key(self) -> Key:
-        """The output's key."""
-        return next(s.key for s, _ in self.p.statements if isinstance(s, Add))
 
     # -- statements -------------------------------------------------------------------------------------------------
     def value(self, s: Value) -> None:
@@ -206,11 +195,10 @@ class TileFunctionPrinter(FunctionPrinter):
         called = ("across", "along") if s.out.folded else s.out.axes
         axes = tuple(str(n) for n in range(len(groups)))
         terms, conditions = [], []
-        apart = self.p.looped | {a.letter for a in self.p.split}
         for letter in stored.letters:  # positions that are the same for the whole tile of values
             if letter not in s.out.axes:
                 terms.append(self.placed(names.side(letter), (), axes, stored.stride(letter)))
-            elif letter in apart and len(groups) == 2 and any(letter in g and len(g) > 1 for g in groups):
+            elif self.apart(letter) and len(groups) == 2 and any(letter in g and len(g) > 1 for g in groups):
                 terms.append(self.placed(self.begin(letter), (), axes, stored.stride(letter)))
         for axis, name, group in zip(axes, called, groups, strict=True):
             text, stride, limit = self.flat(stored, name, group)
@@ -219,6 +207,10 @@ class TileFunctionPrinter(FunctionPrinter):
         mask = " & ".join(c if c.startswith("(") else f"({c})" for c in conditions if c)
         return [t for t in terms if t], mask
 
+    def apart(self, letter: str) -> bool:
+        """Whether a program has a share of a letter's positions at once: by a loop, or by the grid."""
+        return letter in self.p.looped or any(a.letter == letter for a in self.p.split)
+
     def flat(self, stored: Stored, name: str, letters: tuple[str, ...]) -> tuple[str, int, str]:
         """(positions of several letters as one number, its stride, the condition that they are of the tile)."""
         last = letters[-1]
@@ -226,15 +218,18 @@ class TileFunctionPrinter(FunctionPrinter):
             return names.side(last), stored.stride(last), self.limit(last)
         block = [self.p.axis(c).block for c in letters]
         within = [prod(block[n + 1 :]) for n in range(len(letters))]
-        limit = f"{name} % {block[-1]} < {self.length(last)}" if self.padded(last) else ""
         strides = [stored.stride(c) for c in letters]
-        if all(s == w * strides[-1] for s, w in zip(strides, within, strict=True)):
-            return name, strides[-1], limit
-        terms = []
-        for n, (w, b, s) in enumerate(zip(within, block, strides, strict=True)):
+        terms, limits = [], []
+        for n, (letter, w, b, s) in enumerate(zip(letters, within, block, strides, strict=True)):
             text = f"{name} // {w}" if w > 1 else name
             text = f"{text} % {b}" if n else text
             terms.append(f"({text}) * {s}" if s > 1 else text)
+            if self.padded(letter):
+                begin = f"{self.begin(letter)} + " if self.apart(letter) else ""
+                limits.append(f"{begin}{text} < {self.length(letter)}")
+        limit = " & ".join(f"({own})" for own in limits) if len(limits) > 1 else "".join(limits)
+        if all(s == w * strides[-1] for s, w in zip(strides, within, strict=True)):
+            return name, strides[-1], limit
         return " + ".join(terms), 1, limit
 
     def limit(self, letter: str) -> str:
@@ -336,13 +331,13 @@ class TileFunctionPrinter(FunctionPrinter):
         return terms, conditions
 
     def slots(self, key: Slot, own: tuple[str, ...]) -> tuple[list[str], list[str]]:
-        """Terms and conditions of a sparse output, whose slots are stored a kept position of an item; -1 is none."""
-        p = self.p
-        kept = tuple(p.letters[c.mode] for c in p.view.item)
+        """Terms and conditions of a sparse output, whose slots are stored a kept position; -1 is none."""
+        p, kept = self.p, key.kept
         places = tuple(c for c in own if c in kept)
         sizes = [self.length(c) for c in kept]
-        item = "item" if p.index64 else "item.to(tl.int64)"
-        terms, conditions = [f"{item} * {prod(sizes)}"], []
+        owner = "item" if key.level == ITEM else "tile"
+        owner = "item" if p.index64 and owner == "item" else f"{owner}.to(tl.int64)"
+        terms, conditions = [f"{owner} * {prod(sizes)}"], []
         for n, c in enumerate(kept):
             terms.append(self.placed(names.side(c), (c,) if c in places else (), places, prod(sizes[n + 1 :])))
             if self.padded(c):

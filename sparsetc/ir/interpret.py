@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -210,9 +210,13 @@ class _Item:
         reader = Reader(
             lambda axis: self.lane if axis == LANES else self.at[AXIS_LEVEL[axis]],
             lambda mode: self.coordinates[self.program.letters[mode]],
+            self.along,
             lambda array, where: self.picked(self.arrays[array], where.expand(own.shape), s.level),
         )
         return own * 0 + s.coordinate.evaluate(reader)
+
+    def along(self, mode: int) -> NoReturn:
+        raise PlanError(f"mode {mode} has a side in tiles alone")
 
     def picked(self, array: torch.Tensor, at: torch.Tensor, level: int) -> torch.Tensor:
         """Elements `at` of an array, or rows of a table, 0 for a lane that holds nothing."""

@@ -120,11 +120,20 @@ class Tile:
 
 @dataclass(frozen=True)
 class Decode:
-    """``letter`` = the coordinate of one mode."""
+    """``letter`` = the coordinate of one mode: a nonzero's, a tile's, or those along a tile's side."""
 
     letter: str
     coordinate: Expression
     level: int
+    tile: bool = False
+    """Whether the coordinate is that of a whole tile."""
+    end: int = 0
+    """The size of the mode, where coordinates may reach it, so that what they address is guarded; else 0."""
+
+    @property
+    def name(self) -> str:
+        """What the coordinate is called."""
+        return names.tile(self.letter) if self.tile else names.at(self.letter)
 
 
 @dataclass(frozen=True)
@@ -209,10 +218,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Slot:
-    """The output row: a number stored beside the coordinates."""
+    """The output row: a number stored beside the coordinates, or, of tiles, for each position along the kept sides."""
 
     array: str
     level: int
+    kept: tuple[str, ...] = ()
+    """Letters along whose sides the positions of an item, or of a tile, are numbered; -1 says that one has no row."""
 
 
 @dataclass(frozen=True)
@@ -262,8 +273,6 @@ class TileProgram:
     """Name of the array of output slots, where the output is sparse."""
     rows: int = 1
     """Rows of the output; with its width, this decides whether an address needs 64 bits."""
-    extents: tuple[int, ...] = ()
-    """Sizes of the sparse operand's modes, where tiles may reach past them."""
     index64: bool = False
     """Whether the part stores so many nonzeros that their positions need 64 bits."""
     terms: tuple[tuple[str, ...], ...] = ()
@@ -353,7 +362,7 @@ def reads(s: Statement) -> tuple[str, ...]:
 def made(s: Statement) -> str:
     """The name of what a statement makes; empty where that is no tile and no coordinate."""
     if isinstance(s, Decode):
-        return names.at(s.letter)
+        return s.name
     return "" if isinstance(s, Loop | Add) else s.out.name
 
 

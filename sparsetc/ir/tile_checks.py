@@ -65,7 +65,8 @@ def verify(program: TileProgram) -> None:
             lacking = [lookup.array for lookup in c.lookups if lookup.array not in program.view.arrays]
             if lacking:
                 raise PlanError(f"decode {statement.letter}: the view has no array {lacking[0]!r}")
-            inputs = tuple(names.at(program.letters[mode]) for mode in c.modes)
+            called = names.tile if program.view.sides else names.at
+            inputs = tuple(called(program.letters[mode]) for mode in c.modes)
         unknown = [name for name in inputs if not any(name in scope for scope in scopes)]
         if unknown:
             raise PlanError(f"{line(program, statement).strip()}: {', '.join(unknown)} is not made before it")

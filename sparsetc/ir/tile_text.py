@@ -61,8 +61,9 @@ def line(p: TileProgram, s: Statement) -> str:
             else f"loop steps of {p.view.lanes} lanes, {p.unroll} at a time"
         )
     if isinstance(s, Decode):
-        lanes = "" if s.level == ITEM or p.view.sides else "[lane]"
-        return f"{_decoded(p)(s.letter)}{lanes} = {_coordinate(p, s)}"
+        lanes = f"[{s.letter}]" if s.coordinate.sides or (p.view.sides and not s.tile) else ""
+        lanes = lanes if s.level == ITEM or p.view.sides else "[lane]"
+        return f"{s.name}{lanes} = {_coordinate(p, s)}"
     if isinstance(s, Value):
         if not p.view.pairs:
             return f"{s.out} = {'1' if p.view.pattern else 'load X.values'}"

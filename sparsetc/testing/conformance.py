@@ -193,7 +193,7 @@ def check_representatives(packed: Packed, coords: torch.Tensor) -> None:
                 not coordinates or level == LANE or known is not None, "items share modes, which no nonzero stands for"
             )
             continue
-        modes = [c.mode for c in coordinates]
+        modes = [c.mode for c in coordinates if not view.coordinates[c.mode].sides]  # lists are read along a side
         shared = (
             coords[modes] // torch.tensor([view.sides[m] for m in modes]).unsqueeze(1) if view.sides else coords[modes]
         )
@@ -229,12 +229,13 @@ def read(view: View, arrays: dict[str, torch.Tensor], items: int, stored: int) -
         reader = Reader(
             lambda axis: places[LEAF] % view.lanes if axis == "lane" else places[AXIS_LEVEL[axis]],
             found.__getitem__,
+            lambda mode: places[POSITION] // view.strides[mode] % view.sides[mode],
             lambda array, where: word_codec.whole(arrays[array])[where],
         )
         for c in coordinates:
             found[c.mode] = own * 0 + view.coordinates[c.mode].evaluate(reader)
-    for mode, side in enumerate(view.sides):
-        found[mode] = found[mode] * side + places[POSITION] // view.strides[mode] % side
+    along = {mode: own.evaluate(reader) for mode, own in view.along.items() if not view.coordinates[mode].sides}
+    found |= along  # once all are read of their tiles, which others may follow from
     return torch.stack([found[mode] for mode in range(view.order)]), places[LEAF]
 
 

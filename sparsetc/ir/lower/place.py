@@ -69,7 +69,8 @@ class _Placement:
         unknown = [read for read in reads(statement) if read not in self.known]
         if unknown:
             raise PlanError(f"{name}: {', '.join(unknown)} is not made before it")
-        depth = max(self._depth(level_of(statement)), *(self.known[read] for read in reads(statement)), 0)
+        known = (self.known[read] for read in reads(statement))
+        depth = max(self._depth(level_of(statement)), self.turn.get(name, 0), *known)
         ended = [read for read in reads(statement) if read in self.late and self.known[read] < depth]
         if ended:
             raise PlanError(f"{name} stands in a loop after which {', '.join(ended)} is complete")
@@ -77,7 +78,7 @@ class _Placement:
         (self.after if after else self.before)[depth].append(statement)
         if isinstance(statement, Product) and statement.accumulate:
             depth, after = self._home(statement, depth), True
-        self.known[name] = max(depth, self.turn.get(name, 0))
+        self.known[name] = depth
         self.late |= {name} if after else set()
 
     def _home(self, statement: Product, depth: int) -> int:

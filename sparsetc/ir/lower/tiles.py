@@ -39,9 +39,6 @@ class TileLowering(DenseLowering):
         self.side = dict(zip(self.letters, view.sides, strict=True))
         self.groups = groups_of(bound, view.sides, schedule.dot)
         self._check_order()
-        if target.sparse and {self.letters[c.mode] for c in view.item} != set(self.kept):
-            raise PlanError("tiles add to a sparse output where their items share the modes it keeps, and no other")
-        self.extents = bound.extents(self.letters)
         self.block = self._blocks()
         self.positions = tuple(DenseAxis(c, self.side[c], self.block[c]) for c in self.letters)
         self.turns = tuple(c for c in self.groups.spread if self.block[c] < self.side[c] or self.side[c] == 1)
@@ -62,7 +59,8 @@ class TileLowering(DenseLowering):
     def _blocks(self) -> dict[str, int]:
         """Positions of each letter that a program has at once."""
         g = self.groups
-        block = {c: self.side[c] for c in (*g.first, *g.second, *g.columns)} | dict.fromkeys(g.gridded, 1)
+        side = {c: 1 << (n - 1).bit_length() for c, n in self.side.items()}  # padded to what registers hold
+        block = {c: side[c] for c in (*g.first, *g.second, *g.columns)} | dict.fromkeys(g.gridded, 1)
         if g.dot:
             for letters in filter(None, (g.first, g.second)):
                 block[letters[-1]] *= self._missing(prod(block[c] for c in letters))
@@ -70,11 +68,11 @@ class TileLowering(DenseLowering):
             matrix = prod(a.block for a in self.dense)
             room = min(self.schedule.columns, MOST_SUMS * self.schedule.warps // matrix)
             for c in reversed(g.columns):
-                block[c] = max(1, min(self.side[c], room))
+                block[c] = max(1, min(side[c], room))
                 room //= block[c]
         spare = self.schedule.columns // prod(block[c] for c in g.columns) if g.dot and not g.second else 1
         for c in reversed(g.spread):
-            block[c] = max(1, min(self.side[c], spare))
+            block[c] = max(1, min(side[c], spare))
             spare //= block[c]
         if g.dot and not g.second and g.columns:
             block[g.columns[-1]] *= self._missing(prod(block[c] for c in (*g.columns, *g.spread)))
@@ -112,7 +110,9 @@ class TileLowering(DenseLowering):
             product = flow.sum("step", product, g.spread)
         else:
             product = flow.multiply("total", (x, *rows.values()))
-        total = flow.sum("summed", flow.accumulate("total", product, ITEM), g.second)
+        home = self.key.level  # of a key that each tile has, a tile's positions in turn are all that is added up
+        total = flow.accumulate("total", product, home) if home == ITEM or self.turns else product
+        total = flow.sum("summed", total, g.second)
         tails = [self._gather(flow, o) for o in self.operands if o not in inner]
         return flow.multiply("result", (total, *tails)) if tails else total
 
