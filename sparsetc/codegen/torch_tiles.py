@@ -12,8 +12,8 @@ from string import ascii_letters
 
 from sparsetc.codegen.torch_coordinates import RANGES, TorchCoordinates
 from sparsetc.ir import names
+from sparsetc.ir.nest.axes import LANE
 from sparsetc.ir.tile import Add, Decode, Gather, Row, Slot, TileProgram
-from sparsetc.ir.view import LANE
 
 
 class TileFunctionPrinter:

@@ -12,6 +12,7 @@ from math import prod
 
 from sparsetc.codegen.triton_coordinates import TritonCoordinates
 from sparsetc.ir import names
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
 from sparsetc.ir.tile import (
     LANES,
     Add,
@@ -31,7 +32,7 @@ from sparsetc.ir.tile import (
     Value,
     Zero,
 )
-from sparsetc.ir.view import ITEM, LANE, LEAF, WHOLE
+from sparsetc.ir.view import WHOLE
 
 ADDRESS64 = 2**31
 

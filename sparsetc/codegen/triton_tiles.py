@@ -15,6 +15,7 @@ from sparsetc.codegen import triton_bitmaps as bitmaps
 from sparsetc.codegen.triton_coordinates import TritonCoordinates
 from sparsetc.codegen.triton_function import ADDRESS64, FunctionPrinter
 from sparsetc.ir import names
+from sparsetc.ir.nest.axes import ITEM
 from sparsetc.ir.tile import (
     Add,
     Decode,
@@ -29,7 +30,6 @@ from sparsetc.ir.tile import (
     Tile,
     Value,
 )
-from sparsetc.ir.view import ITEM
 
 
 class TileFunctionPrinter(FunctionPrinter):

@@ -28,6 +28,7 @@ from sparsetc.ir import plan as plans
 from sparsetc.ir import reference
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.interpret_tiles import TileWalk
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
 from sparsetc.ir.nest.coordinates import AXIS_LEVEL, Reader
 from sparsetc.ir.plan import F16X3
 from sparsetc.ir.tile import (
@@ -49,7 +50,7 @@ from sparsetc.ir.tile import (
     Zero,
 )
 from sparsetc.ir.tile_checks import verify
-from sparsetc.ir.view import ITEM, LANE, LEAF, LOW
+from sparsetc.ir.view import LOW
 from sparsetc.partition import shares
 from sparsetc.tensor import SparseTensor
 

@@ -10,9 +10,10 @@ from math import prod
 
 import torch
 
+from sparsetc.ir.nest.axes import ITEM
 from sparsetc.ir.nest.coordinates import Reader
 from sparsetc.ir.tile import Add, Decode, Gather, Loop, Row, Scale, Slot, Stored, TileProgram, Value
-from sparsetc.ir.view import ITEM, PAIRED, Tiles
+from sparsetc.ir.view import PAIRED, Tiles
 
 HALVES = "half"
 """The first axis of a tile in halves: high, then low."""

@@ -30,8 +30,9 @@ from math import prod
 
 from sparsetc.errors import PlanError
 from sparsetc.ir import names
+from sparsetc.ir.nest.axes import ITEM, LEAF, Axis
 from sparsetc.ir.nest.coordinates import Expression
-from sparsetc.ir.view import ITEM, LEAF, PAIRED, Tiles, View
+from sparsetc.ir.view import PAIRED, Tiles, View
 
 LANES = "lane"
 
@@ -199,13 +200,20 @@ class Sum:
 
 @dataclass(frozen=True)
 class Loop:
-    """Over the blocks, tiles or pairs of an item (level LANE), the steps of a block or of an item (level LEAF), or the
-    positions of a tile along `letter`.
-    """
+    """Over an axis: what an item takes in turn, or positions along a side of a tile."""
 
-    level: int
-    body: tuple[Statement, ...]
-    letter: str = ""
+    axis: Axis
+    body: tuple[Statement, ...] = ()
+
+    @property
+    def level(self) -> int:
+        """The level of what is known in the loop and not outside it."""
+        return self.axis.level
+
+    @property
+    def letter(self) -> str:
+        """The letter whose positions the loop takes, if it takes any."""
+        return self.axis.letter
 
 
 @dataclass(frozen=True)

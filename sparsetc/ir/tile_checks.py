@@ -9,6 +9,7 @@ from math import prod
 
 from sparsetc.errors import PlanError
 from sparsetc.ir import names
+from sparsetc.ir.nest.axes import ITEM, LANE
 from sparsetc.ir.plan import F16X3
 from sparsetc.ir.tile import (
     LANES,
@@ -27,7 +28,7 @@ from sparsetc.ir.tile import (
     reads,
 )
 from sparsetc.ir.tile_text import line
-from sparsetc.ir.view import ITEM, LANE, PAIRED
+from sparsetc.ir.view import PAIRED
 
 MOST_ELEMENTS = 1 << 20
 """Elements of the largest tensor that a Triton program may have."""

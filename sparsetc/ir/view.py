@@ -50,12 +50,10 @@ from functools import cached_property
 from math import prod
 
 from sparsetc.errors import FormatError
+from sparsetc.ir.nest.axes import LEAF, LEVELS, Axis, Each, Fibers, Run
 from sparsetc.ir.nest.coordinates import Along, Bits, Constant, Coordinate, Expression, Formula, Lookup, Position
 from sparsetc.ir.nest.formula import parsed
 from sparsetc.names import check_array
-
-ITEM, LANE, LEAF = 0, 1, 2
-LEVELS = ("item", "lane", "leaf")
 
 PAIRED = ("x", "y")
 """The operands of a task list, as the names of their arrays begin."""
@@ -276,6 +274,13 @@ class View(Tiles):
     def within(self, mode: int, size: int) -> bool:
         """Whether no coordinate along a mode's side reaches the size of the mode: lists may always hold such."""
         return not self.coordinates[mode].sides and size % self.sides[mode] == 0
+
+    @cached_property
+    def loops(self) -> tuple[Axis, ...]:
+        """What a work item takes in turn, outermost first."""
+        if self.sides or self.pairs:
+            return (Each("tile" if self.sides else "pair"),)
+        return (Each("block"), Fibers("nonzero", self.lanes)) if self.blocks else (Run("nonzero", self.lanes),)
 
     def lookups(self, level: int) -> tuple[Lookup, ...]:
         """What the coordinates of a level read of arrays."""

@@ -21,9 +21,10 @@ from sparsetc.errors import FormatError
 from sparsetc.formats import Packed, get_format, pack
 from sparsetc.formats import words as word_codec
 from sparsetc.ir.interpret_tiles import positions_of
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
 from sparsetc.ir.nest.coordinates import AXIS_LEVEL, Reader
 from sparsetc.ir.plan import Storage
-from sparsetc.ir.view import ITEM, LANE, LEAF, View, verify, word_bits
+from sparsetc.ir.view import View, verify, word_bits
 from sparsetc.testing.scatter import SCATTERS, Place, Scatter
 
 POSITION = 3

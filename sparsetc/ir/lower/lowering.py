@@ -13,12 +13,13 @@ from math import prod
 from sparsetc.errors import PlanError
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.lower.contract import DataFlow
-from sparsetc.ir.lower.place import loops, place
+from sparsetc.ir.lower.place import place
+from sparsetc.ir.nest.axes import ITEM, LEVELS, Turns
 from sparsetc.ir.operands import dense_axes, named_operands, printed_sizes
 from sparsetc.ir.plan import Schedule
-from sparsetc.ir.tile import Add, Decode, DenseAxis, Key, Operand, Position, Row, Slot, Tile, TileProgram
+from sparsetc.ir.tile import Add, Decode, DenseAxis, Key, Loop, Operand, Position, Row, Slot, Tile, TileProgram
 from sparsetc.ir.tile_checks import verify
-from sparsetc.ir.view import ITEM, LEVELS, View
+from sparsetc.ir.view import View
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ class Lowering(ABC):
     """Axes along a stored tile."""
     operands: tuple[Operand, ...] = ()
     terms: tuple[tuple[str, ...], ...] = ()
-    turns: tuple[str, ...] = ()
-    """Letters of a tile whose positions are taken in turn."""
+    turns: tuple[Turns, ...] = ()
+    """The sides of a tile whose positions are taken in turn, outermost first."""
     output: str
     output_axes: tuple[str, ...]
     key: Key
@@ -79,7 +80,7 @@ class Lowering(ABC):
             operands=self.operands,
             output=self.output,
             output_axes=self.output_axes,
-            body=place(statements, loops(self.view, self.turns)),
+            body=place(statements, [Loop(axis) for axis in (*self.view.loops, *self.turns)]),
             unroll=self.schedule.unroll,
             masked_unroll=self.schedule.masked_unroll,
             warps=self.schedule.warps,

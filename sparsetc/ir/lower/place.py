@@ -17,19 +17,6 @@ from dataclasses import replace
 from sparsetc.errors import PlanError
 from sparsetc.ir import names
 from sparsetc.ir.tile import Loop, Product, Statement, Zero, level_of, made, reads
-from sparsetc.ir.view import LANE, LEAF, View
-
-
-def loops(view: View, turns: Sequence[str] = ()) -> tuple[Loop, ...]:
-    """The loops around what one work item of a view reads, outermost first, with nothing in them.
-
-    Args:
-        view: whose items hold a range of nonzeros, of blocks of fibers, of tiles or of pairs of tiles.
-        turns: letters of a tile whose positions are taken in turn.
-    """
-    whole = bool(view.sides or view.pairs)
-    levels = [LANE] * (whole or view.blocks) + [LEAF] * (not whole)
-    return (*(Loop(level, ()) for level in levels), *(Loop(LEAF, (), letter) for letter in turns))
 
 
 def place(statements: Iterable[Statement], around: Sequence[Loop]) -> tuple[Statement, ...]:

@@ -17,10 +17,11 @@ from math import prod
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.lower.contract import DataFlow
 from sparsetc.ir.lower.lowering import DenseLowering, Target
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
 from sparsetc.ir.operands import MIN_DOT, joined
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.tile import LANES, Gather, Operand, Tile, Value
-from sparsetc.ir.view import ITEM, LANE, LEAF, View
+from sparsetc.ir.view import View
 
 
 class RunLowering(DenseLowering):

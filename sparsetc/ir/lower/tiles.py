@@ -22,10 +22,11 @@ from sparsetc.ir.einsum import Bound
 from sparsetc.ir.lower.contract import DataFlow
 from sparsetc.ir.lower.groups import groups_of
 from sparsetc.ir.lower.lowering import DenseLowering, Target
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, Turns
 from sparsetc.ir.operands import MIN_DOT
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.tile import DenseAxis, Gather, Operand, Tile, Value
-from sparsetc.ir.view import ITEM, LANE, LEAF, View
+from sparsetc.ir.view import View
 
 MOST_SUMS = 4096
 """Sums that a warp keeps, 128 a thread: of more, most would be kept in memory."""
@@ -41,7 +42,8 @@ class TileLowering(DenseLowering):
         self._check_order()
         self.block = self._blocks()
         self.positions = tuple(DenseAxis(c, self.side[c], self.block[c]) for c in self.letters)
-        self.turns = tuple(c for c in self.groups.spread if self.block[c] < self.side[c] or self.side[c] == 1)
+        looped = (c for c in self.groups.spread if self.block[c] < self.side[c] or self.side[c] == 1)
+        self.turns = tuple(Turns(c, self.side[c], self.block[c]) for c in looped)
 
     def _check_order(self) -> None:
         """Raise `PlanError` where bits are stored for the dots of another einsum: values would be searched for."""
