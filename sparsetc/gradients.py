@@ -132,7 +132,7 @@ class At:
             given, e = iter(dense), rule.gradient.einsum
             operands = [x if p in e.sparse else next(given) for p in range(len(e.inputs))]
             form = "sparse" if rule.of_values else "dense"
-            (made,) = compiled(rule.text, operands, self.step.automatic, form).steps
+            (made,) = compiled(rule.text, operands, self.step.derived, form).steps
             found = pattern.cache.put(key, made)
         return found  # type: ignore[no-any-return]
 

@@ -241,7 +241,12 @@ def clear_cache() -> None:
     from sparsetc import foreign
     from sparsetc.codegen import cache
 
-    for pattern in list(_used):
-        pattern.clear()
+    clear_patterns()
     foreign.clear()
     cache.clear()
+
+
+def clear_patterns() -> None:
+    """Forget all that was made of patterns; what is registered anew calls this, since it may be made otherwise now."""
+    for pattern in list(_used):
+        pattern.clear()

@@ -32,6 +32,7 @@ from sparsetc.pattern import Pattern, lasting, transforming
 from sparsetc.planner.choice import Choice
 from sparsetc.planner.choose import choose
 from sparsetc.planner.problem import Problem
+from sparsetc.planner.registry import plan_of_derived
 from sparsetc.planner.statistics import Counts
 from sparsetc.prepare import Preparation
 from sparsetc.runtime.autocast import without_autocast
@@ -78,7 +79,7 @@ class Step:
             x.device,
             f"the result of {canonical.written}",
         )
-        counts = Counts(canonical.coords, canonical.shape, own.counts)
+        counts = Counts(canonical.coords, canonical.shape, own.counts, own.cache)
         self.problem = Problem.of(canonical, self.output, x, counts, self.backend, settings)
         self.slotted = Slotted(canonical, self.output, x)
         with self.in_place():
@@ -109,8 +110,8 @@ class Step:
         self.nnz = x.nnz
         """Nonzeros of the sparse operand."""
         self._gradients: dict[int, Rule] = {}
-        self.automatic = with_settings(settings, {"plan": "auto"})
-        """The settings of gradients: a plan that was chosen for one einsum does not serve another."""
+        self.derived = with_settings(settings, {"plan": plan_of_derived(settings.plan)})
+        """The settings of gradients and batches."""
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -237,7 +238,7 @@ class Step:
             kept, width = self._output_letters
             einsum = Einsum(inputs, (*kept, letter, *width), e.sparse, e.text)
             bound = Bound.of(einsum, {**bound.by_index, letter: size})
-        return self._other(key, bound, {"plan": "auto"})
+        return self._other(key, bound, {"plan": self.derived.plan})
 
     def spare(self, what: str) -> str:
         """A letter that the einsum has not."""

@@ -5,31 +5,30 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from cases import explicit_plan
+from extensions import as_before
 
 import sparsetc as stc
 from sparsetc.codegen.header import docstring
-from sparsetc.formats import FORMATS
+from sparsetc.formats import FORMATS, Packed
 from sparsetc.formats.coo import Coo
 from sparsetc.ir.view import Computed, Field, View, verify
-from sparsetc.partition import PARTITIONS
+from sparsetc.planner.methods.rows import rows
 from sparsetc.planner.methods.runs import coo
 from sparsetc.planner.registry import PLANS
-
-REGISTRIES: tuple[dict[str, Any], ...] = (FORMATS, PARTITIONS, PLANS, stc.OPERATIONS)
+from sparsetc.planner.requests import plan_preferring
+from sparsetc.planner.statistics import Counts
 
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    before = [dict(registry) for registry in REGISTRIES]
-    yield
-    for registry, entries in zip(REGISTRIES, before, strict=True):
-        registry.clear()
-        registry.update(entries)
+    with as_before():
+        yield
 
 
 def matrix() -> stc.SparseTensor:
@@ -153,7 +152,7 @@ def test_plans_of_the_package_are_not_shadowed(name: str) -> None:
         stc.register_plan(name)(otherwise)
     assert name not in PLANS
     stc.register_plan(name, replace=True)(otherwise)
-    assert PLANS[name] is otherwise
+    assert PLANS[name].make is otherwise
 
 
 def test_nor_partitions_formats_and_operations() -> None:
@@ -191,3 +190,98 @@ def test_a_format_that_lacks_its_view_is_told_so() -> None:
 
     with pytest.raises(stc.FormatError, match=r"Half is not a format: it has no view\(shape, storage\)$"):
         stc.register_format(Half)  # type: ignore[call-overload]
+
+
+# --- what is registered is what is run --------------------------------------------------------------------------------
+
+
+def halves(mode: int) -> Callable[..., list[torch.Tensor | None]]:
+    """A rule: even coordinates of a mode, and odd ones."""
+
+    def deal(coords: torch.Tensor, shape: tuple[int, ...]) -> list[torch.Tensor | None]:
+        return [torch.nonzero(coords[mode] % 2 == n).flatten() for n in range(2)]
+
+    return deal
+
+
+def test_what_is_registered_anew_is_run_from_then_on() -> None:
+    x, (part,) = matrix(), explicit_plan("coo", "0||1", {}, lanes=1).parts
+    for mode in (0, 1, 0):
+        stc.register_partition("of a test")(halves(mode))
+        stc.einsum("ij->i", x, plan=stc.Plan("two", (part, part), partition="of a test"))
+        packed = [kept for kept in x.pattern.cache.values() if isinstance(kept, Packed)]
+        assert [x.coords[mode, p.source].remainder(2).unique().tolist() for p in packed] == [[0], [1]]
+    for make, format in ((coo, "coo"), (rows, "fiber"), (coo, "coo")):
+        stc.register_plan("mine")(make)
+        stc.einsum("ij->i", x, plan="mine")
+        assert [kept.format for kept in x.pattern.cache.values() if isinstance(kept, Packed)] == [format]
+
+
+def test_a_plan_is_called_what_it_is_registered_as() -> None:
+    stc.register_plan("mine")(coo)
+    explanation = stc.explain("ij->i", matrix())
+    assert sum(name.startswith("mine: coo[") for name, _ in explanation.considered) == 1
+    assert stc.compile("ij->i", matrix(), plan="mine").plan.name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda problem, counts: coo(problem, counts).plan, "must give a Candidate or None, found Plan"),
+        (
+            lambda problem, counts: replace(coo(problem, counts), expected=()),
+            "has 1 parts, and the expected sizes of 0",
+        ),
+        (lambda problem, counts: replace(coo(problem, counts), plan=stc.Plan("bare")), "plan 'mine' has no parts"),
+    ],
+)
+def test_a_malformed_plan_is_refused(make: Any, message: str) -> None:
+    stc.register_plan("mine")(make)
+    for wanted in ("mine", "auto"):
+        with pytest.raises(stc.PlanError, match=message):
+            stc.einsum("ij->i", matrix(), plan=wanted)
+
+
+# --- plans of several parts -------------------------------------------------------------------------------------------
+
+
+def test_shares_are_counted_as_they_are_packed() -> None:
+    x = stc.SparseTensor([[0, 0, 1, 2, 2, 2], [0, 2, 1, 0, 1, 2]], [1.0] * 6, (3, 3))
+    stc.register_partition("of a test")(halves(0))
+    counts = Counts(x.coords, x.shape)
+    whole, even, odd = counts, *counts.shares("of a test")
+    assert (whole.nnz, even.nnz, odd.nnz) == (6, 5, 1)
+    assert (whole.distinct((0,)), even.distinct((0,)), odd.distinct((0,))) == (3, 2, 1)
+    assert (whole.longest((1,)), even.longest((1,)), odd.longest((1,))) == (2, 2, 1)
+    assert [share.nnz for share in counts.shares("run_length", (0,), threshold=2)] == [5, 1]
+    assert [share.nnz for share in counts.shares("run_length", (1,), threshold=2)] == [6, 0]
+    assert [share.nnz for share in even.shares("of a test")] == [5, 0]
+    assert [share.coords.tolist() for share in counts.shares("all")] == [x.coords.tolist()]
+    with pytest.raises(stc.PlanError, match="no partition is called 'none'"):
+        counts.shares("none")
+
+
+def gradient_plans(x: stc.SparseTensor, plan: str) -> list[str]:
+    """Names of the plans that the gradients of a product, and of a batch of it, take."""
+    x.pattern.clear()
+    b = torch.ones(3, 2, requires_grad=True)
+    stc.einsum("ij,jr->ir", x, b, plan=plan).sum().backward()
+    torch.func.vmap(lambda b: stc.einsum("ij,jr->ir", x, b, plan=plan))(torch.ones(5, 3, 2))
+    (kernel,) = [k for k in x.pattern.cache.values() if hasattr(k, "steps") and k.bound.einsum.text == "ij,jr->ir"]
+    (gradient,) = [k for k in x.pattern.cache.values() if hasattr(k, "steps") and k is not kernel]
+    (batched,) = kernel.step._others.values()
+    return [gradient.plan.name, batched.plan.name]
+
+
+def test_gradients_take_a_shared_plan_where_it_applies() -> None:
+    stc.register_plan("mine")(coo)
+    assert "mine" not in gradient_plans(matrix(), "mine")
+    stc.register_plan("mine", shared=True)(coo)
+    assert gradient_plans(matrix(), "mine") == ["mine", "mine"]
+    stc.register_plan("mine", shared=True)(
+        lambda problem, counts: coo(problem, counts) if problem.kept == (0,) else None
+    )
+    gradient, batched = gradient_plans(matrix(), "mine")
+    assert (gradient == "mine", batched) == (False, "mine")
+    assert stc.compile("ij->i", matrix(), plan=plan_preferring("mine")).plan.name == "mine"
+    assert stc.compile("ij->j", matrix(), plan=plan_preferring("mine")).plan.name != "mine"

@@ -17,6 +17,7 @@ from sparsetc.errors import FormatError
 from sparsetc.ir.plan import PLAN_NAMES, Storage
 from sparsetc.ir.view import View, verify
 from sparsetc.names import check_free, check_identifier
+from sparsetc.pattern import clear_patterns
 
 INT32_MAX = 2**31 - 1
 
@@ -170,6 +171,7 @@ def register_format(cls: F | None = None, *, replace: bool = False) -> F | Calla
     name = check_identifier(instance.name, f"a format ({called})", FormatError)
     check_free(name, "the name", (*OWN, *PLAN_NAMES), replace, FormatError, cls)
     FORMATS[name] = instance
+    clear_patterns()
     return cls
 
 

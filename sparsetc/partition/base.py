@@ -14,6 +14,7 @@ import torch
 
 from sparsetc.errors import PlanError
 from sparsetc.names import check_free, check_label
+from sparsetc.pattern import clear_patterns
 
 Deal = Callable[..., list[torch.Tensor | None]]
 
@@ -57,6 +58,7 @@ def register_partition(
     def register(function: F) -> F:
         check_free(name, "partition", OWN, replace, PlanError, function)
         PARTITIONS[name] = Partition(name, function, by_rows or whole_rows, whole_rows)
+        clear_patterns()
         return function
 
     return register

@@ -6,6 +6,8 @@ by its storage, so einsums whose plans store nonzeros alike share the arrays, an
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +20,30 @@ from sparsetc.partition.base import get_partition
 from sparsetc.partition.dealing import deal, taken
 
 
+@dataclass(frozen=True)
+class Dealing:
+    """What the shares of a pattern's nonzeros depend on; they are kept with the pattern under it."""
+
+    partition: str
+    options: tuple[tuple[str, Any], ...]
+    kept: tuple[int, ...]
+    """Modes that the output keeps; empty where the rule does not deal by rows."""
+
+    @classmethod
+    def of(cls, partition: str, options: Iterable[tuple[str, Any]], kept: tuple[int, ...]) -> Dealing:
+        """The dealing by a named rule, for an output that keeps these modes."""
+        return cls(partition, tuple(sorted(options)), kept if get_partition(partition).by_rows else ())
+
+    def shares(self, coords: torch.Tensor, shape: tuple[int, ...], cache: Lru[Any, Any]) -> list[torch.Tensor | None]:
+        """The nonzeros of each share, as `deal` gives them, or as the cache of the pattern has them."""
+        found: list[torch.Tensor | None] | None = cache.get(self)
+        if found is None:
+            found = deal(self.partition, coords, shape, self.kept, dict(self.options))
+            if len(found) > 1:
+                found = cache.put(self, found)
+        return found
+
+
 def stored_parts(
     plan: Plan, coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...], cache: Lru[Any, Any]
 ) -> list[Packed]:
@@ -28,26 +54,24 @@ def stored_parts(
         coords: (order, nnz) int64, in lexicographic order.
         shape: sizes of the modes.
         kept: modes that the output keeps.
-        cache: of packed parts, and of how partitions dealt the nonzeros.
+        cache: of packed parts, and of how partitions dealt the nonzeros. A part of nothing takes no place in it.
 
     Raises:
         PlanError: the partition breaks its promises, or deals nonzeros to a share that the plan has no part for.
         FormatError: a format does not take its part, or packs it wrongly.
     """
-    rule = get_partition(plan.partition)
-    dealt_by = ("deal", plan.partition, plan.options, kept if rule.by_rows else ())
+    dealing = Dealing.of(plan.partition, plan.options, kept)
     found: list[Packed] = []
     for number, part in enumerate(plan.parts):
-        key = ("storage", *dealt_by, plan.shares[number] if plan.shares else number, part.format, part.storage)
+        key = ("storage", dealing, plan.shares[number] if plan.shares else number, part.format, part.storage)
         packed = cache.get(key)
         if packed is None:
-            dealt = cache.get(dealt_by) or deal(plan.partition, coords, shape, kept, dict(plan.options))
-            if len(dealt) > 1:
-                dealt = cache.put(dealt_by, dealt)
-            own = taken(plan, dealt)[number]
+            own = taken(plan, dealing.shares(coords, shape, cache))[number]
             own = None if own is None or own.numel() == coords.shape[1] else own  # all of none, too
             held = coords if own is None else coords[:, own]
-            packed = cache.put(key, pack(held, shape, part.format, part.storage).of(own))
+            packed = pack(held, shape, part.format, part.storage).of(own)
+            if packed.nnz:
+                packed = cache.put(key, packed)
         found.append(packed)
     if sum(p.nnz for p in found) != coords.shape[1]:
         raise PlanError(f"plan {plan.name!r} has no part for some shares of its partition, which have nonzeros here")

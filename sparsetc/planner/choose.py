@@ -16,6 +16,7 @@ from sparsetc.planner.choice import Choice, choice_of
 from sparsetc.planner.estimate import suited
 from sparsetc.planner.method import Method
 from sparsetc.planner.problem import Problem
+from sparsetc.planner.requests import preferred
 
 P = TypeVar("P")
 
@@ -40,9 +41,15 @@ def choose(wanted: str | Plan, problem: Problem) -> Choice:
 
 
 def chosen(problem: P, known: Mapping[str, Method[P]], request: Plan) -> Choice:
-    """What a request stands for: the method of its name, or for ``"auto"`` the cheapest that any method estimates."""
+    """What a request stands for: the method of its name, or for ``"auto"`` the cheapest that any method estimates.
+
+    A method that the request prefers comes before all others where it applies.
+    """
     if request.name in known:
         return choice_of([known[request.name].requested(problem, request)], "asked for by name")
+    first = known.get(preferred(request))
+    if first and (found := list(first.estimates(problem))):
+        return choice_of(found, "preferred where it applies")
     return choice_of([found for method in known.values() for found in method.estimates(problem)])
 
 

@@ -13,6 +13,17 @@ from sparsetc.ir.plan import SIDE, Plan
 
 BLOCKS, HYBRID = "bcb", "bcb+scalar"
 STORAGES = ("auto", "whole", "bitmap")
+PREFERRED = "preferred"
+
+
+def plan_preferring(name: str) -> Plan:
+    """The plan of this name where it applies, and elsewhere the one that is expected to be fastest."""
+    return Plan("auto", options=((PREFERRED, name),))
+
+
+def preferred(request: Plan) -> str:
+    """The name of the plan that is preferred to all others; empty where none is."""
+    return str(request.option(PREFERRED, "")) if request.name == "auto" else ""
 
 
 def plan_hls(threshold: int | None = None) -> Plan:

@@ -5,23 +5,50 @@ In: coordinates. Out: counts, kept for the life of the tensor's pattern.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from functools import cached_property
 from math import prod
 from typing import Any
 
 import torch
 
 from sparsetc import coords as crd
+from sparsetc.lru import Lru
 from sparsetc.partition.run_length import row_numbers
+from sparsetc.partition.stored import Dealing
 
 
 class Counts:
     """Distinct coordinates of sets of modes, counted once each."""
 
-    def __init__(self, coords: torch.Tensor, shape: tuple[int, ...], memory: dict[Any, Any] | None = None) -> None:
-        self.coords, self.shape = coords, shape
+    def __init__(
+        self,
+        coords: torch.Tensor,
+        shape: tuple[int, ...],
+        memory: dict[Any, Any] | None = None,
+        cache: Lru[Any, Any] | None = None,
+    ) -> None:
+        """Nothing is counted yet.
+
+        Args:
+            coords: (order, nnz).
+            shape: sizes of the modes.
+            memory: of a pattern, where counts outlive the object.
+            cache: of a pattern, where the shares that partitions deal are found when they are packed.
+        """
+        self._coords, self.shape = coords, shape
         self.nnz = coords.shape[1]
-        self._memory = memory if memory is not None else {}
+        self._memory = {} if memory is None else memory
+        self._cache = (lambda: None) if cache is None else weakref.ref(cache)  # kernels that are kept there have counts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Counts, (self.coords, self.shape, self._memory)
+
+    @property
+    def coords(self) -> torch.Tensor:
+        """(order, nnz) int64, in lexicographic order."""
+        return self._coords
 
     def distinct(self, modes: tuple[int, ...]) -> int:
         """How many different coordinates the nonzeros have in these modes."""
@@ -75,3 +102,39 @@ class Counts:
                 short = lengths[(lengths > 0) & (lengths < threshold)]
                 self._memory[key] = (int(short.sum()), short.numel())
         return self._memory[key]
+
+    def shares(self, partition: str, kept: tuple[int, ...] = (), **options: Any) -> tuple[Counts, ...]:
+        """Counts of each share that a partition deals; what is dealt here is not dealt again to be packed.
+
+        Args:
+            partition: name of a registered rule.
+            kept: modes that the output keeps, which a rule that deals by rows asks for.
+            options: the rule's own arguments.
+
+        Raises:
+            PlanError: the rule is not known, or breaks its promises.
+        """
+        dealing = Dealing.of(partition, options.items(), kept)
+        if dealing not in self._memory:
+            dealt = self.dealt(dealing)
+            self._memory[dealing] = [(self.nnz if own is None else own.numel(), {}) for own in dealt]
+        return tuple(Share(self, dealing, n, *held) for n, held in enumerate(self._memory[dealing]))
+
+    def dealt(self, dealing: Dealing) -> list[torch.Tensor | None]:
+        """The numbers of each share's nonzeros; None for all of them."""
+        cache = self._cache()
+        return dealing.shares(self.coords, self.shape, Lru(1) if cache is None else cache)
+
+
+class Share(Counts):
+    """Counts of the nonzeros that a partition deals to one part."""
+
+    def __init__(self, whole: Counts, dealing: Dealing, number: int, nnz: int, memory: dict[Any, Any]) -> None:
+        self._whole, self._dealing, self._number = whole, dealing, number
+        self.shape, self.nnz, self._memory, self._cache = whole.shape, nnz, memory, lambda: None
+
+    @cached_property
+    def coords(self) -> torch.Tensor:
+        """(order, nnz) int64, in lexicographic order; taken out of all when something is first counted."""
+        own = self._whole.dealt(self._dealing)[self._number]
+        return self._whole.coords if own is None else self._whole.coords[:, own]

@@ -14,9 +14,11 @@ Formats that offer a plan, and plans that users register, are methods too.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
+from sparsetc.errors import PlanError
 from sparsetc.formats import FORMATS
-from sparsetc.ir.plan import Plan
+from sparsetc.ir.plan import Plan, verify
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.method import OperandMethod
 from sparsetc.planner.methods.by_rows import ByRows
@@ -48,16 +50,28 @@ class Registered(OperandMethod):
 
     def candidates(self, problem: Problem, counts: Counts) -> Iterable[Candidate]:
         """The function's plan, where it has one."""
-        found = self.make(problem, counts)
+        found = self.candidate(problem, counts, Plan(self.name))
         return () if found is None else (found,)
 
     def candidate(self, problem: Problem, counts: Counts, request: Plan) -> Candidate | None:
-        """The function's plan, where it has one."""
-        return self.make(problem, counts)
+        """The function's plan, where it has one, by its registered name; `PlanError` where it is malformed."""
+        found = self.make(problem, counts)
+        if found is None:
+            return None
+        if not isinstance(found, Candidate):
+            raise PlanError(
+                f"what makes plan {self.name!r} must give a Candidate or None, found {type(found).__name__}"
+            )
+        plan, sizes = replace(found.plan, name=self.name), len(found.expected)
+        verify(plan)
+        if sizes != len(plan.parts):
+            raise PlanError(f"plan {self.name!r} has {len(plan.parts)} parts, and the expected sizes of {sizes}")
+        return replace(found, plan=plan)
 
 
 def methods() -> dict[str, OperandMethod]:
     """Every method, by name; what is registered stands in the place of what it replaces."""
     offers = {name: getattr(known, "offer", None) for name, known in FORMATS.items()}
-    makers = {name: offer for name, offer in offers.items() if offer} | PLANS
+    makers = {name: offer for name, offer in offers.items() if offer}
+    makers |= {name: known.make for name, known in PLANS.items()}
     return {method.name: method for method in OWN} | {name: Registered(name, make) for name, make in makers.items()}

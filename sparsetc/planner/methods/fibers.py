@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.plan import Plan, Storage
+from sparsetc.ir.cost import Statistics
+from sparsetc.ir.plan import Plan, Schedule, Storage
 from sparsetc.planner.candidate import Candidate, blocked, max_item_nnz_of, single
 from sparsetc.planner.method import OperandMethod
 from sparsetc.planner.methods.rows import rows
@@ -56,9 +57,15 @@ def fiber(problem: Problem, counts: Counts, leaf: int) -> Candidate:
     most = max_item_nnz_of(problem, counts.nnz, schedule)
     narrow, longest = problem.backend == "triton", MAX_FIBER_LEN if split else 0
     storage = Storage(shared, between, (leaf,), schedule.lanes, longest, most, narrow)
-    fibers = counts.distinct((*shared, *between))
-    if schedule.dot and problem.precision in ("tf32", "bf16") and counts.nnz >= LONG_FIBER * fibers:
+    long = counts.nnz >= LONG_FIBER * counts.distinct((*shared, *between))
+    if schedule.dot and problem.precision in ("tf32", "bf16") and long:
         schedule = replace(schedule, precision="tf32x3")
-    expected = blocked(problem, counts.nnz, fibers, counts.distinct(shared), storage, schedule)
-    expected = replace(expected, split_rows=counts.longest(shared) > most, split_fibers=split)
-    return single("fiber", storage, schedule, expected)
+    return single("fiber", storage, schedule, expected_fibers(problem, counts, storage, schedule))
+
+
+def expected_fibers(problem: Problem, counts: Counts, storage: Storage, schedule: Schedule) -> Statistics:
+    """What packing nonzeros as fibers of this storage is expected to give."""
+    fibers, rows = counts.distinct((*storage.item, *storage.lane)), counts.distinct(storage.item)
+    found = blocked(problem, counts.nnz, fibers, rows, storage, schedule)
+    cut = 0 < storage.max_item_nnz < counts.longest(storage.item)
+    return replace(found, split_rows=cut, split_fibers=bool(storage.max_fiber_len))
