@@ -12,7 +12,8 @@ storage, one row after another, ``width = last - first + 1`` values each:
 Registering the class is all: the format is then costed with the others under ``plan="auto"``, is known as
 ``plan="banded"``, prints in `explain`, and serves every einsum over a banded matrix, on a GPU and without one.
 
-Places of the band without a nonzero are multiplied as zeros, so an infinite entry of a dense operand makes NaN there.
+Places of the band without a nonzero are multiplied as zeros. A call whose dense operands hold an infinity or NaN, which
+those zeros would turn into NaN, takes ``coo`` instead.
 """
 
 import torch

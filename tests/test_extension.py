@@ -6,11 +6,12 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cases import explicit_plan
+from cases import SIZES, Problem, assert_matches, explicit_plan
 from extensions import as_before
 
 import sparsetc as stc
@@ -285,3 +286,22 @@ def test_gradients_take_a_shared_plan_where_it_applies() -> None:
     assert (gradient == "mine", batched) == (False, "mine")
     assert stc.compile("ij->i", matrix(), plan=plan_preferring("mine")).plan.name == "mine"
     assert stc.compile("ij->j", matrix(), plan=plan_preferring("mine")).plan.name != "mine"
+
+
+# --- the documentation ------------------------------------------------------------------------------------------------
+
+
+def test_the_programs_of_the_documentation_run() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "extending.md").read_text()
+    programs = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(programs) == 2
+    problem = Problem("ijk,jr,kr->ir", {**SIZES, "r": 32, "j": 40}, "dense")
+    x, b, c = problem.operands()
+    for program in programs:
+        names = {"x": x, "b": b, "c": c}
+        exec(program, names)
+        if "a" in names:
+            assert_matches(names["a"], problem.equation, [x, b, c])
+    assert stc.compile(problem.equation, x, b, c, plan="long fibers").plan.parts[0].storage.leaf == (1,)
+    with pytest.raises(stc.PlanError, match="does not apply"):
+        stc.compile("ij->i", matrix(), plan="long fibers")

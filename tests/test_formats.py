@@ -243,6 +243,11 @@ class Unordered(Broken):
         return replace(packed, positions=torch.zeros(packed.nnz, dtype=torch.int64))
 
 
+class Nobody(Broken):
+    def spoil(self, packed: Packed) -> Packed:
+        return replace(packed, representatives=(None, None))
+
+
 class Surprising(Broken):
     def spoil(self, packed: Packed) -> Packed:
         return replace(packed, view=replace(packed.view, lanes=2 * packed.view.lanes))
@@ -255,6 +260,7 @@ class Surprising(Broken):
         (Short, "'item_word' has .* words, expected"),
         (Missing, "packed no array word"),
         (Unordered, "the positions are not those of all"),
+        (Nobody, "format 'broken' gave no nonzero that stands for each item, which shares modes"),
         (Surprising, r"view\(\) promises"),
     ],
 )

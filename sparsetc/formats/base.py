@@ -15,7 +15,7 @@ import torch
 
 from sparsetc.errors import FormatError
 from sparsetc.ir.plan import PLAN_NAMES, Storage
-from sparsetc.ir.view import View, verify
+from sparsetc.ir.view import LEVELS, View, verify
 from sparsetc.names import check_free, check_identifier
 from sparsetc.pattern import clear_patterns
 
@@ -192,6 +192,10 @@ def pack(coords: torch.Tensor, shape: tuple[int, ...], format: str, storage: Sto
     missing = set(packed.view.arrays) - set(packed.arrays) - {"values"}
     if missing:
         raise FormatError(f"format {format!r} packed no array {', '.join(sorted(missing))}, which its view reads")
+    shared = packed.view.item, packed.view.lane if packed.view.blocks else ()
+    for level, modes, known in zip(LEVELS, shared, packed.representatives, strict=False):
+        if modes and known is None:
+            raise FormatError(f"format {format!r} gave no nonzero that stands for each {level}, which shares modes")
     return packed
 
 

@@ -189,10 +189,7 @@ def check_representatives(packed: Packed, coords: torch.Tensor) -> None:
     places = _places(view, arrays, packed.items, packed.stored)
     for level, coordinates in ((ITEM, view.item), (LANE, view.lane)):
         known = packed.representatives[level]
-        if not coordinates or known is None:
-            _require(
-                not coordinates or level == LANE or known is not None, "items share modes, which no nonzero stands for"
-            )
+        if not coordinates or known is None:  # as of tiles, which none need stand for
             continue
         modes = [c.mode for c in coordinates if not view.coordinates[c.mode].sides]  # lists are read along a side
         shared = (
