@@ -2,16 +2,17 @@
 
     python examples/mixed_mode.py
 
-A CP or Tucker decomposition asks for an einsum a mode. A copy of the tensor for each mode is fastest to read and takes
-the most memory. Here each nonzero is stored once, in the fiber through it that is longest:
+A CP or Tucker decomposition asks for an einsum a mode, and a copy of the tensor for each mode takes much memory. Here
+each nonzero is stored once, in the longest of the fibers through it:
 
-        mode 0    fibers along mode 0, and the nonzeros whose longest fiber is one of these
-        mode 1    fibers along mode 1, and the nonzeros whose longest fiber is one of these
-        …         one forest of fibers a mode
+        forest 0    fibers along mode 0, of the nonzeros whose longest fiber runs along mode 0
+        forest 1    fibers along mode 1, of the nonzeros whose longest fiber runs along mode 1
+        …
 
-Every einsum reads all forests and adds up what they give. A forest serves each mode of the output: as its root, where
-an item has one result row, in the middle, where a fiber has one, or as its leaf, where a nonzero has one (section IV).
-Which it is, the compiler finds; the partition and the plan below are all that is added to it.
+Every einsum reads all forests and adds up what they give. The output's mode is the root of a forest, and all fibers of
+an item add to one row; or it is in the middle, and each fiber adds to a row; or it is the leaf, and each nonzero does
+(the slice, fiber and nonzero algorithms of section 5). The compiler finds which. The partition and the plan below are
+all that is added to it.
 """
 
 import torch
@@ -25,17 +26,17 @@ from sparsetc.planner.schedule import DOT_LANES, schedule_of
 from sparsetc.planner.statistics import Counts
 
 ITEM_NNZ = 512
-"""Most nonzeros of a forest that one work item takes."""
+"""Most nonzeros of a forest that one work item takes on a GPU. Not measured."""
 
 
 @stc.register_partition("longest_fiber")
 def longest_fiber(coords: torch.Tensor, shape: tuple[int, ...]) -> list[torch.Tensor | None]:
-    """For each mode, the nonzeros whose longest fiber runs along it (section IV-A, static strategy).
+    """For each mode, the nonzeros whose longest fiber runs along it (section 4.1, static strategy).
 
-    Of fibers of one length, that of the mode whose fibers are longer on average is taken; of equal modes, the lowest.
-    So a fiber that is longer than all fibers which cross it is whole. Any other may be split: those of its nonzeros
-    that lie on a longer fiber go with that one. The paper's dynamic strategy, which counts a fiber anew whenever one of
-    its nonzeros went elsewhere, leaves fewer fibers, and is a loop over the nonzeros.
+    Of two fibers as long as each other, that of the mode whose fibers are longer on average is taken, or of the lower
+    mode. A fiber that is longer than every fiber which crosses it stays whole. Any other may be split: its nonzeros
+    that lie on a longer fiber go with that one. The paper's dynamic strategy counts a fiber anew whenever one of its
+    nonzeros went elsewhere; it can leave fewer fibers, and is a loop over the nonzeros.
     """
     lengths, fibers = [], []
     for along in range(len(shape)):

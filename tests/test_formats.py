@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.formats import FORMATS, Packed, get_format, pack, register_format, words
 from sparsetc.formats.coo import Coo
+from sparsetc.formats.fiber import Fiber
 from sparsetc.ir.plan import Storage
 from sparsetc.ir.view import Field
 from sparsetc.testing import PATTERNS, UNBOUNDED, check_format, pattern
@@ -248,6 +249,12 @@ class Nobody(Broken):
         return replace(packed, representatives=(None, None))
 
 
+class Whole(Broken):
+    def spoil(self, packed: Packed) -> Packed:
+        assert packed.split_rows
+        return replace(packed, split_rows=False)
+
+
 class Surprising(Broken):
     def spoil(self, packed: Packed) -> Packed:
         return replace(packed, view=replace(packed.view, lanes=2 * packed.view.lanes))
@@ -261,6 +268,7 @@ class Surprising(Broken):
         (Missing, "packed no array word"),
         (Unordered, "the positions are not those of all"),
         (Nobody, "format 'broken' gave no nonzero that stands for each item, which shares modes"),
+        (Whole, "a row has 3 items, and split_rows is not set"),
         (Surprising, r"view\(\) promises"),
     ],
 )
@@ -271,3 +279,18 @@ def test_the_suite_finds(kind: type[Broken], message: str, monkeypatch: pytest.M
         check_format(
             "broken", pattern("random", shape), shape, Storage((0,), (), (1, 2), lanes=4, max_item_nnz=8, narrow=True)
         )
+
+
+def test_the_suite_finds_fibers_that_are_split_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Uncut(Fiber):
+        name = "uncut"
+
+        def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
+            return replace(super().pack(coords, shape, storage), format=self.name, split_fibers=False)
+
+    monkeypatch.setitem(FORMATS, "uncut", Uncut())
+    shape = (3, 4, 9)
+    for longest in (0, 9):
+        check_format("uncut", pattern("dense", shape), shape, Storage((0,), (1,), (2,), 2, longest))
+    with pytest.raises(FormatError, match="a fiber has 3 lanes, and split_fibers is not set"):
+        check_format("uncut", pattern("dense", shape), shape, Storage((0,), (1,), (2,), 2, 4))

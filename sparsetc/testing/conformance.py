@@ -81,6 +81,7 @@ def check_format(name: str, coords: torch.Tensor, shape: tuple[int, ...], storag
         check_unpack(packed, coords)
         check_values(packed)
         check_representatives(packed, coords)
+        check_splits(packed, coords)
         check_bytes(packed)
     return packed
 
@@ -200,6 +201,28 @@ def check_representatives(packed: Packed, coords: torch.Tensor) -> None:
             f"a representative of level {level} has not what its nonzeros share",
         )
     _require(found.shape[1] == packed.nnz, f"{found.shape[1]} nonzeros are read, expected {packed.nnz}")
+
+
+def check_splits(packed: Packed, coords: torch.Tensor) -> None:
+    """Where two items hold nonzeros of one row, or two lanes those of one fiber, packing says so: results are added."""
+    view = packed.view
+    _, _, source, live = _nonzeros(packed)
+    places = _places(view, packed.arrays, packed.items, packed.stored)
+    rows, fibers = ([c.mode for c in view.item], [c.mode for c in (*view.item, *view.lane)])
+    if not packed.split_rows and not (view.chunk and not view.item):
+        items = _owners(places[ITEM][live], coords[rows][:, source])
+        _require(items <= 1, f"a row has {items} items, and split_rows is not set")
+    if view.blocks and not packed.split_fibers:
+        lanes = _owners(places[LANE][live], coords[fibers][:, source])
+        _require(lanes <= 1, f"a fiber has {lanes} lanes, and split_fibers is not set")
+
+
+def _owners(places: torch.Tensor, shared: torch.Tensor) -> int:
+    """The most items, or lanes, that nonzeros of the same shared coordinates lie in."""
+    if not places.numel():
+        return 0
+    distinct = torch.unique(torch.cat([torch.zeros_like(places).unsqueeze(0), shared, places.unsqueeze(0)]), dim=1)
+    return int(torch.unique(distinct[:-1], dim=1, return_counts=True)[1].max())
 
 
 def check_bytes(packed: Packed) -> None:
