@@ -12,6 +12,8 @@ from sparsetc.errors import FormatError, PlanError
 from sparsetc.formats import FORMATS, Packed
 from sparsetc.formats.tiles import slots_along
 from sparsetc.ir import reference
+from sparsetc.ir.cost import cost
+from sparsetc.ir.count import FIBERS, ITEMS
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.interpret import run_program
 from sparsetc.ir.lower import Target, lower
@@ -109,6 +111,15 @@ def test_the_runner_adds_to_slots_of_listed_positions(format: Grouped) -> None:
     arrays = packed.arrays | {program.slot: slots}
     run_program(program, arrays, packed.pack_values(x.values), dense, out, packed.items, packed.stored)
     torch.testing.assert_close(out, x.values[:, None] * dense[0][x.coords[1]])
+
+
+def test_lists_are_streamed_by_what_has_them(format: Grouped) -> None:
+    bound, x, _ = problem("ij,jr->ir")
+    program = lower(bound, format.view(x.shape, storage(2)), Schedule(blocks=(("r", 8),)), Target(rows=10))
+    found = cost(program).stream
+    assert found.of(ITEMS) == 4 * SIDES[0]
+    columns = 4 * SIDES[1] if format.columns else 0
+    assert found.of(FIBERS) == 4 + columns + (4 + 15 // 8 if format.bitmap else 0)
 
 
 def test_a_coordinate_is_not_read_where_its_loop_has_ended(format: Grouped) -> None:

@@ -21,7 +21,8 @@ from sparsetc.codegen.split_float16 import EXACT
 from sparsetc.device.profile import default_gpu
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir import view as views
-from sparsetc.ir.cost import FIBERS, ITEMS, STORED, ZERO, Statistics, cost
+from sparsetc.ir.cost import Statistics, cost
+from sparsetc.ir.count import FIBERS, ITEMS, STORED, ZERO
 from sparsetc.ir.interpret import run_program
 from sparsetc.ir.lower import Fold, Target, lower_pairs
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, Turns
