@@ -196,8 +196,8 @@ def test_only_dots_in_f16x3_multiply_halves() -> None:
         lower_pairs("x,y->z", ONE_MODE, Schedule(dot=False, precision=F16X3), Target())
     with pytest.raises(FormatError, match="stored whole"):
         lower_pairs("x,y->z", ONE_MODE, Schedule(precision=F16X3), Target(), bitmaps=(True, False))
-    one = replace(whole, view=replace(whole.view, pairs=()), precision=F16X3)
-    with pytest.raises(PlanError, match="f16x3 multiplies halves"):
+    one = replace(whole, view=replace(whole.view, pairs=()), terms=(), precision=F16X3)
+    with pytest.raises(PlanError, match="X: tiles in halves are multiplied by dots in f16x3, and only they"):
         verify(replace(one, body=(one.body[0], one.body[-1])))
 
 
