@@ -50,7 +50,7 @@ from functools import cached_property
 from math import prod
 
 from sparsetc.errors import FormatError
-from sparsetc.ir.nest.axes import LANE, LEAF, LEVELS, Axis, Each, Fibers, Run
+from sparsetc.ir.nest.axes import LEAF, LEVELS, Axis, Each, Fibers, Run
 from sparsetc.ir.nest.coordinates import Along, Bits, Constant, Coordinate, Expression, Formula, Lookup, Position
 from sparsetc.ir.nest.formula import parsed
 from sparsetc.names import check_array
@@ -342,7 +342,7 @@ def verify(view: View) -> None:
     modes = [c.mode for level in view.levels for c in level]
     if sorted(modes) != list(range(view.order)):
         raise FormatError(f"a view of order {view.order} must address each mode once, found modes {modes}")
-    if view.lane and all(axis.level != LANE for axis in view.loops):
+    if view.lane and all(axis.level == LEAF for axis in view.loops):
         raise FormatError("a run of nonzeros has no lanes to share a mode; use blocks")
     if view.lanes < 1 or view.lanes & (view.lanes - 1):
         raise FormatError(f"lanes must be a power of two, found {view.lanes}")
