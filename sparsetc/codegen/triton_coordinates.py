@@ -26,7 +26,8 @@ class TritonCoordinates(Writer):
         return f"pos{self.u}" if axis == "nonzero" else axis
 
     def coordinate(self, mode: int) -> str:
-        return self.printer.decoded(self.printer.p.letters[mode], self.level, self.u)
+        printer, letter = self.printer, self.printer.p.letters[mode]
+        return names.tile(letter) if letter in printer.sides else printer.coordinate(letter, self.u)
 
     def along(self, mode: int) -> str:
         return names.side(self.printer.p.letters[mode])
@@ -35,7 +36,7 @@ class TritonCoordinates(Writer):
         printer, view = self.printer, self.printer.p.view
         known = [*(AXIS_LEVEL[axis] for axis in lookup.axes), *map(view.level_of, lookup.modes)]
         within = (printer.limit(printer.p.letters[mode]) for mode in sorted(lookup.sides))
-        mask = " & ".join(filter(None, (printer.valid(min(max(known, default=0), self.level), self.u), *within)))
+        mask = " & ".join(filter(None, (printer.guard(min(max(known, default=0), self.level), self.u), *within)))
         load = printer.load(lookup.array, lookup.where.text(self, FACTOR), mask)
         if lookup.every != 1:
             return load

@@ -229,6 +229,11 @@ class Row:
     terms: tuple[tuple[str, int], ...]
     level: int
 
+    @property
+    def letters(self) -> tuple[str, ...]:
+        """Letters whose coordinates say which row it is."""
+        return tuple(letter for letter, _ in self.terms)
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -239,12 +244,22 @@ class Slot:
     kept: tuple[str, ...] = ()
     """Letters along whose sides the positions of an item, or of a tile, are numbered; -1 says that one has no row."""
 
+    @property
+    def letters(self) -> tuple[str, ...]:
+        """Letters whose positions say which row it is."""
+        return self.kept
+
 
 @dataclass(frozen=True)
 class Position:
     """The output row: the position of the nonzero itself, or, at the item level, the item's number."""
 
     level: int = LEAF
+
+    @property
+    def letters(self) -> tuple[str, ...]:
+        """No letter says which row it is."""
+        return ()
 
 
 Key = Row | Slot | Position

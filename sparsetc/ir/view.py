@@ -50,7 +50,7 @@ from functools import cached_property
 from math import prod
 
 from sparsetc.errors import FormatError
-from sparsetc.ir.nest.axes import LEAF, LEVELS, Axis, Each, Fibers, Run
+from sparsetc.ir.nest.axes import LEAF, LEVELS, Axis, Blocks, Each, Fibers, Run
 from sparsetc.ir.nest.coordinates import Along, Bits, Constant, Coordinate, Expression, Formula, Lookup, Position
 from sparsetc.ir.nest.formula import parsed
 from sparsetc.names import check_array
@@ -278,9 +278,13 @@ class View(Tiles):
     @cached_property
     def loops(self) -> tuple[Axis, ...]:
         """What a work item takes in turn, outermost first."""
-        if self.sides or self.pairs:
-            return (Each("tile" if self.sides else "pair"),)
-        return (Each("block"), Fibers("nonzero", self.lanes)) if self.blocks else (Run("nonzero", self.lanes),)
+        if self.pairs:
+            return (Each("pair", PAIRED),)
+        if self.sides:
+            return (Each("tile"),)
+        if self.blocks:
+            return (Blocks("block", lanes=self.lanes), Fibers("nonzero", self.lanes))
+        return (Run("nonzero", self.lanes),)
 
     def lookups(self, level: int) -> tuple[Lookup, ...]:
         """What the coordinates of a level read of arrays."""

@@ -89,7 +89,7 @@ class PairLowering(Lowering):
         self.equation, self.letters = equation, tuple(a.letter for a in self.positions)
         self.output_axes = self.letters[:2]
         self.terms = ((row.letter, inner.letter), (column.letter, inner.letter))
-        self.turns = () if schedule.dot else (Turns(inner.letter, inner.size, inner.block),)
+        self.turns = () if schedule.dot else (Turns(inner.letter, inner.size, inner.block, unrolled=False),)
 
     def contract(self, flow: DataFlow) -> Tile:
         """A pair's product, added up over the pairs, and scaled where tiles are in halves."""

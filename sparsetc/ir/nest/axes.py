@@ -3,7 +3,8 @@
 In: nothing but names and numbers. Out: read by `ir.lower`, which puts computations into loops, and by the walkers of
 tile programs, each of which says how it goes over an axis::
 
-    axis := each     # tiles, pairs of tiles, or blocks of fibers, one at a time: a range of numbers of the item's
+    axis := each     # tiles, or pairs of tiles of two operands, one at a time: a range of numbers of the item's
+          | blocks   # likewise, blocks of `lanes` fibers that lie side by side
           | run      # the item's range of nonzeros, `lanes` consecutive ones at a time, the last of which may be fewer
           | fibers   # the nonzeros of a block, step by step: the next one of each of its `lanes` fibers
           | turns    # positions along a side of a tile, `take` at a time
@@ -39,9 +40,19 @@ class Axis:
 class Each(Axis):
     """A range of numbers that the item has, one at a time: ``tile``, ``pair`` or ``block``."""
 
+    operands: tuple[str, ...] = ()
+    """The operands a tile of each of which a number stands for, where it does not stand for a tile itself."""
+
     @property
     def level(self) -> int:
         return LANE
+
+
+@dataclass(frozen=True)
+class Blocks(Each):
+    """A range of blocks that the item has, each of some fibers side by side."""
+
+    lanes: int = 1
 
 
 @dataclass(frozen=True)
@@ -64,6 +75,8 @@ class Turns(Axis):
 
     size: int
     take: int
+    unrolled: bool = True
+    """Whether the text of a turn is printed for each, where it holds no loop."""
 
     @property
     def letter(self) -> str:
