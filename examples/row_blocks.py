@@ -34,6 +34,8 @@ class RowBlocks:
 
     def view(self, shape: tuple[int, ...], storage: stc.Storage) -> View:
         """Rows are listed for each group; columns are for each window, or lie at a multiple of a strip's width."""
+        if len(storage.item) != 1 or not storage.lane or storage.leaf:
+            raise stc.FormatError(f"row blocks have one item mode, and the others at the lane, found {storage}")
         (row,), (*others, column) = storage.item, storage.lane
         height, width = storage.param("height"), storage.param("width")
         sides = tuple({row: height, column: width}.get(mode, 1) for mode in range(len(shape)))

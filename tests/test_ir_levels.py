@@ -16,7 +16,8 @@ from sparsetc.ir import plan as plans
 from sparsetc.ir import tile as tiles
 from sparsetc.ir import tile_checks
 from sparsetc.ir import view as views
-from sparsetc.ir.cost import FIBERS, ITEMS, ONE, STORED, ZERO, Statistics, cost
+from sparsetc.ir.cost import Statistics, cost
+from sparsetc.ir.count import FIBERS, ITEMS, ONE, STORED, ZERO
 from sparsetc.ir.einsum import Bound, Einsum
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF

@@ -10,7 +10,8 @@ from pattern_cases import CASES, expected, finished, kernel, without_values, zer
 
 from sparsetc.codegen.launch import TorchPrograms
 from sparsetc.errors import FormatError
-from sparsetc.ir.cost import STORED, cost
+from sparsetc.ir.cost import cost
+from sparsetc.ir.count import STORED
 from sparsetc.ir.interpret import run_program
 from sparsetc.ir.tile import Value, walk
 from sparsetc.ir.view import Consecutive, Field, View, verify

@@ -21,7 +21,8 @@ from sparsetc.codegen.split_float16 import EXACT
 from sparsetc.device.profile import default_gpu
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir import view as views
-from sparsetc.ir.cost import FIBERS, ITEMS, STORED, ZERO, Statistics, cost
+from sparsetc.ir.cost import Statistics, cost
+from sparsetc.ir.count import FIBERS, ITEMS, STORED, ZERO
 from sparsetc.ir.interpret import run_program
 from sparsetc.ir.lower import Fold, Target, lower_pairs
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, Turns
@@ -195,8 +196,8 @@ def test_only_dots_in_f16x3_multiply_halves() -> None:
         lower_pairs("x,y->z", ONE_MODE, Schedule(dot=False, precision=F16X3), Target())
     with pytest.raises(FormatError, match="stored whole"):
         lower_pairs("x,y->z", ONE_MODE, Schedule(precision=F16X3), Target(), bitmaps=(True, False))
-    one = replace(whole, view=replace(whole.view, pairs=()), precision=F16X3)
-    with pytest.raises(PlanError, match="f16x3 multiplies halves"):
+    one = replace(whole, view=replace(whole.view, pairs=()), terms=(), precision=F16X3)
+    with pytest.raises(PlanError, match="X: tiles in halves are multiplied by dots in f16x3, and only they"):
         verify(replace(one, body=(one.body[0], one.body[-1])))
 
 

@@ -1,11 +1,7 @@
 """What a tile program costs, counted from its own statements: bytes, gathers, additions, flops; and a roofline over it.
 
 In: a `TileProgram`; then a part's `Statistics` and a `DeviceProfile`. Out: a `Count` of each resource, linear in the
-statistics; then seconds a resource. The symbols::
-
-    P  work items      L  fibers (lanes stored)      N  nonzeros stored, padding included      w  bytes of a value
-
-Of tiles, L are those stored, of a task list its pairs; N are then the values of both operands.
+statistics; then seconds a resource.
 
 Resources, each with the time it alone would take:
 
@@ -23,50 +19,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
-from operator import add, mul
 
 from sparsetc.device.profile import DeviceProfile, by_precision
-from sparsetc.ir.tile import Add, Gather, Loop, Product, Scale, Statement, TileProgram, Value, level_of
+from sparsetc.ir.count import FIBERS, ITEMS, ONE, STORED, ZERO, Count
+from sparsetc.ir.nest.axes import ITEM, LEVELS, Axis, Each, Fibers, Turns
+from sparsetc.ir.nest.coordinates import Lookup
+from sparsetc.ir.tile import Add, Gather, Loop, Position, Product, Scale, Statement, TileProgram, Value
 
-SYMBOLS = ("L*w", "L", "N*w", "N", "P*w", "P", "w", "")
-"""What a count is a sum of, in this order: products of a symbol or 1 and, at even places, the bytes of a value."""
-
-
-@dataclass(frozen=True)
-class Count:
-    """A sum of the products in `SYMBOLS`, each times a number."""
-
-    factors: tuple[int, ...]
-
-    def __add__(self, other: Count) -> Count:
-        return Count(tuple(map(add, self.factors, other.factors)))
-
-    def __mul__(self, n: int) -> Count:
-        return Count(tuple(n * f for f in self.factors))
-
-    __rmul__ = __mul__
-
-    @property
-    def bytes(self) -> Count:
-        """The bytes of this many values; a count in bytes has none."""
-        return Count(tuple(f for plain in self.factors[1::2] for f in (plain, 0)))
-
-    def of(self, symbol: Count) -> int:
-        """The factor of one symbol."""
-        return self.factors[symbol.factors.index(1)]
-
-    def at(self, symbols: tuple[int, ...]) -> int:
-        """The number where each product in `SYMBOLS` has the value given."""
-        return sum(map(mul, self.factors, symbols))
-
-    def __str__(self) -> str:
-        terms = ((f, s) for f, s in zip(self.factors, SYMBOLS, strict=True) if f)
-        return " + ".join(f"{f}*{s}" if s and f != 1 else s or str(f) for f, s in terms) or "0"
-
-
-FIBERS, STORED, ITEMS, ONE = (Count(tuple(int(at == place) for at in range(8))) for place in (1, 3, 5, 7))
-ZERO = Count((0,) * 8)
-PER_LEVEL = (ITEMS, FIBERS, STORED)
 OVERLAP = 3
 """Exponent of the norm that adds resources' times: 1 would be one after another, infinity perfect overlap."""
 TURN_POWER = 0.6
@@ -74,8 +33,20 @@ TURN_POWER = 0.6
 tiles of 16 x 16; `benchmarks/results/ttmc_tiles.json`, `choices.json`)."""
 SECTOR = 32
 """Bytes that reach registers of a gathered row at least."""
-SCALE = 4
-"""Bytes of a row's scale."""
+WORD = 4
+"""Bytes of an element of an index array, of most kinds, and of a row's scale."""
+TILE_WORD = 4
+"""Bytes that say where a tile lies: the coordinates of each, however many words they take, or its number in a list of
+pairs. What an item's words take was not counted when rates of tiles were measured."""
+STRUCTURE = {
+    "pair_ptr": 8 * ITEMS,
+    "item_x": WORD * ITEMS,
+    "item_y": WORD * ITEMS,
+    "lane_len": WORD * FIBERS,
+    "value_ptr": WORD * FIBERS,
+}
+"""Bytes of the arrays that hold no coordinates. Of those not here little is read, once an item or a block: such was the
+program whose rates were measured."""
 VECTOR = 4
 """Elements a thread loads at once of a gathered row."""
 
@@ -255,125 +226,165 @@ class Cost:
 
 @lru_cache(maxsize=1024)
 def cost(program: TileProgram) -> Cost:
-    """Count a program's statements, each as often as its level is visited and its loops turn."""
-    p, splits = program, prod(a.programs for a in program.split)
-    multiply = dot = sides = added = added_bytes = expanded = ZERO
-    gathers, owned = [], True
-    stream, registers = (_stored_tiles if p.view.sides else _task_list if p.view.pairs else _stored_words)(p, splits)
-    for statement, visits in _visits(p, splits):
-        if isinstance(statement, Gather) and statement.operand.rows:
-            gathers.append(_gathered(p, statement, visits))
-        elif isinstance(statement, Product):
-            flops = visits * _flops(p, statement)
-            dot, multiply = (dot + flops, multiply) if statement.dot else (dot, multiply + flops)
-            if statement.dot and not _tiled(p):
-                rows = visits * sum(_cells(p, t.axes) for t in statement.inputs)
-                multiply, sides = multiply + rows, sides + rows.bytes
-        elif isinstance(statement, Add):
-            added = visits * _cells(p, set(statement.source.axes) & set(p.letters) - set(statement.axes))
-            added_bytes, owned = (added * _added_width(p, statement)).bytes, statement.owned
-        elif isinstance(statement, Scale):
-            registers += visits * (p.axis(statement.out.axes[0]).size * SCALE)
-            stream += 4 * ITEMS
-        elif isinstance(statement, Value) and p.view.pairs:
-            positions = visits * prod(p.axis(a).size for a in statement.out.axes)
-            registers += positions.bytes
-            expanded += positions if p.stored(statement.operand).tiles.bitmap else ZERO
-    dense = _dense_programs(p)
-    return Cost(
-        stream=stream,
-        gathers=tuple(gathers),
-        registers=registers,
-        added_rows=added,
-        added_bytes=added_bytes,
-        output=added_bytes if p.view.pairs else ONE.bytes * (p.rows * p.width),
-        multiply=multiply,
-        dot=dot,
-        precision=p.precision,
-        owned=owned,
-        threads=1 if _tiled(p) else prod(1 << (a.block - 1).bit_length() for a in p.axes) // VECTOR,
-        programs=splits,
-        fibers=p.view.blocks,
-        expanded=FIBERS * p.view.volume * dense if p.view.sides and p.view.bitmap else expanded,
-        turn=dot.of(FIBERS) // splits if p.view.sides else None,
-        taken=p.view.volume * dense // splits * (2 if p.half else 4) if dense < splits else 0,
-        volume=p.view.volume,
-        warps=p.warps,
-        sides=sides,
-    )
+    """Count a program's statements, each as often as the loops around it turn."""
+    walk = _Walk(program)
+    for statement, visits in walk.visits(program.body, ITEMS * walk.splits):
+        walk.count(statement, visits)
+    return walk.cost()
 
 
-def _visits(p: TileProgram, splits: int) -> Iterator[tuple[Statement, Count]]:
-    """The statements of a program, each with how often it is executed: below the item, tiles and pairs are counted."""
-    levels = (ITEMS, FIBERS, FIBERS) if _tiled(p) else PER_LEVEL
-    turns: list[int] = []
-    for statement, depth in p.statements:
-        del turns[depth:]
-        if isinstance(statement, Loop):
-            turns.append(p.axis(statement.letter).programs if statement.letter else 1)
-        else:
-            yield statement, levels[level_of(statement)] * (splits * prod(turns))
+class _Walk:
+    """What has been counted of one program.
 
+    Some programs have *sides*, axes that are positions along stored tiles: they execute what is padded, and a thread
+    reads its own part of a tile. Others mask what is padded, and all threads of a row read its coordinates.
+    """
 
-def _stored_words(p: TileProgram, splits: int) -> tuple[Count, Count]:
-    """Bytes that are streamed, and that reach a thread's registers, of values and words of runs and of fibers."""
-    stream = ZERO if p.view.pattern else STORED.bytes
-    registers = stream
-    for level, (count, widths) in enumerate(zip(PER_LEVEL, p.view.word_bytes, strict=True)):
-        stream += count * sum(widths)
-        looked_up = sum(lookup.every != 1 for lookup in p.view.lookups(level))
-        registers += count * (VECTOR * (len(widths) + looked_up))
-    if p.view.blocks:
-        stream += FIBERS * 4
-    return stream * splits, registers * splits
+    def __init__(self, program: TileProgram) -> None:
+        """Counts what is stored; the statements are still to be counted."""
+        self.p = p = program
+        self.sides = {a.letter for a in p.axes} & {*p.letters}
+        self.splits = prod(a.programs for a in p.split)
+        self.readers = prod(a.programs for a in p.split if a.letter not in self.sides)
+        """Grid programs that read the same values."""
+        self.values = (ZERO if p.view.pattern else 2 * STORED if p.half else STORED.bytes) * self.readers
+        self.stream, self.registers = self.values + self._index() * self.splits, self._words() * self.splits
+        self.gathers: list[GatherTerm] = []
+        self.multiply = self.dot = self.staged = self.expanded = self.added = self.added_bytes = ZERO
+        self.output, self.owned = ONE.bytes * (p.rows * p.width), True
 
+    # -- what is stored ---------------------------------------------------------------------------------------------
+    def _levels(self) -> list[Count]:
+        """How often each level is visited: for every item, and for all that the loops of the level go over."""
+        counts = [ITEMS] * len(LEVELS)
+        for axis in self.p.view.loops:
+            counts[axis.level :] = [self._over(axis)] * len(counts[axis.level :])
+        return counts
 
-def _stored_tiles(p: TileProgram, splits: int) -> tuple[Count, Count]:
-    """Bytes that are streamed, and that reach registers, of tiles."""
-    values = (2 * STORED if p.half else STORED.bytes) * _dense_programs(p)
-    return values + FIBERS * ((4 + (4 + p.view.volume // 8 if p.view.bitmap else 0)) * splits), values
+    def _index(self) -> Count:
+        """Bytes of index arrays that are streamed."""
+        view = self.p.view
+        coordinates = {lookup.array for level in range(len(LEVELS)) for lookup in view.lookups(level)}
+        found = sum((STRUCTURE.get(array, ZERO) for array in {*view.arrays} - coordinates), start=self._lists())
+        if view.bitmap:
+            found += FIBERS * (view.volume // 8)
+        if self.sides:
+            return found + FIBERS * (TILE_WORD * len(self.p.sparse))
+        return sum((n * sum(widths) for n, widths in zip(self._levels(), view.word_bytes, strict=True)), start=found)
 
+    def _lists(self) -> Count:
+        """Bytes of the lists of coordinates along sides."""
+        levels = enumerate(self._levels())
+        return sum((n * (WORD * look.each) for at, n in levels for look in self.p.view.lookups(at)), start=ZERO)
 
-def _task_list(p: TileProgram, splits: int) -> tuple[Count, Count]:
-    """Bytes that are streamed, and that reach registers, of a task list and the values of both operands."""
-    return STORED.bytes + FIBERS * 4 * len(p.view.pairs) + ITEMS * 8, ZERO
+    def _words(self) -> Count:
+        """Bytes of coordinates that reach a thread's registers."""
+        if self.sides:
+            return self._lists()
+        view, found = self.p.view, ZERO
+        for level, count in enumerate(self._levels()):
+            looked_up = sum(lookup.every != 1 for lookup in view.lookups(level))
+            found += count * (WORD * (len(view.word_bytes[level]) + looked_up))
+        return found
 
+    # -- statements -------------------------------------------------------------------------------------------------
+    def visits(self, body: Iterable[Statement], count: Count) -> Iterator[tuple[Statement, Count]]:
+        """The statements, each with how often it is executed."""
+        for s in body:
+            if not isinstance(s, Loop):
+                yield s, count
+            elif isinstance(s.axis, Turns):
+                yield from self.visits(s.body, count * -(-s.axis.size // s.axis.take))
+            else:
+                yield from self.visits(s.body, self._over(s.axis) * self.splits)
 
-def _dense_programs(p: TileProgram) -> int:
-    """Grid programs that read the same positions of a tile."""
-    return prod(a.programs for a in p.split if a.letter not in p.letters)
+    @staticmethod
+    def _over(axis: Axis) -> Count:
+        """What a loop that is no side's goes over in all; of blocks, their fibers."""
+        return FIBERS if isinstance(axis, Each) else STORED
 
+    def count(self, s: Statement, visits: Count) -> None:
+        """Count one statement that is executed so often."""
+        match s:
+            case Value():
+                self._value(s)
+            case Scale():
+                self.registers += visits * (self.p.axis(s.out.axes[0]).size * WORD)
+            case Gather() if s.operand.rows:
+                self.gathers.append(self._gathered(s, visits))
+            case Product():
+                self._product(s, visits)
+            case Add():
+                self._add(s, visits)
 
-def _gathered(p: TileProgram, s: Gather, visits: Count) -> GatherTerm:
-    """The rows that a statement gathers."""
-    o, width = s.operand, _cells(p, s.operand.axes)
-    if _tiled(p):
-        # All columns: programs that follow one another take a tile's blocks of them in turn.
-        return GatherTerm(o.name, visits * _cells(p, set(o.rows) & set(s.out.axes)), width, o.nrows, o.width, ())
-    # A block of the columns: neighbouring rows share most of what they gather, while it is near.
-    return GatherTerm(o.name, visits, width, o.nrows, width, o.rows, SECTOR)
+    def _value(self, s: Value) -> None:
+        """Values: read once where each tile is, as often as a list names them where one does."""
+        stored = self.p.stored(s.operand)
+        positions = FIBERS * (stored.tiles.volume * self.readers)
+        named = isinstance(self.p.number_of(stored), Lookup)
+        self.registers += positions.bytes if named else self.values
+        self.expanded += positions if stored.tiles.bitmap else ZERO
 
+    def _gathered(self, s: Gather, visits: Count) -> GatherTerm:
+        """The rows that a statement gathers."""
+        o, width = s.operand, self._cells(s.operand.axes)
+        if self.sides:
+            # All columns: programs that follow one another take a tile's blocks of them in turn.
+            rows = visits * self._cells({*o.rows} & {*s.out.axes})
+            return GatherTerm(o.name, rows, width, o.nrows, o.width, ())
+        # A block of the columns: neighbouring rows share most of what they gather, while it is near.
+        return GatherTerm(o.name, visits, width, o.nrows, width, o.rows, SECTOR)
 
-def _flops(p: TileProgram, s: Product) -> int:
-    """Multiplications and additions of a product; padding is included in dots and over tiles."""
-    if s.dot:
-        return 2 * prod(a.block for a in p.axes if a.letter in {*s.out.axes, *s.right[-1].axes})
-    return _cells(p, s.out.axes) * len(s.inputs)
+    def _product(self, s: Product, visits: Count) -> None:
+        """Multiplications and additions; padding is included in dots and over tiles."""
+        if not s.dot:
+            self.multiply += visits * (self._cells(s.out.axes) * len(s.inputs))
+            return
+        self.dot += visits * (2 * prod(a.block for a in self.p.axes if a.letter in {*s.out.axes, *s.right[-1].axes}))
+        if not self.sides:  # what is gathered by lanes is multiplied into the sides, and stored for the dot to read
+            rows = visits * sum(self._cells(t.axes) for t in s.inputs)
+            self.multiply, self.staged = self.multiply + rows, self.staged + rows.bytes
 
+    def _add(self, s: Add, visits: Count) -> None:
+        """Rows added to the output, or stored; a block of an item's own is all that the item writes."""
+        p = self.p
+        self.added = visits * self._cells({*s.source.axes} & {*p.letters} - {*s.axes})
+        programs = prod(a.programs for a in p.axes if a.letter in p.output_axes)
+        padded = self.sides and not self.sides & {*s.axes}
+        self.added_bytes = (self.added * (self._cells(s.axes) if padded else p.width // programs)).bytes
+        self.owned = s.owned
+        if s.key == Position(ITEM):
+            self.output = self.added_bytes
 
-def _added_width(p: TileProgram, s: Add) -> int:
-    """Elements of a row that a program adds."""
-    if p.view.sides:
-        return _cells(p, s.axes)
-    return p.width // prod(a.programs for a in p.axes if a.letter in p.output_axes)
+    def _cells(self, axes: Iterable[str]) -> int:
+        """Elements that a program takes of axes but the lanes; over tiles padding is executed, and counted."""
+        taken = (a for a in self.p.axes if a.letter in axes)
+        return prod(a.block if self.sides else min(a.size, a.block) for a in taken)
 
-
-def _cells(p: TileProgram, axes: Iterable[str]) -> int:
-    """Elements that a program takes of axes but the lanes; over tiles padding is executed, and counted."""
-    taken = (a for a in p.axes if a.letter in axes)
-    return prod(a.block if _tiled(p) else min(a.size, a.block) for a in taken)
-
-
-def _tiled(p: TileProgram) -> bool:
-    """Whether a program takes tiles, or pairs of them."""
-    return bool(p.view.sides or p.view.pairs)
+    # -- all --------------------------------------------------------------------------------------------------------
+    def cost(self) -> Cost:
+        """What was counted."""
+        p, volume = self.p, self.p.view.volume
+        tiles = any(axis.name == "tile" for axis in p.view.loops)
+        share = volume * self.readers // self.splits
+        return Cost(
+            stream=self.stream,
+            gathers=tuple(self.gathers),
+            registers=self.registers,
+            added_rows=self.added,
+            added_bytes=self.added_bytes,
+            output=self.output,
+            multiply=self.multiply,
+            dot=self.dot,
+            precision=p.precision,
+            owned=self.owned,
+            threads=1 if self.sides else prod(1 << (a.block - 1).bit_length() for a in p.axes) // VECTOR,
+            programs=self.splits,
+            fibers=any(isinstance(axis, Fibers) for axis in p.view.loops),
+            expanded=self.expanded,
+            turn=self.dot.of(FIBERS) // self.splits if tiles else None,
+            taken=share * (2 if p.half else 4) if self.readers < self.splits else 0,
+            volume=volume,
+            warps=p.warps,
+            sides=self.staged,
+        )

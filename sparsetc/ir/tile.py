@@ -30,6 +30,7 @@ from math import prod
 
 from sparsetc.errors import PlanError
 from sparsetc.ir import names
+from sparsetc.ir.nest import coordinates
 from sparsetc.ir.nest.axes import ITEM, LEAF, Axis
 from sparsetc.ir.nest.coordinates import Expression
 from sparsetc.ir.view import PAIRED, Tiles, View
@@ -99,6 +100,11 @@ class Stored:
     def array(self, name: str) -> str:
         """What one of its arrays, or a variable of its own, is called."""
         return f"{self.name}_{name}" if self.name else name
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """The arrays of its values; of tiles in halves, of the high and of the low ones."""
+        return tuple(map(self.array, ("high_values", "low_values") if self.tiles.halves else ("values",)))
 
     def stride(self, letter: str) -> int:
         """How far apart a letter's positions are stored."""
@@ -333,6 +339,16 @@ class TileProgram:
             raise PlanError(f"a task list has operands {', '.join(PAIRED)}, not {operand!r}")
         number = PAIRED.index(operand)
         return Stored(operand, self.terms[number], self.view.pairs[number])
+
+    @property
+    def sparse(self) -> tuple[Stored, ...]:
+        """Its sparse operands."""
+        return tuple(map(self.stored, PAIRED if self.view.pairs else ("",)))
+
+    def number_of(self, operand: Stored) -> Expression:
+        """Which of an operand's stored tiles, or values, is read: the loop's own, or the one that its pair names."""
+        at = coordinates.Position(self.view.loops[-1].name)
+        return coordinates.Lookup(f"pair_{operand.name}", at) if operand.name else at
 
     @property
     def arrays(self) -> tuple[str, ...]:

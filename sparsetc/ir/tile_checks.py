@@ -9,7 +9,7 @@ from math import prod
 
 from sparsetc.errors import PlanError
 from sparsetc.ir import names
-from sparsetc.ir.nest.axes import ITEM, LANE
+from sparsetc.ir.nest.axes import ITEM
 from sparsetc.ir.plan import F16X3
 from sparsetc.ir.tile import (
     LANES,
@@ -20,6 +20,7 @@ from sparsetc.ir.tile import (
     Position,
     Product,
     Scale,
+    Stored,
     Sum,
     TileProgram,
     Value,
@@ -28,7 +29,6 @@ from sparsetc.ir.tile import (
     reads,
 )
 from sparsetc.ir.tile_text import line
-from sparsetc.ir.view import PAIRED
 
 MOST_ELEMENTS = 1 << 20
 """Elements of the largest tensor that a Triton program may have."""
@@ -38,6 +38,8 @@ def verify(program: TileProgram) -> None:
     """Raise `PlanError` naming the statement that reads what was not made, or adds what it should not."""
     scopes: list[set[str]] = []  # what has been made so far, by loop: what a loop makes is gone after it
     adds = 0
+    # What others follow from: a mode's first coordinate, which is that of the tile where there are tiles.
+    read = {s.letter: s.name for s, _ in reversed(program.statements) if isinstance(s, Decode)}
     for statement, depth in program.statements:
         del scopes[depth + 1 :]
         scopes += [set() for _ in range(depth + 1 - len(scopes))]
@@ -47,7 +49,11 @@ def verify(program: TileProgram) -> None:
                 inputs += (statement.out.name,)
             if statement.dot and (LANES in statement.out.axes or not statement.out.folded):
                 raise PlanError(f"{statement.out}: a dot contracts the lanes and folds the other axes in two")
-            summed = {a for t in statement.inputs for a in t.axes} - set(statement.out.axes)
+            brought = {a for t in statement.inputs for a in t.axes}
+            if not brought >= {*statement.out.axes}:
+                unknown = [a for a in statement.out.axes if a not in brought]
+                raise PlanError(f"{statement.out}: no factor has axis {', '.join(unknown)}")
+            summed = brought - {*statement.out.axes}
             if summed - ({LANES, *program.letters} if statement.dot else set()):
                 raise PlanError(f"{statement.out}: a product sums no axis (a dot: the lanes), found {sorted(summed)}")
         elif isinstance(statement, Add):
@@ -66,18 +72,14 @@ def verify(program: TileProgram) -> None:
             lacking = [lookup.array for lookup in c.lookups if lookup.array not in program.view.arrays]
             if lacking:
                 raise PlanError(f"decode {statement.letter}: the view has no array {lacking[0]!r}")
-            called = names.tile if program.view.sides else names.at
-            inputs = tuple(called(program.letters[mode]) for mode in c.modes)
+            inputs = tuple(read.get(program.letters[mode], names.at(program.letters[mode])) for mode in c.modes)
         unknown = [name for name in inputs if not any(name in scope for scope in scopes)]
         if unknown:
             raise PlanError(f"{line(program, statement).strip()}: {', '.join(unknown)} is not made before it")
         scopes[depth].add(made(statement))
     if adds != 1:
         raise PlanError(f"a tile program adds to its output once, found {adds}")
-    if program.view.pairs:
-        _verify_pairs(program)
-    elif program.precision == F16X3:
-        raise PlanError(f"{F16X3} multiplies halves, which only the tiles of a task list are stored in")
+    _verify_stored(program)
 
 
 def check_sizes(p: TileProgram) -> None:
@@ -95,34 +97,52 @@ def check_sizes(p: TileProgram) -> None:
                 )
 
 
-def _verify_pairs(p: TileProgram) -> None:
-    """Raise `PlanError` unless tiles are read whole, in the loop over pairs, and blocks are stored at their items."""
+def _verify_stored(p: TileProgram) -> None:
+    """Raise `PlanError` unless the axes are those of what is stored, and values and scales are read where they are."""
     if [len(term) for term in p.terms] != [len(tiles.sides) for tiles in p.view.pairs]:
         raise PlanError(f"the operands {p.terms} do not have the modes of {p.view}")
-    for operand in map(p.stored, PAIRED):
-        sizes = tuple(p.axis(c).size for c in operand.letters)
-        if sizes != operand.tiles.sides:
-            raise PlanError(f"{operand.name}: a tile has {operand.tiles.sides} positions, its axes have {sizes}")
+    sides = {axis.letter for axis in p.axes} & {*p.letters}
+    for operand in p.sparse:
         if operand.tiles.halves != (p.precision == F16X3) or (operand.tiles.halves and not p.dots):
-            raise PlanError(f"{operand.name}: tiles in halves are multiplied by dots in {F16X3}, and only they")
+            raise PlanError(f"{_name(operand)}: tiles in halves are multiplied by dots in {F16X3}, and only they")
+        sizes = tuple(p.axis(c).size for c in operand.letters if c in sides)
+        if sizes != operand.tiles.sides:
+            raise PlanError(f"{_name(operand)}: a tile has {operand.tiles.sides} positions, its axes have {sizes}")
     loops: list[Loop] = []
     for statement, depth in p.statements:
         del loops[depth:]
         if isinstance(statement, Loop):
             loops.append(statement)
         elif isinstance(statement, Value):
-            letters = p.stored(statement.operand).letters
-            taken = [*statement.out.axes, *(loop.letter for loop in loops if loop.letter in letters)]
-            if not any(loop.level == LANE for loop in loops) or sorted(taken) != sorted(letters):
-                raise PlanError(
-                    f"{statement.out}: in the loop over pairs, a tile of {statement.operand} is read along "
-                    f"{', '.join(letters)}, each an axis or a loop; found {', '.join(taken) or 'none'}"
-                )
+            _verify_value(p, statement, loops, sides)
         elif isinstance(statement, Scale):
             own = p.stored(statement.operand)
             if not own.tiles.halves or loops or statement.out.axes != own.letters[:1]:
                 raise PlanError(
                     f"{statement.out}: scales are of the rows of tiles in halves, and the same for all pairs"
                 )
-        elif isinstance(statement, Add) and (statement.key != Position(ITEM) or not statement.owned):
+        elif isinstance(statement, Add) and sides & {*statement.axes} and not _own_block(statement):
             raise PlanError(f"{line(p, statement).strip()}: a block of the result is stored at its item's number")
+
+
+def _verify_value(p: TileProgram, s: Value, loops: list[Loop], sides: set[str]) -> None:
+    """Raise `PlanError` unless stored values are read in the loop that is at them, along all sides that they have."""
+    operand, over = p.stored(s.operand), p.view.loops[-1].name
+    wanted = [c for c in operand.letters if c in sides]
+    alone = {c for c in wanted if p.axis(c).block == 1} - p.looped  # a position of these is a program's
+    taken = dict.fromkeys(a for a in (*s.out.axes, *(loop.letter for loop in loops), *alone) if a not in ("", LANES))
+    if all(loop.axis.name != over for loop in loops) or taken.keys() != {*wanted}:
+        raise PlanError(
+            f"{s.out}: in the loop over {over}s, a tile of {_name(operand)} is read along "
+            f"{', '.join(wanted) or 'none'}, each an axis or a loop; found {', '.join(taken) or 'none'}"
+        )
+
+
+def _own_block(s: Add) -> bool:
+    """Whether an item stores its own block, whose positions are those along sides and no coordinates."""
+    return s.key == Position(ITEM) and s.owned
+
+
+def _name(operand: Stored) -> str:
+    """What an operand is called in messages."""
+    return operand.name or "X"

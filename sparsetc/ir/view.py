@@ -346,7 +346,7 @@ def verify(view: View) -> None:
     modes = [c.mode for level in view.levels for c in level]
     if sorted(modes) != list(range(view.order)):
         raise FormatError(f"a view of order {view.order} must address each mode once, found modes {modes}")
-    if view.lane and not view.blocks and not view.sides:
+    if view.lane and all(axis.level == LEAF for axis in view.loops):
         raise FormatError("a run of nonzeros has no lanes to share a mode; use blocks")
     if view.lanes < 1 or view.lanes & (view.lanes - 1):
         raise FormatError(f"lanes must be a power of two, found {view.lanes}")

@@ -4,6 +4,7 @@
 contractions of sparse operands, or files, for as long as it is told to, and prints a reproducer of what it finds.
 """
 
-from sparsetc.testing.conformance import PATTERNS, UNBOUNDED, check_arrays, check_format, pattern, read
+from sparsetc.testing.conformance import PATTERNS, UNBOUNDED, check_arrays, check_format, pattern
+from sparsetc.testing.stored import read
 
 __all__ = ["PATTERNS", "UNBOUNDED", "check_arrays", "check_format", "pattern", "read"]

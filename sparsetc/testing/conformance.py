@@ -20,15 +20,11 @@ import torch
 from sparsetc.errors import FormatError
 from sparsetc.formats import Packed, get_format, pack
 from sparsetc.formats import words as word_codec
-from sparsetc.ir.interpret_tiles import positions_of
-from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
-from sparsetc.ir.nest.coordinates import AXIS_LEVEL, Reader
+from sparsetc.ir.nest.axes import ITEM, LANE, Fibers
 from sparsetc.ir.plan import Storage
-from sparsetc.ir.view import View, verify, word_bits
+from sparsetc.ir.view import verify, word_bits
 from sparsetc.testing.scatter import SCATTERS, Place, Scatter
-
-POSITION = 3
-"""The place of a nonzero in its tile, beside the levels."""
+from sparsetc.testing.stored import counts, positions, read, set_positions
 
 # -- coordinates worth trying -----------------------------------------------------------------------------------------
 
@@ -114,20 +110,19 @@ def check_arrays(packed: Packed) -> None:
     view, arrays = packed.view, packed.arrays
     missing = set(view.arrays) - set(arrays) - {"values"}
     _require(not missing, f"the view reads {', '.join(sorted(missing))}, which packing did not make")
-    blocks = arrays["block_ptr"].numel() - 1 if view.blocks else 0
-    tiles = tiles_of(view, arrays, packed.stored)
-    lengths = {ITEM: packed.items, LANE: tiles or blocks * view.lanes, LEAF: packed.stored}
+    number = counts(view, arrays, packed.items, packed.stored)
     for lookup in (lookup for c in view.coordinates.values() for lookup in c.lookups):
-        found, expected = arrays[lookup.array].numel(), lookup.elements(lengths, view.stored_shape(packed.shape))
+        found, expected = arrays[lookup.array].numel(), lookup.elements(number, view.stored_shape(packed.shape))
         _require(expected in (found, None), f"{lookup.array!r} has {found} words, expected {expected}")
     if not view.chunk:
-        end = blocks if view.blocks else tiles if view.sides else packed.stored
-        _check_pointers("item_ptr", arrays["item_ptr"], packed.items, end)
+        _check_pointers("item_ptr", arrays["item_ptr"], packed.items, number[view.loops[0].name])
     else:
         items = -(-packed.stored // view.chunk)
         _require(packed.items == items, f"{packed.stored} nonzeros make {items} chunks, not {packed.items} items")
-    if view.blocks:
-        _check_blocks(packed, blocks)
+    if any(isinstance(axis, Fibers) for axis in view.loops):
+        _check_fibers(packed, number["block"])
+    if view.bitmap:
+        _check_bits(packed, number[view.loops[-1].name])
 
 
 def _check_pointers(name: str, pointers: torch.Tensor, count: int, end: int) -> None:
@@ -137,7 +132,18 @@ def _check_pointers(name: str, pointers: torch.Tensor, count: int, end: int) -> 
     _require(found == sorted(found), f"{name} falls")
 
 
-def _check_blocks(packed: Packed, blocks: int) -> None:
+def _check_bits(packed: Packed, tiles: int) -> None:
+    """Every tile has its words of bits, and a value for each bit that is set."""
+    pointers, words = packed.arrays["value_ptr"], packed.arrays["bits"]
+    _check_pointers("value_ptr", pointers, tiles, packed.stored)
+    expected = tiles * packed.view.words
+    _require(words.numel() == expected, f"bits has {words.numel()} words, expected {expected}")
+    own = set_positions(words, packed.view).sum(1)
+    _require(torch.equal(own, torch.diff(pointers.long())), "a tile has not a value for each bit that is set")
+
+
+def _check_fibers(packed: Packed, blocks: int) -> None:
+    """Fibers are no longer than their blocks, and steps that are said to be full are."""
     lanes, longest = packed.view.lanes, packed.storage.max_fiber_len
     _check_pointers("block_ptr", packed.arrays["block_ptr"], blocks, packed.stored)
     length = packed.arrays["lane_len"].long()
@@ -187,17 +193,17 @@ def check_representatives(packed: Packed, coords: torch.Tensor) -> None:
     """What is read off the nonzero that stands for an item, or for a lane, is what the item or the lane shares."""
     view, arrays = packed.view, packed.arrays
     found, _, source, live = _nonzeros(packed)
-    places = _places(view, arrays, packed.items, packed.stored)
+    at = positions(view, arrays, packed.items, packed.stored)
     for level, coordinates in ((ITEM, view.item), (LANE, view.lane)):
         known = packed.representatives[level]
-        if not coordinates or known is None:  # as of tiles, which none need stand for
-            continue
         modes = [c.mode for c in coordinates if not view.coordinates[c.mode].sides]  # lists are read along a side
-        shared = (
-            coords[modes] // torch.tensor([view.sides[m] for m in modes]).unsqueeze(1) if view.sides else coords[modes]
-        )
+        if not modes or known is None:
+            _require(not modes or level == LANE, "items share modes, which no nonzero stands for")
+            continue
+        sides = torch.tensor([view.sides[m] if m in view.along else 1 for m in modes]).unsqueeze(1)
+        shared = coords[modes] // sides
         _require(
-            torch.equal(shared[:, known[places[level][live]]], shared[:, source]),
+            torch.equal(shared[:, known[at[view.axes[level]][live]]], shared[:, source]),
             f"a representative of level {level} has not what its nonzeros share",
         )
     _require(found.shape[1] == packed.nnz, f"{found.shape[1]} nonzeros are read, expected {packed.nnz}")
@@ -235,78 +241,27 @@ def check_bytes(packed: Packed) -> None:
 
 
 def _needs_64(packed: Packed, name: str) -> bool:
-    return any(word_bits(level, name) > 31 for level in packed.view.levels) or packed.index64
-
-
-# -- reading a part as a kernel does ----------------------------------------------------------------------------------
-
-
-def read(view: View, arrays: dict[str, torch.Tensor], items: int, stored: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(coords (order, nnz), stored places (nnz,)) of all nonzeros, by the view's grammar alone."""
-    places = _places(view, arrays, items, stored)
-    found: dict[int, torch.Tensor] = {}
-    for level, coordinates in enumerate(view.levels):
-        own = places[level]
-        reader = Reader(
-            lambda axis: places[LEAF] % view.lanes if axis == "lane" else places[AXIS_LEVEL[axis]],
-            found.__getitem__,
-            lambda mode: places[POSITION] // view.strides[mode] % view.sides[mode],
-            lambda array, where: word_codec.whole(arrays[array])[where],
-        )
-        for c in coordinates:
-            found[c.mode] = own * 0 + view.coordinates[c.mode].evaluate(reader)
-    along = {mode: own.evaluate(reader) for mode, own in view.along.items() if not view.coordinates[mode].sides}
-    found |= along  # once all are read of their tiles, which others may follow from
-    return torch.stack([found[mode] for mode in range(view.order)]), places[LEAF]
+    lists = ((mode, c) for mode, c in packed.view.coordinates.items() if c.sides)
+    listed = any(packed.shape[mode] >= 1 << 31 and name in (lookup.array for lookup in c.lookups) for mode, c in lists)
+    return listed or packed.index64 or any(word_bits(level, name) > 31 for level in packed.view.levels)
 
 
 def _nonzeros(packed: Packed) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(coords, stored places, numbers, mask) of what is read and is a nonzero; the mask is over all that is read.
 
-    Kernels skip the padding of blocks but not that of runs, which is read as zeros at some coordinate of the shape.
+    Kernels skip the padding of fibers but not that of runs, which is read as zeros at some coordinate of the shape, and
+    not that of tiles, where they mask what is past a mode's end: the last positions along it, or a list's last places.
     """
-    found, at = read(packed.view, packed.arrays, packed.items, packed.stored)
+    view = packed.view
+    found, at = read(view, packed.arrays, packed.items, packed.stored)
     source = at if packed.positions is None else packed.positions[at]
     live = source >= 0
-    _require(not packed.view.blocks or bool(live.all()), "the view reads a stored place that is padding")
-    sizes = torch.tensor(packed.shape, device=found.device).unsqueeze(1)
-    inside = found[:, live] if packed.view.sides else found  # a kernel masks the positions past a mode's end
-    _require(bool(((inside >= 0) & (inside < sizes)).all()), "the view reads a coordinate outside the shape")
+    skipped = any(isinstance(axis, Fibers) for axis in view.loops)
+    _require(not skipped or bool(live.all()), "the view reads a stored place that is padding")
+    for mode, size in enumerate(packed.shape):
+        own = found[mode, live] if mode in view.along else found[mode]
+        _require(bool(((own >= 0) & (own < size)).all()), "the view reads a coordinate outside the shape")
     return found[:, live], at[live], source[live], live
-
-
-def tiles_of(view: View, arrays: dict[str, torch.Tensor], stored: int) -> int:
-    """How many tiles a part stores."""
-    if view.bitmap:
-        return arrays["value_ptr"].numel() - 1
-    return stored // view.volume if view.sides else 0
-
-
-def _places(view: View, arrays: dict[str, torch.Tensor], items: int, stored: int) -> dict[int, torch.Tensor]:
-    """For every nonzero: its item, its fiber (lane of a block), and its stored place."""
-    device = next(iter(arrays.values())).device if arrays else torch.device("cpu")
-    at = torch.arange(stored, device=device)
-    if view.chunk:
-        return {ITEM: at // view.chunk, LANE: at, LEAF: at}
-    numbers = torch.arange(items, device=device)
-    item_of = torch.repeat_interleave(numbers, torch.diff(arrays["item_ptr"].long()))
-    if view.bitmap:
-        starts = arrays["value_ptr"].long()
-        tile = torch.repeat_interleave(torch.arange(starts.numel() - 1, device=device), torch.diff(starts))
-        words = arrays["bits"].long().view(-1, view.words)
-        place = torch.cat([positions_of(w, view) for w in words]) if len(words) else at
-        return {ITEM: item_of[tile], LANE: tile, LEAF: at, POSITION: place}
-    if view.sides:
-        tile = at // view.volume
-        return {ITEM: item_of[tile], LANE: tile, LEAF: at, POSITION: at % view.volume}
-    if not view.blocks:
-        return {ITEM: item_of, LANE: at, LEAF: at}
-    block_ptr = arrays["block_ptr"].long()
-    block = torch.repeat_interleave(torch.arange(block_ptr.numel() - 1, device=device), torch.diff(block_ptr))
-    behind = at - block_ptr[block]
-    fiber = block * view.lanes + behind % view.lanes
-    live = behind // view.lanes < arrays["lane_len"].long()[fiber]
-    return {ITEM: item_of[block][live], LANE: fiber[live], LEAF: at[live]}
 
 
 def _same(found: torch.Tensor, positions: torch.Tensor, coords: torch.Tensor, what: str) -> None:

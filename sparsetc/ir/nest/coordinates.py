@@ -198,11 +198,11 @@ class Lookup(Expression):
                 return side
         return 0
 
-    def elements(self, lengths: dict[int, int], shape: tuple[int, ...]) -> int | None:
-        """Elements that the array must have, by the positions of each level and the sizes of modes; None: unknown."""
+    def elements(self, counts: dict[str, int], shape: tuple[int, ...]) -> int | None:
+        """Elements that the array must have, by the positions of each axis and the sizes of modes; None: unknown."""
         if self.every or self.each:
             (axis,) = self.axes
-            positions = lengths[AXIS_LEVEL[axis]]
+            positions = counts[axis]
             return positions * self.each if self.each else -(-positions // self.every)
         return shape[self.where.mode] if isinstance(self.where, Coordinate) else None
 
