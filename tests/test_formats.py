@@ -1,4 +1,4 @@
-"""Every format of the package against the conformance suite; the suite itself against formats that break their promises."""
+"""Every format of the package against the conformance suite; the suite against formats that break their promises."""
 
 from __future__ import annotations
 

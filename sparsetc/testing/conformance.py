@@ -213,13 +213,13 @@ def check_splits(packed: Packed, coords: torch.Tensor) -> None:
     """Where two items hold nonzeros of one row, or two lanes those of one fiber, packing says so: results are added."""
     view = packed.view
     _, _, source, live = _nonzeros(packed)
-    places = _places(view, packed.arrays, packed.items, packed.stored)
+    at = positions(view, packed.arrays, packed.items, packed.stored)
     rows, fibers = ([c.mode for c in view.item], [c.mode for c in (*view.item, *view.lane)])
     if not packed.split_rows and not (view.chunk and not view.item):
-        items = _owners(places[ITEM][live], coords[rows][:, source])
+        items = _owners(at[view.axes[ITEM]][live], coords[rows][:, source])
         _require(items <= 1, f"a row has {items} items, and split_rows is not set")
     if view.blocks and not packed.split_fibers:
-        lanes = _owners(places[LANE][live], coords[fibers][:, source])
+        lanes = _owners(at[view.axes[LANE]][live], coords[fibers][:, source])
         _require(lanes <= 1, f"a fiber has {lanes} lanes, and split_fibers is not set")
 
 
