@@ -125,7 +125,7 @@ class Preparation:
                 added.
         """
         problem = self.problem
-        at = Circumstances(self.canonical.kept, problem.backend, self.output.sparse, problem.distinct, alone)
+        at = Circumstances(self.canonical.kept, self.output.sparse, problem.distinct, alone)
         target = Target(
             sparse=self.output.sparse or bool(partial),
             in_operand_order=not partial

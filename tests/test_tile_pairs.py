@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from tile_pairs import FOLDS, NOTHING_FREE, ONE_MODE, RAGGED, DrawnTiles, drawn_tiles, error, spread_tiles
 
 import sparsetc as stc
-from sparsetc.codegen import torch as torch_source
 from sparsetc.codegen.header import header
 from sparsetc.codegen.launch_pairs import TorchPairs
 from sparsetc.codegen.split_float16 import EXACT
@@ -253,8 +252,7 @@ def test_the_runner_agrees_with_einsum(name: str, dot: bool, bitmap: bool) -> No
 @given(drawn_tiles((torch.float64, torch.int64)))
 def test_any_tiles_agree_with_einsum(case: DrawnTiles) -> None:
     assert torch.equal(run(case), case.expected())
-    whole = replace(case, bitmap=False)
-    found = TorchPairs(whole.program, None)(whole.arrays(), (0, sum(case.pairs)))
+    found = TorchPairs(case.program, None)(case.arrays(), (0, sum(case.pairs)))
     assert torch.equal(found.view_as(case.expected()).double(), case.expected())
 
 
@@ -278,17 +276,18 @@ def test_the_runner_wants_its_arrays() -> None:
 
 
 def test_the_torch_program_takes_pairs_of_a_part_of_the_list() -> None:
-    """Items 1 and 2 alone, their pairs counted from the list's beginning, one at a time."""
+    """Items 1 and 2 alone, one at a time, their pairs counted from the list's beginning."""
     case = DrawnTiles(ONE_MODE, pairs=(2, 0, 3))
     launch, (ptr, *rest) = TorchPairs(case.program, None), case.arrays()
     launch.chunk = 1
     assert torch.equal(launch([ptr[1:], *rest], (2, 5)).view(2, 32, 16), case.expected()[1:])
 
 
-def test_the_torch_program_reads_no_bitmaps() -> None:
-    for case in (DrawnTiles(ONE_MODE, bitmap=True), DrawnTiles(ONE_MODE, halves=True)):
-        with pytest.raises(PlanError, match="whole tiles"):
-            torch_source.module_source((case.program,), "")
+@pytest.mark.parametrize("name", FOLDS)
+def test_the_torch_program_multiplies_parts(name: str) -> None:
+    case = DrawnTiles(FOLDS[name], halves=True, dtype=torch.float32)
+    found = TorchPairs(case.program, None)(case.arrays(), (0, sum(case.pairs)))
+    assert torch.equal(found.view_as(case.expected()).double(), case.expected())
 
 
 def test_the_program_of_a_kernel_is_the_one_that_runs() -> None:

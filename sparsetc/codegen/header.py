@@ -61,7 +61,7 @@ def task_list(p: TileProgram) -> list[str]:
 
 def scaled_rows(operand: Stored) -> str:
     """The value that two halves and the scale of their row make."""
-    high, low, scales = map(operand.array, operand.tiles.value_arrays)
+    high, low, scales = map(operand.array, operand.tiles.stored.arrays)
     row = f"item_{operand.name}[item] * {operand.tiles.sides[0]} + {operand.letters[0]}"
     return f"{operand.name.upper()} = {scales}[{row}] * ({high} + {low} / {LOW}), float16 in rows scaled by powers of 2"
 

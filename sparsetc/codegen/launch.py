@@ -21,6 +21,7 @@ import torch
 from sparsetc.codegen import cache
 from sparsetc.codegen import torch as torch_source
 from sparsetc.codegen.header import header
+from sparsetc.codegen.torch_chunks import chunks
 from sparsetc.device.targets import MACHINES, gpu, portable
 from sparsetc.errors import DeviceError, PlanError
 from sparsetc.formats import Packed
@@ -32,10 +33,6 @@ if TYPE_CHECKING:
     from sparsetc.codegen.triton import Types
 
 _HERE = nullcontext()
-
-TORCH_CHUNK = 3 << 19
-"""Elements of intermediate results a chunk of the torch programs may make: 16,000 fibers of rank 32 with two factors,
-each result 2 MB (2 cores: fibers of 4,000 a chunk lost 1.6x to the calls' own time, 64,000 up to 1.25x to memory)."""
 
 Values = Sequence[torch.Tensor | None]
 """Packed values, one a part; None of a pattern, which stores none."""
@@ -109,43 +106,10 @@ class TorchPrograms:
             for (function, ranges, index, program), own in zip(parts, values, strict=True):
                 # the values stand before the result rows, which come last
                 rows = index[-1:] if program.slot else ()
-                stored = () if program.view.pattern else (own,)
+                stored = (own,) if "values" in program.arrays else ()
                 function(ranges, *(index[:-1] if program.slot else index), *stored, *rows, *dense, out)
 
         return call
-
-
-def chunks(program: TileProgram, arrays: PartArrays) -> list[tuple[int, ...]]:
-    """Ranges (i0, i1, b0, b1, n0, n1) of items, blocks and nonzeros, each small enough to stay in the cache."""
-    view, per = program.view, torch_source.leaf_elements(program)
-    items, stored = arrays.items, arrays.stored
-    if items == 0:
-        return []
-    chunk = view.chunk
-    if chunk and view.item:  # items of one size: as many whole ones as fit
-        size = max(1, TORCH_CHUNK // (per[0] * chunk))
-        ends = [min(i + size, items) for i in range(0, items, size)]
-        return [(i, e, 0, 0, i * chunk, min(e * chunk, stored)) for i, e in zip([0, *ends[:-1]], ends, strict=True)]
-    if chunk:
-        size = max(1, TORCH_CHUNK // max(per))
-        return [(n, n + 1, 0, 0, at, min(at + size, stored)) for n, at in enumerate(range(0, stored, size))]
-    named = arrays.named(program)
-    item_ptr = named["item_ptr"].long()
-    block_ptr = named["block_ptr"].long() if view.blocks else None
-    if view.bitmap:
-        block_ptr = named["value_ptr"].long()
-    elif view.sides:  # a tile is a block of its whole volume
-        block_ptr = torch.arange(stored // view.volume + 1, device=item_ptr.device) * view.volume
-    leaf = block_ptr[item_ptr] if block_ptr is not None else item_ptr
-    weight = leaf * per[0] + (item_ptr * per[1] if block_ptr is not None else 0)
-    weight = weight - weight[0]
-    limits = torch.arange(TORCH_CHUNK, int(weight[-1]) + TORCH_CHUNK, TORCH_CHUNK, device=weight.device)
-    ends = torch.unique(torch.searchsorted(weight, limits).clamp(1, items)).tolist()
-    found: list[tuple[int, ...]] = []
-    for i0, i1 in zip([0, *ends[:-1]], ends, strict=True):
-        b0, b1, n0, n1 = (int(v) for v in (item_ptr[i0], item_ptr[i1], leaf[i0], leaf[i1]))
-        found.append((i0, i1, b0 if block_ptr is not None else 0, b1 if block_ptr is not None else 0, n0, n1))
-    return found
 
 
 class TritonPrograms:

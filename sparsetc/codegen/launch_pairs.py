@@ -12,12 +12,10 @@ from pathlib import Path
 import torch
 
 from sparsetc.codegen.launch import PartArrays, TorchPrograms, TritonPrograms, accumulator, source_name
+from sparsetc.codegen.torch_chunks import CHUNK, chunks
 from sparsetc.formats.bits import WORDS
 from sparsetc.ir.tile import TileProgram
 from sparsetc.ir.view import PAIRED
-
-TORCH_CHUNK = 1 << 23
-"""Elements of the products that the torch programs make at a time."""
 
 
 class TritonPairs(TritonPrograms):
@@ -58,20 +56,18 @@ class TritonPairs(TritonPrograms):
 
 
 class TorchPairs(TorchPrograms):
-    """The torch program, some pairs at a time."""
+    """The torch program, some items at a time."""
 
     def __init__(self, program: TileProgram, cache_dir: Path | None) -> None:
         super().__init__([program], cache_dir, source_name(program.equation, "torch"))
-        self.program, self.function = program, getattr(self.module, f"part_{program.number}")
-        made = program.width + sum(tiles.volume for tiles in program.view.pairs)
-        self.chunk = max(1, TORCH_CHUNK // made)
+        self.program, self.chunk = program, CHUNK
 
     def __call__(self, arrays: Sequence[torch.Tensor], pairs: tuple[int, int]) -> torch.Tensor:
         """(items, elements of a block of the result), of what `TritonPairs` takes."""
-        first, last = pairs
-        out = arrays[-1].new_zeros((arrays[0].numel() - 1, self.program.width))
-        chunks = [(n, min(n + self.chunk, last)) for n in range(first, last, self.chunk)]
-        self.function(chunks, *arrays, out)
+        items = arrays[0].numel() - 1
+        out = arrays[-1].new_empty((items, self.program.width))
+        ranges = chunks(self.program, PartArrays(tuple(arrays), items, 0), self.chunk)
+        getattr(self.module, f"part_{self.program.number}")(ranges, *arrays, out)
         return out
 
 

@@ -2,41 +2,43 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from sparsetc.ir.nest.coordinates import AXIS_LEVEL, Lookup, Writer
-
-if TYPE_CHECKING:
-    from sparsetc.codegen.torch import FunctionPrinter
-    from sparsetc.codegen.torch_tiles import TileFunctionPrinter
-
-RANGES = ("i0:i1", "b0:b1", "n0:n1")
-"""What a chunk has of each level."""
+from sparsetc.codegen.torch_rows import ENDS, RANGES, Rows
+from sparsetc.ir import names
+from sparsetc.ir.nest.coordinates import AXIS_LEVEL, Bits, Lookup, Writer
+from sparsetc.ir.tile import Decode
 
 
 class TorchCoordinates(Writer):
-    """Writes the coordinates of one level; those along the sides of tiles are columns beside one another."""
+    """Writes the coordinates of a statement; those along a side are columns beside one another."""
 
-    def __init__(self, printer: FunctionPrinter | TileFunctionPrinter, level: int, along: bool = False) -> None:
-        self.printer, self.level, self.column = printer, level, "[:, None]" if along else ""
+    def __init__(self, rows: Rows, statement: Decode) -> None:
+        self.rows, self.level, self.along_side = rows, statement.level, bool(statement.coordinate.sides)
+        self.column = "[:, None]" if self.along_side else ""
 
     def position(self, axis: str) -> str:
+        device = self.rows.device
         if axis == "lane":
-            return f"torch.zeros(1, dtype=torch.int64, device={self.printer.device})"  # these programs have one
+            return f"torch.zeros(1, dtype=torch.int64, device={device})"  # these programs have one
         own = AXIS_LEVEL[axis]
-        numbers = f"torch.arange({RANGES[own].replace(':', ', ')}, device={self.printer.device})"
-        return self.printer.spread(numbers, own, self.level) + self.column
+        return self.rows.spread(f"torch.arange({', '.join(ENDS[own])}, device={device})", own, self.level) + self.column
 
     def coordinate(self, mode: int) -> str:
-        found = self.printer.coordinate(self.printer.p.letters[mode], self.level)
-        return f"{found}.long(){self.column}" if self.column else found
+        p, letter = self.rows.p, self.rows.p.letters[mode]
+        read = {s.name for s, _ in p.statements if isinstance(s, Decode)}
+        name = names.tile(letter) if names.tile(letter) in read else names.at(letter)
+        found = self.rows.spread(name, p.view.level_of(mode), self.level)
+        return f"{found}.long(){self.column}" if self.along_side else found
 
     def along(self, mode: int) -> str:
-        return f"torch.arange({self.printer.p.view.sides[mode]}, device={self.printer.device})"
+        return f"torch.arange({self.rows.p.view.sides[mode]}, device={self.rows.device})"
+
+    def bits(self, bits: Bits) -> tuple[str, str]:
+        text, last = bits.operations(self.lookup(bits.word))
+        return (text[1:-1], ">>") if bits.top and bits.shift and not last else (text, last)
 
     def lookup(self, lookup: Lookup) -> str:
         if lookup.every != 1:
             where = lookup.where.text(self)
-            return f"{lookup.array}[{where}]" if self.column else f"{lookup.array}.index_select(0, {where})"
+            return f"{lookup.array}[{where}]" if self.along_side else f"{lookup.array}.index_select(0, {where})"
         (own,) = (AXIS_LEVEL[axis] for axis in lookup.axes)
-        return self.printer.spread(self.printer.word(lookup.array, own), own, self.level) + self.column
+        return self.rows.spread(f"{lookup.array}[{RANGES[own]}]", own, self.level) + self.column

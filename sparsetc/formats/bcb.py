@@ -115,7 +115,7 @@ class Blocks:
         return self.starts[:-1].to(index_dtype(self.nnz))
 
     def tile_arrays(self, values: torch.Tensor, word: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What a kernel reads tiles from (`Tiles.value_arrays`): first values, bits in words of `word`, packed values.
+        """What a kernel reads tiles from (`ir.nest.values`): first values, bits in words of `word`, packed values.
 
         Args:
             values: (nnz,) in the operand's order.

@@ -75,7 +75,9 @@ def line(p: TileProgram, s: Statement) -> str:
         factors = ", ".join(t.name for t in s.inputs)
         shared = [a for t in s.right for a in t.axes if a not in s.out.axes]
         over = shared if p.view.sides or p.view.pairs else ["the lanes"]
-        how = f"dot over {', '.join(over)}, {p.precision}" if s.dot else "multiply"
+        present = dict.fromkeys(a for t in s.inputs for a in t.axes if a != LANES)
+        summed = ", ".join(a for a in present if a not in s.out.axes)
+        how = f"dot over {', '.join(over)}, {p.precision}" if s.dot else f"sum over {summed}" if summed else "multiply"
         return f'{s.out} {"+=" if s.accumulate else "="} einsum "{spec}" {factors}  # {how}'
     key = s.key
     if isinstance(key, Row):

@@ -53,6 +53,7 @@ from sparsetc.errors import FormatError
 from sparsetc.ir.nest.axes import LEAF, LEVELS, Axis, Blocks, Each, Fibers, Run
 from sparsetc.ir.nest.coordinates import Along, Bits, Constant, Coordinate, Expression, Formula, Lookup, Position
 from sparsetc.ir.nest.formula import parsed
+from sparsetc.ir.nest.values import Bitmap, Halves, Ones, Values, Whole
 from sparsetc.names import check_array
 
 PAIRED = ("x", "y")
@@ -205,11 +206,11 @@ class Tiles:
         return tuple(prod(self.sides[m] for m in self.sequence[place[mode] + 1 :]) for mode in range(len(self.sides)))
 
     @property
-    def value_arrays(self) -> tuple[str, ...]:
-        """Names of the arrays that values are read from, in the order kernels take them."""
+    def stored(self) -> Values:
+        """How values are stored."""
         if self.halves:
-            return "high_values", "low_values", "scales"
-        return ("value_ptr", "bits", "values") if self.bitmap else ("values",)
+            return Halves()
+        return Bitmap(self.words, self.word, self.volume) if self.bitmap else Whole()
 
     def __str__(self) -> str:
         kind = "bitmap" if self.bitmap else "dense"
@@ -240,6 +241,11 @@ class View(Tiles):
     padding, which nothing would tell from a nonzero."""
     narrow: bool = False
     """Words of leaf modes take 16 bits where they fit."""
+
+    @property
+    def stored(self) -> Values:
+        """How values are stored."""
+        return Ones() if self.pattern else super().stored
 
     def stored_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """How many different coordinates of each mode are stored: its tiles, where there are tiles, else its size."""
@@ -315,7 +321,7 @@ class View(Tiles):
         """Names of the arrays a packed part of this view holds, in the order kernels take them."""
         if self.pairs:
             own = zip(PAIRED, self.pairs, strict=True)
-            values = [f"{name}_{array}" for name, tiles in own for array in tiles.value_arrays]
+            values = [f"{name}_{array}" for name, tiles in own for array in tiles.stored.arrays]
             rows = [f"item_{name}" for name, tiles in zip(PAIRED, self.pairs, strict=True) if tiles.halves]
             return ("pair_ptr", *(f"pair_{name}" for name in PAIRED), *rows, *values)
         names = [] if self.chunk else ["item_ptr"]

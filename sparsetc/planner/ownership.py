@@ -20,7 +20,6 @@ class Circumstances:
 
     kept: tuple[int, ...]
     """Modes that the output keeps."""
-    backend: str
     sparse_output: bool
     distinct: bool
     """No two nonzeros have the same coordinates, or each has an output row of its own."""
@@ -33,13 +32,13 @@ def owns(view: View, at: Circumstances, how: Packed | Statistics, *, padded: boo
 
     Args:
         view: of the part.
-        at: output, backend and the other parts.
+        at: output and the other parts.
         how: the part as it was packed, or is expected to be.
         padded: whether zeros are stored beside the nonzeros.
     """
     kept = set(at.kept)
-    if not at.alone or (view.sides and at.backend == "torch"):
-        return False  # torch programs add tile by tile, not item by item
+    if not at.alone:
+        return False
     if padded and not view.blocks and not view.sides and (at.sparse_output or LEAF in map(view.level_of, kept)):
         return False  # runs do not mask padding: its zeros may be added to any row, but stored to none
     shared: set[int] = set()

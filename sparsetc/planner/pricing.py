@@ -75,7 +75,7 @@ def owned(candidate: Candidate, problem: Problem) -> tuple[bool, ...]:
 def _owned(candidate: Candidate, problem: Problem, views: Sequence[View]) -> tuple[bool, ...]:
     plan, expected = candidate.plan, candidate.expected
     alone = sum(s.nnz > 0 for s in expected) <= 1 or PARTITIONS[plan.partition].whole_rows
-    at = Circumstances(problem.kept, problem.backend, problem.sparse_output, problem.distinct, alone)
+    at = Circumstances(problem.kept, problem.sparse_output, problem.distinct, alone)
     return tuple(owns(view, at, s, padded=s.stored > s.nnz) for view, s in zip(views, expected, strict=True))
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
+from math import prod
 
 import torch
 import torch.nn.functional as F
@@ -82,7 +83,7 @@ def bags(index: torch.Tensor, table: torch.Tensor, offsets: torch.Tensor, weight
 
 def run_sums(rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     """(runs, ...): the sum of the rows of each run. rows (n, ...); offsets (runs + 1,) from 0 to n."""
-    flat = rows.reshape(rows.shape[0], -1)
+    flat = rows.reshape(rows.shape[0], prod(rows.shape[1:]))
     runs = offsets.numel() - 1
     if flat.device.type == "cpu" and flat.numel() and flat.dtype in (torch.float32, torch.float64):
         index = torch.arange(flat.shape[0], dtype=offsets.dtype, device=flat.device)

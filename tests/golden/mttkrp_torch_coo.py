@@ -20,24 +20,22 @@ from sparsetc.runtime.segments import run_sums
 #   item over item_ptr
 #   axes r = 32
 #   at_i = decode item_word  # 7 bits, item
-#   total[lane,r] = 0
+#   total[r] = 0
 #   loop steps of 1 lanes, 1 at a time
 #     at_j[lane] = decode word  # 8 bits, leaf
 #     at_k[lane] = decode word  # 9 bits, leaf
 #     x[lane] = load X.values
 #     b_jr[lane,r] = gather B[at_j, r]
 #     c_kr[lane,r] = gather C[at_k, r]
-#     total[lane,r] += einsum "n,nr,nr->nr" x, b_jr, c_kr  # multiply
-#   store A[at_i, r] total[lane,r]  # lane summed here, once
+#     total[r] += einsum "n,nr,nr->r" x, b_jr, c_kr  # multiply
+#   store A[at_i, r] total[r]
 def part_0(chunks, item_ptr, item_word, word, values, B, C, A):
     for i0, i1, b0, b1, n0, n1 in chunks:
-        item_word_bits = item_word[i0:i1]
-        at_i = item_word_bits
-        word_bits = word[n0:n1]
-        at_j = (word_bits >> 9)
-        at_k = word_bits & 0x1ff
+        at_i = item_word[i0:i1]
+        at_j = word[n0:n1] >> 9
+        at_k = word[n0:n1] & 0x1ff
         x = values[n0:n1]
-        b_jr = B.view(200, 32).index_select(0, at_j).view(-1, 32)
-        c_kr = C.view(300, 32).index_select(0, at_k).view(-1, 32)
-        total = run_sums(x[:, None] * b_jr * c_kr, item_ptr[i0 : i1 + 1] - n0)
-        A.view(100, 32).index_copy_(0, at_i.long(), total.reshape(i1 - i0, 32))
+        b_jr = B.view(200, 32).index_select(0, at_j)
+        c_kr = C.view(300, 32).index_select(0, at_k)
+        total = run_sums(b_jr.mul_(x[:, None]).mul_(c_kr), item_ptr[i0 : i1 + 1] - n0)
+        A.view(100, 32).index_copy_(0, at_i.long(), total)

@@ -14,14 +14,14 @@ Part 0, fiber: blocks of fibers, 1 lanes, modes 0 | 1 | 2.
     1024*L + 32*N flops outside dots
 """
 
-from sparsetc.runtime.segments import bag, run_sums
+from sparsetc.runtime.segments import bag, run_products
 
 
 # tile program  "ijk,jr,ks->irs"  part 0: fiber, blocks of fibers, 1 lanes, modes 0 | 1 | 2
 #   item over item_ptr
 #   axes r = 32, s = 16
 #   at_i = decode item_word  # 7 bits, item
-#   total[lane,r,s] = 0
+#   total[r,s] = 0
 #   loop blocks of the item
 #     at_j[lane] = decode lane_word  # 8 bits, lane
 #     b_jr[lane,r] = gather B[at_j, r]
@@ -31,18 +31,15 @@ from sparsetc.runtime.segments import bag, run_sums
 #       x[lane] = load X.values
 #       c_ks[lane,s] = gather C[at_k, s]
 #       fiber_sum[lane,s] += einsum "n,ns->ns" x, c_ks  # multiply
-#     total[lane,r,s] += einsum "ns,nr->nrs" fiber_sum, b_jr  # multiply
-#   store A[at_i, r, s] total[lane,r,s]  # lane summed here, once
+#     total[r,s] += einsum "nr,ns->rs" b_jr, fiber_sum  # dot over the lanes, ieee
+#   store A[at_i, r, s] total[r,s]
 def part_0(chunks, item_ptr, block_ptr, block_full, lane_len, item_word, lane_word, word, values, B, C, A):
     for i0, i1, b0, b1, n0, n1 in chunks:
-        item_word_bits = item_word[i0:i1]
-        at_i = item_word_bits
-        lane_word_bits = lane_word[b0:b1]
-        at_j = lane_word_bits
-        b_jr = B.view(200, 32).index_select(0, at_j).view(-1, 32)
-        word_bits = word[n0:n1]
-        at_k = word_bits
+        at_i = item_word[i0:i1]
+        at_j = lane_word[b0:b1]
+        b_jr = B.view(200, 32).index_select(0, at_j)
+        at_k = word[n0:n1]
         x = values[n0:n1]
-        fiber_sum = bag(at_k, C.view(300, 16), block_ptr[b0 : b1 + 1] - n0, x).view(-1, 16)
-        total = run_sums(fiber_sum[:, None, :] * b_jr[:, :, None], item_ptr[i0 : i1 + 1] - b0)
-        A.view(100, 512).index_copy_(0, at_i.long(), total.reshape(i1 - i0, 512))
+        fiber_sum = bag(at_k, C.view(300, 16), block_ptr[b0 : b1 + 1] - n0, x)
+        total = run_products(b_jr, fiber_sum, item_ptr[i0 : i1 + 1] - b0)
+        A.view(100, 512).index_copy_(0, at_i.long(), total.reshape(-1, 512))

@@ -13,7 +13,7 @@ Part 0, bcb x bcb: pairs of dense tiles of 64x32 and dense tiles of 64x32.
 
 import torch
 
-from sparsetc.runtime.segments import add_rows
+from sparsetc.runtime.segments import run_sums
 
 
 # tile program  "ijk,klm->ijlm"  part 0: bcb x bcb, pairs of dense tiles of 64x32 and dense tiles of 64x32
@@ -23,11 +23,11 @@ from sparsetc.runtime.segments import add_rows
 #   loop pairs of the item
 #     x[ij,k] = load X.tile[pair_x]
 #     y[lm,k] = load Y.tile[pair_y]
-#     total[ij,lm] += einsum "ijk,lmk->ijlm" x, y  # dot over k, tf32x3
+#     total[ij,lm] += einsum "ijk,lmk->ijlm" x, y  # sum over k
 #   store Z[item, ij, lm] total[ij,lm]
 def part_0(chunks, pair_ptr, pair_x, pair_y, x_values, y_values, Z):
-    for n0, n1 in chunks:
-        x = x_values.view(-1, 64, 32)[pair_x[n0:n1]]
-        y = y_values.view(-1, 64, 32)[pair_y[n0:n1]]
-        item = torch.searchsorted(pair_ptr, torch.arange(n0, n1, device=pair_ptr.device), right=True) - 1
-        add_rows(Z.view(-1, 64, 64), item, torch.bmm(x, y.transpose(1, 2)))
+    for i0, i1, b0, b1, n0, n1 in chunks:
+        x = x_values.view(-1, 64, 32).index_select(0, pair_x[b0:b1])
+        y = y_values.view(-1, 64, 32).index_select(0, pair_y[b0:b1])
+        total = run_sums(torch.einsum("ZYk,ZXk->ZYX", x, y), pair_ptr[i0 : i1 + 1] - b0)
+        Z.view(-1, 4096)[i0:i1] = total.reshape(-1, 4096)

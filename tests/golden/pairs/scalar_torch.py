@@ -36,12 +36,10 @@ from sparsetc.runtime.segments import add_rows
 #     add A[at_z] term[lane]
 def part_0(chunks, x_word, x_word_base, y_shift, z_word, B, C, A):
     for i0, i1, b0, b1, n0, n1 in chunks:
-        x_word_bits = x_word[n0:n1]
-        at_p = x_word_bits + x_word_base.index_select(0, torch.arange(n0, n1, device=A.device) >> 8)
+        at_p = x_word[n0:n1] + x_word_base.index_select(0, torch.arange(n0, n1, device=A.device) >> 8)
         at_q = torch.arange(n0, n1, device=A.device) + y_shift.index_select(0, at_p)
-        z_word_bits = z_word[n0:n1]
-        at_z = z_word_bits
+        at_z = z_word[n0:n1]
         b_p = B.view(71).index_select(0, at_p)
         c_q = C.view(69).index_select(0, at_q)
-        term = b_p * c_q
+        term = b_p.mul_(c_q)
         add_rows(A.view(500), at_z, term)
