@@ -1,0 +1,213 @@
+"""Einsums of operands in blocks as einsums of blocks: each letter of a block's mode becomes two.
+
+In: a `Bound` einsum, some of whose sparse operands are in blocks. Out: an einsum in which a letter i of theirs is
+followed by one of its own for positions in a block, and every operand as that einsum has it: coordinates of blocks with
+dense modes, coordinates of nonzeros divided, dense operands with two dimensions for one. Blocks that meet in a letter
+with different sides are cut into blocks of the sides' greatest common divisor. A side of 1 needs no second letter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import gcd
+from string import ascii_letters
+
+import torch
+
+from sparsetc.blocks import Blocks, Cut, inside_only, joined, split
+from sparsetc.dense import repeated_dims
+from sparsetc.entries import SPARE
+from sparsetc.errors import EquationError
+from sparsetc.ir.einsum import Bound, Einsum
+from sparsetc.pattern import Pattern, lasting
+from sparsetc.tensor import SparseTensor
+
+Letters = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """The letters that are cut: their sides, and the letters of positions in a block."""
+
+    bound: Bound
+    """The einsum as written."""
+    sides: dict[str, int]
+    within: dict[str, str]
+
+    @classmethod
+    def of(cls, bound: Bound, operands: Sequence[SparseTensor | torch.Tensor]) -> Cuts:
+        """The cuts that the operands in blocks ask for.
+
+        Raises:
+            EquationError: there are not letters enough.
+        """
+        e = bound.einsum
+        sides: dict[str, int] = {}
+        for p in e.sparse:
+            x = operands[p]
+            assert isinstance(x, SparseTensor)
+            for letter, side in zip(e.inputs[p], x.blocksize, strict=False):  # dense modes have none
+                sides[letter] = gcd(sides.get(letter, 0), side)
+        sides = {c: side for c, side in sides.items() if side > 1}
+        spare = [c for c in ascii_letters if c not in e.indices]
+        if len(spare) < len(sides) + len(e.sparse) + SPARE:
+            raise EquationError(
+                f'"{e.text}" has {len(e.indices)} indices; {len(sides)} of them, of operands in blocks, are taken '
+                f"apart into two, and {len(e.sparse) + SPARE} more number blocks, gradients and batches, which passes "
+                "the 52 letters there are; take expand_dense() of the operands in blocks"
+            )
+        return cls(bound, sides, dict(zip(sides, spare, strict=False)))
+
+    @classmethod
+    def none(cls, bound: Bound) -> Cuts:
+        """No cuts, for which blocks are expanded into nonzeros."""
+        return cls(bound, {}, {})
+
+    def term(self, letters: Iterable[str]) -> Letters:
+        """Letters, each that is cut followed by that of positions."""
+        return tuple(d for c in letters for d in ((c, self.within[c]) if c in self.within else (c,)))
+
+    def sides_of(self, letters: Iterable[str]) -> tuple[int, ...]:
+        """The side of each letter; 0 where it is not cut."""
+        return tuple(self.sides.get(c, 0) for c in letters)
+
+    def einsum(self, operands: Sequence[CutOperand], output: Letters) -> Bound:
+        """The einsum of blocks, with this output."""
+        e, given = self.bound.einsum, iter(operands)
+        inputs = tuple(next(given).term if p in e.sparse else self.term(t) for p, t in enumerate(e.inputs))
+        sizes = self.bound.by_index | {d: self.sides[c] for c, d in self.within.items()}
+        sizes |= {c: -(-sizes[c] // side) for c, side in self.sides.items()}
+        return Bound.of(Einsum(inputs, output, e.sparse, e.text), sizes)
+
+    def table(self, operand: torch.Tensor, position: int) -> torch.Tensor:
+        """A dense operand with two dimensions for each that is cut; one slice repeated stays one slice."""
+        letters = self.bound.einsum.inputs[position]
+        sides, sizes = self.sides_of(letters), self.bound.extents(letters)
+        for n in repeated_dims(operand):
+            if sides[n] and sizes[n] % sides[n]:
+                operand = operand.narrow(n, 0, 1)
+        return split(operand, sides, sizes)
+
+
+@dataclass(frozen=True)
+class CutOperand:
+    """A sparse operand as the einsum of blocks has it."""
+
+    pattern: Pattern
+    coordinates: Letters
+    tables: Letters
+    """Letters of its dense modes: positions in blocks, then those it had."""
+    masks: tuple[torch.Tensor, ...]
+    """Which positions of blocks are inside the tensor, a ragged mode each."""
+    cut: Cut | None
+    """How its blocks become smaller ones; None of single nonzeros."""
+    sides: tuple[int, ...]
+    """Sides of the letters of the dense modes it had; 0 where one is not cut."""
+    sizes: tuple[int, ...]
+    """Sizes of these."""
+
+    @classmethod
+    def of(cls, cuts: Cuts, x: SparseTensor, letters: Letters) -> CutOperand:
+        """The operand of an einsum as written."""
+        modes, dense = letters[: x.sparse_order], letters[x.sparse_order :]
+        blocks = x.pattern.blocks
+        sides, sizes = cuts.sides_of(dense), cuts.bound.extents(dense)
+        if blocks is None:
+            pattern = x.pattern.divided(cuts.sides_of(modes))
+            return cls(pattern, cuts.term(modes), cuts.term(dense), (), None, sides, sizes)
+        pattern, cut = x.pattern.cut(tuple(cuts.sides.get(c, 1) for c in modes))
+        with lasting():
+            masks = blocks.masks(x.coords)
+        positions = tuple(cuts.within[c] for c in modes if c in cuts.within)
+        return cls(pattern, modes, (*positions, *cuts.term(dense)), masks, cut, sides, sizes)
+
+    @property
+    def term(self) -> Letters:
+        """All letters."""
+        return (*self.coordinates, *self.tables)
+
+    def values(self, given: torch.Tensor) -> torch.Tensor:
+        """The operand's values in that einsum; differentiable."""
+        first = 1
+        if self.cut is not None:
+            given = self.cut.values(inside_only(given, self.masks))
+            order = len(self.cut.times)
+            positions = [side for side in self.cut.blocks.sides if side > 1]
+            given = given.reshape(given.shape[0], *positions, *given.shape[1 + order :])
+            first += len(positions)
+        return split(given, self.sides, self.sizes, first)
+
+    def stand_in(self, einsum: Bound, like: torch.Tensor) -> SparseTensor:
+        """A tensor of the pattern to compile for."""
+        return SparseTensor._make(self.pattern, like.expand(self.pattern.nnz, *einsum.extents(self.tables)))
+
+
+@dataclass(frozen=True)
+class CutOutput:
+    """The result of an einsum of blocks, and the way from it to that of the einsum as written.
+
+    A sparse one is in blocks of the letters that have coordinates of blocks alone. A letter without coordinates, in
+    front of one that has some, is a block as wide as its mode; those behind are dense modes.
+    """
+
+    letters: Letters
+    """The output of the einsum of blocks; coordinates come first in a sparse one."""
+    rows: tuple[Letters, ...]
+    """Of a sparse result, for each mode with coordinates the letters that these are of: two are put together, and those
+    of none are 0."""
+    blocks: Blocks
+    """Blocks of these modes."""
+    sides: tuple[int, ...]
+    """Of a dense result, the side of each letter; 0 where it is not cut."""
+    shape: tuple[int, ...]
+    """Sizes of a dense result, or of the dense modes of a sparse one."""
+
+    @classmethod
+    def dense(cls, cuts: Cuts) -> CutOutput:
+        """A dense result."""
+        output = cuts.bound.einsum.output
+        return cls(cuts.term(output), (), Blocks((), ()), cuts.sides_of(output), cuts.bound.output_shape)
+
+    @classmethod
+    def of_coordinates(cls, cuts: Cuts, coordinates: set[str]) -> CutOutput:
+        """A sparse result, given the letters that have coordinates in the einsum of blocks."""
+        output, sizes = cuts.bound.einsum.output, cuts.bound.by_index
+        last = max((n for n, c in enumerate(output) if c in coordinates), default=0)
+        modes, dense = output[: last + 1], output[last + 1 :]
+        rows = tuple(tuple(d for d in cuts.term([c]) if d in coordinates) for c in modes)
+        sides = []
+        for c, own in zip(modes, rows, strict=True):
+            sides.append(max(1, sizes[c]) if not own else 1 if len(own) > 1 else cuts.sides.get(c, 1))
+        width = tuple(d for d in cuts.term(output) if d not in coordinates)
+        blocks = Blocks(tuple(sides), cuts.bound.extents(modes))
+        return cls((*(d for own in rows for d in own), *width), rows, blocks, (), cuts.bound.extents(dense))
+
+    @property
+    def coordinates(self) -> Letters:
+        """The letters of a sparse result that have coordinates."""
+        return tuple(d for own in self.rows for d in own)
+
+    @property
+    def own_blocks(self) -> Blocks | None:
+        """The blocks of a sparse result; None of single nonzeros."""
+        return None if all(side == 1 for side in self.blocks.sides) else self.blocks
+
+    def pattern(self, cuts: Cuts, found: Pattern | None, device: torch.device) -> Pattern:
+        """The pattern of a sparse result, of that of the einsum of blocks: one entry where this has no coordinates."""
+        count = 0 if 0 in self.blocks.shape else 1 if found is None else found.nnz
+        rows, modes = [], iter(() if found is None else found.coords.unbind())
+        for own in self.rows:
+            first, *second = (
+                (next(modes) for _ in own) if own else (torch.zeros(count, dtype=torch.long, device=device),)
+            )
+            row = first * cuts.sides[own[0]] + second[0] if second else first
+            rows.append(row[:count])
+        coalesced = found is None or found.is_coalesced
+        return Pattern(torch.stack(rows), self.blocks.grid, coalesced, self.own_blocks)
+
+    def values(self, found: torch.Tensor, pattern: Pattern | None) -> torch.Tensor:
+        """The values of a sparse result on its pattern, or a dense result."""
+        if pattern is None:
+            return joined(found, self.sides, self.shape)
+        return found.reshape(pattern.values_shape(self.shape))
