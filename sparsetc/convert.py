@@ -134,9 +134,13 @@ def to_scipy(x: SparseTensor) -> Any:
     if x.dtype in (torch.float16, torch.bfloat16):
         raise DtypeError(f"scipy.sparse has no {x.dtype}; convert with .to(torch.float32) first")
     try:
-        from scipy.sparse import coo_array
+        from scipy.sparse import bsr_array, coo_array
     except ImportError as error:
         raise ImportError('to_scipy needs scipy: pip install "sparsetc[io]"') from error
+    if x.pattern.blocks is not None and not x.pattern.blocks.ragged:
+        made = to_torch(x, torch.sparse_bsr, None).detach().cpu()
+        values = made.values().resolve_conj().resolve_neg().numpy()
+        return bsr_array((values, made.col_indices().numpy(), made.crow_indices().numpy()), shape=x.shape)
     coords, values, shape = to_numpy(x)
     return coo_array((values, (coords[0], coords[1])), shape=shape)
 
@@ -256,17 +260,20 @@ def _from_arrays(matrix: Any) -> SparseTensor:
 
     memory = _coordinates(matrix) if matrix.format == "coo" else (matrix.indptr, matrix.indices)
     values, shape = as_values(matrix.data), tuple(matrix.shape)
+    blocks = Blocks(tuple(values.shape[1:]), shape) if matrix.format == "bsr" else None
 
-    def numbered(own: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    def numbered(own: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if blocks is not None:
+            return _compressed_coordinates(own, by_rows=True), None
         plain = matrix.copy()
         plain.data = np.arange(matrix.data.size).reshape(matrix.data.shape)
         coo = plain.tocoo()
         coords = torch.from_numpy(np.stack(_coordinates(coo)).astype(np.int64))
         return coords.to(values.device), torch.from_numpy(coo.data).to(values.device)
 
-    kind = (matrix.format, str(values.device))
+    kind = (matrix.format, blocks, str(values.device))
     indices = [torch.from_numpy(a if a.flags.writeable else a.copy()) for a in memory]
-    return reading(kind, shape, indices, memory, numbered).tensor(values.reshape(-1))
+    return reading(kind, shape, indices, memory, numbered, blocks).tensor(values)
 
 
 def from_pydata(array: Any) -> SparseTensor:

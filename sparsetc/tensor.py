@@ -331,7 +331,10 @@ class SparseTensor:
         return convert.to_torch(self, layout, blocksize)
 
     def to_scipy(self) -> Any:
-        """A ``scipy.sparse.coo_array``; order 2, on the CPU, of a dtype that scipy has (not float16, bfloat16)."""
+        """A ``scipy.sparse.coo_array``, or a ``bsr_array`` of blocks that divide the shape; of order 2, on the CPU.
+
+        DtypeError for float16 and bfloat16, which scipy lacks.
+        """
         return convert.to_scipy(self)
 
     def to_numpy(self) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
@@ -357,7 +360,7 @@ class SparseTensor:
 
     @classmethod
     def from_scipy(cls, matrix: Any) -> SparseTensor:
-        """From any scipy.sparse matrix or array, 1-D and N-D coo_array included; explicit zeros are kept."""
+        """From any scipy.sparse matrix or array, 1-D and N-D coo_array too; explicit zeros and BSR blocks are kept."""
         return convert.from_scipy(matrix)
 
     @classmethod

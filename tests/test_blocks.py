@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -254,6 +255,40 @@ def test_other_layouts_of_torch_have_blocks_expanded() -> None:
     assert in_blocks((4, 4, 4), (2, 2, 2), 5).to_torch().layout == torch.sparse_coo
     with pytest.raises(stc.ShapeError, match="must divide the shape"):
         ragged.to_torch(torch.sparse_bsr)
+
+
+@pytest.mark.usefixtures("unexpanded")
+def test_scipy_blocks() -> None:
+    sparse = pytest.importorskip("scipy.sparse")
+    x = in_blocks((6, 12), (2, 3), 7)
+    given = x.to_scipy()
+    assert given.format == "bsr"
+    assert given.blocksize == (2, 3)
+    again = stc.SparseTensor.from_scipy(given)
+    assert again.blocksize == (2, 3)
+    torch.testing.assert_close(again.to_dense(), x.to_dense())
+    assert stc.SparseTensor.from_scipy(given).pattern is again.pattern
+    b = numbers((12, 4), torch.float64, 1)
+    torch.testing.assert_close(stc.einsum("ij,jr->ir", given, b), x.to_dense() @ b)
+    unsorted = sparse.bsr_array((given.data[1::-1].copy(), [1, 0], [0, 0, 2, 2]), shape=(6, 12), blocksize=(2, 3))
+    torch.testing.assert_close(stc.SparseTensor.from_scipy(unsorted).to_dense(), torch.from_numpy(unsorted.toarray()))
+
+
+@pytest.mark.usefixtures("unexpanded")
+def test_files(tmp_path: Path) -> None:
+    x = in_blocks((5, 7, 3), (2, 3), 7)
+    wild = x.with_values(torch.where(x.values == 0, torch.full_like(x.values, torch.inf), x.values))
+    stc.write(tmp_path / "x.npz", wild)
+    again = stc.read(tmp_path / "x.npz")
+    assert (again.blocksize, again.shape) == (x.blocksize, x.shape)
+    assert torch.equal(again.to_dense(), x.to_dense())
+
+
+def test_files_of_text_have_nonzeros(tmp_path: Path) -> None:
+    x = in_blocks((5, 7), (2, 3), 7)
+    for name in ("x.tns", "x.mtx"):
+        stc.write(tmp_path / name, x)
+        torch.testing.assert_close(stc.read(tmp_path / name).to_dense().double(), x.to_dense(), rtol=1e-6, atol=1e-6)
 
 
 def test_gradients_to_the_values_of_a_torch_tensor() -> None:
