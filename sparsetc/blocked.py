@@ -57,8 +57,10 @@ class Blocked:
     ) -> tuple[Contraction, CutOutput]:
         """The contraction of blocks, and what becomes of its result."""
         cuts, own, settings = self._cuts, self._operands, self.settings
-        whole = expands(settings, len(own))
-        coordinates = {c for o in own for c in (o.term if whole else o.coordinates)}
+        tables = any(o.tables for o in own)
+        # What is contracted by nonzeros has coordinates of all letters.
+        whole = len(own) > 1 and (expands(settings, len(own)) or not tables)
+        coordinates = set(cuts.term(self.bound.einsum.output)) if whole else {c for o in own for c in o.coordinates}
         output = CutOutput.of_coordinates(cuts, coordinates) if self.sparse else CutOutput.dense(cuts)
         form = "sparse" if self.sparse and output.coordinates else "dense"
         einsum = cuts.einsum(own, output.letters)
@@ -68,7 +70,7 @@ class Blocked:
             next(sparse) if isinstance(o, SparseTensor) else self._view(o, p, repeated) for p, o in enumerate(operands)
         ]
         entries = Entries.of(einsum, views, settings, form)
-        if entries is None and not whole and any(o.tables for o in own):
+        if entries is None and tables and not whole:
             raise OutOfMemoryError(
                 f'the pairs of blocks that meet in "{self.bound.einsum.text}" would take more than a quarter of the '
                 f"{settings.memory_on(self.device):,} bytes that are free on {self.device}; raise the limit with "

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 
 import sparsetc as stc
+from sparsetc.pattern import Pattern
 
 SIZES = {"i": 5, "j": 6, "k": 7, "l": 4, "a": 3, "b": 8, "h": 3, "d": 2, "r": 4}
 
@@ -81,6 +85,11 @@ MIXED: dict[str, tuple[Spec, ...]] = {
     "ij,ij->": ((2, 4), "sparse"),
 }
 """Equations of an operand in blocks and a sparse one that is not."""
+CASES = {
+    f"{kind} {equation}": (equation, specs)
+    for kind, cases in (("one", ONE), ("two", TWO), ("mixed", MIXED))
+    for equation, specs in cases.items()
+}
 
 
 def generator(seed: int) -> torch.Generator:
@@ -153,7 +162,9 @@ def operands_of(
         else:
             split = len(shape) - (spec == "semi")
             count = 2 * n
-            coords = torch.stack([torch.randint(0, s, (count,), generator=generator(seed)) for s in shape[:split]])
+            coords = torch.stack(
+                [torch.randint(0, max(1, s), (count,), generator=generator(seed)) for s in shape[:split]]
+            )
             values = numbers((count, *shape[split:]), dtype, seed)
             made.append(stc.SparseTensor(coords, values, shape, coalesce=coalesce))
     return made
@@ -174,3 +185,22 @@ def check(found: Any, equation: str, operands: list[Any], tolerance: float = 0) 
     wanted = expected(equation, operands)
     limit = {"rtol": tolerance, "atol": 10 * tolerance} if tolerance else {}
     torch.testing.assert_close(dense(found).to(wanted.dtype), wanted, **limit)
+
+
+@contextmanager
+def unexpanded() -> Iterator[None]:
+    """A block in which it is an error to expand blocks or dense modes."""
+    cut = Pattern.cut
+
+    def own(self: Pattern, sides: tuple[int, ...]) -> Any:
+        assert self.blocks is None or max(sides) > 1 or max(self.blocks.sides) == 1, "blocks were expanded"
+        return cut(self, sides)
+
+    def expanded(self: Pattern, sizes: tuple[int, ...]) -> Pattern:
+        assert not sizes, "dense modes were expanded"
+        return self
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pattern, "cut", own)
+        patch.setattr(Pattern, "expanded", expanded)
+        yield
