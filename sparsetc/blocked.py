@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
+from sparsetc.blocks import joined
 from sparsetc.canonical import as_given, check_dense, check_operand
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction import Contraction, Operand, by_autograd, key_of, of_entries
-from sparsetc.cuts import CutOperand, CutOutput, Cuts
+from sparsetc.cuts import BlockOutput, CutOperand, Cuts
 from sparsetc.dense import converted
 from sparsetc.entries import Entries, expands, is_sparse
 from sparsetc.errors import OutOfMemoryError
@@ -46,24 +47,22 @@ class Blocked:
         self._operands = [CutOperand.of(cuts, x, t) for x, t in zip(given, terms, strict=True)]
         self.sparse = is_sparse(form, e, [t[: x.sparse_order] for x, t in zip(given, terms, strict=True)])
         if not self.sparse:
-            nbytes = prod(bound.output_shape) * given[0].values.element_size()
+            nbytes = prod(bound.output_shape) * self.dtype.itemsize
             settings.check_memory(nbytes, self.device, f"the result of {bound}")
-        self._made, self._output = self._compiled(operands, given, repeated)
+        self._made, self._output = self._compiled(operands, repeated)
         self._arrange([x.pattern for x in given])
         self.key = key_of(self)
 
-    def _compiled(
-        self, operands: Sequence[Operand], given: Sequence[SparseTensor], repeated: bool
-    ) -> tuple[Contraction, CutOutput]:
-        """The contraction of blocks, and what becomes of its result."""
+    def _compiled(self, operands: Sequence[Operand], repeated: bool) -> tuple[Contraction, BlockOutput | None]:
+        """The contraction of blocks, and what becomes of a sparse result."""
         cuts, own, settings = self._cuts, self._operands, self.settings
         tables = any(o.tables for o in own)
         # What is contracted by nonzeros has coordinates of all letters.
         whole = len(own) > 1 and (expands(settings, len(own)) or not tables)
         coordinates = set(cuts.term(self.bound.einsum.output)) if whole else {c for o in own for c in o.coordinates}
-        output = CutOutput.of_coordinates(cuts, coordinates) if self.sparse else CutOutput.dense(cuts)
-        form = "sparse" if self.sparse and output.coordinates else "dense"
-        einsum = cuts.einsum(own, output.letters)
+        output = BlockOutput.of(cuts, coordinates) if self.sparse else None
+        form = "sparse" if output is not None and output.coordinates else "dense"
+        einsum = cuts.einsum(own, cuts.term(self.bound.einsum.output) if output is None else output.letters)
         like = torch.zeros((), dtype=self.dtype, device=self.device)
         sparse = (o.stand_in(einsum, like) for o in own)
         views: list[Operand] = [
@@ -92,7 +91,7 @@ class Blocked:
         """Find the pattern of a sparse result: the operand's own where its blocks are the result's, one each."""
         self._pattern: Pattern | None = None
         self._own = False
-        if not self.sparse:
+        if self._output is None:
             return
         found = self._made.pattern_on([o.pattern for o in self._operands])
         first, *others = patterns
@@ -106,7 +105,9 @@ class Blocked:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of what `result` gives."""
-        return self.bound.output_shape if self._pattern is None else self._pattern.values_shape(self._output.shape)
+        if self._output is None or self._pattern is None:
+            return self.bound.output_shape
+        return self._pattern.values_shape(self._output.dense)
 
     @property
     def result_dtype(self) -> torch.dtype:
@@ -134,7 +135,10 @@ class Blocked:
         tables = [self._cuts.table(d, p) for d, p in zip(dense, self.bound.einsum.dense, strict=True)]
         own = [o.values(v) for o, v in zip(self._operands, values, strict=True)]
         found = self._made.result([o.pattern for o in self._operands], own, tables)
-        return self._output.values(found, self._pattern)
+        if self._output is None:
+            output = self.bound.einsum.output
+            return joined(found, self._cuts.sides_of(output), self.bound.output_shape)
+        return found.reshape(self.shape)
 
     def gradient(
         self,

@@ -1,9 +1,10 @@
 """Einsums of operands in blocks as einsums of blocks: each letter of a block's mode becomes two.
 
-In: a `Bound` einsum, some of whose sparse operands are in blocks. Out: an einsum in which a letter i of theirs is
-followed by one of its own for positions in a block, and every operand as that einsum has it: coordinates of blocks with
-dense modes, coordinates of nonzeros divided, dense operands with two dimensions for one. Blocks that meet in a letter
-with different sides are cut into blocks of the sides' greatest common divisor. A side of 1 needs no second letter.
+In: a `Bound` einsum, some of whose sparse operands are in blocks. Out: an einsum in which a letter i of theirs is that
+of positions in a block, and another, I if it is free, that of blocks; and every operand as that einsum has it:
+coordinates of blocks with dense modes, coordinates of nonzeros divided, dense operands with two dimensions for one.
+Blocks that meet in a letter with different sides are cut into blocks of the sides' greatest common divisor. A side of 1
+needs no second letter.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from string import ascii_letters
 
 import torch
 
-from sparsetc.blocks import Blocks, Cut, inside_only, joined, split
+from sparsetc.blocks import Blocks, Cut, inside_only, split
 from sparsetc.dense import repeated_dims
 from sparsetc.entries import SPARE
 from sparsetc.errors import EquationError
@@ -28,12 +29,12 @@ Letters = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Cuts:
-    """The letters that are cut: their sides, and the letters of positions in a block."""
+    """The letters that are cut: their sides, and the letters of blocks. They are themselves those of positions."""
 
     bound: Bound
     """The einsum as written."""
     sides: dict[str, int]
-    within: dict[str, str]
+    blocks: dict[str, str]
 
     @classmethod
     def of(cls, bound: Bound, operands: Sequence[SparseTensor | torch.Tensor]) -> Cuts:
@@ -57,7 +58,9 @@ class Cuts:
                 f"apart into two, and {len(e.sparse) + SPARE} more number blocks, gradients and batches, which passes "
                 "the 52 letters there are; take expand_dense() of the operands in blocks"
             )
-        return cls(bound, sides, dict(zip(sides, spare, strict=False)))
+        blocks = {c: c.swapcase() for c in sides if c.swapcase() in spare}
+        others = (c for c in spare if c not in blocks.values())
+        return cls(bound, sides, {c: blocks.get(c) or next(others) for c in sides})
 
     @classmethod
     def none(cls, bound: Bound) -> Cuts:
@@ -65,8 +68,8 @@ class Cuts:
         return cls(bound, {}, {})
 
     def term(self, letters: Iterable[str]) -> Letters:
-        """Letters, each that is cut followed by that of positions."""
-        return tuple(d for c in letters for d in ((c, self.within[c]) if c in self.within else (c,)))
+        """Letters, each that is cut behind that of its blocks."""
+        return tuple(d for c in letters for d in ((self.blocks[c], c) if c in self.blocks else (c,)))
 
     def sides_of(self, letters: Iterable[str]) -> tuple[int, ...]:
         """The side of each letter; 0 where it is not cut."""
@@ -76,9 +79,9 @@ class Cuts:
         """The einsum of blocks, with this output."""
         e, given = self.bound.einsum, iter(operands)
         inputs = tuple(next(given).term if p in e.sparse else self.term(t) for p, t in enumerate(e.inputs))
-        sizes = self.bound.by_index | {d: self.sides[c] for c, d in self.within.items()}
-        sizes |= {c: -(-sizes[c] // side) for c, side in self.sides.items()}
-        return Bound.of(Einsum(inputs, output, e.sparse, e.text), sizes)
+        full = self.bound.by_index
+        grid = {self.blocks[c]: -(-full[c] // side) for c, side in self.sides.items()}
+        return Bound.of(Einsum(inputs, output, e.sparse, e.text), full | grid | self.sides)
 
     def table(self, operand: torch.Tensor, position: int) -> torch.Tensor:
         """A dense operand with two dimensions for each that is cut; one slice repeated stays one slice."""
@@ -119,8 +122,8 @@ class CutOperand:
         pattern, cut = x.pattern.cut(tuple(cuts.sides.get(c, 1) for c in modes))
         with lasting():
             masks = blocks.masks(x.coords)
-        positions = tuple(cuts.within[c] for c in modes if c in cuts.within)
-        return cls(pattern, modes, (*positions, *cuts.term(dense)), masks, cut, sides, sizes)
+        rows, positions = tuple(cuts.blocks.get(c, c) for c in modes), tuple(c for c in modes if c in cuts.sides)
+        return cls(pattern, rows, (*positions, *cuts.term(dense)), masks, cut, sides, sizes)
 
     @property
     def term(self) -> Letters:
@@ -144,70 +147,50 @@ class CutOperand:
 
 
 @dataclass(frozen=True)
-class CutOutput:
-    """The result of an einsum of blocks, and the way from it to that of the einsum as written.
+class BlockOutput:
+    """A sparse result of an einsum of blocks, as the einsum as written has it.
 
-    A sparse one is in blocks of the letters that have coordinates of blocks alone. A letter without coordinates, in
-    front of one that has some, is a block as wide as its mode; those behind are dense modes.
+    It is in blocks along the letters that have coordinates of blocks alone. A letter without coordinates, in front of
+    one that has some, is a block as wide as its mode; those behind are dense modes.
     """
 
     letters: Letters
-    """The output of the einsum of blocks; coordinates come first in a sparse one."""
+    """The output of the einsum of blocks: coordinates first."""
     rows: tuple[Letters, ...]
-    """Of a sparse result, for each mode with coordinates the letters that these are of: two are put together, and those
-    of none are 0."""
+    """For each mode but the dense ones, the letters that it has coordinates of: two make one coordinate, none is 0."""
     blocks: Blocks
     """Blocks of these modes."""
-    sides: tuple[int, ...]
-    """Of a dense result, the side of each letter; 0 where it is not cut."""
-    shape: tuple[int, ...]
-    """Sizes of a dense result, or of the dense modes of a sparse one."""
+    dense: tuple[int, ...]
+    """Sizes of the dense modes."""
 
     @classmethod
-    def dense(cls, cuts: Cuts) -> CutOutput:
-        """A dense result."""
-        output = cuts.bound.einsum.output
-        return cls(cuts.term(output), (), Blocks((), ()), cuts.sides_of(output), cuts.bound.output_shape)
-
-    @classmethod
-    def of_coordinates(cls, cuts: Cuts, coordinates: set[str]) -> CutOutput:
-        """A sparse result, given the letters that have coordinates in the einsum of blocks."""
-        output, sizes = cuts.bound.einsum.output, cuts.bound.by_index
-        last = max((n for n, c in enumerate(output) if c in coordinates), default=0)
-        modes, dense = output[: last + 1], output[last + 1 :]
-        rows = tuple(tuple(d for d in cuts.term([c]) if d in coordinates) for c in modes)
+    def of(cls, cuts: Cuts, coordinates: set[str]) -> BlockOutput:
+        """The result, given the letters that have coordinates in the einsum of blocks."""
+        output, bound = cuts.bound.einsum.output, cuts.bound
+        found = [tuple(d for d in cuts.term([c]) if d in coordinates) for c in output]
+        last = max((n for n, own in enumerate(found) if own), default=0)
+        modes, dense, rows = output[: last + 1], output[last + 1 :], tuple(found[: last + 1])
         sides = []
         for c, own in zip(modes, rows, strict=True):
-            sides.append(max(1, sizes[c]) if not own else 1 if len(own) > 1 else cuts.sides.get(c, 1))
+            of_block = cuts.sides.get(c, 1) if len(own) == 1 else 1
+            sides.append(of_block if own else max(1, bound.by_index[c]))
         width = tuple(d for d in cuts.term(output) if d not in coordinates)
-        blocks = Blocks(tuple(sides), cuts.bound.extents(modes))
-        return cls((*(d for own in rows for d in own), *width), rows, blocks, (), cuts.bound.extents(dense))
+        letters = (*(d for own in rows for d in own), *width)
+        return cls(letters, rows, Blocks(tuple(sides), bound.extents(modes)), bound.extents(dense))
 
     @property
     def coordinates(self) -> Letters:
-        """The letters of a sparse result that have coordinates."""
+        """The letters that have coordinates."""
         return tuple(d for own in self.rows for d in own)
 
-    @property
-    def own_blocks(self) -> Blocks | None:
-        """The blocks of a sparse result; None of single nonzeros."""
-        return None if all(side == 1 for side in self.blocks.sides) else self.blocks
-
     def pattern(self, cuts: Cuts, found: Pattern | None, device: torch.device) -> Pattern:
-        """The pattern of a sparse result, of that of the einsum of blocks: one entry where this has no coordinates."""
+        """The result's pattern, of that of the einsum of blocks; of one entry where this has no coordinates."""
         count = 0 if 0 in self.blocks.shape else 1 if found is None else found.nnz
-        rows, modes = [], iter(() if found is None else found.coords.unbind())
+        given = iter(() if found is None else found.coords.unbind())
+        rows = []
         for own in self.rows:
-            first, *second = (
-                (next(modes) for _ in own) if own else (torch.zeros(count, dtype=torch.long, device=device),)
-            )
-            row = first * cuts.sides[own[0]] + second[0] if second else first
-            rows.append(row[:count])
+            row = next(given)[:count] if own else torch.zeros(count, dtype=torch.long, device=device)
+            rows.append(row * cuts.sides[own[1]] + next(given)[:count] if len(own) > 1 else row)
+        single = all(side == 1 for side in self.blocks.sides)
         coalesced = found is None or found.is_coalesced
-        return Pattern(torch.stack(rows), self.blocks.grid, coalesced, self.own_blocks)
-
-    def values(self, found: torch.Tensor, pattern: Pattern | None) -> torch.Tensor:
-        """The values of a sparse result on its pattern, or a dense result."""
-        if pattern is None:
-            return joined(found, self.sides, self.shape)
-        return found.reshape(pattern.values_shape(self.shape))
+        return Pattern(torch.stack(rows), self.blocks.grid, coalesced, None if single else self.blocks)
