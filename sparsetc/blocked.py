@@ -19,7 +19,7 @@ from sparsetc.codegen.launch import Values
 from sparsetc.contraction import Contraction, Operand, by_autograd, key_of, of_entries
 from sparsetc.cuts import BlockOutput, CutOperand, Cuts
 from sparsetc.dense import converted
-from sparsetc.entries import Entries, expands, is_sparse
+from sparsetc.entries import Entries, by_nonzeros, is_sparse
 from sparsetc.errors import OutOfMemoryError
 from sparsetc.ir.einsum import Bound
 from sparsetc.options import Options
@@ -42,7 +42,8 @@ class Blocked:
         for position, operand in enumerate(operands):
             check_operand(operand, position, self.dtype, self.device)
         self._bare = [x.pattern.bare() for x in given]
-        self._cuts = cuts = Cuts.none(bound) if expands(settings, len(given)) else Cuts.of(bound, operands)
+        expanded = len(given) > 1 and by_nonzeros(settings)
+        self._cuts = cuts = Cuts.none(bound) if expanded else Cuts.of(bound, operands)
         terms = [e.inputs[p] for p in e.sparse]
         self._operands = [CutOperand.of(cuts, x, t) for x, t in zip(given, terms, strict=True)]
         self.sparse = is_sparse(form, e, [t[: x.sparse_order] for x, t in zip(given, terms, strict=True)])
@@ -58,7 +59,7 @@ class Blocked:
         cuts, own, settings = self._cuts, self._operands, self.settings
         tables = any(o.tables for o in own)
         # What is contracted by nonzeros has coordinates of all letters.
-        whole = len(own) > 1 and (expands(settings, len(own)) or not tables)
+        whole = len(own) > 1 and (by_nonzeros(settings) or not tables)
         coordinates = set(cuts.term(self.bound.einsum.output)) if whole else {c for o in own for c in o.coordinates}
         output = BlockOutput.of(cuts, coordinates) if self.sparse else None
         form = "sparse" if output is not None and output.coordinates else "dense"

@@ -20,7 +20,7 @@ import torch
 from sparsetc.canonical import as_given, check_dense, check_operand
 from sparsetc.codegen.launch import Values
 from sparsetc.dense import Dims, converted, repeated_dims
-from sparsetc.entries import Entries
+from sparsetc.entries import Entries, by_nonzeros
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.parse import parse
 from sparsetc.options import Options
@@ -326,7 +326,11 @@ def contraction(
     sparse = [o for o in operands if isinstance(o, SparseTensor)]
     with lasting():
         made: Contraction
-        if any(x.blocksize for x in sparse):
+        if len(sparse) > 2 and any(x._values.ndim > 1 for x in sparse) and not by_nonzeros(settings):
+            from sparsetc.chained import Chained
+
+            made = Chained(bound, operands, settings, form)
+        elif any(x.blocksize for x in sparse):
             from sparsetc.blocked import Blocked
 
             made = Blocked(bound, operands, settings, form, repeated)

@@ -53,14 +53,14 @@ class Entries:
     ) -> Entries | None:
         """The einsum of entries.
 
-        None where no operand has dense modes, and where they have to be expanded: there are more than two sparse
-        operands, or a plan for two, no letter is left, the result is to have dense modes alone as its pattern, or the
-        pairs of entries take too much memory.
+        None where no operand has dense modes, and where they have to be expanded: there is a plan for two operands, no
+        letter is left, the result is to have dense modes alone as its pattern, or the pairs of entries take too much
+        memory.
         """
         e = bound.einsum
         check_form(form, e)
         sparse = [o for o in operands if isinstance(o, SparseTensor)]
-        if not any(x.dense_order for x in sparse) or expands(settings, len(sparse)):
+        if not any(x.dense_order for x in sparse) or (len(sparse) > 1 and by_nonzeros(settings)):
             return None
         terms = [e.inputs[p] for p in e.sparse]
         coordinates = [t[: x.sparse_order] for t, x in zip(terms, sparse, strict=True)]
@@ -97,11 +97,10 @@ class Entries:
         return [ones, *(o for o in given if not isinstance(o, SparseTensor)), *tables]
 
 
-def expands(settings: Options, sparse: int) -> bool:
-    """Whether this plan, or this many operands, have sparse operands with dense modes expanded."""
+def by_nonzeros(settings: Options) -> bool:
+    """Whether the plan is one of two sparse operands, whose dense modes it has expanded."""
     plan = requested(settings.plan)
-    paired = bool(plan.pairs or plan.steps) or plan.name in PAIRED_PLANS
-    return sparse > 2 or (paired and sparse > 1)
+    return plan.name in PAIRED_PLANS or any(part.operand is not None for part in plan.parts)
 
 
 def is_sparse(form: str, e: Einsum, coordinates: Sequence[Letters]) -> bool:

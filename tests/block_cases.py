@@ -85,9 +85,21 @@ MIXED: dict[str, tuple[Spec, ...]] = {
     "ij,ij->": ((2, 4), "sparse"),
 }
 """Equations of an operand in blocks and a sparse one that is not."""
+MANY: dict[str, tuple[Spec, ...]] = {
+    "ij,jk,kl->il": ((2, 3), (3, 2), "sparse"),
+    "ij,jk,kl,lr->ir": ((2, 3), (3, 2), "sparse", "dense"),
+    "ij,ij,ij->ij": ((2, 3), "sparse", (2, 3)),
+    "ijh,jkh,kd->idh": ("semi", "semi", "sparse"),
+    "ij,jk,ki,r->r": ((2, 3), (3, 2), (2, 2), "dense"),
+    "ij,ij,kl->kl": ((2, 3), (2, 3), (2, 2)),
+    "ij,jk,kl,la->ia": ((2, 3), (3, 2), "sparse", (2, 4)),
+    "ij,jk,kl->lki": ((2, 3), "sparse", "sparse"),
+    "ij,j,k->ik": ((2, 3), (3,), (2,)),
+}
+"""Equations of three sparse operands or more."""
 CASES = {
     f"{kind} {equation}": (equation, specs)
-    for kind, cases in (("one", ONE), ("two", TWO), ("mixed", MIXED))
+    for kind, cases in (("one", ONE), ("two", TWO), ("mixed", MIXED), ("many", MANY))
     for equation, specs in cases.items()
 }
 

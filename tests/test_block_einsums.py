@@ -11,8 +11,6 @@ import pytest
 import torch
 from block_cases import (
     CASES,
-    SIZES,
-    Spec,
     check,
     dense,
     in_blocks,
@@ -86,7 +84,9 @@ def test_a_result_on_the_operands_own_blocks_has_its_pattern() -> None:
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.int8, torch.int64]
 )
-@pytest.mark.parametrize("name", ["one ij,jr->ir", "one ij->i", "one ij->ji", "two ij,jk->ik", "mixed ij,jk->ik"])
+@pytest.mark.parametrize(
+    "name", ["one ij,jr->ir", "one ij->i", "one ij->ji", "two ij,jk->ik", "mixed ij,jk->ik", "many ij,jk,kl->il"]
+)
 def test_dtypes(name: str, dtype: torch.dtype) -> None:
     equation, specs = CASES[name]
     operands = operands_of(equation, specs, dtype=dtype, coalesce=False)
@@ -151,7 +151,9 @@ def test_blocks_of_zeros_are_dropped() -> None:
 # -- kernels, gradients, transforms, graphs ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["one ij,jr->ir", "one ij->ij", "two ij,jk->ik", "mixed ij,kaj,ar->rik"])
+@pytest.mark.parametrize(
+    "name", ["one ij,jr->ir", "one ij->ij", "two ij,jk->ik", "mixed ij,kaj,ar->rik", "many ij,jk,kl,lr->ir"]
+)
 @pytest.mark.usefixtures("blocks_kept")
 def test_kernels(name: str) -> None:
     equation, specs = CASES[name]
@@ -239,7 +241,9 @@ def test_transforms(transform: str) -> None:
 
 
 @pytest.mark.usefixtures("blocks_kept")
-@pytest.mark.parametrize("name", ["one ij,jr->ir", "one ij,jr->irj", "one ij->ij", "two ij,jk->ik", "mixed ij,jk->ik"])
+@pytest.mark.parametrize(
+    "name", ["one ij,jr->ir", "one ij,jr->irj", "one ij->ij", "two ij,jk->ik", "mixed ij,jk->ik", "many ij,jk,kl->il"]
+)
 def test_graphs(name: str) -> None:
     equation, specs = CASES[name]
     operands = operands_of(equation, specs)
@@ -323,9 +327,7 @@ def test_blocks_of_one_element() -> None:
         check(stc.einsum(equation, *operands), equation, operands)
 
 
-def test_three_sparse_operands() -> None:
-    specs: tuple[Spec, ...] = ((2, 3), (3, 2), "sparse")
-    operands = operands_of("ij,jk,kl->il", specs)
-    check(stc.einsum("ij,jk,kl->il", *operands), "ij,jk,kl->il", operands)
-    operands.append(numbers((SIZES["l"], 3), torch.float64, 7))
-    check(stc.einsum("ij,jk,kl,lr->ir", *operands), "ij,jk,kl,lr->ir", operands)
+def test_a_plan_of_two_operands_has_all_blocks_expanded() -> None:
+    equation, specs = CASES["many ij,jk,kl,lr->ir"]
+    operands = operands_of(equation, specs)
+    check(stc.einsum(equation, *operands, plan="scalar"), equation, operands)
