@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from sparsetc.blocks import joined
+from sparsetc.blocks import joined, split
 from sparsetc.canonical import as_given, check_dense, check_operand
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction import Contraction, Operand, by_autograd, key_of, of_entries
+from sparsetc.contraction import Contraction, Operand, key_of, of_entries
 from sparsetc.cuts import BlockOutput, CutOperand, Cuts
 from sparsetc.dense import converted
 from sparsetc.entries import Entries, by_nonzeros, is_sparse
@@ -149,8 +149,21 @@ class Blocked:
         dense: Sequence[torch.Tensor],
         upstream: torch.Tensor,
     ) -> torch.Tensor:
-        """The gradient for one of values and dense operands, given that of the result."""
-        return by_autograd(self, patterns, operand, values, dense, upstream)
+        """The gradient for one of values and dense operands, given that of the result: views are linear."""
+        e, count = self.bound.einsum, len(values)
+        dense = converted(as_given(self.bound, dense), self.dtype, self.device)
+        own = [o.values(v) for o, v in zip(self._operands, values, strict=True)]
+        pairs = zip(dense, e.dense, strict=True)
+        tables = [self._cuts.table(d, p, whole=n == operand - count) for n, (d, p) in enumerate(pairs)]
+        if self._output is None:
+            upstream = split(upstream, self._cuts.sides_of(e.output), self.bound.output_shape)
+        else:
+            upstream = upstream.reshape(self._made.shape)
+        found = self._made.gradient([o.pattern for o in self._operands], operand, own, tables, upstream)
+        if operand < count:
+            return self._operands[operand].gradient(found, values[operand].shape)
+        n = operand - count
+        return self._cuts.gradient(found, e.dense[n], dense[n].shape)
 
     def packed(self, operands: Sequence[SparseTensor]) -> None:
         """None, since values are read at each call."""

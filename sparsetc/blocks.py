@@ -133,10 +133,21 @@ class Cut:
         pairs = [n for pair in zip(self.times, self.blocks.sides, strict=True) for n in pair]
         apart = values.reshape(values.shape[0], *pairs, *dense)
         numbers, positions = range(1, 2 * order, 2), range(2, 2 * order + 1, 2)
-        others = range(2 * order + 1, apart.ndim)
-        moved = apart.permute(0, *numbers, *positions, *others)
+        moved = apart.permute(0, *numbers, *positions, *range(2 * order + 1, apart.ndim))
         flat = moved.reshape(values.shape[0] * prod(self.times), *self.blocks.sides, *dense)
         return flat.index_select(0, self.source)
+
+    def transposed(self, values: torch.Tensor, n: int) -> torch.Tensor:
+        """The transpose of `values`, for gradients: (n, *larger sides, *dense sizes), zero where nothing was taken."""
+        if self.source is None:
+            return values
+        order, dense = len(self.times), values.shape[1 + len(self.times) :]
+        flat = values.new_zeros((n * prod(self.times), *values.shape[1:])).index_copy_(0, self.source, values)
+        apart = flat.reshape(n, *self.times, *self.blocks.sides, *dense)
+        pairs = [m for mode in range(1, 1 + order) for m in (mode, order + mode)]
+        moved = apart.permute(0, *pairs, *range(2 * order + 1, apart.ndim))
+        larger = (k * side for k, side in zip(self.times, self.blocks.sides, strict=True))
+        return moved.reshape(n, *larger, *dense)
 
 
 def split(tensor: torch.Tensor, sides: Sequence[int], sizes: Sequence[int], first: int = 0) -> torch.Tensor:
@@ -165,10 +176,10 @@ def split(tensor: torch.Tensor, sides: Sequence[int], sizes: Sequence[int], firs
 
 
 def joined(tensor: torch.Tensor, sides: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
-    """The inverse of `split`: a dimension with a side has the next one's positions, and ends where its mode does."""
+    """The inverse of `split`, and its transpose: a dimension with a side, and the next, become one of a given size."""
     shape, n = [], 0
     for side in sides:
-        shape.append(tensor.shape[n] * side if side else tensor.shape[n])
+        shape.append(tensor.shape[n] * tensor.shape[n + 1] if side else tensor.shape[n])
         n += 2 if side else 1
     tensor = tensor.reshape(shape)
     for n, (found, size) in enumerate(zip(shape, sizes, strict=True)):

@@ -16,7 +16,7 @@ from string import ascii_letters
 
 import torch
 
-from sparsetc.blocks import Blocks, Cut, inside_only, split
+from sparsetc.blocks import Blocks, Cut, inside_only, joined, split
 from sparsetc.dense import repeated_dims
 from sparsetc.entries import SPARE
 from sparsetc.errors import EquationError
@@ -83,14 +83,18 @@ class Cuts:
         grid = {self.blocks[c]: -(-full[c] // side) for c, side in self.sides.items()}
         return Bound.of(Einsum(inputs, output, e.sparse, e.text), full | grid | self.sides)
 
-    def table(self, operand: torch.Tensor, position: int) -> torch.Tensor:
-        """A dense operand with two dimensions for each that is cut; one slice repeated stays one slice."""
+    def table(self, operand: torch.Tensor, position: int, whole: bool = False) -> torch.Tensor:
+        """A dense operand with two dimensions for each that is cut; one slice repeated stays one unless `whole`."""
         letters = self.bound.einsum.inputs[position]
         sides, sizes = self.sides_of(letters), self.bound.extents(letters)
-        for n in repeated_dims(operand):
+        for n in () if whole else repeated_dims(operand):
             if sides[n] and sizes[n] % sides[n]:
                 operand = operand.narrow(n, 0, 1)
         return split(operand, sides, sizes)
+
+    def gradient(self, found: torch.Tensor, position: int, shape: torch.Size) -> torch.Tensor:
+        """A gradient for a dense operand of this shape, of that for its `whole` table."""
+        return joined(found, self.sides_of(self.bound.einsum.inputs[position]), shape)
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,15 @@ class CutOperand:
             given = given.reshape(given.shape[0], *positions, *given.shape[1 + order :])
             first += len(positions)
         return split(given, self.sides, self.sizes, first)
+
+    def gradient(self, found: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        """The transpose of `values`: a gradient for values of this shape, of that for those of the einsum of blocks."""
+        first = found.ndim - sum(2 if side else 1 for side in self.sides)
+        found = joined(found, (*[0] * first, *self.sides), (*found.shape[:first], *self.sizes))
+        if self.cut is None:
+            return found
+        found = found.reshape(found.shape[0], *self.cut.blocks.sides, *self.sizes)
+        return inside_only(self.cut.transposed(found, shape[0]), self.masks)
 
     def stand_in(self, einsum: Bound, like: torch.Tensor) -> SparseTensor:
         """A tensor of the pattern to compile for."""

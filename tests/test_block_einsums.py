@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -105,6 +107,11 @@ def test_dense_operands_of_any_layout() -> None:
         check(stc.einsum(equation, x, other), equation, [x, other.expand(6, 4)])
         check(k(other), equation, [x, other.expand(6, 4)])
         check(stc.compile(equation, x, other.expand(6, 4))(b), equation, [x, b])
+        with torch.no_grad():
+            upstream = numbers((5, 4), torch.float64, 3)
+            found = k.contraction.gradient([x.pattern], 1, [x.values], [other], upstream)
+            each = x.to_dense().T @ upstream
+            torch.testing.assert_close(found, each.sum_to_size(other.shape))
 
 
 @pytest.mark.parametrize("plan", ["coo", "fiber", "rows", "hls"])
@@ -203,6 +210,23 @@ def test_gradients(name: str, coalesce: bool) -> None:
 
 
 @pytest.mark.usefixtures("blocks_kept")
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_as_graphs_have_them(name: str) -> None:
+    equation, specs = CASES[name]
+    operands = operands_of(equation, specs, coalesce=False)
+    made = stc.compile(equation, *operands).contraction
+    patterns = [o.pattern for o in operands if isinstance(o, stc.SparseTensor)]
+    values = [o.values.clone().requires_grad_() for o in operands if isinstance(o, stc.SparseTensor)]
+    tables = [o.requires_grad_() for o in operands if isinstance(o, torch.Tensor)]
+    found = made.result(patterns, values, tables)
+    upstream = numbers(tuple(found.shape), torch.float64, 9)
+    wanted = torch.autograd.grad(found, [*values, *tables], upstream)
+    with torch.no_grad():
+        for n, own in enumerate(wanted):
+            torch.testing.assert_close(made.gradient(patterns, n, values, tables, upstream), own)
+
+
+@pytest.mark.usefixtures("blocks_kept")
 @pytest.mark.parametrize("name", ["one ij,jr->ir", "one ij->ji", "two ij,jk->ki"])
 def test_gradients_of_gradients(name: str) -> None:
     equation, specs = CASES[name]
@@ -266,6 +290,21 @@ def test_graphs(name: str) -> None:
         torch.testing.assert_close(found, wanted)
         got = torch.autograd.grad(found.square().sum(), leaves)
         torch.testing.assert_close(got, torch.autograd.grad(wanted.square().sum(), leaves))
+
+
+@pytest.mark.parametrize("name", ["one ij->ij", "two ij,jk->ki", "mixed ij,jk->ik", "many ij,jk,kl->il"])
+def test_what_is_kept_goes_with_the_last_tensor(name: str) -> None:
+    equation, specs = CASES[name]
+    operands = operands_of(equation, specs)
+    leaves = leaves_of(operands)
+    dense(stc.einsum(equation, *with_leaves(operands, leaves))).square().sum().backward()
+    kept = [weakref.ref(o.pattern) for o in operands if isinstance(o, stc.SparseTensor)]
+    gc.disable()
+    try:
+        del operands
+        assert not any(ref() for ref in kept)
+    finally:
+        gc.enable()
 
 
 def test_values_changed_in_place_are_read_again() -> None:

@@ -18,6 +18,7 @@ from block_cases import (
 )
 
 import sparsetc as stc
+from sparsetc.__main__ import main
 
 ORDERS = {
     "vector": ((7,), (3,)),
@@ -252,6 +253,14 @@ def test_files(tmp_path: Path) -> None:
     again = stc.read(tmp_path / "x.npz")
     assert (again.blocksize, again.shape) == (x.blocksize, x.shape)
     assert torch.equal(again.to_dense(), x.to_dense())
+
+
+def test_the_command_line_counts_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stc.write(tmp_path / "x.npz", in_blocks((5, 7), (2, 3), 1))
+    main(["info", str(tmp_path / "x.npz")])
+    said = capsys.readouterr().out
+    assert "order 2, 1 blocks of 2 x 3" in said
+    assert "blocks a fiber" in said
 
 
 def test_files_of_text_have_nonzeros(tmp_path: Path) -> None:
