@@ -24,7 +24,7 @@ from sparsetc.codegen.launch import (
 from sparsetc.device.targets import machine_of
 from sparsetc.errors import PlanError
 from sparsetc.formats import Packed
-from sparsetc.formats.tiles import item_slots
+from sparsetc.formats.tiles import slots_along
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.plan import Part, Plan
 from sparsetc.ir.tile import Add, TileProgram, walk
@@ -142,7 +142,7 @@ class Preparation:
             if partial:
                 slot = torch.arange(partial, device=self.canonical.device)
             elif packed.view.sides:
-                slot = item_slots(packed, *self._of_part(packed))
+                slot = slots_along(packed, self.canonical.kept, _key_level(program), self._slots_of_part(packed))
             else:
                 slot = packed.slots(_key_level(program), self._slot_of_nonzeros())
         if program.dots and self.dtype == torch.float64 and problem.backend == "triton":
@@ -211,11 +211,10 @@ class Preparation:
             return torch.arange(self.nnz, device=self.canonical.device)
         return self._of_whole(self.output.slot)
 
-    def _of_part(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
-        """(coords, output slots) of a part's nonzeros."""
-        coords, slot = self._of_whole(self.canonical.coords), self._slot_of_nonzeros()
-        source = packed.source
-        return (coords, slot) if source is None else (coords[:, source], slot[source])
+    def _slots_of_part(self, packed: Packed) -> torch.Tensor:
+        """(nnz of the part,) the row of a sparse output each nonzero adds to."""
+        slot = self._slot_of_nonzeros()
+        return slot if packed.source is None else slot[packed.source]
 
     def _of_whole(self, given: torch.Tensor) -> torch.Tensor:
         """(…, nnz of the operand) of what is given for the nonzeros that take part: packed parts number them all."""

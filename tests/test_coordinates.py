@@ -29,7 +29,12 @@ NAMES = Readable(["i", "j", "k"], "nonzero")
 
 def numbers(at: int = 13, arrays: dict[str, list[int]] | None = None) -> Reader:
     """A position, three coordinates, and arrays as plain numbers."""
-    return Reader(lambda axis: at, (5, 7, 11).__getitem__, lambda array, where: (arrays or {})[array][where])
+    return Reader(
+        lambda axis: at,
+        (5, 7, 11).__getitem__,
+        (0, 1, 2).__getitem__,
+        lambda array, where: (arrays or {})[array][where],
+    )
 
 
 FORMULAS = {

@@ -31,7 +31,7 @@ def test_an_example_runs_and_checks_itself(tmp_path, name):
     passed(run(tmp_path, EXAMPLES / f"{name}.py"))
 
 
-@pytest.mark.parametrize("name", ["custom_format", "custom_partition"])
+@pytest.mark.parametrize("name", ["custom_format", "custom_partition", "row_blocks"])
 def test_extensions_serve_the_triton_kernels_too(tmp_path, name):
     passed(run(tmp_path, EXAMPLES / f"{name}.py", TRITON_INTERPRET="1", SPARSETC_BACKEND="triton"))
 

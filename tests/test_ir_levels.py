@@ -19,11 +19,12 @@ from sparsetc.ir import view as views
 from sparsetc.ir.cost import FIBERS, ITEMS, ONE, STORED, ZERO, Statistics, cost
 from sparsetc.ir.einsum import Bound, Einsum
 from sparsetc.ir.lower import Target, lower
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
 from sparsetc.ir.nest.coordinates import Position
 from sparsetc.ir.operands import operand_names
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ir.tile import LANES, Add, Decode, Gather, Loop, Product, Row, Statement, Tile, TileProgram, Value, Zero
-from sparsetc.ir.view import ITEM, LANE, LEAF, Computed, Field, View
+from sparsetc.ir.view import Computed, Field, View
 
 SIZES = {"i": 10, "j": 20, "k": 30, "r": 32, "s": 32}
 ROWS, FIBER = Storage((0,), (), (1, 2), narrow=True), Storage((0,), (1,), (2,), lanes=4, narrow=True)

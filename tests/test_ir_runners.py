@@ -13,10 +13,11 @@ from sparsetc.errors import FormatError, PlanError, ShapeError
 from sparsetc.ir import reference
 from sparsetc.ir.interpret import run_plan, run_program
 from sparsetc.ir.lower import Target, lower
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
 from sparsetc.ir.parse import parse
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ir.tile import Add, Position, Row, Slot, walk
-from sparsetc.ir.view import ITEM, LANE, LEAF, Computed, Field, View
+from sparsetc.ir.view import Computed, Field, View
 from sparsetc.kernel import Kernel
 
 SIZES = {"i": 7, "j": 9, "k": 6, "l": 4, "m": 3, "r": 5, "s": 20, "t": 3}

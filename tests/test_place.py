@@ -11,7 +11,8 @@ from tile_pairs import FOLDS, DrawnTiles
 
 import sparsetc as stc
 from sparsetc.errors import PlanError
-from sparsetc.ir.lower.place import loops, place
+from sparsetc.ir.lower.place import place
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, Turns
 from sparsetc.ir.tile import (
     LANES,
     Add,
@@ -30,7 +31,7 @@ from sparsetc.ir.tile import (
     Zero,
     made,
 )
-from sparsetc.ir.view import ITEM, LANE, LEAF, Field, Tiles, View
+from sparsetc.ir.view import Field, Tiles, View
 
 RUNS = View(order=2, item=(), lane=(), leaf=(), blocks=False)
 BLOCKS = View(order=2, item=(), lane=(), leaf=(), blocks=True)
@@ -63,19 +64,21 @@ def outline(body: Sequence[Statement]) -> str:
     return " ".join(words)
 
 
+def loops(view: View, turns: str = "") -> list[Loop]:
+    return [Loop(axis) for axis in (*view.loops, *(Turns(letter, 4, 1) for letter in turns))]
+
+
 @pytest.mark.parametrize(
-    ("view", "turns", "expected"),
+    ("view", "expected"),
     [
-        (RUNS, "", [LEAF]),
-        (BLOCKS, "", [LANE, LEAF]),
-        (TILES, "", [LANE]),
-        (TILES, "jk", [LANE, (LEAF, "j"), (LEAF, "k")]),
-        (PAIRS, "k", [LANE, (LEAF, "k")]),
+        (RUNS, [(LEAF, "nonzero")]),
+        (BLOCKS, [(LANE, "block"), (LEAF, "nonzero")]),
+        (TILES, [(LANE, "tile")]),
+        (PAIRS, [(LANE, "pair")]),
     ],
 )
-def test_loops_of_each_view(view: View, turns: str, expected: list[int | tuple[int, str]]) -> None:
-    each = [(e, "") if isinstance(e, int) else e for e in expected]
-    assert loops(view, turns) == tuple(Loop(level, (), letter) for level, letter in each)
+def test_loops_of_each_view(view: View, expected: list[tuple[int, str]]) -> None:
+    assert [(axis.level, axis.name) for axis in view.loops] == expected
 
 
 def test_a_run() -> None:
@@ -103,7 +106,7 @@ def test_positions_are_known_in_the_loop_that_takes_them() -> None:
     j, k = decode("j", LANE), decode("k", LANE)
     b, c, x = gather("b", "j", LANE), gather("c", "k", LANE), value()
     steps = [j, k, c, b, x, total("t", ITEM, x.out, b.out, c.out)]
-    assert outline(place(steps, loops(TILES, "jk"))) == "t=0 {at_j at_k j{b k{c x t}}}"
+    assert outline(place(steps, loops(TILES, "jk"))) == "t=0 {j{at_j b k{at_k c x t}}}"
 
 
 def test_what_is_listed_after_a_sum_stands_after_its_loop() -> None:
@@ -159,7 +162,7 @@ def test_placed_programs_are_placed_alike_again() -> None:
     for program in programs():
         statements = [s for s, _ in program.statements]
         steps = [s for s in statements if not isinstance(s, Loop | Zero)]
-        around = [Loop(s.level, (), s.letter) for s in statements if isinstance(s, Loop)]
+        around = [Loop(s.axis) for s in statements if isinstance(s, Loop)]
         assert place(steps, around) == program.body, program
-        kinds.add((bool(program.view.sides), bool(program.view.pairs), program.view.blocks))
+        kinds.add(tuple(axis.name for axis in program.view.loops))
     assert len(kinds) == 4

@@ -24,10 +24,11 @@ from sparsetc.ir import view as views
 from sparsetc.ir.cost import FIBERS, ITEMS, STORED, ZERO, Statistics, cost
 from sparsetc.ir.interpret import run_program
 from sparsetc.ir.lower import Fold, Target, lower_pairs
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, Turns
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.tile import Add, Loop, Position, Product, Row, Scale, Statement, Tile, TileProgram, Value, walk
 from sparsetc.ir.tile_checks import verify
-from sparsetc.ir.view import ITEM, LANE, LEAF, Field, Tiles, View
+from sparsetc.ir.view import Field, Tiles, View
 
 
 def run(case: DrawnTiles) -> torch.Tensor:
@@ -139,7 +140,7 @@ def value_of(name: str, **new: Any) -> Callable[[Statement], list[Statement]]:
         ),
         (value_of("x", out=Tile("x", ("ij",), LEAF)), "a tile of x is read along ij, k, .* found ij"),
         (lambda s: list(s.body) if isinstance(s, Loop) else [s], "in the loop over pairs"),
-        (lambda s: [Loop(LEAF, s.body, "l")] if isinstance(s, Loop) else [s], "in the loop over pairs"),
+        (lambda s: [Loop(Turns("l", 16, 1), s.body)] if isinstance(s, Loop) else [s], "in the loop over pairs"),
         (lambda s: [] if isinstance(s, Value) else [s], "x, y .*: x, y is not made before it"),
         (lambda s: [replace(s, owned=False) if isinstance(s, Add) else s], "stored at its item's number"),
         (lambda s: [replace(s, key=Row((), ITEM)) if isinstance(s, Add) else s], "stored at its item's number"),

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from sparsetc.ir.cost import cost
+from sparsetc.ir.nest.axes import LEVELS
 from sparsetc.ir.nest.readable import Readable
 from sparsetc.ir.tile import Stored, TileProgram
-from sparsetc.ir.view import LEVELS, LOW, PAIRED, View
+from sparsetc.ir.view import LOW, PAIRED, View
 
 
 @lru_cache(maxsize=256)

@@ -16,6 +16,7 @@ from sparsetc.codegen.torch_coordinates import RANGES, TorchCoordinates
 from sparsetc.codegen.torch_pairs import PairFunctionPrinter
 from sparsetc.codegen.torch_tiles import TileFunctionPrinter
 from sparsetc.ir import names
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
 from sparsetc.ir.tile import (
     LANES,
     Add,
@@ -32,7 +33,6 @@ from sparsetc.ir.tile import (
     TileProgram,
     Value,
 )
-from sparsetc.ir.view import ITEM, LANE, LEAF
 
 RUNTIME = ("add_rows", "bag", "bags", "run_products", "run_sums")
 """What generated programs may call."""

@@ -6,13 +6,14 @@ dot contracts) is the GPU's affair; here a batch of tiles is one `torch.einsum`.
 
 from __future__ import annotations
 
+from functools import cached_property
 from math import prod
 from string import ascii_letters
 
 from sparsetc.codegen.torch_coordinates import RANGES, TorchCoordinates
 from sparsetc.ir import names
-from sparsetc.ir.tile import Add, Gather, Row, Slot, TileProgram
-from sparsetc.ir.view import LANE
+from sparsetc.ir.nest.axes import LANE
+from sparsetc.ir.tile import Add, Decode, Gather, Row, Slot, TileProgram
 
 
 class TileFunctionPrinter:
@@ -33,17 +34,8 @@ class TileFunctionPrinter:
         p = self.p
         arguments = ["chunks", *p.arrays, *(o.name for o in p.operands), p.output]
         self.put("tiles = torch.diff(item_ptr[i0 : i1 + 1])")
-        for mode, coordinate in p.view.coordinates.items():
-            # What other modes give is read a tile at a time, as they are; all else as it is stored, and then spread.
-            level = LANE if coordinate.modes else p.view.level_of(mode)
-            text = f"({coordinate.text(TorchCoordinates(self, level))})"
-            self.put(f"{names.tile(p.letters[mode])} = {self.spread(text, level, LANE)}")
-        for letter, side, extent in zip(p.letters, p.view.sides, p.extents, strict=True):
-            at, steps = names.at(letter), f"torch.arange({side}, device=values.device)"
-            self.put(f"{at} = {names.tile(letter)}.long()[:, None] * {side} + {steps}")
-            if extent % side:
-                self.put(f"{names.past(letter)} = {at} >= {extent}")
-                self.put(f"{at} = {at}.clamp(max={extent - 1})")
+        for decode in (s for s, _ in p.statements if isinstance(s, Decode)):
+            self.decode(decode)
         terms, factors = (
             [self.batch + "".join(p.letters[m] for m in p.view.sequence)],
             [f"{self.values()}.view(-1, {', '.join(str(p.view.sides[m]) for m in p.view.sequence)})"],
@@ -57,6 +49,26 @@ class TileFunctionPrinter:
         head = [f"def part_{p.number}({', '.join(arguments)}):", "    for i0, i1, b0, b1, n0, n1 in chunks:"]
         return [*comment, *head, *self.out]
 
+    def decode(self, s: Decode) -> None:
+        """Coordinates of the chunk's tiles, (tiles,), or of the positions along their sides, (tiles, side)."""
+        if s.tile:
+            # What other modes give is read a tile at a time, as they are; all else as it is stored, and then spread.
+            level = LANE if s.coordinate.modes else s.level
+            self.put(f"{s.name} = {self.spread(f'({self.text(s, level)})', level, LANE)}")
+            return
+        self.put(f"{s.name} = {self.text(s, LANE)}")
+        if s.end:
+            self.put(f"{names.past(s.letter)} = {s.name} >= {s.end}")
+            self.put(f"{s.name} = {s.name}.clamp(max={s.end - 1})")
+
+    def text(self, s: Decode, level: int) -> str:
+        return s.coordinate.text(TorchCoordinates(self, level, along=not s.tile))
+
+    @cached_property
+    def ends(self) -> set[str]:
+        """Letters whose coordinates may pass the end of the mode."""
+        return {s.letter for s, _ in self.p.statements if isinstance(s, Decode) and s.end}
+
     def word(self, array: str, level: int) -> str:
         """The words of an array."""
         return f"{array}[{RANGES[level]}]"
@@ -68,7 +80,7 @@ class TileFunctionPrinter:
     @staticmethod
     def spread(name: str, own: int, level: int) -> str:
         """A row per item repeated for each of its tiles."""
-        return name if own == level else f"{name}.repeat_interleave(tiles, output_size=b1 - b0)"
+        return name if own == level else f"{name}.repeat_interleave(tiles, 0, output_size=b1 - b0)"
 
     def values(self) -> str:
         """All positions of the chunk's tiles."""
@@ -102,8 +114,7 @@ class TileFunctionPrinter:
         sizes = ", ".join(["-1", *(str(self.p.axis(c).size) for c in o.rows), *([shape] if shape else [])])
         self.put(f"{s.out.name} = {o.name}.view({o.nrows}, {o.width})[({row}).flatten()].view({sizes})")
         for n, letter in enumerate(o.rows):
-            mode = self.p.letters.index(letter)
-            if self.p.extents[mode] % self.p.view.sides[mode]:
+            if letter in self.ends:
                 index = ", ".join(
                     [":", *(":" if m == n else "None" for m in range(len(o.rows))), *("None" for _ in o.axes)]
                 )
@@ -129,8 +140,10 @@ class TileFunctionPrinter:
     def add_slots(self, s: Add, product: str) -> None:
         """To a sparse output: the kept positions of the items' tiles that have a slot."""
         p = self.p
-        kept = tuple(p.letters[c.mode] for c in p.view.item)
-        count = prod(p.view.sides[c.mode] for c in p.view.item)
+        assert isinstance(s.key, Slot)
+        kept = s.key.kept
+        count = prod(p.view.sides[p.letters.index(c)] for c in kept)
         self.put(f"total = {product % (self.batch + ''.join((*kept, *s.axes)))}.reshape(-1, {p.width})")
-        self.put(f"slot = {p.slot}.view(-1, {count})[i0:i1].repeat_interleave(tiles, 0, output_size=b1 - b0).flatten()")
+        slot = self.spread(f"{p.slot}.view(-1, {count})[{RANGES[s.key.level]}]", s.key.level, LANE)
+        self.put(f"slot = {slot}.flatten()")
         self.put(f"add_rows({p.output}.view({p.rows}, {p.width}), slot[slot >= 0], total[slot >= 0])")

@@ -15,8 +15,6 @@ from functools import lru_cache
 
 from sparsetc.codegen.triton_bitmaps import COUNT, POPC
 from sparsetc.codegen.triton_function import FunctionPrinter, Types, signature
-from sparsetc.codegen.triton_pairs import PairFunctionPrinter
-from sparsetc.codegen.triton_tiles import TileFunctionPrinter
 from sparsetc.ir.tile import TileProgram
 
 __all__ = ["Types", "kernel_arguments", "module_source"]
@@ -29,17 +27,11 @@ def module_source(programs: tuple[TileProgram, ...], types: Types, header: str, 
     if any(tiles.bitmap for program in programs for tiles in (program.view, *program.view.pairs)):
         lines += ["", *(POPC if types.popcount else COUNT).splitlines(), ""]
     for program in programs:
-        lines += ["", *_printer(program)(program, types).lines(), ""]
+        lines += ["", *FunctionPrinter(program, types).lines(), ""]
     groups = [programs] if fused else [(p,) for p in programs]
     for number, group in enumerate(groups):
         lines += ["", *_kernel(group, "kernel" if len(groups) == 1 else f"kernel_{number}"), ""]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def _printer(program: TileProgram) -> type[FunctionPrinter]:
-    if program.view.pairs:
-        return PairFunctionPrinter
-    return TileFunctionPrinter if program.view.sides else FunctionPrinter
 
 
 def kernel_arguments(group: tuple[TileProgram, ...]) -> tuple[list[str], list[str]]:

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
+from sparsetc.codegen.triton_places import number, place, sides_of, widened
 from sparsetc.ir import names
 from sparsetc.ir.tile import Loop, Stored, Value
 
 if TYPE_CHECKING:
-    from sparsetc.codegen.triton_tiles import TileFunctionPrinter
+    from sparsetc.codegen.triton_function import FunctionPrinter
 
 COUNT = """@triton.jit
 def count(v):
@@ -48,36 +49,48 @@ class CountedBits:
     """Units of the tile where more are counted; else 0."""
 
     @classmethod
-    def of(cls, printer: TileFunctionPrinter, s: Value) -> CountedBits:
+    def of(cls, printer: FunctionPrinter, s: Value) -> CountedBits:
         """The bits that are counted for one step of a value that is in order."""
         word, axes = printer.p.stored(s.operand).tiles.word, s.out.axes
-        size, length = printer.positions(axes), prod(map(printer.length, axes))
-        if axes and printer.padded(axes[-1]):
+        positions, length = printer.positions(axes), prod(size(printer, c) for c in axes)
+        if axes and padded(printer, axes[-1]):
             (row, column) = axes
             rows = printer.positions((row,))
-            limit = printer.length(row) if printer.padded(row) else 0
-            return cls(rows, printer.length(column), printer.positions((column,)), limit)
-        padded = any(map(printer.padded, axes))
-        return cls(size // word, word, word, length // word if padded else 0)
+            limit = size(printer, row) if padded(printer, row) else 0
+            return cls(rows, size(printer, column), printer.positions((column,)), limit)
+        limit = length // word if any(padded(printer, c) for c in axes) else 0
+        return cls(positions // word, word, word, limit)
 
 
-def in_order(printer: TileFunctionPrinter, s: Value) -> bool:
+def size(printer: FunctionPrinter, letter: str) -> int:
+    """Positions of a tile along a side."""
+    return printer.p.axis(letter).size
+
+
+def padded(printer: FunctionPrinter, letter: str) -> bool:
+    """Whether a program has positions along a side that are past the tile's."""
+    return printer.p.axis(letter).ragged
+
+
+def in_order(printer: FunctionPrinter, s: Value) -> bool:
     """Whether the positions of a step lie together as stored, and steps follow one another."""
     p, stored, axes = printer.p, printer.p.stored(s.operand), s.out.axes
     if p.looped and any(a.letter in axes for a in p.split):  # a share of the positions of a letter, again and again
         return False
-    taken = [c for c in (*_before(printer, s), *axes) if printer.length(c) > 1]
+    if any(side & (side - 1) for side in p.stored(s.operand).tiles.sides):
+        return False
+    taken = [c for c in (*_before(printer, s), *axes) if size(printer, c) > 1]
     tiles = stored.tiles
     if taken != [stored.letters[m] for m in tiles.sequence if tiles.sides[m] > 1]:
         return False
-    if not any(map(printer.padded, axes)):
+    if not any(padded(printer, c) for c in axes):
         return prod(p.axis(c).block for c in axes) >= tiles.word
     if _before(printer, s) or len(axes) != 2:
         return False
-    return printer.length(axes[1]) <= tiles.word if printer.padded(axes[1]) else prod(tiles.sides) >= tiles.word
+    return size(printer, axes[1]) <= tiles.word if padded(printer, axes[1]) else prod(tiles.sides) >= tiles.word
 
 
-def _before(printer: TileFunctionPrinter, s: Value) -> tuple[str, ...]:
+def _before(printer: FunctionPrinter, s: Value) -> tuple[str, ...]:
     """Letters of which a step has one position, or a part of them: of the grid, then looped, the outermost first."""
     p, letters = printer.p, printer.p.stored(s.operand).letters
     gridded = tuple(a.letter for a in p.split if a.letter in letters and a.letter not in s.out.axes)
@@ -85,7 +98,7 @@ def _before(printer: TileFunctionPrinter, s: Value) -> tuple[str, ...]:
     return (*gridded, *(c for c in loops if c in letters and c not in s.out.axes))
 
 
-def head(printer: TileFunctionPrinter, s: Value) -> None:
+def head(printer: FunctionPrinter, s: Value) -> None:
     """Vectors that all tiles share."""
     if not in_order(printer, s):
         return
@@ -98,7 +111,7 @@ def head(printer: TileFunctionPrinter, s: Value) -> None:
         printer.put(f"every = tl.arange(0, {1 << (stored.tiles.words - 1).bit_length()})")
 
 
-def first(printer: TileFunctionPrinter, s: Value) -> None:
+def first(printer: FunctionPrinter, s: Value) -> None:
     """The tile's first value; of a tile taken in slices, the slice's."""
     p, stored = printer.p, printer.p.stored(s.operand)
     before = stored.array("before")
@@ -110,15 +123,15 @@ def first(printer: TileFunctionPrinter, s: Value) -> None:
         printer.put(f"{before} += tl.sum(count({word(printer, stored, 'every', 'every < skipped')}), 0)")
 
 
-def word(printer: TileFunctionPrinter, stored: Stored, at: str, mask: str = "") -> str:
+def word(printer: FunctionPrinter, stored: Stored, at: str, mask: str = "") -> str:
     """The load of words of the tile, as unsigned numbers of 32 bits."""
     tiles = stored.tiles
-    tile = printer.placed(printer.tile(stored), (), (), tiles.words)
+    tile = printer.placed(number(printer, stored), (), (), tiles.words)
     text = printer.load(stored.array("bits"), f"{tile} + {at}", mask)
     return f"{text}.to(tl.uint32, bitcast=True)" if tiles.word == 32 else f"{text}.to(tl.uint32)"
 
 
-def value(printer: TileFunctionPrinter, s: Value) -> None:
+def value(printer: FunctionPrinter, s: Value) -> None:
     """The values at the positions of a step, 0 where there is none."""
     if in_order(printer, s):
         _step(printer, s)
@@ -126,7 +139,7 @@ def value(printer: TileFunctionPrinter, s: Value) -> None:
         _search(printer, s)
 
 
-def _step(printer: TileFunctionPrinter, s: Value) -> None:
+def _step(printer: FunctionPrinter, s: Value) -> None:
     out, stored, counted = s.out, printer.p.stored(s.operand), CountedBits.of(printer, s)
     called = ("word", "counts", "at", "has", "before", "words", "place", "below")
     word_, counts, at, has, before, words, place, below = map(stored.array, called)
@@ -142,13 +155,13 @@ def _step(printer: TileFunctionPrinter, s: Value) -> None:
     printer.put(f"{has} = (({word_}[:, None] >> {place}[None, :]) & 1) == 1")
     printer.put(f"{at} = {at}[:, None] + count({word_}[:, None] & {below}[None, :])")
     values = stored.array("values")
-    printer.put(f"{out.name} = tl.load({values} + {at}, mask={has}, other=0){printer.widened(s)}")
-    sizes = [printer.positions(group) for group in printer.sides_of(out) if group]
+    printer.put(f"{out.name} = tl.load({values} + {at}, mask={has}, other=0){widened(printer, s)}")
+    sizes = [printer.positions(group) for group in sides_of(out) if group]
     if sizes[1:] != [counted.places]:
         printer.put(f"{out.name} = tl.reshape({out.name}, {sizes})")
 
 
-def _word_numbers(printer: TileFunctionPrinter, s: Value, counted: CountedBits) -> str:
+def _word_numbers(printer: FunctionPrinter, s: Value, counted: CountedBits) -> str:
     """The words of the tile that the counted units lie in."""
     p, stored = printer.p, printer.p.stored(s.operand)
     bits, words = stored.tiles.word, stored.array("words")
@@ -158,16 +171,16 @@ def _word_numbers(printer: TileFunctionPrinter, s: Value, counted: CountedBits) 
     for c in stored.letters:
         if c in apart:
             terms.append(printer.placed(printer.begin(c), (), (), stored.stride(c) // bits))
-        elif c not in s.out.axes and printer.length(c) > 1:
+        elif c not in s.out.axes and size(printer, c) > 1:
             terms.append(printer.placed(names.side(c), (), (), stored.stride(c) // bits))
     return " + ".join([*terms, words])
 
 
-def _search(printer: TileFunctionPrinter, s: Value) -> None:
+def _search(printer: FunctionPrinter, s: Value) -> None:
     stored = printer.p.stored(s.operand)
     tiles, values, bits = stored.tiles, stored.array("values"), stored.tiles.word
-    terms, mask = printer.place(s)
-    groups = printer.sides_of(s.out) if s.out.folded else tuple((c,) for c in s.out.axes)
+    terms, mask = place(printer, s)
+    groups = sides_of(s.out) if s.out.folded else tuple((c,) for c in s.out.axes)
     shape = [printer.positions(g) for g in groups]
     kind = "tl.bfloat16" if printer.half else printer.acc
     printer.put(f"position = {' + '.join(terms) or '0'}")
@@ -186,6 +199,6 @@ def _search(printer: TileFunctionPrinter, s: Value) -> None:
         if shape
         else "behind = count(word & ((tl.full([], 1, tl.uint32) << within) - 1))"
     )
-    printer.put(f"{s.out.name} += tl.load({values} + passed + behind, mask=has, other=0){printer.widened(s)}")
+    printer.put(f"{s.out.name} += tl.load({values} + passed + behind, mask=has, other=0){widened(printer, s)}")
     printer.put("passed += count(word)")
     printer.indent -= 1

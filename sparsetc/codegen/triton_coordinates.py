@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sparsetc.ir import names
+from sparsetc.ir.nest.axes import LEAF
 from sparsetc.ir.nest.coordinates import AXIS_LEVEL, OPERATORS, Lookup, Writer
-from sparsetc.ir.view import LEAF, word_bits
+from sparsetc.ir.view import word_bits
 
 if TYPE_CHECKING:
     from sparsetc.codegen.triton_function import FunctionPrinter
@@ -24,12 +26,17 @@ class TritonCoordinates(Writer):
         return f"pos{self.u}" if axis == "nonzero" else axis
 
     def coordinate(self, mode: int) -> str:
-        return self.printer.decoded(self.printer.p.letters[mode], self.level, self.u)
+        printer, letter = self.printer, self.printer.p.letters[mode]
+        return names.tile(letter) if letter in printer.sides else printer.coordinate(letter, self.u)
+
+    def along(self, mode: int) -> str:
+        return names.side(self.printer.p.letters[mode])
 
     def lookup(self, lookup: Lookup) -> str:
         printer, view = self.printer, self.printer.p.view
         known = [*(AXIS_LEVEL[axis] for axis in lookup.axes), *map(view.level_of, lookup.modes)]
-        mask = printer.valid(min(max(known, default=0), self.level), self.u)
+        within = (printer.limit(printer.p.letters[mode]) for mode in sorted(lookup.sides))
+        mask = " & ".join(filter(None, (printer.guard(min(max(known, default=0), self.level), self.u), *within)))
         load = printer.load(lookup.array, lookup.where.text(self, FACTOR), mask)
         if lookup.every != 1:
             return load

@@ -1,29 +1,33 @@
-"""A tile program over runs or blocks -> the text of one Triton function.
+"""A tile program -> the text of one Triton function: a method for each kind of statement.
 
 In: a tile program and the types it runs in. Out: the lines of a function of its program number, named as the
-program's statements are. `codegen.triton` puts functions together to a module.
+program's statements are. `triton_loops` prints axes, `triton_values` what is stored, `triton_layout` the dimensions of
+tensors; `codegen.triton` puts functions together to a module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
+from sparsetc.codegen import triton_halves as halves
+from sparsetc.codegen import triton_loops as loops
+from sparsetc.codegen import triton_results as results
+from sparsetc.codegen import triton_values as values
 from sparsetc.codegen.triton_coordinates import TritonCoordinates
+from sparsetc.codegen.triton_layout import ADDRESS64, Layout, Term
+from sparsetc.codegen.triton_places import sides_of
 from sparsetc.ir import names
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, Fibers
 from sparsetc.ir.tile import (
     LANES,
-    Add,
     Decode,
-    DenseAxis,
     Gather,
     Loop,
-    Position,
     Product,
-    Row,
     Scale,
-    Slot,
     Statement,
     Sum,
     Tile,
@@ -31,9 +35,6 @@ from sparsetc.ir.tile import (
     Value,
     Zero,
 )
-from sparsetc.ir.view import ITEM, LANE, LEAF, WHOLE
-
-ADDRESS64 = 2**31
 
 
 @dataclass(frozen=True)
@@ -62,23 +63,18 @@ def signature(head: str, args: list[str], tail: str) -> list[str]:
     return [*lines, line.rstrip(), f"){tail}"]
 
 
-def by(stride: int) -> str:
-    """The third argument of a range."""
-    return f", {stride}" if stride != 1 else ""
-
-
-class FunctionPrinter:
+class FunctionPrinter(Layout):
     """Prints one tile program as a Triton function of its program number."""
 
     def __init__(self, program: TileProgram, types: Types) -> None:
-        self.p, self.types = program, types
+        super().__init__(program)
+        self.types = types
+        self.fibers = any(isinstance(axis, Fibers) for axis in program.view.loops)
         self.acc = f"tl.{types.accumulate}"
         self.out: list[str] = []
         self.indent = 1
         self.masked = False
         self.copies = 1
-        self.vector = 0
-        """The vector of an axis in pieces that a statement is printed for."""
         self.words: tuple[set[str], ...] = (set(), set(), set())
         """Words loaded so far in the scope of each level."""
 
@@ -90,321 +86,169 @@ class FunctionPrinter:
         p = self.p
         count = ["nonzeros"] if p.view.chunk else []
         arguments = ["pid", *count, *p.arrays, *(o.name for o in p.operands), p.output]
-        self.head()
-        for statement in p.body:
-            self.statement(statement)
+        loops.head(self)
+        self.nested(p.body)
         comment = ["# " + line for line in str(p).splitlines()]
         return [*comment, "@triton.jit", *signature(f"def part_{p.number}", arguments, ":"), *self.out]
 
-    def head(self) -> None:
-        p = self.p
-        rest = "pid"
-        for axis in p.split:
-            self.put(f"{names.block(axis.letter)} = {rest} % {axis.programs}")
-            rest = f"({rest} // {axis.programs})"
-        item = rest if rest == "pid" else rest[1:-1]  # the outermost parentheses
-        self.put(f"item = ({item}).to(tl.int64)" if p.index64 else f"item = {item}")
-        self.put(f"lane = tl.arange(0, {p.view.lanes})")
-        for axis in p.axes:
-            self.dense_axis(axis)
-        if p.view.chunk == WHOLE:
-            self.put("start = 0")
-            self.put("stop = nonzeros")
-        elif p.view.chunk:
-            self.put(f"start = item * {p.view.chunk}")
-            self.put(f"stop = tl.minimum(start + {p.view.chunk}, nonzeros)")
-        else:
-            self.put("start = tl.load(item_ptr + item)")
-            self.put("stop = tl.load(item_ptr + item + 1)")
+    # -- what is known of the program -------------------------------------------------------------------------------
+    @cached_property
+    def spanned(self) -> frozenset[str]:
+        """Axes of which stored values have several positions at once."""
+        return frozenset(a for s in values.statements(self) for a in s.out.axes)
 
-    def dense_axis(self, axis: DenseAxis) -> None:
-        """The positions of a dense axis that the program takes, and which of them it has."""
-        base = f"{names.block(axis.letter)} * {axis.block} + " if axis.programs > 1 else ""
-        for _ in self.vectors((axis.letter,)):
-            first, length, ragged = self.vector_of(axis.letter)
-            at, ahead = self.at(axis.letter), f"{first} + " if first else ""
-            self.put(f"{at} = {base}{ahead}tl.arange(0, {length})")
-            if ragged:
-                self.put(f"{self.within(axis.letter)} = {at} < {axis.size}")
+    @cached_property
+    def ends(self) -> dict[str, int]:
+        """The sizes of the modes whose ends coordinates along a side may pass."""
+        return {s.letter: s.end for s, _ in self.p.statements if isinstance(s, Decode) and s.end}
 
-    # -- axes in pieces ---------------------------------------------------------------------------------------------
-    def pieced(self, axes: Iterable[str]) -> DenseAxis | None:
-        """The one of these axes that is in pieces, if one is."""
-        return next((self.p.axis(a) for a in axes if a != LANES and self.p.axis(a).pieces), None)
+    @property
+    def half(self) -> bool:
+        """Whether the values are stored in bfloat16."""
+        return self.p.half and self.types.accumulate == "float32" and not self.types.widen
 
-    def piece(self, axes: Iterable[str]) -> str:
-        """Suffix of what has an axis in pieces: the place at which the vector begins, none for the first."""
-        own = self.pieced(axes) if self.vector else None
-        return f"_{own.vectors[self.vector][0]}" if own else ""
+    @property
+    def widen(self) -> str:
+        """What brings what is loaded to the type of the sums."""
+        return f".to({self.acc})" if self.types.widen else ""
 
-    def at(self, letter: str) -> str:
-        """The positions of a dense axis."""
-        return names.at(letter) + self.piece((letter,))
+    # -- copies, vectors and guards ---------------------------------------------------------------------------------
+    def each(self, level: int) -> list[str]:
+        """Suffixes of the copies a statement is printed for: one a step taken together."""
+        return [f"_{n}" for n in range(self.copies)] if level == LEAF and self.copies > 1 else [""]
 
-    def within(self, letter: str) -> str:
-        """The condition that a position of a dense axis is within its size."""
-        return names.inside(letter) + self.piece((letter,))
+    def copied(self, axes: Sequence[str], level: int) -> Iterator[str]:
+        """The suffixes of a statement over these axes, for each of the vectors that an axis is in."""
+        for _ in self.vectors(axes):
+            yield from self.each(level)
 
-    def named(self, tile: Tile, u: str) -> str:
-        """What a tile is called in a copy of its statement."""
-        return f"{tile.name}{self.piece(tile.axes)}{u if tile.level == LEAF else ''}"
+    def guard(self, level: int, u: str) -> str:
+        """The condition under which a lane of this level holds something; empty where all do."""
+        if level == LEAF:
+            return f"ok{u}" if self.masked else ""
+        return "length > 0" if level == LANE and self.fibers else ""
 
-    def vectors(self, axes: Iterable[str]) -> Iterator[None]:
-        """The vectors that a statement over these axes is printed for, each while it is the one at hand."""
-        own = self.pieced(axes)
-        for self.vector in range(len(own.pieces) if own else 1):
-            yield
-        self.vector = 0
+    def inside(self, letter: str, axes: Sequence[str]) -> str:
+        """The condition that a coordinate is one of its tile and its mode, laid out over axes; empty where all are."""
+        guarded = letter in self.ends or (letter in self.sides and self.p.axis(letter).ragged)
+        return self.placed(names.inside(letter), self.own((letter,), axes), axes) if guarded else ""
 
-    def vector_of(self, axis: str) -> tuple[int, int, bool]:
-        """The vector at hand of an axis: its first place, its length, whether it may pass the end."""
-        own = self.p.axis(axis)
-        return own.vectors[self.vector if own.pieces else 0]
+    @cached_property
+    def sides(self) -> frozenset[str]:
+        """Letters that stand for positions along a side of a tile."""
+        return frozenset(a.letter for a in self.p.axes if a.letter in self.p.letters)
+
+    def own(self, letters: Sequence[str], axes: Sequence[str], level: int = LANE) -> tuple[str, ...]:
+        """The axes on which a coordinate depends: positions along its side, or the lanes, below the item."""
+        if self.sides:
+            return tuple(c for c in letters if c in axes)
+        return (LANES,) if level != ITEM else ()
 
     # -- statements -------------------------------------------------------------------------------------------------
+    def nested(self, body: Sequence[Statement]) -> None:
+        """Statements in their order."""
+        for s in body:
+            self.statement(s)
+
     def statement(self, s: Statement) -> None:
         if isinstance(s, Loop):
-            self.loop_blocks(s) if s.level == LANE else self.loop_steps(s)
+            loops.loop(self, s)
         elif isinstance(s, Decode):
             for u in self.each(s.level):
                 self.decode(s, u)
         elif isinstance(s, Value):
-            self.value(s)
-        elif isinstance(s, Gather):
-            for _ in self.vectors(s.out.axes):
-                for u in self.each(s.out.level):
-                    self.gather(s, u)
+            values.value(self, s)
         elif isinstance(s, Scale):
-            self.scale(s)
+            halves.scale(self, s)
         elif isinstance(s, Zero):
-            for _ in self.vectors(s.out.axes):
-                self.put(f"{self.named(s.out, '')} = tl.zeros({self.shape(s.out)}, {self.acc})")
+            for u in self.copied(s.out.axes, ITEM):
+                self.put(f"{self.named(s.out, u)} = tl.zeros({self.shape(s.out)}, {self.acc})")
+        elif isinstance(s, Gather):
+            for u in self.copied(s.out.axes, s.out.level):
+                self.gather(s, u)
         elif isinstance(s, Sum):
-            self.sum(s)
+            for u in self.copied(s.source.axes, ITEM):
+                self.put(f"{self.named(s.out, u)} = {self.summed(s.source, u, s.out.axes)[0]}")
         elif isinstance(s, Product):
-            for _ in self.vectors(s.out.axes):
-                for u in self.each(max(t.level for t in s.inputs) if s.accumulate else s.out.level):
-                    self.product(s, u)
+            for u in self.copied(s.out.axes, max(t.level for t in s.inputs) if s.accumulate else s.out.level):
+                self.product(s, u)
         else:
-            for _ in self.vectors(s.source.axes):
-                for u in self.each(s.key.level):
-                    self.add(s, u)
-
-    def each(self, level: int) -> list[str]:
-        """Suffixes of the copies a statement is printed for: one a step taken together."""
-        if level != LEAF or self.copies == 1:
-            return [""]
-        return [f"_{n}" for n in range(self.copies)]
-
-    def loop_blocks(self, s: Loop) -> None:
-        lanes = self.p.view.lanes
-        self.put("for block in range(start, stop):")
-        self.indent += 1
-        self.put("first = tl.load(block_ptr + block)")
-        self.put(f"steps = (tl.load(block_ptr + block + 1) - first) // {lanes}")
-        self.put("full = tl.load(block_full + block)")
-        self.put(f"fiber = block * {lanes} + lane")
-        self.put("length = tl.load(lane_len + fiber)")
-        self.words[LANE].clear()
-        for statement in s.body:
-            self.statement(statement)
-        self.indent -= 1
-
-    def loop_steps(self, s: Loop) -> None:
-        """Whole groups of steps without a mask, then the rest with one."""
-        lanes, unroll, masked = self.p.view.lanes, self.p.unroll, self.p.masked_unroll
-        stride = lanes * unroll
-        if self.p.view.blocks:
-            self.steps(s, f"for step in range(0, full{by(unroll)}):", masked=False)
-            self.steps(s, f"for step in range(full, steps{by(masked)}):", masked=True)
-        else:
-            self.put(f"full = start + (stop - start) // {stride} * {stride}")
-            self.steps(s, f"for first in range(start, full, {stride}):", masked=False)
-            self.steps(s, f"for first in range(full, stop{by(lanes * masked)}):", masked=True)
-
-    def steps(self, s: Loop, head: str, masked: bool) -> None:
-        lanes, blocks = self.p.view.lanes, self.p.view.blocks
-        self.put(head)
-        self.indent += 1
-        self.masked, self.copies = masked, self.p.masked_unroll if masked else self.p.unroll
-        self.words[LEAF].clear()
-        for n, u in enumerate(self.each(LEAF)):
-            ahead = f" + {n * lanes}" if n else ""
-            self.put(f"pos{u} = first + step * {lanes}{ahead} + lane" if blocks else f"pos{u} = first{ahead} + lane")
-            if masked:
-                self.put(f"ok{u} = {f'step + {n}' if n else 'step'} < length" if blocks else f"ok{u} = pos{u} < stop")
-        for statement in s.body:
-            self.statement(statement)
-        self.masked, self.copies = False, 1
-        self.indent -= 1
-
-    def value(self, s: Value) -> None:
-        for u in self.each(LEAF):
-            if self.p.view.pattern:
-                ones = f"ok{u}.to({self.acc})" if self.masked else f"tl.full([{self.p.view.lanes}], 1, {self.acc})"
-                self.put(f"{s.out.name}{u} = {ones}")
-                continue
-            widen = f".to({self.acc})" if self.types.widen else ""
-            self.put(f"{s.out.name}{u} = {self.load('values', f'pos{u}', self.valid(LEAF, u))}{widen}")
-
-    def scale(self, s: Scale) -> None:
-        raise AssertionError("scales are of tiles in halves, which task lists alone pair")
-
-    def sum(self, s: Sum) -> None:
-        for _ in self.vectors(s.source.axes):
-            self.put(f"{self.named(s.out, '')} = tl.sum({self.named(s.source, '')}, 0)")
+            for u in self.copied(s.source.axes, s.key.level):
+                results.add(self, s, u)
 
     def decode(self, s: Decode, u: str) -> None:
-        text = s.coordinate.text(TritonCoordinates(self, s.level, u))
-        self.put(f"{self.decoded(s.letter, s.level, u)} = {text}")
-
-    def decoded(self, letter: str, level: int, u: str) -> str:
-        """The name of what is decoded for a letter."""
-        return self.coordinate(letter, level, u)
-
-    def coordinate(self, letter: str, level: int, u: str) -> str:
-        """The name a coordinate goes by in a statement of `level`."""
-        own = self.p.view.level_of(self.p.letters.index(letter))
-        return f"{names.at(letter)}{u}" if own == LEAF else names.at(letter)
-
-    def gather(self, s: Gather, u: str) -> None:
-        o, level = s.operand, s.out.level
-        address64 = o.nrows * o.width >= ADDRESS64
-        terms = [
-            self.placed(
-                self.row(o.rows, o.extents, level, u, address64), (LANES,) if level != ITEM else (), s.out.axes, o.width
-            )
-        ]
-        terms += self.columns(o.axes, s.out.axes)
-        mask = self.mask(s.out.axes, self.valid(level, u) if o.rows else "", level)
-        widen = f".to({self.acc})" if self.types.widen else ""
-        address = " + ".join(t for t in terms if t) or "0"
-        self.put(f"{self.named(s.out, u)} = {self.load(o.name, address, mask)}{widen}")
-
-    def row(self, rows: tuple[str, ...], extents: tuple[int, ...], level: int, u: str, address64: bool) -> str:
-        """Row number from coordinates; a lane's coordinate is a vector, an item's a scalar."""
-        text = ""
-        for letter, extent in zip(rows, extents, strict=True):
-            name = self.coordinate(letter, level, u)
-            name = f"{name}.to(tl.int64)" if address64 else name
-            text = f"({text}) * {extent} + {name}" if " + " in text else f"{text} * {extent} + {name}" if text else name
-        return text
-
-    def placed(self, name: str, own: tuple[str, ...], axes: tuple[str, ...], stride: int) -> str:
-        """A term of an address: `name` laid out over `axes`, times its stride."""
-        if not name:
-            return ""
-        expanded = name
-        if len(axes) > 1 and own:
-            index = ", ".join(":" if a in own else "None" for a in axes)
-            expanded = f"({name})[{index}]" if " " in name else f"{name}[{index}]"
-        elif " " in name and stride != 1:
-            expanded = f"({name})"
-        return expanded if stride == 1 else f"{expanded} * {stride}"
-
-    def columns(self, own: tuple[str, ...], axes: tuple[str, ...]) -> list[str]:
-        """Terms of an address: the place in a row over its `own` axes, laid out over `axes`."""
-        sizes = [self.p.axis(letter).size for letter in own]
-        strides = [prod(sizes[n + 1 :]) for n in range(len(own))]
-        return [self.placed(self.at(c), (c,), axes, stride) for c, stride in zip(own, strides, strict=True)]
-
-    def valid(self, level: int, u: str) -> str:
-        """The condition under which a lane of this level holds something."""
-        if level == LEAF:
-            return f"ok{u}" if self.masked else ""
-        return "length > 0" if level == LANE else ""
-
-    def mask(self, axes: tuple[str, ...], lanes: str, level: int) -> str:
-        conditions = []
-        if lanes and level != ITEM:
-            conditions.append(self.placed(lanes, (LANES,), axes, 1))
-        conditions += [self.placed(self.within(a), (a,), axes, 1) for a in axes if a != LANES and self.vector_of(a)[2]]
-        return " & ".join(f"({c})" if " " in c and not c.startswith("(") else c for c in conditions)
+        """A coordinate; of those along a side, also whether they lie inside the tile and the mode."""
+        self.put(f"{self.decoded(s, u)} = {s.coordinate.text(TritonCoordinates(self, s.level, u))}")
+        if s.letter not in self.sides or s.tile:
+            return
+        conditions = [self.limit(s.letter), f"{s.name} < {s.end}" if s.end else ""]
+        if any(conditions):
+            text = self.all_of(conditions) if all(conditions) else "".join(conditions)
+            self.put(f"{names.inside(s.letter)} = {text}")
 
     @staticmethod
-    def load(pointer: str, at: str, mask: str) -> str:
-        return f"tl.load({pointer} + {at}, mask={mask}, other=0)" if mask else f"tl.load({pointer} + {at})"
+    def decoded(s: Decode, u: str) -> str:
+        """The name of a coordinate in a copy of its statement."""
+        return f"{s.name}{u if s.level == LEAF else ''}"
 
-    def shape(self, tile: Tile) -> str:
-        sizes = [self.p.view.lanes if a == LANES else self.vector_of(a)[1] for a in tile.axes]
-        if tile.folded:
-            sizes = [prod(sizes[: tile.folded]), prod(sizes[tile.folded :])]
-        return f"[{', '.join(map(str, sizes))}]"
+    def coordinate(self, letter: str, u: str) -> str:
+        """The name of a letter's coordinate in a copy of a statement that reads it."""
+        own = self.p.view.level_of(self.p.letters.index(letter))
+        return f"{names.at(letter)}{u if own == LEAF else ''}"
 
-    def unfolded(self, tile: Tile, name: str) -> str:
-        return (
-            f"tl.reshape({name}, {self.shape(Tile('', tile.axes, 0))})" if tile.folded and len(tile.axes) > 2 else name
-        )
+    def gather(self, s: Gather, u: str) -> None:
+        """Rows of a dense operand at the coordinates of its letters."""
+        o, level, axes, stride, rows = s.operand, s.out.level, s.out.axes, s.operand.nrows * s.operand.width, []
+        for letter, extent in zip(o.rows, o.extents, strict=True):
+            stride //= extent
+            rows.append(Term(self.coordinate(letter, u), self.own((letter,), axes, level), stride))
+        terms = [*self.terms(rows, axes, o.nrows * o.width >= ADDRESS64), *self.columns(o.axes, axes)]
+        lanes = self.placed(self.guard(level, u), (LANES,), axes) if o.rows else ""
+        mask = self.all_of([lanes, *(self.inside(c, axes) for c in o.rows), *self.bounds(o.axes, axes)])
+        self.put(f"{self.named(s.out, u)} = {self.load(o.name, self.address(terms), mask)}{self.widen}")
 
-    def factor(self, tile: Tile, u: str, axes: tuple[str, ...]) -> str:
-        """A factor laid out over `axes`."""
-        name = self.unfolded(tile, self.named(tile, u))
-        order = [a for a in axes if a in tile.axes]
-        if tuple(order) != tile.axes:
-            name = f"tl.permute({name}, {tuple(tile.axes.index(a) for a in order)})"
-        if len(order) == len(axes) or not order:
-            return name
-        return f"{name}[{', '.join(':' if a in order else 'None' for a in axes)}]"
-
-    def times(self, tiles: tuple[Tile, ...], u: str, axes: tuple[str, ...]) -> str:
-        # Small factors first: they are multiplied together before they are spread over the larger tile.
-        return " * ".join(self.factor(t, u, axes) for t in sorted(tiles, key=lambda t: len(t.axes)))
-
+    # -- tile einsums -----------------------------------------------------------------------------------------------
     def product(self, s: Product, u: str) -> None:
+        """A product of factors, or of two matrices."""
         name = self.named(s.out, u)
-        if s.dot:
-            left = self.side(s.left, s.out.axes[: s.out.folded], u)
-            right = self.side(s.right, s.out.axes[s.out.folded :], u)
-            if self.types.accumulate == "int64":  # no matrix unit multiplies 64-bit integers
-                self.put(f"{name} += tl.sum(({left})[:, :, None] * ({right})[:, None, :], 0)")
-                return
-            precision = self.p.precision if self.types.accumulate == "float32" else "ieee"
-            cast = ".to(tl.bfloat16)" if precision == "bf16" else ""
-            how = "" if precision == "bf16" else f', input_precision="{precision}"'
-            self.put(f"{name} = tl.dot(tl.trans({left}){cast}, {right}{cast}, {name}{how}, out_dtype={self.acc})")
-            return
-        self.put(f"{name} {'+=' if s.accumulate else '='} {self.times(s.inputs, u, s.out.axes)}")
-
-    def side(self, tiles: tuple[Tile, ...], axes: tuple[str, ...], u: str) -> str:
-        """One side of a dot: the product of its factors over (lanes, axes), the axes folded into one."""
-        text = self.times(tiles, u, (LANES, *axes))
-        text = f"({text})" if " * " in text else text
-        if len(axes) == 1:
-            return text
-        return f"tl.reshape({text}, [{self.p.view.lanes}, {prod(self.p.axis(a).block for a in axes)}])"
-
-    def add(self, s: Add, u: str) -> None:
-        p, key = self.p, s.key
-        value, axes = (
-            self.unfolded(s.source, self.named(s.source, u)),
-            list(s.source.axes),
-        )
-        per_lane = key.level != ITEM
-        for axis in [a for a in axes if a not in s.axes and not (a == LANES and per_lane)]:
-            value = f"tl.sum({value}, {axes.index(axis)})"
-            axes.remove(axis)
-        if per_lane and LANES not in axes:
-            raise AssertionError("a result keyed by the lane has a lane axis")
-        address64 = p.rows * p.width >= ADDRESS64
-        at = ("item", "fiber", f"pos{u}")[key.level]
-        if isinstance(key, Row):
-            row = " + ".join(
-                (
-                    f"{self.coordinate(c, key.level, u)}{'.to(tl.int64)' if address64 else ''}"
-                    + (f" * {n}" if n != 1 else "")
-                )
-                for c, n in key.terms
-            )
-            # A coordinate shared by the item is a scalar; the address still needs the lane axis when another is not.
+        if not s.dot:
+            self.put(f"{name} {'+=' if s.accumulate else '='} {self.times(s.inputs, u, s.out.axes)}")
+        elif halves.multiplies(self, s):
+            halves.product(self, s)
+        elif self.types.accumulate == "int64":  # no matrix unit multiplies 64-bit integers
+            left, right = (self.matrix(side, own, u, "")[0] for side, own in self.factors(s))
+            self.put(f"{name} += tl.sum(({left})[:, :, None] * ({right})[:, None, :], 0)")
         else:
-            row = at if isinstance(key, Position) else self.load(key.array, at, self.valid(key.level, u))
-            row = f"{row}.to(tl.int64)" if address64 and isinstance(key, Slot) else row
-        terms = [self.placed(row, (LANES,) if per_lane else (), tuple(axes), p.width)]
-        terms += self.columns(s.axes, tuple(axes))
-        mask = self.mask(tuple(axes), self.valid(key.level, u), key.level)
-        address = f"{p.output} + " + (" + ".join(t for t in terms if t) or "0")
-        guard = f", mask={mask}" if mask else ""
-        if s.owned:
-            self.put(f"tl.store({address}, {value}{guard})")
-        else:
-            self.put(f'tl.atomic_add({address}, {value}{guard}, sem="relaxed")')
+            self.dot(s, name, u)
+
+    def dot(self, s: Product, name: str, u: str) -> None:
+        """A matrix product: of (rows, summed) by (summed, columns)."""
+        precision = self.p.precision if self.types.accumulate == "float32" else "ieee"
+        cast = ".to(tl.bfloat16)" if precision == "bf16" else ""
+        how = "" if precision == "bf16" else f', input_precision="{precision}"'
+        (left, turned), (right, standing) = (self.matrix(side, own, u, cast) for side, own in self.factors(s))
+        left = f"tl.trans({left})" if turned else left
+        right = right if standing else f"tl.trans({right})"
+        total = f", {name}" if s.accumulate else ""
+        self.put(f"{name} = tl.dot({left}, {right}{total}{how}, out_dtype={self.acc})")
+
+    @staticmethod
+    def factors(s: Product) -> tuple[tuple[Sequence[Tile], tuple[str, ...]], tuple[Sequence[Tile], tuple[str, ...]]]:
+        """The factors of each side of a dot, with the axes that they leave."""
+        rows, columns = sides_of(s.out)
+        return (s.left, rows), (s.right, columns)
+
+    def matrix(self, tiles: Sequence[Tile], free: tuple[str, ...], u: str, cast: str) -> tuple[str, bool]:
+        """(a side of a dot as a matrix, whether its summed axes come first), as its largest factor has them."""
+        largest = max(tiles, key=lambda t: len(t.axes))
+        shared = tuple(a for a in largest.axes if a not in free)
+        first = largest.axes[:1] == shared[:1]
+        rows, columns = (shared, free) if first else (free, shared)
+        stored = self.half and any(s.out == largest for s in values.statements(self))
+        cast = "" if stored else cast
+        if len(tiles) == 1 and largest.folded == len(rows) and largest.axes == (*rows, *columns):
+            return f"{self.named(largest, u)}{cast}", first
+        text = self.times(tiles, u, (*rows, *columns))
+        if len(rows) != 1 or len(columns) != 1:
+            text = f"tl.reshape({text}, {[prod(map(self.size, axes)) for axes in (rows, columns)]})"
+        return (f"({text}){cast}" if cast and " * " in text else text + cast), first

@@ -16,8 +16,8 @@ from __future__ import annotations
 import torch
 
 from sparsetc.formats.base import Packed, index_dtype, register_format
-from sparsetc.formats.bits import packed_bits, set_bits
-from sparsetc.formats.tiles import coordinates, refuse_duplicates, tiled, tiles_of_nonzeros, view_of
+from sparsetc.formats.bits import packed_bits
+from sparsetc.formats.tiles import coordinates, places_of, refuse_duplicates, tiled, tiles_of_nonzeros, view_of
 from sparsetc.ir.plan import Storage
 from sparsetc.ir.view import View
 
@@ -51,10 +51,3 @@ class BitmapTile:
         """Walk the bits that are set back to coordinates."""
         tile, nonzero = tiles_of_nonzeros(packed)
         return coordinates(packed, tile, places_of(packed)), nonzero
-
-
-def places_of(packed: Packed) -> torch.Tensor:
-    """(stored,) the position of every stored value in its tile."""
-    view = packed.view
-    found = torch.nonzero(set_bits(packed.arrays["bits"].view(-1, view.words)).flatten()).flatten()
-    return found % (view.words * view.word)

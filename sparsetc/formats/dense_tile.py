@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 
 from sparsetc.formats.base import Packed, register_format
-from sparsetc.formats.tiles import coordinates, refuse_duplicates, tiled, tiles_of_nonzeros, view_of
+from sparsetc.formats.tiles import coordinates, places_of, refuse_duplicates, tiled, tiles_of_nonzeros, view_of
 from sparsetc.ir.plan import Storage
 from sparsetc.ir.view import View
 
@@ -41,7 +41,5 @@ class DenseTile:
 
     def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
         """Walk positions back to coordinates; those that came from a nonzero are kept."""
-        assert packed.positions is not None
-        at = torch.nonzero(packed.positions >= 0).flatten()
         tile, nonzero = tiles_of_nonzeros(packed)
-        return coordinates(packed, tile, at % packed.view.volume), nonzero
+        return coordinates(packed, tile, places_of(packed)), nonzero

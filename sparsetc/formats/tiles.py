@@ -16,6 +16,8 @@ from sparsetc import coords as crd
 from sparsetc.errors import FormatError
 from sparsetc.formats import words
 from sparsetc.formats.base import Packed, index_dtype, place_in_run, runs
+from sparsetc.formats.bits import set_bits
+from sparsetc.ir.nest.axes import ITEM
 from sparsetc.ir.plan import Storage
 from sparsetc.ir.view import Tiles, View, tiles_along
 
@@ -143,31 +145,48 @@ def items_of_tiles(packed: Packed) -> torch.Tensor:
     return torch.repeat_interleave(torch.arange(packed.items, device=lengths.device), lengths)
 
 
-def item_slots(packed: Packed, coords: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
-    """(items * kept positions,) the output slot of every kept position of an item; -1 where it has no nonzero.
+def slots_along(packed: Packed, modes: Sequence[int], level: int, slot: torch.Tensor) -> torch.Tensor:
+    """(items or tiles * kept positions,) the output slot of every kept position; -1 where it has no nonzero.
 
     Args:
-        packed: a part of tiles, whose item modes are those the output keeps.
-        coords: (order, nnz) coordinates of the part's nonzeros, in the order given to `pack`.
-        slot: (nnz,) their output slots.
+        packed: a part of tiles.
+        modes: those that the output keeps, in the order in which the positions along their sides are numbered.
+        level: whether an item has a table of its own (ITEM), or a tile (LANE).
+        slot: (nnz,) the output slots of the part's nonzeros, in the order given to `pack`.
     """
     view = packed.view
-    sides = [view.sides[c.mode] for c in view.item]
-    place = torch.zeros(packed.nnz, dtype=torch.long, device=coords.device)
-    for c, side in zip(view.item, sides, strict=True):
-        place = place * side + coords[c.mode] % side
-    tile, nonzero = tiles_of_nonzeros(packed)
-    table = torch.full((packed.items * prod(sides),), -1, dtype=torch.long, device=coords.device)
-    table[items_of_tiles(packed)[tile] * prod(sides) + place[nonzero]] = slot[nonzero]
+    (tile, nonzero), place = tiles_of_nonzeros(packed), places_of(packed)
+    kept = torch.zeros_like(place)
+    for mode in modes:
+        kept = kept * view.sides[mode] + place // view.strides[mode] % view.sides[mode]
+    owner = items_of_tiles(packed)[tile] if level == ITEM else tile
+    count = prod(view.sides[mode] for mode in modes)
+    owners = packed.items if level == ITEM else tile_count(packed)
+    table = torch.full((owners * count,), -1, dtype=torch.long, device=place.device)
+    table[owner * count + kept] = slot[nonzero]
     return table.to(index_dtype(int(slot.max()) if slot.numel() else 0))
+
+
+def tile_count(packed: Packed) -> int:
+    """How many tiles a part stores."""
+    return packed.arrays["value_ptr"].numel() - 1 if packed.view.bitmap else packed.stored // packed.view.volume
 
 
 def tiles_of_nonzeros(packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
     """(tile of each stored nonzero, which nonzero it is)."""
     assert packed.positions is not None
     if packed.view.bitmap:
-        starts = torch.zeros(packed.stored + 1, dtype=torch.long, device=packed.positions.device)
-        starts[packed.arrays["value_ptr"].long()] = 1
-        return torch.cumsum(starts, 0)[:-1] - 1, packed.positions
+        numbers = torch.arange(tile_count(packed), device=packed.positions.device)
+        return torch.repeat_interleave(numbers, torch.diff(packed.arrays["value_ptr"].long())), packed.positions
     at = torch.nonzero(packed.positions >= 0).flatten()
     return at // packed.view.volume, packed.positions[at]
+
+
+def places_of(packed: Packed) -> torch.Tensor:
+    """(nnz,) the position in its tile of each nonzero, in the order in which `tiles_of_nonzeros` gives them."""
+    view = packed.view
+    if view.bitmap:
+        found = torch.nonzero(set_bits(packed.arrays["bits"].view(-1, view.words)).flatten()).flatten()
+        return found % (view.words * view.word)
+    assert packed.positions is not None
+    return torch.nonzero(packed.positions >= 0).flatten() % view.volume

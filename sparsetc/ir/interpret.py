@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -28,6 +28,7 @@ from sparsetc.ir import plan as plans
 from sparsetc.ir import reference
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.interpret_tiles import TileWalk
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
 from sparsetc.ir.nest.coordinates import AXIS_LEVEL, Reader
 from sparsetc.ir.plan import F16X3
 from sparsetc.ir.tile import (
@@ -49,7 +50,7 @@ from sparsetc.ir.tile import (
     Zero,
 )
 from sparsetc.ir.tile_checks import verify
-from sparsetc.ir.view import ITEM, LANE, LEAF, LOW
+from sparsetc.ir.view import LOW
 from sparsetc.partition import shares
 from sparsetc.tensor import SparseTensor
 
@@ -210,9 +211,13 @@ class _Item:
         reader = Reader(
             lambda axis: self.lane if axis == LANES else self.at[AXIS_LEVEL[axis]],
             lambda mode: self.coordinates[self.program.letters[mode]],
+            self.along,
             lambda array, where: self.picked(self.arrays[array], where.expand(own.shape), s.level),
         )
         return own * 0 + s.coordinate.evaluate(reader)
+
+    def along(self, mode: int) -> NoReturn:
+        raise PlanError(f"mode {mode} has a side in tiles alone")
 
     def picked(self, array: torch.Tensor, at: torch.Tensor, level: int) -> torch.Tensor:
         """Elements `at` of an array, or rows of a table, 0 for a lane that holds nothing."""

@@ -10,6 +10,7 @@ from math import prod
 
 import torch
 
+from sparsetc.ir.nest.axes import ITEM
 from sparsetc.ir.nest.coordinates import Reader
 from sparsetc.ir.tile import Add, Decode, Gather, Loop, Row, Scale, Slot, Stored, TileProgram, Value
 from sparsetc.ir.view import PAIRED, Tiles
@@ -33,6 +34,8 @@ class TileWalk:
         self.program, self.arrays, self.values, self.tables, self.spans = program, arrays, values, tables, spans
         self.item, self.tile = item, 0
         self.block: dict[str, int] = {}
+        self.at: dict[str, torch.Tensor] = {}
+        self.ends: dict[str, int] = {}
         self.positions = {c: self.span(spans[c].start, program.axis(c).block) for c in program.letters}
 
     def span(self, start: int, size: int) -> torch.Tensor:
@@ -55,13 +58,18 @@ class TileWalk:
             self.tile = n
 
     def decode(self, s: Decode) -> None:
-        """The tile's coordinate of one mode."""
+        """The tile's coordinate of one mode, or the coordinates at the positions along its side."""
+        letters = self.program.letters
         reader = Reader(
             lambda axis: self.item if axis == "item" else self.tile,
-            lambda mode: self.block[self.program.letters[mode]],
-            lambda array, where: int(self.arrays[array][where]),
+            lambda mode: self.block[letters[mode]],
+            lambda mode: self.positions[letters[mode]].clamp(max=self.side(letters[mode]) - 1),
+            lambda array, where: self.arrays[array][where],
         )
-        self.block[s.letter] = s.coordinate.evaluate(reader)
+        if s.tile:
+            self.block[s.letter] = int(s.coordinate.evaluate(reader))
+        else:
+            self.at[s.letter], self.ends[s.letter] = s.coordinate.evaluate(reader), s.end
 
     def side(self, letter: str) -> int:
         """Positions of a tile along a letter."""
@@ -69,12 +77,12 @@ class TileWalk:
 
     def coordinate(self, letter: str) -> torch.Tensor:
         """A mode's coordinates at its positions."""
-        return self.block[letter] * self.side(letter) + self.positions[letter]
+        return self.at[letter]
 
     def inside(self, letter: str) -> torch.Tensor:
         """Which of a letter's positions are of the tile and of the mode."""
-        extent = self.program.extents[self.program.letters.index(letter)]
-        return (self.positions[letter] < self.side(letter)) & (self.coordinate(letter) < extent)
+        own, end = self.positions[letter] < self.side(letter), self.ends.get(letter, 0)
+        return own & (self.coordinate(letter) < end) if end else own
 
     def value(self, s: Value) -> torch.Tensor:
         """The tile's values at the positions; 0 past the tile's side."""
@@ -161,13 +169,13 @@ class TileWalk:
 
     def slots(self, key: Slot) -> tuple[tuple[str, ...], torch.Tensor, torch.Tensor]:
         """Kept letters, rows and which of them are any, of a sparse output with a row a kept position; -1 is none."""
-        kept = tuple(self.program.letters[c.mode] for c in self.program.view.item)
+        kept, owner = key.kept, self.item if key.level == ITEM else self.tile
         sides = [self.side(c) for c in kept]
         places = [
             (self.positions[c].clamp(max=side - 1), prod(sides[n + 1 :]))
             for n, (c, side) in enumerate(zip(kept, sides, strict=True))
         ]
-        row = self.arrays[key.array].view(-1, prod(sides))[self.item][self.summed(places)]
+        row = self.arrays[key.array].view(-1, prod(sides))[owner][self.summed(places)]
         return kept, row, self.all_inside(kept) & (row >= 0)
 
     def all_inside(self, letters: tuple[str, ...]) -> torch.Tensor:

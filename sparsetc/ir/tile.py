@@ -30,8 +30,9 @@ from math import prod
 
 from sparsetc.errors import PlanError
 from sparsetc.ir import names
+from sparsetc.ir.nest.axes import ITEM, LEAF, Axis
 from sparsetc.ir.nest.coordinates import Expression
-from sparsetc.ir.view import ITEM, LEAF, PAIRED, Tiles, View
+from sparsetc.ir.view import PAIRED, Tiles, View
 
 LANES = "lane"
 
@@ -120,11 +121,20 @@ class Tile:
 
 @dataclass(frozen=True)
 class Decode:
-    """``letter`` = the coordinate of one mode."""
+    """``letter`` = the coordinate of one mode: a nonzero's, a tile's, or those along a tile's side."""
 
     letter: str
     coordinate: Expression
     level: int
+    tile: bool = False
+    """Whether the coordinate is that of a whole tile."""
+    end: int = 0
+    """The size of the mode, where coordinates may reach it, so that what they address is guarded; else 0."""
+
+    @property
+    def name(self) -> str:
+        """What the coordinate is called."""
+        return names.tile(self.letter) if self.tile else names.at(self.letter)
 
 
 @dataclass(frozen=True)
@@ -190,13 +200,20 @@ class Sum:
 
 @dataclass(frozen=True)
 class Loop:
-    """Over the blocks, tiles or pairs of an item (level LANE), the steps of a block or of an item (level LEAF), or the
-    positions of a tile along `letter`.
-    """
+    """Over an axis: what an item takes in turn, or positions along a side of a tile."""
 
-    level: int
-    body: tuple[Statement, ...]
-    letter: str = ""
+    axis: Axis
+    body: tuple[Statement, ...] = ()
+
+    @property
+    def level(self) -> int:
+        """The level of what is known in the loop and not outside it."""
+        return self.axis.level
+
+    @property
+    def letter(self) -> str:
+        """The letter whose positions the loop takes, if it takes any."""
+        return self.axis.letter
 
 
 @dataclass(frozen=True)
@@ -206,13 +223,25 @@ class Row:
     terms: tuple[tuple[str, int], ...]
     level: int
 
+    @property
+    def letters(self) -> tuple[str, ...]:
+        """Letters whose coordinates say which row it is."""
+        return tuple(letter for letter, _ in self.terms)
+
 
 @dataclass(frozen=True)
 class Slot:
-    """The output row: a number stored beside the coordinates."""
+    """The output row: a number stored beside the coordinates, or, of tiles, for each position along the kept sides."""
 
     array: str
     level: int
+    kept: tuple[str, ...] = ()
+    """Letters along whose sides the positions of an item, or of a tile, are numbered; -1 says that one has no row."""
+
+    @property
+    def letters(self) -> tuple[str, ...]:
+        """Letters whose positions say which row it is."""
+        return self.kept
 
 
 @dataclass(frozen=True)
@@ -220,6 +249,11 @@ class Position:
     """The output row: the position of the nonzero itself, or, at the item level, the item's number."""
 
     level: int = LEAF
+
+    @property
+    def letters(self) -> tuple[str, ...]:
+        """No letter says which row it is."""
+        return ()
 
 
 Key = Row | Slot | Position
@@ -262,8 +296,6 @@ class TileProgram:
     """Name of the array of output slots, where the output is sparse."""
     rows: int = 1
     """Rows of the output; with its width, this decides whether an address needs 64 bits."""
-    extents: tuple[int, ...] = ()
-    """Sizes of the sparse operand's modes, where tiles may reach past them."""
     index64: bool = False
     """Whether the part stores so many nonzeros that their positions need 64 bits."""
     terms: tuple[tuple[str, ...], ...] = ()
@@ -353,7 +385,7 @@ def reads(s: Statement) -> tuple[str, ...]:
 def made(s: Statement) -> str:
     """The name of what a statement makes; empty where that is no tile and no coordinate."""
     if isinstance(s, Decode):
-        return names.at(s.letter)
+        return s.name
     return "" if isinstance(s, Loop | Add) else s.out.name
 
 

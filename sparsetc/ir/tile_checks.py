@@ -9,6 +9,7 @@ from math import prod
 
 from sparsetc.errors import PlanError
 from sparsetc.ir import names
+from sparsetc.ir.nest.axes import ITEM, LANE
 from sparsetc.ir.plan import F16X3
 from sparsetc.ir.tile import (
     LANES,
@@ -27,7 +28,7 @@ from sparsetc.ir.tile import (
     reads,
 )
 from sparsetc.ir.tile_text import line
-from sparsetc.ir.view import ITEM, LANE, PAIRED
+from sparsetc.ir.view import PAIRED
 
 MOST_ELEMENTS = 1 << 20
 """Elements of the largest tensor that a Triton program may have."""
@@ -65,7 +66,8 @@ def verify(program: TileProgram) -> None:
             lacking = [lookup.array for lookup in c.lookups if lookup.array not in program.view.arrays]
             if lacking:
                 raise PlanError(f"decode {statement.letter}: the view has no array {lacking[0]!r}")
-            inputs = tuple(names.at(program.letters[mode]) for mode in c.modes)
+            called = names.tile if program.view.sides else names.at
+            inputs = tuple(called(program.letters[mode]) for mode in c.modes)
         unknown = [name for name in inputs if not any(name in scope for scope in scopes)]
         if unknown:
             raise PlanError(f"{line(program, statement).strip()}: {', '.join(unknown)} is not made before it")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sparsetc.ir import names
+from sparsetc.ir.nest.axes import ITEM, LANE, LEVELS, Axis, Each, Fibers, Run
 from sparsetc.ir.nest.readable import Readable
 from sparsetc.ir.tile import (
     LANES,
@@ -25,7 +26,6 @@ from sparsetc.ir.tile import (
     Value,
     Zero,
 )
-from sparsetc.ir.view import ITEM, LANE, LEVELS
 
 
 def lines(p: TileProgram) -> list[str]:
@@ -50,19 +50,11 @@ def _axis(a: DenseAxis) -> str:
 def line(p: TileProgram, s: Statement) -> str:
     """One statement."""
     if isinstance(s, Loop):
-        if s.letter:
-            block = p.axis(s.letter).block
-            return f"loop {s.letter} in the tile" + (f", {block} at a time" if block > 1 else "")
-        if p.view.sides or p.view.pairs:
-            return f"loop {'tiles' if p.view.sides else 'pairs'} of the item"
-        return (
-            "loop blocks of the item"
-            if s.level == LANE
-            else f"loop steps of {p.view.lanes} lanes, {p.unroll} at a time"
-        )
+        return _loop(p, s.axis)
     if isinstance(s, Decode):
-        lanes = "" if s.level == ITEM or p.view.sides else "[lane]"
-        return f"{_decoded(p)(s.letter)}{lanes} = {_coordinate(p, s)}"
+        lanes = f"[{s.letter}]" if s.coordinate.sides or (p.view.sides and not s.tile) else ""
+        lanes = lanes if s.level == ITEM or p.view.sides else "[lane]"
+        return f"{s.name}{lanes} = {_coordinate(p, s)}"
     if isinstance(s, Value):
         if not p.view.pairs:
             return f"{s.out} = {'1' if p.view.pattern else 'load X.values'}"
@@ -95,6 +87,14 @@ def line(p: TileProgram, s: Statement) -> str:
     late = [a for a in s.source.axes if a not in {*s.axes, *keyed} and not (a == LANES and key.level != ITEM)]
     summed = f"  # {', '.join(late)} summed here, once" if late else ""
     return f"{'store' if s.owned else 'add'} {p.output}[{', '.join((row, *s.axes))}] {s.source}{summed}"
+
+
+def _loop(p: TileProgram, axis: Axis) -> str:
+    if isinstance(axis, Each):
+        return f"loop {axis.name}s of the item"
+    if isinstance(axis, Run | Fibers):
+        return f"loop steps of {axis.lanes} lanes, {p.unroll} at a time"
+    return f"loop {axis}"
 
 
 def _decoded(p: TileProgram) -> Callable[[str], str]:

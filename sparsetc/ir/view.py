@@ -11,6 +11,9 @@ In: nothing but integers. Out: `View`, read by `ir.lower`. The grammar of the le
     coordinate  := field    # bits shift .. shift+bits of a stored word, added to the base of its frame if it has one
                  | computed # a formula over coordinates read before it
                  | consecutive # the position, shifted by what another mode's coordinate has stored
+                 | listed   # of tiles: a list of coordinates, one a position along the side, for each item or tile
+
+Of tiles, all but listed coordinates are of the tile: a position's is that times the side, plus its place along it.
 
 A mode is read at one of three levels: shared by the whole item, shared by one lane (a fiber), or the nonzero's own.
 The higher the level, the fewer times it is read, and the fewer times a factor row is gathered for it.
@@ -47,12 +50,10 @@ from functools import cached_property
 from math import prod
 
 from sparsetc.errors import FormatError
-from sparsetc.ir.nest.coordinates import Bits, Constant, Coordinate, Expression, Formula, Lookup, Position
+from sparsetc.ir.nest.axes import LEAF, LEVELS, Axis, Blocks, Each, Fibers, Run
+from sparsetc.ir.nest.coordinates import Along, Bits, Constant, Coordinate, Expression, Formula, Lookup, Position
 from sparsetc.ir.nest.formula import parsed
 from sparsetc.names import check_array
-
-ITEM, LANE, LEAF = 0, 1, 2
-LEVELS = ("item", "lane", "leaf")
 
 PAIRED = ("x", "y")
 """The operands of a task list, as the names of their arrays begin."""
@@ -140,6 +141,23 @@ class Consecutive(ModeCoordinate):
             raise FormatError(
                 f"mode {self.mode} is consecutive by mode {self.by}, which must be read before it, at the leaf"
             )
+
+
+@dataclass(frozen=True)
+class Listed(ModeCoordinate):
+    """Coordinates of `mode` at the positions along a side, which each item, or each tile, has its own list of.
+
+    So rows of any numbers make a group, and columns of any numbers a window. A place that stands for no coordinate
+    holds the size of the mode, or more.
+    """
+
+    array: str
+    """Name of the array of lists, one after another."""
+    side: int
+    """Places of a list."""
+
+    def expression(self, at: Position) -> Expression:
+        return Lookup(self.array, Formula("+", Formula("*", at, Constant(self.side)), Along(self.mode)))
 
 
 def word_bits(coordinates: Iterable[ModeCoordinate], name: str) -> int:
@@ -243,6 +261,31 @@ class View(Tiles):
         levels = zip(self.axes, self.levels, strict=True)
         return {c.mode: c.expression(Position(axis)) for axis, own in levels for c in own}
 
+    @cached_property
+    def along(self) -> dict[int, Expression]:
+        """Each mode's coordinates at the positions along its side, by the tile's; empty where there are no sides."""
+
+        def strided(mode: int) -> Expression:
+            return Formula("+", Formula("*", Coordinate(mode), Constant(self.sides[mode])), Along(mode))
+
+        read = self.coordinates.items() if self.sides else ()
+        return {mode: own if own.sides else strided(mode) for mode, own in read}
+
+    def within(self, mode: int, size: int) -> bool:
+        """Whether no coordinate along a mode's side reaches the size of the mode: lists may always hold such."""
+        return not self.coordinates[mode].sides and size % self.sides[mode] == 0
+
+    @cached_property
+    def loops(self) -> tuple[Axis, ...]:
+        """What a work item takes in turn, outermost first."""
+        if self.pairs:
+            return (Each("pair", PAIRED),)
+        if self.sides:
+            return (Each("tile"),)
+        if self.blocks:
+            return (Blocks("block", lanes=self.lanes), Fibers("nonzero", self.lanes))
+        return (Run("nonzero", self.lanes),)
+
     def lookups(self, level: int) -> tuple[Lookup, ...]:
         """What the coordinates of a level read of arrays."""
         return tuple(lookup for c in self.levels[level] for lookup in self.coordinates[c.mode].lookups)
@@ -316,6 +359,8 @@ def verify(view: View) -> None:
         raise FormatError("tiles in halves are those of both operands of a task list")
     for tiles in view.pairs:
         _verify_tiles(tiles)
+        if any(side & (side - 1) for side in tiles.sides):
+            raise FormatError(f"sides of paired tiles must be powers of two, found {tiles.sides}")
     if view.chunk and view.blocks:
         raise FormatError("equal chunks hold no blocks")
     if view.pattern and view.sides:
@@ -323,23 +368,35 @@ def verify(view: View) -> None:
     read: set[int] = set()
     for level, coordinates in enumerate(view.levels):
         for c in coordinates:
+            value = view.coordinates[c.mode]
             c.check(level == LEAF)
-            _verify_value(c.mode, view.coordinates[c.mode], view.axes[: level + 1], read)
-            read.add(c.mode)
+            _verify_value(c.mode, value, view.axes[: level + 1], read)
+            _verify_side(c.mode, value, view.sides)
+            if not value.sides:
+                read.add(c.mode)
 
 
 def _verify_tiles(tiles: Tiles) -> None:
-    """Raise `FormatError` unless positions are numbered by every mode once, in powers of two."""
+    """Raise `FormatError` unless positions are numbered by every mode once, and stored as their kind allows."""
     if tiles.sides and sorted(tiles.sequence) != list(range(len(tiles.sides))):
         raise FormatError(f"a view of tiles stores its positions by every mode once, found modes {tiles.sequence}")
-    if any(side < 1 or side & (side - 1) for side in tiles.sides):
-        raise FormatError(f"sides of tiles must be powers of two, found {tiles.sides}")
+    if any(side < 1 for side in tiles.sides):
+        raise FormatError(f"sides of tiles must be 1 or more, found {tiles.sides}")
     if not 0 <= tiles.contracted <= len(tiles.sides):
         raise FormatError(f"a column of a dot contracts some modes of a tile, found {tiles.contracted}")
     if tiles.bitmap and (not tiles.sides or tiles.word not in (8, 16, 32)):
         raise FormatError("a bitmap is of tiles, in words of 8, 16 or 32 bits")
     if tiles.halves and (tiles.bitmap or len(tiles.sides) != 2):
         raise FormatError("tiles in halves are matrices, stored whole")
+
+
+def _verify_side(mode: int, value: Expression, sides: tuple[int, ...]) -> None:
+    """Raise `FormatError` unless positions are read along no side but the mode's own, by lists of its length."""
+    if value.sides - ({mode} if sides else set()):
+        raise FormatError(f"mode {mode} is read along the side of mode {min(value.sides)}, which is not its own")
+    wrong = [lookup.each for lookup in value.lookups if lookup.each not in (0, *sides[mode : mode + 1])]
+    if wrong:
+        raise FormatError(f"mode {mode} is listed by {wrong[0]} places, and has a side of {sides[mode]} positions")
 
 
 def _verify_value(mode: int, value: Expression, axes: tuple[str, ...], read: set[int]) -> None:

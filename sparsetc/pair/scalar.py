@@ -26,9 +26,9 @@ from sparsetc.device.targets import machine_of
 from sparsetc.formats import Packed, pack
 from sparsetc.ir.einsum import Bound, Einsum
 from sparsetc.ir.lower import Target, lower
+from sparsetc.ir.nest.axes import LANE
 from sparsetc.ir.plan import Schedule, Storage
 from sparsetc.ir.tile import TileProgram
-from sparsetc.ir.view import LANE
 from sparsetc.options import Options
 from sparsetc.pair.symbolic import picked
 from sparsetc.pair.tasks import NonzeroPairList, Tasks

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from sparsetc.formats import Packed
 from sparsetc.ir.cost import Statistics
-from sparsetc.ir.view import ITEM, LANE, LEAF, View
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
+from sparsetc.ir.view import View
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,10 @@ from sparsetc.errors import FormatError
 from sparsetc.formats import Packed, get_format, pack
 from sparsetc.formats import words as word_codec
 from sparsetc.ir.interpret_tiles import positions_of
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
 from sparsetc.ir.nest.coordinates import AXIS_LEVEL, Reader
 from sparsetc.ir.plan import Storage
-from sparsetc.ir.view import ITEM, LANE, LEAF, View, verify, word_bits
+from sparsetc.ir.view import View, verify, word_bits
 from sparsetc.testing.scatter import SCATTERS, Place, Scatter
 
 POSITION = 3
@@ -193,7 +194,7 @@ def check_representatives(packed: Packed, coords: torch.Tensor) -> None:
                 not coordinates or level == LANE or known is not None, "items share modes, which no nonzero stands for"
             )
             continue
-        modes = [c.mode for c in coordinates]
+        modes = [c.mode for c in coordinates if not view.coordinates[c.mode].sides]  # lists are read along a side
         shared = (
             coords[modes] // torch.tensor([view.sides[m] for m in modes]).unsqueeze(1) if view.sides else coords[modes]
         )
@@ -229,12 +230,13 @@ def read(view: View, arrays: dict[str, torch.Tensor], items: int, stored: int) -
         reader = Reader(
             lambda axis: places[LEAF] % view.lanes if axis == "lane" else places[AXIS_LEVEL[axis]],
             found.__getitem__,
+            lambda mode: places[POSITION] // view.strides[mode] % view.sides[mode],
             lambda array, where: word_codec.whole(arrays[array])[where],
         )
         for c in coordinates:
             found[c.mode] = own * 0 + view.coordinates[c.mode].evaluate(reader)
-    for mode, side in enumerate(view.sides):
-        found[mode] = found[mode] * side + places[POSITION] // view.strides[mode] % side
+    along = {mode: own.evaluate(reader) for mode, own in view.along.items() if not view.coordinates[mode].sides}
+    found |= along  # once all are read of their tiles, which others may follow from
     return torch.stack([found[mode] for mode in range(view.order)]), places[LEAF]
 
 

@@ -81,8 +81,8 @@ def part_0(pid, item_ptr, item_word, word, values, B, C, A):
         at_j = (word_bits >> 9)
         at_k = word_bits & 0x1ff
         x = tl.load(values + pos, mask=ok, other=0)
-        b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :], mask=(ok[:, None]), other=0)
-        c_kr = tl.load(C + at_k[:, None] * 32 + at_r[None, :], mask=(ok[:, None]), other=0)
+        b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :], mask=ok[:, None], other=0)
+        c_kr = tl.load(C + at_k[:, None] * 32 + at_r[None, :], mask=ok[:, None], other=0)
         total += x[:, None] * b_jr * c_kr
     tl.store(A + at_i * 32 + at_r, tl.sum(total, 0))
 

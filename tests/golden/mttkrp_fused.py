@@ -95,7 +95,7 @@ def part_0(pid, item_ptr, block_ptr, block_full, lane_len, item_word, lane_word,
             word_bits = tl.load(word + pos, mask=ok, other=0).to(tl.int32)
             at_k = word_bits
             x = tl.load(values + pos, mask=ok, other=0)
-            c_kr = tl.load(C + at_k[:, None] * 32 + at_r[None, :], mask=(ok[:, None]), other=0)
+            c_kr = tl.load(C + at_k[:, None] * 32 + at_r[None, :], mask=ok[:, None], other=0)
             fiber_sum += x[:, None] * c_kr
         total += fiber_sum * b_jr
     tl.store(A + at_i * 32 + at_r, tl.sum(total, 0))
@@ -155,8 +155,8 @@ def part_1(pid, item_ptr, block_ptr, block_full, lane_len, lane_word, word, valu
             at_j = (word_bits >> 9)
             at_k = word_bits & 0x1ff
             x = tl.load(values + pos, mask=ok, other=0)
-            b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :], mask=(ok[:, None]), other=0)
-            c_kr = tl.load(C + at_k[:, None] * 32 + at_r[None, :], mask=(ok[:, None]), other=0)
+            b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :], mask=ok[:, None], other=0)
+            c_kr = tl.load(C + at_k[:, None] * 32 + at_r[None, :], mask=ok[:, None], other=0)
             fiber_sum += x[:, None] * b_jr * c_kr
         tl.store(A + at_i[:, None] * 32 + at_r[None, :], fiber_sum, mask=(length > 0)[:, None])
 

@@ -21,12 +21,15 @@ import triton.language as tl
 #   item over item_ptr
 #   axes r = 32, i = 16, j = 16 in blocks of 8, k = 16
 #   tile_i = decode item_word  # 3 bits, item
+#   at_i[i] = tile_i * 16 + place
 #   total[r,i] = 0
 #   loop tiles of the item
 #     tile_j = decode tile_word  # 4 bits, tile
 #     tile_k = decode tile_word  # 5 bits, tile
+#     at_k[k] = tile_k * 16 + place
 #     c_rk[r,k] = gather C[at_k, r]
 #     loop j in the tile, 8 at a time
+#       at_j[j] = tile_j * 16 + place
 #       b_rj[r,j] = gather B[at_j, r]
 #       x[j,i,k] = load X.values
 #       part[r,j,i] = einsum "rk,jik->rji" c_rk, x  # dot over k, tf32x3

@@ -22,12 +22,15 @@ from sparsetc.runtime.segments import add_rows
 #   item over item_ptr
 #   axes r = 32, i = 16, j = 16 in blocks of 8, k = 16
 #   tile_i = decode item_word  # 3 bits, item
+#   at_i[i] = tile_i * 16 + place
 #   total[r,i] = 0
 #   loop tiles of the item
 #     tile_j = decode tile_word  # 4 bits, tile
 #     tile_k = decode tile_word  # 5 bits, tile
+#     at_k[k] = tile_k * 16 + place
 #     c_rk[r,k] = gather C[at_k, r]
 #     loop j in the tile, 8 at a time
+#       at_j[j] = tile_j * 16 + place
 #       b_rj[r,j] = gather B[at_j, r]
 #       x[j,i,k] = load X.values
 #       part[r,j,i] = einsum "rk,jik->rji" c_rk, x  # dot over k, tf32x3
@@ -38,18 +41,18 @@ from sparsetc.runtime.segments import add_rows
 def part_0(chunks, item_ptr, item_word, tile_word, values, B, C, A):
     for i0, i1, b0, b1, n0, n1 in chunks:
         tiles = torch.diff(item_ptr[i0 : i1 + 1])
-        tile_i = (item_word[i0:i1]).repeat_interleave(tiles, output_size=b1 - b0)
-        tile_j = ((tile_word[b0:b1] >> 5))
-        tile_k = (tile_word[b0:b1] & 0x1f)
+        tile_i = (item_word[i0:i1]).repeat_interleave(tiles, 0, output_size=b1 - b0)
         at_i = tile_i.long()[:, None] * 16 + torch.arange(16, device=values.device)
         past_i = at_i >= 100
         at_i = at_i.clamp(max=99)
-        at_j = tile_j.long()[:, None] * 16 + torch.arange(16, device=values.device)
-        past_j = at_j >= 200
-        at_j = at_j.clamp(max=199)
+        tile_j = ((tile_word[b0:b1] >> 5))
+        tile_k = (tile_word[b0:b1] & 0x1f)
         at_k = tile_k.long()[:, None] * 16 + torch.arange(16, device=values.device)
         past_k = at_k >= 300
         at_k = at_k.clamp(max=299)
+        at_j = tile_j.long()[:, None] * 16 + torch.arange(16, device=values.device)
+        past_j = at_j >= 200
+        at_j = at_j.clamp(max=199)
         c_rk = C.view(300, 32)[(at_k).flatten()].view(-1, 16, 32)
         c_rk = c_rk.masked_fill(past_k[:, :, None], 0)
         b_rj = B.view(200, 32)[(at_j).flatten()].view(-1, 16, 32)

@@ -58,9 +58,9 @@ def part_0(pid, nonzeros, word, values, B, C, D, A):
         at_j = (word_bits >> 9) & 0xff
         at_k = word_bits & 0x1ff
         x = tl.load(values + pos, mask=ok, other=0).to(tl.float32)
-        b_ir = tl.load(B + at_i[:, None] * 32 + at_r[None, :], mask=(ok[:, None]), other=0).to(tl.float32)
-        c_jr = tl.load(C + at_j[:, None] * 32 + at_r[None, :], mask=(ok[:, None]), other=0).to(tl.float32)
-        d_kr = tl.load(D + at_k[:, None] * 32 + at_r[None, :], mask=(ok[:, None]), other=0).to(tl.float32)
+        b_ir = tl.load(B + at_i[:, None] * 32 + at_r[None, :], mask=ok[:, None], other=0).to(tl.float32)
+        c_jr = tl.load(C + at_j[:, None] * 32 + at_r[None, :], mask=ok[:, None], other=0).to(tl.float32)
+        d_kr = tl.load(D + at_k[:, None] * 32 + at_r[None, :], mask=ok[:, None], other=0).to(tl.float32)
         term = x[:, None] * b_ir * c_jr * d_kr
         tl.store(A + pos, tl.sum(term, 1), mask=ok)
 

@@ -51,7 +51,7 @@ def part_0(pid, item_ptr, item_word, word, values, B, A):
         word_bits = tl.load(word + pos, mask=ok, other=0).to(tl.int32)
         at_j = word_bits
         x = tl.load(values + pos, mask=ok, other=0)
-        b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :], mask=(ok[:, None]), other=0)
+        b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :], mask=ok[:, None], other=0)
         total += x[:, None] * b_jr
     tl.store(A + at_i * 32 + at_r, tl.sum(total, 0))
 

@@ -57,7 +57,7 @@ def part_0(pid, item_ptr, block_ptr, block_full, lane_len, item_word, word, valu
             word_bits = tl.load(word + pos, mask=ok, other=0).to(tl.int32)
             at_k = word_bits
             x = tl.load(values + pos, mask=ok, other=0)
-            b_kr = tl.load(B + at_k[:, None] * 32 + at_r[None, :], mask=(ok[:, None]), other=0)
+            b_kr = tl.load(B + at_k[:, None] * 32 + at_r[None, :], mask=ok[:, None], other=0)
             fiber_sum += x[:, None] * b_kr
         total += fiber_sum
     tl.store(A + (tl.load(item_slot + item)) * 32 + at_r, tl.sum(total, 0))

@@ -57,8 +57,8 @@ def part_0(pid, item_ptr, item_word, word, values, B, C, A):
         b_jr_1 = tl.load(B + at_j_1[:, None] * 32 + at_r[None, :])
         c_ks_0 = tl.load(C + at_k_0[:, None] * 16 + at_s[None, :])
         c_ks_1 = tl.load(C + at_k_1[:, None] * 16 + at_s[None, :])
-        total = tl.dot(tl.trans((x_0[:, None] * c_ks_0)), b_jr_0, total, input_precision="tf32x3", out_dtype=tl.float32)
-        total = tl.dot(tl.trans((x_1[:, None] * c_ks_1)), b_jr_1, total, input_precision="tf32x3", out_dtype=tl.float32)
+        total = tl.dot(tl.trans(x_0[:, None] * c_ks_0), b_jr_0, total, input_precision="tf32x3", out_dtype=tl.float32)
+        total = tl.dot(tl.trans(x_1[:, None] * c_ks_1), b_jr_1, total, input_precision="tf32x3", out_dtype=tl.float32)
     for first in range(full, stop, 32):
         pos = first + lane
         ok = pos < stop
@@ -66,9 +66,9 @@ def part_0(pid, item_ptr, item_word, word, values, B, C, A):
         at_j = (word_bits >> 9)
         at_k = word_bits & 0x1ff
         x = tl.load(values + pos, mask=ok, other=0)
-        b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :], mask=(ok[:, None]), other=0)
-        c_ks = tl.load(C + at_k[:, None] * 16 + at_s[None, :], mask=(ok[:, None]), other=0)
-        total = tl.dot(tl.trans((x[:, None] * c_ks)), b_jr, total, input_precision="tf32x3", out_dtype=tl.float32)
+        b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :], mask=ok[:, None], other=0)
+        c_ks = tl.load(C + at_k[:, None] * 16 + at_s[None, :], mask=ok[:, None], other=0)
+        total = tl.dot(tl.trans(x[:, None] * c_ks), b_jr, total, input_precision="tf32x3", out_dtype=tl.float32)
     tl.store(A + at_i * 512 + at_r[None, :] * 16 + at_s[:, None], total)
 
 

@@ -56,7 +56,7 @@ def part_0(pid, item_ptr, item_word, word, values, B, C, D, A):
         b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :])
         c_ks = tl.load(C + at_k[:, None] * 16 + at_s[None, :])
         d_lt = tl.load(D + at_l[:, None] * 16 + at_t[None, :])
-        total = tl.dot(tl.trans(tl.reshape((x[:, None, None] * c_ks[:, :, None] * d_lt[:, None, :]), [32, 256])).to(tl.bfloat16), b_jr.to(tl.bfloat16), total, out_dtype=tl.float32)
+        total = tl.dot(tl.trans((tl.reshape(x[:, None, None] * c_ks[:, :, None] * d_lt[:, None, :], [32, 256])).to(tl.bfloat16)), b_jr.to(tl.bfloat16), total, out_dtype=tl.float32)
     for first in range(full, stop, 32):
         pos = first + lane
         ok = pos < stop
@@ -65,10 +65,10 @@ def part_0(pid, item_ptr, item_word, word, values, B, C, D, A):
         at_k = (word_bits >> 6) & 0x1ff
         at_l = word_bits & 0x3f
         x = tl.load(values + pos, mask=ok, other=0)
-        b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :], mask=(ok[:, None]), other=0)
-        c_ks = tl.load(C + at_k[:, None] * 16 + at_s[None, :], mask=(ok[:, None]), other=0)
-        d_lt = tl.load(D + at_l[:, None] * 16 + at_t[None, :], mask=(ok[:, None]), other=0)
-        total = tl.dot(tl.trans(tl.reshape((x[:, None, None] * c_ks[:, :, None] * d_lt[:, None, :]), [32, 256])).to(tl.bfloat16), b_jr.to(tl.bfloat16), total, out_dtype=tl.float32)
+        b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :], mask=ok[:, None], other=0)
+        c_ks = tl.load(C + at_k[:, None] * 16 + at_s[None, :], mask=ok[:, None], other=0)
+        d_lt = tl.load(D + at_l[:, None] * 16 + at_t[None, :], mask=ok[:, None], other=0)
+        total = tl.dot(tl.trans((tl.reshape(x[:, None, None] * c_ks[:, :, None] * d_lt[:, None, :], [32, 256])).to(tl.bfloat16)), b_jr.to(tl.bfloat16), total, out_dtype=tl.float32)
     tl.store(A + at_i * 8192 + at_r[None, None, :] * 256 + at_s[:, None, None] * 16 + at_t[None, :, None], tl.reshape(total, [16, 16, 32]))
 
 

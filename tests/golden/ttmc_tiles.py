@@ -21,10 +21,13 @@ import triton.language as tl
 #   item over item_ptr
 #   axes r = 32, s = 16, i = 16 in blocks of 8, j = 16, k = 16
 #   tile_i = decode item_word  # 3 bits, item
+#   at_i[i] = tile_i * 16 + place
 #   total[i,s,r] = 0
 #   loop tiles of the item
 #     tile_j = decode tile_word  # 4 bits, tile
+#     at_j[j] = tile_j * 16 + place
 #     tile_k = decode tile_word  # 5 bits, tile
+#     at_k[k] = tile_k * 16 + place
 #     b_rj[r,j] = gather B[at_j, r]
 #     c_sk[s,k] = gather C[at_k, s]
 #     x[i,j,k] = load X.values

@@ -54,7 +54,7 @@ def part_0(pid, item_ptr, block_ptr, block_full, lane_len, lane_word, word, valu
             x = tl.load(values + pos, mask=ok, other=0)
             b_i = tl.load(B + at_i, mask=ok, other=0)
             fiber_sum += x * b_i
-        tl.store(A + tl.load(lane_slot + fiber, mask=length > 0, other=0), fiber_sum, mask=(length > 0))
+        tl.store(A + tl.load(lane_slot + fiber, mask=length > 0, other=0), fiber_sum, mask=length > 0)
 
 
 @triton.jit(do_not_specialize=["programs_0"])

@@ -58,8 +58,8 @@ def part_0(pid, item_ptr, item_word, word, word_1, values, B, C, A):
         at_j = (word_1_bits >> 6)
         at_l = word_1_bits & 0x3f
         x = tl.load(values + pos, mask=ok, other=0)
-        b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :], mask=(ok[:, None]), other=0)
-        c_lr = tl.load(C + at_l[:, None] * 32 + at_r[None, :], mask=(ok[:, None]), other=0)
+        b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :], mask=ok[:, None], other=0)
+        c_lr = tl.load(C + at_l[:, None] * 32 + at_r[None, :], mask=ok[:, None], other=0)
         total += x[:, None] * b_jr * c_lr
     tl.store(A + at_i * 32 + at_r, tl.sum(total, 0))
 

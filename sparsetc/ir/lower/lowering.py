@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.lower.contract import DataFlow
-from sparsetc.ir.lower.place import loops, place
+from sparsetc.ir.lower.place import place
+from sparsetc.ir.nest.axes import ITEM, LEVELS, Turns
 from sparsetc.ir.operands import dense_axes, named_operands, printed_sizes
 from sparsetc.ir.plan import Schedule
-from sparsetc.ir.tile import Add, Decode, DenseAxis, Key, Operand, Position, Row, Slot, Tile, TileProgram
+from sparsetc.ir.tile import Add, Decode, DenseAxis, Key, Loop, Operand, Position, Row, Slot, Tile, TileProgram
 from sparsetc.ir.tile_checks import verify
-from sparsetc.ir.view import ITEM, LEVELS, View
+from sparsetc.ir.view import View
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,8 @@ class Lowering(ABC):
     """Axes along a stored tile."""
     operands: tuple[Operand, ...] = ()
     terms: tuple[tuple[str, ...], ...] = ()
-    turns: tuple[str, ...] = ()
-    """Letters of a tile whose positions are taken in turn."""
-    extents: tuple[int, ...] = ()
+    turns: tuple[Turns, ...] = ()
+    """The sides of a tile whose positions are taken in turn, outermost first."""
     output: str
     output_axes: tuple[str, ...]
     key: Key
@@ -79,7 +80,7 @@ class Lowering(ABC):
             operands=self.operands,
             output=self.output,
             output_axes=self.output_axes,
-            body=place(statements, loops(self.view, self.turns)),
+            body=place(statements, [Loop(axis) for axis in (*self.view.loops, *self.turns)]),
             unroll=self.schedule.unroll,
             masked_unroll=self.schedule.masked_unroll,
             warps=self.schedule.warps,
@@ -87,7 +88,6 @@ class Lowering(ABC):
             precision=self.schedule.precision,
             slot=self.key.array if isinstance(self.key, Slot) else "",
             rows=self.target.rows,
-            extents=self.extents,
             index64=self.target.index64,
             terms=self.terms,
         )
@@ -106,7 +106,7 @@ class DenseLowering(Lowering):
         self.equation, self.letters = str(e), e.inputs[sparse]
         if len(self.letters) != view.order or len(set(self.letters)) != view.order:
             raise PlanError(f"a view of order {view.order} cannot serve the sparse operand {''.join(self.letters)!r}")
-        sizes = printed_sizes(bound)
+        sizes = self.sizes = printed_sizes(bound)
         each = ((c, schedule.pieces_of(c)) for c in dense_axes(bound))
         self.dense = tuple(DenseAxis(c, sizes[c], sum(own) or schedule.block(c), pieces=own) for c, own in each)
         self.output, self.operands = named_operands(bound)
@@ -122,13 +122,35 @@ class DenseLowering(Lowering):
             return Row(tuple((c, prod(sizes[d] for d in self.kept[n + 1 :])) for n, c in enumerate(self.kept)), level)
         if self.target.in_operand_order and not self.view.sides and len(self.kept) == len(self.letters):
             return Position()
-        return Slot(f"{LEVELS[level]}_slot", level)
+        return Slot(f"{LEVELS[level]}_slot", level, self.kept if self.view.sides else ())
 
     def depth(self, letters: tuple[str, ...]) -> int:
         """The level at which the coordinates of all these letters are known."""
         return max((self.level[c] for c in letters), default=ITEM)
 
     def decodes(self, level: int) -> list[Decode]:
-        """What reads the coordinates of one level."""
-        read = self.view.coordinates
-        return [Decode(self.letters[c.mode], read[c.mode], level) for c in self.view.levels[level]]
+        """What reads the coordinates of one level that are wanted; along the sides of a tile, once the tile's are."""
+        view, read, found = self.view, self.view.coordinates, []
+        for mode in (c.mode for c in view.levels[level] if self.letters[c.mode] in self._wanted):
+            letter = self.letters[mode]
+            if not read[mode].sides:
+                found.append(Decode(letter, read[mode], level, tile=bool(view.sides)))
+            if view.sides and letter in self._addressed:
+                size = self.sizes[letter]
+                found.append(Decode(letter, view.along[mode], level, end=0 if view.within(mode, size) else size))
+        return found
+
+    @cached_property
+    def _addressed(self) -> set[str]:
+        """Letters whose coordinates an operand or the key reads."""
+        kept = self.kept if isinstance(self.key, Row) else ()
+        return {c for o in self.operands for c in o.rows} | set(kept)
+
+    @cached_property
+    def _wanted(self) -> set[str]:
+        """Letters whose coordinates are addressed, or read by another coordinate that is."""
+        wanted = set(self._addressed)
+        for mode, coordinate in reversed(self.view.coordinates.items()):
+            if self.letters[mode] in wanted:
+                wanted |= {self.letters[m] for m in coordinate.modes}
+        return wanted

@@ -24,10 +24,11 @@ from math import prod
 from sparsetc.errors import PlanError
 from sparsetc.ir.lower.contract import DataFlow
 from sparsetc.ir.lower.lowering import Lowering, Target
+from sparsetc.ir.nest.axes import ITEM, LEAF, Turns
 from sparsetc.ir.operands import MIN_DOT
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.tile import DenseAxis, Position, Scale, Tile, TileProgram, Value
-from sparsetc.ir.view import ITEM, LEAF, PAIRED, Tiles, View
+from sparsetc.ir.view import PAIRED, Tiles, View
 from sparsetc.ir.view import verify as verify_view
 
 Fold = tuple[tuple[str, int], ...]
@@ -88,7 +89,7 @@ class PairLowering(Lowering):
         self.equation, self.letters = equation, tuple(a.letter for a in self.positions)
         self.output_axes = self.letters[:2]
         self.terms = ((row.letter, inner.letter), (column.letter, inner.letter))
-        self.turns = () if schedule.dot else (inner.letter,)
+        self.turns = () if schedule.dot else (Turns(inner.letter, inner.size, inner.block, unrolled=False),)
 
     def contract(self, flow: DataFlow) -> Tile:
         """A pair's product, added up over the pairs, and scaled where tiles are in halves."""

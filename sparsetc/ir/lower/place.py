@@ -17,19 +17,6 @@ from dataclasses import replace
 from sparsetc.errors import PlanError
 from sparsetc.ir import names
 from sparsetc.ir.tile import Loop, Product, Statement, Zero, level_of, made, reads
-from sparsetc.ir.view import LANE, LEAF, View
-
-
-def loops(view: View, turns: Sequence[str] = ()) -> tuple[Loop, ...]:
-    """The loops around what one work item of a view reads, outermost first, with nothing in them.
-
-    Args:
-        view: whose items hold a range of nonzeros, of blocks of fibers, of tiles or of pairs of tiles.
-        turns: letters of a tile whose positions are taken in turn.
-    """
-    whole = bool(view.sides or view.pairs)
-    levels = [LANE] * (whole or view.blocks) + [LEAF] * (not whole)
-    return (*(Loop(level, ()) for level in levels), *(Loop(LEAF, (), letter) for letter in turns))
 
 
 def place(statements: Iterable[Statement], around: Sequence[Loop]) -> tuple[Statement, ...]:
@@ -69,7 +56,8 @@ class _Placement:
         unknown = [read for read in reads(statement) if read not in self.known]
         if unknown:
             raise PlanError(f"{name}: {', '.join(unknown)} is not made before it")
-        depth = max(self._depth(level_of(statement)), *(self.known[read] for read in reads(statement)), 0)
+        known = (self.known[read] for read in reads(statement))
+        depth = max(self._depth(level_of(statement)), self.turn.get(name, 0), *known)
         ended = [read for read in reads(statement) if read in self.late and self.known[read] < depth]
         if ended:
             raise PlanError(f"{name} stands in a loop after which {', '.join(ended)} is complete")
@@ -77,7 +65,7 @@ class _Placement:
         (self.after if after else self.before)[depth].append(statement)
         if isinstance(statement, Product) and statement.accumulate:
             depth, after = self._home(statement, depth), True
-        self.known[name] = max(depth, self.turn.get(name, 0))
+        self.known[name] = depth
         self.late |= {name} if after else set()
 
     def _home(self, statement: Product, depth: int) -> int:

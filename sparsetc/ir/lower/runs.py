@@ -12,16 +12,16 @@ So a fiber's nonzeros are summed before the factor row they share is multiplied 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
 from math import prod
 
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.lower.contract import DataFlow
 from sparsetc.ir.lower.lowering import DenseLowering, Target
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
 from sparsetc.ir.operands import MIN_DOT, joined
 from sparsetc.ir.plan import Schedule
-from sparsetc.ir.tile import LANES, Gather, Operand, Row, Statement, Tile, Value
-from sparsetc.ir.view import ITEM, LANE, LEAF, View
+from sparsetc.ir.tile import LANES, Gather, Operand, Tile, Value
+from sparsetc.ir.view import View
 
 
 class RunLowering(DenseLowering):
@@ -35,21 +35,6 @@ class RunLowering(DenseLowering):
         suffix = "".join((*operand.rows, *operand.axes))
         return Gather(Tile(f"{operand.name.lower()}_{suffix or 'scalar'}", axes, level), operand)
 
-    @cached_property
-    def _wanted(self) -> set[str]:
-        """Letters whose coordinates an operand, the key or another coordinate reads."""
-        wanted = {c for o in self.operands for c in o.rows}
-        if isinstance(self.key, Row):
-            wanted |= set(self.kept)
-        for mode, coordinate in reversed(self.view.coordinates.items()):
-            if self.letters[mode] in wanted:
-                wanted |= {self.letters[m] for m in coordinate.modes}
-        return wanted
-
-    def _decodes(self, level: int) -> list[Statement]:
-        """What reads the coordinates of one level that are wanted."""
-        return [decode for decode in self.decodes(level) if decode.letter in self._wanted]
-
     def contract(self, flow: DataFlow) -> Tile:
         """Sums from the innermost loop outwards, down to the level of the output's key.
 
@@ -58,7 +43,7 @@ class RunLowering(DenseLowering):
         reach = self.key.level
         factors: list[list[Tile]] = [[], [], []]
         for level in (ITEM, LANE, LEAF):
-            flow.statements += self._decodes(level)
+            flow.statements += self.decodes(level)
             own = [o for o in self.operands if self.depth(o.rows) == level]
             # A pattern's 1s are multiplied in only where nothing else says which lanes hold a nonzero.
             if level == LEAF and not (self.view.pattern and own):

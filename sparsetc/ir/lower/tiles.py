@@ -22,10 +22,11 @@ from sparsetc.ir.einsum import Bound
 from sparsetc.ir.lower.contract import DataFlow
 from sparsetc.ir.lower.groups import groups_of
 from sparsetc.ir.lower.lowering import DenseLowering, Target
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, Turns
 from sparsetc.ir.operands import MIN_DOT
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.tile import DenseAxis, Gather, Operand, Tile, Value
-from sparsetc.ir.view import ITEM, LANE, LEAF, View
+from sparsetc.ir.view import View
 
 MOST_SUMS = 4096
 """Sums that a warp keeps, 128 a thread: of more, most would be kept in memory."""
@@ -39,12 +40,10 @@ class TileLowering(DenseLowering):
         self.side = dict(zip(self.letters, view.sides, strict=True))
         self.groups = groups_of(bound, view.sides, schedule.dot)
         self._check_order()
-        if target.sparse and {self.letters[c.mode] for c in view.item} != set(self.kept):
-            raise PlanError("tiles add to a sparse output where their items share the modes it keeps, and no other")
-        self.extents = bound.extents(self.letters)
         self.block = self._blocks()
         self.positions = tuple(DenseAxis(c, self.side[c], self.block[c]) for c in self.letters)
-        self.turns = tuple(c for c in self.groups.spread if self.block[c] < self.side[c] or self.side[c] == 1)
+        looped = (c for c in self.groups.spread if self.block[c] < self.side[c] or self.side[c] == 1)
+        self.turns = tuple(Turns(c, self.side[c], self.block[c]) for c in looped)
 
     def _check_order(self) -> None:
         """Raise `PlanError` where bits are stored for the dots of another einsum: values would be searched for."""
@@ -62,7 +61,8 @@ class TileLowering(DenseLowering):
     def _blocks(self) -> dict[str, int]:
         """Positions of each letter that a program has at once."""
         g = self.groups
-        block = {c: self.side[c] for c in (*g.first, *g.second, *g.columns)} | dict.fromkeys(g.gridded, 1)
+        side = {c: 1 << (n - 1).bit_length() for c, n in self.side.items()}  # padded to what registers hold
+        block = {c: side[c] for c in (*g.first, *g.second, *g.columns)} | dict.fromkeys(g.gridded, 1)
         if g.dot:
             for letters in filter(None, (g.first, g.second)):
                 block[letters[-1]] *= self._missing(prod(block[c] for c in letters))
@@ -70,11 +70,11 @@ class TileLowering(DenseLowering):
             matrix = prod(a.block for a in self.dense)
             room = min(self.schedule.columns, MOST_SUMS * self.schedule.warps // matrix)
             for c in reversed(g.columns):
-                block[c] = max(1, min(self.side[c], room))
+                block[c] = max(1, min(side[c], room))
                 room //= block[c]
         spare = self.schedule.columns // prod(block[c] for c in g.columns) if g.dot and not g.second else 1
         for c in reversed(g.spread):
-            block[c] = max(1, min(self.side[c], spare))
+            block[c] = max(1, min(side[c], spare))
             spare //= block[c]
         if g.dot and not g.second and g.columns:
             block[g.columns[-1]] *= self._missing(prod(block[c] for c in (*g.columns, *g.spread)))
@@ -112,7 +112,9 @@ class TileLowering(DenseLowering):
             product = flow.sum("step", product, g.spread)
         else:
             product = flow.multiply("total", (x, *rows.values()))
-        total = flow.sum("summed", flow.accumulate("total", product, ITEM), g.second)
+        home = self.key.level  # of a key that each tile has, a tile's positions in turn are all that is added up
+        total = flow.accumulate("total", product, home) if home == ITEM or self.turns else product
+        total = flow.sum("summed", total, g.second)
         tails = [self._gather(flow, o) for o in self.operands if o not in inner]
         return flow.multiply("result", (total, *tails)) if tails else total
 

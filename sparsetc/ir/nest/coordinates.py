@@ -1,6 +1,6 @@
 """Coordinates as data: integers for each position of the axes on which they depend.
 
-    expression ::= position(axis) | coordinate(mode) | number | array[expression] | bits of a word
+    expression ::= position(axis) | along(mode) | coordinate(mode) | number | array[expression] | bits of a word
                  | expression operator expression               operators: + - * // % << >> & |
 
 An expression says which modes, arrays and axes it reads. It is evaluated on tensors through a `Reader`, and written as
@@ -39,7 +39,9 @@ class Reader:
     position: Callable[[str], Any]
     """The positions along an axis."""
     coordinate: Callable[[int], Any]
-    """The coordinates of a mode that was read before."""
+    """The coordinates of a mode that was read before; of tiles, those of the tile."""
+    along: Callable[[int], Any]
+    """The positions along a mode's side of a tile."""
     lookup: Callable[[str, Any], Any]
     """The elements of an array at some positions."""
 
@@ -52,6 +54,9 @@ class Writer(Protocol):
 
     def coordinate(self, mode: int) -> str:
         """The name of a mode's coordinate."""
+
+    def along(self, mode: int) -> str:
+        """The name of the positions along a mode's side of a tile."""
 
     def lookup(self, lookup: Lookup) -> str:
         """What reads an array, as text that needs no parentheses."""
@@ -87,6 +92,11 @@ class Expression:
     def modes(self) -> frozenset[int]:
         """Modes whose coordinates are read."""
         return frozenset(node.mode for node in self.nodes() if isinstance(node, Coordinate))
+
+    @cached_property
+    def sides(self) -> frozenset[int]:
+        """Modes along whose sides positions are read."""
+        return frozenset(node.mode for node in self.nodes() if isinstance(node, Along))
 
     @cached_property
     def axes(self) -> frozenset[str]:
@@ -125,8 +135,21 @@ class Position(Expression):
 
 
 @dataclass(frozen=True)
+class Along(Expression):
+    """The positions along a mode's side of a tile, from 0 on."""
+
+    mode: int
+
+    def evaluate(self, reader: Reader) -> Any:
+        return reader.along(self.mode)
+
+    def text(self, writer: Writer, least: int = 0) -> str:
+        return writer.along(self.mode)
+
+
+@dataclass(frozen=True)
 class Coordinate(Expression):
-    """The coordinate of a mode that is read before."""
+    """The coordinate of a mode that is read before; of tiles, that of the tile."""
 
     mode: int
 
@@ -167,11 +190,20 @@ class Lookup(Expression):
                 return 1 << bits
         return 0
 
+    @cached_property
+    def each(self) -> int:
+        """Elements of each position's own, where the array is a list along a side for each; else 0."""
+        match self.where:
+            case Formula("+", Formula("*", Position(_), Constant(side)), Along(_)):
+                return side
+        return 0
+
     def elements(self, lengths: dict[int, int], shape: tuple[int, ...]) -> int | None:
         """Elements that the array must have, by the positions of each level and the sizes of modes; None: unknown."""
-        if self.every:
+        if self.every or self.each:
             (axis,) = self.axes
-            return -(-lengths[AXIS_LEVEL[axis]] // self.every)
+            positions = lengths[AXIS_LEVEL[axis]]
+            return positions * self.each if self.each else -(-positions // self.every)
         return shape[self.where.mode] if isinstance(self.where, Coordinate) else None
 
     def evaluate(self, reader: Reader) -> Any:

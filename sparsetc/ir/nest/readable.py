@@ -19,6 +19,9 @@ class Readable(Writer):
     def coordinate(self, mode: int) -> str:
         return self.names[mode]
 
+    def along(self, mode: int) -> str:
+        return "place"
+
     def lookup(self, lookup: Lookup) -> str:
         """An element; of bases, which several positions share, the array alone."""
         return lookup.array if lookup.every > 1 else f"{lookup.array}[{lookup.where.text(self)}]"

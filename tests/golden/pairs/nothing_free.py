@@ -60,7 +60,7 @@ def part_0(
     y_scale = tl.load(y_scales + tl.load(item_y + item) * 1 + side_one_column, mask=side_one_column < 1, other=0)
     total = x_scale[:, None] * total
     total = y_scale[None, :] * total
-    tl.store(Z + item + side_one_row[:, None] + side_one_column[None, :], total, mask=(side_one_row < 1)[:, None] & (side_one_column < 1)[None, :])
+    tl.store(Z + item + side_one_row[:, None] + side_one_column[None, :], total, mask=((side_one_row < 1)[:, None]) & ((side_one_column < 1)[None, :]))
 
 
 @triton.jit(do_not_specialize=["programs_0"])

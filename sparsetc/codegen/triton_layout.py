@@ -1,0 +1,181 @@
+"""Tiles laid out over axes -> the text of Triton's tensors: indices, shapes, addresses and conditions.
+
+In: a tile program. Out: text. An axis of a tile is a dimension of a tensor, or, of a tile with folds, one of several
+that are numbered together. An axis in pieces is taken by several vectors, of which one is at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import prod
+
+from sparsetc.ir import names
+from sparsetc.ir.nest.axes import LEAF
+from sparsetc.ir.tile import LANES, DenseAxis, Tile, TileProgram
+
+ADDRESS64 = 2**31
+"""Elements from which on an array's addresses take 64 bits."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """A part of an address: a number a position of the axes it depends on, times a stride."""
+
+    text: str
+    own: tuple[str, ...]
+    stride: int
+
+
+class Layout:
+    """What a printer says of the axes of a program's tiles."""
+
+    def __init__(self, program: TileProgram) -> None:
+        self.p = program
+        self.vector = 0
+        """The vector of an axis in pieces that a statement is printed for."""
+
+    # -- axes in pieces ---------------------------------------------------------------------------------------------
+    def pieced(self, axes: Iterable[str]) -> DenseAxis | None:
+        """The one of these axes that is in pieces, if one is."""
+        return next((self.p.axis(a) for a in axes if a != LANES and self.p.axis(a).pieces), None)
+
+    def piece(self, axes: Iterable[str]) -> str:
+        """Suffix of what has an axis in pieces: the place at which the vector begins, none for the first."""
+        own = self.pieced(axes) if self.vector else None
+        return f"_{own.vectors[self.vector][0]}" if own else ""
+
+    def vectors(self, axes: Iterable[str]) -> Iterator[None]:
+        """The vectors that a statement over these axes is printed for, each while it is the one at hand."""
+        own = self.pieced(axes)
+        for self.vector in range(len(own.pieces) if own else 1):
+            yield
+        self.vector = 0
+
+    def vector_of(self, axis: str) -> tuple[int, int, bool]:
+        """The vector at hand of an axis: its first place, its length, whether it may pass the end."""
+        own = self.p.axis(axis)
+        return own.vectors[self.vector if own.pieces else 0]
+
+    # -- positions --------------------------------------------------------------------------------------------------
+    def at(self, letter: str) -> str:
+        """The positions of a dense axis, or along a side of a tile."""
+        return names.side(letter) if letter in self.p.letters else names.at(letter) + self.piece((letter,))
+
+    def within(self, letter: str) -> str:
+        """The condition that the positions of an axis are within its size; empty where all are."""
+        if not self.vector_of(letter)[2]:
+            return ""
+        return self.limit(letter) if letter in self.p.letters else names.inside(letter) + self.piece((letter,))
+
+    def limit(self, letter: str) -> str:
+        """The condition that positions along a side of a tile are of the tile; empty where all are."""
+        axis = self.p.axis(letter)
+        return f"{names.side(letter)} < {axis.size}" if axis.ragged else ""
+
+    def apart(self, letter: str) -> bool:
+        """Whether a program has a share of the positions along a side at once: by a loop, or by the grid."""
+        return letter in self.p.looped or any(a.letter == letter for a in self.p.split)
+
+    def begin(self, letter: str) -> str:
+        """The first position that a program, or a turn of a loop, has along a side that it has not all of at once."""
+        return names.side(letter) if self.p.axis(letter).block == 1 else names.first(letter)
+
+    def positions(self, letters: Iterable[str]) -> int:
+        """Positions along several sides that a program has at once."""
+        return prod(self.p.axis(c).block for c in letters)
+
+    # -- tensors ----------------------------------------------------------------------------------------------------
+    def size(self, axis: str) -> int:
+        """The length of a dimension."""
+        return self.p.view.lanes if axis == LANES else self.vector_of(axis)[1]
+
+    def shape(self, tile: Tile) -> list[int]:
+        """The shape of a tile: that of a matrix where its axes are folded in two."""
+        sizes = [self.size(a) for a in tile.axes]
+        return [prod(sizes[: tile.folded]), prod(sizes[tile.folded :])] if tile.folded else sizes
+
+    def unfolded(self, tile: Tile, name: str) -> str:
+        """A tile with a dimension for each of its axes."""
+        folds = tile.folded and len(tile.axes) > 2
+        return f"tl.reshape({name}, {[self.size(a) for a in tile.axes]})" if folds else name
+
+    def named(self, tile: Tile, u: str) -> str:
+        """What a tile is called in a copy of its statement."""
+        return f"{tile.name}{self.piece(tile.axes)}{u if tile.level == LEAF else ''}"
+
+    def factor(self, tile: Tile, u: str, axes: Sequence[str]) -> str:
+        """A factor laid out over `axes`."""
+        name = self.unfolded(tile, self.named(tile, u))
+        order = [a for a in axes if a in tile.axes]
+        if tuple(order) != tile.axes:
+            name = f"tl.permute({name}, {tuple(tile.axes.index(a) for a in order)})"
+        if len(order) == len(axes) or not order:
+            return name
+        return f"{name}[{', '.join(':' if a in order else 'None' for a in axes)}]"
+
+    def times(self, tiles: Sequence[Tile], u: str, axes: Sequence[str]) -> str:
+        """The product of factors; small ones are multiplied together before they are spread over the larger tile."""
+        return " * ".join(self.factor(t, u, axes) for t in sorted(tiles, key=lambda t: len(t.axes)))
+
+    def summed(self, tile: Tile, u: str, left: Sequence[str]) -> tuple[str, list[str]]:
+        """(a tile summed over all axes but those that are left, its axes)."""
+        text, axes = self.unfolded(tile, self.named(tile, u)), list(tile.axes)
+        for axis in [a for a in axes if a not in left]:
+            text = f"tl.sum({text}, {axes.index(axis)})"
+            axes.remove(axis)
+        return text, axes
+
+    # -- addresses --------------------------------------------------------------------------------------------------
+    @staticmethod
+    def placed(name: str, own: Sequence[str], axes: Sequence[str], stride: int = 1) -> str:
+        """A term of an address: what has its `own` axes laid out over `axes`, times its stride."""
+        if not name:
+            return ""
+        expanded = name
+        if len(axes) > 1 and own:
+            index = ", ".join(":" if a in own else "None" for a in axes)
+            expanded = f"({name})[{index}]" if " " in name else f"{name}[{index}]"
+        elif " " in name and stride != 1:
+            expanded = f"({name})"
+        return expanded if stride == 1 else f"{expanded} * {stride}"
+
+    def terms(self, each: Sequence[Term], axes: Sequence[str], wide: bool) -> list[str]:
+        """Terms of an address, laid out; those that depend on the same axes are added up first."""
+        cast, found = ".to(tl.int64)" if wide else "", []
+        for own, group in groupby(each, key=lambda term: term.own):
+            first, *rest = group
+            last = (first, *rest)[-1]
+            text = f"{first.text}{cast}"
+            for before, term in zip((first, *rest), rest, strict=False):
+                text = f"({text})" if " + " in text else text
+                text = f"{text} * {before.stride // term.stride} + {term.text}{cast}"
+            found.append(self.placed(text, own, axes, last.stride))
+        return found
+
+    def columns(self, own: Sequence[str], axes: Sequence[str]) -> list[str]:
+        """Terms of an address: the place in a row over its `own` axes, laid out over `axes`."""
+        sizes = [self.p.axis(letter).size for letter in own]
+        strides = [prod(sizes[n + 1 :]) for n in range(len(own))]
+        return [self.placed(self.at(c), (c,), axes, stride) for c, stride in zip(own, strides, strict=True)]
+
+    def bounds(self, own: Iterable[str], axes: Sequence[str]) -> list[str]:
+        """Conditions that the places in a row are within it, laid out over `axes`."""
+        return [self.placed(self.within(a), (a,), axes) for a in own]
+
+    @staticmethod
+    def all_of(conditions: Iterable[str]) -> str:
+        """Conditions as one; empty where there is none."""
+        each = [c for c in conditions if c]
+        return " & ".join(f"({c})" if " < " in c or " > " in c else c for c in each) if len(each) > 1 else "".join(each)
+
+    @staticmethod
+    def address(terms: Iterable[str]) -> str:
+        """Terms of an address as one."""
+        return " + ".join(t for t in terms if t) or "0"
+
+    @staticmethod
+    def load(pointer: str, at: str, mask: str = "") -> str:
+        """What loads elements of an array, 0 where they are masked."""
+        return f"tl.load({pointer} + {at}, mask={mask}, other=0)" if mask else f"tl.load({pointer} + {at})"

@@ -1,0 +1,193 @@
+"""Axes of a tile program -> the text of Triton that goes over them: positions of a program, and loops.
+
+In: the printer of a function. Out: lines. Each axis has the text that was measured to be fastest for it: a run and the
+steps of a block go in whole groups without a mask, then in groups with one; positions along a side are unrolled, so
+that their loads overlap.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparsetc.codegen import triton_halves as halves
+from sparsetc.codegen import triton_values as values
+from sparsetc.ir import names
+from sparsetc.ir.nest.axes import LANE, LEAF, Blocks, Each, Fibers, Run, Turns
+from sparsetc.ir.tile import DenseAxis, Loop
+from sparsetc.ir.view import WHOLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sparsetc.codegen.triton_function import FunctionPrinter
+
+    Turn = Callable[[str, int], tuple[str, str]]
+    """The position, and the condition that it holds something, of the copy with a suffix, so many steps ahead."""
+
+
+def by(stride: int) -> str:
+    """The third argument of a range."""
+    return f", {stride}" if stride != 1 else ""
+
+
+# -- what a program has ------------------------------------------------------------------------------------------------
+
+
+def head(printer: FunctionPrinter) -> None:
+    """The numbers of the program's item and blocks, the positions of each axis, and the range of the item."""
+    p, rest = printer.p, "pid"
+    for axis in p.split:
+        along = axis.letter in p.letters
+        times = f" * {axis.block}" if along and axis.block > 1 else ""
+        name = printer.begin(axis.letter) if along else names.block(axis.letter)
+        printer.put(f"{name} = {rest} % {axis.programs}{times}")
+        rest = f"({rest} // {axis.programs})"
+    item = rest if rest == "pid" else rest[1:-1]  # the outermost parentheses
+    printer.put(f"item = ({item}).to(tl.int64)" if p.index64 else f"item = {item}")
+    if any(isinstance(axis, Run | Fibers) for axis in p.view.loops):
+        printer.put(f"lane = tl.arange(0, {p.view.lanes})")
+    for axis in p.axes:
+        _side(printer, axis) if axis.letter in p.letters else _dense(printer, axis)
+    values.head(printer)
+    _range(printer)
+
+
+def _dense(printer: FunctionPrinter, axis: DenseAxis) -> None:
+    """The positions of a dense axis that the program takes, and which of them it has."""
+    base = f"{names.block(axis.letter)} * {axis.block} + " if axis.programs > 1 else ""
+    for _ in printer.vectors((axis.letter,)):
+        first, length, ragged = printer.vector_of(axis.letter)
+        at, ahead = printer.at(axis.letter), f"{first} + " if first else ""
+        printer.put(f"{at} = {base}{ahead}tl.arange(0, {length})")
+        if ragged:
+            printer.put(f"{printer.within(axis.letter)} = {at} < {axis.size}")
+
+
+def _side(printer: FunctionPrinter, axis: DenseAxis) -> None:
+    """The positions along a side of a tile that the program takes; a loop, or the grid, has others one by one."""
+    split = axis in printer.p.split
+    if axis.letter in printer.p.looped or (split and axis.block == 1):
+        return
+    ahead = f"{printer.begin(axis.letter)} + " if split else ""
+    vector = axis.letter in printer.spanned
+    printer.put(f"{names.side(axis.letter)} = " + (f"{ahead}tl.arange(0, {axis.block})" if vector else "0"))
+
+
+def _range(printer: FunctionPrinter) -> None:
+    """The range of numbers that the item has."""
+    chunk, pointer = printer.p.view.chunk, printer.p.arrays[0] if printer.p.arrays else ""
+    if chunk == WHOLE:
+        start, stop = "0", "nonzeros"
+    elif chunk:
+        start, stop = f"item * {chunk}", f"tl.minimum(start + {chunk}, nonzeros)"
+    else:
+        start, stop = f"tl.load({pointer} + item)", f"tl.load({pointer} + item + 1)"
+    printer.put(f"start = {start}")
+    printer.put(f"stop = {stop}")
+
+
+# -- loops -------------------------------------------------------------------------------------------------------------
+
+
+def loop(printer: FunctionPrinter, s: Loop) -> None:
+    """A loop, by the kind of its axis."""
+    axis = s.axis
+    if isinstance(axis, Turns):
+        _turns(printer, s, axis)
+    elif isinstance(axis, Run):
+        _run(printer, s, axis)
+    elif isinstance(axis, Fibers):
+        _fibers(printer, s, axis)
+    else:
+        assert isinstance(axis, Each)
+        _each(printer, s, axis)
+
+
+def _each(printer: FunctionPrinter, s: Loop, axis: Each) -> None:
+    summed = halves.sums(printer, s)
+    for total in summed:
+        halves.zero(printer, total)
+    printer.put(f"for {axis.name} in range(start, stop):")
+    printer.indent += 1
+    if isinstance(axis, Blocks):
+        _block(printer, axis.lanes)
+    for operand in axis.operands:
+        printer.put(f"{operand}_tile = tl.load({axis.name}_{operand} + {axis.name})")
+    values.first(printer)
+    printer.nested(s.body)
+    printer.indent -= 1
+    for total in summed:
+        halves.total(printer, total)
+
+
+def _block(printer: FunctionPrinter, lanes: int) -> None:
+    """The first nonzero of a block, its steps, those in which all lanes have a nonzero, and its fibers."""
+    printer.put("first = tl.load(block_ptr + block)")
+    printer.put(f"steps = (tl.load(block_ptr + block + 1) - first) // {lanes}")
+    printer.put("full = tl.load(block_full + block)")
+    printer.put(f"fiber = block * {lanes} + lane")
+    printer.put("length = tl.load(lane_len + fiber)")
+    printer.words[LANE].clear()
+
+
+def _run(printer: FunctionPrinter, s: Loop, axis: Run) -> None:
+    """Whole groups of steps without a mask, then the rest with one."""
+    lanes, unroll, masked = axis.lanes, printer.p.unroll, printer.p.masked_unroll
+    stride = lanes * unroll
+
+    def turn(u: str, n: int) -> tuple[str, str]:
+        return f"first{f' + {n * lanes}' if n else ''} + lane", f"pos{u} < stop"
+
+    printer.put(f"full = start + (stop - start) // {stride} * {stride}")
+    steps = _Steps(printer, s, turn)
+    steps.put(f"for first in range(start, full, {stride}):", unroll, masked=False)
+    steps.put(f"for first in range(full, stop{by(lanes * masked)}):", masked, masked=True)
+
+
+def _fibers(printer: FunctionPrinter, s: Loop, axis: Fibers) -> None:
+    """Whole groups of steps without a mask, then the rest with one."""
+    lanes, unroll, masked = axis.lanes, printer.p.unroll, printer.p.masked_unroll
+
+    def turn(u: str, n: int) -> tuple[str, str]:
+        ahead = f" + {n * lanes}" if n else ""
+        return f"first + step * {lanes}{ahead} + lane", f"{f'step + {n}' if n else 'step'} < length"
+
+    steps = _Steps(printer, s, turn)
+    steps.put(f"for step in range(0, full{by(unroll)}):", unroll, masked=False)
+    steps.put(f"for step in range(full, steps{by(masked)}):", masked, masked=True)
+
+
+class _Steps:
+    """A loop over steps, some of which are taken together."""
+
+    def __init__(self, printer: FunctionPrinter, s: Loop, turn: Turn) -> None:
+        self.printer, self.s, self.turn = printer, s, turn
+
+    def put(self, head: str, copies: int, masked: bool) -> None:
+        """Print the loop for so many steps at a time."""
+        printer = self.printer
+        printer.put(head)
+        printer.indent += 1
+        printer.masked, printer.copies = masked, copies
+        printer.words[LEAF].clear()
+        for n, u in enumerate(printer.each(LEAF)):
+            position, condition = self.turn(u, n)
+            printer.put(f"pos{u} = {position}")
+            if masked:
+                printer.put(f"ok{u} = {condition}")
+        printer.nested(self.s.body)
+        printer.masked, printer.copies = False, 1
+        printer.indent -= 1
+
+
+def _turns(printer: FunctionPrinter, s: Loop, axis: Turns) -> None:
+    """Positions along a side; the innermost loop over few is unrolled, so that its loads overlap."""
+    unrolled = axis.unrolled and not any(isinstance(inner, Loop) for inner in s.body)
+    span, first = "tl.static_range" if unrolled else "range", printer.begin(axis.name)
+    stop = f"{axis.size}" if axis.take == 1 else f"0, {axis.size}, {axis.take}"
+    printer.put(f"for {first} in {span}({stop}):")
+    printer.indent += 1
+    if axis.take > 1:
+        printer.put(f"{names.side(axis.name)} = {first} + tl.arange(0, {axis.take})")
+    printer.nested(s.body)
+    printer.indent -= 1

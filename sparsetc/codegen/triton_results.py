@@ -1,0 +1,69 @@
+"""Results -> the text that adds them to rows of the output, or stores them there.
+
+In: the printer of a function, and an `Add` statement. Out: lines. A row is known by coordinates, by a number stored for
+each nonzero, item or kept position, or is that of the nonzero or the item itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING
+
+from sparsetc.codegen.triton_layout import ADDRESS64, Term
+from sparsetc.ir import names
+from sparsetc.ir.nest.axes import ITEM
+from sparsetc.ir.tile import LANES, Add, Position, Row, Slot
+
+if TYPE_CHECKING:
+    from sparsetc.codegen.triton_function import FunctionPrinter
+
+
+def add(printer: FunctionPrinter, s: Add, u: str) -> None:
+    """Add to, or store, rows of the output, once the axes that neither they nor their key have are summed."""
+    keyed = printer.own(s.key.letters, s.source.axes, s.key.level)
+    value, axes = printer.summed(s.source, u, (*keyed, *s.axes))
+    terms, conditions = _rows(printer, s, keyed, axes, u)
+    address = printer.address([*terms, *printer.columns(s.axes, axes)])
+    mask = printer.all_of([*conditions, *printer.bounds(s.axes, axes)])
+    given = f"{printer.p.output} + {address}, {value}{f', mask={mask}' if mask else ''}"
+    printer.put(f"tl.store({given})" if s.owned else f'tl.atomic_add({given}, sem="relaxed")')
+
+
+def _rows(
+    printer: FunctionPrinter, s: Add, keyed: Sequence[str], axes: Sequence[str], u: str
+) -> tuple[list[str], list[str]]:
+    """(terms of the addresses of output rows, conditions), by the kind of the key."""
+    p, key = printer.p, s.key
+    wide = p.rows * p.width >= ADDRESS64
+    lanes = printer.placed(printer.guard(key.level, u), (LANES,), axes)
+    at = ("item", "fiber", f"pos{u}")[key.level]
+    if isinstance(key, Row):
+        strides = ((c, printer.own((c,), axes, key.level), stride * p.width) for c, stride in key.terms)
+        each = [Term(printer.coordinate(c, u), own, stride) for c, own, stride in strides]
+        return printer.terms(each, axes, wide), [lanes, *(printer.inside(c, axes) for c in key.letters)]
+    if isinstance(key, Position):
+        cast = ".to(tl.int64)" if wide and key.level == ITEM else ""
+        return [printer.placed(f"{at}{cast}", keyed, axes, p.width)], [lanes]
+    if key.kept:
+        return _slots(printer, key, axes, wide)
+    row = printer.load(key.array, at, printer.guard(key.level, u)) + (".to(tl.int64)" if wide else "")
+    return [printer.placed(row, keyed, axes, p.width)], [lanes]
+
+
+def _slots(printer: FunctionPrinter, key: Slot, axes: Sequence[str], wide: bool) -> tuple[list[str], list[str]]:
+    """Terms and conditions of a sparse output, whose slots are stored a kept position; -1 is none."""
+    p, places = printer.p, tuple(c for c in axes if c in key.kept)
+    sizes = [p.axis(c).size for c in key.kept]
+    # A loop's number may be a plain one, so that a sum widens it.
+    item = "item" if p.index64 else "item.to(tl.int64)"
+    terms = [f"{item if key.level == ITEM else '(tile + tl.zeros([], tl.int64))'} * {prod(sizes)}"]
+    for n, c in enumerate(key.kept):
+        terms.append(printer.placed(names.side(c), printer.own((c,), places), places, prod(sizes[n + 1 :])))
+    mask = printer.all_of(printer.placed(printer.limit(c), printer.own((c,), places), places) for c in key.kept)
+    mask = f", mask={mask}, other=-1" if mask else ""
+    printer.put(f"slot = tl.load({key.array} + {' + '.join(terms)}{mask})")
+    spread = f"[{', '.join(':' if a in places else 'None' for a in axes)}]"
+    index = spread if 0 < len(places) < len(axes) else ""
+    times = f" * {p.width}" if p.width != 1 else ""
+    return [f"slot{'.to(tl.int64)' if wide else ''}{index}{times}"], [f"(slot >= 0){index}"]

@@ -1,0 +1,34 @@
+"""Row blocks, a format outside the package: right in every einsum, and under the conformance suite."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from row_block_cases import EQUATIONS, LAYOUTS, check, plan
+
+import sparsetc as stc
+from sparsetc.testing import check_format, pattern
+from sparsetc.testing.conformance import PATTERNS
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_every_einsum(equation: str, layout: str) -> None:
+    check(equation, layout, torch.float32, "torch")
+    check(equation, layout, torch.int64, "torch")
+
+
+@pytest.mark.parametrize("shape", [(30, 40), (16, 16), (7, 100), (9, 10, 11), (5, 3, 4, 6)], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", PATTERNS)
+def test_conformance(name: str, layout: str, shape: tuple[int, ...]) -> None:
+    storage = plan(layout, len(shape)).parts[0].storage
+    check_format("row_blocks", pattern(name, shape), shape, storage)
+
+
+def test_lists_are_in_the_text_that_people_read() -> None:
+    x = stc.SparseTensor.from_dense((torch.rand(20, 30, generator=torch.Generator().manual_seed(0)) < 0.1).float())
+    source = stc.compile("ij,jr->ir", x, torch.ones(30, 16), plan=plan("windows", 2), backend="triton").source
+    assert "at_i = tl.load(rows + (item * 16 + side_i))" in source
+    assert "at_j = tl.load(columns + (tile * 16 + side_j))" in source
+    assert "i = rows[" in source
