@@ -237,9 +237,11 @@ def _check_memory(shapes: Sequence[Sequence[int]], dtype: torch.dtype, device: t
 def _info(options: argparse.Namespace) -> int:
     x = stc.read(options.file)
     dtype = str(x.dtype).removeprefix("torch.")
-    print(f"{options.file}: order {x.order}, {x.nnz:,} nonzeros, density {x.density:.3g}, {dtype}")
-    counts = Counts(x.coords, x.shape[: x.sparse_order])
-    head = ("mode", "size", "slices", "fibers", "nonzeros a fiber")
+    unit = "block" if x.blocksize else "nonzero"
+    of = f" of {' x '.join(map(str, x.blocksize))}" if x.blocksize else ""
+    print(f"{options.file}: order {x.order}, {x.nnz:,} {unit}s{of}, density {x.density:.3g}, {dtype}")
+    counts = Counts(x.coords, x.pattern.shape)
+    head = ("mode", "size", "slices", "fibers", f"{unit}s a fiber")
     rows = [head]
     for mode in range(x.sparse_order):
         fibers = counts.distinct(tuple(m for m in range(x.sparse_order) if m != mode))
@@ -248,7 +250,7 @@ def _info(options: argparse.Namespace) -> int:
     widths = [max(len(row[n]) for row in rows) for n in range(len(head))]
     for row in rows:
         print("  " + "  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)))
-    print("slices and fibers are those that hold a nonzero; a fiber of a mode runs along it")
+    print(f"slices and fibers are those that hold a {unit}; a fiber of a mode runs along it")
     return 0
 
 

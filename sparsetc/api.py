@@ -52,6 +52,7 @@ def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **setting
     Returns:
         A dense tensor, or a `SparseTensor`: of one sparse operand, on its (projected) pattern, a dense letter of the
         result, and of that operand, being a dense mode of it; of several, on the contraction's own pattern, coalesced.
+        It is in blocks along the modes that operands in blocks give it.
 
     Raises:
         EquationError, ShapeError, DtypeError, DeviceError, PlanError, OutOfMemoryError: before any kernel runs.

@@ -9,6 +9,8 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +20,7 @@ import torch
 from sparsetc.canonical import as_given, check_dense, check_operand
 from sparsetc.codegen.launch import Values
 from sparsetc.dense import Dims, converted, repeated_dims
-from sparsetc.entries import Entries
+from sparsetc.entries import Entries, by_nonzeros
 from sparsetc.ir.einsum import Bound
 from sparsetc.ir.parse import parse
 from sparsetc.options import Options
@@ -263,6 +265,30 @@ def arranged(output: Output) -> tuple[Pattern | None, torch.Tensor | None]:
     return found.pattern, found._values
 
 
+def by_autograd(
+    made: Contraction,
+    patterns: Sequence[Pattern],
+    operand: int,
+    values: Sequence[torch.Tensor],
+    dense: Sequence[torch.Tensor],
+    upstream: torch.Tensor,
+) -> torch.Tensor:
+    """The gradient of a contraction for one of values and dense operands, of its result as autograd follows it.
+
+    It does so in a thread of its own, since operators of a library run where it is off.
+    """
+    given = [t.detach() for t in (*values, *dense)]
+    wanted = given[operand].requires_grad_()
+
+    def found() -> torch.Tensor:
+        with torch.enable_grad():
+            result = made.result(patterns, given[: len(values)], given[len(values) :])
+        return torch.autograd.grad(result, wanted, upstream)[0]
+
+    with ThreadPoolExecutor(1) as one:
+        return one.submit(copy_context().run, found).result()
+
+
 def inverse(permutation: tuple[int, ...]) -> list[int]:
     """The permutation that undoes another."""
     return sorted(range(len(permutation)), key=permutation.__getitem__)
@@ -297,17 +323,37 @@ def contraction(
 
     # Gradients are made, and copies compiled, in the precision that was in force here.
     settings = replace(settings, precision=settings.effective_precision())
+    sparse = [o for o in operands if isinstance(o, SparseTensor)]
     with lasting():
         made: Contraction
-        entries = Entries.of(bound, operands, settings, form)
-        if len(bound.einsum.sparse) > 1 and entries is None:
-            from sparsetc.pair import Several  # imported where an einsum has two sparse operands, which few have
+        if len(sparse) > 2 and any(x._values.ndim > 1 for x in sparse) and not by_nonzeros(settings):
+            from sparsetc.chained import Chained
 
-            made = Several(bound, operands, settings, form)
+            made = Chained(bound, operands, settings, form)
+        elif any(x.blocksize for x in sparse):
+            from sparsetc.blocked import Blocked
+
+            made = Blocked(bound, operands, settings, form, repeated)
         else:
-            made = Single(bound, operands, settings, form, repeated, entries)
-    library.known(made, [o for o in operands if isinstance(o, SparseTensor)])
+            made = of_entries(bound, operands, settings, form, repeated, Entries.of(bound, operands, settings, form))
+    library.known(made, sparse)
     return made
+
+
+def of_entries(
+    bound: Bound,
+    operands: Sequence[Operand],
+    settings: Options,
+    form: str,
+    repeated: bool,
+    entries: Entries | None,
+) -> Contraction:
+    """Compile an einsum of operands that are in no blocks, by their entries where it has an einsum of these."""
+    if len(bound.einsum.sparse) > 1 and entries is None:
+        from sparsetc.pair import Several  # imported where an einsum has two sparse operands, which few have
+
+        return Several(bound, operands, settings, form)
+    return Single(bound, operands, settings, form, repeated, entries)
 
 
 def compiled(text: str, operands: Sequence[Operand], settings: Options, form: str) -> Contraction:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from sparsetc import coords as crd
+from sparsetc.blocks import Blocks
 from sparsetc.errors import DtypeError, FormatError, OutOfMemoryError, ShapeError
 from sparsetc.inputs import as_values, check_dtype, check_plain, not_plain
 from sparsetc.memory import as_bytes
@@ -57,21 +58,28 @@ def to_dense(x: SparseTensor, memory_limit: int | str | None = None) -> torch.Te
     if 0 in x.shape:
         return x.values.sum().to(x.dtype) * x.values.new_zeros(x.shape)  # empty, yet a function of the values
     x = x.coalesce()  # so that float16 duplicates are summed in float32
-    sizes = x.shape[: x.sparse_order]
+    sizes, values = x.pattern.shape, x.values
     key = crd.linear_key(x.coords, sizes)
     assert key is not None  # the number of bytes is below 2**63
-    flat = x.values.new_zeros((math.prod(sizes), *x.values.shape[1:]))
+    flat = values.new_zeros((math.prod(sizes), *values.shape[1:]))
     with without_autocast(x.device):
-        return flat.index_add(0, key, x.values).reshape(x.shape)
+        found = flat.index_add(0, key, values).reshape(*sizes, *values.shape[1:])
+    return found if x.pattern.blocks is None else x.pattern.blocks.laid_out(found)
 
 
-def to_torch(x: SparseTensor, layout: torch.layout, blocksize: tuple[int, int] | None) -> torch.Tensor:
+def to_torch(x: SparseTensor, layout: torch.layout | None, blocksize: tuple[int, int] | None) -> torch.Tensor:
     """See SparseTensor.to_torch."""
+    blocks = x.pattern.blocks
+    if layout is None:
+        whole = x.order == 2 and blocks is not None and not blocks.ragged and blocksize is None
+        layout = torch.sparse_bsr if whole else torch.sparse_coo
     if layout != torch.sparse_coo and layout not in _COMPRESSED:
         raise FormatError(f"layout must be torch.sparse_coo, _csr, _csc, _bsr or _bsc, found {layout}")
     if math.prod(x.shape) >= crd.INT64_SIZES:
         raise ShapeError(f"torch.sparse cannot hold shape {x.shape}: the product of its sizes passes 2**63")
     blocked = layout in (torch.sparse_bsr, torch.sparse_bsc)
+    if blocked and blocksize is None and len(x.blocksize) == 2:
+        blocksize = (x.blocksize[0], x.blocksize[1])
     if blocked != (blocksize is not None):
         raise FormatError(
             f"blocksize= goes with torch.sparse_bsr and _bsc only, and is needed there; layout is {layout}"
@@ -82,6 +90,14 @@ def to_torch(x: SparseTensor, layout: torch.layout, blocksize: tuple[int, int] |
         raise ShapeError(f"blocksize {tuple(blocksize)} must divide the shape {x.shape}")
     if layout != torch.sparse_coo:
         x = x.coalesce()
+    if (
+        blocks is not None
+        and blocksize is not None
+        and not any(o % n for o, n in zip(blocks.sides, blocksize, strict=True))
+    ):
+        return _compressed_blocks(x, layout, blocksize)
+    if blocks is not None:
+        x = x.expand_dense()
     coo = torch.sparse_coo_tensor(
         x.coords, x.values, x.shape, device=x.device, is_coalesced=x.is_coalesced or None, check_invariants=False
     )
@@ -90,8 +106,22 @@ def to_torch(x: SparseTensor, layout: torch.layout, blocksize: tuple[int, int] |
     return coo.to_sparse(layout=layout, blocksize=blocksize) if blocked else coo.to_sparse(layout=layout)
 
 
+def _compressed_blocks(x: SparseTensor, layout: torch.layout, blocksize: tuple[int, int]) -> torch.Tensor:
+    """A BSR or BSC tensor of sorted blocks, cut into those of this size, that divide the shape."""
+    pattern, cut = x.pattern.cut(tuple(blocksize))
+    values, outer = cut.values(x.values), 0 if layout == torch.sparse_bsr else 1
+    if outer:
+        pattern, order = pattern.permuted((1, 0))
+        values = values if order is None else values.index_select(0, order)
+    lines, inner = pattern.coords
+    starts = torch.searchsorted(lines, torch.arange(pattern.shape[0] + 1, device=x.device))
+    made: Any = torch.sparse_compressed_tensor  # whose stub lacks the index arrays
+    return made(starts, inner, values, x.shape, layout=layout, device=x.device, check_invariants=False)  # type: ignore[no-any-return]
+
+
 def to_numpy(x: SparseTensor) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
     """See SparseTensor.to_numpy."""
+    x = x.expand_dense() if x.blocksize else x
     if x.dtype == torch.bfloat16:
         raise DtypeError("numpy has no bfloat16; convert with .to(torch.float32) first")
     return x.coords.cpu().numpy(), x.values.detach().resolve_conj().resolve_neg().cpu().numpy(), x.shape
@@ -104,9 +134,13 @@ def to_scipy(x: SparseTensor) -> Any:
     if x.dtype in (torch.float16, torch.bfloat16):
         raise DtypeError(f"scipy.sparse has no {x.dtype}; convert with .to(torch.float32) first")
     try:
-        from scipy.sparse import coo_array
+        from scipy.sparse import bsr_array, coo_array
     except ImportError as error:
         raise ImportError('to_scipy needs scipy: pip install "sparsetc[io]"') from error
+    if x.pattern.blocks is not None and not x.pattern.blocks.ragged:
+        made = to_torch(x, torch.sparse_bsr, None).detach().cpu()
+        values = made.values().resolve_conj().resolve_neg().numpy()
+        return bsr_array((values, made.col_indices().numpy(), made.crow_indices().numpy()), shape=x.shape)
     coords, values, shape = to_numpy(x)
     return coo_array((values, (coords[0], coords[1])), shape=shape)
 
@@ -157,19 +191,35 @@ def _from_compressed(tensor: torch.Tensor) -> SparseTensor:
     by_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
     outer = tensor.crow_indices() if by_rows else tensor.ccol_indices()
     inner = tensor.col_indices() if by_rows else tensor.row_indices()
-    if outer.ndim != 1 or tensor.dense_dim():
-        return _from_coo(tensor.to_sparse_coo())
-    layout, shape, values = tensor.layout, tuple(tensor.shape), tensor.values()
+    shape, values, batch = tuple(tensor.shape), tensor.values(), outer.ndim - 1
+    blocks = None
+    if tensor.layout in (torch.sparse_bsr, torch.sparse_bsc):
+        sides = tuple(values.shape[batch + 1 : batch + 3])
+        blocks = Blocks((*[1] * batch, *sides), shape[: batch + 2])
+        values = values.reshape(*values.shape[: batch + 1], *[1] * batch, *values.shape[batch + 1 :])
 
-    def numbered(own: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        numbers = torch.arange(values.numel(), device=values.device).view(values.shape)
-        made: Any = torch.sparse_compressed_tensor  # whose stub lacks the index arrays
-        whole = made(*own, numbers, shape, layout=layout, device=values.device, check_invariants=False)
-        coo = whole.to_sparse_coo()
-        return coo._indices(), coo._values()
+    def numbered(own: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, None]:
+        return _compressed_coordinates(own, by_rows), None
 
     memory = [outer.untyped_storage(), inner.untyped_storage()]
-    return reading(layout, shape, [outer, inner], memory, numbered).tensor(values.reshape(-1))
+    found = reading((tensor.layout, blocks), shape, [outer, inner], memory, numbered, blocks)
+    return found.tensor(values.flatten(0, batch))
+
+
+def _compressed_coordinates(own: tuple[torch.Tensor, ...], by_rows: bool) -> torch.Tensor:
+    """(order, nnz) coordinates, of the index arrays of compressed rows, or columns; of batches of these too."""
+    starts, inner = own
+    lines = starts.shape[-1] - 1
+    each = starts.diff(dim=-1).flatten().long()
+    at = torch.repeat_interleave(torch.arange(each.numel(), device=starts.device), each)
+    rows = [at % lines if lines else at, inner.flatten().long()]
+    at = at // lines if lines else at
+    for size in reversed(starts.shape[:-1]):
+        rows.insert(0, at % size)
+        at = at // size
+    if not by_rows:
+        rows[-2:] = rows[:-3:-1]
+    return torch.stack(rows)
 
 
 def from_dense(tensor: Any) -> SparseTensor:
@@ -210,17 +260,20 @@ def _from_arrays(matrix: Any) -> SparseTensor:
 
     memory = _coordinates(matrix) if matrix.format == "coo" else (matrix.indptr, matrix.indices)
     values, shape = as_values(matrix.data), tuple(matrix.shape)
+    blocks = Blocks(tuple(values.shape[1:]), shape) if matrix.format == "bsr" else None
 
-    def numbered(own: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    def numbered(own: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if blocks is not None:
+            return _compressed_coordinates(own, by_rows=True), None
         plain = matrix.copy()
         plain.data = np.arange(matrix.data.size).reshape(matrix.data.shape)
         coo = plain.tocoo()
         coords = torch.from_numpy(np.stack(_coordinates(coo)).astype(np.int64))
         return coords.to(values.device), torch.from_numpy(coo.data).to(values.device)
 
-    kind = (matrix.format, str(values.device))
+    kind = (matrix.format, blocks, str(values.device))
     indices = [torch.from_numpy(a if a.flags.writeable else a.copy()) for a in memory]
-    return reading(kind, shape, indices, memory, numbered).tensor(values.reshape(-1))
+    return reading(kind, shape, indices, memory, numbered, blocks).tensor(values)
 
 
 def from_pydata(array: Any) -> SparseTensor:

@@ -44,8 +44,8 @@ def max_coords(coords: torch.Tensor) -> tuple[list[int], list[int]]:
     return both[0], both[1]
 
 
-def check_range(coords: torch.Tensor, shape: Sequence[int]) -> None:
-    """CoordinateError naming mode, nonzero, value and size unless 0 <= coords[m] < shape[m] for every mode m."""
+def check_range(coords: torch.Tensor, shape: Sequence[int], what: str = "nonzero") -> None:
+    """CoordinateError naming mode, `what`, value and size unless 0 <= coords[m] < shape[m] for every mode m."""
     if coords.shape[1] == 0:
         return
     lows, highs = max_coords(coords)
@@ -54,8 +54,9 @@ def check_range(coords: torch.Tensor, shape: Sequence[int]) -> None:
             row = coords[mode]
             at = int(torch.nonzero((row < 0) | (row >= size))[0, 0])
             raise CoordinateError(
-                f"coordinate out of range in mode {mode}: nonzero {at} has {int(row[at])}, "
-                f"but the size of mode {mode} is {size} (coordinates are 0-based: 0 <= c < {size})"
+                f"coordinate out of range in mode {mode}: {what} {at} has {int(row[at])}, "
+                f"but the size of mode {mode} is {size}{'' if what == 'nonzero' else f' {what}s'} "
+                f"(coordinates are 0-based: 0 <= c < {size})"
             )
 
 

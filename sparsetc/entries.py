@@ -53,28 +53,25 @@ class Entries:
     ) -> Entries | None:
         """The einsum of entries.
 
-        None where no operand has dense modes, and where they have to be expanded: there are more than two sparse
-        operands, or a plan for two, no letter is left, the result is to have dense modes alone as its pattern, or the
-        pairs of entries take too much memory.
+        None where no operand has dense modes, and where they have to be expanded: there is a plan for two operands, no
+        letter is left, the result is to have dense modes alone as its pattern, or the pairs of entries take too much
+        memory.
         """
         e = bound.einsum
         check_form(form, e)
         sparse = [o for o in operands if isinstance(o, SparseTensor)]
-        plan = requested(settings.plan)
-        paired = bool(plan.pairs or plan.steps) or plan.name in PAIRED_PLANS
-        if not any(x.dense_order for x in sparse) or len(sparse) > 2 or (paired and len(sparse) > 1):
+        if not any(x.dense_order for x in sparse) or (len(sparse) > 1 and by_nonzeros(settings)):
             return None
         terms = [e.inputs[p] for p in e.sparse]
         coordinates = [t[: x.sparse_order] for t, x in zip(terms, sparse, strict=True)]
         tables = [t[x.sparse_order :] for t, x in zip(terms, sparse, strict=True)]
-        kept = [c for c in e.output if any(c in t for t in coordinates)]
+        kept = any(c in t for c in e.output for t in coordinates)
         spare = [c for c in ascii_letters if c not in e.indices]
         if len(spare) < len(sparse) + SPARE or (form == "sparse" and not kept):
             return None
         numbers = tuple(spare[: len(sparse)])
-        enough = len(sparse) > 1 or sum(c in terms[0] for c in e.output) >= min(2, len(set(terms[0])))
-        is_sparse = form == "sparse" or (form == "auto" and bool(kept) and enough)
-        own = is_sparse and len(sparse) == 1 and e.output[: len(coordinates[0])] == coordinates[0]
+        on_pattern = is_sparse(form, e, coordinates)
+        own = on_pattern and len(sparse) == 1 and e.output[: len(coordinates[0])] == coordinates[0]
         output = e.output[len(coordinates[0]) :] if own else e.output
         dense = [e.inputs[p] for p in e.dense]
         used = {c for t in (output, *dense, *tables) for c in t}
@@ -87,7 +84,7 @@ class Entries:
         einsum = Einsum(((*numbers, *letters), *dense, *values), output, (0,), e.text)
         sizes = bound.by_index | {n: x.nnz for n, x in zip(numbers, sparse, strict=True)}
         plain_sum = len(e.inputs) == 1 and bool(e.contracted)
-        return cls(Bound.of(einsum, sizes), "sparse" if is_sparse else "dense", own, plain_sum, pattern)
+        return cls(Bound.of(einsum, sizes), "sparse" if on_pattern else "dense", own, plain_sum, pattern)
 
     def operands(self, given: Sequence[SparseTensor | torch.Tensor]) -> list[Any]:
         """Operands of that einsum to compile it for, of those as written."""
@@ -98,6 +95,20 @@ class Entries:
             tables = [v if 0 not in v.stride() else one.new_empty(v.shape) for v in values]
             ones = SparseTensor._make(self.pattern, one.expand(self.pattern.nnz))
         return [ones, *(o for o in given if not isinstance(o, SparseTensor)), *tables]
+
+
+def by_nonzeros(settings: Options) -> bool:
+    """Whether the plan is one of two sparse operands, whose dense modes it has expanded."""
+    plan = requested(settings.plan)
+    return plan.name in PAIRED_PLANS or any(part.operand is not None for part in plan.parts)
+
+
+def is_sparse(form: str, e: Einsum, coordinates: Sequence[Letters]) -> bool:
+    """Whether a result in this form is sparse, given the letters with coordinates of each sparse operand."""
+    own = e.inputs[e.sparse[0]]
+    kept = any(c in t for c in e.output for t in coordinates)
+    enough = len(e.sparse) > 1 or sum(c in own for c in e.output) >= min(2, len(set(own)))
+    return form == "sparse" or (form == "auto" and kept and enough)
 
 
 def _pattern(

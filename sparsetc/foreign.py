@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from sparsetc import coords as crd
+from sparsetc.blocks import Blocks
 from sparsetc.inputs import Merge, check_dtype, coalesced
 from sparsetc.lru import Lru
 from sparsetc.pattern import Pattern, lasting
@@ -61,6 +62,7 @@ def reading(
     indices: Sequence[torch.Tensor],
     memory: Sequence[object],
     numbered: Numbered,
+    blocks: Blocks | None = None,
 ) -> Reading:
     """The reading of these index arrays, known or new.
 
@@ -70,6 +72,7 @@ def reading(
         indices: the index arrays.
         memory: the objects that own their memory; a reading lives no longer than these.
         numbered: reads copies of the arrays.
+        blocks: those that the coordinates are of, which `kind` must tell apart.
     """
     places = tuple((i.storage_offset(), i.shape, i.stride(), i.dtype) for i in indices)
     key = (kind, shape, places, *map(id, memory))
@@ -79,7 +82,7 @@ def reading(
             return found
         _readings.pop(key)
     with lasting():
-        return _readings.put(key, _read(indices, shape, numbered), memory)
+        return _readings.put(key, _read(indices, shape, numbered, blocks), memory)
 
 
 def count() -> int:
@@ -96,15 +99,15 @@ def _versions(indices: Sequence[torch.Tensor]) -> tuple[int | None, ...]:
     return tuple(i._version if i.is_cuda and not i.is_inference() else None for i in indices)
 
 
-def _read(given: Sequence[torch.Tensor], shape: tuple[int, ...], numbered: Numbered) -> Reading:
+def _read(given: Sequence[torch.Tensor], shape: tuple[int, ...], numbered: Numbered, blocks: Blocks | None) -> Reading:
     versions, indices = _versions(given), tuple(i.detach().clone() for i in given)
     coords, number = numbered(indices)
-    sizes = shape[: coords.shape[0]]
-    crd.check_range(coords, sizes)
-    coords, merge = coalesced(coords, shape)
+    sizes = shape[: coords.shape[0]] if blocks is None else blocks.grid
+    crd.check_range(coords, sizes, "nonzero" if blocks is None else "block")
+    coords, merge = coalesced(coords, sizes)
     if number is not None:
         order = number if merge is None else number.index_select(0, merge.order)
         same = merge is None and torch.equal(order, torch.arange(order.numel(), device=order.device))
         run, count = (None, order.numel()) if merge is None else (merge.run, merge.count)
         merge = None if same else Merge(order, run, count)
-    return Reading(indices, versions, Pattern(coords, sizes, True), merge)
+    return Reading(indices, versions, Pattern(coords, sizes, True, blocks), merge)

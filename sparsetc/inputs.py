@@ -1,7 +1,7 @@
 """What a caller gives for a SparseTensor, turned into tensors and checked, and duplicates summed.
 
-In: coordinates, values and a shape as tensors, ndarrays or sequences. Out: an int64 coords tensor, a values tensor and
-a tuple of sizes, or an error that says which of them is wrong and how.
+In: coordinates, values and a shape as tensors, ndarrays or sequences. Out: a pattern, a values tensor, and whether
+anybody else has these; or an error that says which of them is wrong and how.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import numpy as np
 import torch
 
 from sparsetc import coords as crd
+from sparsetc.blocks import Blocks
 from sparsetc.errors import DeviceError, DtypeError, FormatError, ShapeError
 from sparsetc.integers import INTEGERS, add_up_exactly
+from sparsetc.pattern import Pattern, lasting
 from sparsetc.runtime.autocast import without_autocast
 from sparsetc.runtime.segments import add_rows, in_order
 
@@ -173,6 +175,64 @@ def as_shape(shape: Any, coords: torch.Tensor, values: torch.Tensor) -> tuple[in
     return sizes
 
 
+Read: TypeAlias = tuple[Pattern, torch.Tensor, bool]
+"""A pattern, values on it, and whether these are nobody else's."""
+
+
+def nonzeros(coords: ArrayLike, values: ArrayLike, shape: Any, coalesce: bool, check: bool) -> Read:
+    """What the constructor of SparseTensor makes of its arguments."""
+    vals = as_values(values)
+    with lasting():
+        crds = as_coords(coords, vals)
+        sizes = as_shape(shape, crds, vals)[: crds.shape[0]]
+        if check:
+            crd.check_range(crds, sizes)
+        crds, merge = _sorted(crds, coords, sizes, coalesce)
+    return _read(Pattern(crds, sizes, coalesce), vals, values, merge)
+
+
+def in_blocks(coords: ArrayLike, values: ArrayLike, shape: Any, coalesce: bool, check: bool) -> Read:
+    """What SparseTensor.from_blocks makes of its arguments."""
+    vals = as_values(values)
+    with lasting():
+        crds = as_coords(coords, vals)
+        blocks = _as_blocks(shape, crds.shape[0], tuple(vals.shape[1:]))
+        if check:
+            crd.check_range(crds, blocks.grid, "block")
+            blocks.check_end(crds, vals)
+        crds, merge = _sorted(crds, coords, blocks.grid, coalesce)
+    return _read(Pattern(crds, blocks.grid, coalesce, blocks), vals, values, merge)
+
+
+def _as_blocks(shape: Any, order: int, block: tuple[int, ...]) -> Blocks:
+    """The blocks of so many modes, of the shape of a tensor and that of one block, dense modes included in both."""
+    if len(block) < order or 0 in block[:order]:
+        raise FormatError(
+            f"blocks must have shape (n, a side of 1 or more for each of {order} modes, *dense sizes), found (n, "
+            f"{', '.join(map(str, block))})"
+        )
+    sizes = crd.checked_shape(shape)
+    if len(sizes) != len(block):
+        raise ShapeError(f"shape {sizes} has {len(sizes)} modes, but a block has {len(block)}, {block}")
+    if sizes[order:] != block[order:]:
+        raise ShapeError(f"shape {sizes} must end in the sizes of the dense modes of blocks, {block[order:]}")
+    return Blocks(block[:order], sizes[:order])
+
+
+def _sorted(
+    crds: torch.Tensor, coords: ArrayLike, sizes: tuple[int, ...], coalesce: bool
+) -> tuple[torch.Tensor, Merge | None]:
+    """Coordinates in memory of their own, sorted and unique if `coalesce`, and how values follow."""
+    found, merge = coalesced(crds, sizes) if coalesce else (crds, None)
+    return found.clone() if found is crds and shares_memory(found, coords) else found, merge
+
+
+def _read(pattern: Pattern, vals: torch.Tensor, values: ArrayLike, merge: Merge | None) -> Read:
+    if merge is None:
+        return pattern, vals, not shares_memory(vals, values)
+    return pattern, merge.values(vals), True
+
+
 @dataclass(frozen=True)
 class Merge:
     """How nonzeros as given become sorted and unique ones."""
@@ -207,11 +267,3 @@ def coalesced(coords: torch.Tensor, shape: tuple[int, ...]) -> tuple[torch.Tenso
         return coords.index_select(1, order), Merge(order, None, order.shape[0])
     run = torch.cumsum(fresh, 0) - 1
     return coords.index_select(1, order[kept]), Merge(order, run, kept.shape[0])
-
-
-def coalesce_sum(
-    coords: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Coordinates and values sorted lexicographically, duplicates summed; as they are if that is so already."""
-    coords, merge = coalesced(coords, shape)
-    return coords, values if merge is None else merge.values(values)

@@ -107,7 +107,8 @@ def without_zeros(z: SparseTensor) -> SparseTensor:
     kept = torch.nonzero(values != 0).flatten()
     if kept.numel() == z.nnz:
         return z
-    return SparseTensor._of(z.coords.index_select(1, kept), z.values.index_select(0, kept), z.shape, z.is_coalesced)
+    pattern = z.pattern.like(z.coords.index_select(1, kept), z.is_coalesced)
+    return SparseTensor._make(pattern, z.values.index_select(0, kept))
 
 
 class Slotted:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from sparsetc import coords as crd
+from sparsetc.blocks import Blocks, Cut
 from sparsetc.lru import Lru
 
 KEPT = 128
@@ -47,13 +48,19 @@ def transforming() -> bool:
 class Pattern:
     """Where a sparse tensor has entries: coordinates and sizes of its sparse modes.
 
+    A tensor in blocks has coordinates of blocks, and sizes of the grid that they lie in.
+
     Every tensor made by `SparseTensor.with_values` has its tensor's pattern, as have a shallow copy and a result
     that is sampled at it: compare patterns with ``is``. What is made of a pattern is kept with it; see `cache_info` and
     `clear_cache`. A pattern pickles as its coordinates.
     """
 
-    __slots__ = ("__weakref__", "_cache", "_coalesced", "_coords", "_counts", "_derived", "_shape", "number", "results")
+    __slots__ = (
+        *("__weakref__", "_blocks", "_cache", "_coalesced", "_coords", "_counts", "_derived", "_shape"),
+        *("number", "results"),
+    )
 
+    _blocks: Blocks | None
     _coords: torch.Tensor
     _shape: tuple[int, ...]
     _coalesced: bool
@@ -66,12 +73,17 @@ class Pattern:
     results: dict[str, Pattern]
     """Patterns of results in traced graphs, by the names of the contractions that give them."""
 
-    def __init__(self, coords: torch.Tensor, shape: tuple[int, ...], coalesced: bool) -> None:
-        """Int64 contiguous coordinates (order, nnz) of one's own; in range, and sorted and unique if `coalesced`."""
+    def __init__(
+        self, coords: torch.Tensor, shape: tuple[int, ...], coalesced: bool, blocks: Blocks | None = None
+    ) -> None:
+        """Int64 contiguous coordinates (order, nnz) of one's own; in range, and sorted and unique if `coalesced`.
+
+        They are those of blocks where there are any, whose grid `shape` is.
+        """
         if coords.is_inference():  # which autograd could not save
             with lasting():
                 coords = coords.clone()
-        self._coords, self._shape, self._coalesced = coords, shape, coalesced
+        self._coords, self._shape, self._coalesced, self._blocks = coords, shape, coalesced, blocks
         self._counts, self._cache, self.number = {}, None, next(_numbers)
         self.results, self._derived = {}, Lru(KEPT)
         _all[self.number] = self
@@ -79,7 +91,9 @@ class Pattern:
     def __reduce__(self) -> tuple[Any, ...]:
         from sparsetc import pickles
 
-        return pickles.pattern, (self._coords, self._shape, self._coalesced)
+        if self._blocks is None:
+            return pickles.pattern, (self._coords, self._shape, self._coalesced)
+        return pickles.pattern_of_blocks, (self._coords, self._blocks.sides, self._blocks.shape, self._coalesced)
 
     @property
     def coords(self) -> torch.Tensor:
@@ -88,8 +102,13 @@ class Pattern:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes of the sparse modes."""
+        """Sizes of the sparse modes; of the grid of a tensor in blocks."""
         return self._shape
+
+    @property
+    def blocks(self) -> Blocks | None:
+        """The sides of blocks, and the sizes of the modes that they lie in; None of single nonzeros."""
+        return self._blocks
 
     @property
     def order(self) -> int:
@@ -112,7 +131,8 @@ class Pattern:
         return self._coalesced
 
     def __repr__(self) -> str:
-        return f"Pattern(shape={self._shape}, nnz={self.nnz}, device={self.device})"
+        blocks = "" if self._blocks is None else f", blocksize={self._blocks.sides}"
+        return f"Pattern(shape={self._shape}, nnz={self.nnz}{blocks}, device={self.device})"
 
     # -- what is kept -----------------------------------------------------------------------------------------------
 
@@ -155,7 +175,8 @@ class Pattern:
         if self._coalesced:
             order = crd.lexsort(crd.sort_keys(coords, shape))
             coords = coords[:, order]
-        return Pattern(coords.contiguous(), shape, self._coalesced), order
+        blocks = None if self._blocks is None else self._blocks.permuted(modes)
+        return Pattern(coords.contiguous(), shape, self._coalesced, blocks), order
 
     def expanded(self, sizes: tuple[int, ...]) -> Pattern:
         """The pattern with dense modes of these sizes turned into coordinates, made once; without any, itself."""
@@ -167,6 +188,44 @@ class Pattern:
                 coords = crd.with_dense_modes(self._coords, sizes)
                 found = self.cache.put(("expanded", sizes), Pattern(coords, self._shape + sizes, self._coalesced))
         return found  # type: ignore[no-any-return]
+
+    def cut(self, sides: tuple[int, ...]) -> tuple[Pattern, Cut]:
+        """The coordinates of blocks cut into smaller ones, as entries, and how values follow; made once."""
+        found = self.cache.get(("cut", sides))
+        if found is None:
+            assert self._blocks is not None
+            with lasting():
+                cut = Cut.of(self._blocks, self._coords, self._coalesced, sides)
+                made = Pattern(cut.coords, cut.blocks.grid, self._coalesced)
+                found = self.cache.put(("cut", sides), (made, cut))
+        return found  # type: ignore[no-any-return]
+
+    def divided(self, sides: tuple[int, ...]) -> Pattern:
+        """The pattern with two modes for each that has a side: coordinates of blocks and those within; made once."""
+        if not any(sides):
+            return self
+        found = self.cache.get(("divided", sides))
+        if found is None:
+            with lasting():
+                found = self.cache.put(("divided", sides), self._divided(sides))
+        return found  # type: ignore[no-any-return]
+
+    def _divided(self, sides: tuple[int, ...]) -> Pattern:
+        rows: list[torch.Tensor] = []
+        shape: list[int] = []
+        for row, size, side in zip(self._coords, self._shape, sides, strict=True):
+            rows += [row // side, row % side] if side else [row]
+            shape += [-(-size // side), side] if side else [size]
+        return Pattern(torch.stack(rows), tuple(shape), self._coalesced)
+
+    def like(self, coords: torch.Tensor, coalesced: bool) -> Pattern:
+        """A pattern of the same sizes, in the same blocks, with other coordinates."""
+        return Pattern(coords, self._shape, coalesced, self._blocks)
+
+    def values_shape(self, dense: Sequence[int]) -> tuple[int, ...]:
+        """The shape of the values of a tensor with these dense modes."""
+        sides = () if self._blocks is None else self._blocks.sides
+        return (self.nnz, *sides, *dense)
 
     def known(self, key: Hashable, made: Pattern, others: Sequence[Pattern] = ()) -> Pattern:
         """A pattern that follows from this one and others: `made`, or its equal of before while anyone has it.
@@ -187,7 +246,7 @@ class Pattern:
 
     def bare(self) -> Pattern:
         """The coordinates with nothing kept: what is kept for a pattern may refer to it."""
-        return Pattern(self._coords, self._shape, self._coalesced)
+        return self.like(self._coords, self._coalesced)
 
 
 _numbers = itertools.count()

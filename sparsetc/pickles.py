@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sparsetc import coords as crd
+from sparsetc.blocks import checked
 from sparsetc.errors import FormatError
 from sparsetc.inputs import as_coords, as_values
 from sparsetc.ir.einsum import Bound, Einsum, verify
@@ -41,6 +42,9 @@ def tensor(pattern: Any, values: Any) -> SparseTensor:
         raise FormatError(f"a saved SparseTensor must have a Pattern, found {type(pattern).__name__}; it is damaged")
     own = as_values(values)
     as_coords(pattern.coords, own)
+    sides = () if pattern.blocks is None else pattern.blocks.sides
+    if tuple(own.shape[1 : 1 + len(sides)]) != sides:
+        raise FormatError(f"a saved SparseTensor has blocks of {sides}, and values {tuple(own.shape)}; it is damaged")
     return SparseTensor._make(pattern, own)
 
 
@@ -50,8 +54,15 @@ def pattern(coords: Any, shape: Any, coalesced: bool) -> Pattern:
     return sparse_tensor(coords, stand_in, shape, coalesced).pattern
 
 
+def pattern_of_blocks(coords: Any, sides: Any, shape: Any, coalesced: bool) -> Pattern:
+    """A Pattern of blocks, checked as the others."""
+    blocks = checked(crd.checked_shape(sides), crd.checked_shape(shape))
+    found = pattern(coords, blocks.grid, coalesced)
+    return Pattern(found.coords, found.shape, coalesced, blocks)
+
+
 # A file from anywhere can then make these by ``torch.load``, which are data that is checked, and nothing else.
-torch.serialization.add_safe_globals([pattern, sparse_tensor, tensor])
+torch.serialization.add_safe_globals([pattern, pattern_of_blocks, sparse_tensor, tensor])
 
 Spelled = tuple[tuple[tuple[str, ...], ...], tuple[str, ...], tuple[int, ...], str, tuple[tuple[str, int], ...]]
 """A `Bound` einsum as plain data."""

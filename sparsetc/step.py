@@ -77,7 +77,7 @@ class Step:
         settings.check_memory(
             self.output.rows * self.output.width * accumulator(x.dtype).itemsize,
             x.device,
-            f"the result of {canonical.written}",
+            f"the result of {canonical.written.einsum.text or canonical.written}",
         )
         counts = Counts(canonical.coords, canonical.shape, own.counts, own.cache)
         self.problem = Problem.of(canonical, self.output, x, counts, self.backend, settings)

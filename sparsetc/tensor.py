@@ -12,21 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparsetc import convert
-from sparsetc import coords as crd
+from sparsetc import change, convert
 from sparsetc.entry import entry_point
 from sparsetc.errors import DeviceError, ShapeError
-from sparsetc.inputs import (
-    ArrayLike,
-    Merge,
-    as_coords,
-    as_shape,
-    as_values,
-    check_dtype,
-    coalesce_sum,
-    coalesced,
-    shares_memory,
-)
+from sparsetc.inputs import ArrayLike, as_values, check_dtype, coalesced, in_blocks, nonzeros
 from sparsetc.lru import Lru
 from sparsetc.pattern import Pattern, lasting
 
@@ -49,6 +38,9 @@ class SparseTensor:
             float32. Coordinates already sorted and unique are recognised, and then ``values`` is kept as it is,
             the same storage. With False, order and duplicates stay as given, meaning the sum of the duplicates.
         check: check that coordinates are in range (one transfer from a GPU). Structure is always checked.
+
+    A tensor may also be in blocks, stored dense and all of one shape (`from_blocks`, and torch's BSR and BSC): then
+    ``coords`` are those of blocks, ``nnz`` counts them, and values are (nnz, *blocksize, *dense sizes).
 
     Values that the caller has too may change in any way, also through ``.data`` or an ndarray of the same memory:
     `einsum` reads them at each call. Coordinates are copied, and must not be changed.
@@ -84,20 +76,9 @@ class SparseTensor:
         coalesce: bool = True,
         check: bool = True,
     ) -> None:
-        vals = as_values(values)
-        merge: Merge | None = None
-        with lasting():
-            given = crds = as_coords(coords, vals)
-            sizes = as_shape(shape, crds, vals)
-            if check:
-                crd.check_range(crds, sizes[: crds.shape[0]])
-            if coalesce:
-                crds, merge = coalesced(crds, sizes)
-            if crds is given and shares_memory(crds, coords):
-                crds = crds.clone()
-        vals = vals if merge is None else merge.values(vals)
-        self._set(Pattern(crds, sizes[: crds.shape[0]], coalesce), vals)
-        self._sole = merge is not None or not shares_memory(vals, values)
+        pattern, own, sole = nonzeros(coords, values, shape, coalesce, check)
+        self._set(pattern, own)
+        self._sole = sole
 
     def _set(self, pattern: Pattern, values: torch.Tensor) -> None:
         self._pattern, self._values, self._sole, self._stored = pattern, values, False, None
@@ -166,7 +147,7 @@ class SparseTensor:
 
     @property
     def values(self) -> torch.Tensor:
-        """(nnz, *dense sizes).
+        """(nnz, *dense sizes), or (nnz, *blocksize, *dense sizes) of a tensor in blocks.
 
         Who has them can change them unseen, so a tensor whose values were asked for is one whose values `einsum` packs
         at each call; on a GPU, where torch counted a change. A `Kernel` packs them once.
@@ -177,8 +158,17 @@ class SparseTensor:
     @property
     def shape(self) -> tuple[int, ...]:
         """Sizes of all modes, dense ones last."""
+        blocks = self._pattern._blocks
+        if blocks is not None:
+            return blocks.shape + tuple(self._values.shape[1 + len(blocks.shape) :])
         shape = self._pattern._shape
         return shape if self._values.ndim == 1 else shape + tuple(self._values.shape[1:])
+
+    @property
+    def blocksize(self) -> tuple[int, ...]:
+        """The side of blocks along each sparse mode; empty of a tensor of single nonzeros."""
+        blocks = self._pattern._blocks
+        return () if blocks is None else blocks.sides
 
     @property
     def order(self) -> int:
@@ -193,11 +183,11 @@ class SparseTensor:
     @property
     def dense_order(self) -> int:
         """The number of trailing dense modes, mostly 0."""
-        return self._values.ndim - 1
+        return self._values.ndim - 1 - len(self.blocksize)
 
     @property
     def nnz(self) -> int:
-        """The number of stored nonzeros (columns of coords), explicit zeros and duplicates included."""
+        """The number of stored nonzeros, or of blocks (columns of coords), explicit zeros and duplicates included."""
         return self._pattern.nnz
 
     @property
@@ -222,12 +212,13 @@ class SparseTensor:
 
     @property
     def density(self) -> float:
-        """Stored nonzeros over positions of the sparse modes; 0 for an empty shape."""
+        """Stored nonzeros, or blocks, over positions that they could have; 0 for an empty shape."""
         positions = math.prod(self._pattern._shape)
         return self.nnz / positions if positions else 0.0
 
     def __repr__(self) -> str:
         dense = f", dense_order={self.dense_order}" if self.dense_order else ""
+        dense = f", blocksize={self.blocksize}{dense}" if self.blocksize else dense
         return (
             f"SparseTensor(shape={self.shape}, nnz={self.nnz}{dense}, density={self.density:.3g}, "
             f"dtype={self.dtype}, device={self.device})"
@@ -239,12 +230,14 @@ class SparseTensor:
         """Sorted and without duplicates; itself when it is already known to be."""
         if self.is_coalesced:
             return self
-        return SparseTensor._of(*coalesce_sum(self.coords, self._values, self.shape), self.shape, True)
+        coords, merge = coalesced(self.coords, self._pattern._shape)
+        values = self._values if merge is None else merge.values(self._values)
+        return SparseTensor._make(self._pattern.like(coords, True), values)
 
     def with_values(self, values: ArrayLike) -> SparseTensor:
-        """A tensor of this pattern with new values, (nnz, *dense sizes), on its device; the dtype may differ.
+        """A tensor of this pattern with new values, of the same shape, on its device; the dtype may differ.
 
-        Shares the pattern, and so whatever is kept for it.
+        Shares the pattern, and so whatever is kept for it. What blocks hold past the end of the shape is never read.
         """
         new = as_values(values)
         if new.shape != self._values.shape:
@@ -266,7 +259,7 @@ class SparseTensor:
             return self.with_values(values)
         check_dtype(values.dtype)
         coords = self.coords.to(values.device, non_blocking=bool(kwargs.get("non_blocking", False)))
-        return SparseTensor._of(coords, values, self.shape, self.is_coalesced)
+        return SparseTensor._make(self._pattern.like(coords, self.is_coalesced), values)
 
     def cuda(self, device: int | torch.device | str | None = None) -> SparseTensor:
         """On the given, or the current, CUDA device; an int is its number."""
@@ -281,33 +274,42 @@ class SparseTensor:
     def permute(self, *modes: int | tuple[int, ...] | list[int]) -> SparseTensor:
         """Modes in another order, ``shape[n] = old.shape[modes[n]]``; nonzeros are sorted again if they were.
 
-        Dense modes may change places among themselves only; call ``expand_dense()`` first to move them further.
-        Tensors of one pattern have one permuted pattern, sorted once.
+        Blocks are permuted with their modes. Dense modes may change places among themselves only; call
+        ``expand_dense()`` first to move them further. Tensors of one pattern have one permuted pattern, sorted once.
         """
-        raw: Any = modes[0] if len(modes) == 1 and isinstance(modes[0], tuple | list) else modes
-        wanted = tuple(m + self.order if m < 0 else m for m in raw)
-        if sorted(wanted) != list(range(self.order)):
-            raise ShapeError(f"permute needs each of the modes 0..{self.order - 1} once, found {tuple(raw)}")
-        if wanted == tuple(range(self.order)):
-            return self
-        split = self.sparse_order
-        if any(m >= split for m in wanted[:split]):
-            raise ShapeError(
-                f"permute{wanted} would move a dense mode ({split}..{self.order - 1}) before a sparse one; "
-                "call expand_dense() first"
-            )
-        pattern, order = self._pattern.permuted(wanted[:split])
-        values = self._values.permute(0, *(m - split + 1 for m in wanted[split:]))
-        return SparseTensor._make(pattern, values if order is None else values.index_select(0, order))
+        return change.permuted(self, modes)
 
     def expand_dense(self) -> SparseTensor:
-        """Dense modes turned into coordinates: nnz * (dense positions) nonzeros, zeros kept; differentiable.
+        """Dense modes, and blocks, turned into coordinates: a nonzero a stored value, zeros kept; differentiable.
+
+        Values that blocks hold past the end of the shape are left out.
 
         Tensors of one pattern have one expanded pattern, made once.
         """
-        if not self.dense_order:
-            return self
-        return SparseTensor._make(self._pattern.expanded(tuple(self._values.shape[1:])), self._values.reshape(-1))
+        return change.expanded(self)
+
+    @classmethod
+    def from_blocks(
+        cls, coords: ArrayLike, blocks: ArrayLike, shape: Any, *, coalesce: bool = True, check: bool = True
+    ) -> SparseTensor:
+        """A tensor of blocks that are stored dense and all of one shape, side by side from 0 on.
+
+        Args:
+            coords: (order, n) integers: the block with coordinate c in a mode of side s has its elements
+                ``c * s .. c * s + s - 1``.
+            blocks: (n, *sides), or (n, *sides, *dense sizes); the sides become `blocksize`.
+            shape: sizes of all modes, in elements. They need not be multiples of the sides: what blocks hold past the
+                end must be zero.
+            coalesce: sort blocks and sum duplicates, as the constructor does nonzeros.
+            check: check that blocks are in range, and zero past the end.
+
+        Raises:
+            FormatError, CoordinateError, ShapeError, DtypeError, DeviceError: as the constructor.
+        """
+        pattern, own, sole = in_blocks(coords, blocks, shape, coalesce, check)
+        self = cls._make(pattern, own)
+        self._sole = sole
+        return self
 
     # ---- to and from others -----------------------------------------------------------------------------------
 
@@ -320,14 +322,19 @@ class SparseTensor:
             return convert.to_dense(self, memory_limit)
         return _to_dense(self, memory_limit)
 
-    def to_torch(
-        self, layout: torch.layout = torch.sparse_coo, blocksize: tuple[int, int] | None = None
-    ) -> torch.Tensor:
-        """A torch.sparse tensor: COO of any order (hybrid if semi-sparse); CSR, CSC, BSR, BSC of order 2."""
+    def to_torch(self, layout: torch.layout | None = None, blocksize: tuple[int, int] | None = None) -> torch.Tensor:
+        """A torch.sparse tensor: COO of any order (hybrid if semi-sparse); CSR, CSC, BSR, BSC of order 2.
+
+        By default BSR of a matrix in blocks that divide its shape, else COO. BSR and BSC keep blocks, of their size if
+        ``blocksize`` names no other; the other layouts have them expanded.
+        """
         return convert.to_torch(self, layout, blocksize)
 
     def to_scipy(self) -> Any:
-        """A ``scipy.sparse.coo_array``; order 2, on the CPU, of a dtype that scipy has (not float16, bfloat16)."""
+        """A ``scipy.sparse.coo_array``, or a ``bsr_array`` of blocks that divide the shape; of order 2, on the CPU.
+
+        DtypeError for float16 and bfloat16, which scipy lacks.
+        """
         return convert.to_scipy(self)
 
     def to_numpy(self) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
@@ -340,7 +347,10 @@ class SparseTensor:
 
     @classmethod
     def from_torch(cls, tensor: torch.Tensor) -> SparseTensor:
-        """From torch.sparse_coo (hybrid too), csr, csc, bsr, bsc, or a strided tensor (see from_dense)."""
+        """From torch.sparse_coo (hybrid too), csr, csc, bsr, bsc, or a strided tensor (see from_dense).
+
+        BSR and BSC are taken in their blocks. Batches of compressed layouts are taken too: batch modes come first.
+        """
         return convert.from_torch(tensor)
 
     @classmethod
@@ -350,7 +360,7 @@ class SparseTensor:
 
     @classmethod
     def from_scipy(cls, matrix: Any) -> SparseTensor:
-        """From any scipy.sparse matrix or array, 1-D and N-D coo_array included; explicit zeros are kept."""
+        """From any scipy.sparse matrix or array, 1-D and N-D coo_array too; explicit zeros and BSR blocks are kept."""
         return convert.from_scipy(matrix)
 
     @classmethod

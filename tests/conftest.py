@@ -28,6 +28,15 @@ def poisoned() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def blocks_kept() -> Iterator[None]:
+    """Neither blocks nor dense modes may be expanded."""
+    from block_cases import unexpanded
+
+    with unexpanded():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _settings_are_restored() -> Iterator[None]:
     precision = torch.get_float32_matmul_precision()

@@ -1,7 +1,8 @@
 """Coordinates of the sparse arrays that scipy.sparse and pydata/sparse keep in .npz files; neither is needed for it.
 
 In: an archive that ``save_npz`` wrote. Out: coordinates (order, nnz) and values, explicit zeros kept as scipy's own
-``tocoo`` keeps them. Sizes are compared before an array is unpacked; what contradicts another is a ValueError.
+``tocoo`` keeps them, and blocks of bsr as blocks. Sizes are compared before an array is unpacked; what contradicts
+another is a ValueError.
 
 Formats: coo, csr, csc, bsr and dia of scipy, where csr may have one mode and coo any number; coo and gcxs of
 pydata/sparse. gcxs is csr of a matrix whose rows are some of the modes, folded into one, and its columns the others.
@@ -18,7 +19,7 @@ import numpy as np
 from sparsetc.io.npy import Archive
 
 Entries: TypeAlias = tuple[np.ndarray, np.ndarray]
-"""Coordinates (order, nnz) and values (nnz,)."""
+"""Coordinates (order, nnz) and values (nnz,); of blocks (order, n) and (n, *sides)."""
 
 
 def entries(archive: Archive, form: str, shape: tuple[int, ...]) -> Entries:
@@ -64,11 +65,7 @@ def _bsr(archive: Archive, shape: tuple[int, ...]) -> Entries:
     column = _line(archive, "indices", count)
     if count and not 0 <= int(column.min()) <= int(column.max()) < -(-shape[1] // wide):
         raise ValueError("a block lies outside the matrix")
-    row = _rows(archive, -(-shape[0] // high), count)
-    rows = (row * high)[:, None, None] + np.arange(high)[:, None]
-    columns = (column * wide)[:, None, None] + np.arange(wide)
-    data = archive.array("data")
-    return np.stack([np.broadcast_to(each, data.shape).reshape(-1) for each in (rows, columns)]), data.reshape(-1)
+    return np.stack((_rows(archive, -(-shape[0] // high), count), column)), archive.array("data")
 
 
 def _dia(archive: Archive, shape: tuple[int, ...]) -> Entries:

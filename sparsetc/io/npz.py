@@ -2,8 +2,9 @@
 
 In: a path. Out: a SparseTensor; or the other way round. The arrays are ``coords`` (sparse order x nnz, 0-based, the
 smallest unsigned type that fits), ``values`` (nnz, dense sizes), ``shape`` and ``dtype``, the name of the values' dtype
-(bfloat16, which numpy lacks, is stored as its bits in uint16). Files without ``dtype`` are read too, and so are those
-that ``save_npz`` of scipy.sparse and of pydata/sparse write. No pickles.
+(bfloat16, which numpy lacks, is stored as its bits in uint16). A tensor in blocks has ``coords`` of blocks, and
+``values`` (nnz, sides, dense sizes). Files without ``dtype`` are read too, and so are those that ``save_npz`` of
+scipy.sparse and of pydata/sparse write. No pickles.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from sparsetc.blocks import inside_only
 from sparsetc.coords import checked_shape
 from sparsetc.errors import DtypeError, IOFormatError
 from sparsetc.inputs import DTYPES
@@ -42,7 +44,8 @@ def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> Spar
         memory.check(path, "the tensor", found.nbytes)
         coords, values = _entries(archive, found)
         stored = _stored(values, dtype)
-        return SparseTensor(coords, stored if dtype is None else numbers.cast(stored, dtype), found.shape)
+        made = SparseTensor.from_blocks if stored.ndim > len(found.shape) else SparseTensor
+        return made(coords, stored if dtype is None else numbers.cast(stored, dtype), found.shape)
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ def _entries(archive: npy.Archive, found: _Contents) -> tuple[np.ndarray, np.nda
         raise ValueError(f"coords must be 2-D and values at least 1-D, found shapes {coords} and {values}")
     if coords[1] != values[0]:
         raise ValueError(f"coords have {coords[1]} columns, but there are {values[0]} values")
-    if coords[0] + len(values) - 1 != len(found.shape):
+    if len(values) - 1 not in (len(found.shape) - coords[0], len(found.shape)):  # of blocks, which have all modes
         raise ValueError(
             f"shape has {len(found.shape)} modes, but coords have {coords[0]} and values {len(values) - 1} dense ones"
         )
@@ -128,9 +131,15 @@ def _stored(values: np.ndarray | torch.Tensor, dtype: torch.dtype | None) -> tor
 
 
 def write(path: str | os.PathLike[str], x: SparseTensor) -> None:
-    """All of ``x``, compressed; dense modes stay dense. The old file, if any, stays until the new one is complete."""
+    """All of ``x``, compressed; dense modes stay dense, and blocks blocks.
+
+    The old file, if any, stays until the new one is complete.
+    """
     name = str(x.dtype).removeprefix("torch.")
-    values = x.values.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    values = x.values.detach()
+    if x.pattern.blocks is not None:
+        values = inside_only(values, x.pattern.blocks.masks(x.coords))
+    values = values.resolve_conj().resolve_neg().cpu().contiguous()
     bits = values.view(torch.int16).numpy().view(np.uint16) if x.dtype == torch.bfloat16 else values.numpy()
     coords = x.coords.cpu().numpy()
     largest = int(coords.max()) if coords.size else 0

@@ -120,11 +120,18 @@ def _without_nonzeros(x: SparseTensor | None) -> SparseTensor:
 
 def contraction_order(bound: Bound, terms: Sequence[ChainOperand]) -> list[tuple[int, int]]:
     """The pairs to contract, by their positions in the list of operands that are left, ascending in each pair."""
+    nonzeros = [prod(bound.extents(t.letters)) if t.pattern is None else t.pattern.nnz for t in terms]
+    return sparse_order(bound, [t.letters for t in terms], nonzeros, bound.einsum.output)
+
+
+def sparse_order(
+    bound: Bound, terms: Sequence[tuple[str, ...]], nonzeros: Sequence[int], kept: Sequence[str]
+) -> list[tuple[int, int]]:
+    """The pairs to contract, as `contraction_order` has them, of operands with so many nonzeros; `kept` are letters."""
     if len(terms) == 2:
         return [(0, 1)]
-    nonzeros = [prod(bound.extents(t.letters)) if t.pattern is None else t.pattern.nnz for t in terms]
-    text = ",".join("".join(t.letters) for t in terms) + "->" + "".join(bound.einsum.output)
-    shapes = [bound.extents(t.letters) for t in terms]
+    text = ",".join("".join(t) for t in terms) + "->" + "".join(kept)
+    shapes = [bound.extents(t) for t in terms]
     path, _ = opt_einsum.contract_path(text, *shapes, shapes=True, optimize=SparseOrder(nonzeros))
     return [(min(pair), max(pair)) for pair in path]
 

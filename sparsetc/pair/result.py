@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
-from sparsetc.inputs import coalesce_sum
 from sparsetc.integers import fitted, summed_dtype
 from sparsetc.tensor import SparseTensor
 
@@ -47,10 +46,10 @@ def accumulated(result: Result, out: Result | None, alpha: Any, beta: Any) -> Re
         return scaled
     other = out if beta == 1 else _times(out, beta)
     if isinstance(scaled, SparseTensor) and isinstance(other, SparseTensor):
-        scaled, other = scaled.expand_dense(), other.expand_dense()
-        coords = torch.cat([scaled.coords, other.coords], dim=1)
-        coords, values = coalesce_sum(coords, torch.cat([scaled.values, other.values]), scaled.shape)
-        return SparseTensor._of(coords, values, scaled.shape, True)
+        if scaled.pattern.blocks is None or scaled.pattern.blocks != other.pattern.blocks:
+            scaled, other = scaled.expand_dense(), other.expand_dense()
+        pattern = scaled.pattern.like(torch.cat([scaled.coords, other.coords], dim=1), False)
+        return SparseTensor._make(pattern, torch.cat([scaled.values, other.values])).coalesce()
     dense = [t.to_dense() if isinstance(t, SparseTensor) else t for t in (scaled, other)]
     total = dense[0].to(summed_dtype(dense[0].dtype)) + dense[1]
     return fitted(total, dense[0].dtype, "the sum of the result and out")

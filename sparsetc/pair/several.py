@@ -7,8 +7,6 @@ depend on values, so a call computes values only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from math import prod
 from pathlib import Path
 
@@ -16,7 +14,7 @@ import torch
 
 from sparsetc.canonical import as_given, check_dense, check_operand
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction import Operand, key_of
+from sparsetc.contraction import Operand, by_autograd, key_of
 from sparsetc.dense import converted
 from sparsetc.errors import PlanError
 from sparsetc.explain import Explanation, device_name
@@ -130,20 +128,8 @@ class Several:
         dense: Sequence[torch.Tensor],
         upstream: torch.Tensor,
     ) -> torch.Tensor:
-        """The gradient for one of values and dense operands, given that of the result.
-
-        Steps are followed by autograd in a thread of its own, since operators of a library run where it is off.
-        """
-        given = [t.detach() for t in (*values, *dense)]
-        wanted = given[operand].requires_grad_()
-
-        def found() -> torch.Tensor:
-            with torch.enable_grad():
-                result = self.result(patterns, given[: len(values)], given[len(values) :])
-            return torch.autograd.grad(result, wanted, upstream)[0]
-
-        with ThreadPoolExecutor(1) as one:
-            return one.submit(copy_context().run, found).result()
+        """The gradient for one of values and dense operands, given that of the result."""
+        return by_autograd(self, patterns, operand, values, dense, upstream)
 
     def packed(self, operands: Sequence[SparseTensor]) -> None:
         """None, since values are read at each call."""

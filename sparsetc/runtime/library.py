@@ -364,7 +364,7 @@ def _stand_in(
                 else torch.empty(sizes, dtype=dtype, device=device)
             )
         pattern = Pattern.numbered(known)
+        if pattern is None:
+            return None
         none = torch.zeros((), dtype=dtype, device=device)
-        return (
-            None if pattern is None else SparseTensor._make(pattern, none.expand(pattern.nnz, *sizes[pattern.order :]))
-        )
+        return SparseTensor._make(pattern, none.expand(pattern.values_shape(sizes[pattern.order :])))
