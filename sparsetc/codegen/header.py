@@ -11,7 +11,8 @@ from functools import lru_cache
 from sparsetc.ir.cost import cost
 from sparsetc.ir.nest.axes import LEVELS
 from sparsetc.ir.nest.readable import Readable
-from sparsetc.ir.tile import Stored, TileProgram
+from sparsetc.ir.stored import Stored
+from sparsetc.ir.tile import TileProgram
 from sparsetc.ir.view import LOW, PAIRED, View
 
 

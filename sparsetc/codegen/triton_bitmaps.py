@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from sparsetc.codegen.triton_places import number, place, sides_of, widened
 from sparsetc.ir import names
-from sparsetc.ir.tile import Loop, Stored, Value
+from sparsetc.ir.stored import Stored
+from sparsetc.ir.tile import Loop, Value
 
 if TYPE_CHECKING:
     from sparsetc.codegen.triton_function import FunctionPrinter

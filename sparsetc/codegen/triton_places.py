@@ -10,7 +10,8 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from sparsetc.ir import names
-from sparsetc.ir.tile import Stored, Tile, Value
+from sparsetc.ir.stored import Stored
+from sparsetc.ir.tile import Tile, Value
 
 if TYPE_CHECKING:
     from sparsetc.codegen.triton_function import FunctionPrinter

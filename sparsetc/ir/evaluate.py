@@ -23,6 +23,7 @@ from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir import names
 from sparsetc.ir.nest.axes import Axis, Each, Fibers, Run, Turns
 from sparsetc.ir.nest.coordinates import Expression, Reader
+from sparsetc.ir.stored import Stored
 from sparsetc.ir.tile import (
     LANES,
     Add,
@@ -35,7 +36,6 @@ from sparsetc.ir.tile import (
     Scale,
     Slot,
     Statement,
-    Stored,
     Sum,
     Tile,
     TileProgram,

@@ -33,7 +33,8 @@ from sparsetc.ir import names
 from sparsetc.ir.nest import coordinates
 from sparsetc.ir.nest.axes import ITEM, LEAF, Axis
 from sparsetc.ir.nest.coordinates import Expression
-from sparsetc.ir.view import PAIRED, Tiles, View
+from sparsetc.ir.stored import Stored
+from sparsetc.ir.view import PAIRED, View
 
 LANES = "lane"
 
@@ -86,29 +87,6 @@ class Operand:
     def nrows(self) -> int:
         """Rows of the table."""
         return prod(self.extents)
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A sparse operand as a `Value` reads it: its letters by mode, and how its tiles, if it has any, are stored."""
-
-    name: str
-    """Empty where it is the only one."""
-    letters: tuple[str, ...]
-    tiles: Tiles
-
-    def array(self, name: str) -> str:
-        """What one of its arrays, or a variable of its own, is called."""
-        return f"{self.name}_{name}" if self.name else name
-
-    @property
-    def held(self) -> tuple[str, ...]:
-        """The arrays of its values; of tiles in halves, of the high and of the low ones."""
-        return tuple(map(self.array, ("high_values", "low_values") if self.tiles.halves else ("values",)))
-
-    def stride(self, letter: str) -> int:
-        """How far apart a letter's positions are stored."""
-        return self.tiles.strides[self.letters.index(letter)]
 
 
 @dataclass(frozen=True)

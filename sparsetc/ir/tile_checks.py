@@ -11,6 +11,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir import names
 from sparsetc.ir.nest.axes import ITEM
 from sparsetc.ir.plan import F16X3
+from sparsetc.ir.stored import Stored
 from sparsetc.ir.tile import (
     LANES,
     Add,
@@ -20,7 +21,6 @@ from sparsetc.ir.tile import (
     Position,
     Product,
     Scale,
-    Stored,
     Sum,
     TileProgram,
     Value,
