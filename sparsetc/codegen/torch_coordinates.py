@@ -39,6 +39,7 @@ class TorchCoordinates(Writer):
     def lookup(self, lookup: Lookup) -> str:
         if lookup.every != 1:
             where = lookup.where.text(self)
-            return f"{lookup.array}[{where}]" if self.along_side else f"{lookup.array}.index_select(0, {where})"
+            listed = f"{lookup.array}[{where}].long()"
+            return listed if self.along_side else f"{lookup.array}.index_select(0, {where})"
         (own,) = (AXIS_LEVEL[axis] for axis in lookup.axes)
         return self.rows.spread(f"{lookup.array}[{RANGES[own]}]", own, self.level) + self.column
