@@ -45,7 +45,7 @@ Arrays a packed part must hold, by name (P items, B blocks, N stored nonzeros):
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -280,7 +280,13 @@ class View(Tiles):
         """What a work item takes in turn, outermost first."""
         if self.sides or self.pairs:
             return (Each("tile" if self.sides else "pair"),)
-        return (Each("block"), Fibers("nonzero", self.lanes)) if self.blocks else (Run("nonzero", self.lanes),)
+        return (
+            (Each("block", self.lanes), Fibers("nonzero", self.lanes)) if self.blocks else (Run("nonzero", self.lanes),)
+        )
+
+    def taking(self, lanes: int) -> View:
+        """The view by so many lanes, where the storage leaves their number to the schedule: in runs of nonzeros."""
+        return replace(self, lanes=lanes) if isinstance(self.loops[0], Run) else self
 
     def lookups(self, level: int) -> tuple[Lookup, ...]:
         """What the coordinates of a level read of arrays."""

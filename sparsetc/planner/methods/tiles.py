@@ -11,8 +11,8 @@ import torch
 
 from sparsetc.formats.tiles import VOLUME, sides_of
 from sparsetc.ir.cost import Statistics
-from sparsetc.ir.lower.groups import TileGroups, groups_of
-from sparsetc.ir.lower.tiles import MOST_SUMS
+from sparsetc.ir.default_tree.by_groups import MOST_SUMS
+from sparsetc.ir.default_tree.groups import TileGroups, groups_of
 from sparsetc.ir.operands import MIN_DOT, dense_axes, named_operands
 from sparsetc.ir.plan import Part, Schedule, Storage
 from sparsetc.ir.view import tiles_along

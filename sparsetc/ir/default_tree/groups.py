@@ -14,7 +14,7 @@ S x 16 by 16 x (i, j), then (i, S) x 16 by 16 x R, kept positions being columns 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import prod
@@ -80,19 +80,27 @@ def groups_of(bound: Bound, sides: Sequence[int], dot: bool = True) -> TileGroup
         sides: positions of a tile along each of its modes.
         dot: whether the type has a matrix instruction.
     """
-    problem = _Problem(bound, dict(zip(bound.einsum.inputs[bound.einsum.sparse[0]], sides, strict=True)))
+    e = bound.einsum
+    side = dict(zip(e.inputs[e.sparse[0]], sides, strict=True))
+    return divided(side, printed_sizes(bound), e.output, named_operands(bound)[1], dot)
+
+
+def divided(
+    side: Mapping[str, int], sizes: Mapping[str, int], output: Collection[str], operands: Sequence[Operand], dot: bool
+) -> TileGroups:
+    """The division of letters that have sides, of an output and of dense operands."""
+    problem = _Problem(side, sizes, output, operands)
     found = [*problem.single(), *problem.chained()] if dot else []
     return min(found, key=lambda f: f[0])[1] if found else problem.elementwise()
 
 
 class _Problem:
-    def __init__(self, bound: Bound, side: dict[str, int]) -> None:
-        e = bound.einsum
-        self.side, self.sizes = side, printed_sizes(bound)
-        self.letters = tuple(side)
-        self.kept = tuple(c for c in self.letters if c in e.output)
-        self.summed = tuple(c for c in self.letters if c not in e.output)
-        _, operands = named_operands(bound)
+    def __init__(
+        self, side: Mapping[str, int], sizes: Mapping[str, int], output: Collection[str], operands: Sequence[Operand]
+    ) -> None:
+        self.side, self.sizes, self.letters = side, sizes, tuple(side)
+        self.kept = tuple(c for c in self.letters if c in output)
+        self.summed = tuple(c for c in self.letters if c not in output)
         self.inner = tuple(o for o in operands if set(o.rows) & set(self.summed))
         """Operands that vary along what is summed; the others scale the result once."""
         tied = {c for o in self.inner for c in o.rows if c in self.kept}
