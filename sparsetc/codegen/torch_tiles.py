@@ -92,7 +92,7 @@ class TileFunctionPrinter:
         self.put("tile_values = values.new_zeros(has.shape)")
         self.put("tile_values[has] = values[n0:n1]")
         if view.volume < view.words * view.word:
-            self.put(f"tile_values = tile_values[:, : {view.volume}].contiguous()")
+            self.put(f"tile_values = tile_values.view(-1, {view.words * view.word})[:, : {view.volume}].contiguous()")
         return "tile_values"
 
     def over(self, letter: str, letters: tuple[str, ...]) -> str:

@@ -335,8 +335,9 @@ class TileFunctionPrinter(FunctionPrinter):
         p, kept = self.p, key.kept
         places = tuple(c for c in own if c in kept)
         sizes = [self.length(c) for c in kept]
-        owner = "item" if key.level == ITEM else "tile"
-        owner = "item" if p.index64 and owner == "item" else f"{owner}.to(tl.int64)"
+        # Under the interpreter what a loop counts is a whole number of Python's.
+        owner = "item.to(tl.int64)" if key.level == ITEM else "tl.cast(tile, tl.int64)"
+        owner = "item" if p.index64 and key.level == ITEM else owner
         terms, conditions = [f"{owner} * {prod(sizes)}"], []
         for n, c in enumerate(kept):
             terms.append(self.placed(names.side(c), (c,) if c in places else (), places, prod(sizes[n + 1 :])))
