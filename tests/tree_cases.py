@@ -8,7 +8,7 @@ import torch
 
 import sparsetc as stc
 
-SIZES = {"i": 7, "j": 20, "k": 6, "r": 5, "s": 16, "t": 3}
+SIZES = {"i": 7, "j": 20, "k": 6, "r": 5, "s": 16, "t": 3, "h": 8}
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,14 @@ TREES = (
     TreeCase("ijk,jr,kr,ir->i", "coo", "0||12", "sum[r](D * sum[nonzero lane](X * B * C))"),
     TreeCase("ijk,jr,kr,ir->i", "coo", "0||12", "sum[nonzero lane r](X * B * C * D)"),
     TreeCase(SAMPLED, "coo", "||012", "sum[r](X * (B * C) * D)"),
+    TreeCase("ijh,jhr->ir", "coo", "0||12", "sum[nonzero lane](X * B)"),
+    TreeCase("ij,ihr,jhs->irs", "coo", "0||1", "sum[nonzero lane](X * dot[h](B, C))"),
+    TreeCase("ijk,ijht,khs->its", "coo", "0||12", "sum[nonzero](dot[lane h](X * B, C))"),
+    TreeCase("ijk,ijht,khs->its", "coo", "0||12", "sum[nonzero](dot[h lane](B, C * X))"),
+    TreeCase("ijk,ijht,khs->its", "coo", "0||12", "sum[nonzero lane h](X * B * C)"),
+    TreeCase("ijk,ijkh,ihs->is", "coo", "0||12", "sum[nonzero lane](dot[h](X * B, C))"),
+    TreeCase("ijk,ijkh,hs->ijks", "coo", "||012", "dot[h](X * B, C)"),
+    TreeCase("ijk,ijkh,hs->ijks", "coo", "0||12", "dot[h](B, C) * X"),
     # Fibers: what they share is multiplied in before their sums or after.
     TreeCase(MTTKRP, "fiber", "0|1|2", "sum[nonzero block lane](X * B * C)"),
     TreeCase(MTTKRP, "fiber", "0|1|2", "sum[block lane](sum[nonzero](X * C) * B)"),
@@ -103,6 +111,9 @@ TREES = (
         TTMC, "dense_tile", "0|12|", "sum[tile](dot[j](dot[k](C, X), B))", (("i", 4), *IN_TILE[1:]), (), (8, 16, 8)
     ),
     TreeCase(TTMC, "dense_tile", "0|12|", "sum[k tile](dot[j](B, X) * C)", IN_TILE[:2], ("k",), (8, 16, 8)),
+    TreeCase("ij,ir,jr->ij", "dense_tile", "0|1|", "X * dot[r](B, C)", (("i", 16), ("j", 16)), (), (16, 16)),
+    TreeCase("ij,ir,jr->ij", "bitmap_tile", "0|1|", "dot[r](B, C) * X", (("i", 8), ("j", 16)), (), (8, 16)),
+    TreeCase(SAMPLED, "dense_tile", "|012|", "X * dot[r](B * C, D)", IN_TILE, (), (8, 16, 8)),
     TreeCase("ij,jr,ir->ir", "bitmap_tile", "0|1|", "sum[tile](dot[j](B, X)) * C", (("i", 8), ("j", 16)), (), (8, 16)),
     TreeCase("ij,jr,ir->ir", "bitmap_tile", "0|1|", "C * sum[j tile](X * B)", (("i", 8), ("j", 4)), ("j",), (8, 16)),
 )

@@ -95,9 +95,9 @@ class FunctionPrinter:
         }
         self.fused |= {gather.out.name for gather in self.bags.values()}
 
-    @staticmethod
-    def _is_bag(s: Product) -> bool:
-        return len(s.inputs) == 2 and s.inputs[0].name == "x" and s.inputs[1].level == LEAF
+    def _is_bag(self, s: Product) -> bool:
+        weighted = len(s.inputs) == 2 and s.inputs[0].name == "x" and s.inputs[1].level == LEAF
+        return weighted and any(isinstance(g, Gather) and g.out == s.inputs[1] for g, _ in self.p.statements)
 
     def _in_bags(self, s: Product) -> Gather | None:
         """The factor whose rows are added up, weighted by the other factors, which have its first axes alone."""
@@ -255,16 +255,18 @@ class FunctionPrinter:
 
     def product(self, s: Product) -> None:
         axes = tuple(a for a in s.out.axes if a != LANES)
-        contracts = not s.dot and not {a for t in s.inputs for a in t.axes} <= {LANES, *axes}
+        contracts = not {a for t in s.inputs for a in t.axes} <= {LANES, *axes}
         if not s.accumulate:
             product = self.contraction if contracts else self.times
             self.put(f"{s.out.name} = {product(s.inputs, axes, s.out.level)}")
             return
         level = max(t.level for t in s.inputs)
         offsets = self.offsets(level)
-        if s.dot:
-            left = self.side(s.left, s.out.axes[: s.out.folded], level)
-            right = self.side(s.right, s.out.axes[s.out.folded :], level)
+        if LANES in s.contracted:
+            over = tuple(a for a in s.contracted if a != LANES)
+            left = self.side(s.left, over, s.out.axes[: s.out.folded], level)
+            right = self.side(s.right, over, s.out.axes[s.out.folded :], level)
+            offsets = f"({offsets}) * {self._positions(over)}" if over else offsets
             shape = ", ".join(str(self.p.axis(a).size) for a in axes)
             self.put(f"{s.out.name} = run_products({left}, {right}, {offsets}).view(-1, {shape})")
         elif s in self.bags:
@@ -284,8 +286,11 @@ class FunctionPrinter:
             product = self.contraction if contracts else self.in_place
             self.put(f"{s.out.name} = run_sums({product(s.inputs, axes, level)}, {offsets})")
 
-    def side(self, tiles: tuple[Tile, ...], axes: tuple[str, ...], level: int) -> str:
-        text = self.times(tiles, axes, level)
+    def side(self, tiles: tuple[Tile, ...], over: tuple[str, ...], axes: tuple[str, ...], level: int) -> str:
+        """One side of a dot: a row for each nonzero, and for each position of what is contracted beside the lanes."""
+        text = self.times(tiles, (*over, *axes), level)
+        if over:
+            return f"({text}).reshape(-1, {self._positions(axes)})"
         return f"({text}).flatten(1)" if len(axes) > 1 else text
 
     def add(self, s: Add) -> None:

@@ -358,25 +358,31 @@ class FunctionPrinter:
     def product(self, s: Product, u: str) -> None:
         name = self.named(s.out, u)
         if s.dot:
-            left = self.side(s.left, s.out.axes[: s.out.folded], u)
-            right = self.side(s.right, s.out.axes[s.out.folded :], u)
+            left = self.side(s.left, s.contracted, s.out.axes[: s.out.folded], u)
+            right = self.side(s.right, s.contracted, s.out.axes[s.out.folded :], u)
             if self.types.accumulate == "int64":  # no matrix unit multiplies 64-bit integers
-                self.put(f"{name} += tl.sum(({left})[:, :, None] * ({right})[:, None, :], 0)")
+                sums = "+=" if s.accumulate else "="
+                self.put(f"{name} {sums} tl.sum(({left})[:, :, None] * ({right})[:, None, :], 0)")
                 return
             precision = self.p.precision if self.types.accumulate == "float32" else "ieee"
             cast = ".to(tl.bfloat16)" if precision == "bf16" else ""
             how = "" if precision == "bf16" else f', input_precision="{precision}"'
-            self.put(f"{name} = tl.dot(tl.trans({left}){cast}, {right}{cast}, {name}{how}, out_dtype={self.acc})")
+            total = f", {name}" if s.accumulate else ""
+            self.put(f"{name} = tl.dot(tl.trans({left}){cast}, {right}{cast}{total}{how}, out_dtype={self.acc})")
             return
         self.put(f"{name} {'+=' if s.accumulate else '='} {self.times(s.inputs, u, s.out.axes)}")
 
-    def side(self, tiles: tuple[Tile, ...], axes: tuple[str, ...], u: str) -> str:
-        """One side of a dot: the product of its factors over (lanes, axes), the axes folded into one."""
-        text = self.times(tiles, u, (LANES, *axes))
+    def side(self, tiles: tuple[Tile, ...], over: tuple[str, ...], axes: tuple[str, ...], u: str) -> str:
+        """One side of a dot: the product of its factors over (what is contracted, the other axes), each folded."""
+        text = self.times(tiles, u, (*over, *axes))
         text = f"({text})" if " * " in text else text
-        if len(axes) == 1:
+        if len(over) == len(axes) == 1:
             return text
-        return f"tl.reshape({text}, [{self.p.view.lanes}, {prod(self.p.axis(a).block for a in axes)}])"
+        return f"tl.reshape({text}, [{', '.join(str(prod(map(self.taken, own))) for own in (over, axes))}])"
+
+    def taken(self, axis: str) -> int:
+        """Positions of an axis that a program has at once."""
+        return self.p.view.lanes if axis == LANES else self.p.axis(axis).block
 
     def add(self, s: Add, u: str) -> None:
         p, key = self.p, s.key

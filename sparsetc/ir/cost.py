@@ -357,7 +357,7 @@ def _gathered(p: TileProgram, s: Gather, visits: Count) -> GatherTerm:
 def _flops(p: TileProgram, s: Product) -> int:
     """Multiplications and additions of a product; padding is included in dots and over tiles."""
     if s.dot:
-        return 2 * prod(a.block for a in p.axes if a.letter in {*s.out.axes, *s.right[-1].axes})
+        return 2 * prod(a.block for a in p.axes if a.letter in {*s.out.axes, *s.contracted})
     return _cells(p, s.out.axes) * len(s.inputs)
 
 

@@ -172,7 +172,7 @@ class Zero:
 
 @dataclass(frozen=True)
 class Product:
-    """``out`` (+)= the product of the inputs; where `right` is not empty, a dot of `left` and it over the lanes."""
+    """``out`` (+)= the product of the inputs; of `left` and `right`, where that is not empty, a dot over what it lacks."""
 
     out: Tile
     left: tuple[Tile, ...]
@@ -186,8 +186,13 @@ class Product:
 
     @cached_property
     def dot(self) -> bool:
-        """Whether the lanes are contracted by a matrix product."""
+        """Whether axes are contracted by a matrix product."""
         return bool(self.right)
+
+    @cached_property
+    def contracted(self) -> tuple[str, ...]:
+        """The axes that a dot contracts, which both sides have."""
+        return tuple(dict.fromkeys(a for t in self.right for a in t.axes if a not in self.out.axes))
 
 
 @dataclass(frozen=True)

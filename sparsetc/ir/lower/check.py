@@ -117,10 +117,6 @@ class _Check:
         for axis in node.over:
             if axis in self.looped:
                 raise self.fail(node, f"contracts {axis}, whose positions are taken in turn")
-        if LANES in (left | right) - set(node.over):
-            raise self.fail(node, "leaves the lanes, which a matrix product cannot keep")
-        if (LANES in left | right) and node.over != (LANES,):
-            raise self.fail(node, "contracts more than the lanes")
         rows, columns = (self.beside(side) - set(node.over) for side in (left, right))
         if rows & columns:
             raise self.fail(node, f"has axis {min(rows & columns)} on both sides, and does not contract it")
