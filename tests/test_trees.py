@@ -57,6 +57,15 @@ def test_a_torch_program_of_a_tree(case: TreeCase) -> None:
     torch.testing.assert_close(found, case.expected())
 
 
+def test_a_sampled_product_over_tiles_is_a_dot() -> None:
+    x = stc.SparseTensor(torch.randint(0, 32, (3, 300)), torch.randn(300), (32, 32, 32))
+    factors = [torch.randn(32, 24) for _ in range(3)]
+    kernel = stc.compile("ijk,ir,jr,kr->ijk", x, *factors, plan=stc.plan_hls(1), backend="triton")
+    assert str(kernel.plan.parts[0].schedule.tree) == "sum[tile](X * dot[r](B, C * D))"
+    kernel = stc.compile("ijk,ir,jr,kr->ijk", x.with_values(x.values.long()), *(f.long() for f in factors), plan="hls")
+    assert not kernel.plan.parts[0].schedule.tree.dots
+
+
 def test_the_tree_of_a_plan_is_shown_and_kept() -> None:
     case = TreeCase(MTTKRP, "coo", "0||12")
     x, dense = case.operands()

@@ -130,6 +130,7 @@ KEYED = tuple(
         ("ijk,ir->ijkr", "1|02|", (3, 3, 5), "auto", True),
         ("ijk,ijr->kr", "|012|", (3, 5, 8), "auto", True),
         ("ij,ir,jr->ij", "1|0|", (5, 3), "auto", True),
+        ("ij,ir,jr->ij", "01||", (16, 16), "sparse", True),
     )
     for format in ("dense_tile", "bitmap_tile")
 )

@@ -172,7 +172,7 @@ class Zero:
 
 @dataclass(frozen=True)
 class Product:
-    """``out`` (+)= the product of the inputs; of `left` and `right`, where that is not empty, a dot over what it lacks."""
+    """``out`` (+)= the product of the inputs; where `right` is not empty, a dot of both over what `out` lacks."""
 
     out: Tile
     left: tuple[Tile, ...]
@@ -337,7 +337,8 @@ class TileProgram:
     @cached_property
     def half(self) -> bool:
         """Whether its values are stored in bfloat16: those of tiles, where dots would round them to it anyway."""
-        return bool(self.view.sides) and self.precision == "bf16" and bool(self.dots)
+        contracted = any(tile.name == PAIRED[0] for dot in self.dots for tile in dot.inputs)
+        return bool(self.view.sides) and self.precision == "bf16" and contracted
 
     def __repr__(self) -> str:
         return f'TileProgram("{self.equation}", part {self.number}: {self.format}, {self.view})'

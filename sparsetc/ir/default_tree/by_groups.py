@@ -4,6 +4,7 @@ What the rule gives, with C the operands of what a dot sums, B those of what lie
 
     sum[spread tile](dot[first](C, X) * B) * D
     sum[spread tile](dot[second](dot[first](C, X) * B, E)) * D          # operands that bring dense axes apart
+    X * dot[rank](B, C)                                                 # nothing stored is summed: a sampled product
 
 A letter too short for a dot is padded in registers: its positions past the side are masked when loaded.
 """
@@ -28,7 +29,8 @@ MOST_SUMS = 4096
 
 def by_groups(inner: Inner, schedule: Schedule) -> Schedule:
     """The schedule with the tree of the groups that take the fewest multiplications, and the roles of positions."""
-    groups = divided(inner.sides, inner.sizes, (*inner.kept, *inner.output_axes), inner.operands, schedule.dot)
+    output, wide = (*inner.kept, *inner.output_axes), all(schedule.block(c) >= MIN_DOT for c in inner.summed)
+    groups = divided(inner.sides, inner.sizes, output, inner.operands, schedule.dot, wide)
     block = _Blocks(inner, schedule, groups).found
     turns = tuple(c for c in groups.spread if block[c] < inner.sides[c] or inner.sides[c] == 1)
     take = tuple((c, n) for c, n in block.items() if n > 1)
@@ -39,13 +41,16 @@ def _tree(inner: Inner, g: TileGroups) -> Tree:
     """The dots, what they are scaled by, and the sums that are left to the end."""
     within = [o for o in inner.operands if not set(o.rows) <= set(inner.kept)]
     (x,) = map(Factor, inner.stored)
+    # Where each tile has a key of its own, its positions in turn are all that is added up.
+    loops = inner.loops(LEAF) if inner.key.level == ITEM else ()
+    if any(g.sampled):
+        left, right = (product(map(Factor, side)) for side in g.sampled)
+        return total(product([x, Dot(left, right, inner.summed)]), loops)
     made: Tree = product([x, *_factors(within)])
     if g.dot:
         made = Dot(_rows(within, g.first), x, g.first)
         made = product([made, *_factors(o for o in within if not set(o.rows) & set(g.contracted))])
         made = Dot(made, _rows(within, g.second), g.second) if g.second else made
-    # Where each tile has a key of its own, its positions in turn are all that is added up.
-    loops = inner.loops(LEAF) if inner.key.level == ITEM else ()
     made = total(made, (*g.spread, *loops, *(() if g.dot else g.second)))
     return total(product([made, *_factors(o for o in inner.operands if o not in within)]), inner.summed)
 
