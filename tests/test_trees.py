@@ -66,6 +66,15 @@ def test_a_sampled_product_over_tiles_is_a_dot() -> None:
     assert not kernel.plan.parts[0].schedule.tree.dots
 
 
+@pytest.mark.parametrize("lanes", [1, 4, 16])
+def test_lanes_and_a_dense_axis_are_contracted_together(lanes: int) -> None:
+    case = TreeCase("ijk,ijht,khs->its", "coo", "0||12", lanes=lanes)
+    kernel = case.kernel()
+    dot, multiply = "sum[nonzero](dot[lane h](X * C, B))", "sum[nonzero lane h](X * B * C)"
+    assert str(kernel.plan.parts[0].schedule.tree) == (dot if lanes > 1 else multiply)
+    torch.testing.assert_close(interpreted(kernel, case.operands()[1]), case.expected())
+
+
 def test_the_tree_of_a_plan_is_shown_and_kept() -> None:
     case = TreeCase(MTTKRP, "coo", "0||12")
     x, dense = case.operands()

@@ -89,6 +89,7 @@ TREES = (
     TreeCase("ijk,ijht,khs->its", "coo", "0||12", "sum[nonzero](dot[lane h](X * B, C))"),
     TreeCase("ijk,ijht,khs->its", "coo", "0||12", "sum[nonzero](dot[h lane](B, C * X))"),
     TreeCase("ijk,ijht,khs->its", "coo", "0||12", "sum[nonzero lane h](X * B * C)"),
+    TreeCase("ijk,ijht,khs->its", "coo", "0||12", lanes=4),
     TreeCase("ijk,ijkh,ihs->is", "coo", "0||12", "sum[nonzero lane](dot[h](X * B, C))"),
     TreeCase("ijk,ijkh,hs->ijks", "coo", "||012", "dot[h](X * B, C)"),
     TreeCase("ijk,ijkh,hs->ijks", "coo", "0||12", "dot[h](B, C) * X"),

@@ -30,7 +30,9 @@ def by_levels(inner: Inner, schedule: Schedule) -> Tree:
             # Lanes are summed with the outermost loop that has them.
             lanes = (LANES,) if axis.side_by_side and not inner.lanes(home) else ()
             inputs = [_total(inner, schedule, inputs, axis.name, lanes), *factors[home]]
-    return total(product(inputs), inner.summed)
+    tree = product(inputs)
+    contracted = {a for node in tree.nodes() if isinstance(node, Dot) for a in node.over}
+    return total(tree, (a for a in inner.summed if a not in contracted))
 
 
 def _by_level(inner: Inner) -> list[list[Tree]]:
@@ -47,18 +49,30 @@ def _by_level(inner: Inner) -> list[list[Tree]]:
 
 def _total(inner: Inner, schedule: Schedule, factors: Sequence[Tree], loop: str, lanes: tuple[str, ...]) -> Tree:
     """The sum of a product over a loop and over the lanes, by a dot where the lanes make one."""
-    sides = _matrix_halves(inner, schedule, factors) if lanes and schedule.dot else None
-    if sides:
-        left, right = map(product, sides)
-        return total(Dot(left, right, lanes), (loop,))
-    return total(product(factors), (loop, *lanes))
+    found = _matrix_product(inner, schedule, factors, lanes) if lanes and schedule.dot else None
+    return total(found, (loop,)) if found else total(product(factors), (loop, *lanes))
 
 
-def _matrix_halves(inner: Inner, schedule: Schedule, factors: Sequence[Tree]) -> tuple[list[Tree], list[Tree]] | None:
-    """Two sets of factors with no dense axis in common, so that summing the lanes is a matrix product."""
-    if inner.view.lanes < MIN_DOT:
+def _matrix_product(inner: Inner, schedule: Schedule, factors: Sequence[Tree], lanes: tuple[str, ...]) -> Tree | None:
+    """Summing the lanes as a matrix product; or the lanes and dense axes together, of blocks that nonzeros gather."""
+    if inner.view.lanes >= MIN_DOT and (halves := _matrix_halves(inner, schedule, factors, frozenset())):
+        return Dot(product(halves[0]), product(halves[1]), lanes)
+    names = {name for tree in factors for name in tree.factors}
+    outside = {a for o in inner.operands if o.name not in names for a in o.axes}
+    halves = _matrix_halves(inner, schedule, factors, frozenset(inner.summed) - outside)
+    if halves is None:
         return None
-    groups = joined((_dense(inner, tree), tree) for tree in factors)
+    left, right = map(product, halves)
+    over = [c for c in inner.summed if c not in outside and c in _dense(inner, left) & _dense(inner, right)]
+    deep = inner.view.lanes * prod(map(schedule.block, over))
+    return Dot(left, right, (*lanes, *over)) if over and inner.view.lanes > 1 and deep >= MIN_DOT else None
+
+
+def _matrix_halves(
+    inner: Inner, schedule: Schedule, factors: Sequence[Tree], summed: frozenset[str]
+) -> tuple[list[Tree], list[Tree]] | None:
+    """Two sets of factors with no dense axis in common but some that are summed, each with enough of its own."""
+    groups = joined((_dense(inner, tree) - summed, tree) for tree in factors)
     sized = sorted((g for g in groups if g[0]), key=lambda g: -prod(map(schedule.block, g[0])))
     if len(sized) < 2:
         return None
