@@ -18,6 +18,7 @@ from sparsetc.errors import (
     TransformError,
 )
 from sparsetc.formats import register_format
+from sparsetc.ir.contraction_tree import parse_tree
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.kernel import Kernel
 from sparsetc.ops import contract, mttkrp, sddmm, spmm, ttm, ttmc, ttv
@@ -68,6 +69,7 @@ __all__ = [
     "explain",
     "mttkrp",
     "options",
+    "parse_tree",
     "plan_bcb",
     "plan_hls",
     "read",

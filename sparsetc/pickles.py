@@ -15,6 +15,7 @@ from sparsetc import coords as crd
 from sparsetc.blocks import checked
 from sparsetc.errors import FormatError
 from sparsetc.inputs import as_coords, as_values
+from sparsetc.ir.contraction_tree import Dot, Factor, Multiply, Sum
 from sparsetc.ir.einsum import Bound, Einsum, verify
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.options import Options, current, with_settings
@@ -112,4 +113,4 @@ def kernel(
     return Kernel(made, sparse, drop_zeros)
 
 
-torch.serialization.add_safe_globals([kernel, Plan, Part, Schedule, Storage])
+torch.serialization.add_safe_globals([kernel, Plan, Part, Schedule, Storage, Factor, Multiply, Dot, Sum])

@@ -18,8 +18,8 @@ from sparsetc.contraction import wrap
 from sparsetc.formats import FORMATS
 from sparsetc.formats.tiles import sides_of
 from sparsetc.integers import summed_dtype
+from sparsetc.ir.default_tree.groups import groups_of
 from sparsetc.ir.einsum import Bound, run
-from sparsetc.ir.lower.groups import groups_of
 from sparsetc.ir.parse import parse
 from sparsetc.ir.reference import coordinates
 

@@ -157,7 +157,8 @@ def _step(printer: FunctionPrinter, s: Value) -> None:
     printer.put(f"{at} = {at}[:, None] + count({word_}[:, None] & {below}[None, :])")
     values = stored.array("values")
     printer.put(f"{out.name} = tl.load({values} + {at}, mask={has}, other=0){widened(printer, s)}")
-    sizes = [printer.positions(group) for group in sides_of(out) if group]
+    groups = sides_of(out) if out.folded else tuple((c,) for c in out.axes)
+    sizes = [printer.positions(group) for group in groups if group]
     if sizes[1:] != [counted.places]:
         printer.put(f"{out.name} = tl.reshape({out.name}, {sizes})")
 

@@ -49,6 +49,19 @@ class Types:
     """The target counts bits by an instruction of PTX; elsewhere, and under the interpreter, shifts and masks do."""
 
 
+@dataclass(frozen=True)
+class Matrix:
+    """A side of a dot."""
+
+    text: str
+    turned: bool
+    """Whether what is summed are its rows."""
+
+    def by(self, turned: bool) -> str:
+        """The matrix with what is summed in its rows, or in its columns."""
+        return self.text if turned == self.turned else f"tl.trans({self.text})"
+
+
 def signature(head: str, args: list[str], tail: str) -> list[str]:
     """A head and its arguments in parentheses, over as many lines as it takes."""
     one = f"{head}({', '.join(args)}){tail}"
@@ -216,8 +229,9 @@ class FunctionPrinter(Layout):
         elif halves.multiplies(self, s):
             halves.product(self, s)
         elif self.types.accumulate == "int64":  # no matrix unit multiplies 64-bit integers
-            left, right = (self.matrix(side, own, u, "")[0] for side, own in self.factors(s))
-            self.put(f"{name} += tl.sum(({left})[:, :, None] * ({right})[:, None, :], 0)")
+            left, right = (self.matrix(side, s.contracted, own, u) for side, own in self.factors(s))
+            sums = "+=" if s.accumulate else "="
+            self.put(f"{name} {sums} tl.sum(({left.by(True)})[:, :, None] * ({right.by(True)})[:, None, :], 0)")
         else:
             self.dot(s, name, u)
 
@@ -226,11 +240,9 @@ class FunctionPrinter(Layout):
         precision = self.p.precision if self.types.accumulate == "float32" else "ieee"
         cast = ".to(tl.bfloat16)" if precision == "bf16" else ""
         how = "" if precision == "bf16" else f', input_precision="{precision}"'
-        (left, turned), (right, standing) = (self.matrix(side, own, u, cast) for side, own in self.factors(s))
-        left = f"tl.trans({left})" if turned else left
-        right = right if standing else f"tl.trans({right})"
+        left, right = (self.matrix(side, s.contracted, own, u, cast) for side, own in self.factors(s))
         total = f", {name}" if s.accumulate else ""
-        self.put(f"{name} = tl.dot({left}, {right}{total}{how}, out_dtype={self.acc})")
+        self.put(f"{name} = tl.dot({left.by(False)}, {right.by(True)}{total}{how}, out_dtype={self.acc})")
 
     @staticmethod
     def factors(s: Product) -> tuple[tuple[Sequence[Tile], tuple[str, ...]], tuple[Sequence[Tile], tuple[str, ...]]]:
@@ -238,17 +250,18 @@ class FunctionPrinter(Layout):
         rows, columns = sides_of(s.out)
         return (s.left, rows), (s.right, columns)
 
-    def matrix(self, tiles: Sequence[Tile], free: tuple[str, ...], u: str, cast: str) -> tuple[str, bool]:
-        """(a side of a dot as a matrix, whether its summed axes come first), as its largest factor has them."""
+    def matrix(
+        self, tiles: Sequence[Tile], summed: tuple[str, ...], free: tuple[str, ...], u: str, cast: str = ""
+    ) -> Matrix:
+        """A side of a dot, its summed axes and the others folded in the order in which its largest factor has them."""
         largest = max(tiles, key=lambda t: len(t.axes))
-        shared = tuple(a for a in largest.axes if a not in free)
-        first = largest.axes[:1] == shared[:1]
-        rows, columns = (shared, free) if first else (free, shared)
+        first = largest.axes[0] in summed
+        rows, columns = (summed, free) if first else (free, summed)
         stored = self.half and any(s.out == largest for s in values.statements(self))
         cast = "" if stored else cast
         if len(tiles) == 1 and largest.folded == len(rows) and largest.axes == (*rows, *columns):
-            return f"{self.named(largest, u)}{cast}", first
+            return Matrix(f"{self.named(largest, u)}{cast}", first)
         text = self.times(tiles, u, (*rows, *columns))
         if len(rows) != 1 or len(columns) != 1:
             text = f"tl.reshape({text}, {[prod(map(self.size, axes)) for axes in (rows, columns)]})"
-        return (f"({text}){cast}" if cast and " * " in text else text + cast), first
+        return Matrix(f"({text}){cast}" if cast and " * " in text else text + cast, first)

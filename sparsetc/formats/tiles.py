@@ -48,7 +48,7 @@ def view_of(shape: tuple[int, ...], storage: Storage, bitmap: bool) -> View:
     sequence = storage.sequence or (*rest[:-1], *storage.item, *rest[-1:])
     last = storage.contracted if storage.sequence else len(rest[-1:])
     deep = prod(sides[m] for m in sequence[len(sequence) - last :])
-    word = max(8, min(32, deep, prod(sides)))
+    word = next((bits for bits in (32, 16) if deep % bits == 0), 8)
     own = Tiles(sides=sides, sequence=sequence, bitmap=bitmap, word=word, contracted=storage.contracted)
     return View(len(shape), item, tile, (), False, **vars(own))
 

@@ -340,7 +340,7 @@ class _Walk:
         if not s.dot:
             self.multiply += visits * (self._cells(s.out.axes) * len(s.inputs))
             return
-        self.dot += visits * (2 * prod(a.block for a in self.p.axes if a.letter in {*s.out.axes, *s.right[-1].axes}))
+        self.dot += visits * (2 * prod(a.block for a in self.p.axes if a.letter in {*s.out.axes, *s.contracted}))
         if not self.sides:  # what is gathered by lanes is multiplied into the sides, and stored for the dot to read
             rows = visits * sum(self._cells(t.axes) for t in s.inputs)
             self.multiply, self.staged = self.multiply + rows, self.staged + rows.bytes

@@ -26,7 +26,7 @@ WORDS = frozenset(
 STRUCTURE = frozenset(("bits", "block_full", "block_ptr", "item_ptr", "lane_len", "value_ptr", "values"))
 """The arrays of a packed part that hold no coordinates."""
 _LETTERED = re.compile(rf"[A-Za-z]|({'|'.join(LETTERED)})_[A-Za-z]|([a-w]|operand_\d+)_[A-Za-z]+|.*_bits")
-_NUMBER = re.compile(r"(_\d+)+$")
+_NUMBER = re.compile(r"\d*(_\d+)*$")
 at = "at_{}".format
 """The name of a mode's coordinate, or of the positions of a dense axis."""
 inside = "in_{}".format
@@ -49,5 +49,5 @@ def is_free(name: str) -> bool:
         return False
     if hasattr(builtins, name):
         return False
-    own = _NUMBER.sub("", name)  # statements that are taken several at a time are numbered
+    own = _NUMBER.sub("", name)  # what a tree makes several of is numbered, and so are steps taken together
     return own not in WORDS | STRUCTURE and not _LETTERED.fullmatch(own)

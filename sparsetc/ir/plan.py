@@ -8,7 +8,7 @@ In: choices made by `planner`. Out: `Plan`, packed by `formats` and lowered by `
                | name  options                  # a request: what is not said is chosen
     part      := format(storage)  nonzeros  schedule
     storage   := item modes | lane modes | leaf modes, and the sizes the format cuts by    # what arrays depend on
-    schedule  := lanes, unroll, warps, dense blocks, dot or multiply, precision            # what they do not
+    schedule  := lanes, unroll, warps, dense blocks, dot or multiply, precision, tree      # what they do not
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparsetc.errors import PlanError
+from sparsetc.ir.contraction_tree import Tree
 
 FIXED = ("coo", "fiber", "rows", "coo+rows", "fiber+rows")
 """Plans of one sparse operand whose formats their names say."""
@@ -104,6 +105,14 @@ class Schedule:
     pieces: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Powers of two that add up to what a program takes of a dense axis of the output, in place of its block; of one
     axis at most."""
+    tree: Tree | None = None
+    """What is multiplied, contracted by dots and summed, in which order; None is what `ir.default_tree` says."""
+    take: tuple[tuple[str, int], ...] = ()
+    """Positions along the sides of a tile that a program has at once, in registers, powers of two, by letter; of a
+    letter that is not named, one. Only a schedule that has a tree says this, and what follows."""
+    turns: tuple[str, ...] = ()
+    """Letters of a tile whose positions are taken in turn by loops, outermost first; what a program has neither at
+    once nor in turn is split over the grid."""
 
     def block(self, axis: str) -> int:
         """Block size of a dense axis."""
@@ -150,7 +159,8 @@ class Part:
         where = f" ({self.label})" if self.label else ""
         lanes = max(self.storage.lanes, self.schedule.lanes)
         size = f"{self.nnz:,} nonzeros, {lanes} lanes, {self.schedule.warps} warps"
-        return f"{self.format}[{modes}]{where}: {size}"
+        tree = f", {self.schedule.tree}" if self.schedule.tree else ""
+        return f"{self.format}[{modes}]{where}: {size}{tree}"
 
 
 @dataclass(frozen=True)
@@ -232,7 +242,7 @@ def _verify_plain(value: object) -> None:
     elif isinstance(value, tuple | list):
         for one in value:
             _verify_plain(one)
-    elif isinstance(value, Part | Storage | Schedule):
+    elif isinstance(value, Part | Storage | Schedule | Tree):
         _verify_plain(tuple(vars(value).values()))
     elif not isinstance(value, int | None):
         raise PlanError(f"a plan holds numbers and texts, found {type(value).__name__}")
@@ -260,7 +270,9 @@ def verify(plan: Plan) -> None:
         for what, size in sizes:
             if size < 1 or size & (size - 1):
                 raise PlanError(f"{where}: {what} must be a power of two, found {size}")
-        if len(part.schedule.pieces) > 1 or (part.schedule.pieces and part.schedule.dot):
+        tree = part.schedule.tree
+        dots = part.schedule.dot if tree is None else tree.dots
+        if len(part.schedule.pieces) > 1 or (part.schedule.pieces and dots):
             raise PlanError(f"{where}: one axis at most is taken in pieces, where nothing is contracted by dots")
         for what, size, least in (
             ("max_fiber_len", part.storage.max_fiber_len, 0),

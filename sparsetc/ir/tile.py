@@ -156,7 +156,7 @@ class Zero:
 
 @dataclass(frozen=True)
 class Product:
-    """``out`` (+)= the product of the inputs; where `right` is not empty, a dot of `left` and it over the lanes."""
+    """``out`` (+)= the product of the inputs; where `right` is not empty, a dot of both over what `out` lacks."""
 
     out: Tile
     left: tuple[Tile, ...]
@@ -170,8 +170,13 @@ class Product:
 
     @cached_property
     def dot(self) -> bool:
-        """Whether the lanes are contracted by a matrix product."""
+        """Whether axes are contracted by a matrix product."""
         return bool(self.right)
+
+    @cached_property
+    def contracted(self) -> tuple[str, ...]:
+        """The axes that a dot contracts, which both sides have."""
+        return tuple(dict.fromkeys(a for t in self.right for a in t.axes if a not in self.out.axes))
 
 
 @dataclass(frozen=True)
@@ -341,7 +346,9 @@ class TileProgram:
     @cached_property
     def half(self) -> bool:
         """Whether its values are stored in bfloat16: those of tiles, where dots would round them to it anyway."""
-        return bool(self.view.sides) and self.precision == "bf16" and bool(self.dots)
+        stored = {s.out for s, _ in self.statements if isinstance(s, Value)}
+        contracted = any(tile in stored for dot in self.dots for tile in dot.inputs)
+        return bool(self.view.sides) and self.precision == "bf16" and contracted
 
     def __repr__(self) -> str:
         return f'TileProgram("{self.equation}", part {self.number}: {self.format}, {self.view})'

@@ -47,15 +47,15 @@ def verify(program: TileProgram) -> None:
         if isinstance(statement, Product):
             if statement.accumulate:
                 inputs += (statement.out.name,)
-            if statement.dot and (LANES in statement.out.axes or not statement.out.folded):
-                raise PlanError(f"{statement.out}: a dot contracts the lanes and folds the other axes in two")
+            if statement.dot and not statement.out.folded:
+                raise PlanError(f"{statement.out}: a dot folds in two the axes that it does not contract")
             brought = {a for t in statement.inputs for a in t.axes}
             if not brought >= {*statement.out.axes}:
                 unknown = [a for a in statement.out.axes if a not in brought]
                 raise PlanError(f"{statement.out}: no factor has axis {', '.join(unknown)}")
             summed = brought - {*statement.out.axes}
-            if summed - ({LANES, *program.letters} if statement.dot else set()):
-                raise PlanError(f"{statement.out}: a product sums no axis (a dot: the lanes), found {sorted(summed)}")
+            if summed and not statement.dot:
+                raise PlanError(f"{statement.out}: a product sums no axis, found {sorted(summed)}")
         elif isinstance(statement, Add):
             adds += 1
             missing = set(statement.axes) - set(statement.source.axes)

@@ -73,8 +73,7 @@ def line(p: TileProgram, s: Statement) -> str:
     if isinstance(s, Product):
         spec = ",".join("".join(_short(a) for a in t.axes) for t in s.inputs) + "->" + "".join(map(_short, s.out.axes))
         factors = ", ".join(t.name for t in s.inputs)
-        shared = [a for t in s.right for a in t.axes if a not in s.out.axes]
-        over = shared if p.view.sides or p.view.pairs else ["the lanes"]
+        over = ["the lanes" if a == LANES else a for a in s.contracted]
         present = dict.fromkeys(a for t in s.inputs for a in t.axes if a != LANES)
         summed = ", ".join(a for a in present if a not in s.out.axes)
         how = f"dot over {', '.join(over)}, {p.precision}" if s.dot else f"sum over {summed}" if summed else "multiply"

@@ -45,7 +45,7 @@ Arrays a packed part must hold, by name (P items, B blocks, N stored nonzeros):
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -291,6 +291,10 @@ class View(Tiles):
         if self.blocks:
             return (Blocks("block", lanes=self.lanes), Fibers("nonzero", self.lanes))
         return (Run("nonzero", self.lanes),)
+
+    def taking(self, lanes: int) -> View:
+        """The view by so many lanes, where the storage leaves their number to the schedule: in runs of nonzeros."""
+        return replace(self, lanes=lanes) if isinstance(self.loops[0], Run) else self
 
     def lookups(self, level: int) -> tuple[Lookup, ...]:
         """What the coordinates of a level read of arrays."""

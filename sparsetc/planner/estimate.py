@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sparsetc.errors import PlanError
+from sparsetc.formats import get_format
+from sparsetc.ir.lower import Target, scheduled
 from sparsetc.ir.plan import Part, Plan
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.choice import Estimate
@@ -27,7 +30,16 @@ def suited(plan: Plan, problem: Problem) -> Plan:
     parts = [p if problem.backend == "triton" else _one_lane(p) for p in plan.parts]
     if not problem.products:
         parts = [replace(p, schedule=replace(p.schedule, dot=False)) for p in parts]
-    return replace(plan, parts=tuple(parts))
+    return replace(plan, parts=tuple(_with_tree(p, problem) for p in parts))
+
+
+def _with_tree(part: Part, problem: Problem) -> Part:
+    """The part with the tree that is lowered; `PlanError` for a tree of dots where the type has none."""
+    if part.schedule.tree is not None and part.schedule.tree.dots and not problem.products:
+        raise PlanError(f"tree {part.schedule.tree}: integers have no matrix product")
+    view = get_format(part.format).view(problem.shape, part.storage)
+    target = Target(problem.sparse_output, in_operand_order=part.format == "coo")
+    return replace(part, schedule=scheduled(problem.bound, view, part.schedule, target))
 
 
 def _one_lane(part: Part) -> Part:

@@ -1,20 +1,21 @@
-"""A contraction in the making: its computations in an order of data flow, without loops and zeros.
+"""A tree -> computations in an order of data flow, without loops and zeros.
 
-In: tiles. Out: statements, which `place` puts into loops. What a lowering composes::
-
-    tile  :=  load                              # stored values, rows of a dense operand, scales
-           |  multiply(tiles)                   # the tile einsum that sums nothing
-           |  dot(tiles, tiles, over axes)      # a matrix product
-           |  sum(tile, over axes)              # over axes that are in registers
-           |  accumulate(tile, level)           # over the loops inside a level
+In: a `Tree` that was checked. Out: statements, which `place` puts into loops. A product, or a dot, that is summed over
+loops becomes an accumulator, which lives outside of them; what it depends on beside is summed in registers, in the
+order in which the tree has them. The last sums, over lanes and dense axes, are left to the statement that adds the
+result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from sparsetc.ir.tile import LANES, Gather, Product, Scale, Statement, Sum, Tile, Value
+from sparsetc.ir import contraction_tree as trees
+from sparsetc.ir.contraction_tree import Dot, Factor, Multiply, Tree
+from sparsetc.ir.lower.check import home, turns_of_sums
+from sparsetc.ir.nest.axes import Axis
+from sparsetc.ir.tile import LANES, Decode, Gather, Product, Scale, Statement, Sum, Tile, Value, made
 
 
 class DataFlow:
@@ -35,39 +36,43 @@ class DataFlow:
         self.statements.append(statement)
         return statement.out
 
-    def multiply(self, name: str, factors: Sequence[Tile]) -> Tile:
-        """The product of tiles, which sums no axis."""
-        return self.make(Product(Tile(name, self._axes(factors), _level(factors)), tuple(factors)))
+    def called(self, name: str) -> str:
+        """The name, with a number where it is taken."""
+        taken = {made(s) for s in self.statements}
+        return next(n for n in (name, *(f"{name}{n}" for n in range(2, len(taken) + 3))) if n not in taken)
 
-    def scale(self, name: str, tile: Tile, factors: Sequence[Tile]) -> Tile:
-        """A tile times factors, its axes first; itself where there are none."""
-        if not factors:
-            return tile
-        axes = dict.fromkeys((*tile.axes, *self._axes((tile, *factors))))
-        return self.make(Product(Tile(name, tuple(axes), _level((tile, *factors))), (tile, *factors)))
+    def multiply(self, name: str, factors: Sequence[Tile]) -> Tile:
+        """The product of tiles, which sums no axis: the axes of a dot stay together, and come first."""
+        axes = [a for t in factors if t.folded for a in t.axes]
+        axes += [a for a in self._axes(factors) if a not in axes]
+        return self.make(Product(Tile(self.called(name), tuple(axes), _level(factors)), tuple(factors)))
+
+    def scale(self, tile: Tile, factor: Tile) -> Tile:
+        """A tile times a factor of some of its axes, by the name of the tile."""
+        return self.make(Product(replace(tile, folded=0), (tile, factor)))
 
     def dot(self, name: str, left: Sequence[Tile], right: Sequence[Tile], over: Iterable[str]) -> Tile:
         """The matrix product of two sides, whose rows and columns are the axes of each side that are not summed."""
         rows, columns = self._free(left, set(over)), self._free(right, set(over))
-        out = Tile(name, (*rows, *columns), _level((*left, *right)), folded=len(rows))
+        out = Tile(self.called(name), (*rows, *columns), _level((*left, *right)), folded=len(rows))
         return self.make(Product(out, tuple(left), tuple(right)))
 
     def sum(self, name: str, tile: Tile, over: Iterable[str]) -> Tile:
         """A tile summed over those of the axes that it has; itself where it has none of them."""
         summed = set(over)
         axes = tuple(a for a in tile.axes if a not in summed)
-        return self.make(Sum(Tile(name, axes, tile.level), tile)) if axes != tile.axes else tile
+        return self.make(Sum(Tile(self.called(name), axes, tile.level), tile)) if axes != tile.axes else tile
 
     def accumulate(self, name: str, tile: Tile, level: int) -> Tile:
         """The sum of a tile, the last that was made, over the loops inside a level.
 
         A product is added up by the statement that multiplies.
         """
-        last, out = self.statements[-1], replace(tile, name=name, level=level)
+        last = self.statements[-1]
         if isinstance(last, Product) and last.out == tile and not last.accumulate:
-            self.statements[-1] = replace(last, out=out, accumulate=True)
-            return out
-        return self.make(Product(out, (tile,), accumulate=True))
+            self.statements.pop()
+            return self.make(replace(last, out=replace(tile, name=self.called(name), level=level), accumulate=True))
+        return self.make(Product(replace(tile, name=self.called(name), level=level), (tile,), accumulate=True))
 
     def _axes(self, tiles: Sequence[Tile]) -> tuple[str, ...]:
         """The axes that tiles have together; one alone keeps the order of its own."""
@@ -82,3 +87,132 @@ class DataFlow:
 def _level(tiles: Iterable[Tile]) -> int:
     """The level at which the product of some tiles is known."""
     return max(t.level for t in tiles)
+
+
+class Contraction:
+    """A tree in the making: the tiles of its nodes, by node."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        flow: DataFlow,
+        around: Sequence[Axis],
+        load: Callable[[str], Value | Gather],
+        level: Callable[[str], int],
+    ) -> None:
+        """Nothing is made yet.
+
+        Args:
+            tree: what is computed.
+            flow: where statements go.
+            around: the loops, outermost first.
+            load: what reads a factor.
+            level: the level at which a factor is read.
+        """
+        self.tree, self.flow, self.around, self.load, self._level = tree, flow, around, load, level
+        self.made: dict[Tree, Tile] = {}
+        self.dots = [node for node in tree.nodes() if isinstance(node, Dot)]
+        # What nothing but the last sums follows is the result.
+        self.last = tree.tree if isinstance(tree, trees.Sum) and not self._over(tree) else tree
+
+    def run(self, levels: Sequence[Sequence[Decode]], factors: Iterable[str]) -> Tile:
+        """What is to be added to the output: factors are read, and what dots take is multiplied, as soon as known.
+
+        Args:
+            levels: what reads the coordinates of each level.
+            factors: all of them, in the order in which they are read.
+        """
+        late = set(self._late())
+        wanted = [name for name in factors if name in self.tree.factors and name not in late]
+        for level, decodes in enumerate(levels):
+            self.flow.statements += decodes
+            for name in wanted:
+                if self._level(name) == level:
+                    self.tile(Factor(name))
+            for node in self._sides(level):
+                self.tile(node)
+        return self.tile(self.tree)
+
+    def level(self, node: Tree) -> int:
+        """The level at which a node is known."""
+        if isinstance(node, Factor):
+            return self._level(node.name)
+        if isinstance(node, trees.Sum) and self._loops(node.over):
+            return home(self.around, node.over)
+        return max(map(self.level, node.parts))
+
+    def _sides(self, level: int) -> list[Tree]:
+        """The products of factors that a dot takes, and that are known at a level above the dot's."""
+        sides = [(side, dot) for dot in self.dots for side in dot.parts if isinstance(side, Multiply)]
+        return [side for side, dot in sides if self.level(side) == level < self.level(dot)]
+
+    def _late(self) -> list[str]:
+        """Factors that positions of a tile are multiplied by after a sum over loops: they are read then."""
+        products = [
+            node for node in self.tree.nodes() if isinstance(node, Multiply) and any(map(self._along, node.factors))
+        ]
+        after = [p.trees for p in products if any(isinstance(t, trees.Sum) and self._loops(t.over) for t in p.trees)]
+        return [t.name for own in after for t in own if isinstance(t, Factor)]
+
+    def _along(self, factor: str) -> bool:
+        """Whether a program has several positions along a stored tile of a factor at once."""
+        return bool(set(self.load(factor).out.axes) - {LANES, *self.flow.dense})
+
+    # -- nodes ------------------------------------------------------------------------------------------------------
+    def tile(self, node: Tree) -> Tile:
+        """The tile of a node, made once."""
+        if node not in self.made:
+            self.made[node] = self._make(node)
+        return self.made[node]
+
+    def _make(self, node: Tree) -> Tile:
+        if isinstance(node, Factor):
+            return self.flow.make(self.load(node.name))
+        if isinstance(node, Multiply):
+            return self.flow.multiply(self._product_name(node), [self.tile(part) for part in node.trees])
+        if isinstance(node, Dot):
+            return self.flow.dot("part", self._side(node.left, node), self._side(node.right, node), node.over)
+        assert isinstance(node, trees.Sum)
+        return self._sum(node)
+
+    def _side(self, side: Tree, dot: Dot) -> list[Tile]:
+        """What a side of a dot is the product of: over the lanes, which each step has anew, its factors."""
+        fused = isinstance(side, Multiply) and LANES in dot.over and self.level(side) == self.level(dot)
+        return [self.tile(part) for part in (side.parts if fused else (side,))]
+
+    def _product_name(self, node: Multiply) -> str:
+        for dot, name in zip(self.dots, "wv", strict=False):
+            if node in dot.parts and all(isinstance(part, Factor) for part in node.trees):
+                return name
+        if all(isinstance(part, Factor) for part in node.trees):
+            return "term"
+        return "result" if node == self.last else "scaled"
+
+    def _loops(self, over: Iterable[str]) -> list[Axis]:
+        return [axis for axis in self.around if axis.name in over]
+
+    def _over(self, node: trees.Sum) -> tuple[str, ...]:
+        """What a sum is over, without what is left to the end."""
+        if node != self.tree:
+            return node.over
+        end = [a == LANES or a in self.flow.dense for a in node.over]
+        while end and end[-1]:
+            end.pop()
+        return node.over[: len(end)]
+
+    def _sum(self, node: trees.Sum) -> Tile:
+        """Registers and loops are summed as they come."""
+        tile = self.tile(node.tree)
+        looped = [axis.name for axis in self.around]
+        for beside, loops in turns_of_sums(self._over(node), looped, tile.axes):
+            tile = self.flow.sum("step" if loops else "summed", tile, beside)
+            for name, own in self._apart(loops):
+                tile = self.flow.accumulate(name, tile, home(self.around, own))
+        return tile
+
+    def _apart(self, loops: Sequence[str]) -> list[tuple[str, list[str]]]:
+        """(what the sum over some loops is called, the loops), the innermost first."""
+        found: dict[str, list[str]] = {}
+        for axis in reversed(self._loops(loops)):
+            found.setdefault(axis.sums, []).append(axis.name)
+        return [*found.items()]

@@ -1,156 +1,175 @@
-"""What all lowerings share: the program around a body; and what those of one sparse operand do: operands and keys.
+"""The one lowering: a tree over the axes of a view -> a verified tile program.
 
-In: a `View`, a `Schedule` and a `Target`; of one sparse operand, a `Bound` einsum. Out: a verified `TileProgram`.
+In: an `Inner` einsum and a `Schedule` that has a tree. Out: a `TileProgram`. The tree says what is computed
+(`contract`), and one rule where each computation stands (`place`); what is read, and along which axes, follows from the
+axes of the view and from the positions that the schedule takes of them.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.einsum import Bound
-from sparsetc.ir.lower.contract import DataFlow
+from sparsetc.ir.contraction_tree import Dot, Sum, Tree
+from sparsetc.ir.inner import Inner, X
+from sparsetc.ir.lower.check import verify_tree
+from sparsetc.ir.lower.contract import Contraction, DataFlow
 from sparsetc.ir.lower.place import place
-from sparsetc.ir.nest.axes import ITEM, LEVELS, Turns
-from sparsetc.ir.operands import dense_axes, named_operands, printed_sizes
+from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS, Axis, Turns
 from sparsetc.ir.plan import Schedule
-from sparsetc.ir.tile import Add, Decode, DenseAxis, Key, Loop, Operand, Position, Row, Slot, Tile, TileProgram
+from sparsetc.ir.tile import Add, Decode, DenseAxis, Gather, Loop, Row, Scale, Slot, Tile, TileProgram, Value
 from sparsetc.ir.tile_checks import verify
-from sparsetc.ir.view import View
 
 
-@dataclass(frozen=True)
-class Target:
-    """Where results go: rows of a dense output, slots of a sparse one, or the nonzeros' own positions."""
+class Lowering:
+    """One part's program in the making."""
 
-    sparse: bool = False
-    in_operand_order: bool = False
-    """Whether the part keeps the operand's own order, so that a nonzero's position is its slot."""
-    owned: bool = False
-    """Whether no two items add to one row, so that results may be stored."""
-    rows: int = 1
-    """Rows of the output."""
-    index64: bool = False
-    """Whether positions of the stored nonzeros need 64 bits."""
-
-
-class Lowering(ABC):
-    """One part's program in the making: a subclass names its axes and letters, and says what is computed."""
-
-    equation: str
-    letters: tuple[str, ...]
-    """Letters of the sparse operand, or the axes of a pair of tiles."""
-    dense: tuple[DenseAxis, ...] = ()
-    """Axes that only dense operands have."""
-    positions: tuple[DenseAxis, ...] = ()
-    """Axes along a stored tile."""
-    operands: tuple[Operand, ...] = ()
-    terms: tuple[tuple[str, ...], ...] = ()
-    turns: tuple[Turns, ...] = ()
-    """The sides of a tile whose positions are taken in turn, outermost first."""
-    output: str
-    output_axes: tuple[str, ...]
-    key: Key
-    """Where results go."""
-
-    def __init__(self, view: View, schedule: Schedule, target: Target) -> None:
-        self.view, self.schedule, self.target = view, schedule, target
-
-    @abstractmethod
-    def contract(self, flow: DataFlow) -> Tile:
-        """Appends what is computed, and gives what is to be added to the output."""
+    def __init__(self, inner: Inner, schedule: Schedule) -> None:
+        """Raises `PlanError` where the schedule's tree is none of the einsum's."""
+        assert schedule.tree is not None
+        self.inner, self.schedule, self.view = inner, schedule, inner.view
+        self.tree: Tree = schedule.tree
+        each = ((c, schedule.pieces_of(c)) for c in inner.dense)
+        self.dense = tuple(DenseAxis(c, inner.sizes[c], sum(own) or schedule.block(c), pieces=own) for c, own in each)
+        self.take = dict(schedule.take)
+        self.positions = tuple(
+            DenseAxis(c, side, self.take.get(c, 1), inner.folds.get(c, ())) for c, side in inner.sides.items()
+        )
+        # The tiles of two operands are longer along a side than what is worth unrolling.
+        unrolled, turned = len(inner.stored) == 1, (c for c in schedule.turns if c in inner.sides)
+        turns = (Turns(c, inner.sides[c], self.take.get(c, 1), unrolled) for c in turned)
+        self.around: tuple[Axis, ...] = (*self.view.loops, *turns)
+        verify_tree(inner, schedule, self.around)
+        self._check_order()
 
     def program(self, number: int, format: str) -> TileProgram:
         """The verified program."""
-        flow = DataFlow([a.letter for a in self.dense], self.letters)
-        total = self.contract(flow)
+        inner, schedule = self.inner, self.schedule
+        total, flow = self.contract()
         # Results may be stored where rows have one owner, and no summed axis is split over the grid.
-        owned = self.target.owned and all(a.programs == 1 or a.letter in self.output_axes for a in self.dense)
-        statements = (*flow.statements, Add(total, self.key, self.output_axes, owned))
+        owned = inner.target.owned and all(a.programs == 1 or a.letter in inner.output_axes for a in self.dense)
+        statements = (*flow.statements, Add(total, inner.key, inner.output_axes, owned))
         made = TileProgram(
-            equation=self.equation,
+            equation=inner.equation,
             number=number,
             format=format,
             view=self.view,
-            letters=self.letters,
+            letters=inner.letters,
             axes=(*self.dense, *self.positions),
-            operands=self.operands,
-            output=self.output,
-            output_axes=self.output_axes,
-            body=place(statements, [Loop(axis) for axis in (*self.view.loops, *self.turns)]),
-            unroll=self.schedule.unroll,
-            masked_unroll=self.schedule.masked_unroll,
-            warps=self.schedule.warps,
-            stages=self.schedule.stages,
-            precision=self.schedule.precision,
-            slot=self.key.array if isinstance(self.key, Slot) else "",
-            rows=self.target.rows,
-            index64=self.target.index64,
-            terms=self.terms,
+            operands=inner.operands,
+            output=inner.output,
+            output_axes=inner.output_axes,
+            body=place(statements, list(map(Loop, self.around))),
+            unroll=schedule.unroll,
+            masked_unroll=schedule.masked_unroll,
+            warps=schedule.warps,
+            stages=schedule.stages,
+            precision=schedule.precision,
+            slot=inner.key.array if isinstance(inner.key, Slot) else "",
+            rows=inner.target.rows,
+            index64=inner.target.index64,
+            terms=inner.terms,
         )
         verify(made)
         return made
 
+    def contract(self) -> tuple[Tile, DataFlow]:
+        """What is to be added to the output, and the computations that make it."""
+        flow = DataFlow(self.inner.dense, tuple(self.inner.sides))
+        made = Contraction(self.tree, flow, self.around, self.load, self.inner.level)
+        total = made.run([*map(self.decodes, range(len(LEVELS)))], (*self.inner.stored, *self.inner.operand))
+        for scale in [*map(flow.make, map(self.scale, self.inner.scaled))]:
+            total = flow.scale(total, scale)
+        return total, flow
 
-class DenseLowering(Lowering):
-    """A lowering of one sparse operand and dense ones."""
+    # -- what is read -----------------------------------------------------------------------------------------------
+    def load(self, factor: str) -> Value | Gather:
+        """What reads a factor."""
+        return self.value(factor) if factor in self.inner.stored else self.gather(factor)
 
-    def __init__(self, bound: Bound, view: View, schedule: Schedule, target: Target) -> None:
-        """Raises `PlanError` where the view is not of the sparse operand's order, or a letter repeats."""
-        super().__init__(view, schedule, target)
-        e = bound.einsum
-        (sparse,) = e.sparse
-        self.equation, self.letters = str(e), e.inputs[sparse]
-        if len(self.letters) != view.order or len(set(self.letters)) != view.order:
-            raise PlanError(f"a view of order {view.order} cannot serve the sparse operand {''.join(self.letters)!r}")
-        sizes = self.sizes = printed_sizes(bound)
-        each = ((c, schedule.pieces_of(c)) for c in dense_axes(bound))
-        self.dense = tuple(DenseAxis(c, sizes[c], sum(own) or schedule.block(c), pieces=own) for c, own in each)
-        self.output, self.operands = named_operands(bound)
-        self.output_axes = tuple(c for c in e.output if c not in self.letters)
-        self.kept = tuple(c for c in e.output if c in self.letters)
-        self.level = {self.letters[c.mode]: level for level, own in enumerate(view.levels) for c in own}
-        self.key = self._key(sizes)
+    def value(self, name: str) -> Value:
+        """Stored values: what a dot sums is behind the others, as the columns of a matrix."""
+        over = next((own for own, side in self._sides if side == name), ())
+        axes = tuple(c for c in self.stored_order if c in self.inner.stored[name] and c in self.take)
+        rows = tuple(c for c in axes if c not in over)
+        columns = tuple(c for c in axes if c in over)
+        out = Tile(name.lower(), (*self.inner.lanes(LEAF), *rows, *columns), LEAF, folded=len(rows) if columns else 0)
+        return Value(out, name.lower()) if name != X or len(self.inner.stored) > 1 else Value(out)
 
-    def _key(self, sizes: dict[str, int]) -> Key:
-        """Where results go: known where all letters are that the output keeps."""
-        level = self.depth(self.kept)
-        if not self.target.sparse:  # the row-major index of the kept letters
-            return Row(tuple((c, prod(sizes[d] for d in self.kept[n + 1 :])) for n, c in enumerate(self.kept)), level)
-        if self.target.in_operand_order and not self.view.sides and len(self.kept) == len(self.letters):
-            return Position()
-        return Slot(f"{LEVELS[level]}_slot", level, self.kept if self.view.sides else ())
+    def scale(self, name: str) -> Scale:
+        """What the rows of tiles in halves are worth."""
+        return Scale(Tile(f"{name.lower()}_scale", self.inner.stored[name][:1], ITEM), name.lower())
 
-    def depth(self, letters: tuple[str, ...]) -> int:
-        """The level at which the coordinates of all these letters are known."""
-        return max((self.level[c] for c in letters), default=ITEM)
+    def gather(self, name: str) -> Gather:
+        """Rows of a dense operand, one a lane where its rows are known by lane, along the positions of its letters."""
+        o = self.inner.operand[name]
+        level = self.inner.depth(o.rows)
+        lanes, own = self.inner.lanes(level), tuple(c for c in self.inner.letters if c in o.rows and c in self.take)
+        letters = (*o.axes, *o.rows) if self.inner.sides else (*o.rows, *o.axes)
+        return Gather(Tile(f"{name.lower()}_{''.join(letters) or 'scalar'}", (*lanes, *o.axes, *own), level), o)
 
     def decodes(self, level: int) -> list[Decode]:
         """What reads the coordinates of one level that are wanted; along the sides of a tile, once the tile's are."""
-        view, read, found = self.view, self.view.coordinates, []
-        for mode in (c.mode for c in view.levels[level] if self.letters[c.mode] in self._wanted):
-            letter = self.letters[mode]
-            if not read[mode].sides:
-                found.append(Decode(letter, read[mode], level, tile=bool(view.sides)))
-            if view.sides and letter in self._addressed:
-                size = self.sizes[letter]
-                found.append(Decode(letter, view.along[mode], level, end=0 if view.within(mode, size) else size))
+        view, letters, found = self.view, self.inner.letters, []
+        for mode in (c.mode for c in view.levels[level] if letters[c.mode] in self._wanted):
+            letter, along = letters[mode], view.along.get(mode)
+            if not view.coordinates[mode].sides:
+                found.append(Decode(letter, view.coordinates[mode], level, tile=along is not None))
+            if along is not None and letter in self._addressed:
+                size = self.inner.sizes[letter]
+                found.append(Decode(letter, along, level, end=0 if view.within(mode, size) else size))
         return found
 
     @cached_property
     def _addressed(self) -> set[str]:
         """Letters whose coordinates an operand or the key reads."""
-        kept = self.kept if isinstance(self.key, Row) else ()
-        return {c for o in self.operands for c in o.rows} | set(kept)
+        kept = self.inner.kept if isinstance(self.inner.key, Row) else ()
+        return {c for o in self.inner.operands for c in o.rows} | set(kept)
 
     @cached_property
     def _wanted(self) -> set[str]:
         """Letters whose coordinates are addressed, or read by another coordinate that is."""
-        wanted = set(self._addressed)
+        wanted, letters = set(self._addressed), self.inner.letters
         for mode, coordinate in reversed(self.view.coordinates.items()):
-            if self.letters[mode] in wanted:
-                wanted |= {self.letters[m] for m in coordinate.modes}
+            if letters[mode] in wanted:
+                wanted |= {letters[m] for m in coordinate.modes}
         return wanted
+
+    # -- the order of a tile's positions ----------------------------------------------------------------------------
+    @cached_property
+    def _sides(self) -> list[tuple[tuple[str, ...], str]]:
+        """(what a dot sums, a side of it) of the sides that are factors."""
+        dots = [node for node in self.tree.nodes() if isinstance(node, Dot)]
+        return [(dot.over, str(side)) for dot in dots for side in dot.parts]
+
+    @cached_property
+    def contracted(self) -> tuple[str, ...]:
+        """The letters of positions that dots sum, those of the first dot last."""
+        dots = [node.over for node in self.tree.nodes() if isinstance(node, Dot)]
+        return tuple(c for over in reversed(dots) for c in self.inner.sides if c in over)
+
+    @cached_property
+    def stored_order(self) -> tuple[str, ...]:
+        """Positions as a dot's side has them: what is summed beside dots, what is kept, what dots sum."""
+        summed = {c for node in self.tree.nodes() if isinstance(node, Sum) for c in node.over}
+        beside = sorted((c for c in self.inner.sides if c in summed), key=lambda c: c not in self.schedule.turns)
+        kept = [c for c in self.inner.sides if c not in summed and c not in self.contracted]
+        return (*beside, *kept, *self.contracted)
+
+    def _check_order(self) -> None:
+        """Raise `PlanError` where bits are stored for the dots of another tree: values would be searched for."""
+        view, inner = self.view, self.inner
+        stored = [inner.letters[m] for m in view.sequence]
+        found, wanted = (
+            [c for c in own if inner.sides[c] > 1 and self._taken(c)] for own in (stored, self.stored_order)
+        )
+        if view.bitmap and view.contracted and found != wanted:
+            raise PlanError(
+                f"tiles are stored in the order {''.join(stored)} for dots over {''.join(stored[-view.contracted :])}; "
+                f'"{inner.equation}" takes them in the order {"".join(self.stored_order)}, with dots over '
+                f"{''.join(self.contracted) or 'nothing'}: plan it anew, or leave out the storage's sequence"
+            )
+
+    def _taken(self, letter: str) -> bool:
+        """Whether positions of a letter are taken at once or in turn, and not over the grid."""
+        return letter in self.take or letter in self.schedule.turns

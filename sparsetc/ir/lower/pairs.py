@@ -22,12 +22,13 @@ from functools import lru_cache
 from math import prod
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.lower.contract import DataFlow
-from sparsetc.ir.lower.lowering import Lowering, Target
-from sparsetc.ir.nest.axes import ITEM, LEAF, Turns
+from sparsetc.ir.default_tree.by_pairs import by_pairs
+from sparsetc.ir.inner import Inner, Target
+from sparsetc.ir.lower.lowering import Lowering
+from sparsetc.ir.nest.axes import ITEM
 from sparsetc.ir.operands import MIN_DOT
 from sparsetc.ir.plan import F16X3, Schedule
-from sparsetc.ir.tile import DenseAxis, Position, Scale, Tile, TileProgram, Value
+from sparsetc.ir.tile import Position, TileProgram
 from sparsetc.ir.view import PAIRED, Tiles, View
 from sparsetc.ir.view import verify as verify_view
 
@@ -59,63 +60,34 @@ def lower_pairs(
         PlanError, FormatError: sides that are not powers of two, letters that repeat, or bitmaps or multiplications in
             f16x3.
     """
-    lowering = PairLowering(equation, folds, schedule, replace(target, owned=True), bitmaps, least)
-    verify_view(lowering.view)
-    return lowering.program(0, " x ".join("bcb" if tiles.volume > 1 else "coo" for tiles in lowering.view.pairs))
+    letters = [c for fold in folds for c, _ in fold]
+    if len(set(letters)) != len(letters):
+        raise PlanError(f"rows, columns and inner positions share no letter, found {''.join(letters)!r}")
+    named = dict(zip(map(_name, folds, ("row", "column", "inner")), folds, strict=True))
+    (row, column, inner), sides = named, {name: prod(side for _, side in fold) for name, fold in named.items()}
+    free = zip((row, column), bitmaps, strict=True)
+    stored = tuple(_stored(sides[c], sides[inner], bitmap, schedule.precision == F16X3) for c, bitmap in free)
+    view = View(0, (), (), (), False, pairs=stored)
+    verify_view(view)
+    made = Inner(
+        equation=equation,
+        view=view,
+        target=replace(target, owned=True),
+        letters=tuple(named),
+        stored=dict(zip(map(str.upper, PAIRED), ((row, inner), (column, inner)), strict=True)),
+        sides=sides,
+        key=Position(ITEM),
+        output="Z",
+        output_axes=(row, column),
+        folds=named,
+    )
+    chosen = by_pairs(made, schedule, least) if schedule.tree is None else schedule
+    return Lowering(made, chosen).program(0, " x ".join("bcb" if tiles.volume > 1 else "coo" for tiles in stored))
 
 
-class PairLowering(Lowering):
-    """The lowering of pairs of tiles."""
-
-    output, key = "Z", Position(ITEM)
-
-    def __init__(
-        self,
-        equation: str,
-        folds: tuple[Fold, Fold, Fold],
-        schedule: Schedule,
-        target: Target,
-        bitmaps: tuple[bool, bool],
-        least: int,
-    ) -> None:
-        letters = [c for fold in folds for c, _ in fold]
-        if len(set(letters)) != len(letters):
-            raise PlanError(f"rows, columns and inner positions share no letter, found {''.join(letters)!r}")
-        row, column, inner = self.positions = _axes(folds, schedule.dot, least)
-        self.halves = schedule.precision == F16X3
-        free = zip((row, column), bitmaps, strict=True)
-        stored = tuple(_stored(axis.size, inner.size, bitmap, self.halves) for axis, bitmap in free)
-        super().__init__(View(0, (), (), (), False, pairs=stored), schedule, target)
-        self.equation, self.letters = equation, tuple(a.letter for a in self.positions)
-        self.output_axes = self.letters[:2]
-        self.terms = ((row.letter, inner.letter), (column.letter, inner.letter))
-        self.turns = () if schedule.dot else (Turns(inner.letter, inner.size, inner.block, unrolled=False),)
-
-    def contract(self, flow: DataFlow) -> Tile:
-        """A pair's product, added up over the pairs, and scaled where tiles are in halves."""
-        dot = self.schedule.dot
-        own = zip(PAIRED, self.terms, strict=True)
-        x, y = (flow.make(Value(Tile(n, c if dot else c[:1], LEAF, folded=int(dot)), n)) for n, c in own)
-        product = flow.dot("total", [x], [y], self.letters[2:]) if dot else flow.multiply("total", (x, y))
-        total = flow.accumulate("total", product, ITEM)
-        if self.halves:
-            own = zip(PAIRED, self.terms, strict=True)
-            for scale in [flow.make(Scale(Tile(f"{n}_scale", c[:1], ITEM), n)) for n, c in own]:
-                total = flow.scale("total", total, [scale])
-        return total
-
-
-def _axes(folds: tuple[Fold, Fold, Fold], dot: bool, least: int) -> tuple[DenseAxis, DenseAxis, DenseAxis]:
-    """Rows, columns, inner; without a dot a loop takes one inner position at a time."""
-
-    def axis(fold: Fold, role: str) -> DenseAxis:
-        size = prod(side for _, side in fold)
-        name = "".join(c for c, _ in fold) or f"one_{role}"
-        block = max(size, least) if dot else 1 if role == "inner" else size
-        return DenseAxis(name, size, block, fold)
-
-    rows, columns, inner = folds
-    return axis(rows, "row"), axis(columns, "column"), axis(inner, "inner")
+def _name(fold: Fold, role: str) -> str:
+    """What an axis is called: its letters, or the role of one that has none."""
+    return "".join(c for c, _ in fold) or f"one_{role}"
 
 
 def _stored(free: int, inner: int, bitmap: bool, halves: bool) -> Tiles:

@@ -26,6 +26,16 @@ class Axis:
     """What its positions number."""
 
     @property
+    def sums(self) -> str:
+        """What a sum over it is called in a program."""
+        return "total"
+
+    @property
+    def side_by_side(self) -> int:
+        """How many of what a turn takes lie in lanes, each with coordinates of its own; 0 where there are no lanes."""
+        return 0
+
+    @property
     def level(self) -> int:
         """The level of what is known in the loop and not outside it."""
         return LEAF
@@ -54,6 +64,10 @@ class Blocks(Each):
 
     lanes: int = 1
 
+    @property
+    def side_by_side(self) -> int:
+        return self.lanes
+
 
 @dataclass(frozen=True)
 class Run(Axis):
@@ -61,12 +75,24 @@ class Run(Axis):
 
     lanes: int
 
+    @property
+    def side_by_side(self) -> int:
+        return self.lanes
+
 
 @dataclass(frozen=True)
 class Fibers(Axis):
     """The steps of a block: a step takes the next nonzero of each of its fibers, which lie side by side."""
 
     lanes: int
+
+    @property
+    def sums(self) -> str:
+        return "fiber_sum"
+
+    @property
+    def side_by_side(self) -> int:
+        return self.lanes
 
 
 @dataclass(frozen=True)

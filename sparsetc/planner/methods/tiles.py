@@ -11,8 +11,8 @@ import torch
 
 from sparsetc.formats.tiles import VOLUME, sides_of
 from sparsetc.ir.cost import Statistics
-from sparsetc.ir.lower.groups import TileGroups, groups_of
-from sparsetc.ir.lower.tiles import MOST_SUMS
+from sparsetc.ir.default_tree.by_groups import MOST_SUMS
+from sparsetc.ir.default_tree.groups import TileGroups, groups_of
 from sparsetc.ir.operands import MIN_DOT, dense_axes, named_operands
 from sparsetc.ir.plan import Part, Schedule, Storage
 from sparsetc.ir.view import tiles_along
@@ -39,6 +39,8 @@ MATRIX = 8192
 ELEMENTWISE_BYTES = 8192
 """Bytes of sums of a program of one warp that multiplies without dots: 64 registers a thread. The assembler takes
 minutes over 16 times as many."""
+SAMPLED_RANKS, SAMPLED_WARPS = 64, 4
+"""Most elements of a dense axis that a sampled product contracts, and the warps of its program; not measured."""
 FUSED_RANKS, FUSED_MATRIX = 64, {"tf32x3": 1024}
 """`RANKS` and `MATRIX` in a fused launch (4,096 elsewhere): registers it takes are lost to the scalar programs too."""
 
@@ -119,6 +121,8 @@ def _schedule(problem: Problem, groups: TileGroups, fused: bool) -> Schedule:
     padded = {c: 1 << max(n - 1, 0).bit_length() for c, n in sizes.items()}
     if problem.backend != "triton":
         return Schedule(1, tuple(padded.items()), problem.floating, problem.precision)
+    if any(groups.sampled):
+        return _sampled(problem, groups, padded)
     if not groups.dot:
         return _elementwise(problem, groups, padded)
     if groups.second:
@@ -135,6 +139,16 @@ def _schedule(problem: Problem, groups: TileGroups, fused: bool) -> Schedule:
     columns = max(MIN_DOT, min(64 if fused else 128, matrix // prod(blocks.values())))
     warps = 1 if fused else 4 if ranks >= 64 and problem.precision != "tf32" else 2
     return Schedule(warps, tuple(blocks.items()), True, problem.precision, stages=2, columns=columns)
+
+
+def _sampled(problem: Problem, groups: TileGroups, padded: dict[str, int]) -> Schedule:
+    """A dot of dense rows, as long as a side's matrix has room for, times what is stored."""
+    side = dict(zip(problem.letters, sides_of(problem.bound.extents(problem.letters)), strict=True))
+    rows = {o.name: o.rows for o in named_operands(problem.bound)[1]}
+    wide = max(prod(side[c] for name in names for c in rows[name]) for names in groups.sampled)
+    most = max(MIN_DOT, min(SAMPLED_RANKS, MATRIX // wide))
+    blocks = fit({c: max(MIN_DOT, min(n, most)) for c, n in padded.items()}, list(padded), most)
+    return Schedule(SAMPLED_WARPS, tuple(blocks.items()), True, problem.precision, stages=2)
 
 
 def _elementwise(problem: Problem, groups: TileGroups, padded: dict[str, int]) -> Schedule:

@@ -14,7 +14,7 @@ S x 16 by 16 x (i, j), then (i, S) x 16 by 16 x R, kept positions being columns 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import prod
@@ -25,6 +25,8 @@ from sparsetc.ir.operands import MIN_DOT, joined, named_operands, printed_sizes
 from sparsetc.ir.plan import Storage
 from sparsetc.ir.tile import Operand
 
+SAMPLED = 4096
+"""Most positions of a tile at which a dense product is sampled."""
 COLUMNS = 256
 """Most columns of a dot over tiles."""
 MATRIX_RATE = 8
@@ -45,6 +47,8 @@ class TileGroups:
     """Kept, all positions at once; with a second dot, as many as a program's matrix has room for."""
     gridded: tuple[str, ...] = ()
     """Kept, one position a program."""
+    sampled: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    """Operands, by name, of the two sides of a dot over their dense axes, which is multiplied by what is stored."""
 
     @property
     def dot(self) -> bool:
@@ -80,19 +84,44 @@ def groups_of(bound: Bound, sides: Sequence[int], dot: bool = True) -> TileGroup
         sides: positions of a tile along each of its modes.
         dot: whether the type has a matrix instruction.
     """
-    problem = _Problem(bound, dict(zip(bound.einsum.inputs[bound.einsum.sparse[0]], sides, strict=True)))
+    e = bound.einsum
+    side = dict(zip(e.inputs[e.sparse[0]], sides, strict=True))
+    return divided(side, printed_sizes(bound), e.output, named_operands(bound)[1], dot)
+
+
+def divided(
+    side: Mapping[str, int],
+    sizes: Mapping[str, int],
+    output: Collection[str],
+    operands: Sequence[Operand],
+    dot: bool,
+    wide: bool = True,
+) -> TileGroups:
+    """The division of letters that have sides, of an output and of dense operands.
+
+    Args:
+        side: positions of a tile by letter.
+        sizes: of all letters.
+        output: letters of the result.
+        operands: the dense ones.
+        dot: whether the type has a matrix instruction.
+        wide: whether a program has enough of the dense axes for a dot to sum them.
+    """
+    problem = _Problem(side, sizes, output, operands)
     found = [*problem.single(), *problem.chained()] if dot else []
-    return min(found, key=lambda f: f[0])[1] if found else problem.elementwise()
+    if found:
+        return min(found, key=lambda f: f[0])[1]
+    return (problem.sampled() if dot and wide else None) or problem.elementwise()
 
 
 class _Problem:
-    def __init__(self, bound: Bound, side: dict[str, int]) -> None:
-        e = bound.einsum
-        self.side, self.sizes = side, printed_sizes(bound)
-        self.letters = tuple(side)
-        self.kept = tuple(c for c in self.letters if c in e.output)
-        self.summed = tuple(c for c in self.letters if c not in e.output)
-        _, operands = named_operands(bound)
+    def __init__(
+        self, side: Mapping[str, int], sizes: Mapping[str, int], output: Collection[str], operands: Sequence[Operand]
+    ) -> None:
+        self.side, self.sizes, self.letters = side, sizes, tuple(side)
+        self.kept = tuple(c for c in self.letters if c in output)
+        self.summed = tuple(c for c in self.letters if c not in output)
+        self.operands, self.output = operands, output
         self.inner = tuple(o for o in operands if set(o.rows) & set(self.summed))
         """Operands that vary along what is summed; the others scale the result once."""
         tied = {c for o in self.inner for c in o.rows if c in self.kept}
@@ -106,7 +135,7 @@ class _Problem:
         named = [(tuple(c for c in self.letters if c in s), tuple(ops)) for s, ops in groups]
         return sorted(named, key=lambda g: -self.letters.index(g[0][-1]))  # of equals, the last letter is contracted
 
-    def positions(self, letters: Sequence[str]) -> int:
+    def positions(self, letters: Iterable[str]) -> int:
         """Positions of a tile along these letters."""
         return prod(self.side[c] for c in letters)
 
@@ -171,6 +200,23 @@ class _Problem:
                 break
             columns = (c, *columns)
         return columns, tuple(kept[: len(kept) - len(columns)])
+
+    def sampled(self) -> TileGroups | None:
+        """The dense product sampled at what is stored: nothing is summed but dense axes, which both sides have."""
+        summed = {a for o in self.operands for a in o.axes} - set(self.output)
+        wide = [o for o in self.operands if o.rows and set(o.axes) >= summed]
+        if self.summed or not summed or len(wide) != len(self.operands) or set(self.output) & set(wide[0].axes):
+            return None
+        groups = joined((o.rows, o) for o in wide)
+        largest = max(groups, key=lambda g: self.positions(tuple(g[0])), default=None)
+        if len(groups) < 2 or largest is None:
+            return None
+        sides = [largest[1], [o for g in groups if g is not largest for o in g[1]]]
+        rows = [self.positions({c for o in side for c in o.rows}) for side in sides]
+        if min(rows) < MIN_DOT or self.positions(self.letters) > SAMPLED:
+            return None
+        left, right = (tuple(o.name for o in side) for side in sides)
+        return TileGroups((), (), (), self.letters, (), (left, right))
 
     def elementwise(self) -> TileGroups:
         """No dot: one letter's positions side by side, a kept one where there is one that no operand ties down."""

@@ -1,0 +1,200 @@
+"""The contraction of one work item, as data: what is multiplied, contracted by dots and summed, and in which order.
+
+In: names of factors and of axes. Out: a `Tree`, a field of a `Schedule`, which `ir.lower` obeys. The grammar, which is
+also how a tree is printed and parsed::
+
+    tree   ::= factor { * factor }
+    factor ::= name                              # X, stored values; B, C, ..., dense operands; of pairs X and Y
+             | dot[axis ...](tree, tree)         # a matrix product, which sums over these axes
+             | sum[axis ...](tree)               # a sum over axes, from left to right
+             | (tree)
+
+An axis is a loop (``nonzero``, ``block``, ``tile``, ``pair``), ``lane``, what lies side by side in its steps, or a
+letter: of a dense axis, or of the positions along a side of a tile. So ``sum[j tile](dot[k](C, X) * B)`` is a small
+matrix product over k for each j, scaled by a row of B and added up over j and the tiles of an item.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from sparsetc.errors import PlanError
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A node: how a tensor is made of factors."""
+
+    @property
+    def parts(self) -> tuple[Tree, ...]:
+        """The trees that it is made of."""
+        return ()
+
+    @property
+    def summed(self) -> tuple[str, ...]:
+        """The axes that the node itself sums over."""
+        return ()
+
+    def __repr__(self) -> str:
+        return f"parse_tree({str(self)!r})"
+
+    def nodes(self) -> Iterator[Tree]:
+        """What it is made of, from left to right, each after its own parts; then itself."""
+        for part in self.parts:
+            yield from part.nodes()
+        yield self
+
+    @cached_property
+    def factors(self) -> tuple[str, ...]:
+        """The names of its factors, from left to right."""
+        return tuple(node.name for node in self.nodes() if isinstance(node, Factor))
+
+    @cached_property
+    def dots(self) -> bool:
+        """Whether a matrix product is part of it."""
+        return any(isinstance(node, Dot) for node in self.nodes())
+
+
+@dataclass(frozen=True, repr=False)
+class Factor(Tree):
+    """Stored values, or a dense operand."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, repr=False)
+class Multiply(Tree):
+    """The product of several trees, position by position."""
+
+    trees: tuple[Tree, ...]
+
+    @property
+    def parts(self) -> tuple[Tree, ...]:
+        return self.trees
+
+    def __str__(self) -> str:
+        return " * ".join(f"({part})" if isinstance(part, Multiply) else str(part) for part in self.trees)
+
+
+@dataclass(frozen=True, repr=False)
+class Dot(Tree):
+    """The matrix product of two trees, summed over axes that both have."""
+
+    left: Tree
+    right: Tree
+    over: tuple[str, ...]
+
+    @property
+    def parts(self) -> tuple[Tree, ...]:
+        return self.left, self.right
+
+    @property
+    def summed(self) -> tuple[str, ...]:
+        return self.over
+
+    def __str__(self) -> str:
+        return f"dot[{' '.join(self.over)}]({self.left}, {self.right})"
+
+
+@dataclass(frozen=True, repr=False)
+class Sum(Tree):
+    """The sum of a tree over axes, one after the other."""
+
+    tree: Tree
+    over: tuple[str, ...]
+
+    @property
+    def parts(self) -> tuple[Tree, ...]:
+        return (self.tree,)
+
+    @property
+    def summed(self) -> tuple[str, ...]:
+        return self.over
+
+    def __str__(self) -> str:
+        return f"sum[{' '.join(self.over)}]({self.tree})"
+
+
+def product(trees: Iterable[Tree]) -> Tree:
+    """The product of trees; one alone is itself."""
+    own = tuple(trees)
+    return Multiply(own) if len(own) != 1 else own[0]
+
+
+def total(tree: Tree, over: Iterable[str]) -> Tree:
+    """The sum of a tree over axes, after those that it is a sum over; itself where there are none."""
+    axes = tuple(over)
+    if axes and isinstance(tree, Sum):
+        return Sum(tree.tree, (*tree.over, *axes))
+    return Sum(tree, axes) if axes else tree
+
+
+def parse_tree(text: str) -> Tree:
+    """The tree that a text stands for; `PlanError` where it stands for none."""
+    return _Parser(text).whole()
+
+
+class _Parser:
+    """Reads a tree from left to right."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.words = text, re.findall(r"\w+|\S", text)
+
+    def whole(self) -> Tree:
+        tree = self.tree()
+        if self.words:
+            self.fail("the end")
+        return tree
+
+    def tree(self) -> Tree:
+        trees = [self.factor()]
+        while self.taken("*"):
+            trees.append(self.factor())
+        return product(trees)
+
+    def factor(self) -> Tree:
+        if self.taken("("):
+            return self.closed(self.tree())
+        name = self.name("a factor")
+        if not self.taken("["):
+            return Factor(name)
+        axes = []
+        while not self.taken("]"):
+            axes.append(self.name("an axis or ']'"))
+        self.expect("(")
+        if name == "sum" and axes:
+            return self.closed(Sum(self.tree(), tuple(axes)))
+        if name == "dot" and axes:
+            left = self.tree()
+            self.expect(",")
+            return self.closed(Dot(left, self.tree(), tuple(axes)))
+        raise PlanError(f"tree {self.text!r}: 'sum' and 'dot' have axes, one or more, found {name!r} with {len(axes)}")
+
+    def closed(self, tree: Tree) -> Tree:
+        self.expect(")")
+        return tree
+
+    def name(self, wanted: str) -> str:
+        if not self.words or not self.words[0].isidentifier():
+            self.fail(wanted)
+        return self.words.pop(0)
+
+    def taken(self, word: str) -> bool:
+        if self.words[:1] != [word]:
+            return False
+        self.words.pop(0)
+        return True
+
+    def expect(self, word: str) -> None:
+        if not self.taken(word):
+            self.fail(repr(word))
+
+    def fail(self, wanted: str) -> None:
+        found = repr(self.words[0]) if self.words else "the end"
+        raise PlanError(f"tree {self.text!r}: expected {wanted}, found {found}")

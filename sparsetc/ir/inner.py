@@ -1,0 +1,160 @@
+"""The einsum of one work item: stored values and dense operands over the axes of a view.
+
+In: a `Bound` einsum with one sparse operand and the `View` of a packed part, or whatever else says what is multiplied;
+a `Target`. Out: `Inner`, over which a tree is chosen, checked and lowered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+
+from sparsetc.errors import PlanError
+from sparsetc.ir.einsum import Bound
+from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS
+from sparsetc.ir.operands import dense_axes, named_operands, printed_sizes
+from sparsetc.ir.tile import LANES, Key, Operand, Position, Row, Slot
+from sparsetc.ir.view import View
+
+X = "X"
+"""The name of stored values in a tree."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where results go: rows of a dense output, slots of a sparse one, or the nonzeros' own positions."""
+
+    sparse: bool = False
+    in_operand_order: bool = False
+    """Whether the part keeps the operand's own order, so that a nonzero's position is its slot."""
+    owned: bool = False
+    """Whether no two items add to one row, so that results may be stored."""
+    rows: int = 1
+    """Rows of the output."""
+    index64: bool = False
+    """Whether positions of the stored nonzeros need 64 bits."""
+
+
+@dataclass(frozen=True, eq=False)
+class Inner:
+    """What one work item computes: factors by name, their letters, and what the result keeps."""
+
+    equation: str
+    view: View
+    target: Target
+    letters: tuple[str, ...]
+    """Letters of the sparse operand, by mode; of pairs of tiles, the axes of a pair."""
+    stored: Mapping[str, tuple[str, ...]]
+    """The letters of each factor of stored values."""
+    sides: Mapping[str, int]
+    """Positions along the sides of a tile, by letter; empty where nonzeros are stored one by one."""
+    key: Key
+    """Where results go."""
+    output: str
+    output_axes: tuple[str, ...]
+    operands: tuple[Operand, ...] = ()
+    dense: tuple[str, ...] = ()
+    """Letters that only dense operands have, in the order in which tiles have them."""
+    kept: tuple[str, ...] = ()
+    """Letters of the sparse operand that the output has."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    folds: Mapping[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
+    """The letters, with their positions, of an axis along a tile that stands for several."""
+
+    @classmethod
+    def of(cls, bound: Bound, view: View, target: Target) -> Inner:
+        """An einsum with one sparse operand; `PlanError` where the view is not of its order, or a letter repeats."""
+        e = bound.einsum
+        (sparse,) = e.sparse
+        letters, sizes = e.inputs[sparse], printed_sizes(bound)
+        if len(letters) != view.order or len(set(letters)) != view.order:
+            raise PlanError(f"a view of order {view.order} cannot serve the sparse operand {''.join(letters)!r}")
+        output, operands = named_operands(bound)
+        return cls(
+            equation=str(e),
+            view=view,
+            target=target,
+            letters=letters,
+            stored={X: letters},
+            sides={letters[mode]: view.sides[mode] for mode in sorted(view.along)},
+            key=_key(letters, e.output, view, target, sizes),
+            output=output,
+            output_axes=tuple(c for c in e.output if c not in letters),
+            operands=operands,
+            dense=dense_axes(bound),
+            kept=tuple(c for c in e.output if c in letters),
+            sizes=sizes,
+        )
+
+    @property
+    def terms(self) -> tuple[tuple[str, ...], ...]:
+        """The axes of each operand of a pair; empty where there is one sparse operand."""
+        return tuple(self.stored.values()) if len(self.stored) > 1 else ()
+
+    @property
+    def scaled(self) -> tuple[str, ...]:
+        """Factors whose rows the result is multiplied by the scales of: those of tiles in halves."""
+        own = zip(self.stored, self.view.pairs, strict=False)
+        return tuple(name for name, tiles in own if tiles.halves)
+
+    @cached_property
+    def operand(self) -> dict[str, Operand]:
+        """The dense operands by name."""
+        return {o.name: o for o in self.operands}
+
+    def depth(self, letters: Iterable[str]) -> int:
+        """The level at which the coordinates of all these letters are known."""
+        return max((self.view.level_of(self.letters.index(c)) for c in letters), default=ITEM)
+
+    def level(self, factor: str) -> int:
+        """The level at which a factor is read."""
+        return LEAF if factor in self.stored else self.depth(self.operand[factor].rows)
+
+    def lanes(self, level: int) -> tuple[str, ...]:
+        """The axis of what lies side by side at a level, where anything does."""
+        beside = any(axis.side_by_side for axis in self.view.loops if axis.level <= level)
+        return (LANES,) if beside else ()
+
+    def loops(self, level: int) -> tuple[str, ...]:
+        """The loops of the view in which a level is known, outermost first."""
+        return tuple(axis.name for axis in self.view.loops if axis.level <= level)
+
+    def axes(self, factor: str) -> frozenset[str]:
+        """The axes on which a factor depends."""
+        level = self.level(factor)
+        around = {*self.loops(level), *self.lanes(level)}
+        if factor in self.stored:
+            return frozenset({*around, *(c for c in self.stored[factor] if c in self.sides)})
+        o = self.operand[factor]
+        return frozenset({*around, *o.axes, *(c for c in o.rows if c in self.sides)})
+
+    @cached_property
+    def keyed(self) -> frozenset[str]:
+        """The axes on which the result depends."""
+        level = self.key.level
+        return frozenset(
+            {*self.loops(level), *self.lanes(level), *self.output_axes, *(c for c in self.kept if c in self.sides)}
+        )
+
+    @cached_property
+    def summed(self) -> tuple[str, ...]:
+        """The dense axes that the output lacks."""
+        return tuple(c for c in self.dense if c not in self.output_axes)
+
+
+def _key(
+    letters: tuple[str, ...], output: tuple[str, ...], view: View, target: Target, sizes: Mapping[str, int]
+) -> Key:
+    """Where results go: known where all letters are that the output keeps."""
+    kept = tuple(c for c in output if c in letters)
+    modes = [letters.index(c) for c in kept]
+    level = max(map(view.level_of, modes), default=ITEM)
+    if not target.sparse:  # the row-major index of the kept letters
+        return Row(tuple((c, prod(sizes[d] for d in kept[n + 1 :])) for n, c in enumerate(kept)), level)
+    if target.in_operand_order and not view.along and len(kept) == len(letters):
+        return Position()
+    return Slot(
+        f"{LEVELS[level]}_slot", level, tuple(c for c, mode in zip(kept, modes, strict=True) if mode in view.along)
+    )

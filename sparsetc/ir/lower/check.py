@@ -1,0 +1,148 @@
+"""What a tree must be to be lowered: every factor once, every axis summed once, and where that can be done.
+
+In: a `Tree`, the `Inner` einsum that it is of, and the roles of a tile's positions. Out: nothing, or a `PlanError`
+that names the node and the fault.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+
+from sparsetc.errors import PlanError
+from sparsetc.ir.contraction_tree import Dot, Factor, Sum, Tree
+from sparsetc.ir.inner import Inner
+from sparsetc.ir.nest.axes import ITEM, LEAF, Axis
+from sparsetc.ir.plan import Schedule
+from sparsetc.ir.tile import LANES
+
+
+def home(around: Sequence[Axis], over: Collection[str]) -> int:
+    """The level at which a sum over loops, one or more, lives: outside of the outermost."""
+    outermost = next(n for n, axis in enumerate(around) if axis.name in over)
+    return max((axis.level for axis in around[:outermost]), default=ITEM)
+
+
+def turns_of_sums(
+    over: Iterable[str], looped: Collection[str], beside: Collection[str]
+) -> list[tuple[list[str], list[str]]]:
+    """(axes in registers, loops) that are summed together, one after the other.
+
+    What lies in registers is summed before the loops that are named with it or behind it, and after those before it.
+    """
+    found: list[tuple[list[str], list[str]]] = [([], [])]
+    for axis in over:
+        if axis not in looped and found[-1][1]:
+            found.append(([], []))
+        registers, loops = found[-1]
+        registers += [axis] if axis in beside else []
+        loops += [axis] if axis in looped else []
+    return found
+
+
+def verify_tree(inner: Inner, schedule: Schedule, around: Sequence[Axis]) -> None:
+    """Raise `PlanError` where the schedule's tree is none of this einsum over these loops, or cannot be lowered."""
+    assert schedule.tree is not None
+    _verify_factors(schedule.tree, inner)
+    _verify_roles(inner, schedule)
+    found = _Check(schedule.tree, inner, around, dict(schedule.take)).axes(schedule.tree)
+    for axis in sorted(found - inner.keyed):
+        raise PlanError(f"tree {schedule.tree}: the result has no axis {axis}, which is never summed")
+    for axis in sorted(inner.keyed - found):
+        raise PlanError(f"tree {schedule.tree}: axis {axis} is summed, which the result keeps")
+
+
+def _verify_factors(tree: Tree, inner: Inner) -> None:
+    known, found = [*inner.stored, *inner.operand], Counter(tree.factors)
+    for name, times in found.items():
+        if name not in known:
+            raise PlanError(f"tree {tree}: there is no factor {name!r}; the einsum has {', '.join(known)}")
+        if times > 1:
+            raise PlanError(f"tree {tree}: factor {name} occurs {times} times")
+    # A pattern's 1s may be left out where something else says which lanes hold a nonzero.
+    told = inner.view.pattern and any(inner.level(name) == LEAF for name in found)
+    for name in known:
+        if name not in found and not (told and name in inner.stored):
+            raise PlanError(f"tree {tree}: factor {name} is missing")
+
+
+def _verify_roles(inner: Inner, schedule: Schedule) -> None:
+    """Positions of a tile are at once, in turn or, where the result keeps them, over the grid."""
+    take = dict(schedule.take)
+    for c in (*take, *schedule.turns):
+        if c not in inner.sides:
+            raise PlanError(f"the schedule takes positions of {c}, along which nothing stored has a side")
+    for c, n in take.items():
+        if n < 1 or n & (n - 1):
+            raise PlanError(f"positions that are taken at once are a power of two, found {n} of {c}")
+    for c, side in inner.sides.items():
+        keeps = c in inner.kept or c in inner.output_axes
+        if keeps and c in schedule.turns:
+            raise PlanError(f"positions of {c} cannot be taken in turn, since the result keeps them")
+        if not keeps and c not in schedule.turns and take.get(c, 1) < side:
+            raise PlanError(f"the {side} positions of {c} are summed, so they are taken at once or in turn")
+
+
+class _Check:
+    """Goes through a tree from its factors on."""
+
+    def __init__(self, tree: Tree, inner: Inner, around: Sequence[Axis], take: dict[str, int]) -> None:
+        self.tree, self.inner, self.around, self.take = tree, inner, around, take
+        self.looped = [axis.name for axis in around]
+
+    def fail(self, node: Tree, why: str) -> PlanError:
+        return PlanError(f"tree {self.tree}: {node} {why}")
+
+    def axes(self, node: Tree) -> frozenset[str]:
+        """The axes on which a node depends."""
+        if isinstance(node, Factor):
+            return self.inner.axes(node.name)
+        parts = [self.axes(part) for part in node.parts]
+        found = frozenset().union(*parts)
+        for axis in node.summed:
+            if node.summed.count(axis) > 1 or any(axis not in part for part in parts):
+                raise self.fail(node, f"cannot sum over {axis}, which it has not, or sums twice")
+            outside = Counter(self.tree.factors) - Counter(node.factors)
+            late = [name for name in outside if axis in self.inner.axes(name)]
+            if late:
+                raise self.fail(node, f"sums over {axis}, on which {late[0]} depends, a factor outside of it")
+        if isinstance(node, Dot):
+            self.dot(node, *parts)
+        elif isinstance(node, Sum):
+            self.sum(node, found)
+        return found - set(node.summed)
+
+    def dot(self, node: Dot, left: frozenset[str], right: frozenset[str]) -> None:
+        """The axes of a dot are in registers, and its sides have axes of their own."""
+        for axis in node.over:
+            if axis in self.looped:
+                raise self.fail(node, f"contracts {axis}, whose positions are taken in turn")
+        rows, columns = (self.beside(side) - set(node.over) for side in (left, right))
+        if rows & columns:
+            raise self.fail(node, f"has axis {min(rows & columns)} on both sides, and does not contract it")
+        if not rows or not columns:
+            raise self.fail(node, f"has a side of no axis but {', '.join(node.over)}")
+
+    def beside(self, axes: frozenset[str]) -> set[str]:
+        """Those of the axes that are in registers."""
+        return {a for a in axes if a == LANES or a in self.take or a in self.inner.dense}
+
+    def sum(self, node: Sum, axes: frozenset[str]) -> None:
+        """Loops are summed from the innermost outwards, dense axes last."""
+        dense = [axis for axis in node.over if axis in self.inner.dense]
+        if dense and node is not self.tree:
+            raise self.fail(node, f"sums over {dense[0]}, which only the whole tree can, or a dot")
+        left = set(axes)
+        for beside, over in turns_of_sums(node.over, self.looped, self.beside(axes)):
+            left -= {*beside, *over}
+            if over:
+                self.loops(node, over, left)
+
+    def loops(self, node: Sum, over: Sequence[str], left: Collection[str]) -> None:
+        """What is summed over loops depends on no loop inside, and its sum lives where a loop of the view ends."""
+        first = min(map(self.looped.index, over))
+        inside = [axis for axis in self.looped[first:] if axis in left]
+        if inside:
+            raise self.fail(node, f"sums over {over[0]} before {inside[0]}, whose loop lies inside")
+        if sum(axis.level <= home(self.around, over) for axis in self.around) > first:
+            raise self.fail(node, f"sums over {over[0]} apart from {self.looped[first - 1]}: both are one sum")

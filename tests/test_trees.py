@@ -1,0 +1,136 @@
+"""Contraction trees: their text, what they are refused for, and that every one that is lowered means the einsum."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from test_ir_runners import interpreted
+from tree_cases import IN_TILE, KEYED, MTTKRP, TREES, TTMC, TreeCase
+
+import sparsetc as stc
+from sparsetc.ir.contraction_tree import Dot, Factor, Multiply, Sum
+
+
+def test_a_tree_is_printed_as_it_is_parsed() -> None:
+    x, b, c, d = map(Factor, "XBCD")
+    tree = Multiply((Sum(Multiply((Dot(c, x, ("k",)), b)), ("j", "tile")), d))
+    assert str(tree) == "sum[j tile](dot[k](C, X) * B) * D"
+    assert stc.parse_tree(str(tree)) == tree
+    assert eval(repr(tree), {"parse_tree": stc.parse_tree}) == tree
+    assert stc.parse_tree("X * (B * C)") == Multiply((x, Multiply((b, c))))
+    assert tree.factors == ("C", "X", "B", "D")
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "expected a factor, found the end"),
+        ("X *", "expected a factor, found the end"),
+        ("X B", "expected the end, found 'B'"),
+        ("sum[](X)", "'sum' and 'dot' have axes, one or more, found 'sum' with 0"),
+        ("mean[i](X)", "found 'mean' with 1"),
+        ("dot[k](X)", "expected ',', found ')'"),
+        ("sum[i](X", "expected ')', found the end"),
+        ("sum[i*](X)", "expected an axis or ']', found '*'"),
+    ],
+)
+def test_a_text_that_is_no_tree(text: str, fault: str) -> None:
+    with pytest.raises(stc.PlanError) as error:
+        stc.parse_tree(text)
+    assert fault in str(error.value)
+
+
+@pytest.mark.parametrize("case", [*TREES, *KEYED], ids=str)
+def test_a_tree_means_its_einsum(case: TreeCase) -> None:
+    kernel = case.kernel()
+    if case.tree:
+        assert str(kernel.plan.parts[0].schedule.tree) == case.tree
+    torch.testing.assert_close(interpreted(kernel, case.operands()[1]), case.expected())
+
+
+@pytest.mark.parametrize("case", [*TREES, *KEYED], ids=str)
+def test_a_torch_program_of_a_tree(case: TreeCase) -> None:
+    found = case.kernel("torch")(*case.operands()[1])
+    found = found.to_dense() if isinstance(found, stc.SparseTensor) else found
+    torch.testing.assert_close(found, case.expected())
+
+
+def test_a_sampled_product_over_tiles_is_a_dot() -> None:
+    x = stc.SparseTensor(torch.randint(0, 32, (3, 300)), torch.randn(300), (32, 32, 32))
+    factors = [torch.randn(32, 24) for _ in range(3)]
+    kernel = stc.compile("ijk,ir,jr,kr->ijk", x, *factors, plan=stc.plan_hls(1), backend="triton")
+    assert str(kernel.plan.parts[0].schedule.tree) == "sum[tile](X * dot[r](B, C * D))"
+    kernel = stc.compile("ijk,ir,jr,kr->ijk", x.with_values(x.values.long()), *(f.long() for f in factors), plan="hls")
+    assert not kernel.plan.parts[0].schedule.tree.dots
+
+
+@pytest.mark.parametrize("lanes", [1, 4, 16])
+def test_lanes_and_a_dense_axis_are_contracted_together(lanes: int) -> None:
+    case = TreeCase("ijk,ijht,khs->its", "coo", "0||12", lanes=lanes)
+    kernel = case.kernel()
+    dot, multiply = "sum[nonzero](dot[lane h](X * C, B))", "sum[nonzero lane h](X * B * C)"
+    assert str(kernel.plan.parts[0].schedule.tree) == (dot if lanes > 1 else multiply)
+    torch.testing.assert_close(interpreted(kernel, case.operands()[1]), case.expected())
+
+
+def test_the_tree_of_a_plan_is_shown_and_kept() -> None:
+    case = TreeCase(MTTKRP, "coo", "0||12")
+    x, dense = case.operands()
+    kernel = case.kernel()
+    assert "sum[nonzero lane](X * B * C)" in str(kernel.plan)
+    assert stc.compile(MTTKRP, x, *dense, plan=kernel.plan, backend="triton").source == kernel.source
+
+
+RUNS = TreeCase(MTTKRP, "coo", "0||12")
+FIBERS = TreeCase(MTTKRP, "fiber", "0|1|2")
+TILES = TreeCase(MTTKRP, "dense_tile", "0|12|", take=IN_TILE, sides=(8, 16, 8))
+
+
+@pytest.mark.parametrize(
+    ("case", "tree", "fault"),
+    [
+        (RUNS, "sum[nonzero lane](X * B)", "factor C is missing"),
+        (RUNS, "sum[nonzero lane](X * B * C * B)", "factor B occurs 2 times"),
+        (RUNS, "sum[nonzero lane](X * B * E)", "there is no factor 'E'; the einsum has X, B, C"),
+        (RUNS, "sum[nonzero](X * B * C)", "the result has no axis lane, which is never summed"),
+        (RUNS, "sum[nonzero lane r](X * B * C)", "axis r is summed, which the result keeps"),
+        (RUNS, "sum[nonzero lane lane](X * B * C)", "cannot sum over lane, which it has not, or sums twice"),
+        (RUNS, "sum[nonzero lane](X * B) * C", "sums over nonzero, on which C depends, a factor outside of it"),
+        (RUNS, "sum[nonzero](dot[lane](X * B, C))", "has axis r on both sides, and does not contract it"),
+        (RUNS, "sum[lane](dot[nonzero](X * B, C))", "contracts nonzero, whose positions are taken in turn"),
+        (replace(RUNS, equation=TTMC), "sum[nonzero](dot[lane](X, B * C))", "has a side of no axis but lane"),
+        (FIBERS, "sum[block lane nonzero](X * B * C)", "sums over block before nonzero, whose loop lies inside"),
+        (FIBERS, "sum[tile lane nonzero](X * B * C)", "cannot sum over tile, which it has not, or sums twice"),
+        (TILES, "sum[tile](dot[k](C, X) * B)", "the result has no axis j, which is never summed"),
+        (TILES, "sum[i j tile](dot[k](C, X) * B)", "axis i is summed, which the result keeps"),
+        (replace(TILES, take=IN_TILE[:2]), "sum[j tile](dot[k](C, X) * B)", "the 8 positions of k are summed"),
+        (replace(TILES, turns=("i",)), "sum[j tile](dot[k](C, X) * B)", "i cannot be taken in turn, since the result"),
+        (replace(TILES, turns=("k",)), "sum[j tile](dot[k](C, X) * B)", "contracts k, whose positions are taken in"),
+        (replace(TILES, take=(("i", 3),)), "sum[j tile](dot[k](C, X) * B)", "are a power of two, found 3 of i"),
+        (replace(RUNS, take=(("i", 4),)), "sum[nonzero lane](X * B * C)", "takes positions of i, along which nothing"),
+        (
+            replace(TILES, take=IN_TILE[:1], turns=("j", "k")),
+            "sum[j tile](sum[k](X * C) * B)",
+            "sums over k apart from j: both are one sum",
+        ),
+        (
+            replace(RUNS, equation="ijk,jr,kr,ir->i"),
+            "sum[nonzero lane](sum[r](X * B * C * D))",
+            "sums over r, which only the whole tree can, or a dot",
+        ),
+    ],
+)
+def test_a_tree_that_is_refused(case: TreeCase, tree: str, fault: str) -> None:
+    with pytest.raises(stc.PlanError) as error:
+        replace(case, tree=tree).kernel()
+    assert fault in str(error.value)
+
+
+def test_integers_have_no_dots() -> None:
+    case = replace(RUNS, equation=TTMC, tree="sum[nonzero](dot[lane](X * B, C))")
+    x, dense = case.operands()
+    whole = x.with_values(x.values.long())
+    with pytest.raises(stc.PlanError, match="integers have no matrix product"):
+        stc.compile(TTMC, whole, *(d.long() for d in dense), plan=case.plan())
