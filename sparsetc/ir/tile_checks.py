@@ -47,13 +47,14 @@ def verify(program: TileProgram) -> None:
         if isinstance(statement, Product):
             if statement.accumulate:
                 inputs += (statement.out.name,)
-            if statement.dot and not statement.out.folded:
-                raise PlanError(f"{statement.out}: a dot folds in two the axes that it does not contract")
-            brought = {a for t in statement.inputs for a in t.axes}
+            left, right = ({a for t in side for a in t.axes} for side in (statement.left, statement.right))
+            brought = left | right
             if not brought >= {*statement.out.axes}:
                 unknown = [a for a in statement.out.axes if a not in brought]
                 raise PlanError(f"{statement.out}: no factor has axis {', '.join(unknown)}")
             summed = brought - {*statement.out.axes}
+            if statement.dot and (summed != left & right or not statement.out.folded):
+                raise PlanError(f"{statement.out}: a dot contracts the axes of both sides and folds the others in two")
             if summed and not statement.dot:
                 raise PlanError(f"{statement.out}: a product sums no axis, found {sorted(summed)}")
         elif isinstance(statement, Add):
