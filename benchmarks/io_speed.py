@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from sparsetc.io import tns
-from sparsetc.tensor import SparseTensor
+from sparsetc.tensor.sparse_tensor import SparseTensor
 
 CASES = (
     ("order 3, whole numbers", (2_000, 3_000, 100_000), False),

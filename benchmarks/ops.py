@@ -14,8 +14,8 @@ import torch
 from common import DEVICE, kernel_microseconds, microseconds, record, tensor
 
 import sparsetc as stc
-from sparsetc.ir.parse import parse
-from sparsetc.ir.reference import run, sampled
+from sparsetc.ir.equation.parse import parse
+from sparsetc.ir.equation.reference import run, sampled
 
 CASES: list[tuple[str, str, dict[str, int]]] = [
     ("c2000_5_mat", "ij,jr->ir", {"r": 128}),

@@ -27,7 +27,7 @@ import torch
 from common import DEVICE, device_microseconds, microseconds, record, relative_error, tensor
 
 import sparsetc as stc
-from sparsetc.kernel import Kernel
+from sparsetc.contraction.kernel import Kernel
 from sparsetc.pair.blocking import Blocking
 from sparsetc.pair.join import Join
 from sparsetc.pair.methods import METHODS

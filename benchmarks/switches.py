@@ -30,8 +30,8 @@ from pair import entry_values, pair_of, reference
 from ttmc import reference as ttmc_reference
 
 import sparsetc as stc
-from sparsetc.dense import matmul_precision
-from sparsetc.ir.operands import MIN_DOT
+from sparsetc.contraction.dense import matmul_precision
+from sparsetc.ir.program.operands import MIN_DOT
 from sparsetc.pair import scalar
 from sparsetc.pair.block_path import BlockPath
 

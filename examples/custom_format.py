@@ -20,8 +20,8 @@ import torch
 
 import sparsetc as stc
 from sparsetc.formats import Packed
-from sparsetc.ir.cost import Statistics
-from sparsetc.ir.view import Computed, View
+from sparsetc.ir.nest.view import Computed, View
+from sparsetc.ir.program.cost import Statistics
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.schedule import schedule_of

@@ -22,7 +22,7 @@ import torch
 
 import sparsetc as stc
 from sparsetc.formats import Packed, words
-from sparsetc.ir.view import Listed, View, tiles_along
+from sparsetc.ir.nest.view import Listed, View, tiles_along
 from sparsetc.testing import check_format
 
 

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sparsetc.api import OPERATIONS, compile, einsum, explain, register_op
+from sparsetc.contraction.kernel import Kernel
 from sparsetc.errors import (
     CoordinateError,
     DeviceError,
@@ -20,14 +21,13 @@ from sparsetc.errors import (
 from sparsetc.formats import register_format
 from sparsetc.ir.contraction_tree import parse_tree
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
-from sparsetc.kernel import Kernel
 from sparsetc.ops import contract, mttkrp, sddmm, spmm, ttm, ttmc, ttv
 from sparsetc.options import options
 from sparsetc.partition import register_partition
-from sparsetc.pattern import CacheInfo, Pattern, cache_info, clear_cache
 from sparsetc.planner.registry import register_plan
 from sparsetc.planner.requests import plan_bcb, plan_hls
-from sparsetc.tensor import SparseTensor
+from sparsetc.tensor.pattern import CacheInfo, Pattern, cache_info, clear_cache
+from sparsetc.tensor.sparse_tensor import SparseTensor
 
 if TYPE_CHECKING:
     from sparsetc import datasets, testing

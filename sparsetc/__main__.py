@@ -20,8 +20,8 @@ import torch
 import sparsetc as stc
 from sparsetc.device import calibrate
 from sparsetc.device.profile import default_gpu
-from sparsetc.ir import reference
-from sparsetc.ir.parse import parse
+from sparsetc.ir.equation import reference
+from sparsetc.ir.equation.parse import parse
 from sparsetc.options import current
 from sparsetc.planner.statistics import Counts
 

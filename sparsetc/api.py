@@ -11,17 +11,17 @@ from typing import Any, TypeVar, overload
 
 import torch
 
-from sparsetc.contraction import Result, compiled, contraction, wrap
-from sparsetc.dense import promoted
-from sparsetc.entry import entry_point, traced_by_modes
+from sparsetc.contraction.contraction import Result, compiled, contraction, wrap
+from sparsetc.contraction.dense import promoted
+from sparsetc.contraction.kernel import Kernel
 from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
 from sparsetc.explain import Explanation
-from sparsetc.inputs import as_dense
-from sparsetc.ir.parse import parse, parse_arguments
-from sparsetc.kernel import Kernel
-from sparsetc.names import check_free, check_identifier
+from sparsetc.ir.equation.parse import parse, parse_arguments
 from sparsetc.options import of_call
-from sparsetc.tensor import SparseTensor
+from sparsetc.support.entry import entry_point, traced_by_modes
+from sparsetc.support.names import check_free, check_identifier
+from sparsetc.tensor.inputs import as_dense
+from sparsetc.tensor.sparse_tensor import SparseTensor
 
 Operand = Any
 

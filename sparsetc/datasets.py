@@ -7,7 +7,7 @@ from importlib.resources import as_file, files
 import torch
 
 from sparsetc.io import read
-from sparsetc.tensor import SparseTensor
+from sparsetc.tensor.sparse_tensor import SparseTensor
 
 __all__ = ["uber"]
 

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 from sparsetc.api import OPERATIONS, einsum, register_op
-from sparsetc.canonical import check_operand
+from sparsetc.contraction.canonical import check_operand
+from sparsetc.contraction.output import without_zeros
 from sparsetc.errors import EquationError, ShapeError
-from sparsetc.inputs import as_dense, check_plain
-from sparsetc.output import without_zeros
-from sparsetc.tensor import SparseTensor
+from sparsetc.tensor.inputs import as_dense, check_plain
+from sparsetc.tensor.sparse_tensor import SparseTensor
 
 MODES = "ijklmnopq"
 """Letters of modes; the rest of the alphabet follows where they run out."""

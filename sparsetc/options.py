@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from sparsetc.convert import available_memory
 from sparsetc.errors import DeviceError, DtypeError, OutOfMemoryError, PlanError
-from sparsetc.memory import as_bytes
+from sparsetc.support.memory import as_bytes
+from sparsetc.tensor.convert import available_memory
 
 PRECISIONS = ("highest", "high", "medium")
 BACKENDS = ("auto", "triton", "torch")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import sparsetc as stc
-from sparsetc.pattern import Pattern
+from sparsetc.tensor.pattern import Pattern
 
 SIZES = {"i": 5, "j": 6, "k": 7, "l": 4, "a": 3, "b": 8, "h": 3, "d": 2, "r": 4}
 

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 import sparsetc as stc
-from sparsetc.contraction import wrap
+from sparsetc.contraction.contraction import wrap
+from sparsetc.contraction.integers import summed_dtype
 from sparsetc.formats import FORMATS
 from sparsetc.formats.tiles import sides_of
-from sparsetc.integers import summed_dtype
 from sparsetc.ir.default_tree.groups import groups_of
-from sparsetc.ir.einsum import Bound, run
-from sparsetc.ir.parse import parse
-from sparsetc.ir.reference import coordinates
+from sparsetc.ir.equation.einsum import Bound, run
+from sparsetc.ir.equation.parse import parse
+from sparsetc.ir.equation.reference import coordinates
 
 TOLERANCE = {
     torch.float64: 1e-13,

@@ -10,7 +10,7 @@ import sparsetc as stc
 from sparsetc.formats import Packed, get_format
 from sparsetc.formats.words import bits_of
 from sparsetc.ir.nest.coordinates import Bits, Constant, Coordinate, Formula, Lookup, Position
-from sparsetc.ir.view import Computed, View
+from sparsetc.ir.nest.view import Computed, View
 
 
 class Diagonals:

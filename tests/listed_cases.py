@@ -16,7 +16,7 @@ import torch
 import sparsetc as stc
 from sparsetc.formats import Packed, words
 from sparsetc.formats.bits import packed_bits
-from sparsetc.ir.view import Listed, Tiles, View, tiles_along
+from sparsetc.ir.nest.view import Listed, Tiles, View, tiles_along
 
 SIDES = (3, 5, 2, 4)
 """Positions along the first, the second, … mode of a tile."""

@@ -11,9 +11,9 @@ import torch
 from cases import Problem, explicit_plan, wrapped
 
 import sparsetc as stc
-from sparsetc.ir import reference
-from sparsetc.kernel import Kernel
-from sparsetc.prepare import BoundPart
+from sparsetc.contraction.kernel import Kernel
+from sparsetc.contraction.prepare import BoundPart
+from sparsetc.ir.equation import reference
 
 CASES: dict[str, tuple[str, str, str]] = {
     "neighbours": ("ij,jr->ir", "coo", "0||1"),

@@ -12,9 +12,9 @@ import torch
 from cases import Problem
 
 import sparsetc as stc
-from sparsetc.ir.operands import MIN_DOT
-from sparsetc.ir.tile import LANES, Product, TileProgram, walk
-from sparsetc.ir.tile_checks import MOST_ELEMENTS
+from sparsetc.ir.program.checks import MOST_ELEMENTS
+from sparsetc.ir.program.operands import MIN_DOT
+from sparsetc.ir.program.tile import LANES, Product, TileProgram, walk
 from sparsetc.planner.schedule import fit
 
 SIZES = dict.fromkeys("ijk", 40) | dict.fromkeys("lm", 12)

@@ -25,8 +25,8 @@ import torch
 from cases import Problem, assert_matches
 
 import sparsetc as stc
-from sparsetc import cache_folder
 from sparsetc.codegen import cache, source_files
+from sparsetc.support import cache_folder
 
 SOURCE = '"""A generated file."""\n\nanswer = 42\n'
 

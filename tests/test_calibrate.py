@@ -22,7 +22,6 @@ from calibration_cases import TINY
 from cases import Problem
 
 import sparsetc as stc
-from sparsetc import cache_folder
 from sparsetc.codegen.launch import TRITON_TYPES
 from sparsetc.device import calibrate as calibration
 from sparsetc.device import profile as profiles
@@ -32,6 +31,7 @@ from sparsetc.device.probes import Probe, ProbeLaunch, probes, starts, torch_pro
 from sparsetc.device.profile import NUMBERS, TABLES, DeviceProfile, cpu, default_gpu
 from sparsetc.device.targets import TARGETS
 from sparsetc.options import Options
+from sparsetc.support import cache_folder
 
 GPU = "NVIDIA Test GPU (80 GB)"
 DAY = "2026-11-20"

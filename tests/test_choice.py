@@ -10,8 +10,8 @@ import torch
 from cases import Problem
 
 import sparsetc as stc
-from sparsetc.ir.cost import cost
-from sparsetc.ir.tile import Add, walk
+from sparsetc.ir.program.cost import cost
+from sparsetc.ir.program.tile import Add, walk
 from sparsetc.planner.candidate import FUSE_BELOW
 
 SIZES = {"i": 60, "j": 50, "k": 40, "r": 32, "s": 32}

@@ -15,7 +15,7 @@ import torch
 from cases import assert_matches, random_sparse, random_values
 
 import sparsetc as stc
-from sparsetc import pickles
+from sparsetc.support import pickles
 
 SPMM = "ij,jr->ir"
 

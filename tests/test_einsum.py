@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparsetc.dense import by_broadcasting
+from sparsetc.contraction.dense import by_broadcasting
 from sparsetc.errors import EquationError, OutOfMemoryError, ShapeError
-from sparsetc.ir import reference
-from sparsetc.ir.einsum import Bound, Einsum, run, verify
-from sparsetc.ir.parse import parse, parse_arguments
-from sparsetc.ir.rewrite import GROWTH, UPSTREAM, Gradient, dense_subexpressions, gradient
+from sparsetc.ir.equation import reference
+from sparsetc.ir.equation.einsum import Bound, Einsum, run, verify
+from sparsetc.ir.equation.parse import parse, parse_arguments
+from sparsetc.ir.equation.rewrite import GROWTH, UPSTREAM, Gradient, dense_subexpressions, gradient
 
 
 def einsum(text: str, sparse: tuple[int, ...] = (0,)) -> Einsum:

@@ -17,10 +17,10 @@ from executable_cases import (
 
 import sparsetc as stc
 from sparsetc.codegen.launch import PartArrays
+from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.lower import Target, lower
-from sparsetc.ir.parse import parse
+from sparsetc.ir.nest.view import Computed, Field, View
 from sparsetc.ir.plan import Schedule
-from sparsetc.ir.view import Computed, Field, View
 
 
 @pytest.mark.parametrize("name", CASES)

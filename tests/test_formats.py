@@ -15,8 +15,8 @@ from sparsetc.formats import FORMATS, Packed, get_format, pack, register_format,
 from sparsetc.formats.base import OWN
 from sparsetc.formats.coo import Coo
 from sparsetc.formats.fiber import Fiber
+from sparsetc.ir.nest.view import Field
 from sparsetc.ir.plan import Storage
-from sparsetc.ir.view import Field
 from sparsetc.testing import PATTERNS, UNBOUNDED, check_format, pattern
 
 SHAPES = {1: (11,), 2: (6, 9), 3: (5, 6, 7), 4: (3, 4, 5, 6), 5: (3, 1, 4, 3, 4), 6: (2, 3, 2, 3, 2, 3)}

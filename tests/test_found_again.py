@@ -14,7 +14,8 @@ import torch
 from cases import assert_matches, random_sparse, random_values
 
 import sparsetc as stc
-from sparsetc import foreign, formats
+from sparsetc import formats
+from sparsetc.tensor import foreign
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse.*beta state:UserWarning")
 
@@ -234,7 +235,7 @@ def test_a_semi_sparse_operand_is_expanded_once(packs: list[str]) -> None:
 
 
 def test_gradients_of_projected_results_compile_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sparsetc import contraction
+    from sparsetc.contraction import contraction
 
     made: list[str] = []
     build: Callable[..., Any] = contraction._parsed

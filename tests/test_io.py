@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 import sparsetc.io as sio
 from sparsetc.errors import DtypeError, FormatError, IOFormatError, ShapeError
-from sparsetc.inputs import DTYPES
 from sparsetc.io import atomic, digits, lines, progress, text
-from sparsetc.tensor import SparseTensor
+from sparsetc.tensor.inputs import DTYPES
+from sparsetc.tensor.sparse_tensor import SparseTensor
 
 REALS = tuple(d for d in DTYPES if not d.is_complex)
 

@@ -15,7 +15,7 @@ import pytest
 import sparsetc.io as sio
 from sparsetc.io import atomic
 from sparsetc.io.atomic import replacing
-from sparsetc.tensor import SparseTensor
+from sparsetc.tensor.sparse_tensor import SparseTensor
 
 posix = pytest.mark.skipif(os.name != "posix", reason="modes, owners and locks of POSIX")
 ONE = SparseTensor([[0], [0]], [1.0])

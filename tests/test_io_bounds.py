@@ -23,7 +23,7 @@ import sparsetc.io as sio
 from sparsetc.errors import IOFormatError, OutOfMemoryError, ShapeError
 from sparsetc.io import bounds, lines
 from sparsetc.options import options
-from sparsetc.tensor import SparseTensor
+from sparsetc.tensor.sparse_tensor import SparseTensor
 
 MB = 2**20
 BANNER = b"%%MatrixMarket matrix coordinate real general\n"

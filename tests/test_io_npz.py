@@ -20,7 +20,7 @@ import sparsetc.io as sio
 from sparsetc.errors import DtypeError, IOFormatError, OutOfMemoryError
 from sparsetc.io import npy
 from sparsetc.options import options
-from sparsetc.tensor import SparseTensor
+from sparsetc.tensor.sparse_tensor import SparseTensor
 
 GOOD: dict[str, Any] = {
     "coords": np.array([[0, 1], [1, 2]], np.uint8),

@@ -13,19 +13,32 @@ from sparsetc.device.profile import DeviceProfile, cpu, default_gpu
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.formats import get_format
 from sparsetc.ir import plan as plans
-from sparsetc.ir import tile as tiles
-from sparsetc.ir import tile_checks
-from sparsetc.ir import view as views
-from sparsetc.ir.cost import Statistics, cost
-from sparsetc.ir.count import FIBERS, ITEMS, ONE, STORED, ZERO
-from sparsetc.ir.einsum import Bound, Einsum
+from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.lower import Target, lower
+from sparsetc.ir.nest import view as views
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
 from sparsetc.ir.nest.coordinates import Position
-from sparsetc.ir.operands import operand_names
+from sparsetc.ir.nest.view import Computed, Field, View
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
-from sparsetc.ir.tile import LANES, Add, Decode, Gather, Loop, Product, Row, Statement, Tile, TileProgram, Value, Zero
-from sparsetc.ir.view import Computed, Field, View
+from sparsetc.ir.program import checks as tile_checks
+from sparsetc.ir.program import tile as tiles
+from sparsetc.ir.program.cost import Statistics, cost
+from sparsetc.ir.program.count import FIBERS, ITEMS, ONE, STORED, ZERO
+from sparsetc.ir.program.operands import operand_names
+from sparsetc.ir.program.tile import (
+    LANES,
+    Add,
+    Decode,
+    Gather,
+    Loop,
+    Product,
+    Row,
+    Statement,
+    Tile,
+    TileProgram,
+    Value,
+    Zero,
+)
 
 SIZES = {"i": 10, "j": 20, "k": 30, "r": 32, "s": 32}
 ROWS, FIBER = Storage((0,), (), (1, 2), narrow=True), Storage((0,), (1,), (2,), lanes=4, narrow=True)

@@ -10,9 +10,9 @@ import torch
 from cases import random_sparse, random_values
 
 import sparsetc as stc
-from sparsetc.canonical import canonicalise
-from sparsetc.ir.parse import parse
-from sparsetc.pattern import Pattern
+from sparsetc.contraction.canonical import canonicalise
+from sparsetc.ir.equation.parse import parse
+from sparsetc.tensor.pattern import Pattern
 
 SPMM = "ij,jr->ir"
 

@@ -15,9 +15,10 @@ import torch
 from cases import OPERATIONS, Problem, assert_matches, check, explicit_plan, random_sparse, random_values, two_parts
 
 import sparsetc as stc
-from sparsetc import contraction, warn
 from sparsetc.codegen import cache
+from sparsetc.contraction import contraction
 from sparsetc.options import current
+from sparsetc.support import warn
 
 MTTKRP = "ijk,jr,kr->ir"
 
@@ -96,7 +97,7 @@ def test_einsum_compiles_again_for_what_matters(operands: list[Any], built: list
 
 
 def test_kernels_kept_with_a_tensor_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparsetc.pattern.KEPT", 3)
+    monkeypatch.setattr("sparsetc.tensor.pattern.KEPT", 3)
     x = random_sparse((4, 5), "random", torch.float64)
     for rank in range(1, 7):
         stc.einsum("ij,jr->ir", x, torch.ones(5, rank, dtype=torch.float64))

@@ -173,7 +173,7 @@ def test_kernels_of_one_storage_share_the_packed_values(plan: str) -> None:
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparsetc.pattern.KEPT", 3)
+    monkeypatch.setattr("sparsetc.tensor.pattern.KEPT", 3)
     x = random_sparse((4, 5, 6), "random", torch.float64)
     factors = {c: random_values((n, 2), torch.float64, n) for c, n in zip("ijk", x.shape, strict=True)}
     for kept in "ijk":
@@ -197,7 +197,7 @@ def test_clearing_forgets_and_nothing_else() -> None:
 
 
 def test_threads_may_compile_for_one_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparsetc.pattern.KEPT", 4)
+    monkeypatch.setattr("sparsetc.tensor.pattern.KEPT", 4)
     x, y = matrix(), matrix(seed=1)
     dense = {rank: random_values((6, rank), torch.float64, rank) for rank in range(1, 9)}
     expected = {rank: x.to_dense() @ b for rank, b in dense.items()}

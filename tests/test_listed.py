@@ -11,16 +11,16 @@ from listed_cases import FORMATS_OF_LISTS, SIDES, Grouped
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.formats import FORMATS, Packed
 from sparsetc.formats.tiles import slots_along
-from sparsetc.ir import reference
-from sparsetc.ir.cost import cost
-from sparsetc.ir.count import FIBERS, ITEMS
-from sparsetc.ir.einsum import Bound
-from sparsetc.ir.interpret import run_program
+from sparsetc.ir.equation import reference
+from sparsetc.ir.equation.einsum import Bound
+from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.nest.axes import LANE
-from sparsetc.ir.parse import parse
 from sparsetc.ir.plan import Schedule, Storage
-from sparsetc.tensor import SparseTensor
+from sparsetc.ir.program.cost import cost
+from sparsetc.ir.program.count import FIBERS, ITEMS
+from sparsetc.ir.program.interpret import run_program
+from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.testing import PATTERNS, check_format, pattern
 
 SHAPES = {2: (10, 13), 3: (7, 11, 9), 4: (7, 6, 5, 9)}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sparsetc.lru import Lru
+from sparsetc.support.lru import Lru
 
 
 class Thing:

@@ -11,7 +11,7 @@ import torch
 from cases import random_sparse
 
 import sparsetc as stc
-from sparsetc.entry import entry_point
+from sparsetc.support.entry import entry_point
 
 TORCH = "[enforce fail at alloc_cpu.cpp:121] data. DefaultCPUAllocator: can't allocate memory: you tried to allocate"
 
@@ -33,7 +33,7 @@ def test_errors_of_allocations_are_ours(error: Exception, monkeypatch: pytest.Mo
 
     x, b = random_sparse((4, 5), "random", torch.float64), torch.ones(5, 2, dtype=torch.float64)
     kernel = stc.compile("ij,jr->ir", x, b)
-    monkeypatch.setattr("sparsetc.step.Step.rows", fail)
+    monkeypatch.setattr("sparsetc.contraction.step.Step.rows", fail)
     for call in (lambda: kernel(b), lambda: stc.einsum("ij,jr->ir", x, b)):
         with pytest.raises(stc.OutOfMemoryError, match=r"memory ran out.*fewer columns") as caught:
             call()

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from sparsetc.errors import EquationError, ShapeError, SparsetcError
-from sparsetc.ir.einsum import Bound, Einsum
-from sparsetc.ir.parse import _parse, parse, parse_arguments, parse_sublist
+from sparsetc.ir.equation.einsum import Bound, Einsum
+from sparsetc.ir.equation.parse import _parse, parse, parse_arguments, parse_sublist
 
 
 def read(text: str, *shapes: tuple[int, ...], sparse: tuple[int, ...] = (0,)) -> Bound:

@@ -10,11 +10,11 @@ from pattern_cases import CASES, expected, finished, kernel, without_values, zer
 
 from sparsetc.codegen.launch import TorchPrograms
 from sparsetc.errors import FormatError
-from sparsetc.ir.cost import cost
-from sparsetc.ir.count import STORED
-from sparsetc.ir.interpret import run_program
-from sparsetc.ir.tile import Value, walk
-from sparsetc.ir.view import Consecutive, Field, View, verify
+from sparsetc.ir.nest.view import Consecutive, Field, View, verify
+from sparsetc.ir.program.cost import cost
+from sparsetc.ir.program.count import STORED
+from sparsetc.ir.program.interpret import run_program
+from sparsetc.ir.program.tile import Value, walk
 
 
 @pytest.mark.parametrize("lanes", [1, 4, 32])

@@ -13,7 +13,8 @@ import sparsetc as stc
 from sparsetc.errors import PlanError
 from sparsetc.ir.lower.place import place
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, Turns
-from sparsetc.ir.tile import (
+from sparsetc.ir.nest.view import Field, Tiles, View
+from sparsetc.ir.program.tile import (
     LANES,
     Add,
     Decode,
@@ -31,7 +32,6 @@ from sparsetc.ir.tile import (
     Zero,
     made,
 )
-from sparsetc.ir.view import Field, Tiles, View
 
 RUNS = View(order=2, item=(), lane=(), leaf=(), blocks=False)
 BLOCKS = View(order=2, item=(), lane=(), leaf=(), blocks=True)

@@ -10,7 +10,7 @@ from cases import Problem, random_sparse
 from pair_cases import operands as pair_operands
 
 import sparsetc as stc
-from sparsetc.ir.tile import TileProgram
+from sparsetc.ir.program.tile import TileProgram
 
 SIZES = {"i": 60, "j": 50, "k": 40, "l": 30, "m": 20, "r": 32, "s": 32}
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import sparsetc as stc
-from sparsetc import coords
+from sparsetc.tensor import coords
 
 SIZES = {"i": 5, "j": 6, "k": 7, "h": 3, "g": 2, "d": 4, "a": 2, "b": 3}
 EQUATIONS = {  # by the number of dense modes of the first operand

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from pair_cases import EQUATIONS, SIZES, check_pair, marking, operands, pairs, small_chunks
 
 import sparsetc as stc
-from sparsetc.ir.interpret import run_program
 from sparsetc.ir.lower import Target, lower
+from sparsetc.ir.nest.view import verify
 from sparsetc.ir.plan import Schedule
-from sparsetc.ir.view import verify
+from sparsetc.ir.program.interpret import run_program
 from sparsetc.pair import tasks as task_lists
 from sparsetc.pair.expansion import distinct, groups, spans
 from sparsetc.pair.scalar import EINSUMS, LETTER

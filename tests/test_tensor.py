@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparsetc import coords as crd
 from sparsetc.errors import (
     CoordinateError,
     DeviceError,
@@ -21,8 +20,9 @@ from sparsetc.errors import (
     OutOfMemoryError,
     ShapeError,
 )
-from sparsetc.inputs import DTYPES
-from sparsetc.tensor import SparseTensor
+from sparsetc.tensor import coords as crd
+from sparsetc.tensor.inputs import DTYPES
+from sparsetc.tensor.sparse_tensor import SparseTensor
 
 LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 

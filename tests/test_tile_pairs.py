@@ -19,16 +19,16 @@ from sparsetc.codegen.launch_pairs import TorchPairs
 from sparsetc.codegen.split_float16 import EXACT
 from sparsetc.device.profile import default_gpu
 from sparsetc.errors import FormatError, PlanError
-from sparsetc.ir import view as views
-from sparsetc.ir.cost import Statistics, cost
-from sparsetc.ir.count import FIBERS, ITEMS, STORED, ZERO
-from sparsetc.ir.interpret import run_program
 from sparsetc.ir.lower import Fold, Target, lower_pairs
+from sparsetc.ir.nest import view as views
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, Turns
+from sparsetc.ir.nest.view import Field, Tiles, View
 from sparsetc.ir.plan import F16X3, Schedule
-from sparsetc.ir.tile import Add, Loop, Position, Product, Row, Scale, Statement, Tile, TileProgram, Value, walk
-from sparsetc.ir.tile_checks import verify
-from sparsetc.ir.view import Field, Tiles, View
+from sparsetc.ir.program.checks import verify
+from sparsetc.ir.program.cost import Statistics, cost
+from sparsetc.ir.program.count import FIBERS, ITEMS, STORED, ZERO
+from sparsetc.ir.program.interpret import run_program
+from sparsetc.ir.program.tile import Add, Loop, Position, Product, Row, Scale, Statement, Tile, TileProgram, Value, walk
 
 
 def run(case: DrawnTiles) -> torch.Tensor:

@@ -12,9 +12,9 @@ import sparsetc as stc
 from sparsetc.formats import pack
 from sparsetc.formats.tiles import VOLUME, sides_of
 from sparsetc.formats.words import bits_of
-from sparsetc.ir.interpret import run_program
-from sparsetc.ir.parse import parse
-from sparsetc.ir.tile import Loop, walk
+from sparsetc.ir.equation.parse import parse
+from sparsetc.ir.program.interpret import run_program
+from sparsetc.ir.program.tile import Loop, walk
 from sparsetc.partition.threshold import tile_populations
 
 CASES: dict[str, tuple[str, tuple[int, ...], dict[str, int]]] = {

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from torch.library import opcheck
 
 import sparsetc as stc
-from sparsetc import contraction
+from sparsetc.contraction import contraction
 
 SPMM = "ij,jr->ir"
 

@@ -46,7 +46,9 @@ def test_einsum_sees_changes_of_the_memory_that_a_tensor_was_made_of() -> None:
 
 def test_where_changes_are_counted_values_are_packed_at_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU no ndarray has the memory; here the CPU is taken for one."""
-    monkeypatch.setattr("sparsetc.tensor.counted_version", lambda v: None if v.requires_grad else v._version)
+    monkeypatch.setattr(
+        "sparsetc.tensor.sparse_tensor.counted_version", lambda v: None if v.requires_grad else v._version
+    )
     packed: list[int] = []
     original = stc.formats.Packed.pack_values
     monkeypatch.setattr(stc.formats.Packed, "pack_values", lambda *a: packed.append(1) or original(*a))

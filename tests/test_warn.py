@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import sparsetc as stc
-from sparsetc import warn
+from sparsetc.support import warn
 
 LINE = "no GPU: running the generated torch programs"
 

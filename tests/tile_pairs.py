@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from sparsetc.codegen.split_float16 import Halves, TilePositions, split
 from sparsetc.formats.bits import packed_bits
 from sparsetc.ir.lower import Fold, Target, lower_pairs
-from sparsetc.ir.operands import MIN_DOT
+from sparsetc.ir.nest.view import Tiles
 from sparsetc.ir.plan import F16X3, Schedule
-from sparsetc.ir.tile import TileProgram
-from sparsetc.ir.view import Tiles
+from sparsetc.ir.program.operands import MIN_DOT
+from sparsetc.ir.program.tile import TileProgram
 
 ONE_MODE: tuple[Fold, Fold, Fold] = ((("i", 8), ("j", 4)), (("l", 16),), (("k", 16),))
 RAGGED: tuple[Fold, Fold, Fold] = ((("i", 4),), (("l", 8), ("m", 4)), (("j", 2), ("k", 2)))

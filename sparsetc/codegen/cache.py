@@ -18,9 +18,9 @@ from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from sparsetc import cache_folder
 from sparsetc.codegen import source_files
-from sparsetc.locks import Lock
+from sparsetc.support import cache_folder
+from sparsetc.support.locks import Lock
 
 MAX_MODULES = 512
 """Modules kept in memory."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from sparsetc.ir.cost import cost
 from sparsetc.ir.nest.axes import LEVELS
 from sparsetc.ir.nest.readable import Readable
-from sparsetc.ir.stored import Stored
-from sparsetc.ir.tile import TileProgram
-from sparsetc.ir.view import LOW, PAIRED, View
+from sparsetc.ir.nest.view import LOW, PAIRED, View
+from sparsetc.ir.program.cost import cost
+from sparsetc.ir.program.stored import Stored
+from sparsetc.ir.program.tile import TileProgram
 
 
 @lru_cache(maxsize=256)

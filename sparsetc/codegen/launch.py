@@ -26,8 +26,8 @@ from sparsetc.device.targets import MACHINES, gpu, portable
 from sparsetc.errors import DeviceError, PlanError
 from sparsetc.formats import Packed
 from sparsetc.ir.nest.coordinates import Position
-from sparsetc.ir.tile import TileProgram
-from sparsetc.ir.tile_checks import check_sizes
+from sparsetc.ir.program.checks import check_sizes
+from sparsetc.ir.program.tile import TileProgram
 
 if TYPE_CHECKING:
     from sparsetc.codegen.triton import Types

@@ -14,8 +14,8 @@ import torch
 from sparsetc.codegen.launch import PartArrays, TorchPrograms, TritonPrograms, accumulator, source_name
 from sparsetc.codegen.torch_chunks import CHUNK, chunks
 from sparsetc.formats.bits import WORDS
-from sparsetc.ir.tile import TileProgram
-from sparsetc.ir.view import PAIRED
+from sparsetc.ir.nest.view import PAIRED
+from sparsetc.ir.program.tile import TileProgram
 
 
 class TritonPairs(TritonPrograms):

@@ -17,8 +17,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from sparsetc import cache_folder, private
-from sparsetc.warn import warn
+from sparsetc.support import cache_folder, private
+from sparsetc.support.warn import warn
 
 MAX_FILES = 4096
 """Files kept in a folder."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sparsetc.ir.view import LOW
+from sparsetc.ir.nest.view import LOW
 
 HEAD, BIAS = 14, 127
 """Exponent of the largest magnitude of a scaled row; bias of a float32's exponent."""

@@ -10,7 +10,7 @@ import re
 from functools import lru_cache
 
 from sparsetc.codegen.torch_function import FunctionPrinter
-from sparsetc.ir.tile import TileProgram
+from sparsetc.ir.program.tile import TileProgram
 
 RUNTIME = {
     "sparsetc.runtime.bitmaps": ("expanded",),

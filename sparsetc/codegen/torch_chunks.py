@@ -18,7 +18,7 @@ from sparsetc.codegen.torch_fusion import bags
 from sparsetc.codegen.torch_rewriting import own_axes, rows_of, whole
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, Fibers
 from sparsetc.ir.nest.values import Bitmap
-from sparsetc.ir.tile import Gather, Product, Tile, TileProgram
+from sparsetc.ir.program.tile import Gather, Product, Tile, TileProgram
 
 if TYPE_CHECKING:
     from sparsetc.codegen.launch import PartArrays

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sparsetc.codegen.torch_rows import ENDS, RANGES, Rows
-from sparsetc.ir import names
 from sparsetc.ir.nest.coordinates import AXIS_LEVEL, Bits, Lookup, Writer
-from sparsetc.ir.tile import Decode
+from sparsetc.ir.program import names
+from sparsetc.ir.program.tile import Decode
 
 
 class TorchCoordinates(Writer):

@@ -17,8 +17,8 @@ from sparsetc.codegen.torch_fusion import bags, weight_axes
 from sparsetc.codegen.torch_rewriting import own_axes, whole
 from sparsetc.codegen.torch_rows import COUNTS, RANGES, Rows
 from sparsetc.codegen.torch_values import scale, value
-from sparsetc.ir import names
-from sparsetc.ir.tile import (
+from sparsetc.ir.program import names
+from sparsetc.ir.program.tile import (
     Add,
     Decode,
     Gather,

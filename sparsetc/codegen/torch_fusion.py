@@ -9,7 +9,7 @@ from math import prod
 
 from sparsetc.codegen.torch_rewriting import own_axes, rows_of
 from sparsetc.ir.nest.axes import ITEM
-from sparsetc.ir.tile import Gather, Product, Tile, TileProgram
+from sparsetc.ir.program.tile import Gather, Product, Tile, TileProgram
 
 
 def bags(program: TileProgram) -> dict[Product, Gather]:

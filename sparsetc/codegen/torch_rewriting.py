@@ -14,8 +14,8 @@ from math import prod
 
 from sparsetc.ir.lower.place import place
 from sparsetc.ir.nest.axes import ITEM
-from sparsetc.ir.operands import joined
-from sparsetc.ir.tile import (
+from sparsetc.ir.program.operands import joined
+from sparsetc.ir.program.tile import (
     LANES,
     Add,
     Gather,

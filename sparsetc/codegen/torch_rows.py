@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sparsetc.codegen.torch_rewriting import rows_of
 from sparsetc.ir.nest.axes import Fibers
-from sparsetc.ir.tile import TileProgram
+from sparsetc.ir.program.tile import TileProgram
 
 ENDS = (("i0", "i1"), ("b0", "b1"), ("n0", "n1"))
 """Where the rows of each level begin and end in a chunk."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 from sparsetc.codegen.torch_rows import COUNTS, RANGES, Rows
 from sparsetc.ir.nest.axes import LANE, LEAF
 from sparsetc.ir.nest.values import Bitmap, Halves, Ones, Whole
-from sparsetc.ir.tile import Scale, Stored, Value
-from sparsetc.ir.view import LOW
+from sparsetc.ir.nest.view import LOW
+from sparsetc.ir.program.tile import Scale, Stored, Value
 
 
 def value(rows: Rows, s: Value) -> str:

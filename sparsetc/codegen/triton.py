@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from sparsetc.codegen.triton_bitmaps import COUNT, POPC
 from sparsetc.codegen.triton_function import FunctionPrinter, Types, signature
-from sparsetc.ir.tile import TileProgram
+from sparsetc.ir.program.tile import TileProgram
 
 __all__ = ["Types", "kernel_arguments", "module_source"]
 

@@ -15,9 +15,9 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from sparsetc.codegen.triton_places import number, place, sides_of, widened
-from sparsetc.ir import names
-from sparsetc.ir.stored import Stored
-from sparsetc.ir.tile import Loop, Value
+from sparsetc.ir.program import names
+from sparsetc.ir.program.stored import Stored
+from sparsetc.ir.program.tile import Loop, Value
 
 if TYPE_CHECKING:
     from sparsetc.codegen.triton_function import FunctionPrinter

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparsetc.ir import names
 from sparsetc.ir.nest.axes import LEAF
 from sparsetc.ir.nest.coordinates import AXIS_LEVEL, OPERATORS, Lookup, Writer
-from sparsetc.ir.view import word_bits
+from sparsetc.ir.nest.view import word_bits
+from sparsetc.ir.program import names
 
 if TYPE_CHECKING:
     from sparsetc.codegen.triton_function import FunctionPrinter

@@ -19,9 +19,9 @@ from sparsetc.codegen import triton_values as values
 from sparsetc.codegen.triton_coordinates import TritonCoordinates
 from sparsetc.codegen.triton_layout import ADDRESS64, Layout, Term
 from sparsetc.codegen.triton_places import sides_of
-from sparsetc.ir import names
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, Fibers
-from sparsetc.ir.tile import (
+from sparsetc.ir.program import names
+from sparsetc.ir.program.tile import (
     LANES,
     Decode,
     Gather,

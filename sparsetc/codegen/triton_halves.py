@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparsetc.codegen.triton_places import whole
-from sparsetc.ir import names
+from sparsetc.ir.nest.view import LOW
 from sparsetc.ir.plan import F16X3
-from sparsetc.ir.tile import Loop, Product, Scale, Tile, Value
-from sparsetc.ir.view import LOW
+from sparsetc.ir.program import names
+from sparsetc.ir.program.tile import Loop, Product, Scale, Tile, Value
 
 if TYPE_CHECKING:
     from sparsetc.codegen.triton_function import FunctionPrinter

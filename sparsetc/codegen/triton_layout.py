@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from math import prod
 
-from sparsetc.ir import names
 from sparsetc.ir.nest.axes import LEAF
-from sparsetc.ir.tile import LANES, DenseAxis, Tile, TileProgram
+from sparsetc.ir.program import names
+from sparsetc.ir.program.tile import LANES, DenseAxis, Tile, TileProgram
 
 ADDRESS64 = 2**31
 """Elements from which on an array's addresses take 64 bits."""

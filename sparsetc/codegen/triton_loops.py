@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from sparsetc.codegen import triton_halves as halves
 from sparsetc.codegen import triton_values as values
-from sparsetc.ir import names
 from sparsetc.ir.nest.axes import LANE, LEAF, Blocks, Each, Fibers, Run, Turns
-from sparsetc.ir.tile import DenseAxis, Loop
-from sparsetc.ir.view import WHOLE
+from sparsetc.ir.nest.view import WHOLE
+from sparsetc.ir.program import names
+from sparsetc.ir.program.tile import DenseAxis, Loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable

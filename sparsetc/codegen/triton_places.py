@@ -9,9 +9,9 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
-from sparsetc.ir import names
-from sparsetc.ir.stored import Stored
-from sparsetc.ir.tile import Tile, Value
+from sparsetc.ir.program import names
+from sparsetc.ir.program.stored import Stored
+from sparsetc.ir.program.tile import Tile, Value
 
 if TYPE_CHECKING:
     from sparsetc.codegen.triton_function import FunctionPrinter

@@ -11,9 +11,9 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from sparsetc.codegen.triton_layout import ADDRESS64, Term
-from sparsetc.ir import names
 from sparsetc.ir.nest.axes import ITEM
-from sparsetc.ir.tile import LANES, Add, Position, Row, Slot
+from sparsetc.ir.program import names
+from sparsetc.ir.program.tile import LANES, Add, Position, Row, Slot
 
 if TYPE_CHECKING:
     from sparsetc.codegen.triton_function import FunctionPrinter

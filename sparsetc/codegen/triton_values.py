@@ -13,7 +13,7 @@ from sparsetc.codegen import triton_halves as halves
 from sparsetc.codegen.triton_places import sides_of, whole, widened
 from sparsetc.ir.nest.axes import LEAF
 from sparsetc.ir.nest.values import Bitmap, Halves, Ones
-from sparsetc.ir.tile import Value
+from sparsetc.ir.program.tile import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sparsetc.dense import matmul_precision
+from sparsetc.contraction.dense import matmul_precision
 from sparsetc.device.profile import default_gpu
 from sparsetc.device.targets import portable
 from sparsetc.ir.plan import DOTS, F16X3

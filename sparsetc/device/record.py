@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from sparsetc import cache_folder, private
 from sparsetc.device.profile import TABLES, DeviceProfile, calibrated, default_gpu, measured_on
 from sparsetc.options import current
-from sparsetc.warn import warn
+from sparsetc.support import cache_folder, private
+from sparsetc.support.warn import warn
 
 VERSION = 2
 """Version of the record's form; a record of another one is passed over."""

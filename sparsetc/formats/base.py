@@ -14,10 +14,10 @@ from typing import Protocol, TypeVar, overload, runtime_checkable
 import torch
 
 from sparsetc.errors import FormatError
+from sparsetc.ir.nest.view import LEVELS, View, verify
 from sparsetc.ir.plan import PLAN_NAMES, Storage
-from sparsetc.ir.view import LEVELS, View, verify
-from sparsetc.names import check_free, check_identifier
-from sparsetc.pattern import clear_patterns
+from sparsetc.support.names import check_free, check_identifier
+from sparsetc.tensor.pattern import clear_patterns
 
 INT32_MAX = 2**31 - 1
 

@@ -21,8 +21,8 @@ from sparsetc.errors import FormatError
 from sparsetc.formats import words
 from sparsetc.formats.base import index_dtype
 from sparsetc.formats.bits import narrowed, packed_bits, set_bits
-from sparsetc.ir.view import Field, tiles_along
-from sparsetc.numbering import histogram, numbered
+from sparsetc.ir.nest.view import Field, tiles_along
+from sparsetc.tensor.numbering import histogram, numbered
 
 SIDE = 8
 """Positions a mode (BCB-SpTC, section III-C)."""

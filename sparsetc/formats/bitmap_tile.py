@@ -18,8 +18,8 @@ import torch
 from sparsetc.formats.base import Packed, index_dtype, register_format
 from sparsetc.formats.bits import packed_bits
 from sparsetc.formats.tiles import coordinates, places_of, refuse_duplicates, tiled, tiles_of_nonzeros, view_of
+from sparsetc.ir.nest.view import View
 from sparsetc.ir.plan import Storage
-from sparsetc.ir.view import View
 
 
 @register_format

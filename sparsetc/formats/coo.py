@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import torch
 
-from sparsetc import coords as crd
 from sparsetc.errors import FormatError
 from sparsetc.formats import words
 from sparsetc.formats.base import Packed, index_dtype, place_in_run, register_format, runs
+from sparsetc.ir.nest.view import WHOLE, View
 from sparsetc.ir.plan import Storage
-from sparsetc.ir.view import WHOLE, View
+from sparsetc.tensor import coords as crd
 
 
 @register_format

@@ -23,11 +23,11 @@ from dataclasses import dataclass
 
 import torch
 
-from sparsetc import coords as crd
 from sparsetc.formats import words
 from sparsetc.formats.base import Packed, index_dtype, place_in_run, register_format, runs
+from sparsetc.ir.nest.view import View
 from sparsetc.ir.plan import Storage
-from sparsetc.ir.view import View
+from sparsetc.tensor import coords as crd
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ from typing import NoReturn
 
 import torch
 
-from sparsetc import coords as crd
 from sparsetc.errors import FormatError
 from sparsetc.formats import words
 from sparsetc.formats.base import Packed, index_dtype, place_in_run, runs
 from sparsetc.formats.bits import set_bits
 from sparsetc.ir.nest.axes import ITEM
+from sparsetc.ir.nest.view import Tiles, View, tiles_along
 from sparsetc.ir.plan import Storage
-from sparsetc.ir.view import Tiles, View, tiles_along
+from sparsetc.tensor import coords as crd
 
 VOLUME = 4096
 """Positions of a tile: 16 a mode of a third-order tensor (HLSTO, section VII-A3)."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from sparsetc.ir.view import Field, ModeCoordinate, word_bits
+from sparsetc.ir.nest.view import Field, ModeCoordinate, word_bits
 
 WORD_BITS = 63
 """Bits of an int64 word that leave it non-negative, so that a shift need not be masked."""

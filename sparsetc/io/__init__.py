@@ -14,7 +14,7 @@ import torch
 from sparsetc.errors import FormatError, IOFormatError, ShapeError
 from sparsetc.io import bounds, mtx, npz, tns
 from sparsetc.options import current
-from sparsetc.tensor import SparseTensor
+from sparsetc.tensor.sparse_tensor import SparseTensor
 
 __all__ = ["SUFFIXES", "read", "write"]
 

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 import torch
 
-from sparsetc.entry import lacks_memory
 from sparsetc.errors import OutOfMemoryError
 from sparsetc.options import current
+from sparsetc.support.entry import lacks_memory
 
 
 def limit() -> int:

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from sparsetc.errors import DtypeError, IOFormatError, ShapeError, SparsetcError
-from sparsetc.inputs import DTYPES
 from sparsetc.io import lines, memory, numbers, table, text
-from sparsetc.tensor import SparseTensor
+from sparsetc.tensor.inputs import DTYPES
+from sparsetc.tensor.sparse_tensor import SparseTensor
 
 COMMENT = b"%"
 _BANNER = re.compile(rb"%%MatrixMarket[ \t]+matrix[ \t]+coordinate[ \t]+(\w+)[ \t]+([\w-]+)[ \t]*$", re.I | re.M)

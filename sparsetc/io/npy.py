@@ -21,8 +21,8 @@ from typing import IO
 
 import numpy as np
 
-from sparsetc.entry import lacks_memory
 from sparsetc.errors import IOFormatError, OutOfMemoryError, SparsetcError
+from sparsetc.support.entry import lacks_memory
 
 _DAMAGE = (
     *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, ValueError, KeyError, TypeError),

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sparsetc.blocks import inside_only
-from sparsetc.coords import checked_shape
 from sparsetc.errors import DtypeError, IOFormatError
-from sparsetc.inputs import DTYPES
 from sparsetc.io import atomic, bounds, foreign, memory, npy, numbers
-from sparsetc.tensor import SparseTensor
+from sparsetc.tensor.blocks import inside_only
+from sparsetc.tensor.coords import checked_shape
+from sparsetc.tensor.inputs import DTYPES
+from sparsetc.tensor.sparse_tensor import SparseTensor
 
 _OURS = ("coords", "values", "shape")
 _FOREIGN = ("shape", "data", "coords", "row", "col", "indices", "indptr", "offsets", "compressed_axes", "fill_value")

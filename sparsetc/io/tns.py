@@ -13,9 +13,9 @@ import re
 import torch
 
 from sparsetc.errors import DtypeError, IOFormatError, SparsetcError
-from sparsetc.inputs import DTYPES
 from sparsetc.io import bounds, lines, memory, numbers, table, text
-from sparsetc.tensor import SparseTensor
+from sparsetc.tensor.inputs import DTYPES
+from sparsetc.tensor.sparse_tensor import SparseTensor
 
 COMMENT = b"#"
 _SHAPE = re.compile(rb"^[ \t]*#[ \t]*shape:((?:[ \t]+\d{1,19})+)[ \t]*$", re.MULTILINE)

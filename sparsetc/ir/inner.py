@@ -12,11 +12,11 @@ from functools import cached_property
 from math import prod
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.einsum import Bound
+from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS
-from sparsetc.ir.operands import dense_axes, named_operands, printed_sizes
-from sparsetc.ir.tile import LANES, Key, Operand, Position, Row, Slot
-from sparsetc.ir.view import View
+from sparsetc.ir.nest.view import View
+from sparsetc.ir.program.operands import dense_axes, named_operands, printed_sizes
+from sparsetc.ir.program.tile import LANES, Key, Operand, Position, Row, Slot
 
 X = "X"
 """The name of stored values in a tree."""

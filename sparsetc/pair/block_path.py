@@ -19,13 +19,13 @@ from sparsetc.codegen.split_float16 import Halves, TilePositions, split
 from sparsetc.device.targets import gpu, machine_of
 from sparsetc.errors import PlanError
 from sparsetc.formats.base import index_dtype
-from sparsetc.ir.tile import TileProgram
-from sparsetc.numbering import sorted_keys
+from sparsetc.ir.program.tile import TileProgram
 from sparsetc.pair.blocking import Bitmaps
 from sparsetc.pair.blocks import BlockPairList, Buffer
 from sparsetc.pair.problem import PairProblem
 from sparsetc.pair.sums import add_up, kept_dtype
 from sparsetc.pair.symbolic import TASK_BYTES, picked
+from sparsetc.tensor.numbering import sorted_keys
 
 SPREAD = 4
 """Positions of the unfolded result, for each position of its blocks, up to which places are found by unfolding."""

@@ -18,10 +18,10 @@ import torch
 from sparsetc.device.targets import MACHINES, machine_of
 from sparsetc.formats.bcb import Bcb, Blocks
 from sparsetc.ir.lower import Target, lower_pairs
-from sparsetc.ir.operands import MIN_DOT
+from sparsetc.ir.nest.view import tiles_along
 from sparsetc.ir.plan import DOTS, F16X3, Schedule
-from sparsetc.ir.tile import TileProgram
-from sparsetc.ir.view import tiles_along
+from sparsetc.ir.program.operands import MIN_DOT
+from sparsetc.ir.program.tile import TileProgram
 from sparsetc.pair.join import Join
 from sparsetc.pair.join_operand import JoinOperand
 

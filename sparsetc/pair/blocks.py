@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
-from sparsetc import coords as crd
 from sparsetc.formats.base import index_dtype
-from sparsetc.numbering import narrowed
 from sparsetc.pair.blocking import Blocking
 from sparsetc.pair.symbolic import JoinOrder, composed
+from sparsetc.tensor import coords as crd
+from sparsetc.tensor.numbering import narrowed
 
 PAIRS_A_PROGRAM = 256
 """Most pairs of one program; a block of the result with more pairs is made by several programs and added up."""

@@ -12,8 +12,8 @@ from functools import cached_property
 
 import torch
 
-from sparsetc.numbering import numbered
 from sparsetc.pair.join import Join
+from sparsetc.tensor.numbering import numbered
 
 
 class Unfolded:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import torch
 
-from sparsetc import coords as crd
-from sparsetc import numbering
 from sparsetc.formats.base import INT32_MAX, index_dtype
 from sparsetc.pair.symbolic import Expanded, JoinOrder
+from sparsetc.tensor import coords as crd
+from sparsetc.tensor import numbering
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from functools import cached_property
 
 import torch
 
-from sparsetc.numbering import Numbering, histogram, joint_keys, numbered
 from sparsetc.pair.join_operand import JoinOperand, Roles
+from sparsetc.tensor.numbering import Numbering, histogram, joint_keys, numbered
 
 
 @dataclass(frozen=True)

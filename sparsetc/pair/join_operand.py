@@ -21,10 +21,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sparsetc import coords as crd
-from sparsetc.ir.einsum import distinct
-from sparsetc.numbering import lexsort
+from sparsetc.ir.equation.einsum import distinct
 from sparsetc.pair.sums import add_up, kept_dtype
+from sparsetc.tensor import coords as crd
+from sparsetc.tensor.numbering import lexsort
 
 
 @dataclass(frozen=True)

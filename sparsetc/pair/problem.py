@@ -16,7 +16,7 @@ import torch
 from sparsetc.device.lookup import profile_of
 from sparsetc.device.profile import DeviceProfile
 from sparsetc.ir.plan import SIDE, Part, Plan, Storage
-from sparsetc.ir.tile import TileProgram
+from sparsetc.ir.program.tile import TileProgram
 from sparsetc.pair.blocking import Bitmaps, Blocking
 from sparsetc.pair.dense import Unfolded
 from sparsetc.pair.join import Join

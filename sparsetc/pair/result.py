@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from sparsetc.contraction.integers import fitted, summed_dtype
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
-from sparsetc.integers import fitted, summed_dtype
-from sparsetc.tensor import SparseTensor
+from sparsetc.tensor.sparse_tensor import SparseTensor
 
 Result = torch.Tensor | SparseTensor
 

@@ -24,11 +24,11 @@ import torch
 from sparsetc.codegen.launch import PartArrays, TorchPrograms, TritonPrograms, source_name
 from sparsetc.device.targets import machine_of
 from sparsetc.formats import Packed, pack
-from sparsetc.ir.einsum import Bound, Einsum
+from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.nest.axes import LANE
 from sparsetc.ir.plan import Schedule, Storage
-from sparsetc.ir.tile import TileProgram
+from sparsetc.ir.program.tile import TileProgram
 from sparsetc.options import Options
 from sparsetc.pair.symbolic import picked
 from sparsetc.pair.tasks import NonzeroPairList, Tasks

@@ -12,25 +12,25 @@ from pathlib import Path
 
 import torch
 
-from sparsetc.canonical import as_given, check_dense, check_operand
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction import Operand, by_autograd, key_of
-from sparsetc.dense import converted
+from sparsetc.contraction.canonical import as_given, check_dense, check_operand
+from sparsetc.contraction.contraction import Operand, by_autograd, key_of
+from sparsetc.contraction.dense import converted
+from sparsetc.contraction.integers import fitted, summed_dtype
+from sparsetc.contraction.output import check_form
+from sparsetc.contraction.step import Step
 from sparsetc.errors import PlanError
 from sparsetc.explain import Explanation, device_name
-from sparsetc.integers import fitted, summed_dtype
-from sparsetc.ir.einsum import Bound
+from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import Plan
 from sparsetc.options import Options
-from sparsetc.output import check_form
 from sparsetc.pair.chain import Chain
 from sparsetc.pair.join_operand import JoinOperand, prepared
 from sparsetc.pair.plans import check_pairs
 from sparsetc.pair.step import PairStep
 from sparsetc.pair.sums import kept_dtype
-from sparsetc.pattern import Pattern
-from sparsetc.step import Step
-from sparsetc.tensor import SparseTensor
+from sparsetc.tensor.pattern import Pattern
+from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
 class Several:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sparsetc.autograd import apply, one_by_one
 from sparsetc.codegen.split_float16 import EXACT, INEXACT, INFINITE
-from sparsetc.dense import resolved
+from sparsetc.contraction.autograd import apply, one_by_one
+from sparsetc.contraction.dense import resolved
 from sparsetc.explain import PairReport, in_microseconds
 from sparsetc.ir.plan import Plan, requested
 from sparsetc.options import Options
@@ -32,7 +32,7 @@ from sparsetc.pair.tasks import Tasks
 from sparsetc.planner.choice import Choice, ranked
 from sparsetc.runtime.autocast import without_autocast
 from sparsetc.runtime.segments import in_order
-from sparsetc.tensor import SparseTensor
+from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
 class PairStep:

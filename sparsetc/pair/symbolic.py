@@ -13,12 +13,12 @@ from functools import cached_property
 
 import torch
 
-from sparsetc import coords as crd
 from sparsetc.formats.base import index_dtype
-from sparsetc.numbering import histogram, lexsort
 from sparsetc.options import Options
 from sparsetc.pair.join import Join
 from sparsetc.pair.join_operand import Roles
+from sparsetc.tensor import coords as crd
+from sparsetc.tensor.numbering import histogram, lexsort
 
 TASK_BYTES = 96
 """Most bytes that one task takes while a chunk of them is expanded and sorted: a dozen vectors, half of int64."""

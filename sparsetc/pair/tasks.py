@@ -16,8 +16,8 @@ import torch
 from sparsetc.formats import Packed
 from sparsetc.formats.base import index_dtype
 from sparsetc.formats.words import bits_of
+from sparsetc.ir.nest.view import Consecutive, Field, View
 from sparsetc.ir.plan import Storage
-from sparsetc.ir.view import Consecutive, Field, View
 from sparsetc.pair.expansion import TaskGroup, groups
 from sparsetc.pair.marks import Marks, markable
 from sparsetc.pair.symbolic import Budget, JoinOrder

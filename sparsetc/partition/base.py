@@ -13,8 +13,8 @@ from typing import TypeVar
 import torch
 
 from sparsetc.errors import PlanError
-from sparsetc.names import check_free, check_label
-from sparsetc.pattern import clear_patterns
+from sparsetc.support.names import check_free, check_label
+from sparsetc.tensor.pattern import clear_patterns
 
 Deal = Callable[..., list[torch.Tensor | None]]
 

@@ -11,8 +11,8 @@ from math import prod
 
 import torch
 
-from sparsetc import coords as crd
 from sparsetc.partition.base import register_partition
+from sparsetc.tensor import coords as crd
 
 
 @register_partition("run_length", whole_rows=True)

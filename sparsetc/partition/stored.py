@@ -15,9 +15,9 @@ import torch
 from sparsetc.errors import PlanError
 from sparsetc.formats import Packed, pack
 from sparsetc.ir.plan import Plan
-from sparsetc.lru import Lru
 from sparsetc.partition.base import get_partition
 from sparsetc.partition.dealing import deal, taken
+from sparsetc.support.lru import Lru
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import expm1
 
-from sparsetc.ir.cost import Statistics
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
+from sparsetc.ir.program.cost import Statistics
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.statistics import Counts
 

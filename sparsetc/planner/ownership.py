@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sparsetc.formats import Packed
-from sparsetc.ir.cost import Statistics
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
-from sparsetc.ir.view import View
+from sparsetc.ir.nest.view import View
+from sparsetc.ir.program.cost import Statistics
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from collections.abc import Hashable, Sequence
 from sparsetc.device.lookup import of_backend
 from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.formats import get_format
-from sparsetc.ir.cost import Cost, Statistics, cost
 from sparsetc.ir.lower import Target, lower
+from sparsetc.ir.nest.view import View
 from sparsetc.ir.plan import Plan
-from sparsetc.ir.view import View
+from sparsetc.ir.program.cost import Cost, Statistics, cost
 from sparsetc.partition import PARTITIONS
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.ownership import Circumstances, owns

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from sparsetc.canonical import Canonical
+from sparsetc.contraction.canonical import Canonical
+from sparsetc.contraction.output import Output
 from sparsetc.device.targets import machine_of, portable
-from sparsetc.ir.einsum import Bound
+from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import DOTS
 from sparsetc.options import Options
-from sparsetc.output import Output
 from sparsetc.planner.statistics import Counts
-from sparsetc.tensor import SparseTensor
+from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from typing import TypeVar
 from sparsetc.errors import PlanError
 from sparsetc.formats.base import OWN
 from sparsetc.ir.plan import PLAN_NAMES, Plan, requested
-from sparsetc.names import check_free, check_label
-from sparsetc.pattern import clear_patterns
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.requests import plan_preferring, preferred
 from sparsetc.planner.statistics import Counts
+from sparsetc.support.names import check_free, check_label
+from sparsetc.tensor.pattern import clear_patterns
 
 MakePlan = Callable[[Problem, Counts], Candidate | None]
 

@@ -13,9 +13,9 @@ import torch
 from sparsetc.device.lookup import of_backend
 from sparsetc.explain import OperandReport, PartReport, in_microseconds
 from sparsetc.formats import Packed
-from sparsetc.ir.cost import Statistics, cost
 from sparsetc.ir.plan import Part, Plan
-from sparsetc.ir.tile import LANES, Product, TileProgram, walk
+from sparsetc.ir.program.cost import Statistics, cost
+from sparsetc.ir.program.tile import LANES, Product, TileProgram, walk
 from sparsetc.planner.choice import Choice
 from sparsetc.planner.methods.tiles import populations
 from sparsetc.planner.pricing import seconds_of

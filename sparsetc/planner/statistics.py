@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from sparsetc import coords as crd
-from sparsetc.lru import Lru
 from sparsetc.partition.run_length import row_numbers
 from sparsetc.partition.stored import Dealing
+from sparsetc.support.lru import Lru
+from sparsetc.tensor import coords as crd
 
 
 class Counts:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from sparsetc.codegen.launch import PartArrays, TorchPrograms, TritonPrograms, Values
-from sparsetc.ir.tile import Add, TileProgram
+from sparsetc.ir.program.tile import Add, TileProgram
 from sparsetc.runtime.second_pass import SecondPass
 
 Call = Callable[[Values, Sequence[torch.Tensor], torch.Tensor], None]

@@ -17,17 +17,17 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from sparsetc.autograd import in_batches
-from sparsetc.dense import converted, promoted
+from sparsetc.contraction.autograd import in_batches
+from sparsetc.contraction.dense import converted, promoted
 from sparsetc.errors import ShapeError, TransformError
-from sparsetc.ir.parse import parse_arguments
+from sparsetc.ir.equation.parse import parse_arguments
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.options import latest, of_call
-from sparsetc.pattern import Pattern, lasting, transforming
-from sparsetc.tensor import SparseTensor
+from sparsetc.tensor.pattern import Pattern, lasting, transforming
+from sparsetc.tensor.sparse_tensor import SparseTensor
 
 if TYPE_CHECKING:
-    from sparsetc.contraction import Contraction, Result
+    from sparsetc.contraction.contraction import Contraction, Result
 
 _known: weakref.WeakValueDictionary[str, Contraction] = weakref.WeakValueDictionary()
 _patterns: weakref.WeakKeyDictionary[Contraction, tuple[tuple[weakref.ref[Pattern], torch.Size], ...]] = (
@@ -218,7 +218,7 @@ def traced(
     drop_zeros: bool,
 ) -> Result:
     """A kernel's call as a node of the graph that is being traced; where it cannot be one, the graph breaks here."""
-    from sparsetc.contraction import wrap
+    from sparsetc.contraction.contraction import wrap
 
     if _transforms(torch.compiler.is_dynamo_compiling()) or drop_zeros:
         return opaque(dense, values)
@@ -329,7 +329,7 @@ def _compiled(
 
 
 def _made(text: str, kinds: tuple[Kind, ...], output: str, settings: tuple[tuple[str, Any], ...]) -> str:
-    from sparsetc.contraction import compiled
+    from sparsetc.contraction.contraction import compiled
 
     operands = [_stand_in(*kind) for kind in kinds]
     patterns = [o._pattern for o in operands if isinstance(o, SparseTensor)]

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 import sparsetc.io as sio
-from sparsetc.tensor import SparseTensor
+from sparsetc.tensor.sparse_tensor import SparseTensor
 
 NASTY = (
     *b"0 -1 +1 1.0 1e3 9223372036854775807 9223372036854775808 00000000000000000000001".split(),

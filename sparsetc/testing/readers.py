@@ -31,7 +31,7 @@ import sparsetc.io as sio
 from sparsetc.errors import SparsetcError
 from sparsetc.io import lines
 from sparsetc.options import options
-from sparsetc.tensor import SparseTensor
+from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.testing.reader_cases import Case, draw
 
 SECONDS = 2.0

@@ -11,7 +11,7 @@ import torch
 from sparsetc.formats import words as word_codec
 from sparsetc.ir.nest.axes import Fibers
 from sparsetc.ir.nest.coordinates import Reader
-from sparsetc.ir.view import Tiles, View
+from sparsetc.ir.nest.view import Tiles, View
 
 Arrays = dict[str, torch.Tensor]
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from tile_pairs import FOLDS, DrawnTiles, drawn_tiles, error, spread_tiles
 
 from sparsetc.codegen.launch_pairs import TritonPairs
-from sparsetc.ir.operands import MIN_DOT
+from sparsetc.ir.program.operands import MIN_DOT
 
 
 def check(case: DrawnTiles) -> None:

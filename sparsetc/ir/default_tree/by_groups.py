@@ -19,9 +19,9 @@ from sparsetc.ir.contraction_tree import Dot, Factor, Tree, product, total
 from sparsetc.ir.default_tree.groups import TileGroups, divided
 from sparsetc.ir.inner import Inner
 from sparsetc.ir.nest.axes import ITEM, LEAF
-from sparsetc.ir.operands import MIN_DOT
 from sparsetc.ir.plan import Schedule
-from sparsetc.ir.tile import Operand
+from sparsetc.ir.program.operands import MIN_DOT
+from sparsetc.ir.program.tile import Operand
 
 MOST_SUMS = 4096
 """Sums that a warp keeps, 128 a thread: of more, most would be kept in memory."""

@@ -14,9 +14,9 @@ from math import prod
 from sparsetc.ir.contraction_tree import Dot, Factor, Tree, product, total
 from sparsetc.ir.inner import Inner
 from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS
-from sparsetc.ir.operands import MIN_DOT, joined
 from sparsetc.ir.plan import Schedule
-from sparsetc.ir.tile import LANES
+from sparsetc.ir.program.operands import MIN_DOT, joined
+from sparsetc.ir.program.tile import LANES
 
 
 def by_levels(inner: Inner, schedule: Schedule) -> Tree:

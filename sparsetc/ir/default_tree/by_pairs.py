@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from sparsetc.ir.contraction_tree import Dot, Factor, Sum, product
 from sparsetc.ir.inner import Inner
-from sparsetc.ir.operands import MIN_DOT
 from sparsetc.ir.plan import Schedule
+from sparsetc.ir.program.operands import MIN_DOT
 
 
 def by_pairs(inner: Inner, schedule: Schedule, least: int = MIN_DOT) -> Schedule:

@@ -20,10 +20,10 @@ from itertools import combinations
 from math import prod
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.einsum import Bound
-from sparsetc.ir.operands import MIN_DOT, joined, named_operands, printed_sizes
+from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import Storage
-from sparsetc.ir.tile import Operand
+from sparsetc.ir.program.operands import MIN_DOT, joined, named_operands, printed_sizes
+from sparsetc.ir.program.tile import Operand
 
 SAMPLED = 4096
 """Most positions of a tile at which a dense product is sampled."""

@@ -9,13 +9,13 @@ schedule says what is computed, in an order of data flow (`contract`); one rule 
 from __future__ import annotations
 
 from sparsetc.ir.default_tree import completed
-from sparsetc.ir.einsum import Bound
+from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.inner import Inner, Target
 from sparsetc.ir.lower.lowering import Lowering
 from sparsetc.ir.lower.pairs import Fold, lower_pairs
+from sparsetc.ir.nest.view import View
 from sparsetc.ir.plan import Schedule
-from sparsetc.ir.tile import TileProgram
-from sparsetc.ir.view import View
+from sparsetc.ir.program.tile import TileProgram
 
 __all__ = ["Fold", "Target", "lower", "lower_pairs", "scheduled"]
 

@@ -14,7 +14,7 @@ from sparsetc.ir.contraction_tree import Dot, Factor, Sum, Tree
 from sparsetc.ir.inner import Inner
 from sparsetc.ir.nest.axes import ITEM, LEAF, Axis
 from sparsetc.ir.plan import Schedule
-from sparsetc.ir.tile import LANES
+from sparsetc.ir.program.tile import LANES
 
 
 def home(around: Sequence[Axis], over: Collection[str]) -> int:

@@ -17,8 +17,8 @@ from sparsetc.ir.lower.contract import Contraction, DataFlow
 from sparsetc.ir.lower.place import place
 from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS, Axis, Turns
 from sparsetc.ir.plan import Schedule
-from sparsetc.ir.tile import Add, Decode, DenseAxis, Gather, Loop, Row, Scale, Slot, Tile, TileProgram, Value
-from sparsetc.ir.tile_checks import verify
+from sparsetc.ir.program.checks import verify
+from sparsetc.ir.program.tile import Add, Decode, DenseAxis, Gather, Loop, Row, Scale, Slot, Tile, TileProgram, Value
 
 
 class Lowering:

@@ -26,11 +26,11 @@ from sparsetc.ir.default_tree.by_pairs import by_pairs
 from sparsetc.ir.inner import Inner, Target
 from sparsetc.ir.lower.lowering import Lowering
 from sparsetc.ir.nest.axes import ITEM
-from sparsetc.ir.operands import MIN_DOT
+from sparsetc.ir.nest.view import PAIRED, Tiles, View
+from sparsetc.ir.nest.view import verify as verify_view
 from sparsetc.ir.plan import F16X3, Schedule
-from sparsetc.ir.tile import Position, TileProgram
-from sparsetc.ir.view import PAIRED, Tiles, View
-from sparsetc.ir.view import verify as verify_view
+from sparsetc.ir.program.operands import MIN_DOT
+from sparsetc.ir.program.tile import Position, TileProgram
 
 Fold = tuple[tuple[str, int], ...]
 """(letter, positions) of the letters that make an axis, row-major."""

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from sparsetc.errors import PlanError
-from sparsetc.ir import names
-from sparsetc.ir.tile import Loop, Product, Statement, Zero, level_of, made, reads
+from sparsetc.ir.program import names
+from sparsetc.ir.program.tile import Loop, Product, Statement, Zero, level_of, made, reads
 
 
 def place(statements: Iterable[Statement], around: Sequence[Loop]) -> tuple[Statement, ...]:

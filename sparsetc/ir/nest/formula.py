@@ -7,7 +7,7 @@ import re
 
 from sparsetc.errors import FormatError
 from sparsetc.ir.nest.coordinates import OPERATORS, Constant, Coordinate, Expression, Formula, Position
-from sparsetc.names import shown
+from sparsetc.support.names import shown
 
 FORMULA = re.compile(r"(?:\{(?:m[0-9]+|p|lane)\}|0x[0-9a-fA-F]+|[0-9]+|//|<<|>>|[-+*%&|()]|[ ])+")
 """The signs of a formula: coordinates, numbers, and operators that Triton and torch both read."""

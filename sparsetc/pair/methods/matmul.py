@@ -9,7 +9,7 @@ import torch
 from sparsetc.codegen import cache
 from sparsetc.codegen.launch import source_name
 from sparsetc.codegen.split_float16 import Halves
-from sparsetc.dense import matmul_precision
+from sparsetc.contraction.dense import matmul_precision
 from sparsetc.errors import PlanError
 from sparsetc.ir.plan import Plan
 from sparsetc.pair.dense import Unfolded

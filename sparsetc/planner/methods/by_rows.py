@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.cost import Statistics
 from sparsetc.ir.plan import Part, Plan
+from sparsetc.ir.program.cost import Statistics
 from sparsetc.planner.candidate import FUSE_BELOW, Candidate, blocked
 from sparsetc.planner.method import OperandMethod
 from sparsetc.planner.methods.rows import LONG_ROW, rows

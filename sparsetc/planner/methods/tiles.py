@@ -10,12 +10,12 @@ from math import prod
 import torch
 
 from sparsetc.formats.tiles import VOLUME, sides_of
-from sparsetc.ir.cost import Statistics
 from sparsetc.ir.default_tree.by_groups import MOST_SUMS
 from sparsetc.ir.default_tree.groups import TileGroups, groups_of
-from sparsetc.ir.operands import MIN_DOT, dense_axes, named_operands
+from sparsetc.ir.nest.view import tiles_along
 from sparsetc.ir.plan import Part, Schedule, Storage
-from sparsetc.ir.view import tiles_along
+from sparsetc.ir.program.cost import Statistics
+from sparsetc.ir.program.operands import MIN_DOT, dense_axes, named_operands
 from sparsetc.partition.threshold import tile_populations
 from sparsetc.planner.candidate import CPU_ITEM_NNZ, FUSE_BELOW
 from sparsetc.planner.problem import Problem

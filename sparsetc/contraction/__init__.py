@@ -1,0 +1,1 @@
+"""One compiled einsum: from operands as written to steps that run, results, and gradients."""

@@ -1,0 +1,252 @@
+"""An einsum as written -> one that the compiler lowers: a sparse operand of distinct letters, dense operands reduced.
+
+In: a `Bound` equation and its operands. Out: `Canonical`: the reduced `Bound`, the coordinates to pack, and how each
+call's dense operands are brought to the form that the kernels read. Nothing here touches values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+
+from sparsetc.contraction import dense as tables
+from sparsetc.errors import DeviceError, DtypeError, ShapeError
+from sparsetc.ir.equation.einsum import Bound, Einsum
+from sparsetc.ir.equation.rewrite import Reduction, dense_subexpressions
+from sparsetc.ir.program.operands import dense_axes
+from sparsetc.options import Options, current
+from sparsetc.tensor import coords as crd
+from sparsetc.tensor.inputs import as_dense
+from sparsetc.tensor.pattern import Pattern
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+
+@dataclass(frozen=True)
+class Canonical:
+    """A reduced einsum over one sparse operand, and the way there."""
+
+    written: Bound
+    narrow: Bound
+    """The einsum as written, less the dimensions along which its dense operands were broadcast."""
+    broadcast: tuple[tables.Dims, ...]
+    """The dimensions along which each dense operand was broadcast."""
+    reduction: Reduction
+    bound: Bound
+    """The reduced einsum, the sparse operand's letters distinct."""
+    coords: torch.Tensor
+    """(order, nnz) of the sparse operand's distinct letters."""
+    source: torch.Tensor | None
+    """(nnz,) numbers of the operand's nonzeros that take part: those on the diagonal of a repeated letter, or all of an
+    operand that was not coalesced, sorted. None for all, in their order."""
+    dtype: torch.dtype
+    device: torch.device
+    arrangement: tuple[tuple[int, ...] | None, ...]
+    """For each reduced dense operand, the permutation to (sparse letters, dense letters); None when it is so."""
+
+    @property
+    def letters(self) -> tuple[str, ...]:
+        """The sparse operand's letters, by mode."""
+        (sparse,) = self.bound.einsum.sparse
+        return self.bound.einsum.inputs[sparse]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the sparse operand's modes, one for each distinct letter."""
+        return self.bound.extents(self.letters)
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Modes of the sparse operand that the output has, in the output's order."""
+        return tuple(self.letters.index(c) for c in self.bound.einsum.output if c in self.letters)
+
+    @cached_property
+    def _full_shapes(self) -> tuple[torch.Size, ...]:
+        """The shapes of the dense operands as written, in full."""
+        return tuple(torch.Size(self.written.shape(p)) for p in self.written.einsum.dense)
+
+    @cached_property
+    def narrow_shapes(self) -> tuple[torch.Size, ...]:
+        """The shapes of the dense operands of the narrow einsum, in full."""
+        return tuple(torch.Size(self.narrow.shape(p)) for p in self.narrow.einsum.dense)
+
+    @cached_property
+    def _table_shapes(self) -> tuple[torch.Size, ...]:
+        """The shapes of the dense operands of the reduced einsum."""
+        return tuple(torch.Size(self.bound.shape(p)) for p in self.bound.einsum.dense)
+
+    def settled(self, dense: Sequence[Any]) -> Sequence[torch.Tensor]:
+        """The dense operands of a call as tensors of the kernel's dtype; raises unless it was compiled for them."""
+        if len(dense) == len(self._full_shapes) and all(map(self._is_plain, dense, self._full_shapes)):
+            return dense
+        own = tables.converted(as_given(self.written, dense), self.dtype, self.device)
+        check_dense(self.written, own, self.dtype, self.device)
+        return own
+
+    def _is_plain(self, operand: Any, shape: torch.Size) -> bool:
+        """Whether nothing need be done to an operand, or said of it; what most calls are given."""
+        return (
+            type(operand) is torch.Tensor
+            and operand.dtype is self.dtype
+            and operand.layout is torch.strided
+            and not operand.is_nested
+            and operand.shape == shape
+            and operand.device == self.device
+        )
+
+    def slices(self, dense: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+        """The operands of `narrow`; None where an operand is not broadcast as those were that were compiled for."""
+        if self.narrow is self.written:
+            return list(dense)
+        found = [tables.slices(operand, dims) for operand, dims in zip(dense, self.broadcast, strict=True)]
+        return None if any(f is None for f in found) else found  # type: ignore[return-value]
+
+    def arrange(self, dense: Sequence[torch.Tensor], settings: Options | None = None) -> list[torch.Tensor]:
+        """Dense operands of `narrow` -> contiguous tables, in the reduced einsum's order.
+
+        Raises:
+            OutOfMemoryError: the table of a broadcast operand would pass the memory limit.
+        """
+        settings = settings or current()
+        if self.reduction.steps:
+            dense = self._reduced(dense, settings.effective_precision())
+        return [
+            operand
+            if permutation is None and tables.is_table(operand, shape)
+            else tables.table(operand, shape, permutation, settings)
+            for operand, shape, permutation in zip(dense, self._table_shapes, self.arrangement, strict=True)
+        ]
+
+    def _reduced(self, dense: Sequence[torch.Tensor], precision: str) -> list[torch.Tensor]:
+        given: list[torch.Tensor | None] = [None] * len(self.narrow.einsum.inputs)
+        for operand, position in zip(dense, self.narrow.einsum.dense, strict=True):
+            given[position] = operand.expand(self.narrow.shape(position))
+        contract = partial(tables.einsum, precision=precision)
+        reduced = self.reduction.apply(given, contract)  # type: ignore[arg-type]
+        return [reduced[p] for p in self.reduction.bound.einsum.dense]  # type: ignore[misc]
+
+
+def canonicalise(
+    bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], repeated: bool = False
+) -> tuple[Canonical, Pattern]:
+    """Check dtypes and devices, reduce the dense operands' own expressions, take diagonals of the sparse one.
+
+    Args:
+        bound: the einsum as written.
+        operands: its operands.
+        repeated: whether a dense operand's dimensions of stride 0 are left out as those of size 1 are, so that one
+            slice is read and not copies; not where operands only stand for others of their shapes.
+
+    Returns:
+        The einsum that is lowered, and the pattern of its sparse operand: with what is kept for it, unlike `Canonical`.
+    """
+    (position,) = bound.einsum.sparse
+    x = operands[position]
+    assert isinstance(x, SparseTensor)
+    for other in bound.einsum.dense:
+        operand = operands[other]
+        check_operand(operand, other, x.dtype, x.device)
+    dropped = _broadcast(bound, operands, repeated)
+    narrowed = tables.without(bound, dropped)
+    reduction = dense_subexpressions(narrowed)
+    reduced, pattern, source = _distinct(reduction.bound, x.pattern)
+    letters = reduced.einsum.inputs[reduced.einsum.sparse[0]]
+    axes = (*letters, *dense_axes(reduced))
+    arrangement = []
+    for p in reduced.einsum.dense:
+        own = reduced.einsum.inputs[p]
+        permutation = tuple(own.index(c) for c in axes if c in own)
+        arrangement.append(None if permutation == tuple(range(len(own))) else permutation)
+    broadcast = tuple(dropped.values())
+    canonical = Canonical(
+        bound, narrowed, broadcast, reduction, reduced, pattern.coords, source, x.dtype, x.device, tuple(arrangement)
+    )
+    return canonical, pattern
+
+
+def _distinct(bound: Bound, pattern: Pattern) -> tuple[Bound, Pattern, torch.Tensor | None]:
+    """The einsum with one mode for each letter of the sparse operand, sorted nonzeros, and which of its own these are.
+
+    What is derived from a pattern is kept with it.
+    """
+    e = bound.einsum
+    (sparse,) = e.sparse
+    letters = e.inputs[sparse]
+    distinct = tuple(dict.fromkeys(letters))
+    if distinct == letters and pattern.is_coalesced:
+        return bound, pattern, None
+    first = tuple(letters.index(c) for c in letters)
+    key = ("distinct", first)
+    found = pattern.cache.get(key)
+    if found is None:
+        found = pattern.cache.put(key, _derived(pattern, first))
+    inputs = tuple(distinct if p == sparse else t for p, t in enumerate(e.inputs))
+    return Bound(Einsum(inputs, e.output, e.sparse, e.text), bound.sizes), *found
+
+
+def _derived(pattern: Pattern, first: tuple[int, ...]) -> tuple[Pattern, torch.Tensor]:
+    """The nonzeros whose coordinates agree with those of the `first` mode of a letter, sorted, and their numbers."""
+    coords, modes, source = pattern.coords, sorted(set(first)), crd.on_diagonal(first, pattern.coords)
+    if source is None:
+        source = torch.arange(pattern.nnz, device=pattern.device)
+    else:
+        coords = coords[modes][:, source]
+    shape = tuple(pattern.shape[m] for m in modes)
+    if not pattern.is_coalesced:  # formats rely on lexicographic order
+        order = crd.lexsort(crd.sort_keys(coords, shape))
+        coords, source = coords[:, order], source[order]
+    return Pattern(coords.contiguous(), shape, pattern.is_coalesced), source
+
+
+def _broadcast(bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], repeated: bool) -> dict[int, tables.Dims]:
+    given = {p: o for p in bound.einsum.dense if isinstance(o := operands[p], torch.Tensor)}
+    shapes = {p: tuple(o.shape) for p, o in given.items()}
+    return tables.broadcast_dims(
+        bound, shapes, {p: tables.repeated_dims(o) for p, o in given.items()} if repeated else {}
+    )
+
+
+def as_given(written: Bound, dense: Sequence[Any]) -> tuple[Any, ...]:
+    """Dense operands of a call, ndarrays as tensors; `DtypeError` names one that holds no plain numbers."""
+    if len(dense) != len(written.einsum.dense):
+        return tuple(dense)
+    return tuple(as_dense(o, f"operand {p + 1}") for o, p in zip(dense, written.einsum.dense, strict=True))
+
+
+def check_dense(written: Bound, dense: Sequence[torch.Tensor], dtype: torch.dtype, device: torch.device) -> None:
+    """Raise unless these are the dense operands of an einsum as written, of its shapes or broadcast to them."""
+    text, positions = written.einsum.text, written.einsum.dense
+    if len(dense) != len(positions):
+        raise ShapeError(f'"{text}" takes {len(positions)} dense operands, found {len(dense)}')
+    for operand, position in zip(dense, positions, strict=True):
+        if not isinstance(operand, torch.Tensor):
+            raise DtypeError(f"operand {position + 1} must be a torch tensor, found {type(operand).__name__}")
+        check_operand(operand, position, dtype, device)
+        expected = written.shape(position)
+        if operand.shape != expected and not _broadcasts(tuple(operand.shape), expected):
+            raise ShapeError(
+                f'operand {position + 1} of "{text}": the kernel was compiled for shape '
+                f"{tuple(expected)}, found {tuple(operand.shape)}; compile again for other sizes"
+            )
+
+
+def check_operand(
+    operand: SparseTensor | torch.Tensor, position: int | str, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Raise unless a dense operand, at a position or of a name, has the sparse operand's dtype and device."""
+    what = position if isinstance(position, str) else f"operand {position + 1}"
+    if operand.dtype != dtype:
+        raise DtypeError(
+            f"{what} has dtype {operand.dtype}, the sparse operand has {dtype}; convert one of them with .to()"
+        )
+    if operand.device != device:
+        raise DeviceError(
+            f"{what} is on {operand.device}, the sparse operand is on {device}; move one of them with .to()"
+        )
+
+
+def _broadcasts(found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+    return len(found) == len(expected) and all(f in (1, e) for f, e in zip(found, expected, strict=True))

@@ -1,0 +1,194 @@
+"""A contraction of three sparse operands or more, some with dense modes or in blocks: a pair first, then the rest.
+
+In: a `Bound` einsum. Out: `Chained`. Two sparse operands are contracted into one, whose pattern is known when it is
+compiled, and which is in blocks or has dense modes as any result has; what is left is an einsum of one operand less.
+So nothing is expanded, and dense operands join the last of the pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sparsetc.codegen.launch import Values
+from sparsetc.contraction.canonical import as_given, check_dense, check_operand
+from sparsetc.contraction.contraction import Contraction, Operand, by_autograd, contraction, key_of
+from sparsetc.contraction.dense import converted
+from sparsetc.contraction.entries import is_sparse
+from sparsetc.contraction.integers import fitted, summed_dtype
+from sparsetc.contraction.output import check_form
+from sparsetc.explain import Explanation, device_name
+from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
+from sparsetc.ir.plan import Plan, requested
+from sparsetc.options import Options, with_settings
+from sparsetc.pair.chain import sparse_order
+from sparsetc.tensor.pattern import Pattern
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+
+class Chained:
+    """A contraction of a pair of sparse operands, and one of its result with the other operands."""
+
+    def __init__(self, bound: Bound, operands: Sequence[Operand], settings: Options, form: str) -> None:
+        e = bound.einsum
+        self.bound, self.settings, self.form = bound, settings, form
+        given = [o for o in operands if isinstance(o, SparseTensor)]
+        self.dtype, self.device = given[0].dtype, given[0].device
+        check_form(form, e)
+        for position, operand in enumerate(operands):
+            check_operand(operand, position, self.dtype, self.device)
+        self._bare = [x.pattern.bare() for x in given]
+        # What is made on the way may need 64 bits where the result does not.
+        self._like = torch.zeros((), dtype=summed_dtype(self.dtype), device=self.device)
+        stand_ins = [
+            SparseTensor._make(p, self._like.expand(x._values.shape)) for p, x in zip(self._bare, given, strict=True)
+        ]
+        coordinates = [e.inputs[p][: x.sparse_order] for p, x in zip(e.sparse, given, strict=True)]
+        self.sparse = is_sparse(form, e, coordinates)
+        sizes = [x._values.numel() for x in given]
+        terms = [e.inputs[p] for p in e.sparse]
+        others = (*e.output, *(c for p in e.dense for c in e.inputs[p]))
+        kept = distinct(c for c in others if any(c in t for t in terms))
+        self._pair = sparse_order(bound, terms, sizes, kept)[0]
+        self.first, letters = self._first(stand_ins, coordinates)
+        self.rest = self._rest(stand_ins, operands, letters)
+        self.key = key_of(self)
+
+    def _of_step(self, number: int) -> Options:
+        return with_settings(self.settings, {"plan": requested(self.settings.plan).of_step(number, 2)})
+
+    def _first(
+        self, given: Sequence[SparseTensor], coordinates: Sequence[tuple[str, ...]]
+    ) -> tuple[Contraction, tuple[str, ...]]:
+        """The contraction of the pair, and its letters: those that others need, with coordinates first."""
+        e, pair = self.bound.einsum, self._pair
+        positions = [e.sparse[n] for n in pair]
+        terms = [e.inputs[p] for p in positions]
+        needed = {c for p, t in enumerate(e.inputs) if p not in positions for c in t}.union(e.output)
+        rows = distinct(c for n in pair for c in coordinates[n] if c in needed)
+        kept = distinct((*rows, *(c for t in terms for c in t if c in needed)))
+        bound = Bound.of(Einsum((terms[0], terms[1]), kept, (0, 1), e.text), self.bound.by_index)
+        form = "sparse" if rows else "dense"
+        return contraction(bound, [given[n] for n in pair], self._of_step(0), form), kept
+
+    def _rest(self, given: Sequence[SparseTensor], operands: Sequence[Operand], kept: tuple[str, ...]) -> Contraction:
+        """The contraction of the pair's result with all other operands, which it precedes."""
+        e = self.bound.einsum
+        pattern = self._made_on(self._bare)
+        made = self._like.expand(self.first.shape)
+        sparse = {p: x for n, (p, x) in enumerate(zip(e.sparse, given, strict=True)) if n not in self._pair}
+        others = [*sparse, *e.dense]
+        views: list[Operand] = [made if pattern is None else SparseTensor._make(pattern, made), *sparse.values()]
+        views += [self._like.expand(operands[p].shape) for p in e.dense]
+        count = len(sparse) + (pattern is not None)
+        places = tuple(range(count)) if pattern is not None else tuple(range(1, 1 + count))
+        einsum = Einsum((kept, *(e.inputs[p] for p in others)), e.output, places, e.text)
+        form = "sparse" if self.sparse else "dense"
+        return contraction(Bound.of(einsum, self.bound.by_index), views, self._of_step(1), form)
+
+    def _made_on(self, patterns: Sequence[Pattern]) -> Pattern | None:
+        """The pattern of the pair's result."""
+        return self.first.pattern_on([patterns[n] for n in self._pair])
+
+    def _left(self, patterns: Sequence[Pattern]) -> list[Pattern]:
+        """The patterns of the sparse operands of what is left."""
+        made = self._made_on(patterns)
+        return [*([] if made is None else [made]), *(p for n, p in enumerate(patterns) if n not in self._pair)]
+
+    # -- calls ------------------------------------------------------------------------------------------------------
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of what `result` gives."""
+        return self.rest.shape
+
+    @property
+    def result_dtype(self) -> torch.dtype:
+        """The dtype of the operands, which the result has too."""
+        return self.dtype
+
+    def bare(self, number: int) -> Pattern:
+        """The pattern of a sparse operand, with nothing kept."""
+        return self._bare[number]
+
+    def pattern_on(self, patterns: Sequence[Pattern]) -> Pattern | None:
+        """The pattern of a sparse result."""
+        return self.rest.pattern_on(self._left(patterns))
+
+    def result(
+        self,
+        patterns: Sequence[Pattern],
+        values: Sequence[torch.Tensor],
+        dense: Sequence[torch.Tensor],
+        packed: Values | None = None,
+    ) -> torch.Tensor:
+        """A dense result, or a sparse one's values; differentiable."""
+        dense = converted(as_given(self.bound, dense), self.dtype, self.device)
+        check_dense(self.bound, dense, self.dtype, self.device)
+        own, tables = ([t.to(self._like.dtype) for t in given] for given in (values, dense))
+        made = self.first.result([patterns[n] for n in self._pair], [own[n] for n in self._pair], [])
+        others = [v for n, v in enumerate(own) if n not in self._pair]
+        left = self._left(patterns)
+        if len(left) > len(others):
+            others.insert(0, made)
+        else:
+            tables.insert(0, made)
+        found = self.rest.result(left, others, tables)
+        return fitted(found, self.dtype, f'the result of "{self.bound.einsum.text}"')
+
+    def gradient(
+        self,
+        patterns: Sequence[Pattern],
+        operand: int,
+        values: Sequence[torch.Tensor],
+        dense: Sequence[torch.Tensor],
+        upstream: torch.Tensor,
+    ) -> torch.Tensor:
+        """The gradient for one of values and dense operands, given that of the result."""
+        return by_autograd(self, patterns, operand, values, dense, upstream)
+
+    def packed(self, operands: Sequence[SparseTensor]) -> None:
+        """None, since values are read at each call."""
+
+    # -- what a user may look at ------------------------------------------------------------------------------------
+    @property
+    def backend(self) -> str:
+        """The backend that programs are generated for."""
+        return self.first.backend
+
+    @property
+    def steps(self) -> tuple[Any, ...]:
+        """The steps of both contractions."""
+        return (*self.first.steps, *self.rest.steps)
+
+    @property
+    def plan(self) -> Plan:
+        """The plans of both contractions."""
+        return Plan("chain", (), False, steps=(self.first.plan, self.rest.plan), reason="a pair of operands at a time")
+
+    @property
+    def source(self) -> str:
+        """The generated programs, one after the other."""
+        return f"{self.first.source}\n\n{self.rest.source}"
+
+    @property
+    def path(self) -> Path:
+        """The file of the first."""
+        return self.first.path
+
+    def ptx(self, target: str) -> str:
+        """The assembly of all kernels."""
+        return f"{self.first.ptx(target)}\n{self.rest.ptx(target)}"
+
+    def explain(self) -> Explanation:
+        """The steps, one after the other."""
+        plan, one = self.plan, self.first.explain()
+        pattern = self.pattern_on(self._bare)
+        return Explanation(
+            *(self.bound.einsum.text, plan.name, plan.reason, self.backend, device_name(self.device)),
+            *(one.profile, one.measured, tuple(step.report() for step in self.steps)),
+            prod(self.shape) if pattern is None else pattern.nnz,
+        )

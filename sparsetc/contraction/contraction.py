@@ -1,0 +1,390 @@
+"""Contraction: an einsum compiled for the patterns of its sparse operands, as a list of steps; it holds no values.
+
+In: equation, operands, options. Out: a `Contraction`, new or kept with the pattern of its first sparse operand. One
+sparse operand takes one step, whatever dense operands there are; several are contracted two at a time (`pair`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from sparsetc.codegen.launch import Values
+from sparsetc.contraction.canonical import as_given, check_dense, check_operand
+from sparsetc.contraction.dense import Dims, converted, repeated_dims
+from sparsetc.contraction.entries import Entries, by_nonzeros
+from sparsetc.contraction.output import Output, without_zeros
+from sparsetc.contraction.step import Step
+from sparsetc.ir.equation.einsum import Bound
+from sparsetc.ir.equation.parse import parse
+from sparsetc.options import Options
+from sparsetc.support.warn import warn_once
+from sparsetc.tensor.pattern import Pattern, lasting
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+Operand = SparseTensor | torch.Tensor
+Result = SparseTensor | torch.Tensor
+
+
+class Contraction(Protocol):
+    """What a kernel runs."""
+
+    bound: Bound
+    """The einsum as written."""
+    settings: Options
+    form: str
+    """The form of the output that was asked for: ``auto``, ``dense`` or ``sparse``."""
+    dtype: torch.dtype
+    """The operands' dtype."""
+    device: torch.device
+    key: str
+    """The name by which operators of `torch.library` know the contraction."""
+
+    @property
+    def backend(self) -> str:
+        """The backend that programs are generated for: ``triton`` or ``torch``."""
+
+    @property
+    def steps(self) -> Sequence[Any]:
+        """The contractions of which one operand, or two, are sparse, in order."""
+
+    @property
+    def plan(self) -> Any:
+        """The plan in the form that ``plan=`` takes, to make the same contraction again."""
+
+    @property
+    def source(self) -> str:
+        """The generated programs."""
+
+    @property
+    def path(self) -> Path:
+        """The file of the first."""
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the result is a SparseTensor."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of what `result` gives."""
+
+    @property
+    def result_dtype(self) -> torch.dtype:
+        """The dtype of what `result` gives."""
+
+    def bare(self, number: int) -> Pattern:
+        """The pattern of a sparse operand, with nothing kept."""
+
+    def pattern_on(self, patterns: Sequence[Pattern]) -> Pattern | None:
+        """The pattern of a sparse result, given those of the operands, one of which it may be; None of a dense one."""
+
+    def result(
+        self,
+        patterns: Sequence[Pattern],
+        values: Sequence[torch.Tensor],
+        dense: Sequence[torch.Tensor],
+        packed: Values | None = None,
+    ) -> torch.Tensor:
+        """A dense result, or a sparse one's values; differentiable."""
+
+    def gradient(
+        self,
+        patterns: Sequence[Pattern],
+        operand: int,
+        values: Sequence[torch.Tensor],
+        dense: Sequence[torch.Tensor],
+        upstream: torch.Tensor,
+    ) -> torch.Tensor:
+        """The gradient for one of values and dense operands, given that of the result; outside autograd."""
+
+    def packed(self, operands: Sequence[SparseTensor]) -> Values | None:
+        """Values as the storages have them; None where each call reads them as they are."""
+
+    def ptx(self, target: str) -> str:
+        """The assembly for a named target."""
+
+    def explain(self) -> Any:
+        """Why it is as it is."""
+
+
+class Single:
+    """A contraction that takes one step: of one sparse operand, or of the entries of operands with dense modes."""
+
+    def __init__(
+        self,
+        bound: Bound,
+        operands: Sequence[Operand],
+        settings: Options,
+        form: str,
+        repeated: bool,
+        entries: Entries | None = None,
+    ) -> None:
+        given = [o for o in operands if isinstance(o, SparseTensor)]
+        self._bare, self._sizes = [x.pattern.bare() for x in given], tuple(given[0]._values.shape[1:])
+        self._entries, self.bound, self.settings, self.form = entries, bound, settings, form
+        self.dtype, self.device = given[0].dtype, given[0].device
+        if entries is None:
+            own = [o.expand_dense() if isinstance(o, SparseTensor) else o for o in operands]
+            self.step = Step(bound, own, settings, form, repeated)
+        else:
+            for position, operand in enumerate(operands):
+                check_operand(operand, position, self.dtype, self.device)
+            own = entries.operands(operands)
+            self.step = Step(entries.bound, own, settings, entries.form, repeated, entries.plain_sum)
+        self._pattern, self._order = arranged(self.step.output)
+        self.key = key_of(self)
+        if self.backend == "torch" and settings.effective_backend(self.device) == "torch":
+            warn_once("no GPU: running the generated torch programs on the CPU")
+
+    @property
+    def backend(self) -> str:
+        """The backend of the step: ``triton`` or ``torch``."""
+        return self.step.backend
+
+    @property
+    def steps(self) -> tuple[Step]:
+        """The one step."""
+        return (self.step,)
+
+    @property
+    def plan(self) -> Any:
+        """The step's plan."""
+        return self.step.plan
+
+    @property
+    def source(self) -> str:
+        """The step's program."""
+        return self.step.source
+
+    @property
+    def path(self) -> Path:
+        """The file it lies in."""
+        return self.step.path
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the result is a SparseTensor."""
+        return self.step.output.sparse
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of what `result` gives."""
+        if not self.sparse:
+            return self.step.canonical.narrow.output_shape
+        return self.step.executable.shape if self._order is None else tuple(self._order.shape)
+
+    @property
+    def result_dtype(self) -> torch.dtype:
+        """The dtype of what `result` gives."""
+        return self.step.result_dtype
+
+    def bare(self, number: int) -> Pattern:
+        """The pattern of a sparse operand, with nothing kept."""
+        return self._bare[number]
+
+    def pattern_on(self, patterns: Sequence[Pattern]) -> Pattern | None:
+        """The operand's own pattern where all of its modes are kept."""
+        if self._entries is not None and self._entries.own:
+            return patterns[0]
+        return patterns[0].expanded(self._sizes) if self.step.output.own else self._pattern
+
+    def _given(
+        self, patterns: Sequence[Pattern], values: Sequence[torch.Tensor], dense: Sequence[torch.Tensor]
+    ) -> tuple[Pattern, torch.Tensor | None, Sequence[torch.Tensor]]:
+        """What the step is called with: its pattern, its sparse operand's values, its dense operands."""
+        if self._entries is None:
+            return patterns[0].expanded(self._sizes), values[0].reshape(-1) if self._sizes else values[0], dense
+        dense = converted(as_given(self.bound, dense), self.dtype, self.device)
+        check_dense(self.bound, dense, self.dtype, self.device)
+        return self._entries.pattern, None, [*dense, *values]
+
+    def result(
+        self,
+        patterns: Sequence[Pattern],
+        values: Sequence[torch.Tensor],
+        dense: Sequence[torch.Tensor],
+        packed: Values | None = None,
+    ) -> torch.Tensor:
+        """A dense result, or (rows, *dense sizes) values; differentiable."""
+        rows = self.step(*self._given(patterns, values, dense), packed)
+        if not self.step.output.sparse:
+            return self.step.output.shaped(rows)
+        return rows if self._order is None else rows.reshape(-1).index_select(0, self._order)
+
+    def gradient(
+        self,
+        patterns: Sequence[Pattern],
+        operand: int,
+        values: Sequence[torch.Tensor],
+        dense: Sequence[torch.Tensor],
+        upstream: torch.Tensor,
+    ) -> torch.Tensor:
+        """The gradient for values, or for a dense operand; outside autograd."""
+        permutation, shape = self.step.output.permutation, self.step.executable.shape
+        if self._order is not None:
+            upstream = upstream.new_empty(upstream.numel()).index_copy_(0, self._order, upstream).reshape(shape)
+        elif permutation is not None:
+            upstream = upstream.permute(*inverse(permutation))
+        if self._entries is not None:  # whose values come after the dense operands
+            operand = 1 + (operand - len(values)) % (len(values) + len(dense))
+        pattern, own, others = self._given(patterns, values, dense)
+        found = self.step.gradient(pattern, operand, own, others, upstream)
+        return found if operand else found.reshape(values[0].shape)
+
+    def packed(self, operands: Sequence[SparseTensor]) -> Values | None:
+        """Values as the step's parts store them; None where they are dense operands of it."""
+        return self.step.pack(operands[0].expand_dense()) if self._entries is None else None
+
+    def ptx(self, target: str) -> str:
+        """The assembly of the step's kernels."""
+        return self.step.ptx(target)
+
+    def explain(self) -> Any:
+        """The step's explanation."""
+        return self.step.explain()
+
+
+def arranged(output: Output) -> tuple[Pattern | None, torch.Tensor | None]:
+    """A sparse result's pattern with its modes in the output's order, and which element of the rows each value is.
+
+    None for the order where they are so already, one row for each entry.
+    """
+    if output.pattern is None or output.permutation is None:
+        return output.pattern, None
+    elements = torch.arange(output.rows * output.width, device=output.pattern.device)
+    numbered = SparseTensor._make(output.pattern, elements.reshape(output.rows, *output.width_shape))
+    found = numbered.expand_dense().permute(*output.permutation)
+    return found.pattern, found._values
+
+
+def by_autograd(
+    made: Contraction,
+    patterns: Sequence[Pattern],
+    operand: int,
+    values: Sequence[torch.Tensor],
+    dense: Sequence[torch.Tensor],
+    upstream: torch.Tensor,
+) -> torch.Tensor:
+    """The gradient of a contraction for one of values and dense operands, of its result as autograd follows it.
+
+    It does so in a thread of its own, since operators of a library run where it is off.
+    """
+    given = [t.detach() for t in (*values, *dense)]
+    wanted = given[operand].requires_grad_()
+
+    def found() -> torch.Tensor:
+        with torch.enable_grad():
+            result = made.result(patterns, given[: len(values)], given[len(values) :])
+        return torch.autograd.grad(result, wanted, upstream)[0]
+
+    with ThreadPoolExecutor(1) as one:
+        return one.submit(copy_context().run, found).result()
+
+
+def inverse(permutation: tuple[int, ...]) -> list[int]:
+    """The permutation that undoes another."""
+    return sorted(range(len(permutation)), key=permutation.__getitem__)
+
+
+def key_of(made: Contraction) -> str:
+    """A name for a contraction that no other in this process has.
+
+    It says what the shapes of operands and result follow from, so that what torch keeps on disk of a graph that it
+    stands in is not taken for another's.
+    """
+    return f"{made.bound} {made.dtype} {made.sparse} {tuple(made.shape)} #{next(_numbers)}"
+
+
+_numbers = itertools.count()
+
+
+def wrap(made: Contraction, found: torch.Tensor, patterns: Sequence[Pattern], drop_zeros: bool = False) -> Result:
+    """The result of a contraction on operands of these patterns, from its values."""
+    pattern = made.pattern_on(patterns)
+    if pattern is None:
+        return found
+    sparse = SparseTensor._make(pattern, found)
+    return without_zeros(sparse) if drop_zeros else sparse
+
+
+def contraction(
+    bound: Bound, operands: Sequence[Operand], settings: Options, form: str, repeated: bool = False
+) -> Contraction:
+    """Compile an einsum; `repeated` as `canonicalise` takes it."""
+    from sparsetc.runtime import library
+
+    # Gradients are made, and copies compiled, in the precision that was in force here.
+    settings = replace(settings, precision=settings.effective_precision())
+    sparse = [o for o in operands if isinstance(o, SparseTensor)]
+    with lasting():
+        made: Contraction
+        if len(sparse) > 2 and any(x._values.ndim > 1 for x in sparse) and not by_nonzeros(settings):
+            from sparsetc.contraction.chained import Chained
+
+            made = Chained(bound, operands, settings, form)
+        elif any(x.blocksize for x in sparse):
+            from sparsetc.contraction.blocked import Blocked
+
+            made = Blocked(bound, operands, settings, form, repeated)
+        else:
+            made = of_entries(bound, operands, settings, form, repeated, Entries.of(bound, operands, settings, form))
+    library.known(made, sparse)
+    return made
+
+
+def of_entries(
+    bound: Bound,
+    operands: Sequence[Operand],
+    settings: Options,
+    form: str,
+    repeated: bool,
+    entries: Entries | None,
+) -> Contraction:
+    """Compile an einsum of operands that are in no blocks, by their entries where it has an einsum of these."""
+    if len(bound.einsum.sparse) > 1 and entries is None:
+        from sparsetc.pair import Several  # imported where an einsum has two sparse operands, which few have
+
+        return Several(bound, operands, settings, form)
+    return Single(bound, operands, settings, form, repeated, entries)
+
+
+def compiled(text: str, operands: Sequence[Operand], settings: Options, form: str) -> Contraction:
+    """The contraction kept for these patterns, this equation and these sizes, or a new one."""
+    patterns = [o._pattern for o in operands if isinstance(o, SparseTensor)]
+    first, others = patterns[0], patterns[1:]
+    # What of an operand, beside its shape, dtype and device, decides how it is read.
+    dims = [repeated_dims(o) if isinstance(o, torch.Tensor) else None for o in operands]
+    key = cache_key(text, [(o.shape, o.dtype, o.device) for o in operands], dims, others, settings, form)
+    try:
+        found = first.cache.get(key)
+    except TypeError:  # a plan that cannot be hashed
+        return _parsed(text, operands, settings, form)
+    if found is None:
+        found = first.cache.put(key, _parsed(text, operands, settings, form), needs=others)
+    return found  # type: ignore[no-any-return]
+
+
+def cache_key(
+    text: str,
+    kinds: Sequence[tuple[tuple[int, ...], torch.dtype, torch.device]],
+    dims: Sequence[Dims | None],
+    others: Sequence[Pattern],
+    settings: Options,
+    form: str,
+) -> tuple[Any, ...]:
+    """What a contraction is kept by, with the pattern of its first sparse operand."""
+    weak = tuple(map(weakref.ref, others))
+    return "kernel", text, tuple(kinds), tuple(dims), weak, settings, form, settings.effective_precision()
+
+
+def _parsed(text: str, operands: Sequence[Operand], settings: Options, form: str) -> Contraction:
+    bound = parse(text, [tuple(o.shape) for o in operands], [isinstance(o, SparseTensor) for o in operands])
+    return contraction(bound, operands, settings, form, repeated=True)

@@ -1,0 +1,252 @@
+"""Dense operands as kernels read them: their bits, strides and broadcasts settled, and products of them alone.
+
+In: strided tensors as the caller has them. Out: tables that lie in memory as their elements read, and results of
+einsums over dense operands, made by torch in the precision that the options name and not in autocast's.
+"""
+
+from __future__ import annotations
+
+import weakref
+from cmath import isfinite
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import reduce
+from typing import Any, TypeVar
+
+import torch
+from torch.autograd import forward_ad
+
+from sparsetc.ir.equation.einsum import Bound, Einsum
+from sparsetc.options import Options
+from sparsetc.runtime.autocast import autocast_off, without_autocast
+from sparsetc.support.locks import Lock
+from sparsetc.tensor.pattern import transforming
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+# -- broadcasts -------------------------------------------------------------------------------------------------------
+
+Dims = tuple[int, ...]
+Operand = TypeVar("Operand", torch.Tensor, SparseTensor, torch.Tensor | SparseTensor)
+
+
+def repeated_dims(operand: torch.Tensor) -> Dims:
+    """The dimensions along which a tensor is one slice repeated (stride 0); none where it may want a gradient.
+
+    The gradient of an expanded tensor has an element for each of its own, which that of one slice has not.
+    """
+    strides = operand.stride()
+    if 0 not in strides or operand.requires_grad:
+        return ()
+    return tuple(n for n, (size, stride) in enumerate(zip(operand.shape, strides, strict=True)) if size > 1 > stride)
+
+
+def broadcast_dims(bound: Bound, shapes: dict[int, tuple[int, ...]], repeated: dict[int, Dims]) -> dict[int, Dims]:
+    """For each dense operand, the dimensions whose letters it need not have: another operand has them in full.
+
+    Args:
+        bound: the einsum as written.
+        shapes: of the dense operands, by position; a size of 1 broadcasts.
+        repeated: dimensions of dense operands that are one slice repeated, by position.
+    """
+    e = bound.einsum
+    holders = {c: set(e.holders(c)) for c in e.indices}
+    found: dict[int, Dims] = {}
+    for p in e.dense:
+        own = []
+        for n, (letter, size) in enumerate(zip(e.inputs[p], shapes[p], strict=True)):
+            broadcast = n in repeated.get(p, ()) or size == 1 != bound.by_index[letter]
+            if broadcast and e.inputs[p].count(letter) == 1 and len(holders[letter]) > 1:
+                holders[letter].discard(p)
+                own.append(n)
+        found[p] = tuple(own)
+    return found
+
+
+def without(bound: Bound, dropped: dict[int, Dims]) -> Bound:
+    """The einsum whose dense operands lack these dimensions."""
+    e = bound.einsum
+    inputs = tuple(
+        tuple(c for n, c in enumerate(term) if n not in dropped.get(p, ())) for p, term in enumerate(e.inputs)
+    )
+    return bound if inputs == e.inputs else Bound.of(Einsum(inputs, e.output, e.sparse, e.text), bound.by_index)
+
+
+def slices(operand: torch.Tensor, dims: Dims) -> torch.Tensor | None:
+    """One slice along each of the dimensions; None where they are not broadcast, and slices differ."""
+    if not dims:
+        return operand
+    repeated = repeated_dims(operand)
+    if any(operand.shape[n] != 1 and n not in repeated for n in dims):
+        return None
+    for n in reversed(dims):
+        operand = operand.select(n, 0)
+    return operand
+
+
+_SUMMED = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+"""Dtypes whose sums would overflow where no element is infinite."""
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+def resolved(operand: torch.Tensor) -> torch.Tensor:
+    """A tensor whose memory reads as its elements do: torch marks negation and conjugation by a bit."""
+    return operand.resolve_conj().resolve_neg() if operand.is_conj() or operand.is_neg() else operand
+
+
+def is_table(operand: torch.Tensor, shape: tuple[int, ...]) -> bool:
+    """Whether kernels can read the memory of an operand as it is; what most calls are given."""
+    return operand.shape == shape and operand.is_contiguous() and not operand.is_conj() and not operand.is_neg()
+
+
+def table(operand: torch.Tensor, shape: tuple[int, ...], permutation: Dims | None, settings: Options) -> torch.Tensor:
+    """The operand expanded to `shape`, its dimensions in the order a kernel reads them, contiguous.
+
+    Raises:
+        OutOfMemoryError: the operand is a broadcast one whose copy would pass the memory limit.
+    """
+    found = operand if operand.shape == shape else operand.expand(shape)
+    found = resolved(found if permutation is None else found.permute(permutation))
+    if found.is_contiguous():
+        return found
+    if 0 in found.stride():
+        what = f"a broadcast operand of shape {tuple(shape)}, which kernels read whole,"
+        settings.check_memory(found.numel() * found.element_size(), found.device, what)
+    return found.contiguous()
+
+
+class Finite:
+    """Which dense operands were last found to be finite, so that those of a next call need not be looked at again.
+
+    A change that leaves no trace in torch's count of versions (through ``.data``, or an ndarray) is not noticed.
+    """
+
+    def __init__(self) -> None:
+        self._known: tuple[tuple[weakref.ref[torch.Tensor], int], ...] = ()
+
+    def holds(self, dense: Sequence[torch.Tensor], tables: Sequence[torch.Tensor]) -> bool:
+        """Whether the tables, made of these dense operands, hold neither an infinity nor NaN.
+
+        To look waits for the GPU once. While a CUDA graph is captured nothing can be looked at, and the answer is yes.
+        """
+        known = self._known
+        if len(known) == len(dense) and all(
+            ref() is operand and operand._version == version
+            for operand, (ref, version) in zip(dense, known, strict=True)
+        ):
+            return True
+        if tables and tables[0].is_cuda and torch.cuda.is_current_stream_capturing():
+            return True
+        if not finite(tables):
+            return False
+        if not any(operand.is_inference() for operand in dense):  # which have no versions
+            self._known = tuple((weakref.ref(operand), operand._version) for operand in dense)
+        return True
+
+
+def finite(tables: Sequence[torch.Tensor]) -> bool:
+    """Whether no element is infinite or NaN; a sum that overflows counts as infinite."""
+    if not tables:
+        return True
+    total, *others = (t.sum(dtype=_SUMMED.get(t.dtype)) for t in tables)
+    for other in others:
+        total = total + other
+    return isfinite(total.item())
+
+
+# -- products of dense operands alone ---------------------------------------------------------------------------------
+
+
+def promoted(operands: Sequence[Operand]) -> list[Operand]:
+    """Operands of one dtype where autocast is on and floats differ: the widest, as torch promotes them.
+
+    Autocast makes layers give narrower floats than the tensors that a caller keeps. Outside of autocast nothing is
+    converted unasked.
+    """
+    if not torch.is_autocast_enabled(operands[0].device.type):
+        return list(operands)
+    floats = {o.dtype for o in operands if o.dtype.is_floating_point}
+    if len(floats) < 2:
+        return list(operands)
+    widest = reduce(torch.promote_types, floats)
+    return [o.to(widest) if o.dtype.is_floating_point else o for o in operands]
+
+
+def converted(operands: Sequence[torch.Tensor], dtype: torch.dtype, device: torch.device) -> Sequence[torch.Tensor]:
+    """Dense operands of a compiled kernel, floats brought to its dtype where autocast is on."""
+    if not dtype.is_floating_point or not torch.is_autocast_enabled(device.type):
+        return operands
+    return [o.to(dtype) if isinstance(o, torch.Tensor) and o.dtype.is_floating_point else o for o in operands]
+
+
+@contextmanager
+def matmul_precision(precision: str) -> Iterator[None]:
+    """The setting of torch for float32 products, for as long as a ``with`` block takes.
+
+    The setting is the process's, so threads take turns: else one could restore what another had set for a while.
+    """
+    with _turns.own:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(precision)
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+
+_turns = Lock()
+
+
+def einsum(equation: str, *operands: torch.Tensor, precision: str = "highest") -> torch.Tensor:
+    """The result of `torch.einsum`, 16-bit floats summed in float32 and rounded once; integers stay in 64 bits."""
+    # Torch's own rules serve forward mode and transforms, in the precision that is in force when they are asked.
+    plain = not transforming() and forward_ad._current_level < 0
+    if plain and torch.is_grad_enabled() and any(o.requires_grad for o in operands):
+        found: torch.Tensor = _Einsum.apply(equation, precision, *operands)
+        return found
+    return _contracted(equation, precision, operands)
+
+
+class _Einsum(torch.autograd.Function):
+    """`einsum`, whose gradient is made as its result is, wherever `backward` is called."""
+
+    @staticmethod
+    def forward(ctx: Any, equation: str, precision: str, *operands: torch.Tensor) -> torch.Tensor:
+        ctx.equation, ctx.precision = equation, precision
+        ctx.save_for_backward(*operands)
+        return _contracted(equation, precision, operands)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        operands, again = ctx.saved_tensors, torch.is_grad_enabled()
+        wanted = [o for o, needed in zip(operands, ctx.needs_input_grad[2:], strict=True) if needed]
+        with torch.enable_grad(), autocast_off(upstream.device), matmul_precision(ctx.precision):
+            result = _contracted(ctx.equation, ctx.precision, operands)
+            found = iter(torch.autograd.grad(result, wanted, upstream, create_graph=again))
+        return (None, None, *(next(found) if needed else None for needed in ctx.needs_input_grad[2:]))
+
+
+def _contracted(equation: str, precision: str, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+    dtype = operands[0].dtype
+    with without_autocast(operands[0].device), matmul_precision(precision):
+        if dtype in (torch.float16, torch.bfloat16):
+            return torch.einsum(equation, *(o.float() for o in operands)).to(dtype)
+        if not (dtype.is_floating_point or dtype.is_complex):  # torch's own mixes types where an index has size 0
+            contract = by_broadcasting if operands[0].is_cuda else torch.einsum
+            return contract(equation, *(o.long() for o in operands))
+        return torch.einsum(equation, *operands)
+
+
+def by_broadcasting(equation: str, *operands: torch.Tensor) -> torch.Tensor:
+    """An einsum of integers on a GPU, where torch has no matrix product of them."""
+    terms, output = equation.split("->")
+    letters = list(dict.fromkeys([*output, *terms.replace(",", "")]))
+    product = torch.ones((), dtype=operands[0].dtype, device=operands[0].device)
+    for term, operand in zip(terms.split(","), operands, strict=True):
+        own = "".join(c for c in letters if c in term)
+        aligned = torch.einsum(f"{term}->{own}", operand)  # of one operand: a diagonal, and axes in order
+        shape = iter(aligned.shape)
+        product = product * aligned.reshape([next(shape) if c in term else 1 for c in letters])
+    summed = tuple(range(len(output), len(letters)))
+    return product.sum(summed) if summed else product

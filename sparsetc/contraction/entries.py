@@ -1,0 +1,170 @@
+"""Sparse operands with dense modes as einsums read them: a pattern of ones, and their values as dense operands.
+
+In: a `Bound` einsum of one or two sparse operands, ``X[i,j,h]`` and ``Y[j,k,h]``. Out: an einsum of one sparse operand,
+a pattern of ones with the numbers of entries as its first modes. ``X[i,j,h]`` is ``P[n,i,j] V[n,h]``; a product with Y
+is ``T[n,m,i,k] V[n,h] W[m,h]``, where T has an element for each pair of entries that meet. So nothing is expanded,
+values are dense operands like any other, and dense modes are letters of a row.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from string import ascii_letters
+from typing import Any
+
+import torch
+
+from sparsetc.contraction.output import check_form
+from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
+from sparsetc.ir.plan import PAIRED_PLANS, requested
+from sparsetc.options import Options
+from sparsetc.tensor import coords as crd
+from sparsetc.tensor.numbering import histogram, joint_keys
+from sparsetc.tensor.pattern import Pattern, lasting
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+SPARE = 2
+"""Letters that gradients of an einsum of entries, and batches of these, need beside its own."""
+SHARE = 4
+"""The pairs of entries that meet may take one part in so many of the memory limit. Not measured."""
+
+Letters = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Entries:
+    """The einsum of the entries of operands with dense modes; its last operands are their values."""
+
+    bound: Bound
+    form: str
+    """The form of the result: ``dense`` or ``sparse``."""
+    own: bool
+    """Whether the result is on the one operand's own pattern: rows of the einsum are its entries."""
+    plain_sum: bool
+    """Whether the einsum as written is a sum of one operand, which torch gives integers of 64 bits."""
+    pattern: Pattern
+    """The pattern of ones."""
+
+    @classmethod
+    def of(
+        cls, bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], settings: Options, form: str
+    ) -> Entries | None:
+        """The einsum of entries.
+
+        None where no operand has dense modes, and where they have to be expanded: there is a plan for two operands, no
+        letter is left, the result is to have dense modes alone as its pattern, or the pairs of entries take too much
+        memory.
+        """
+        e = bound.einsum
+        check_form(form, e)
+        sparse = [o for o in operands if isinstance(o, SparseTensor)]
+        if not any(x.dense_order for x in sparse) or (len(sparse) > 1 and by_nonzeros(settings)):
+            return None
+        terms = [e.inputs[p] for p in e.sparse]
+        coordinates = [t[: x.sparse_order] for t, x in zip(terms, sparse, strict=True)]
+        tables = [t[x.sparse_order :] for t, x in zip(terms, sparse, strict=True)]
+        kept = any(c in t for c in e.output for t in coordinates)
+        spare = [c for c in ascii_letters if c not in e.indices]
+        if len(spare) < len(sparse) + SPARE or (form == "sparse" and not kept):
+            return None
+        numbers = tuple(spare[: len(sparse)])
+        on_pattern = is_sparse(form, e, coordinates)
+        own = on_pattern and len(sparse) == 1 and e.output[: len(coordinates[0])] == coordinates[0]
+        output = e.output[len(coordinates[0]) :] if own else e.output
+        dense = [e.inputs[p] for p in e.dense]
+        used = {c for t in (output, *dense, *tables) for c in t}
+        letters = distinct(c for t in coordinates for c in t if c in used)
+        output = (*numbers, *letters, *output) if own else output
+        pattern = _pattern(sparse, coordinates, letters, settings)
+        if pattern is None:
+            return None
+        values = [(n, *t) for n, t in zip(numbers, tables, strict=True)]
+        einsum = Einsum(((*numbers, *letters), *dense, *values), output, (0,), e.text)
+        sizes = bound.by_index | {n: x.nnz for n, x in zip(numbers, sparse, strict=True)}
+        plain_sum = len(e.inputs) == 1 and bool(e.contracted)
+        return cls(Bound.of(einsum, sizes), "sparse" if on_pattern else "dense", own, plain_sum, pattern)
+
+    def operands(self, given: Sequence[SparseTensor | torch.Tensor]) -> list[Any]:
+        """Operands of that einsum to compile it for, of those as written."""
+        values = [o._values for o in given if isinstance(o, SparseTensor)]
+        with lasting():
+            one = torch.zeros((), dtype=values[0].dtype, device=values[0].device)
+            # Other values will not be one slice repeated.
+            tables = [v if 0 not in v.stride() else one.new_empty(v.shape) for v in values]
+            ones = SparseTensor._make(self.pattern, one.expand(self.pattern.nnz))
+        return [ones, *(o for o in given if not isinstance(o, SparseTensor)), *tables]
+
+
+def by_nonzeros(settings: Options) -> bool:
+    """Whether the plan is one of two sparse operands, whose dense modes it has expanded."""
+    plan = requested(settings.plan)
+    return plan.name in PAIRED_PLANS or any(part.operand is not None for part in plan.parts)
+
+
+def is_sparse(form: str, e: Einsum, coordinates: Sequence[Letters]) -> bool:
+    """Whether a result in this form is sparse, given the letters with coordinates of each sparse operand."""
+    own = e.inputs[e.sparse[0]]
+    kept = any(c in t for c in e.output for t in coordinates)
+    enough = len(e.sparse) > 1 or sum(c in own for c in e.output) >= min(2, len(set(own)))
+    return form == "sparse" or (form == "auto" and kept and enough)
+
+
+def _pattern(
+    sparse: Sequence[SparseTensor], terms: Sequence[Letters], letters: Letters, settings: Options
+) -> Pattern | None:
+    """Numbers of entries, or of pairs that meet, and their coordinates of some letters; kept with the first pattern.
+
+    None where pairs take too much memory.
+    """
+    first, *others = (x.pattern for x in sparse)
+    key = ("entries", tuple(terms), letters, *map(weakref.ref, others))
+    found = first.cache.get(key)
+    if found is None:
+        with lasting():
+            numbers = [_on_diagonal(p, t) for p, t in zip((first, *others), terms, strict=True)]
+            if others:
+                most = settings.memory_on(first.device) // (SHARE * 8 * (2 + len(letters)))
+                met = _meeting(sparse, terms, numbers, most)
+                if met is None:
+                    return None
+                numbers = met
+            patterns, lines, sizes = (first, *others), list(numbers), [x.nnz for x in sparse]
+            for letter in letters:
+                n = next(n for n, t in enumerate(terms) if letter in t)
+                mode = terms[n].index(letter)
+                lines.append(patterns[n].coords[mode].index_select(0, numbers[n]))
+                sizes.append(patterns[n].shape[mode])
+            found = first.cache.put(key, Pattern(torch.stack(lines), tuple(sizes), True), needs=others)
+    return found  # type: ignore[no-any-return]
+
+
+def _on_diagonal(pattern: Pattern, letters: Letters) -> torch.Tensor:
+    """The numbers of the entries whose coordinates agree in modes of the same letter, ascending."""
+    found = crd.on_diagonal(letters, pattern.coords)
+    return torch.arange(pattern.nnz, device=pattern.device) if found is None else found
+
+
+def _meeting(
+    sparse: Sequence[SparseTensor], terms: Sequence[Letters], numbers: Sequence[torch.Tensor], most: int
+) -> list[torch.Tensor] | None:
+    """The numbers of both entries of every pair that agrees in shared letters, in lexicographic order.
+
+    None where there are more than `most`.
+    """
+    shared = [c for c in distinct(terms[0]) if c in terms[1]]
+    rows, others = ([x.coords[t.index(c)][n] for c in shared] for x, t, n in zip(sparse, terms, numbers, strict=True))
+    sizes = [sparse[0].pattern.shape[terms[0].index(c)] for c in shared]
+    left, right = numbers
+    keys = joint_keys(rows, others, sizes, left, (left.numel(), right.numel()))
+    order = torch.argsort(keys.right, stable=True)
+    each = histogram(keys.right, keys.count)
+    own = each.index_select(0, keys.left)
+    pairs = int(own.sum())
+    if pairs > most:
+        return None
+    at = torch.repeat_interleave(own, output_size=pairs)
+    first = (torch.cumsum(each, 0) - each).index_select(0, keys.left) - (torch.cumsum(own, 0) - own)
+    place = torch.arange(pairs, device=left.device) + first.index_select(0, at)
+    return [left.index_select(0, at), right.index_select(0, order.index_select(0, place))]

@@ -1,0 +1,217 @@
+"""Kernel: a compiled einsum with the values of its sparse operands. Made once by `compile`, called often.
+
+In: a `Contraction` and its sparse operands. Out: results, and everything a user may look at: the plan, the source, its
+file, the PTX, the explanation. A call checks shapes, allocates its result, launches and returns.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sparsetc.codegen.launch import Values
+from sparsetc.contraction.contraction import Contraction, Result, wrap
+from sparsetc.contraction.step import Step
+from sparsetc.errors import DtypeError, ShapeError
+from sparsetc.ir.program.tile import TileProgram
+from sparsetc.support import pickles
+from sparsetc.support.entry import entry_point, traced_by_modes
+from sparsetc.tensor.pattern import Pattern
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+NewValues = torch.Tensor | Sequence[torch.Tensor | None]
+
+
+class Kernel:
+    """A compiled einsum; call it with the dense operands, in the equation's order.
+
+    A kernel of one sparse operand has its values packed, and packs them again at a call where torch's count of versions
+    says that they changed, or where they require a gradient. Values changed in any other way, as through ``.data`` or
+    an ndarray of the same memory, are for `with_values`; `einsum` sees those too, and so does a kernel of several
+    sparse operands, or of one with dense modes, which reads values at each call.
+
+    It works under ``torch.compile(fullgraph=True)``, ``torch.export``, `torch.func` and CUDA graphs. It pickles as its
+    equation, operands and settings, and is compiled again where it is loaded.
+    """
+
+    def __init__(self, contraction: Contraction, operands: Sequence[SparseTensor], drop_zeros: bool = False) -> None:
+        self.contraction, self.operands, self.drop_zeros = contraction, tuple(operands), drop_zeros
+        self._patterns = tuple(o._pattern for o in operands)
+        self._values = tuple(o._values for o in operands)
+        self._packed: Values | None = None
+        self._versions: tuple[int | None, ...] = ()
+        self._pack()
+
+    def _pack(self) -> None:
+        """Pack the values as they are now; while a graph is traced there are none to pack."""
+        if torch.compiler.is_compiling() or traced_by_modes():
+            return
+        self._versions = tuple(map(version_of, self._values))
+        self._packed = self.contraction.packed(self.operands)
+
+    # -- calls ------------------------------------------------------------------------------------------------------
+    def __call__(self, *dense: torch.Tensor, values: NewValues | None = None) -> Result:
+        """Run.
+
+        Args:
+            dense: the dense operands, in the order the equation names them; of the kernel's shapes, or broadcast.
+            values: new values of the sparse operands, (nnz, *dense sizes) each, in their own order; None keeps one's.
+                Of one sparse operand a tensor will do.
+
+        Returns:
+            A dense tensor, or a `SparseTensor` where the output keeps modes of sparse operands, as `einsum` says.
+            Gradients flow to dense operands and to the values of sparse ones.
+        """
+        if torch.compiler.is_compiling() or traced_by_modes():
+            from sparsetc.runtime import library  # loaded by the first kernel
+
+            given = self._given(values)
+            return library.traced(self._called, self.contraction, self._patterns, given, dense, self.drop_zeros)
+        return self._called(dense, values)
+
+    @entry_point
+    def _called(self, dense: tuple[torch.Tensor, ...], values: NewValues | None) -> Result:
+        if values is not None:
+            return self._with(self._given(values))._called(dense, None)
+        packed = self._packed
+        if packed is not None:
+            for own, version in zip(self._values, self._versions, strict=True):
+                # Unchanged since they were packed, as far as torch can tell; what is learned may change through .data.
+                if version is None or own.requires_grad or own._version != version:
+                    self._pack()
+                    packed = self._packed
+                    break
+        found = self.contraction.result(self._patterns, self._values, dense, packed)
+        return wrap(self.contraction, found, self._patterns, self.drop_zeros)
+
+    def with_values(self, *values: torch.Tensor | None) -> Kernel:
+        """A kernel for other values of its patterns: (nnz, *dense sizes) for each sparse operand, None to keep one's.
+
+        Nothing is planned, packed or generated again; only the values are put in place.
+        """
+        return self._with(self._given(values))
+
+    def _with(self, values: Sequence[torch.Tensor]) -> Kernel:
+        pairs = zip(self.operands, values, strict=True)
+        return self.on([o if o._values is v else SparseTensor._make(o._pattern, v) for o, v in pairs])
+
+    def _given(self, values: NewValues | None) -> tuple[torch.Tensor, ...]:
+        """Values of all sparse operands, new ones checked."""
+        if values is None:
+            return self._values
+        values = [values] if isinstance(values, torch.Tensor) else values
+        if len(values) != len(self._values):
+            count = f"{len(self._values)} sparse operand{'s' if len(self._values) > 1 else ''}"
+            raise ShapeError(f'"{self.equation}" has {count}, found {len(values)} values')
+        return tuple(
+            own if new is None else self._checked(n, own, new)
+            for n, (own, new) in enumerate(zip(self._values, values, strict=True))
+        )
+
+    def _checked(self, number: int, own: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        what = (
+            "values"
+            if len(self._values) == 1
+            else f"values of operand {self.contraction.bound.einsum.sparse[number] + 1}"
+        )
+        if not isinstance(new, torch.Tensor) or new.shape != own.shape:
+            found = tuple(new.shape) if isinstance(new, torch.Tensor) else type(new).__name__
+            raise ShapeError(f"{what} must have shape {tuple(own.shape)}, found {found}")
+        if new.dtype != own.dtype or new.device != own.device:
+            raise DtypeError(f"{what} must be {own.dtype} on {own.device}, found {new.dtype} on {new.device}")
+        return new
+
+    def on(self, operands: Sequence[SparseTensor]) -> Kernel:
+        """The kernel for other sparse operands of its patterns and dtype."""
+        return Kernel(self.contraction, operands, self.drop_zeros)
+
+    def __copy__(self) -> Kernel:
+        return self.on(self.operands)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Kernel:
+        return self.on([copy.deepcopy(o, memo) for o in self.operands])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        made = self.contraction
+        settings = pickles.settings_of(made.settings)
+        return pickles.kernel, (pickles.spelled(made.bound), self.operands, settings, made.form, self.drop_zeros)
+
+    # -- what a user may look at ------------------------------------------------------------------------------------
+    @property
+    def equation(self) -> str:
+        """The einsum as written."""
+        return self.contraction.bound.einsum.text
+
+    @property
+    def operand(self) -> SparseTensor:
+        """The first sparse operand, with the values in use."""
+        return self.operands[0]
+
+    @property
+    def steps(self) -> Sequence[Any]:
+        """The contractions that it is made of, in order; of one sparse operand there is one `Step`."""
+        return self.contraction.steps
+
+    @property
+    def step(self) -> Step:
+        """The only step of a kernel of one sparse operand."""
+        (step,) = self.contraction.steps
+        assert isinstance(step, Step)
+        return step
+
+    @property
+    def plan(self) -> Any:
+        """How it runs; given as ``plan=``, it makes the same kernel of the same operands."""
+        return self.contraction.plan
+
+    @property
+    def backend(self) -> str:
+        """The backend that programs are generated for: ``triton`` or ``torch``."""
+        return self.contraction.backend
+
+    @property
+    def source(self) -> str:
+        """The generated programs' text."""
+        return self.contraction.source
+
+    @property
+    def path(self) -> Path:
+        """The file it lies in; of several contractions, that of the first."""
+        return self.contraction.path
+
+    @property
+    def programs(self) -> tuple[TileProgram, ...]:
+        """The tile programs of a kernel of one sparse operand, one a part."""
+        return self.step.programs
+
+    @property
+    def pattern(self) -> Pattern | None:
+        """A sparse result's pattern; None of a dense one."""
+        return self.contraction.pattern_on(self._patterns)
+
+    @property
+    def nnz(self) -> int:
+        """Nonzeros of a kernel's one sparse operand; entries of the result of several."""
+        return self.operands[0].nnz if len(self.operands) == 1 else prod(self.contraction.shape)
+
+    def ptx(self, target: str = "sm_90") -> str:
+        """The assembly for a named target (``sm_80``, ``sm_90``, ``sm_100``, ``gfx942``, …); needs no GPU."""
+        return self.contraction.ptx(target)
+
+    def explain(self) -> Any:
+        """Parts or steps, costs, and why this plan: prints as a table; ``to_dict()`` gives the same as data."""
+        return self.contraction.explain()
+
+    def __repr__(self) -> str:
+        where = self.path.name if len(self.operands) == 1 else f"{self.nnz:,} nonzeros"
+        return f'Kernel("{self.equation}", plan {self.plan.name}, {self.backend}, {where})'
+
+
+def version_of(values: torch.Tensor) -> int | None:
+    """How often values were changed in place, as far as torch knows; None for inference tensors, which do not count."""
+    return None if values.is_inference() else values._version

@@ -1,0 +1,143 @@
+"""What an einsum returns: a dense tensor, or values on a pattern that is known once the sparse operand is.
+
+In: a canonical einsum and its sparse operand. Out: `Output`: shapes, the pattern, and the row each nonzero adds to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import torch
+
+from sparsetc.contraction.canonical import Canonical
+from sparsetc.errors import PlanError
+from sparsetc.ir.equation.einsum import Einsum
+from sparsetc.tensor.numbering import numbered
+from sparsetc.tensor.pattern import Pattern, lasting
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a call returns: a dense tensor, or values on a pattern known since compilation."""
+
+    kept_shape: tuple[int, ...]
+    width_shape: tuple[int, ...]
+    """Sizes of the dense letters, in the output's order."""
+    permutation: tuple[int, ...] | None
+    """From (kept, dense) letters to the output's order; None when they are so already."""
+    pattern: Pattern | None
+    """Pattern of a sparse output, over kept modes; None of a dense one."""
+    own: bool
+    """Whether the result's pattern is the sparse operand's own."""
+    slot: torch.Tensor | None
+    """(nnz,) the row of the output each nonzero adds to; None where it is the nonzero's own number."""
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the result is a SparseTensor."""
+        return self.pattern is not None
+
+    @property
+    def rows(self) -> int:
+        """Rows of the result."""
+        return prod(self.kept_shape) if self.pattern is None else self.pattern.nnz
+
+    @property
+    def width(self) -> int:
+        """Elements of a row."""
+        return prod(self.width_shape)
+
+    def letters_apart(self, rows: torch.Tensor) -> torch.Tensor:
+        """The rows of a dense result with a dimension for each letter."""
+        return rows if len(self.kept_shape) == 1 else rows.reshape((*self.kept_shape, *self.width_shape))
+
+    def shaped(self, rows: torch.Tensor) -> torch.Tensor:
+        """A dense result of (rows, *dense sizes)."""
+        result = self.letters_apart(rows)
+        return result if self.permutation is None else result.permute(self.permutation)
+
+
+def check_form(form: str, e: Einsum) -> None:
+    """Raise `PlanError` unless a result can be given as ``auto``, ``dense`` or, having a pattern, ``sparse``."""
+    if form not in ("auto", "dense", "sparse"):
+        raise PlanError(f'output must be "auto", "dense" or "sparse", found {form!r}')
+    if form == "sparse" and not e.kept:
+        which = "the" if len(e.sparse) == 1 else "a"
+        why = f"keeps no mode of {which} sparse operand, so its result has no pattern"
+        raise PlanError(f'"{e.text}" {why}; use output="dense"')
+
+
+def output_of(canonical: Canonical, x: SparseTensor, own: Pattern, form: str) -> Output:
+    """Shape and pattern of the result.
+
+    A result is sparse when it keeps two or more of the sparse operand's modes, or all of them (`form` "auto"). Einsums
+    that keep the same modes of `own`, the pattern that is lowered, share their results' pattern.
+    """
+    bound, kept = canonical.bound, canonical.kept
+    e = bound.einsum
+    check_form(form, e)
+    width_letters = tuple(c for c in e.output if c not in canonical.letters)
+    order = (*(canonical.letters[m] for m in kept), *width_letters)
+    permutation = tuple(order.index(c) for c in e.output)
+    shape, width = tuple(canonical.shape[m] for m in kept), bound.extents(width_letters)
+    moved = None if permutation == tuple(range(len(order))) else permutation
+    everything = len(kept) == len(canonical.letters)
+    sparse = form == "sparse" or (form == "auto" and bool(kept) and (len(kept) >= 2 or everything))
+    if not sparse:
+        return Output(shape, width, moved, None, False, None)
+    if everything and kept == tuple(range(len(kept))):
+        slot = None if canonical.source is None else torch.arange(canonical.coords.shape[1], device=x.device)
+        same = canonical.coords is x.coords and moved is None
+        pattern = own.known(("modes", kept), Pattern(canonical.coords, shape, x.is_coalesced))
+        return Output(shape, width, moved, pattern, same, slot)
+    rows = canonical.coords[list(kept)]
+    found = numbered(rows.unbind(), shape, rows.shape[1], rows)
+    pattern = own.known(("modes", kept), Pattern(torch.stack(found.coords), shape, True))
+    return Output(shape, width, moved, pattern, False, found.rank)
+
+
+def without_zeros(z: SparseTensor) -> SparseTensor:
+    """A sparse result without the entries whose value is 0 (NaN stays); the order is kept."""
+    if not z.values.numel():
+        return z
+    values = z.values if z.values.ndim == 1 else z.values.flatten(1).abs().amax(1)
+    kept = torch.nonzero(values != 0).flatten()
+    if kept.numel() == z.nnz:
+        return z
+    pattern = z.pattern.like(z.coords.index_select(1, kept), z.is_coalesced)
+    return SparseTensor._make(pattern, z.values.index_select(0, kept))
+
+
+class Slotted:
+    """An operand with one more mode in front: the slot of a sparse output that each nonzero adds to.
+
+    Gradients of a sparse result are einsums of it, so it is made once, when first asked for.
+    """
+
+    def __init__(self, canonical: Canonical, output: Output, x: SparseTensor) -> None:
+        self.canonical, self.output = canonical, output
+        self.coords, self.coalesced = x.coords, x.is_coalesced
+
+    @cached_property
+    def source(self) -> torch.Tensor | None:
+        """Which of the operand's nonzeros take part, sorted by slot; None for all, as they are."""
+        slot, source = self.output.slot, self.canonical.source
+        if slot is None:
+            return source
+        with lasting():
+            order = torch.argsort(slot, stable=True)
+            return order if source is None else source[order]
+
+    @cached_property
+    def pattern(self) -> Pattern:
+        """The operand's pattern with that mode."""
+        canonical, slot, source = self.canonical, self.output.slot, self.source
+        with lasting():
+            own = canonical.coords.shape[1]
+            slot = torch.arange(own, device=self.coords.device) if slot is None else slot.sort().values
+            coords = self.coords if source is None else self.coords[:, source]
+            shape = (self.output.rows, *canonical.written.shape(canonical.written.einsum.sparse[0]))
+            return Pattern(torch.cat([slot.unsqueeze(0), coords]), shape, self.coalesced)

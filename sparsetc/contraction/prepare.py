@@ -1,0 +1,245 @@
+"""A plan of one sparse operand -> what runs it: its parts dealt, packed, lowered and generated.
+
+In: a `Preparation`: a canonical einsum, its output and the facts its plan was chosen by; then a `Plan`. Out:
+`Prepared`, an executable and the arrays that it reads. Nothing here touches values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from sparsetc.codegen.launch import (
+    PartArrays,
+    TorchPrograms,
+    TritonPrograms,
+    accumulator,
+    source_name,
+    stored_dtype,
+)
+from sparsetc.contraction.canonical import Canonical
+from sparsetc.contraction.output import Output
+from sparsetc.device.targets import machine_of
+from sparsetc.errors import PlanError
+from sparsetc.formats import Packed
+from sparsetc.formats.tiles import slots_along
+from sparsetc.ir.lower import Target, lower
+from sparsetc.ir.plan import Part, Plan
+from sparsetc.ir.program.tile import Add, TileProgram, walk
+from sparsetc.options import Options
+from sparsetc.partition import PARTITIONS, stored_parts
+from sparsetc.planner.ownership import Circumstances, owns
+from sparsetc.planner.problem import Problem
+from sparsetc.runtime.executable import Arrays, Executable, owned
+from sparsetc.runtime.second_pass import SecondPass
+from sparsetc.support.lru import Lru
+
+
+@dataclass(frozen=True)
+class BoundPart:
+    """A part of the plan: its program, its storage, and the tensors that the program reads of it."""
+
+    program: TileProgram
+    packed: Packed
+    arrays: PartArrays
+
+    @property
+    def slot(self) -> torch.Tensor | None:
+        """The result row of each thing that the program adds, where it reads them."""
+        return self.arrays.index[-1] if self.program.slot else None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A plan, ready to run."""
+
+    plan: Plan
+    """The plan of the parts that are run, in the form that ``plan=`` takes."""
+    filled: tuple[int, ...]
+    """For each part that is run, which one of the chosen plan it is: a part of nothing is not run."""
+    parts: tuple[BoundPart, ...]
+    executable: Executable
+    arrays: Arrays
+
+
+@dataclass(frozen=True, eq=False)
+class Preparation:
+    """What plans of one einsum and one pattern are made ready from."""
+
+    problem: Problem
+    canonical: Canonical
+    output: Output
+    nnz: int
+    """Nonzeros of the operand as it was written, of which the canonical einsum may take some."""
+    dtype: torch.dtype
+    settings: Options
+
+    def prepare(self, plan: Plan, cache: Lru[Any, Any]) -> Prepared:
+        """Deal and pack the nonzeros, lower each part, and generate its program.
+
+        Args:
+            plan: with parts.
+            cache: of the operand's pattern, where parts that other einsums packed are found.
+
+        Raises:
+            PlanError: the partition does not deal as the plan says, or the plan's sums depend on an order where they
+                must not.
+            FormatError: a format does not take its part.
+        """
+        packed = self._packed(plan, cache)
+        filled = tuple(n for n, p in enumerate(packed) if p.nnz) or (len(packed) - 1,)
+        chosen, stored = [plan.parts[n] for n in filled], [packed[n] for n in filled]
+        alone = len(filled) == 1 or PARTITIONS[plan.partition].whole_rows
+        parts = [
+            self.bound_part(part, own, number, alone)
+            for number, (part, own) in enumerate(zip(chosen, stored, strict=True))
+        ]
+        second = None
+        if self._needs_second_pass(plan, parts):
+            second = SecondPass.of(stored[0].slots(_key_level(parts[0].program), self._row_of_nonzeros()))
+            parts = [self.bound_part(chosen[0], stored[0], 0, alone, second.partials)]
+        used = tuple(
+            replace(
+                part,
+                nnz=p.packed.nnz,
+                nbytes=p.packed.nbytes + p.packed.stored * self.stored_dtype(p.program).itemsize,
+            )
+            for part, p in zip(chosen, parts, strict=True)
+        )
+        executable = self._executable(plan, tuple(p.program for p in parts), second is not None)
+        arrays = Arrays(tuple(p.arrays for p in parts), second)
+        return Prepared(_of_parts(plan, used, filled), filled, tuple(parts), executable, arrays)
+
+    def bound_part(self, part: Part, packed: Packed, number: int, alone: bool, partial: int = 0) -> BoundPart:
+        """Lower one part.
+
+        Args:
+            part: of a plan.
+            packed: the part as it is stored.
+            number: of the part among those that are run.
+            alone: whether no other part adds to the same rows.
+            partial: how many partial rows there are, one for each result that the part would add; 0 where results are
+                added.
+        """
+        problem = self.problem
+        at = Circumstances(self.canonical.kept, self.output.sparse, problem.distinct, alone)
+        target = Target(
+            sparse=self.output.sparse or bool(partial),
+            in_operand_order=not partial
+            and packed.positions is None
+            and packed.source is None
+            and self.output.slot is None,
+            owned=bool(partial) or owns(packed.view, at, packed, padded=packed.padded),
+            rows=partial or self.output.rows,
+            index64=packed.index64,
+        )
+        program = lower(self.canonical.bound, packed.view, part.schedule, target, number=number, format=part.format)
+        slot = None
+        if program.slot:
+            if partial:
+                slot = torch.arange(partial, device=self.canonical.device)
+            elif packed.view.sides:
+                slot = slots_along(packed, self.canonical.kept, _key_level(program), self._slots_of_part(packed))
+            else:
+                slot = packed.slots(_key_level(program), self._slot_of_nonzeros())
+        if program.dots and self.dtype == torch.float64 and problem.backend == "triton":
+            packed = _wide_words(packed)
+        packed = packed.unrolled(program.unroll)
+        return BoundPart(program, packed, PartArrays.of(program, packed, slot))
+
+    def stored_dtype(self, program: TileProgram) -> torch.dtype:
+        """How a part's values are stored."""
+        torch_runs = self.problem.backend == "torch"
+        return accumulator(self.dtype) if torch_runs else stored_dtype(program, self.dtype)
+
+    def _packed(self, plan: Plan, cache: Lru[Any, Any]) -> list[Packed]:
+        """The parts, packed, or as other einsums left them; they number the operand's own nonzeros."""
+        c = self.canonical
+        found = stored_parts(plan, c.coords, c.shape, c.kept, cache)
+        if c.source is None:
+            return found
+        return [p.of(c.source if p.source is None else c.source[p.source]) for p in found]
+
+    def _executable(self, plan: Plan, programs: tuple[TileProgram, ...], partial: bool) -> Executable:
+        backend, folder = self.problem.backend, self.settings.cache_dir
+        name = source_name(str(self.canonical.bound.einsum), backend)
+        made: TorchPrograms | TritonPrograms
+        narrow = False
+        if backend == "torch":
+            made = TorchPrograms(programs, folder, name)
+        else:
+            # Sums that are stored once need not be kept wide.
+            narrow = not partial and all(map(owned, programs)) and self.dtype.is_floating_point
+            machine = machine_of((self.canonical.coords,))
+            made = TritonPrograms(programs, self.dtype, plan.fused or len(programs) == 1, machine, folder, name)
+        dtype = self.dtype if narrow else accumulator(self.dtype)
+        return Executable(made, self.output.rows, self.output.width_shape, dtype, self.output.sparse)
+
+    def _needs_second_pass(self, plan: Plan, parts: Sequence[BoundPart]) -> bool:
+        """Whether sums must not depend on the order of atomics, and would; integers' never do."""
+        if not self.settings.deterministic or self.problem.backend == "torch" or not self.dtype.is_floating_point:
+            return False
+        if all(owned(p.program) for p in parts):
+            return False
+        if any(p.packed.view.sides for p in parts):
+            raise PlanError('dense tiles add by atomics, which is not deterministic; take "coo", "fiber" or "rows"')
+        program = parts[0].program
+        summed_over_grid = any(a.letter not in program.output_axes for a in program.split)
+        if len(parts) > 1 or summed_over_grid:
+            raise PlanError(
+                f"plan {plan.name!r} adds to output rows from several parts or blocks at once, which is "
+                'not deterministic; take "coo", "fiber", "rows" or "auto"'
+            )
+        return True
+
+    # -- rows of the result -----------------------------------------------------------------------------------------
+    def _row_of_nonzeros(self) -> torch.Tensor:
+        """(nnz of the operand,) the output row each nonzero adds to."""
+        if self.output.sparse:
+            return self._slot_of_nonzeros()
+        row = torch.zeros(self.canonical.coords.shape[1], dtype=torch.long, device=self.canonical.device)
+        for mode in self.canonical.kept:
+            row = row * self.canonical.shape[mode] + self.canonical.coords[mode]
+        return self._of_whole(row)
+
+    def _slot_of_nonzeros(self) -> torch.Tensor:
+        """(nnz of the operand,) the row of a sparse output each nonzero adds to."""
+        if self.output.slot is None:
+            return torch.arange(self.nnz, device=self.canonical.device)
+        return self._of_whole(self.output.slot)
+
+    def _slots_of_part(self, packed: Packed) -> torch.Tensor:
+        """(nnz of the part,) the row of a sparse output each nonzero adds to."""
+        slot = self._slot_of_nonzeros()
+        return slot if packed.source is None else slot[packed.source]
+
+    def _of_whole(self, given: torch.Tensor) -> torch.Tensor:
+        """(…, nnz of the operand) of what is given for the nonzeros that take part: packed parts number them all."""
+        source = self.canonical.source
+        if source is None:
+            return given
+        return given.new_zeros((*given.shape[:-1], self.nnz)).index_copy_(-1, source, given)
+
+
+def _of_parts(plan: Plan, used: tuple[Part, ...], filled: tuple[int, ...]) -> Plan:
+    """The plan of the parts that are run, as ``plan=`` takes it."""
+    if len(used) == len(plan.parts):
+        return replace(plan, parts=used)
+    if len(used) == 1:  # it has all nonzeros
+        return replace(plan, parts=used, partition="all", options=(), shares=())
+    own = plan.shares or tuple(range(len(plan.parts)))
+    return replace(plan, parts=used, shares=tuple(own[n] for n in filled))
+
+
+def _key_level(program: TileProgram) -> int:
+    """The level at which a program adds."""
+    return next(s.key.level for s, _ in walk(program.body) if isinstance(s, Add))
+
+
+def _wide_words(packed: Packed) -> Packed:
+    """Words of 16 bits as 32: Triton 3.6 and 3.7 abort on a float64 dot of rows addressed by narrower words."""
+    arrays = {name: a.int() if a.element_size() == 2 else a for name, a in packed.arrays.items()}
+    return replace(packed, arrays=arrays)

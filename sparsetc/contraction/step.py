@@ -1,0 +1,353 @@
+"""A contraction of one sparse operand with dense ones, compiled for a pattern; it holds no values.
+
+In: a `Bound` einsum, the sparse operand's pattern, options. Out: `Step`: planned, packed and generated once, then a
+differentiable function from values and dense operands to the result's rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cached_property
+from pathlib import Path
+from string import ascii_letters
+
+import torch
+
+from sparsetc.codegen.launch import TritonPrograms, Values, accumulator
+from sparsetc.contraction.autograd import apply, followed
+from sparsetc.contraction.canonical import canonicalise
+from sparsetc.contraction.dense import Finite, resolved
+from sparsetc.contraction.gradients import At, Rule
+from sparsetc.contraction.integers import fitted, summed_dtype
+from sparsetc.contraction.output import Slotted, output_of
+from sparsetc.contraction.prepare import Preparation
+from sparsetc.device.lookup import of_backend
+from sparsetc.errors import EquationError, PlanError
+from sparsetc.explain import Explanation, OperandReport, device_name
+from sparsetc.ir.equation.einsum import Bound, Einsum
+from sparsetc.ir.program.tile import TileProgram
+from sparsetc.options import Options, in_force, with_settings
+from sparsetc.planner.choice import Choice
+from sparsetc.planner.choose import choose
+from sparsetc.planner.problem import Problem
+from sparsetc.planner.registry import plan_of_derived
+from sparsetc.planner.statistics import Counts
+from sparsetc.runtime.autocast import without_autocast
+from sparsetc.runtime.segments import in_order
+from sparsetc.tensor.pattern import Pattern, lasting, transforming
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+_numbers = itertools.count()
+
+
+class Step:
+    """``x,b,c->output``, compiled for the pattern of x."""
+
+    def __init__(
+        self,
+        bound: Bound,
+        operands: Sequence[SparseTensor | torch.Tensor],
+        settings: Options,
+        form: str,
+        repeated: bool = False,
+        plain_sum: bool | None = None,
+    ) -> None:
+        """Plan, pack and generate.
+
+        Args:
+            bound: the einsum.
+            operands: its operands; values are only looked at for their dtype.
+            settings: plan, precision, memory limit, backend, determinism.
+            form: of the output, ``auto``, ``dense`` or ``sparse``.
+            repeated: as `canonicalise` takes it.
+            plain_sum: whether the result is a sum of one operand, which torch gives integers of 64 bits; None for what
+                the einsum says.
+        """
+        self.number = next(_numbers)
+        x = operands[bound.einsum.sparse[0]]
+        assert isinstance(x, SparseTensor)
+        self.canonical, own = canonicalise(bound, operands, repeated)
+        canonical = self.canonical
+        self.settings, self.form, self.dtype = settings, form, x.dtype
+        self._x = x._bare()
+        self.backend = "torch" if x.dtype.is_complex else settings.effective_backend(x.device)
+        self.output = output_of(canonical, x, own, form)
+        settings.check_memory(
+            self.output.rows * self.output.width * accumulator(x.dtype).itemsize,
+            x.device,
+            f"the result of {canonical.written.einsum.text or canonical.written}",
+        )
+        counts = Counts(canonical.coords, canonical.shape, own.counts, own.cache)
+        self.problem = Problem.of(canonical, self.output, x, counts, self.backend, settings)
+        self.slotted = Slotted(canonical, self.output, x)
+        with self.in_place():
+            self.choice: Choice = choose(settings.plan, self.problem)
+        self.preparation = Preparation(self.problem, canonical, self.output, x.nnz, self.dtype, settings)
+        made = self.preparation.prepare(self.choice.plan, own.cache)
+        self.plan, self.filled, self.parts = made.plan, made.filled, made.parts
+        self.executable, self.arrays = made.executable, made.arrays
+        e = canonical.written.einsum
+        self._plain_sum = len(e.inputs) == 1 and bool(e.contracted) if plain_sum is None else plain_sum
+        self.result_dtype = summed_dtype(x.dtype) if self._plain_sum else x.dtype
+        whole = any(p.packed.view.sides or (p.packed.padded and not p.packed.view.blocks) for p in self.parts)
+        self._reads_zeros = whole and (x.dtype.is_floating_point or x.dtype.is_complex)
+        """Whether a part multiplies positions that hold no nonzero, which an infinity would turn into NaN."""
+        self._finite, self._others = Finite(), dict[object, Step]()
+        self._value_keys = [(p.packed.token, self.preparation.stored_dtype(p.program)) for p in self.parts]
+        self._wide = accumulator(x.dtype) if self.backend == "torch" else x.dtype
+        sizes = (x.nnz, *self.executable.shape, *(n for _, n in canonical.bound.sizes))
+        self._empty = 0 in sizes
+        """Whether there is nothing to sum."""
+        self.alone = (
+            self.backend == "triton"
+            and not (self._empty or self._reads_zeros or self.arrays.second)
+            and (canonical.narrow is canonical.written and not canonical.reduction.steps)
+            and {self.executable.dtype, *(t for _, t in self._value_keys)} == {self.result_dtype}
+        )
+        """Whether a call is a launch and nothing else, so that calls may share what they need beside it."""
+        self.nnz = x.nnz
+        """Nonzeros of the sparse operand."""
+        self._gradients: dict[int, Rule] = {}
+        self.derived = with_settings(settings, {"plan": plan_of_derived(settings.plan)})
+        """The settings of gradients and batches."""
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """A block under the step's own options, on its own GPU, whose rates are looked up there."""
+        device = self.canonical.device
+        with in_force(self.settings), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            yield
+
+    # -- values -----------------------------------------------------------------------------------------------------
+    def pack(self, x: SparseTensor) -> Values | None:
+        """The values of a tensor of the pattern as the parts store them; packed before, where they have not changed.
+
+        None while a transform of `torch.func` is active, which would follow them.
+        """
+        if transforming():
+            return None
+        found = [x._packed(key) for key in self._value_keys]
+        if any(f is None for f in found):
+            found = [x._pack(k, v) for k, v in zip(self._value_keys, self.packed_values(x._values), strict=True)]
+        return found
+
+    def packed_values(self, values: torch.Tensor) -> list[torch.Tensor]:
+        """(nnz,) values as the parts store them."""
+        own = resolved(values.detach() if values.requires_grad else values)
+        own = own if own.dtype == self._wide else own.to(self._wide)
+        with without_autocast(own.device):
+            packed = [part.packed.pack_values(own) for part in self.parts]
+        return [p if p.dtype == t else p.to(t) for p, (_, t) in zip(packed, self._value_keys, strict=True)]
+
+    def packed_or_ones(self, values: torch.Tensor | None) -> Values:
+        """(nnz,) values as the parts store them; those of the pattern, 1 at each nonzero, where there are none."""
+        return self._ones if values is None else self.packed_values(values)
+
+    @cached_property
+    def _ones(self) -> Values:
+        """The values of the pattern itself: 1 at each nonzero."""
+        with lasting():
+            return self.packed_values(torch.ones(self._x.nnz, dtype=self.dtype, device=self.canonical.device))
+
+    # -- calls ------------------------------------------------------------------------------------------------------
+    def __call__(
+        self, pattern: Pattern, values: torch.Tensor | None, dense: Sequence[torch.Tensor], packed: Values | None = None
+    ) -> torch.Tensor:
+        """(rows, *dense sizes) of values and dense operands; differentiable.
+
+        Args:
+            pattern: that the step was compiled for; what is compiled for gradients is kept with it.
+            values: (nnz,) of the sparse operand; None for 1 at each nonzero.
+            dense: the dense operands, as the einsum was written.
+            packed: the values as `pack` makes them, where the caller has them.
+        """
+        own = self.canonical.settled(dense)
+        given = self.canonical.slices(own)
+        if given is None:  # in full, along a dimension that was broadcast when this was compiled
+            return self._unbroadcast(pattern, values, own)
+        tensors = given if values is None else [values, *given]
+        if not followed(tensors):
+            return self.rows(values, given, packed)
+        # Expanded outside, so that autograd itself sums the gradient of an operand that was broadcast.
+        shapes = self.canonical.narrow_shapes
+        expanded = [d if d.shape == s else d.expand(s) for d, s in zip(given, shapes, strict=True)]
+        at = At(self, pattern, values is None, packed)
+        return apply(at, expanded if values is None else [values, *expanded])
+
+    def rows(
+        self, values: torch.Tensor | None, dense: Sequence[torch.Tensor], packed: Values | None = None
+    ) -> torch.Tensor:
+        """The result as (rows, *dense sizes), of the dense operands of the narrow einsum, outside autograd."""
+        device, ordered = self.canonical.device, self.settings.deterministic and self.backend == "torch"
+        if not ordered and not torch.is_autocast_enabled(device.type):
+            return self._rows(values, dense, packed)
+        with without_autocast(device), in_order(ordered):
+            return self._rows(values, dense, packed)
+
+    def _rows(self, values: torch.Tensor | None, dense: Sequence[torch.Tensor], packed: Values | None) -> torch.Tensor:
+        run = self.executable
+        if self._empty:
+            return torch.zeros(run.shape, dtype=self.result_dtype, device=self.canonical.device)
+        tables = self.canonical.arrange(dense, self.settings)
+        if self.backend == "torch" and run.dtype != self.dtype:
+            tables = [t.to(run.dtype) for t in tables]
+        if self._reads_zeros and not self._finite.holds(dense, tables):
+            return self._by_nonzeros.rows(values, dense)
+        result = run.run(self.arrays, self.packed_or_ones(values) if packed is None else packed, tables)
+        if result.dtype == self.result_dtype:
+            return result
+        return fitted(result, self.result_dtype, f'the result of "{self.equation}"')
+
+    @property
+    def _by_nonzeros(self) -> Step:
+        """The einsum by a plan that multiplies nonzeros alone; made when a dense operand is first not finite."""
+        return self._other("coo", self.canonical.narrow, {"plan": "coo"})
+
+    @property
+    def _unbroadcast(self) -> Step:
+        """The einsum for dense operands of full size."""
+        return self._other("full", self.canonical.written, {})
+
+    def _other(self, key: object, bound: Bound, changes: dict[str, object]) -> Step:
+        found = self._others.get(key)
+        if found is None:
+            with lasting():
+                settings = with_settings(self.settings, changes)
+                found = Step(bound, self._stand_ins(bound), settings, self.form, plain_sum=self._plain_sum)
+            self._others[key] = found
+        return found
+
+    def _stand_ins(self, bound: Bound) -> list[SparseTensor | torch.Tensor]:
+        """Operands of an einsum of the same sparse operand: dense ones are of its shapes, and of no memory."""
+        like = torch.empty((), dtype=self.dtype, device=self.canonical.device)
+        return [
+            self._x if p in bound.einsum.sparse else like.expand(bound.shape(p))
+            for p in range(len(bound.einsum.inputs))
+        ]
+
+    # -- gradients and batches --------------------------------------------------------------------------------------
+    def batched(self, size: int, which: Sequence[bool]) -> Step:
+        """The step whose dense operands, those named, and result have one more mode in front: a batch."""
+        key, bound = ("batch", size, tuple(which)), self.canonical.narrow
+        if key not in self._others:
+            e, letter = bound.einsum, self.spare("a batch")
+            given = iter(which)
+            inputs = tuple(t if p in e.sparse or not next(given) else (letter, *t) for p, t in enumerate(e.inputs))
+            kept, width = self._output_letters
+            einsum = Einsum(inputs, (*kept, letter, *width), e.sparse, e.text)
+            bound = Bound.of(einsum, {**bound.by_index, letter: size})
+        return self._other(key, bound, {"plan": self.derived.plan})
+
+    def spare(self, what: str) -> str:
+        """A letter that the einsum has not."""
+        e = self.canonical.narrow.einsum
+        found = next((c for c in ascii_letters if c not in e.indices), None)
+        if found is None:
+            raise EquationError(f'{what} of "{e.text}" needs one letter more than the 52 there are')
+        return found
+
+    @property
+    def _output_letters(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The output's letters: those of the sparse operand, as rows have them, and the others."""
+        letters, output = self.canonical.letters, self.canonical.narrow.einsum.output
+        return tuple(c for c in output if c in letters), tuple(c for c in output if c not in letters)
+
+    @cached_property
+    def raw(self) -> Einsum:
+        """The einsum that gives the rows: of kept letters, or of the slot of a sparse output, and dense letters.
+
+        The slot is one more mode of the sparse operand, so that a result's gradient can join as a dense operand.
+        """
+        e, (kept, width) = self.canonical.narrow.einsum, self._output_letters
+        if not self.output.sparse:
+            return Einsum(e.inputs, (*kept, *width), e.sparse, e.text)
+        slot = self.spare("the gradient")
+        inputs = tuple((slot, *t) if p in e.sparse else t for p, t in enumerate(e.inputs))
+        return Einsum(inputs, (slot, *width), e.sparse, e.text)
+
+    def gradient(
+        self,
+        pattern: Pattern,
+        operand: int,
+        values: torch.Tensor | None,
+        dense: Sequence[torch.Tensor],
+        upstream: torch.Tensor,
+    ) -> torch.Tensor:
+        """The gradient for the values (`operand` 0), or for a dense operand as it was given; outside autograd."""
+        own = self.canonical.settled(dense)
+        given = self.canonical.slices(own)
+        if given is None:
+            return self._unbroadcast.gradient(pattern, operand, values, own, upstream)
+        expanded = [d.expand(s) for d, s in zip(given, self.canonical.narrow_shapes, strict=True)]
+        if values is None:
+            found = At(self, pattern, True).gradient(operand - 1, expanded, upstream)
+        else:
+            found = At(self, pattern, False).gradient(operand, [values, *expanded], upstream)
+        if not operand:
+            return found
+        found = found.sum_to_size(given[operand - 1].shape)
+        for n in self.canonical.broadcast[operand - 1]:
+            found = found.unsqueeze(n)
+        return found.expand(own[operand - 1].shape)
+
+    def rule(self, operand: int) -> Rule:
+        """How the gradient for an operand is computed."""
+        if operand not in self._gradients:
+            self._gradients[operand] = Rule.of(self, operand)
+        return self._gradients[operand]
+
+    @property
+    def programs(self) -> tuple[TileProgram, ...]:
+        """The tile programs of the parts."""
+        return tuple(p.program for p in self.parts)
+
+    @property
+    def bare(self) -> Pattern:
+        """The sparse operand's pattern, with nothing kept."""
+        return self._x.pattern
+
+    # -- what a user may look at ------------------------------------------------------------------------------------
+    @property
+    def equation(self) -> str:
+        """The einsum as written."""
+        return self.canonical.written.einsum.text
+
+    @property
+    def source(self) -> str:
+        """The generated program's text."""
+        return self.executable.programs.source
+
+    @property
+    def path(self) -> Path:
+        """The file it lies in."""
+        return self.executable.programs.path
+
+    def ptx(self, target: str) -> str:
+        """The assembly for a named target; needs no GPU.
+
+        Where the generated torch programs run, this is that of the Triton kernels which a GPU would run instead.
+        """
+        made = self.executable.programs
+        if isinstance(made, TritonPrograms):
+            return made.assembly(target, self.arrays.parts, self.executable.dtype)
+        if self.dtype.is_complex:
+            raise PlanError("complex einsums run the generated torch programs, which have no PTX")
+        return self._other("triton", self.canonical.written, {"backend": "triton"}).ptx(target)
+
+    def explain(self) -> Explanation:
+        """Parts, formats, costs, and why this plan."""
+        with self.in_place():
+            plan, own, where = self.plan, of_backend(self.backend), device_name(self.canonical.device)
+            profile = (own.describe(), own.measured)
+            return Explanation(self.equation, plan.name, plan.reason, self.backend, where, *profile, (self.report(),))
+
+    def report(self) -> OperandReport:
+        """What an explanation says of this einsum, alone or as a step of several."""
+        from sparsetc.planner.report import report  # which a call does not need
+
+        with self.in_place():
+            programs, stored = list(self.programs), [p.packed for p in self.parts]
+            about = self.filled, self.problem, str(self.path)
+            return report(self.equation, self.plan, self.choice, programs, stored, *about)

@@ -1,0 +1,207 @@
+"""Level 1, WHAT is computed: an einsum with at least one sparse operand.
+
+In: the parser's index names. Out: what every level below asks about the indices. Nothing here knows how an operand is
+stored, what it holds or where it lives; a :class:`Bound` gives indices their sizes.
+
+The grammar, as :meth:`Einsum.__str__` prints it::
+
+    einsum  ::=  term ("," term)* "->" term
+    term    ::=  index*                         # the empty term is a scalar
+    index   ::=  "a" | ... | "z" | "A" | ... | "Z"
+
+with these rules, checked by :func:`verify`::
+
+    - every index of the output is an index of some operand, and stands in the output once;
+    - an index may repeat inside an operand: only the diagonal takes part;
+    - an index that no output has is summed;
+    - at least one operand is sparse;
+    - (Bound) every index has one size, >= 0; nothing broadcasts any more.
+
+There is no ellipsis, no implicit output and no broadcasting at this level: the parser has spelled them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from sparsetc.errors import EquationError, ShapeError, point_at
+
+if TYPE_CHECKING:
+    import torch
+
+ELEMENT_LIMIT = 2**31
+"""The most elements that the reference allocates unless told otherwise."""
+
+
+def distinct(indices: Iterable[str]) -> tuple[str, ...]:
+    """The indices without repeats, in order of first appearance."""
+    return tuple(dict.fromkeys(indices))
+
+
+@dataclass(frozen=True)
+class Einsum:
+    """``output[...] = sum over the other indices of the product of the operands``; see the grammar above."""
+
+    inputs: tuple[tuple[str, ...], ...]
+    """The index names of each operand."""
+    output: tuple[str, ...]
+    """The index names of the result."""
+    sparse: tuple[int, ...]
+    """The positions of the sparse operands, ascending."""
+    text: str = field(default="", compare=False)
+    """What the user wrote, for messages and headers."""
+
+    def __str__(self) -> str:
+        return ",".join(map("".join, self.inputs)) + "->" + "".join(self.output)
+
+    @cached_property
+    def dense(self) -> tuple[int, ...]:
+        """The positions of the dense operands, ascending."""
+        return tuple(p for p in range(len(self.inputs)) if p not in self.sparse)
+
+    @cached_property
+    def indices(self) -> tuple[str, ...]:
+        """All indices, in order of first appearance."""
+        return distinct(i for term in self.inputs for i in term)
+
+    @cached_property
+    def sparse_indices(self) -> tuple[str, ...]:
+        """The indices of the sparse operands, in order of first appearance."""
+        return distinct(i for p in self.sparse for i in self.inputs[p])
+
+    @cached_property
+    def dense_indices(self) -> tuple[str, ...]:
+        """The indices that no sparse operand has: the ranks."""
+        return tuple(i for i in self.indices if i not in self.sparse_indices)
+
+    @cached_property
+    def kept(self) -> tuple[str, ...]:
+        """The sparse indices of the output, in its order."""
+        return tuple(i for i in self.output if i in self.sparse_indices)
+
+    @cached_property
+    def free(self) -> tuple[str, ...]:
+        """The dense indices of the output, in its order."""
+        return tuple(i for i in self.output if i not in self.sparse_indices)
+
+    @cached_property
+    def contracted(self) -> tuple[str, ...]:
+        """The indices that are summed, in order of first appearance."""
+        return tuple(i for i in self.indices if i not in self.output)
+
+    @cached_property
+    def dense_contracted(self) -> tuple[str, ...]:
+        """The dense indices that are summed."""
+        return tuple(i for i in self.contracted if i not in self.sparse_indices)
+
+    def holders(self, index: str) -> tuple[int, ...]:
+        """The positions of the operands that have ``index``."""
+        return tuple(p for p, term in enumerate(self.inputs) if index in term)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """An einsum whose indices have sizes, in order of first appearance."""
+
+    einsum: Einsum
+    sizes: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def of(cls, einsum: Einsum, sizes: dict[str, int]) -> Bound:
+        """Bind the indices of ``einsum``; ``sizes`` may hold more indices than it has."""
+        return cls(einsum, tuple((i, sizes[i]) for i in einsum.indices))
+
+    @cached_property
+    def by_index(self) -> dict[str, int]:
+        """The sizes as a mapping; not to be written to."""
+        return dict(self.sizes)
+
+    def extents(self, indices: Iterable[str]) -> tuple[int, ...]:
+        """The sizes of ``indices``, in their order."""
+        return tuple(self.by_index[i] for i in indices)
+
+    def elements(self, indices: Iterable[str]) -> int:
+        """The number of elements of a dense tensor with these indices."""
+        return prod(self.extents(indices))
+
+    def shape(self, position: int) -> tuple[int, ...]:
+        """The full shape of an operand: a dense one that broadcasts is to be expanded to it."""
+        return self.extents(self.einsum.inputs[position])
+
+    @cached_property
+    def output_shape(self) -> tuple[int, ...]:
+        """The shape of the result."""
+        return self.extents(self.einsum.output)
+
+    def __str__(self) -> str:
+        sizes = " ".join(f"{i}={n}" for i, n in self.sizes)
+        return f"{self.einsum}  {sizes}".rstrip()
+
+
+def verify(e: Einsum | Bound) -> None:
+    """Check the rules in the grammar above.
+
+    Raises:
+        EquationError: names the first rule of an einsum that is broken, with a caret under the fault.
+        ShapeError: the sizes of a Bound are not those of its indices.
+    """
+    if isinstance(e, Bound):
+        verify(e.einsum)
+        _verify_sizes(e)
+        return
+    _verify_terms(e)
+    _verify_sparse(e)
+
+
+def _verify_terms(e: Einsum) -> None:
+    text = str(e)
+    for p, term in enumerate(e.inputs):
+        for i in term:
+            _verify_name(text, i, f"operand {p + 1}")
+    start = text.index("->") + 2
+    for at, i in enumerate(e.output):
+        _verify_name(text, i, "the output")
+        if i not in e.indices:
+            raise EquationError(point_at(text, start + at, f"the output has index {i!r}, which no operand has"))
+        if i in e.output[:at]:
+            raise EquationError(point_at(text, start + at, f"the output has index {i!r} more than once"))
+
+
+def _verify_name(text: str, index: str, where: str) -> None:
+    if not (len(index) == 1 and index.isascii() and index.isalpha()):
+        raise EquationError(
+            point_at(text, 0, f"{where} has index {index!r}; expected a single letter, a-z or A-Z", len(text))
+        )
+
+
+def _verify_sparse(e: Einsum) -> None:
+    text, count = str(e), len(e.inputs)
+    if not e.sparse:
+        raise EquationError(
+            point_at(text, 0, "no operand is sparse; use torch.einsum for dense operands", text.index("->"))
+        )
+    if tuple(sorted(set(e.sparse))) != e.sparse or not all(0 <= p < count for p in e.sparse):
+        raise EquationError(
+            point_at(text, 0, f"the sparse positions are {e.sparse}; expected ascending, of 0..{count - 1}", len(text))
+        )
+
+
+def _verify_sizes(b: Bound) -> None:
+    named = tuple(i for i, _ in b.sizes)
+    if named != b.einsum.indices:
+        raise ShapeError(f"sizes are given for {named}; expected one for each of {b.einsum.indices}, in this order")
+    for i, n in b.sizes:
+        if n < 0:
+            text = str(b.einsum)
+            raise ShapeError(point_at(text, text.index(i), f"index {i!r} has size {n}; expected 0 or more"))
+
+
+def run(e: Einsum, *operands: Any, limit: int = ELEMENT_LIMIT) -> torch.Tensor:
+    """Interpret this level: the reference for every test; see :func:`sparsetc.ir.equation.reference.run`."""
+    from sparsetc.ir.equation import reference  # torch is needed to run an einsum, not to describe one
+
+    return reference.run(e, *operands, limit=limit)

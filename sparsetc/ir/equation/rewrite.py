@@ -1,0 +1,231 @@
+"""Level 1 to level 1: the einsum of a gradient, and dense work that is done before the sparse operand is touched.
+
+In: an `Einsum` or a `Bound`. Out: others of the same level, with what a caller has to do to the tensors around them. Pure functions of index names and sizes: no tensor is seen here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TypeVar
+
+from sparsetc.errors import EquationError
+from sparsetc.ir.equation.einsum import Bound, Einsum, distinct, verify
+from sparsetc.ir.program.operands import joined
+
+T = TypeVar("T")
+
+UPSTREAM = -1
+"""Among the sources of a gradient: the gradient of the output, which is not an operand."""
+
+GROWTH = 2
+"""A dense step may make a tensor at most this many times as large as the tensors it reads.
+
+It is read for each nonzero afterwards, and must not turn a few factors into the dense tensor that nobody wanted.
+"""
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """How to compute the gradient of a scalar with respect to one operand, given that of the output, `g`.
+
+    Run ``einsum`` on the tensors that ``sources`` names. Then, to reach the operand's own shape:
+
+    - a dense operand: the result has the indices ``einsum.output``; expand it over ``broadcast``, in the order of the
+      operand's distinct indices, and if ``repeated`` write it to the diagonal of zeros;
+    - a sparse operand: the result is wanted at the operand's nonzeros only, one value for each, and is the gradient of
+      its values; if ``repeated``, it has the operand's distinct indices, and nonzeros off the diagonal have gradient 0.
+    """
+
+    einsum: Einsum
+    operand: int
+    """The position, in the original einsum, of the operand that the gradient is for."""
+    sources: tuple[int, ...]
+    """For each input of ``einsum``: a position in the original einsum, or ``UPSTREAM`` for `g`. At ``operand`` itself,
+    which only a sparse operand has, stands its pattern: its coordinates with ones as values."""
+    conjugated: tuple[int, ...]
+    """The inputs of ``einsum`` to conjugate if they are complex: all but `g` and the pattern, as torch has it."""
+    broadcast: tuple[str, ...]
+    """The indices of a dense operand that nothing else has: the gradient is the same all along them."""
+    target: tuple[str, ...]
+    """The indices of the operand, as in the original einsum."""
+
+    @property
+    def repeated(self) -> bool:
+        """Whether the operand takes part by its diagonal only."""
+        return len(set(self.target)) < len(self.target)
+
+
+def gradient(e: Einsum, operand: int, sparse_output: bool = False) -> Gradient:
+    """The gradient of ``e`` with respect to one operand.
+
+    For a dense operand, `g` takes its place: ``"ijk,jr,kr->ir"`` has ``"ijk,ir,kr->jr"`` for operand 1. For a sparse
+    one, its pattern keeps the place and `g` comes last: ``"ijk,jr,kr,ir->ijk"`` for operand 0, sampled at the pattern.
+
+    Complex numbers follow torch: the gradient is that of the conjugate, so the other operands are conjugated and `g`
+    is not; see :attr:`Gradient.conjugated`.
+
+    Args:
+        e: the einsum.
+        operand: a position.
+        sparse_output: whether the output of ``e``, and so `g`, is sparse.
+    """
+    if not 0 <= operand < len(e.inputs):
+        raise EquationError(f"{e} has no operand {operand + 1}; expected 1..{len(e.inputs)}")
+    target = e.inputs[operand]
+    inputs, sources = list(e.inputs), list(range(len(e.inputs)))
+    if operand in e.sparse:
+        inputs.append(e.output)
+        sources.append(UPSTREAM)
+    else:
+        inputs[operand] = e.output
+        sources[operand] = UPSTREAM
+    known = {i for term in inputs for i in term}
+    sparse = [p for p, s in enumerate(sources) if (sparse_output if s == UPSTREAM else s in e.sparse)]
+    names = distinct(target)
+    return Gradient(
+        einsum=Einsum(tuple(inputs), tuple(i for i in names if i in known), tuple(sparse), f"gradient of {e}"),
+        operand=operand,
+        sources=tuple(sources),
+        conjugated=tuple(p for p, s in enumerate(sources) if s not in (UPSTREAM, operand)),
+        broadcast=tuple(i for i in names if i not in known),
+        target=target,
+    )
+
+
+@dataclass(frozen=True)
+class DenseStep:
+    """One dense einsum. Its result takes the place of the first of its operands; the others leave the list."""
+
+    positions: tuple[int, ...]
+    """Where its operands stand, ascending, in the list that the steps before have left."""
+    equation: str
+    """In the grammar of `torch.einsum`."""
+    result: tuple[str, ...]
+    """The indices of the result."""
+
+    def __str__(self) -> str:
+        return f"{self.equation}  of operands {', '.join(str(p + 1) for p in self.positions)}"
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """Dense steps, and the einsum that is left after them."""
+
+    steps: tuple[DenseStep, ...]
+    bound: Bound
+
+    def apply(self, operands: Sequence[T], einsum: Callable[..., T]) -> tuple[T, ...]:
+        """The operands of ``bound``, from those of the original; dense ones have been expanded to full size.
+
+        ``einsum`` runs one step, as `torch.einsum` does.
+        """
+        left = list(operands)
+        for step in self.steps:
+            left[step.positions[0]] = einsum(step.equation, *(left[p] for p in step.positions))
+            for p in reversed(step.positions[1:]):
+                del left[p]
+        return tuple(left)
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self.steps), str(self.bound)])
+
+
+def dense_subexpressions(b: Bound) -> Reduction:
+    """Do what concerns dense operands alone before the kernel does it once for each nonzero.
+
+    First, in every dense operand: only the diagonal of a repeated index, and no index that it alone has and the output
+    has not. Then, pairs of dense operands that share an index which has to be summed and which no sparse operand has
+    are contracted, in the order that `opt_einsum` finds for them, as long as the result has at most ``GROWTH`` times
+    the elements that the pair has: ``"ijk,jr,rs->iks"`` becomes ``"ijk,js->iks"``; ``"ijk,ir,jr,kr->ijk"`` keeps its
+    factors, since contracting two of them would sum nothing and make the tensor larger.
+    """
+    steps: list[DenseStep] = []
+    for p in b.einsum.dense:
+        if (result := _single(b.einsum, p)) != b.einsum.inputs[p]:
+            steps.append(_step(b.einsum, (p,), result))
+            b = _after(b, steps[-1])
+    while (pair := _next_pair(b)) is not None:
+        steps.append(_step(b.einsum, pair, _pair_result(b.einsum, pair)))
+        b = _after(b, steps[-1])
+    verify(b)
+    return Reduction(tuple(steps), b)
+
+
+def _single(e: Einsum, p: int) -> tuple[str, ...]:
+    """What is left of an operand when all that concerns it alone is done."""
+    return tuple(i for i in distinct(e.inputs[p]) if i in e.output or len(e.holders(i)) > 1)
+
+
+def _pair_result(e: Einsum, pair: tuple[int, ...]) -> tuple[str, ...]:
+    """The indices of a pair that the output or another operand still needs."""
+    names = distinct(i for p in pair for i in e.inputs[p])
+    return tuple(i for i in names if i in e.output or any(p not in pair for p in e.holders(i)))
+
+
+def _next_pair(b: Bound) -> tuple[int, ...] | None:
+    return next((pair for pair in _candidates(b) if _pays(b, pair)), None)
+
+
+def _candidates(b: Bound) -> Iterator[tuple[int, ...]]:
+    """Pairs of dense operands that share a summed dense index: as `opt_einsum` orders them, then smallest first."""
+    e = b.einsum
+    groups = _groups(e)
+    for group in groups:
+        yield from _path_pairs(b, group)
+    pairs = [pair for group in groups for pair in combinations(group, 2) if _summed_between(e, pair)]
+    yield from sorted(pairs, key=lambda pair: b.elements(_pair_result(e, pair)))
+
+
+def _groups(e: Einsum) -> list[tuple[int, ...]]:
+    """Dense operands connected by summed dense indices; those that stand alone are left out."""
+    groups = joined((e.holders(i), i) for i in e.dense_contracted)
+    return sorted(tuple(sorted(own)) for own, _ in groups if len(own) > 1)
+
+
+def _path_pairs(b: Bound, group: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """The pairs of operands, not of intermediates, in the path that `opt_einsum` finds for a group."""
+    import opt_einsum  # few einsums have products of dense operands alone
+
+    e = b.einsum
+    terms = ",".join("".join(e.inputs[p]) for p in group)
+    shapes = [b.shape(p) for p in group]
+    path, _ = opt_einsum.contract_path(f"{terms}->{''.join(_pair_result(e, group))}", *shapes, shapes=True)
+    left: list[int | None] = list(group)
+    for step in path:
+        taken = [left[q] for q in step]
+        left = [p for q, p in enumerate(left) if q not in step] + [None]
+        pair = sorted(p for p in taken if p is not None)
+        if len(pair) == len(taken) == 2 and _summed_between(e, tuple(pair)):
+            yield tuple(pair)
+
+
+def _summed_between(e: Einsum, pair: tuple[int, ...]) -> bool:
+    return any(i in e.inputs[pair[0]] and i in e.inputs[pair[1]] for i in e.dense_contracted)
+
+
+def _pays(b: Bound, pair: tuple[int, ...]) -> bool:
+    """Whether a pair is worth contracting: it sums an index, or is no larger than one of the two; and does not grow."""
+    e = b.einsum
+    result = set(_pair_result(e, pair))
+    sums = any(i not in result for p in pair for i in e.inputs[p])
+    folds = any(result == set(e.inputs[p]) for p in pair)
+    sizes = [b.elements(e.inputs[p]) for p in pair]
+    # A table over several sparse modes is the sparse operand's own space, of which a sampled product reads little.
+    spans = len([i for i in result if i in e.sparse_indices]) > 1
+    return (sums or folds) and b.elements(result) <= (max(sizes) if spans else GROWTH * sum(sizes))
+
+
+def _step(e: Einsum, positions: tuple[int, ...], result: tuple[str, ...]) -> DenseStep:
+    terms = ",".join("".join(e.inputs[p]) for p in positions)
+    return DenseStep(positions, f"{terms}->{''.join(result)}", result)
+
+
+def _after(b: Bound, step: DenseStep) -> Bound:
+    """What is left to compute when a step has run."""
+    e, gone = b.einsum, step.positions[1:]
+    order = [p for p in range(len(e.inputs)) if p not in gone]
+    inputs = tuple(step.result if p == step.positions[0] else e.inputs[p] for p in order)
+    sparse = tuple(order.index(p) for p in e.sparse)
+    return Bound.of(Einsum(inputs, e.output, sparse, e.text), b.by_index)

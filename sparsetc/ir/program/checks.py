@@ -1,0 +1,149 @@
+"""What a tile program must be: everything read is made before, sums are where they may be, tiles fit a program.
+
+In: a `TileProgram`. Out: nothing, or a `PlanError` that names the statement and the fault.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from sparsetc.errors import PlanError
+from sparsetc.ir.nest.axes import ITEM
+from sparsetc.ir.plan import F16X3
+from sparsetc.ir.program import names
+from sparsetc.ir.program.stored import Stored
+from sparsetc.ir.program.text import line
+from sparsetc.ir.program.tile import (
+    LANES,
+    Add,
+    Decode,
+    Gather,
+    Loop,
+    Position,
+    Product,
+    Scale,
+    Sum,
+    TileProgram,
+    Value,
+    Zero,
+    made,
+    reads,
+)
+
+MOST_ELEMENTS = 1 << 20
+"""Elements of the largest tensor that a Triton program may have."""
+
+
+def verify(program: TileProgram) -> None:
+    """Raise `PlanError` naming the statement that reads what was not made, or adds what it should not."""
+    scopes: list[set[str]] = []  # what has been made so far, by loop: what a loop makes is gone after it
+    adds = 0
+    # What others follow from: a mode's first coordinate, which is that of the tile where there are tiles.
+    read = {s.letter: s.name for s, _ in reversed(program.statements) if isinstance(s, Decode)}
+    for statement, depth in program.statements:
+        del scopes[depth + 1 :]
+        scopes += [set() for _ in range(depth + 1 - len(scopes))]
+        inputs = reads(statement)
+        if isinstance(statement, Product):
+            if statement.accumulate:
+                inputs += (statement.out.name,)
+            left, right = ({a for t in side for a in t.axes} for side in (statement.left, statement.right))
+            brought = left | right
+            if not brought >= {*statement.out.axes}:
+                unknown = [a for a in statement.out.axes if a not in brought]
+                raise PlanError(f"{statement.out}: no factor has axis {', '.join(unknown)}")
+            summed = brought - {*statement.out.axes}
+            if statement.dot and (summed != left & right or not statement.out.folded):
+                raise PlanError(f"{statement.out}: a dot contracts the axes of both sides and folds the others in two")
+            if summed and not statement.dot:
+                raise PlanError(f"{statement.out}: a product sums no axis, found {sorted(summed)}")
+        elif isinstance(statement, Add):
+            adds += 1
+            missing = set(statement.axes) - set(statement.source.axes)
+            if missing:
+                raise PlanError(f"add of {statement.source}: it has no axis {', '.join(sorted(missing))}")
+        elif isinstance(statement, Sum):
+            summed = set(statement.source.axes) - set(statement.out.axes)
+            if not summed or not summed <= {LANES, *program.letters}:
+                raise PlanError(
+                    f"{statement.out}: a sum of {statement.source} is over the lanes, or a tile's positions"
+                )
+        elif isinstance(statement, Decode):
+            c = statement.coordinate
+            lacking = [lookup.array for lookup in c.lookups if lookup.array not in program.view.arrays]
+            if lacking:
+                raise PlanError(f"decode {statement.letter}: the view has no array {lacking[0]!r}")
+            inputs = tuple(read.get(program.letters[mode], names.at(program.letters[mode])) for mode in c.modes)
+        unknown = [name for name in inputs if not any(name in scope for scope in scopes)]
+        if unknown:
+            raise PlanError(f"{line(program, statement).strip()}: {', '.join(unknown)} is not made before it")
+        scopes[depth].add(made(statement))
+    if adds != 1:
+        raise PlanError(f"a tile program adds to its output once, found {adds}")
+    _verify_stored(program)
+
+
+def check_sizes(p: TileProgram) -> None:
+    """Raise `PlanError` where a tile of the program holds more elements than Triton's tensors may (`MOST_ELEMENTS`)."""
+    for statement, _ in p.statements:
+        if not isinstance(statement, Value | Gather | Zero | Product | Sum):
+            continue
+        tiles = (statement.out, *(statement.inputs if isinstance(statement, Product) else ()))
+        for tile in tiles:
+            elements = prod(p.view.lanes if a == LANES else p.axis(a).block for a in tile.axes)
+            if elements > MOST_ELEMENTS:
+                raise PlanError(
+                    f'part {p.number} ({p.format}) of "{p.equation}": {tile} would hold {elements:,} elements, and a '
+                    f"program's tile at most {MOST_ELEMENTS:,}; give the schedule smaller blocks"
+                )
+
+
+def _verify_stored(p: TileProgram) -> None:
+    """Raise `PlanError` unless the axes are those of what is stored, and values and scales are read where they are."""
+    if [len(term) for term in p.terms] != [len(tiles.sides) for tiles in p.view.pairs]:
+        raise PlanError(f"the operands {p.terms} do not have the modes of {p.view}")
+    sides = {axis.letter for axis in p.axes} & {*p.letters}
+    for operand in p.sparse:
+        if operand.tiles.halves != (p.precision == F16X3) or (operand.tiles.halves and not p.dots):
+            raise PlanError(f"{_name(operand)}: tiles in halves are multiplied by dots in {F16X3}, and only they")
+        sizes = tuple(p.axis(c).size for c in operand.letters if c in sides)
+        if sizes != operand.tiles.sides:
+            raise PlanError(f"{_name(operand)}: a tile has {operand.tiles.sides} positions, its axes have {sizes}")
+    loops: list[Loop] = []
+    for statement, depth in p.statements:
+        del loops[depth:]
+        if isinstance(statement, Loop):
+            loops.append(statement)
+        elif isinstance(statement, Value):
+            _verify_value(p, statement, loops, sides)
+        elif isinstance(statement, Scale):
+            own = p.stored(statement.operand)
+            if not own.tiles.halves or loops or statement.out.axes != own.letters[:1]:
+                raise PlanError(
+                    f"{statement.out}: scales are of the rows of tiles in halves, and the same for all pairs"
+                )
+        elif isinstance(statement, Add) and sides & {*statement.axes} and not _own_block(statement):
+            raise PlanError(f"{line(p, statement).strip()}: a block of the result is stored at its item's number")
+
+
+def _verify_value(p: TileProgram, s: Value, loops: list[Loop], sides: set[str]) -> None:
+    """Raise `PlanError` unless stored values are read in the loop that is at them, along all sides that they have."""
+    operand, over = p.stored(s.operand), p.view.loops[-1].name
+    wanted = [c for c in operand.letters if c in sides]
+    alone = {c for c in wanted if p.axis(c).block == 1} - p.looped  # a position of these is a program's
+    taken = dict.fromkeys(a for a in (*s.out.axes, *(loop.letter for loop in loops), *alone) if a not in ("", LANES))
+    if all(loop.axis.name != over for loop in loops) or taken.keys() != {*wanted}:
+        raise PlanError(
+            f"{s.out}: in the loop over {over}s, a tile of {_name(operand)} is read along "
+            f"{', '.join(wanted) or 'none'}, each an axis or a loop; found {', '.join(taken) or 'none'}"
+        )
+
+
+def _own_block(s: Add) -> bool:
+    """Whether an item stores its own block, whose positions are those along sides and no coordinates."""
+    return s.key == Position(ITEM) and s.owned
+
+
+def _name(operand: Stored) -> str:
+    """What an operand is called in messages."""
+    return operand.name or "X"

@@ -1,0 +1,390 @@
+"""What a tile program costs, counted from its own statements: bytes, gathers, additions, flops; and a roofline over it.
+
+In: a `TileProgram`; then a part's `Statistics` and a `DeviceProfile`. Out: a `Count` of each resource, linear in the
+statistics; then seconds a resource.
+
+Resources, each with the time it alone would take:
+
+    memory    index words, values and output, once, and what gathers miss in the L2 cache, from device memory
+    l2        gathered rows of tables too large for the L1 cache
+    l1        all that reaches registers: gathered rows, and index words, which every thread of a row reads
+    add       atomic additions of output rows
+    multiply  multiplications and additions outside dots, and bits of tiles expanded
+    dot       multiplications and additions inside dots, as executed, padding included
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from math import prod
+
+from sparsetc.device.profile import DeviceProfile, by_precision
+from sparsetc.ir.nest.axes import ITEM, LEVELS, Axis, Each, Fibers, Turns
+from sparsetc.ir.nest.coordinates import Lookup
+from sparsetc.ir.program.count import FIBERS, ITEMS, ONE, STORED, ZERO, Count
+from sparsetc.ir.program.tile import Add, Gather, Loop, Position, Product, Scale, Statement, TileProgram, Value
+
+OVERLAP = 3
+"""Exponent of the norm that adds resources' times: 1 would be one after another, infinity perfect overlap."""
+TURN_POWER = 0.6
+"""Power of its share of a whole tile that a turn over a smaller one takes (H200, TTMc of rank 32 x 32 and matrices in
+tiles of 16 x 16; `benchmarks/results/ttmc_tiles.json`, `choices.json`)."""
+SECTOR = 32
+"""Bytes that reach registers of a gathered row at least."""
+WORD = 4
+"""Bytes of an element of an index array, of most kinds, and of a row's scale."""
+TILE_WORD = 4
+"""Bytes that say where a tile lies: the coordinates of each, however many words they take, or its number in a list of
+pairs. What an item's words take was not counted when rates of tiles were measured."""
+STRUCTURE = {
+    "pair_ptr": 8 * ITEMS,
+    "item_x": WORD * ITEMS,
+    "item_y": WORD * ITEMS,
+    "lane_len": WORD * FIBERS,
+    "value_ptr": WORD * FIBERS,
+}
+"""Bytes of the arrays that hold no coordinates. Of those not here little is read, once an item or a block: such was the
+program whose rates were measured."""
+VECTOR = 4
+"""Elements a thread loads at once of a gathered row."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a packed part (or an estimate of one) looks like."""
+
+    items: int
+    fibers: int
+    stored: int
+    nnz: int
+    itemsize: int
+    runs: tuple[tuple[str, int], ...] = ()
+    """For a sparse letter, how often its coordinate changes as stored: a row gathered again at once is in L1."""
+    chain: int = 0
+    """Rounds of loads that wait for one another in the longest work item."""
+    split_rows: bool = False
+    """Whether a row has several items: then results are added, not stored."""
+    split_fibers: bool = False
+    """Whether a fiber has several lanes: then results are added too."""
+
+    def scaled(self, share: float) -> Statistics:
+        """The statistics of a share of the nonzeros."""
+
+        def part(n: int) -> int:
+            return max(1, int(n * share)) if share else 0
+
+        items, fibers, stored, nnz = (part(n) for n in (self.items, self.fibers, self.stored, self.nnz))
+        return replace(self, items=items, fibers=fibers, stored=stored, nnz=nnz)
+
+    @cached_property
+    def symbols(self) -> tuple[int, ...]:
+        """The values of the products of symbols that a `Count` is a sum of."""
+        plain = self.fibers, self.stored, self.items, 1
+        return tuple(n * w for n in plain for w in (self.itemsize, 1))
+
+
+@dataclass(frozen=True)
+class GatherTerm:
+    """Rows of one operand that a program gathers."""
+
+    operand: str
+    rows: Count
+    width: int
+    """Elements of a row."""
+    table_rows: int
+    table_width: int
+    """Elements of a row that caches must hold for it to be found there again."""
+    letters: tuple[str, ...]
+    sector: int = 0
+    """Bytes that reach registers of a row at least."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a program does, counted in the symbols."""
+
+    stream: Count
+    gathers: tuple[GatherTerm, ...]
+    registers: Count
+    """Bytes that each of a row's threads reads into registers, beside gathered rows."""
+    added_rows: Count
+    added_bytes: Count
+    output: Count
+    multiply: Count
+    dot: Count
+    precision: str
+    owned: bool
+    threads: int = 1
+    """Threads of a row, were a warp as large."""
+    programs: int = 1
+    """Grid programs an item."""
+    fibers: bool = False
+    """Whether nonzeros are reached through fibers."""
+    expanded: Count = ZERO
+    """Positions of bitmap tiles."""
+    turn: int | None = None
+    """Flops of dots in one turn of a program over a tile; None where there are no tiles."""
+    taken: int = 0
+    """Bytes of a tile that a program takes in one turn, where it does not take all."""
+    volume: int = 0
+    """Positions of a tile."""
+    warps: int = 1
+    """Warps of a program."""
+    sides: Count = ZERO
+    """Bytes of gathered rows that are sides of dots."""
+
+    def describe(self) -> list[str]:
+        """Lines for a reader: each count as an expression."""
+        lines = [f"streams {self.stream} bytes, writes {self.output} bytes"]
+        lines += [f"gathers {g.rows} rows of {g.width * ONE.bytes} bytes of {g.operand}" for g in self.gathers]
+        lines.append(f"{'stores' if self.owned else 'adds'} {self.added_rows} rows")
+        lines.append(f"{self.multiply} flops outside dots" + (f", {self.dot} inside" if self.dot != ZERO else ""))
+        return lines
+
+    def work(self, statistics: Statistics, profile: DeviceProfile) -> tuple[int, int, int]:
+        """(bytes that device memory moves at least, bytes that reach registers, flops in dots and outside)."""
+        at = statistics.symbols
+        moved, flops = self.stream.at(at) + self.output.at(at), self.multiply.at(at) + self.dot.at(at)
+        return moved, self._read(statistics, profile), flops
+
+    def _read(self, statistics: Statistics, profile: DeviceProfile) -> int:
+        """Bytes that reach registers."""
+        at, width = statistics.symbols, statistics.itemsize
+        own = self.registers.at(at) * max(1, min(profile.warp_size, self.threads))
+        return own + sum(g.rows.at(at) * max(g.width * width, g.sector) for g in self.gathers)
+
+    def seconds(self, statistics: Statistics, profile: DeviceProfile) -> dict[str, float]:
+        """Seconds each resource alone would take."""
+        at = statistics.symbols
+        missed = l2 = 0.0
+        runs = dict(statistics.runs)
+        for g in self.gathers:
+            rows = g.rows.at(at)
+            fresh = max((self.programs * runs.get(c, statistics.stored) for c in g.letters), default=rows)
+            moved = min(rows, fresh) * g.width * statistics.itemsize
+            table = g.table_rows * g.table_width * statistics.itemsize
+            if table > profile.l1_bytes:
+                l2 += moved
+            far = table > profile.l2_bytes
+            missed += max(moved * (1 - profile.l2_bytes / table), 0.0) if far else min(moved, table)
+        return {
+            "memory": (self.stream.at(at) + self.output.at(at) + missed) / profile.memory,
+            "l2": l2 / profile.l2,
+            "l1": self._read(statistics, profile) / profile.l1,
+            "add": 0.0 if self.owned else self.added_bytes.at(at) / profile.add,
+            "multiply": self.multiply.at(at) / profile.multiply + self.expanded.at(at) / profile.expand,
+            "dot": self.dot.at(at) / self._matrix_rate(profile),
+        }
+
+    def roofline(self, statistics: Statistics, profile: DeviceProfile) -> tuple[str, float]:
+        """(resource, seconds): the one that bounds the part, and the time it alone would take."""
+        each = self.seconds(statistics, profile)
+        resource = max(each, key=lambda name: each[name])
+        return resource, each[resource]
+
+    def predicted(self, statistics: Statistics, profile: DeviceProfile) -> float:
+        """Seconds expected: resources overlap, but not fully; programs and fibers take time to start.
+
+        The output is written, by zeros, before the programs run.
+        """
+        each = self.seconds(statistics, profile)
+        written = self.output.at(statistics.symbols) / profile.memory
+        each["memory"] -= written
+        staged = self.sides.at(statistics.symbols) * by_precision(profile.staged, self.precision)
+        each["dot"] += staged / profile.l1
+        if self.fibers:
+            each["l1"] += self.programs * statistics.fibers * profile.fiber
+        if self.turn is not None:
+            each["dot"] += self.programs * statistics.fibers * profile.tile * self._turn_share(profile)
+        each["programs"] = self.programs * statistics.items * profile.program
+        busy = sum(t**OVERLAP for t in each.values()) ** (1 / OVERLAP)
+        if self.turn is None:
+            return written + max(busy, statistics.chain * profile.wait * self._idle_share(profile))
+        # The last programs run alone, and a tile's dots wait for its loads and for one another.
+        alone = self.turn / (self._matrix_rate(profile) / profile.warps * self.warps)
+        return written + busy + statistics.chain * (profile.wait + alone)
+
+    def _idle_share(self, profile: DeviceProfile) -> float:
+        """What a round of dependent loads takes, of the profile's `wait`, while memory has little to do."""
+        if self.fibers:
+            return 1.0
+        return min(1.0, profile.idle_wait * (1 + sum(g.rows.of(STORED) > 0 for g in self.gathers)))
+
+    def _turn_share(self, profile: DeviceProfile) -> float:
+        """What a turn over a tile takes beside its dots, of the profile's `tile`."""
+        if self.taken:
+            return min(1.0, self.taken / profile.whole_turn) ** TURN_POWER
+        return min(1.0, (self.volume / profile.whole_tile) ** TURN_POWER * max(2, self.warps) / profile.turn_warps)
+
+    def _matrix_rate(self, profile: DeviceProfile) -> float:
+        """Flops a second of dots at this precision."""
+        peak = profile.matrix(self.precision)
+        return peak if self.turn is None else peak * profile.tile_share
+
+
+@lru_cache(maxsize=1024)
+def cost(program: TileProgram) -> Cost:
+    """Count a program's statements, each as often as the loops around it turn."""
+    walk = _Walk(program)
+    for statement, visits in walk.visits(program.body, ITEMS * walk.splits):
+        walk.count(statement, visits)
+    return walk.cost()
+
+
+class _Walk:
+    """What has been counted of one program.
+
+    Some programs have *sides*, axes that are positions along stored tiles: they execute what is padded, and a thread
+    reads its own part of a tile. Others mask what is padded, and all threads of a row read its coordinates.
+    """
+
+    def __init__(self, program: TileProgram) -> None:
+        """Counts what is stored; the statements are still to be counted."""
+        self.p = p = program
+        self.sides = {a.letter for a in p.axes} & {*p.letters}
+        self.splits = prod(a.programs for a in p.split)
+        self.readers = prod(a.programs for a in p.split if a.letter not in self.sides)
+        """Grid programs that read the same values."""
+        self.values = (ZERO if p.view.pattern else 2 * STORED if p.half else STORED.bytes) * self.readers
+        self.stream, self.registers = self.values + self._index() * self.splits, self._words() * self.splits
+        self.gathers: list[GatherTerm] = []
+        self.multiply = self.dot = self.staged = self.expanded = self.added = self.added_bytes = ZERO
+        self.output, self.owned = ONE.bytes * (p.rows * p.width), True
+
+    # -- what is stored ---------------------------------------------------------------------------------------------
+    def _levels(self) -> list[Count]:
+        """How often each level is visited: for every item, and for all that the loops of the level go over."""
+        counts = [ITEMS] * len(LEVELS)
+        for axis in self.p.view.loops:
+            counts[axis.level :] = [self._over(axis)] * len(counts[axis.level :])
+        return counts
+
+    def _index(self) -> Count:
+        """Bytes of index arrays that are streamed."""
+        view = self.p.view
+        coordinates = {lookup.array for level in range(len(LEVELS)) for lookup in view.lookups(level)}
+        found = sum((STRUCTURE.get(array, ZERO) for array in {*view.arrays} - coordinates), start=self._lists())
+        if view.bitmap:
+            found += FIBERS * (view.volume // 8)
+        if self.sides:
+            return found + FIBERS * (TILE_WORD * len(self.p.sparse))
+        return sum((n * sum(widths) for n, widths in zip(self._levels(), view.word_bytes, strict=True)), start=found)
+
+    def _lists(self) -> Count:
+        """Bytes of the lists of coordinates along sides."""
+        levels = enumerate(self._levels())
+        return sum((n * (WORD * look.each) for at, n in levels for look in self.p.view.lookups(at)), start=ZERO)
+
+    def _words(self) -> Count:
+        """Bytes of coordinates that reach a thread's registers."""
+        if self.sides:
+            return self._lists()
+        view, found = self.p.view, ZERO
+        for level, count in enumerate(self._levels()):
+            looked_up = sum(lookup.every != 1 for lookup in view.lookups(level))
+            found += count * (WORD * (len(view.word_bytes[level]) + looked_up))
+        return found
+
+    # -- statements -------------------------------------------------------------------------------------------------
+    def visits(self, body: Iterable[Statement], count: Count) -> Iterator[tuple[Statement, Count]]:
+        """The statements, each with how often it is executed."""
+        for s in body:
+            if not isinstance(s, Loop):
+                yield s, count
+            elif isinstance(s.axis, Turns):
+                yield from self.visits(s.body, count * -(-s.axis.size // s.axis.take))
+            else:
+                yield from self.visits(s.body, self._over(s.axis) * self.splits)
+
+    @staticmethod
+    def _over(axis: Axis) -> Count:
+        """What a loop that is no side's goes over in all; of blocks, their fibers."""
+        return FIBERS if isinstance(axis, Each) else STORED
+
+    def count(self, s: Statement, visits: Count) -> None:
+        """Count one statement that is executed so often."""
+        match s:
+            case Value():
+                self._value(s)
+            case Scale():
+                self.registers += visits * (self.p.axis(s.out.axes[0]).size * WORD)
+            case Gather() if s.operand.rows:
+                self.gathers.append(self._gathered(s, visits))
+            case Product():
+                self._product(s, visits)
+            case Add():
+                self._add(s, visits)
+
+    def _value(self, s: Value) -> None:
+        """Values: read once where each tile is, as often as a list names them where one does."""
+        stored = self.p.stored(s.operand)
+        positions = FIBERS * (stored.tiles.volume * self.readers)
+        named = isinstance(self.p.number_of(stored), Lookup)
+        self.registers += positions.bytes if named else self.values
+        self.expanded += positions if stored.tiles.bitmap else ZERO
+
+    def _gathered(self, s: Gather, visits: Count) -> GatherTerm:
+        """The rows that a statement gathers."""
+        o, width = s.operand, self._cells(s.operand.axes)
+        if self.sides:
+            # All columns: programs that follow one another take a tile's blocks of them in turn.
+            rows = visits * self._cells({*o.rows} & {*s.out.axes})
+            return GatherTerm(o.name, rows, width, o.nrows, o.width, ())
+        # A block of the columns: neighbouring rows share most of what they gather, while it is near.
+        return GatherTerm(o.name, visits, width, o.nrows, width, o.rows, SECTOR)
+
+    def _product(self, s: Product, visits: Count) -> None:
+        """Multiplications and additions; padding is included in dots and over tiles."""
+        if not s.dot:
+            self.multiply += visits * (self._cells(s.out.axes) * len(s.inputs))
+            return
+        self.dot += visits * (2 * prod(a.block for a in self.p.axes if a.letter in {*s.out.axes, *s.contracted}))
+        if not self.sides:  # what is gathered by lanes is multiplied into the sides, and stored for the dot to read
+            rows = visits * sum(self._cells(t.axes) for t in s.inputs)
+            self.multiply, self.staged = self.multiply + rows, self.staged + rows.bytes
+
+    def _add(self, s: Add, visits: Count) -> None:
+        """Rows added to the output, or stored; a block of an item's own is all that the item writes."""
+        p = self.p
+        self.added = visits * self._cells({*s.source.axes} & {*p.letters} - {*s.axes})
+        programs = prod(a.programs for a in p.axes if a.letter in p.output_axes)
+        padded = self.sides and not self.sides & {*s.axes}
+        self.added_bytes = (self.added * (self._cells(s.axes) if padded else p.width // programs)).bytes
+        self.owned = s.owned
+        if s.key == Position(ITEM):
+            self.output = self.added_bytes
+
+    def _cells(self, axes: Iterable[str]) -> int:
+        """Elements that a program takes of axes but the lanes; over tiles padding is executed, and counted."""
+        taken = (a for a in self.p.axes if a.letter in axes)
+        return prod(a.block if self.sides else min(a.size, a.block) for a in taken)
+
+    # -- all --------------------------------------------------------------------------------------------------------
+    def cost(self) -> Cost:
+        """What was counted."""
+        p, volume = self.p, self.p.view.volume
+        tiles = any(axis.name == "tile" for axis in p.view.loops)
+        share = volume * self.readers // self.splits
+        return Cost(
+            stream=self.stream,
+            gathers=tuple(self.gathers),
+            registers=self.registers,
+            added_rows=self.added,
+            added_bytes=self.added_bytes,
+            output=self.output,
+            multiply=self.multiply,
+            dot=self.dot,
+            precision=p.precision,
+            owned=self.owned,
+            threads=1 if self.sides else prod(1 << (a.block - 1).bit_length() for a in p.axes) // VECTOR,
+            programs=self.splits,
+            fibers=any(isinstance(axis, Fibers) for axis in p.view.loops),
+            expanded=self.expanded,
+            turn=self.dot.of(FIBERS) // self.splits if tiles else None,
+            taken=share * (2 if p.half else 4) if self.readers < self.splits else 0,
+            volume=volume,
+            warps=p.warps,
+            sides=self.staged,
+        )

@@ -1,0 +1,76 @@
+"""The dense operands of an einsum with one sparse operand: their names, their axes, and how they are stored.
+
+In: a `Bound` einsum. Out: names that no index letter takes, `Operand`, and the order of dense axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+from typing import TypeVar
+
+from sparsetc.errors import PlanError
+from sparsetc.ir.equation.einsum import Bound
+from sparsetc.ir.program.tile import Operand
+
+MIN_DOT = 16
+"""Smallest side of a `tl.dot` that every supported Triton takes for every type."""
+
+
+N = TypeVar("N")
+T = TypeVar("T")
+
+
+def joined(things: Iterable[tuple[Iterable[N], T]]) -> list[tuple[set[N], list[T]]]:
+    """Things in groups: any two that have a name in common, directly or through others, are together.
+
+    Groups come in the order of their last thing, things of a group in the order in which they were joined.
+    """
+    groups: list[tuple[set[N], list[T]]] = []
+    for names, thing in things:
+        own = set(names)
+        touching = [g for g in groups if g[0] & own]
+        groups = [g for g in groups if not g[0] & own]
+        groups.append((own.union(*(g[0] for g in touching)), [t for g in touching for t in g[1]] + [thing]))
+    return groups
+
+
+def printed_sizes(bound: Bound) -> dict[str, int]:
+    """Sizes by letter. A program over an empty axis is printed, and costed, as if it had one element; it never runs."""
+    return {c: max(1, n) for c, n in bound.sizes}
+
+
+def operand_names(bound: Bound) -> tuple[str, tuple[str, ...]]:
+    """Names of the output and the dense operands: capital letters the equation leaves free (A, then B, C, D, …)."""
+    taken = set(bound.einsum.indices)
+    free = [c for c in "ABCDEFGHIJKLMNOPQRSTUVW" if c not in taken]  # X, Y and Z are sparse ones
+    names = [*free, *(f"operand_{n}" for n in range(len(bound.einsum.inputs) + 1))]
+    return names[0], tuple(names[1 : 1 + len(bound.einsum.dense)])
+
+
+def named_operands(bound: Bound) -> tuple[str, tuple[Operand, ...]]:
+    """The output's name and the dense operands, each stored as (sparse letters, dense letters).
+
+    Sparse letters come in the sparse operand's order, dense ones in that of `dense_axes`.
+    """
+    e = bound.einsum
+    (sparse,) = e.sparse
+    sizes, order = printed_sizes(bound), dense_axes(bound)
+    output, names = operand_names(bound)
+    operands = []
+    for name, position in zip(names, e.dense, strict=True):
+        letters = e.inputs[position]
+        if len(set(letters)) != len(letters):
+            raise PlanError(f"operand {position + 1} repeats a letter; take its diagonal first")
+        rows = tuple(c for c in e.inputs[sparse] if c in letters)
+        axes = tuple(c for c in order if c in letters)
+        width = prod(sizes[c] for c in axes)
+        operands.append(Operand(name, position, rows, tuple(sizes[c] for c in rows), axes, width))
+    return output, tuple(operands)
+
+
+def dense_axes(bound: Bound) -> tuple[str, ...]:
+    """The dense letters in the order all tiles keep them: those of the output first, as there, then the summed ones."""
+    e = bound.einsum
+    kept = [c for c in e.output if c not in e.sparse_indices]
+    return (*kept, *(c for c in e.dense_indices if c not in kept))

@@ -1,0 +1,117 @@
+"""Tile programs -> the text that people read: the comment above a generated function, and what errors quote.
+
+In: a `TileProgram`. Out: lines in the notation that `ir.program.tile` gives as its grammar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sparsetc.ir.nest.axes import ITEM, LANE, LEVELS, Axis, Each, Fibers, Run
+from sparsetc.ir.nest.readable import Readable
+from sparsetc.ir.program import names
+from sparsetc.ir.program.tile import (
+    LANES,
+    Decode,
+    DenseAxis,
+    Gather,
+    Loop,
+    Product,
+    Row,
+    Scale,
+    Slot,
+    Statement,
+    Sum,
+    TileProgram,
+    Value,
+    Zero,
+)
+
+
+def lines(p: TileProgram) -> list[str]:
+    """The program, a statement a line, indented by loops."""
+    head = f'tile program  "{p.equation}"  part {p.number}: {p.format}, {p.view}'
+    axes = ", ".join(map(_axis, p.axes))
+    over = f"chunks of {p.view.chunk}" if p.view.chunk else "pair_ptr" if p.view.pairs else "item_ptr"
+    lines = [head, f"  item over {over}"]
+    if axes:
+        lines.append(f"  axes {axes}")
+    return [*lines, *("  " * (depth + 1) + line(p, s) for s, depth in p.statements)]
+
+
+def _axis(a: DenseAxis) -> str:
+    if a.fold:
+        letters = " ".join(f"{c}:{n}" for c, n in a.fold)
+        return f"{a.letter} = {a.size}" + (f" ({letters})" if len(a.fold) > 1 else "")
+    blocks = f" in blocks of {a.block}" if a.programs > 1 else ""
+    return f"{a.letter} = {a.size}{blocks}" + (f" as {' + '.join(map(str, a.pieces))}" if a.pieces else "")
+
+
+def line(p: TileProgram, s: Statement) -> str:
+    """One statement."""
+    if isinstance(s, Loop):
+        return _loop(p, s.axis)
+    if isinstance(s, Decode):
+        lanes = f"[{s.letter}]" if s.coordinate.sides or (p.view.sides and not s.tile) else ""
+        lanes = lanes if s.level == ITEM or p.view.sides else "[lane]"
+        return f"{s.name}{lanes} = {_coordinate(p, s)}"
+    if isinstance(s, Value):
+        if not p.view.pairs:
+            return f"{s.out} = {'1' if p.view.pattern else 'load X.values'}"
+        how = "expand" if p.stored(s.operand).tiles.bitmap else "load"
+        halves = "  # high and low parts" if p.stored(s.operand).tiles.halves else ""
+        return f"{s.out} = {how} {s.operand.upper()}.tile[pair_{s.operand}]{halves}"
+    if isinstance(s, Scale):
+        return f"{s.out} = load {s.operand.upper()}.scale[item_{s.operand}]"
+    if isinstance(s, Gather):
+        how = "gather" if s.operand.rows else "load"
+        return f"{s.out} = {how} {s.operand.name}[{', '.join((*map(names.at, s.operand.rows), *s.operand.axes))}]"
+    if isinstance(s, Zero):
+        return f"{s.out} = 0"
+    if isinstance(s, Sum):
+        return f"{s.out} = sum {', '.join(a for a in s.source.axes if a not in s.out.axes)} of {s.source.name}"
+    if isinstance(s, Product):
+        spec = ",".join("".join(_short(a) for a in t.axes) for t in s.inputs) + "->" + "".join(map(_short, s.out.axes))
+        factors = ", ".join(t.name for t in s.inputs)
+        over = ["the lanes" if a == LANES else a for a in s.contracted]
+        present = dict.fromkeys(a for t in s.inputs for a in t.axes if a != LANES)
+        summed = ", ".join(a for a in present if a not in s.out.axes)
+        how = f"dot over {', '.join(over)}, {p.precision}" if s.dot else f"sum over {summed}" if summed else "multiply"
+        return f'{s.out} {"+=" if s.accumulate else "="} einsum "{spec}" {factors}  # {how}'
+    key = s.key
+    if isinstance(key, Row):
+        terms = [(names.at(letter), stride) for letter, stride in key.terms]
+        row = " + ".join(f"{at}*{stride}" if stride != 1 else at for at, stride in terms) or "0"
+    else:
+        row = key.array if isinstance(key, Slot) else "item" if key.level == ITEM else "position"
+    keyed = {letter for letter, _ in key.terms} if isinstance(key, Row) else set()
+    late = [a for a in s.source.axes if a not in {*s.axes, *keyed} and not (a == LANES and key.level != ITEM)]
+    summed = f"  # {', '.join(late)} summed here, once" if late else ""
+    return f"{'store' if s.owned else 'add'} {p.output}[{', '.join((row, *s.axes))}] {s.source}{summed}"
+
+
+def _loop(p: TileProgram, axis: Axis) -> str:
+    if isinstance(axis, Each):
+        return f"loop {axis.name}s of the item"
+    if isinstance(axis, Run | Fibers):
+        return f"loop steps of {axis.lanes} lanes, {p.unroll} at a time"
+    return f"loop {axis}"
+
+
+def _decoded(p: TileProgram) -> Callable[[str], str]:
+    """The name of what is decoded for a letter: the tile's coordinate, where there are tiles."""
+    return names.tile if p.view.sides else names.at
+
+
+def _coordinate(p: TileProgram, s: Decode) -> str:
+    level = "tile" if p.view.sides and s.level == LANE else LEVELS[s.level]
+    notes = [f"{field.width} bits, {level}" for field in s.coordinate.fields]
+    notes += [f"a base every {lookup.every}" for lookup in s.coordinate.lookups if lookup.every > 1]
+    text = s.coordinate.text(Readable([*map(_decoded(p), p.letters)], p.view.axes[s.level]))
+    return f"{text}  # {', '.join(notes)}" if notes else text
+
+
+def _short(axis: str) -> str:
+    if axis == LANES:
+        return "n"
+    return "" if "_" in axis else axis  # an axis that stands for no letter

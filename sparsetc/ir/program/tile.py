@@ -1,0 +1,399 @@
+"""Level 3, WHAT ONE PROGRAM DOES: iterate, load, tile einsum, accumulate, over named axes.
+
+In: what `ir.lower` derives from an einsum and a view. Out: read by `codegen` (Triton and torch), `ir.program.cost` and
+the printer, all from the same statements. The grammar::
+
+    program   := statement*                               # what one work item does; `item` is its number
+    statement := coordinate = decode word                 # one mode's coordinate, at the item, lane or leaf level
+               | tile = value                             # the nonzeros' own values, or 1 where none are stored; of
+                                                          # a pair, one operand's tile
+               | tile = scale                             # of a pair's operand in halves: what its rows are worth
+               | tile = gather operand[rows, axes]        # a row of a dense operand per lane, or one for the item
+               | tile = zero                              # an accumulator
+               | tile (+)= product tiles, multiply | dot  # the tile einsum and how it is contracted
+               | tile = sum lanes of tile               # before what the lanes share is multiplied in
+               | loop blocks | steps | pairs { statement* }
+               | add | store output[key, axes] tile       # by atomics, or plainly where one item owns the row
+    key       := row(coordinate*stride + …) | slot(array) | position   # the nonzero's, or the item's number
+
+Axes are ``lane`` (the nonzeros or fibers taken side by side) and the einsum's own letters for the dense axes. An axis
+that the output lacks is summed once, at the end, unless a dot contracts it on the way. A pair of tiles is a pair of
+matrices: its axes are folds of letters, ``ij`` of i and j.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from math import prod
+
+from sparsetc.errors import PlanError
+from sparsetc.ir.nest import coordinates
+from sparsetc.ir.nest.axes import ITEM, LEAF, Axis
+from sparsetc.ir.nest.coordinates import Expression
+from sparsetc.ir.nest.view import PAIRED, View
+from sparsetc.ir.program import names
+from sparsetc.ir.program.stored import Stored
+
+LANES = "lane"
+
+
+@dataclass(frozen=True)
+class DenseAxis:
+    """An axis only dense operands have (a rank): its size, and the block one program takes of it."""
+
+    letter: str
+    size: int
+    block: int
+    fold: tuple[tuple[str, int], ...] = ()
+    """The letters that an axis of a pair of tiles is a fold of, and how many positions of each, row-major."""
+    pieces: tuple[int, ...] = ()
+    """Powers of two that add up to the block, where a program takes it in several vectors; empty for one."""
+
+    @cached_property
+    def programs(self) -> int:
+        """Grid programs the axis is split over."""
+        return -(-self.size // self.block)
+
+    @property
+    def ragged(self) -> bool:
+        """Whether the last block reaches past the end."""
+        return self.size % self.block != 0
+
+    @cached_property
+    def vectors(self) -> tuple[tuple[int, int, bool], ...]:
+        """What a program has of the axis: the first place in its block, the length, and whether it may pass the end."""
+        if not self.pieces:
+            return ((0, self.block, self.ragged),)
+        ends = list(accumulate(self.pieces))
+        last = (self.programs - 1) * self.block
+        return tuple((end - n, n, last + end > self.size) for n, end in zip(self.pieces, ends, strict=True))
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A dense operand, stored contiguously as (sparse letters, then dense letters)."""
+
+    name: str
+    position: int
+    rows: tuple[str, ...]
+    extents: tuple[int, ...]
+    axes: tuple[str, ...]
+    width: int
+    """Elements of one row: the product of the sizes of `axes`."""
+
+    @cached_property
+    def nrows(self) -> int:
+        """Rows of the table."""
+        return prod(self.extents)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A value of the program: its name, its axes, and the level at which it is made."""
+
+    name: str
+    axes: tuple[str, ...]
+    level: int
+    folded: int = 0
+    """For the result of a dot: how many of the axes make up its rows; the others make up its columns."""
+
+    def __str__(self) -> str:
+        return f"{self.name}[{','.join(self.axes)}]" if self.axes else self.name
+
+
+@dataclass(frozen=True)
+class Decode:
+    """``letter`` = the coordinate of one mode: a nonzero's, a tile's, or those along a tile's side."""
+
+    letter: str
+    coordinate: Expression
+    level: int
+    tile: bool = False
+    """Whether the coordinate is that of a whole tile."""
+    end: int = 0
+    """The size of the mode, where coordinates may reach it, so that what they address is guarded; else 0."""
+
+    @property
+    def name(self) -> str:
+        """What the coordinate is called."""
+        return names.tile(self.letter) if self.tile else names.at(self.letter)
+
+
+@dataclass(frozen=True)
+class Value:
+    """``out`` = the stored values, 1 where the view is a pattern; of a task list, those of the tile that the pair names
+    of `operand`.
+    """
+
+    out: Tile
+    operand: str = PAIRED[0]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """``out`` = by what the rows of `operand`'s tiles in halves are to be multiplied, those of the item's tiles."""
+
+    out: Tile
+    operand: str
+
+
+@dataclass(frozen=True)
+class Gather:
+    """``out`` = rows of a dense operand."""
+
+    out: Tile
+    operand: Operand
+
+
+@dataclass(frozen=True)
+class Zero:
+    """``out`` = 0."""
+
+    out: Tile
+
+
+@dataclass(frozen=True)
+class Product:
+    """``out`` (+)= the product of the inputs; where `right` is not empty, a dot of both over what `out` lacks."""
+
+    out: Tile
+    left: tuple[Tile, ...]
+    right: tuple[Tile, ...] = ()
+    accumulate: bool = False
+
+    @cached_property
+    def inputs(self) -> tuple[Tile, ...]:
+        """All factors."""
+        return (*self.left, *self.right)
+
+    @cached_property
+    def dot(self) -> bool:
+        """Whether axes are contracted by a matrix product."""
+        return bool(self.right)
+
+    @cached_property
+    def contracted(self) -> tuple[str, ...]:
+        """The axes that a dot contracts, which both sides have."""
+        return tuple(dict.fromkeys(a for t in self.right for a in t.axes if a not in self.out.axes))
+
+
+@dataclass(frozen=True)
+class Sum:
+    """``out`` = `source` summed over the axes that `out` lacks: the lanes, or a tile's positions along a mode."""
+
+    out: Tile
+    source: Tile
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Over an axis: what an item takes in turn, or positions along a side of a tile."""
+
+    axis: Axis
+    body: tuple[Statement, ...] = ()
+
+    @property
+    def level(self) -> int:
+        """The level of what is known in the loop and not outside it."""
+        return self.axis.level
+
+    @property
+    def letter(self) -> str:
+        """The letter whose positions the loop takes, if it takes any."""
+        return self.axis.letter
+
+
+@dataclass(frozen=True)
+class Row:
+    """The output row: a sum of coordinates times strides."""
+
+    terms: tuple[tuple[str, int], ...]
+    level: int
+
+    @property
+    def letters(self) -> tuple[str, ...]:
+        """Letters whose coordinates say which row it is."""
+        return tuple(letter for letter, _ in self.terms)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The output row: a number stored beside the coordinates, or, of tiles, for each position along the kept sides."""
+
+    array: str
+    level: int
+    kept: tuple[str, ...] = ()
+    """Letters along whose sides the positions of an item, or of a tile, are numbered; -1 says that one has no row."""
+
+    @property
+    def letters(self) -> tuple[str, ...]:
+        """Letters whose positions say which row it is."""
+        return self.kept
+
+
+@dataclass(frozen=True)
+class Position:
+    """The output row: the position of the nonzero itself, or, at the item level, the item's number."""
+
+    level: int = LEAF
+
+    @property
+    def letters(self) -> tuple[str, ...]:
+        """No letter says which row it is."""
+        return ()
+
+
+Key = Row | Slot | Position
+
+
+@dataclass(frozen=True)
+class Add:
+    """Sum the axes that the output lacks, then add (or store, where `owned`) into output[key, axes]."""
+
+    source: Tile
+    key: Key
+    axes: tuple[str, ...]
+    owned: bool
+
+
+Statement = Decode | Value | Scale | Gather | Zero | Product | Sum | Loop | Add
+
+
+@dataclass(frozen=True)
+class TileProgram:
+    """One part's program."""
+
+    equation: str
+    number: int
+    format: str
+    view: View
+    letters: tuple[str, ...]
+    """The sparse operand's index letters, by mode."""
+    axes: tuple[DenseAxis, ...]
+    operands: tuple[Operand, ...]
+    output: str
+    output_axes: tuple[str, ...]
+    body: tuple[Statement, ...]
+    unroll: int
+    masked_unroll: int
+    warps: int
+    stages: int
+    precision: str
+    slot: str = ""
+    """Name of the array of output slots, where the output is sparse."""
+    rows: int = 1
+    """Rows of the output; with its width, this decides whether an address needs 64 bits."""
+    index64: bool = False
+    """Whether the part stores so many nonzeros that their positions need 64 bits."""
+    terms: tuple[tuple[str, ...], ...] = ()
+    """Letters of each operand of a task list, by mode; empty without one."""
+
+    def axis(self, letter: str) -> DenseAxis:
+        """The dense axis of a letter."""
+        return next(a for a in self.axes if a.letter == letter)
+
+    @cached_property
+    def width(self) -> int:
+        """Elements of one output row."""
+        return prod(self.axis(letter).size for letter in self.output_axes)
+
+    @cached_property
+    def statements(self) -> tuple[tuple[Statement, int], ...]:
+        """Every statement with its loop depth, outermost first."""
+        return tuple(walk(self.body))
+
+    @cached_property
+    def split(self) -> tuple[DenseAxis, ...]:
+        """Axes split over the grid."""
+        return tuple(a for a in self.axes if a.programs > 1 and a.letter not in self.looped)
+
+    @cached_property
+    def looped(self) -> frozenset[str]:
+        """Letters of a tile whose positions a loop takes."""
+        return frozenset(s.letter for s, _ in self.statements if isinstance(s, Loop) and s.letter)
+
+    def stored(self, operand: str) -> Stored:
+        """A sparse operand by its name; PlanError where the task list has none of that name."""
+        if not self.view.pairs:
+            return Stored("", self.letters, self.view)
+        if operand not in PAIRED:
+            raise PlanError(f"a task list has operands {', '.join(PAIRED)}, not {operand!r}")
+        number = PAIRED.index(operand)
+        return Stored(operand, self.terms[number], self.view.pairs[number])
+
+    @property
+    def sparse(self) -> tuple[Stored, ...]:
+        """Its sparse operands."""
+        return tuple(map(self.stored, PAIRED if self.view.pairs else ("",)))
+
+    def number_of(self, operand: Stored) -> Expression:
+        """Which of an operand's stored tiles, or values, is read: the loop's own, or the one that its pair names."""
+        at = coordinates.Position(self.view.loops[-1].name)
+        return coordinates.Lookup(f"pair_{operand.name}", at) if operand.name else at
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """The packed arrays a kernel of this program takes, in order."""
+        return (*self.view.arrays, self.slot) if self.slot else self.view.arrays
+
+    @cached_property
+    def dots(self) -> tuple[Product, ...]:
+        """Its matrix products."""
+        return tuple(s for s, _ in self.statements if isinstance(s, Product) and s.dot)
+
+    @cached_property
+    def half(self) -> bool:
+        """Whether its values are stored in bfloat16: those of tiles, where dots would round them to it anyway."""
+        stored = {s.out for s, _ in self.statements if isinstance(s, Value)}
+        contracted = any(tile in stored for dot in self.dots for tile in dot.inputs)
+        return bool(self.view.sides) and self.precision == "bf16" and contracted
+
+    def __repr__(self) -> str:
+        return f'TileProgram("{self.equation}", part {self.number}: {self.format}, {self.view})'
+
+    def __str__(self) -> str:
+        from sparsetc.ir.program.text import lines  # which reads the nodes defined here
+
+        return "\n".join(lines(self))
+
+
+def walk(body: tuple[Statement, ...], depth: int = 0) -> list[tuple[Statement, int]]:
+    """Every statement with its loop depth, outermost first."""
+    found: list[tuple[Statement, int]] = []
+    for statement in body:
+        found.append((statement, depth))
+        if isinstance(statement, Loop):
+            found += walk(statement.body, depth + 1)
+    return found
+
+
+def reads(s: Statement) -> tuple[str, ...]:
+    """The names of the tiles and coordinates that a statement takes as inputs."""
+    if isinstance(s, Product):
+        return tuple(t.name for t in s.inputs)
+    if isinstance(s, Sum):
+        return (s.source.name,)
+    if isinstance(s, Gather):
+        return tuple(map(names.at, s.operand.rows))
+    if isinstance(s, Add):
+        letters = [letter for letter, _ in s.key.terms] if isinstance(s.key, Row) else []
+        return (s.source.name, *map(names.at, letters))
+    return ()
+
+
+def made(s: Statement) -> str:
+    """The name of what a statement makes; empty where that is no tile and no coordinate."""
+    if isinstance(s, Decode):
+        return s.name
+    return "" if isinstance(s, Loop | Add) else s.out.name
+
+
+def level_of(s: Statement) -> int:
+    """The level at which a statement is executed."""
+    if isinstance(s, Product):
+        return max((t.level for t in s.inputs), default=ITEM)
+    if isinstance(s, Add):
+        return s.key.level
+    return s.level if isinstance(s, Loop | Decode) else s.out.level

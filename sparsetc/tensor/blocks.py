@@ -1,0 +1,187 @@
+"""Blocks: how values that are stored dense, in blocks of one shape, lie in a sparse tensor.
+
+In: sides and sizes, one a mode, and coordinates of blocks. Out: sizes of the grid of blocks, what of a block is inside
+the tensor, blocks cut into smaller ones, and blocks made one with what is around them. Values of blocks are
+(n, *sides, *dense sizes). Blocks lie side by side from 0 on, so the last of a mode may reach past its end; what they
+hold there is never read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from sparsetc.errors import FormatError, ShapeError
+from sparsetc.tensor import coords as crd
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The sides of blocks, and the sizes of the modes that they divide."""
+
+    sides: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """How many blocks there is room for along each mode."""
+        return tuple(-(-n // side) for n, side in zip(self.shape, self.sides, strict=True))
+
+    @property
+    def ragged(self) -> tuple[int, ...]:
+        """The modes whose last blocks reach past the end."""
+        return tuple(m for m, (n, side) in enumerate(zip(self.shape, self.sides, strict=True)) if n % side)
+
+    def permuted(self, modes: Sequence[int]) -> Blocks:
+        """The blocks of modes in another order."""
+        return Blocks(tuple(self.sides[m] for m in modes), tuple(self.shape[m] for m in modes))
+
+    def laid_out(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor (*shape, *dense sizes), of (*grid, *sides, *dense sizes)."""
+        order, dense = len(self.sides), tensor.shape[2 * len(self.sides) :]
+        pairs = [n for m in range(order) for n in (m, order + m)]
+        apart = tensor.permute(*pairs, *range(2 * order, tensor.ndim))
+        return joined(apart, (*self.sides, *[0] * len(dense)), (*self.shape, *dense))
+
+    def inside(self, coords: torch.Tensor, mode: int) -> torch.Tensor:
+        """(n, side) bool: the positions of each block along a mode that are not past its end."""
+        side = self.sides[mode]
+        at = torch.arange(side, device=coords.device)
+        return coords[mode].unsqueeze(1) * side + at < self.shape[mode]
+
+    def masks(self, coords: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """`inside` of every ragged mode, each with as many dimensions as (n, *sides)."""
+        found = []
+        for mode in self.ragged:
+            shape = [1] * len(self.sides)
+            shape[mode] = self.sides[mode]
+            found.append(self.inside(coords, mode).reshape(-1, *shape))
+        return tuple(found)
+
+    def check_end(self, coords: torch.Tensor, values: torch.Tensor) -> None:
+        """FormatError unless values past the end of every mode are zero; one transfer from the device a ragged mode."""
+        if not self.ragged:
+            return
+        whole = values.detach().reshape(*values.shape[: 1 + len(self.sides)], prod(values.shape[1 + len(self.sides) :]))
+        for mode, mask in zip(self.ragged, self.masks(coords), strict=True):
+            past = (whole != 0).any(-1) & ~mask
+            wrong = past.flatten(1).any(1)
+            if not bool(wrong.any()):
+                continue
+            block = int(wrong.nonzero()[0, 0])
+            first = int(past[block].nonzero()[0, mode]) + int(coords[mode, block]) * self.sides[mode]
+            raise FormatError(
+                f"block {block} has a nonzero at coordinate {first} of mode {mode}, whose size is {self.shape[mode]}: "
+                "what blocks hold past the end of the shape must be zero"
+            )
+
+
+def inside_only(values: torch.Tensor, masks: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Values of blocks, zero past the end, whatever they hold there; differentiable."""
+    for mask in masks:
+        mask = mask.reshape(*mask.shape, *[1] * (values.ndim - mask.ndim))
+        values = torch.where(mask, values, torch.zeros((), dtype=values.dtype, device=values.device))
+    return values
+
+
+def checked(sides: Sequence[int], shape: Sequence[int]) -> Blocks:
+    """Blocks of these sides; ShapeError unless there is a side, 1 or more, for each size."""
+    if len(sides) != len(shape) or any(side < 1 for side in sides):
+        raise ShapeError(f"blocks need a side of 1 or more for each of {len(shape)} modes, found sides {tuple(sides)}")
+    return Blocks(tuple(sides), tuple(shape))
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Blocks cut into smaller ones, whose sides divide theirs."""
+
+    blocks: Blocks
+    coords: torch.Tensor
+    """(modes, m) of the smaller blocks; sorted if those of the larger are."""
+    times: tuple[int, ...]
+    """How many smaller blocks a larger one has along each mode."""
+    source: torch.Tensor | None
+    """(m,) which of the smaller blocks, one larger block after the other, each is; None for all as they are."""
+
+    @classmethod
+    def of(cls, blocks: Blocks, coords: torch.Tensor, coalesced: bool, sides: tuple[int, ...]) -> Cut:
+        """Cut blocks at these coordinates; smaller blocks that lie past the end are left out."""
+        times = tuple(old // new for old, new in zip(blocks.sides, sides, strict=True))
+        smaller = Blocks(sides, blocks.shape)
+        if all(k == 1 for k in times):
+            return cls(smaller, coords, times, None)
+        found = crd.with_dense_modes(coords, times)  # coordinates of the larger, then places in them
+        order = len(times)
+        factors = torch.tensor(times, device=coords.device).unsqueeze(1)
+        found = found[:order] * factors + found[order:]
+        sizes = torch.tensor(smaller.grid, device=coords.device).unsqueeze(1)
+        source = torch.nonzero((found < sizes).all(0)).flatten()
+        found = found.index_select(1, source)
+        if coalesced:
+            by_place = crd.lexsort(crd.sort_keys(found, smaller.grid))
+            found, source = found.index_select(1, by_place), source.index_select(0, by_place)
+        return cls(smaller, found.contiguous(), times, source)
+
+    def values(self, values: torch.Tensor) -> torch.Tensor:
+        """(m, *smaller sides, *dense sizes) of (n, *larger sides, *dense sizes); differentiable."""
+        if self.source is None:
+            return values
+        order, dense = len(self.times), values.shape[1 + len(self.times) :]
+        pairs = [n for pair in zip(self.times, self.blocks.sides, strict=True) for n in pair]
+        apart = values.reshape(values.shape[0], *pairs, *dense)
+        numbers, positions = range(1, 2 * order, 2), range(2, 2 * order + 1, 2)
+        moved = apart.permute(0, *numbers, *positions, *range(2 * order + 1, apart.ndim))
+        flat = moved.reshape(values.shape[0] * prod(self.times), *self.blocks.sides, *dense)
+        return flat.index_select(0, self.source)
+
+    def transposed(self, values: torch.Tensor, n: int) -> torch.Tensor:
+        """The transpose of `values`, for gradients: (n, *larger sides, *dense sizes), zero where nothing was taken."""
+        if self.source is None:
+            return values
+        order, dense = len(self.times), values.shape[1 + len(self.times) :]
+        flat = values.new_zeros((n * prod(self.times), *values.shape[1:])).index_copy_(0, self.source, values)
+        apart = flat.reshape(n, *self.times, *self.blocks.sides, *dense)
+        pairs = [m for mode in range(1, 1 + order) for m in (mode, order + mode)]
+        moved = apart.permute(0, *pairs, *range(2 * order + 1, apart.ndim))
+        larger = (k * side for k, side in zip(self.times, self.blocks.sides, strict=True))
+        return moved.reshape(n, *larger, *dense)
+
+
+def split(tensor: torch.Tensor, sides: Sequence[int], sizes: Sequence[int], first: int = 0) -> torch.Tensor:
+    """A tensor each of whose dimensions with a side is two, blocks and positions in them; padded where it must be.
+
+    Args:
+        tensor: dense; a dimension of size 1 that has another full size is broadcast, and stays so.
+        sides: of its dimensions from `first` on; 0 where a dimension stays as it is.
+        sizes: full ones, of the same dimensions.
+        first: the first of them.
+    """
+    shape, padding = list(tensor.shape[:first]), [0] * tensor.ndim
+    for n, (side, full) in enumerate(zip(sides, sizes, strict=True), first):
+        size = tensor.shape[n]
+        if not side:
+            shape.append(size)
+        elif size == 1 != full:
+            shape += [1, 1]
+        else:
+            blocks = -(-size // side)
+            padding[n] = blocks * side - size
+            shape += [blocks, side]
+    if any(padding):
+        tensor = torch.nn.functional.pad(tensor, [p for n in reversed(padding) for p in (0, n)])
+    return tensor.reshape(shape)
+
+
+def joined(tensor: torch.Tensor, sides: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+    """The inverse of `split`, and its transpose: a dimension with a side, and the next, become one of a given size."""
+    shape, n = [], 0
+    for side in sides:
+        shape.append(tensor.shape[n] * tensor.shape[n + 1] if side else tensor.shape[n])
+        n += 2 if side else 1
+    tensor = tensor.reshape(shape)
+    for n, (found, size) in enumerate(zip(shape, sizes, strict=True)):
+        tensor = tensor if found == size else tensor.narrow(n, 0, size)
+    return tensor

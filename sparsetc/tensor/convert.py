@@ -1,0 +1,318 @@
+"""SparseTensor to and from strided tensors, torch.sparse, scipy.sparse and pydata/sparse.
+
+In: any of them. Out: any of them. scipy and pydata/sparse are imported only when one of theirs is asked for; what an
+object is, is first read off its type's module name.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from sparsetc.errors import DtypeError, FormatError, OutOfMemoryError, ShapeError
+from sparsetc.runtime.autocast import without_autocast
+from sparsetc.support.memory import as_bytes
+from sparsetc.tensor import coords as crd
+from sparsetc.tensor.blocks import Blocks
+from sparsetc.tensor.inputs import as_values, check_dtype, check_plain, not_plain
+from sparsetc.tensor.pattern import lasting
+
+if TYPE_CHECKING:
+    from sparsetc.tensor.sparse_tensor import SparseTensor
+
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+def available_memory(device: torch.device) -> int:
+    """Bytes that a new tensor on ``device`` may take now; what torch holds and has no tensor in counts as free."""
+    if device.type == "cuda":
+        # As nested as torch keeps them: memory_reserved() flattens hundreds of counts each time.
+        held = torch.cuda.memory_stats_as_nested_dict(device)
+        unused = held["reserved_bytes"]["all"]["current"] - held["allocated_bytes"]["all"]["current"] if held else 0
+        return int(torch.cuda.mem_get_info(device)[0]) + int(unused)
+    try:
+        # MemAvailable counts the page cache, which the kernel gives back; SC_AVPHYS_PAGES does not.
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            fields = dict(line.split(":", 1) for line in lines)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
+        return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+available_memory._dynamo_marked_constant = True  # type: ignore[attr-defined]  # of a graph: nothing need be traced
+
+
+def to_dense(x: SparseTensor, memory_limit: int | str | None = None) -> torch.Tensor:
+    """See SparseTensor.to_dense."""
+    nbytes = math.prod(x.shape) * x.values.element_size()
+    limit = available_memory(x.device) if memory_limit is None else min(as_bytes(memory_limit), crd.INT64_SIZES - 1)
+    if nbytes > limit:
+        raise OutOfMemoryError(
+            f"a dense tensor of shape {x.shape} and {x.dtype} needs {nbytes} bytes; the limit is {limit} bytes"
+        )
+    if 0 in x.shape:
+        return x.values.sum().to(x.dtype) * x.values.new_zeros(x.shape)  # empty, yet a function of the values
+    x = x.coalesce()  # so that float16 duplicates are summed in float32
+    sizes, values = x.pattern.shape, x.values
+    key = crd.linear_key(x.coords, sizes)
+    assert key is not None  # the number of bytes is below 2**63
+    flat = values.new_zeros((math.prod(sizes), *values.shape[1:]))
+    with without_autocast(x.device):
+        found = flat.index_add(0, key, values).reshape(*sizes, *values.shape[1:])
+    return found if x.pattern.blocks is None else x.pattern.blocks.laid_out(found)
+
+
+def to_torch(x: SparseTensor, layout: torch.layout | None, blocksize: tuple[int, int] | None) -> torch.Tensor:
+    """See SparseTensor.to_torch."""
+    blocks = x.pattern.blocks
+    if layout is None:
+        whole = x.order == 2 and blocks is not None and not blocks.ragged and blocksize is None
+        layout = torch.sparse_bsr if whole else torch.sparse_coo
+    if layout != torch.sparse_coo and layout not in _COMPRESSED:
+        raise FormatError(f"layout must be torch.sparse_coo, _csr, _csc, _bsr or _bsc, found {layout}")
+    if math.prod(x.shape) >= crd.INT64_SIZES:
+        raise ShapeError(f"torch.sparse cannot hold shape {x.shape}: the product of its sizes passes 2**63")
+    blocked = layout in (torch.sparse_bsr, torch.sparse_bsc)
+    if blocked and blocksize is None and len(x.blocksize) == 2:
+        blocksize = (x.blocksize[0], x.blocksize[1])
+    if blocked != (blocksize is not None):
+        raise FormatError(
+            f"blocksize= goes with torch.sparse_bsr and _bsc only, and is needed there; layout is {layout}"
+        )
+    if layout != torch.sparse_coo and (x.order != 2 or x.dense_order):
+        raise ShapeError(f"{layout} holds matrices; this tensor has shape {x.shape}, {x.dense_order} modes dense")
+    if blocksize is not None and any(b < 1 or s % b for s, b in zip(x.shape, blocksize, strict=True)):
+        raise ShapeError(f"blocksize {tuple(blocksize)} must divide the shape {x.shape}")
+    if layout != torch.sparse_coo:
+        x = x.coalesce()
+    if (
+        blocks is not None
+        and blocksize is not None
+        and not any(o % n for o, n in zip(blocks.sides, blocksize, strict=True))
+    ):
+        return _compressed_blocks(x, layout, blocksize)
+    if blocks is not None:
+        x = x.expand_dense()
+    coo = torch.sparse_coo_tensor(
+        x.coords, x.values, x.shape, device=x.device, is_coalesced=x.is_coalesced or None, check_invariants=False
+    )
+    if layout == torch.sparse_coo:
+        return coo
+    return coo.to_sparse(layout=layout, blocksize=blocksize) if blocked else coo.to_sparse(layout=layout)
+
+
+def _compressed_blocks(x: SparseTensor, layout: torch.layout, blocksize: tuple[int, int]) -> torch.Tensor:
+    """A BSR or BSC tensor of sorted blocks, cut into those of this size, that divide the shape."""
+    pattern, cut = x.pattern.cut(tuple(blocksize))
+    values, outer = cut.values(x.values), 0 if layout == torch.sparse_bsr else 1
+    if outer:
+        pattern, order = pattern.permuted((1, 0))
+        values = values if order is None else values.index_select(0, order)
+    lines, inner = pattern.coords
+    starts = torch.searchsorted(lines, torch.arange(pattern.shape[0] + 1, device=x.device))
+    made: Any = torch.sparse_compressed_tensor  # whose stub lacks the index arrays
+    return made(starts, inner, values, x.shape, layout=layout, device=x.device, check_invariants=False)  # type: ignore[no-any-return]
+
+
+def to_numpy(x: SparseTensor) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
+    """See SparseTensor.to_numpy."""
+    x = x.expand_dense() if x.blocksize else x
+    if x.dtype == torch.bfloat16:
+        raise DtypeError("numpy has no bfloat16; convert with .to(torch.float32) first")
+    return x.coords.cpu().numpy(), x.values.detach().resolve_conj().resolve_neg().cpu().numpy(), x.shape
+
+
+def to_scipy(x: SparseTensor) -> Any:
+    """See SparseTensor.to_scipy."""
+    if x.order != 2 or x.dense_order:
+        raise ShapeError(f"scipy.sparse takes matrices; this tensor has shape {x.shape}, {x.dense_order} modes dense")
+    if x.dtype in (torch.float16, torch.bfloat16):
+        raise DtypeError(f"scipy.sparse has no {x.dtype}; convert with .to(torch.float32) first")
+    try:
+        from scipy.sparse import bsr_array, coo_array
+    except ImportError as error:
+        raise ImportError('to_scipy needs scipy: pip install "sparsetc[io]"') from error
+    if x.pattern.blocks is not None and not x.pattern.blocks.ragged:
+        made = to_torch(x, torch.sparse_bsr, None).detach().cpu()
+        values = made.values().resolve_conj().resolve_neg().numpy()
+        return bsr_array((values, made.col_indices().numpy(), made.crow_indices().numpy()), shape=x.shape)
+    coords, values, shape = to_numpy(x)
+    return coo_array((values, (coords[0], coords[1])), shape=shape)
+
+
+def to_pydata(x: SparseTensor) -> Any:
+    """See SparseTensor.to_pydata."""
+    try:
+        import sparse
+    except ImportError as error:
+        raise ImportError("to_pydata needs pydata/sparse: pip install sparse") from error
+    coords, values, shape = to_numpy(x.expand_dense())
+    return sparse.COO(coords, values, shape=shape, has_duplicates=not x.is_coalesced, sorted=x.is_coalesced)
+
+
+def from_torch(tensor: torch.Tensor) -> SparseTensor:
+    """See SparseTensor.from_torch."""
+    if not isinstance(tensor, torch.Tensor):
+        raise FormatError(f"from_torch takes a torch.Tensor, found {type(tensor).__name__}")
+    check_plain(tensor, "the tensor")
+    if tensor.layout == torch.strided:
+        return from_dense(tensor)
+    if tensor.layout in _COMPRESSED:
+        return _from_compressed(tensor)
+    if tensor.layout != torch.sparse_coo:
+        raise FormatError(f"from_torch cannot read layout {tensor.layout}")
+    if tensor.sparse_dim() == 0:
+        raise FormatError("a tensor with no sparse mode is not sparse; use its values")
+    return _from_coo(tensor)
+
+
+def _from_coo(tensor: torch.Tensor) -> SparseTensor:
+    from sparsetc.tensor.foreign import reading
+
+    shape, indices = tuple(tensor.shape), tensor._indices()
+    found = reading(torch.sparse_coo, shape, [indices], [indices.untyped_storage()], _as_they_are)
+    if tensor.requires_grad:  # autograd follows values(), which only a coalesced tensor has
+        return found.tensor(tensor.coalesce().values(), merged=True)
+    return found.tensor(tensor._values())
+
+
+def _as_they_are(own: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, None]:
+    return own[0].contiguous(), None
+
+
+def _from_compressed(tensor: torch.Tensor) -> SparseTensor:
+    from sparsetc.tensor.foreign import reading
+
+    by_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+    outer = tensor.crow_indices() if by_rows else tensor.ccol_indices()
+    inner = tensor.col_indices() if by_rows else tensor.row_indices()
+    shape, values, batch = tuple(tensor.shape), tensor.values(), outer.ndim - 1
+    blocks = None
+    if tensor.layout in (torch.sparse_bsr, torch.sparse_bsc):
+        sides = tuple(values.shape[batch + 1 : batch + 3])
+        blocks = Blocks((*[1] * batch, *sides), shape[: batch + 2])
+        values = values.reshape(*values.shape[: batch + 1], *[1] * batch, *values.shape[batch + 1 :])
+
+    def numbered(own: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, None]:
+        return _compressed_coordinates(own, by_rows), None
+
+    memory = [outer.untyped_storage(), inner.untyped_storage()]
+    found = reading((tensor.layout, blocks), shape, [outer, inner], memory, numbered, blocks)
+    return found.tensor(values.flatten(0, batch))
+
+
+def _compressed_coordinates(own: tuple[torch.Tensor, ...], by_rows: bool) -> torch.Tensor:
+    """(order, nnz) coordinates, of the index arrays of compressed rows, or columns; of batches of these too."""
+    starts, inner = own
+    lines = starts.shape[-1] - 1
+    each = starts.diff(dim=-1).flatten().long()
+    at = torch.repeat_interleave(torch.arange(each.numel(), device=starts.device), each)
+    rows = [at % lines if lines else at, inner.flatten().long()]
+    at = at // lines if lines else at
+    for size in reversed(starts.shape[:-1]):
+        rows.insert(0, at % size)
+        at = at // size
+    if not by_rows:
+        rows[-2:] = rows[:-3:-1]
+    return torch.stack(rows)
+
+
+def from_dense(tensor: Any) -> SparseTensor:
+    """See SparseTensor.from_dense."""
+    from sparsetc.tensor.sparse_tensor import SparseTensor
+
+    check_plain(tensor, "the tensor")
+    strided = tensor if isinstance(tensor, torch.Tensor) else torch.as_tensor(tensor)
+    if strided.layout != torch.strided:
+        raise FormatError(f"from_dense takes a strided tensor, found {strided.layout}; see from_torch")
+    if strided.ndim == 0:
+        raise FormatError("from_dense needs at least one mode, found a single number")
+    check_dtype(strided.dtype)
+    with lasting():
+        coords = torch.nonzero(strided.detach()).T.contiguous()
+    return SparseTensor._of(coords, strided[tuple(coords)], tuple(strided.shape), True)._own()
+
+
+def from_scipy(matrix: Any) -> SparseTensor:
+    """See SparseTensor.from_scipy."""
+    from sparsetc.tensor.sparse_tensor import SparseTensor
+
+    if not _is_scipy(matrix):
+        raise FormatError(f"from_scipy takes a scipy.sparse matrix or array, found {type(matrix).__name__}")
+    if matrix.format not in ("csr", "csc", "bsr", "coo"):
+        coo = matrix.tocoo()
+        return SparseTensor(np.stack(_coordinates(coo)), coo.data, tuple(coo.shape))
+    return _from_arrays(matrix)
+
+
+def _coordinates(coo: Any) -> tuple[np.ndarray, ...]:
+    return tuple(coo.coords) if hasattr(coo, "coords") else (coo.row, coo.col)  # scipy < 1.13 has no .coords
+
+
+def _from_arrays(matrix: Any) -> SparseTensor:
+    """A scipy tensor whose values are one array beside those of its indices."""
+    from sparsetc.tensor.foreign import reading
+
+    memory = _coordinates(matrix) if matrix.format == "coo" else (matrix.indptr, matrix.indices)
+    values, shape = as_values(matrix.data), tuple(matrix.shape)
+    blocks = Blocks(tuple(values.shape[1:]), shape) if matrix.format == "bsr" else None
+
+    def numbered(own: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if blocks is not None:
+            return _compressed_coordinates(own, by_rows=True), None
+        plain = matrix.copy()
+        plain.data = np.arange(matrix.data.size).reshape(matrix.data.shape)
+        coo = plain.tocoo()
+        coords = torch.from_numpy(np.stack(_coordinates(coo)).astype(np.int64))
+        return coords.to(values.device), torch.from_numpy(coo.data).to(values.device)
+
+    kind = (matrix.format, blocks, str(values.device))
+    indices = [torch.from_numpy(a if a.flags.writeable else a.copy()) for a in memory]
+    return reading(kind, shape, indices, memory, numbered, blocks).tensor(values)
+
+
+def from_pydata(array: Any) -> SparseTensor:
+    """See SparseTensor.from_pydata."""
+    from sparsetc.tensor.sparse_tensor import SparseTensor
+
+    if not _is_pydata(array):
+        raise FormatError(f"from_pydata takes a pydata/sparse array, found {type(array).__name__}")
+    if array.fill_value != 0:
+        raise FormatError(f"a sparse array must have fill value 0, found {array.fill_value}")
+    coo = array if hasattr(array, "coords") else array.to_coo() if hasattr(array, "to_coo") else array.tocoo()
+    return SparseTensor(np.asarray(coo.coords), np.asarray(coo.data), tuple(coo.shape))
+
+
+def coerce(obj: object) -> SparseTensor | None:
+    """See SparseTensor.coerce."""
+    from sparsetc.tensor.sparse_tensor import SparseTensor
+
+    if isinstance(obj, SparseTensor):
+        return obj
+    if isinstance(obj, torch.Tensor):
+        if not_plain(obj):
+            return None  # its layout may say anything
+        return None if obj.layout == torch.strided else from_torch(obj)
+    if _is_scipy(obj):
+        return from_scipy(obj)
+    if _is_pydata(obj):
+        return from_pydata(obj)
+    return None
+
+
+def _comes_from(obj: object, package: str) -> bool:
+    """Whether a class of ``obj`` is defined in ``package``; imports nothing."""
+    return any(f"{cls.__module__}.".startswith(f"{package}.") for cls in type(obj).__mro__)
+
+
+def _is_scipy(obj: object) -> bool:
+    return _comes_from(obj, "scipy.sparse") and hasattr(obj, "tocoo")
+
+
+def _is_pydata(obj: object) -> bool:
+    return _comes_from(obj, "sparse") and hasattr(obj, "fill_value")

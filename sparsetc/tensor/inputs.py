@@ -1,0 +1,269 @@
+"""What a caller gives for a SparseTensor, turned into tensors and checked, and duplicates summed.
+
+In: coordinates, values and a shape as tensors, ndarrays or sequences. Out: a pattern, a values tensor, and whether
+anybody else has these; or an error that says which of them is wrong and how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from sparsetc.contraction.integers import INTEGERS, add_up_exactly
+from sparsetc.errors import DeviceError, DtypeError, FormatError, ShapeError
+from sparsetc.runtime.autocast import without_autocast
+from sparsetc.runtime.segments import add_rows, in_order
+from sparsetc.tensor import coords as crd
+from sparsetc.tensor.blocks import Blocks
+from sparsetc.tensor.pattern import Pattern, lasting
+
+ArrayLike: TypeAlias = Any  # a torch tensor, an ndarray, or nested sequences of numbers
+
+DTYPES = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
+    *INTEGERS,
+)
+"""The dtypes that values may have."""
+
+_NARROW = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
+def check_dtype(dtype: torch.dtype) -> None:
+    """DtypeError unless values may have ``dtype``."""
+    if dtype not in DTYPES:
+        names = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
+        raise DtypeError(f"values must be one of {names}; found {dtype}; convert them first, e.g. with .to()")
+
+
+def not_plain(data: object) -> str:
+    """What kind of tensor that holds no plain numbers it is, in words; empty for every other object."""
+    if type(data) is torch.Tensor or type(data) is torch.nn.Parameter:  # asked for at each call
+        return "a nested tensor" if data.is_nested else ""
+    if isinstance(data, np.ma.MaskedArray):
+        return "a masked array"
+    if not isinstance(data, torch.Tensor):
+        return ""
+    if torch.nn.parameter.is_lazy(data):  # type: ignore[no-untyped-call]
+        return "an uninitialised parameter"
+    if isinstance(data, torch.masked.MaskedTensor):
+        return "a masked tensor"
+    return "a nested tensor" if data.is_nested else ""
+
+
+REMEDIES = {
+    "a masked array": "fill it, as by .filled(0)",
+    "an uninitialised parameter": "run the module that it belongs to once, or call .materialize(shape)",
+    "a masked tensor": "fill it, as by .to_tensor(0)",
+    "a nested tensor": "pad it, as by .to_padded_tensor(0), or take its parts one by one",
+}
+
+
+def check_plain(data: object, what: str) -> None:
+    """DtypeError where something like a tensor has no plain numbers: nested, masked, or not initialised."""
+    kind = not_plain(data)
+    if kind:
+        raise DtypeError(f"{what} is {kind}, which sparsetc cannot compute with; {REMEDIES[kind]}")
+
+
+def as_dense(operand: Any, what: str) -> Any:
+    """An ndarray as a tensor on the CPU, sharing its memory where it can; all else as it is.
+
+    Raises:
+        DtypeError: a dtype that torch has not, or an operand that `check_plain` refuses.
+    """
+    check_plain(operand, what)
+    return _tensor(operand, what, DtypeError) if isinstance(operand, np.ndarray) else operand
+
+
+def _tensor(data: ArrayLike, what: str, refuse: Callable[[str], Exception]) -> torch.Tensor:
+    """A torch tensor sharing memory where it can; what torch cannot take is refused by ``refuse``."""
+    check_plain(data, what)
+    if isinstance(data, torch.Tensor):
+        return data
+    try:
+        if isinstance(data, np.ndarray) and (not data.flags.writeable or any(s < 0 for s in data.strides)):
+            data = data.copy()  # torch has neither read-only nor backwards views
+        if isinstance(data, np.ndarray) and not data.dtype.isnative:
+            data = data.astype(data.dtype.newbyteorder("="))
+        # not `as_tensor` of an ndarray, which goes to the default device in force
+        return torch.from_numpy(data) if isinstance(data, np.ndarray) else torch.as_tensor(data)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        kind = data.dtype if isinstance(data, np.ndarray) else type(data).__name__
+        raise refuse(f"{what} cannot be read as a tensor (found {kind}): {error}") from None
+
+
+def as_values(values: ArrayLike) -> torch.Tensor:
+    """Values as a strided tensor (nnz, *dense sizes) of one of DTYPES; the dtype and the storage are kept."""
+    vals = _tensor(values, "values", DtypeError)
+    check_dtype(vals.dtype)
+    if vals.layout != torch.strided:
+        raise FormatError(f"values must be a strided tensor, found {vals.layout}; see SparseTensor.from_torch")
+    if vals.ndim < 1:
+        raise FormatError("values must have shape (nnz, *dense sizes), found a single number; write [value]")
+    return vals
+
+
+def as_coords(coords: ArrayLike, values: torch.Tensor) -> torch.Tensor:
+    """Coordinates as a contiguous int64 tensor (sparse order, nnz) on the device of ``values``; range unchecked.
+
+    The tensor may be the caller's own.
+    """
+    if not isinstance(coords, torch.Tensor | np.ndarray):
+        coords = _from_sequences(coords)
+    if isinstance(coords, np.ndarray) and coords.dtype == np.uint64:
+        if coords.size and int(coords.max()) >= crd.INT64_SIZES:
+            raise FormatError(f"coordinates must be below 2**63, found {coords.max()}")
+        coords = coords.astype(np.int64)
+    given = isinstance(coords, torch.Tensor)
+    raw = _tensor(coords, "coords", FormatError)
+    if raw.dtype == torch.bool or raw.is_floating_point() or raw.is_complex():
+        raise FormatError(f"coords must be integers, found {raw.dtype}")
+    if raw.ndim != 2:
+        raise FormatError(f"coords must be 2-D (sparse order x nnz), found shape {tuple(raw.shape)}")
+    if raw.shape[0] == 0:
+        raise FormatError("coords must have at least one mode (row); a tensor of order 0 is not sparse")
+    if raw.shape[1] != values.shape[0]:
+        hint = "; coords are (order x nnz), so transpose them" if raw.shape[0] == values.shape[0] else ""
+        raise FormatError(f"coords have {raw.shape[1]} columns but there are {values.shape[0]} values{hint}")
+    if given and raw.device != values.device:
+        raise DeviceError(f"coords are on {raw.device}, values on {values.device}; move one with .to()")
+    if values.device.type == "meta":
+        raise DeviceError("coords and values are on the meta device, which holds no numbers; make them on another")
+    return raw.detach().to(device=values.device, dtype=torch.int64).contiguous()
+
+
+def shares_memory(tensor: torch.Tensor, data: ArrayLike) -> bool:
+    """Whether a tensor made of ``data`` may still be the caller's memory; one made of sequences is not."""
+    if isinstance(data, torch.Tensor):
+        return tensor.untyped_storage().data_ptr() == data.untyped_storage().data_ptr()
+    if isinstance(data, np.ndarray):
+        return tensor.data_ptr() == data.ctypes.data
+    return not isinstance(data, list | tuple) and tensor.device.type == "cpu"
+
+
+def _from_sequences(coords: ArrayLike) -> ArrayLike:
+    """Nested sequences as an ndarray; empty ones, which numpy would call float, as integers."""
+    if isinstance(coords, list | tuple) and any(isinstance(row, torch.Tensor) for row in coords):
+        return torch.stack([row if isinstance(row, torch.Tensor) else torch.as_tensor(row) for row in coords])
+    try:
+        array = np.asarray(coords)
+    except ValueError as error:
+        raise FormatError(f"coords must be a rectangle of integers (order x nnz): {error}") from None
+    return array.astype(np.int64) if array.size == 0 else array
+
+
+def as_shape(shape: Any, coords: torch.Tensor, values: torch.Tensor) -> tuple[int, ...]:
+    """``shape`` checked against coords and values, or inferred as the largest coordinate + 1."""
+    dense = tuple(values.shape[1:])
+    if shape is None:
+        if coords.shape[1] == 0:
+            raise ShapeError("the shape of a tensor with no nonzeros cannot be inferred; give shape=")
+        return crd.checked_shape(c + 1 for c in torch.clamp(coords.amax(dim=1), min=-1).tolist()) + dense
+    sizes = crd.checked_shape(shape)
+    order = coords.shape[0] + len(dense)
+    if len(sizes) != order:
+        raise ShapeError(
+            f"shape {sizes} has {len(sizes)} modes, but coords have {coords.shape[0]} rows and values {len(dense)} "
+            f"dense modes, which makes {order}"
+        )
+    if sizes[coords.shape[0] :] != dense:
+        raise ShapeError(f"shape {sizes} must end in the sizes of the dense modes of values, {dense}")
+    return sizes
+
+
+Read: TypeAlias = tuple[Pattern, torch.Tensor, bool]
+"""A pattern, values on it, and whether these are nobody else's."""
+
+
+def nonzeros(coords: ArrayLike, values: ArrayLike, shape: Any, coalesce: bool, check: bool) -> Read:
+    """What the constructor of SparseTensor makes of its arguments."""
+    vals = as_values(values)
+    with lasting():
+        crds = as_coords(coords, vals)
+        sizes = as_shape(shape, crds, vals)[: crds.shape[0]]
+        if check:
+            crd.check_range(crds, sizes)
+        crds, merge = _sorted(crds, coords, sizes, coalesce)
+    return _read(Pattern(crds, sizes, coalesce), vals, values, merge)
+
+
+def in_blocks(coords: ArrayLike, values: ArrayLike, shape: Any, coalesce: bool, check: bool) -> Read:
+    """What SparseTensor.from_blocks makes of its arguments."""
+    vals = as_values(values)
+    with lasting():
+        crds = as_coords(coords, vals)
+        blocks = _as_blocks(shape, crds.shape[0], tuple(vals.shape[1:]))
+        if check:
+            crd.check_range(crds, blocks.grid, "block")
+            blocks.check_end(crds, vals)
+        crds, merge = _sorted(crds, coords, blocks.grid, coalesce)
+    return _read(Pattern(crds, blocks.grid, coalesce, blocks), vals, values, merge)
+
+
+def _as_blocks(shape: Any, order: int, block: tuple[int, ...]) -> Blocks:
+    """The blocks of so many modes, of the shape of a tensor and that of one block, dense modes included in both."""
+    if len(block) < order or 0 in block[:order]:
+        raise FormatError(
+            f"blocks must have shape (n, a side of 1 or more for each of {order} modes, *dense sizes), found (n, "
+            f"{', '.join(map(str, block))})"
+        )
+    sizes = crd.checked_shape(shape)
+    if len(sizes) != len(block):
+        raise ShapeError(f"shape {sizes} has {len(sizes)} modes, but a block has {len(block)}, {block}")
+    if sizes[order:] != block[order:]:
+        raise ShapeError(f"shape {sizes} must end in the sizes of the dense modes of blocks, {block[order:]}")
+    return Blocks(block[:order], sizes[:order])
+
+
+def _sorted(
+    crds: torch.Tensor, coords: ArrayLike, sizes: tuple[int, ...], coalesce: bool
+) -> tuple[torch.Tensor, Merge | None]:
+    """Coordinates in memory of their own, sorted and unique if `coalesce`, and how values follow."""
+    found, merge = coalesced(crds, sizes) if coalesce else (crds, None)
+    return found.clone() if found is crds and shares_memory(found, coords) else found, merge
+
+
+def _read(pattern: Pattern, vals: torch.Tensor, values: ArrayLike, merge: Merge | None) -> Read:
+    if merge is None:
+        return pattern, vals, not shares_memory(vals, values)
+    return pattern, merge.values(vals), True
+
+
+@dataclass(frozen=True)
+class Merge:
+    """How nonzeros as given become sorted and unique ones."""
+
+    order: torch.Tensor
+    """(given,) the nonzeros in lexicographic order."""
+    run: torch.Tensor | None
+    """(given,) which of the unique ones each of those adds to; None when there are no duplicates."""
+    count: int
+    """How many unique ones there are."""
+
+    def values(self, values: torch.Tensor) -> torch.Tensor:
+        """(count, ...) values, of (given, ...) values; differentiable."""
+        values = values.index_select(0, self.order)
+        if self.run is None:
+            return values
+        if values.dtype in INTEGERS:
+            return add_up_exactly(values, self.run, self.count, values.dtype)
+        total = values.new_zeros((self.count, *values.shape[1:]), dtype=_NARROW.get(values.dtype, values.dtype))
+        with in_order(True), without_autocast(values.device):
+            return add_rows(total, self.run, values.to(total.dtype)).to(values.dtype)
+
+
+def coalesced(coords: torch.Tensor, shape: tuple[int, ...]) -> tuple[torch.Tensor, Merge | None]:
+    """Coordinates sorted and unique, and how values follow; themselves and None if they are so already."""
+    keys = crd.sort_keys(coords, shape[: coords.shape[0]])
+    if crd.is_sorted_unique(keys):
+        return coords, None
+    order, fresh = crd.sorted_runs(keys)
+    kept = torch.nonzero(fresh).squeeze(1)
+    if kept.shape[0] == order.shape[0]:
+        return coords.index_select(1, order), Merge(order, None, order.shape[0])
+    run = torch.cumsum(fresh, 0) - 1
+    return coords.index_select(1, order[kept]), Merge(order, run, kept.shape[0])

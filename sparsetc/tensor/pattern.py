@@ -1,0 +1,311 @@
+"""Pattern: where a sparse tensor has entries, apart from its values, and all that was found out about it or made of it.
+
+In: coordinates and sizes. Out: what tensors of one pattern share: counts, packed storages and kernels, in one bounded
+cache that goes with the last of them. Nothing in the cache may refer to its pattern: memory would return by the cyclic
+collector only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sparsetc.support.lru import Lru
+from sparsetc.tensor import coords as crd
+from sparsetc.tensor.blocks import Blocks, Cut
+
+KEPT = 128
+"""Things kept for one pattern: kernels, packed storages, patterns derived from it. Not measured: four modes, each with
+its kernel and those of two gradients, their storages, and as much again for some ranks."""
+
+
+@contextmanager
+def lasting() -> Iterator[None]:
+    """A block that makes tensors which outlive a call: they serve under any mode, and nothing follows them."""
+    with torch.inference_mode(False), torch.no_grad(), _plain():
+        yield
+
+
+@contextmanager
+def _plain() -> Iterator[None]:
+    """A block whose tensors no transform of `torch.func` wraps; it must end before other guards that hold its state."""
+    guard = torch._C._DisableFuncTorch() if transforming() else nullcontext()
+    with guard:
+        yield
+
+
+def transforming() -> bool:
+    """Whether a transform of `torch.func` is active."""
+    return torch._C._are_functorch_transforms_active()
+
+
+class Pattern:
+    """Where a sparse tensor has entries: coordinates and sizes of its sparse modes.
+
+    A tensor in blocks has coordinates of blocks, and sizes of the grid that they lie in.
+
+    Every tensor made by `SparseTensor.with_values` has its tensor's pattern, as have a shallow copy and a result
+    that is sampled at it: compare patterns with ``is``. What is made of a pattern is kept with it; see `cache_info` and
+    `clear_cache`. A pattern pickles as its coordinates.
+    """
+
+    __slots__ = (
+        *("__weakref__", "_blocks", "_cache", "_coalesced", "_coords", "_counts", "_derived", "_shape"),
+        *("number", "results"),
+    )
+
+    _blocks: Blocks | None
+    _coords: torch.Tensor
+    _shape: tuple[int, ...]
+    _coalesced: bool
+    _counts: dict[Any, Any]
+    _cache: Lru[Hashable, Any] | None
+    _derived: Lru[Hashable, weakref.ref[Pattern]]
+    number: int
+    """The number that a graph which torch traces knows the pattern by."""
+
+    results: dict[str, Pattern]
+    """Patterns of results in traced graphs, by the names of the contractions that give them."""
+
+    def __init__(
+        self, coords: torch.Tensor, shape: tuple[int, ...], coalesced: bool, blocks: Blocks | None = None
+    ) -> None:
+        """Int64 contiguous coordinates (order, nnz) of one's own; in range, and sorted and unique if `coalesced`.
+
+        They are those of blocks where there are any, whose grid `shape` is.
+        """
+        if coords.is_inference():  # which autograd could not save
+            with lasting():
+                coords = coords.clone()
+        self._coords, self._shape, self._coalesced, self._blocks = coords, shape, coalesced, blocks
+        self._counts, self._cache, self.number = {}, None, next(_numbers)
+        self.results, self._derived = {}, Lru(KEPT)
+        _all[self.number] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from sparsetc.support import pickles
+
+        if self._blocks is None:
+            return pickles.pattern, (self._coords, self._shape, self._coalesced)
+        return pickles.pattern_of_blocks, (self._coords, self._blocks.sides, self._blocks.shape, self._coalesced)
+
+    @property
+    def coords(self) -> torch.Tensor:
+        """(order, nnz) int64, contiguous, 0-based; not to be written to."""
+        return self._coords
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the sparse modes; of the grid of a tensor in blocks."""
+        return self._shape
+
+    @property
+    def blocks(self) -> Blocks | None:
+        """The sides of blocks, and the sizes of the modes that they lie in; None of single nonzeros."""
+        return self._blocks
+
+    @property
+    def order(self) -> int:
+        """The number of sparse modes, at least 1."""
+        return self._coords.shape[0]
+
+    @property
+    def nnz(self) -> int:
+        """The number of entries, duplicates included."""
+        return self._coords.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the coordinates live."""
+        return self._coords.device
+
+    @property
+    def is_coalesced(self) -> bool:
+        """Whether the entries are known to be lexicographically sorted and unique."""
+        return self._coalesced
+
+    def __repr__(self) -> str:
+        blocks = "" if self._blocks is None else f", blocksize={self._blocks.sides}"
+        return f"Pattern(shape={self._shape}, nnz={self.nnz}{blocks}, device={self.device})"
+
+    # -- what is kept -----------------------------------------------------------------------------------------------
+
+    @property
+    def counts(self) -> dict[Any, Any]:
+        """Distinct coordinates and the like, for the planner: a few numbers for each set of modes."""
+        return self._counts
+
+    @property
+    def cache(self) -> Lru[Hashable, Any]:
+        """Kernels, packed storages and derived patterns by what they depend on; made when first asked for."""
+        if self._cache is None:
+            self._cache = Lru(KEPT)
+            _used.add(self)
+        return self._cache
+
+    def clear(self) -> None:
+        """Forget everything that was made of the pattern; kernels that are held go on."""
+        self._counts, self._cache = {}, None
+        self._derived.clear()
+        _used.discard(self)
+
+    @staticmethod
+    def numbered(number: int) -> Pattern | None:
+        """The live pattern of a number."""
+        return _all.get(number)
+
+    def permuted(self, modes: tuple[int, ...]) -> tuple[Pattern, torch.Tensor | None]:
+        """The pattern of modes in another order, made once, and which entry each is; None as they are."""
+        if modes == tuple(range(self.order)):
+            return self, None
+        found = self.cache.get(("permuted", modes))
+        if found is None:
+            with lasting():
+                found = self.cache.put(("permuted", modes), self._permuted(modes))
+        return found  # type: ignore[no-any-return]
+
+    def _permuted(self, modes: tuple[int, ...]) -> tuple[Pattern, torch.Tensor | None]:
+        coords, shape, order = self._coords[list(modes)], tuple(self._shape[m] for m in modes), None
+        if self._coalesced:
+            order = crd.lexsort(crd.sort_keys(coords, shape))
+            coords = coords[:, order]
+        blocks = None if self._blocks is None else self._blocks.permuted(modes)
+        return Pattern(coords.contiguous(), shape, self._coalesced, blocks), order
+
+    def expanded(self, sizes: tuple[int, ...]) -> Pattern:
+        """The pattern with dense modes of these sizes turned into coordinates, made once; without any, itself."""
+        if not sizes:
+            return self
+        found = self.cache.get(("expanded", sizes))
+        if found is None:
+            with lasting():
+                coords = crd.with_dense_modes(self._coords, sizes)
+                found = self.cache.put(("expanded", sizes), Pattern(coords, self._shape + sizes, self._coalesced))
+        return found  # type: ignore[no-any-return]
+
+    def cut(self, sides: tuple[int, ...]) -> tuple[Pattern, Cut]:
+        """The coordinates of blocks cut into smaller ones, as entries, and how values follow; made once."""
+        found = self.cache.get(("cut", sides))
+        if found is None:
+            assert self._blocks is not None
+            with lasting():
+                cut = Cut.of(self._blocks, self._coords, self._coalesced, sides)
+                made = Pattern(cut.coords, cut.blocks.grid, self._coalesced)
+                found = self.cache.put(("cut", sides), (made, cut))
+        return found  # type: ignore[no-any-return]
+
+    def divided(self, sides: tuple[int, ...]) -> Pattern:
+        """The pattern with two modes for each that has a side: coordinates of blocks and those within; made once."""
+        if not any(sides):
+            return self
+        found = self.cache.get(("divided", sides))
+        if found is None:
+            with lasting():
+                found = self.cache.put(("divided", sides), self._divided(sides))
+        return found  # type: ignore[no-any-return]
+
+    def _divided(self, sides: tuple[int, ...]) -> Pattern:
+        rows: list[torch.Tensor] = []
+        shape: list[int] = []
+        for row, size, side in zip(self._coords, self._shape, sides, strict=True):
+            rows += [row // side, row % side] if side else [row]
+            shape += [-(-size // side), side] if side else [size]
+        return Pattern(torch.stack(rows), tuple(shape), self._coalesced)
+
+    def like(self, coords: torch.Tensor, coalesced: bool) -> Pattern:
+        """A pattern of the same sizes, in the same blocks, with other coordinates."""
+        return Pattern(coords, self._shape, coalesced, self._blocks)
+
+    def values_shape(self, dense: Sequence[int]) -> tuple[int, ...]:
+        """The shape of the values of a tensor with these dense modes."""
+        sides = () if self._blocks is None else self._blocks.sides
+        return (self.nnz, *sides, *dense)
+
+    def known(self, key: Hashable, made: Pattern, others: Sequence[Pattern] = ()) -> Pattern:
+        """A pattern that follows from this one and others: `made`, or its equal of before while anyone has it.
+
+        Args:
+            key: how it follows from them.
+            made: the pattern.
+            others: the others, which the key must not refer to but weakly.
+        """
+        key = (key, made._coalesced, *map(weakref.ref, others))
+        kept = self._derived.get(key)
+        found = None if kept is None else kept()
+        if found is not None and torch.equal(found._coords, made._coords):
+            return found
+        self._derived.pop(key)
+        self._derived.put(key, weakref.ref(made), needs=others)
+        return made
+
+    def bare(self) -> Pattern:
+        """The coordinates with nothing kept: what is kept for a pattern may refer to it."""
+        return self.like(self._coords, self._coalesced)
+
+
+_numbers = itertools.count()
+_used: weakref.WeakSet[Pattern] = weakref.WeakSet()
+"""Patterns that have a cache."""
+_all: weakref.WeakValueDictionary[int, Pattern] = weakref.WeakValueDictionary()
+"""All patterns by number."""
+
+
+@dataclass(frozen=True)
+class CacheInfo:
+    """What this process keeps in memory for patterns."""
+
+    patterns: int
+    """Live patterns that anything is kept for."""
+    kernels: int
+    """Compiled einsums, without those of gradients."""
+    storages: int
+    """Packed index arrays, each with what reads it."""
+    nbytes: int
+    """Bytes of packed index arrays, on all devices."""
+    foreign: int
+    """Tensors of torch.sparse and scipy whose pattern is remembered."""
+    modules: int
+    """Generated programs in memory."""
+
+
+def cache_info() -> CacheInfo:
+    """Count what is kept in memory for the patterns of live tensors; `clear_cache` forgets it."""
+    from sparsetc.codegen import cache
+    from sparsetc.formats import Packed
+    from sparsetc.tensor import foreign
+
+    kept = [value for pattern in list(_used) for value in pattern.cache.values()]
+    stored = [value for value in kept if isinstance(value, Packed)]
+    return CacheInfo(
+        patterns=len(_used),
+        kernels=sum(hasattr(value, "steps") for value in kept),
+        storages=len(stored),
+        nbytes=sum(p.nbytes for p in stored),
+        foreign=foreign.count(),
+        modules=cache.count(),
+    )
+
+
+def clear_cache() -> None:
+    """Forget all that is kept in memory for patterns: counts, packed storages, kernels, and generated programs.
+
+    Kernels that are held go on as they are. The folder of generated sources (``cache_dir=``) is not touched.
+    """
+    from sparsetc.codegen import cache
+    from sparsetc.tensor import foreign
+
+    clear_patterns()
+    foreign.clear()
+    cache.clear()
+
+
+def clear_patterns() -> None:
+    """Forget all that was made of patterns; what is registered anew calls this, since it may be made otherwise now."""
+    for pattern in list(_used):
+        pattern.clear()

@@ -1,0 +1,391 @@
+"""SparseTensor: coordinates, values and a shape. What every level takes as its sparse operand.
+
+In: coordinates and values, or a sparse tensor of torch, scipy or pydata. Out: one checked, coalesced COO tensor on
+one device, differentiable with respect to its values. The levels above keep what they made with its `Pattern`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparsetc.errors import DeviceError, ShapeError
+from sparsetc.support.entry import entry_point
+from sparsetc.support.lru import Lru
+from sparsetc.tensor import change, convert
+from sparsetc.tensor.inputs import ArrayLike, as_values, check_dtype, coalesced, in_blocks, nonzeros
+from sparsetc.tensor.pattern import Pattern, lasting
+
+VALUES = 16
+"""Packed values kept with one tensor. Not measured."""
+
+
+class SparseTensor:
+    """A sparse tensor in coordinate form, immutable by convention.
+
+    Args:
+        coords: (sparse_order, nnz) integers, 0-based; torch tensor, ndarray or nested sequence. Kept as int64, in
+            memory of its own.
+        values: (nnz,) or, with trailing dense modes ("semi-sparse", as torch's hybrid COO), (nnz, *dense sizes).
+            float64/32/16, bfloat16, complex64/128 or int8..int64; the dtype is kept. NaN and infinities are
+            allowed and treated as values; so are explicit zeros.
+        shape: sizes of all modes, the dense ones last. Without it, largest coordinate + 1 and the dense sizes.
+            The product of sizes may pass 2**63. A size of 0 is legal when there are no nonzeros.
+        coalesce: sort lexicographically and sum duplicates (the default). float16 and bfloat16 are summed in
+            float32. Coordinates already sorted and unique are recognised, and then ``values`` is kept as it is,
+            the same storage. With False, order and duplicates stay as given, meaning the sum of the duplicates.
+        check: check that coordinates are in range (one transfer from a GPU). Structure is always checked.
+
+    A tensor may also be in blocks, stored dense and all of one shape (`from_blocks`, and torch's BSR and BSC): then
+    ``coords`` are those of blocks, ``nnz`` counts them, and values are (nnz, *blocksize, *dense sizes).
+
+    Values that the caller has too may change in any way, also through ``.data`` or an ndarray of the same memory:
+    `einsum` reads them at each call. Coordinates are copied, and must not be changed.
+
+    A SparseTensor can be pickled, copied, and saved by ``torch.save``; ``torch.load`` takes it by default. Coordinates
+    are checked again when it is loaded, and tensors of one pattern that are saved together have one again. Kernels and
+    whatever else is kept with it stay behind.
+
+    Raises:
+        FormatError: coords are not integers, not 2-D, or do not match values.
+        CoordinateError: a coordinate outside its mode.
+        ShapeError: a shape that is no shape, or dense modes that do not match.
+        DtypeError: values of a dtype not listed above, or integer duplicates whose sum does not fit theirs.
+        DeviceError: coords and values on different devices.
+    """
+
+    __slots__ = ("__weakref__", "_pattern", "_sole", "_stored", "_values")
+
+    _pattern: Pattern
+    _values: torch.Tensor
+    _sole: bool
+    """Whether nobody else has ever had the values, and could change them unseen."""
+    _stored: Lru[Any, tuple[int | None, torch.Tensor]] | None
+    """Values as storages hold them, each with torch's count of changes of those that they were packed from."""
+
+    @entry_point
+    def __init__(
+        self,
+        coords: ArrayLike,
+        values: ArrayLike,
+        shape: Any = None,
+        *,
+        coalesce: bool = True,
+        check: bool = True,
+    ) -> None:
+        pattern, own, sole = nonzeros(coords, values, shape, coalesce, check)
+        self._set(pattern, own)
+        self._sole = sole
+
+    def _set(self, pattern: Pattern, values: torch.Tensor) -> None:
+        self._pattern, self._values, self._sole, self._stored = pattern, values, False, None
+
+    @classmethod
+    def _make(cls, pattern: Pattern, values: torch.Tensor) -> SparseTensor:
+        """The constructor without any check: (nnz, *dense sizes) values on a pattern that is believed."""
+        self = cls.__new__(cls)
+        self._set(pattern, values)
+        return self
+
+    @classmethod
+    def _of(cls, coords: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], coalesced: bool) -> SparseTensor:
+        """The constructor without any check, on a new pattern."""
+        return cls._make(Pattern(coords, shape[: coords.shape[0]], coalesced), values)
+
+    def _own(self) -> SparseTensor:
+        """The tensor itself, its values known to be nobody else's."""
+        self._sole = True
+        return self
+
+    def _bare(self) -> SparseTensor:
+        """The pattern with no values to speak of and nothing kept: what is kept for a pattern may refer to it."""
+        with lasting():  # nothing of the values, which a transform may follow
+            none = torch.zeros((), dtype=self.dtype, device=self.device).expand(self._values.shape)
+        return SparseTensor._make(self._pattern.bare(), none)
+
+    # ---- packed values ----------------------------------------------------------------------------------------
+
+    def _packed(self, key: Any) -> torch.Tensor | None:
+        """The values as they were packed under a key, if these are known to be the same still."""
+        version, packed = (self._stored and self._stored.get(key)) or (None, None)
+        return packed if self._sole or (version is not None and version == counted_version(self._values)) else None
+
+    def _pack(self, key: Any, packed: torch.Tensor) -> torch.Tensor:
+        """Keep packed values for as long as the values stay what they are, where that can be known."""
+        version = counted_version(self._values)
+        if version is None and not self._sole:
+            return packed
+        if self._stored is None:
+            self._stored = Lru(VALUES)
+        self._stored.pop(key)
+        return self._stored.put(key, (version, packed))[1]
+
+    # ---- copies -----------------------------------------------------------------------------------------------
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from sparsetc.support import pickles
+
+        return pickles.tensor, (self._pattern, self.values)
+
+    def __copy__(self) -> SparseTensor:
+        return self.with_values(self.values)
+
+    # ---- what it is -------------------------------------------------------------------------------------------
+
+    @property
+    def pattern(self) -> Pattern:
+        """Coordinates and sizes of the sparse modes, shared by all tensors that have them; compare with ``is``."""
+        return self._pattern
+
+    @property
+    def coords(self) -> torch.Tensor:
+        """(sparse_order, nnz) int64, contiguous, 0-based."""
+        return self._pattern._coords
+
+    @property
+    def values(self) -> torch.Tensor:
+        """(nnz, *dense sizes), or (nnz, *blocksize, *dense sizes) of a tensor in blocks.
+
+        Who has them can change them unseen, so a tensor whose values were asked for is one whose values `einsum` packs
+        at each call; on a GPU, where torch counted a change. A `Kernel` packs them once.
+        """
+        self._sole = False
+        return self._values
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of all modes, dense ones last."""
+        blocks = self._pattern._blocks
+        if blocks is not None:
+            return blocks.shape + tuple(self._values.shape[1 + len(blocks.shape) :])
+        shape = self._pattern._shape
+        return shape if self._values.ndim == 1 else shape + tuple(self._values.shape[1:])
+
+    @property
+    def blocksize(self) -> tuple[int, ...]:
+        """The side of blocks along each sparse mode; empty of a tensor of single nonzeros."""
+        blocks = self._pattern._blocks
+        return () if blocks is None else blocks.sides
+
+    @property
+    def order(self) -> int:
+        """The number of modes, dense ones included."""
+        return self.sparse_order + self.dense_order
+
+    @property
+    def sparse_order(self) -> int:
+        """The number of modes with coordinates, at least 1."""
+        return self._pattern.order
+
+    @property
+    def dense_order(self) -> int:
+        """The number of trailing dense modes, mostly 0."""
+        return self._values.ndim - 1 - len(self.blocksize)
+
+    @property
+    def nnz(self) -> int:
+        """The number of stored nonzeros, or of blocks (columns of coords), explicit zeros and duplicates included."""
+        return self._pattern.nnz
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the values."""
+        return self._values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where coords and values live."""
+        return self._values.device
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether autograd follows the values."""
+        return self._values.requires_grad
+
+    @property
+    def is_coalesced(self) -> bool:
+        """Whether the nonzeros are known to be lexicographically sorted and unique."""
+        return self._pattern._coalesced
+
+    @property
+    def density(self) -> float:
+        """Stored nonzeros, or blocks, over positions that they could have; 0 for an empty shape."""
+        positions = math.prod(self._pattern._shape)
+        return self.nnz / positions if positions else 0.0
+
+    def __repr__(self) -> str:
+        dense = f", dense_order={self.dense_order}" if self.dense_order else ""
+        dense = f", blocksize={self.blocksize}{dense}" if self.blocksize else dense
+        return (
+            f"SparseTensor(shape={self.shape}, nnz={self.nnz}{dense}, density={self.density:.3g}, "
+            f"dtype={self.dtype}, device={self.device})"
+        )
+
+    # ---- the same tensor, otherwise ---------------------------------------------------------------------------
+
+    def coalesce(self) -> SparseTensor:
+        """Sorted and without duplicates; itself when it is already known to be."""
+        if self.is_coalesced:
+            return self
+        coords, merge = coalesced(self.coords, self._pattern._shape)
+        values = self._values if merge is None else merge.values(self._values)
+        return SparseTensor._make(self._pattern.like(coords, True), values)
+
+    def with_values(self, values: ArrayLike) -> SparseTensor:
+        """A tensor of this pattern with new values, of the same shape, on its device; the dtype may differ.
+
+        Shares the pattern, and so whatever is kept for it. What blocks hold past the end of the shape is never read.
+        """
+        new = as_values(values)
+        if new.shape != self._values.shape:
+            raise ShapeError(f"values must have shape {tuple(self._values.shape)}, found {tuple(new.shape)}")
+        if new.device != self.device:
+            raise DeviceError(f"values must be on {self.device} as the pattern is, found {new.device}")
+        return SparseTensor._make(self._pattern, new)
+
+    def to(self, *args: Any, **kwargs: Any) -> SparseTensor:
+        """The tensor elsewhere: ``to(device)``, ``to(dtype)``, ``to(device, dtype)``, ``to(other)``, ``non_blocking=``.
+
+        Returns itself when nothing changes; on the same device the pattern and its cache are shared.
+        """
+        plain: Any = [a._values if isinstance(a, SparseTensor) else a for a in args]
+        values = self._values.to(*plain, **kwargs)
+        if values is self._values:
+            return self
+        if values.device == self.device:
+            return self.with_values(values)
+        check_dtype(values.dtype)
+        coords = self.coords.to(values.device, non_blocking=bool(kwargs.get("non_blocking", False)))
+        return SparseTensor._make(self._pattern.like(coords, self.is_coalesced), values)
+
+    def cuda(self, device: int | torch.device | str | None = None) -> SparseTensor:
+        """On the given, or the current, CUDA device; an int is its number."""
+        if isinstance(device, int):
+            device = torch.device("cuda", device)
+        return self.to("cuda" if device is None else device)
+
+    def cpu(self) -> SparseTensor:
+        """In the memory of the host."""
+        return self.to("cpu")
+
+    def permute(self, *modes: int | tuple[int, ...] | list[int]) -> SparseTensor:
+        """Modes in another order, ``shape[n] = old.shape[modes[n]]``; nonzeros are sorted again if they were.
+
+        Blocks are permuted with their modes. Dense modes may change places among themselves only; call
+        ``expand_dense()`` first to move them further. Tensors of one pattern have one permuted pattern, sorted once.
+        """
+        return change.permuted(self, modes)
+
+    def expand_dense(self) -> SparseTensor:
+        """Dense modes, and blocks, turned into coordinates: a nonzero a stored value, zeros kept; differentiable.
+
+        Values that blocks hold past the end of the shape are left out.
+
+        Tensors of one pattern have one expanded pattern, made once.
+        """
+        return change.expanded(self)
+
+    @classmethod
+    def from_blocks(
+        cls, coords: ArrayLike, blocks: ArrayLike, shape: Any, *, coalesce: bool = True, check: bool = True
+    ) -> SparseTensor:
+        """A tensor of blocks that are stored dense and all of one shape, side by side from 0 on.
+
+        Args:
+            coords: (order, n) integers: the block with coordinate c in a mode of side s has its elements
+                ``c * s .. c * s + s - 1``.
+            blocks: (n, *sides), or (n, *sides, *dense sizes); the sides become `blocksize`.
+            shape: sizes of all modes, in elements. They need not be multiples of the sides: what blocks hold past the
+                end must be zero.
+            coalesce: sort blocks and sum duplicates, as the constructor does nonzeros.
+            check: check that blocks are in range, and zero past the end.
+
+        Raises:
+            FormatError, CoordinateError, ShapeError, DtypeError, DeviceError: as the constructor.
+        """
+        pattern, own, sole = in_blocks(coords, blocks, shape, coalesce, check)
+        self = cls._make(pattern, own)
+        self._sole = sole
+        return self
+
+    # ---- to and from others -----------------------------------------------------------------------------------
+
+    def to_dense(self, memory_limit: int | str | None = None) -> torch.Tensor:
+        """Strided tensor of ``shape``; differentiable. OutOfMemoryError when it needs more than ``memory_limit`` bytes.
+
+        The limit is a number or text like ``"8GB"``; without one, the memory available now on the tensor's device.
+        """
+        if torch.compiler.is_compiling():
+            return convert.to_dense(self, memory_limit)
+        return _to_dense(self, memory_limit)
+
+    def to_torch(self, layout: torch.layout | None = None, blocksize: tuple[int, int] | None = None) -> torch.Tensor:
+        """A torch.sparse tensor: COO of any order (hybrid if semi-sparse); CSR, CSC, BSR, BSC of order 2.
+
+        By default BSR of a matrix in blocks that divide its shape, else COO. BSR and BSC keep blocks, of their size if
+        ``blocksize`` names no other; the other layouts have them expanded.
+        """
+        return convert.to_torch(self, layout, blocksize)
+
+    def to_scipy(self) -> Any:
+        """A ``scipy.sparse.coo_array``, or a ``bsr_array`` of blocks that divide the shape; of order 2, on the CPU.
+
+        DtypeError for float16 and bfloat16, which scipy lacks.
+        """
+        return convert.to_scipy(self)
+
+    def to_numpy(self) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
+        """``(coords, values, shape)``, copied from the GPU if need be; DtypeError for bfloat16, which numpy lacks."""
+        return convert.to_numpy(self)
+
+    def to_pydata(self) -> Any:
+        """A ``sparse.COO`` of pydata/sparse."""
+        return convert.to_pydata(self)
+
+    @classmethod
+    def from_torch(cls, tensor: torch.Tensor) -> SparseTensor:
+        """From torch.sparse_coo (hybrid too), csr, csc, bsr, bsc, or a strided tensor (see from_dense).
+
+        BSR and BSC are taken in their blocks. Batches of compressed layouts are taken too: batch modes come first.
+        """
+        return convert.from_torch(tensor)
+
+    @classmethod
+    def from_dense(cls, tensor: ArrayLike) -> SparseTensor:
+        """The nonzeros (NaN included) of a strided tensor or ndarray of order >= 1; differentiable."""
+        return convert.from_dense(tensor)
+
+    @classmethod
+    def from_scipy(cls, matrix: Any) -> SparseTensor:
+        """From any scipy.sparse matrix or array, 1-D and N-D coo_array too; explicit zeros and BSR blocks are kept."""
+        return convert.from_scipy(matrix)
+
+    @classmethod
+    def from_pydata(cls, array: Any) -> SparseTensor:
+        """From a pydata/sparse COO, GCXS or DOK whose fill value is 0; FormatError otherwise."""
+        return convert.from_pydata(array)
+
+    @classmethod
+    def from_numpy(cls, coords: np.ndarray, values: np.ndarray, shape: Any = None) -> SparseTensor:
+        """From ndarrays: coords (sparse_order, nnz), values (nnz, *dense sizes)."""
+        return cls(np.asarray(coords), np.asarray(values), shape)
+
+    @staticmethod
+    def coerce(obj: object) -> SparseTensor | None:
+        """``obj`` as a SparseTensor if it is one, or any sparse tensor named above; None when it is not sparse."""
+        return convert.coerce(obj)
+
+
+@entry_point
+def _to_dense(x: SparseTensor, memory_limit: int | str | None) -> torch.Tensor:
+    return convert.to_dense(x, memory_limit)
+
+
+def counted_version(values: torch.Tensor) -> int | None:
+    """Torch's count of changes where it is believed: on a GPU, where no ndarray has the memory, and of values that are
+    not learned, since optimisers may write to ``.data``. None elsewhere.
+    """
+    return values._version if values.is_cuda and not values.requires_grad and not values.is_inference() else None
