@@ -75,6 +75,16 @@ def test_lanes_and_a_dense_axis_are_contracted_together(lanes: int) -> None:
     torch.testing.assert_close(interpreted(kernel, case.operands()[1]), case.expected())
 
 
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_a_sampled_product_takes_the_matrix_unit(precision: str) -> None:
+    g = torch.Generator().manual_seed(0)
+    x = stc.SparseTensor(torch.randint(0, 64, (2, 900), generator=g), torch.randn(900, generator=g), (64, 64))
+    factors = [torch.randn(64, 32, generator=g) for _ in range(2)]
+    plan = stc.plan_hls(1)
+    kernel = stc.compile("ij,ir,jr->ij", x, *factors, plan=plan, backend="triton", precision=precision)
+    assert "mma.sync" in kernel.ptx(target="sm_90")
+
+
 def test_the_tree_of_a_plan_is_shown_and_kept() -> None:
     case = TreeCase(MTTKRP, "coo", "0||12")
     x, dense = case.operands()
