@@ -13,7 +13,7 @@ In: choices made by `planner`. Out: `Plan`, packed by `formats` and lowered by `
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sparsetc.errors import PlanError
@@ -113,6 +113,13 @@ class Schedule:
     turns: tuple[str, ...] = ()
     """Letters of a tile whose positions are taken in turn by loops, outermost first; what a program has neither at
     once nor in turn is split over the grid."""
+    ruled: tuple[Any, ...] = field(default=(), compare=False, repr=False)
+    """The tree, and what follows it, where they are what the default rule gave; another einsum has its own."""
+
+    def by_rule(self) -> Schedule:
+        """The schedule with what the default rule gave it, and nothing else, as yet to be said."""
+        given = self.ruled and self.ruled == (self.tree, self.take, self.turns)
+        return replace(self, tree=None, take=(), turns=(), ruled=()) if given else self
 
     def block(self, axis: str) -> int:
         """Block size of a dense axis."""
@@ -270,7 +277,7 @@ def verify(plan: Plan) -> None:
         for what, size in sizes:
             if size < 1 or size & (size - 1):
                 raise PlanError(f"{where}: {what} must be a power of two, found {size}")
-        tree = part.schedule.tree
+        tree = part.schedule.by_rule().tree
         dots = part.schedule.dot if tree is None else tree.dots
         if len(part.schedule.pieces) > 1 or (part.schedule.pieces and dots):
             raise PlanError(f"{where}: one axis at most is taken in pieces, where nothing is contracted by dots")

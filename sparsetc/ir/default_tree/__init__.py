@@ -20,11 +20,14 @@ from sparsetc.ir.plan import Schedule
 
 
 def completed(inner: Inner, schedule: Schedule) -> Schedule:
-    """The schedule as it is where it has a tree, else with the one that the rule gives it."""
+    """The schedule as it is where it has a tree of its author's, else with the one that the rule gives it."""
+    schedule = schedule.by_rule()
     if schedule.tree is not None:
         return schedule
     if len(inner.stored) > 1:
-        return by_pairs(inner, schedule)
-    if inner.sides:
-        return by_groups(inner, schedule)
-    return replace(schedule, tree=by_levels(inner, schedule))
+        found = by_pairs(inner, schedule)
+    elif inner.sides:
+        found = by_groups(inner, schedule)
+    else:
+        found = replace(schedule, tree=by_levels(inner, schedule))
+    return replace(found, ruled=(found.tree, found.take, found.turns))

@@ -34,10 +34,10 @@ def by_groups(inner: Inner, schedule: Schedule) -> Schedule:
     block = _Blocks(inner, schedule, groups).found
     turns = tuple(c for c in groups.spread if block[c] < inner.sides[c] or inner.sides[c] == 1)
     take = tuple((c, n) for c, n in block.items() if n > 1)
-    return replace(schedule, tree=_tree(inner, groups), take=take, turns=turns)
+    return replace(schedule, tree=_tree(inner, groups, turns), take=take, turns=turns)
 
 
-def _tree(inner: Inner, g: TileGroups) -> Tree:
+def _tree(inner: Inner, g: TileGroups, turns: Sequence[str]) -> Tree:
     """The dots, what they are scaled by, and the sums that are left to the end."""
     within = [o for o in inner.operands if not set(o.rows) <= set(inner.kept)]
     (x,) = map(Factor, inner.stored)
@@ -51,7 +51,8 @@ def _tree(inner: Inner, g: TileGroups) -> Tree:
         made = Dot(_rows(within, g.first), x, g.first)
         made = product([made, *_factors(o for o in within if not set(o.rows) & set(g.contracted))])
         made = Dot(made, _rows(within, g.second), g.second) if g.second else made
-    made = total(made, (*g.spread, *loops, *(() if g.dot else g.second)))
+    spread = sorted(g.spread, key=turns.__contains__)  # what is in registers is summed first
+    made = total(made, (*spread, *loops, *(() if g.dot else g.second)))
     return total(product([made, *_factors(o for o in inner.operands if o not in within)]), inner.summed)
 
 

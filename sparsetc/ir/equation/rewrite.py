@@ -1,6 +1,7 @@
 """Level 1 to level 1: the einsum of a gradient, and dense work that is done before the sparse operand is touched.
 
-In: an `Einsum` or a `Bound`. Out: others of the same level, with what a caller has to do to the tensors around them. Pure functions of index names and sizes: no tensor is seen here.
+In: an `Einsum` or a `Bound`. Out: others of the same level, with what a caller has to do to the tensors around them.
+They follow from index names and sizes alone: no tensor is seen here.
 """
 
 from __future__ import annotations
