@@ -144,3 +144,11 @@ def test_integers_have_no_dots() -> None:
     whole = x.with_values(x.values.long())
     with pytest.raises(stc.PlanError, match="integers have no matrix product"):
         stc.compile(TTMC, whole, *(d.long() for d in dense), plan=case.plan())
+
+
+@pytest.mark.parametrize("side", [8, 16, 32])
+def test_blocks_that_meet_are_multiplied_by_dots_over_what_they_share(side: int) -> None:
+    coords = torch.tensor([[0, 0, 1], [0, 1, 1]])
+    x = stc.SparseTensor.from_blocks(coords, torch.randn(3, side, side), (2 * side, 2 * side))
+    kernel = stc.compile("ij,jr->ir", x, torch.randn(2 * side, 32), backend="triton")
+    assert [str(p.schedule.tree) for p in kernel.plan.parts] == ["sum[nonzero](dot[lane j](X * C, B))"]

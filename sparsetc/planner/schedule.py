@@ -26,6 +26,9 @@ DOT_LANES = 16
 `benchmarks/results/ttmc_stages.json`: 4.24 ms against 4.48)."""
 DOT_TILE = 1024
 """Accumulator elements a warp (H200, TTMc of rank 32 x 32: 16 lanes and one warp beat 32 lanes and 2 or 4 by 1.3x)."""
+BLOCK_SIDE, BLOCK_DEEP, MOST_DEEP = 64, 32, 128
+"""Elements of a side of the product of two entries' blocks, positions that it sums at once, lanes included, and the
+most that blocks may have in common to be summed so."""
 LEAST_PIECE, MOST_PIECES = 8, 3
 """Elements of the smallest piece of a dense axis, and how many pieces a program has of it (H200, MTTKRP of
 guanine_TEvv_3d, `benchmarks/results/ranks.json`)."""
@@ -39,8 +42,10 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False) -> Schedule:
     output = [c for c in bound.einsum.output if c in sizes]
     if problem.backend == "torch":
         return Schedule(1, tuple(padded.items()), True, problem.precision)
-    matrix = problem.floating and not rows and bool(problem.rest) and len(output) > 1 and dot_axes(bound)
-    if matrix:
+    products = problem.floating and not rows and bool(problem.rest) and len(output) > 1
+    if products and (deep := _blocks_meet(bound, sizes)):
+        return _of_blocks(problem, padded, deep)
+    if products and dot_axes(bound):
         block = {c: max(MIN_DOT, min(n, 64)) for c, n in padded.items()}
         groups = sorted((own for own, _ in _axis_groups(bound)), key=lambda own: -prod(block[c] for c in own))
         apart = (groups[0], set().union(*groups[1:]))  # the sides of a dot: `ir.lower` takes the largest as one
@@ -71,6 +76,38 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False) -> Schedule:
         masked_unroll=masked,
         pieces=pieces,
     )
+
+
+def _blocks_meet(bound: Bound, sizes: dict[str, int]) -> tuple[str, ...]:
+    """The summed dense axes that two operands have in common, where each has enough of the output's axes for a dot.
+
+    A product of the blocks that two entries hold is a matrix product for each pair that meets.
+    """
+    e = bound.einsum
+    axes = [{c for c in e.inputs[p] if c in sizes} for p in e.dense]
+    own = [a for a in axes if a]
+    if len(own) != 2:
+        return ()
+    shared, free = own[0] & own[1], [a & set(e.output) for a in own]
+    if not shared or shared & set(e.output) or free[0] & free[1]:
+        return ()
+    wide = all(2 * prod(sizes[c] for c in a) >= MIN_DOT for a in free)
+    return tuple(sorted(shared)) if wide and prod(sizes[c] for c in shared) <= MOST_DEEP else ()
+
+
+def _of_blocks(problem: Problem, padded: dict[str, int], deep: tuple[str, ...]) -> Schedule:
+    """The schedule of a matrix product for each few nonzeros, over the lanes and what their blocks have in common."""
+    e = problem.bound.einsum
+    output = [c for c in e.output if c in padded]
+    sides = [[c for c in output if c in e.inputs[p]] for p in e.dense]
+    block = {c: padded[c] for c in deep}
+    for side in filter(None, sides):
+        own = fit({c: padded[c] for c in side}, side, BLOCK_SIDE, [side])
+        short = max(1, MIN_DOT // prod(own.values()))  # padded to what a dot needs
+        block |= own | {side[-1]: own[side[-1]] * short}
+    lanes = max(2, BLOCK_DEEP // prod(block[c] for c in deep))
+    warps = max(1, min(8, prod(block[c] for c in output) // DOT_TILE))
+    return Schedule(warps, tuple(block.items()), True, problem.precision, stages=1, lanes=lanes)
 
 
 def _pieces(sizes: dict[str, int], block: dict[str, int]) -> tuple[tuple[str, tuple[int, ...]], ...]:
