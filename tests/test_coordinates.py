@@ -15,10 +15,11 @@ from sparsetc.errors import FormatError, PlanError
 from sparsetc.formats import FORMATS
 from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.lower import Target, lower
+from sparsetc.ir.nest.checks import verify
 from sparsetc.ir.nest.coordinates import Bits, Constant, Coordinate, Expression, Formula, Lookup, Position, Reader
 from sparsetc.ir.nest.formula import parsed
 from sparsetc.ir.nest.readable import Readable
-from sparsetc.ir.nest.view import Computed, Consecutive, Field, View, verify
+from sparsetc.ir.nest.view import Computed, Consecutive, Field, View
 from sparsetc.ir.plan import Schedule, Storage
 from sparsetc.ir.program.interpret import run_program
 from sparsetc.testing import check_format, pattern

@@ -18,7 +18,8 @@ import sparsetc as stc
 from sparsetc.codegen.header import docstring
 from sparsetc.formats import FORMATS, Packed
 from sparsetc.formats.coo import Coo
-from sparsetc.ir.nest.view import Computed, Field, View, verify
+from sparsetc.ir.nest.checks import verify
+from sparsetc.ir.nest.view import Computed, Field, View
 from sparsetc.planner.methods.rows import rows
 from sparsetc.planner.methods.runs import coo
 from sparsetc.planner.registry import PLANS

@@ -10,7 +10,8 @@ from cases import assert_matches, random_sparse, random_values
 
 import sparsetc as stc
 from sparsetc.errors import FormatError
-from sparsetc.ir.nest.view import Field, View, verify
+from sparsetc.ir.nest.checks import verify
+from sparsetc.ir.nest.view import Field, View
 from sparsetc.ir.program import names
 
 PLANS = {"auto": "auto", "coo": "coo", "fiber": "fiber", "rows": "rows", "hls": stc.plan_hls(1)}

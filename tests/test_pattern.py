@@ -10,7 +10,8 @@ from pattern_cases import CASES, expected, finished, kernel, without_values, zer
 
 from sparsetc.codegen.launch import TorchPrograms
 from sparsetc.errors import FormatError
-from sparsetc.ir.nest.view import Consecutive, Field, View, verify
+from sparsetc.ir.nest.checks import verify
+from sparsetc.ir.nest.view import Consecutive, Field, View
 from sparsetc.ir.program.cost import cost
 from sparsetc.ir.program.count import STORED
 from sparsetc.ir.program.interpret import run_program

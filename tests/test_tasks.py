@@ -12,7 +12,7 @@ from pair_cases import EQUATIONS, SIZES, check_pair, marking, operands, pairs, s
 
 import sparsetc as stc
 from sparsetc.ir.lower import Target, lower
-from sparsetc.ir.nest.view import verify
+from sparsetc.ir.nest.checks import verify
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.program.interpret import run_program
 from sparsetc.pair import tasks as task_lists

@@ -143,17 +143,12 @@ class FunctionPrinter(Layout):
 
     def inside(self, letter: str, axes: Sequence[str]) -> str:
         """The condition that a coordinate is one of its tile and its mode, laid out over axes; empty where all are."""
-        guarded = letter in self.ends or (letter in self.sides and self.p.axis(letter).ragged)
+        guarded = letter in self.ends or (letter in self.p.along and self.p.axis(letter).ragged)
         return self.placed(names.inside(letter), self.own((letter,), axes), axes) if guarded else ""
-
-    @cached_property
-    def sides(self) -> frozenset[str]:
-        """Letters that stand for positions along a side of a tile."""
-        return frozenset(a.letter for a in self.p.axes if a.letter in self.p.letters)
 
     def own(self, letters: Sequence[str], axes: Sequence[str], level: int = LANE) -> tuple[str, ...]:
         """The axes on which a coordinate depends: positions along its side, or the lanes, below the item."""
-        if self.sides:
+        if self.p.along:
             return tuple(c for c in letters if c in axes)
         return (LANES,) if level != ITEM else ()
 
@@ -192,7 +187,7 @@ class FunctionPrinter(Layout):
     def decode(self, s: Decode, u: str) -> None:
         """A coordinate; of those along a side, also whether they lie inside the tile and the mode."""
         self.put(f"{self.decoded(s, u)} = {s.coordinate.text(TritonCoordinates(self, s.level, u))}")
-        if s.letter not in self.sides or s.tile:
+        if s.letter not in self.p.along or s.tile:
             return
         conditions = [self.limit(s.letter), f"{s.name} < {s.end}" if s.end else ""]
         if any(conditions):

@@ -53,7 +53,7 @@ def value(printer: FunctionPrinter, s: Value) -> None:
             halves.value(printer, s)
         case Ones():
             _each_step(printer, s, lambda u: _ones(printer, u))
-        case _ if printer.sides:
+        case _ if printer.p.along:
             printer.put(f"{s.out.name} = {whole(printer, s, stored.array('values'))}{widened(printer, s)}")
         case _:
             _each_step(printer, s, lambda u: printer.load("values", f"pos{u}", printer.guard(LEAF, u)) + printer.widen)

@@ -14,7 +14,8 @@ from typing import Protocol, TypeVar, overload, runtime_checkable
 import torch
 
 from sparsetc.errors import FormatError
-from sparsetc.ir.nest.view import LEVELS, View, verify
+from sparsetc.ir.nest.checks import verify
+from sparsetc.ir.nest.view import LEVELS, View
 from sparsetc.ir.plan import PLAN_NAMES, Storage
 from sparsetc.support.names import check_free, check_identifier
 from sparsetc.tensor.pattern import clear_patterns

@@ -13,6 +13,8 @@ import torch
 from sparsetc.device.lookup import of_backend
 from sparsetc.explain import OperandReport, PartReport, in_microseconds
 from sparsetc.formats import Packed
+from sparsetc.formats.tiles import tile_count
+from sparsetc.ir.nest.axes import Fibers
 from sparsetc.ir.plan import Part, Plan
 from sparsetc.ir.program.cost import Statistics, cost
 from sparsetc.ir.program.tile import LANES, Product, TileProgram, walk
@@ -70,7 +72,7 @@ def report(
             _part(n, part, program, part.nnz / max(1, nnz), problem.backend, own)
             for n, (part, program, own) in enumerate(zip(plan.parts, programs, timed, strict=True))
         ),
-        tiles=_tiles(populations(problem.counts)) if any(p.view.sides for p in packed) else (),
+        tiles=_tiles(populations(problem.counts)) if any(p.view.along for p in packed) else (),
     )
 
 
@@ -87,12 +89,8 @@ def _part(number: int, part: Part, program: TileProgram, share: float, backend: 
 
 def _statistics(packed: Packed, problem: Problem, planned: Statistics | None) -> Statistics:
     """What there is of a part as it was packed, with what only the planner counted."""
-    fibers = packed.items
-    if packed.view.bitmap:
-        fibers = packed.arrays["value_ptr"].numel() - 1
-    elif packed.view.sides:
-        fibers = packed.stored // packed.view.volume
-    elif packed.view.blocks:
+    fibers = tile_count(packed) if packed.view.along else packed.items
+    if isinstance(packed.view.loops[-1], Fibers):
         fibers = packed.arrays["lane_len"].numel()
     split = (packed.split_rows, packed.split_fibers)
     found = Statistics(packed.items, fibers, packed.stored, packed.nnz, problem.itemsize, (), 0, *split)

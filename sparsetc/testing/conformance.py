@@ -21,7 +21,8 @@ from sparsetc.errors import FormatError
 from sparsetc.formats import Packed, get_format, pack
 from sparsetc.formats import words as word_codec
 from sparsetc.ir.nest.axes import ITEM, LANE, Fibers
-from sparsetc.ir.nest.view import verify, word_bits
+from sparsetc.ir.nest.checks import verify
+from sparsetc.ir.nest.view import word_bits
 from sparsetc.ir.plan import Storage
 from sparsetc.testing.scatter import SCATTERS, Place, Scatter
 from sparsetc.testing.stored import counts, positions, read, set_positions

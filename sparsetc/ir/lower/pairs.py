@@ -26,8 +26,8 @@ from sparsetc.ir.default_tree.by_pairs import by_pairs
 from sparsetc.ir.inner import Inner, Target
 from sparsetc.ir.lower.lowering import Lowering
 from sparsetc.ir.nest.axes import ITEM
+from sparsetc.ir.nest.checks import verify as verify_view
 from sparsetc.ir.nest.view import PAIRED, Tiles, View
-from sparsetc.ir.nest.view import verify as verify_view
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.operands import MIN_DOT
 from sparsetc.ir.program.tile import Position, TileProgram

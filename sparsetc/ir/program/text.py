@@ -5,8 +5,6 @@ In: a `TileProgram`. Out: lines in the notation that `ir.program.tile` gives as 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from sparsetc.ir.nest.axes import ITEM, LANE, LEVELS, Axis, Each, Fibers, Run
 from sparsetc.ir.nest.readable import Readable
 from sparsetc.ir.program import names
@@ -32,7 +30,7 @@ def lines(p: TileProgram) -> list[str]:
     """The program, a statement a line, indented by loops."""
     head = f'tile program  "{p.equation}"  part {p.number}: {p.format}, {p.view}'
     axes = ", ".join(map(_axis, p.axes))
-    over = f"chunks of {p.view.chunk}" if p.view.chunk else "pair_ptr" if p.view.pairs else "item_ptr"
+    over = f"chunks of {p.view.chunk}" if p.view.chunk else p.arrays[0]
     lines = [head, f"  item over {over}"]
     if axes:
         lines.append(f"  axes {axes}")
@@ -52,11 +50,12 @@ def line(p: TileProgram, s: Statement) -> str:
     if isinstance(s, Loop):
         return _loop(p, s.axis)
     if isinstance(s, Decode):
-        lanes = f"[{s.letter}]" if s.coordinate.sides or (p.view.sides and not s.tile) else ""
-        lanes = lanes if s.level == ITEM or p.view.sides else "[lane]"
+        lanes = "[lane]" if s.level != ITEM else ""
+        if s.letter in p.along:
+            lanes = "" if s.tile else f"[{s.letter}]"
         return f"{s.name}{lanes} = {_coordinate(p, s)}"
     if isinstance(s, Value):
-        if not p.view.pairs:
+        if not p.stored(s.operand).name:
             return f"{s.out} = {'1' if p.view.pattern else 'load X.values'}"
         how = "expand" if p.stored(s.operand).tiles.bitmap else "load"
         halves = "  # high and low parts" if p.stored(s.operand).tiles.halves else ""
@@ -98,16 +97,12 @@ def _loop(p: TileProgram, axis: Axis) -> str:
     return f"loop {axis}"
 
 
-def _decoded(p: TileProgram) -> Callable[[str], str]:
-    """The name of what is decoded for a letter: the tile's coordinate, where there are tiles."""
-    return names.tile if p.view.sides else names.at
-
-
 def _coordinate(p: TileProgram, s: Decode) -> str:
-    level = "tile" if p.view.sides and s.level == LANE else LEVELS[s.level]
+    level = "tile" if s.letter in p.along and s.level == LANE else LEVELS[s.level]
     notes = [f"{field.width} bits, {level}" for field in s.coordinate.fields]
     notes += [f"a base every {lookup.every}" for lookup in s.coordinate.lookups if lookup.every > 1]
-    text = s.coordinate.text(Readable([*map(_decoded(p), p.letters)], p.view.axes[s.level]))
+    read = [names.tile(c) if c in p.along else names.at(c) for c in p.letters]
+    text = s.coordinate.text(Readable(read, p.view.axes[s.level]))
     return f"{text}  # {', '.join(notes)}" if notes else text
 
 

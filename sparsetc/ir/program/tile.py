@@ -314,9 +314,14 @@ class TileProgram:
         """Letters of a tile whose positions a loop takes."""
         return frozenset(s.letter for s, _ in self.statements if isinstance(s, Loop) and s.letter)
 
+    @cached_property
+    def along(self) -> frozenset[str]:
+        """Letters of which it has positions along the sides of tiles."""
+        return frozenset(a.letter for a in self.axes if a.letter in self.letters)
+
     def stored(self, operand: str) -> Stored:
         """A sparse operand by its name; PlanError where the task list has none of that name."""
-        if not self.view.pairs:
+        if not self.terms:
             return Stored("", self.letters, self.view)
         if operand not in PAIRED:
             raise PlanError(f"a task list has operands {', '.join(PAIRED)}, not {operand!r}")
@@ -326,7 +331,7 @@ class TileProgram:
     @property
     def sparse(self) -> tuple[Stored, ...]:
         """Its sparse operands."""
-        return tuple(map(self.stored, PAIRED if self.view.pairs else ("",)))
+        return tuple(map(self.stored, PAIRED if self.terms else ("",)))
 
     def number_of(self, operand: Stored) -> Expression:
         """Which of an operand's stored tiles, or values, is read: the loop's own, or the one that its pair names."""
@@ -348,7 +353,7 @@ class TileProgram:
         """Whether its values are stored in bfloat16: those of tiles, where dots would round them to it anyway."""
         stored = {s.out for s, _ in self.statements if isinstance(s, Value)}
         contracted = any(tile in stored for dot in self.dots for tile in dot.inputs)
-        return bool(self.view.sides) and self.precision == "bf16" and contracted
+        return bool(self.view.along) and self.precision == "bf16" and contracted
 
     def __repr__(self) -> str:
         return f'TileProgram("{self.equation}", part {self.number}: {self.format}, {self.view})'
