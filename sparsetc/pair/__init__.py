@@ -9,17 +9,17 @@ In: a `Bound` einsum whose operands are sparse in two places or more. Out: `Seve
     marks.py         the same on a GPU, by a bit a place; its kernels are in mark_kernels.py
     tasks.py         tasks as a sparse operand of ones
     scalar.py        a product a task: an einsum with that operand
-    contraction/dense.py         positions in unfolded operands
+    dense.py         positions in unfolded operands
     blocking.py      operands in bitmap blocks, the tile program of a pair of them
     populations.py   blocks of x by how many nonzeros they hold
-    tensor/blocks.py        which pairs each program takes
+    blocks.py        which pairs each program takes
     block_path.py    one matrix product a pair of blocks
     plans.py         what a plan says of blocks
     prices.py        expected times, from counts and a device's profile
     problem.py       what a method is chosen by
     method.py, methods/   scalar, dense, blocks, and a hybrid: expected times, plans, and what runs them
     choose.py        the method
-    contraction/step.py          one contraction, differentiable
+    step.py          one contraction, differentiable
     contraction_order.py, chain.py   more than two operands, two at a time
     several.py       the chain, and what it returns
 """

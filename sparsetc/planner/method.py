@@ -2,7 +2,7 @@
 
 In: a problem. Out: `Estimate`s, from which the chooser makes a `Choice`. A method of two operands prepares what runs
 its plan too; parts of one operand say all of how they are stored and run, so one function prepares every plan of them
-(`sparsetc.prepare`).
+(`sparsetc.contraction.prepare`).
 """
 
 from __future__ import annotations
