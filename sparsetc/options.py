@@ -164,14 +164,14 @@ def with_settings(base: Options, settings: dict[str, Any]) -> Options:
     if not settings:
         return base
     try:
-        return _with(base, tuple(settings.items()))
+        return _with(base, tuple(settings), *settings.values())
     except TypeError:  # a plan that cannot be hashed, or an unknown name, which the other way tells apart
         return _checked(base, settings)
 
 
-@lru_cache(maxsize=256)
-def _with(base: Options, settings: tuple[tuple[str, Any], ...]) -> Options:
-    return _checked(base, dict(settings))
+@lru_cache(maxsize=256, typed=True)  # True is no number of bytes, and equals 1
+def _with(base: Options, names: tuple[str, ...], *values: Any) -> Options:
+    return _checked(base, dict(zip(names, values, strict=True)))
 
 
 def _checked(base: Options, settings: dict[str, Any]) -> Options:

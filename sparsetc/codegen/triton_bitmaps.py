@@ -194,7 +194,7 @@ def _search(printer: FunctionPrinter, s: Value) -> None:
     printer.indent += 1
     printer.put(f"word = {word(printer, stored, 'number')}")
     printer.put(f"within = (position % {bits}).to(tl.uint32)")
-    inside = f" & {mask}" if mask else ""
+    inside = f" & ({mask})" if mask else ""
     printer.put(f"has = (position // {bits} == number) & (((word >> within) & 1) == 1){inside}")
     printer.put(
         "behind = count(word & ((tl.full([1], 1, tl.uint32) << within) - 1))"

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from sparsetc.contraction.autograd import in_batches
 from sparsetc.contraction.dense import converted, promoted
 from sparsetc.errors import ShapeError, TransformError
+from sparsetc.ir.contraction_tree import Dot, Factor, Multiply, Sum
 from sparsetc.ir.equation.parse import parse_arguments
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.options import latest, of_call
@@ -280,7 +281,8 @@ def _transforms(tracing: bool) -> bool:
 
 _transforms._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
-FIELDS = {kind: tuple(f.name for f in fields(kind)) for kind in (Plan, Part, Schedule, Storage)}
+TREES = (Factor, Multiply, Dot, Sum)
+FIELDS = {kind: tuple(f.name for f in fields(kind)) for kind in (Plan, Part, Schedule, Storage, *TREES)}
 
 
 def _constant(setting: Any) -> Any:
