@@ -1,4 +1,4 @@
-"""Kernels of tiles, hybrid plans and contractions of two sparse tensors, on small ones: what to run under
+"""Kernels of tiles, hybrid plans, blocks and contractions of two sparse tensors, on small ones: what to run under
 NVIDIA's compute-sanitizer. Results are checked.
 
 compute-sanitizer --tool memcheck  python benchmarks/sanitize.py
@@ -28,8 +28,22 @@ def main() -> None:
     """Everything."""
     tiles()
     pairs()
+    blocks()
     torch.cuda.synchronize()
     print("all results right")
+
+
+def blocks() -> None:
+    """Blocks that are given, of sides that dots take as they are or padded, by dense operands and by one another."""
+    g = torch.Generator().manual_seed(0)
+    for side in (5, 8, 16, 32):
+        coords = torch.nonzero(torch.rand(6, 5, generator=g) < 0.5).T
+        values = torch.randn(coords.shape[1], side, side, generator=g)
+        x = stc.SparseTensor.from_blocks(coords, values, (6 * side, 5 * side)).cuda()
+        whole, b = x.expand_dense().to_dense(), torch.randn(5 * side, 2 * RANK, generator=g).cuda()
+        torch.testing.assert_close(stc.einsum("ij,jr->ir", x, b), whole @ b, rtol=1e-4, atol=1e-4)
+        product = stc.einsum("ij,kj->ik", x, x).expand_dense().to_dense()
+        torch.testing.assert_close(product, whole @ whole.T, rtol=1e-4, atol=1e-4)
 
 
 def pairs() -> None:
