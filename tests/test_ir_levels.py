@@ -15,8 +15,8 @@ from sparsetc.formats import get_format
 from sparsetc.ir import plan as plans
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.lower import Target, lower
-from sparsetc.ir.nest import view as views
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
+from sparsetc.ir.nest.checks import verify as verify_view
 from sparsetc.ir.nest.coordinates import Position
 from sparsetc.ir.nest.view import Computed, Field, View
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
@@ -173,12 +173,12 @@ def word(mode: int, array: str = "word", shift: int = 0, bits: int = 4, top: boo
 )
 def test_a_faulty_view_is_refused(view: View, message: str) -> None:
     with pytest.raises(FormatError, match=message):
-        views.verify(view)
+        verify_view(view)
 
 
 def test_a_view_says_where_each_mode_is_read_and_what_a_part_must_hold() -> None:
     fiber = mttkrp("fiber").view
-    views.verify(fiber)
+    verify_view(fiber)
     assert [fiber.level_of(m) for m in range(3)] == [ITEM, LANE, LEAF]
     assert fiber.arrays == (
         *("item_ptr", "block_ptr", "block_full", "lane_len"),
