@@ -152,3 +152,32 @@ def test_blocks_that_meet_are_multiplied_by_dots_over_what_they_share(side: int)
     x = stc.SparseTensor.from_blocks(coords, torch.randn(3, side, side), (2 * side, 2 * side))
     kernel = stc.compile("ij,jr->ir", x, torch.randn(2 * side, 32), backend="triton")
     assert [str(p.schedule.tree) for p in kernel.plan.parts] == ["sum[nonzero](dot[lane j](X * C, B))"]
+
+
+def with_tree(plan: stc.Plan, tree: object) -> stc.Plan:
+    (part,) = plan.parts
+    return replace(plan, parts=(replace(part, schedule=replace(part.schedule, tree=tree)),))
+
+
+@pytest.mark.parametrize("equation", ["ij,jr,s->irs", "ij,s,jr->isr", "ij,r,js->irs", "ij,jr,s->rs"])
+def test_a_factor_that_is_the_same_for_all_nonzeros_may_stand_inside_their_sum(equation: str) -> None:
+    sizes = {"i": 3, "j": 6, "r": 4, "s": 5}
+    terms = equation.split("->")[0].split(",")
+    x = stc.SparseTensor.from_dense(torch.rand(3, 6) * (torch.rand(3, 6) < 0.5))
+    dense = [torch.rand([sizes[c] for c in term]) for term in terms[1:]]
+    plan = with_tree(stc.compile(equation, x, *dense, plan="coo").plan, stc.parse_tree("sum[nonzero lane](X * B * C)"))
+    expected = torch.einsum(equation, x.to_dense(), *dense)
+    torch.testing.assert_close(stc.einsum(equation, x, *dense, plan=plan, output="dense"), expected)
+
+
+def test_plans_of_other_orders_and_trees_that_are_none_are_refused() -> None:
+    x, y, b = stc.SparseTensor.from_dense(torch.ones(4, 4)), torch.ones(4, 4, 4), torch.ones(4, 2)
+    plan = stc.compile("ijk,jr,kr->ir", stc.SparseTensor.from_dense(y), b, b, plan="coo").plan
+    with pytest.raises(stc.PlanError, match="the storage deals 3 modes, the tensor has 2"):
+        stc.einsum("ij,jr->ir", x, b, plan=plan)
+    plan = stc.compile("ij,jr->ir", x, b, plan="coo").plan
+    with pytest.raises(stc.PlanError, match=r"tree is a Tree, as sparsetc\.parse_tree makes it, found str"):
+        stc.einsum("ij,jr->ir", x, b, plan=with_tree(plan, "sum[nonzero](X * B)"))
+    for text in ("(" * 5000, None):
+        with pytest.raises(stc.PlanError):
+            stc.parse_tree(text)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 
 from sparsetc.ir.lower.place import place
@@ -163,8 +163,15 @@ class _Rewriting:
             return inputs, ()
         axes, largest = max(groups, key=lambda g: prod(self.p.axis(a).size for a in g[0]))
         others = tuple(tile for tile in inputs if tile not in largest)
+        if any(all(tile.name in self.constant for tile in side) for side in (largest, others)):
+            return inputs, ()  # a side without rows has nothing that is summed over them
         first = self._union(inputs)[0] in axes
         return (tuple(largest), others) if first else (others, tuple(largest))
+
+    @cached_property
+    def constant(self) -> set[str]:
+        """The names of the tiles that are the same for all rows."""
+        return {s.out.name for s, _ in self.p.statements if isinstance(s, Gather) and not s.operand.rows}
 
     def _union(self, tiles: Iterable[Tile]) -> tuple[str, ...]:
         """The axes that tiles have together; one alone keeps the order of its own."""

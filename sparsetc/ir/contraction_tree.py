@@ -137,7 +137,12 @@ def total(tree: Tree, over: Iterable[str]) -> Tree:
 
 def parse_tree(text: str) -> Tree:
     """The tree that a text stands for; `PlanError` where it stands for none."""
-    return _Parser(text).whole()
+    if not isinstance(text, str):
+        raise PlanError(f"a tree is parsed from text, found {type(text).__name__}")
+    try:
+        return _Parser(text).whole()
+    except RecursionError:
+        raise PlanError(f"tree {text[:40]!r}…: it is nested too deep") from None
 
 
 class _Parser:

@@ -278,6 +278,8 @@ def verify(plan: Plan) -> None:
             if size < 1 or size & (size - 1):
                 raise PlanError(f"{where}: {what} must be a power of two, found {size}")
         tree = part.schedule.by_rule().tree
+        if not isinstance(tree, Tree | None):
+            raise PlanError(f"{where}: tree is a Tree, as sparsetc.parse_tree makes it, found {type(tree).__name__}")
         dots = part.schedule.dot if tree is None else tree.dots
         if len(part.schedule.pieces) > 1 or (part.schedule.pieces and dots):
             raise PlanError(f"{where}: one axis at most is taken in pieces, where nothing is contracted by dots")

@@ -33,6 +33,11 @@ def choose(wanted: str | Plan, problem: Problem) -> Choice:
         )
     if not plan.is_request:
         verify(plan)
+        for number, order in enumerate(part.storage.order for part in plan.parts):
+            if order != problem.order:
+                raise PlanError(
+                    f"plan {plan.name!r}, part {number}: the storage deals {order} modes, the tensor has {problem.order}"
+                )
         return Choice(replace(suited(plan, problem), reason="given by the caller"))
     if plan.name not in ("auto", *known):
         called = repr(plan.name)
