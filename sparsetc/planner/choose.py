@@ -35,9 +35,8 @@ def choose(wanted: str | Plan, problem: Problem) -> Choice:
         verify(plan)
         for number, order in enumerate(part.storage.order for part in plan.parts):
             if order != problem.order:
-                raise PlanError(
-                    f"plan {plan.name!r}, part {number}: the storage deals {order} modes, the tensor has {problem.order}"
-                )
+                said = f"the storage deals {order} modes, the tensor has {problem.order}"
+                raise PlanError(f"plan {plan.name!r}, part {number}: {said}")
         return Choice(replace(suited(plan, problem), reason="given by the caller"))
     if plan.name not in ("auto", *known):
         called = repr(plan.name)
