@@ -4,21 +4,18 @@ In: what `ir.lower` derives from an einsum and a view. Out: read by `codegen` (T
 the printer, all from the same statements. The grammar::
 
     program   := statement*                               # what one work item does; `item` is its number
-    statement := coordinate = decode word                 # one mode's coordinate, at the item, lane or leaf level
-               | tile = value                             # the nonzeros' own values, or 1 where none are stored; of
-                                                          # a pair, one operand's tile
-               | tile = scale                             # of a pair's operand in halves: what its rows are worth
-               | tile = gather operand[rows, axes]        # a row of a dense operand per lane, or one for the item
+    statement := coordinate = expression         # one mode's: of the item, the tile, a side of it, or the nonzero
+               | tile = value | scale            # stored values, of a pair one operand's; what halves' rows are worth
+               | tile = gather operand[rows, axes]        # a row of a dense operand a lane, or one for the item
                | tile = zero                              # an accumulator
                | tile (+)= product tiles, multiply | dot  # the tile einsum and how it is contracted
-               | tile = sum lanes of tile               # before what the lanes share is multiplied in
-               | loop blocks | steps | pairs { statement* }
+               | tile = sum axes of tile
+               | loop axis { statement* }                 # tiles, pairs, blocks, steps, positions along a side
                | add | store output[key, axes] tile       # by atomics, or plainly where one item owns the row
     key       := row(coordinate*stride + …) | slot(array) | position   # the nonzero's, or the item's number
 
-Axes are ``lane`` (the nonzeros or fibers taken side by side) and the einsum's own letters for the dense axes. An axis
-that the output lacks is summed once, at the end, unless a dot contracts it on the way. A pair of tiles is a pair of
-matrices: its axes are folds of letters, ``ij`` of i and j.
+Axes are ``lane`` (what lies side by side in a step) and letters: of dense axes, or of positions along sides of tiles. A
+pair of tiles is a pair of matrices: its axes are folds of letters, ``ij`` of i and j.
 """
 
 from __future__ import annotations
