@@ -4,12 +4,11 @@ In: what `ir.lower` derives from an einsum and a view. Out: read by `codegen` (T
 the printer, all from the same statements. The grammar::
 
     program   := statement*                               # what one work item does; `item` is its number
-    statement := coordinate = expression         # one mode's: of the item, the tile, a side of it, or the nonzero
-               | tile = value | scale            # stored values, of a pair one operand's; what halves' rows are worth
+    statement := coordinate = expression                  # of the item, the tile, a side of it, or the nonzero
+               | tile = value | scale                     # stored values; of tiles in halves, what rows are worth
                | tile = gather operand[rows, axes]        # a row of a dense operand a lane, or one for the item
                | tile = zero                              # an accumulator
-               | tile (+)= product tiles, multiply | dot  # the tile einsum and how it is contracted
-               | tile = sum axes of tile
+               | tile (+)= product tiles, multiply | dot  # the tile einsum and how it is contracted; or sum of a tile
                | loop axis { statement* }                 # tiles, pairs, blocks, steps, positions along a side
                | add | store output[key, axes] tile       # by atomics, or plainly where one item owns the row
     key       := row(coordinate*stride + …) | slot(array) | position   # the nonzero's, or the item's number
