@@ -90,7 +90,7 @@ class FunctionPrinter:
             self.put(f"{s.name} = {s.name}.clamp(max={s.end - 1})")
 
     def sided(self, letters: Iterable[str]) -> tuple[str, ...]:
-        """Those of some letters that have positions along a side."""
+        """Letters among these that have positions along a side."""
         return tuple(c for c in letters if self.decodes[c].coordinate.sides)
 
     def over(self, name: str, letter: str, level: int, letters: Sequence[str], dense: int = 0) -> str:

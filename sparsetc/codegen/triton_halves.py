@@ -46,7 +46,7 @@ def value(printer: FunctionPrinter, s: Value) -> None:
 
 
 def scale(printer: FunctionPrinter, s: Scale) -> None:
-    """By what the rows of an item's tiles are to be multiplied."""
+    """Factors by which the rows of an item's tiles are to be multiplied."""
     (letter,) = s.out.axes
     row = f"tl.load(item_{s.operand} + item){'.to(tl.int64)' if printer.p.index64 else ''}"
     address = f"{row} * {printer.p.axis(letter).size} + {names.side(letter)}"

@@ -47,7 +47,7 @@ def counts(view: View, arrays: Arrays, items: int, stored: int) -> dict[str, int
 
 
 def positions(view: View, arrays: Arrays, items: int, stored: int) -> Arrays:
-    """By axis, the position of every value that is read; with `STORED` and `PLACE`."""
+    """The position of every value that is read, by axis; with `STORED` and `PLACE`."""
     device = next(iter(arrays.values())).device if arrays else torch.device("cpu")
     at = {"item": torch.arange(items, device=device)}
     bounds = _chunks(at["item"], view.chunk, stored) if view.chunk else _ranges(arrays, at, "item")

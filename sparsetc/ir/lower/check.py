@@ -124,7 +124,7 @@ class _Check:
             raise self.fail(node, f"has a side of no axis but {', '.join(node.over)}")
 
     def beside(self, axes: frozenset[str]) -> set[str]:
-        """Those of the axes that are in registers."""
+        """Axes among these that are in registers."""
         return {a for a in axes if a == LANES or a in self.take or a in self.inner.dense}
 
     def sum(self, node: Sum, axes: frozenset[str]) -> None:

@@ -301,7 +301,7 @@ class WorkItem:
         return Spread(first.at + self.load(bits.cumsum(0) - 1, *has), has.live)
 
     def scale(self, s: Scale) -> torch.Tensor:
-        """By what each row of the item's tiles is to be multiplied."""
+        """Factors by which the rows of the item's tiles are to be multiplied."""
         operand = self.program.stored(s.operand)
         row = self.read(f"item_{s.operand}", self.position("item"))
         at = self.row_major([(row, 1), *self.cells(s.out.axes)])
