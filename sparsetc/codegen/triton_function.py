@@ -212,7 +212,8 @@ class FunctionPrinter(Layout):
             rows.append(Term(self.coordinate(letter, u), self.own((letter,), axes, level), stride))
         terms = [*self.terms(rows, axes, o.nrows * o.width >= ADDRESS64), *self.columns(o.axes, axes)]
         lanes = self.placed(self.guard(level, u), (LANES,), axes) if o.rows else ""
-        mask = self.all_of([lanes, *(self.inside(c, axes) for c in o.rows), *self.bounds(o.axes, axes)])
+        bounds = self.bounds([c for c in o.axes if c not in self.written], axes)
+        mask = self.all_of([lanes, *(self.inside(c, axes) for c in o.rows), *bounds])
         self.put(f"{self.named(s.out, u)} = {self.load(o.name, self.address(terms), mask)}{self.widen}")
 
     # -- tile einsums -----------------------------------------------------------------------------------------------

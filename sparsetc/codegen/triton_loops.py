@@ -61,6 +61,8 @@ def _dense(printer: FunctionPrinter, axis: DenseAxis) -> None:
         printer.put(f"{at} = {base}{ahead}tl.arange(0, {length})")
         if ragged:
             printer.put(f"{printer.within(axis.letter)} = {at} < {axis.size}")
+            if axis.letter in printer.written:
+                printer.put(f"{at} = {at} % {axis.size}")
 
 
 def _side(printer: FunctionPrinter, axis: DenseAxis) -> None:

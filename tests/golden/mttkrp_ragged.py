@@ -37,6 +37,7 @@ def part_0(pid, item_ptr, item_word, word, values, B, C, A):
     lane = tl.arange(0, 4)
     at_r = block_r * 128 + tl.arange(0, 128)
     in_r = at_r < 200
+    at_r = at_r % 200
     start = tl.load(item_ptr + item)
     stop = tl.load(item_ptr + item + 1)
     item_word_bits = tl.load(item_word + item)
@@ -49,8 +50,8 @@ def part_0(pid, item_ptr, item_word, word, values, B, C, A):
         at_j = (word_bits >> 9)
         at_k = word_bits & 0x1ff
         x = tl.load(values + pos)
-        b_jr = tl.load(B + at_j[:, None] * 200 + at_r[None, :], mask=in_r[None, :], other=0)
-        c_kr = tl.load(C + at_k[:, None] * 200 + at_r[None, :], mask=in_r[None, :], other=0)
+        b_jr = tl.load(B + at_j[:, None] * 200 + at_r[None, :])
+        c_kr = tl.load(C + at_k[:, None] * 200 + at_r[None, :])
         total += x[:, None] * b_jr * c_kr
     for first in range(full, stop, 4):
         pos = first + lane
@@ -59,8 +60,8 @@ def part_0(pid, item_ptr, item_word, word, values, B, C, A):
         at_j = (word_bits >> 9)
         at_k = word_bits & 0x1ff
         x = tl.load(values + pos, mask=ok, other=0)
-        b_jr = tl.load(B + at_j[:, None] * 200 + at_r[None, :], mask=ok[:, None] & in_r[None, :], other=0)
-        c_kr = tl.load(C + at_k[:, None] * 200 + at_r[None, :], mask=ok[:, None] & in_r[None, :], other=0)
+        b_jr = tl.load(B + at_j[:, None] * 200 + at_r[None, :], mask=ok[:, None], other=0)
+        c_kr = tl.load(C + at_k[:, None] * 200 + at_r[None, :], mask=ok[:, None], other=0)
         total += x[:, None] * b_jr * c_kr
     tl.store(A + at_i * 200 + at_r, tl.sum(total, 0), mask=in_r)
 
