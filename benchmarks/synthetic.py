@@ -126,3 +126,26 @@ def matrix_stack(n, count, nonzeros, band=0, block=0, seed=0, device="cpu"):
     row, col = _unique([row, col], (n, n))
     which = torch.arange(count, device=device).repeat(row.numel())
     return torch.stack([row.repeat_interleave(count), col.repeat_interleave(count), which]), (n, n, count)
+
+
+def pruned_weights(rows=2048, cols=512, sparsity=0.9, spread=0.25, seed=0, device="cpu"):
+    """A layer's weights after pruning by magnitude: rows of uneven length, columns anywhere."""
+    g = torch.Generator(device=device).manual_seed(seed)
+    kept = torch.exp(torch.randn(rows, 1, generator=g, device=device) * spread)
+    kept = (kept / kept.mean() * (1 - sparsity)).clamp_(max=1)
+    coords = torch.nonzero(torch.rand(rows, cols, generator=g, device=device) < kept).T
+    return coords.contiguous(), (rows, cols)
+
+
+def hexahedral(nodes=(24, 24, 24), unknowns=3, device="cpu"):
+    """The stiffness pattern of a regular mesh of hexahedra: 27 neighbours a node, dense blocks of its unknowns."""
+    grid = torch.cartesian_prod(*(torch.arange(n, device=device) for n in nodes))
+    steps = torch.cartesian_prod(*(torch.arange(-1, 2, device=device),) * 3)
+    size, stride = (torch.tensor(own, device=device) for own in (nodes, (nodes[1] * nodes[2], nodes[2], 1)))
+    beside = grid[:, None] + steps
+    node, step = torch.nonzero(((beside >= 0) & (beside < size)).all(-1), as_tuple=True)
+    own = torch.arange(unknowns, device=device)
+    row = (node * unknowns)[:, None, None] + own[:, None]
+    col = ((beside[node, step] * stride).sum(-1) * unknowns)[:, None, None] + own
+    n = math.prod(nodes) * unknowns
+    return _unique([c.flatten() for c in torch.broadcast_tensors(row, col)], (n, n)), (n, n)

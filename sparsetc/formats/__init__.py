@@ -1,6 +1,6 @@
 """Formats: how a part's nonzeros are stored. One file each; importing this package registers them."""
 
-from sparsetc.formats import bitmap_tile, coo, dense_tile, fiber
+from sparsetc.formats import bitmap_tile, coo, dense_tile, fiber, windows
 from sparsetc.formats.base import FORMATS, Format, Packed, get_format, pack, register_format
 
 __all__ = [
@@ -14,4 +14,5 @@ __all__ = [
     "get_format",
     "pack",
     "register_format",
+    "windows",
 ]

@@ -138,7 +138,7 @@ FORMATS: dict[str, Format] = {}
 F = TypeVar("F", bound=Callable[..., Format])
 
 
-OWN = ("coo", "fiber", "dense_tile", "bitmap_tile")
+OWN = ("coo", "fiber", "dense_tile", "bitmap_tile", "window", "vbr")
 """Names of the formats that come with the package."""
 PARTS = {
     "name": "name",

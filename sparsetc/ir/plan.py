@@ -23,7 +23,7 @@ FIXED = ("coo", "fiber", "rows", "coo+rows", "fiber+rows")
 """Plans of one sparse operand whose formats their names say."""
 PAIRED_PLANS = ("bcb", "scalar", "dense", "bcb+scalar")
 """Plans of two sparse operands."""
-PLAN_NAMES = ("auto", "hls", *FIXED, *PAIRED_PLANS)
+PLAN_NAMES = ("auto", "hls", "window", "1-sa", *FIXED, *PAIRED_PLANS)
 """Every plan that comes with the package, as ``plan=`` takes it."""
 
 SIDE = "side_"

@@ -6,10 +6,10 @@ In: coordinates. Out: counts, kept for the life of the tensor's pattern.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -17,6 +17,8 @@ from sparsetc.partition.run_length import row_numbers
 from sparsetc.partition.stored import Dealing
 from sparsetc.support.lru import Lru
 from sparsetc.tensor import coords as crd
+
+T = TypeVar("T")
 
 
 class Counts:
@@ -76,6 +78,13 @@ class Counts:
         if key not in self._memory:
             self._memory[key] = torch.bincount(values(), minlength=largest + 1).cpu()
         found: torch.Tensor = self._memory[key]
+        return found
+
+    def once(self, name: Hashable, count: Callable[[], T]) -> T:
+        """What a method counts of the nonzeros, counted once a name."""
+        if name not in self._memory:
+            self._memory[name] = count()
+        found: T = self._memory[name]
         return found
 
     def _count(self, modes: tuple[int, ...]) -> int:

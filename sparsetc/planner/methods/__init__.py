@@ -7,6 +7,7 @@ Each says which plans of it ``"auto"`` considers, and which one a request by its
     fibers.py     fiber                   fibers along one mode, side by side
     by_rows.py    coo+rows, fiber+rows    long rows by one of these, short ones a lane each
     by_tiles.py   hls                     dense tiles, and what they leave as runs or fibers
+    windows.py    window, 1-sa            groups of rows in dense tiles over their columns, and other rows as runs
 
 Formats that offer a plan, and plans that users register, are methods too.
 """
@@ -26,6 +27,7 @@ from sparsetc.planner.methods.by_tiles import ByTiles
 from sparsetc.planner.methods.fibers import Fibers
 from sparsetc.planner.methods.rows import Rows
 from sparsetc.planner.methods.runs import Runs, coo
+from sparsetc.planner.methods.windows import TAUS, Windows
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import PLANS, MakePlan
 from sparsetc.planner.statistics import Counts
@@ -38,6 +40,8 @@ OWN = (
     ByRows("coo+rows", lambda problem, counts: (coo(problem, counts),)),
     ByRows("fiber+rows", FIBERS.candidates),
     ByTiles(),
+    Windows("window", (0,)),
+    Windows("1-sa", ()),
 )
 """The package's methods, in the order in which they are considered."""
 
