@@ -55,7 +55,7 @@ PEERS: dict[tuple[str, int], tuple[float, float, float]] = {
 """Microseconds of the best peer that computes in float32, of the best in tf32, and of the best of any precision."""
 
 
-def captured(call: Callable[[], Any]) -> float:
+def device_microseconds(call: Callable[[], Any]) -> float:
     """Microseconds of what is captured in a CUDA graph; of the call itself where it cannot be."""
     return device_microseconds(call)
 
@@ -63,14 +63,14 @@ def captured(call: Callable[[], Any]) -> float:
 def baselines(x: stc.SparseTensor, b: torch.Tensor) -> dict[str, float]:
     """cuSPARSE by torch, and dense products in tf32 and float16, where the matrix fits."""
     csr = torch.sparse_coo_tensor(x.coords, x.values, x.shape).coalesce().to_sparse_csr()
-    found = {"cusparse": captured(lambda: csr @ b)}
+    found = {"cusparse": device_microseconds(lambda: csr @ b)}
     if x.shape[0] * x.shape[1] <= 1 << 30:
         a = x.to_dense()
         torch.backends.cuda.matmul.allow_tf32 = True
-        found["dense tf32"] = captured(lambda: a @ b)
+        found["dense tf32"] = device_microseconds(lambda: a @ b)
         torch.backends.cuda.matmul.allow_tf32 = False
         half, columns = a.half(), b.half()
-        found["dense fp16"] = captured(lambda: half @ columns)
+        found["dense fp16"] = device_microseconds(lambda: half @ columns)
     return {name: round(us, 1) for name, us in found.items()}
 
 
@@ -86,7 +86,7 @@ def plan_row(x: stc.SparseTensor, b: torch.Tensor, expected: torch.Tensor, plan:
     first = time.perf_counter() - start
     error = relative_error(found, expected)
     assert error < ERROR[precision], (plan, precision, error)
-    us = round(captured(lambda: k(b)), 1)
+    us = round(device_microseconds(lambda: k(b)), 1)
     parts = [f"{p.format} {dict(p.storage.params)} {p.nnz}" for p in k.plan.parts]
     own = {"asked": plan, "precision": precision, "plan": k.plan.name, "parts": parts, "us": us, "error": error}
     return own | {"expected_us": round(k.choice.seconds * 1e6, 1), "first_s": round(first, 3)}

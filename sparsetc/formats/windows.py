@@ -28,7 +28,7 @@ from sparsetc.tensor import coords as crd
 
 
 @dataclass(frozen=True)
-class Shape:
+class Windowing:
     """Which mode is grouped and which is cut, and the sides of a tile."""
 
     row: int
@@ -40,7 +40,7 @@ class Shape:
     strip: int
 
     @classmethod
-    def of(cls, storage: Storage) -> Shape:
+    def of(cls, storage: Storage) -> Windowing:
         """What a storage says; `FormatError` where it is none of windows."""
         if len(storage.item) != 1 or not storage.lane or storage.leaf:
             raise FormatError(f"windows have one item mode, and all others at the lane; found {storage}")
@@ -66,7 +66,7 @@ class _Windows:
 
     def view(self, shape: tuple[int, ...], storage: Storage) -> View:
         """Rows are listed for each work item; columns are for each tile, or lie at a multiple of the width."""
-        s = Shape.of(storage)
+        s = Windowing.of(storage)
         sides = s.sides(len(shape))
         if self.compacted:
             lane = (*words.fields(s.others, shape, "tile_word"), Listed(s.column, "columns", s.width))
@@ -77,7 +77,7 @@ class _Windows:
 
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
         """Group the rows, number the tiles of each group, and put every nonzero into its tile."""
-        s, view, nnz = Shape.of(storage), self.view(shape, storage), coords.shape[1]
+        s, view, nnz = Windowing.of(storage), self.view(shape, storage), coords.shape[1]
         rows, rank = grouped_rows(coords, shape, s)
         t = tiled(coords, shape, s, rank // s.height, self.compacted)
         positions = torch.full((t.tiles * view.volume,), -1, dtype=torch.long, device=coords.device)
@@ -117,7 +117,7 @@ class _Windows:
 
     def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
         """Look up the row and the column of every position that holds a nonzero."""
-        s, arrays, view = Shape.of(packed.storage), packed.arrays, packed.view
+        s, arrays, view = Windowing.of(packed.storage), packed.arrays, packed.view
         assert packed.positions is not None
         at = torch.nonzero(packed.positions >= 0).flatten()
         tile, across, along = at // view.volume, at // s.width % s.height, at % s.width
@@ -160,7 +160,7 @@ class Tiled:
     """(tiles,) a nonzero of each tile."""
 
 
-def tiled(coords: torch.Tensor, shape: tuple[int, ...], s: Shape, group: torch.Tensor, compacted: bool) -> Tiled:
+def tiled(coords: torch.Tensor, shape: tuple[int, ...], s: Windowing, group: torch.Tensor, compacted: bool) -> Tiled:
     """Number the tiles of each group: of its next columns, or of the strips that it touches."""
     nnz, column = coords.shape[1], coords[s.column] if compacted else coords[s.column] // s.width
     modes, sizes = [group, *coords[list(s.others)], column], [shape[s.row], *(shape[m] for m in s.others)]
@@ -179,7 +179,7 @@ def tiled(coords: torch.Tensor, shape: tuple[int, ...], s: Shape, group: torch.T
 
 
 def populations(
-    coords: torch.Tensor, shape: tuple[int, ...], s: Shape, compacted: bool = True
+    coords: torch.Tensor, shape: tuple[int, ...], s: Windowing, compacted: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(nnz,) the group of each nonzero; (groups,) how many nonzeros, and how many tiles, each group has."""
     _, rank = grouped_rows(coords, shape, s)
@@ -188,7 +188,7 @@ def populations(
     return group, torch.bincount(group), torch.bincount(t.group)
 
 
-def grouped_rows(coords: torch.Tensor, shape: tuple[int, ...], s: Shape) -> tuple[torch.Tensor, torch.Tensor]:
+def grouped_rows(coords: torch.Tensor, shape: tuple[int, ...], s: Windowing) -> tuple[torch.Tensor, torch.Tensor]:
     """(the rows that have nonzeros, those of a group side by side; (nnz,) the place of each nonzero's row among them).
 
     What whole windows leave of the groups comes after them, so that no window but those has rows of several groups.
@@ -206,7 +206,7 @@ def grouped_rows(coords: torch.Tensor, shape: tuple[int, ...], s: Shape) -> tupl
     return rows, of_row[torch.searchsorted(ordered, row)]
 
 
-def _by_similarity(coords: torch.Tensor, shape: tuple[int, ...], s: Shape) -> torch.Tensor:
+def _by_similarity(coords: torch.Tensor, shape: tuple[int, ...], s: Windowing) -> torch.Tensor:
     """The rows that have nonzeros: whole windows of similar ones, then what is left of each group."""
     from sparsetc.partition.run_length import row_numbers  # which imports the formats
     from sparsetc.partition.similarity import group_rows

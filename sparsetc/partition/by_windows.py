@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from sparsetc.formats.windows import Shape, populations
+from sparsetc.formats.windows import Windowing, populations
 from sparsetc.ir.plan import Storage
 from sparsetc.partition.base import register_partition
 
@@ -27,7 +27,7 @@ def by_windows(
         params: ``height``, ``width``, ``tau`` and ``strip``, as the storage has them.
     """
     others = tuple(m for m in range(len(shape)) if m != mode)
-    s = Shape.of(Storage(item=(mode,), lane=others, params=tuple(params.items())))
+    s = Windowing.of(Storage(item=(mode,), lane=others, params=tuple(params.items())))
     group, nonzeros, tiles = populations(coords, shape, s)
     filled = (nonzeros >= threshold * tiles)[group]
     return [torch.nonzero(filled).flatten(), torch.nonzero(~filled).flatten()]
