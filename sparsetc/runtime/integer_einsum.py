@@ -9,7 +9,6 @@ from __future__ import annotations
 from functools import lru_cache
 from math import prod
 
-import opt_einsum
 import torch
 
 ELEMENTS = 1 << 22
@@ -48,6 +47,8 @@ def _path(equation: str, shapes: tuple[torch.Size, ...]) -> tuple[tuple[int, ...
     """The pairs to contract, by their positions in the list of operands that are left."""
     if len(shapes) == 2:
         return ((0, 1),)
+    import opt_einsum  # few products have three factors or more
+
     path, _ = opt_einsum.contract_path(equation, *shapes, shapes=True)
     return tuple(path)
 
