@@ -134,3 +134,29 @@ def test_a_pattern_serves_values_with_elements_and_without() -> None:
     for _ in range(2):
         assert stc.einsum("ijk->ij", full).nnz == 2
         assert stc.einsum("ijk->ij", empty).nnz == 0
+
+
+# -- positions of dense modes alone ------------------------------------------------------------------------------------
+
+ROW, ROW_APART = sparse([[0]], (3,), 2), sparse([[1]], (3,), 2)
+
+
+@pytest.mark.parametrize(
+    ("equation", "operands"),
+    [
+        ("ijh->h", [blocks([[], []], 3)]),
+        ("ijhk->h", [blocks([[0], [1]], 3, 0)]),
+        ("iih->h", [blocks([[0], [1]], 3)]),
+        ("ijh,jk->h", [blocks([[0], [1]], 3), blocks([[0], [0]])]),
+        ("ih,ih,kh->kh", [ROW, ROW_APART, ROW]),
+        ("ih,ih,kh->kh", [ROW, ROW, ROW_APART]),
+        ("ih,ih,kh,h->h", [ROW, ROW_APART, ROW, nothing(2)]),
+        ("ijh,jk,kh->h", [blocks([[0], [1]], 3), blocks([[0], [0]]), sparse([[1]], (4,), 3)]),
+        ("ijh,ij,klh->klh", [blocks([[0], [1]], 3), blocks([[0], [0]]), blocks([[1], [1]], 3)]),
+    ],
+    ids=lambda case: case if isinstance(case, str) else "",
+)
+def test_where_no_entries_meet_there_are_no_positions(equation: str, operands: list[Operand]) -> None:
+    zero = [o.with_values(o.values * 0) if isinstance(o, stc.SparseTensor) else o for o in operands]
+    check(equation, zero, output="sparse")
+    assert float(stc.einsum(equation, *zero, output="dense").abs().sum()) == 0
