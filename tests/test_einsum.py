@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparsetc.contraction.dense import by_broadcasting
 from sparsetc.errors import EquationError, OutOfMemoryError, ShapeError
 from sparsetc.ir.equation import reference
 from sparsetc.ir.equation.einsum import Bound, Einsum, run, verify
@@ -425,24 +424,3 @@ def test_dense_steps_do_not_grow_and_do_not_repeat(case: Case, scale: int) -> No
         for p in reversed(step.positions[1:]):
             del left[p]
     assert dense_subexpressions(reduction.bound).steps == ()
-
-
-@pytest.mark.parametrize(
-    ("equation", "shapes"),
-    [
-        ("r,r->", [(3,), (3,)]),
-        ("ij,jk->ik", [(2, 3), (3, 4)]),
-        ("ii,i->i", [(3, 3), (3,)]),
-        (",r->r", [(), (3,)]),
-        ("ab,cd->dbca", [(2, 3), (4, 5)]),
-        ("ij->j", [(2, 3)]),
-        ("ij,jk,kl->il", [(2, 3), (3, 4), (4, 5)]),
-        ("ij,ij->", [(0, 3), (0, 3)]),
-        ("ba->ab", [(2, 3)]),
-    ],
-)
-def test_integers_are_contracted_without_a_matrix_product(equation: str, shapes: list[tuple[int, ...]]) -> None:
-    """As on a GPU, where torch has none of them."""
-    g = torch.Generator().manual_seed(0)
-    given = [torch.randint(-5, 6, shape, generator=g) for shape in shapes]
-    assert torch.equal(by_broadcasting(equation, *given), torch.einsum(equation, *given))

@@ -252,7 +252,7 @@ def test_the_runner_agrees_with_einsum(name: str, dot: bool, bitmap: bool) -> No
 @given(drawn_tiles((torch.float64, torch.int64)))
 def test_any_tiles_agree_with_einsum(case: DrawnTiles) -> None:
     assert torch.equal(run(case), case.expected())
-    found = TorchPairs(case.program, None)(case.arrays(), (0, sum(case.pairs)))
+    found = TorchPairs(case.program, case.dtype, None)(case.arrays(), (0, sum(case.pairs)))
     assert torch.equal(found.view_as(case.expected()).double(), case.expected())
 
 
@@ -278,7 +278,7 @@ def test_the_runner_wants_its_arrays() -> None:
 def test_the_torch_program_takes_pairs_of_a_part_of_the_list() -> None:
     """Items 1 and 2 alone, one at a time, their pairs counted from the list's beginning."""
     case = DrawnTiles(ONE_MODE, pairs=(2, 0, 3))
-    launch, (ptr, *rest) = TorchPairs(case.program, None), case.arrays()
+    launch, (ptr, *rest) = TorchPairs(case.program, case.dtype, None), case.arrays()
     launch.chunk = 1
     assert torch.equal(launch([ptr[1:], *rest], (2, 5)).view(2, 32, 16), case.expected()[1:])
 
@@ -286,7 +286,7 @@ def test_the_torch_program_takes_pairs_of_a_part_of_the_list() -> None:
 @pytest.mark.parametrize("name", FOLDS)
 def test_the_torch_program_multiplies_parts(name: str) -> None:
     case = DrawnTiles(FOLDS[name], halves=True, dtype=torch.float32)
-    found = TorchPairs(case.program, None)(case.arrays(), (0, sum(case.pairs)))
+    found = TorchPairs(case.program, case.dtype, None)(case.arrays(), (0, sum(case.pairs)))
     assert torch.equal(found.view_as(case.expected()).double(), case.expected())
 
 

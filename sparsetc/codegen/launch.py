@@ -89,10 +89,16 @@ class TorchPrograms:
     """The generated torch programs of the parts of a plan."""
 
     def __init__(
-        self, programs: Sequence[TileProgram], cache_dir: Path | None, name: str, about: Sequence[str] = ()
+        self,
+        programs: Sequence[TileProgram],
+        dtype: torch.dtype,
+        cache_dir: Path | None,
+        name: str,
+        about: Sequence[str] = (),
     ) -> None:
         self.programs, self.about = tuple(programs), tuple(about)
-        self.source = torch_source.module_source(self.programs, header(self.programs, "torch", self.about))
+        integers = accumulator(dtype) == torch.int64
+        self.source = torch_source.module_source(self.programs, header(self.programs, "torch", self.about), integers)
         self.module, self.path = cache.load(self.source, cache_dir, name)
 
     def bind(self, arrays: Sequence[PartArrays]) -> Callable[[Values, Sequence[torch.Tensor], torch.Tensor], None]:

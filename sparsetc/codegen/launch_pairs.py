@@ -58,8 +58,8 @@ class TritonPairs(TritonPrograms):
 class TorchPairs(TorchPrograms):
     """The torch program, some items at a time."""
 
-    def __init__(self, program: TileProgram, cache_dir: Path | None) -> None:
-        super().__init__([program], cache_dir, source_name(program.equation, "torch"))
+    def __init__(self, program: TileProgram, dtype: torch.dtype, cache_dir: Path | None) -> None:
+        super().__init__([program], dtype, cache_dir, source_name(program.equation, "torch"))
         self.program, self.chunk = program, CHUNK
 
     def __call__(self, arrays: Sequence[torch.Tensor], pairs: tuple[int, int]) -> torch.Tensor:

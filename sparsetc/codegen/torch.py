@@ -14,15 +14,16 @@ from sparsetc.ir.program.tile import TileProgram
 
 RUNTIME = {
     "sparsetc.runtime.bitmaps": ("expanded",),
+    "sparsetc.runtime.integer_einsum": ("integer_einsum",),
     "sparsetc.runtime.segments": ("add_rows", "bag", "bags", "run_products", "run_sums"),
 }
 """What generated programs may call."""
 
 
 @lru_cache(maxsize=256)
-def module_source(programs: tuple[TileProgram, ...], header: str) -> str:
-    """The whole file: header and one function a part."""
-    functions = ["\n".join(FunctionPrinter(program).lines()) for program in programs]
+def module_source(programs: tuple[TileProgram, ...], header: str, integers: bool = False) -> str:
+    """The whole file: header and one function a part; `integers` says of what type the operands are."""
+    functions = ["\n".join(FunctionPrinter(program, integers).lines()) for program in programs]
     body = "\n\n\n".join(functions)
     called = set(re.findall(r"(?<!\.)\b(\w+)\(", body))
     used = {module: [name for name in names if name in called] for module, names in RUNTIME.items()}

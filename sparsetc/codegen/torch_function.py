@@ -39,8 +39,9 @@ from sparsetc.ir.program.tile import (
 class FunctionPrinter:
     """Prints one tile program as a torch function of chunks."""
 
-    def __init__(self, program: TileProgram) -> None:
+    def __init__(self, program: TileProgram, integers: bool = False) -> None:
         p = self.p = whole(program)
+        self.einsum = "integer_einsum" if integers else "torch.einsum"
         self.rows = Rows(p, f"{'values' if 'values' in p.arrays else p.output}.device")
         self.bags = bags(p)
         statements = [s for s, _ in p.statements]
@@ -214,7 +215,7 @@ class FunctionPrinter:
             terms.append(("" if self.is_constant(tile) else letters[""]) + "".join(letters[a] for a in own_axes(tile)))
             factors.append(self.factor(tile, own_axes(tile), level))
         out = letters[""] + "".join(letters[a] for a in axes)
-        return f'torch.einsum("{",".join(terms)}->{out}", {", ".join(factors)})'
+        return f'{self.einsum}("{",".join(terms)}->{out}", {", ".join(factors)})'
 
     @cached_property
     def einsum_letters(self) -> dict[str, str]:

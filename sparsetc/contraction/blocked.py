@@ -96,13 +96,18 @@ class Blocked:
             return
         found = self._made.pattern_on([o.pattern for o in self._operands])
         first, *others = patterns
-        made = self._output.pattern(self._cuts, found, self.device)
+        made = self._output.pattern(self._cuts, found, self._made.empty, self.device)
         self._own = found is self._operands[0].pattern and made.blocks == first.blocks
         e = self.bound.einsum
         key = e.inputs, e.output, e.sparse, self.bound.sizes, self.form
         self._pattern = first.bare() if self._own else first.known(key, made, others)
 
     # -- calls ------------------------------------------------------------------------------------------------------
+    @property
+    def empty(self) -> bool:
+        """Whether no blocks take part."""
+        return self._made.empty
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of what `result` gives."""
@@ -139,7 +144,11 @@ class Blocked:
         if self._output is None:
             output = self.bound.einsum.output
             return joined(found, self._cuts.sides_of(output), self.bound.output_shape)
-        return found.reshape(self.shape)
+        return found.reshape(self.shape) if self._has_entries else found.reshape(-1)[:0].reshape(self.shape)
+
+    @property
+    def _has_entries(self) -> bool:
+        return self._pattern is None or self._pattern.nnz > 0
 
     def gradient(
         self,
@@ -157,8 +166,10 @@ class Blocked:
         tables = [self._cuts.table(d, p, whole=n == operand - count) for n, (d, p) in enumerate(pairs)]
         if self._output is None:
             upstream = split(upstream, self._cuts.sides_of(e.output), self.bound.output_shape)
-        else:
+        elif self._has_entries:
             upstream = upstream.reshape(self._made.shape)
+        else:
+            upstream = upstream.new_zeros(self._made.shape)
         found = self._made.gradient([o.pattern for o in self._operands], operand, own, tables, upstream)
         if operand < count:
             return self._operands[operand].gradient(found, values[operand].shape)

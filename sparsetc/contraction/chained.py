@@ -56,6 +56,7 @@ class Chained:
         self._pair = sparse_order(bound, terms, sizes, kept)[0]
         self.first, letters = self._first(stand_ins, coordinates)
         self.rest = self._rest(stand_ins, operands, letters)
+        self._nothing = self._without_entries()
         self.key = key_of(self)
 
     def _of_step(self, number: int) -> Options:
@@ -90,6 +91,11 @@ class Chained:
         form = "sparse" if self.sparse else "dense"
         return contraction(Bound.of(einsum, self.bound.by_index), views, self._of_step(1), form)
 
+    def _without_entries(self) -> Pattern | None:
+        """The pattern of a sparse result that has none since the pair, whose result is dense, has none that meet."""
+        found = self.rest.pattern_on(self._left(self._bare)) if self.first.empty and not self.first.sparse else None
+        return None if found is None else found.like(found.coords[:, :0], True)
+
     def _made_on(self, patterns: Sequence[Pattern]) -> Pattern | None:
         """The pattern of the pair's result."""
         return self.first.pattern_on([patterns[n] for n in self._pair])
@@ -101,9 +107,14 @@ class Chained:
 
     # -- calls ------------------------------------------------------------------------------------------------------
     @property
+    def empty(self) -> bool:
+        """Whether no nonzeros meet."""
+        return self.first.empty or self.rest.empty
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of what `result` gives."""
-        return self.rest.shape
+        return self.rest.shape if self._nothing is None else (0, *self.rest.shape[1:])
 
     @property
     def result_dtype(self) -> torch.dtype:
@@ -116,7 +127,7 @@ class Chained:
 
     def pattern_on(self, patterns: Sequence[Pattern]) -> Pattern | None:
         """The pattern of a sparse result."""
-        return self.rest.pattern_on(self._left(patterns))
+        return self.rest.pattern_on(self._left(patterns)) if self._nothing is None else self._nothing
 
     def result(
         self,
@@ -137,6 +148,7 @@ class Chained:
         else:
             tables.insert(0, made)
         found = self.rest.result(left, others, tables)
+        found = found if self._nothing is None else found[:0]
         return fitted(found, self.dtype, f'the result of "{self.bound.einsum.text}"')
 
     def gradient(

@@ -73,6 +73,10 @@ class Contraction(Protocol):
         """Whether the result is a SparseTensor."""
 
     @property
+    def empty(self) -> bool:
+        """Whether no nonzeros take part, so that the result has no positions, and is 0 where it is dense."""
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of what `result` gives."""
 
@@ -173,6 +177,11 @@ class Single:
     def sparse(self) -> bool:
         """Whether the result is a SparseTensor."""
         return self.step.output.sparse
+
+    @property
+    def empty(self) -> bool:
+        """Whether no nonzeros take part."""
+        return self.step.canonical.coords.shape[1] == 0
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -196,9 +196,12 @@ class BlockOutput:
         """The letters that have coordinates."""
         return tuple(d for own in self.rows for d in own)
 
-    def pattern(self, cuts: Cuts, found: Pattern | None, device: torch.device) -> Pattern:
-        """The result's pattern, of that of the einsum of blocks; of one entry where this has no coordinates."""
-        count = 0 if 0 in self.blocks.shape else 1 if found is None else found.nnz
+    def pattern(self, cuts: Cuts, found: Pattern | None, empty: bool, device: torch.device) -> Pattern:
+        """The result's pattern, of that of the einsum of blocks.
+
+        Where this has no coordinates, it is of one entry, or of none if the einsum of blocks is `empty`.
+        """
+        count = 0 if empty or 0 in self.blocks.shape else 1 if found is None else found.nnz
         given = iter(() if found is None else found.coords.unbind())
         rows = []
         for own in self.rows:

@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.options import Options
 from sparsetc.runtime.autocast import autocast_off, without_autocast
+from sparsetc.runtime.integer_einsum import integer_einsum
 from sparsetc.support.locks import Lock
 from sparsetc.tensor.pattern import transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -233,20 +234,5 @@ def _contracted(equation: str, precision: str, operands: Sequence[torch.Tensor])
         if dtype in (torch.float16, torch.bfloat16):
             return torch.einsum(equation, *(o.float() for o in operands)).to(dtype)
         if not (dtype.is_floating_point or dtype.is_complex):  # torch's own mixes types where an index has size 0
-            contract = by_broadcasting if operands[0].is_cuda else torch.einsum
-            return contract(equation, *(o.long() for o in operands))
+            return integer_einsum(equation, *(o.long() for o in operands))
         return torch.einsum(equation, *operands)
-
-
-def by_broadcasting(equation: str, *operands: torch.Tensor) -> torch.Tensor:
-    """An einsum of integers on a GPU, where torch has no matrix product of them."""
-    terms, output = equation.split("->")
-    letters = list(dict.fromkeys([*output, *terms.replace(",", "")]))
-    product = torch.ones((), dtype=operands[0].dtype, device=operands[0].device)
-    for term, operand in zip(terms.split(","), operands, strict=True):
-        own = "".join(c for c in letters if c in term)
-        aligned = torch.einsum(f"{term}->{own}", operand)  # of one operand: a diagonal, and axes in order
-        shape = iter(aligned.shape)
-        product = product * aligned.reshape([next(shape) if c in term else 1 for c in letters])
-    summed = tuple(range(len(output), len(letters)))
-    return product.sum(summed) if summed else product

@@ -71,7 +71,8 @@ class Entries:
             return None
         numbers = tuple(spare[: len(sparse)])
         on_pattern = is_sparse(form, e, coordinates)
-        own = on_pattern and len(sparse) == 1 and e.output[: len(coordinates[0])] == coordinates[0]
+        kept_whole = e.output[: len(coordinates[0])] == coordinates[0] and not _is_empty(sparse[0])
+        own = on_pattern and len(sparse) == 1 and kept_whole
         output = e.output[len(coordinates[0]) :] if own else e.output
         dense = [e.inputs[p] for p in e.dense]
         used = {c for t in (output, *dense, *tables) for c in t}
@@ -116,14 +117,15 @@ def _pattern(
 ) -> Pattern | None:
     """Numbers of entries, or of pairs that meet, and their coordinates of some letters; kept with the first pattern.
 
-    None where pairs take too much memory.
+    An operand whose entries have no elements has no nonzeros, so no entry of it takes part. None where pairs take too
+    much memory.
     """
     first, *others = (x.pattern for x in sparse)
-    key = ("entries", tuple(terms), letters, *map(weakref.ref, others))
+    key = ("entries", tuple(terms), letters, any(map(_is_empty, sparse)), *map(weakref.ref, others))
     found = first.cache.get(key)
     if found is None:
         with lasting():
-            numbers = [_on_diagonal(p, t) for p, t in zip((first, *others), terms, strict=True)]
+            numbers = [_taking_part(x, t) for x, t in zip(sparse, terms, strict=True)]
             if others:
                 most = settings.memory_on(first.device) // (SHARE * 8 * (2 + len(letters)))
                 met = _meeting(sparse, terms, numbers, most)
@@ -140,10 +142,17 @@ def _pattern(
     return found  # type: ignore[no-any-return]
 
 
-def _on_diagonal(pattern: Pattern, letters: Letters) -> torch.Tensor:
-    """The numbers of the entries whose coordinates agree in modes of the same letter, ascending."""
-    found = crd.on_diagonal(letters, pattern.coords)
-    return torch.arange(pattern.nnz, device=pattern.device) if found is None else found
+def _is_empty(x: SparseTensor) -> bool:
+    """Whether entries have no elements: a dense mode has size 0."""
+    return 0 in x._values.shape[1:]
+
+
+def _taking_part(x: SparseTensor, letters: Letters) -> torch.Tensor:
+    """The numbers of the entries whose coordinates agree in modes of the same letter, ascending; none of empty ones."""
+    found = crd.on_diagonal(letters, x.coords)
+    if _is_empty(x):
+        return torch.arange(0, device=x.device)
+    return torch.arange(x.nnz, device=x.device) if found is None else found
 
 
 def _meeting(

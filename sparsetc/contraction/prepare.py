@@ -169,7 +169,7 @@ class Preparation:
         made: TorchPrograms | TritonPrograms
         narrow = False
         if backend == "torch":
-            made = TorchPrograms(programs, folder, name)
+            made = TorchPrograms(programs, self.dtype, folder, name)
         else:
             # Sums that are stored once need not be kept wide.
             narrow = not partial and all(map(owned, programs)) and self.dtype.is_floating_point

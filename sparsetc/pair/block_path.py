@@ -85,7 +85,7 @@ class BlockPath:
     def _launch_of(self, backend: str, halves: bool = False) -> PairLaunch:
         folder, program = self.budget.settings.cache_dir, self._program_of(backend, halves)
         if backend == "torch":
-            return TorchPairs(program, folder)
+            return TorchPairs(program, self.dtype, folder)
         return TritonPairs(program, self.dtype, folder, machine_of((self.blocking.join.x_key,)))
 
     def ptx(self, target: str) -> str:

@@ -77,11 +77,12 @@ class Chain:
     """The contraction of any number of operands: links, in the order in which they run."""
 
     def __init__(self, bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], settings: Options) -> None:
-        self.bound = bound
-        e = bound.einsum
+        self._given, self._gone = bound, _empty_sums(bound)
+        self.bound = tables.without(bound, self._gone)
+        e = self.bound.einsum
         terms = [ChainOperand(e.inputs[p], o if isinstance(o, SparseTensor) else None) for p, o in enumerate(operands)]
         like = next(o for o in operands if isinstance(o, SparseTensor))
-        self.order = contraction_order(bound, terms)
+        self.order = contraction_order(self.bound, terms)
         self.links: list[Link] = []
         self._sparse: list[tuple[bool, bool]] = []
         for number, (left, right) in enumerate(self.order):
@@ -100,17 +101,33 @@ class Chain:
 
     def run(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
         """The values of the result, or a dense one, from the values of sparse operands and dense ones as they are."""
-        left = [o if p in self.bound.einsum.sparse else o.expand(self.bound.shape(p)) for p, o in enumerate(operands)]
+        left = [o if p in self.bound.einsum.sparse else self._summed(o, p) for p, o in enumerate(operands)]
         for link, sparse in zip(self.links, self._sparse, strict=True):
             a, b = (left[n] for n in link.places)
             made = link.run(a, b, sparse[0])
             left = [o for n, o in enumerate(left) if n not in link.places] + [made]
         return left[0][:0] if self._empty else left[0]
 
+    def _summed(self, operand: torch.Tensor, position: int) -> torch.Tensor:
+        """A dense operand in full, without the letters that it is summed over before all else."""
+        full, gone = operand.expand(self._given.shape(position)), self._gone.get(position)
+        return full.sum(gone, dtype=full.dtype) if gone else full
+
     @property
     def pairs(self) -> tuple[PairStep, ...]:
         """The contractions of two sparse operands."""
         return tuple(link.work for link in self.links if isinstance(link.work, PairStep))
+
+
+def _empty_sums(bound: Bound) -> dict[int, tables.Dims]:
+    """For each dense operand, the dimensions of size 0 that are summed over.
+
+    A sum over nothing is 0 wherever the sparse operands have entries. Were such a letter contracted with a sparse
+    operand, or made one of its modes, no entries would be left.
+    """
+    e = bound.einsum
+    empty = [c for c in e.dense_contracted if not bound.by_index[c]]
+    return {p: own for p in e.dense if (own := tuple(n for n, c in enumerate(e.inputs[p]) if c in empty))}
 
 
 def _without_nonzeros(x: SparseTensor | None) -> SparseTensor:

@@ -95,7 +95,7 @@ class TaskSum:
         about = _about(equation, tasks)
         self.programs: TorchPrograms | TritonPrograms
         if backend == "torch":
-            self.programs = TorchPrograms([program], settings.cache_dir, name, about)
+            self.programs = TorchPrograms([program], dtype, settings.cache_dir, name, about)
         else:
             machine = machine_of((self._none.parts[0].index[0],))
             self.programs = TritonPrograms([program], dtype, True, machine, settings.cache_dir, name, about)

@@ -81,6 +81,12 @@ class Several:
 
     # -- calls ------------------------------------------------------------------------------------------------------
     @property
+    def empty(self) -> bool:
+        """Whether no nonzeros meet."""
+        last = self.chain.result.pattern
+        return any(link.result.empty for link in self.chain.links) or (last is not None and last.nnz == 0)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of what `result` gives."""
         return (self.pattern.nnz,) if self.sparse and self.pattern is not None else self.bound.output_shape

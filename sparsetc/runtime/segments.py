@@ -17,6 +17,8 @@ from math import prod
 import torch
 import torch.nn.functional as F
 
+from sparsetc.runtime.integer_einsum import integer_einsum
+
 LONG_RUN = 32
 """Mean rows a run from which one matrix product a run beats outer products and a sum (2 cores, R = 16)."""
 
@@ -104,10 +106,13 @@ def run_products(left: torch.Tensor, right: torch.Tensor, offsets: torch.Tensor)
     runs = offsets.numel() - 1
     if runs and left.shape[0] >= LONG_RUN * runs:
         out = left.new_empty((runs, left.shape[1], right.shape[1]))
-        bounds = offsets.tolist()
+        bounds, integers = offsets.tolist(), not (left.is_floating_point() or left.is_complex())
         for run in range(runs):
             rows = slice(bounds[run], bounds[run + 1])
-            torch.mm(left[rows].t(), right[rows], out=out[run])
+            if integers:
+                out[run] = integer_einsum("nm,nr->mr", left[rows], right[rows])
+            else:
+                torch.mm(left[rows].t(), right[rows], out=out[run])
         return out
     return run_sums(left.unsqueeze(2) * right.unsqueeze(1), offsets)
 

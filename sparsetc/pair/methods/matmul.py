@@ -18,6 +18,7 @@ from sparsetc.pair.prices import dense_seconds
 from sparsetc.pair.problem import PairProblem
 from sparsetc.pair.source import dense_source
 from sparsetc.pair.symbolic import Budget, picked
+from sparsetc.runtime import integer_einsum
 
 
 class Matmul(PairMethod):
@@ -48,7 +49,7 @@ class Matmul(PairMethod):
         return DensePath(p.unfolded, p.equation, p.budget, precision)
 
     def _has_product(self, p: PairProblem) -> bool:
-        return p.budget.device.type == "cpu" or p.dtype.is_floating_point or p.dtype.is_complex
+        return integer_einsum.has_matrix_product(p.dtype, p.budget.device)
 
 
 class DensePath:
