@@ -25,7 +25,7 @@ from sparsetc.ops import contract, mttkrp, sddmm, spmm, ttm, ttmc, ttv
 from sparsetc.options import options
 from sparsetc.partition import register_partition
 from sparsetc.planner.registry import register_plan
-from sparsetc.planner.requests import plan_bcb, plan_hls
+from sparsetc.planner.requests import plan_1sa, plan_bcb, plan_hls, plan_window
 from sparsetc.tensor.pattern import CacheInfo, Pattern, cache_info, clear_cache
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -70,8 +70,10 @@ __all__ = [
     "mttkrp",
     "options",
     "parse_tree",
+    "plan_1sa",
     "plan_bcb",
     "plan_hls",
+    "plan_window",
     "read",
     "register_format",
     "register_op",

@@ -1,4 +1,4 @@
-"""``window`` and ``vbr``: groups of output rows, and what columns they have, in dense tiles (1-SA, section 3; DTC-SpMM).
+"""``window`` and ``vbr``: groups of output rows in dense tiles over the columns that they have (1-SA, section 3).
 
         rows       [ 7 12 40 . | 3 5 9 11 | …      the rows of each group, wherever they lie; . is no row
         item_ptr   [ 0       2          5 | …      the tiles of each work item, all of one group
@@ -15,6 +15,7 @@ cut into tiles, and a tile has one coordinate of each other mode. A zero positio
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -25,6 +26,9 @@ from sparsetc.formats.tiles import refuse_duplicates
 from sparsetc.ir.nest.view import Listed, View, tiles_along
 from sparsetc.ir.plan import Storage
 from sparsetc.tensor import coords as crd
+
+if TYPE_CHECKING:
+    from sparsetc.partition.similarity import Groups
 
 
 @dataclass(frozen=True)
@@ -179,23 +183,28 @@ def tiled(coords: torch.Tensor, shape: tuple[int, ...], s: Windowing, group: tor
 
 
 def populations(
-    coords: torch.Tensor, shape: tuple[int, ...], s: Windowing, compacted: bool = True
+    coords: torch.Tensor, shape: tuple[int, ...], s: Windowing, groups: Groups | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(nnz,) the group of each nonzero; (groups,) how many nonzeros, and how many tiles, each group has."""
-    _, rank = grouped_rows(coords, shape, s)
-    t = tiled(coords, shape, s, rank // s.height, compacted)
+    """(nnz,) the window of each nonzero; (windows,) how many nonzeros, and how many tiles, each window has.
+
+    Groups of similar rows are made where they are not given.
+    """
+    _, rank = grouped_rows(coords, shape, s, groups)
     group = rank // s.height
+    t = tiled(coords, shape, s, group, compacted=True)
     return group, torch.bincount(group), torch.bincount(t.group)
 
 
-def grouped_rows(coords: torch.Tensor, shape: tuple[int, ...], s: Windowing) -> tuple[torch.Tensor, torch.Tensor]:
+def grouped_rows(
+    coords: torch.Tensor, shape: tuple[int, ...], s: Windowing, groups: Groups | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(the rows that have nonzeros, those of a group side by side; (nnz,) the place of each nonzero's row among them).
 
     What whole windows leave of the groups comes after them, so that no window but those has rows of several groups.
     """
     row, count = coords[s.row], shape[s.row]
     if s.tau:
-        rows = _by_similarity(coords, shape, s)
+        rows = _in_windows(groups or similar_rows(coords, shape, s), s.height)
     elif count <= 8 * row.numel() + (1 << 20):
         seen = torch.zeros(count, dtype=torch.bool, device=row.device)
         seen[row] = True
@@ -206,17 +215,21 @@ def grouped_rows(coords: torch.Tensor, shape: tuple[int, ...], s: Windowing) -> 
     return rows, of_row[torch.searchsorted(ordered, row)]
 
 
-def _by_similarity(coords: torch.Tensor, shape: tuple[int, ...], s: Windowing) -> torch.Tensor:
-    """The rows that have nonzeros: whole windows of similar ones, then what is left of each group."""
-    from sparsetc.partition.run_length import row_numbers  # which imports the formats
+def similar_rows(coords: torch.Tensor, shape: tuple[int, ...], s: Windowing) -> Groups:
+    """Groups of the rows of the tensor's unfolding along the mode of rows."""
+    from sparsetc.partition.row_similarity import unfolded  # which imports the formats
     from sparsetc.partition.similarity import group_rows
 
-    column = coords[s.column] if not s.others else row_numbers(coords, shape, (*s.others, s.column))
-    groups = group_rows(coords[s.row], column, shape[s.row], shape[s.column], width=s.strip, tau=s.tau / 100)
-    size = torch.diff(groups.ptr)
+    rows, columns, count = unfolded(coords, shape, s.row)
+    return group_rows(rows, columns, shape[s.row], count, width=s.strip, tau=s.tau / 100)
+
+
+def _in_windows(groups: Groups, height: int) -> torch.Tensor:
+    """The rows that have nonzeros: whole windows of each group, then what is left of the groups."""
+    size = groups.heights
     group = torch.repeat_interleave(torch.arange(size.numel(), device=size.device), size)
     place = torch.arange(group.numel(), device=group.device) - groups.ptr[:-1][group]
-    left = place >= (size - size % s.height)[group]
+    left = place >= (size - size % height)[group]
     return groups.order[torch.sort(left, stable=True).indices]
 
 

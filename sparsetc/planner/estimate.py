@@ -63,5 +63,6 @@ def describe(candidate: Candidate, problem: Problem) -> str:
     for p in candidate.plan.parts:
         own = " | ".join("".join(problem.letters[m] for m in modes) or "-" for modes in p.storage.levels)
         dots = p.schedule.dot and problem.backend == "triton"
-        parts.append(f"{p.format}[{own}]{f' {p.schedule.precision}' if dots else ''}")
+        sizes = ", ".join(f"{name}={size}" for name, size in p.storage.params)
+        parts.append(f"{p.format}{f'({sizes})' if sizes else ''}[{own}]{f' {p.schedule.precision}' if dots else ''}")
     return f"{candidate.plan.name}: {' + '.join(parts)}"

@@ -36,6 +36,46 @@ def plan_hls(threshold: int | None = None) -> Plan:
     return Plan("hls", options=() if threshold is None else (("threshold", threshold),))
 
 
+def plan_window(height: int | None = None, width: int | None = None, threshold: int | None = None) -> Plan:
+    """Windows of `height` neighbouring output rows, in tiles of `width` of the columns that they have, compacted.
+
+    Args:
+        height: rows of a window; None takes what the cost model finds best, here and below.
+        width: columns of a tile.
+        threshold: nonzeros a tile, on average over a window, from which its rows are not left to runs; 0 leaves none.
+    """
+    return Plan("window", options=_sizes(height=height, width=width, threshold=threshold))
+
+
+def plan_1sa(
+    tau: int | None = None,
+    strip: int | None = None,
+    height: int | None = None,
+    width: int | None = None,
+    threshold: int | None = None,
+) -> Plan:
+    """Windows as `plan_window` has them, of rows that are grouped by similarity (1-SA), wherever they lie.
+
+    Args:
+        tau: the Jaccard similarity that rows of a group have at least, in percent, from 1 to 100.
+        strip: columns of a strip; rows are compared by the strips that they touch.
+        height: rows of a window.
+        width: columns of a tile.
+        threshold: nonzeros a tile, from which rows are not left to runs.
+    """
+    if tau is not None and (not isinstance(tau, int) or not 1 <= tau <= 100):
+        raise PlanError(f"tau must be in percent, from 1 to 100, found {tau!r}")
+    return Plan("1-sa", options=_sizes(tau=tau, strip=strip, height=height, width=width, threshold=threshold))
+
+
+def _sizes(**named: int | None) -> tuple[tuple[str, int], ...]:
+    """Options of the sizes that are named."""
+    for name, size in named.items():
+        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < (name != "threshold")):
+            raise PlanError(f"{name} must be {int(name != 'threshold')} or more, found {size!r}")
+    return tuple((name, size) for name, size in named.items() if size is not None)
+
+
 def plan_bcb(
     storage: str | tuple[str, str] = "auto",
     threshold: int | None = None,

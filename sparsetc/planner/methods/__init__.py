@@ -27,7 +27,7 @@ from sparsetc.planner.methods.by_tiles import ByTiles
 from sparsetc.planner.methods.fibers import Fibers
 from sparsetc.planner.methods.rows import Rows
 from sparsetc.planner.methods.runs import Runs, coo
-from sparsetc.planner.methods.windows import TAUS, Windows
+from sparsetc.planner.methods.windows import TAUS, USUAL, Windows
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import PLANS, MakePlan
 from sparsetc.planner.statistics import Counts
@@ -40,8 +40,8 @@ OWN = (
     ByRows("coo+rows", lambda problem, counts: (coo(problem, counts),)),
     ByRows("fiber+rows", FIBERS.candidates),
     ByTiles(),
-    Windows("window", (0,)),
-    Windows("1-sa", ()),
+    Windows("window", (0,), (0,)),
+    Windows("1-sa", TAUS, USUAL),
 )
 """The package's methods, in the order in which they are considered."""
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from sparsetc.errors import PlanError
-from sparsetc.formats.windows import Windowing, populations
+from sparsetc.formats.windows import Windowing, populations, similar_rows
 from sparsetc.ir.default_tree.groups import groups_of
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ir.program.cost import Statistics
@@ -50,8 +50,10 @@ SHAPES = {
 }
 """What is considered, by the precision of dots. Of tf32, four warps or more take the instruction that wants the dense
 operand in the other order, and up to six times as long."""
-TAUS = (20, 40, 60, 80)
-"""Similarity that rows of a group have at least, in percent."""
+TAUS, STRIP = (20, 40, 60, 80), 64
+"""Similarity that rows of a group have at least, in percent, and the columns of strips by which they are compared."""
+USUAL = (40,)
+"""Similarities that ``"auto"`` considers: grouping takes longer than all else that planning does."""
 FILLS = (0, 2, 4, 8, 16, 32)
 """Percent of a tile's positions that hold nonzeros, at least, where a group's rows are not left to runs."""
 PROGRAMS = 2048
@@ -63,15 +65,16 @@ LEAST_TILES = 8
 class Windows(OperandMethod):
     """Windows where they are filled well enough, and runs elsewhere."""
 
-    def __init__(self, name: str, taus: tuple[int, ...]) -> None:
-        self.name, self.taus = name, taus
+    def __init__(self, name: str, taus: tuple[int, ...], usual: tuple[int, ...]) -> None:
+        """A method of this name, which considers groups of these similarities; ``"auto"`` only the usual ones."""
+        self.name, self.taus, self.usual = name, taus, usual
 
     def candidates(self, problem: Problem, counts: Counts) -> Iterator[Candidate]:
         """The best split for each shape of tile, on a GPU, of a matrix whose rows the output keeps."""
         usable = problem.backend == "triton" and problem.floating and problem.coalesced and not problem.sparse_output
         if usable and counts.nnz and problem.order == 2 and len(problem.kept) == 1:
-            for tau in self.taus:
-                for shape in SHAPES[problem.precision]:
+            for tau in self.usual:
+                for shape in shapes_of(problem):
                     yield from cheapest(problem, splits(problem, counts, self.name, Tiling(shape, tau)))
 
     def candidate(self, problem: Problem, counts: Counts, request: Plan) -> Candidate:
@@ -88,6 +91,11 @@ class Windows(OperandMethod):
         return next(iter(cheapest(problem, found)))
 
 
+def shapes_of(problem: Problem) -> tuple[Shape, ...]:
+    """The shapes for a precision; values of 16 bits are multiplied as they are."""
+    return SHAPES["bf16" if problem.itemsize == 2 else problem.precision]
+
+
 @dataclass(frozen=True)
 class Tiling:
     """A shape of tile, and how rows are grouped."""
@@ -99,13 +107,13 @@ class Tiling:
     @property
     def params(self) -> tuple[tuple[str, int], ...]:
         """As a storage has them."""
-        similar = (("strip", self.strip or self.shape.width), ("tau", self.tau)) if self.tau else ()
+        similar = (("strip", self.strip or STRIP), ("tau", self.tau)) if self.tau else ()
         return (("height", self.shape.height), *similar, ("width", self.shape.width))
 
 
 def tilings(problem: Problem, named: dict[str, Any], taus: Iterable[int]) -> Iterator[Tiling]:
     """What a request leaves open: shapes of the height and the width that it names, and similarities."""
-    shapes = SHAPES[problem.precision]
+    shapes = shapes_of(problem)
     if "height" in named:
         near = min(shapes, key=lambda shape: abs(shape.height - named["height"]))
         shapes = (replace(near, height=named["height"]),)
@@ -157,9 +165,12 @@ class Populations:
 
 def counted(counts: Counts, windowing: Windowing) -> Populations:
     """What the groups hold, counted once."""
+    coords, shape = counts.coords, counts.shape
 
     def count() -> Populations:
-        _, nonzeros, tiles = populations(counts.coords, counts.shape, windowing)
+        key = ("similar rows", windowing.row, windowing.strip, windowing.tau)  # whatever the tiles
+        similar = counts.once(key, lambda: similar_rows(coords, shape, windowing)) if windowing.tau else None
+        _, nonzeros, tiles = populations(coords, shape, windowing, similar)
         return Populations(nonzeros.cpu(), tiles.cpu())
 
     return counts.once(("windows", windowing), count)
