@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from sparsetc.codegen.triton_bitmaps import COUNT, POPC
-from sparsetc.codegen.triton_function import FunctionPrinter, Types, signature
+from sparsetc.codegen.triton_function import FunctionPrinter, Types, counts_of, signature
 from sparsetc.ir.program.tile import TileProgram
 
 __all__ = ["Types", "kernel_arguments", "module_source"]
@@ -67,7 +67,6 @@ def _kernel(group: tuple[TileProgram, ...], name: str) -> list[str]:
 
 
 def _call(p: TileProgram, pid: str, indent: str) -> list[str]:
-    count = [f"nonzeros_{p.number}"] if p.view.chunk else []
-    arrays = [f"{name}_{p.number}" for name in p.arrays]
-    args = [pid, *count, *arrays, *(o.name for o in p.operands), p.output]
+    own = [f"{name}_{p.number}" for name in (*counts_of(p), *p.arrays)]
+    args = [pid, *own, *(o.name for o in p.operands), p.output]
     return [indent + line for line in signature(f"part_{p.number}", args, "")]

@@ -76,6 +76,12 @@ def signature(head: str, args: list[str], tail: str) -> list[str]:
     return [*lines, line.rstrip(), f"){tail}"]
 
 
+def counts_of(program: TileProgram) -> list[str]:
+    """What a part's function is told of its size: its programs where the grid takes slabs, nonzeros of equal chunks."""
+    slabs = any(axis.slab for axis in program.axes)
+    return [*(["programs"] if slabs else []), *(["nonzeros"] if program.view.chunk else [])]
+
+
 class FunctionPrinter(Layout):
     """Prints one tile program as a Triton function of its program number."""
 
@@ -97,8 +103,7 @@ class FunctionPrinter(Layout):
 
     def lines(self) -> list[str]:
         p = self.p
-        count = ["nonzeros"] if p.view.chunk else []
-        arguments = ["pid", *count, *p.arrays, *(o.name for o in p.operands), p.output]
+        arguments = ["pid", *counts_of(p), *p.arrays, *(o.name for o in p.operands), p.output]
         loops.head(self)
         self.nested(p.body)
         comment = ["# " + line for line in str(p).splitlines()]

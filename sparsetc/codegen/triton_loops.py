@@ -7,6 +7,7 @@ that their loads overlap.
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING
 
 from sparsetc.codegen import triton_halves as halves
@@ -35,21 +36,41 @@ def by(stride: int) -> str:
 
 def head(printer: FunctionPrinter) -> None:
     """The numbers of the program's item and blocks, the positions of each axis, and the range of the item."""
-    p, rest = printer.p, "pid"
-    for axis in p.split:
-        along = axis.letter in p.letters
-        times = f" * {axis.block}" if along and axis.block > 1 else ""
-        name = printer.begin(axis.letter) if along else names.block(axis.letter)
-        printer.put(f"{name} = {rest} % {axis.programs}{times}")
-        rest = f"({rest} // {axis.programs})"
-    item = rest if rest == "pid" else rest[1:-1]  # the outermost parentheses
-    printer.put(f"item = ({item}).to(tl.int64)" if p.index64 else f"item = {item}")
+    p = printer.p
+    _numbers(printer)
     if any(isinstance(axis, Run | Fibers) for axis in p.view.loops):
         printer.put(f"lane = tl.arange(0, {p.view.lanes})")
     for axis in p.axes:
         _side(printer, axis) if axis.letter in p.letters else _dense(printer, axis)
     values.head(printer)
     _range(printer)
+
+
+def _numbers(printer: FunctionPrinter) -> None:
+    """The numbers of the program's blocks and of its item, of which the grid takes that of a slab last."""
+    p, rest = printer.p, "pid"
+    for axis in p.split:
+        if not axis.slab:
+            along = axis.letter in p.letters
+            times = f" * {axis.block}" if along and axis.block > 1 else ""
+            name = printer.begin(axis.letter) if along else names.block(axis.letter)
+            printer.put(f"{name} = {rest} % {axis.programs}{times}")
+            rest = f"({rest} // {axis.programs})"
+    slabs = [axis for axis in reversed(p.split) if axis.slab]  # the first axis is the grid's outermost
+    if slabs:
+        printer.put(f"items = programs // {prod(axis.programs for axis in p.split)}")
+    item = f"{rest} % items" if slabs else _bare(rest)
+    printer.put(f"item = ({item}).to(tl.int64)" if p.index64 else f"item = {item}")
+    rest = f"({rest} // items)"
+    for axis in slabs:
+        number = _bare(rest) if axis is slabs[-1] else f"{rest} % {axis.programs}"
+        printer.put(f"{names.block(axis.letter)} = {number}")
+        rest = f"({rest} // {axis.programs})"
+
+
+def _bare(text: str) -> str:
+    """A text without its outermost parentheses."""
+    return text[1:-1] if text.startswith("(") else text
 
 
 def _dense(printer: FunctionPrinter, axis: DenseAxis) -> None:

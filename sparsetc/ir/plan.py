@@ -8,7 +8,7 @@ In: choices made by `planner`. Out: `Plan`, packed by `formats` and lowered by `
                | name  options                  # a request: what is not said is chosen
     part      := format(storage)  nonzeros  schedule
     storage   := item modes | lane modes | leaf modes, and the sizes the format cuts by    # what arrays depend on
-    schedule  := lanes, unroll, warps, dense blocks, dot or multiply, precision, tree      # what they do not
+    schedule  := lanes, unroll, warps, dense blocks and slabs, dot or multiply, precision, tree    # what they do not
 """
 
 from __future__ import annotations
@@ -105,6 +105,10 @@ class Schedule:
     pieces: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Powers of two that add up to what a program takes of a dense axis of the output, in place of its block; of one
     axis at most."""
+    slabs: tuple[str, ...] = ()
+    """Dense axes of which the grid takes one block after the other, all items each time, so that caches need hold that
+    block of what is gathered and no other; of other axes, the blocks of an item follow one another. No matter where an
+    axis is of one block."""
     tree: Tree | None = None
     """What is multiplied, contracted by dots and summed, in which order; None is what `ir.default_tree` says."""
     take: tuple[tuple[str, int], ...] = ()
@@ -283,6 +287,10 @@ def verify(plan: Plan) -> None:
         dots = part.schedule.dot if tree is None else tree.dots
         if len(part.schedule.pieces) > 1 or (part.schedule.pieces and dots):
             raise PlanError(f"{where}: one axis at most is taken in pieces, where nothing is contracted by dots")
+        known = dict(part.schedule.blocks) | dict(part.schedule.pieces)
+        for axis in part.schedule.slabs:
+            if axis not in known or part.schedule.slabs.count(axis) > 1:
+                raise PlanError(f"{where}: slabs are of axes that have a block, each named once, found {axis!r}")
         for what, size, least in (
             ("max_fiber_len", part.storage.max_fiber_len, 0),
             ("max_item_nnz", part.storage.max_item_nnz, 0),

@@ -29,8 +29,7 @@ class Lowering:
         assert schedule.tree is not None
         self.inner, self.schedule, self.view = inner, schedule, inner.view
         self.tree: Tree = schedule.tree
-        each = ((c, schedule.pieces_of(c)) for c in inner.dense)
-        self.dense = tuple(DenseAxis(c, inner.sizes[c], sum(own) or schedule.block(c), pieces=own) for c, own in each)
+        self.dense = tuple(map(self._dense, inner.dense))
         self.take = dict(schedule.take)
         self.positions = tuple(
             DenseAxis(c, side, self.take.get(c, 1), inner.folds.get(c, ())) for c, side in inner.sides.items()
@@ -72,6 +71,12 @@ class Lowering:
         )
         verify(made)
         return made
+
+    def _dense(self, letter: str) -> DenseAxis:
+        """A dense axis as the schedule takes it: one of a single block has no slabs, whatever the schedule says."""
+        size, pieces = self.inner.sizes[letter], self.schedule.pieces_of(letter)
+        block = sum(pieces) or self.schedule.block(letter)
+        return DenseAxis(letter, size, block, pieces=pieces, slab=letter in self.schedule.slabs and size > block)
 
     def contract(self) -> tuple[Tile, DataFlow]:
         """What is to be added to the output, and the computations that make it."""

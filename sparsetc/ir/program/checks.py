@@ -80,6 +80,9 @@ def verify(program: TileProgram) -> None:
         scopes[depth].add(made(statement))
     if adds != 1:
         raise PlanError(f"a tile program adds to its output once, found {adds}")
+    for axis in program.axes:
+        if axis.slab and (axis not in program.split or axis.letter in program.letters):
+            raise PlanError(f"axis {axis.letter}: slabs are blocks of a dense axis, of which the grid takes several")
     _verify_stored(program)
 
 

@@ -17,7 +17,7 @@ LETTERED = ("at", "in", "block", "tile", "side", "first", "past")
 WORDS = frozenset(
     """
     across add_rows along b0 b1 bag before behind below block chunks count counts every expanded fiber fiber_sum
-    first full has i0 i1 inside item kernel lane length n0 n1 nonzeros number ok pair part passed pid place pos
+    first full has i0 i1 inside item items kernel lane length n0 n1 nonzeros number ok pair part passed pid place pos
     position programs result row run_products run_sums scaled skipped slot start step steps stop summed term tile
     tiles tl torch total triton within words
     """.split()  # noqa: SIM905 (a list of 60 quoted words is no easier to read)

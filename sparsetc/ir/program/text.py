@@ -41,7 +41,7 @@ def _axis(a: DenseAxis) -> str:
     if a.fold:
         letters = " ".join(f"{c}:{n}" for c, n in a.fold)
         return f"{a.letter} = {a.size}" + (f" ({letters})" if len(a.fold) > 1 else "")
-    blocks = f" in blocks of {a.block}" if a.programs > 1 else ""
+    blocks = f" in {'slabs' if a.slab else 'blocks'} of {a.block}" if a.programs > 1 else ""
     return f"{a.letter} = {a.size}{blocks}" + (f" as {' + '.join(map(str, a.pieces))}" if a.pieces else "")
 
 

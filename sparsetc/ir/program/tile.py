@@ -46,6 +46,8 @@ class DenseAxis:
     """The letters that an axis of a pair of tiles is a fold of, and how many positions of each, row-major."""
     pieces: tuple[int, ...] = ()
     """Powers of two that add up to the block, where a program takes it in several vectors; empty for one."""
+    slab: bool = False
+    """Whether the grid takes one block after the other, all items each time, and not all blocks of an item."""
 
     @cached_property
     def programs(self) -> int:
@@ -364,9 +366,7 @@ def walk(body: tuple[Statement, ...], depth: int = 0) -> list[tuple[Statement, i
     """Every statement with its loop depth, outermost first."""
     found: list[tuple[Statement, int]] = []
     for statement in body:
-        found.append((statement, depth))
-        if isinstance(statement, Loop):
-            found += walk(statement.body, depth + 1)
+        found += [(statement, depth), *(walk(statement.body, depth + 1) if isinstance(statement, Loop) else ())]
     return found
 
 
