@@ -24,6 +24,7 @@ from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.ir.nest.axes import ITEM, LEVELS, Axis, Each, Fibers, Turns
 from sparsetc.ir.nest.coordinates import Lookup
 from sparsetc.ir.program.count import FIBERS, ITEMS, ONE, STORED, ZERO, Count
+from sparsetc.ir.program.gathers import GatherTerm
 from sparsetc.ir.program.tile import Add, Gather, Loop, Position, Product, Scale, Statement, TileProgram, Value
 
 OVERLAP = 3
@@ -86,22 +87,6 @@ class Statistics:
 
 
 @dataclass(frozen=True)
-class GatherTerm:
-    """Rows of one operand that a program gathers."""
-
-    operand: str
-    rows: Count
-    width: int
-    """Elements of a row."""
-    table_rows: int
-    table_width: int
-    """Elements of a row that caches must hold for it to be found there again."""
-    letters: tuple[str, ...]
-    sector: int = 0
-    """Bytes that reach registers of a row at least."""
-
-
-@dataclass(frozen=True)
 class Cost:
     """What a program does, counted in the symbols."""
 
@@ -120,6 +105,8 @@ class Cost:
     """Threads of a row, were a warp as large."""
     programs: int = 1
     """Grid programs an item."""
+    slabs: int = 1
+    """Of these, those that are apart on the grid."""
     fibers: bool = False
     """Whether nonzeros are reached through fibers."""
     expanded: Count = ZERO
@@ -158,25 +145,21 @@ class Cost:
     def seconds(self, statistics: Statistics, profile: DeviceProfile) -> dict[str, float]:
         """Seconds each resource alone would take."""
         at = statistics.symbols
-        missed = l2 = 0.0
-        runs = dict(statistics.runs)
-        for g in self.gathers:
-            rows = g.rows.at(at)
-            fresh = max((self.programs * runs.get(c, statistics.stored) for c in g.letters), default=rows)
-            moved = min(rows, fresh) * g.width * statistics.itemsize
-            table = g.table_rows * g.table_width * statistics.itemsize
-            if table > profile.l1_bytes:
-                l2 += moved
-            far = table > profile.l2_bytes
-            missed += max(moved * (1 - profile.l2_bytes / table), 0.0) if far else min(moved, table)
+        gathered = [g.moved(statistics, profile, self.programs) for g in self.gathers]
+        missed = sum(missed for _, missed in gathered) + self._streamed_again(statistics, profile)
         return {
             "memory": (self.stream.at(at) + self.output.at(at) + missed) / profile.memory,
-            "l2": l2 / profile.l2,
+            "l2": sum(far for far, _ in gathered) / profile.l2,
             "l1": self._read(statistics, profile) / profile.l1,
             "add": 0.0 if self.owned else self.added_bytes.at(at) / profile.add,
             "multiply": self.multiply.at(at) / profile.multiply + self.expanded.at(at) / profile.expand,
             "dot": self.dot.at(at) / self._matrix_rate(profile),
         }
+
+    def _streamed_again(self, statistics: Statistics, profile: DeviceProfile) -> float:
+        """Bytes of the storage that slabs read again, where blocks of one item that follow one another share them."""
+        stream = self.stream.at(statistics.symbols)
+        return stream * (1 - 1 / self.slabs) if stream > self.slabs * profile.l2_bytes else 0.0
 
     def roofline(self, statistics: Statistics, profile: DeviceProfile) -> tuple[str, float]:
         """(resource, seconds): the one that bounds the part, and the time it alone would take."""
@@ -328,12 +311,14 @@ class _Walk:
     def _gathered(self, s: Gather, visits: Count) -> GatherTerm:
         """The rows that a statement gathers."""
         o, width = s.operand, self._cells(s.operand.axes)
+        held = prod(min(a.size, a.block) if a.slab else a.size for a in self.p.axes if a.letter in o.axes)
         if self.sides:
             # All columns: programs that follow one another take a tile's blocks of them in turn.
             rows = visits * self._cells({*o.rows} & {*s.out.axes})
-            return GatherTerm(o.name, rows, width, o.nrows, o.width, ())
+            return GatherTerm(o.name, rows, width, o.nrows, held, held, o.width)
         # A block of the columns: neighbouring rows share most of what they gather, while it is near.
-        return GatherTerm(o.name, visits, width, o.nrows, width, o.rows, SECTOR)
+        slabs = self._slabs(o.axes)
+        return GatherTerm(o.name, visits, width, o.nrows, width, held, o.width, o.rows, SECTOR, slabs)
 
     def _product(self, s: Product, visits: Count) -> None:
         """Multiplications and additions; padding is included in dots and over tiles."""
@@ -361,6 +346,10 @@ class _Walk:
         taken = (a for a in self.p.axes if a.letter in axes)
         return prod(a.block if self.sides else min(a.size, a.block) for a in taken)
 
+    def _slabs(self, axes: Iterable[str]) -> int:
+        """Slabs that the grid makes of axes."""
+        return prod(a.programs for a in self.p.axes if a.slab and a.letter in axes)
+
     # -- all --------------------------------------------------------------------------------------------------------
     def cost(self) -> Cost:
         """What was counted."""
@@ -380,6 +369,7 @@ class _Walk:
             owned=self.owned,
             threads=1 if self.sides else prod(1 << (a.block - 1).bit_length() for a in p.axes) // VECTOR,
             programs=self.splits,
+            slabs=self._slabs(a.letter for a in p.axes),
             fibers=any(isinstance(axis, Fibers) for axis in p.view.loops),
             expanded=self.expanded,
             turn=self.dot.of(FIBERS) // self.splits if tiles else None,
