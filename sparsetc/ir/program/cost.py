@@ -107,6 +107,8 @@ class Cost:
     """Grid programs an item."""
     slabs: int = 1
     """Of these, those that are apart on the grid."""
+    once: Count = ZERO
+    """What of `stream` is read by the first of these programs."""
     fibers: bool = False
     """Whether nonzeros are reached through fibers."""
     expanded: Count = ZERO
@@ -133,7 +135,7 @@ class Cost:
     def work(self, statistics: Statistics, profile: DeviceProfile) -> tuple[int, int, int]:
         """(bytes that device memory moves at least, bytes that reach registers, flops in dots and outside)."""
         at = statistics.symbols
-        moved, flops = self.stream.at(at) + self.output.at(at), self.multiply.at(at) + self.dot.at(at)
+        moved, flops = self.once.at(at) + self.output.at(at), self.multiply.at(at) + self.dot.at(at)
         return moved, self._read(statistics, profile), flops
 
     def _read(self, statistics: Statistics, profile: DeviceProfile) -> int:
@@ -146,20 +148,18 @@ class Cost:
         """Seconds each resource alone would take."""
         at = statistics.symbols
         gathered = [g.moved(statistics, profile, self.programs) for g in self.gathers]
-        missed = sum(missed for _, missed in gathered) + self._streamed_again(statistics, profile)
+        missed, again = sum(missed for _, missed in gathered), self.stream.at(at) - self.once.at(at)
+        # Blocks of one item follow one another and find its storage near; slabs read all of it again.
+        if self.slabs > 1 and self.once.at(at) > profile.l2_bytes:
+            missed, again = missed + again, 0
         return {
-            "memory": (self.stream.at(at) + self.output.at(at) + missed) / profile.memory,
-            "l2": sum(far for far, _ in gathered) / profile.l2,
+            "memory": (self.once.at(at) + self.output.at(at) + missed) / profile.memory,
+            "l2": (sum(far for far, _ in gathered) + again) / profile.l2,
             "l1": self._read(statistics, profile) / profile.l1,
             "add": 0.0 if self.owned else self.added_bytes.at(at) / profile.add,
             "multiply": self.multiply.at(at) / profile.multiply + self.expanded.at(at) / profile.expand,
             "dot": self.dot.at(at) / self._matrix_rate(profile),
         }
-
-    def _streamed_again(self, statistics: Statistics, profile: DeviceProfile) -> float:
-        """Bytes of the storage that slabs read again, where blocks of one item that follow one another share them."""
-        stream = self.stream.at(statistics.symbols)
-        return stream * (1 - 1 / self.slabs) if stream > self.slabs * profile.l2_bytes else 0.0
 
     def roofline(self, statistics: Statistics, profile: DeviceProfile) -> tuple[str, float]:
         """(resource, seconds): the one that bounds the part, and the time it alone would take."""
@@ -230,8 +230,9 @@ class _Walk:
         self.splits = prod(a.programs for a in p.split)
         self.readers = prod(a.programs for a in p.split if a.letter not in self.sides)
         """Grid programs that read the same values."""
-        self.values = (ZERO if p.view.pattern else 2 * STORED if p.half else STORED.bytes) * self.readers
-        self.stream, self.registers = self.values + self._index() * self.splits, self._words() * self.splits
+        values, index = ZERO if p.view.pattern else 2 * STORED if p.half else STORED.bytes, self._index()
+        self.values, self.once = values * self.readers, values + index
+        self.stream, self.registers = self.values + index * self.splits, self._words() * self.splits
         self.gathers: list[GatherTerm] = []
         self.multiply = self.dot = self.staged = self.expanded = self.added = self.added_bytes = ZERO
         self.output, self.owned = ONE.bytes * (p.rows * p.width), True
@@ -358,6 +359,7 @@ class _Walk:
         share = volume * self.readers // self.splits
         return Cost(
             stream=self.stream,
+            once=self.once,
             gathers=tuple(self.gathers),
             registers=self.registers,
             added_rows=self.added,
