@@ -28,7 +28,7 @@ from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 if TYPE_CHECKING:
-    from sparsetc.contraction.contraction import Contraction, Result
+    from sparsetc.contraction.base import Contraction, Result
 
 _known: weakref.WeakValueDictionary[str, Contraction] = weakref.WeakValueDictionary()
 _patterns: weakref.WeakKeyDictionary[Contraction, tuple[tuple[weakref.ref[Pattern], torch.Size], ...]] = (
