@@ -17,6 +17,7 @@ from sparsetc.contraction.base import Compiled, Operand, key_of
 from sparsetc.contraction.canonical import dense_of_call
 from sparsetc.contraction.integers import fitted, summed_dtype
 from sparsetc.contraction.step import Step
+from sparsetc.device.lookup import of_backend
 from sparsetc.errors import PlanError
 from sparsetc.explain import Explanation, device_name
 from sparsetc.ir.equation.einsum import Bound
@@ -152,7 +153,8 @@ class Several(Compiled):
 
     def explain(self) -> Explanation:
         """The steps of the chain: how much matches, the paths and their expected times."""
-        plan, profile = self.plan, self.pairs[0].problem.profile if self.pairs else None
+        plan, own = self.plan, self.steps
+        profile = self.pairs[0].problem.profile if self.pairs else of_backend(own[0].backend) if own else None
         return Explanation(
             *(self.bound.einsum.text, plan.name, plan.reason, self.backend, device_name(self.device)),
             profile.describe() if profile else "",
