@@ -127,7 +127,9 @@ def tiled(coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, view: 
 
 def refuse_duplicates() -> NoReturn:
     """Raise `FormatError`: a tile holds one value a position, and two nonzeros have the same."""
-    raise FormatError("tiles hold one value a position: coalesce the operand, which has duplicates")
+    raise FormatError(
+        "tiles hold one value a position, and the operand has duplicates: take its coalesce(), or a plan without tiles"
+    )
 
 
 def coordinates(packed: Packed, tile: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
