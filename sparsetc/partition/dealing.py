@@ -7,6 +7,7 @@ nonzeros, so one that is dealt twice, or to no part, makes a wrong result: rules
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import signature
 
 import torch
 
@@ -36,7 +37,12 @@ def deal(
             an output row that it promised to leave whole.
     """
     rule = get_partition(name)
-    dealt = list(rule.deal(coords, shape, *([kept] if rule.by_rows else []), **options))
+    given = (coords, shape, kept) if rule.by_rows else (coords, shape)
+    try:
+        signature(rule.deal).bind(*given, **options)
+    except TypeError as error:
+        raise PlanError(f"partition {name!r} does not take the options {options}: {error}") from None
+    dealt = list(rule.deal(*given, **options))
     if len(dealt) == 1 and dealt[0] is None:
         return dealt
     nnz = coords.shape[1]
