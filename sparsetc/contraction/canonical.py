@@ -49,9 +49,8 @@ class Canonical:
 
     @property
     def letters(self) -> tuple[str, ...]:
-        """The sparse operand's letters, by mode."""
-        (sparse,) = self.bound.einsum.sparse
-        return self.bound.einsum.inputs[sparse]
+        """The sparse operand's letters, which are distinct, by mode."""
+        return self.bound.einsum.sparse_indices
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -151,8 +150,7 @@ def canonicalise(
     narrowed = tables.without(bound, dropped)
     reduction = dense_subexpressions(narrowed)
     reduced, pattern, source = _distinct(reduction.bound, x.pattern)
-    letters = reduced.einsum.inputs[reduced.einsum.sparse[0]]
-    axes = (*letters, *dense_axes(reduced))
+    axes = (*reduced.einsum.sparse_indices, *dense_axes(reduced))
     arrangement = []
     for p in reduced.einsum.dense:
         own = reduced.einsum.inputs[p]

@@ -96,8 +96,7 @@ class Problem:
     @property
     def letters(self) -> tuple[str, ...]:
         """The sparse operand's letters, by mode."""
-        (sparse,) = self.bound.einsum.sparse
-        return self.bound.einsum.inputs[sparse]
+        return self.bound.einsum.sparse_indices
 
     @property
     def shape(self) -> tuple[int, ...]:
