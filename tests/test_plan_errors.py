@@ -84,6 +84,23 @@ def test_a_field_that_is_not_of_its_type(plan: Plan, says: str) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
+        ({}, r"does not take the options \{\}: missing a required argument: 'threshold'"),
+        ({"threshold": "8"}, "partition 'threshold' takes numbers of 64 bits, found threshold='8'"),
+        ({"threshold": 10**30}, "takes numbers of 64 bits, found threshold=1000"),
+        ({"threshold": 8, "side_3": 2}, "takes a threshold, whole and a side_m a mode, found 'side_3'"),
+        ({"threshold": 8, "side_0": 0}, r"sides of tiles must be 1 or more, found \(0, "),
+    ],
+)
+def test_options_of_a_partition(options: dict[str, Any], says: str) -> None:
+    (part,) = of().parts
+    plan = Plan("p", (part, part), partition="threshold", options=tuple(options.items()))
+    with pytest.raises((stc.PlanError, stc.FormatError), match=says):
+        planned(plan)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
         ((("threshold", "8"),), "threshold must be a number of nonzeros, 1 or more"),
         ((("side_i", "8"),), "the side of 'i' must be a power of two"),
         ((("storage", 3),), "storage must be one of"),

@@ -37,6 +37,10 @@ def deal(
             an output row that it promised to leave whole.
     """
     rule = get_partition(name)
+    from_outside = not rule.deal.__module__.startswith("sparsetc.")  # the package's own keep what they promise
+    for option, number in options.items():
+        if not from_outside and not (isinstance(number, int) and abs(number) < 2**63):
+            raise PlanError(f"partition {name!r} takes numbers of 64 bits, found {option}={number!r}")
     given = (coords, shape, kept) if rule.by_rows else (coords, shape)
     try:
         signature(rule.deal).bind(*given, **options)
@@ -50,7 +54,6 @@ def deal(
     ordered = _check_each_once(name, parts, nnz)
     if not ordered:  # formats rely on lexicographic order
         parts = [part.sort().values for part in parts]
-    from_outside = not rule.deal.__module__.startswith("sparsetc.")  # the package's own keep what they promise
     if rule.whole_rows and from_outside and sum(part.numel() > 0 for part in parts) > 1:
         _check_whole_rows(name, parts, row_numbers(coords, shape, kept))
     return [None if nnz and part.numel() == nnz else part for part in parts]
