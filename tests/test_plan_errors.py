@@ -182,6 +182,13 @@ def test_a_refused_plan_quotes_the_equation_as_written(plan: str, says: str) -> 
     assert f'"{written}"' in str(caught.value)
 
 
+def test_long_rows_by_fibers_need_two_summed_modes() -> None:
+    rows = torch.zeros(20, 200)
+    rows[0], rows[1:, :3] = 1, 1
+    with pytest.raises(stc.PlanError, match=r'two modes of the sparse operand or more to be summed; "ij,jr->ir" sums'):
+        stc.compile("ij,jr->ir", stc.SparseTensor.from_dense(rows), torch.ones(200, 8), plan="fiber+rows")
+
+
 # --- the same bits at every run ---------------------------------------------------------------------------------------
 
 

@@ -37,7 +37,7 @@ class ByRows(OperandMethod):
         """What an einsum and a tensor lack of which there is no hybrid."""
         few, _ = counts.short_share(problem.kept, LONG_ROW)
         if 0 < few < counts.nnz:
-            return f'an output without two modes of the sparse operand or more, which "{problem.equation}" keeps'
+            return f'two modes of the sparse operand or more to be summed; "{problem.equation}" sums fewer'
         rows = f"output rows both of {LONG_ROW} nonzeros or more and of fewer"
         return f'{rows}; those of "{problem.equation}" on this tensor are all of one kind'
 
