@@ -131,6 +131,9 @@ def listed(at: torch.Tensor, numbers: torch.Tensor, length: int, none: int) -> t
 
 def blocked(height: int, width: int, strips: bool, item: int = 0, order: int = 2, **blocks: int) -> stc.Plan:
     """A plan of row blocks alone: groups of the mode `item`, the last other mode cut into windows or strips."""
+    if height < 1 or width < 1 or order < 2 or item not in range(order):
+        found = f"height {height}, width {width}, item {item}, order {order}"
+        raise stc.PlanError(f"row blocks have sides of 1 or more and an item mode of two modes or more, found {found}")
     lane = tuple(mode for mode in range(order) if mode != item)
     params = (("height", height), ("strips", int(strips)), ("width", width))
     storage = stc.Storage(item=(item,), lane=lane, leaf=(), params=params)
@@ -152,7 +155,8 @@ def main() -> None:
         dense = [torch.randn([extent[c] for c in t], generator=generator).to(device) for t in terms]
         expected = torch.einsum(equation, x.to_dense(), *dense)
         for height, width, strips, item in ((16, 16, False, 0), (16, 16, True, 0), (5, 12, False, 1), (8, 3, True, 1)):
-            plan = blocked(height, width, strips, item, x.order, r=32, s=16)
+            blocks = {letter: size for letter, size in (("r", 32), ("s", 16)) if letter in equation}
+            plan = blocked(height, width, strips, item, x.order, **blocks)
             found = stc.einsum(equation, x, *dense, plan=plan)
             found = found.to_dense() if isinstance(found, stc.SparseTensor) else found
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -11,7 +11,8 @@ from typing import Any, TypeVar, overload
 
 import torch
 
-from sparsetc.contraction.contraction import Result, compiled, contraction, wrap
+from sparsetc.contraction.base import Result
+from sparsetc.contraction.contraction import compiled, contraction, wrap
 from sparsetc.contraction.dense import promoted
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError

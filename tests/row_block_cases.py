@@ -40,16 +40,17 @@ def operands(equation: str, dtype: torch.dtype = torch.float32) -> tuple[stc.Spa
     return x, dense
 
 
-def plan(layout: str, order: int) -> stc.Plan:
-    """Row blocks of one of `LAYOUTS`."""
+def plan(layout: str, order: int, axes: str = "") -> stc.Plan:
+    """Row blocks of one of `LAYOUTS`, for an einsum with these dense axes."""
     height, width, strips, item = LAYOUTS[layout]
-    return blocked(height, width, strips, item, order, r=16, s=16, t=16)
+    return blocked(height, width, strips, item, order, **dict.fromkeys(axes, 16))
 
 
 def check(equation: str, layout: str, dtype: torch.dtype, backend: str) -> None:
     """Compare with torch; skips nothing and leaves nothing to heuristics."""
     x, dense = operands(equation, dtype)
-    found = stc.einsum(equation, x, *dense, plan=plan(layout, x.order), backend=backend)
+    axes = "".join(c for c in "rst" if c in equation)
+    found = stc.einsum(equation, x, *dense, plan=plan(layout, x.order, axes), backend=backend)
     found = found.to_dense() if isinstance(found, stc.SparseTensor) else found
     expected = torch.einsum(equation, *(o.to(torch.float64) for o in (x.to_dense(), *dense)))
     limit = 1e-5 if dtype == torch.float32 else 1e-12

@@ -297,6 +297,14 @@ def test_explain_names_the_profile_of_pairs() -> None:
     assert f"\n  profile  {explained.profile}\n" in str(explained)
 
 
+def test_pairs_of_triton_programs_are_priced_as_on_a_gpu() -> None:
+    x = stc.SparseTensor([[0, 1], [1, 0]], [1.0, 2.0], (2, 2))
+    explained = stc.explain("ij,jk->ik", x, x, backend="triton")
+    assert explained.profile == stc.explain("ij,jk->ik", x, torch.ones(2, 2), backend="triton").profile
+    assert explained.profile == default_gpu().describe()
+    assert stc.explain("ij,jk->ik", x, x, backend="torch").profile == cpu().describe()
+
+
 # -- profiles ---------------------------------------------------------------------------------------------------------
 
 

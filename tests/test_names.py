@@ -58,6 +58,17 @@ def test_folds_of_letters_that_spell_a_python_word_compile() -> None:
     assert ".visible .entry" in kernel.ptx("sm_90")
 
 
+@pytest.mark.parametrize("word", ["lane", "pair"])
+@pytest.mark.parametrize("axis", ["rows", "columns", "inner"])
+def test_folds_of_letters_that_spell_an_axis_of_pairs(word: str, axis: str) -> None:
+    equations = {"rows": f"{word}J,JK->{word}K", "columns": f"KJ,{word}J->K{word}", "inner": f"K{word},J{word}->KJ"}
+    equation = equations[axis]
+    terms = equation.split("->")[0].split(",")
+    given = [random_sparse((3,) * len(t), "random", torch.float64) for t in terms]
+    assert_matches(stc.einsum(equation, *given, plan="bcb"), equation, given)
+    assert ".visible .entry" in stc.compile(equation, *given, plan="bcb", backend="triton").ptx("sm_90")
+
+
 @pytest.mark.parametrize("name", ["word", "word_1", "item_word", "x_word", "shift", "offsets", "Words"])
 def test_names_that_formats_take_are_free(name: str) -> None:
     assert names.is_free(name)

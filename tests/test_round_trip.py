@@ -53,7 +53,8 @@ def test_parts_of_nothing_are_left_out_and_not_missed() -> None:
     x, *dense = Problem("ij,jr->ir", SIZES, "dense", torch.float32).operands()
     kernel = stc.compile("ij,jr->ir", x, *dense, plan=stc.plan_hls(1), backend="torch")
     assert [p.format for p in kernel.plan.parts] == ["dense_tile"]
-    assert kernel.plan.partition == "all"
+    assert (kernel.plan.partition, kernel.plan.options) == ("threshold", (("threshold", 1),)), "as it was asked"
+    assert kernel.plan.shares == (0,), "and none of the share that is empty"
     assert same(stc.einsum("ij,jr->ir", x, *dense, plan=kernel.plan, backend="torch"), kernel(*dense))
 
 

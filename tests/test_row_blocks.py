@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from row_block_cases import EQUATIONS, LAYOUTS, check, plan
+from row_block_cases import EQUATIONS, LAYOUTS, blocked, check, plan
 
 import sparsetc as stc
 from sparsetc.testing import check_format, pattern
@@ -26,9 +26,17 @@ def test_conformance(name: str, layout: str, shape: tuple[int, ...]) -> None:
     check_format("row_blocks", pattern(name, shape), shape, storage)
 
 
+@pytest.mark.parametrize(
+    "wrong", [(0, 4, False), (4, 0, False), (4, 4, False, 2), (4, 4, False, -1), (4, 4, True, 0, 1)]
+)
+def test_sides_and_modes_that_row_blocks_cannot_have(wrong: tuple[int, ...]) -> None:
+    with pytest.raises(stc.PlanError, match="row blocks have sides of 1 or more and an item mode of two modes or more"):
+        blocked(*wrong)
+
+
 def test_lists_are_in_the_text_that_people_read() -> None:
     x = stc.SparseTensor.from_dense((torch.rand(20, 30, generator=torch.Generator().manual_seed(0)) < 0.1).float())
-    source = stc.compile("ij,jr->ir", x, torch.ones(30, 16), plan=plan("windows", 2), backend="triton").source
+    source = stc.compile("ij,jr->ir", x, torch.ones(30, 16), plan=plan("windows", 2, "r"), backend="triton").source
     assert "at_i = tl.load(rows + (item * 16 + side_i))" in source
     assert "at_j = tl.load(columns + (tile * 16 + side_j))" in source
     assert "i = rows[" in source

@@ -365,9 +365,21 @@ def test_permute_refusals() -> None:
     assert x.permute((1, 0, -1, -2)).shape == (2, 2, 4, 3)
     with pytest.raises(ShapeError, match="expand_dense"):
         x.permute(2, 0, 1, 3)
-    for wrong in ((0, 1), (0, 0, 1, 2), (0, 1, 2, 9)):
+    for wrong in ((0, 1), (0, 0, 1, 2), (0, 1, 2, 9), ("a",), ("abcd",), (0, 1, 2, None), (0.0, 1, 2, 3), ((0, 1), 2)):
         with pytest.raises(ShapeError, match="once"):
-            x.permute(*wrong)
+            x.permute(*wrong)  # type: ignore[arg-type]
+
+
+def test_a_matrix_with_a_dense_mode_is_to_be_expanded_first() -> None:
+    x = SparseTensor([[0, 2]], torch.ones(2, 3), (4, 3))
+    for call in (x.to_scipy, lambda: x.to_torch(torch.sparse_csr)):
+        with pytest.raises(
+            ShapeError, match=r"matrices; .* shape \(4, 3\), 1 modes dense; call expand_dense\(\) first"
+        ):
+            call()
+    assert x.expand_dense().to_torch(torch.sparse_csr).shape == (4, 3)
+    with pytest.raises(ShapeError, match=r"0 modes dense$"):
+        SparseTensor([[0], [0], [0]], torch.ones(1), (1, 1, 1)).to_scipy()
 
 
 # ---- to and from others -----------------------------------------------------------------------------------------

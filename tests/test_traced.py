@@ -101,6 +101,9 @@ def test_a_plan_given_inside(wanted: Any) -> None:
         found = whole(lambda b, c, given=given: stc.einsum(MTTKRP, x, b, c, plan=given))(b, c)
         torch.testing.assert_close(found, torch.einsum(MTTKRP, x.to_dense(), b, c))
         assert library._setting(library._constant(given)) == given
+    for threshold in (3, 5, 8):  # a number that changes is a symbol of the graph
+        found = whole(lambda b, c, n=threshold: stc.einsum(MTTKRP, x, b, c, plan=stc.plan_hls(n)))(b, c)
+        torch.testing.assert_close(found, torch.einsum(MTTKRP, x.to_dense(), b, c))
     y = random_sparse((5, 4), "random", torch.float64)
     pair = stc.compile("ijk,kl->ijl", x, y)
     found = whole(lambda v: stc.einsum("ijk,kl->ijl", x.with_values(v), y, plan=pair.plan).values)(x.values)

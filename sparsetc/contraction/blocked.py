@@ -14,12 +14,11 @@ from typing import Any
 import torch
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.canonical import as_given, check_dense, check_operand
-from sparsetc.contraction.contraction import Contraction, Operand, key_of, of_entries
+from sparsetc.contraction.base import Compiled, Contraction, Operand, key_of
+from sparsetc.contraction.canonical import dense_of_call
+from sparsetc.contraction.contraction import of_entries
 from sparsetc.contraction.cuts import BlockOutput, CutOperand, Cuts
-from sparsetc.contraction.dense import converted
 from sparsetc.contraction.entries import Entries, by_nonzeros, is_sparse
-from sparsetc.contraction.output import check_form
 from sparsetc.errors import OutOfMemoryError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.options import Options
@@ -28,20 +27,14 @@ from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
-class Blocked:
+class Blocked(Compiled):
     """A contraction of operands in blocks."""
 
     def __init__(
         self, bound: Bound, operands: Sequence[Operand], settings: Options, form: str, repeated: bool = False
     ) -> None:
-        e = bound.einsum
-        self.bound, self.settings, self.form = bound, settings, form
-        given = [o for o in operands if isinstance(o, SparseTensor)]
-        self.dtype, self.device = given[0].dtype, given[0].device
-        check_form(form, e)
-        for position, operand in enumerate(operands):
-            check_operand(operand, position, self.dtype, self.device)
-        self._bare = [x.pattern.bare() for x in given]
+        super().__init__(bound, operands, settings, form)
+        e, given = bound.einsum, [o for o in operands if isinstance(o, SparseTensor)]
         expanded = len(given) > 1 and by_nonzeros(settings)
         self._cuts = cuts = Cuts.none(bound) if expanded else Cuts.of(bound, operands)
         terms = [e.inputs[p] for p in e.sparse]
@@ -120,10 +113,6 @@ class Blocked:
         """The dtype of what `result` gives."""
         return self._made.result_dtype
 
-    def bare(self, number: int) -> Pattern:
-        """The pattern of a sparse operand, with nothing kept."""
-        return self._bare[number]
-
     def pattern_on(self, patterns: Sequence[Pattern]) -> Pattern | None:
         """The operand's own pattern where all of its blocks are kept, or the one that was found when compiled."""
         return patterns[0] if self._own else self._pattern
@@ -136,8 +125,7 @@ class Blocked:
         packed: Values | None = None,
     ) -> torch.Tensor:
         """A dense result, or a sparse one's values; differentiable."""
-        dense = converted(as_given(self.bound, dense), self.dtype, self.device)
-        check_dense(self.bound, dense, self.dtype, self.device)
+        dense = dense_of_call(self.bound, dense, self.dtype, self.device)
         tables = [self._cuts.table(d, p) for d, p in zip(dense, self.bound.einsum.dense, strict=True)]
         own = [o.values(v) for o, v in zip(self._operands, values, strict=True)]
         found = self._made.result([o.pattern for o in self._operands], own, tables)
@@ -160,7 +148,7 @@ class Blocked:
     ) -> torch.Tensor:
         """The gradient for one of values and dense operands, given that of the result: views are linear."""
         e, count = self.bound.einsum, len(values)
-        dense = converted(as_given(self.bound, dense), self.dtype, self.device)
+        dense = dense_of_call(self.bound, dense, self.dtype, self.device)
         own = [o.values(v) for o, v in zip(self._operands, values, strict=True)]
         pairs = zip(dense, e.dense, strict=True)
         tables = [self._cuts.table(d, p, whole=n == operand - count) for n, (d, p) in enumerate(pairs)]
@@ -175,9 +163,6 @@ class Blocked:
             return self._operands[operand].gradient(found, values[operand].shape)
         n = operand - count
         return self._cuts.gradient(found, e.dense[n], dense[n].shape)
-
-    def packed(self, operands: Sequence[SparseTensor]) -> None:
-        """None, since values are read at each call."""
 
     # -- what a user may look at ------------------------------------------------------------------------------------
     @property

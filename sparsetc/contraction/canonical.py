@@ -49,9 +49,8 @@ class Canonical:
 
     @property
     def letters(self) -> tuple[str, ...]:
-        """The sparse operand's letters, by mode."""
-        (sparse,) = self.bound.einsum.sparse
-        return self.bound.einsum.inputs[sparse]
+        """The sparse operand's letters, which are distinct, by mode."""
+        return self.bound.einsum.sparse_indices
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -82,9 +81,7 @@ class Canonical:
         """The dense operands of a call as tensors of the kernel's dtype; raises unless it was compiled for them."""
         if len(dense) == len(self._full_shapes) and all(map(self._is_plain, dense, self._full_shapes)):
             return dense
-        own = tables.converted(as_given(self.written, dense), self.dtype, self.device)
-        check_dense(self.written, own, self.dtype, self.device)
-        return own
+        return dense_of_call(self.written, dense, self.dtype, self.device)
 
     def _is_plain(self, operand: Any, shape: torch.Size) -> bool:
         """Whether nothing need be done to an operand, or said of it; what most calls are given."""
@@ -153,8 +150,7 @@ def canonicalise(
     narrowed = tables.without(bound, dropped)
     reduction = dense_subexpressions(narrowed)
     reduced, pattern, source = _distinct(reduction.bound, x.pattern)
-    letters = reduced.einsum.inputs[reduced.einsum.sparse[0]]
-    axes = (*letters, *dense_axes(reduced))
+    axes = (*reduced.einsum.sparse_indices, *dense_axes(reduced))
     arrangement = []
     for p in reduced.einsum.dense:
         own = reduced.einsum.inputs[p]
@@ -209,14 +205,27 @@ def _broadcast(bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], re
     )
 
 
-def as_given(written: Bound, dense: Sequence[Any]) -> tuple[Any, ...]:
+def dense_of_call(
+    written: Bound, dense: Sequence[Any], dtype: torch.dtype, device: torch.device
+) -> Sequence[torch.Tensor]:
+    """The dense operands of a call of a compiled einsum, as tensors of its dtype: ndarrays too, and autocast's floats.
+
+    Raises:
+        ShapeError, DtypeError, DeviceError: the einsum was not compiled for them.
+    """
+    own = tables.converted(_as_given(written, dense), dtype, device)
+    _check_dense(written, own, dtype, device)
+    return own
+
+
+def _as_given(written: Bound, dense: Sequence[Any]) -> tuple[Any, ...]:
     """Dense operands of a call, ndarrays as tensors; `DtypeError` names one that holds no plain numbers."""
     if len(dense) != len(written.einsum.dense):
         return tuple(dense)
     return tuple(as_dense(o, f"operand {p + 1}") for o, p in zip(dense, written.einsum.dense, strict=True))
 
 
-def check_dense(written: Bound, dense: Sequence[torch.Tensor], dtype: torch.dtype, device: torch.device) -> None:
+def _check_dense(written: Bound, dense: Sequence[torch.Tensor], dtype: torch.dtype, device: torch.device) -> None:
     """Raise unless these are the dense operands of an einsum as written, of its shapes or broadcast to them."""
     text, positions = written.einsum.text, written.einsum.dense
     if len(dense) != len(positions):

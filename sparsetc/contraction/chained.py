@@ -15,12 +15,11 @@ from typing import Any
 import torch
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.canonical import as_given, check_dense, check_operand
-from sparsetc.contraction.contraction import Contraction, Operand, by_autograd, contraction, key_of
-from sparsetc.contraction.dense import converted
+from sparsetc.contraction.base import Compiled, Contraction, Operand, key_of
+from sparsetc.contraction.canonical import dense_of_call
+from sparsetc.contraction.contraction import contraction
 from sparsetc.contraction.entries import is_sparse
 from sparsetc.contraction.integers import fitted, summed_dtype
-from sparsetc.contraction.output import check_form
 from sparsetc.explain import Explanation, device_name
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.plan import Plan, requested
@@ -30,18 +29,12 @@ from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
-class Chained:
+class Chained(Compiled):
     """A contraction of a pair of sparse operands, and one of its result with the other operands."""
 
     def __init__(self, bound: Bound, operands: Sequence[Operand], settings: Options, form: str) -> None:
-        e = bound.einsum
-        self.bound, self.settings, self.form = bound, settings, form
-        given = [o for o in operands if isinstance(o, SparseTensor)]
-        self.dtype, self.device = given[0].dtype, given[0].device
-        check_form(form, e)
-        for position, operand in enumerate(operands):
-            check_operand(operand, position, self.dtype, self.device)
-        self._bare = [x.pattern.bare() for x in given]
+        super().__init__(bound, operands, settings, form)
+        e, given = bound.einsum, [o for o in operands if isinstance(o, SparseTensor)]
         # What is made on the way may need 64 bits where the result does not.
         self._like = torch.zeros((), dtype=summed_dtype(self.dtype), device=self.device)
         stand_ins = [
@@ -116,15 +109,6 @@ class Chained:
         """The shape of what `result` gives."""
         return self.rest.shape if self._nothing is None else (0, *self.rest.shape[1:])
 
-    @property
-    def result_dtype(self) -> torch.dtype:
-        """The dtype of the operands, which the result has too."""
-        return self.dtype
-
-    def bare(self, number: int) -> Pattern:
-        """The pattern of a sparse operand, with nothing kept."""
-        return self._bare[number]
-
     def pattern_on(self, patterns: Sequence[Pattern]) -> Pattern | None:
         """The pattern of a sparse result."""
         return self.rest.pattern_on(self._left(patterns)) if self._nothing is None else self._nothing
@@ -137,8 +121,7 @@ class Chained:
         packed: Values | None = None,
     ) -> torch.Tensor:
         """A dense result, or a sparse one's values; differentiable."""
-        dense = converted(as_given(self.bound, dense), self.dtype, self.device)
-        check_dense(self.bound, dense, self.dtype, self.device)
+        dense = dense_of_call(self.bound, dense, self.dtype, self.device)
         own, tables = ([t.to(self._like.dtype) for t in given] for given in (values, dense))
         made = self.first.result([patterns[n] for n in self._pair], [own[n] for n in self._pair], [])
         others = [v for n, v in enumerate(own) if n not in self._pair]
@@ -150,20 +133,6 @@ class Chained:
         found = self.rest.result(left, others, tables)
         found = found if self._nothing is None else found[:0]
         return fitted(found, self.dtype, f'the result of "{self.bound.einsum.text}"')
-
-    def gradient(
-        self,
-        patterns: Sequence[Pattern],
-        operand: int,
-        values: Sequence[torch.Tensor],
-        dense: Sequence[torch.Tensor],
-        upstream: torch.Tensor,
-    ) -> torch.Tensor:
-        """The gradient for one of values and dense operands, given that of the result."""
-        return by_autograd(self, patterns, operand, values, dense, upstream)
-
-    def packed(self, operands: Sequence[SparseTensor]) -> None:
-        """None, since values are read at each call."""
 
     # -- what a user may look at ------------------------------------------------------------------------------------
     @property

@@ -6,20 +6,18 @@ sparse operand takes one step, whatever dense operands there are; several are co
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.canonical import as_given, check_dense, check_operand
-from sparsetc.contraction.dense import Dims, converted, repeated_dims
+from sparsetc.contraction.base import Compiled, Contraction, Operand, Result, key_of
+from sparsetc.contraction.canonical import dense_of_call
+from sparsetc.contraction.dense import Dims, repeated_dims
 from sparsetc.contraction.entries import Entries, by_nonzeros
 from sparsetc.contraction.output import Output, without_zeros
 from sparsetc.contraction.step import Step
@@ -30,96 +28,8 @@ from sparsetc.support.warn import warn_once
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
-Operand = SparseTensor | torch.Tensor
-Result = SparseTensor | torch.Tensor
 
-
-class Contraction(Protocol):
-    """What a kernel runs."""
-
-    bound: Bound
-    """The einsum as written."""
-    settings: Options
-    form: str
-    """The form of the output that was asked for: ``auto``, ``dense`` or ``sparse``."""
-    dtype: torch.dtype
-    """The operands' dtype."""
-    device: torch.device
-    key: str
-    """The name by which operators of `torch.library` know the contraction."""
-
-    @property
-    def backend(self) -> str:
-        """The backend that programs are generated for: ``triton`` or ``torch``."""
-
-    @property
-    def steps(self) -> Sequence[Any]:
-        """The contractions of which one operand, or two, are sparse, in order."""
-
-    @property
-    def plan(self) -> Any:
-        """The plan in the form that ``plan=`` takes, to make the same contraction again."""
-
-    @property
-    def source(self) -> str:
-        """The generated programs."""
-
-    @property
-    def path(self) -> Path:
-        """The file of the first."""
-
-    @property
-    def sparse(self) -> bool:
-        """Whether the result is a SparseTensor."""
-
-    @property
-    def empty(self) -> bool:
-        """Whether no nonzeros take part, so that the result has no positions, and is 0 where it is dense."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of what `result` gives."""
-
-    @property
-    def result_dtype(self) -> torch.dtype:
-        """The dtype of what `result` gives."""
-
-    def bare(self, number: int) -> Pattern:
-        """The pattern of a sparse operand, with nothing kept."""
-
-    def pattern_on(self, patterns: Sequence[Pattern]) -> Pattern | None:
-        """The pattern of a sparse result, given those of the operands, one of which it may be; None of a dense one."""
-
-    def result(
-        self,
-        patterns: Sequence[Pattern],
-        values: Sequence[torch.Tensor],
-        dense: Sequence[torch.Tensor],
-        packed: Values | None = None,
-    ) -> torch.Tensor:
-        """A dense result, or a sparse one's values; differentiable."""
-
-    def gradient(
-        self,
-        patterns: Sequence[Pattern],
-        operand: int,
-        values: Sequence[torch.Tensor],
-        dense: Sequence[torch.Tensor],
-        upstream: torch.Tensor,
-    ) -> torch.Tensor:
-        """The gradient for one of values and dense operands, given that of the result; outside autograd."""
-
-    def packed(self, operands: Sequence[SparseTensor]) -> Values | None:
-        """Values as the storages have them; None where each call reads them as they are."""
-
-    def ptx(self, target: str) -> str:
-        """The assembly for a named target."""
-
-    def explain(self) -> Any:
-        """Why it is as it is."""
-
-
-class Single:
+class Single(Compiled):
     """A contraction that takes one step: of one sparse operand, or of the entries of operands with dense modes."""
 
     def __init__(
@@ -131,16 +41,13 @@ class Single:
         repeated: bool,
         entries: Entries | None = None,
     ) -> None:
-        given = [o for o in operands if isinstance(o, SparseTensor)]
-        self._bare, self._sizes = [x.pattern.bare() for x in given], tuple(given[0]._values.shape[1:])
-        self._entries, self.bound, self.settings, self.form = entries, bound, settings, form
-        self.dtype, self.device = given[0].dtype, given[0].device
+        super().__init__(bound, operands, settings, form)
+        first = next(o for o in operands if isinstance(o, SparseTensor))
+        self._entries, self._sizes = entries, tuple(first._values.shape[1:])
         if entries is None:
             own = [o.expand_dense() if isinstance(o, SparseTensor) else o for o in operands]
             self.step = Step(bound, own, settings, form, repeated)
         else:
-            for position, operand in enumerate(operands):
-                check_operand(operand, position, self.dtype, self.device)
             own = entries.operands(operands)
             self.step = Step(entries.bound, own, settings, entries.form, repeated, entries.plain_sum)
         self._pattern, self._order = arranged(self.step.output)
@@ -195,10 +102,6 @@ class Single:
         """The dtype of what `result` gives."""
         return self.step.result_dtype
 
-    def bare(self, number: int) -> Pattern:
-        """The pattern of a sparse operand, with nothing kept."""
-        return self._bare[number]
-
     def pattern_on(self, patterns: Sequence[Pattern]) -> Pattern | None:
         """The operand's own pattern where all of its modes are kept."""
         if self._entries is not None and self._entries.own:
@@ -211,8 +114,7 @@ class Single:
         """What the step is called with: its pattern, its sparse operand's values, its dense operands."""
         if self._entries is None:
             return patterns[0].expanded(self._sizes), values[0].reshape(-1) if self._sizes else values[0], dense
-        dense = converted(as_given(self.bound, dense), self.dtype, self.device)
-        check_dense(self.bound, dense, self.dtype, self.device)
+        dense = dense_of_call(self.bound, dense, self.dtype, self.device)
         return self._entries.pattern, None, [*dense, *values]
 
     def result(
@@ -274,45 +176,9 @@ def arranged(output: Output) -> tuple[Pattern | None, torch.Tensor | None]:
     return found.pattern, found._values
 
 
-def by_autograd(
-    made: Contraction,
-    patterns: Sequence[Pattern],
-    operand: int,
-    values: Sequence[torch.Tensor],
-    dense: Sequence[torch.Tensor],
-    upstream: torch.Tensor,
-) -> torch.Tensor:
-    """The gradient of a contraction for one of values and dense operands, of its result as autograd follows it.
-
-    It does so in a thread of its own, since operators of a library run where it is off.
-    """
-    given = [t.detach() for t in (*values, *dense)]
-    wanted = given[operand].requires_grad_()
-
-    def found() -> torch.Tensor:
-        with torch.enable_grad():
-            result = made.result(patterns, given[: len(values)], given[len(values) :])
-        return torch.autograd.grad(result, wanted, upstream)[0]
-
-    with ThreadPoolExecutor(1) as one:
-        return one.submit(copy_context().run, found).result()
-
-
 def inverse(permutation: tuple[int, ...]) -> list[int]:
     """The permutation that undoes another."""
     return sorted(range(len(permutation)), key=permutation.__getitem__)
-
-
-def key_of(made: Contraction) -> str:
-    """A name for a contraction that no other in this process has.
-
-    It says what the shapes of operands and result follow from, so that what torch keeps on disk of a graph that it
-    stands in is not taken for another's.
-    """
-    return f"{made.bound} {made.dtype} {made.sparse} {tuple(made.shape)} #{next(_numbers)}"
-
-
-_numbers = itertools.count()
 
 
 def wrap(made: Contraction, found: torch.Tensor, patterns: Sequence[Pattern], drop_zeros: bool = False) -> Result:

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.contraction import Contraction, Result, wrap
+from sparsetc.contraction.base import Contraction, Result
+from sparsetc.contraction.contraction import wrap
 from sparsetc.contraction.step import Step
 from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.ir.program.tile import TileProgram

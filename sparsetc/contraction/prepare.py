@@ -85,10 +85,11 @@ class Preparation:
             cache: of the operand's pattern, where parts that other einsums packed are found.
 
         Raises:
-            PlanError: the partition does not deal as the plan says, or the plan's sums depend on an order where they
-                must not.
+            PlanError: the partition does not deal as the plan says, a schedule has blocks of what is no dense axis, or
+                the plan's sums depend on an order where they must not.
             FormatError: a format does not take its part.
         """
+        self._verify_axes(plan)
         packed = self._packed(plan, cache)
         filled = tuple(n for n, p in enumerate(packed) if p.nnz) or (len(packed) - 1,)
         chosen, stored = [plan.parts[n] for n in filled], [packed[n] for n in filled]
@@ -155,6 +156,21 @@ class Preparation:
         torch_runs = self.problem.backend == "torch"
         return accumulator(self.dtype) if torch_runs else stored_dtype(program, self.dtype)
 
+    def _verify_axes(self, plan: Plan) -> None:
+        """Raise `PlanError` where a schedule has blocks or pieces of a letter that no dense operand alone has.
+
+        A letter that is summed before kernels run, or is broadcast, is one of the einsum as written.
+        """
+        e = self.canonical.written.einsum
+        for number, part in enumerate(plan.parts):
+            for letter, _ in (*part.schedule.blocks, *part.schedule.pieces):
+                if letter not in e.dense_indices:
+                    known = ", ".join(e.dense_indices) or "none"
+                    raise PlanError(
+                        f"plan {plan.name!r}, part {number} ({part.format}): the schedule has a block of axis "
+                        f'{letter!r}; "{e.text or e}" has these dense axes: {known}'
+                    )
+
     def _packed(self, plan: Plan, cache: Lru[Any, Any]) -> list[Packed]:
         """The parts, packed, or as other einsums left them; they number the operand's own nonzeros."""
         c = self.canonical
@@ -180,9 +196,7 @@ class Preparation:
 
     def _needs_second_pass(self, plan: Plan, parts: Sequence[BoundPart]) -> bool:
         """Whether sums must not depend on the order of atomics, and would; integers' never do."""
-        if not self.settings.deterministic or self.problem.backend == "torch" or not self.dtype.is_floating_point:
-            return False
-        if all(owned(p.program) for p in parts):
+        if not self.problem.ordered or all(owned(p.program) for p in parts):
             return False
         if any(p.packed.view.sides for p in parts):
             raise PlanError('dense tiles add by atomics, which is not deterministic; take "coo", "fiber" or "rows"')
@@ -228,8 +242,6 @@ def _of_parts(plan: Plan, used: tuple[Part, ...], filled: tuple[int, ...]) -> Pl
     """The plan of the parts that are run, as ``plan=`` takes it."""
     if len(used) == len(plan.parts):
         return replace(plan, parts=used)
-    if len(used) == 1:  # it has all nonzeros
-        return replace(plan, parts=used, partition="all", options=(), shares=())
     own = plan.shares or tuple(range(len(plan.parts)))
     return replace(plan, parts=used, shares=tuple(own[n] for n in filled))
 

@@ -22,9 +22,13 @@ def of_backend(backend: str) -> DeviceProfile:
     return cpu() if backend == "torch" else of_current_device()
 
 
-def profile_of(device: torch.device, settings: Options) -> DeviceProfile:
-    """The profile of the device that operands are on, recorded where the settings say."""
-    if device.type != "cuda":
-        return cpu()
-    with in_force(settings), torch.cuda.device(device):
-        return of_current_device()
+def profile_of(device: torch.device, settings: Options, backend: str = "torch") -> DeviceProfile:
+    """The profile of the device that operands are on, recorded where the settings say; elsewhere that of the backend.
+
+    Operands on a CPU, of which Triton programs are made, are priced as on the GPU that these are for.
+    """
+    with in_force(settings):
+        if device.type != "cuda":
+            return of_backend(backend)
+        with torch.cuda.device(device):
+            return of_current_device()

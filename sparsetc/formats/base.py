@@ -186,8 +186,8 @@ def get_format(name: str) -> Format:
 
 def pack(coords: torch.Tensor, shape: tuple[int, ...], format: str, storage: Storage) -> Packed:
     """Pack with the named format and check its view."""
-    if storage.order != coords.shape[0]:
-        raise FormatError(f"the storage deals {storage.order} modes, the tensor has {coords.shape[0]}")
+    if fault := storage.misdealt(coords.shape[0]):
+        raise FormatError(fault)
     packed = get_format(format).pack(coords, tuple(shape), storage)
     verify(packed.view)
     missing = set(packed.view.arrays) - set(packed.arrays) - {"values"}

@@ -159,7 +159,7 @@ class Bcb:
         packed = self.pack_distinct(tuple(coords), shape, sides, coords[:0].flatten(), coords.shape[1])
         sorted_ = packed.dense
         if packed.nnz and bool((sorted_[1:] == sorted_[:-1]).any()):
-            raise FormatError("blocks hold one value a position: coalesce the operand, which has duplicates")
+            raise FormatError("blocks hold one value a position, and the operand has duplicates: take its coalesce()")
         return packed
 
     def pack_distinct(

@@ -27,12 +27,19 @@ SIDE = 16
 
 
 def sides_of(shape: Sequence[int], params: Iterable[tuple[str, int]] = ()) -> tuple[int, ...]:
-    """The sides that parameters name, ``side_m`` of mode m, or the largest powers of two that suit sizes and volume."""
+    """The sides that parameters name, ``side_m`` of mode m, or the largest powers of two that suit sizes and volume.
+
+    Raises:
+        FormatError: a side of no positions.
+    """
     given = dict(params)
     sides = [min(SIDE, 1 << max(n - 1, 0).bit_length()) for n in shape]
     while prod(sides) > VOLUME:
         sides[sides.index(max(sides))] //= 2
-    return tuple(given.get(f"side_{m}", side) for m, side in enumerate(sides))
+    found = tuple(given.get(f"side_{m}", side) for m, side in enumerate(sides))
+    if min(found, default=1) < 1:
+        raise FormatError(f"sides of tiles must be 1 or more, found {found}")
+    return found
 
 
 def view_of(shape: tuple[int, ...], storage: Storage, bitmap: bool) -> View:
@@ -127,7 +134,9 @@ def tiled(coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, view: 
 
 def refuse_duplicates() -> NoReturn:
     """Raise `FormatError`: a tile holds one value a position, and two nonzeros have the same."""
-    raise FormatError("tiles hold one value a position: coalesce the operand, which has duplicates")
+    raise FormatError(
+        "tiles hold one value a position, and the operand has duplicates: take its coalesce(), or a plan without tiles"
+    )
 
 
 def coordinates(packed: Packed, tile: torch.Tensor, place: torch.Tensor) -> torch.Tensor:

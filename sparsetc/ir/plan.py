@@ -13,11 +13,13 @@ In: choices made by `planner`. Out: `Plan`, packed by `formats` and lowered by `
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.contraction_tree import Tree
+from sparsetc.support.fields import misfit
 
 FIXED = ("coo", "fiber", "rows", "coo+rows", "fiber+rows")
 """Plans of one sparse operand whose formats their names say."""
@@ -78,6 +80,23 @@ class Storage:
     def order(self) -> int:
         """Number of modes dealt."""
         return sum(map(len, self.levels))
+
+    @property
+    def modes(self) -> list[int]:
+        """The modes dealt, rising."""
+        return sorted(mode for level in self.levels for mode in level)
+
+    def misdealt(self, order: int, letters: Sequence[str] = ()) -> str:
+        """What is wrong where another number of modes is dealt than a tensor has; empty where it is the same."""
+        if self.order == order:
+            return ""
+        lacking = [m for m in range(order) if m not in self.modes]
+        beyond = [m for m in self.modes if m not in range(order)]
+        found = f"the storage deals {self.order} modes, the tensor has {order}"
+        if lacking:
+            named = f" ({letters[lacking[0]]!r})" if letters else ""
+            return f"{found}: mode {lacking[0]}{named} is at no level"
+        return f"{found}: there is no mode {beyond[0]}" if beyond else found
 
 
 @dataclass(frozen=True)
@@ -236,13 +255,36 @@ AUTO = Plan("auto")
 
 
 def requested(wanted: str | Plan) -> Plan:
-    """The plan given, or the request that a name stands for; `PlanError` for what is neither.
+    """The plan given, or the request that a name stands for; `PlanError` for what is neither, or is malformed.
 
     A request's name is checked where it is chosen by, since more names are known there.
     """
     if not isinstance(wanted, str | Plan):
         raise PlanError(f"plan must be a name or a Plan, found {type(wanted).__name__}")
-    return Plan(wanted) if isinstance(wanted, str) else wanted
+    if isinstance(wanted, str):
+        return Plan(wanted)
+    verify_fields(wanted)
+    return wanted
+
+
+def verify_fields(plan: Plan) -> None:
+    """Raise `PlanError` naming the first field of a plan, or of what it holds, that is not of its type."""
+    _refuse(f"plan {plan.name!r}", misfit(plan, (tuple, list)))
+    for number, part in enumerate(plan.parts):
+        where = f"plan {plan.name!r}, part {number}"
+        _refuse(where, misfit(part) or misfit(part.storage))
+        tree = part.schedule.tree
+        if not isinstance(tree, Tree | None):
+            _refuse(where, f"tree is a Tree, as sparsetc.parse_tree makes it, found {type(tree).__name__}")
+        _refuse(where, misfit(part.schedule))
+    for step in plan.steps:
+        if step is not None:
+            verify_fields(step)
+
+
+def _refuse(where: str, fault: str) -> None:
+    if fault:
+        raise PlanError(f"{where}: {fault}")
 
 
 def _verify_plain(value: object) -> None:
@@ -261,6 +303,7 @@ def _verify_plain(value: object) -> None:
 
 def verify(plan: Plan) -> None:
     """Raise `PlanError` naming the part and the fault, of a plan of one sparse operand that is to be run."""
+    verify_fields(plan)
     if not plan.parts:
         raise PlanError(f"plan {plan.name!r} has no parts")
     for part in plan.parts:
@@ -269,9 +312,10 @@ def verify(plan: Plan) -> None:
         raise PlanError(f"plan {plan.name!r} has {len(plan.parts)} parts and names {len(plan.shares)} shares")
     for number, part in enumerate(plan.parts):
         where = f"plan {plan.name!r}, part {number} ({part.format})"
-        dealt = sorted(mode for level in part.storage.levels for mode in level)
+        dealt = part.storage.modes
         if dealt != list(range(len(dealt))):
-            raise PlanError(f"{where}: each mode must be at one level, found {dealt}")
+            lacking = next((f"; mode {m} is at none" for m in range(dealt[-1]) if m not in dealt), "")
+            raise PlanError(f"{where}: each mode must be at one level, found {dealt}{lacking}")
         if part.schedule.precision not in PRECISIONS:
             raise PlanError(f"{where}: precision {part.schedule.precision!r} is not one of {', '.join(PRECISIONS)}")
         sizes = [(f"the block of axis {axis}", block) for axis, block in part.schedule.blocks]
@@ -282,8 +326,6 @@ def verify(plan: Plan) -> None:
             if size < 1 or size & (size - 1):
                 raise PlanError(f"{where}: {what} must be a power of two, found {size}")
         tree = part.schedule.by_rule().tree
-        if not isinstance(tree, Tree | None):
-            raise PlanError(f"{where}: tree is a Tree, as sparsetc.parse_tree makes it, found {type(tree).__name__}")
         dots = part.schedule.dot if tree is None else tree.dots
         if len(part.schedule.pieces) > 1 or (part.schedule.pieces and dots):
             raise PlanError(f"{where}: one axis at most is taken in pieces, where nothing is contracted by dots")

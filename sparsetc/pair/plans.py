@@ -11,6 +11,7 @@ from typing import Any
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.plan import PAIRED_PLANS, SIDE, Plan, requested
+from sparsetc.planner.requests import check_blocks
 
 
 def named_sides(plan: Plan) -> dict[str, int]:
@@ -43,6 +44,9 @@ def check_pairs(wanted: Any, letters: Iterable[str] | None = None) -> Plan:
         raise PlanError(
             f"plan must be auto, {', '.join(PAIRED_PLANS)} or plan_bcb(...) for two sparse operands, found {wanted!r}"
         )
+    if plan.is_request:
+        storages, formats = plan.option("storage", ("auto", "auto")), plan.option("formats", ("bcb", "bcb"))
+        check_blocks(storages, plan.option("threshold", None), formats, named_sides(plan))
     unknown = sorted(set(named_sides(plan)) - set(letters)) if plan.is_request and letters is not None else ()
     if unknown:
         raise PlanError(f"the plan gives sides to {', '.join(unknown)}, which the equation does not have")

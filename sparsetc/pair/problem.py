@@ -62,8 +62,8 @@ class PairProblem:
 
     @cached_property
     def profile(self) -> DeviceProfile:
-        """The profile of the device."""
-        return profile_of(self.budget.device, self.budget.settings)
+        """The profile of the device, or of the GPU that Triton programs of operands on a CPU are made for."""
+        return profile_of(self.budget.device, self.budget.settings, self.backend)
 
     @cached_property
     def blocking(self) -> Blocking:

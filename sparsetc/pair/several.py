@@ -13,12 +13,11 @@ from pathlib import Path
 import torch
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.canonical import as_given, check_dense, check_operand
-from sparsetc.contraction.contraction import Operand, by_autograd, key_of
-from sparsetc.contraction.dense import converted
+from sparsetc.contraction.base import Compiled, Operand, key_of
+from sparsetc.contraction.canonical import dense_of_call
 from sparsetc.contraction.integers import fitted, summed_dtype
-from sparsetc.contraction.output import check_form
 from sparsetc.contraction.step import Step
+from sparsetc.device.lookup import of_backend
 from sparsetc.errors import PlanError
 from sparsetc.explain import Explanation, device_name
 from sparsetc.ir.equation.einsum import Bound
@@ -33,24 +32,17 @@ from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
-class Several:
+class Several(Compiled):
     """A contraction of several sparse operands."""
 
     def __init__(self, bound: Bound, operands: Sequence[Operand], settings: Options, form: str) -> None:
         e = bound.einsum
         check_pairs(settings.plan, e.indices)  # refused at once where it is not known
-        self.bound, self.settings, self.form = bound, settings, form
-        first = operands[e.sparse[0]]
-        assert isinstance(first, SparseTensor)
-        for position, operand in enumerate(operands):
-            check_operand(operand, position, first.dtype, first.device)
-        self.dtype, self.device = first.dtype, first.device
-        check_form(form, e)
+        super().__init__(bound, operands, settings, form)
         self.sparse = bool(e.kept) and form != "dense"
         if not self.sparse:
             nbytes = prod(bound.output_shape) * kept_dtype(self.dtype).itemsize
             settings.check_memory(nbytes, self.device, f"the result of {bound}")
-        self._bare = [o.pattern.bare() for o in operands if isinstance(o, SparseTensor)]
         operands = [o.expand_dense() if isinstance(o, SparseTensor) else o for o in operands]
         # What is made on the way may need 64 bits where the result does not.
         self._summed = summed_dtype(self.dtype)
@@ -91,15 +83,6 @@ class Several:
         """The shape of what `result` gives."""
         return (self.pattern.nnz,) if self.sparse and self.pattern is not None else self.bound.output_shape
 
-    @property
-    def result_dtype(self) -> torch.dtype:
-        """The dtype of the operands, which the result has too."""
-        return self.dtype
-
-    def bare(self, number: int) -> Pattern:
-        """The pattern of a sparse operand, with nothing kept."""
-        return self._bare[number]
-
     def pattern_on(self, patterns: Sequence[Pattern]) -> Pattern | None:
         """The pattern that was found when the contraction was compiled."""
         return self.pattern if self.sparse else None
@@ -112,8 +95,7 @@ class Several:
         packed: Values | None = None,
     ) -> torch.Tensor:
         """The result's values on its pattern, or a dense result; differentiable."""
-        dense = tuple(converted(as_given(self.bound, dense), self.dtype, self.device))
-        check_dense(self.bound, dense, self.dtype, self.device)
+        dense = dense_of_call(self.bound, dense, self.dtype, self.device)
         given, others, e = iter(values), iter(dense), self.bound.einsum
         terms = [next(given).reshape(-1) if p in e.sparse else next(others) for p in range(len(e.inputs))]
         found = self.chain.run([t.to(self._summed) for t in terms])
@@ -125,20 +107,6 @@ class Several:
         if self.sparse or self.pattern is None:
             return found.reshape(self.shape)
         return SparseTensor._make(self.pattern, found.reshape(-1)).to_dense(self.settings.memory_limit)
-
-    def gradient(
-        self,
-        patterns: Sequence[Pattern],
-        operand: int,
-        values: Sequence[torch.Tensor],
-        dense: Sequence[torch.Tensor],
-        upstream: torch.Tensor,
-    ) -> torch.Tensor:
-        """The gradient for one of values and dense operands, given that of the result."""
-        return by_autograd(self, patterns, operand, values, dense, upstream)
-
-    def packed(self, operands: Sequence[SparseTensor]) -> None:
-        """None, since values are read at each call."""
 
     def _fitted(self, found: torch.Tensor) -> torch.Tensor:
         return fitted(found, self.dtype, f'the result of "{self.bound.einsum.text}"')
@@ -191,7 +159,8 @@ class Several:
 
     def explain(self) -> Explanation:
         """The steps of the chain: how much matches, the paths and their expected times."""
-        plan, profile = self.plan, self.pairs[0].problem.profile if self.pairs else None
+        plan, own = self.plan, self.steps
+        profile = self.pairs[0].problem.profile if self.pairs else of_backend(own[0].backend) if own else None
         return Explanation(
             *(self.bound.einsum.text, plan.name, plan.reason, self.backend, device_name(self.device)),
             profile.describe() if profile else "",

@@ -7,6 +7,7 @@ nonzeros, so one that is dealt twice, or to no part, makes a wrong result: rules
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import signature
 
 import torch
 
@@ -36,7 +37,16 @@ def deal(
             an output row that it promised to leave whole.
     """
     rule = get_partition(name)
-    dealt = list(rule.deal(coords, shape, *([kept] if rule.by_rows else []), **options))
+    from_outside = not rule.deal.__module__.startswith("sparsetc.")  # the package's own keep what they promise
+    for option, number in options.items():
+        if not from_outside and not (isinstance(number, int) and abs(number) < 2**63):
+            raise PlanError(f"partition {name!r} takes numbers of 64 bits, found {option}={number!r}")
+    given = (coords, shape, kept) if rule.by_rows else (coords, shape)
+    try:
+        signature(rule.deal).bind(*given, **options)
+    except TypeError as error:
+        raise PlanError(f"partition {name!r} does not take the options {options}: {error}") from None
+    dealt = list(rule.deal(*given, **options))
     if len(dealt) == 1 and dealt[0] is None:
         return dealt
     nnz = coords.shape[1]
@@ -44,7 +54,6 @@ def deal(
     ordered = _check_each_once(name, parts, nnz)
     if not ordered:  # formats rely on lexicographic order
         parts = [part.sort().values for part in parts]
-    from_outside = not rule.deal.__module__.startswith("sparsetc.")  # the package's own keep what they promise
     if rule.whole_rows and from_outside and sum(part.numel() > 0 for part in parts) > 1:
         _check_whole_rows(name, parts, row_numbers(coords, shape, kept))
     return [None if nnz and part.numel() == nnz else part for part in parts]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from sparsetc.errors import PlanError
 from sparsetc.formats.tiles import sides_of, sorted_by_tile
 from sparsetc.partition.base import register_partition
 
@@ -19,6 +20,9 @@ def by_threshold(
 
     With `whole`, tiles of at least so many come first, apart from those of at least `threshold`.
     """
+    unknown = set(sides) - {f"side_{mode}" for mode in range(len(shape))}
+    if unknown:
+        raise PlanError(f"partition 'threshold' takes a threshold, whole and a side_m a mode, found {min(unknown)!r}")
     held = tile_populations(coords, shape, sides_of(shape, sides.items()))
     bounds = (*((whole,) if whole else ()), threshold)
     part = torch.stack([held < least for least in bounds]).sum(0)

@@ -16,9 +16,12 @@ from sparsetc.planner.choice import Choice, choice_of
 from sparsetc.planner.estimate import suited
 from sparsetc.planner.method import Method
 from sparsetc.planner.problem import Problem
-from sparsetc.planner.requests import preferred
+from sparsetc.planner.requests import PREFERRED, preferred
 
 P = TypeVar("P")
+
+OPTIONS = {"hls": ("threshold",), "auto": (PREFERRED,)}
+"""What a request for a plan of one sparse operand may name beside the plan."""
 
 
 def choose(wanted: str | Plan, problem: Problem) -> Choice:
@@ -28,19 +31,21 @@ def choose(wanted: str | Plan, problem: Problem) -> Choice:
     plan, known = requested(wanted), methods()
     if plan.pairs or (plan.is_request and plan.name in PAIRED_PLANS and plan.name not in known):
         raise PlanError(
-            f'plan {plan.name!r} is for two or more sparse operands, and "{problem.bound.einsum}" has one; known for '
+            f'plan {plan.name!r} is for two or more sparse operands, and "{problem.equation}" has one; known for '
             f"one: {_names(known)}"
         )
     if not plan.is_request:
         verify(plan)
-        for number, order in enumerate(part.storage.order for part in plan.parts):
-            if order != problem.order:
-                said = f"the storage deals {order} modes, the tensor has {problem.order}"
-                raise PlanError(f"plan {plan.name!r}, part {number}: {said}")
+        for number, part in enumerate(plan.parts):
+            if fault := part.storage.misdealt(problem.order, problem.letters):
+                raise PlanError(f"plan {plan.name!r}, part {number} ({part.format}): {fault}")
         return Choice(replace(suited(plan, problem), reason="given by the caller"))
     if plan.name not in ("auto", *known):
         called = repr(plan.name)
         raise PlanError(f"plan {called} has no parts, and no plan is called {called}; known: {_names(known)}")
+    unknown = [name for name, _ in plan.options if name not in OPTIONS.get(plan.name, ())]
+    if unknown:
+        raise PlanError(f"plan {plan.name!r} has no option {unknown[0]!r}")
     return chosen(problem, known, plan)
 
 

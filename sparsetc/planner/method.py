@@ -82,5 +82,6 @@ class OperandMethod(Method[Problem]):
         """The candidate that is named, and what it is expected to take."""
         found = self.candidate(problem, problem.counts, request)
         if found is None:
-            raise PlanError(f'plan {request.name!r} does not apply to "{problem.bound.einsum}" on this tensor')
+            said = f'plan {request.name!r} does not apply to "{problem.equation}" on this tensor'
+            raise PlanError(f'{said}: the function that makes it gave None, and no candidate; "auto" takes another')
         return estimate(found, problem)

@@ -72,6 +72,15 @@ def owned(candidate: Candidate, problem: Problem) -> tuple[bool, ...]:
     return _owned(candidate, problem, views(candidate, problem))
 
 
+def orderly(candidate: Candidate, problem: Problem) -> bool:
+    """Whether no sum depends on the order in which programs finish, or a second pass can see to that.
+
+    Rows have one owner each, or one part of nonzeros adds them up.
+    """
+    own = views(candidate, problem)
+    return all(_owned(candidate, problem, own)) or (len(own) == 1 and not own[0].sides)
+
+
 def _owned(candidate: Candidate, problem: Problem, views: Sequence[View]) -> tuple[bool, ...]:
     plan, expected = candidate.plan, candidate.expected
     alone = sum(s.nnz > 0 for s in expected) <= 1 or PARTITIONS[plan.partition].whole_rows

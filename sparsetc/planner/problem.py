@@ -84,10 +84,19 @@ class Problem:
         )
 
     @property
+    def equation(self) -> str:
+        """The einsum as it was written."""
+        return self.bound.einsum.text or str(self.bound.einsum)
+
+    @property
+    def ordered(self) -> bool:
+        """Whether sums that programs add by atomics have to be put in an order: torch has one, integers need none."""
+        return self.deterministic and self.backend == "triton" and self.floating
+
+    @property
     def letters(self) -> tuple[str, ...]:
         """The sparse operand's letters, by mode."""
-        (sparse,) = self.bound.einsum.sparse
-        return self.bound.einsum.inputs[sparse]
+        return self.bound.einsum.sparse_indices
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ can have.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from sparsetc.errors import PlanError
@@ -26,13 +27,18 @@ def preferred(request: Plan) -> str:
     return str(request.option(PREFERRED, "")) if request.name == "auto" else ""
 
 
+def check_threshold(threshold: object, least: int) -> None:
+    """Raise `PlanError` unless this is a number of nonzeros, `least` or more, or None."""
+    if threshold is not None and not (isinstance(threshold, int) and least <= threshold < 2**63):
+        raise PlanError(f"threshold must be a number of nonzeros, {least} or more and below 2**63, found {threshold!r}")
+
+
 def plan_hls(threshold: int | None = None) -> Plan:
     """The hybrid plan with tiles of at least `threshold` nonzeros dense; without one, the cost model finds it.
 
     0 or 1 makes every tile dense, a threshold above a tile's volume none.
     """
-    if threshold is not None and (not isinstance(threshold, int) or threshold < 0):
-        raise PlanError(f"threshold must be a number of nonzeros, 0 or more, found {threshold!r}")
+    check_threshold(threshold, 0)
     return Plan("hls", options=() if threshold is None else (("threshold", threshold),))
 
 
@@ -76,6 +82,22 @@ def _sizes(**named: int | None) -> tuple[tuple[str, int], ...]:
     return tuple((name, size) for name, size in named.items() if size is not None)
 
 
+def check_blocks(storages: object, threshold: object, formats: object, sides: Mapping[str, object]) -> None:
+    """Raise `PlanError` unless this is what `plan_bcb` takes, with a storage for each of two operands."""
+    if not _two_of(STORAGES, storages):
+        raise PlanError(f"storage must be one of {', '.join(STORAGES)}, or a pair of them, found {storages!r}")
+    check_threshold(threshold, 1)
+    for letter, side in sides.items():
+        if not isinstance(side, int) or not 1 <= side < 2**63 or side & (side - 1):
+            raise PlanError(f"the side of {letter!r} must be a power of two, below 2**63, found {side!r}")
+    if not _two_of(("bcb", "coo"), formats):
+        raise PlanError(f'formats must be "bcb" or "coo" for each of two operands, found {formats!r}')
+
+
+def _two_of(known: tuple[str, ...], found: object) -> bool:
+    return isinstance(found, tuple | list) and len(found) == 2 and all(f in known for f in found)
+
+
 def plan_bcb(
     storage: str | tuple[str, str] = "auto",
     threshold: int | None = None,
@@ -95,17 +117,9 @@ def plan_bcb(
             meets blocks that have side 1 along the letters that both operands have, and scales them.
         sides: powers of two; letters that both operands keep have side 1 whatever is given.
     """
-    storages = (storage, storage) if isinstance(storage, str) else tuple(storage)
-    if not set(storages) <= set(STORAGES) or len(storages) != 2:
-        raise PlanError(f"storage must be one of {', '.join(STORAGES)}, or a pair of them, found {storage!r}")
-    if threshold is not None and (not isinstance(threshold, int) or threshold < 1):
-        raise PlanError(f"threshold must be a number of nonzeros, 1 or more, found {threshold!r}")
-    for letter, side in sides.items():
-        if not isinstance(side, int) or side < 1 or side & (side - 1):
-            raise PlanError(f"the side of {letter!r} must be a power of two, found {side!r}")
-    if len(formats) != 2 or not set(formats) <= {"bcb", "coo"}:
-        raise PlanError(f'formats must be "bcb" or "coo" for each of two operands, found {formats!r}')
-    named = (("storage", storages), ("threshold", threshold), ("formats", tuple(formats)))
+    storages = (storage, storage) if isinstance(storage, str) else storage
+    check_blocks(storages, threshold, formats, sides)
+    named = (("storage", tuple(storages)), ("threshold", threshold), ("formats", tuple(formats)))
     chosen = (("auto", "auto"), None, ("bcb", "bcb"))
     options: list[tuple[str, Any]] = [(SIDE + letter, side) for letter, side in sorted(sides.items())]
     options += [own for own, free in zip(named, chosen, strict=True) if own[1] != free]

@@ -28,7 +28,7 @@ from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 if TYPE_CHECKING:
-    from sparsetc.contraction.contraction import Contraction, Result
+    from sparsetc.contraction.base import Contraction, Result
 
 _known: weakref.WeakValueDictionary[str, Contraction] = weakref.WeakValueDictionary()
 _patterns: weakref.WeakKeyDictionary[Contraction, tuple[tuple[weakref.ref[Pattern], torch.Size], ...]] = (
@@ -289,6 +289,8 @@ def _constant(setting: Any) -> Any:
     """A setting as Dynamo can have it as a constant: a plan as its class and fields."""
     if isinstance(setting, tuple):
         return tuple([_constant(one) for one in setting])
+    if type(setting) is int:  # a symbol of the graph, where it was another number when the call was traced before
+        return operator.index(setting)
     names = FIELDS.get(type(setting))
     return setting if names is None else (type(setting), *[_constant(getattr(setting, name)) for name in names])
 

@@ -5,6 +5,7 @@ In: a SparseTensor. Out: a SparseTensor; see its methods of these names.
 
 from __future__ import annotations
 
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from sparsetc.errors import ShapeError
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
 def permuted(x: SparseTensor, modes: tuple[Any, ...]) -> SparseTensor:
     """See SparseTensor.permute."""
     raw: Any = modes[0] if len(modes) == 1 and isinstance(modes[0], tuple | list) else modes
-    wanted = tuple(m + x.order if m < 0 else m for m in raw)
+    try:
+        wanted = tuple(m + x.order if m < 0 else m for m in map(index, raw))
+    except TypeError:  # no numbers
+        wanted = ()
     if sorted(wanted) != list(range(x.order)):
         raise ShapeError(f"permute needs each of the modes 0..{x.order - 1} once, found {tuple(raw)}")
     if wanted == tuple(range(x.order)):

@@ -85,7 +85,7 @@ def to_torch(x: SparseTensor, layout: torch.layout | None, blocksize: tuple[int,
             f"blocksize= goes with torch.sparse_bsr and _bsc only, and is needed there; layout is {layout}"
         )
     if layout != torch.sparse_coo and (x.order != 2 or x.dense_order):
-        raise ShapeError(f"{layout} holds matrices; this tensor has shape {x.shape}, {x.dense_order} modes dense")
+        raise ShapeError(f"{layout} holds matrices; {_not_a_matrix(x)}")
     if blocksize is not None and any(b < 1 or s % b for s, b in zip(x.shape, blocksize, strict=True)):
         raise ShapeError(f"blocksize {tuple(blocksize)} must divide the shape {x.shape}")
     if layout != torch.sparse_coo:
@@ -127,10 +127,16 @@ def to_numpy(x: SparseTensor) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
     return x.coords.cpu().numpy(), x.values.detach().resolve_conj().resolve_neg().cpu().numpy(), x.shape
 
 
+def _not_a_matrix(x: SparseTensor) -> str:
+    """Why a tensor is no sparse matrix, and what makes it one where its dense modes alone are in the way."""
+    hint = "; call expand_dense() first" if x.order == 2 else ""
+    return f"this tensor has shape {x.shape}, {x.dense_order} modes dense{hint}"
+
+
 def to_scipy(x: SparseTensor) -> Any:
     """See SparseTensor.to_scipy."""
     if x.order != 2 or x.dense_order:
-        raise ShapeError(f"scipy.sparse takes matrices; this tensor has shape {x.shape}, {x.dense_order} modes dense")
+        raise ShapeError(f"scipy.sparse takes matrices; {_not_a_matrix(x)}")
     if x.dtype in (torch.float16, torch.bfloat16):
         raise DtypeError(f"scipy.sparse has no {x.dtype}; convert with .to(torch.float32) first")
     try:

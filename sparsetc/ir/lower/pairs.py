@@ -30,8 +30,10 @@ from sparsetc.ir.nest.checks import verify as verify_view
 from sparsetc.ir.nest.view import PAIRED, Tiles, View
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.operands import MIN_DOT
-from sparsetc.ir.program.tile import Position, TileProgram
+from sparsetc.ir.program.tile import LANES, Position, TileProgram
 
+NAMED = (LANES, "pair")
+"""Axes of a program of pairs that are no letters': those of lanes, and of the loop over pairs."""
 Fold = tuple[tuple[str, int], ...]
 """(letter, positions) of the letters that make an axis, row-major."""
 
@@ -86,8 +88,9 @@ def lower_pairs(
 
 
 def _name(fold: Fold, role: str) -> str:
-    """What an axis is called: its letters, or the role of one that has none."""
-    return "".join(c for c, _ in fold) or f"one_{role}"
+    """What an axis is called: its letters, or the role of one that has none; never as lanes or a loop are."""
+    name = "".join(c for c, _ in fold) or f"one_{role}"
+    return f"{name}_{role}" if name in NAMED else name
 
 
 def _stored(free: int, inner: int, bitmap: bool, halves: bool) -> Tiles:

@@ -28,6 +28,7 @@ from sparsetc.planner.methods.fibers import Fibers
 from sparsetc.planner.methods.rows import Rows
 from sparsetc.planner.methods.runs import Runs, coo
 from sparsetc.planner.methods.windows import TAUS, USUAL, Windows
+from sparsetc.planner.pricing import orderly
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import PLANS, MakePlan
 from sparsetc.planner.statistics import Counts
@@ -53,9 +54,9 @@ class Registered(OperandMethod):
         self.name, self.make = name, make
 
     def candidates(self, problem: Problem, counts: Counts) -> Iterable[Candidate]:
-        """The function's plan, where it has one."""
+        """The function's plan, where it has one and its sums need not be in an order that it cannot keep."""
         found = self.candidate(problem, counts, Plan(self.name))
-        return () if found is None else (found,)
+        return () if found is None or (problem.ordered and not orderly(found, problem)) else (found,)
 
     def candidate(self, problem: Problem, counts: Counts, request: Plan) -> Candidate | None:
         """The function's plan, where it has one, by its registered name; `PlanError` where it is malformed."""

@@ -30,8 +30,16 @@ class ByRows(OperandMethod):
         """The first of the hybrids."""
         found = next(self._hybrids(problem, counts), None)
         if found is None:
-            raise PlanError(f"plan {request.name!r} needs output rows both of {LONG_ROW} nonzeros or more and of fewer")
+            raise PlanError(f"plan {request.name!r} needs {self._lacking(problem, counts)}")
         return found
+
+    def _lacking(self, problem: Problem, counts: Counts) -> str:
+        """What an einsum and a tensor lack of which there is no hybrid."""
+        few, _ = counts.short_share(problem.kept, LONG_ROW)
+        if 0 < few < counts.nnz:
+            return f'two modes of the sparse operand or more to be summed; "{problem.equation}" sums fewer'
+        rows = f"output rows both of {LONG_ROW} nonzeros or more and of fewer"
+        return f'{rows}; those of "{problem.equation}" on this tensor are all of one kind'
 
     def _hybrids(self, problem: Problem, counts: Counts) -> Iterator[Candidate]:
         """Hybrids where there are long rows and short ones."""

@@ -21,6 +21,7 @@ from sparsetc.planner.methods.runs import coo
 from sparsetc.planner.methods.tiles import one_launch, populations, stored_whole, tiles_part
 from sparsetc.planner.pricing import Prices
 from sparsetc.planner.problem import Problem
+from sparsetc.planner.requests import check_threshold
 from sparsetc.planner.schedule import dot_axes
 from sparsetc.planner.statistics import Counts
 
@@ -44,6 +45,7 @@ class ByTiles(OperandMethod, Hybrid[Problem]):
     def candidate(self, problem: Problem, counts: Counts, request: Plan) -> Candidate:
         """The hybrid by the threshold that the request names, or by the best."""
         threshold = request.option("threshold", None)
+        check_threshold(threshold, 0)
         splits = _splits(problem, counts, None if threshold is None else [threshold])
         if len(splits) == 1:
             return splits[0]

@@ -37,7 +37,9 @@ class Rows(OperandMethod):
 def rows(problem: Problem, counts: Counts, name: str = "rows") -> Candidate:
     """One output row a lane, uncut unless very long."""
     if not problem.kept or not problem.rest:
-        raise PlanError(f'plan "{name}" needs an output with some, not all, of the sparse operand\'s modes')
+        which = "all" if problem.kept else "none"
+        why = f'"{problem.equation}" keeps {which} of them'
+        raise PlanError(f'plan "{name}" needs an output with some, not all, of the sparse operand\'s modes; {why}')
     schedule = schedule_of(problem, blocks=True, rows=True)
     longest = 0 if problem.backend == "torch" or problem.deterministic else 4 * LONG_ROW
     most = schedule.lanes if problem.backend == "triton" else CPU_ITEM_NNZ
