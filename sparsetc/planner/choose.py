@@ -20,7 +20,8 @@ from sparsetc.planner.requests import PREFERRED, preferred
 
 P = TypeVar("P")
 
-OPTIONS = {"hls": ("threshold",), "auto": (PREFERRED,)}
+WINDOW = ("height", "width", "threshold")
+OPTIONS = {"hls": ("threshold",), "window": WINDOW, "1-sa": ("tau", "strip", *WINDOW), "auto": (PREFERRED,)}
 """What a request for a plan of one sparse operand may name beside the plan."""
 
 

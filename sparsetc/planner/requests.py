@@ -69,17 +69,23 @@ def plan_1sa(
         width: columns of a tile.
         threshold: nonzeros a tile, from which rows are not left to runs.
     """
-    if tau is not None and (not isinstance(tau, int) or not 1 <= tau <= 100):
-        raise PlanError(f"tau must be in percent, from 1 to 100, found {tau!r}")
     return Plan("1-sa", options=_sizes(tau=tau, strip=strip, height=height, width=width, threshold=threshold))
 
 
 def _sizes(**named: int | None) -> tuple[tuple[str, int], ...]:
-    """Options of the sizes that are named."""
-    for name, size in named.items():
-        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < (name != "threshold")):
-            raise PlanError(f"{name} must be {int(name != 'threshold')} or more, found {size!r}")
-    return tuple((name, size) for name, size in named.items() if size is not None)
+    """Options of what is named."""
+    found = tuple((name, size) for name, size in named.items() if size is not None)
+    check_windows(dict(found))
+    return found
+
+
+def check_windows(named: Mapping[str, object]) -> None:
+    """Raise `PlanError` unless this is what `plan_window` or `plan_1sa` takes."""
+    check_threshold(named.get("threshold"), 0)
+    for name, most in (("tau", 100), ("strip", 2**31), ("height", 1024), ("width", 1024)):
+        size = named.get(name, 1)
+        if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= most:
+            raise PlanError(f"{name} must be from 1 to {most:,}{' percent' if name == 'tau' else ''}, found {size!r}")
 
 
 def check_blocks(storages: object, threshold: object, formats: object, sides: Mapping[str, object]) -> None:

@@ -25,6 +25,7 @@ from sparsetc.planner.methods.rows import Rows
 from sparsetc.planner.methods.runs import coo
 from sparsetc.planner.pricing import Prices
 from sparsetc.planner.problem import Problem
+from sparsetc.planner.requests import check_windows
 from sparsetc.planner.schedule import fit
 from sparsetc.planner.statistics import Counts
 
@@ -78,13 +79,14 @@ class Windows(OperandMethod):
                     yield from cheapest(problem, splits(problem, counts, self.name, Tiling(shape, tau)))
 
     def candidate(self, problem: Problem, counts: Counts, request: Plan) -> Candidate:
-        """What the request says, and the best of what it leaves open; all rows in windows where it says nothing."""
+        """What the request says, and the best of what it leaves open."""
         if not problem.kept or not problem.rest:
             raise PlanError(f'plan "{self.name}" needs an output with some, not all, of the sparse operand\'s modes')
+        check_windows(dict(request.options))
         found = [
             split
             for tiling in tilings(problem, dict(request.options), self.taus)
-            for split in splits(problem, counts, self.name, tiling, request.option("threshold", 0))
+            for split in splits(problem, counts, self.name, tiling, request.option("threshold", None))
         ]
         if not found:
             raise PlanError(f'plan "{self.name}" needs a matrix product, and finds none in "{problem.bound.einsum}"')
