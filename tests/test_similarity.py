@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparsetc as stc
+from sparsetc.partition import deal
 from sparsetc.partition import quotient as quotients
 from sparsetc.partition.similarity import Groups, group_rows, group_rows_by_definition
 
@@ -188,3 +189,63 @@ def test_what_is_refused() -> None:
         group_rows(at.int(), at.int(), 2, 2, width=4, tau=0.5)
     with pytest.raises(stc.CoordinateError):
         group_rows(at, at, 2, 1, width=4, tau=0.5)
+
+
+# -- the partition ----------------------------------------------------------------------------------------------------
+
+
+def dealt(coords: torch.Tensor, shape: tuple[int, ...], **options: int) -> list[list[int]]:
+    """The nonzeros of each share."""
+    own = {"mode": 0, "width": 2, "tau": 50, "threshold": 60, **options}
+    nnz = coords.shape[1]
+    parts = deal("row_similarity", coords, shape, (0,), own)
+    return [list(range(nnz)) if part is None else part.tolist() for part in parts]
+
+
+def test_groups_that_fill_their_blocks_are_dealt_apart() -> None:
+    """Rows 0 and 2 fill 7 of 2 x 4 places, or of 4 x 4 where heights are multiples of 4; row 1 fills its own place."""
+    pattern = torch.tensor([[1, 1, 1, 1, 0, 0], [0, 0, 0, 0, 1, 0], [1, 1, 0, 1, 0, 0]])
+    coords = torch.nonzero(pattern).T.contiguous()
+    everything = list(range(coords.shape[1]))
+    assert dealt(coords, (3, 6), threshold=87) == [everything, []]
+    assert dealt(coords, (3, 6), threshold=88) == [[4], [n for n in everything if n != 4]]
+    assert dealt(coords, (3, 6), height=4, threshold=40) == [[n for n in everything if n != 4], [4]]
+    assert dealt(coords, (3, 6), height=4, threshold=44) == [[], everything]
+    flipped = coords.flip(0)
+    order = torch.argsort(flipped[0] * 3 + flipped[1])
+    back = [sorted(order[part].tolist()) for part in dealt(flipped[:, order], (6, 3), mode=1, threshold=88)]
+    assert back == [[4], [n for n in everything if n != 4]]
+
+
+def test_columns_of_a_tensor_are_those_of_its_unfolding() -> None:
+    g = torch.Generator().manual_seed(0)
+    filled = torch.rand(40, 5, 1, 12, generator=g).lt(0.6)
+    filled[::2, :2] = False
+    filled[1::2, 2:] = False
+    coords = torch.nonzero(filled[torch.randperm(40, generator=g)]).T.contiguous()
+    options = {"tau": 40, "width": 12, "threshold": 50}
+    full, others = dealt(coords, (40, 5, 1, 12), **options)
+    assert (len(full), others) == (coords.shape[1], [])
+    unfolded = torch.stack([coords[0], coords[1] * 12 + coords[3]])
+    assert dealt(unfolded, (40, 60), **options) == [full, []]
+    large = (2**40, 2**40, 2**20, 2**40)  # whose linear index passes 2**63: columns are ranks
+    assert dealt(coords, large, **options) == [full, []]
+
+
+def test_the_partition_of_nothing_and_of_a_vector() -> None:
+    assert dealt(torch.zeros(2, 0, dtype=torch.int64), (3, 4)) == [[], []]
+    assert dealt(torch.tensor([[1, 3]]), (5,)) == [[0, 1], []]
+    for option in ({"mode": 2}, {"tau": 0}, {"width": 0}, {"height": 0}):
+        with pytest.raises(stc.PlanError):
+            dealt(torch.tensor([[0], [1]]), (3, 4), **option)
+
+
+def test_a_plan_deals_by_similarity() -> None:
+    g = torch.Generator().manual_seed(0)
+    x = stc.SparseTensor.from_dense(torch.rand(30, 20, generator=g) * torch.rand(30, 20, generator=g).lt(0.3))
+    b = torch.rand(20, 8, generator=g)
+    part = stc.Part("coo", stc.Storage(item=(0,), leaf=(1,)), stc.Schedule(blocks=(("r", 8),)))
+    options = (("mode", 0), ("tau", 80), ("threshold", 40), ("width", 4))
+    assert all(dealt(x.coords, x.shape, **dict(options)))
+    plan = stc.Plan("two", (part, part), partition="row_similarity", options=options)
+    torch.testing.assert_close(stc.einsum("ij,jr->ir", x, b, plan=plan), x.to_dense() @ b)
