@@ -1,6 +1,6 @@
 """Partitions: how nonzeros are dealt to the parts of a plan. One file a rule; importing this package registers them."""
 
-from sparsetc.partition import run_length, threshold
+from sparsetc.partition import row_similarity, run_length, threshold
 from sparsetc.partition.base import PARTITIONS, get_partition, register_partition
 from sparsetc.partition.dealing import deal, shares
 from sparsetc.partition.stored import stored_parts
@@ -10,6 +10,7 @@ __all__ = [
     "deal",
     "get_partition",
     "register_partition",
+    "row_similarity",
     "run_length",
     "shares",
     "stored_parts",
