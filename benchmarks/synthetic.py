@@ -89,6 +89,12 @@ def rmat(log2_nodes=14, degree=32, abcd=(0.57, 0.19, 0.19, 0.05), seed=0, device
     return _unique([row, col], (n, n)), (n, n)
 
 
+def power_law(n=317_000, nonzeros=2_100_000, exponent=0.6, seed=0, device="cpu"):
+    """A graph whose nodes have Zipf degrees, in and out, and its edges no other structure."""
+    g = torch.Generator(device=device).manual_seed(seed)
+    return _unique([_zipf(n, nonzeros, exponent, g, device) for _ in range(2)], (n, n)), (n, n)
+
+
 def block_matrix(n=8192, block=64, theta=0.1, rho=0.1, scramble=True, seed=0, device="cpu"):
     """A(block, theta, rho): a share theta of blocks is non-empty, a share rho of each is nonzero; rows scrambled."""
     g = torch.Generator(device=device).manual_seed(seed)

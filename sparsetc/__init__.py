@@ -34,11 +34,13 @@ if TYPE_CHECKING:
     from sparsetc.device.calibrate import calibrate
     from sparsetc.device.profile import DeviceProfile
     from sparsetc.io import read, write
+    from sparsetc.partition.curve import BlockingCurve, blocking_curve
 
 __version__ = "0.1.0"
 
 __all__ = [
     "OPERATIONS",
+    "BlockingCurve",
     "CacheInfo",
     "CoordinateError",
     "DeviceError",
@@ -59,6 +61,7 @@ __all__ = [
     "SparsetcError",
     "Storage",
     "TransformError",
+    "blocking_curve",
     "cache_info",
     "calibrate",
     "clear_cache",
@@ -90,6 +93,7 @@ __all__ = [
 
 _ON_DEMAND = {
     **dict.fromkeys(("read", "write"), "io"),
+    **dict.fromkeys(("BlockingCurve", "blocking_curve"), "partition.curve"),
     "calibrate": "device.calibrate",
     "DeviceProfile": "device.profile",
     "datasets": "",

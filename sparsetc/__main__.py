@@ -1,4 +1,4 @@
-"""The command line: ``python -m sparsetc demo | explain | info | calibrate``.
+"""The command line: ``python -m sparsetc demo | explain | info | blocking | calibrate``.
 
 In: arguments. Out: text, and an exit status: 0, 1 where a check of the demo fails, or 2 where arguments or a file are
 refused, or there is no GPU to calibrate. What is refused is said in one message on stderr.
@@ -71,6 +71,17 @@ def _size(text: str) -> int:
     return number
 
 
+def _similarity(text: str) -> float:
+    """A similarity: a number above 0, at most 1."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number <= 1:
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, found {text!r}")
+    return number
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="sparsetc", description="A sparse tensor compiler for PyTorch.")
     parser.add_argument("--version", action="version", version=f"sparsetc {stc.__version__}")
@@ -95,6 +106,16 @@ def _parser() -> argparse.ArgumentParser:
     info = commands.add_parser("info", help="print order, sizes, nonzeros and fibers of a tensor from a file")
     info.add_argument("file", help="a .tns, .mtx (either also .gz) or .npz file")
     info.set_defaults(run=_info)
+
+    blocking = commands.add_parser("blocking", help="group similar rows of a matrix from a file into dense blocks")
+    blocking.add_argument("file", help="a .tns, .mtx (either also .gz) or .npz file")
+    blocking.add_argument("--width", type=_size, default=64, help="columns of a block (default: 64)")
+    blocking.add_argument(
+        "--tau", type=_similarity, nargs="+", help="similarities, above 0 and at most 1 (default: 0.1, 0.2, …, 1)"
+    )
+    blocking.add_argument("--mode", type=int, default=0, help="the mode whose slices are rows (default: 0)")
+    blocking.add_argument("--png", help="a file to draw the curve of heights and densities into")
+    blocking.set_defaults(run=_blocking)
 
     measure = commands.add_parser("calibrate", help="measure the GPU, for the planner to use its profile from then on")
     measure.set_defaults(run=_calibrate)
@@ -194,7 +215,7 @@ def _time(seconds: float) -> str:
     return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
 
 
-# -- explain, info, calibrate -----------------------------------------------------------------------------------------
+# -- explain, info, blocking, calibrate -------------------------------------------------------------------------------
 
 
 def _explain(options: argparse.Namespace) -> int:
@@ -251,6 +272,17 @@ def _info(options: argparse.Namespace) -> int:
     for row in rows:
         print("  " + "  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)))
     print(f"slices and fibers are those that hold a {unit}; a fiber of a mode runs along it")
+    return 0
+
+
+def _blocking(options: argparse.Namespace) -> int:
+    x = stc.read(options.file).to("cuda" if torch.cuda.is_available() else "cpu")
+    wanted = {} if options.tau is None else {"taus": options.tau}
+    curve = stc.blocking_curve(x, width=options.width, mode=options.mode, progress=sys.stderr.isatty(), **wanted)
+    print(f"{options.file}: {curve}")
+    if options.png:
+        curve.plot(options.png)
+        print(f"drawn into {options.png}")
     return 0
 
 

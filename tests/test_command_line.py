@@ -60,6 +60,12 @@ REFUSALS = [
     (["info", "junk.npz"], "junk.npz"),
     (["info", "folder.npz"], "folder.npz"),
     (["info", "float.txt"], "unknown suffix"),
+    (["blocking", "float.npz", "--width", "0"], "--width: must be an integer from 1"),
+    (["blocking", "float.npz", "--tau", "0"], "--tau: must be above 0 and at most 1, found '0'"),
+    (["blocking", "float.npz", "--tau", "0.5", "x"], "--tau: must be above 0 and at most 1, found 'x'"),
+    (["blocking", "float.npz", "--tau", "nan"], "--tau: must be above 0 and at most 1"),
+    (["blocking", "float.npz", "--mode", "2"], "a mode from 0 to 1, found mode 2"),
+    (["blocking", "junk.npz"], "junk.npz"),
     (["demo", "--rank", "0"], "--rank: must be an integer from 1"),
     (["demo", "--rank", "x"], "--rank: must be an integer from 1"),
     (["demo", "--rank", "1" + "0" * 15], "dense operands of 23 x 1"),
@@ -77,6 +83,17 @@ def test_what_is_refused_is_said_in_one_line(
     assert err.startswith("sparsetc: ")
     assert says in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["int8", "float", "huge"])
+def test_blocking_prints_a_line_a_similarity(files: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    status, out, err = _run(capsys, "blocking", f"{name}.npz", "--width", "2", "--tau", "0.25", "1")
+    assert (status, err) == (0, "")
+    head, columns, *lines = out.splitlines()
+    assert head.startswith(f"{name}.npz: blockings of 2 x ")
+    assert columns.split()[0] == "tau"
+    assert [line.split()[:3] for line in lines] == [["0.25", "2", "2"], ["1", "2", "2"]]
+    assert _run(capsys, "blocking", f"{name}.npz")[1].count("\n") == 12
 
 
 def test_every_error_of_the_package_is_said_in_one_line(

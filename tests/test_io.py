@@ -481,6 +481,8 @@ def test_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     sio.write(tmp_path / "x.tns", x)
     assert same(sio.read(tmp_path / "x.tns", progress=True), x)
     assert same(sio.read(tmp_path / "x.tns", progress=False), x)
+    with progress.bar(3, "title", True, "things") as at:
+        at(3)
     assert capsys.readouterr().out == ""
     imported = builtins.__import__
 

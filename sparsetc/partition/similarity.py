@@ -113,11 +113,16 @@ def group_rows_by_definition(
     return Groups(order.to(rows.device), offsets(heights).to(rows.device))
 
 
-def _check(rows: torch.Tensor, columns: torch.Tensor, n_rows: int, n_columns: int, width: int, tau: float) -> None:
+def check_options(width: int, tau: float) -> None:
+    """Raise `PlanError` unless strips can be so wide, and rows so similar."""
     if width < 1:
         raise PlanError(f"a strip has at least 1 column, found width {width}")
     if not 0 < tau <= 1:
         raise PlanError(f"a similarity must be above 0 and at most 1, found tau {tau}")
+
+
+def _check(rows: torch.Tensor, columns: torch.Tensor, n_rows: int, n_columns: int, width: int, tau: float) -> None:
+    check_options(width, tau)
     if rows.ndim != 1 or rows.shape != columns.shape:
         raise ShapeError(
             f"rows and columns must be two vectors of a length, found {tuple(rows.shape)} and {tuple(columns.shape)}"

@@ -1,0 +1,180 @@
+"""Blocking curves: how high and how dense the blocks of a matrix come out, for each similarity (1-SA, section 2.2).
+
+In: a sparse tensor, a width of strips, similarities. Out: a `BlockingCurve`, a point a similarity, that prints as a
+table and can be drawn.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import isclose
+from typing import Any
+
+import torch
+
+from sparsetc.errors import DtypeError, PlanError
+from sparsetc.io.atomic import replacing
+from sparsetc.io.progress import bar
+from sparsetc.partition.row_similarity import distinct_columns, group_of_nonzeros, unfolded
+from sparsetc.partition.similarity import Groups, check_options, group_rows
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+TAUS = tuple(n / 10 for n in range(1, 11))
+"""The paper's similarities."""
+
+
+@dataclass(frozen=True)
+class BlockingPoint:
+    """The blocking by one similarity."""
+
+    tau: float
+    groups: int
+    blocks: int
+    """Blocks that have nonzeros: strips that each group touches, over the groups."""
+    height: float
+    """Mean rows of such a block; 0 of a matrix without nonzeros."""
+    density: float
+    """Nonzeros a stored value; 0 of a matrix without nonzeros."""
+    stored: int
+    """Values that the blocks store; the last strip counts as wide as any."""
+    seconds: float
+    """Time of grouping the rows."""
+
+
+COLUMNS: dict[str, Callable[[BlockingPoint], str]] = {
+    "tau": lambda p: f"{p.tau:g}",
+    "groups": lambda p: f"{p.groups:,}",
+    "blocks": lambda p: f"{p.blocks:,}",
+    "mean height": lambda p: f"{p.height:.1f}",
+    "density": lambda p: f"{p.density:.3g}",
+    "stored values": lambda p: f"{p.stored:,}",
+    "seconds": lambda p: f"{p.seconds:.3f}",
+}
+"""The table's columns, and what stands in them of a point."""
+
+
+@dataclass(frozen=True, repr=False)
+class BlockingCurve:
+    """Blockings of one matrix; printed, it is a table."""
+
+    shape: tuple[int, ...]
+    mode: int
+    """The mode whose slices are rows."""
+    nnz: int
+    width: int
+    points: tuple[BlockingPoint, ...]
+    """In the order of the similarities asked for."""
+
+    def table(self) -> str:
+        """A line a similarity, below the names of the columns."""
+        rows = [tuple(COLUMNS), *(tuple(show(p) for show in COLUMNS.values()) for p in self.points)]
+        widths = [max(len(row[n]) for row in rows) for n in range(len(COLUMNS))]
+        return "\n".join("  " + "  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in rows)
+
+    def __str__(self) -> str:
+        sizes = " x ".join(map(str, self.shape))
+        rows = "" if len(self.shape) == 2 and self.mode == 0 else f", rows along mode {self.mode}"
+        return f"blockings of {sizes}, {self.nnz:,} nonzeros{rows}, strips of {self.width} columns\n{self.table()}"
+
+    __repr__ = __str__
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw density over height, a point a similarity, into a PNG file, which is there whole or not at all.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+            OSError: the file cannot be written.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise ImportError('a plot needs matplotlib: pip install "sparsetc[plot]"') from error
+        figure = Figure(figsize=(6, 4), layout="constrained")
+        axes = figure.add_subplot(
+            xlabel="mean height of blocks",
+            ylabel="density in blocks",
+            title=f"blockings by similarity τ, strips of {self.width} columns",
+        )
+        shown = [p for p in self.points if p.blocks]
+        axes.plot([p.height for p in shown], [p.density for p in shown], marker="o")
+        for label, p in _labels(shown):
+            axes.annotate(f"τ {label}", (p.height, p.density), xytext=(4, 4), textcoords="offset points", fontsize=8)
+        if shown:
+            axes.set_xscale("log", base=2)
+        axes.set_ylim(0, 1.1 * max((p.density for p in shown), default=1.0))
+        axes.grid(alpha=0.3)
+        with replacing(path) as file:
+            figure.savefig(file, format="png", dpi=150)
+
+
+def _labels(points: Sequence[BlockingPoint]) -> list[tuple[str, BlockingPoint]]:
+    """What stands beside points: the similarity, or the first and the last of points that are drawn in one place."""
+    places: list[list[BlockingPoint]] = []
+    for p in points:
+        near = places[-1][0] if places else None
+        if near and isclose(p.height, near.height, rel_tol=0.1) and isclose(p.density, near.density, rel_tol=0.05):
+            places[-1].append(p)
+        else:
+            places.append([p])
+    return [(" … ".join(f"{p.tau:g}" for p in dict.fromkeys((one[0], one[-1]))), one[0]) for one in places]
+
+
+def blocking_curve(
+    matrix: Any, *, width: int = 64, taus: Sequence[float] = TAUS, mode: int = 0, progress: bool = False
+) -> BlockingCurve:
+    """Group the rows of a matrix by each of some similarities, and say how high and how dense the blocks are.
+
+    Args:
+        matrix: a `SparseTensor`, or a sparse tensor of torch, scipy or pydata/sparse. One of order above 2 is unfolded:
+            its columns are the coordinates of all modes but one. One in blocks, or with dense modes, is expanded.
+        width: columns of a strip, and so of a block.
+        taus: similarities, each above 0 and at most 1.
+        mode: the mode whose slices are rows.
+        progress: draw a bar on stderr, if rich is there.
+
+    Raises:
+        DtypeError: the operand is not sparse.
+        PlanError: a width, a similarity or a mode out of range.
+    """
+    x = SparseTensor.coerce(matrix)
+    if x is None:
+        raise DtypeError(f"a blocking curve is of a sparse matrix, found {type(matrix).__name__}")
+    if not 0 <= mode < x.order:
+        raise PlanError(f"rows are slices of a mode from 0 to {x.order - 1}, found mode {mode}")
+    for tau in taus:
+        check_options(width, tau)
+    x = x.expand_dense().coalesce()
+    if x.nnz == 0:
+        empty = tuple(BlockingPoint(tau, 0, 0, 0.0, 0.0, 0, 0.0) for tau in taus)
+        return BlockingCurve(x.shape, mode, 0, width, empty)
+    rows, columns, n_columns = unfolded(x.coords, x.shape, mode)
+    points = []
+    with bar(len(taus), "grouping rows", progress, "similarities") as at:
+        for n, tau in enumerate(taus):
+            start = time.perf_counter()
+            groups = group_rows(rows, columns, x.shape[mode], n_columns, width=width, tau=tau)
+            if x.device.type == "cuda":
+                torch.cuda.synchronize(x.device)
+            points.append(measured(groups, rows, columns, n_columns, width, tau, time.perf_counter() - start))
+            at(n + 1)
+    return BlockingCurve(x.shape, mode, x.nnz, width, tuple(points))
+
+
+def measured(
+    groups: Groups,
+    rows: torch.Tensor,
+    columns: torch.Tensor,
+    n_columns: int,
+    width: int,
+    tau: float,
+    seconds: float,
+) -> BlockingPoint:
+    """The point of a blocking of at least one nonzero, of which none is given twice."""
+    group = group_of_nonzeros(groups, rows)
+    strips = distinct_columns(group, columns // width, groups.count, -(-n_columns // width))
+    blocks, cells = torch.stack([strips.sum(), (strips * groups.heights).sum()]).tolist()
+    stored = cells * width
+    return BlockingPoint(tau, groups.count, blocks, cells / blocks, rows.numel() / stored, stored, seconds)
