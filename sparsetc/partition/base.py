@@ -32,11 +32,7 @@ class Partition:
 
 
 PARTITIONS: dict[str, Partition] = {}
-<<<<<<< HEAD
 OWN = ("all", "row_similarity", "run_length", "threshold", "windows")
-=======
-OWN = ("all", "row_similarity", "run_length", "threshold")
->>>>>>> main
 """Names of the rules that come with the package."""
 F = TypeVar("F", bound=Deal)
 

@@ -32,6 +32,9 @@ OVERLAP = 3
 TURN_POWER = 0.6
 """Power of its share of a whole tile that a turn over a smaller one takes (H200, TTMc of rank 32 x 32 and matrices in
 tiles of 16 x 16; `benchmarks/results/ttmc_tiles.json`, `choices.json`)."""
+WAITS_A_TURN, FIRST_WAITS = 0.7, 2.4
+"""Rounds of loads that a turn over a tile waits for, while those of later turns are under way, and that the first turns
+wait for beside (H200, SpMM by windows, of 8 tiles an item to 63: `benchmarks/results/windows.json`)."""
 SECTOR = 32
 """Bytes that reach registers of a gathered row at least."""
 WORD = 4
@@ -187,7 +190,8 @@ class Cost:
             return written + max(busy, statistics.chain * profile.wait * self._idle_share(profile))
         # The last programs run alone, and a tile's dots wait for its loads and for one another.
         alone = self.turn / (self._matrix_rate(profile) / profile.warps * self.warps)
-        return written + busy + statistics.chain * (profile.wait + alone)
+        waits = WAITS_A_TURN * statistics.chain + FIRST_WAITS
+        return written + busy + waits * profile.wait + statistics.chain * alone
 
     def _idle_share(self, profile: DeviceProfile) -> float:
         """What a round of dependent loads takes, of the profile's `wait`, while memory has little to do."""
