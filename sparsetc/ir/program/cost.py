@@ -330,7 +330,7 @@ class _Walk:
         o, width = s.operand, self._cells(s.operand.axes)
         if self.sides:
             # All columns: programs that follow one another take a tile's blocks of them in turn.
-            rows = visits * self._cells({*o.rows} & {*s.out.axes})
+            rows = visits * self._cells({*self.p.read_along(o.rows)} & {*s.out.axes})
             return GatherTerm(o.name, rows, width, o.nrows, o.width, ())
         # A block of the columns: neighbouring rows share most of what they gather, while it is near.
         return GatherTerm(o.name, visits, width, o.nrows, width, o.rows, SECTOR)
