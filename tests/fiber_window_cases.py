@@ -1,7 +1,7 @@
 """Windows of fibers, a format outside the package: what the tests of all runners share.
 
-A tile is a matrix of fibers by fibers: several modes are listed along each of its two sides, so a place stands for a pair
-or a triple of coordinates::
+A tile is a matrix of fibers by fibers: several modes are listed along each of its two sides, so a place stands for a
+pair or a triple of coordinates::
 
     rows_i, rows_j        [item, place]    the fibers of an item, which have the item modes
     columns_k, columns_l  [tile, place]    the next fibers that the item has, of the lane modes
@@ -11,9 +11,12 @@ or a triple of coordinates::
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from cases import OPERATIONS, Problem
-from row_block_cases import SIZES, listed, place_among, sparse_letters
+from row_block_cases import SIZES, sparse_letters
+from row_blocks import listed, place_among
 
 import sparsetc as stc
 from sparsetc.formats import FORMATS, Packed, words
@@ -92,26 +95,39 @@ LAYOUTS: dict[str, tuple[dict[str, int], tuple[int, ...]]] = {
 }
 """Parameters, and the modes of which an item has fibers; the others make columns."""
 
-MORE = ("ijk,ir,jr,kr->kji", "ijk->kij", "ijk,jr->irk", "ijk,ijr->kr", "ijkl,jr,ks->ilrs", "ijkl,jr,lr->ikr", "ijkl->lj")
+MORE = (
+    "ijk,ir,jr,kr->kji",
+    "ijk->kij",
+    "ijk,jr->irk",
+    "ijk,ijr->kr",
+    "ijkl,jr,ks->ilrs",
+    "ijkl,jr,lr->ikr",
+    "ijkl->lj",
+)
 EQUATIONS = sorted({*OPERATIONS.values(), *MORE})
 EQUATIONS = [e for e in EQUATIONS if len(set(sparse_letters(e))) == len(sparse_letters(e)) > 2]
 
 
-def plan(layout: str, order: int) -> stc.Plan:
+def plan(layout: str, order: int, precision: str = "ieee") -> stc.Plan:
     """Windows of fibers of one of `LAYOUTS`."""
     given, modes = LAYOUTS[layout]
     item = tuple(mode % order for mode in modes)
     lane = tuple(mode for mode in range(order) if mode not in item)
     params = tuple(sorted(({"aligned": 0, "bitmap": 0} | given).items()))
     storage = stc.Storage(item=item, lane=lane, params=params)
-    schedule = stc.Schedule(2, tuple((c, 16) for c in "rstu"), dot=True)
+    schedule = stc.Schedule(2, tuple((c, 16) for c in "rstu"), dot=True, precision=precision)
     return stc.Plan(FiberWindows.name, (stc.Part(FiberWindows.name, storage, schedule),))
+
+
+def operands(equation: str, dtype: torch.dtype) -> list[Any]:
+    """A sparse operand of some skewed nonzeros, and dense ones."""
+    sizes = {c: SIZES.get(c, 4) for c in filter(str.isalpha, equation)}
+    return Problem(equation, sizes, "skewed", dtype).operands()
 
 
 def check(equation: str, layout: str, dtype: torch.dtype, backend: str) -> None:
     """Compare with torch."""
-    sizes = {c: SIZES.get(c, 4) for c in filter(str.isalpha, equation)}
-    x, *dense = Problem(equation, sizes, "skewed", dtype).operands()
+    x, *dense = operands(equation, dtype)
     found = stc.einsum(equation, x, *dense, plan=plan(layout, x.order), backend=backend)
     found = found.to_dense() if isinstance(found, stc.SparseTensor) else found
     expected = torch.einsum(equation, *(o.to(torch.float64) for o in (x.to_dense(), *dense)))

@@ -11,7 +11,7 @@ from cases import OPERATIONS, Problem
 import sparsetc as stc
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
-from row_blocks import blocked, listed, place_among
+from row_blocks import blocked
 
 SIZES = {"i": 20, "j": 30, "k": 11, "l": 7, "m": 3, "r": 20, "s": 16, "t": 5}
 LAYOUTS = {

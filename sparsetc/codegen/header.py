@@ -90,7 +90,8 @@ def sketch(view: View, letters: Sequence[str]) -> list[str]:
             if value.fields:
                 arrays.setdefault(value.fields[0].word.array, []).append(text)
             else:
-                lines.append(f"{letter} = {text}{'' if value.lookups else ', not stored'}")
+                along = "".join(f", along {letters[mode]}" for mode in value.sides - {c.mode})
+                lines.append(f"{letter} = {text}{along}{'' if value.lookups else ', not stored'}")
         lines += [f"{name}[{level}] = | {' | '.join(bits)} |  bits a mode" for name, bits in arrays.items()]
     if view.along:
         lines.append(stored_tiles(stored_of(view, letters)))
