@@ -148,13 +148,14 @@ class FunctionPrinter(Layout):
 
     def inside(self, letter: str, axes: Sequence[str]) -> str:
         """The condition that a coordinate is one of its tile and its mode, laid out over axes; empty where all are."""
-        guarded = letter in self.ends or (letter in self.p.along and self.p.axis(letter).ragged)
+        sides = self.p.read_along((letter,)) if self.p.along else ()
+        guarded = letter in self.ends or any(self.p.axis(c).ragged for c in sides)
         return self.placed(names.inside(letter), self.own((letter,), axes), axes) if guarded else ""
 
     def own(self, letters: Sequence[str], axes: Sequence[str], level: int = LANE) -> tuple[str, ...]:
-        """The axes on which a coordinate depends: positions along its side, or the lanes, below the item."""
+        """The axes on which a coordinate depends: positions along a side, or the lanes, below the item."""
         if self.p.along:
-            return tuple(c for c in letters if c in axes)
+            return tuple(c for c in self.p.read_along(letters) if c in axes)
         return (LANES,) if level != ITEM else ()
 
     # -- statements -------------------------------------------------------------------------------------------------
@@ -192,12 +193,9 @@ class FunctionPrinter(Layout):
     def decode(self, s: Decode, u: str) -> None:
         """A coordinate; of those along a side, also whether they lie inside the tile and the mode."""
         self.put(f"{self.decoded(s, u)} = {s.coordinate.text(TritonCoordinates(self, s.level, u))}")
-        if s.letter not in self.p.along or s.tile:
-            return
-        conditions = [self.limit(s.letter), f"{s.name} < {s.end}" if s.end else ""]
-        if any(conditions):
-            text = self.all_of(conditions) if all(conditions) else "".join(conditions)
-            self.put(f"{names.inside(s.letter)} = {text}")
+        inside = self.all_of([*map(self.limit, s.along), f"{s.name} < {s.end}" if s.end else ""])
+        if inside:
+            self.put(f"{names.inside(s.letter)} = {inside}")
 
     @staticmethod
     def decoded(s: Decode, u: str) -> str:

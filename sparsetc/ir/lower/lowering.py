@@ -109,7 +109,7 @@ class Lowering:
         """Rows of a dense operand, one a lane where its rows are known by lane, along the positions of its letters."""
         o = self.inner.operand[name]
         level = self.inner.depth(o.rows)
-        lanes, own = self.inner.lanes(level), tuple(c for c in self.inner.letters if c in o.rows and c in self.take)
+        lanes, own = self.inner.lanes(level), tuple(c for c in self.inner.along(o.rows) if c in self.take)
         letters = (*o.axes, *o.rows) if self.inner.sides else (*o.rows, *o.axes)
         return Gather(Tile(f"{name.lower()}_{''.join(letters) or 'scalar'}", (*lanes, *o.axes, *own), level), o)
 
@@ -117,12 +117,12 @@ class Lowering:
         """What reads the coordinates of one level that are wanted; along the sides of a tile, once the tile's are."""
         view, letters, found = self.view, self.inner.letters, []
         for mode in (c.mode for c in view.levels[level] if letters[c.mode] in self._wanted):
-            letter, along = letters[mode], view.along.get(mode)
+            letter, placed = letters[mode], view.along.get(mode)
             if not view.coordinates[mode].sides:
-                found.append(Decode(letter, view.coordinates[mode], level, tile=along is not None))
-            if along is not None and letter in self._addressed:
-                size = self.inner.sizes[letter]
-                found.append(Decode(letter, along, level, end=0 if view.within(mode, size) else size))
+                found.append(Decode(letter, view.coordinates[mode], level, tile=placed is not None))
+            if placed is not None and letter in self._addressed:
+                size, along = self.inner.sizes[letter], self.inner.along((letter,))
+                found.append(Decode(letter, placed, level, along=along, end=0 if view.within(mode, size) else size))
         return found
 
     @cached_property
@@ -164,7 +164,7 @@ class Lowering:
     def _check_order(self) -> None:
         """Raise `PlanError` where bits are stored for the dots of another tree: values would be searched for."""
         view, inner = self.view, self.inner
-        stored = [inner.letters[m] for m in view.sequence]
+        stored = [inner.letters[m] for m in view.sequence if m in view.sided]
         found, wanted = (
             [c for c in own if inner.sides[c] > 1 and self._taken(c)] for own in (stored, self.stored_order)
         )

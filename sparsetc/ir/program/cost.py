@@ -319,7 +319,7 @@ class _Walk:
         held = prod(min(a.size, a.block) if a.slab else a.size for a in self.p.axes if a.letter in o.axes)
         if self.sides:
             # All columns: programs that follow one another take a tile's blocks of them in turn.
-            rows = visits * self._cells({*o.rows} & {*s.out.axes})
+            rows = visits * self._cells({*self.p.read_along(o.rows)} & {*s.out.axes})
             return GatherTerm(o.name, rows, width, o.nrows, held, held, o.width)
         # A block of the columns: neighbouring rows share most of what they gather, while it is near.
         slabs = self._slabs(o.axes)
