@@ -7,27 +7,27 @@ from __future__ import annotations
 
 import torch
 
-from sparsetc.formats.windows import Windowing, populations
+from sparsetc.formats.row_groups import Rows, Windowing
+from sparsetc.formats.windows import populations
 from sparsetc.ir.plan import Storage
 from sparsetc.partition.base import register_partition
 
 
 @register_partition("windows", whole_rows=True)
 def by_windows(
-    coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...], *, mode: int, threshold: int, **params: int
+    coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...], *, threshold: int, **params: int
 ) -> list[torch.Tensor | None]:
     """[nonzeros of the groups of rows whose tiles hold at least `threshold` on average, the others].
 
     Args:
         coords: (order, nnz).
         shape: sizes of the modes.
-        kept: modes that the output keeps, of which `mode` is one, so that no row is of both parts.
-        mode: the mode whose rows make groups.
+        kept: modes that the output keeps, whose fibers are the rows.
         threshold: nonzeros a tile.
         params: ``height``, ``width``, ``tau`` and ``strip``, as the storage has them.
     """
-    others = tuple(m for m in range(len(shape)) if m != mode)
-    s = Windowing.of(Storage(item=(mode,), lane=others, params=tuple(params.items())))
-    group, nonzeros, tiles = populations(coords, shape, s)
+    others = tuple(m for m in range(len(shape)) if m not in kept)
+    s = Windowing.of(Storage(item=kept, lane=others, params=tuple(params.items())))
+    group, nonzeros, tiles = populations(coords, shape, s, Rows.of(coords, shape, s))
     filled = (nonzeros >= threshold * tiles)[group]
     return [torch.nonzero(filled).flatten(), torch.nonzero(~filled).flatten()]
