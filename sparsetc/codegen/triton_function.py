@@ -34,6 +34,7 @@ from sparsetc.ir.program.tile import (
     TileProgram,
     Value,
     Zero,
+    reads,
 )
 
 
@@ -217,7 +218,24 @@ class FunctionPrinter(Layout):
         lanes = self.placed(self.guard(level, u), (LANES,), axes) if o.rows else ""
         bounds = self.bounds([c for c in o.axes if c not in self.written], axes)
         mask = self.all_of([lanes, *(self.inside(c, axes) for c in o.rows), *bounds])
-        self.put(f"{self.named(s.out, u)} = {self.load(o.name, self.address(terms), mask)}{self.widen}")
+        self.put(f"{self.named(s.out, u)} = {self.load(o.name, self.address(terms), mask)}{self.summable(s)}")
+
+    def summable(self, s: Gather) -> str:
+        """What brings gathered rows to the type of the sums, but for those that only dots take, rounded as they are."""
+        if not s.operand.rounded:
+            return self.widen
+        return "" if s.out.name in self.bf16 else f".to({self.acc})"
+
+    @cached_property
+    def bf16(self) -> frozenset[str]:
+        """The gathered tiles that stay rounded: those that are whole sides of dots in bfloat16, and nothing else."""
+        if self.p.precision != "bf16" or self.types.accumulate != "float32":
+            return frozenset()
+        found = {s.out.name for s, _ in self.p.statements if isinstance(s, Gather) and s.operand.rounded}
+        for s, _ in self.p.statements:
+            sides = (s.left, s.right) if isinstance(s, Product) and s.dot else ()
+            found -= {*reads(s)} - {side[0].name for side in sides if len(side) == 1}
+        return frozenset(found)
 
     # -- tile einsums -----------------------------------------------------------------------------------------------
     def product(self, s: Product, u: str) -> None:
@@ -256,7 +274,7 @@ class FunctionPrinter(Layout):
         largest = max(tiles, key=lambda t: len(t.axes))
         first = largest.axes[0] in summed
         rows, columns = (summed, free) if first else (free, summed)
-        stored = self.half and any(s.out == largest for s in values.statements(self))
+        stored = largest.name in self.bf16 or (self.half and any(s.out == largest for s in values.statements(self)))
         cast = "" if stored else cast
         if len(tiles) == 1 and largest.folded == len(rows) and largest.axes == (*rows, *columns):
             return Matrix(f"{self.named(largest, u)}{cast}", first)

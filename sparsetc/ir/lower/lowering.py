@@ -7,6 +7,7 @@ axes of the view and from the positions that the schedule takes of them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 
 from sparsetc.errors import PlanError
@@ -18,7 +19,20 @@ from sparsetc.ir.lower.place import place
 from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS, Axis, Turns
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.program.checks import verify
-from sparsetc.ir.program.tile import Add, Decode, DenseAxis, Gather, Loop, Row, Scale, Slot, Tile, TileProgram, Value
+from sparsetc.ir.program.tile import (
+    Add,
+    Decode,
+    DenseAxis,
+    Gather,
+    Loop,
+    Operand,
+    Row,
+    Scale,
+    Slot,
+    Tile,
+    TileProgram,
+    Value,
+)
 
 
 class Lowering:
@@ -30,6 +44,8 @@ class Lowering:
         self.inner, self.schedule, self.view = inner, schedule, inner.view
         self.tree: Tree = schedule.tree
         self.dense = tuple(map(self._dense, inner.dense))
+        self.operand = {o.name: self._operand(o) for o in inner.operands}
+        self._check_rounded()
         self.take = dict(schedule.take)
         self.positions = tuple(
             DenseAxis(c, side, self.take.get(c, 1), inner.folds.get(c, ())) for c, side in inner.sides.items()
@@ -55,7 +71,7 @@ class Lowering:
             view=self.view,
             letters=inner.letters,
             axes=(*self.dense, *self.positions),
-            operands=inner.operands,
+            operands=tuple(self.operand.values()),
             output=inner.output,
             output_axes=inner.output_axes,
             body=place(statements, list(map(Loop, self.around))),
@@ -77,6 +93,20 @@ class Lowering:
         size, pieces = self.inner.sizes[letter], self.schedule.pieces_of(letter)
         block = sum(pieces) or self.schedule.block(letter)
         return DenseAxis(letter, size, block, pieces=pieces, slab=letter in self.schedule.slabs and size > block)
+
+    def _operand(self, o: Operand) -> Operand:
+        """A dense operand as the schedule has it read."""
+        return replace(o, rounded=True) if o.name in self.schedule.rounded else o
+
+    def _check_rounded(self) -> None:
+        """Raise `PlanError` where the schedule rounds what is no dense operand of gathered rows."""
+        gathered = [o.name for o in self.inner.operands if o.rows]
+        for name in self.schedule.rounded:
+            if name not in gathered:
+                raise PlanError(
+                    f'"{self.inner.equation}": {name!r} is rounded, and rows are gathered of '
+                    f"{', '.join(gathered) or 'nothing'}"
+                )
 
     def contract(self) -> tuple[Tile, DataFlow]:
         """What is to be added to the output, and the computations that make it."""
@@ -107,7 +137,7 @@ class Lowering:
 
     def gather(self, name: str) -> Gather:
         """Rows of a dense operand, one a lane where its rows are known by lane, along the positions of its letters."""
-        o = self.inner.operand[name]
+        o = self.operand[name]
         level = self.inner.depth(o.rows)
         lanes, own = self.inner.lanes(level), tuple(c for c in self.inner.along(o.rows) if c in self.take)
         letters = (*o.axes, *o.rows) if self.inner.sides else (*o.rows, *o.axes)

@@ -63,7 +63,8 @@ def line(p: TileProgram, s: Statement) -> str:
         return f"{s.out} = load {s.operand.upper()}.scale[item_{s.operand}]"
     if isinstance(s, Gather):
         how = "gather" if s.operand.rows else "load"
-        return f"{s.out} = {how} {s.operand.name}[{', '.join((*map(names.at, s.operand.rows), *s.operand.axes))}]"
+        note = "  # bf16" if s.operand.rounded else ""
+        return f"{s.out} = {how} {s.operand.name}[{', '.join((*map(names.at, s.operand.rows), *s.operand.axes))}]{note}"
     if isinstance(s, Zero):
         return f"{s.out} = 0"
     if isinstance(s, Sum):

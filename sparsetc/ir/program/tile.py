@@ -82,6 +82,8 @@ class Operand:
     axes: tuple[str, ...]
     width: int
     """Elements of one row: the product of the sizes of `axes`."""
+    rounded: bool = False
+    """Whether it is read in bfloat16, to which it is rounded once a call."""
 
     @cached_property
     def nrows(self) -> int:
@@ -350,8 +352,7 @@ class TileProgram:
     def half(self) -> bool:
         """Whether its values are stored in bfloat16: those of tiles, where dots would round them to it anyway."""
         stored = {s.out for s, _ in self.statements if isinstance(s, Value)}
-        contracted = any(tile in stored for dot in self.dots for tile in dot.inputs)
-        return bool(self.view.along) and self.precision == "bf16" and contracted
+        return bool(self.view.along) and self.precision == "bf16" and any(stored & {*dot.inputs} for dot in self.dots)
 
     def __repr__(self) -> str:
         return f'TileProgram("{self.equation}", part {self.number}: {self.format}, {self.view})'
@@ -379,8 +380,7 @@ def reads(s: Statement) -> tuple[str, ...]:
     if isinstance(s, Gather):
         return tuple(map(names.at, s.operand.rows))
     if isinstance(s, Add):
-        letters = [letter for letter, _ in s.key.terms] if isinstance(s.key, Row) else []
-        return (s.source.name, *map(names.at, letters))
+        return (s.source.name, *map(names.at, s.key.letters if isinstance(s.key, Row) else ()))
     return ()
 
 
