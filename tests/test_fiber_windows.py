@@ -11,6 +11,7 @@ from test_ir_runners import interpreted
 
 import sparsetc as stc
 from sparsetc.errors import FormatError, PlanError
+from sparsetc.formats import FORMATS, Packed
 from sparsetc.ir.nest.checks import verify
 from sparsetc.ir.nest.coordinates import Along, Constant, Formula, Lookup, Position
 from sparsetc.ir.nest.view import Computed, Field, Listed, View
@@ -57,6 +58,23 @@ def test_gradients(equation: str, layout: str) -> None:
     weight = torch.randn(found.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     expected = torch.autograd.grad((torch.einsum(equation, whole, *leaves[1:]) * weight).sum(), leaves)
     torch.testing.assert_close(torch.autograd.grad((found * weight).sum(), leaves), expected)
+
+
+@pytest.mark.parametrize("array", ["columns_1", "rows_0"])
+def test_a_fiber_that_is_listed_twice_is_found(array: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result that keeps all modes is stored: at a place that has the fiber again, as 0."""
+
+    class Twice(FiberWindows):
+        def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: stc.Storage) -> Packed:
+            packed = super().pack(coords, shape, storage)
+            for name, own in packed.arrays.items():
+                if name.startswith(array.rstrip("0123456789")):
+                    own[-1] = own[-16]
+            return packed
+
+    monkeypatch.setitem(FORMATS, "fiber_windows", Twice())
+    with pytest.raises(FormatError, match="positions share their coordinates, and split_fibers is not set"):
+        check_format("fiber_windows", pattern("corners", (9, 10, 11)), (9, 10, 11), plan("columns", 3).parts[0].storage)
 
 
 # -- what is generated -------------------------------------------------------------------------------------------------
