@@ -28,6 +28,15 @@ def test_every_einsum(equation: str, layout: str) -> None:
     check(equation, layout, torch.int64, "torch")
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("equation", ["ijk,ir,jr,kr->kij", "ijk,kr->jir", "ijkl,jr,ks->ilrs"])
+def test_dense_results(equation: str, layout: str) -> None:
+    """Rows are known by coordinates: those of places that stand for no fiber are not written."""
+    x, *dense = operands(equation, torch.float64)
+    found = stc.einsum(equation, x, *dense, plan=plan(layout, x.order), output="dense")
+    torch.testing.assert_close(found, torch.einsum(equation, x.to_dense(), *dense))
+
+
 @pytest.mark.parametrize("shape", [(9, 10, 11), (5, 3, 4, 6)], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", PATTERNS)
