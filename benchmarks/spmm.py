@@ -107,7 +107,7 @@ def main(words: list[str]) -> None:
                 each = [f"{r['asked']} {r.get('us')} ({r.get('expected_us')})" for r in own if r["precision"] == p]
                 print("   ", p, *each, "->", own[list(ERROR).index(p) * len(PLANS)].get("plan"), flush=True)
         torch.cuda.empty_cache()
-    record("spmm", rows)
+        record("spmm", rows)
 
 
 if __name__ == "__main__":

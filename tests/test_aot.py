@@ -186,8 +186,9 @@ def test_dense_tiles_run_on_the_matrix_units(equation: str, precision: str, targ
 @pytest.mark.parametrize("precision", ["tf32x3", "tf32", "bf16"])
 @pytest.mark.parametrize("layout", ["columns", "rows", "odd-columns", "aligned", "bitmaps"])
 def test_windows_of_fibers_run_on_the_matrix_units(layout: str, precision: str) -> None:
-    operands = Problem("ijk,jr,kr->ir", THIRTY_TWO).operands()
-    k = stc.compile("ijk,jr,kr->ir", *operands, plan=fiber_windows(layout, "ijk,jr,kr->ir", precision), backend="triton")
+    equation = "ijk,jr,kr->ir"
+    operands = Problem(equation, THIRTY_TWO).operands()
+    k = stc.compile(equation, *operands, plan=fiber_windows(layout, equation, precision), backend="triton")
     assert re.search("mma", k.ptx("sm_90"))
 
 
