@@ -46,6 +46,8 @@ def rows(problem: Problem, counts: Counts, name: str = "rows") -> Candidate:
     narrow = problem.backend == "triton"
     storage = Storage((), problem.kept, problem.rest, schedule.lanes, longest, most, narrow)
     expected = blocked(problem, counts.nnz, counts.distinct(problem.kept), 1, storage, schedule)
-    split = bool(longest) and counts.longest(problem.kept) > longest
-    expected = replace(expected, runs=repeats(problem, counts, storage), split_fibers=split)
+    row = counts.longest(problem.kept)
+    split, rounds = bool(longest) and row > longest, row // schedule.unroll
+    chain = min(expected.chain, rounds) if longest else expected.chain
+    expected = replace(expected, chain=chain, runs=repeats(problem, counts, storage), split_fibers=split)
     return single(name, storage, schedule, expected)
