@@ -35,6 +35,9 @@ tiles of 16 x 16; `benchmarks/results/ttmc_tiles.json`, `choices.json`)."""
 WAITS_A_TURN, FIRST_WAITS = 0.7, 2.4
 """Rounds of loads that a turn over a tile waits for, while those of later turns are under way, and that the first turns
 wait for beside (H200, SpMM by windows, of 8 tiles an item to 63: `benchmarks/results/windows.json`)."""
+LARGE_TURN, LARGE_SHARE = 1 << 19, 1.25
+"""Flops of a turn's dots from which they run at so many times the share of the peak that those of smaller turns do
+(H200, SpMM by windows of 64 rows in tf32x3: c2000_5 at 4,096 columns, 527 us, 872 by windows of 16)."""
 SECTOR = 32
 """Bytes that reach registers of a gathered row at least."""
 WORD = 4
@@ -211,7 +214,9 @@ class Cost:
     def _matrix_rate(self, profile: DeviceProfile) -> float:
         """Flops a second of dots at this precision."""
         peak = profile.matrix(self.precision)
-        return peak if self.turn is None else peak * profile.tile_share
+        if self.turn is None:
+            return peak
+        return peak * profile.tile_share * (LARGE_SHARE if self.turn >= LARGE_TURN else 1)
 
 
 @lru_cache(maxsize=1024)
