@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -76,7 +77,8 @@ class Windows(OperandMethod):
         if usable and counts.nnz and problem.order == 2 and len(problem.kept) == 1:
             for tau in self.usual:
                 for shape in shapes_of(problem):
-                    yield from cheapest(problem, splits(problem, counts, self.name, Tiling(shape, tau)))
+                    found = splits(problem, counts, self.name, Tiling(shape, tau))
+                    yield from cheapest(problem, (split for split in found if fits(problem, split)))
 
     def candidate(self, problem: Problem, counts: Counts, request: Plan) -> Candidate:
         """What the request says, and the best of what it leaves open."""
@@ -124,6 +126,11 @@ def tilings(problem: Problem, named: dict[str, Any], taus: Iterable[int]) -> Ite
             yield Tiling(replace(shape, width=named.get("width", shape.width)), tau, named.get("strip", 0))
 
 
+def fits(problem: Problem, split: Candidate) -> bool:
+    """Whether the windows are within the memory that stored tiles may take."""
+    return problem.memory is None or split.expected[0].stored * problem.itemsize <= problem.memory
+
+
 def cheapest(problem: Problem, found: Iterable[Candidate]) -> Iterator[Candidate]:
     """The candidate that is expected to be fastest, if there is one."""
     prices, each = Prices(problem), list(found)
@@ -135,8 +142,7 @@ def splits(
     problem: Problem, counts: Counts, name: str, tiling: Tiling, threshold: int | None = None
 ) -> Iterator[Candidate]:
     """Windows of one kind, by each fill from which a group's rows are taken, or by a number of nonzeros a tile."""
-    row, *_ = problem.kept
-    storage = Storage(item=(row,), lane=tuple(m for m in range(problem.order) if m != row), params=tiling.params)
+    storage = storage_of(problem, tiling)
     windowing = Windowing.of(storage)
     if problem.backend == "triton" and not groups_of(problem.bound, windowing.sides(problem.order)).dot:
         return
@@ -145,9 +151,21 @@ def splits(
     tried = dict.fromkeys(volume * fill // 100 for fill in FILLS) if threshold is None else [threshold]
     for least in tried:
         own = held.filled(least)
-        if own.tiles.numel():
+        if own.tiles.numel() or threshold is not None or not counts.nnz:  # what is named may leave all to runs
             windows, expected = _part(problem, storage, tiling.shape, own)
             yield _beside_runs(problem, counts, name, windows, expected, least)
+
+
+def storage_of(problem: Problem, tiling: Tiling) -> Storage:
+    """Tiles of a kept mode and a summed one, the first of each that a dot keeps and contracts: not those of a batch."""
+    found = []
+    for row, column in product(problem.kept, reversed(problem.rest)):
+        others = tuple(m for m in range(problem.order) if m not in (row, column))
+        storage = Storage(item=(row,), lane=(*others, column), params=tiling.params)
+        groups = groups_of(problem.bound, Windowing.of(storage).sides(problem.order))
+        dealt = (problem.letters[row] in groups.columns) + (problem.letters[column] in groups.contracted)
+        found.append((groups.dot, dealt, storage))
+    return max(found, key=lambda f: f[:2])[-1]
 
 
 @dataclass(frozen=True)
@@ -161,7 +179,7 @@ class Populations:
 
     def filled(self, threshold: int) -> Populations:
         """The groups whose tiles hold at least so many nonzeros on average."""
-        own = self.nonzeros >= threshold * self.tiles
+        own = self.nonzeros // self.tiles >= threshold
         return Populations(self.nonzeros[own], self.tiles[own])
 
 
@@ -183,7 +201,8 @@ def _part(problem: Problem, storage: Storage, shape: Shape, held: Populations) -
     schedule, volume = schedule_of(problem, shape), shape.height * shape.width
     sizes = {c: problem.bound.by_index[c] for c in dense_axes(problem.bound)}
     programs = prod(-(-size // schedule.block(c)) for c, size in sizes.items())
-    tiles, nnz, longest = int(held.tiles.sum()), int(held.nonzeros.sum()), int(held.tiles.max())
+    tiles, nnz = int(held.tiles.sum()), int(held.nonzeros.sum())
+    longest = int(held.tiles.max()) if tiles else 0
     each = max(LEAST_TILES, -(-tiles * programs // PROGRAMS))
     if problem.backend != "triton":
         each = max(1, CPU_ITEM_NNZ // volume)
@@ -201,7 +220,8 @@ def _beside_runs(
     if expected.nnz == counts.nnz:
         return Candidate(Plan(name, (windows,)), (expected,))
     rest = next(iter(Rows().candidates(problem, counts)), None) or coo(problem, counts)
-    options = (("mode", windows.storage.item[0]), ("threshold", least), *windows.storage.params)
+    modes = (("mode", windows.storage.item[0]), ("column", windows.storage.lane[-1]))
+    options = (*modes, ("threshold", least), *windows.storage.params)
     parts = (windows, replace(rest.plan.parts[0], label="the other rows"))
     left = rest.expected[0].scaled((counts.nnz - expected.nnz) / counts.nnz)
     return Candidate(Plan(name, parts, False, "windows", options), (expected, left))
