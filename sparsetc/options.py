@@ -116,8 +116,8 @@ class options(contextlib.ContextDecorator):
 
     Args:
         settings: any of those below.
-        precision: ``"highest"`` (error of float32), ``"high"`` (tf32) or ``"medium"`` (bf16 products, float32 sums).
-            Default: ``torch.get_float32_matmul_precision()``.
+        precision: ``"highest"`` (error of float32), ``"high"`` (tf32) or ``"medium"`` (dense operands and products of
+            matrices in bf16, sums in float32). Default: ``torch.get_float32_matmul_precision()``.
         plan: a plan's name, a `Plan`, or ``"auto"``.
         deterministic: the same bits at every run: no sum depends on the order in which programs finish.
         cache_dir: where generated source is kept, and the profiles of calibrated GPUs.

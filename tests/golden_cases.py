@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from cases import Problem, explicit_plan, joined
+from rounded_cases import rounding
 from slab_cases import slabbed
 
 import sparsetc as stc
@@ -28,6 +29,7 @@ ALL = explicit_plan("coo", "||012", {}, lanes=128, max_item_nnz=512)
 MATRIX = explicit_plan("coo", "0||1", {"r": 32}, lanes=8, max_item_nnz=512)
 CUT = explicit_plan("coo", "0||12", {"r": 128}, lanes=4, max_item_nnz=512)
 LONG, SHORT_ROWS = explicit_plan("coo", "0||1", {"r": 64}, lanes=4), explicit_plan("fiber", "|0|1", {"r": 64})
+ROUNDED = rounding(joined(LONG, SHORT_ROWS, 5), "B", parts=(0,))
 SLABS = slabbed(joined(LONG, SHORT_ROWS, 5), "r")
 WIDE = explicit_plan("coo", "0||213", {"r": 32}, lanes=8, max_item_nnz=512)
 SEMI = explicit_plan("fiber", "01||2", {"r": 32}, lanes=8)
@@ -55,6 +57,8 @@ CASES: dict[str, tuple[str, dict[str, int], torch.dtype, stc.Plan, str]] = {
     "reduction": ("ijk->", SIZES, torch.int32, ALL, "triton"),
     "spmm": ("ij,jr->ir", SIZES, torch.float64, MATRIX, "triton"),
     "spmm_slabs": ("ij,jr->ir", RAGGED, F32, SLABS, "triton"),
+    "spmm_rounded": ("ij,jr->ir", SIZES, F32, ROUNDED, "triton"),
+    "mttkrp_tiles_rounded": ("ijk,jr,kr->ir", SIZES, F32, rounding(tiles(r=32), "B", "C"), "triton"),
     "two_words": ("ijkl,jr,lr->ir", HUGE, F32, WIDE, "triton"),
     "mttkrp_tiles": ("ijk,jr,kr->ir", SIZES, F32, tiles(r=32), "triton"),
     "ttmc_tiles": ("ijk,jr,ks->irs", SIZES, F32, tiles(r=32, s=16), "triton"),

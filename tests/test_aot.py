@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from cases import OPERATIONS, SIZES, Problem, explicit_plan, joined, tile_plan
+from fiber_window_cases import plan as fiber_windows
 from matrix_units import CUDA, MATRIX, TARGETS, other_types
 from test_tiles import CASES as TILE_CASES
 from test_tiles import TILE_FORMATS
@@ -180,6 +181,14 @@ def test_dense_tiles_run_on_the_matrix_units(equation: str, precision: str, targ
     k = stc.compile(equation, x, *dense, plan=stc.plan_hls(2), precision=precision, backend="triton")
     assert k.step.programs[0].dots
     assert re.search("v_mfma" if target.startswith("gfx") else r"mma|tcgen05", k.ptx(target))
+
+
+@pytest.mark.parametrize("precision", ["tf32x3", "tf32", "bf16"])
+@pytest.mark.parametrize("layout", ["columns", "rows", "odd-columns", "aligned", "bitmaps"])
+def test_windows_of_fibers_run_on_the_matrix_units(layout: str, precision: str) -> None:
+    operands = Problem("ijk,jr,kr->ir", THIRTY_TWO).operands()
+    k = stc.compile("ijk,jr,kr->ir", *operands, plan=fiber_windows(layout, 3, precision), backend="triton")
+    assert re.search("mma", k.ptx("sm_90"))
 
 
 @pytest.mark.parametrize("format", TILE_FORMATS)

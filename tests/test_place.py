@@ -43,8 +43,8 @@ def value(name: str = "x") -> Value:
     return Value(Tile(name, (LANES,), LEAF))
 
 
-def decode(letter: str, level: int) -> Decode:
-    return Decode(letter, Field(0, "word", 0, 4, True), level)
+def decode(letter: str, level: int, *along: str) -> Decode:
+    return Decode(letter, Field(0, "word", 0, 4, True), level, along=along)
 
 
 def gather(name: str, rows: str, level: int) -> Gather:
@@ -103,10 +103,17 @@ def test_sums_of_sums() -> None:
 
 
 def test_positions_are_known_in_the_loop_that_takes_them() -> None:
-    j, k = decode("j", LANE), decode("k", LANE)
+    j, k = decode("j", LANE, "j"), decode("k", LANE, "k")
     b, c, x = gather("b", "j", LANE), gather("c", "k", LANE), value()
     steps = [j, k, c, b, x, total("t", ITEM, x.out, b.out, c.out)]
     assert outline(place(steps, loops(TILES, "jk"))) == "t=0 {j{at_j b k{at_k c x t}}}"
+
+
+def test_a_coordinate_is_known_in_the_loop_over_the_side_that_it_rides_along() -> None:
+    i, rider = decode("i", ITEM, "i"), decode("l", LANE, "j")
+    b, c, x = gather("b", "i", ITEM), gather("c", "l", LANE), value()
+    steps = [i, rider, c, b, x, total("t", ITEM, x.out, b.out, c.out)]
+    assert outline(place(steps, loops(TILES, "jk"))) == "at_i b t=0 {j{at_l c k{x t}}}"
 
 
 def test_what_is_listed_after_a_sum_stands_after_its_loop() -> None:

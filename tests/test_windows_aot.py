@@ -20,9 +20,9 @@ INPUT = {"highest": r"\.tf32", "high": r"\.tf32", "medium": r"\.bf16"}
 """What the instructions of a precision read, on the targets of CUDA."""
 
 
-def compiled(plan: stc.Plan, dtype: torch.dtype = torch.float32, **settings: str) -> stc.Kernel:
+def compiled(plan: stc.Plan, dtype: torch.dtype = torch.float32, precision: str = "highest") -> stc.Kernel:
     operands = problem(SPMM, dtype, i=200, j=300, r=64).operands()
-    return stc.compile(SPMM, *operands, plan=plan, backend="triton", **settings)
+    return stc.compile(SPMM, *operands, plan=plan, backend="triton", precision=precision)
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -26,9 +26,7 @@ PRODUCTS = {
     "spmm": "ij,jr->ir",
     "spmm, permuted": "ij,jr->ri",
     "transposed": "ij,ik->jk",
-    "batch": "bij,bjk->bik",
     "batch in one table": "ij,jbr->bir",
-    "batch last": "ijb,jkb->ikb",
     "mttkrp": "ijk,jr,kr->ir",
     "mttkrp of order 2": "ij,ir,jr->ir",
     "ttm": "ijk,kr->ijr",
@@ -43,6 +41,8 @@ PRODUCTS = {
 }
 """Einsums that have a matrix product for the tensor cores."""
 OTHERS = {
+    "batch": "bij,bjk->bik",
+    "batch last": "ijb,jkb->ikb",
     "spmv": "ij,j->i",
     "ttv": "ijk,k->ij",
     "row sums": "ij->i",
@@ -73,10 +73,19 @@ def checked(equation: str, plan: Any, backend: str, dtype: torch.dtype = torch.f
 
 
 def whole(
-    format: str, order: int, height: int, width: int, row: int = 0, tau: int = 0, cut: int = 0, **blocks: int
+    format: str,
+    order: int,
+    height: int,
+    width: int,
+    rows: tuple[int, ...] = (0,),
+    tau: int = 0,
+    cut: int = 0,
+    **blocks: int,
 ) -> stc.Plan:
-    """A plan of one part, whose rows are of one mode and columns of the last other."""
-    return stc.Plan(f"{format} alone", (stc.Part(format, stored(order, height, width, row, tau, 0, cut), _of(blocks)),))
+    """A plan of one part, whose rows are fibers of some modes, and columns of the others."""
+    return stc.Plan(
+        f"{format} alone", (stc.Part(format, stored(order, height, width, rows, tau, 0, cut), _of(blocks)),)
+    )
 
 
 def _of(blocks: dict[str, int]) -> stc.Schedule:
@@ -84,13 +93,13 @@ def _of(blocks: dict[str, int]) -> stc.Schedule:
 
 
 def stored(
-    order: int, height: int, width: int, row: int = 0, tau: int = 0, strip: int = 0, cut: int = 0
+    order: int, height: int, width: int, rows: tuple[int, ...] = (0,), tau: int = 0, strip: int = 0, cut: int = 0
 ) -> stc.Storage:
     """A storage of windows, whose items are cut from so many positions on."""
-    others = tuple(m for m in range(order) if m != row)
+    others = tuple(m for m in range(order) if m not in rows)
     similar = (("strip", strip or width), ("tau", tau)) if tau else ()
     return stc.Storage(
-        item=(row,), lane=others, max_item_nnz=cut, params=(("height", height), *similar, ("width", width))
+        item=rows, lane=others, max_item_nnz=cut, params=(("height", height), *similar, ("width", width))
     )
 
 

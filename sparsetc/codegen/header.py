@@ -12,7 +12,7 @@ from sparsetc.ir.nest.axes import LEVELS, Fibers
 from sparsetc.ir.nest.readable import Readable
 from sparsetc.ir.nest.view import LOW, PAIRED, View
 from sparsetc.ir.program.cost import cost
-from sparsetc.ir.program.stored import Stored
+from sparsetc.ir.program.stored import Stored, stored_of
 from sparsetc.ir.program.tile import TileProgram
 
 
@@ -90,10 +90,11 @@ def sketch(view: View, letters: Sequence[str]) -> list[str]:
             if value.fields:
                 arrays.setdefault(value.fields[0].word.array, []).append(text)
             else:
-                lines.append(f"{letter} = {text}{'' if value.lookups else ', not stored'}")
+                along = "".join(f", along {letters[mode]}" for mode in value.sides - {c.mode})
+                lines.append(f"{letter} = {text}{along}{'' if value.lookups else ', not stored'}")
         lines += [f"{name}[{level}] = | {' | '.join(bits)} |  bits a mode" for name, bits in arrays.items()]
     if view.along:
-        lines.append(stored_tiles(Stored("", tuple(letters), view)))
+        lines.append(stored_tiles(stored_of(view, letters)))
     elif isinstance(view.loops[-1], Fibers):
         stored = "word" if view.pattern else "values"
         also = "" if view.pattern else ", likewise word"

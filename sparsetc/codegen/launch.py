@@ -27,6 +27,7 @@ from sparsetc.errors import DeviceError, PlanError
 from sparsetc.formats import Packed
 from sparsetc.ir.nest.coordinates import Position
 from sparsetc.ir.program.checks import check_sizes
+from sparsetc.ir.program.operands import tables_of
 from sparsetc.ir.program.tile import TileProgram
 
 if TYPE_CHECKING:
@@ -151,20 +152,28 @@ class TritonPrograms:
 
     def bind(self, arrays: Sequence[PartArrays]) -> Callable[[Values, Sequence[torch.Tensor], torch.Tensor], None]:
         """The kernels on these tensors: a callable that launches, and returns before they have run."""
-        launches = []
+        launches, every = [], self._tables(range(len(self.programs)))
         for kernel, group in zip(self.kernels.values(), self.groups, strict=True):
             first = self.programs[group[0]]
             grid = sum(arrays[n].programs(self.programs[n]) for n in group)
             if grid:
-                launches.append(Launch(kernel, grid, *self._arguments(group, arrays), first.warps, first.stages))
+                made = Launch(kernel, grid, *self._arguments(group, arrays), first.warps, first.stages)
+                launches.append((made, [every.index(table) for table in self._tables(group)]))
+        plain = not any(rounded for _, rounded in every)
 
         def call(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
             elsewhere = out.is_cuda and out.device.index != torch.cuda.current_device()
             with torch.cuda.device(out.device) if elsewhere else _HERE:  # Triton launches on the current device
-                for launch in launches:
-                    launch(values, dense, out)
+                tables = dense if plain else [_as_read(dense[n], rounded) for n, rounded in every]
+                for launch, own in launches:
+                    launch(values, dense if plain else [tables[n] for n in own], out)
 
         return call
+
+    def _tables(self, group: Sequence[int]) -> list[tuple[int, bool]]:
+        """(number of a dense operand, whether it is rounded) of each table that programs are given, in order."""
+        numbers = {o.name: n for n, o in enumerate(self.programs[0].operands)}
+        return [(numbers[o.name], o.rounded) for o in tables_of([self.programs[n] for n in group])]
 
     def _arguments(
         self, group: Sequence[int], arrays: Sequence[PartArrays]
@@ -214,8 +223,8 @@ class TritonPrograms:
                 types.append(f"*{TRITON_TYPES[own[n]]}")
             else:
                 types.append("i32" if isinstance(value, int) else f"*{TRITON_TYPES[value.dtype]}")
-        tables = [f"*{TRITON_TYPES[self.dtype]}"] * len(self.programs[group[0]].operands)
-        return [*types, *tables, f"*{TRITON_TYPES[out_dtype]}"]
+        tables = (torch.bfloat16 if rounded else self.dtype for _, rounded in self._tables(group))
+        return [*types, *(f"*{TRITON_TYPES[t]}" for t in tables), f"*{TRITON_TYPES[out_dtype]}"]
 
 
 class Launch:
@@ -264,6 +273,10 @@ ALIGNED = 16
 def stored_dtype(program: TileProgram, dtype: torch.dtype) -> torch.dtype:
     """How a part's values are stored on a GPU, those of the operands being of `dtype`."""
     return torch.bfloat16 if dtype == torch.float32 and program.half else dtype
+
+
+def _as_read(table: torch.Tensor, rounded: bool) -> torch.Tensor:
+    return table.to(torch.bfloat16) if rounded else table
 
 
 def text_of(compiled: Any) -> str:

@@ -91,13 +91,14 @@ class FunctionPrinter:
             self.put(f"{s.name} = {s.name}.clamp(max={s.end - 1})")
 
     def sided(self, letters: Iterable[str]) -> tuple[str, ...]:
-        """Letters among these that have positions along a side."""
-        return tuple(c for c in letters if self.decodes[c].coordinate.sides)
+        """The sides along which the coordinates of these letters vary, once each."""
+        return tuple(dict.fromkeys(side for c in letters for side in self.decodes[c].along))
 
     def over(self, name: str, letter: str, level: int, letters: Sequence[str], dense: int = 0) -> str:
         """What is known of a letter's coordinates, laid out over rows of a level, sides and so many axes behind."""
         text, sides = self.rows.spread(name, self.decodes[letter].level, level), self.sided(letters)
-        return _laid_out(text, [":", *(":" if c == letter else "None" for c in sides), *("None" for _ in range(dense))])
+        own = self.decodes[letter].along
+        return _laid_out(text, [":", *(":" if c in own else "None" for c in sides), *("None" for _ in range(dense))])
 
     def index(self, operand: Operand, level: int) -> str:
         """The rows of an operand that are gathered, of all positions along sides one after another."""
@@ -243,8 +244,7 @@ class FunctionPrinter:
     def add(self, s: Add) -> None:
         """Adds the rows to those of the output, or stores them where no others are added there."""
         p, level = self.p, self.rows.of(s.key.level)
-        letters = tuple(c for c, _ in s.key.terms) if isinstance(s.key, Row) else ()
-        kept = s.key.kept if isinstance(s.key, Slot) else tuple(c for c in letters if c in own_axes(s.source))
+        kept = tuple(c for c in p.read_along(s.key.letters) if c in own_axes(s.source))
         numbers = p.width == 1
         rows = "-1" if isinstance(s.key, Position) else str(p.rows)
         size, shape = (rows, "-1") if numbers else (f"{rows}, {p.width}", f"-1, {p.width}")
@@ -256,7 +256,7 @@ class FunctionPrinter:
             self.put(f"{output}[{RANGES[level]}] = {total}")
             return
         row = self.slots(s.key, level, s.owned) if isinstance(s.key, Slot) else self.output_rows(s.key, level, s.owned)
-        if kept and (isinstance(s.key, Slot) or any(self.decodes[c].end for c in kept)):
+        if kept and (isinstance(s.key, Slot) or any(self.decodes[c].end for c in s.key.letters)):
             self.put(f"row = {row}")
             self.put("inside = row >= 0")
             row, total = "row[inside]", f"{total}[inside]"
@@ -288,9 +288,9 @@ class FunctionPrinter:
 
     def slots(self, key: Slot, level: int, owned: bool) -> str:
         """The output's rows, as they are stored; of tiles, for each of the positions that are kept."""
-        if not key.kept:
+        if not key.letters:
             return f"{key.array}[{RANGES[level]}]"
-        return f"{key.array}.view(-1, {self.positions(key.kept)})[{RANGES[level]}].flatten()" + (
+        return f"{key.array}.view(-1, {self.positions(key.letters)})[{RANGES[level]}].flatten()" + (
             ".long()" if owned else ""
         )
 

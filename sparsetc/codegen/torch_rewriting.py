@@ -21,9 +21,7 @@ from sparsetc.ir.program.tile import (
     Gather,
     Loop,
     Product,
-    Row,
     Scale,
-    Slot,
     Statement,
     Sum,
     Tile,
@@ -84,7 +82,7 @@ class _Rewriting:
             stored = self.p.stored(s.operand)
             return tuple(stored.letters[mode] for mode in stored.tiles.sequence)
         if isinstance(s, Gather):
-            return (*(c for c in s.operand.rows if c in self.sides), *s.operand.axes)
+            return (*(c for c in self.p.read_along(s.operand.rows) if c in self.sides), *s.operand.axes)
         return ()
 
     def _needed(self) -> list[set[str]]:
@@ -94,7 +92,7 @@ class _Rewriting:
             spans.append(set(own).union(*(spans[m] for m in sources)))
         needed: list[set[str]] = [set() for _ in self.given]
         for n, s in reversed(list(enumerate(self.given))):
-            kept = {*s.axes, *_letters(s)} if isinstance(s, Add) else needed[n]
+            kept = {*s.axes, *self.p.read_along(s.key.letters)} if isinstance(s, Add) else needed[n]
             for m in self.sources[n]:
                 needed[m] |= kept.union(*(spans[other] for other in self.sources[n] if other != m))
         return needed
@@ -182,9 +180,3 @@ class _Rewriting:
         """A tile with other axes, and lanes where those are its rows."""
         lanes = (LANES,) if LANES in tile.axes and tile.level != ITEM else ()
         return replace(tile, axes=(*lanes, *axes), folded=0)
-
-
-def _letters(s: Add) -> tuple[str, ...]:
-    """The letters of the key, whose positions are rows of the output."""
-    key = s.key
-    return tuple(c for c, _ in key.terms) if isinstance(key, Row) else key.kept if isinstance(key, Slot) else ()

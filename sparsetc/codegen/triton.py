@@ -15,7 +15,9 @@ from functools import lru_cache
 
 from sparsetc.codegen.triton_bitmaps import COUNT, POPC
 from sparsetc.codegen.triton_function import FunctionPrinter, Types, counts_of, signature
-from sparsetc.ir.program.tile import TileProgram
+from sparsetc.ir.program import names
+from sparsetc.ir.program.operands import tables_of
+from sparsetc.ir.program.tile import Operand, TileProgram
 
 __all__ = ["Types", "kernel_arguments", "module_source"]
 
@@ -45,8 +47,12 @@ def kernel_arguments(group: tuple[TileProgram, ...]) -> tuple[list[str], list[st
         if p.view.chunk:
             counts.append(f"nonzeros_{p.number}")
         pointers += [f"{name}_{p.number}" for name in p.arrays]
-    shared = [o.name for o in group[0].operands]
-    return counts, [*pointers, *shared, group[0].output]
+    return counts, [*pointers, *map(_table, tables_of(group)), group[0].output]
+
+
+def _table(o: Operand) -> str:
+    """What a launch calls a table."""
+    return names.rounded(o.name) if o.rounded else o.name
 
 
 def _kernel(group: tuple[TileProgram, ...], name: str) -> list[str]:
@@ -68,5 +74,5 @@ def _kernel(group: tuple[TileProgram, ...], name: str) -> list[str]:
 
 def _call(p: TileProgram, pid: str, indent: str) -> list[str]:
     own = [f"{name}_{p.number}" for name in (*counts_of(p), *p.arrays)]
-    args = [pid, *own, *(o.name for o in p.operands), p.output]
+    args = [pid, *own, *map(_table, p.operands), p.output]
     return [indent + line for line in signature(f"part_{p.number}", args, "")]

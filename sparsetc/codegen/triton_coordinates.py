@@ -27,7 +27,7 @@ class TritonCoordinates(Writer):
 
     def coordinate(self, mode: int) -> str:
         printer, letter = self.printer, self.printer.p.letters[mode]
-        return names.tile(letter) if letter in printer.p.along else printer.coordinate(letter, self.u)
+        return names.tile(letter) if printer.p.view.along else printer.coordinate(letter, self.u)
 
     def along(self, mode: int) -> str:
         return names.side(self.printer.p.letters[mode])

@@ -34,6 +34,7 @@ from sparsetc.ir.program.tile import (
     TileProgram,
     Value,
     Zero,
+    reads,
 )
 
 
@@ -148,13 +149,14 @@ class FunctionPrinter(Layout):
 
     def inside(self, letter: str, axes: Sequence[str]) -> str:
         """The condition that a coordinate is one of its tile and its mode, laid out over axes; empty where all are."""
-        guarded = letter in self.ends or (letter in self.p.along and self.p.axis(letter).ragged)
+        sides = self.p.read_along((letter,)) if self.p.along else ()
+        guarded = letter in self.ends or any(self.p.axis(c).ragged for c in sides)
         return self.placed(names.inside(letter), self.own((letter,), axes), axes) if guarded else ""
 
     def own(self, letters: Sequence[str], axes: Sequence[str], level: int = LANE) -> tuple[str, ...]:
-        """The axes on which a coordinate depends: positions along its side, or the lanes, below the item."""
+        """The axes on which a coordinate depends: positions along a side, or the lanes, below the item."""
         if self.p.along:
-            return tuple(c for c in letters if c in axes)
+            return tuple(c for c in self.p.read_along(letters) if c in axes)
         return (LANES,) if level != ITEM else ()
 
     # -- statements -------------------------------------------------------------------------------------------------
@@ -192,12 +194,9 @@ class FunctionPrinter(Layout):
     def decode(self, s: Decode, u: str) -> None:
         """A coordinate; of those along a side, also whether they lie inside the tile and the mode."""
         self.put(f"{self.decoded(s, u)} = {s.coordinate.text(TritonCoordinates(self, s.level, u))}")
-        if s.letter not in self.p.along or s.tile:
-            return
-        conditions = [self.limit(s.letter), f"{s.name} < {s.end}" if s.end else ""]
-        if any(conditions):
-            text = self.all_of(conditions) if all(conditions) else "".join(conditions)
-            self.put(f"{names.inside(s.letter)} = {text}")
+        inside = self.all_of([*map(self.limit, s.along), f"{s.name} < {s.end}" if s.end else ""])
+        if inside:
+            self.put(f"{names.inside(s.letter)} = {inside}")
 
     @staticmethod
     def decoded(s: Decode, u: str) -> str:
@@ -219,7 +218,24 @@ class FunctionPrinter(Layout):
         lanes = self.placed(self.guard(level, u), (LANES,), axes) if o.rows else ""
         bounds = self.bounds([c for c in o.axes if c not in self.written], axes)
         mask = self.all_of([lanes, *(self.inside(c, axes) for c in o.rows), *bounds])
-        self.put(f"{self.named(s.out, u)} = {self.load(o.name, self.address(terms), mask)}{self.widen}")
+        self.put(f"{self.named(s.out, u)} = {self.load(o.name, self.address(terms), mask)}{self.summable(s)}")
+
+    def summable(self, s: Gather) -> str:
+        """What brings gathered rows to the type of the sums, but for those that only dots take, rounded as they are."""
+        if not s.operand.rounded:
+            return self.widen
+        return "" if s.out.name in self.bf16 else f".to({self.acc})"
+
+    @cached_property
+    def bf16(self) -> frozenset[str]:
+        """The gathered tiles that stay rounded: those that are whole sides of dots in bfloat16, and nothing else."""
+        if self.p.precision != "bf16" or self.types.accumulate != "float32":
+            return frozenset()
+        found = {s.out.name for s, _ in self.p.statements if isinstance(s, Gather) and s.operand.rounded}
+        for s, _ in self.p.statements:
+            sides = (s.left, s.right) if isinstance(s, Product) and s.dot else ()
+            found -= {*reads(s)} - {side[0].name for side in sides if len(side) == 1}
+        return frozenset(found)
 
     # -- tile einsums -----------------------------------------------------------------------------------------------
     def product(self, s: Product, u: str) -> None:
@@ -258,7 +274,7 @@ class FunctionPrinter(Layout):
         largest = max(tiles, key=lambda t: len(t.axes))
         first = largest.axes[0] in summed
         rows, columns = (summed, free) if first else (free, summed)
-        stored = self.half and any(s.out == largest for s in values.statements(self))
+        stored = largest.name in self.bf16 or (self.half and any(s.out == largest for s in values.statements(self)))
         cast = "" if stored else cast
         if len(tiles) == 1 and largest.folded == len(rows) and largest.axes == (*rows, *columns):
             return Matrix(f"{self.named(largest, u)}{cast}", first)

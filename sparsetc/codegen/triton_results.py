@@ -45,7 +45,7 @@ def _rows(
     if isinstance(key, Position):
         cast = ".to(tl.int64)" if wide and key.level == ITEM else ""
         return [printer.placed(f"{at}{cast}", keyed, axes, p.width)], [lanes]
-    if key.kept:
+    if key.letters:
         return _slots(printer, key, axes, wide)
     row = printer.load(key.array, at, printer.guard(key.level, u)) + (".to(tl.int64)" if wide else "")
     return [printer.placed(row, keyed, axes, p.width)], [lanes]
@@ -53,14 +53,14 @@ def _rows(
 
 def _slots(printer: FunctionPrinter, key: Slot, axes: Sequence[str], wide: bool) -> tuple[list[str], list[str]]:
     """Terms and conditions of a sparse output, whose slots are stored a kept position; -1 is none."""
-    p, places = printer.p, tuple(c for c in axes if c in key.kept)
-    sizes = [p.axis(c).size for c in key.kept]
+    p, places = printer.p, tuple(c for c in axes if c in key.letters)
+    sizes = [p.axis(c).size for c in key.letters]
     # A loop's number may be a plain one, so that a sum widens it.
     item = "item" if p.index64 else "item.to(tl.int64)"
     terms = [f"{item if key.level == ITEM else '(tile + tl.zeros([], tl.int64))'} * {prod(sizes)}"]
-    for n, c in enumerate(key.kept):
+    for n, c in enumerate(key.letters):
         terms.append(printer.placed(names.side(c), printer.own((c,), places), places, prod(sizes[n + 1 :])))
-    mask = printer.all_of(printer.placed(printer.limit(c), printer.own((c,), places), places) for c in key.kept)
+    mask = printer.all_of(printer.placed(printer.limit(c), printer.own((c,), places), places) for c in key.letters)
     mask = f", mask={mask}, other=-1" if mask else ""
     printer.put(f"slot = tl.load({key.array} + {' + '.join(terms)}{mask})")
     spread = f"[{', '.join(':' if a in places else 'None' for a in axes)}]"

@@ -165,11 +165,11 @@ def slots_along(packed: Packed, modes: Sequence[int], level: int, slot: torch.Te
     """
     view = packed.view
     (tile, nonzero), place = tiles_of_nonzeros(packed), places_of(packed)
-    kept = torch.zeros_like(place)
-    for mode in modes:
+    kept, sides = torch.zeros_like(place), view.read_along(range(view.order), modes)
+    for mode in sides:
         kept = kept * view.sides[mode] + place // view.strides[mode] % view.sides[mode]
     owner = items_of_tiles(packed)[tile] if level == ITEM else tile
-    count = prod(view.sides[mode] for mode in modes)
+    count = prod(view.sides[mode] for mode in sides)
     owners = packed.items if level == ITEM else tile_count(packed)
     table = torch.full((owners * count,), -1, dtype=torch.long, device=place.device)
     table[owner * count + kept] = slot[nonzero]

@@ -7,7 +7,7 @@ a `Target`. Out: `Inner`, over which a tree is chosen, checked and lowered.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
@@ -49,7 +49,8 @@ class Inner:
     stored: Mapping[str, tuple[str, ...]]
     """The letters of each factor of stored values."""
     sides: Mapping[str, int]
-    """Positions along the sides of a tile, by letter; empty where nonzeros are stored one by one."""
+    """Positions along the sides of a tile, by letter; empty where nonzeros are stored one by one. Letters that ride
+    along others have none."""
     key: Key
     """Where results go."""
     output: str
@@ -78,7 +79,7 @@ class Inner:
             target=target,
             letters=letters,
             stored={X: letters},
-            sides={letters[mode]: view.sides[mode] for mode in sorted(view.along)},
+            sides={letters[mode]: view.sides[mode] for mode in view.sided},
             key=_key(letters, e.output, view, target, sizes),
             output=output,
             output_axes=tuple(c for c in e.output if c not in letters),
@@ -108,6 +109,15 @@ class Inner:
         """The level at which the coordinates of all these letters are known."""
         return max((self.view.level_of(self.letters.index(c)) for c in letters), default=ITEM)
 
+    def along(self, letters: Iterable[str]) -> tuple[str, ...]:
+        """The sides of a tile along which the coordinates of these letters vary, once each."""
+        return tuple(c for c in self.view.read_along(self.letters, letters) if c in self.sides)
+
+    def by_sides(self) -> Inner:
+        """The einsum whose letters are the sides of a tile: those that ride along one are one letter with it."""
+        operands = tuple(replace(o, rows=self.along(o.rows)) for o in self.operands)
+        return replace(self, operands=operands, kept=self.along(self.kept))
+
     def level(self, factor: str) -> int:
         """The level at which a factor is read."""
         return LEAF if factor in self.stored else self.depth(self.operand[factor].rows)
@@ -128,15 +138,13 @@ class Inner:
         if factor in self.stored:
             return frozenset({*around, *(c for c in self.stored[factor] if c in self.sides)})
         o = self.operand[factor]
-        return frozenset({*around, *o.axes, *(c for c in o.rows if c in self.sides)})
+        return frozenset({*around, *o.axes, *self.along(o.rows)})
 
     @cached_property
     def keyed(self) -> frozenset[str]:
         """The axes on which the result depends."""
         level = self.key.level
-        return frozenset(
-            {*self.loops(level), *self.lanes(level), *self.output_axes, *(c for c in self.kept if c in self.sides)}
-        )
+        return frozenset({*self.loops(level), *self.lanes(level), *self.output_axes, *self.along(self.kept)})
 
     @cached_property
     def summed(self) -> tuple[str, ...]:
@@ -155,6 +163,4 @@ def _key(
         return Row(tuple((c, prod(sizes[d] for d in kept[n + 1 :])) for n, c in enumerate(kept)), level)
     if target.in_operand_order and not view.along and len(kept) == len(letters):
         return Position()
-    return Slot(
-        f"{LEVELS[level]}_slot", level, tuple(c for c, mode in zip(kept, modes, strict=True) if mode in view.along)
-    )
+    return Slot(f"{LEVELS[level]}_slot", level, view.read_along(letters, kept) if view.along else ())

@@ -13,7 +13,7 @@ In: choices made by `planner`. Out: `Plan`, packed by `formats` and lowered by `
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,6 +34,8 @@ SIDE = "side_"
 DOTS = {"highest": "tf32x3", "high": "tf32", "medium": "bf16"}
 """How a dot of float32 multiplies, by ``precision=``, the most exact first."""
 PRECISIONS = ("ieee", *DOTS.values())
+ROUNDED = "bf16"
+"""The precision at which dense operands may be rounded before they are read."""
 F16X3 = "f16x3"
 """Precision of dots whose sides are stored in halves of 16 bits (`ir.view.Tiles`), which pairs of tiles alone are:
 three dots, of high and high, high and low, low and high halves, are as exact as float32."""
@@ -128,6 +130,9 @@ class Schedule:
     """Dense axes of which the grid takes one block after the other, all items each time, so that caches need hold that
     block of what is gathered and no other; of other axes, the blocks of an item follow one another. No matter where an
     axis is of one block."""
+    rounded: tuple[str, ...] = ()
+    """Dense operands, by their names in trees, that are rounded to bfloat16 once a call: a gathered row is half the
+    bytes. Only float32 at precision bf16 is, for Triton; products outside of dots, and all sums, are of float32."""
     tree: Tree | None = None
     """What is multiplied, contracted by dots and summed, in which order; None is what `ir.default_tree` says."""
     take: tuple[tuple[str, int], ...] = ()
@@ -154,6 +159,11 @@ class Schedule:
     def pieces_of(self, axis: str) -> tuple[int, ...]:
         """The pieces of a dense axis; empty where it is taken in blocks."""
         return dict(self.pieces).get(axis, ())
+
+
+def in_bf16(rounded: Iterable[str]) -> str:
+    """What a reader is told of operands that are rounded."""
+    return f"{' and '.join(rounded)} in {ROUNDED}"
 
 
 @dataclass(frozen=True)
@@ -189,8 +199,9 @@ class Part:
         where = f" ({self.label})" if self.label else ""
         lanes = max(self.storage.lanes, self.schedule.lanes)
         size = f"{self.nnz:,} nonzeros, {lanes} lanes, {self.schedule.warps} warps"
+        rounded = f", {in_bf16(self.schedule.rounded)}" if self.schedule.rounded else ""
         tree = f", {self.schedule.tree}" if self.schedule.tree else ""
-        return f"{self.format}[{modes}]{where}: {size}{tree}"
+        return f"{self.format}[{modes}]{where}: {size}{rounded}{tree}"
 
 
 @dataclass(frozen=True)
@@ -329,6 +340,8 @@ def verify(plan: Plan) -> None:
         dots = part.schedule.dot if tree is None else tree.dots
         if len(part.schedule.pieces) > 1 or (part.schedule.pieces and dots):
             raise PlanError(f"{where}: one axis at most is taken in pieces, where nothing is contracted by dots")
+        if part.schedule.rounded and part.schedule.precision != ROUNDED:
+            raise PlanError(f"{where}: operands are rounded at precision {ROUNDED}, not at {part.schedule.precision}")
         known = dict(part.schedule.blocks) | dict(part.schedule.pieces)
         for axis in part.schedule.slabs:
             if axis not in known or part.schedule.slabs.count(axis) > 1:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from sparsetc.errors import PlanError
 from sparsetc.formats import get_format
 from sparsetc.ir.lower import Target, scheduled
-from sparsetc.ir.plan import Part, Plan
+from sparsetc.ir.plan import Part, Plan, in_bf16
 from sparsetc.ir.program.operands import dense_axes
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.choice import Estimate
@@ -54,6 +54,8 @@ def _in_slabs(part: Part, problem: Problem) -> Part:
 def suited(plan: Plan, problem: Problem) -> Plan:
     """The plan as the backend and the type take it, before it is priced."""
     parts = [p if problem.backend == "triton" else _one_lane(p) for p in plan.parts]
+    if problem.backend != "triton" or not problem.floating or problem.itemsize != 4:  # float32 alone is rounded
+        parts = [replace(p, schedule=replace(p.schedule, rounded=())) for p in parts]
     if not problem.products:
         parts = [replace(p, schedule=replace(p.schedule, dot=False)) for p in parts]
     return replace(plan, parts=tuple(_with_tree(p, problem) for p in parts))
@@ -91,4 +93,5 @@ def describe(candidate: Candidate, problem: Problem) -> str:
         dots = p.schedule.dot and problem.backend == "triton"
         sizes = ", ".join(f"{name}={size}" for name, size in p.storage.params)
         parts.append(f"{p.format}{f'({sizes})' if sizes else ''}[{own}]{f' {p.schedule.precision}' if dots else ''}")
-    return f"{candidate.plan.name}: {' + '.join(parts)}"
+    rounded = dict.fromkeys(name for p in candidate.plan.parts for name in p.schedule.rounded)
+    return f"{candidate.plan.name}: {' + '.join(parts)}{f', {in_bf16(rounded)}' if rounded else ''}"

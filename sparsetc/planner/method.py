@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import chain
 from math import inf
 from typing import Generic, TypeVar
 
@@ -17,8 +18,9 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.plan import Plan
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.choice import Estimate
-from sparsetc.planner.estimate import estimate, without_idle_precision
+from sparsetc.planner.estimate import without_idle_precision
 from sparsetc.planner.problem import Problem
+from sparsetc.planner.rounding import estimates
 from sparsetc.planner.statistics import Counts
 
 P = TypeVar("P")
@@ -65,23 +67,23 @@ class OperandMethod(Method[Problem]):
         """What a request stands for; None, or `PlanError`, where the method does not apply."""
 
     def estimates(self, problem: Problem) -> Iterable[Estimate]:
-        """Every candidate, at the precision asked for and at those that are more exact.
+        """Every candidate, at the precision asked for and at those that are more exact, and with operands rounded.
 
         A lower precision thus adds candidates and takes none away, so it is never expected to be slower.
         """
-        found: dict[Plan, Estimate] = {}
+        found: dict[Plan, list[Estimate]] = {}
         for precision in (problem.precision, *problem.finer):
             own = replace(problem, precision=precision)
             for candidate in self.candidates(own, problem.counts):
                 key = without_idle_precision(candidate.plan)
                 if key not in found:
-                    found[key] = estimate(candidate, problem)
-        return found.values()
+                    found[key] = estimates(candidate, problem)
+        return chain(*found.values())
 
     def requested(self, problem: Problem, request: Plan) -> Estimate:
-        """The candidate that is named, and what it is expected to take."""
+        """The candidate that is named, with operands rounded where that pays, and what it is expected to take."""
         found = self.candidate(problem, problem.counts, request)
         if found is None:
             said = f'plan {request.name!r} does not apply to "{problem.equation}" on this tensor'
             raise PlanError(f'{said}: the function that makes it gave None, and no candidate; "auto" takes another')
-        return estimate(found, problem)
+        return estimates(found, problem)[-1]

@@ -20,6 +20,9 @@ from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.ownership import Circumstances, owns
 from sparsetc.planner.problem import Problem
 
+ROUNDING = 4 + 2
+"""Bytes that are read and written of an element of an operand that is rounded."""
+
 
 class Prices:
     """What candidates for one problem are expected to take; a program that several of them run is costed once."""
@@ -46,6 +49,7 @@ def seconds_of(
     """Time of one call, by part: 0 for one that has no nonzeros. What a launch takes is its first part's.
 
     Parts run one after another; a fused launch overlaps only their ends. Torch programs have a launch each.
+    Operands that parts read rounded are rounded first, by a call of torch each.
     """
     run = [n for n, s in enumerate(statistics) if s.nnz] or [len(parts) - 1]
     beside_tiles = plan.fused and len(run) > 1 and any(parts[n].turn is not None for n in run)
@@ -54,6 +58,8 @@ def seconds_of(
         found[launch[0]] += profile.launch
         if all(parts[n].turn is None for n in launch):
             found[launch[0]] += profile.starting_waits * profile.wait
+    for _, elements in {operand for n in run for operand in parts[n].rounded}:  # once, whatever parts read it
+        found[run[0]] += profile.call + ROUNDING * elements / profile.memory
     for n in run:
         part = parts[n]
         slowed = by_precision(profile.fused_slowdown, part.precision) if beside_tiles and part.turn is None else 1.0

@@ -15,7 +15,7 @@ from sparsetc.explain import OperandReport, PartReport, in_microseconds
 from sparsetc.formats import Packed
 from sparsetc.formats.tiles import tile_count
 from sparsetc.ir.nest.axes import Fibers
-from sparsetc.ir.plan import Part, Plan
+from sparsetc.ir.plan import Part, Plan, in_bf16
 from sparsetc.ir.program.cost import Statistics, cost
 from sparsetc.ir.program.tile import LANES, Product, TileProgram, walk
 from sparsetc.planner.choice import Choice
@@ -81,6 +81,8 @@ def _part(number: int, part: Part, program: TileProgram, share: float, backend: 
     instruction = "multiply-add"
     if program.dots:
         instruction = f"tensor core, {program.precision}" if backend == "triton" else "matrix product"
+    if part.schedule.rounded:
+        instruction += f", {in_bf16(part.schedule.rounded)}"
     named = " | ".join("".join(program.letters[m] for m in level) or "-" for level in part.storage.levels)
     held = (part.nnz, share, part.nbytes)
     times = (1e6 * seconds, 1e6 * floor, resource)

@@ -24,6 +24,7 @@ from sparsetc.ir.nest.axes import ITEM, LANE, Fibers
 from sparsetc.ir.nest.checks import verify
 from sparsetc.ir.nest.view import word_bits
 from sparsetc.ir.plan import Storage
+from sparsetc.tensor import coords as crd
 from sparsetc.testing.scatter import SCATTERS, Place, Scatter
 from sparsetc.testing.stored import counts, positions, read, set_positions
 
@@ -222,6 +223,11 @@ def check_splits(packed: Packed, coords: torch.Tensor) -> None:
     if view.blocks and not packed.split_fibers:
         lanes = _owners(at[view.axes[LANE]][live], coords[fibers][:, source])
         _require(lanes <= 1, f"a fiber has {lanes} lanes, and split_fibers is not set")
+    if view.sides and not packed.split_fibers:
+        found, _ = read(view, packed.arrays, packed.items, packed.stored)
+        inside = torch.stack([own < size for own, size in zip(found, packed.shape, strict=True)]).all(0)
+        _, starts = crd.sorted_runs(crd.sort_keys(found[:, inside], packed.shape))
+        _require(bool(starts.all()), "positions share their coordinates, and split_fibers is not set")
 
 
 def _owners(places: torch.Tensor, shared: torch.Tensor) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from cases import OPERATIONS, PATTERNS, SIZES, Problem, assert_matches, check, plan_names, random_values, two_parts
+from rounded_cases import DOTS, MIXED, SCALAR
 
 import sparsetc as stc
 
@@ -118,6 +119,24 @@ def test_a_call_can_be_captured_in_a_graph(name: str) -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert_matches(result, problem.equation, operands)
+
+
+@pytest.mark.parametrize("name", SCALAR | MIXED | DOTS)
+def test_operands_rounded_at_each_call(name: str) -> None:
+    """The result is that of rounded operands, in a CUDA graph too; dots round what they multiply by as well."""
+    case = (SCALAR | MIXED | DOTS)[name]
+    tolerance = 1e-5 if name in SCALAR else 3e-2
+    operands = case.problem.operands("cuda")
+    kernel = stc.compile(case.equation, *operands, **case.settings)
+    assert_matches(kernel(*operands[1:]), case.equation, case.as_read(operands), tolerance)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = kernel(*operands[1:])
+    for n, dense in enumerate(operands[1:]):
+        dense.copy_(random_values(tuple(dense.shape), dense.dtype, 100 + n))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_matches(result, case.equation, case.as_read(operands), tolerance)
 
 
 @pytest.mark.parametrize("name", ["mttkrp-3-0", "sampled", "ttmc-3-0"])

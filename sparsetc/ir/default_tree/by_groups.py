@@ -29,6 +29,7 @@ MOST_SUMS = 4096
 
 def by_groups(inner: Inner, schedule: Schedule) -> Schedule:
     """The schedule with the tree of the groups that take the fewest multiplications, and the roles of positions."""
+    inner = inner.by_sides()
     output, wide = (*inner.kept, *inner.output_axes), all(schedule.block(c) >= MIN_DOT for c in inner.summed)
     groups = divided(inner.sides, inner.sizes, output, inner.operands, schedule.dot, wide)
     block = _Blocks(inner, schedule, groups).found

@@ -76,7 +76,7 @@ def _verify_roles(inner: Inner, schedule: Schedule) -> None:
         if n < 1 or n & (n - 1):
             raise PlanError(f"positions that are taken at once are a power of two, found {n} of {c}")
     for c, side in inner.sides.items():
-        keeps = c in inner.kept or c in inner.output_axes
+        keeps = c in inner.along(inner.kept) or c in inner.output_axes
         if keeps and c in schedule.turns:
             raise PlanError(f"positions of {c} cannot be taken in turn, since the result keeps them")
         if not keeps and c not in schedule.turns and take.get(c, 1) < side:

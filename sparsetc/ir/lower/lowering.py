@@ -7,6 +7,7 @@ axes of the view and from the positions that the schedule takes of them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 
 from sparsetc.errors import PlanError
@@ -18,7 +19,20 @@ from sparsetc.ir.lower.place import place
 from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS, Axis, Turns
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.program.checks import verify
-from sparsetc.ir.program.tile import Add, Decode, DenseAxis, Gather, Loop, Row, Scale, Slot, Tile, TileProgram, Value
+from sparsetc.ir.program.tile import (
+    Add,
+    Decode,
+    DenseAxis,
+    Gather,
+    Loop,
+    Operand,
+    Row,
+    Scale,
+    Slot,
+    Tile,
+    TileProgram,
+    Value,
+)
 
 
 class Lowering:
@@ -30,6 +44,8 @@ class Lowering:
         self.inner, self.schedule, self.view = inner, schedule, inner.view
         self.tree: Tree = schedule.tree
         self.dense = tuple(map(self._dense, inner.dense))
+        self.operand = {o.name: self._operand(o) for o in inner.operands}
+        self._check_rounded()
         self.take = dict(schedule.take)
         self.positions = tuple(
             DenseAxis(c, side, self.take.get(c, 1), inner.folds.get(c, ())) for c, side in inner.sides.items()
@@ -55,7 +71,7 @@ class Lowering:
             view=self.view,
             letters=inner.letters,
             axes=(*self.dense, *self.positions),
-            operands=inner.operands,
+            operands=tuple(self.operand.values()),
             output=inner.output,
             output_axes=inner.output_axes,
             body=place(statements, list(map(Loop, self.around))),
@@ -77,6 +93,20 @@ class Lowering:
         size, pieces = self.inner.sizes[letter], self.schedule.pieces_of(letter)
         block = sum(pieces) or self.schedule.block(letter)
         return DenseAxis(letter, size, block, pieces=pieces, slab=letter in self.schedule.slabs and size > block)
+
+    def _operand(self, o: Operand) -> Operand:
+        """A dense operand as the schedule has it read."""
+        return replace(o, rounded=True) if o.name in self.schedule.rounded else o
+
+    def _check_rounded(self) -> None:
+        """Raise `PlanError` where the schedule rounds what is no dense operand of gathered rows."""
+        gathered = [o.name for o in self.inner.operands if o.rows]
+        for name in self.schedule.rounded:
+            if name not in gathered:
+                raise PlanError(
+                    f'"{self.inner.equation}": {name!r} is rounded, and rows are gathered of '
+                    f"{', '.join(gathered) or 'nothing'}"
+                )
 
     def contract(self) -> tuple[Tile, DataFlow]:
         """What is to be added to the output, and the computations that make it."""
@@ -107,9 +137,9 @@ class Lowering:
 
     def gather(self, name: str) -> Gather:
         """Rows of a dense operand, one a lane where its rows are known by lane, along the positions of its letters."""
-        o = self.inner.operand[name]
+        o = self.operand[name]
         level = self.inner.depth(o.rows)
-        lanes, own = self.inner.lanes(level), tuple(c for c in self.inner.letters if c in o.rows and c in self.take)
+        lanes, own = self.inner.lanes(level), tuple(c for c in self.inner.along(o.rows) if c in self.take)
         letters = (*o.axes, *o.rows) if self.inner.sides else (*o.rows, *o.axes)
         return Gather(Tile(f"{name.lower()}_{''.join(letters) or 'scalar'}", (*lanes, *o.axes, *own), level), o)
 
@@ -117,12 +147,12 @@ class Lowering:
         """What reads the coordinates of one level that are wanted; along the sides of a tile, once the tile's are."""
         view, letters, found = self.view, self.inner.letters, []
         for mode in (c.mode for c in view.levels[level] if letters[c.mode] in self._wanted):
-            letter, along = letters[mode], view.along.get(mode)
+            letter, placed = letters[mode], view.along.get(mode)
             if not view.coordinates[mode].sides:
-                found.append(Decode(letter, view.coordinates[mode], level, tile=along is not None))
-            if along is not None and letter in self._addressed:
-                size = self.inner.sizes[letter]
-                found.append(Decode(letter, along, level, end=0 if view.within(mode, size) else size))
+                found.append(Decode(letter, view.coordinates[mode], level, tile=placed is not None))
+            if placed is not None and letter in self._addressed:
+                size, along = self.inner.sizes[letter], self.inner.along((letter,))
+                found.append(Decode(letter, placed, level, along=along, end=0 if view.within(mode, size) else size))
         return found
 
     @cached_property
@@ -164,7 +194,7 @@ class Lowering:
     def _check_order(self) -> None:
         """Raise `PlanError` where bits are stored for the dots of another tree: values would be searched for."""
         view, inner = self.view, self.inner
-        stored = [inner.letters[m] for m in view.sequence]
+        stored = [inner.letters[m] for m in view.sequence if m in view.sided]
         found, wanted = (
             [c for c in own if inner.sides[c] > 1 and self._taken(c)] for own in (stored, self.stored_order)
         )

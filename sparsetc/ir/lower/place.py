@@ -15,8 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.program import names
-from sparsetc.ir.program.tile import Loop, Product, Statement, Zero, level_of, made, reads
+from sparsetc.ir.program.tile import Decode, Loop, Product, Statement, Zero, level_of, made, reads
 
 
 def place(statements: Iterable[Statement], around: Sequence[Loop]) -> tuple[Statement, ...]:
@@ -44,7 +43,7 @@ class _Placement:
         self.around = around
         self.before: list[list[Statement]] = [[] for _ in (None, *around)]
         self.zeros, self.after = ([list(at) for at in self.before] for _ in range(2))
-        self.turn = {names.at(loop.letter): n + 1 for n, loop in enumerate(around) if loop.letter}
+        self.turn = {loop.letter: n + 1 for n, loop in enumerate(around) if loop.letter}
         self.known: dict[str, int] = {}
         """The depth at which each name is known."""
         self.late: set[str] = set()
@@ -57,7 +56,8 @@ class _Placement:
         if unknown:
             raise PlanError(f"{name}: {', '.join(unknown)} is not made before it")
         known = (self.known[read] for read in reads(statement))
-        depth = max(self._depth(level_of(statement)), self.turn.get(name, 0), *known)
+        turns = (self.turn.get(c, 0) for c in statement.along) if isinstance(statement, Decode) else ()
+        depth = max([self._depth(level_of(statement)), *turns, *known])
         ended = [read for read in reads(statement) if read in self.late and self.known[read] < depth]
         if ended:
             raise PlanError(f"{name} stands in a loop after which {', '.join(ended)} is complete")

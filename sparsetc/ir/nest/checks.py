@@ -42,7 +42,7 @@ def verify(view: View) -> None:
             value = view.coordinates[c.mode]
             c.check(level == LEAF)
             _verify_value(c.mode, value, view.axes[: level + 1], read)
-            _verify_side(c.mode, value, view.sides)
+            _verify_side(c.mode, level, view)
             if not value.sides:
                 read.add(c.mode)
 
@@ -61,13 +61,25 @@ def _verify_tiles(tiles: Tiles) -> None:
         raise FormatError("tiles in halves are matrices, stored whole")
 
 
-def _verify_side(mode: int, value: Expression, sides: tuple[int, ...]) -> None:
-    """Raise `FormatError` unless positions are read along no side but the mode's own, by lists of its length."""
-    if value.sides - ({mode} if sides else set()):
-        raise FormatError(f"mode {mode} is read along the side of mode {min(value.sides)}, which is not its own")
-    wrong = [lookup.each for lookup in value.lookups if lookup.each not in (0, *sides[mode : mode + 1])]
+def _verify_side(mode: int, level: int, view: View) -> None:
+    """Raise `FormatError` unless positions are read along one side at most, by lists of its length.
+
+    It is the mode's own, or that of another mode of its level, which that one is read along itself.
+    """
+    value = view.coordinates[mode]
+    if not value.sides:
+        return
+    (side, *others), where = sorted(value.sides), f"mode {mode} is read along the side of mode"
+    if others or not view.sides or side not in view.coordinates:
+        raise FormatError(f"{where} {side}; a coordinate of tiles is read along one side of theirs")
+    if side != mode and (view.along[side].sides != {side} or view.level_of(side) != level):
+        raise FormatError(f"{where} {side}, which is not itself read along it at that level")
+    if side != mode and view.sides[mode] != 1:
+        raise FormatError(f"{where} {side}, so its own has 1 position, found {view.sides[mode]}")
+    wrong = [lookup.each for lookup in value.lookups if lookup.each not in (0, view.sides[side])]
     if wrong:
-        raise FormatError(f"mode {mode} is listed by {wrong[0]} places, and has a side of {sides[mode]} positions")
+        has = f"{'has' if side == mode else 'rides along'} a side of {view.sides[side]} positions"
+        raise FormatError(f"mode {mode} is listed by {wrong[0]} places, and {has}")
 
 
 def _verify_value(mode: int, value: Expression, axes: tuple[str, ...], read: set[int]) -> None:

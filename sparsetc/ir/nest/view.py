@@ -11,9 +11,10 @@ In: nothing but integers. Out: `View`, read by `ir.lower`. The grammar of the le
     coordinate  := field    # bits shift .. shift+bits of a stored word, added to the base of its frame if it has one
                  | computed # a formula over coordinates read before it
                  | consecutive # the position, shifted by what another mode's coordinate has stored
-                 | listed   # of tiles: a list of coordinates, one a position along the side, for each item or tile
+                 | listed   # of tiles: a list of coordinates, one a position along a side, for each item or tile
 
-Of tiles, all but listed coordinates are of the tile: a position's is that times the side, plus its place along it.
+Of tiles, all but listed coordinates are of the tile: a position's is that times the side, plus its place along it. A
+mode may be listed along another's side, which it then *rides* along: the positions of that side are fibers.
 
 A mode is read at one of three levels: shared by the whole item, shared by one lane (a fiber), or the nonzero's own.
 The higher the level, the fewer times it is read, and the fewer times a factor row is gathered for it.
@@ -48,12 +49,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
+from typing import TypeVar
 
 from sparsetc.errors import FormatError
 from sparsetc.ir.nest.axes import LEAF, LEVELS, Axis, Blocks, Each, Fibers, Run
 from sparsetc.ir.nest.coordinates import Along, Bits, Constant, Coordinate, Expression, Formula, Lookup, Position
 from sparsetc.ir.nest.formula import parsed
 from sparsetc.ir.nest.values import Bitmap, Halves, Ones, Values, Whole
+
+Name = TypeVar("Name")
 
 PAIRED = ("x", "y")
 """The operands of a task list, as the names of their arrays begin."""
@@ -148,16 +152,19 @@ class Listed(ModeCoordinate):
     """Coordinates of `mode` at the positions along a side, which each item, or each tile, has its own list of.
 
     So rows of any numbers make a group, and columns of any numbers a window. A place that stands for no coordinate
-    holds the size of the mode, or more.
+    holds the size of the mode, or more. Where several modes are listed along one side, each of its places is a fiber.
     """
 
     array: str
     """Name of the array of lists, one after another."""
     side: int
     """Places of a list."""
+    along: int | None = None
+    """The mode whose side the places lie along, where the mode, whose own side is 1, rides along it; None: its own."""
 
     def expression(self, at: Position) -> Expression:
-        return Lookup(self.array, Formula("+", Formula("*", at, Constant(self.side)), Along(self.mode)))
+        place = Along(self.mode if self.along is None else self.along)
+        return Lookup(self.array, Formula("+", Formula("*", at, Constant(self.side)), place))
 
 
 def word_bits(coordinates: Iterable[ModeCoordinate], name: str) -> int:
@@ -275,6 +282,30 @@ class View(Tiles):
 
         read = self.coordinates.items() if self.sides else ()
         return {mode: own if own.sides else strided(mode) for mode, own in read}
+
+    @cached_property
+    def sided(self) -> tuple[int, ...]:
+        """The modes along whose sides positions are read: those of tiles, but for modes that ride along others."""
+        return tuple(sorted({mode for own in self.along.values() for mode in own.sides}))
+
+    @cached_property
+    def tiles(self) -> Tiles:
+        """How the positions along the sides that are read are stored, those sides numbered from 0 on."""
+        if len(self.sided) == len(self.sides):
+            return self
+        sides, sequence = (tuple(m for m in modes if m in self.sided) for modes in (range(self.order), self.sequence))
+        own, order = tuple(self.sides[m] for m in sides), tuple(map(sides.index, sequence))
+        return Tiles(sides=own, sequence=order, bitmap=self.bitmap, word=self.word)
+
+    def read_along(self, letters: Sequence[Name], some: Iterable[Name]) -> tuple[Name, ...]:
+        """The axes along which coordinates are read, once each: letters along whose sides they lie in a tile.
+
+        Args:
+            letters: of all modes.
+            some: letters; one that is no mode's, and where there are no sides each, stands for itself.
+        """
+        own = {letters[mode]: [letters[m] for m in sorted(at.sides)] for mode, at in self.along.items()}
+        return tuple(dict.fromkeys(axis for c in some for axis in own.get(c, [c])))
 
     def within(self, mode: int, size: int) -> bool:
         """Whether no coordinate along a mode's side reaches the size of the mode: lists may always hold such."""

@@ -126,11 +126,14 @@ class Cost:
     """Warps of a program."""
     sides: Count = ZERO
     """Bytes of gathered rows that are sides of dots."""
+    rounded: tuple[tuple[str, int], ...] = ()
+    """The operands that are rounded before the program runs, and how many elements each has."""
 
     def describe(self) -> list[str]:
         """Lines for a reader: each count as an expression."""
         lines = [f"streams {self.stream} bytes, writes {self.output} bytes"]
-        lines += [f"gathers {g.rows} rows of {g.width * ONE.bytes} bytes of {g.operand}" for g in self.gathers]
+        lines += [f"gathers {g.rows} rows of {g.itemsize * g.width} bytes of {g.operand}" for g in self.gathers]
+        lines += [f"reads {name} in bfloat16, to which {n} elements are rounded first" for name, n in self.rounded]
         lines.append(f"{'stores' if self.owned else 'adds'} {self.added_rows} rows")
         lines.append(f"{self.multiply} flops outside dots" + (f", {self.dot} inside" if self.dot != ZERO else ""))
         return lines
@@ -143,9 +146,9 @@ class Cost:
 
     def _read(self, statistics: Statistics, profile: DeviceProfile) -> int:
         """Bytes that reach registers."""
-        at, width = statistics.symbols, statistics.itemsize
+        at = statistics.symbols
         own = self.registers.at(at) * max(1, min(profile.warp_size, self.threads))
-        return own + sum(g.rows.at(at) * max(g.width * width, g.sector) for g in self.gathers)
+        return own + sum(g.rows.at(at) * max(g.width * g.itemsize.at(at), g.sector) for g in self.gathers)
 
     def seconds(self, statistics: Statistics, profile: DeviceProfile) -> dict[str, float]:
         """Seconds each resource alone would take."""
@@ -300,6 +303,8 @@ class _Walk:
                 self.registers += visits * (self.p.axis(s.out.axes[0]).size * WORD)
             case Gather() if s.operand.rows:
                 self.gathers.append(self._gathered(s, visits))
+                if s.operand.rounded and not self.p.dots:  # not measured: an instruction widens an element
+                    self.multiply += visits * (2 * self._cells(s.out.axes))
             case Product():
                 self._product(s, visits)
             case Add():
@@ -315,15 +320,15 @@ class _Walk:
 
     def _gathered(self, s: Gather, visits: Count) -> GatherTerm:
         """The rows that a statement gathers."""
-        o, width = s.operand, self._cells(s.operand.axes)
+        o, width, size = s.operand, self._cells(s.operand.axes), 2 * ONE if s.operand.rounded else ONE.bytes
         held = prod(min(a.size, a.block) if a.slab else a.size for a in self.p.axes if a.letter in o.axes)
         if self.sides:
             # All columns: programs that follow one another take a tile's blocks of them in turn.
-            rows = visits * self._cells({*o.rows} & {*s.out.axes})
-            return GatherTerm(o.name, rows, width, o.nrows, held, held, o.width)
+            rows = visits * self._cells({*self.p.read_along(o.rows)} & {*s.out.axes})
+            return GatherTerm(o.name, rows, width, o.nrows, held, held, o.width, itemsize=size)
         # A block of the columns: neighbouring rows share most of what they gather, while it is near.
         slabs = self._slabs(o.axes)
-        return GatherTerm(o.name, visits, width, o.nrows, width, held, o.width, o.rows, SECTOR, slabs)
+        return GatherTerm(o.name, visits, width, o.nrows, width, held, o.width, o.rows, SECTOR, slabs, size)
 
     def _product(self, s: Product, visits: Count) -> None:
         """Multiplications and additions; padding is included in dots and over tiles."""
@@ -383,4 +388,5 @@ class _Walk:
             volume=volume,
             warps=p.warps,
             sides=self.staged,
+            rounded=tuple((o.name, o.nrows * o.width) for o in p.operands if o.rounded),
         )

@@ -357,5 +357,5 @@ class WorkItem:
         own = self.position(self.view.axes[key.level])
         if not isinstance(key, Slot):
             return own
-        row, live = self.read(key.array, self.row_major([(own, 1), *self.cells(key.kept)]))
+        row, live = self.read(key.array, self.row_major([(own, 1), *self.cells(key.letters)]))
         return Spread(row, live & (row >= 0))

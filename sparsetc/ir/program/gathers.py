@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparsetc.device.profile import DeviceProfile
-from sparsetc.ir.program.count import Count
+from sparsetc.ir.program.count import ONE, Count
 
 if TYPE_CHECKING:
     from sparsetc.ir.program.cost import Statistics
@@ -43,10 +43,12 @@ class GatherTerm:
     """Bytes that reach registers of a row at least."""
     slabs: int = 1
     """Slabs that the operand is taken in, where these are known to be gathered faster."""
+    itemsize: Count = ONE.bytes
+    """Bytes of an element: those of a value, or of bfloat16."""
 
     def moved(self, statistics: Statistics, profile: DeviceProfile, programs: int) -> tuple[float, float]:
         """(bytes from the L2 cache, at the profile's rate; those of them from device memory), by programs an item."""
-        size, runs = statistics.itemsize, dict(statistics.runs)
+        size, runs = self.itemsize.at(statistics.symbols), dict(statistics.runs)
         rows = self.rows.at(statistics.symbols)
         fresh = max((programs * runs.get(c, statistics.stored) for c in self.letters), default=rows)
         moved = min(rows, fresh) * self.width * size

@@ -26,7 +26,7 @@ from sparsetc.ir.equation import reference
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.program.checks import verify
 from sparsetc.ir.program.evaluate import Memory, WorkItem
-from sparsetc.ir.program.tile import TileProgram
+from sparsetc.ir.program.tile import Operand, TileProgram
 from sparsetc.partition import shares
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -86,12 +86,17 @@ def _memory(
     for operand, own in zip(program.sparse, values, strict=True):
         parts = own if operand.tiles.halves else (own,)
         known |= {name: part.to(dtype) for name, part in zip(operand.held, parts, strict=True)}
-    tables = {
-        o.name: _shaped(o.name, table.to(dtype), (o.nrows, *(program.axis(a).size for a in o.axes))).flatten()
-        for o, table in zip(program.operands, dense, strict=True)
+    tables = [_as_read(o, table).to(dtype) for o, table in zip(program.operands, dense, strict=True)]
+    rows = {
+        o.name: _shaped(o.name, table, (o.nrows, *(program.axis(a).size for a in o.axes))).flatten()
+        for o, table in zip(program.operands, tables, strict=True)
     }
     target = _shaped("the output", out, (out.shape[0], *(program.axis(a).size for a in program.output_axes)))
-    return Memory(known, tables, target.view(-1), nnz, dtype)
+    return Memory(known, rows, target.view(-1), nnz, dtype)
+
+
+def _as_read(o: Operand, table: torch.Tensor) -> torch.Tensor:
+    return table.to(torch.bfloat16) if o.rounded else table
 
 
 def _shaped(name: str, x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

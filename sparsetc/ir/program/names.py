@@ -39,6 +39,8 @@ side = "side_{}".format
 """The name of the positions within a tile along a mode."""
 first = "first_{}".format
 """The name of the first of the positions within a tile that a program has at once."""
+rounded = "{}_bf16".format
+"""The name of a dense operand, rounded to bfloat16, in a launch that may also take it as it is."""
 past = "past_{}".format
 """The name of the condition that a tile's position lies beyond the end of its mode."""
 

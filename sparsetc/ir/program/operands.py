@@ -5,13 +5,13 @@ In: a `Bound` einsum. Out: names that no index letter takes, `Operand`, and the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import prod
 from typing import TypeVar
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
-from sparsetc.ir.program.tile import Operand
+from sparsetc.ir.program.tile import Operand, TileProgram
 
 MIN_DOT = 16
 """Smallest side of a `tl.dot` that every supported Triton takes for every type."""
@@ -67,6 +67,12 @@ def named_operands(bound: Bound) -> tuple[str, tuple[Operand, ...]]:
         width = prod(sizes[c] for c in axes)
         operands.append(Operand(name, position, rows, tuple(sizes[c] for c in rows), axes, width))
     return output, tuple(operands)
+
+
+def tables_of(programs: Sequence[TileProgram]) -> tuple[Operand, ...]:
+    """The tables that a launch of programs is given: of an operand that some have rounded and others have not, both."""
+    each = zip(*(p.operands for p in programs), strict=True)
+    return tuple(o for own in each for o in sorted({*own}, key=lambda o: o.rounded))
 
 
 def dense_axes(bound: Bound) -> tuple[str, ...]:

@@ -5,14 +5,18 @@ In: an operand's name, letters and tiles. Out: read by the walkers of tile progr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparsetc.ir.nest.view import Tiles
+from sparsetc.ir.nest.view import Tiles, View
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A sparse operand as a `Value` reads it: its letters by mode, and how its tiles, if it has any, are stored."""
+    """A sparse operand as a `Value` reads it: its letters by mode, and how its tiles, if it has any, are stored.
+
+    Of tiles, the letters are those along whose sides values lie.
+    """
 
     name: str
     """Empty where it is the only one."""
@@ -31,3 +35,9 @@ class Stored:
     def stride(self, letter: str) -> int:
         """How far apart a letter's positions are stored."""
         return self.tiles.strides[self.letters.index(letter)]
+
+
+def stored_of(view: View, letters: Sequence[str]) -> Stored:
+    """The one sparse operand of a view, by the letters of its modes."""
+    own = [letters[mode] for mode in view.sided] if view.sides else letters
+    return Stored("", tuple(own), view.tiles)

@@ -50,9 +50,8 @@ def line(p: TileProgram, s: Statement) -> str:
     if isinstance(s, Loop):
         return _loop(p, s.axis)
     if isinstance(s, Decode):
-        lanes = "[lane]" if s.level != ITEM else ""
-        if s.letter in p.along:
-            lanes = "" if s.tile else f"[{s.letter}]"
+        axes = s.along if p.view.along else (LANES,) if s.level != ITEM else ()
+        lanes = f"[{','.join(axes)}]" if axes else ""
         return f"{s.name}{lanes} = {_coordinate(p, s)}"
     if isinstance(s, Value):
         if not p.stored(s.operand).name:
@@ -64,7 +63,8 @@ def line(p: TileProgram, s: Statement) -> str:
         return f"{s.out} = load {s.operand.upper()}.scale[item_{s.operand}]"
     if isinstance(s, Gather):
         how = "gather" if s.operand.rows else "load"
-        return f"{s.out} = {how} {s.operand.name}[{', '.join((*map(names.at, s.operand.rows), *s.operand.axes))}]"
+        note = "  # bf16" if s.operand.rounded else ""
+        return f"{s.out} = {how} {s.operand.name}[{', '.join((*map(names.at, s.operand.rows), *s.operand.axes))}]{note}"
     if isinstance(s, Zero):
         return f"{s.out} = 0"
     if isinstance(s, Sum):
@@ -83,7 +83,7 @@ def line(p: TileProgram, s: Statement) -> str:
         row = " + ".join(f"{at}*{stride}" if stride != 1 else at for at, stride in terms) or "0"
     else:
         row = key.array if isinstance(key, Slot) else "item" if key.level == ITEM else "position"
-    keyed = {letter for letter, _ in key.terms} if isinstance(key, Row) else set()
+    keyed = p.read_along(key.letters) if isinstance(key, Row) else ()
     late = [a for a in s.source.axes if a not in {*s.axes, *keyed} and not (a == LANES and key.level != ITEM)]
     summed = f"  # {', '.join(late)} summed here, once" if late else ""
     return f"{'store' if s.owned else 'add'} {p.output}[{', '.join((row, *s.axes))}] {s.source}{summed}"
@@ -98,10 +98,10 @@ def _loop(p: TileProgram, axis: Axis) -> str:
 
 
 def _coordinate(p: TileProgram, s: Decode) -> str:
-    level = "tile" if s.letter in p.along and s.level == LANE else LEVELS[s.level]
+    level = "tile" if p.view.along and s.level == LANE else LEVELS[s.level]
     notes = [f"{field.width} bits, {level}" for field in s.coordinate.fields]
     notes += [f"a base every {lookup.every}" for lookup in s.coordinate.lookups if lookup.every > 1]
-    read = [names.tile(c) if c in p.along else names.at(c) for c in p.letters]
+    read = [names.tile(c) if p.view.along else names.at(c) for c in p.letters]
     text = s.coordinate.text(Readable(read, p.view.axes[s.level]))
     return f"{text}  # {', '.join(notes)}" if notes else text
 

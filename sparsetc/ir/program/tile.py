@@ -19,10 +19,12 @@ pair of tiles is a pair of matrices: its axes are folds of letters, ``ij`` of i 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from math import prod
+from typing import ClassVar
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.nest import coordinates
@@ -30,7 +32,7 @@ from sparsetc.ir.nest.axes import ITEM, LEAF, Axis
 from sparsetc.ir.nest.coordinates import Expression
 from sparsetc.ir.nest.view import PAIRED, View
 from sparsetc.ir.program import names
-from sparsetc.ir.program.stored import Stored
+from sparsetc.ir.program.stored import Stored, stored_of
 
 LANES = "lane"
 
@@ -80,6 +82,8 @@ class Operand:
     axes: tuple[str, ...]
     width: int
     """Elements of one row: the product of the sizes of `axes`."""
+    rounded: bool = False
+    """Whether it is read in bfloat16, to which it is rounded once a call."""
 
     @cached_property
     def nrows(self) -> int:
@@ -110,6 +114,8 @@ class Decode:
     level: int
     tile: bool = False
     """Whether the coordinate is that of a whole tile."""
+    along: tuple[str, ...] = ()
+    """The letters along whose sides there is a coordinate for each position."""
     end: int = 0
     """The size of the mode, where coordinates may reach it, so that what they address is guarded; else 0."""
 
@@ -222,13 +228,8 @@ class Slot:
 
     array: str
     level: int
-    kept: tuple[str, ...] = ()
+    letters: tuple[str, ...] = ()
     """Letters along whose sides the positions of an item, or of a tile, are numbered; -1 says that one has no row."""
-
-    @property
-    def letters(self) -> tuple[str, ...]:
-        """Letters whose positions say which row it is."""
-        return self.kept
 
 
 @dataclass(frozen=True)
@@ -236,11 +237,8 @@ class Position:
     """The output row: the position of the nonzero itself, or, at the item level, the item's number."""
 
     level: int = LEAF
-
-    @property
-    def letters(self) -> tuple[str, ...]:
-        """No letter says which row it is."""
-        return ()
+    letters: ClassVar[tuple[str, ...]] = ()
+    """No letter says which row it is."""
 
 
 Key = Row | Slot | Position
@@ -317,10 +315,14 @@ class TileProgram:
         """Letters of which it has positions along the sides of tiles."""
         return frozenset(a.letter for a in self.axes if a.letter in self.letters)
 
+    def read_along(self, letters: Iterable[str]) -> tuple[str, ...]:
+        """The axes along which the coordinates of letters vary, as `View.read_along` gives them."""
+        return self.view.read_along(self.letters, letters)
+
     def stored(self, operand: str) -> Stored:
         """A sparse operand by its name; PlanError where the task list has none of that name."""
         if not self.terms:
-            return Stored("", self.letters, self.view)
+            return stored_of(self.view, self.letters)
         if operand not in PAIRED:
             raise PlanError(f"a task list has operands {', '.join(PAIRED)}, not {operand!r}")
         number = PAIRED.index(operand)
@@ -350,8 +352,7 @@ class TileProgram:
     def half(self) -> bool:
         """Whether its values are stored in bfloat16: those of tiles, where dots would round them to it anyway."""
         stored = {s.out for s, _ in self.statements if isinstance(s, Value)}
-        contracted = any(tile in stored for dot in self.dots for tile in dot.inputs)
-        return bool(self.view.along) and self.precision == "bf16" and contracted
+        return bool(self.view.along) and self.precision == "bf16" and any(stored & {*dot.inputs} for dot in self.dots)
 
     def __repr__(self) -> str:
         return f'TileProgram("{self.equation}", part {self.number}: {self.format}, {self.view})'
@@ -379,8 +380,7 @@ def reads(s: Statement) -> tuple[str, ...]:
     if isinstance(s, Gather):
         return tuple(map(names.at, s.operand.rows))
     if isinstance(s, Add):
-        letters = [letter for letter, _ in s.key.terms] if isinstance(s.key, Row) else []
-        return (s.source.name, *map(names.at, letters))
+        return (s.source.name, *map(names.at, s.key.letters if isinstance(s.key, Row) else ()))
     return ()
 
 

@@ -22,6 +22,7 @@ from sparsetc.planner.methods.tiles import one_launch, populations, stored_whole
 from sparsetc.planner.pricing import Prices
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.requests import check_threshold
+from sparsetc.planner.rounding import rounded
 from sparsetc.planner.schedule import dot_axes
 from sparsetc.planner.statistics import Counts
 
@@ -50,7 +51,11 @@ class ByTiles(OperandMethod, Hybrid[Problem]):
         if len(splits) == 1:
             return splits[0]
         prices = Prices(problem)  # thresholds change how much a part holds, seldom its program
-        return self.best(problem, splits, lambda split: sum(prices(split)))
+
+        def seconds(split: Candidate) -> float:
+            return sum(prices(split))
+
+        return self.best(problem, splits, lambda split: seconds(rounded(split, problem, seconds)))
 
 
 def _splits(problem: Problem, counts: Counts, thresholds: Sequence[int] | None = None) -> list[Candidate]:

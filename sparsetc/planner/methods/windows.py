@@ -6,27 +6,28 @@ same row. Groups are of neighbouring rows (``window``, as in DTC-SpMM and FlashS
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import product
 from math import prod
 from typing import Any
 
 import torch
 
 from sparsetc.errors import PlanError
-from sparsetc.formats.windows import Windowing, populations, similar_rows
-from sparsetc.ir.default_tree.groups import groups_of
+from sparsetc.formats.row_groups import Rows, Windowing, similar
+from sparsetc.formats.windows import populations
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ir.program.cost import Statistics
-from sparsetc.ir.program.operands import MIN_DOT, dense_axes
+from sparsetc.ir.program.count import ZERO
+from sparsetc.ir.program.operands import MIN_DOT, dense_axes, named_operands
 from sparsetc.planner.candidate import CPU_ITEM_NNZ, Candidate
 from sparsetc.planner.method import OperandMethod
-from sparsetc.planner.methods.rows import Rows
+from sparsetc.planner.methods.rows import Rows as ShortRows
 from sparsetc.planner.methods.runs import coo
-from sparsetc.planner.pricing import Prices
+from sparsetc.planner.pricing import Prices, costs
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.requests import check_windows
+from sparsetc.planner.rounding import rounded
 from sparsetc.planner.schedule import fit
 from sparsetc.planner.statistics import Counts
 
@@ -54,14 +55,29 @@ SHAPES = {
 operand in the other order, and up to six times as long."""
 TAUS, STRIP = (20, 40, 60, 80), 64
 """Similarity that rows of a group have at least, in percent, and the columns of strips by which they are compared."""
-USUAL = (40,)
-"""Similarities that ``"auto"`` considers: grouping takes longer than all else that planning does."""
+USUAL, MOST_GROUPED = (40,), 8_000_000
+"""Similarities that ``"auto"`` considers, and the nonzeros of a matrix, at most, whose rows it groups: grouping takes
+longer than all else that planning does (H200: 0.05 to 0.26 s of 0.7 to 3.1 M nonzeros)."""
+LEAST_FILL, MOST_STORED = 3, 64
+"""Percent of a tile's positions that may hold nonzeros, at least, where ``"auto"`` looks at windows, and values that it
+stores a nonzero, at most."""
 FILLS = (0, 2, 4, 8, 16, 32)
 """Percent of a tile's positions that hold nonzeros, at least, where a group's rows are not left to runs."""
 PROGRAMS = 2048
 """Programs that a part is cut into, if it has the tiles."""
 LEAST_TILES = 8
 """Tiles of a work item that is cut, at least."""
+
+
+def _fits(problem: Problem) -> Callable[[Candidate], bool]:
+    """Whether what a candidate's tiles store is within bounds, and within the memory limit."""
+
+    def fits(candidate: Candidate) -> bool:
+        tiles = candidate.expected[0]
+        small = problem.memory is None or tiles.stored * problem.itemsize <= problem.memory
+        return small and tiles.stored <= MOST_STORED * tiles.nnz
+
+    return fits
 
 
 class Windows(OperandMethod):
@@ -72,13 +88,17 @@ class Windows(OperandMethod):
         self.name, self.taus, self.usual = name, taus, usual
 
     def candidates(self, problem: Problem, counts: Counts) -> Iterator[Candidate]:
-        """The best split for each shape of tile, on a GPU, of a matrix whose rows the output keeps."""
-        usable = problem.backend == "triton" and problem.floating and problem.coalesced and not problem.sparse_output
-        if usable and counts.nnz and problem.order == 2 and len(problem.kept) == 1:
-            for tau in self.usual:
-                for shape in shapes_of(problem):
+        """The best split for each shape of tile, on a GPU, where tiles make matrix products."""
+        usable = problem.backend == "triton" and problem.floating and problem.coalesced
+        if not usable or not counts.nnz or not problem.kept or not problem.rest or _products_of_rows(problem):
+            return
+        columns, most = counts.distinct(problem.rest), MOST_GROUPED if problem.order == 2 else 0
+        for tau in self.usual if counts.nnz <= most else {0} & {*self.usual}:
+            for shape in shapes_of(problem):
+                # A column of a window holds no more nonzeros than columns do on average, were all rows one window.
+                if 100 * counts.nnz >= LEAST_FILL * shape.height * columns:
                     found = splits(problem, counts, self.name, Tiling(shape, tau))
-                    yield from cheapest(problem, (split for split in found if fits(problem, split)))
+                    yield from cheapest(problem, filter(_fits(problem), found))
 
     def candidate(self, problem: Problem, counts: Counts, request: Plan) -> Candidate:
         """What the request says, and the best of what it leaves open."""
@@ -126,25 +146,24 @@ def tilings(problem: Problem, named: dict[str, Any], taus: Iterable[int]) -> Ite
             yield Tiling(replace(shape, width=named.get("width", shape.width)), tau, named.get("strip", 0))
 
 
-def fits(problem: Problem, split: Candidate) -> bool:
-    """Whether the windows are within the memory that stored tiles may take."""
-    return problem.memory is None or split.expected[0].stored * problem.itemsize <= problem.memory
-
-
 def cheapest(problem: Problem, found: Iterable[Candidate]) -> Iterator[Candidate]:
     """The candidate that is expected to be fastest, if there is one."""
     prices, each = Prices(problem), list(found)
+
+    def seconds(split: Candidate) -> float:
+        return sum(prices(split))
+
     if each:
-        yield min(each, key=lambda split: sum(prices(split)))
+        yield min(each, key=lambda split: seconds(rounded(split, problem, seconds)))
 
 
 def splits(
     problem: Problem, counts: Counts, name: str, tiling: Tiling, threshold: int | None = None
 ) -> Iterator[Candidate]:
     """Windows of one kind, by each fill from which a group's rows are taken, or by a number of nonzeros a tile."""
-    storage = storage_of(problem, tiling)
+    storage = Storage(item=problem.kept, lane=problem.rest, params=tiling.params)
     windowing = Windowing.of(storage)
-    if problem.backend == "triton" and not groups_of(problem.bound, windowing.sides(problem.order)).dot:
+    if problem.backend == "triton" and not _multiplies(problem, storage, tiling.shape):
         return
     held = counted(counts, windowing)
     volume = windowing.height * windowing.width
@@ -156,16 +175,21 @@ def splits(
             yield _beside_runs(problem, counts, name, windows, expected, least)
 
 
-def storage_of(problem: Problem, tiling: Tiling) -> Storage:
-    """Tiles of a kept mode and a summed one, the first of each that a dot keeps and contracts: not those of a batch."""
-    found = []
-    for row, column in product(problem.kept, reversed(problem.rest)):
-        others = tuple(m for m in range(problem.order) if m not in (row, column))
-        storage = Storage(item=(row,), lane=(*others, column), params=tiling.params)
-        groups = groups_of(problem.bound, Windowing.of(storage).sides(problem.order))
-        dealt = (problem.letters[row] in groups.columns) + (problem.letters[column] in groups.contracted)
-        found.append((groups.dot, dealt, storage))
-    return max(found, key=lambda f: f[:2])[-1]
+def _products_of_rows(problem: Problem) -> bool:
+    """Whether columns gather rows of several operands, whose products take longer than the cost model knows.
+
+    On an H200 MTTKRP by windows was 1.1 times as fast as the best other plan at rank 128 in float32 on guanine_TEvv_3d,
+    of which windows of 16 rows are a quarter full, and up to 3.8 times as slow elsewhere.
+    """
+    columns = {problem.letters[m] for m in problem.rest}
+    return sum(bool(columns & {*o.rows}) for o in named_operands(problem.bound)[1]) > 1
+
+
+def _multiplies(problem: Problem, storage: Storage, shape: Shape) -> bool:
+    """Whether the tiles make matrix products: what the columns gather does not vary along the rows."""
+    part, none = Part("window", storage, schedule_of(problem, shape)), Statistics(0, 0, 0, 0, problem.itemsize)
+    (cost,) = costs(Candidate(Plan("window", (part,)), (none,)), problem)
+    return cost.dot != ZERO
 
 
 @dataclass(frozen=True)
@@ -188,9 +212,9 @@ def counted(counts: Counts, windowing: Windowing) -> Populations:
     coords, shape = counts.coords, counts.shape
 
     def count() -> Populations:
-        key = ("similar rows", windowing.row, windowing.strip, windowing.tau)  # whatever the tiles
-        similar = counts.once(key, lambda: similar_rows(coords, shape, windowing)) if windowing.tau else None
-        _, nonzeros, tiles = populations(coords, shape, windowing, similar)
+        key = ("similar", windowing.rows, windowing.strip, windowing.tau)  # whatever the tiles
+        groups = counts.once(key, lambda: similar(coords, shape, windowing)) if windowing.tau else None
+        _, nonzeros, tiles = populations(coords, shape, windowing, Rows.of(coords, shape, windowing, groups))
         return Populations(nonzeros.cpu(), tiles.cpu())
 
     return counts.once(("windows", windowing), count)
@@ -219,9 +243,8 @@ def _beside_runs(
     """Windows, and what they leave as short rows a lane each, or as runs."""
     if expected.nnz == counts.nnz:
         return Candidate(Plan(name, (windows,)), (expected,))
-    rest = next(iter(Rows().candidates(problem, counts)), None) or coo(problem, counts)
-    modes = (("mode", windows.storage.item[0]), ("column", windows.storage.lane[-1]))
-    options = (*modes, ("threshold", least), *windows.storage.params)
+    rest = next(iter(ShortRows().candidates(problem, counts)), None) or coo(problem, counts)
+    options = (("threshold", least), *windows.storage.params)
     parts = (windows, replace(rest.plan.parts[0], label="the other rows"))
     left = rest.expected[0].scaled((counts.nnz - expected.nnz) / counts.nnz)
     return Candidate(Plan(name, parts, False, "windows", options), (expected, left))

@@ -1,0 +1,111 @@
+"""The rows of windows: which modes make them, and in what order they stand side by side.
+
+In: coordinates, and a storage of windows. Out: `Rows`, of which so many at a time are a window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from sparsetc.errors import FormatError
+from sparsetc.formats.base import index_dtype
+from sparsetc.ir.plan import Storage
+from sparsetc.tensor import coords as crd
+
+if TYPE_CHECKING:
+    from sparsetc.partition.similarity import Groups
+
+
+@dataclass(frozen=True)
+class Windowing:
+    """Which modes make rows and columns, the sides of a tile, and how rows are grouped."""
+
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    height: int
+    width: int
+    tau: int = 0
+    """The similarity of a group's rows, in percent; 0 leaves rows where they are."""
+    strip: int = 1
+    """Columns of a strip; rows are compared by the strips that they touch."""
+
+    @classmethod
+    def of(cls, storage: Storage) -> Windowing:
+        """What a storage says; `FormatError` where it is none of windows."""
+        if not storage.item or not storage.lane or storage.leaf:
+            raise FormatError(f"windows have item modes, and all others at the lane; found {storage}")
+        given = dict(storage.params)
+        sides = given.get("height", 0), given.get("width", 0)
+        if min(sides) < 1:
+            raise FormatError(f"windows need a height and a width of 1 or more; found {given}")
+        tau, strip = given.get("tau", 0), given.get("strip", sides[1])
+        if not 0 <= tau <= 100 or strip < 1:
+            raise FormatError(f"tau is in percent, and a strip has 1 column or more; found {given}")
+        return cls(storage.item, storage.lane, *sides, tau, strip)
+
+    def sides(self, order: int) -> tuple[int, ...]:
+        """The sides of a tile, by mode; the other modes of rows, and of columns, are listed along them."""
+        return tuple({self.rows[0]: self.height, self.columns[-1]: self.width}.get(m, 1) for m in range(order))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows that have nonzeros, as windows take them."""
+
+    rank: torch.Tensor
+    """(nnz,) the place of each nonzero's row."""
+    count: int
+
+    @classmethod
+    def of(cls, coords: torch.Tensor, shape: tuple[int, ...], s: Windowing, groups: Groups | None = None) -> Rows:
+        """The rows in the order of their coordinates, or group by group.
+
+        What whole windows leave of the groups comes after them, so that no window but those has rows of several groups.
+        """
+        number, count = numbered(coords, shape, s.rows)
+        if not s.tau:
+            return cls(number, count)
+        order = _in_windows(groups or similar(coords, shape, s), s.height)
+        rank = torch.empty_like(order).scatter_(0, order, torch.arange(count, device=order.device))
+        return cls(rank[number], count)
+
+    def listed(self, coordinate: torch.Tensor, height: int, none: int) -> torch.Tensor:
+        """(windows * height,) the rows' coordinates, the last window filled up by what stands for none."""
+        lists = torch.full((-(-self.count // height) * height,), none, dtype=torch.long, device=coordinate.device)
+        return lists.scatter_(0, self.rank, coordinate).to(index_dtype(none))
+
+
+def numbered(coords: torch.Tensor, shape: tuple[int, ...], modes: tuple[int, ...]) -> tuple[torch.Tensor, int]:
+    """(nnz,) the number of each nonzero's coordinates in these modes among those that occur, and how many do."""
+    if len(modes) == 1 and shape[modes[0]] <= 8 * coords.shape[1] + (1 << 20):
+        seen = torch.zeros(shape[modes[0]], dtype=torch.long, device=coords.device)
+        seen[coords[modes[0]]] = 1
+        number = torch.cumsum(seen, 0)
+        return number[coords[modes[0]]] - 1, int(number[-1]) if number.numel() else 0
+    order, fresh = crd.sorted_runs(crd.sort_keys(coords[list(modes)], [shape[m] for m in modes]))
+    number = torch.cumsum(fresh, 0) - 1
+    return torch.empty_like(number).scatter_(0, order, number), int(fresh.sum())
+
+
+def similar(coords: torch.Tensor, shape: tuple[int, ...], s: Windowing) -> Groups:
+    """Groups of the numbered rows of the tensor's unfolding, which has a column for each fiber of the other modes."""
+    from sparsetc.partition.similarity import group_rows  # which imports the formats
+
+    number, count = numbered(coords, shape, s.rows)
+    if len(s.columns) == 1:
+        columns, width = coords[s.columns[0]], shape[s.columns[0]]
+    else:
+        columns, width = numbered(coords, shape, s.columns)
+    return group_rows(number, columns, count, width, width=s.strip, tau=s.tau / 100)
+
+
+def _in_windows(groups: Groups, height: int) -> torch.Tensor:
+    """The numbers of the rows: whole windows of each group, then what is left of the groups."""
+    size = groups.heights
+    group = torch.repeat_interleave(torch.arange(size.numel(), device=size.device), size)
+    place = torch.arange(group.numel(), device=group.device) - groups.ptr[:-1][group]
+    left = place >= (size - size % height)[group]
+    return groups.order[torch.sort(left, stable=True).indices]
