@@ -108,14 +108,14 @@ EQUATIONS = sorted({*OPERATIONS.values(), *MORE})
 EQUATIONS = [e for e in EQUATIONS if len(set(sparse_letters(e))) == len(sparse_letters(e)) > 2]
 
 
-def plan(layout: str, order: int, precision: str = "ieee") -> stc.Plan:
-    """Windows of fibers of one of `LAYOUTS`."""
-    given, modes = LAYOUTS[layout]
+def plan(layout: str, equation: str, precision: str = "ieee") -> stc.Plan:
+    """Windows of fibers of one of `LAYOUTS`, for an einsum whose dense axes are some of r, s, t and u."""
+    (given, modes), order = LAYOUTS[layout], len(sparse_letters(equation))
     item = tuple(mode % order for mode in modes)
     lane = tuple(mode for mode in range(order) if mode not in item)
     params = tuple(sorted(({"aligned": 0, "bitmap": 0} | given).items()))
     storage = stc.Storage(item=item, lane=lane, params=params)
-    schedule = stc.Schedule(2, tuple((c, 16) for c in "rstu"), dot=True, precision=precision)
+    schedule = stc.Schedule(2, tuple((c, 16) for c in "rstu" if c in equation), dot=True, precision=precision)
     return stc.Plan(FiberWindows.name, (stc.Part(FiberWindows.name, storage, schedule),))
 
 
@@ -128,7 +128,7 @@ def operands(equation: str, dtype: torch.dtype) -> list[Any]:
 def check(equation: str, layout: str, dtype: torch.dtype, backend: str) -> None:
     """Compare with torch."""
     x, *dense = operands(equation, dtype)
-    found = stc.einsum(equation, x, *dense, plan=plan(layout, x.order), backend=backend)
+    found = stc.einsum(equation, x, *dense, plan=plan(layout, equation), backend=backend)
     found = found.to_dense() if isinstance(found, stc.SparseTensor) else found
     expected = torch.einsum(equation, *(o.to(torch.float64) for o in (x.to_dense(), *dense)))
     limit = 1e-5 if dtype == torch.float32 else 1e-12
