@@ -196,6 +196,7 @@ def test_a_threshold_between_leaves_some_rows_to_runs(plan: stc.Plan, backend: s
     assert kernel.plan.partition == "windows"
     assert "the other rows" in str(kernel.plan)
     assert "window(height=8," in str(kernel.explain())
+    assert kernel.explain().tiles == ((128, 2, 256),), "tiles that are stored, each full"
     if backend == "torch":
         assert_matches(kernel(b), SPMM, [x, b])
 
