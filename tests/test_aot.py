@@ -187,7 +187,7 @@ def test_dense_tiles_run_on_the_matrix_units(equation: str, precision: str, targ
 @pytest.mark.parametrize("layout", ["columns", "rows", "odd-columns", "aligned", "bitmaps"])
 def test_windows_of_fibers_run_on_the_matrix_units(layout: str, precision: str) -> None:
     operands = Problem("ijk,jr,kr->ir", THIRTY_TWO).operands()
-    k = stc.compile("ijk,jr,kr->ir", *operands, plan=fiber_windows(layout, 3, precision), backend="triton")
+    k = stc.compile("ijk,jr,kr->ir", *operands, plan=fiber_windows(layout, "ijk,jr,kr->ir", precision), backend="triton")
     assert re.search("mma", k.ptx("sm_90"))
 
 
