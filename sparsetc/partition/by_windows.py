@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from sparsetc.errors import PlanError
 from sparsetc.formats.row_groups import Rows, Windowing
 from sparsetc.formats.windows import populations
 from sparsetc.ir.plan import Storage
@@ -25,9 +26,14 @@ def by_windows(
         kept: modes that the output keeps, whose fibers are the rows.
         threshold: nonzeros a tile.
         params: ``height``, ``width``, ``tau`` and ``strip``, as the storage has them.
+
+    Raises:
+        PlanError: an option of another name.
     """
+    if unknown := set(params) - {"height", "width", "tau", "strip"}:
+        raise PlanError(f"windows have a height, a width, tau and a strip, found {min(unknown)!r}")
     others = tuple(m for m in range(len(shape)) if m not in kept)
     s = Windowing.of(Storage(item=kept, lane=others, params=tuple(params.items())))
     group, nonzeros, tiles = populations(coords, shape, s, Rows.of(coords, shape, s))
-    filled = (nonzeros >= threshold * tiles)[group]
+    filled = (nonzeros // tiles >= threshold)[group]
     return [torch.nonzero(filled).flatten(), torch.nonzero(~filled).flatten()]

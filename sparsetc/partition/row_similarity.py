@@ -65,7 +65,7 @@ def unfolded(coords: torch.Tensor, shape: tuple[int, ...], mode: int) -> tuple[t
     columns = crd.linear_key(coords[others], sizes)
     if columns is None:
         columns = row_numbers(coords, shape, tuple(others))
-    return coords[mode], columns, int(columns.max()) + 1
+    return coords[mode], columns, int(columns.max()) + 1 if columns.numel() else 1
 
 
 def group_of_nonzeros(groups: Groups, rows: torch.Tensor) -> torch.Tensor:

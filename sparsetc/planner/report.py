@@ -13,7 +13,7 @@ import torch
 from sparsetc.device.lookup import of_backend
 from sparsetc.explain import OperandReport, PartReport, in_microseconds
 from sparsetc.formats import Packed
-from sparsetc.formats.tiles import tile_count
+from sparsetc.formats.tiles import tile_count, tiles_of_nonzeros
 from sparsetc.ir.nest.axes import Fibers
 from sparsetc.ir.plan import Part, Plan, in_bf16
 from sparsetc.ir.program.cost import Statistics, cost
@@ -72,7 +72,7 @@ def report(
             _part(n, part, program, part.nnz / max(1, nnz), problem.backend, own)
             for n, (part, program, own) in enumerate(zip(plan.parts, programs, timed, strict=True))
         ),
-        tiles=_tiles(populations(problem.counts)) if any(p.view.along for p in packed) else (),
+        tiles=_tiles(_populations(packed, problem)),
     )
 
 
@@ -97,6 +97,16 @@ def _statistics(packed: Packed, problem: Problem, planned: Statistics | None) ->
     split = (packed.split_rows, packed.split_fibers)
     found = Statistics(packed.items, fibers, packed.stored, packed.nnz, problem.itemsize, (), 0, *split)
     return found if planned is None else replace(found, runs=planned.runs, chain=planned.chain)
+
+
+def _populations(packed: Sequence[Packed], problem: Problem) -> torch.Tensor:
+    """(most + 1,) nonzeros in tiles of each population: in stored windows, or in all of a tensor cut evenly."""
+    tiles = [p for p in packed if p.view.along]
+    if any(p.format in ("dense_tile", "bitmap_tile") for p in tiles):
+        return populations(problem.counts)
+    own = [tiles_of_nonzeros(p)[0].bincount().cpu() for p in tiles if p.positions is not None]
+    held = torch.cat([torch.zeros(1, dtype=torch.long), *own])
+    return torch.bincount(held) * torch.arange(int(held.max()) + 1)
 
 
 def _tiles(histogram: torch.Tensor) -> tuple[tuple[int, int, int], ...]:

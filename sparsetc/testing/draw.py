@@ -23,8 +23,11 @@ from sparsetc.testing.scatter import SCATTERS, duplicated, scattered
 FLOATS = ("float32", "float32", "float32", "float64", "float64", "float16", "bfloat16")
 OTHERS = ("complex64", "complex128", "int8", "int16", "int32", "int64")
 LEARNED = ("float64", "float64", "float64", "float32", "float32", "complex128", "complex64")
-ONE = ("auto", "auto", "auto", "coo", "fiber", "rows", "split", "coo+rows", "fiber+rows", "hls", "plan_hls", "plan_hls")
-SPLITTING = ("rows", "split", "coo+rows", "fiber+rows")
+ONE = (
+    *("auto", "auto", "auto", "coo", "fiber", "rows", "split", "coo+rows", "fiber+rows", "hls", "plan_hls", "plan_hls"),
+    *("window", "plan_window", "plan_window", "1-sa", "plan_1sa", "plan_1sa"),
+)
+SPLITTING = ("rows", "split", "coo+rows", "fiber+rows", "window", "plan_window", "1-sa", "plan_1sa")
 """Plans that need a result with some, not all, of the sparse operand's letters."""
 MANY = ("auto", "auto", "auto", "scalar", "dense", "bcb", "bcb+scalar", "plan_bcb", "plan_bcb")
 KINDS = ("einsums", "gradients", "contractions")
@@ -157,7 +160,7 @@ def _optioned(r: Random, case: Case) -> Case:
 
 def _fewer_tiles(case: Case) -> Case:
     """The case with few nonzeros where they make tiles: the interpreter takes seconds for one of high order."""
-    if not _interpreted(case) or "hls" not in case.plan.name:
+    if not _interpreted(case) or not any(name in case.plan.name for name in ("hls", "window", "1sa", "1-sa")):
         return case
     operands = (
         o if o.nonzeros is None else replace(o, nonzeros=o.nonzeros[: max(2, 20 // len(o.shape) ** 2)])
@@ -180,6 +183,8 @@ def _plan(r: Random, case: Case) -> PlanCall:
     if not name.startswith("plan_"):
         return PlanCall(name)
     given: dict[str, Any] = {}
+    if name in ("plan_window", "plan_1sa"):
+        return PlanCall(name, _windows(r, name), True)
     if name == "plan_hls":
         given["threshold"] = r.choice((0, 1, 2, 4, 9))
         return PlanCall(name, tuple(given.items()), True)
@@ -193,6 +198,13 @@ def _plan(r: Random, case: Case) -> PlanCall:
     clash = ("storage", "threshold", "formats")
     given |= {c: side for c in sorted(case.sparse_letters) if c not in clash and r.random() < 0.7}
     return PlanCall(name, tuple(given.items()), True)
+
+
+def _windows(r: Random, name: str) -> tuple[tuple[str, int], ...]:
+    """Some of what a request for windows may name."""
+    sizes = {"height": (1, 3, 4, 16, 33), "width": (1, 2, 5, 16, 64), "threshold": (0, 1, 2, 3, 5, 1000)}
+    similar = {"tau": (1, 20, 50, 80, 100), "strip": (1, 2, 3, 64)} if name == "plan_1sa" else {}
+    return tuple((option, r.choice(known)) for option, known in (similar | sizes).items() if r.random() < 0.6)
 
 
 def _learning(r: Random, case: Case) -> Case:

@@ -170,7 +170,7 @@ def splits(
     tried = dict.fromkeys(volume * fill // 100 for fill in FILLS) if threshold is None else [threshold]
     for least in tried:
         own = held.filled(least)
-        if own.tiles.numel():
+        if own.tiles.numel() or threshold is not None or not counts.nnz:  # what is named may leave all to runs
             windows, expected = _part(problem, storage, tiling.shape, own)
             yield _beside_runs(problem, counts, name, windows, expected, least)
 
@@ -203,7 +203,7 @@ class Populations:
 
     def filled(self, threshold: int) -> Populations:
         """The groups whose tiles hold at least so many nonzeros on average."""
-        own = self.nonzeros >= threshold * self.tiles
+        own = self.nonzeros // self.tiles >= threshold
         return Populations(self.nonzeros[own], self.tiles[own])
 
 
@@ -225,7 +225,8 @@ def _part(problem: Problem, storage: Storage, shape: Shape, held: Populations) -
     schedule, volume = schedule_of(problem, shape), shape.height * shape.width
     sizes = {c: problem.bound.by_index[c] for c in dense_axes(problem.bound)}
     programs = prod(-(-size // schedule.block(c)) for c, size in sizes.items())
-    tiles, nnz, longest = int(held.tiles.sum()), int(held.nonzeros.sum()), int(held.tiles.max())
+    tiles, nnz = int(held.tiles.sum()), int(held.nonzeros.sum())
+    longest = int(held.tiles.max()) if tiles else 0
     each = max(LEAST_TILES, -(-tiles * programs // PROGRAMS))
     if problem.backend != "triton":
         each = max(1, CPU_ITEM_NNZ // volume)
