@@ -13,9 +13,9 @@ from sparsetc.ir.program.cost import Statistics
 
 APART = 1.05
 """How many times another's a scalar plan's time must be for the cost model to tell them apart; of nearer ones that of
-fewest parts is taken (H200, SpMM of pubmed, 32 columns: `coo+rows`, priced 4 % below `coo`, took 2.3 times as long), and
-rather than tiles (192 SpMMs, `benchmarks/results/spmm.json`: 19 in place of 26 took 1.05 times the fastest plan's time,
-or more)."""
+fewest parts is taken (H200, SpMM of pubmed, 32 columns: `coo+rows`, priced 4 % below `coo`, took 2.3 times as long),
+and it rather than tiles (192 SpMMs, `benchmarks/results/spmm.json`: 19 in place of 26 took 1.05 times as long as the
+fastest plan, or more)."""
 
 
 @dataclass(frozen=True)
