@@ -21,9 +21,9 @@ import synthetic
 import torch
 from common import DEVICE, record
 
-from sparsetc.partition.curve import BlockingPoint, measured
-from sparsetc.partition.row_similarity import group_of_nonzeros
-from sparsetc.partition.similarity import Groups, group_rows, group_rows_by_definition
+from sparsetc.similarity.curve import BlockingPoint, measured
+from sparsetc.similarity.groups import Groups, group_rows, group_rows_by_definition
+from sparsetc.similarity.unfolding import group_of_nonzeros
 
 SMALL = "--small" in sys.argv
 WIDTH = 64

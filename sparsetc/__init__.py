@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sparsetc.device.calibrate import calibrate
     from sparsetc.device.profile import DeviceProfile
     from sparsetc.io import read, write
-    from sparsetc.partition.curve import BlockingCurve, blocking_curve
+    from sparsetc.similarity.curve import BlockingCurve, blocking_curve
 
 __version__ = "0.1.0"
 
@@ -93,7 +93,7 @@ __all__ = [
 
 _ON_DEMAND = {
     **dict.fromkeys(("read", "write"), "io"),
-    **dict.fromkeys(("BlockingCurve", "blocking_curve"), "partition.curve"),
+    **dict.fromkeys(("BlockingCurve", "blocking_curve"), "similarity.curve"),
     "calibrate": "device.calibrate",
     "DeviceProfile": "device.profile",
     "datasets": "",

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import sparsetc as stc
-from sparsetc.partition import curve
+from sparsetc.similarity import curve
 
 # Rows 0, 2 and 3 touch the first two strips of 2 columns, row 1 the last one, which is of 1 column.
 MATRIX = torch.tensor([[1, 1, 0, 1, 0], [0, 0, 0, 0, 1], [1, 0, 1, 0, 0], [1, 1, 1, 1, 0.0]])

@@ -193,7 +193,7 @@ def test_a_threshold_between_leaves_some_rows_to_runs(plan: stc.Plan, backend: s
     kernel = stc.compile(SPMM, x, b, plan=plan, backend=backend)
     windows, rest = kernel.plan.parts
     assert (windows.format, windows.nnz, rest.nnz) == ("window", 256, 24)
-    assert kernel.plan.partition == "windows"
+    assert kernel.plan.partition == "row_similarity"
     assert "the other rows" in str(kernel.plan)
     assert "window(height=8," in str(kernel.explain())
     assert kernel.explain().tiles == ((128, 2, 256),), "tiles that are stored, each full"
@@ -310,7 +310,7 @@ def test_options_of_the_partition(changed: dict[str, int], says: str) -> None:
     plan = stc.compile(SPMM, x, b, plan=stc.plan_window(8, 16, 100)).plan
     options = tuple((dict(plan.options) | changed).items())
     with pytest.raises((stc.PlanError, stc.FormatError), match=says):
-        stc.compile(SPMM, x, b, plan=stc.Plan("p", plan.parts, False, "windows", options))
+        stc.compile(SPMM, x, b, plan=stc.Plan("p", plan.parts, False, "row_similarity", options))
 
 
 def test_a_threshold_that_no_tile_reaches_leaves_all_rows_to_runs() -> None:

@@ -6,17 +6,14 @@ In: coordinates, and a storage of windows. Out: `Rows`, of which so many at a ti
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from sparsetc.errors import FormatError
 from sparsetc.formats.base import index_dtype
 from sparsetc.ir.plan import Storage
-from sparsetc.tensor import coords as crd
-
-if TYPE_CHECKING:
-    from sparsetc.partition.similarity import Groups
+from sparsetc.similarity.groups import Groups, group_rows
+from sparsetc.tensor.numbering import Numbering, numbered
 
 
 @dataclass(frozen=True)
@@ -65,12 +62,12 @@ class Rows:
 
         What whole windows leave of the groups comes after them, so that no window but those has rows of several groups.
         """
-        number, count = numbered(coords, shape, s.rows)
+        found = _numbered(coords, shape, s.rows)
         if not s.tau:
-            return cls(number, count)
+            return cls(found.rank, found.count)
         order = _in_windows(groups or similar(coords, shape, s), s.height)
-        rank = torch.empty_like(order).scatter_(0, order, torch.arange(count, device=order.device))
-        return cls(rank[number], count)
+        rank = torch.empty_like(order).scatter_(0, order, torch.arange(found.count, device=order.device))
+        return cls(rank[found.rank], found.count)
 
     def listed(self, coordinate: torch.Tensor, height: int, none: int) -> torch.Tensor:
         """(windows * height,) the rows' coordinates, the last window filled up by what stands for none."""
@@ -78,28 +75,18 @@ class Rows:
         return lists.scatter_(0, self.rank, coordinate).to(index_dtype(none))
 
 
-def numbered(coords: torch.Tensor, shape: tuple[int, ...], modes: tuple[int, ...]) -> tuple[torch.Tensor, int]:
-    """(nnz,) the number of each nonzero's coordinates in these modes among those that occur, and how many do."""
-    if len(modes) == 1 and shape[modes[0]] <= 8 * coords.shape[1] + (1 << 20):
-        seen = torch.zeros(shape[modes[0]], dtype=torch.long, device=coords.device)
-        seen[coords[modes[0]]] = 1
-        number = torch.cumsum(seen, 0)
-        return number[coords[modes[0]]] - 1, int(number[-1]) if number.numel() else 0
-    order, fresh = crd.sorted_runs(crd.sort_keys(coords[list(modes)], [shape[m] for m in modes]))
-    number = torch.cumsum(fresh, 0) - 1
-    return torch.empty_like(number).scatter_(0, order, number), int(fresh.sum())
+def _numbered(coords: torch.Tensor, shape: tuple[int, ...], modes: tuple[int, ...]) -> Numbering:
+    """The fibers of these modes that have nonzeros."""
+    return numbered([coords[m] for m in modes], [shape[m] for m in modes], coords.shape[1], coords)
 
 
 def similar(coords: torch.Tensor, shape: tuple[int, ...], s: Windowing) -> Groups:
-    """Groups of the numbered rows of the tensor's unfolding, which has a column for each fiber of the other modes."""
-    from sparsetc.partition.similarity import group_rows  # which imports the formats
-
-    number, count = numbered(coords, shape, s.rows)
-    if len(s.columns) == 1:
-        columns, width = coords[s.columns[0]], shape[s.columns[0]]
-    else:
-        columns, width = numbered(coords, shape, s.columns)
-    return group_rows(number, columns, count, width, width=s.strip, tau=s.tau / 100)
+    """Groups of the rows that have nonzeros, by their numbers; several modes of columns are numbered too."""
+    rows, columns, width = _numbered(coords, shape, s.rows), coords[s.columns[-1]], shape[s.columns[-1]]
+    if len(s.columns) > 1:
+        found = _numbered(coords, shape, s.columns)
+        columns, width = found.rank, found.count
+    return group_rows(rows.rank, columns, rows.count, width, width=s.strip, tau=s.tau / 100)
 
 
 def _in_windows(groups: Groups, height: int) -> torch.Tensor:

@@ -1,13 +1,12 @@
 """Partitions: how nonzeros are dealt to the parts of a plan. One file a rule; importing this package registers them."""
 
-from sparsetc.partition import by_windows, row_similarity, run_length, threshold
+from sparsetc.partition import row_similarity, run_length, threshold
 from sparsetc.partition.base import PARTITIONS, get_partition, register_partition
 from sparsetc.partition.dealing import deal, shares
 from sparsetc.partition.stored import stored_parts
 
 __all__ = [
     "PARTITIONS",
-    "by_windows",
     "deal",
     "get_partition",
     "register_partition",

@@ -247,7 +247,7 @@ def _beside_runs(
     options = (("threshold", least), *windows.storage.params)
     parts = (windows, replace(rest.plan.parts[0], label="the other rows"))
     left = rest.expected[0].scaled((counts.nnz - expected.nnz) / counts.nnz)
-    return Candidate(Plan(name, parts, False, "windows", options), (expected, left))
+    return Candidate(Plan(name, parts, False, "row_similarity", options), (expected, left))
 
 
 def schedule_of(problem: Problem, shape: Shape) -> Schedule:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import embedding_bag
 
-from sparsetc.partition.quotient import Quotient, mixed, offsets, spans
+from sparsetc.similarity.quotient import Quotient, mixed, offsets, spans
 from sparsetc.tensor.numbering import markable
 
 HASHES = 24

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 
 from sparsetc.errors import DtypeError, PlanError, ShapeError
-from sparsetc.partition.merging import merged
-from sparsetc.partition.quotient import offsets, quotient
+from sparsetc.similarity.merging import merged
+from sparsetc.similarity.quotient import offsets, quotient
 from sparsetc.tensor import coords as crd
 
 
