@@ -83,7 +83,7 @@ class Stars:
     sizes: torch.Tensor
     """(stars,) strips of each union."""
     strips: torch.Tensor
-    """Those strips, ascending within a star."""
+    """The strips of each union, ascending within a star."""
 
 
 def _accepted(clusters: Clusters, roots: torch.Tensor, followers: torch.Tensor, least: float, tau: float) -> Stars:

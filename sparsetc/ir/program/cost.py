@@ -112,7 +112,7 @@ class Cost:
     programs: int = 1
     """Grid programs an item."""
     slabs: int = 1
-    """Of these, those that are apart on the grid."""
+    """Programs of an item that are apart on the grid, since an axis is taken in slabs."""
     once: Count = ZERO
     """What of `stream` is read by the first of these programs."""
     fibers: bool = False

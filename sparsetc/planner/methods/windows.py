@@ -57,7 +57,8 @@ TAUS, STRIP = (20, 40, 60, 80), 64
 """Similarity that rows of a group have at least, in percent, and the columns of strips by which they are compared."""
 USUAL, MOST_GROUPED = (40,), 8_000_000
 """Similarities that ``"auto"`` considers, and the nonzeros of a matrix, at most, whose rows it groups: grouping takes
-longer than all else that planning does (H200: 0.05 to 0.26 s of 0.7 to 3.1 M nonzeros)."""
+longer than all else that planning does (H200: 0.05 to 0.26 s of 0.7 to 3.1 M nonzeros,
+`benchmarks/results/grouping.json`)."""
 LEAST_FILL, MOST_STORED = 3, 64
 """Percent of a tile's positions that may hold nonzeros, at least, where ``"auto"`` looks at windows, and values that it
 stores a nonzero, at most."""
@@ -92,8 +93,8 @@ class Windows(OperandMethod):
         usable = problem.backend == "triton" and problem.floating and problem.coalesced
         if not usable or not counts.nnz or not problem.kept or not problem.rest or _products_of_rows(problem):
             return
-        columns, most = counts.distinct(problem.rest), MOST_GROUPED if problem.order == 2 else 0
-        for tau in self.usual if counts.nnz <= most else {0} & {*self.usual}:
+        columns, grouped = counts.distinct(problem.rest), problem.order == 2 and counts.nnz <= MOST_GROUPED
+        for tau in (tau for tau in self.usual if grouped or not tau):
             for shape in shapes_of(problem):
                 # A column of a window holds no more nonzeros than columns do on average, were all rows one window.
                 if 100 * counts.nnz >= LEAST_FILL * shape.height * columns:
