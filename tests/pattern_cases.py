@@ -35,7 +35,8 @@ CASES: dict[str, tuple[str, str, str]] = {
 def kernel(name: str, lanes: int, dtype: torch.dtype = torch.float64) -> tuple[Kernel, list[torch.Tensor]]:
     """A kernel for an operand of ones, with the dense operands."""
     equation, format, levels = CASES[name]
-    plan = explicit_plan(format, levels, {"r": 8}, lanes=lanes, max_item_nnz=16)
+    blocks = {"r": 8} if "r" in equation else {}
+    plan = explicit_plan(format, levels, blocks, lanes=lanes, max_item_nnz=16)
     x, *dense = Problem(equation, {"i": 11, "j": 9, "k": 7, "r": 5}, "skewed", dtype).operands()
     x = x.with_values(torch.ones_like(x.values))
     backend = "torch" if lanes == 1 else "triton"

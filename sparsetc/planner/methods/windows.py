@@ -59,9 +59,9 @@ USUAL, MOST_GROUPED = (40,), 8_000_000
 """Similarities that ``"auto"`` considers, and the nonzeros of a matrix, at most, whose rows it groups: grouping takes
 longer than all else that planning does (H200: 0.05 to 0.26 s of 0.7 to 3.1 M nonzeros,
 `benchmarks/results/grouping.json`)."""
-LEAST_FILL, MOST_STORED = 3, 64
-"""Percent of a tile's positions that may hold nonzeros, at least, where ``"auto"`` looks at windows, and values that it
-stores a nonzero, at most."""
+LEAST_FILL, MOST_STORED, MOST_BYTES = 3, 32, 1 << 30
+"""Percent of a tile's positions that may hold nonzeros, at least, where ``"auto"`` looks at windows; values that it
+stores a nonzero, and bytes of values in all, at most."""
 FILLS = (0, 2, 4, 8, 16, 32)
 """Percent of a tile's positions that hold nonzeros, at least, where a group's rows are not left to runs."""
 PROGRAMS = 2048
@@ -75,8 +75,8 @@ def _fits(problem: Problem) -> Callable[[Candidate], bool]:
 
     def fits(candidate: Candidate) -> bool:
         tiles = candidate.expected[0]
-        small = problem.memory is None or tiles.stored * problem.itemsize <= problem.memory
-        return small and tiles.stored <= MOST_STORED * tiles.nnz
+        most = MOST_BYTES if problem.memory is None else min(MOST_BYTES, problem.memory)
+        return tiles.stored <= MOST_STORED * tiles.nnz and tiles.stored * problem.itemsize <= most
 
     return fits
 
