@@ -318,3 +318,18 @@ def test_a_threshold_that_no_tile_reaches_leaves_all_rows_to_runs() -> None:
     kernel = stc.compile(SPMM, x, b, plan=stc.plan_window(16, 16, 2**63 - 1))
     assert not _stored(kernel)
     assert_matches(kernel(b), SPMM, [x, b])
+
+
+@pytest.mark.parametrize(
+    "plan", ["auto", "window", "1-sa", stc.plan_window(16, 32, 60), stc.plan_window(16, 32, 140)], ids=str
+)
+def test_no_plan_of_windows_adds_in_an_order_of_its_own_where_there_must_be_one(plan: str | stc.Plan) -> None:
+    """Among rows that windows leave is one that runs would cut."""
+    g = torch.Generator().manual_seed(0)
+    share = torch.full((300, 1), 0.004)
+    share[:100], share[290] = 0.2, 1.0
+    x = stc.SparseTensor.from_dense((torch.rand(300, 800, generator=g) < share).float())
+    b = torch.zeros(()).expand(800, 512)
+    kernel = stc.compile("ij,jk->ik", x, b, plan=plan, backend="triton", deterministic=True)
+    second = kernel.step.arrays.second is not None
+    assert second or "atomic" not in kernel.source

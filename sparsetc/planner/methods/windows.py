@@ -23,6 +23,7 @@ from sparsetc.ir.program.operands import MIN_DOT, dense_axes, named_operands
 from sparsetc.planner.candidate import CPU_ITEM_NNZ, Candidate
 from sparsetc.planner.method import OperandMethod
 from sparsetc.planner.methods.rows import Rows as ShortRows
+from sparsetc.planner.methods.rows import rows
 from sparsetc.planner.methods.runs import coo
 from sparsetc.planner.pricing import Prices, costs
 from sparsetc.planner.problem import Problem
@@ -244,11 +245,18 @@ def _beside_runs(
     """Windows, and what they leave as short rows a lane each, or as runs."""
     if expected.nnz == counts.nnz:
         return Candidate(Plan(name, (windows,)), (expected,))
-    rest = next(iter(ShortRows().candidates(problem, counts)), None) or coo(problem, counts)
+    rest = _leftovers(problem, counts)
     options = (("threshold", least), *windows.storage.params)
     parts = (windows, replace(rest.plan.parts[0], label="the other rows"))
     left = rest.expected[0].scaled((counts.nnz - expected.nnz) / counts.nnz)
     return Candidate(Plan(name, parts, False, "row_similarity", options), (expected, left))
+
+
+def _leftovers(problem: Problem, counts: Counts) -> Candidate:
+    """Runs, or a row a lane where rows are short, or where no sum may be cut since it must have one order."""
+    if problem.ordered:
+        return rows(problem, counts)
+    return next(iter(ShortRows().candidates(problem, counts)), None) or coo(problem, counts)
 
 
 def schedule_of(problem: Problem, shape: Shape) -> Schedule:
