@@ -112,7 +112,9 @@ def test_einsum(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.usefixtures("elsewhere")
-@pytest.mark.parametrize("plan", ["coo", "fiber", "rows", "hls", stc.plan_hls(2)])
+@pytest.mark.parametrize(
+    "plan", ["coo", "fiber", "rows", "hls", stc.plan_hls(2), "window", "1-sa", stc.plan_1sa(30, 4)]
+)
 @pytest.mark.parametrize("equation", ["ijk,jr,kr->ir", "ijk,jr,ks->irs"])
 def test_plans_and_their_explanations(plan: Any, equation: str) -> None:
     problem = Problem(equation, {"i": 40, "j": 30, "k": 20, "r": 4, "s": 3}, dtype=torch.float64)

@@ -105,8 +105,8 @@ def _populations(packed: Sequence[Packed], problem: Problem) -> torch.Tensor:
     if any(p.format in ("dense_tile", "bitmap_tile") for p in tiles):
         return populations(problem.counts)
     own = [tiles_of_nonzeros(p)[0].bincount().cpu() for p in tiles if p.positions is not None]
-    held = torch.cat([torch.zeros(1, dtype=torch.long), *own])
-    return torch.bincount(held) * torch.arange(int(held.max()) + 1)
+    held = torch.cat([torch.zeros(1, dtype=torch.long, device="cpu"), *own])
+    return torch.bincount(held) * torch.arange(int(held.max()) + 1, device="cpu")
 
 
 def _tiles(histogram: torch.Tensor) -> tuple[tuple[int, int, int], ...]:
