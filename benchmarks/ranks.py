@@ -16,7 +16,7 @@ from common import factors, kernel_microseconds, mttkrp_equation, mttkrp_referen
 import sparsetc as stc
 
 TENSORS = ("guanine_TEvv_3d", "uber_amj_4d", "nell-2 x0.25")
-RANKS = (16, 20, 24, 32, 40, 48, 64, 80, 96, 100, 128, 200, 256)
+RANKS = (16, 20, 24, 25, 32, 40, 48, 50, 64, 80, 96, 100, 128, 200, 256)
 PLANS = ("auto", "coo", "fiber")
 
 
