@@ -60,7 +60,7 @@ def chosen(problem: P, known: Mapping[str, Method[P]], request: Plan) -> Choice:
     first = known.get(preferred(request))
     if first and (found := list(first.estimates(problem))):
         return choice_of(found, "preferred where it applies")
-    return choice_of([found for method in known.values() for found in method.estimates(problem)])
+    return choice_of([found for method in known.values() if method.alone for found in method.estimates(problem)])
 
 
 def _names(known: Mapping[str, Method[Problem]]) -> str:
