@@ -3,7 +3,7 @@
 from sparsetc.partition import mixed_mode, row_similarity, run_length, threshold
 from sparsetc.partition.base import PARTITIONS, get_partition, register_partition
 from sparsetc.partition.dealing import deal, shares
-from sparsetc.partition.stored import stored_parts
+from sparsetc.partition.stored import storage_keys, stored_parts
 
 __all__ = [
     "PARTITIONS",
@@ -14,6 +14,7 @@ __all__ = [
     "row_similarity",
     "run_length",
     "shares",
+    "storage_keys",
     "stored_parts",
     "threshold",
 ]
