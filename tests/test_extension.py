@@ -83,6 +83,13 @@ def test_a_row_that_was_promised_to_be_whole_is_not_cut() -> None:
         split_by(lambda n: [numbers(0, 2), numbers(1, 3)], whole_rows=True)
 
 
+def test_an_output_that_keeps_no_mode_has_one_row() -> None:
+    stc.register_partition("of a test", whole_rows=True)(lambda coords, shape, kept: [numbers(0, 2), numbers(1, 3)])
+    (part,) = explicit_plan("coo", "||01", {}, lanes=1).parts
+    with pytest.raises(stc.PlanError, match=r"whole_rows=True.*one output row, that of nonzero [01], to several parts"):
+        stc.einsum("ij->", matrix(), plan=stc.Plan("two", (part, part), partition="of a test"), backend="torch")
+
+
 # --- names ------------------------------------------------------------------------------------------------------------
 
 BREAKING_OUT = 'a"""\nimport os\n"""'

@@ -210,6 +210,26 @@ def runs(flags: torch.Tensor) -> torch.Tensor:
     return torch.cat([torch.nonzero(flags).flatten(), torch.tensor([flags.numel()], device=flags.device)])
 
 
+def cut_runs(flags: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor, bool]:
+    """Runs of elements, given True at each start, cut after every `most`; 0 cuts none.
+
+    Returns:
+        (pieces,) the first element of each, int32 where that holds it; (pieces,) lengths, of that type; whether a run
+        is cut.
+    """
+    n = flags.numel()
+    start = torch.nonzero(flags).flatten().to(index_dtype(n))
+    length = torch.diff(start, append=start.new_full((1,), n))
+    if not most or not start.numel() or int(length.max()) <= most:
+        return start, length, False
+    count = (length + (most - 1)).div_(most, rounding_mode="floor")
+    run = torch.repeat_interleave(torch.arange(start.numel(), dtype=start.dtype, device=start.device), count)
+    before = torch.cumsum(count, 0, dtype=start.dtype).sub_(count).index_select(0, run)
+    skipped = torch.arange(run.numel(), dtype=start.dtype, device=start.device).sub_(before).mul_(most)
+    length = length.index_select(0, run).sub_(skipped).clamp_(max=most)
+    return start.index_select(0, run).add_(skipped), length, True
+
+
 def place_in_run(flags: torch.Tensor) -> torch.Tensor:
     """For every element, how far it lies behind the start of its run."""
     at = torch.arange(flags.numel(), device=flags.device)

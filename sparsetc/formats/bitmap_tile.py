@@ -17,7 +17,7 @@ import torch
 
 from sparsetc.formats.base import Packed, index_dtype, register_format
 from sparsetc.formats.bits import packed_bits
-from sparsetc.formats.tiles import coordinates, places_of, refuse_duplicates, tiled, tiles_of_nonzeros, view_of
+from sparsetc.formats.tiles import coordinates, places_of, tiled, tiles_of_nonzeros, view_of
 from sparsetc.ir.nest.view import View
 from sparsetc.ir.plan import Storage
 
@@ -36,16 +36,13 @@ class BitmapTile:
         """Sort tiles by (item, other) modes, and the nonzeros of a tile by position."""
         view, nnz = self.view(shape, storage), coords.shape[1]
         t = tiled(coords, shape, storage, view)
-        key, order = torch.sort(t.tile * view.volume + t.place)
-        if bool((key[1:] == key[:-1]).any()):
-            refuse_duplicates()
         value_ptr = torch.zeros(t.tiles + 1, dtype=torch.long, device=coords.device)
         value_ptr[1:] = torch.cumsum(torch.bincount(t.tile, minlength=t.tiles), 0)
         arrays = t.arrays | {
             "value_ptr": value_ptr.to(index_dtype(nnz)),
             "bits": packed_bits(t.tile, t.place, t.tiles, view.volume, view.word).flatten(),
         }
-        return t.packed(self.name, storage, shape, arrays, t.by_tile[order])
+        return t.packed(self.name, storage, shape, arrays, t.by_tile)
 
     def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
         """Walk the bits that are set back to coordinates."""

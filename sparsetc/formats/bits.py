@@ -14,14 +14,14 @@ _SIGNED = {16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 def packed_bits(tile: torch.Tensor, place: torch.Tensor, tiles: int, volume: int, word: int) -> torch.Tensor:
     """(tiles, words of a tile): `word` bits each, those of the positions `place` (n,) of tiles `tile` (n,) set."""
-    each = -(-volume // word)
-    sums = torch.zeros(tiles * each, dtype=torch.long, device=tile.device)
-    # Distinct bits, so adding sets them; the 64th is the sign.
-    sums.index_add_(0, tile * each + place // word, torch.ones_like(place) << (place % word))
-    if word == 8:
-        return sums.to(torch.uint8).view(tiles, each)
-    wrapped = torch.where(sums >= 1 << (word - 1), sums - (1 << word), sums) if word < 64 else sums
-    return wrapped.to(_SIGNED[word]).view(WORDS[word]).view(tiles, each)
+    each, bit = -(-volume // word), (place % word).long()
+    value = 1 << bit  # of 64 bits the last is the sign already
+    if word in (16, 32):
+        value.masked_fill_(bit == word - 1, -(1 << (word - 1)))
+    del bit
+    sums = torch.zeros(tiles * each, dtype=_SIGNED.get(word, torch.uint8), device=tile.device)
+    sums.index_add_(0, (tile * each).add_(place // word), value.to(sums.dtype))  # distinct bits, so adding sets them
+    return sums.view(WORDS[word]).view(tiles, each)
 
 
 def narrowed(words: torch.Tensor, word: int) -> torch.Tensor:

@@ -14,7 +14,8 @@ import torch
 
 from sparsetc.errors import FormatError
 from sparsetc.formats import words
-from sparsetc.formats.base import Packed, index_dtype, place_in_run, register_format, runs
+from sparsetc.formats.base import Packed, cut_runs, index_dtype, register_format
+from sparsetc.formats.nonzeros import Nonzeros, Taken
 from sparsetc.ir.nest.view import WHOLE, View
 from sparsetc.ir.plan import Storage
 from sparsetc.tensor import coords as crd
@@ -37,20 +38,22 @@ class Coo:
 
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
         """Sort by (item, leaf) modes unless that is the order given; cut runs of `max_item_nnz` nonzeros."""
-        nnz, view, most = coords.shape[1], self.view(shape, storage), storage.max_item_nnz
-        arrays: dict[str, torch.Tensor] = {}
-        if storage.item:
-            coords, positions = _sorted(coords, shape, (*storage.item, *storage.leaf))
-            rows = crd.starts_of_runs(crd.sort_keys(coords[list(storage.item)], [shape[m] for m in storage.item]))
-            item_ptr = runs(rows | (place_in_run(rows) % most == 0) if most else rows)
-            starts = item_ptr[:-1]
-            arrays = {"item_ptr": item_ptr.to(index_dtype(nnz)), **words.encode(coords[:, starts], view.item)}
-            split = bool(most) and starts.numel() > int(rows.sum())
-        else:
-            positions, starts = None, torch.arange(0, nnz, min(view.chunk, max(nnz, 1)), device=coords.device)
-            split = starts.numel() > 1
-        arrays |= words.encode(coords, view.leaf, narrow=storage.narrow)
-        items, first = starts.numel(), starts if positions is None else positions[starts]
+        nnz, view = coords.shape[1], self.view(shape, storage)
+        if not storage.item:
+            first = torch.arange(0, nnz, min(view.chunk, max(nnz, 1)), device=coords.device)
+            arrays, items = words.encode(coords, view.leaf, narrow=storage.narrow), first.numel()
+            return Packed(self.name, storage, shape, nnz, view, arrays, None, nnz, items, (first, None), items > 1)
+        nonzeros = Nonzeros.sorted(coords, shape, (*storage.item, *storage.leaf))
+        own, positions = [shape[m] for m in storage.item], nonzeros.positions
+        rows = crd.starts_of_runs(crd.sort_keys(nonzeros.rows(storage.item), own))
+        starts, _, split = cut_runs(rows, storage.max_item_nnz)
+        first, leaves = nonzeros.numbers(starts), coords if positions is None else Taken(coords, positions)
+        arrays = {
+            "item_ptr": torch.cat([starts, starts.new_full((1,), nnz)]).to(index_dtype(nnz)),
+            **words.encode(Taken(coords, first), view.item),
+            **words.encode(leaves, view.leaf, narrow=storage.narrow),
+        }
+        items = first.numel()
         return Packed(self.name, storage, shape, nnz, view, arrays, positions, nnz, items, (first, None), split)
 
     def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,13 +68,3 @@ class Coo:
         coords = torch.stack([found[m] for m in range(len(packed.shape))])
         positions = packed.positions
         return coords, torch.arange(packed.nnz, device=device) if positions is None else positions
-
-
-def _sorted(
-    coords: torch.Tensor, shape: tuple[int, ...], order: tuple[int, ...]
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Coordinates sorted by the modes in `order`, and the permutation, None when they are so already."""
-    if order == tuple(range(len(shape))):
-        return coords, None
-    positions = crd.lexsort(crd.sort_keys(coords[list(order)], [shape[m] for m in order]))
-    return coords[:, positions], positions

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 
 from sparsetc.formats.base import Packed, register_format
-from sparsetc.formats.tiles import coordinates, places_of, refuse_duplicates, tiled, tiles_of_nonzeros, view_of
+from sparsetc.formats.tiles import coordinates, places_of, tiled, tiles_of_nonzeros, view_of
 from sparsetc.ir.nest.view import View
 from sparsetc.ir.plan import Storage
 
@@ -31,12 +31,10 @@ class DenseTile:
 
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
         """Sort tiles by (item, other) modes; cut the tiles of a row at `max_item_nnz` positions."""
-        view, nnz = self.view(shape, storage), coords.shape[1]
+        view = self.view(shape, storage)
         t = tiled(coords, shape, storage, view)
         positions = torch.full((t.tiles * view.volume,), -1, dtype=torch.long, device=coords.device)
-        positions[t.tile * view.volume + t.place] = t.by_tile
-        if int((positions >= 0).sum()) != nnz:
-            refuse_duplicates()
+        positions[t.tile.mul_(view.volume).add_(t.place)] = t.by_tile
         return t.packed(self.name, storage, shape, t.arrays, positions)
 
     def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:

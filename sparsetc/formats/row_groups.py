@@ -13,7 +13,7 @@ from sparsetc.errors import FormatError
 from sparsetc.formats.base import index_dtype
 from sparsetc.ir.plan import Storage
 from sparsetc.similarity.groups import Groups, group_rows
-from sparsetc.tensor.numbering import Numbering, numbered
+from sparsetc.tensor.numbering import narrow_ranks
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Rows:
     """The rows that have nonzeros, as windows take them."""
 
     rank: torch.Tensor
-    """(nnz,) the place of each nonzero's row."""
+    """(nnz,) the place of each nonzero's row, int32 where that holds them."""
     count: int
 
     @classmethod
@@ -62,31 +62,32 @@ class Rows:
 
         What whole windows leave of the groups comes after them, so that no window but those has rows of several groups.
         """
-        found = _numbered(coords, shape, s.rows)
+        own, count = _ranks(coords, shape, s.rows)
         if not s.tau:
-            return cls(found.rank, found.count)
+            return cls(own, count)
         order = _in_windows(groups or similar(coords, shape, s), s.height)
-        rank = torch.empty_like(order).scatter_(0, order, torch.arange(found.count, device=order.device))
-        return cls(rank[found.rank], found.count)
+        places = torch.arange(count, dtype=own.dtype, device=order.device)
+        rank = torch.empty(count, dtype=own.dtype, device=order.device).scatter_(0, order, places)
+        return cls(rank.index_select(0, own), count)
 
     def listed(self, coordinate: torch.Tensor, height: int, none: int) -> torch.Tensor:
         """(windows * height,) the rows' coordinates, the last window filled up by what stands for none."""
-        lists = torch.full((-(-self.count // height) * height,), none, dtype=torch.long, device=coordinate.device)
-        return lists.scatter_(0, self.rank, coordinate).to(index_dtype(none))
+        size, kind = -(-self.count // height) * height, index_dtype(none)
+        lists = torch.full((size,), none, dtype=kind, device=coordinate.device)
+        return lists.scatter_(0, self.rank.long(), coordinate.to(kind))
 
 
-def _numbered(coords: torch.Tensor, shape: tuple[int, ...], modes: tuple[int, ...]) -> Numbering:
-    """The fibers of these modes that have nonzeros."""
-    return numbered([coords[m] for m in modes], [shape[m] for m in modes], coords.shape[1], coords)
+def _ranks(coords: torch.Tensor, shape: tuple[int, ...], modes: tuple[int, ...]) -> tuple[torch.Tensor, int]:
+    """(nnz,) the number of each nonzero's fiber of these modes, and how many fibers there are."""
+    return narrow_ranks((coords[m] for m in modes), [shape[m] for m in modes], coords[0])
 
 
 def similar(coords: torch.Tensor, shape: tuple[int, ...], s: Windowing) -> Groups:
     """Groups of the rows that have nonzeros, by their numbers; several modes of columns are numbered too."""
-    rows, columns, width = _numbered(coords, shape, s.rows), coords[s.columns[-1]], shape[s.columns[-1]]
+    (rows, count), columns, width = _ranks(coords, shape, s.rows), coords[s.columns[-1]], shape[s.columns[-1]]
     if len(s.columns) > 1:
-        found = _numbered(coords, shape, s.columns)
-        columns, width = found.rank, found.count
-    return group_rows(rows.rank, columns, rows.count, width, width=s.strip, tau=s.tau / 100)
+        columns, width = _ranks(coords, shape, s.columns)
+    return group_rows(rows.long(), columns.long(), count, width, width=s.strip, tau=s.tau / 100)
 
 
 def _in_windows(groups: Groups, height: int) -> torch.Tensor:

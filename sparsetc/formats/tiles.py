@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from typing import NoReturn
 
@@ -14,12 +15,13 @@ import torch
 
 from sparsetc.errors import FormatError
 from sparsetc.formats import words
-from sparsetc.formats.base import Packed, index_dtype, place_in_run, runs
+from sparsetc.formats.base import Packed, cut_runs, index_dtype
 from sparsetc.formats.bits import set_bits
 from sparsetc.ir.nest.axes import ITEM
 from sparsetc.ir.nest.view import Tiles, View, tiles_along
 from sparsetc.ir.plan import Storage
 from sparsetc.tensor import coords as crd
+from sparsetc.tensor.numbering import linear_key, narrowed
 
 VOLUME = 4096
 """Positions of a tile: 16 a mode of a third-order tensor (HLSTO, section VII-A3)."""
@@ -60,17 +62,35 @@ def view_of(shape: tuple[int, ...], storage: Storage, bitmap: bool) -> View:
     return View(len(shape), item, tile, (), False, **vars(own))
 
 
-def sorted_by_tile(
-    coords: torch.Tensor, shape: tuple[int, ...], sides: tuple[int, ...], order: tuple[int, ...]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Nonzeros sorted by their tiles' coordinates, modes in `order`.
+def in_tiles(
+    coords: torch.Tensor, shape: tuple[int, ...], sides: tuple[int, ...], order: tuple[int, ...], strides: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Nonzeros sorted by their tiles' coordinates, modes in `order`, and by their places in a tile.
 
-    Returns (tile coordinates (order, nnz), which nonzero each is, True at the first of each tile).
+    Args:
+        coords: (order, nnz).
+        shape: sizes of the modes.
+        sides: of a tile.
+        order: of the modes.
+        strides: of the modes, among the places in a tile.
+
+    Returns:
+        (nnz,) which nonzero each is; (nnz,) keys, rising: the tile's times the volume of a tile, and the place.
     """
-    blocks = coords // torch.tensor(sides, device=coords.device).unsqueeze(1)
     grid = tiles_along(shape, sides)
-    by_tile, starts = crd.sorted_runs(crd.sort_keys(blocks[list(order)], [grid[m] for m in order]))
-    return blocks[:, by_tile], by_tile, starts
+    rows = chain((coords[m] // sides[m] for m in order), (_places(coords, sides, strides) for _ in "p"))
+    key, spread = linear_key(rows, [*(grid[m] for m in order), prod(sides)])
+    key = narrowed(key, spread)
+    found, by_tile = torch.sort(key, stable=True)
+    return by_tile, found
+
+
+def _places(coords: torch.Tensor, sides: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+    """(nnz,) the place of each nonzero in its tile."""
+    place = torch.zeros_like(coords[0])
+    for row, side, stride in zip(coords, sides, strides, strict=True):
+        place += (row % side).mul_(stride)
+    return place
 
 
 @dataclass(frozen=True)
@@ -79,9 +99,9 @@ class Tiled:
 
     view: View
     by_tile: torch.Tensor
-    """(nnz,) which nonzero each is."""
+    """(nnz,) which nonzero each is; those of a tile by their position."""
     tile: torch.Tensor
-    """(nnz,) the tile of each nonzero."""
+    """(nnz,) the tile of each nonzero, rising."""
     place: torch.Tensor
     """(nnz,) the position of each nonzero in its tile."""
     tiles: int
@@ -108,28 +128,35 @@ class Tiled:
 
 
 def tiled(coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, view: View) -> Tiled:
-    """Sort by tile, the item modes first; cut the tiles of a row of blocks at `max_item_nnz` positions."""
-    order = (*storage.item, *storage.lane, *storage.leaf)
-    blocks, by_tile, starts = sorted_by_tile(coords, shape, view.sides, order)
-    tile = torch.cumsum(starts, 0) - 1
-    place = torch.zeros_like(by_tile)
-    for mode, (side, stride) in enumerate(zip(view.sides, view.strides, strict=True)):
-        place += coords[mode, by_tile] % side * stride
-    first_of_tiles = torch.nonzero(starts).flatten()
-    tiles = first_of_tiles.numel()
-    of_tiles, grid = blocks[:, first_of_tiles], view.stored_shape(shape)
-    item_keys = crd.sort_keys(of_tiles[list(storage.item)], [grid[m] for m in storage.item]) if storage.item else []
+    """Sort by tile, the item modes first; cut the tiles of a row of blocks at `max_item_nnz` positions.
+
+    Raises:
+        FormatError: two nonzeros have the same place.
+    """
+    order, sides = (*storage.item, *storage.lane, *storage.leaf), view.sides
+    by_tile, key = in_tiles(coords, shape, sides, order, view.strides)
+    if bool((key[1:] == key[:-1]).any()):
+        refuse_duplicates()
+    place = key % view.volume
+    starts = crd.starts_of_runs([key.sub_(place)])
+    del key
+    tile, first = torch.cumsum(starts, 0).sub_(1), by_tile[starts]
+    tiles, grid = first.numel(), view.stored_shape(shape)
+
+    def of_tiles(modes: Sequence[int], nonzeros: torch.Tensor) -> dict[int, torch.Tensor]:
+        return {m: coords[m].index_select(0, nonzeros) // sides[m] for m in modes}
+
+    item_keys = crd.sort_keys(of_tiles(storage.item, first).values(), [grid[m] for m in storage.item])
     rows = crd.starts_of_runs(item_keys) if item_keys else torch.arange(tiles, device=coords.device) == 0
     most = max(1, storage.max_item_nnz // view.volume) if storage.max_item_nnz else 0
-    item_ptr = runs(rows | (place_in_run(rows) % most == 0) if most else rows)
-    of_items = item_ptr[:-1]
+    of_items, _, split = cut_runs(rows, most)
+    first_of_items = first.index_select(0, of_items)
     arrays = {
-        "item_ptr": item_ptr.to(index_dtype(tiles)),
-        **words.encode(of_tiles[:, of_items], view.item),
-        **words.encode(of_tiles, view.lane),
+        "item_ptr": torch.cat([of_items, of_items.new_full((1,), tiles)]).to(index_dtype(tiles)),
+        **words.encode(of_tiles(storage.item, first_of_items), view.item),
+        **words.encode(of_tiles((*storage.lane, *storage.leaf), first), view.lane),
     }
-    first, items = by_tile[first_of_tiles], of_items.numel()
-    return Tiled(view, by_tile, tile, place, tiles, arrays, (first[of_items], first), items, items > int(rows.sum()))
+    return Tiled(view, by_tile, tile, place, tiles, arrays, (first_of_items, first), of_items.numel(), split)
 
 
 def refuse_duplicates() -> NoReturn:

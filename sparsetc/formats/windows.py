@@ -19,16 +19,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 
 from sparsetc.formats import words
-from sparsetc.formats.base import Packed, index_dtype, place_in_run, register_format, runs
+from sparsetc.formats.base import Packed, cut_runs, index_dtype, register_format
 from sparsetc.formats.row_groups import Rows, Windowing
 from sparsetc.formats.tiles import refuse_duplicates
 from sparsetc.ir.nest.view import Listed, View, tiles_along
 from sparsetc.ir.plan import Storage
 from sparsetc.tensor import coords as crd
+from sparsetc.tensor.numbering import narrow_runs
 
 
 class _Windows:
@@ -54,27 +56,23 @@ class _Windows:
         s, view, nnz = Windowing.of(storage), self.view(shape, storage), coords.shape[1]
         rows = Rows.of(coords, shape, s)
         t = tiled(coords, shape, s, rows.rank // s.height, self.compacted)
-        positions = torch.full((t.tiles * view.volume,), -1, dtype=torch.long, device=coords.device)
-        place = (t.tile * s.height + rows.rank % s.height) * s.width + t.along
-        positions[place] = torch.arange(nnz, device=coords.device)
-        if int((positions >= 0).sum()) != nnz:
-            refuse_duplicates()
+        positions = self._positions(t, rows.rank % s.height, s, view.volume)
         groups = crd.starts_of_runs([t.group])
         most = max(1, storage.max_item_nnz // view.volume) if storage.max_item_nnz else 0
-        item_ptr = runs(groups | (place_in_run(groups) % most == 0) if most else groups)
-        of_items = item_ptr[:-1]
-        arrays = {"item_ptr": item_ptr.to(index_dtype(t.tiles))}
+        of_items, _, split = cut_runs(groups, most)
+        arrays = {"item_ptr": torch.cat([of_items, of_items.new_full((1,), t.tiles)]).to(index_dtype(t.tiles))}
         for array, mode in _arrays("rows", s.rows):
             lists = rows.listed(coords[mode], s.height, shape[mode])
-            arrays[array] = lists.view(-1, s.height)[t.group[of_items]].flatten()
+            arrays[array] = lists.view(-1, s.height).index_select(0, t.group.index_select(0, of_items)).flatten()
         if self.compacted:
+            at = t.tile.long().mul_(s.width).add_(t.along)
             for array, mode in _arrays("columns", s.columns):
-                lists = torch.full((t.tiles * s.width,), shape[mode], dtype=torch.long, device=coords.device)
-                lists[t.tile * s.width + t.along] = coords[mode]
-                arrays[array] = lists.to(index_dtype(shape[mode]))
+                kind = index_dtype(shape[mode])
+                lists = torch.full((t.tiles * s.width,), shape[mode], dtype=kind, device=coords.device)
+                arrays[array] = lists.scatter_(0, at, coords[mode].to(kind))
         else:
-            sides = torch.tensor(view.sides, device=coords.device).unsqueeze(1)
-            arrays |= words.encode(coords[:, t.first] // sides, view.lane)
+            strips = {m: coords[m].index_select(0, t.first) // view.sides[m] for m in s.columns}
+            arrays |= words.encode(strips, view.lane)
         return Packed(
             format=self.name,
             storage=storage,
@@ -85,10 +83,20 @@ class _Windows:
             positions=positions,
             stored=positions.numel(),
             items=of_items.numel(),
-            representatives=(t.first[of_items], t.first),
-            split_rows=of_items.numel() > int(groups.sum()),
+            representatives=(t.first.index_select(0, of_items), t.first),
+            split_rows=split,
             padded=positions.numel() != nnz,
         )
+
+    def _positions(self, t: Tiled, across: torch.Tensor, s: Windowing, volume: int) -> torch.Tensor:
+        """(tiles * volume,) the nonzero of each position, -1 where there is none; `across` are places along rows."""
+        positions = torch.full((t.tiles * volume,), -1, dtype=torch.long, device=across.device)
+        place = t.tile.long().mul_(s.height).add_(across).mul_(s.width).add_(t.along)
+        nonzeros = torch.arange(place.numel(), device=across.device)
+        positions.scatter_(0, place, nonzeros)
+        if not torch.equal(positions.index_select(0, place), nonzeros):
+            refuse_duplicates()
+        return positions
 
     def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
         """Look up the row and the column of every position that holds a nonzero."""
@@ -150,19 +158,18 @@ class Tiled:
 
 def tiled(coords: torch.Tensor, shape: tuple[int, ...], s: Windowing, group: torch.Tensor, compacted: bool) -> Tiled:
     """Number the tiles of each group: of its next columns, or of the strips that it touches."""
-    nnz, columns = coords.shape[1], list(coords[list(s.columns)])
+    *outer, last = s.columns
+    columns = chain((coords[m] for m in outer), (coords[last] if compacted else coords[last] // s.width for _ in "c"))
+    sizes = [max(1, coords.shape[1]), *(shape[m] for m in s.columns)]
+    # The different columns of each group, or its strips, and the first nonzero of each.
+    number, first = narrow_runs(chain((group.long() for _ in "g"), columns), sizes, coords[0])
     if not compacted:
-        columns[-1] = columns[-1] // s.width
-    sizes = [max(1, nnz), *(shape[m] for m in s.columns)]
-    order, fresh = crd.sorted_runs(crd.sort_keys([group, *columns], sizes))
-    number, first = torch.cumsum(fresh, 0) - 1, order[fresh]  # of the different columns of each group
-    of_nonzeros = torch.empty(nnz, dtype=torch.long, device=coords.device).scatter_(0, order, number)
-    if not compacted:
-        return Tiled(first.numel(), of_nonzeros, coords[s.columns[-1]] % s.width, group[first], first)
-    place = place_in_run(crd.starts_of_runs([group[first]])) % s.width
-    tile = torch.cumsum(place == 0, 0) - 1
-    first = first[place == 0]
-    return Tiled(first.numel(), tile[of_nonzeros], place[of_nonzeros], group[first], first)
+        return Tiled(first.numel(), number, coords[last] % s.width, group.index_select(0, first), first)
+    start, length, _ = cut_runs(crd.starts_of_runs([group.index_select(0, first)]), s.width)
+    tiles = torch.arange(start.numel(), dtype=start.dtype, device=start.device)
+    tile = torch.repeat_interleave(tiles, length).index_select(0, number)
+    first = first.index_select(0, start)
+    return Tiled(first.numel(), tile, number - start.index_select(0, tile), group.index_select(0, first), first)
 
 
 def populations(

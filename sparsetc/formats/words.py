@@ -7,10 +7,19 @@ the highest bits, so words sort as coordinates do. A set of modes that needs mor
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
 from sparsetc.ir.nest.view import Field, ModeCoordinate, word_bits
+
+
+class ByMode(Protocol):
+    """Coordinates by mode, (n,) int64 each; a list of them is one."""
+
+    def __getitem__(self, mode: int, /) -> torch.Tensor:
+        """The coordinates of a mode."""
+
 
 WORD_BITS = 63
 """Bits of an int64 word that leave it non-negative, so that a shift need not be masked."""
@@ -46,14 +55,16 @@ def widths(coordinates: Sequence[ModeCoordinate]) -> list[int]:
 
 
 def encode(
-    coords: torch.Tensor | Sequence[torch.Tensor], coordinates: Sequence[ModeCoordinate], narrow: bool = False
+    coords: torch.Tensor | ByMode, coordinates: Sequence[ModeCoordinate], narrow: bool = False
 ) -> dict[str, torch.Tensor]:
     """The words of every nonzero, by array name: uint16 (where `narrow`), int32 or int64, the smallest that serves."""
     words: dict[str, torch.Tensor] = {}
     for mode, field in ((c.mode, field) for c in coordinates for field in c.fields):
         part, name = coords[mode] << field.shift if field.shift else coords[mode], field.word.array
-        words[name] = words[name] | part if name in words else part
-    return {name: _shrunk(word, name, coordinates, narrow) for name, word in words.items()}
+        if name in words:  # what was shifted is no one else's
+            part = part.bitwise_or_(words[name]) if field.shift else part | words[name]
+        words[name] = part
+    return {name: _shrunk(words.pop(name), name, coordinates, narrow) for name in list(words)}
 
 
 def decode(words: dict[str, torch.Tensor], coordinates: Sequence[ModeCoordinate]) -> dict[int, torch.Tensor]:

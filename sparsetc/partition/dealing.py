@@ -55,7 +55,9 @@ def deal(
     if not ordered:  # formats rely on lexicographic order
         parts = [part.sort().values for part in parts]
     if rule.whole_rows and from_outside and sum(part.numel() > 0 for part in parts) > 1:
-        _check_whole_rows(name, parts, row_numbers(coords, shape, kept))
+        sizes = [shape[m] for m in kept]
+        row = row_numbers((coords[m] for m in kept), sizes) if kept else torch.zeros_like(coords[0])
+        _check_whole_rows(name, parts, row)
     return [None if nnz and part.numel() == nnz else part for part in parts]
 
 

@@ -7,12 +7,12 @@ a lane 0.43.
 
 from __future__ import annotations
 
-from math import prod
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from sparsetc.partition.base import register_partition
-from sparsetc.tensor import coords as crd
+from sparsetc.tensor.numbering import linear_key, ranked
 
 
 @register_partition("run_length", whole_rows=True)
@@ -30,16 +30,16 @@ def row_lengths(coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, .
     nnz = coords.shape[1]
     if not kept or nnz == 0:
         return torch.full((nnz,), nnz, device=coords.device)
-    row = row_numbers(coords, shape, kept)
+    row = row_numbers((coords[m] for m in kept), [shape[m] for m in kept])
     return torch.bincount(row)[row]
 
 
-def row_numbers(coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...]) -> torch.Tensor:
-    """(nnz,) a number for each nonzero's output row: its linear index, or its rank where that would be too large."""
-    sizes = [shape[m] for m in kept]
-    keys = crd.sort_keys(coords[list(kept)], sizes)
-    if len(keys) == 1 and prod(sizes) <= 8 * coords.shape[1] + (1 << 20):
-        return keys[0]
-    order, fresh = crd.sorted_runs(keys)
-    rank = torch.cumsum(fresh, 0) - 1
-    return torch.empty_like(rank).scatter_(0, order, rank)
+def row_numbers(coords: Iterable[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
+    """(nnz,) a number for each nonzero's output row: its linear index, or its rank where that would be too large.
+
+    Args:
+        coords: (nnz,) int64 for each of at least one mode.
+        sizes: of the modes.
+    """
+    key, spread = linear_key(coords, sizes)
+    return key if spread <= 8 * key.numel() + (1 << 20) else ranked(key, spread)[0]

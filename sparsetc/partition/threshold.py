@@ -8,8 +8,10 @@ from __future__ import annotations
 import torch
 
 from sparsetc.errors import PlanError
-from sparsetc.formats.tiles import sides_of, sorted_by_tile
+from sparsetc.formats.tiles import sides_of
+from sparsetc.ir.nest.view import tiles_along
 from sparsetc.partition.base import register_partition
+from sparsetc.tensor.numbering import narrow_ranks
 
 
 @register_partition("threshold")
@@ -33,7 +35,6 @@ def tile_populations(coords: torch.Tensor, shape: tuple[int, ...], sides: tuple[
     """(nnz,) for every nonzero, how many its tile holds."""
     if coords.shape[1] == 0:
         return coords.new_zeros(0)
-    _, by_tile, starts = sorted_by_tile(coords, shape, sides, tuple(range(len(shape))))
-    tile = torch.cumsum(starts, 0) - 1
-    population = torch.bincount(tile)[tile]
-    return torch.empty_like(population).scatter_(0, by_tile, population)
+    rows = (row // side for row, side in zip(coords, sides, strict=True))
+    tile, _ = narrow_ranks(rows, tiles_along(shape, sides), coords[0])
+    return torch.bincount(tile).index_select(0, tile)

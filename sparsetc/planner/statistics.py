@@ -52,6 +52,10 @@ class Counts:
         """(order, nnz) int64, in lexicographic order."""
         return self._coords
 
+    def row(self, mode: int) -> torch.Tensor:
+        """(nnz,) int64 coordinates of a mode."""
+        return self._coords[mode]
+
     def distinct(self, modes: tuple[int, ...]) -> int:
         """How many different coordinates the nonzeros have in these modes."""
         modes = tuple(sorted(modes))
@@ -69,7 +73,8 @@ class Counts:
         modes = tuple(sorted(modes))
         key = ("longest", modes)
         if key not in self._memory:
-            self._memory[key] = int(torch.bincount(row_numbers(self.coords, self.shape, modes)).max())
+            numbers = row_numbers((self.row(m) for m in modes), [self.shape[m] for m in modes])
+            self._memory[key] = int(torch.bincount(numbers).max())
         return int(self._memory[key])
 
     def histogram(self, name: str, values: Callable[[], torch.Tensor], largest: int) -> torch.Tensor:
@@ -89,10 +94,10 @@ class Counts:
 
     def _count(self, modes: tuple[int, ...]) -> int:
         sizes = [self.shape[m] for m in modes]
-        keys = crd.sort_keys(self.coords[list(modes)], sizes)
+        keys = crd.sort_keys((self.row(m) for m in modes), sizes)
         span = prod(sizes)
         if len(keys) == 1 and span <= 16 * self.nnz + (1 << 20):
-            seen = torch.zeros(span, dtype=torch.bool, device=self.coords.device)
+            seen = torch.zeros(span, dtype=torch.bool, device=keys[0].device)
             seen[keys[0]] = True
             return int(seen.sum())
         if modes == tuple(range(len(modes))):  # a prefix of the sort order: runs are already together
@@ -107,7 +112,7 @@ class Counts:
             if not kept or self.nnz == 0:
                 self._memory[key] = (0, 0)
             else:
-                lengths = torch.bincount(row_numbers(self.coords, self.shape, kept))
+                lengths = torch.bincount(row_numbers((self.row(m) for m in kept), [self.shape[m] for m in kept]))
                 short = lengths[(lengths > 0) & (lengths < threshold)]
                 self._memory[key] = (int(short.sum()), short.numel())
         return self._memory[key]
@@ -143,7 +148,17 @@ class Share(Counts):
         self.shape, self.nnz, self._memory, self._cache = whole.shape, nnz, memory, lambda: None
 
     @cached_property
+    def _own(self) -> torch.Tensor | None:
+        """(nnz,) the numbers of the nonzeros; None for all of them."""
+        return self._whole.dealt(self._dealing)[self._number]
+
+    @property
     def coords(self) -> torch.Tensor:
-        """(order, nnz) int64, in lexicographic order; taken out of all when something is first counted."""
-        own = self._whole.dealt(self._dealing)[self._number]
+        """(order, nnz) int64, in lexicographic order; taken out of all when they are asked for."""
+        own = self._own
         return self._whole.coords if own is None else self._whole.coords[:, own]
+
+    def row(self, mode: int) -> torch.Tensor:
+        """(nnz,) int64 coordinates of a mode, taken out of all."""
+        own = self._own
+        return self._whole.row(mode) if own is None else self._whole.row(mode).index_select(0, own)

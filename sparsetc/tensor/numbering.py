@@ -7,7 +7,7 @@ a fraction of a sort; a product of sizes above that is sorted by, in as many key
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -58,14 +58,12 @@ def numbered(rows: Rows, sizes: Sequence[int], n: int, like: torch.Tensor, ascen
         found = torch.nonzero(marked).flatten()
         return Numbering(rank, _decoded(found, sizes), found.numel())
     else:
-        order = lexsort(rows, sizes)
-        fresh = crd.starts_of_runs([k[order] for k in keys])
-        representatives = order[fresh]
-        rank = torch.empty_like(order).scatter_(0, order, torch.cumsum(fresh, 0).sub_(1))
+        number, representatives = narrow_runs(rows, sizes, like)
+        rank = number.long()
     return Numbering(rank, tuple(row[representatives] for row in rows), representatives.numel())
 
 
-def narrow_ranks(rows: Rows, sizes: Sequence[int], like: torch.Tensor) -> tuple[torch.Tensor, int]:
+def narrow_ranks(rows: Iterable[torch.Tensor], sizes: Sequence[int], like: torch.Tensor) -> tuple[torch.Tensor, int]:
     """Number tuples in lexicographic order, in little memory.
 
     Args:
@@ -76,29 +74,61 @@ def narrow_ranks(rows: Rows, sizes: Sequence[int], like: torch.Tensor) -> tuple[
     Returns:
         (n,) the number of each tuple, int32 where that holds them all; how many different tuples there are.
     """
-    return _ranked(*linear_key(rows, sizes, like))
+    return ranked(*linear_key(rows, sizes, like))
 
 
-def linear_key(rows: Rows, sizes: Sequence[int], like: torch.Tensor) -> tuple[torch.Tensor, int]:
+def narrow_runs(
+    rows: Iterable[torch.Tensor], sizes: Sequence[int], like: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Number tuples as `narrow_ranks` does, and give the first tuple of each number.
+
+    Returns:
+        (n,) the number of each tuple; (numbers,) int64, the first that has the number.
+    """
+    key, spread = linear_key(rows, sizes, like)
+    key = narrowed(key, spread)
+    number, order, fresh = _by_sorting(key)
+    return torch.empty_like(number).scatter_(0, order, number), order[fresh]
+
+
+def lexsort(rows: Iterable[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
+    """(n,) int64 stable permutation that puts tuples of at least one mode in lexicographic order."""
+    key, spread = linear_key(rows, sizes)
+    key = narrowed(key, spread)
+    return torch.sort(key, stable=True).indices
+
+
+def linear_key(
+    rows: Iterable[torch.Tensor], sizes: Sequence[int], like: torch.Tensor | None = None
+) -> tuple[torch.Tensor, int]:
     """(n,) one int64 key a tuple, whose order is the lexicographic one, and what all keys are below.
 
     Where sizes multiply to more than 2**63, the first modes are numbered, and their numbers stand for them. The key of
     one mode is the row itself.
+
+    Args:
+        rows: (n,) int64 a mode, below `sizes`; made one after the other, where they are made when asked for.
+        sizes: of the modes.
+        like: (n,) int64, on the device wanted, where there may be no modes.
     """
-    key, spread = torch.zeros_like(like) if not rows else rows[0], sizes[0] if rows else 1
-    for own, (row, size) in enumerate(zip(rows[1:], sizes[1:], strict=True)):
+    key, spread, own = torch.zeros_like(like) if like is not None and not sizes else None, 1, False
+    for row, size in zip(rows, sizes, strict=True):
+        if key is None:
+            key, spread = row, size
+            continue
         if spread * size > crd.INT64_SIZES:
-            number, spread = _ranked(key, spread)
-            key = number.long()
+            number, spread = ranked(key, spread)
+            key, own = number.long(), True
         if spread * size > crd.INT64_SIZES:
-            number, size = _ranked(row, size)
+            number, size = ranked(row, size)
             row = number.long()
-        key = torch.add(row, key, alpha=size) if own == 0 else key.mul_(size).add_(row)
-        spread *= size
+        key = key.mul_(size).add_(row) if own else torch.add(row, key, alpha=size)
+        spread, own = spread * size, True
+    assert key is not None
     return key, spread
 
 
-def _ranked(key: torch.Tensor, spread: int) -> tuple[torch.Tensor, int]:
+def ranked(key: torch.Tensor, spread: int) -> tuple[torch.Tensor, int]:
     """(n,) the numbers of keys below `spread`, int32 where that holds them; how many different ones there are."""
     n = key.numel()
     dtype = torch.int32 if n <= INT32_MAX else torch.int64
@@ -108,23 +138,23 @@ def _ranked(key: torch.Tensor, spread: int) -> tuple[torch.Tensor, int]:
         marked = torch.zeros(spread, dtype=torch.bool, device=key.device).index_fill_(0, key, True)
         number = torch.cumsum(marked, 0, dtype=dtype)
         return number.index_select(0, key).sub_(1), int(number[-1])
-    found, order = torch.sort(narrowed(key, spread))
+    number, order, _ = _by_sorting(narrowed(key, spread))
+    return torch.empty_like(number).scatter_(0, order, number), int(number[-1]) + 1
+
+
+def _by_sorting(key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(n,) of keys in order: the number of each, which one it is, and whether it is the first of its number."""
+    found, order = torch.sort(key, stable=True)
     fresh = torch.ones_like(found, dtype=torch.bool)
     torch.ne(found[1:], found[:-1], out=fresh[1:])
+    dtype = torch.int32 if key.numel() <= INT32_MAX else torch.int64
     del found
-    number = torch.cumsum(fresh, 0, dtype=dtype).sub_(1)
-    return torch.empty_like(number).scatter_(0, order, number), int(number[-1]) + 1
+    return torch.cumsum(fresh, 0, dtype=dtype).sub_(1), order, fresh
 
 
 def markable(keys: int, n: int) -> bool:
     """Whether `n` keys below `keys` had better be marked than sorted."""
     return keys <= MARKS * n + FEW
-
-
-def lexsort(rows: Rows, sizes: Sequence[int]) -> torch.Tensor:
-    """(n,) int64 stable permutation that puts tuples of at least one mode in lexicographic order."""
-    keys = crd.sort_keys(rows, sizes)
-    return crd.lexsort([narrowed(keys[0], prod(sizes))] if len(keys) == 1 else keys)
 
 
 def narrowed(keys: torch.Tensor, spread: int) -> torch.Tensor:
