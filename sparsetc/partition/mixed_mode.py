@@ -85,14 +85,14 @@ class _Forests:
     def _take(self, mode: int, least: int, nonzeros: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
         """Deal to a mode what is left of its fibers of so many; the numbers of the nonzeros that are left then."""
         long = self.left[mode] >= least
-        count = int(long.sum())
+        count = int(torch.count_nonzero(long))
         if not count:
             return nonzeros
         self.taken += count
         inside = long.index_select(0, self.number[mode].index_select(0, nonzeros))
         own = nonzeros[inside]
         share[own] = mode
-        self.left[mode][long] = 0
+        self.left[mode].masked_fill_(long, 0)
         for other in self.order:
             if other != mode:
                 self._count(other, self.number[other].index_select(0, own), -1)

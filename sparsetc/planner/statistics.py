@@ -99,11 +99,11 @@ class Counts:
         if len(keys) == 1 and span <= 16 * self.nnz + (1 << 20):
             seen = torch.zeros(span, dtype=torch.bool, device=keys[0].device)
             seen[keys[0]] = True
-            return int(seen.sum())
+            return int(torch.count_nonzero(seen))
         if modes == tuple(range(len(modes))):  # a prefix of the sort order: runs are already together
-            return int(crd.starts_of_runs(keys).sum())
+            return int(torch.count_nonzero(crd.starts_of_runs(keys)))
         fresh = crd.sorted_runs(keys)[1] if len(keys) > 1 else crd.starts_of_runs([torch.sort(keys[0]).values])
-        return int(fresh.sum())
+        return int(torch.count_nonzero(fresh))
 
     def short_share(self, kept: tuple[int, ...], threshold: int) -> tuple[int, int]:
         """(nonzeros, rows) that lie in rows of fewer than `threshold` nonzeros."""
