@@ -21,7 +21,7 @@ import torch
 import sparsetc as stc
 from sparsetc.formats import Packed
 from sparsetc.ir.nest.view import Computed, View
-from sparsetc.ir.program.cost import Statistics
+from sparsetc.ir.program.statistics import Statistics
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.schedule import schedule_of

@@ -16,7 +16,8 @@ from sparsetc.formats import Packed
 from sparsetc.formats.tiles import tile_count, tiles_of_nonzeros
 from sparsetc.ir.nest.axes import Fibers
 from sparsetc.ir.plan import Part, Plan, in_bf16
-from sparsetc.ir.program.cost import Statistics, cost
+from sparsetc.ir.program.cost import cost
+from sparsetc.ir.program.statistics import Statistics
 from sparsetc.ir.program.tile import LANES, Product, TileProgram, walk
 from sparsetc.planner.choice import Choice
 from sparsetc.planner.methods.tiles import populations
