@@ -210,6 +210,11 @@ def runs(flags: torch.Tensor) -> torch.Tensor:
     return torch.cat([torch.nonzero(flags).flatten(), torch.tensor([flags.numel()], device=flags.device)])
 
 
+def cut_runs(flags: torch.Tensor, most: int) -> torch.Tensor:
+    """Starts of runs as `runs` gives them, each run cut at every `most` elements; 0 cuts none."""
+    return runs(flags | (place_in_run(flags) % most == 0) if most else flags)
+
+
 def place_in_run(flags: torch.Tensor) -> torch.Tensor:
     """For every element, how far it lies behind the start of its run."""
     at = torch.arange(flags.numel(), device=flags.device)

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 import torch
 
 from sparsetc.formats import words
-from sparsetc.formats.base import Packed, index_dtype, place_in_run, register_format, runs
+from sparsetc.formats.base import Packed, index_dtype, place_in_run, register_format
 from sparsetc.formats.row_groups import Rows, Windowing
-from sparsetc.formats.tiles import refuse_duplicates
+from sparsetc.formats.tiles import items_of, refuse_duplicates
 from sparsetc.ir.nest.view import Listed, View, tiles_along
 from sparsetc.ir.plan import Storage
 from sparsetc.tensor import coords as crd
@@ -60,8 +60,7 @@ class _Windows:
         if int((positions >= 0).sum()) != nnz:
             refuse_duplicates()
         groups = crd.starts_of_runs([t.group])
-        most = max(1, storage.max_item_nnz // view.volume) if storage.max_item_nnz else 0
-        item_ptr = runs(groups | (place_in_run(groups) % most == 0) if most else groups)
+        item_ptr = items_of(groups, storage, view)
         of_items = item_ptr[:-1]
         arrays = {"item_ptr": item_ptr.to(index_dtype(t.tiles))}
         for array, mode in _arrays("rows", s.rows):
