@@ -92,7 +92,7 @@ def similar(coords: torch.Tensor, shape: tuple[int, ...], s: Windowing) -> Group
 def _in_windows(groups: Groups, height: int) -> torch.Tensor:
     """The numbers of the rows: whole windows of each group, then what is left of the groups."""
     size = groups.heights
-    group = torch.repeat_interleave(torch.arange(size.numel(), device=size.device), size)
+    group = torch.repeat_interleave(size)
     place = torch.arange(group.numel(), device=group.device) - groups.ptr[:-1][group]
     left = place >= (size - size % height)[group]
     return groups.order[torch.sort(left, stable=True).indices]
