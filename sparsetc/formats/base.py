@@ -119,6 +119,9 @@ class Format(Protocol):
 
     A format may also have ``offer(problem, counts) -> Candidate | None``: the plan it would run this einsum by, or
     None where it does not apply. What it offers is costed with the others under ``plan="auto"``.
+
+    With ``even = True`` tiles are those of a tensor cut evenly, by `sparsetc.formats.tiles.sides_of`: `explain` counts
+    those of all nonzeros, whichever part they were dealt to, and of other formats the tiles that are stored.
     """
 
     name: str

@@ -26,7 +26,7 @@ from sparsetc.ir.plan import Storage
 class BitmapTile:
     """Tiles of which the nonzeros are stored."""
 
-    name = "bitmap_tile"
+    name, even = "bitmap_tile", True
 
     def view(self, shape: tuple[int, ...], storage: Storage) -> View:
         """Ranges of tiles that share the item modes' block coordinates."""

@@ -23,7 +23,7 @@ from sparsetc.ir.plan import Storage
 class DenseTile:
     """Dense tiles."""
 
-    name = "dense_tile"
+    name, even = "dense_tile", True
 
     def view(self, shape: tuple[int, ...], storage: Storage) -> View:
         """Ranges of tiles that share the item modes' block coordinates."""
