@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar, overload, runtime_checkable
 
 import torch
 
-from sparsetc.errors import FormatError
+from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.nest.checks import verify
 from sparsetc.ir.nest.view import LEVELS, View
 from sparsetc.ir.plan import PLAN_NAMES, Storage
@@ -120,6 +120,9 @@ class Format(Protocol):
     A format may also have ``offer(problem, counts) -> Candidate | None``: the plan it would run this einsum by, or
     None where it does not apply. What it offers is costed with the others under ``plan="auto"``.
 
+    It may have ``parameters(order) -> names``: what `Storage.params` may name, for tensors of this order. Other names
+    are refused then, with `PlanError`.
+
     With ``even = True`` tiles are those of a tensor cut evenly, by `sparsetc.formats.tiles.sides_of`: `explain` counts
     those of all nonzeros, whichever part they were dealt to, and of other formats the tiles that are stored.
     """
@@ -187,10 +190,21 @@ def get_format(name: str) -> Format:
         raise FormatError(f"no format is called {name!r}; known: {', '.join(sorted(FORMATS))}") from None
 
 
+def unknown_parameter(format: str, storage: Storage, order: int) -> str:
+    """What is wrong where a storage has a parameter that its format does not know; empty where it has none."""
+    known = getattr(FORMATS.get(format), "parameters", None)
+    unknown = [] if known is None else [name for name, _ in storage.params if name not in known(order)]
+    if not unknown:
+        return ""
+    return f"format {format!r} has no parameter {unknown[0]!r}; known: {', '.join(known(order)) or 'none'}"
+
+
 def pack(coords: torch.Tensor, shape: tuple[int, ...], format: str, storage: Storage) -> Packed:
     """Pack with the named format and check its view."""
     if fault := storage.misdealt(coords.shape[0]):
         raise FormatError(fault)
+    if fault := unknown_parameter(format, storage, coords.shape[0]):
+        raise PlanError(fault)
     packed = get_format(format).pack(coords, tuple(shape), storage)
     verify(packed.view)
     missing = set(packed.view.arrays) - set(packed.arrays) - {"values"}

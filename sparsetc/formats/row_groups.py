@@ -15,6 +15,9 @@ from sparsetc.ir.plan import Storage
 from sparsetc.similarity.groups import Groups, group_rows
 from sparsetc.tensor.numbering import Numbering, numbered
 
+PARAMETERS = ("height", "width", "tau", "strip")
+"""What a storage of windows may name, and a partition that deals by them."""
+
 
 @dataclass(frozen=True)
 class Windowing:

@@ -26,6 +26,11 @@ VOLUME = 4096
 SIDE = 16
 
 
+def sides_named(order: int) -> tuple[str, ...]:
+    """The parameters by which a storage names the sides of its tiles."""
+    return tuple(f"side_{m}" for m in range(order))
+
+
 def sides_of(shape: Sequence[int], params: Iterable[tuple[str, int]] = ()) -> tuple[int, ...]:
     """The sides that parameters name, ``side_m`` of mode m, or the largest powers of two that suit sizes and volume.
 
@@ -36,7 +41,7 @@ def sides_of(shape: Sequence[int], params: Iterable[tuple[str, int]] = ()) -> tu
     sides = [min(SIDE, 1 << max(n - 1, 0).bit_length()) for n in shape]
     while prod(sides) > VOLUME:
         sides[sides.index(max(sides))] //= 2
-    found = tuple(given.get(f"side_{m}", side) for m, side in enumerate(sides))
+    found = tuple(given.get(name, side) for name, side in zip(sides_named(len(sides)), sides, strict=True))
     if min(found, default=1) < 1:
         raise FormatError(f"sides of tiles must be 1 or more, found {found}")
     return found

@@ -24,7 +24,7 @@ import torch
 
 from sparsetc.formats import words
 from sparsetc.formats.base import Packed, index_dtype, place_in_run, register_format
-from sparsetc.formats.row_groups import Rows, Windowing
+from sparsetc.formats.row_groups import PARAMETERS, Rows, Windowing
 from sparsetc.formats.tiles import items_of, refuse_duplicates
 from sparsetc.ir.nest.view import Listed, View, tiles_along
 from sparsetc.ir.plan import Storage
@@ -36,6 +36,10 @@ class _Windows:
 
     name: str
     compacted: bool
+
+    def parameters(self, order: int) -> tuple[str, ...]:
+        """The sides of a tile, and how rows are grouped."""
+        return PARAMETERS
 
     def view(self, shape: tuple[int, ...], storage: Storage) -> View:
         """Rows are listed for each work item; columns are for each tile, or lie at a multiple of the width."""

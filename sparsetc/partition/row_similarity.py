@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from sparsetc.errors import PlanError
-from sparsetc.formats.row_groups import Rows, Windowing
+from sparsetc.formats.row_groups import PARAMETERS, Rows, Windowing
 from sparsetc.formats.windows import populations
 from sparsetc.ir.plan import Storage
 from sparsetc.partition.base import register_partition
@@ -31,7 +31,7 @@ def by_row_similarity(
     Raises:
         PlanError: an option of another name, or an output that keeps no mode, or all.
     """
-    if unknown := set(params) - {"height", "width", "tau", "strip"}:
+    if unknown := set(params) - set(PARAMETERS):
         raise PlanError(f"windows have a height, a width, tau and a strip, found {min(unknown)!r}")
     others = tuple(m for m in range(len(shape)) if m not in kept)
     if not kept or not others:
