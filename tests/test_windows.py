@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from window_cases import MODES, OTHERS, PRODUCTS, REQUESTS, WHOLE, checked, problem, scrambled, stored, uneven, whole
 
 import sparsetc as stc
+from sparsetc.formats import row_groups
 from sparsetc.planner.methods.windows import TAUS, Windows
 from sparsetc.testing import check_format
 from sparsetc.testing import pattern as conformance_pattern
@@ -250,6 +251,28 @@ def test_windows_beyond_the_memory_limit_are_not_considered() -> None:
         given = stc.compile(SPMM, x, b, backend="triton", memory_limit=limit).step.problem
         found = Windows("1-sa", TAUS, TAUS).candidates(given, given.counts)
         assert any(8 * candidate.expected[0].stored > 60_000 for candidate in found) == beyond
+
+
+def test_rows_are_grouped_once_for_all_that_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tiles of each height that the planner looks at, to deal, and to pack all nonzeros; a share has groups of its
+    own.
+    """
+    grouped, calls = row_groups.group_rows, list[int]()
+
+    def counting(rows: torch.Tensor, *given: Any, **options: Any) -> Any:
+        calls.append(rows.numel())
+        return grouped(rows, *given, **options)
+
+    monkeypatch.setattr(row_groups, "group_rows", counting)
+    x, b = uneven()
+    for plan, shared in ((stc.plan_1sa(40, 2, 8, 16, 60), True), (stc.plan_1sa(40, 2, threshold=0), False)):
+        x.pattern.clear()
+        calls.clear()
+        share = stc.compile(SPMM, x, b, plan=plan, backend="triton").plan.parts[0].nnz
+        assert (share < x.nnz) == shared
+        assert calls == ([x.nnz, share] if shared else [x.nnz])
+    stc.compile(SPMM, x, b, plan=stc.plan_1sa(40, 2, 8, 16, 0), backend="triton")
+    assert calls == [x.nnz], "other tiles take the same groups"
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -28,6 +29,7 @@ from sparsetc.formats.row_groups import PARAMETERS, Rows, Windowing
 from sparsetc.formats.tiles import items_of, refuse_duplicates
 from sparsetc.ir.nest.view import Listed, View, tiles_along
 from sparsetc.ir.plan import Storage
+from sparsetc.support.lru import Lru
 from sparsetc.tensor import coords as crd
 
 
@@ -53,10 +55,12 @@ class _Windows:
         sequence = (*s.rows[1:], *s.columns[:-1], s.rows[0], s.columns[-1])
         return View(len(shape), item, lane, (), False, sides=sides, sequence=sequence)
 
-    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
+    def pack(
+        self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, cache: Lru[Any, Any] | None = None
+    ) -> Packed:
         """Group the rows, number the tiles of each group, and put every nonzero into its tile."""
         s, view, nnz = Windowing.of(storage), self.view(shape, storage), coords.shape[1]
-        rows = Rows.of(coords, shape, s)
+        rows = Rows.of(coords, shape, s, cache)
         t = tiled(coords, shape, s, rows.rank // s.height, self.compacted)
         positions = torch.full((t.tiles * view.volume,), -1, dtype=torch.long, device=coords.device)
         place = (t.tile * s.height + rows.rank % s.height) * s.width + t.along

@@ -5,6 +5,8 @@ Tiles go to the tensor cores, the rows left over to a scalar part; each output r
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from sparsetc.errors import PlanError
@@ -12,11 +14,18 @@ from sparsetc.formats.row_groups import PARAMETERS, Rows, Windowing
 from sparsetc.formats.windows import populations
 from sparsetc.ir.plan import Storage
 from sparsetc.partition.base import register_partition
+from sparsetc.support.lru import Lru
 
 
 @register_partition("row_similarity", whole_rows=True)
 def by_row_similarity(
-    coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...], *, threshold: int, **params: int
+    coords: torch.Tensor,
+    shape: tuple[int, ...],
+    kept: tuple[int, ...],
+    *,
+    threshold: int,
+    cache: Lru[Any, Any] | None = None,
+    **params: int,
 ) -> list[torch.Tensor | None]:
     """[nonzeros of the groups of rows whose tiles hold at least `threshold` on average, the others].
 
@@ -25,6 +34,7 @@ def by_row_similarity(
         shape: sizes of the modes.
         kept: modes that the output keeps, whose fibers are the rows.
         threshold: nonzeros a tile.
+        cache: where groups of rows are kept, and found.
         params: ``height``, ``width``, ``tau`` and ``strip``, as the storage of windows has them; where there is no
             ``tau``, neighbouring rows are a group.
 
@@ -37,6 +47,6 @@ def by_row_similarity(
     if not kept or not others:
         raise PlanError("rows are fibers of the modes that the output keeps, columns those of the others: found none")
     s = Windowing.of(Storage(item=kept, lane=others, params=tuple(params.items())))
-    group, nonzeros, tiles = populations(coords, shape, s, Rows.of(coords, shape, s))
+    group, nonzeros, tiles = populations(coords, shape, s, Rows.of(coords, shape, s, cache))
     filled = (nonzeros // tiles >= threshold)[group]
     return [torch.nonzero(filled).flatten(), torch.nonzero(~filled).flatten()]

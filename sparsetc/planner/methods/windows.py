@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from sparsetc.errors import PlanError
-from sparsetc.formats.row_groups import Rows, Windowing, similar
+from sparsetc.formats.row_groups import Rows, Windowing
 from sparsetc.formats.windows import populations
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ir.program.cost import Statistics
@@ -214,9 +214,7 @@ def counted(counts: Counts, windowing: Windowing) -> Populations:
     coords, shape = counts.coords, counts.shape
 
     def count() -> Populations:
-        key = ("similar", windowing.rows, windowing.strip, windowing.tau)  # whatever the tiles
-        groups = counts.once(key, lambda: similar(coords, shape, windowing)) if windowing.tau else None
-        _, nonzeros, tiles = populations(coords, shape, windowing, Rows.of(coords, shape, windowing, groups))
+        _, nonzeros, tiles = populations(coords, shape, windowing, Rows.of(coords, shape, windowing, counts.cache))
         return Populations(nonzeros.cpu(), tiles.cpu())
 
     return counts.once(("windows", windowing), count)
