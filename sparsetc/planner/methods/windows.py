@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from sparsetc.errors import PlanError
+from sparsetc.errors import OutOfMemoryError, PlanError
 from sparsetc.formats.row_groups import Rows, Windowing
 from sparsetc.formats.windows import populations
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
@@ -71,15 +71,24 @@ LEAST_TILES = 8
 """Tiles of a work item that is cut, at least."""
 
 
-def _fits(problem: Problem) -> Callable[[Candidate], bool]:
-    """Whether what a candidate's tiles store is within bounds, and within the memory limit."""
+def _nbytes(problem: Problem, candidate: Candidate) -> int:
+    """Bytes of the values that a candidate's tiles store."""
+    return candidate.expected[0].stored * problem.itemsize
 
-    def fits(candidate: Candidate) -> bool:
+
+def _worthwhile(problem: Problem) -> Callable[[Candidate], bool]:
+    """Whether what a candidate's tiles store is within the bounds of what ``"auto"`` considers."""
+
+    def within(candidate: Candidate) -> bool:
         tiles = candidate.expected[0]
-        most = MOST_BYTES if problem.memory is None else min(MOST_BYTES, problem.memory)
-        return tiles.stored <= MOST_STORED * tiles.nnz and tiles.stored * problem.itemsize <= most
+        return tiles.stored <= MOST_STORED * tiles.nnz and _nbytes(problem, candidate) <= MOST_BYTES
 
-    return fits
+    return within
+
+
+def _fitting(problem: Problem, found: Iterable[Candidate]) -> Iterator[Candidate]:
+    """The candidates whose tiles are within the memory limit."""
+    return (split for split in found if problem.memory is None or _nbytes(problem, split) <= problem.memory)
 
 
 class Windows(OperandMethod):
@@ -100,10 +109,10 @@ class Windows(OperandMethod):
                 # A column of a window holds no more nonzeros than columns do on average, were all rows one window.
                 if 100 * counts.nnz >= LEAST_FILL * shape.height * columns:
                     found = splits(problem, counts, self.name, Tiling(shape, tau))
-                    yield from cheapest(problem, filter(_fits(problem), found))
+                    yield from cheapest(problem, filter(_worthwhile(problem), _fitting(problem, found)))
 
     def candidate(self, problem: Problem, counts: Counts, request: Plan) -> Candidate:
-        """What the request says, and the best of what it leaves open."""
+        """What the request says, and the best of what it leaves open, among what the memory limit has room for."""
         if not problem.kept or not problem.rest:
             raise PlanError(f'plan "{self.name}" needs an output with some, not all, of the sparse operand\'s modes')
         check_windows(dict(request.options))
@@ -114,7 +123,13 @@ class Windows(OperandMethod):
         ]
         if not found:
             raise PlanError(f'plan "{self.name}" needs a matrix product, and finds none in "{problem.bound.einsum}"')
-        return next(iter(cheapest(problem, found)))
+        for split in cheapest(problem, _fitting(problem, found)):
+            return split
+        least = min(_nbytes(problem, split) for split in found)
+        raise OutOfMemoryError(
+            f'tiles of plan "{self.name}" would take {least:,} bytes, the limit is {problem.memory:,}; raise it with '
+            "sparsetc.options(memory_limit=...), or leave more rows to runs by a higher threshold"
+        )
 
 
 def shapes_of(problem: Problem) -> tuple[Shape, ...]:
