@@ -450,6 +450,15 @@ def test_a_kernel_shows_its_plan_and_its_source(plan: str) -> None:
     assert "Kernel(" in repr(kernel)
 
 
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_a_chain_without_pairs_says_what_it_runs_on(backend: str) -> None:
+    x, y = random_sparse((3, 4), "random", torch.float32), random_sparse((5, 6), "random", torch.float32, 1)
+    kernel = stc.compile("ij,ij,kl,kl->", x, torch.ones(3, 4), y, torch.ones(5, 6), backend=backend)
+    assert not kernel.contraction.pairs
+    assert [step.backend for step in kernel.contraction.steps] == [backend] * 2
+    assert kernel.backend == kernel.explain().backend == backend
+
+
 def test_the_cheapest_path_is_taken() -> None:
     dense = stc.compile("ij,jk->ik", *(random_sparse((60, 60), "dense", torch.float32, n) for n in range(2)))
     assert dense.plan.name == "dense"

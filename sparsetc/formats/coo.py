@@ -14,7 +14,7 @@ import torch
 
 from sparsetc.errors import FormatError
 from sparsetc.formats import words
-from sparsetc.formats.base import Packed, index_dtype, place_in_run, register_format, runs
+from sparsetc.formats.base import Packed, cut_runs, index_dtype, register_format
 from sparsetc.ir.nest.view import WHOLE, View
 from sparsetc.ir.plan import Storage
 from sparsetc.tensor import coords as crd
@@ -25,6 +25,10 @@ class Coo:
     """Runs of linearised nonzeros."""
 
     name = "coo"
+
+    def parameters(self, order: int) -> tuple[str, ...]:
+        """None."""
+        return ()
 
     def view(self, shape: tuple[int, ...], storage: Storage) -> View:
         """Runs of the item modes; equal chunks where there are none."""
@@ -42,7 +46,7 @@ class Coo:
         if storage.item:
             coords, positions = _sorted(coords, shape, (*storage.item, *storage.leaf))
             rows = crd.starts_of_runs(crd.sort_keys(coords[list(storage.item)], [shape[m] for m in storage.item]))
-            item_ptr = runs(rows | (place_in_run(rows) % most == 0) if most else rows)
+            item_ptr = cut_runs(rows, most)
             starts = item_ptr[:-1]
             arrays = {"item_ptr": item_ptr.to(index_dtype(nnz)), **words.encode(coords[:, starts], view.item)}
             split = bool(most) and starts.numel() > int(rows.sum())

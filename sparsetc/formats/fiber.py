@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 
 from sparsetc.formats import words
-from sparsetc.formats.base import Packed, index_dtype, place_in_run, register_format, runs
+from sparsetc.formats.base import Packed, cut_runs, index_dtype, register_format, runs
 from sparsetc.ir.nest.view import View
 from sparsetc.ir.plan import Storage
 from sparsetc.tensor import coords as crd
@@ -45,6 +45,10 @@ class Fiber:
     """Blocks of fibers."""
 
     name = "fiber"
+
+    def parameters(self, order: int) -> tuple[str, ...]:
+        """None."""
+        return ()
 
     def view(self, shape: tuple[int, ...], storage: Storage) -> View:
         """Blocks of fibers that share the item and lane modes."""
@@ -140,8 +144,7 @@ def _pieces(coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> _
         fibers[0] = True
     if shared and nnz:
         fibers = crd.starts_of_runs(crd.sort_keys(coords[shared], [shape[m] for m in shared]))
-    flags = fibers | (place_in_run(fibers) % storage.max_fiber_len == 0) if storage.max_fiber_len else fibers
-    bounds = runs(flags)
+    bounds = cut_runs(fibers, storage.max_fiber_len)
     start, length = bounds[:-1], torch.diff(bounds)
     split = start.numel() > int(fibers.sum())
     row = torch.zeros_like(start)

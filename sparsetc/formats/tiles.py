@@ -14,7 +14,7 @@ import torch
 
 from sparsetc.errors import FormatError
 from sparsetc.formats import words
-from sparsetc.formats.base import Packed, index_dtype, place_in_run, runs
+from sparsetc.formats.base import Packed, cut_runs, index_dtype
 from sparsetc.formats.bits import set_bits
 from sparsetc.ir.nest.axes import ITEM
 from sparsetc.ir.nest.view import Tiles, View, tiles_along
@@ -24,6 +24,11 @@ from sparsetc.tensor import coords as crd
 VOLUME = 4096
 """Positions of a tile: 16 a mode of a third-order tensor (HLSTO, section VII-A3)."""
 SIDE = 16
+
+
+def sides_named(order: int) -> tuple[str, ...]:
+    """The parameters by which a storage names the sides of its tiles."""
+    return tuple(f"side_{m}" for m in range(order))
 
 
 def sides_of(shape: Sequence[int], params: Iterable[tuple[str, int]] = ()) -> tuple[int, ...]:
@@ -36,7 +41,7 @@ def sides_of(shape: Sequence[int], params: Iterable[tuple[str, int]] = ()) -> tu
     sides = [min(SIDE, 1 << max(n - 1, 0).bit_length()) for n in shape]
     while prod(sides) > VOLUME:
         sides[sides.index(max(sides))] //= 2
-    found = tuple(given.get(f"side_{m}", side) for m, side in enumerate(sides))
+    found = tuple(given.get(name, side) for name, side in zip(sides_named(len(sides)), sides, strict=True))
     if min(found, default=1) < 1:
         raise FormatError(f"sides of tiles must be 1 or more, found {found}")
     return found
@@ -120,8 +125,7 @@ def tiled(coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, view: 
     of_tiles, grid = blocks[:, first_of_tiles], view.stored_shape(shape)
     item_keys = crd.sort_keys(of_tiles[list(storage.item)], [grid[m] for m in storage.item]) if storage.item else []
     rows = crd.starts_of_runs(item_keys) if item_keys else torch.arange(tiles, device=coords.device) == 0
-    most = max(1, storage.max_item_nnz // view.volume) if storage.max_item_nnz else 0
-    item_ptr = runs(rows | (place_in_run(rows) % most == 0) if most else rows)
+    item_ptr = items_of(rows, storage, view)
     of_items = item_ptr[:-1]
     arrays = {
         "item_ptr": item_ptr.to(index_dtype(tiles)),
@@ -130,6 +134,14 @@ def tiled(coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, view: 
     }
     first, items = by_tile[first_of_tiles], of_items.numel()
     return Tiled(view, by_tile, tile, place, tiles, arrays, (first[of_items], first), items, items > int(rows.sum()))
+
+
+def items_of(rows: torch.Tensor, storage: Storage, view: View) -> torch.Tensor:
+    """(items + 1,) where each work item begins, given True at the first tile of each row of them.
+
+    An item has whole tiles, of `max_item_nnz` positions at most where there is more than one.
+    """
+    return cut_runs(rows, max(1, storage.max_item_nnz // view.volume) if storage.max_item_nnz else 0)
 
 
 def refuse_duplicates() -> NoReturn:

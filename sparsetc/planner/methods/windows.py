@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from sparsetc.errors import PlanError
-from sparsetc.formats.row_groups import Rows, Windowing, similar
+from sparsetc.errors import OutOfMemoryError, PlanError
+from sparsetc.formats.row_groups import Rows, Windowing
 from sparsetc.formats.windows import populations
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ir.program.count import ZERO
@@ -90,15 +90,24 @@ LEAST_TILES = 8
 """Tiles of a work item that is cut, at least."""
 
 
-def _fits(problem: Problem) -> Callable[[Candidate], bool]:
-    """Whether what a candidate's tiles store is within bounds, and within the memory limit."""
+def _nbytes(problem: Problem, candidate: Candidate) -> int:
+    """Bytes of the values that a candidate's tiles store."""
+    return candidate.expected[0].stored * problem.itemsize
 
-    def fits(candidate: Candidate) -> bool:
+
+def _worthwhile(problem: Problem) -> Callable[[Candidate], bool]:
+    """Whether what a candidate's tiles store is within the bounds of what ``"auto"`` considers."""
+
+    def within(candidate: Candidate) -> bool:
         tiles = candidate.expected[0]
-        most = MOST_BYTES if problem.memory is None else min(MOST_BYTES, problem.memory)
-        return tiles.stored <= MOST_STORED * tiles.nnz and tiles.stored * problem.itemsize <= most
+        return tiles.stored <= MOST_STORED * tiles.nnz and _nbytes(problem, candidate) <= MOST_BYTES
 
-    return fits
+    return within
+
+
+def _fitting(problem: Problem, found: Iterable[Candidate]) -> Iterator[Candidate]:
+    """The candidates whose tiles are within the memory limit."""
+    return (split for split in found if problem.memory is None or _nbytes(problem, split) <= problem.memory)
 
 
 class Windows(OperandMethod):
@@ -119,10 +128,10 @@ class Windows(OperandMethod):
                 # A column of a window holds no more nonzeros than columns do on average, were all rows one window.
                 if 100 * counts.nnz >= LEAST_FILL * shape.height * columns:
                     found = splits(problem, counts, self.name, Tiling(shape, tau))
-                    yield from cheapest(problem, filter(_fits(problem), found))
+                    yield from cheapest(problem, filter(_worthwhile(problem), _fitting(problem, found)))
 
     def candidate(self, problem: Problem, counts: Counts, request: Plan) -> Candidate:
-        """What the request says, and the best of what it leaves open."""
+        """What the request says, and the best of what it leaves open, among what the memory limit has room for."""
         if not problem.kept or not problem.rest:
             raise PlanError(f'plan "{self.name}" needs an output with some, not all, of the sparse operand\'s modes')
         check_windows(dict(request.options))
@@ -133,7 +142,13 @@ class Windows(OperandMethod):
         ]
         if not found:
             raise PlanError(f'plan "{self.name}" needs a matrix product, and finds none in "{problem.bound.einsum}"')
-        return next(iter(cheapest(problem, found)))
+        for split in cheapest(problem, _fitting(problem, found)):
+            return split
+        least = min(_nbytes(problem, split) for split in found)
+        raise OutOfMemoryError(
+            f'tiles of plan "{self.name}" would take {least:,} bytes, the limit is {problem.memory:,}; raise it with '
+            "sparsetc.options(memory_limit=...), or leave more rows to runs by a higher threshold"
+        )
 
 
 def shapes_of(problem: Problem) -> tuple[Shape, ...]:
@@ -233,9 +248,7 @@ def counted(counts: Counts, windowing: Windowing) -> Populations:
     coords, shape = counts.coords, counts.shape
 
     def count() -> Populations:
-        key = ("similar", windowing.rows, windowing.strip, windowing.tau)  # whatever the tiles
-        groups = counts.once(key, lambda: similar(coords, shape, windowing)) if windowing.tau else None
-        _, nonzeros, tiles = populations(coords, shape, windowing, Rows.of(coords, shape, windowing, groups))
+        _, nonzeros, tiles = populations(coords, shape, windowing, Rows.of(coords, shape, windowing, counts.cache))
         return Populations(nonzeros.cpu(), tiles.cpu())
 
     return counts.once(("windows", windowing), count)
