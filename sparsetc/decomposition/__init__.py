@@ -1,0 +1,9 @@
+"""Decompositions of sparse tensors: CP by least squares (`cp_als`) and for counts (`cp_apr`), and Tucker (`tucker`).
+
+In: a sparse tensor and a rank. Out: `CP` and `Tucker` models. All that is computed of the sparse tensor is einsums.
+"""
+
+from sparsetc.decomposition.cp import cp_als
+from sparsetc.decomposition.models import CP
+
+__all__ = ["CP", "cp_als"]
