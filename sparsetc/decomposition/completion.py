@@ -45,10 +45,12 @@ def observed(x: SparseTensor, mask: Any, name: str) -> Seen:
 
 
 def _positions(x: SparseTensor, mask: Any, name: str) -> SparseTensor:
-    dense = None if isinstance(mask, str) else as_dense(mask, f"{name}: mask")
-    if isinstance(dense, torch.Tensor) and dense.layout == torch.strided:
-        dense = SparseTensor.from_dense((dense != 0).to(x.dtype))
-    sparse = None if dense is None else SparseTensor.coerce(dense)
+    given: Any = None if isinstance(mask, str) else as_dense(mask, f"{name}: mask")
+    if isinstance(given, torch.Tensor) and given.layout == torch.strided:
+        given = SparseTensor.from_dense((given != 0).to(x.dtype))
+    elif str(getattr(given, "dtype", "")).endswith("bool"):  # of torch.sparse or scipy; no values that sums are made of
+        given = given.to(x.dtype) if isinstance(given, torch.Tensor) else given.astype("float32")
+    sparse = None if given is None else SparseTensor.coerce(given)
     if sparse is None:
         raise DecompositionError(
             f'{name}: mask must be "observed", or a sparse or dense tensor of x\'s shape, found {mask!r:.80}'

@@ -37,6 +37,8 @@ class Watch:
     """Called after each iteration; True ends the run."""
     progress: bool = False
     title: str = ""
+    capture: bool = True
+    """Whether the step waits for nothing, so that a CUDA graph may hold it."""
 
     @property
     def looks(self) -> int:
@@ -66,14 +68,14 @@ def iterate(step: Callable[[], None], measures: torch.Tensor, watch: Watch) -> E
     """Call a step until its measures say that it converged, or something else ends the run.
 
     Args:
-        step: changes a model in place and writes `measures`. On a GPU it is captured as a CUDA graph if it can be.
+        step: changes a model in place and writes `measures`; on a GPU a CUDA graph, where `watch` allows it.
         measures: float64, on the model's device.
         watch: when to stop, and who looks on.
 
     Ctrl-C ends a run after the iteration it falls into (a second one raises at once), in the main thread and under
     Python's own handler; elsewhere KeyboardInterrupt goes where it always goes.
     """
-    advance = Captured(step, measures.device)
+    advance = Captured(step, measures.device) if watch.capture else step
     looks = watch.looks if measures.is_cuda else 1
     rows: list[list[float]] = []
     unread: list[torch.Tensor] = []
