@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from sparsetc.decomposition.kernels import mode_kernels
-from sparsetc.decomposition.linear import balancing, hadamard
+from sparsetc.decomposition.linear import balancing, divisor, hadamard
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 Update = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], None]
@@ -115,7 +115,7 @@ class Sweep:
         norm = self._equations.norm
         square = norm.square() - 2 * inner + self._equations.model_square(mode, gram)
         # Of a tensor of zeros the norm is 0, and the fit 1 less that of the model.
-        self.measures.copy_(1 - square.clamp(min=0).sqrt() / torch.where(norm > 0, norm, 1))
+        self.measures.copy_(1 - square.clamp(min=0).sqrt() / divisor(norm))
 
     def balance(self) -> None:
         """Scale components so that they have the same length in all free modes."""

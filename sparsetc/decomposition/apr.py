@@ -15,7 +15,7 @@ import torch
 from sparsetc.decomposition import checks
 from sparsetc.decomposition.initial import cp_factors
 from sparsetc.decomposition.kernels import mode_kernels, model_kernel
-from sparsetc.decomposition.linear import hadamard, normalized
+from sparsetc.decomposition.linear import divisor, hadamard, normalized
 from sparsetc.decomposition.loop import Ended, Rows, Watch, iterate
 from sparsetc.decomposition.models import CP
 from sparsetc.errors import FormatError
@@ -151,7 +151,7 @@ class _Sweep:
                 break
             factor.copy_(torch.where(holds, factor, updated))
         self.weights.copy_(factor.sum(0))
-        factor.div_(torch.where(self.weights > 0, self.weights, 1))
+        factor.div_(divisor(self.weights))
         return first
 
     def _phi(self, mode: int) -> torch.Tensor:
@@ -173,5 +173,5 @@ class _Sweep:
         square = weights @ hadamard(torch.stack([(f.T @ f).double() for f in self.factors])) @ weights
         error = (self._norm.square() - 2 * inner + square).clamp(min=0).sqrt()
         likelihood = torch.xlogy(self._values, model).sum(dtype=torch.float64)
-        fit = 1 - error / torch.where(self._norm > 0, self._norm, 1)
+        fit = 1 - error / divisor(self._norm)
         self.measures.copy_(torch.stack((fit, likelihood - weights.sum(), worst.double())))

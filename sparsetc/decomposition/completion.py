@@ -95,7 +95,8 @@ class Observed:
     def of(self, mode: int) -> tuple[torch.Tensor, torch.Tensor]:
         """B, the MTTKRP, and H, (size, rank, rank)."""
         rank = self._factors[mode].shape[1]
-        products = [f[:, self._left] * f[:, self._right] for f in self._factors]
+        # That of the mode itself is not read; it is spared the product.
+        products = [f if m == mode else f[:, self._left] * f[:, self._right] for m, f in enumerate(self._factors)]
         compact = self._squares[mode](products)
         return self._kernels[mode](self._factors), compact[:, self._numbers].view(-1, rank, rank)
 

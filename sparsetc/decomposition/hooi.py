@@ -16,6 +16,7 @@ import torch
 from sparsetc.decomposition import checks
 from sparsetc.decomposition.kernels import chain_kernels
 from sparsetc.decomposition.leading import leading, leading_vectors
+from sparsetc.decomposition.linear import divisor
 from sparsetc.decomposition.loop import Ended, Rows, Watch, iterate, settled
 from sparsetc.decomposition.tucker_model import Tucker
 from sparsetc.errors import DecompositionError, ShapeError
@@ -113,7 +114,7 @@ class _Sweep:
         core = (self._factors[mode].T @ chain).reshape(-1, *others).movedim(0, mode)
         self.core.copy_(core)
         square = self._norm.square() - self.core.square().sum(dtype=torch.float64)
-        self.measures.copy_(1 - square.clamp(min=0).sqrt() / torch.where(self._norm > 0, self._norm, 1))
+        self.measures.copy_(1 - square.clamp(min=0).sqrt() / divisor(self._norm))
 
 
 def _ranks(given: Any, x: SparseTensor) -> tuple[int, ...]:

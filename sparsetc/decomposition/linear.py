@@ -1,7 +1,8 @@
 """The small linear algebra of alternating least squares: a factor from its normal equations, and its columns' scales.
 
 In: a factor A (n, R), the right-hand side B (n, R) and the Gram matrix H of ``A H = B``, (R, R) for all rows or
-(n, R, R), one a row. Out: the factor changed in place. Nothing here waits for a GPU, so a CUDA graph can hold it.
+(n, R, R), one a row. Out: the factor changed in place. Nothing here waits for a GPU, so a CUDA graph can hold it: no
+scalar is given to `torch.where` either, which copies it from the host.
 """
 
 from __future__ import annotations
@@ -10,6 +11,10 @@ from collections.abc import Sequence
 
 import torch
 
+KERNEL_RANK = 256
+"""The largest rank of which a program of the HALS kernel keeps rows in registers."""
+KERNEL_ELEMENTS = 1024
+"""Elements of a factor that such a program has, eight a thread. Not measured."""
 HALS_PASSES = 3
 """Passes over the columns of a nonnegative factor in a sweep: fewer take more sweeps, whose MTTKRPs are dear."""
 
@@ -48,14 +53,37 @@ def hals(factor: torch.Tensor, rhs: torch.Tensor, gram: torch.Tensor, l2_reg: fl
     """A nonnegative update in place, a column at a time (hierarchical alternating least squares); H of either kind.
 
     Each column is the best nonnegative one for the others as they are, so the error never rises; a column of which H
-    says nothing stays as it was. Cichocki & Phan 2009.
+    says nothing stays as it was. Cichocki & Phan 2009. On a GPU it is one launch.
     """
+    penalised = _penalised(gram.to(factor.dtype), l2_reg)
+    if factor.is_cuda and factor.shape[1] <= KERNEL_RANK:
+        hals_by_kernel(factor, rhs, penalised)
+    else:
+        hals_by_columns(factor, rhs, penalised)
+
+
+def hals_by_kernel(factor: torch.Tensor, rhs: torch.Tensor, gram: torch.Tensor) -> None:
+    """`hals` of a contiguous factor by Triton's kernel."""
+    from sparsetc.decomposition.hals_kernel import update
+
+    rows, rank = factor.shape
+    width = max(16, 1 << (rank - 1).bit_length())
+    block = max(1, KERNEL_ELEMENTS // width)
+    grid = (-(-rows // block),)
+    with torch.cuda.device_of(factor):
+        update[grid](
+            factor, rhs.contiguous(), gram.contiguous(), rows, rank, HALS_PASSES, width, block, gram.ndim == 3
+        )  # fmt: skip
+
+
+def hals_by_columns(factor: torch.Tensor, rhs: torch.Tensor, gram: torch.Tensor) -> None:
+    """`hals` by torch, the factor and B transposed meanwhile so that a column lies in one piece."""
+    rows = gram
     columns, wanted = factor.T.contiguous(), rhs.T.contiguous()
-    rows = _penalised(gram.to(factor.dtype), l2_reg)
     if rows.ndim == 3:
         rows = rows.permute(1, 2, 0).contiguous()
     diagonal = rows.diagonal(dim1=0, dim2=1)  # (rank,) or, one a row, (n, rank)
-    step = torch.where(diagonal > 0, 1 / diagonal, 0).movedim(-1, 0)
+    step = (1 / diagonal).masked_fill(diagonal <= 0, 0).movedim(-1, 0)
     for _ in range(HALS_PASSES):
         for r in range(columns.shape[0]):
             met = rows[r] @ columns if rows.ndim == 2 else (rows[r] * columns).sum(0)
@@ -73,9 +101,9 @@ def balancing(norms: torch.Tensor, free: torch.Tensor) -> torch.Tensor:
     A component that is zero in a free mode is left alone.
     """
     bounded = norms.clamp(min=torch.finfo(norms.dtype).tiny)
-    mean = torch.where(free, bounded.log(), 0).sum(0) / free.sum()
+    mean = bounded.log().masked_fill(~free, 0).sum(0) / free.sum()
     alive = free & ((norms > 0) | ~free).all(0)
-    return torch.where(alive, mean.exp() / bounded, 1)
+    return (mean.exp() / bounded).masked_fill(~alive, 1)
 
 
 def normalized(
@@ -86,8 +114,13 @@ def normalized(
     for mode in free:
         norms = torch.linalg.vector_norm(factors[mode], p, dim=0)
         weights = weights * norms
-        out[mode] = factors[mode] / torch.where(norms > 0, norms, 1)
+        out[mode] = factors[mode] / divisor(norms)
     return weights, tuple(out)
+
+
+def divisor(lengths: torch.Tensor) -> torch.Tensor:
+    """Lengths to divide by: 1 instead of 0."""
+    return lengths.masked_fill(lengths == 0, 1)
 
 
 def _penalised(gram: torch.Tensor, l2_reg: float) -> torch.Tensor:
@@ -100,7 +133,7 @@ def _damped(gram: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A Gram matrix made positive definite, whatever the rounding errors of a dtype in it."""
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
     share = 4 * gram.shape[-1] * torch.finfo(dtype).eps
-    return gram + torch.diag_embed(torch.where(diagonal > 0, share * diagonal, 1))
+    return gram + torch.diag_embed((share * diagonal).masked_fill(diagonal <= 0, 1))
 
 
 def _inverse(gram: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

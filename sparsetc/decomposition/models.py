@@ -16,7 +16,7 @@ import torch
 
 from sparsetc.decomposition import foreign, saved
 from sparsetc.decomposition.entries import as_coords, in_chunks
-from sparsetc.decomposition.linear import hadamard
+from sparsetc.decomposition.linear import divisor, hadamard
 from sparsetc.errors import DecompositionError, DeviceError, DtypeError, ShapeError
 
 
@@ -152,7 +152,7 @@ class CP:
             if mode < self.order - 1:
                 weights = weights * signs
                 norms = norms * signs
-            factors.append(factor / torch.where(norms == 0, 1, norms))
+            factors.append(factor / divisor(norms))
         factors[-1] = factors[-1] * torch.where(weights < 0, -1, 1).to(factors[-1].dtype)
         order = torch.argsort(weights.abs(), descending=True, stable=True)
         return replace(self, weights=weights.abs()[order], factors=tuple(f[:, order] for f in factors))
