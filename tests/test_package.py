@@ -44,7 +44,7 @@ def test_type_checkers_find_an_install_too(tmp_path: Path) -> None:
     assert (Path(stc.__file__).parent / "py.typed").exists()
 
 
-@pytest.mark.parametrize("name", ["datasets", "testing"])
+@pytest.mark.parametrize("name", ["datasets", "decomposition", "testing"])
 def test_modules_are_imported_on_demand(name: str) -> None:
     code = (
         "import sys, sparsetc as stc\n"
