@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sparsetc.api import OPERATIONS, compile, einsum, explain, register_op
+from sparsetc.api import OPERATIONS, compile, compile_many, einsum, explain, register_op
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.errors import (
     CoordinateError,
@@ -68,6 +68,7 @@ __all__ = [
     "calibrate",
     "clear_cache",
     "compile",
+    "compile_many",
     "contract",
     "datasets",
     "decomposition",

@@ -5,7 +5,7 @@ In: an equation and operands, at least one of them sparse. Out: results, or a `K
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar, overload
 
@@ -14,7 +14,8 @@ import torch
 from sparsetc.contraction.base import Result
 from sparsetc.contraction.contraction import compiled, contraction, wrap
 from sparsetc.contraction.dense import promoted
-from sparsetc.contraction.kernel import Kernel
+from sparsetc.contraction.kernel import Kernel, SharedValues
+from sparsetc.contraction.workload import Workload, compiled_together, kept_together
 from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
 from sparsetc.explain import Explanation
 from sparsetc.ir.equation.parse import parse, parse_arguments
@@ -85,6 +86,96 @@ def compile(*args: Any, output: str = "auto", drop_zeros: bool = False, **settin
     sparse = [o for o in operands if isinstance(o, SparseTensor)]
     bound = parse(text, [tuple(o.shape) for o in operands], [isinstance(o, SparseTensor) for o in operands])
     return Kernel(contraction(bound, operands, of_call(settings), output), sparse, drop_zeros)
+
+
+@entry_point
+def compile_many(
+    equations: Sequence[str],
+    x: Any,
+    operands: Sequence[Any],
+    *,
+    output: str = "auto",
+    drop_zeros: bool = False,
+    **settings: Any,
+) -> tuple[Kernel, ...]:
+    """Compile several einsums of one sparse operand together, so that they may share one packed copy of it.
+
+    The einsums of a decomposition are an example: one a mode, of one tensor. With ``plan="auto"`` the set of plans is
+    taken that is expected to be fastest in sum, of those whose copies fit ``memory_limit=`` (what is free, where none
+    is set): a copy for each einsum, ``"mm-csf"``'s one for all, or for some. A plan that is named is taken wherever its
+    copies fit, and ``"mm-csf"`` for the others. Each kernel's `explain` says what was taken and what is stored. Values
+    too are packed once for all kernels that read them in one order.
+
+    ``stc.compile_many(["ijk,jr,kr->ir", "ijk,ir,kr->jr"], x, [(b, c), (a, c)])``
+
+    Args:
+        equations: as `einsum` takes them; the first term of each is that of x.
+        x: the sparse operand.
+        operands: for each equation its dense operands, in order; those of one equation may be given as a tensor if
+            there is just one.
+        output: the form of all results, as of `einsum`.
+        drop_zeros: as of `einsum`.
+        settings: as of `einsum`.
+
+    Returns:
+        A `Kernel` for each equation, to be called with its dense operands.
+
+    Raises:
+        EquationError: no equations, or another number of operands than equations; and whatever `compile` raises.
+    """
+    workload, shared = _workload(equations, x, operands), SharedValues()
+    made = compiled_together(workload, of_call(settings), output)
+    kernels = []
+    for one, (_, (own, *_)) in zip(made, workload, strict=True):
+        assert isinstance(own, SparseTensor)
+        kernels.append(Kernel(one, [own], drop_zeros, shared))
+    return tuple(kernels)
+
+
+def einsum_many(equations: Sequence[str], x: Any, operands: Sequence[Any], **settings: Any) -> tuple[Result, ...]:
+    """Evaluate several einsums of one sparse operand, compiled together and kept with its pattern.
+
+    Args:
+        equations: as of `compile_many`.
+        x: as of `compile_many`.
+        operands: as of `compile_many`.
+        settings: as of `einsum`, ``output=`` and ``drop_zeros=`` included.
+    """
+    if torch.compiler.is_compiling() or traced_by_modes():  # a graph keeps no workloads: each is planned alone
+        return tuple(einsum(text, x, *own, **settings) for text, own in zip(equations, operands, strict=True))
+    return _einsum_many(equations, x, operands, **settings)
+
+
+@entry_point
+def _einsum_many(
+    equations: Sequence[str],
+    x: Any,
+    operands: Sequence[Any],
+    output: str = "auto",
+    drop_zeros: bool = False,
+    **settings: Any,
+) -> tuple[Result, ...]:
+    workload, shared, found = _workload(equations, x, operands), SharedValues(), []
+    for made, (_, own) in zip(kept_together(workload, of_call(settings), output), workload, strict=True):
+        sparse, dense = own[0], [o for o in own if isinstance(o, torch.Tensor)]
+        assert isinstance(sparse, SparseTensor)
+        patterns, packed = [sparse._pattern], made.packed([sparse], shared.of((sparse._values,)))
+        found.append(wrap(made, made.result(patterns, [sparse._values], dense, packed), patterns, drop_zeros))
+    return tuple(found)
+
+
+def _workload(equations: Sequence[str], x: Any, operands: Sequence[Any]) -> Workload:
+    """Equations with their operands, prepared."""
+    if isinstance(equations, str) or len(equations) != len(operands) or not equations:
+        raise EquationError(
+            "compile_many takes a list of equations, and for each of them its dense operands; found "
+            f"{'one text' if isinstance(equations, str) else f'{len(equations)} equations'} and {len(operands)} lists"
+        )
+    sparse = SparseTensor.coerce(x)
+    if sparse is None:
+        raise EquationError(f"compile_many takes a sparse operand after the equations, found {type(x).__name__}")
+    each = [[own] if isinstance(own, torch.Tensor) else own for own in operands]
+    return [_prepared((text, sparse, *own)) for text, own in zip(equations, each, strict=True)]
 
 
 def explain(*args: Any, **settings: Any) -> Explanation:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from sparsetc.api import OPERATIONS, einsum, register_op
+from sparsetc.api import OPERATIONS, einsum, einsum_many, register_op
 from sparsetc.contraction.canonical import check_operand
 from sparsetc.contraction.output import without_zeros
 from sparsetc.errors import EquationError, ShapeError
@@ -33,27 +33,39 @@ Result = torch.Tensor | SparseTensor
 
 
 @register_op
-def mttkrp(x: Any, factors: Sequence[torch.Tensor | None], mode: int, **settings: Any) -> Result:
+def mttkrp(
+    x: Any, factors: Sequence[torch.Tensor | None], mode: int | None = None, **settings: Any
+) -> Result | tuple[Result, ...]:
     """Matricised tensor times Khatri-Rao product: ``"ijk,jr,kr->ir"`` for order 3 and mode 0.
 
     Args:
         x: sparse, of any order >= 2.
         factors: one (size, rank) matrix a mode, in order; the one of `mode` is not read and may be None.
-        mode: the mode that is kept; negative counts from the end.
+        mode: the mode that is kept; negative counts from the end. None is every mode, by the same factors: these are
+            planned together and may share one copy of x, as `compile_many` says.
         settings: as for `einsum`.
 
     Returns:
-        (size of `mode`, rank), dense (as all here, unless ``output="sparse"`` asks otherwise).
+        (size of `mode`, rank), dense (as all here, unless ``output="sparse"`` asks otherwise); a tuple of these, one a
+        mode, where `mode` is None.
     """
     sparse = _sparse(x, "mttkrp")
-    mode = _mode(sparse, mode, "mttkrp")
-    matrices = _one_a_mode(sparse, factors, mode, "mttkrp", "factors")
-    letters, rank = letters_of(sparse.order, 1, "mttkrp")
+    if mode is not None:
+        own, matrices = _mttkrp(sparse, factors, _mode(sparse, mode, "mttkrp"))
+        return einsum(own, sparse, *matrices, **settings)
+    each = [_mttkrp(sparse, factors, m) for m in range(sparse.order)]
+    return einsum_many([text for text, _ in each], sparse, [matrices for _, matrices in each], **settings)
+
+
+def _mttkrp(x: SparseTensor, factors: Sequence[torch.Tensor | None], mode: int) -> tuple[str, list[torch.Tensor]]:
+    """The equation of one mode, and its dense operands."""
+    matrices = _one_a_mode(x, factors, mode, "mttkrp", "factors")
+    letters, rank = letters_of(x.order, 1, "mttkrp")
     ranks = {m: f.shape[1] for m, f in matrices.items()}
     if len(set(ranks.values())) > 1:
         raise ShapeError(f"mttkrp: the factors must have one rank, found {_by_mode(ranks)}")
     terms = [letters[m] + rank for m in matrices]
-    return einsum(equation(letters, terms, letters[mode] + rank), sparse, *matrices.values(), **settings)
+    return equation(letters, terms, letters[mode] + rank), list(matrices.values())
 
 
 @register_op

@@ -208,7 +208,7 @@ def poisoned() -> Iterator[None]:
 
 # --- the matrix of operations -----------------------------------------------------------------------------------------
 
-MODES = "ijklm"
+MODES = "ijklmn"
 
 
 def mttkrp(order: int, mode: int) -> str:

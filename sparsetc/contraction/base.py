@@ -102,8 +102,13 @@ class Contraction(Protocol):
     ) -> torch.Tensor:
         """The gradient for one of values and dense operands, given that of the result; outside autograd."""
 
-    def packed(self, operands: Sequence[SparseTensor]) -> Values | None:
-        """Values as the storages have them; None where each call reads them as they are."""
+    def packed(self, operands: Sequence[SparseTensor], known: dict[Any, torch.Tensor] | None = None) -> Values | None:
+        """Values as the storages have them; None where each call reads them as they are.
+
+        Args:
+            operands: the sparse operands.
+            known: values that other contractions of the same operands packed; those of this one are added.
+        """
 
     def ptx(self, target: str) -> str:
         """The assembly for a named target."""
@@ -139,7 +144,7 @@ class Compiled:
         """The pattern of a sparse operand, with nothing kept."""
         return self._bare[number]
 
-    def packed(self, operands: Sequence[SparseTensor]) -> Values | None:
+    def packed(self, operands: Sequence[SparseTensor], known: dict[Any, torch.Tensor] | None = None) -> Values | None:
         """None, since values are read at each call."""
         return None
 

@@ -24,6 +24,7 @@ from sparsetc.contraction.step import Step
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
 from sparsetc.options import Options
+from sparsetc.planner.choice import Choice
 from sparsetc.support.warn import warn_once
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -40,13 +41,14 @@ class Single(Compiled):
         form: str,
         repeated: bool,
         entries: Entries | None = None,
+        choice: Choice | None = None,
     ) -> None:
         super().__init__(bound, operands, settings, form)
         first = next(o for o in operands if isinstance(o, SparseTensor))
         self._entries, self._sizes = entries, tuple(first._values.shape[1:])
         if entries is None:
             own = [o.expand_dense() if isinstance(o, SparseTensor) else o for o in operands]
-            self.step = Step(bound, own, settings, form, repeated)
+            self.step = Step(bound, own, settings, form, repeated, choice=choice)
         else:
             own = entries.operands(operands)
             self.step = Step(entries.bound, own, settings, entries.form, repeated, entries.plain_sum)
@@ -150,9 +152,9 @@ class Single(Compiled):
         found = self.step.gradient(pattern, operand, own, others, upstream)
         return found if operand else found.reshape(values[0].shape)
 
-    def packed(self, operands: Sequence[SparseTensor]) -> Values | None:
+    def packed(self, operands: Sequence[SparseTensor], known: dict[Any, torch.Tensor] | None = None) -> Values | None:
         """Values as the step's parts store them; None where they are dense operands of it."""
-        return self.step.pack(operands[0].expand_dense()) if self._entries is None else None
+        return self.step.pack(operands[0].expand_dense(), known) if self._entries is None else None
 
     def ptx(self, target: str) -> str:
         """The assembly of the step's kernels."""
@@ -191,9 +193,14 @@ def wrap(made: Contraction, found: torch.Tensor, patterns: Sequence[Pattern], dr
 
 
 def contraction(
-    bound: Bound, operands: Sequence[Operand], settings: Options, form: str, repeated: bool = False
+    bound: Bound,
+    operands: Sequence[Operand],
+    settings: Options,
+    form: str,
+    repeated: bool = False,
+    choice: Choice | None = None,
 ) -> Contraction:
-    """Compile an einsum; `repeated` as `canonicalise` takes it."""
+    """Compile an einsum; `repeated` as `canonicalise` takes it, `choice` as `Step` does, where there is one step."""
     from sparsetc.runtime import library
 
     # Gradients are made, and copies compiled, in the precision that was in force here.
@@ -210,7 +217,8 @@ def contraction(
 
             made = Blocked(bound, operands, settings, form, repeated)
         else:
-            made = of_entries(bound, operands, settings, form, repeated, Entries.of(bound, operands, settings, form))
+            entries = Entries.of(bound, operands, settings, form)
+            made = of_entries(bound, operands, settings, form, repeated, entries, choice)
     library.known(made, sparse)
     return made
 
@@ -222,13 +230,14 @@ def of_entries(
     form: str,
     repeated: bool,
     entries: Entries | None,
+    choice: Choice | None = None,
 ) -> Contraction:
     """Compile an einsum of operands that are in no blocks, by their entries where it has an einsum of these."""
     if len(bound.einsum.sparse) > 1 and entries is None:
         from sparsetc.pair import Several  # imported where an einsum has two sparse operands, which few have
 
         return Several(bound, operands, settings, form)
-    return Single(bound, operands, settings, form, repeated, entries)
+    return Single(bound, operands, settings, form, repeated, entries, choice)
 
 
 def compiled(text: str, operands: Sequence[Operand], settings: Options, form: str) -> Contraction:

@@ -40,8 +40,15 @@ class Kernel:
     equation, operands and settings, and is compiled again where it is loaded.
     """
 
-    def __init__(self, contraction: Contraction, operands: Sequence[SparseTensor], drop_zeros: bool = False) -> None:
+    def __init__(
+        self,
+        contraction: Contraction,
+        operands: Sequence[SparseTensor],
+        drop_zeros: bool = False,
+        shared: SharedValues | None = None,
+    ) -> None:
         self.contraction, self.operands, self.drop_zeros = contraction, tuple(operands), drop_zeros
+        self._shared = shared
         self._patterns = tuple(o._pattern for o in operands)
         self._values = tuple(o._values for o in operands)
         self._packed: Values | None = None
@@ -53,7 +60,9 @@ class Kernel:
         if torch.compiler.is_compiling() or traced_by_modes():
             return
         self._versions = tuple(map(version_of, self._values))
-        self._packed = self.contraction.packed(self.operands)
+        learned = any(v.requires_grad for v in self._values)
+        known = None if self._shared is None or learned else self._shared.of((*self._values, *self._versions))
+        self._packed = self.contraction.packed(self.operands, known)
 
     # -- calls ------------------------------------------------------------------------------------------------------
     def __call__(self, *dense: torch.Tensor, values: NewValues | None = None) -> Result:
@@ -211,6 +220,25 @@ class Kernel:
     def __repr__(self) -> str:
         where = self.path.name if len(self.operands) == 1 else f"{self.nnz:,} nonzeros"
         return f'Kernel("{self.equation}", plan {self.plan.name}, {self.backend}, {where})'
+
+
+class SharedValues:
+    """Packed values that kernels of the same sparse operands have in common, until torch counts a change of them."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[Sequence[torch.Tensor | int | None], dict[Any, torch.Tensor]] = (), {}
+
+    def of(self, what: Sequence[torch.Tensor | int | None]) -> dict[Any, torch.Tensor]:
+        """What was packed of these very values, of these versions, by what it is known by; to be added to."""
+        kept, found = self._kept
+        same = len(kept) == len(what) and all(
+            one is other if isinstance(one, torch.Tensor) else one == other
+            for one, other in zip(kept, what, strict=True)
+        )
+        if not same or None in [one for one in what if not isinstance(one, torch.Tensor)]:
+            found = {}
+            self._kept = what, found
+        return found
 
 
 def version_of(values: torch.Tensor) -> int | None:

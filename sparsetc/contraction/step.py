@@ -7,33 +7,32 @@ differentiable function from values and dense operands to the result's rows.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from string import ascii_letters
+from typing import Any
 
 import torch
 
 from sparsetc.codegen.launch import TritonPrograms, Values, accumulator
 from sparsetc.contraction.autograd import apply, followed
-from sparsetc.contraction.canonical import canonicalise
 from sparsetc.contraction.dense import Finite, resolved
+from sparsetc.contraction.facts import Facts, in_place
 from sparsetc.contraction.gradients import At, Rule
 from sparsetc.contraction.integers import fitted, summed_dtype
-from sparsetc.contraction.output import Slotted, output_of
+from sparsetc.contraction.output import Slotted
 from sparsetc.contraction.prepare import Preparation
 from sparsetc.device.lookup import of_backend
 from sparsetc.errors import EquationError, PlanError
 from sparsetc.explain import Explanation, OperandReport, device_name
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.program.tile import TileProgram
-from sparsetc.options import Options, in_force, with_settings
+from sparsetc.options import Options, with_settings
 from sparsetc.planner.choice import Choice
 from sparsetc.planner.choose import choose
-from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import plan_of_derived
-from sparsetc.planner.statistics import Counts
 from sparsetc.runtime.autocast import without_autocast
 from sparsetc.runtime.segments import in_order
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
@@ -53,6 +52,7 @@ class Step:
         form: str,
         repeated: bool = False,
         plain_sum: bool | None = None,
+        choice: Choice | None = None,
     ) -> None:
         """Plan, pack and generate.
 
@@ -64,28 +64,19 @@ class Step:
             repeated: as `canonicalise` takes it.
             plain_sum: whether the result is a sum of one operand, which torch gives integers of 64 bits; None for what
                 the einsum says.
+            choice: of the plan, where it was chosen together with those of other einsums.
         """
         self.number = next(_numbers)
-        x = operands[bound.einsum.sparse[0]]
-        assert isinstance(x, SparseTensor)
-        self.canonical, own = canonicalise(bound, operands, repeated)
-        canonical = self.canonical
+        facts = Facts.of(bound, operands, settings, form, repeated)
+        x, canonical = facts.x, facts.canonical
+        self.canonical, self.output, self.problem = canonical, facts.output, facts.problem
         self.settings, self.form, self.dtype = settings, form, x.dtype
-        self._x = x._bare()
-        self.backend = "torch" if x.dtype.is_complex else settings.effective_backend(x.device)
-        self.output = output_of(canonical, x, own, form)
-        settings.check_memory(
-            self.output.rows * self.output.width * accumulator(x.dtype).itemsize,
-            x.device,
-            f"the result of {canonical.written.einsum.text or canonical.written}",
-        )
-        counts = Counts(canonical.coords, canonical.shape, own.counts, own.cache)
-        self.problem = Problem.of(canonical, self.output, x, counts, self.backend, settings)
+        self._x, self.backend = x._bare(), self.problem.backend
         self.slotted = Slotted(canonical, self.output, x)
         with self.in_place():
-            self.choice: Choice = choose(settings.plan, self.problem)
+            self.choice: Choice = choice or choose(settings.plan, self.problem)
         self.preparation = Preparation(self.problem, canonical, self.output, x.nnz, self.dtype, settings)
-        made = self.preparation.prepare(self.choice.plan, own.cache)
+        made = self.preparation.prepare(self.choice.plan, facts.own.cache)
         self.plan, self.filled, self.parts = made.plan, made.filled, made.parts
         self.executable, self.arrays = made.executable, made.arrays
         e = canonical.written.einsum
@@ -113,33 +104,39 @@ class Step:
         self.derived = with_settings(settings, {"plan": plan_of_derived(settings.plan)})
         """The settings of gradients and batches."""
 
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
+    def in_place(self) -> AbstractContextManager[None]:
         """A block under the step's own options, on its own GPU, whose rates are looked up there."""
-        device = self.canonical.device
-        with in_force(self.settings), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            yield
+        return in_place(self.settings, self.canonical.device)
 
     # -- values -----------------------------------------------------------------------------------------------------
-    def pack(self, x: SparseTensor) -> Values | None:
+    def pack(self, x: SparseTensor, known: dict[Any, torch.Tensor] | None = None) -> Values | None:
         """The values of a tensor of the pattern as the parts store them; packed before, where they have not changed.
 
         None while a transform of `torch.func` is active, which would follow them.
+
+        Args:
+            x: the tensor.
+            known: its values as parts of other einsums store them, to which those of this one are added.
         """
         if transforming():
             return None
-        found = [x._packed(key) for key in self._value_keys]
-        if any(f is None for f in found):
-            found = [x._pack(k, v) for k, v in zip(self._value_keys, self.packed_values(x._values), strict=True)]
+        own = {} if known is None else known
+        found = [x._packed(key) if key not in own else own[key] for key in self._value_keys]
+        if missing := [n for n, f in enumerate(found) if f is None]:
+            for n, packed in zip(missing, self.packed_values(x._values, missing), strict=True):
+                found[n] = x._pack(self._value_keys[n], packed)
+        own.update(zip(self._value_keys, found, strict=True))  # type: ignore[arg-type]
         return found
 
-    def packed_values(self, values: torch.Tensor) -> list[torch.Tensor]:
-        """(nnz,) values as the parts store them."""
+    def packed_values(self, values: torch.Tensor, parts: Sequence[int] | None = None) -> list[torch.Tensor]:
+        """(nnz,) values as the parts store them, or as some of them do, by number."""
+        numbers = range(len(self.parts)) if parts is None else parts
         own = resolved(values.detach() if values.requires_grad else values)
         own = own if own.dtype == self._wide else own.to(self._wide)
         with without_autocast(own.device):
-            packed = [part.packed.pack_values(own) for part in self.parts]
-        return [p if p.dtype == t else p.to(t) for p, (_, t) in zip(packed, self._value_keys, strict=True)]
+            packed = [self.parts[n].packed.pack_values(own) for n in numbers]
+        types = [self._value_keys[n][1] for n in numbers]
+        return [p if p.dtype == t else p.to(t) for p, t in zip(packed, types, strict=True)]
 
     def packed_or_ones(self, values: torch.Tensor | None) -> Values:
         """(nnz,) values as the parts store them; those of the pattern, 1 at each nonzero, where there are none."""

@@ -25,7 +25,9 @@ FIXED = ("coo", "fiber", "rows", "coo+rows", "fiber+rows")
 """Plans of one sparse operand whose formats their names say."""
 PAIRED_PLANS = ("bcb", "scalar", "dense", "bcb+scalar")
 """Plans of two sparse operands."""
-PLAN_NAMES = ("auto", "hls", "window", "1-sa", *FIXED, *PAIRED_PLANS)
+SHARED = ("mm-csf",)
+"""Plans that store nonzeros alike for every einsum, so that one packed copy serves them all."""
+PLAN_NAMES = ("auto", "hls", "window", "1-sa", *FIXED, *SHARED, *PAIRED_PLANS)
 """Every plan that comes with the package, as ``plan=`` takes it."""
 
 SIDE = "side_"

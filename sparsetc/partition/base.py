@@ -32,7 +32,7 @@ class Partition:
 
 
 PARTITIONS: dict[str, Partition] = {}
-OWN = ("all", "row_similarity", "run_length", "threshold")
+OWN = ("all", "mixed_mode", "row_similarity", "run_length", "threshold")
 """Names of the rules that come with the package."""
 F = TypeVar("F", bound=Deal)
 

@@ -6,7 +6,7 @@ by its storage, so einsums whose plans store nonzeros alike share the arrays, an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,12 @@ class Dealing:
         return found
 
 
+def storage_keys(plan: Plan, kept: tuple[int, ...]) -> list[Hashable]:
+    """What the arrays of each part depend on: parts of one key are packed once, whatever plans they are of."""
+    dealing, shares = Dealing.of(plan.partition, plan.options, kept), plan.shares or range(len(plan.parts))
+    return [("storage", dealing, n, p.format, p.storage) for n, p in zip(shares, plan.parts, strict=True)]
+
+
 def stored_parts(
     plan: Plan, coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...], cache: Lru[Any, Any]
 ) -> list[Packed]:
@@ -62,9 +68,8 @@ def stored_parts(
     """
     dealing = Dealing.of(plan.partition, plan.options, kept)
     found: list[Packed] = []
-    for number, part in enumerate(plan.parts):
-        key = ("storage", dealing, plan.shares[number] if plan.shares else number, part.format, part.storage)
-        packed = cache.get(key)
+    for number, key in enumerate(storage_keys(plan, kept)):
+        part, packed = plan.parts[number], cache.get(key)
         if packed is None:
             own = taken(plan, dealing.shares(coords, shape, cache))[number]
             own = None if own is None or own.numel() == coords.shape[1] else own  # all of none, too

@@ -13,7 +13,7 @@ from typing import TypeVar
 from sparsetc.errors import PlanError
 from sparsetc.formats.base import unknown_parameter
 from sparsetc.ir.plan import FIXED, PAIRED_PLANS, Plan, requested, verify
-from sparsetc.planner.choice import Choice, choice_of
+from sparsetc.planner.choice import Choice, Estimate, choice_of
 from sparsetc.planner.estimate import suited
 from sparsetc.planner.method import Method
 from sparsetc.planner.problem import Problem
@@ -63,7 +63,12 @@ def chosen(problem: P, known: Mapping[str, Method[P]], request: Plan) -> Choice:
     first = known.get(preferred(request))
     if first and (found := list(first.estimates(problem))):
         return choice_of(found, "preferred where it applies")
-    return choice_of([found for method in known.values() for found in method.estimates(problem)])
+    return choice_of(considered(problem, known))
+
+
+def considered(problem: P, known: Mapping[str, Method[P]]) -> list[Estimate]:
+    """What ``"auto"`` considers for an einsum by itself."""
+    return [found for method in known.values() if method.alone for found in method.estimates(problem)]
 
 
 def _names(known: Mapping[str, Method[Problem]]) -> str:

@@ -32,6 +32,8 @@ class Method(ABC, Generic[P]):
 
     name: str
     """The name of the method's plans."""
+    alone: bool = True
+    """Whether ``"auto"`` considers the method for an einsum by itself, and not only for several that share a copy."""
 
     @abstractmethod
     def estimates(self, problem: P) -> Iterable[Estimate]:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from sparsetc.errors import PlanError
 from sparsetc.formats.base import OWN
-from sparsetc.ir.plan import PLAN_NAMES, Plan, requested
+from sparsetc.ir.plan import PLAN_NAMES, SHARED, Plan, requested
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.requests import plan_preferring, preferred
@@ -67,4 +67,5 @@ def plan_of_derived(wanted: str | Plan) -> str | Plan:
     """
     plan = requested(wanted)
     name = preferred(plan) or plan.name
-    return plan_preferring(name) if name in PLANS and PLANS[name].shared else "auto"
+    shared = PLANS[name].shared if name in PLANS else name in SHARED
+    return plan_preferring(name) if shared else "auto"

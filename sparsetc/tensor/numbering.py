@@ -65,6 +65,57 @@ def numbered(rows: Rows, sizes: Sequence[int], n: int, like: torch.Tensor, ascen
     return Numbering(rank, tuple(row[representatives] for row in rows), representatives.numel())
 
 
+def narrow_ranks(rows: Rows, sizes: Sequence[int], like: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Number tuples in lexicographic order, in little memory.
+
+    Args:
+        rows: (n,) a mode, below `sizes`.
+        sizes: of the modes.
+        like: (n,) int64, on the device wanted.
+
+    Returns:
+        (n,) the number of each tuple, int32 where that holds them all; how many different tuples there are.
+    """
+    return _ranked(*linear_key(rows, sizes, like))
+
+
+def linear_key(rows: Rows, sizes: Sequence[int], like: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """(n,) one int64 key a tuple, whose order is the lexicographic one, and what all keys are below.
+
+    Where sizes multiply to more than 2**63, the first modes are numbered, and their numbers stand for them. The key of
+    one mode is the row itself.
+    """
+    key, spread = torch.zeros_like(like) if not rows else rows[0], sizes[0] if rows else 1
+    for own, (row, size) in enumerate(zip(rows[1:], sizes[1:], strict=True)):
+        if spread * size > crd.INT64_SIZES:
+            number, spread = _ranked(key, spread)
+            key = number.long()
+        if spread * size > crd.INT64_SIZES:
+            number, size = _ranked(row, size)
+            row = number.long()
+        key = torch.add(row, key, alpha=size) if own == 0 else key.mul_(size).add_(row)
+        spread *= size
+    return key, spread
+
+
+def _ranked(key: torch.Tensor, spread: int) -> tuple[torch.Tensor, int]:
+    """(n,) the numbers of keys below `spread`, int32 where that holds them; how many different ones there are."""
+    n = key.numel()
+    dtype = torch.int32 if n <= INT32_MAX else torch.int64
+    if not n:
+        return key.to(dtype), 0
+    if spread <= 2 * n + FEW:
+        marked = torch.zeros(spread, dtype=torch.bool, device=key.device).index_fill_(0, key, True)
+        number = torch.cumsum(marked, 0, dtype=dtype)
+        return number.index_select(0, key).sub_(1), int(number[-1])
+    found, order = torch.sort(narrowed(key, spread))
+    fresh = torch.ones_like(found, dtype=torch.bool)
+    torch.ne(found[1:], found[:-1], out=fresh[1:])
+    del found
+    number = torch.cumsum(fresh, 0, dtype=dtype).sub_(1)
+    return torch.empty_like(number).scatter_(0, order, number), int(number[-1]) + 1
+
+
 def markable(keys: int, n: int) -> bool:
     """Whether `n` keys below `keys` had better be marked than sorted."""
     return keys <= MARKS * n + FEW

@@ -284,7 +284,7 @@ def cache_info() -> CacheInfo:
     stored = [value for value in kept if isinstance(value, Packed)]
     return CacheInfo(
         patterns=len(_used),
-        kernels=sum(hasattr(value, "steps") for value in kept),
+        kernels=sum(hasattr(one, "steps") for value in kept for one in (value if type(value) is tuple else (value,))),
         storages=len(stored),
         nbytes=sum(p.nbytes for p in stored),
         foreign=foreign.count(),

@@ -1,25 +1,17 @@
-"""Mixed-mode fibers, written outside of the package, by the generated Triton source and its interpreter."""
+"""Mixed-mode fibers, by the generated Triton source and its interpreter."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from cases import OPERATIONS, PATTERNS, SIZES, TOLERANCE, Problem, check, mttkrp, random_sparse, random_values
-from extensions import example
+from cases import OPERATIONS, PATTERNS, SIZES, TOLERANCE, Problem, check, mttkrp, random_values
+from mixed_mode_cases import crossed
 
 import sparsetc as stc
 from sparsetc.codegen.launch import TritonPrograms
 from sparsetc.formats import Packed
 
-PLAN = "mixed-mode"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _registered() -> Iterator[None]:
-    with example("mixed_mode"):
-        yield
+PLAN = "mm-csf"
 
 
 @pytest.mark.parametrize("name", [name for name in OPERATIONS if name != "vector"])
@@ -52,7 +44,7 @@ def test_fibers_longer_than_a_lane_takes() -> None:
 
 
 def test_gradients_read_the_same_parts() -> None:
-    x = random_sparse((7, 9, 5), "random", torch.float64)
+    x = crossed(3, torch.float64)
     factors = [random_values((n, 4), torch.float64, n) for n in x.shape]
 
     def gradients(plan: str) -> tuple[torch.Tensor, ...]:

@@ -1,0 +1,82 @@
+"""``mm-csf``: one copy of the nonzeros for the einsums of all modes, in fibers along every mode (MM-CSF).
+
+In: a `Problem` and counts of its pattern. Out: a `Candidate` with a forest of fibers for each mode. No storage depends
+on the einsum: the output's modes may be the root of a forest, in its middle or its leaves, and lowering finds at which
+level results are added (the slice, fiber and nonzero algorithms of section 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sparsetc.errors import PlanError
+from sparsetc.ir.plan import Part, Plan, Storage
+from sparsetc.planner.candidate import CPU_ITEM_NNZ, Candidate
+from sparsetc.planner.method import OperandMethod
+from sparsetc.planner.methods.fibers import MAX_FIBER_LEN, expected_fibers
+from sparsetc.planner.problem import Problem
+from sparsetc.planner.schedule import DOT_LANES, schedule_of
+from sparsetc.planner.statistics import Counts
+
+PARTITION = "mixed_mode"
+ITEM_NNZ = 512
+"""Most nonzeros of a forest that one work item takes on a GPU. Not measured."""
+ROOT_BLOCKS = 4
+"""Blocks of fibers that a slice must fill on average for slices to be apart. A slice's last block is half empty: with
+so many, a tenth is padding at most, and with fewer a forest without a root takes less memory (like nell-2, 2 %: 2.3
+bytes a nonzero beside the values in place of 3.5, and 4.0 of values in place of 6.0)."""
+
+
+class MixedMode(OperandMethod):
+    """A forest of fibers for each mode; for a single einsum only where it is asked for."""
+
+    name, alone = "mm-csf", False
+
+    def candidates(self, problem: Problem, counts: Counts) -> Iterable[Candidate]:
+        """The one candidate, where it applies."""
+        return () if self._fault(problem) else (mixed_mode(problem, counts),)
+
+    def candidate(self, problem: Problem, counts: Counts, request: Plan) -> Candidate:
+        """The candidate, or why there is none."""
+        if fault := self._fault(problem):
+            raise PlanError(f'plan {self.name!r} does not apply to "{problem.equation}": {fault}')
+        return mixed_mode(problem, counts)
+
+    def _fault(self, problem: Problem) -> str:
+        """Why there are no forests; empty where there are."""
+        if problem.order < 2:
+            return "a vector has no fibers to choose from"
+        if problem.ordered:
+            return 'forests add to the same rows in no order, which is not deterministic; take "coo", "fiber" or "rows"'
+        return ""
+
+
+def mixed_mode(problem: Problem, counts: Counts) -> Candidate:
+    """A forest for each mode, of the nonzeros that the partition deals to it."""
+    schedule, parts, expected = schedule_of(problem, blocks=True), [], []
+    for along, share in enumerate(counts.shares(PARTITION)):
+        storage = forest(along, share, problem.backend == "triton")
+        parts.append(Part("fiber", storage, schedule, share.nnz, label=f"fibers along mode {along}"))
+        expected.append(expected_fibers(problem, share, storage, schedule))
+    return Candidate(Plan(MixedMode.name, tuple(parts), partition=PARTITION), tuple(expected))
+
+
+def forest(along: int, share: Counts, on_gpu: bool) -> Storage:
+    """Fibers along a mode, those of a slice together; the slices are of the mode that has fewest of them.
+
+    On a GPU there are no slices where they would fill too few blocks of fibers: each fiber then has all of its own
+    coordinates, and fibers of one length are together, wherever they lie.
+    """
+    others = [m for m in range(len(share.shape)) if m != along]
+    root = min(others, key=lambda m: share.distinct((m,)))
+    apart = len(others) > 1 and (not on_gpu or _fills_blocks(share, tuple(others), root))
+    item = (root,) if apart else ()
+    middle = tuple(m for m in others if m not in item)
+    if on_gpu:
+        return Storage(item, middle, (along,), DOT_LANES, MAX_FIBER_LEN, ITEM_NNZ, narrow=True)
+    return Storage(item, middle, (along,), max_item_nnz=CPU_ITEM_NNZ)
+
+
+def _fills_blocks(share: Counts, others: tuple[int, ...], root: int) -> bool:
+    pieces = share.distinct(others) + share.nnz // MAX_FIBER_LEN
+    return pieces >= ROOT_BLOCKS * DOT_LANES * share.distinct((root,))

@@ -1,0 +1,178 @@
+"""Which plans several einsums of one sparse operand take together, since they may share a copy of it.
+
+In: the einsums' problems, the plan that is asked for, bytes that copies may take. Out: a `Choice` for each. A plan that
+suits one output packs a copy of the nonzeros for it, and ``mm-csf`` one for all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import inf
+
+from sparsetc.ir.nest.view import View
+from sparsetc.ir.plan import SHARED, Plan, requested
+from sparsetc.ir.program.cost import Cost, Statistics
+from sparsetc.partition import storage_keys
+from sparsetc.planner.candidate import Candidate
+from sparsetc.planner.choice import Choice, Estimate, ranked
+from sparsetc.planner.choose import choose, considered
+from sparsetc.planner.methods import methods
+from sparsetc.planner.pricing import costs, views
+from sparsetc.planner.problem import Problem
+from sparsetc.planner.requests import preferred
+
+BLOCK = 8
+"""Bytes of ``block_ptr`` and ``block_full`` for a block of fibers."""
+MOST_SETS = 1 << 13
+"""Sets of plans that are compared; of many einsums fewer plans of each are considered."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """A plan of one of the einsums."""
+
+    estimate: Estimate
+    copies: dict[Hashable, int]
+    """Bytes of what each part stores, its values included, by what its arrays depend on."""
+    other: bool
+    """Whether another plan was asked for."""
+    seconds: float
+    """Seconds of a call; infinitely many where the plan does not fit."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the plan's own parts."""
+        return sum(self.copies.values())
+
+
+def choose_together(
+    wanted: str | Plan, problems: Sequence[Problem], limit: int
+) -> list[tuple[Choice, str | Plan]] | None:
+    """A choice for each einsum: the set of plans that is expected to be fastest, of those whose copies fit.
+
+    Where ``"auto"`` is asked for, all plans that it considers of each einsum are weighed, and the shared copy. Where a
+    plan is named, it is taken wherever its copies fit, and the shared copy for as many of the others as must be.
+
+    Args:
+        wanted: a plan's name, a request or a plan.
+        problems: of einsums of one pattern.
+        limit: bytes that all packed copies together may take, with their values.
+
+    Returns:
+        A choice, and the request by which it is made again, for each einsum.
+        None where there is nothing to weigh: a plan was given with its parts, or the shared one is asked for.
+    """
+    request = requested(wanted)
+    if not request.is_request or request.name in SHARED or preferred(request) or len(problems) < 2:
+        return None
+    options = [_options(request, problem) for problem in problems]
+    most = max(2, int(MOST_SETS ** (1 / len(options))))
+    few = [_worth_trying(own, most) for own in options]
+    sets = product(*few) if most ** len(options) <= MOST_SETS else _uniform(few)
+    best = min(sets, key=lambda chosen: _order(chosen, limit))
+    fastest = [min(own, key=lambda o: (o.other, o.seconds)) for own in few]
+    reason = _reason(best, fastest, limit, request.name)
+    return [(_choice(one, own, reason), _again(one, own, wanted)) for one, own in zip(best, options, strict=True)]
+
+
+def _options(request: Plan, problem: Problem) -> list[Option]:
+    """The plans of one einsum, the fastest first, and the shared ones."""
+    shared = [found for name in SHARED for found in methods()[name].estimates(problem)]
+    if request.name == "auto":
+        first, *others = [_option(e, problem, False) for e in ranked(considered(problem, methods()))]
+        least = min((o.seconds for o in others), default=inf)
+        # Of plans that the cost model does not tell apart, the first is the simplest.
+        first = replace(first, seconds=min(first.seconds, least))
+        return [first, *others, *(_option(e, problem, False) for e in shared)]
+    found = choose(request, problem)
+    named = Estimate(found.considered[0][0], found.plan, found.seconds or None, found.expected)
+    return [_option(named, problem, False), *(_option(e, problem, True) for e in shared)]
+
+
+def _option(estimate: Estimate, problem: Problem, other: bool) -> Option:
+    candidate = Candidate(estimate.plan, estimate.expected)
+    each = zip(costs(candidate, problem), views(candidate, problem), estimate.expected, strict=True)
+    nbytes = [_stored(cost, view, sizes) for cost, view, sizes in each]
+    copies = dict(zip(storage_keys(estimate.plan, problem.kept), nbytes, strict=True))
+    return Option(estimate, copies, other, inf if estimate.total is None else estimate.total)
+
+
+def _stored(cost: Cost, view: View, sizes: Statistics) -> int:
+    """Bytes of a part: what its program streams, and what it reads once a block."""
+    if not sizes.nnz:
+        return 0
+    return cost.once.at(sizes.symbols) + (BLOCK * sizes.fibers // view.lanes if view.blocks else 0)
+
+
+def _worth_trying(options: Sequence[Option], most: int) -> list[Option]:
+    """The first, the shared ones, the smallest, and of the others the fastest."""
+    shared = [o for o in options if o.estimate.plan.name in SHARED]
+    own = [o for o in options if o not in shared]
+    first = [*own[:1], *shared, min(options, key=lambda o: (o.nbytes, o.seconds))][:most]
+    found: list[Option] = []
+    for option in (*first, *own):
+        if option not in found and len(found) < most:
+            found.append(option)
+    return found
+
+
+def _uniform(options: Sequence[Sequence[Option]]) -> list[tuple[Option, ...]]:
+    """The sets of the n-th option of every einsum."""
+    return [tuple(own[min(n, len(own) - 1)] for own in options) for n in range(max(map(len, options)))]
+
+
+def copied(chosen: Sequence[Option]) -> int:
+    """Bytes of all copies that a set of plans packs."""
+    copies: dict[Hashable, int] = {}
+    for option in chosen:
+        for key, nbytes in option.copies.items():
+            copies[key] = max(nbytes, copies.get(key, 0))
+    return sum(copies.values())
+
+
+def _order(chosen: Sequence[Option], limit: int | None) -> tuple[float, ...]:
+    """By which the best set is the least: what does not fit is the last, and there the smallest is the best."""
+    nbytes, seconds = copied(chosen), sum(o.seconds for o in chosen)
+    if limit is not None and nbytes > limit:
+        return (1, nbytes, seconds)
+    return (0, sum(o.other for o in chosen), seconds, nbytes)
+
+
+def _reason(best: Sequence[Option], fastest: Sequence[Option], limit: int, wanted: str) -> str:
+    """Why the set was taken, for a reader of any of its plans."""
+    asked = (
+        "the fastest of the sets of plans"
+        if wanted == "auto"
+        else f"most by {wanted!r}, which was asked for, of the sets"
+    )
+    nbytes, shared = copied(best), _in_common(best)
+    one = f", one copy serving {shared} of them" if shared > 1 else ""
+    said = f"planned together with {len(best) - 1} other einsums, {nbytes:,} bytes stored for all{one}"
+    if nbytes > limit:
+        return f"{said}: no set of plans fits {limit:,} bytes, and this is the smallest"
+    if copied(fastest) > limit:
+        return f"{said}: {asked} that fit {limit:,} bytes; without a limit {copied(fastest):,} would be"
+    return f"{said}: {'the fastest set of plans' if wanted == 'auto' else 'by name'}"
+
+
+def _in_common(chosen: Sequence[Option]) -> int:
+    """How many of the einsums store nothing that no other one reads."""
+    uses = Counter(key for option in chosen for key, nbytes in option.copies.items() if nbytes)
+    return sum(all(uses[key] > 1 for key, nbytes in option.copies.items() if nbytes) for option in chosen)
+
+
+def _choice(option: Option, options: Sequence[Option], reason: str) -> Choice:
+    e = option.estimate
+    plan = replace(e.plan, reason="; ".join(filter(None, (reason, e.plan.reason))))
+    timed = sorted(options, key=lambda o: o.estimate.total or inf)
+    return Choice(plan, tuple((o.estimate.name, o.estimate.total) for o in timed), e.expected, e.seconds or ())
+
+
+def _again(option: Option, options: Sequence[Option], wanted: str | Plan) -> str | Plan:
+    if option is options[0]:
+        return wanted
+    own = option.estimate.plan
+    return Plan(own.name) if own.name in SHARED else own
