@@ -6,13 +6,13 @@ once, before the first iteration.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from sparsetc.api import compile
+from sparsetc.api import compile, compile_many
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.ops import equation, letters_of
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -34,14 +34,8 @@ class ModeKernel:
 
 def mode_kernels(x: SparseTensor, rank: int, modes: Iterable[int], **settings: Any) -> dict[int, ModeKernel]:
     """MTTKRP of each mode, ``"ijk,jr,kr->ir"``: (size of the mode, rank)."""
-    letters, rank_letter = letters_of(x.order, 1, "cp")
-    made = {}
-    for mode in modes:
-        others = [m for m in range(x.order) if m != mode]
-        text = equation(letters, [letters[m] + rank_letter for m in others], letters[mode] + rank_letter)
-        tables = [_table(x, x.shape[m], rank) for m in others]
-        made[mode] = ModeKernel(compile(text, x, *tables, output="dense", **settings), mode)
-    return made
+    letters, own = letters_of(x.order, 1, "cp")
+    return _together(x, letters, [own] * x.order, [rank] * x.order, dict.fromkeys(modes, own), settings)
 
 
 def chain_kernels(
@@ -49,13 +43,24 @@ def chain_kernels(
 ) -> dict[int, ModeKernel]:
     """TTM chain of each mode, ``"ijk,jr,ks->irs"``: (size of the mode, ranks of the others)."""
     letters, own = letters_of(x.order, x.order, "tucker")
-    made = {}
-    for mode in modes:
-        others = [m for m in range(x.order) if m != mode]
-        text = equation(letters, [letters[m] + own[m] for m in others], letters[mode] + "".join(own[m] for m in others))
-        tables = [_table(x, x.shape[m], ranks[m]) for m in others]
-        made[mode] = ModeKernel(compile(text, x, *tables, output="dense", **settings), mode)
-    return made
+    kept = {mode: "".join(c for m, c in enumerate(own) if m != mode) for mode in modes}
+    return _together(x, letters, own, ranks, kept, settings)
+
+
+def _together(
+    x: SparseTensor,
+    letters: str,
+    own: Sequence[str],
+    ranks: Sequence[int],
+    kept: Mapping[int, str],
+    settings: Mapping[str, Any],
+) -> dict[int, ModeKernel]:
+    """The einsums of x with a matrix of every mode but one, compiled together; of each mode, the ranks it keeps."""
+    others = {mode: [m for m in range(x.order) if m != mode] for mode in kept}
+    texts = [equation(letters, [letters[m] + own[m] for m in others[n]], letters[n] + kept[n]) for n in kept]
+    tables = [[_table(x, x.shape[m], ranks[m]) for m in others[n]] for n in kept]
+    made = compile_many(texts, x, tables, output="dense", **settings)
+    return {mode: ModeKernel(kernel, mode) for mode, kernel in zip(kept, made, strict=True)}
 
 
 def model_kernel(x: SparseTensor, rank: int, **settings: Any) -> Kernel:
