@@ -61,6 +61,9 @@ def seconds_of(
             found[launch[0]] += profile.starting_waits * profile.wait
     for _, elements in {operand for n in run for operand in parts[n].rounded}:  # once, whatever parts read it
         found[run[0]] += profile.launch + ROUNDING * elements / profile.memory
+    most = max((parts[n] for n in run), key=lambda part: part.copies)
+    if most.copies > 1:  # summed once, whatever parts add to them
+        found[run[0]] += profile.launch + most.copies * most.output.at(statistics[run[0]].symbols) / profile.l2
     for n in run:
         part = parts[n]
         slowed = by_precision(profile.fused_slowdown, part.precision) if beside_tiles and part.turn is None else 1.0

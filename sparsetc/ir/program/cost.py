@@ -26,25 +26,32 @@ from sparsetc.ir.nest.coordinates import Lookup
 from sparsetc.ir.plan import ROUNDED
 from sparsetc.ir.program.count import FIBERS, ITEMS, ONE, STORED, ZERO, Count
 from sparsetc.ir.program.gathers import GatherTerm
+from sparsetc.ir.program.laws import (
+    ADDED_FROM_TILES,
+    CONVERSION,
+    FIRST_WAITS,
+    LARGE_SHARE,
+    LARGE_TURN,
+    OVERLAP,
+    TURN_POWER,
+    UNCROWDED,
+    WAITS_A_TURN,
+)
 from sparsetc.ir.program.statistics import Statistics
-from sparsetc.ir.program.tile import Add, Gather, Loop, Position, Product, Scale, Statement, Tile, TileProgram, Value
+from sparsetc.ir.program.tile import (
+    Add,
+    Gather,
+    Loop,
+    Position,
+    Product,
+    Row,
+    Scale,
+    Statement,
+    Tile,
+    TileProgram,
+    Value,
+)
 
-OVERLAP = 3
-"""Exponent of the norm that adds resources' times: 1 would be one after another, infinity perfect overlap."""
-TURN_POWER = 0.6
-"""Power of its share of a whole tile that a turn over a smaller one takes (H200, TTMc of rank 32 x 32 and matrices in
-tiles of 16 x 16; `benchmarks/results/ttmc_tiles.json`, `choices.json`)."""
-WAITS_A_TURN, FIRST_WAITS = 0.55, 4.0
-"""Rounds of loads that a turn over a tile waits for, while those of later turns are under way, and that the first turns
-wait for beside (H200, SpMM by windows, of 8 tiles an item to 344: `benchmarks/results/windows.json`, `spmm.json`)."""
-ADDED_FROM_TILES = 3
-"""How many times as long as the profile's single rows those take that programs of tiles add, many at once (ditto)."""
-CONVERSION = 16
-"""Multiplications that take as long as bringing an element of a dot's side to bfloat16, out of shared memory and back
-(H200, SpMM by windows of operands that were rounded before, or were not: 3e12 elements a second)."""
-LARGE_TURN, LARGE_SHARE = 1 << 19, 1.25
-"""Flops of a turn's dots from which they run at so many times the share of the peak that those of smaller turns do
-(H200, SpMM by windows of 64 rows in tf32x3: c2000_5 at 4,096 columns, 527 us, 872 by windows of 16)."""
 SECTOR = 32
 """Bytes that reach registers of a gathered row at least."""
 WORD = 4
@@ -104,6 +111,10 @@ class Cost:
     """Bytes of gathered rows that are sides of dots."""
     converted: Count = ZERO
     """Elements of gathered rows that are brought to bfloat16 for dots."""
+    met: int = 0
+    """Rows, copies included, that are added to in no order; 0 where results are stored, or added in order."""
+    copies: int = 1
+    """Copies of the output that are added to, and summed afterwards."""
     rounded: tuple[tuple[str, int], ...] = ()
     """The operands that are rounded before the program runs, and how many elements each has."""
 
@@ -159,6 +170,9 @@ class Cost:
         each = self.seconds(statistics, profile)
         written = self.output.at(statistics.symbols) / profile.memory
         each["memory"] -= written
+        written *= self.copies
+        if self.met:
+            each["add"] *= max(1, UNCROWDED / self.met) ** 0.5
         staged = self.sides.at(statistics.symbols) * by_precision(profile.staged, self.precision)
         each["dot"] += staged / profile.l1 + CONVERSION * self.converted.at(statistics.symbols) / profile.multiply
         if self.fibers:
@@ -224,7 +238,7 @@ class _Walk:
         self.gathers: list[GatherTerm] = []
         self.multiply = self.dot = self.staged = self.converted = ZERO
         self.expanded = self.added = self.added_bytes = ZERO
-        self.output, self.owned = ONE.bytes * (p.rows * p.width), True
+        self.output, self.owned, self.met, self.copies = ONE.bytes * (p.rows * p.width), True, 0, 1
 
     # -- what is stored ---------------------------------------------------------------------------------------------
     def _levels(self) -> list[Count]:
@@ -338,7 +352,9 @@ class _Walk:
         programs = prod(a.programs for a in p.axes if a.letter in p.output_axes)
         padded = self.sides and not self.sides & {*s.axes}
         self.added_bytes = (self.added * (self._cells(s.axes) if padded else p.width // programs)).bytes
-        self.owned = s.owned
+        self.owned, self.copies = s.owned, s.copies
+        if not s.owned and isinstance(s.key, Row) and s.key.level > ITEM and not self.sides:
+            self.met = p.rows * s.copies
         if s.key == Position(ITEM):
             self.output = self.added_bytes
 
@@ -380,5 +396,7 @@ class _Walk:
             warps=p.warps,
             sides=self.staged,
             converted=self.converted,
+            met=self.met,
+            copies=self.copies,
             rounded=tuple((o.name, o.nrows * o.width) for o in p.operands if o.rounded),
         )
