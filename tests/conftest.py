@@ -1,4 +1,4 @@
-"""What every test shares: generated source goes to a folder of this run, hypothesis is given time, tests are no garbage."""
+"""What every test shares: source is generated into a folder of this run, hypothesis has time, tests are no garbage."""
 
 from __future__ import annotations
 
