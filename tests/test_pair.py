@@ -21,7 +21,6 @@ from pair_cases import (
     check_pair,
     operands,
     pairs,
-    small_chunks,
     structural,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -63,7 +62,7 @@ def test_dtype(plan: str, dtype: torch.dtype) -> None:
 @given(pairs(DTYPES))
 def test_any_pair_agrees_with_the_reference(drawn: Any) -> None:
     given = drawn.operands()
-    with small_chunks(drawn.chunk, drawn.kept), poisoned():
+    with drawn.in_pieces(given), poisoned():
         kernel = stc.compile(drawn.equation, *given, plan=drawn.plan)
         for _ in range(2):
             found = kernel()

@@ -46,7 +46,7 @@ SPARSE_CASES: dict[str, tuple[str, tuple[int, ...], dict[str, int]]] = {
     "ttm": ("ijk,kr->ijr", (20, 33, 50), {"r": 20}),
     "ttm-first": ("ijk,ir->jkr", (20, 33, 50), {"r": 5}),
     "ttv": ("ijk,k->ij", (20, 33, 50), {}),
-    "ttv-order-4": ("ijkl,j->ikl", (20, 12, 30, 17), {}),
+    "ttv-order-4": ("ijkl,j->ikl", (20, 12, 9, 17), {}),
     "sampled": ("ijk,ir,jr,kr->ijk", (20, 33, 50), {"r": 20}),
     "sddmm": ("ij,ir,jr->ij", (40, 50), {"r": 20}),
     "scaled-rows": ("ij,i->ij", (40, 50), {}),

@@ -116,7 +116,7 @@ def test_deterministic_sums_add_nothing_by_atomics_and_repeat() -> None:
 @given(pairs((torch.float32, torch.float64, torch.int64), ("scalar",)))
 def test_any_pair_agrees_with_the_reference(drawn: Any) -> None:
     given = drawn.operands()
-    with poisoned(), small_chunks(drawn.chunk, drawn.kept), stc.options(backend="triton", deterministic=drawn.same):
+    with poisoned(), drawn.in_pieces(given), stc.options(backend="triton", deterministic=drawn.same):
         found = stc.einsum(drawn.equation, *given, plan="scalar")
     assert_matches(found, drawn.equation, given)
     if isinstance(found, stc.SparseTensor):
