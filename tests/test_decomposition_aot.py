@@ -7,21 +7,24 @@ import re
 from typing import Any
 
 import pytest
+import torch
 from matrix_units import TARGETS
 
+from sparsetc.decomposition.linear import KERNEL_ELEMENTS, least
 from sparsetc.device.targets import gpu
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
 
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("dtype", "width", "a_row"), [("fp32", 16, 0), ("fp64", 32, 1), ("fp32", 256, 1)])
 def test_nonnegative_updates_compile(dtype: str, width: int, a_row: int, target: str) -> None:
-    from sparsetc.decomposition.linear import KERNEL_ELEMENTS
     from sparsetc.decomposition.linear_kernels import update
 
-    numbers = {"WIDTH": width, "BLOCK": KERNEL_ELEMENTS // width, "A_ROW": a_row}
+    numbers = {"WIDTH": width, "BLOCK": KERNEL_ELEMENTS // width, "A_ROW": a_row, "LEAST": least(DTYPES[dtype])}
     compiled(update, dict.fromkeys(("factor", "rhs", "gram"), f"*{dtype}"), numbers, target, 4)
 
 
@@ -31,10 +34,10 @@ def test_inverses_compile(dtype: str, width: int, warps: int, target: str) -> No
     from sparsetc.decomposition.linear_kernels import invert
 
     types = {"gram": "*fp64", "own": f"*{dtype}", "inverse": f"*{dtype}", "share": "fp32"}
-    compiled(invert, types, {"WIDTH": width}, target, warps)
+    compiled(invert, types, {"WIDTH": width, "LEAST": least(DTYPES[dtype])}, target, warps)
 
 
-def compiled(kernel: Any, types: dict[str, str], numbers: dict[str, int], target: str, warps: int) -> None:
+def compiled(kernel: Any, types: dict[str, str], numbers: dict[str, float], target: str, warps: int) -> None:
     """Compile a kernel whose other arguments are 32-bit integers; it must not spill."""
     import triton
     from triton.backends.compiler import GPUTarget

@@ -49,7 +49,9 @@ def inverse_by_kernel(gram: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Ten
     own, inverse = torch.empty_like(gram, dtype=dtype), torch.empty_like(gram, dtype=dtype)
     width = max(16, 1 << (rank - 1).bit_length())
     with torch.cuda.device_of(gram):
-        invert[(1,)](gram, own, inverse, rank, _share(rank, dtype), width, num_warps=8 if width > 32 else 4)
+        invert[(1,)](
+            gram, own, inverse, rank, _share(rank, dtype), width, least(dtype), num_warps=8 if width > 32 else 4
+        )
     return own, inverse
 
 
@@ -101,7 +103,8 @@ def hals_by_kernel(factor: torch.Tensor, rhs: torch.Tensor, gram: torch.Tensor) 
     grid = (-(-rows // block),)
     with torch.cuda.device_of(factor):
         update[grid](
-            factor, rhs.contiguous(), gram.contiguous(), rows, rank, HALS_PASSES, width, block, gram.ndim == 3
+            factor, rhs.contiguous(), gram.contiguous(), rows, rank, HALS_PASSES,
+            width, block, gram.ndim == 3, least(factor.dtype),
         )  # fmt: skip
 
 
@@ -112,7 +115,7 @@ def hals_by_columns(factor: torch.Tensor, rhs: torch.Tensor, gram: torch.Tensor)
     if rows.ndim == 3:
         rows = rows.permute(1, 2, 0).contiguous()
     diagonal = rows.diagonal(dim1=0, dim2=1)  # (rank,) or, one a row, (n, rank)
-    step = (1 / diagonal).masked_fill(diagonal <= 0, 0).movedim(-1, 0)
+    step = (1 / diagonal).masked_fill(diagonal <= least(factor.dtype), 0).movedim(-1, 0)
     for _ in range(HALS_PASSES):
         for r in range(columns.shape[0]):
             met = rows[r] @ columns if rows.ndim == 2 else (rows[r] * columns).sum(0)
@@ -152,6 +155,11 @@ def divisor(lengths: torch.Tensor) -> torch.Tensor:
     return lengths.masked_fill(lengths == 0, 1)
 
 
+def least(dtype: torch.dtype) -> float:
+    """The square of a component, in H, up to which H says nothing of it: its inverse may be no number of the dtype."""
+    return 16 * torch.finfo(dtype).tiny
+
+
 def _penalised(gram: torch.Tensor, l2_reg: float) -> torch.Tensor:
     if not l2_reg:
         return gram
@@ -162,7 +170,7 @@ def _damped(gram: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A Gram matrix made positive definite, whatever the rounding errors of a dtype in it."""
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
     added = _share(gram.shape[-1], dtype) * diagonal
-    return gram + torch.diag_embed(added.masked_fill(diagonal <= 0, 1))
+    return gram + torch.diag_embed(added.masked_fill(diagonal <= least(dtype), 1))
 
 
 def _share(rank: int, dtype: torch.dtype) -> float:
