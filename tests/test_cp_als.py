@@ -162,6 +162,21 @@ def test_a_rank_above_that_of_the_tensor_harms_nothing(dtype: torch.dtype) -> No
         assert found.fits[-1] > 0.99
 
 
+@pytest.mark.parametrize("init", ["random", "nvecs"])
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("shape", [(7, 2), (1, 6, 3), (4, 1, 7, 1)])
+def test_values_of_any_size_and_components_that_come_to_nothing(
+    shape: tuple[int, ...], scale: float, init: str
+) -> None:
+    x = random_tensor(shape, 0.3, F32)
+    for scaled in (x.with_values(x.values * scale), stc.SparseTensor([[0]] * len(shape), [scale], shape)):
+        for options in ({}, {"mask": torch.ones(shape)}, {"nonnegative": True}):
+            found = cp_als(scaled, 8, init=init, random_state=0, n_iter_max=40, tol=0, **options)
+            assert all(bool(f.isfinite().all()) for f in (found.weights, *found.factors))
+            error = (found.to_dense() - scaled.to_dense()).norm() / scaled.to_dense().norm()
+            assert float(error) < 5e-3
+
+
 def test_equal_columns_harm_nothing() -> None:
     x = random_tensor((6, 5, 4))
     start = [f[:, :1].expand(-1, 3).contiguous() for f in random_factors(x.shape, 3)]

@@ -70,7 +70,7 @@ def test_an_import_loads_what_every_call_needs() -> None:
         "assert all(sys.modules[name] is None for name in others)\n"
         "new = set(sys.modules) - before - set(others)\n"
         "assert {n.partition('.')[0] for n in new} <= {'sparsetc', *sys.stdlib_module_names}, new\n"
-        "parts = 'pair', 'io', 'planner.methods', 'device.calibrate', 'codegen.triton', 'testing', 'foreign'\n"
+        "parts = 'pair', 'io', 'planner.methods', 'decomposition', 'device.calibrate', 'codegen.triton', 'testing', 'foreign'\n"
         "assert not {f'sparsetc.{name}' for name in parts} & new\n"
         "for name in others: del sys.modules[name]\n"
         "sys.modules.update(held)\n"

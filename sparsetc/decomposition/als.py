@@ -99,14 +99,18 @@ class Sweep:
         self.balance()
 
     def fit_scale(self) -> None:
-        """Scale a start as it fits best: nonnegative columns that are too long would all be cut to 0 by the first."""
+        """Scale a start as it fits best, or, where more of it fits worse, to the length of X.
+
+        Nonnegative columns that are too long would be cut to 0, and of components that are too long, in a system that
+        says little of them, most would stay and cancel.
+        """
         mode = self._free[0]
         rhs, gram = self._equations.of(mode)
         self._equations.updated(mode)
         inner = (rhs * self._factors[mode]).sum(dtype=torch.float64)
         square = self._equations.model_square(mode, gram)
-        fitting = (inner > 0) & (square > 0)
-        self._factors[mode].mul_(torch.where(fitting, inner / square, 1))
+        fitting = torch.where(inner > 0, inner / square, self._equations.norm / square.sqrt())
+        self._factors[mode].mul_(fitting.nan_to_num(1, 1, 1))
         self._equations.updated(mode)
         self.balance()
 

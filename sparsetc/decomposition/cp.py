@@ -14,7 +14,7 @@ import torch
 from sparsetc.decomposition import checks
 from sparsetc.decomposition.als import Equations, Sweep, Update, Whole
 from sparsetc.decomposition.completion import Observed, observed
-from sparsetc.decomposition.initial import cp_factors
+from sparsetc.decomposition.initial import cp_factors, is_model
 from sparsetc.decomposition.linear import hals, normalized, solve, solve_rows
 from sparsetc.decomposition.loop import Ended, Rows, Watch, iterate, settled
 from sparsetc.decomposition.models import CP
@@ -102,7 +102,7 @@ def cp_als(
     if not bool(equations.norm > 0):
         factors[free[0]].zero_()
         return made(Ended([[1.0]], "converged"))
-    if nonnegative and isinstance(init, str):
+    if not is_model(init):
         sweep.fit_scale()
     watch = Watch(n_iter_max, settled(tol, sparse.dtype), callback and told, progress, f"CP, rank {rank}")
     return made(iterate(sweep, sweep.measures, watch))

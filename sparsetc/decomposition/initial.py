@@ -40,14 +40,23 @@ def cp_factors(
             return [uniform(n, rank, x, random) for n in x.shape]
         return [_completed(leading_vectors(x, m, min(rank, n), random), rank, x, random)
                 for m, n in enumerate(x.shape)]  # fmt: skip
-    weights, given = (init.weights, init.factors) if isinstance(init, CP) else _pair(init)
+    weights, given = init if is_model(init) else (None, init)
+    if not isinstance(given, Sequence):
+        found = type(given).__name__
+        raise ShapeError(f"{name}: init must be a CP model, (weights, factors) or a list of factors, found {found}")
     factors = checks.factors(given, x, [rank] * x.order, name)
-    if weights is not None:
+    if weights is not None:  # tensorly has None for ones
         own = checks.matrix(weights, (rank,), x, f"{name}: init's weights")
         for mode in free:
             factors[mode].mul_(own.abs() ** (1 / len(free)))
         factors[free[0]].mul_(torch.where(own < 0, -1, 1))
     return factors
+
+
+def is_model(init: Any) -> bool:
+    """Whether a start says what its components weigh: a model, or a pair of weights and factors as tensorly has it."""
+    pair = isinstance(init, Sequence) and not isinstance(init, str) and len(init) == 2
+    return isinstance(init, CP) or hasattr(init, "factors") or (pair and not isinstance(init[1], torch.Tensor))
 
 
 def uniform(size: int, rank: int, x: SparseTensor, random: torch.Generator | None) -> torch.Tensor:
@@ -65,19 +74,6 @@ def _completed(vectors: torch.Tensor, rank: int, x: SparseTensor, random: torch.
     if count == rank:
         return vectors
     return torch.cat((vectors, uniform(size, rank - count, x, random) / size**0.5), 1)
-
-
-def _pair(init: Any) -> tuple[Any, Any]:
-    """(weights, factors) of a pair of them, as tensorly's models are, or (None, factors)."""
-    is_pair = isinstance(init, Sequence) and len(init) == 2 and not isinstance(init[1], torch.Tensor)
-    if is_pair or hasattr(init, "factors"):
-        weights, factors = init
-        return weights, list(factors)
-    if not isinstance(init, Sequence):
-        raise ShapeError(
-            f"init must be a CP model, (weights, factors) or a list of factors, found {type(init).__name__}"
-        )
-    return None, init
 
 
 def _listed(starts: Sequence[str]) -> str:

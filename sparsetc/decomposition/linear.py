@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
+INVERSE_RANK = 64
+"""The largest rank of which one program inverts a matrix in registers."""
 KERNEL_RANK = 256
 """The largest rank of which a program of the HALS kernel keeps rows in registers."""
 KERNEL_ELEMENTS = 1024
@@ -27,14 +29,43 @@ def hadamard(grams: torch.Tensor) -> torch.Tensor:
 def solve(factor: torch.Tensor, rhs: torch.Tensor, gram: torch.Tensor, l2_reg: float) -> None:
     """One least-squares update in place, ``A += (B - A H) (H + D)^-1`` for one H of all rows.
 
-    D is a few rounding errors of H's diagonal. So a rank-deficient H is no special case, for which a pseudo-inverse
-    would have the host wait: what H says nothing of stays as it was (a proximal step, of which the exact solution is
-    the fixed point, and which never increases the error). H is inverted in float64, being squared in condition.
+    D is a few rounding errors of H, as a share of its diagonal. So a rank-deficient H is no special case, for which a
+    pseudo-inverse would have the host wait: what H says nothing of stays as it was (a proximal step, of which the exact
+    solution is the fixed point, and which never increases the error). H is inverted in float64, being squared in
+    condition.
     """
     penalised = _penalised(gram.double(), l2_reg)
-    inverse = _inverse(penalised, factor.dtype).to(factor.dtype)
-    residual = torch.addmm(rhs, factor, penalised.to(factor.dtype), alpha=-1)
+    by_kernel = factor.is_cuda and factor.shape[1] <= INVERSE_RANK
+    own, inverse = (inverse_by_kernel if by_kernel else inverse_by_torch)(penalised, factor.dtype)
+    residual = torch.addmm(rhs, factor, own, alpha=-1)
     factor.addmm_(residual, inverse)
+
+
+def inverse_by_kernel(gram: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """(H, (H + D)^-1) of a dtype, by Triton's kernel: one launch instead of fifteen."""
+    from sparsetc.decomposition.linear_kernels import invert
+
+    rank = gram.shape[0]
+    own, inverse = torch.empty_like(gram, dtype=dtype), torch.empty_like(gram, dtype=dtype)
+    width = max(16, 1 << (rank - 1).bit_length())
+    with torch.cuda.device_of(gram):
+        invert[(1,)](
+            gram, own, inverse, rank, _share(rank, dtype), width, least(dtype), num_warps=8 if width > 32 else 4
+        )
+    return own, inverse
+
+
+def inverse_by_torch(gram: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """(H, (H + D)^-1) of a dtype, by a Cholesky factorization.
+
+    Where that fails, the inverse of a diagonal larger than H, with which a step still descends.
+    """
+    damped = _damped(gram, dtype)
+    lower, failed = torch.linalg.cholesky_ex(damped)
+    eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    half = torch.linalg.solve_triangular(lower, eye, upper=False)
+    inverse = torch.where(failed == 0, half.mT @ half, torch.diag(1 / damped.abs().sum(-1)))
+    return gram.to(dtype), inverse.to(dtype)
 
 
 def solve_rows(factor: torch.Tensor, rhs: torch.Tensor, grams: torch.Tensor, l2_reg: float) -> None:
@@ -64,7 +95,7 @@ def hals(factor: torch.Tensor, rhs: torch.Tensor, gram: torch.Tensor, l2_reg: fl
 
 def hals_by_kernel(factor: torch.Tensor, rhs: torch.Tensor, gram: torch.Tensor) -> None:
     """`hals` of a contiguous factor by Triton's kernel."""
-    from sparsetc.decomposition.hals_kernel import update
+    from sparsetc.decomposition.linear_kernels import update
 
     rows, rank = factor.shape
     width = max(16, 1 << (rank - 1).bit_length())
@@ -72,7 +103,8 @@ def hals_by_kernel(factor: torch.Tensor, rhs: torch.Tensor, gram: torch.Tensor) 
     grid = (-(-rows // block),)
     with torch.cuda.device_of(factor):
         update[grid](
-            factor, rhs.contiguous(), gram.contiguous(), rows, rank, HALS_PASSES, width, block, gram.ndim == 3
+            factor, rhs.contiguous(), gram.contiguous(), rows, rank, HALS_PASSES,
+            width, block, gram.ndim == 3, least(factor.dtype),
         )  # fmt: skip
 
 
@@ -83,7 +115,7 @@ def hals_by_columns(factor: torch.Tensor, rhs: torch.Tensor, gram: torch.Tensor)
     if rows.ndim == 3:
         rows = rows.permute(1, 2, 0).contiguous()
     diagonal = rows.diagonal(dim1=0, dim2=1)  # (rank,) or, one a row, (n, rank)
-    step = (1 / diagonal).masked_fill(diagonal <= 0, 0).movedim(-1, 0)
+    step = (1 / diagonal).masked_fill(diagonal <= least(factor.dtype), 0).movedim(-1, 0)
     for _ in range(HALS_PASSES):
         for r in range(columns.shape[0]):
             met = rows[r] @ columns if rows.ndim == 2 else (rows[r] * columns).sum(0)
@@ -123,6 +155,11 @@ def divisor(lengths: torch.Tensor) -> torch.Tensor:
     return lengths.masked_fill(lengths == 0, 1)
 
 
+def least(dtype: torch.dtype) -> float:
+    """The square of a component, in H, up to which H says nothing of it: its inverse may be no number of the dtype."""
+    return 16 * torch.finfo(dtype).tiny
+
+
 def _penalised(gram: torch.Tensor, l2_reg: float) -> torch.Tensor:
     if not l2_reg:
         return gram
@@ -132,14 +169,13 @@ def _penalised(gram: torch.Tensor, l2_reg: float) -> torch.Tensor:
 def _damped(gram: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A Gram matrix made positive definite, whatever the rounding errors of a dtype in it."""
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
-    share = 4 * gram.shape[-1] * torch.finfo(dtype).eps
-    return gram + torch.diag_embed((share * diagonal).masked_fill(diagonal <= 0, 1))
+    added = _share(gram.shape[-1], dtype) * diagonal
+    return gram + torch.diag_embed(added.masked_fill(diagonal <= least(dtype), 1))
 
 
-def _inverse(gram: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """(H + D)^-1; where that fails, the inverse of a diagonal larger than H, with which a step still descends."""
-    damped = _damped(gram, dtype)
-    lower, failed = torch.linalg.cholesky_ex(damped)
-    eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-    half = torch.linalg.solve_triangular(lower, eye, upper=False)
-    return torch.where(failed == 0, half.mT @ half, torch.diag(1 / damped.abs().sum(-1)))
+def _share(rank: int, dtype: torch.dtype) -> float:
+    """What part of its diagonal H is short of being positive definite, at most, by rounding errors.
+
+    By its own, of the dtype, and by those of inverting it in float64, which steps without exchanges let grow.
+    """
+    return 4 * rank * max(torch.finfo(dtype).eps, 1e-13)
