@@ -29,6 +29,7 @@ from sparsetc.ir.program.gathers import GatherTerm
 from sparsetc.ir.program.laws import (
     ADDED_FROM_TILES,
     CONVERSION,
+    CROWDING,
     FIRST_WAITS,
     LARGE_SHARE,
     LARGE_TURN,
@@ -172,7 +173,7 @@ class Cost:
         each["memory"] -= written
         written *= self.copies
         if self.met:
-            each["add"] *= max(1, UNCROWDED / self.met) ** 0.5
+            each["add"] *= max(1, UNCROWDED / self.met) ** CROWDING
         staged = self.sides.at(statistics.symbols) * by_precision(profile.staged, self.precision)
         each["dot"] += staged / profile.l1 + CONVERSION * self.converted.at(statistics.symbols) / profile.multiply
         if self.fibers:

@@ -19,10 +19,11 @@ ADDED_FROM_TILES = 3
 CONVERSION = 16
 """Multiplications that take as long as bringing an element of a dot's side to bfloat16, out of shared memory and back
 (H200, SpMM by windows of operands that were rounded before, or were not: 3e12 elements a second)."""
-UNCROWDED = 4096
-"""Rows, copies included, from which additions in no order do not wait for one another; to fewer they take longer, by
-the square root (H200, leaves of MM-CSF at rank 32: 5.3 rows/ns to 91 rows, 9.4 to 686, 20 to 875, 28 to 7,200, where a
-table of 8,192 random rows takes 29; `benchmarks/results/one_copy.json`)."""
+UNCROWDED, CROWDING = 16384, 0.35
+"""Rows, copies included, from which additions in no order do not wait for one another, and the power of what they lack
+by which additions to fewer rows take longer (H200, leaves of MM-CSF at rank 32, copies of which 4, 16 and 64 were
+added to: 91 rows 293 to 103 us, 686 rows 353 to 116, 875 rows 590 to 362, 18,154 rows 744 to 670;
+`benchmarks/results/one_copy.json`)."""
 LARGE_TURN, LARGE_SHARE = 1 << 19, 1.25
 """Flops of a turn's dots from which they run at so many times the share of the peak that those of smaller turns do
 (H200, SpMM by windows of 64 rows in tf32x3: c2000_5 at 4,096 columns, 527 us, 872 by windows of 16)."""
