@@ -34,7 +34,7 @@ def test_every_sweep_fits_as_pyttbs_does(shape: tuple[int, ...], rank: int) -> N
 def test_planted_components_are_found(shape: tuple[int, ...], nonnegative: bool, dtype: torch.dtype) -> None:
     x, model = planted(shape, 3, dtype)
     found = max(
-        (cp_als(x, 3, nonnegative=nonnegative, random_state=seed, n_iter_max=200) for seed in range(3)),
+        (cp_als(x, 3, nonnegative=nonnegative, random_state=seed, n_iter_max=80) for seed in range(2)),
         key=lambda m: m.fits[-1],
     )
     assert found.dtype == dtype
@@ -163,17 +163,15 @@ def test_a_rank_above_that_of_the_tensor_harms_nothing(dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("init", ["random", "nvecs"])
-@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
-@pytest.mark.parametrize("shape", [(7, 2), (1, 6, 3), (4, 1, 7, 1)])
-def test_values_of_any_size_and_components_that_come_to_nothing(
-    shape: tuple[int, ...], scale: float, init: str
-) -> None:
-    x = random_tensor(shape, 0.3, F32)
-    for scaled in (x.with_values(x.values * scale), stc.SparseTensor([[0]] * len(shape), [scale], shape)):
-        for options in ({}, {"mask": torch.ones(shape)}, {"nonnegative": True}):
-            found = cp_als(scaled, 8, init=init, random_state=0, n_iter_max=40, tol=0, **options)
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_values_of_any_size_and_components_that_come_to_nothing(scale: float, init: str) -> None:
+    dense = random_tensor((7, 2), 0.3, F32)
+    single = stc.SparseTensor([[0]] * 4, [scale], (4, 1, 5, 1))
+    for x in (dense.with_values(dense.values * scale), single):
+        for options in ({}, {"mask": torch.ones(x.shape)}, {"nonnegative": True}):
+            found = cp_als(x, 8, init=init, random_state=0, n_iter_max=9, tol=0, **options)
             assert all(bool(f.isfinite().all()) for f in (found.weights, *found.factors))
-            error = (found.to_dense() - scaled.to_dense()).norm() / scaled.to_dense().norm()
+            error = (found.to_dense() - x.to_dense()).norm() / x.to_dense().norm()
             assert float(error) < 5e-3
 
 
