@@ -144,6 +144,20 @@ def test_a_seed_is_a_start(init: str) -> None:
     assert not torch.equal(runs[0].factors[2], runs[2].factors[2])
 
 
+def test_models_of_other_libraries_are_starts() -> None:
+    tl = pytest.importorskip("tensorly")
+    x, start = random_tensor((8, 9, 10)), random_factors((8, 9, 10), 3)
+    expected = cp_als(x, 3, init=start, n_iter_max=3, tol=0).fits
+    arrays = [f.numpy() for f in start]
+    for given in (
+        arrays,
+        (None, arrays),
+        tl.cp_tensor.CPTensor((None, arrays)),
+        CP(torch.ones(3, dtype=F64), tuple(start)),
+    ):
+        assert cp_als(x, 3, init=given, n_iter_max=3, tol=0).fits == pytest.approx(expected)
+
+
 def test_nvecs_start_from_the_vectors_of_unfoldings() -> None:
     x = random_tensor((8, 9, 10))
     start = cp_als(x, 3, init="nvecs", n_iter_max=0)
@@ -256,7 +270,7 @@ START = random_factors((4, 5, 6), 2)
         ({"init": [f.float() for f in START]}, stc.DtypeError, "torch.float32, x has torch.float64"),
         ({"init": [f.to("meta") for f in START]}, stc.DeviceError, "is on meta, x is on cpu"),
         ({"init": [*START[:2], START[2] / 0]}, stc.FormatError, "infinite or NaN"),
-        ({"init": [f.numpy() for f in START]}, stc.DecompositionError, "found ndarray"),
+        ({"init": [f.tolist() for f in START]}, stc.DecompositionError, "found list"),
         ({"init": (torch.ones(3), START)}, stc.ShapeError, "init's weights must have shape"),
         ({"init": [*START[:2], -START[2]], "nonnegative": True}, stc.DecompositionError, "mode 2 has entries below 0"),
         ({"fixed_modes": [3]}, stc.DecompositionError, "fixed_modes has 3, expected modes -3..2"),
