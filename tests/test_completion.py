@@ -25,7 +25,7 @@ def ratings(shape: tuple[int, ...], share: float, dtype: torch.dtype = F64) -> t
 def test_what_was_not_seen_is_found(shape: tuple[int, ...], share: float, dtype: torch.dtype) -> None:
     full, known = ratings(shape, share, dtype)
     x = stc.SparseTensor.from_dense(full * known)
-    runs = (cp_als(x, 3, mask="observed", l2_reg=1e-4, random_state=seed, n_iter_max=150) for seed in range(2))
+    runs = (cp_als(x, 3, mask="observed", l2_reg=1e-4, random_state=seed, n_iter_max=80) for seed in range(2))
     found = max(runs, key=lambda m: m.fits[-1])
     hidden = full[~known]
     error = (found.to_dense()[~known] - hidden).norm() / hidden.norm()

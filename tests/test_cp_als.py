@@ -34,7 +34,7 @@ def test_every_sweep_fits_as_pyttbs_does(shape: tuple[int, ...], rank: int) -> N
 def test_planted_components_are_found(shape: tuple[int, ...], nonnegative: bool, dtype: torch.dtype) -> None:
     x, model = planted(shape, 3, dtype)
     found = max(
-        (cp_als(x, 3, nonnegative=nonnegative, random_state=seed, n_iter_max=200) for seed in range(3)),
+        (cp_als(x, 3, nonnegative=nonnegative, random_state=seed, n_iter_max=80) for seed in range(2)),
         key=lambda m: m.fits[-1],
     )
     assert found.dtype == dtype
@@ -144,6 +144,20 @@ def test_a_seed_is_a_start(init: str) -> None:
     assert not torch.equal(runs[0].factors[2], runs[2].factors[2])
 
 
+def test_models_of_other_libraries_are_starts() -> None:
+    tl = pytest.importorskip("tensorly")
+    x, start = random_tensor((8, 9, 10)), random_factors((8, 9, 10), 3)
+    expected = cp_als(x, 3, init=start, n_iter_max=3, tol=0).fits
+    arrays = [f.numpy() for f in start]
+    for given in (
+        arrays,
+        (None, arrays),
+        tl.cp_tensor.CPTensor((None, arrays)),
+        CP(torch.ones(3, dtype=F64), tuple(start)),
+    ):
+        assert cp_als(x, 3, init=given, n_iter_max=3, tol=0).fits == pytest.approx(expected)
+
+
 def test_nvecs_start_from_the_vectors_of_unfoldings() -> None:
     x = random_tensor((8, 9, 10))
     start = cp_als(x, 3, init="nvecs", n_iter_max=0)
@@ -163,17 +177,15 @@ def test_a_rank_above_that_of_the_tensor_harms_nothing(dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("init", ["random", "nvecs"])
-@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
-@pytest.mark.parametrize("shape", [(7, 2), (1, 6, 3), (4, 1, 7, 1)])
-def test_values_of_any_size_and_components_that_come_to_nothing(
-    shape: tuple[int, ...], scale: float, init: str
-) -> None:
-    x = random_tensor(shape, 0.3, F32)
-    for scaled in (x.with_values(x.values * scale), stc.SparseTensor([[0]] * len(shape), [scale], shape)):
-        for options in ({}, {"mask": torch.ones(shape)}, {"nonnegative": True}):
-            found = cp_als(scaled, 8, init=init, random_state=0, n_iter_max=40, tol=0, **options)
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_values_of_any_size_and_components_that_come_to_nothing(scale: float, init: str) -> None:
+    dense = random_tensor((7, 2), 0.3, F32)
+    single = stc.SparseTensor([[0]] * 4, [scale], (4, 1, 5, 1))
+    for x in (dense.with_values(dense.values * scale), single):
+        for options in ({}, {"mask": torch.ones(x.shape)}, {"nonnegative": True}):
+            found = cp_als(x, 8, init=init, random_state=0, n_iter_max=9, tol=0, **options)
             assert all(bool(f.isfinite().all()) for f in (found.weights, *found.factors))
-            error = (found.to_dense() - scaled.to_dense()).norm() / scaled.to_dense().norm()
+            error = (found.to_dense() - x.to_dense()).norm() / x.to_dense().norm()
             assert float(error) < 5e-3
 
 
@@ -258,7 +270,7 @@ START = random_factors((4, 5, 6), 2)
         ({"init": [f.float() for f in START]}, stc.DtypeError, "torch.float32, x has torch.float64"),
         ({"init": [f.to("meta") for f in START]}, stc.DeviceError, "is on meta, x is on cpu"),
         ({"init": [*START[:2], START[2] / 0]}, stc.FormatError, "infinite or NaN"),
-        ({"init": [f.numpy() for f in START]}, stc.DecompositionError, "found ndarray"),
+        ({"init": [f.tolist() for f in START]}, stc.DecompositionError, "found list"),
         ({"init": (torch.ones(3), START)}, stc.ShapeError, "init's weights must have shape"),
         ({"init": [*START[:2], -START[2]], "nonnegative": True}, stc.DecompositionError, "mode 2 has entries below 0"),
         ({"fixed_modes": [3]}, stc.DecompositionError, "fixed_modes has 3, expected modes -3..2"),

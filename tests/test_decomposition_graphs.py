@@ -36,7 +36,8 @@ def test_the_third_call_is_captured_and_a_failure_runs_on(monkeypatch: pytest.Mo
     recorder, ran = Recorder(fails), []
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: recorder)
     monkeypatch.setattr(torch.cuda, "graph", recorder.capture)
-    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    for name in ("device", "stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda _: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     step = Captured(lambda: None if recorder.capturing else ran.append(1), torch.device("cuda"))
     for _ in range(7):

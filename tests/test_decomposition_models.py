@@ -132,6 +132,8 @@ def test_files_that_hold_no_model_are_refused(tmp_path: Path) -> None:
     cp().save(tmp_path / "cp.npz")
     with pytest.raises(stc.IOFormatError, match="holds no Tucker model"):
         Tucker.load(tmp_path / "cp.npz")
+    with stc.options(memory_limit=100), pytest.raises(stc.OutOfMemoryError, match="the model"):
+        CP.load(tmp_path / "cp.npz")
     with pytest.raises(FileNotFoundError):
         CP.load(tmp_path / "absent.npz")
     (tmp_path / "text.npz").write_text("no archive")

@@ -14,7 +14,7 @@ import torch
 
 from sparsetc.errors import DecompositionError, DeviceError, DtypeError, FormatError, ShapeError
 from sparsetc.tensor.convert import coerce
-from sparsetc.tensor.inputs import check_plain
+from sparsetc.tensor.inputs import as_dense, check_plain
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 DTYPES = (torch.float32, torch.float64)
@@ -106,7 +106,8 @@ def factors(given: Any, x: SparseTensor, ranks: Sequence[int], name: str) -> lis
 
 
 def matrix(given: Any, shape: tuple[int, ...], x: SparseTensor, what: str) -> torch.Tensor:
-    """A contiguous copy of a finite dense tensor of this shape and of x's dtype and device."""
+    """A contiguous copy of a finite dense tensor, or ndarray, of this shape and of x's dtype and device."""
+    given = as_dense(given, what)
     if not isinstance(given, torch.Tensor):
         raise DecompositionError(f"{what} must be a torch tensor, found {type(given).__name__}")
     if tuple(given.shape) != shape:

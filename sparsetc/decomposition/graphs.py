@@ -37,8 +37,10 @@ class Captured:
         if torch.cuda.is_current_stream_capturing():
             return None  # the caller's own graph
         graph = torch.cuda.CUDAGraph()
+        # A capture that fails leaves its own stream as the current one; the block around it puts back the caller's.
+        own = torch.cuda.stream(torch.cuda.current_stream(self._device))
         try:
-            with torch.cuda.device(self._device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with torch.cuda.device(self._device), own, torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._step()
         except RuntimeError:  # a library that waits for the GPU; nothing was run, so nothing was changed
             return None

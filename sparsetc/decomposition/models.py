@@ -179,6 +179,7 @@ class CP:
 
         Raises:
             IOFormatError: the file holds no CP model.
+        OutOfMemoryError: it would pass the memory limit.
             FileNotFoundError: no such file.
         """
         held = saved.read(path, "CP", "weights", device)

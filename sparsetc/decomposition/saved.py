@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from sparsetc.errors import IOFormatError, SparsetcError
-from sparsetc.io import atomic, npy
+from sparsetc.io import atomic, memory, npy
 
 WORD = 256
 """Bytes that a word in a file may take."""
@@ -46,12 +46,14 @@ def write(
 
 
 def read(path: str | os.PathLike[str], kind: str, first: str, device: torch.device | str) -> Held:
-    """What `write` wrote of this kind of model; IOFormatError where it is anything else."""
+    """What `write` wrote of this kind of model; IOFormatError where it is not, OutOfMemoryError above the limit."""
     with npy.opened(path) as archive:
         if "kind" not in archive.names or first not in archive.names or _word(archive, "kind") != kind:
             raise ValueError(f"it holds no {kind} model")
         count = sum(name.startswith("factor_") for name in archive.names)
-        tensors = [_tensor(archive, name, device) for name in (first, *(f"factor_{m}" for m in range(count)))]
+        names = (first, *(f"factor_{m}" for m in range(count)))
+        memory.check(path, "the model", sum(archive.header(name).nbytes for name in names))
+        tensors = [_tensor(archive, name, device) for name in names]
         numbers = {
             name: tuple(archive.array(name).astype(np.float64).ravel().tolist()) if name in archive.names else ()
             for name in ("fits", "log_likelihoods")

@@ -155,6 +155,7 @@ class Tucker:
 
         Raises:
             IOFormatError: the file holds no Tucker model.
+        OutOfMemoryError: it would pass the memory limit.
             FileNotFoundError: no such file.
         """
         held = saved.read(path, "Tucker", "core", device)

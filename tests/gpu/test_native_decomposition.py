@@ -51,6 +51,22 @@ def test_cp_als_is_that_of_the_cpu(
     assert graphs_made == [True], "the sweep was not captured"
 
 
+def test_a_step_that_cannot_be_captured_goes_on_as_it_was(graphs_made: list[bool]) -> None:
+    counted, stream = torch.zeros((), device="cuda"), torch.cuda.current_stream()
+
+    def step() -> None:
+        counted.add_(1)
+        counted.item()  # waits, which a capture does not allow
+
+    captured = graphs.Captured(step, counted.device)
+    for _ in range(5):
+        captured()
+    assert graphs_made == [False]
+    assert int(counted) == 5
+    assert torch.cuda.current_stream() == stream
+    assert torch.rand(3, device="cuda").sum().item() > 0  # what random numbers and memory need is as it was
+
+
 @pytest.mark.parametrize("dtype", [F32, F64])
 def test_cp_apr_is_that_of_the_cpu(dtype: torch.dtype, graphs_made: list[bool]) -> None:
     x, start = random_tensor(SHAPE, 0.05, dtype), random_factors(SHAPE, 5, dtype)
