@@ -53,7 +53,9 @@ def main(names: list[str]) -> None:
         als = iteration(lambda n: stc.decomposition.cp_als(x, RANK, n_iter_max=n, tol=0, random_state=0))
         counts = x.with_values(x.values.ceil())
         apr = iteration(lambda n: stc.decomposition.cp_apr(counts, RANK, n_iter_max=n, tol=0, random_state=0), 32)
-        tucker = iteration(lambda n: stc.decomposition.tucker(x, [min(16, n) for n in x.shape], n_iter_max=n, tol=0), 32)
+        tucker = iteration(
+            lambda n: stc.decomposition.tucker(x, [min(16, n) for n in x.shape], n_iter_max=n, tol=0), 32
+        )
         row = {"tensor": name, "nnz": x.nnz, "als_ms": als, "mttkrp_ms": round(sum(kernels) / 1e3, 4)}
         rows.append(row | {"als_over_mttkrp": round(als / row["mttkrp_ms"], 2), "apr_ms": apr, "tucker_16_ms": tucker})
         print(rows[-1], flush=True)

@@ -54,7 +54,11 @@ def measured(x: stc.SparseTensor, plan: str, expected: list[torch.Tensor]) -> di
     expected_us = [round(sum(k.step.choice.seconds) * 1e6, 1) for k in kernels]
     parts = [str(p) for p in kernels[0].plan.parts]
     row = {"plan": plan, "us": us, "sum": round(sum(us), 1), "calls": calls, "expected_us": expected_us, "parts": parts}
-    return row | {"bytes_per_nonzero": round(kept / x.nnz, 2), "peak_per_nonzero": round(peak / x.nnz, 1), "first_s": first}
+    return row | {
+        "bytes_per_nonzero": round(kept / x.nnz, 2),
+        "peak_per_nonzero": round(peak / x.nnz, 1),
+        "first_s": first,
+    }
 
 
 def main(names: list[str]) -> None:
