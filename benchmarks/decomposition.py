@@ -11,17 +11,20 @@ from __future__ import annotations
 import sys
 import time
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from common import factors, kernel_microseconds, mttkrp_equation, record, tensor
 
 import sparsetc as stc
+from sparsetc.decomposition import cp_als, cp_apr, tucker
 
 RANK, SHORT, LONG = 32, 16, 144
 TENSORS = ("uber_amj_4d", "guanine_TEvv_3d", "nell-2 x0.25")
 
 
-def seconds(run, n_iter: int) -> float:
+def seconds(run: Callable[[int], Any], n_iter: int) -> float:
     """One run of so many iterations."""
     torch.cuda.synchronize()
     start = time.perf_counter()
@@ -30,11 +33,26 @@ def seconds(run, n_iter: int) -> float:
     return time.perf_counter() - start
 
 
-def iteration(run, long: int = LONG) -> float:
+def iteration(run: Callable[[int], Any], long: int = LONG) -> float:
     """Milliseconds an iteration."""
     run(SHORT)
     short, longer = (min(seconds(run, n) for _ in range(3)) for n in (SHORT, long))
     return round(1e3 * (longer - short) / (long - SHORT), 4)
+
+
+def measured(x: stc.SparseTensor) -> dict[str, Any]:
+    """The iterations of one tensor."""
+    own, kernels = factors(x, RANK), []
+    for m in range(x.order):
+        others = [f for n, f in enumerate(own) if n != m]
+        kernels.append(kernel_microseconds(stc.compile(mttkrp_equation(x.order, m), x, *others), others))
+    counts, ranks = x.with_values(x.values.ceil()), [min(16, n) for n in x.shape]
+    als = iteration(lambda n: cp_als(x, RANK, n_iter_max=n, tol=0, random_state=0))
+    apr = iteration(lambda n: cp_apr(counts, RANK, n_iter_max=n, tol=0, random_state=0), 32)
+    chains = iteration(lambda n: tucker(x, ranks, n_iter_max=n, tol=0), 32)
+    alone = round(sum(kernels) / 1e3, 4)
+    ratio = round(als / alone, 2)
+    return {"als_ms": als, "mttkrp_ms": alone, "als_over_mttkrp": ratio, "apr_ms": apr, "tucker_16_ms": chains}
 
 
 def main(names: list[str]) -> None:
@@ -43,22 +61,9 @@ def main(names: list[str]) -> None:
     rows = []
     for name in names or TENSORS:
         x = tensor(name)
-        if x is None:
-            continue
-        own = factors(x, RANK)
-        kernels = []
-        for m in range(x.order):
-            others = [f for n, f in enumerate(own) if n != m]
-            kernels.append(kernel_microseconds(stc.compile(mttkrp_equation(x.order, m), x, *others), others))
-        als = iteration(lambda n: stc.decomposition.cp_als(x, RANK, n_iter_max=n, tol=0, random_state=0))
-        counts = x.with_values(x.values.ceil())
-        apr = iteration(lambda n: stc.decomposition.cp_apr(counts, RANK, n_iter_max=n, tol=0, random_state=0), 32)
-        tucker = iteration(
-            lambda n: stc.decomposition.tucker(x, [min(16, n) for n in x.shape], n_iter_max=n, tol=0), 32
-        )
-        row = {"tensor": name, "nnz": x.nnz, "als_ms": als, "mttkrp_ms": round(sum(kernels) / 1e3, 4)}
-        rows.append(row | {"als_over_mttkrp": round(als / row["mttkrp_ms"], 2), "apr_ms": apr, "tucker_16_ms": tucker})
-        print(rows[-1], flush=True)
+        if x is not None:
+            rows.append({"tensor": name, "nnz": x.nnz, **measured(x)})
+            print(rows[-1], flush=True)
     record("decomposition", rows, rank=RANK)
 
 

@@ -15,8 +15,16 @@ import time
 from typing import Any
 
 import torch
-from common import factors, kernel_microseconds, microseconds, mttkrp_equation, mttkrp_reference, record
-from common import relative_error, tensor
+from common import (
+    factors,
+    kernel_microseconds,
+    microseconds,
+    mttkrp_equation,
+    mttkrp_reference,
+    record,
+    relative_error,
+    tensor,
+)
 
 import sparsetc as stc
 
