@@ -21,7 +21,7 @@ import torch
 import sparsetc as stc
 from sparsetc.formats import Packed
 from sparsetc.ir.nest.view import Computed, View
-from sparsetc.ir.program.cost import Statistics
+from sparsetc.ir.program.statistics import Statistics
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.schedule import schedule_of
@@ -111,7 +111,7 @@ def main() -> None:
     generator = torch.Generator().manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     equations = ("ij,jr->ir", "ij,ir->jr", "ij,ir,jr->ij", "ij,j->i", "ij,i->j", "ij,ir,js->rs", "ij,i,j->", "ij->ji")
-    for rows, columns, first, last in ((200, 200, -4, 4), (150, 190, 10, 40), (90, 60, -40, -20)):
+    for rows, columns, first, last in ((60, 60, -4, 4), (45, 57, 3, 12), (40, 27, -18, -9)):
         x = banded(rows, columns, first, last, generator).to(device)
         extent = {"i": rows, "j": columns, "r": 20, "s": 16}
         for equation in equations:

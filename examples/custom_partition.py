@@ -44,7 +44,7 @@ def two_part_plan(x: stc.SparseTensor, rank: int) -> stc.Plan:
 def main() -> None:
     """MTTKRP by the plan, and by the automatic one, against torch."""
     generator = torch.Generator().manual_seed(0)
-    shape, rank = (60, 50, 40), 16
+    shape, rank = (30, 20, 16), 16
     density = torch.full(shape, 0.01)
     density[:, ::10, :] = 0.5  # every tenth slice of mode 1 is half full
     dense = torch.randn(shape, generator=generator) * (torch.rand(shape, generator=generator) < density)

@@ -144,7 +144,7 @@ def main() -> None:
     """Run every kind of einsum over matrices and tensors in row blocks and compare with torch."""
     generator = torch.Generator().manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    extent = {"i": 50, "j": 70, "k": 30, "r": 20, "s": 16}
+    extent = {"i": 35, "j": 18, "k": 7, "r": 20, "s": 16}
     equations = ("ij,jr->ir", "ij,ir->jr", "ij,ir,jr->ij", "ij,j->i", "ij,i->j", "ij,ir,js->rs", "ij,i,j->", "ij->ji")
     equations += ("ijk,jr,kr->ir", "ijk,ir,kr->jr", "ijk,jr,ks->irs", "ijk,i->jk", "ijk,ir,jr,kr->ijk")
     for equation in equations:

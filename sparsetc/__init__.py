@@ -7,6 +7,7 @@ from sparsetc.api import OPERATIONS, compile, compile_many, einsum, explain, reg
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.errors import (
     CoordinateError,
+    DecompositionError,
     DeviceError,
     DtypeError,
     EquationError,
@@ -30,7 +31,7 @@ from sparsetc.tensor.pattern import CacheInfo, Pattern, cache_info, clear_cache
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 if TYPE_CHECKING:
-    from sparsetc import datasets, testing
+    from sparsetc import datasets, decomposition, testing
     from sparsetc.device.calibrate import calibrate
     from sparsetc.device.profile import DeviceProfile
     from sparsetc.io import read, write
@@ -43,6 +44,7 @@ __all__ = [
     "BlockingCurve",
     "CacheInfo",
     "CoordinateError",
+    "DecompositionError",
     "DeviceError",
     "DeviceProfile",
     "DtypeError",
@@ -69,6 +71,7 @@ __all__ = [
     "compile_many",
     "contract",
     "datasets",
+    "decomposition",
     "einsum",
     "explain",
     "mttkrp",
@@ -98,6 +101,7 @@ _ON_DEMAND = {
     "calibrate": "device.calibrate",
     "DeviceProfile": "device.profile",
     "datasets": "",
+    "decomposition": "",
     "testing": "",
 }
 """Names that are imported when they are first asked for, each with its module; a module has none."""

@@ -37,6 +37,10 @@ class PlanError(SparsetcError, ValueError):
     """A plan that is not known, or that does not apply to this einsum."""
 
 
+class DecompositionError(SparsetcError, ValueError):
+    """A rank, a mode, a start or another argument that no decomposition can begin with."""
+
+
 class OutOfMemoryError(SparsetcError, MemoryError):
     """A result or a packed form would pass the memory limit; refused before it is allocated."""
 

@@ -51,21 +51,21 @@ def mttkrp(
     """
     sparse = _sparse(x, "mttkrp")
     if mode is not None:
-        equation, matrices = _mttkrp(sparse, factors, _mode(sparse, mode, "mttkrp"))
-        return einsum(equation, sparse, *matrices, **settings)
+        own, matrices = _mttkrp(sparse, factors, _mode(sparse, mode, "mttkrp"))
+        return einsum(own, sparse, *matrices, **settings)
     each = [_mttkrp(sparse, factors, m) for m in range(sparse.order)]
-    return einsum_many([equation for equation, _ in each], sparse, [own for _, own in each], **settings)
+    return einsum_many([text for text, _ in each], sparse, [matrices for _, matrices in each], **settings)
 
 
 def _mttkrp(x: SparseTensor, factors: Sequence[torch.Tensor | None], mode: int) -> tuple[str, list[torch.Tensor]]:
     """The equation of one mode, and its dense operands."""
     matrices = _one_a_mode(x, factors, mode, "mttkrp", "factors")
-    letters, rank = _letters(x.order, 1, "mttkrp")
+    letters, rank = letters_of(x.order, 1, "mttkrp")
     ranks = {m: f.shape[1] for m, f in matrices.items()}
     if len(set(ranks.values())) > 1:
         raise ShapeError(f"mttkrp: the factors must have one rank, found {_by_mode(ranks)}")
     terms = [letters[m] + rank for m in matrices]
-    return _equation(letters, terms, letters[mode] + rank), list(matrices.values())
+    return equation(letters, terms, letters[mode] + rank), list(matrices.values())
 
 
 @register_op
@@ -84,9 +84,9 @@ def ttmc(x: Any, matrices: Sequence[torch.Tensor | None], mode: int, **settings:
     sparse = _sparse(x, "ttmc")
     mode = _mode(sparse, mode, "ttmc")
     given = _one_a_mode(sparse, matrices, mode, "ttmc", "matrices")
-    letters, ranks = _letters(sparse.order, len(given), "ttmc")
+    letters, ranks = letters_of(sparse.order, len(given), "ttmc")
     terms = [letters[m] + r for m, r in zip(given, ranks, strict=True)]
-    return einsum(_equation(letters, terms, letters[mode] + "".join(ranks)), sparse, *given.values(), **settings)
+    return einsum(equation(letters, terms, letters[mode] + "".join(ranks)), sparse, *given.values(), **settings)
 
 
 @register_op
@@ -108,9 +108,9 @@ def ttm(x: Any, matrix: torch.Tensor, mode: int, **settings: Any) -> Result:
     sparse = _sparse(x, "ttm")
     mode = _mode(sparse, mode, "ttm")
     matrix = _table(matrix, sparse, (sparse.shape[mode], "rank"), f"ttm: the matrix of mode {mode}")
-    letters, rank = _letters(sparse.order, 1, "ttm")
+    letters, rank = letters_of(sparse.order, 1, "ttm")
     kept = "".join(rank if m == mode else c for m, c in enumerate(letters))
-    return einsum(_equation(letters, [letters[mode] + rank], kept), sparse, matrix, **settings)
+    return einsum(equation(letters, [letters[mode] + rank], kept), sparse, matrix, **settings)
 
 
 @register_op
@@ -129,9 +129,9 @@ def ttv(x: Any, vector: torch.Tensor, mode: int, **settings: Any) -> Result:
     sparse = _sparse(x, "ttv")
     mode = _mode(sparse, mode, "ttv")
     vector = _table(vector, sparse, (sparse.shape[mode],), f"ttv: the vector of mode {mode}")
-    letters, _ = _letters(sparse.order, 0, "ttv")
+    letters, _ = letters_of(sparse.order, 0, "ttv")
     kept = letters[:mode] + letters[mode + 1 :]
-    return einsum(_equation(letters, [letters[mode]], kept), sparse, vector, **settings)
+    return einsum(equation(letters, [letters[mode]], kept), sparse, vector, **settings)
 
 
 @register_op
@@ -229,19 +229,19 @@ def contract(
         check_accumulation(
             out, (*own, *(s for n, s in enumerate(second.shape) if n not in right)), sparse.dtype, sparse.device
         )
-    letters, others = _letters(sparse.order, order - len(right), "contract")
+    letters, others = letters_of(sparse.order, order - len(right), "contract")
     paired, rest = dict(zip(right, left, strict=True)), iter(others)
     term = "".join(letters[paired[n]] if n in paired else next(rest) for n in range(order))
     kept = "".join(c for m, c in enumerate(letters) if m not in left) + others
     drop_zeros = settings.pop("drop_zeros", False)
-    result = accumulated(einsum(_equation(letters, [term], kept), sparse, second, **settings), out, alpha, beta)
+    result = accumulated(einsum(equation(letters, [term], kept), sparse, second, **settings), out, alpha, beta)
     return without_zeros(result) if drop_zeros and isinstance(result, SparseTensor) else result
 
 
 # -- equations --------------------------------------------------------------------------------------------------------
 
 
-def _letters(order: int, ranks: int, name: str) -> tuple[str, str]:
+def letters_of(order: int, ranks: int, name: str) -> tuple[str, str]:
     """(one letter a mode, one letter a rank): i, j, k, … and r, s, t, … as far as they go."""
     if order + ranks > len(ascii_letters):
         raise EquationError(f"{name}: {order} modes and {ranks} ranks need more than the 52 letters there are")
@@ -250,7 +250,8 @@ def _letters(order: int, ranks: int, name: str) -> tuple[str, str]:
     return modes, "".join(c for c in RANKS + rest + MODES if c not in modes)[:ranks]
 
 
-def _equation(letters: str, terms: Sequence[str], kept: str) -> str:
+def equation(letters: str, terms: Sequence[str], kept: str) -> str:
+    """The equation of a sparse operand, dense ones and a result, each by its letters."""
     return f"{','.join((letters, *terms))}->{kept}"
 
 

@@ -121,8 +121,9 @@ class options(contextlib.ContextDecorator):
         plan: a plan's name, a `Plan`, or ``"auto"``.
         deterministic: the same bits at every run: no sum depends on the order in which programs finish.
         cache_dir: where generated source is kept, and the profiles of calibrated GPUs.
-        memory_limit: bytes that a result may take, and bytes of stored tiles from which they are bitmaps: a number, or
-            text as in ``"8GB"`` and ``"512MiB"``. Default: what is free.
+        memory_limit: bytes that a result may take, and stored tiles, which are bitmaps where they would take more; of
+            windows more rows are left to runs then, or the plan is refused. A number, or text as in ``"8GB"`` and
+            ``"512MiB"``. Default: what is free.
         device: where `read` puts tensors.
         backend: ``"triton"``, ``"torch"`` or ``"auto"``.
     """

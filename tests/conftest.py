@@ -1,7 +1,8 @@
-"""What every test shares: generated source goes to a folder of this run, and hypothesis is given time."""
+"""What every test shares: source is generated into a folder of this run, hypothesis has time, tests are no garbage."""
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +18,12 @@ settings.load_profile("sparsetc")
 
 _folder = tempfile.TemporaryDirectory(prefix="sparsetc-tests-", ignore_cleanup_errors=True)
 os.environ["SPARSETC_CACHE_DIR"] = _folder.name
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of collected tests stay to the end: no collection of garbage need look at them, again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,12 +21,26 @@ def explicit(format: str, levels: str, **how: Any) -> PlanOf:
     return lambda equation, operands: explicit_plan(format, levels, {"r": 8} if "r" in equation else {}, **how)
 
 
+def in_copies(copies: int, format: str, levels: str, **how: Any) -> PlanOf:
+    """A plan of one part whose items add to copies of the output in turn."""
+
+    def plan(equation: str, operands: list[Any]) -> stc.Plan:
+        whole = explicit(format, levels, **how)(equation, operands)
+        (part,) = whole.parts
+        return replace(whole, parts=(replace(part, schedule=replace(part.schedule, copies=copies)),))
+
+    return plan
+
+
 CASES: dict[str, tuple[str, PlanOf]] = {
     "coo": (MTTKRP, explicit("coo", "0||12", max_item_nnz=3, lanes=4)),
     "fiber": (MTTKRP, explicit("fiber", "0|1|2", max_item_nnz=3, lanes=4)),
     "rows": (MTTKRP, explicit("fiber", "|0|12", lanes=4, max_item_nnz=8)),
     "added by lanes": (MTTKRP, explicit("fiber", "1|0|2", lanes=4)),
     "added by nonzeros": ("ijk,ir,jr->kr", explicit("coo", "0||12", max_item_nnz=3, lanes=4)),
+    "lanes, in copies": (MTTKRP, in_copies(4, "fiber", "1|0|2", lanes=4)),
+    "nonzeros, in copies": ("ijk,ir,jr->kr", in_copies(2, "coo", "0||12", max_item_nnz=3, lanes=4)),
+    "stored, in copies": (MTTKRP, in_copies(4, "coo", "0||12", lanes=4)),
     "rows, owned": (MTTKRP, explicit("coo", "0||12", lanes=4)),
     "dense tiles": (MTTKRP, lambda equation, operands: tile_plan(equation, operands, "triton")),
     "sampled": (SAMPLED, explicit("coo", "0||12", max_item_nnz=3, lanes=4)),
@@ -34,7 +48,7 @@ CASES: dict[str, tuple[str, PlanOf]] = {
     "sparse rows": (TTV, explicit("fiber", "0|1|2", lanes=4)),
     "two parts": (MTTKRP, lambda equation, operands: two_parts(equation, operands, "fiber", fused=False)),
 }
-ADDED_BY_A_SECOND_PASS = ("coo", "fiber", "added by lanes", "added by nonzeros")
+ADDED_BY_A_SECOND_PASS = ("coo", "fiber", "added by lanes", "added by nonzeros", "nonzeros, in copies")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Nothing here imports triton, so that the interpreter's tests may set their envir
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -142,6 +143,26 @@ def small_chunks(tasks: int, kept: bool) -> Iterator[None]:
         yield
 
 
+def meetings(equation: str, given: list[stc.SparseTensor]) -> int:
+    """How many tasks a contraction of two has: entries that meet, once what one of them alone has is summed away."""
+    terms, output = equation.split("->")[0].split(","), equation.split("->")[1]
+    shared = sorted(set(terms[0]) & set(terms[1]))
+    counted = []
+    for term, x in zip(terms, given, strict=True):
+        row = dict(zip(term, x.coords.tolist(), strict=True))
+        alike = torch.stack([own == x.coords[term.rindex(c)] for c, own in zip(term, x.coords, strict=True)]).all(0)
+        left = [*shared, *(c for c in row if c not in shared and c in output)]
+        entries = {tuple(row[c][n] for c in left) for n in torch.nonzero(alike).flatten().tolist()}
+        counted.append(Counter(entry[: len(shared)] for entry in entries))
+    return sum(n * counted[1][place] for place, n in counted[0].items())
+
+
+MOST_PIECES = 500
+"""Pieces that the tasks of a drawn pair are taken in, at most: a piece takes a millisecond or two, and a thousandth one
+meets what hundreds before it have met.
+"""
+
+
 @dataclass(frozen=True)
 class DrawnPair:
     """Two sparse operands, and how to run them."""
@@ -163,6 +184,10 @@ class DrawnPair:
             for n, (shape, pattern, coalesce) in enumerate(zip(self.shapes, self.patterns, self.coalesce, strict=True))
         ]
         return [made[0], made[0]] if self.same and self.shapes[0] == self.shapes[1] else made
+
+    def in_pieces(self, given: list[stc.SparseTensor]) -> contextlib.AbstractContextManager[None]:
+        """A block in which tasks of these operands are taken so many at a time as was drawn, or more of very many."""
+        return small_chunks(max(self.chunk, meetings(self.equation, given) // MOST_PIECES), self.kept)
 
 
 @st.composite

@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
     """Run all checks, whether or not one before has failed, and sum up."""
     fast = "--fast" in arguments
     given = [a for a in arguments if a != "--fast"]
-    workers = ["-n", str(min(8, os.cpu_count() or 1))]
+    workers = ["-n", str(min(8, os.cpu_count() or 1)), "--dist", "worksteal"]  # no worker waits for one that is behind
     pytest = [*TOOL, "pytest", *workers, *given]
     interpreted = "tests/test_interpreter.py"  # starts the same process as the last check does, but shows no progress
     checks = [

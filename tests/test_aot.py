@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -199,4 +200,8 @@ def test_every_schedule_of_tiles_compiles(name: str, format: str) -> None:
     given = [o.to(torch.float32) for o in given]
     plan = tile_plan(equation, given, "triton", format)
     k = stc.compile(equation, *given, plan=plan, output="dense", backend="triton")
+    # By one warp the assembler takes seven times as long, but where two dots of order 4 follow one another.
+    if k.step.programs[0].dots and name != "ttmc-order-4":
+        plan = replace(plan, parts=tuple(replace(p, schedule=replace(p.schedule, warps=4)) for p in plan.parts))
+        k = stc.compile(equation, *given, plan=plan, output="dense", backend="triton")
     assert ("popc" in k.ptx("sm_90")) == (format != "dense_tile")

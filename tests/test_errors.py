@@ -31,6 +31,7 @@ def dense(*shape: int, dtype: torch.dtype = F64) -> torch.Tensor:
         (ValueError, stc.FormatError),
         (IndexError, stc.CoordinateError),
         (ValueError, stc.PlanError),
+        (ValueError, stc.DecompositionError),
         (MemoryError, stc.OutOfMemoryError),
         (ValueError, stc.IOFormatError),
     ],

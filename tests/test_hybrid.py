@@ -10,7 +10,7 @@ import torch
 from cases import PATTERNS, assert_matches, poisoned, random_sparse, random_values
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pair_cases import EQUATIONS, SIZES, check_pair, marking, operands, pairs, small_blocks, small_chunks, structural
+from pair_cases import EQUATIONS, SIZES, check_pair, marking, operands, pairs, small_blocks, structural
 
 import sparsetc as stc
 from sparsetc.pair.choose import estimates
@@ -127,7 +127,7 @@ def test_dtype(dtype: torch.dtype) -> None:
 def test_any_pair_agrees_with_the_reference(drawn: Any, threshold: int, side: int, deterministic: bool) -> None:
     drawn = replace(drawn, plan=small_blocks(drawn.equation, threshold, side))
     given = drawn.operands()
-    with small_chunks(drawn.chunk, drawn.kept), poisoned():
+    with drawn.in_pieces(given), poisoned():
         kernel = stc.compile(drawn.equation, *given, plan=drawn.plan, deterministic=deterministic)
         for _ in range(2):
             found = kernel()

@@ -482,7 +482,8 @@ def test_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     assert same(sio.read(tmp_path / "x.tns", progress=True), x)
     assert same(sio.read(tmp_path / "x.tns", progress=False), x)
     with progress.bar(3, "title", True, "things") as at:
-        at(3)
+        at(2)
+        at(3, "another title")
     assert capsys.readouterr().out == ""
     imported = builtins.__import__
 
@@ -492,6 +493,8 @@ def test_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
         return imported(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without_rich)
-    with progress.bar(progress.LONG + 1, "title", True) as at:
+    with pytest.warns(UserWarning, match="without rich"), progress.bar(progress.LONG + 1, "title", True) as at:
+        at(1)
+    with progress.bar(progress.LONG + 1, "title") as at:
         at(1)
     assert capsys.readouterr().err == ""

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import sparsetc as stc
-from sparsetc.ops import _letters
+from sparsetc.ops import letters_of
 
 LETTERS = "abcdef"
 
@@ -122,7 +122,7 @@ def test_operations_are_registered_by_name():
 
 @pytest.mark.parametrize(("order", "ranks"), [(3, 2), (9, 9), (20, 20), (45, 7), (1, 51)])
 def test_letters_are_distinct(order, ranks):
-    modes, free = _letters(order, ranks, "op")
+    modes, free = letters_of(order, ranks, "op")
     assert (len(modes), len(free)) == (order, ranks)
     assert len(set(modes + free)) == order + ranks
 

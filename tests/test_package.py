@@ -44,7 +44,7 @@ def test_type_checkers_find_an_install_too(tmp_path: Path) -> None:
     assert (Path(stc.__file__).parent / "py.typed").exists()
 
 
-@pytest.mark.parametrize("name", ["datasets", "testing"])
+@pytest.mark.parametrize("name", ["datasets", "decomposition", "testing"])
 def test_modules_are_imported_on_demand(name: str) -> None:
     code = (
         "import sys, sparsetc as stc\n"
@@ -71,6 +71,7 @@ def test_an_import_loads_what_every_call_needs() -> None:
         "new = set(sys.modules) - before - set(others)\n"
         "assert {n.partition('.')[0] for n in new} <= {'sparsetc', *sys.stdlib_module_names}, new\n"
         "parts = 'pair', 'io', 'planner.methods', 'device.calibrate', 'codegen.triton', 'testing', 'foreign'\n"
+        "parts = *parts, 'decomposition'\n"
         "assert not {f'sparsetc.{name}' for name in parts} & new\n"
         "for name in others: del sys.modules[name]\n"
         "sys.modules.update(held)\n"

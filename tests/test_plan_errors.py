@@ -63,6 +63,18 @@ INTS, PAIRS = r"must be tuple\[int, \.\.\.\], found", r"must be tuple\[tuple\[st
         (of(schedule=Schedule(blocks=(("r", "2"),))), rf"part 0: Schedule\.blocks {PAIRS} \(\('r', '2'\),\)"),  # type: ignore[arg-type]
         (of(schedule=Schedule(blocks=("r", 2))), rf"Schedule\.blocks {PAIRS} \('r', 2\)"),  # type: ignore[arg-type]
         (of(schedule=Schedule(warps=a)), r"Schedule\.warps must be int, found 'what"),
+        (
+            of(Storage((0,), leaf=(1, 2), params=(("side_0", 4),))),
+            r"plan 'p', part 0: format 'coo' has no parameter 'side_0'; known: none",
+        ),
+        (
+            of(parts=(Part("dense_tile", Storage((0,), (1, 2), params=(("side_2", 4), ("side_3", 4)))),)),
+            "format 'dense_tile' has no parameter 'side_3'; known: side_0, side_1, side_2$",
+        ),
+        (
+            of(parts=(Part("window", Storage((0,), (1, 2), params=(("height", 4), ("widht", 4)))),)),
+            "format 'window' has no parameter 'widht'; known: height, width, tau, strip$",
+        ),
         (of(parts=(None,)), r"plan 'p': Plan\.parts must be tuple\[Part, \.\.\.\], found \(None,\)"),
         (of(parts=(Part("coo", a),)), r"part 0: Part\.storage must be Storage, found 'what"),
         (of(parts=(Part(3),)), r"part 0: Part\.format must be str, found 3"),  # type: ignore[arg-type]

@@ -139,7 +139,7 @@ def test_lists_made_again_give_the_same(name: str, chunk: int, kept: bool) -> No
 @given(pairs((torch.float64, torch.int64), ("scalar",)))
 def test_any_pair_in_any_pieces(drawn: object) -> None:
     given = drawn.operands()  # type: ignore[attr-defined]
-    with small_chunks(drawn.chunk, drawn.kept):  # type: ignore[attr-defined]
+    with drawn.in_pieces(given):  # type: ignore[attr-defined]
         found = stc.einsum(drawn.equation, *given, plan="scalar")  # type: ignore[attr-defined]
     assert_matches(found, drawn.equation, given)  # type: ignore[attr-defined]
 

@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 from cases import tile_plan, wrapped
+from extensions import as_before
 
 import sparsetc as stc
 from sparsetc.formats import pack
+from sparsetc.formats.dense_tile import DenseTile
 from sparsetc.formats.tiles import VOLUME, sides_of
 from sparsetc.formats.words import bits_of
 from sparsetc.ir.equation.parse import parse
@@ -44,7 +46,7 @@ SPARSE_CASES: dict[str, tuple[str, tuple[int, ...], dict[str, int]]] = {
     "ttm": ("ijk,kr->ijr", (20, 33, 50), {"r": 20}),
     "ttm-first": ("ijk,ir->jkr", (20, 33, 50), {"r": 5}),
     "ttv": ("ijk,k->ij", (20, 33, 50), {}),
-    "ttv-order-4": ("ijkl,j->ikl", (20, 12, 30, 17), {}),
+    "ttv-order-4": ("ijkl,j->ikl", (20, 12, 9, 17), {}),
     "sampled": ("ijk,ir,jr,kr->ijk", (20, 33, 50), {"r": 20}),
     "sddmm": ("ij,ir,jr->ij", (40, 50), {"r": 20}),
     "scaled-rows": ("ij,i->ij", (40, 50), {}),
@@ -224,6 +226,19 @@ def test_the_explanation_counts_tiles_by_population() -> None:
     assert "tiles by nonzeros" in str(explained)
     assert explained.to_dict()["tiles"] == explained.tiles
     assert not stc.explain(equation, *given, plan="coo").tiles
+
+
+@pytest.mark.parametrize("even", [True, False])
+def test_a_format_says_whether_its_tiles_are_cut_evenly(even: bool) -> None:
+    """Then tiles of all nonzeros are explained, and else those that are stored."""
+    equation, given = operands("mttkrp-0")
+    plan = stc.compile(equation, *given, plan=stc.plan_hls(40)).plan
+    with as_before():
+        stc.register_format(type("Own", (DenseTile,), {"name": "own_tile", "even": even}))
+        own = replace(plan, parts=(replace(plan.parts[0], format="own_tile"), *plan.parts[1:]))
+        explained = stc.explain(equation, *given, plan=own)
+    assert 0 < plan.parts[0].nnz < given[0].nnz
+    assert sum(nnz for _, _, nnz in explained.tiles) == (given[0].nnz if even else plan.parts[0].nnz)
 
 
 def test_auto_takes_tiles_where_they_are_well_filled() -> None:

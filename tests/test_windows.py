@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from window_cases import MODES, OTHERS, PRODUCTS, REQUESTS, WHOLE, checked, problem, scrambled, stored, uneven, whole
 
 import sparsetc as stc
+from sparsetc.formats import row_groups
 from sparsetc.planner.methods.windows import TAUS, Windows
 from sparsetc.testing import check_format
 from sparsetc.testing import pattern as conformance_pattern
@@ -250,6 +252,49 @@ def test_windows_beyond_the_memory_limit_are_not_considered() -> None:
         given = stc.compile(SPMM, x, b, backend="triton", memory_limit=limit).step.problem
         found = Windows("1-sa", TAUS, TAUS).candidates(given, given.counts)
         assert any(8 * candidate.expected[0].stored > 60_000 for candidate in found) == beyond
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("plan", [stc.plan_window(8, 16, 0), stc.plan_1sa(40, 2, 8, 16, 0)], ids=str)
+def test_named_windows_keep_to_the_memory_limit(plan: stc.Plan, backend: str) -> None:
+    """By tiles of the fullest groups alone, or not at all."""
+    x, b = uneven()
+
+    def limited(plan: stc.Plan, limit: int) -> tuple[stc.Kernel, int]:
+        kernel = stc.compile(SPMM, x, b, plan=plan, memory_limit=limit, backend=backend)
+        return kernel, 8 * sum(part.packed.stored for part in kernel.step.parts if part.packed.format == "window")
+
+    everything = limited(plan, 10**9)[1]
+    kernel, stored = limited(plan, everything)
+    assert (stored, _stored(kernel)) == (everything, x.nnz)
+    with pytest.raises(stc.OutOfMemoryError, match=f'tiles of plan "{plan.name}" would take {everything:,} bytes, the'):
+        limited(plan, everything - 1)
+    kernel, stored = limited(replace(plan, options=plan.options[:-1]), everything - 1)
+    assert 0 < stored < everything
+    if backend == "torch":
+        assert_matches(kernel(b), SPMM, [x, b])
+
+
+def test_rows_are_grouped_once_for_all_that_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tiles of each height that the planner looks at, to deal, and to pack all nonzeros; a share has groups of its
+    own.
+    """
+    grouped, calls = row_groups.group_rows, list[int]()
+
+    def counting(rows: torch.Tensor, *given: Any, **options: Any) -> Any:
+        calls.append(rows.numel())
+        return grouped(rows, *given, **options)
+
+    monkeypatch.setattr(row_groups, "group_rows", counting)
+    x, b = uneven()
+    for plan, shared in ((stc.plan_1sa(40, 2, 8, 16, 60), True), (stc.plan_1sa(40, 2, threshold=0), False)):
+        x.pattern.clear()
+        calls.clear()
+        share = stc.compile(SPMM, x, b, plan=plan, backend="triton").plan.parts[0].nnz
+        assert (share < x.nnz) == shared
+        assert calls == ([x.nnz, share] if shared else [x.nnz])
+    stc.compile(SPMM, x, b, plan=stc.plan_1sa(40, 2, 8, 16, 0), backend="triton")
+    assert calls == [x.nnz], "other tiles take the same groups"
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

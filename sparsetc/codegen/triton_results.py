@@ -24,6 +24,8 @@ def add(printer: FunctionPrinter, s: Add, u: str) -> None:
     keyed = printer.own(s.key.letters, s.source.axes, s.key.level)
     value, axes = printer.summed(s.source, u, (*keyed, *s.axes))
     terms, conditions = _rows(printer, s, keyed, axes, u)
+    if s.copies > 1:
+        terms = [f"item % {s.copies} * {printer.p.rows * printer.p.width}", *terms]
     address = printer.address([*terms, *printer.columns(s.axes, axes)])
     mask = printer.all_of([*conditions, *printer.bounds(s.axes, axes)])
     given = f"{printer.p.output} + {address}, {value}{f', mask={mask}' if mask else ''}"
@@ -35,7 +37,7 @@ def _rows(
 ) -> tuple[list[str], list[str]]:
     """(terms of the addresses of output rows, conditions), by the kind of the key."""
     p, key = printer.p, s.key
-    wide = p.rows * p.width >= ADDRESS64
+    wide = s.copies * p.rows * p.width >= ADDRESS64
     lanes = printer.placed(printer.guard(key.level, u), (LANES,), axes)
     at = ("item", "fiber", f"pos{u}")[key.level]
     if isinstance(key, Row):

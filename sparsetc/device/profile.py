@@ -61,8 +61,9 @@ class DeviceProfile:
     """Positions of bitmap tiles that are expanded a second."""
     tile: float
     """Seconds a program's turn over a tile takes beside its dots, over the whole device."""
-    tile_share: float
-    """Share of the rate of dots that those of tiles reach: few positions are contracted at once, and scaled between."""
+    tile_share: Mapping[str, float] = field(hash=False)
+    """Share of the rate of dots that those of tiles reach, by precision: few positions are contracted at once, and
+    scaled between."""
     whole_turn: int
     """Bytes of a tile from which a program's turn over a share of it takes `tile`; over a smaller share, less."""
     whole_tile: int
@@ -130,7 +131,7 @@ class DeviceProfile:
 
 NUMBERS = tuple(f.name for f in fields(DeviceProfile) if f.name not in ("name", "sources", "calibrated"))
 """The fields that are numbers, or tables of them, each with a source."""
-TABLES = ("dot", "staged", "fused_slowdown", "product", "block_dot")
+TABLES = ("dot", "tile_share", "staged", "fused_slowdown", "product", "block_dot")
 """The fields that are tables by precision."""
 _SCALED = {"crowded": "add", "expanded_bytes": "memory", "far_blocks": "memory", "near_bytes": "l2_bytes"}
 """Numbers that no short probe shows, and those by which they are scaled: another GPU is taken to reach the share of its

@@ -6,17 +6,18 @@ value came from, so that new values of the same pattern can be packed without so
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Protocol, TypeVar, overload, runtime_checkable
+from typing import Any, Protocol, TypeVar, overload, runtime_checkable
 
 import torch
 
-from sparsetc.errors import FormatError
+from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.nest.checks import verify
 from sparsetc.ir.nest.view import LEVELS, View
 from sparsetc.ir.plan import PLAN_NAMES, Storage
+from sparsetc.support.lru import Lru, given_to
 from sparsetc.support.names import check_free, check_identifier
 from sparsetc.tensor.pattern import clear_patterns
 
@@ -119,6 +120,14 @@ class Format(Protocol):
 
     A format may also have ``offer(problem, counts) -> Candidate | None``: the plan it would run this einsum by, or
     None where it does not apply. What it offers is costed with the others under ``plan="auto"``.
+
+    It may have ``parameters(order) -> names``: what `Storage.params` may name, for tensors of this order. Other names
+    are refused then, with `PlanError`.
+
+    Where `pack` has a parameter ``cache``, it is given what is kept with a pattern when it packs all of its nonzeros.
+
+    With ``even = True`` tiles are those of a tensor cut evenly, by `sparsetc.formats.tiles.sides_of`: `explain` counts
+    those of all nonzeros, whichever part they were dealt to, and of other formats the tiles that are stored.
     """
 
     name: str
@@ -184,11 +193,30 @@ def get_format(name: str) -> Format:
         raise FormatError(f"no format is called {name!r}; known: {', '.join(sorted(FORMATS))}") from None
 
 
-def pack(coords: torch.Tensor, shape: tuple[int, ...], format: str, storage: Storage) -> Packed:
-    """Pack with the named format and check its view."""
+def unknown_parameter(format: str, storage: Storage, order: int) -> str:
+    """What is wrong where a storage has a parameter that its format does not know; empty where it has none."""
+    said: Callable[[int], Sequence[str]] | None = getattr(FORMATS.get(format), "parameters", None)
+    if said is None:
+        return ""
+    known = said(order)
+    unknown = [name for name, _ in storage.params if name not in known]
+    return f"format {format!r} has no parameter {unknown[0]!r}; known: {', '.join(known) or 'none'}" if unknown else ""
+
+
+def pack(
+    coords: torch.Tensor,
+    shape: tuple[int, ...],
+    format: str,
+    storage: Storage,
+    cache: Lru[Any, Any] | None = None,
+) -> Packed:
+    """Pack with the named format and check its view; a cache is of what was made of these coordinates and shape."""
     if fault := storage.misdealt(coords.shape[0]):
         raise FormatError(fault)
-    packed = get_format(format).pack(coords, tuple(shape), storage)
+    if fault := unknown_parameter(format, storage, coords.shape[0]):
+        raise PlanError(fault)
+    own = get_format(format).pack
+    packed = own(coords, tuple(shape), storage, **given_to(own, cache))
     verify(packed.view)
     missing = set(packed.view.arrays) - set(packed.arrays) - {"values"}
     if missing:
@@ -228,9 +256,3 @@ def cut_runs(flags: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor
     skipped = torch.arange(run.numel(), dtype=start.dtype, device=start.device).sub_(before).mul_(most)
     length = length.index_select(0, run).sub_(skipped).clamp_(max=most)
     return start.index_select(0, run).add_(skipped), length, True
-
-
-def place_in_run(flags: torch.Tensor) -> torch.Tensor:
-    """For every element, how far it lies behind the start of its run."""
-    at = torch.arange(flags.numel(), device=flags.device)
-    return at - torch.cummax(torch.where(flags, at, 0), 0).values

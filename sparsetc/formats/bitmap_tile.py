@@ -17,7 +17,7 @@ import torch
 
 from sparsetc.formats.base import Packed, index_dtype, register_format
 from sparsetc.formats.bits import packed_bits
-from sparsetc.formats.tiles import coordinates, places_of, tiled, tiles_of_nonzeros, view_of
+from sparsetc.formats.tiles import coordinates, places_of, sides_named, tiled, tiles_of_nonzeros, view_of
 from sparsetc.ir.nest.view import View
 from sparsetc.ir.plan import Storage
 
@@ -26,7 +26,11 @@ from sparsetc.ir.plan import Storage
 class BitmapTile:
     """Tiles of which the nonzeros are stored."""
 
-    name = "bitmap_tile"
+    name, even = "bitmap_tile", True
+
+    def parameters(self, order: int) -> tuple[str, ...]:
+        """The side of a tile along each mode."""
+        return sides_named(order)
 
     def view(self, shape: tuple[int, ...], storage: Storage) -> View:
         """Ranges of tiles that share the item modes' block coordinates."""

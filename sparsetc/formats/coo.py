@@ -27,6 +27,10 @@ class Coo:
 
     name = "coo"
 
+    def parameters(self, order: int) -> tuple[str, ...]:
+        """None."""
+        return ()
+
     def view(self, shape: tuple[int, ...], storage: Storage) -> View:
         """Runs of the item modes; equal chunks where there are none."""
         if storage.lane:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 
 from sparsetc.formats.base import Packed, register_format
-from sparsetc.formats.tiles import coordinates, places_of, tiled, tiles_of_nonzeros, view_of
+from sparsetc.formats.tiles import coordinates, places_of, sides_named, tiled, tiles_of_nonzeros, view_of
 from sparsetc.ir.nest.view import View
 from sparsetc.ir.plan import Storage
 
@@ -23,7 +23,11 @@ from sparsetc.ir.plan import Storage
 class DenseTile:
     """Dense tiles."""
 
-    name = "dense_tile"
+    name, even = "dense_tile", True
+
+    def parameters(self, order: int) -> tuple[str, ...]:
+        """The side of a tile along each mode."""
+        return sides_named(order)
 
     def view(self, shape: tuple[int, ...], storage: Storage) -> View:
         """Ranges of tiles that share the item modes' block coordinates."""

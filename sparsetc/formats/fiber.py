@@ -36,6 +36,10 @@ class Fiber:
 
     name = "fiber"
 
+    def parameters(self, order: int) -> tuple[str, ...]:
+        """None."""
+        return ()
+
     def view(self, shape: tuple[int, ...], storage: Storage) -> View:
         """Blocks of fibers that share the item and lane modes."""
         item = words.fields(storage.item, shape, "item_word")

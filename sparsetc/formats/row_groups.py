@@ -5,7 +5,9 @@ In: coordinates, and a storage of windows. Out: `Rows`, of which so many at a ti
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -13,7 +15,11 @@ from sparsetc.errors import FormatError
 from sparsetc.formats.base import index_dtype
 from sparsetc.ir.plan import Storage
 from sparsetc.similarity.groups import Groups, group_rows
+from sparsetc.support.lru import Lru
 from sparsetc.tensor.numbering import narrow_ranks
+
+PARAMETERS = ("height", "width", "tau", "strip")
+"""What a storage of windows may name, and a partition that deals by them."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,11 @@ class Windowing:
             raise FormatError(f"tau is in percent, and a strip has 1 column or more; found {given}")
         return cls(storage.item, storage.lane, *sides, tau, strip)
 
+    @property
+    def grouping(self) -> Hashable:
+        """What groups of rows depend on, beside coordinates and shape: whatever the tiles."""
+        return ("similar", self.rows, self.columns, self.strip, self.tau)
+
     def sides(self, order: int) -> tuple[int, ...]:
         """The sides of a tile, by mode; the other modes of rows, and of columns, are listed along them."""
         return tuple({self.rows[0]: self.height, self.columns[-1]: self.width}.get(m, 1) for m in range(order))
@@ -57,15 +68,16 @@ class Rows:
     count: int
 
     @classmethod
-    def of(cls, coords: torch.Tensor, shape: tuple[int, ...], s: Windowing, groups: Groups | None = None) -> Rows:
-        """The rows in the order of their coordinates, or group by group.
+    def of(cls, coords: torch.Tensor, shape: tuple[int, ...], s: Windowing, cache: Lru[Any, Any] | None = None) -> Rows:
+        """The rows in the order of their coordinates, or group by group; a cache keeps the groups.
 
         What whole windows leave of the groups comes after them, so that no window but those has rows of several groups.
         """
         own, count = _ranks(coords, shape, s.rows)
         if not s.tau:
             return cls(own, count)
-        order = _in_windows(groups or similar(coords, shape, s), s.height)
+        groups = (Lru(1) if cache is None else cache).once(s.grouping, lambda: similar(coords, shape, s))
+        order = _in_windows(groups, s.height)
         places = torch.arange(count, dtype=own.dtype, device=order.device)
         rank = torch.empty(count, dtype=own.dtype, device=order.device).scatter_(0, order, places)
         return cls(rank.index_select(0, own), count)
@@ -93,7 +105,7 @@ def similar(coords: torch.Tensor, shape: tuple[int, ...], s: Windowing) -> Group
 def _in_windows(groups: Groups, height: int) -> torch.Tensor:
     """The numbers of the rows: whole windows of each group, then what is left of the groups."""
     size = groups.heights
-    group = torch.repeat_interleave(torch.arange(size.numel(), device=size.device), size)
+    group = torch.repeat_interleave(size)
     place = torch.arange(group.numel(), device=group.device) - groups.ptr[:-1][group]
     left = place >= (size - size % height)[group]
     return groups.order[torch.sort(left, stable=True).indices]

@@ -28,6 +28,11 @@ VOLUME = 4096
 SIDE = 16
 
 
+def sides_named(order: int) -> tuple[str, ...]:
+    """The parameters by which a storage names the sides of its tiles."""
+    return tuple(f"side_{m}" for m in range(order))
+
+
 def sides_of(shape: Sequence[int], params: Iterable[tuple[str, int]] = ()) -> tuple[int, ...]:
     """The sides that parameters name, ``side_m`` of mode m, or the largest powers of two that suit sizes and volume.
 
@@ -38,7 +43,7 @@ def sides_of(shape: Sequence[int], params: Iterable[tuple[str, int]] = ()) -> tu
     sides = [min(SIDE, 1 << max(n - 1, 0).bit_length()) for n in shape]
     while prod(sides) > VOLUME:
         sides[sides.index(max(sides))] //= 2
-    found = tuple(given.get(f"side_{m}", side) for m, side in enumerate(sides))
+    found = tuple(given.get(name, side) for name, side in zip(sides_named(len(sides)), sides, strict=True))
     if min(found, default=1) < 1:
         raise FormatError(f"sides of tiles must be 1 or more, found {found}")
     return found
@@ -148,8 +153,7 @@ def tiled(coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, view: 
 
     item_keys = crd.sort_keys(of_tiles(storage.item, first).values(), [grid[m] for m in storage.item])
     rows = crd.starts_of_runs(item_keys) if item_keys else torch.arange(tiles, device=coords.device) == 0
-    most = max(1, storage.max_item_nnz // view.volume) if storage.max_item_nnz else 0
-    of_items, _, split = cut_runs(rows, most)
+    of_items, split = items_of(rows, storage, view)
     first_of_items = first.index_select(0, of_items)
     arrays = {
         "item_ptr": torch.cat([of_items, of_items.new_full((1,), tiles)]).to(index_dtype(tiles)),
@@ -157,6 +161,15 @@ def tiled(coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, view: 
         **words.encode(of_tiles((*storage.lane, *storage.leaf), first), view.lane),
     }
     return Tiled(view, by_tile, tile, place, tiles, arrays, (first_of_items, first), of_items.numel(), split)
+
+
+def items_of(rows: torch.Tensor, storage: Storage, view: View) -> tuple[torch.Tensor, bool]:
+    """(items,) where each work item begins, given True at the first tile of each row; whether a row has several.
+
+    An item has whole tiles, of `max_item_nnz` positions at most where there is more than one.
+    """
+    start, _, split = cut_runs(rows, max(1, storage.max_item_nnz // view.volume) if storage.max_item_nnz else 0)
+    return start, split
 
 
 def refuse_duplicates() -> NoReturn:

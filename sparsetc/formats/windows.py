@@ -20,15 +20,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import torch
 
 from sparsetc.formats import words
 from sparsetc.formats.base import Packed, cut_runs, index_dtype, register_format
-from sparsetc.formats.row_groups import Rows, Windowing
-from sparsetc.formats.tiles import refuse_duplicates
+from sparsetc.formats.row_groups import PARAMETERS, Rows, Windowing
+from sparsetc.formats.tiles import items_of, refuse_duplicates
 from sparsetc.ir.nest.view import Listed, View, tiles_along
 from sparsetc.ir.plan import Storage
+from sparsetc.support.lru import Lru
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.numbering import narrow_runs
 
@@ -38,6 +40,10 @@ class _Windows:
 
     name: str
     compacted: bool
+
+    def parameters(self, order: int) -> tuple[str, ...]:
+        """The sides of a tile, and how rows are grouped."""
+        return PARAMETERS
 
     def view(self, shape: tuple[int, ...], storage: Storage) -> View:
         """Rows are listed for each work item; columns are for each tile, or lie at a multiple of the width."""
@@ -51,15 +57,16 @@ class _Windows:
         sequence = (*s.rows[1:], *s.columns[:-1], s.rows[0], s.columns[-1])
         return View(len(shape), item, lane, (), False, sides=sides, sequence=sequence)
 
-    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
+    def pack(
+        self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, cache: Lru[Any, Any] | None = None
+    ) -> Packed:
         """Group the rows, number the tiles of each group, and put every nonzero into its tile."""
         s, view, nnz = Windowing.of(storage), self.view(shape, storage), coords.shape[1]
-        rows = Rows.of(coords, shape, s)
+        rows = Rows.of(coords, shape, s, cache)
         t = tiled(coords, shape, s, rows.rank // s.height, self.compacted)
         positions = self._positions(t, rows.rank % s.height, s, view.volume)
         groups = crd.starts_of_runs([t.group])
-        most = max(1, storage.max_item_nnz // view.volume) if storage.max_item_nnz else 0
-        of_items, _, split = cut_runs(groups, most)
+        of_items, split = items_of(groups, storage, view)
         arrays = {"item_ptr": torch.cat([of_items, of_items.new_full((1,), t.tiles)]).to(index_dtype(t.tiles))}
         for array, mode in _arrays("rows", s.rows):
             lists = rows.listed(coords[mode], s.height, shape[mode])

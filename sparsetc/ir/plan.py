@@ -135,6 +135,10 @@ class Schedule:
     rounded: tuple[str, ...] = ()
     """Dense operands, by their names in trees, that are rounded to bfloat16 once a call: a gathered row is half the
     bytes. Only float32 at precision bf16 is, for Triton; products outside of dots, and all sums, are of float32."""
+    copies: int = 1
+    """Copies of a dense output that work items add to in turn, and that are summed afterwards, a power of two: where
+    rows are few, and met in no order, additions of one copy wait for one another. Only for Triton; no matter where
+    results are stored."""
     tree: Tree | None = None
     """What is multiplied, contracted by dots and summed, in which order; None is what `ir.default_tree` says."""
     take: tuple[tuple[str, int], ...] = ()
@@ -333,7 +337,8 @@ def verify(plan: Plan) -> None:
             raise PlanError(f"{where}: precision {part.schedule.precision!r} is not one of {', '.join(PRECISIONS)}")
         sizes = [(f"the block of axis {axis}", block) for axis, block in part.schedule.blocks]
         sizes += [(f"a piece of axis {axis}", piece) for axis, pieces in part.schedule.pieces for piece in pieces]
-        sizes += [("warps", part.schedule.warps), ("columns", part.schedule.columns)]
+        own = part.schedule
+        sizes += [("warps", own.warps), ("columns", own.columns), ("the number of copies", own.copies)]
         sizes += [("the number of lanes", own.lanes) for own in (part.storage, part.schedule)]
         for what, size in sizes:
             if size < 1 or size & (size - 1):

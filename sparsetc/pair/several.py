@@ -124,8 +124,8 @@ class Several(Compiled):
 
     @property
     def backend(self) -> str:
-        """The backend that the pairs run on."""
-        return self.pairs[0].backend if self.pairs else "torch"
+        """The backend that the contractions of sparse operands run on."""
+        return next((step.backend for step in self.steps), "torch")
 
     @property
     def plan(self) -> Plan:

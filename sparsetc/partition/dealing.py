@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from inspect import signature
+from typing import Any
 
 import torch
 
@@ -15,10 +16,16 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.plan import Plan
 from sparsetc.partition.base import get_partition
 from sparsetc.partition.run_length import row_numbers
+from sparsetc.support.lru import Lru, given_to
 
 
 def deal(
-    name: str, coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...], options: dict[str, int]
+    name: str,
+    coords: torch.Tensor,
+    shape: tuple[int, ...],
+    kept: tuple[int, ...],
+    options: dict[str, int],
+    cache: Lru[Any, Any] | None = None,
 ) -> list[torch.Tensor | None]:
     """Deal by the named rule.
 
@@ -28,6 +35,7 @@ def deal(
         shape: sizes of the modes.
         kept: modes that the output keeps.
         options: the rule's own arguments.
+        cache: of the pattern's, which a rule that has a parameter of this name is given too.
 
     Returns:
         For each part the numbers of its nonzeros, rising; None for all of them.
@@ -42,11 +50,12 @@ def deal(
         if not from_outside and not (isinstance(number, int) and abs(number) < 2**63):
             raise PlanError(f"partition {name!r} takes numbers of 64 bits, found {option}={number!r}")
     given = (coords, shape, kept) if rule.by_rows else (coords, shape)
+    kept_with = given_to(rule.deal, cache)
     try:
-        signature(rule.deal).bind(*given, **options)
+        signature(rule.deal).bind(*given, **kept_with, **options)
     except TypeError as error:
         raise PlanError(f"partition {name!r} does not take the options {options}: {error}") from None
-    dealt = list(rule.deal(*given, **options))
+    dealt = list(rule.deal(*given, **kept_with, **options))
     if len(dealt) == 1 and dealt[0] is None:
         return dealt
     nnz = coords.shape[1]

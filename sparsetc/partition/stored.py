@@ -38,7 +38,7 @@ class Dealing:
         """The nonzeros of each share, as `deal` gives them, or as the cache of the pattern has them."""
         found: list[torch.Tensor | None] | None = cache.get(self)
         if found is None:
-            found = deal(self.partition, coords, shape, self.kept, dict(self.options))
+            found = deal(self.partition, coords, shape, self.kept, dict(self.options), cache)
             if len(found) > 1:
                 found = cache.put(self, found)
         return found
@@ -74,7 +74,7 @@ def stored_parts(
             own = taken(plan, dealing.shares(coords, shape, cache))[number]
             own = None if own is None or own.numel() == coords.shape[1] else own  # all of none, too
             held = coords if own is None else coords[:, own]
-            packed = pack(held, shape, part.format, part.storage).of(own)
+            packed = pack(held, shape, part.format, part.storage, cache if own is None else None).of(own)
             if packed.nnz:
                 packed = cache.put(key, packed)
         found.append(packed)

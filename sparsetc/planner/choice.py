@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sparsetc.ir.plan import Plan
-from sparsetc.ir.program.cost import Statistics
+from sparsetc.ir.program.statistics import Statistics
 
 APART = 1.05
 """How many times another's a scalar plan's time must be for the cost model to tell them apart; of nearer ones that of

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from sparsetc.errors import PlanError
+from sparsetc.formats.base import unknown_parameter
 from sparsetc.ir.plan import FIXED, PAIRED_PLANS, Plan, requested, verify
 from sparsetc.planner.choice import Choice, Estimate, choice_of
 from sparsetc.planner.estimate import suited
@@ -40,6 +41,8 @@ def choose(wanted: str | Plan, problem: Problem) -> Choice:
         for number, part in enumerate(plan.parts):
             if fault := part.storage.misdealt(problem.order, problem.letters):
                 raise PlanError(f"plan {plan.name!r}, part {number} ({part.format}): {fault}")
+            if fault := unknown_parameter(part.format, part.storage, problem.order):
+                raise PlanError(f"plan {plan.name!r}, part {number}: {fault}")
         return Choice(replace(suited(plan, problem), reason="given by the caller"))
     if plan.name not in ("auto", *known):
         called = repr(plan.name)

@@ -11,6 +11,7 @@ from sparsetc.errors import PlanError
 from sparsetc.formats import get_format
 from sparsetc.ir.lower import Target, scheduled
 from sparsetc.ir.plan import Part, Plan, in_bf16
+from sparsetc.ir.program.laws import UNCROWDED
 from sparsetc.ir.program.operands import dense_axes
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.choice import Estimate
@@ -23,9 +24,14 @@ LEAST_GAIN = 1.12
 1.3 times as fast, 32 of them, 1.25 by the model, between 1.34 and 1.8)."""
 
 
+MOST_COPIES = 128
+"""Copies of the output, at most."""
+
+
 def estimate(candidate: Candidate, problem: Problem) -> Estimate:
     """What a candidate is expected to take; tiles' prices are of another kind than those of nonzeros alone."""
     candidate, seconds = _ordered(replace(candidate, plan=suited(candidate.plan, problem)), problem)
+    candidate, seconds = _apart(candidate, seconds, problem)
     scalar = not any(view.sides for view in views(candidate, problem))
     return Estimate(describe(candidate, problem), candidate.plan, seconds, candidate.expected, scalar)
 
@@ -51,11 +57,24 @@ def _in_slabs(part: Part, problem: Problem) -> Part:
     return part if own.slabs else replace(part, schedule=replace(own, slabs=tuple(split)))
 
 
+def _apart(candidate: Candidate, seconds: tuple[float, ...], problem: Problem) -> tuple[Candidate, tuple[float, ...]]:
+    """The candidate, whose parts add to copies of the output where rows are so few that this pays; its prices."""
+    copies = min(MOST_COPIES, 1 << max(UNCROWDED // problem.rows, 1).bit_length() - 1)
+    if problem.backend != "triton" or problem.deterministic or problem.sparse_output or copies == 1:
+        return candidate, seconds
+    parts = tuple(replace(p, schedule=replace(p.schedule, copies=copies)) for p in candidate.plan.parts)
+    other = replace(candidate, plan=replace(candidate.plan, parts=parts))
+    found = Prices(problem)(other)
+    return (other, found) if LEAST_GAIN * sum(found) < sum(seconds) else (candidate, seconds)
+
+
 def suited(plan: Plan, problem: Problem) -> Plan:
     """The plan as the backend and the type take it, before it is priced."""
     parts = [p if problem.backend == "triton" else _one_lane(p) for p in plan.parts]
     if problem.backend != "triton" or not problem.floating or problem.itemsize != 4:  # float32 alone is rounded
         parts = [replace(p, schedule=replace(p.schedule, rounded=())) for p in parts]
+    if problem.backend != "triton" or problem.deterministic:
+        parts = [replace(p, schedule=replace(p.schedule, copies=1)) for p in parts]
     if not problem.products:
         parts = [replace(p, schedule=replace(p.schedule, dot=False)) for p in parts]
     return replace(plan, parts=tuple(_with_tree(p, problem) for p in parts))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sparsetc.formats import Packed
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
 from sparsetc.ir.nest.view import View
-from sparsetc.ir.program.cost import Statistics
+from sparsetc.ir.program.statistics import Statistics
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from sparsetc.formats import get_format
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.nest.view import View
 from sparsetc.ir.plan import Plan
-from sparsetc.ir.program.cost import Cost, Statistics, cost
+from sparsetc.ir.program.cost import Cost, cost
+from sparsetc.ir.program.statistics import Statistics
 from sparsetc.partition import PARTITIONS
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.ownership import Circumstances, owns
@@ -59,7 +60,10 @@ def seconds_of(
         if all(parts[n].turn is None for n in launch):
             found[launch[0]] += profile.starting_waits * profile.wait
     for _, elements in {operand for n in run for operand in parts[n].rounded}:  # once, whatever parts read it
-        found[run[0]] += profile.call + ROUNDING * elements / profile.memory
+        found[run[0]] += profile.launch + ROUNDING * elements / profile.memory
+    most = max((parts[n] for n in run), key=lambda part: part.copies)
+    if most.copies > 1:  # summed once, whatever parts add to them
+        found[run[0]] += profile.launch + most.copies * most.output.at(statistics[run[0]].symbols) / profile.l2
     for n in run:
         part = parts[n]
         slowed = by_precision(profile.fused_slowdown, part.precision) if beside_tiles and part.turn is None else 1.0

@@ -12,11 +12,12 @@ import torch
 
 from sparsetc.device.lookup import of_backend
 from sparsetc.explain import OperandReport, PartReport, in_microseconds
-from sparsetc.formats import Packed
+from sparsetc.formats import FORMATS, Packed
 from sparsetc.formats.tiles import tile_count, tiles_of_nonzeros
 from sparsetc.ir.nest.axes import Fibers
 from sparsetc.ir.plan import Part, Plan, in_bf16
-from sparsetc.ir.program.cost import Statistics, cost
+from sparsetc.ir.program.cost import cost
+from sparsetc.ir.program.statistics import Statistics
 from sparsetc.ir.program.tile import LANES, Product, TileProgram, walk
 from sparsetc.planner.choice import Choice
 from sparsetc.planner.methods.tiles import populations
@@ -102,7 +103,7 @@ def _statistics(packed: Packed, problem: Problem, planned: Statistics | None) ->
 def _populations(packed: Sequence[Packed], problem: Problem) -> torch.Tensor:
     """(most + 1,) nonzeros in tiles of each population: in stored windows, or in all of a tensor cut evenly."""
     tiles = [p for p in packed if p.view.along]
-    if any(p.format in ("dense_tile", "bitmap_tile") for p in tiles):
+    if any(getattr(FORMATS.get(p.format), "even", False) for p in tiles):
         return populations(problem.counts)
     own = [tiles_of_nonzeros(p)[0].bincount().cpu() for p in tiles if p.positions is not None]
     held = torch.cat([torch.zeros(1, dtype=torch.long, device="cpu"), *own])

@@ -20,6 +20,9 @@ from sparsetc.tensor import coords as crd
 
 T = TypeVar("T")
 
+OWN = 8
+"""Things kept for counts that no pattern has."""
+
 
 class Counts:
     """Distinct coordinates of sets of modes, counted once each."""
@@ -37,12 +40,15 @@ class Counts:
             coords: (order, nnz).
             shape: sizes of the modes.
             memory: of a pattern, where counts outlive the object.
-            cache: of a pattern, where the shares that partitions deal are found when they are packed.
+            cache: of a pattern, where the shares that partitions deal, and groups of rows, are found when they are
+                packed.
         """
         self._coords, self.shape = coords, shape
         self.nnz = coords.shape[1]
         self._memory = {} if memory is None else memory
-        self._cache = (lambda: None) if cache is None else weakref.ref(cache)  # kernels that are kept there have counts
+        own: Lru[Any, Any] = Lru(OWN)
+        # Kernels that are kept there have counts.
+        self._cache: Callable[[], Lru[Any, Any] | None] = (lambda: own) if cache is None else weakref.ref(cache)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Counts, (self.coords, self.shape, self._memory)
@@ -51,6 +57,12 @@ class Counts:
     def coords(self) -> torch.Tensor:
         """(order, nnz) int64, in lexicographic order."""
         return self._coords
+
+    @property
+    def cache(self) -> Lru[Any, Any]:
+        """What is kept with the pattern; nothing where that has forgotten it."""
+        found = self._cache()
+        return Lru(1) if found is None else found
 
     def row(self, mode: int) -> torch.Tensor:
         """(nnz,) int64 coordinates of a mode."""
@@ -136,8 +148,7 @@ class Counts:
 
     def dealt(self, dealing: Dealing) -> list[torch.Tensor | None]:
         """The numbers of each share's nonzeros; None for all of them."""
-        cache = self._cache()
-        return dealing.shares(self.coords, self.shape, Lru(1) if cache is None else cache)
+        return dealing.shares(self.coords, self.shape, self.cache)
 
 
 class Share(Counts):

@@ -61,6 +61,7 @@ class Executable:
         self.programs, self.shape, self.dtype = programs, (rows, *width), dtype
         self.stores = all(owned(p) for p in programs.programs)
         self.zeroes = not (self.stores and covered)
+        self.copies = max((copies(p) for p in programs.programs), default=1)
         self._bound: BoundPrograms | None = None
 
     def run(
@@ -89,6 +90,8 @@ class Executable:
         bound = self._bound_to(arrays, items, values, dense)
         if arrays.second is not None:
             return self._ordered(bound, arrays.second, values, dense, out, accumulate)
+        if self.copies > 1:
+            return self._in_copies(bound, values, dense, out, accumulate)
         if out is not None and accumulate and self.stores:  # what is stored would overwrite
             return out.add_(self.run(arrays, values, dense, items=items))
         zeroes = self.zeroes or items is not None
@@ -99,6 +102,21 @@ class Executable:
             out.zero_()
         bound.call(values, dense, out)
         return out
+
+    def _in_copies(
+        self,
+        bound: BoundPrograms,
+        values: Values,
+        dense: Sequence[torch.Tensor],
+        out: torch.Tensor | None,
+        accumulate: bool,
+    ) -> torch.Tensor:
+        """All copies of the result, and their sum."""
+        partial = torch.zeros((self.copies, *self.shape), dtype=self.dtype, device=bound.device)
+        bound.call(values, dense, partial)
+        if out is not None and accumulate:
+            return out.add_(partial.sum(0))
+        return torch.sum(partial, 0, out=out) if out is not None else partial.sum(0)
 
     def _ordered(
         self,
@@ -138,6 +156,11 @@ class Executable:
         if items is None:
             self._bound = made
         return made
+
+
+def copies(program: TileProgram) -> int:
+    """How many copies of its results a program adds to."""
+    return max(s.copies for s, _ in program.statements if isinstance(s, Add))
 
 
 def owned(program: TileProgram) -> bool:

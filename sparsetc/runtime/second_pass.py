@@ -8,9 +8,13 @@ bits come back at every run.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+
+MOST_SUMMED = 64
+"""Rows that one thread sums, one after another, at most. Not measured on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +26,9 @@ class SecondPass:
     """Partial rows sorted by output row; None when they are so already."""
     rows: torch.Tensor
     """(runs,) the output rows that have any partial row."""
-    lengths: torch.Tensor
-    """(runs,) partial rows of each."""
+    lengths: tuple[torch.Tensor, ...]
+    """How many consecutive rows make up each sum: of the partial rows first, then of their sums, and so on, until
+    there is one a run."""
 
     @classmethod
     def of(cls, row_of_partial: torch.Tensor) -> SecondPass:
@@ -33,13 +38,15 @@ class SecondPass:
         rows, lengths = torch.unique_consecutive(
             row_of_partial if order is None else row_of_partial[order], return_counts=True
         )
-        return cls(row_of_partial.numel(), order, rows, lengths)
+        return cls(row_of_partial.numel(), order, rows, tuple(_in_pieces(lengths)))
 
     def sums(self, partial: torch.Tensor) -> torch.Tensor:
         """(runs, width) the sums of (partials, …) partial rows, by output row."""
         flat = partial.reshape(self.partials, -1)
         flat = flat if self.order is None else flat.index_select(0, self.order)
-        return torch.segment_reduce(flat, "sum", lengths=self.lengths, axis=0, unsafe=True)
+        for lengths in self.lengths:
+            flat = torch.segment_reduce(flat, "sum", lengths=lengths, axis=0, unsafe=True)
+        return flat
 
     def __call__(self, partial: torch.Tensor, out: torch.Tensor) -> None:
         """Write the sums of (partials, …) partial rows to the rows of (rows, …) `out` that have any."""
@@ -51,3 +58,14 @@ class SecondPass:
         if self.partials:
             out.view(out.shape[0], -1).index_add_(0, self.rows, self.sums(partial))
         return out
+
+
+def _in_pieces(lengths: torch.Tensor) -> Iterator[torch.Tensor]:
+    """(pieces,) lengths of pieces of runs, of `MOST_SUMMED` rows at most; then of runs of such pieces, and so on."""
+    while lengths.numel() and int(lengths.max()) > MOST_SUMMED:
+        pieces = (lengths + MOST_SUMMED - 1) // MOST_SUMMED
+        own = torch.full((int(pieces.sum()),), MOST_SUMMED, dtype=lengths.dtype, device=lengths.device)
+        own[pieces.cumsum(0) - 1] = lengths - (pieces - 1) * MOST_SUMMED
+        yield own
+        lengths = pieces
+    yield lengths

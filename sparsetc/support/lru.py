@@ -10,7 +10,8 @@ import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from inspect import signature
+from typing import Any, Generic, TypeVar
 
 from sparsetc.support.locks import Lock
 
@@ -65,6 +66,11 @@ class Lru(Generic[K, V]):
                 gone.append(self._items.pop(min(items, key=lambda k: items[k].used), None))
         return found.value
 
+    def once(self, key: K, make: Callable[[], V]) -> V:
+        """The value kept under a key, made where there is none."""
+        found = self.get(key)
+        return self.put(key, make()) if found is None else found
+
     def pop(self, key: K) -> None:
         """Forget a value, if there is one."""
         with _lock.own:
@@ -93,3 +99,8 @@ class Lru(Generic[K, V]):
                 own.pop(key)
 
         return forget
+
+
+def given_to(function: Callable[..., Any], cache: Lru[Any, Any] | None) -> dict[str, Any]:
+    """The keyword by which a function that has a parameter ``cache`` is given one; no keyword for others."""
+    return {} if cache is None or "cache" not in signature(function).parameters else {"cache": cache}

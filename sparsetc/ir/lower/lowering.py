@@ -63,7 +63,8 @@ class Lowering:
         total, flow = self.contract()
         # Results may be stored where rows have one owner, and no summed axis is split over the grid.
         owned = inner.target.owned and all(a.programs == 1 or a.letter in inner.output_axes for a in self.dense)
-        statements = (*flow.statements, Add(total, inner.key, inner.output_axes, owned))
+        copies = 1 if owned or not isinstance(inner.key, Row) else schedule.copies
+        statements = (*flow.statements, Add(total, inner.key, inner.output_axes, owned, copies))
         made = TileProgram(
             equation=inner.equation,
             number=number,

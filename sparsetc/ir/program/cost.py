@@ -16,28 +16,43 @@ Resources, each with the time it alone would take:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
 
 from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.ir.nest.axes import ITEM, LEVELS, Axis, Each, Fibers, Turns
 from sparsetc.ir.nest.coordinates import Lookup
+from sparsetc.ir.plan import ROUNDED
 from sparsetc.ir.program.count import FIBERS, ITEMS, ONE, STORED, ZERO, Count
 from sparsetc.ir.program.gathers import GatherTerm
-from sparsetc.ir.program.tile import Add, Gather, Loop, Position, Product, Scale, Statement, TileProgram, Value
+from sparsetc.ir.program.laws import (
+    ADDED_FROM_TILES,
+    CONVERSION,
+    CROWDING,
+    FIRST_WAITS,
+    LARGE_SHARE,
+    LARGE_TURN,
+    OVERLAP,
+    TURN_POWER,
+    UNCROWDED,
+    WAITS_A_TURN,
+)
+from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.tile import (
+    Add,
+    Gather,
+    Loop,
+    Position,
+    Product,
+    Row,
+    Scale,
+    Statement,
+    Tile,
+    TileProgram,
+    Value,
+)
 
-OVERLAP = 3
-"""Exponent of the norm that adds resources' times: 1 would be one after another, infinity perfect overlap."""
-TURN_POWER = 0.6
-"""Power of its share of a whole tile that a turn over a smaller one takes (H200, TTMc of rank 32 x 32 and matrices in
-tiles of 16 x 16; `benchmarks/results/ttmc_tiles.json`, `choices.json`)."""
-WAITS_A_TURN, FIRST_WAITS = 0.7, 2.4
-"""Rounds of loads that a turn over a tile waits for, while those of later turns are under way, and that the first turns
-wait for beside (H200, SpMM by windows, of 8 tiles an item to 63: `benchmarks/results/windows.json`)."""
-LARGE_TURN, LARGE_SHARE = 1 << 19, 1.25
-"""Flops of a turn's dots from which they run at so many times the share of the peak that those of smaller turns do
-(H200, SpMM by windows of 64 rows in tf32x3: c2000_5 at 4,096 columns, 527 us, 872 by windows of 16)."""
 SECTOR = 32
 """Bytes that reach registers of a gathered row at least."""
 WORD = 4
@@ -56,40 +71,6 @@ STRUCTURE = {
 program whose rates were measured."""
 VECTOR = 4
 """Elements a thread loads at once of a gathered row."""
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """What a packed part (or an estimate of one) looks like."""
-
-    items: int
-    fibers: int
-    stored: int
-    nnz: int
-    itemsize: int
-    runs: tuple[tuple[str, int], ...] = ()
-    """For a sparse letter, how often its coordinate changes as stored: a row gathered again at once is in L1."""
-    chain: int = 0
-    """Rounds of loads that wait for one another in the longest work item."""
-    split_rows: bool = False
-    """Whether a row has several items: then results are added, not stored."""
-    split_fibers: bool = False
-    """Whether a fiber has several lanes: then results are added too."""
-
-    def scaled(self, share: float) -> Statistics:
-        """The statistics of a share of the nonzeros."""
-
-        def part(n: int) -> int:
-            return max(1, int(n * share)) if share else 0
-
-        items, fibers, stored, nnz = (part(n) for n in (self.items, self.fibers, self.stored, self.nnz))
-        return replace(self, items=items, fibers=fibers, stored=stored, nnz=nnz)
-
-    @cached_property
-    def symbols(self) -> tuple[int, ...]:
-        """The values of the products of symbols that a `Count` is a sum of."""
-        plain = self.fibers, self.stored, self.items, 1
-        return tuple(n * w for n in plain for w in (self.itemsize, 1))
 
 
 @dataclass(frozen=True)
@@ -129,6 +110,12 @@ class Cost:
     """Warps of a program."""
     sides: Count = ZERO
     """Bytes of gathered rows that are sides of dots."""
+    converted: Count = ZERO
+    """Elements of gathered rows that are brought to bfloat16 for dots."""
+    met: int = 0
+    """Rows, copies included, that are added to in no order; 0 where results are stored, or added in order."""
+    copies: int = 1
+    """Copies of the output that are added to, and summed afterwards."""
     rounded: tuple[tuple[str, int], ...] = ()
     """The operands that are rounded before the program runs, and how many elements each has."""
 
@@ -184,11 +171,15 @@ class Cost:
         each = self.seconds(statistics, profile)
         written = self.output.at(statistics.symbols) / profile.memory
         each["memory"] -= written
+        written *= self.copies
+        if self.met:
+            each["add"] *= max(1, UNCROWDED / self.met) ** CROWDING
         staged = self.sides.at(statistics.symbols) * by_precision(profile.staged, self.precision)
-        each["dot"] += staged / profile.l1
+        each["dot"] += staged / profile.l1 + CONVERSION * self.converted.at(statistics.symbols) / profile.multiply
         if self.fibers:
             each["l1"] += self.programs * statistics.fibers * profile.fiber
         if self.turn is not None:
+            each["add"] *= ADDED_FROM_TILES
             each["dot"] += self.programs * statistics.fibers * profile.tile * self._turn_share(profile)
         each["programs"] = self.programs * statistics.items * profile.program
         busy = sum(t**OVERLAP for t in each.values()) ** (1 / OVERLAP)
@@ -216,7 +207,7 @@ class Cost:
         peak = profile.matrix(self.precision)
         if self.turn is None:
             return peak
-        return peak * profile.tile_share * (LARGE_SHARE if self.turn >= LARGE_TURN else 1)
+        return peak * by_precision(profile.tile_share, self.precision) * (LARGE_SHARE if self.turn >= LARGE_TURN else 1)
 
 
 @lru_cache(maxsize=1024)
@@ -246,8 +237,9 @@ class _Walk:
         self.values, self.once = values * self.readers, values + index
         self.stream, self.registers = self.values + index * self.splits, self._words() * self.splits
         self.gathers: list[GatherTerm] = []
-        self.multiply = self.dot = self.staged = self.expanded = self.added = self.added_bytes = ZERO
-        self.output, self.owned = ONE.bytes * (p.rows * p.width), True
+        self.multiply = self.dot = self.staged = self.converted = ZERO
+        self.expanded = self.added = self.added_bytes = ZERO
+        self.output, self.owned, self.met, self.copies = ONE.bytes * (p.rows * p.width), True, 0, 1
 
     # -- what is stored ---------------------------------------------------------------------------------------------
     def _levels(self) -> list[Count]:
@@ -308,12 +300,21 @@ class _Walk:
                 self.registers += visits * (self.p.axis(s.out.axes[0]).size * WORD)
             case Gather() if s.operand.rows:
                 self.gathers.append(self._gathered(s, visits))
+                if self.sides and s.out in self._brought:
+                    self.converted += visits * self._cells(s.out.axes)
                 if s.operand.rounded and not self.p.dots:  # not measured: an instruction widens an element
                     self.multiply += visits * (2 * self._cells(s.out.axes))
             case Product():
                 self._product(s, visits)
             case Add():
                 self._add(s, visits)
+
+    @cached_property
+    def _brought(self) -> set[Tile]:
+        """What dots in bfloat16 read and was gathered in another type."""
+        gathered = {s.out for s, _ in self.p.statements if isinstance(s, Gather) and not s.operand.rounded}
+        dots = self.p.dots if self.p.precision == ROUNDED else ()
+        return gathered & {t for dot in dots for t in dot.inputs}
 
     def _value(self, s: Value) -> None:
         """Values: read once where each tile is, as often as a list names them where one does."""
@@ -352,7 +353,9 @@ class _Walk:
         programs = prod(a.programs for a in p.axes if a.letter in p.output_axes)
         padded = self.sides and not self.sides & {*s.axes}
         self.added_bytes = (self.added * (self._cells(s.axes) if padded else p.width // programs)).bytes
-        self.owned = s.owned
+        self.owned, self.copies = s.owned, s.copies
+        if not s.owned and isinstance(s.key, Row) and s.key.level > ITEM and not self.sides:
+            self.met = p.rows * s.copies
         if s.key == Position(ITEM):
             self.output = self.added_bytes
 
@@ -393,5 +396,8 @@ class _Walk:
             volume=volume,
             warps=p.warps,
             sides=self.staged,
+            converted=self.converted,
+            met=self.met,
+            copies=self.copies,
             rounded=tuple((o.name, o.nrows * o.width) for o in p.operands if o.rounded),
         )

@@ -14,7 +14,7 @@ from sparsetc.device.profile import DeviceProfile
 from sparsetc.ir.program.count import ONE, Count
 
 if TYPE_CHECKING:
-    from sparsetc.ir.program.cost import Statistics
+    from sparsetc.ir.program.statistics import Statistics
 
 SLAB_POWER = 0.085
 """Power of the number of slabs by which gathers from the L2 cache are faster than in any order of blocks (H200: rows of

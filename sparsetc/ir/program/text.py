@@ -85,8 +85,10 @@ def line(p: TileProgram, s: Statement) -> str:
         row = key.array if isinstance(key, Slot) else "item" if key.level == ITEM else "position"
     keyed = p.read_along(key.letters) if isinstance(key, Row) else ()
     late = [a for a in s.source.axes if a not in {*s.axes, *keyed} and not (a == LANES and key.level != ITEM)]
-    summed = f"  # {', '.join(late)} summed here, once" if late else ""
-    return f"{'store' if s.owned else 'add'} {p.output}[{', '.join((row, *s.axes))}] {s.source}{summed}"
+    notes = [f"{', '.join(late)} summed here, once"] if late else []
+    notes += [f"in one of {s.copies} copies"] if s.copies > 1 else []
+    note = f"  # {'; '.join(notes)}" if notes else ""
+    return f"{'store' if s.owned else 'add'} {p.output}[{', '.join((row, *s.axes))}] {s.source}{note}"
 
 
 def _loop(p: TileProgram, axis: Axis) -> str:

@@ -246,12 +246,15 @@ Key = Row | Slot | Position
 
 @dataclass(frozen=True)
 class Add:
-    """Sum the axes that the output lacks, then add (or store, where `owned`) into output[key, axes]."""
+    """Sum the axes that the output lacks, then add (or store, where `owned`) into output[key, axes], or, of so many
+    copies of it, which lie one after another, into the next for each item.
+    """
 
     source: Tile
     key: Key
     axes: tuple[str, ...]
     owned: bool
+    copies: int = 1
 
 
 Statement = Decode | Value | Scale | Gather | Zero | Product | Sum | Loop | Add

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.plan import Part, Plan
-from sparsetc.ir.program.cost import Statistics
+from sparsetc.ir.program.statistics import Statistics
 from sparsetc.planner.candidate import FUSE_BELOW, Candidate, blocked
 from sparsetc.planner.method import OperandMethod
 from sparsetc.planner.methods.rows import LONG_ROW, rows

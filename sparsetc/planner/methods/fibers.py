@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.plan import Plan, Schedule, Storage
-from sparsetc.ir.program.cost import Statistics
+from sparsetc.ir.program.statistics import Statistics
 from sparsetc.planner.candidate import Candidate, blocked, max_item_nnz_of, single
 from sparsetc.planner.method import OperandMethod
 from sparsetc.planner.methods.rows import rows

@@ -8,9 +8,10 @@ level results are added (the slice, fiber and nonzero algorithms of section 5).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.plan import Part, Plan, Storage
+from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.planner.candidate import CPU_ITEM_NNZ, Candidate
 from sparsetc.planner.method import OperandMethod
 from sparsetc.planner.methods.fibers import MAX_FIBER_LEN, expected_fibers
@@ -19,8 +20,12 @@ from sparsetc.planner.schedule import DOT_LANES, schedule_of
 from sparsetc.planner.statistics import Counts
 
 PARTITION = "mixed_mode"
-ITEM_NNZ = 512
-"""Most nonzeros of a forest that one work item takes on a GPU. Not measured."""
+ITEM_NNZ = 128
+"""Most nonzeros of a forest that one work item takes on a GPU (H200, MTTKRP of all modes at rank 32, with 512 and with
+128: Uber 326 and 190 us, guanine_TEvv_3d 231 and 186, clustered 658 and 593; `benchmarks/results/one_copy.json`)."""
+ALONE = 0.95
+"""Share of the nonzeros from which a mode's forest takes all of them. A few fibers fewer would cost a part for each
+mode (H200, guanine_TEvv_3d: parts of 1.9 % took a kernel from 31 to 54 us, `benchmarks/results/one_copy.json`)."""
 ROOT_BLOCKS = 4
 """Blocks of fibers that a slice must fill on average for slices to be apart. A slice's last block is half empty: with
 so many, a tenth is padding at most, and with fewer a forest without a root takes less memory (like nell-2, 2 %: 2.3
@@ -52,13 +57,24 @@ class MixedMode(OperandMethod):
 
 
 def mixed_mode(problem: Problem, counts: Counts) -> Candidate:
-    """A forest for each mode, of the nonzeros that the partition deals to it."""
-    schedule, parts, expected = schedule_of(problem, blocks=True), [], []
-    for along, share in enumerate(counts.shares(PARTITION)):
+    """A forest for each mode, of the nonzeros that the partition deals to it; one of all, where it has most of them."""
+    schedule, parts, expected = _schedule(problem), [], []
+    shares = dict(enumerate(counts.shares(PARTITION)))
+    most = max(shares, key=lambda mode: shares[mode].nnz)
+    alone = shares[most].nnz >= ALONE * counts.nnz
+    for along, share in ({most: counts} if alone else shares).items():
         storage = forest(along, share, problem.backend == "triton")
         parts.append(Part("fiber", storage, schedule, share.nnz, label=f"fibers along mode {along}"))
         expected.append(expected_fibers(problem, share, storage, schedule))
-    return Candidate(Plan(MixedMode.name, tuple(parts), partition=PARTITION), tuple(expected))
+    return Candidate(Plan(MixedMode.name, tuple(parts), partition="all" if alone else PARTITION), tuple(expected))
+
+
+def _schedule(problem: Problem) -> Schedule:
+    """The schedule for blocks of as many fibers as a dot needs, whether there is one: warps of the usual tiles."""
+    schedule = schedule_of(problem, blocks=True)
+    if schedule.dot or problem.backend != "triton":
+        return schedule
+    return replace(schedule, warps=max(schedule.warps, DOT_LANES // schedule.lanes))
 
 
 def forest(along: int, share: Counts, on_gpu: bool) -> Storage:

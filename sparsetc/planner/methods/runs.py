@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sparsetc.ir.plan import Plan, Storage
-from sparsetc.ir.program.cost import Statistics
+from sparsetc.ir.program.statistics import Statistics
 from sparsetc.planner.candidate import Candidate, items_of, max_item_nnz_of, repeats, single
 from sparsetc.planner.method import OperandMethod
 from sparsetc.planner.problem import Problem

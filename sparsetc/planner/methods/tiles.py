@@ -14,8 +14,8 @@ from sparsetc.ir.default_tree.by_groups import MOST_SUMS
 from sparsetc.ir.default_tree.groups import TileGroups, groups_of
 from sparsetc.ir.nest.view import tiles_along
 from sparsetc.ir.plan import Part, Schedule, Storage
-from sparsetc.ir.program.cost import Statistics
 from sparsetc.ir.program.operands import MIN_DOT, dense_axes, named_operands
+from sparsetc.ir.program.statistics import Statistics
 from sparsetc.partition.threshold import tile_populations
 from sparsetc.planner.candidate import CPU_ITEM_NNZ, FUSE_BELOW
 from sparsetc.planner.problem import Problem

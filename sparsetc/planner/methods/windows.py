@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from sparsetc.errors import PlanError
-from sparsetc.formats.row_groups import Rows, Windowing, similar
+from sparsetc.errors import OutOfMemoryError, PlanError
+from sparsetc.formats.row_groups import Rows, Windowing
 from sparsetc.formats.windows import populations
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
-from sparsetc.ir.program.cost import Statistics
 from sparsetc.ir.program.count import ZERO
 from sparsetc.ir.program.operands import MIN_DOT, dense_axes, named_operands
+from sparsetc.ir.program.statistics import Statistics
 from sparsetc.planner.candidate import CPU_ITEM_NNZ, Candidate
 from sparsetc.planner.method import OperandMethod
 from sparsetc.planner.methods.rows import Rows as ShortRows
@@ -47,13 +47,32 @@ class Shape:
 
 
 SHAPES = {
-    "tf32x3": (Shape(16, 32, 128, 4), Shape(32, 32, 128, 4), Shape(64, 32, 128, 4)),
-    "tf32": (Shape(16, 32, 128, 2), Shape(32, 32, 64, 2), Shape(64, 32, 64, 2)),
-    "bf16": (Shape(16, 32, 64, 2), Shape(32, 32, 128, 2), Shape(64, 64, 128, 4)),
+    "tf32x3": (
+        Shape(16, 32, 128, 2),
+        Shape(16, 64, 128, 2),
+        Shape(64, 32, 64, 4),
+        Shape(64, 64, 64, 4),
+        Shape(128, 64, 64, 4),
+    ),
+    "tf32": (
+        Shape(16, 32, 128, 2),
+        Shape(16, 64, 128, 2),
+        Shape(32, 64, 128, 2),
+        Shape(64, 64, 128, 2),
+        Shape(128, 64, 64, 2),
+    ),
+    "bf16": (
+        Shape(16, 64, 128, 2),
+        Shape(32, 64, 128, 2),
+        Shape(64, 64, 128, 4),
+        Shape(64, 128, 64, 4),
+        Shape(128, 64, 128, 4),
+    ),
     "ieee": (Shape(16, 16, 64, 4), Shape(32, 16, 64, 4)),
 }
-"""What is considered, by the precision of dots. Of tf32, four warps or more take the instruction that wants the dense
-operand in the other order, and up to six times as long."""
+"""What is considered, by the precision of dots: of 105 shapes those that together are within 2 % of the fastest, by
+geometric mean (H200, `benchmarks/results/windows.json`). Of tf32, four warps or more take the instruction that wants
+the dense operand in the other order, and up to six times as long."""
 TAUS, STRIP = (20, 40, 60, 80), 64
 """Similarity that rows of a group have at least, in percent, and the columns of strips by which they are compared."""
 USUAL, MOST_GROUPED = (40,), 8_000_000
@@ -71,15 +90,24 @@ LEAST_TILES = 8
 """Tiles of a work item that is cut, at least."""
 
 
-def _fits(problem: Problem) -> Callable[[Candidate], bool]:
-    """Whether what a candidate's tiles store is within bounds, and within the memory limit."""
+def _nbytes(problem: Problem, candidate: Candidate) -> int:
+    """Bytes of the values that a candidate's tiles store."""
+    return candidate.expected[0].stored * problem.itemsize
 
-    def fits(candidate: Candidate) -> bool:
+
+def _worthwhile(problem: Problem) -> Callable[[Candidate], bool]:
+    """Whether what a candidate's tiles store is within the bounds of what ``"auto"`` considers."""
+
+    def within(candidate: Candidate) -> bool:
         tiles = candidate.expected[0]
-        most = MOST_BYTES if problem.memory is None else min(MOST_BYTES, problem.memory)
-        return tiles.stored <= MOST_STORED * tiles.nnz and tiles.stored * problem.itemsize <= most
+        return tiles.stored <= MOST_STORED * tiles.nnz and _nbytes(problem, candidate) <= MOST_BYTES
 
-    return fits
+    return within
+
+
+def _fitting(problem: Problem, found: Iterable[Candidate]) -> Iterator[Candidate]:
+    """The candidates whose tiles are within the memory limit."""
+    return (split for split in found if problem.memory is None or _nbytes(problem, split) <= problem.memory)
 
 
 class Windows(OperandMethod):
@@ -100,10 +128,10 @@ class Windows(OperandMethod):
                 # A column of a window holds no more nonzeros than columns do on average, were all rows one window.
                 if 100 * counts.nnz >= LEAST_FILL * shape.height * columns:
                     found = splits(problem, counts, self.name, Tiling(shape, tau))
-                    yield from cheapest(problem, filter(_fits(problem), found))
+                    yield from cheapest(problem, filter(_worthwhile(problem), _fitting(problem, found)))
 
     def candidate(self, problem: Problem, counts: Counts, request: Plan) -> Candidate:
-        """What the request says, and the best of what it leaves open."""
+        """What the request says, and the best of what it leaves open, among what the memory limit has room for."""
         if not problem.kept or not problem.rest:
             raise PlanError(f'plan "{self.name}" needs an output with some, not all, of the sparse operand\'s modes')
         check_windows(dict(request.options))
@@ -114,7 +142,13 @@ class Windows(OperandMethod):
         ]
         if not found:
             raise PlanError(f'plan "{self.name}" needs a matrix product, and finds none in "{problem.bound.einsum}"')
-        return next(iter(cheapest(problem, found)))
+        for split in cheapest(problem, _fitting(problem, found)):
+            return split
+        least = min(_nbytes(problem, split) for split in found)
+        raise OutOfMemoryError(
+            f'tiles of plan "{self.name}" would take {least:,} bytes, the limit is {problem.memory:,}; raise it with '
+            "sparsetc.options(memory_limit=...), or leave more rows to runs by a higher threshold"
+        )
 
 
 def shapes_of(problem: Problem) -> tuple[Shape, ...]:
@@ -173,8 +207,8 @@ def splits(
     for least in tried:
         own = held.filled(least)
         if own.tiles.numel() or threshold is not None or not counts.nnz:  # what is named may leave all to runs
-            windows, expected = _part(problem, storage, tiling.shape, own)
-            yield _beside_runs(problem, counts, name, windows, expected, least)
+            for windows, expected in _parts(problem, storage, tiling.shape, own):
+                yield _beside_runs(problem, counts, name, windows, expected, least)
 
 
 def _products_of_rows(problem: Problem) -> bool:
@@ -214,29 +248,34 @@ def counted(counts: Counts, windowing: Windowing) -> Populations:
     coords, shape = counts.coords, counts.shape
 
     def count() -> Populations:
-        key = ("similar", windowing.rows, windowing.strip, windowing.tau)  # whatever the tiles
-        groups = counts.once(key, lambda: similar(coords, shape, windowing)) if windowing.tau else None
-        _, nonzeros, tiles = populations(coords, shape, windowing, Rows.of(coords, shape, windowing, groups))
+        _, nonzeros, tiles = populations(coords, shape, windowing, Rows.of(coords, shape, windowing, counts.cache))
         return Populations(nonzeros.cpu(), tiles.cpu())
 
     return counts.once(("windows", windowing), count)
 
 
-def _part(problem: Problem, storage: Storage, shape: Shape, held: Populations) -> tuple[Part, Statistics]:
-    """Groups as a part; long ones are cut where there are few programs, and their results added."""
+def _parts(problem: Problem, storage: Storage, shape: Shape, held: Populations) -> Iterator[tuple[Part, Statistics]]:
+    """Groups as a part: whole, and cut where there are few programs, when what items of a row find is added."""
     schedule, volume = schedule_of(problem, shape), shape.height * shape.width
     sizes = {c: problem.bound.by_index[c] for c in dense_axes(problem.bound)}
     programs = prod(-(-size // schedule.block(c)) for c, size in sizes.items())
     tiles, nnz = int(held.tiles.sum()), int(held.nonzeros.sum())
     longest = int(held.tiles.max()) if tiles else 0
+
+    def part(each: int, items: int) -> tuple[Part, Statistics]:
+        """Groups in items of so many tiles; 0 for as many as each has."""
+        stored = replace(storage, max_item_nnz=each * volume)
+        expected = Statistics(
+            items, tiles, tiles * volume, nnz, problem.itemsize, chain=each or longest, split_rows=each > 0
+        )
+        return Part("window", stored, schedule, nnz, label="windows"), expected
+
     each = max(LEAST_TILES, -(-tiles * programs // PROGRAMS))
     if problem.backend != "triton":
         each = max(1, CPU_ITEM_NNZ // volume)
-    cut = longest > each and not problem.deterministic
-    items = int((-(-held.tiles // each)).sum()) if cut else held.tiles.numel()
-    part = Part("window", replace(storage, max_item_nnz=each * volume if cut else 0), schedule, nnz, label="windows")
-    chain = min(each, longest) if cut else longest
-    return part, Statistics(items, tiles, tiles * volume, nnz, problem.itemsize, chain=chain, split_rows=cut)
+    yield part(0, held.tiles.numel())
+    if longest > each and not problem.deterministic:
+        yield part(each, int((-(-held.tiles // each)).sum()))
 
 
 def _beside_runs(

@@ -1,0 +1,129 @@
+"""One sweep of alternating least squares over static buffers, whatever the normal equations are.
+
+In: factors, and `Equations` that give each mode's ``A H = B`` for the others as they are. Out: factors updated in place
+and the fit, measured from the last mode's equations: no residual tensor is formed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from sparsetc.decomposition.kernels import mode_kernels
+from sparsetc.decomposition.linear import balancing, divisor, hadamard
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+Update = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], None]
+"""A factor, B, H, and the penalty of squares: changes the factor in place."""
+
+
+class Equations(Protocol):
+    """The normal equations of a CP model, over factors that are changed in place."""
+
+    norm: torch.Tensor
+    """Float64 scalar: ``|X|``, or that of its observed entries."""
+
+    def of(self, mode: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """B (size, rank) and H, (rank, rank) or (size, rank, rank), of a mode."""
+
+    def updated(self, mode: int) -> None:
+        """The factor of a mode has changed."""
+
+    def model_square(self, mode: int, gram: torch.Tensor) -> torch.Tensor:
+        """``|M|^2`` where X is measured, a mode having just been updated by its H."""
+
+    def norms(self) -> torch.Tensor:
+        """(order, rank) float64 lengths of the factors' columns."""
+
+    def scaled(self, scales: torch.Tensor) -> None:
+        """The factors' columns were multiplied by (order, rank) scales."""
+
+
+class Whole:
+    """The equations of the whole tensor: B is an MTTKRP, H the Hadamard product of the other factors' Gram matrices."""
+
+    def __init__(self, x: SparseTensor, factors: Sequence[torch.Tensor], free: Sequence[int], **settings: Any) -> None:
+        self.norm = torch.linalg.vector_norm(x.values, dtype=torch.float64)
+        self._factors = factors
+        self._kernels = mode_kernels(x, factors[0].shape[1], free, **settings)
+        self._grams = torch.stack([(f.T @ f).double() for f in factors])
+
+    def of(self, mode: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """B, the MTTKRP, and H, (rank, rank) float64."""
+        self._grams[mode].fill_(1)  # it is made again once the factor is
+        return self._kernels[mode](self._factors), hadamard(self._grams)
+
+    def updated(self, mode: int) -> None:
+        """Make the factor's Gram matrix again."""
+        factor = self._factors[mode]
+        self._grams[mode].copy_(factor.T @ factor)
+
+    def model_square(self, mode: int, gram: torch.Tensor) -> torch.Tensor:
+        """The sum of all Gram matrices' Hadamard product."""
+        return (gram * self._grams[mode]).sum()
+
+    def norms(self) -> torch.Tensor:
+        """From the Gram matrices' diagonals."""
+        return self._grams.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
+
+    def scaled(self, scales: torch.Tensor) -> None:
+        """Scale the Gram matrices as their factors were."""
+        self._grams.mul_(scales[:, :, None]).mul_(scales[:, None, :])
+
+
+class Sweep:
+    """An iteration: each free mode's update, the fit, and columns brought to one length in all free modes.
+
+    Scaled so, a model is determined by its components alone: whoever starts from a result, in whatever form, goes on
+    as the run would have. The sum of the squares of the factors, which `l2_reg` weights, is then the least for them.
+    """
+
+    def __init__(
+        self, equations: Equations, factors: Sequence[torch.Tensor], free: Sequence[int], update: Update, l2_reg: float
+    ) -> None:
+        self._equations, self._factors, self._free = equations, factors, tuple(free)
+        self._update, self._l2_reg = update, l2_reg
+        is_free = [[mode in free] for mode in range(len(factors))]
+        self._is_free = torch.tensor(is_free, device=factors[0].device)
+        self.measures = torch.zeros(1, dtype=torch.float64, device=factors[0].device)
+        """The fit."""
+
+    def __call__(self) -> None:
+        for mode in self._free:
+            rhs, gram = self._equations.of(mode)
+            self._update(self._factors[mode], rhs, gram, self._l2_reg)
+            self._equations.updated(mode)
+        self._measure(mode, rhs, gram)
+        self.balance()
+
+    def fit_scale(self) -> None:
+        """Scale a start as it fits best, or, where more of it fits worse, to the length of X.
+
+        Nonnegative columns that are too long would be cut to 0, and of components that are too long, in a system that
+        says little of them, most would stay and cancel.
+        """
+        mode = self._free[0]
+        rhs, gram = self._equations.of(mode)
+        self._equations.updated(mode)
+        inner = (rhs * self._factors[mode]).sum(dtype=torch.float64)
+        square = self._equations.model_square(mode, gram)
+        fitting = torch.where(inner > 0, inner / square, self._equations.norm / square.sqrt())
+        self._factors[mode].mul_(fitting.nan_to_num(1, 1, 1))
+        self._equations.updated(mode)
+        self.balance()
+
+    def _measure(self, mode: int, rhs: torch.Tensor, gram: torch.Tensor) -> None:
+        inner = (rhs * self._factors[mode]).sum(dtype=torch.float64)
+        norm = self._equations.norm
+        square = norm.square() - 2 * inner + self._equations.model_square(mode, gram)
+        # Of a tensor of zeros the norm is 0, and the fit 1 less that of the model.
+        self.measures.copy_(1 - square.clamp(min=0).sqrt() / divisor(norm))
+
+    def balance(self) -> None:
+        """Scale components so that they have the same length in all free modes."""
+        scales = balancing(self._equations.norms(), self._is_free)
+        for mode in self._free:
+            self._factors[mode].mul_(scales[mode])
+        self._equations.scaled(scales)

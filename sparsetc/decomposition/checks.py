@@ -1,0 +1,140 @@
+"""What every decomposition asks of its arguments, before any kernel runs.
+
+In: arguments as users give them. Out: the same, checked and in one form; errors say what was expected and found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import isfinite
+from operator import index
+from typing import Any
+
+import torch
+
+from sparsetc.errors import DecompositionError, DeviceError, DtypeError, FormatError, ShapeError
+from sparsetc.tensor.convert import coerce
+from sparsetc.tensor.inputs import as_dense, check_plain
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+DTYPES = (torch.float32, torch.float64)
+
+
+def tensor(x: Any, name: str, single: bool = False) -> SparseTensor:
+    """The sparse tensor to decompose: coalesced, of two modes or more, finite float32 or float64 values, no gradient.
+
+    Args:
+        x: as the user gave it.
+        name: of the decomposition, for messages.
+        single: whether every nonzero must have its coordinates, none a place in a block or in a dense mode.
+
+    Raises:
+        DtypeError, ShapeError, DeviceError, FormatError: it is none. To look at the values waits for a GPU once.
+    """
+    check_plain(x, f"{name}: x")
+    sparse = coerce(x)
+    if sparse is None:
+        raise DtypeError(f"{name}: x must be sparse, found {type(x).__name__}; see SparseTensor.from_dense")
+    if sparse.dtype not in DTYPES:
+        hint = "there is no complex decomposition" if sparse.dtype.is_complex else "convert it: x.to(torch.float32)"
+        raise DtypeError(f"{name}: x must be float32 or float64, found {sparse.dtype}; {hint}")
+    if sparse.device.type == "meta":
+        raise DeviceError(f"{name}: x is on the meta device, which holds no values")
+    if sparse.order < 2:
+        raise ShapeError(f"{name}: x has one mode, shape {sparse.shape}; a decomposition needs at least 2")
+    for mode, size in enumerate(sparse.shape):
+        if size == 0:
+            raise ShapeError(
+                f"{name}: mode {mode} of x has size 0, shape {sparse.shape}; there is nothing to decompose"
+            )
+    sparse = sparse.coalesce()
+    if sparse.requires_grad:
+        sparse = sparse.with_values(sparse.values.detach())
+    if sparse.blocksize or (single and sparse.dense_order):
+        sparse = sparse.expand_dense()
+    if not bool(sparse.values.isfinite().all()):
+        raise FormatError(f"{name}: x has values that are infinite or NaN")
+    return sparse
+
+
+def rank(given: Any, name: str) -> int:
+    """A number of components, 1 or more."""
+    return number(given, 1, f"{name}: the rank")
+
+
+def number(given: Any, least: int, what: str) -> int:
+    """An integer that is large enough."""
+    try:
+        found = index(given)
+    except TypeError:
+        found = least - 1
+    if isinstance(given, bool) or found < least:
+        raise DecompositionError(f"{what} must be an integer from {least} on, found {given!r:.80}")
+    return found
+
+
+def level(given: Any, what: str) -> float:
+    """A number from 0 on; None is 0."""
+    if given is None:
+        return 0.0
+    if isinstance(given, bool) or not isinstance(given, int | float) or not (given >= 0 and isfinite(given)):
+        raise DecompositionError(f"{what} must be a number from 0 on, found {given!r:.80}")
+    return float(given)
+
+
+def free_modes(fixed: Iterable[int] | None, order: int, name: str) -> tuple[int, ...]:
+    """The modes that are not fixed, of which there must be one; negative numbers count from the end."""
+    kept = set()
+    for mode in () if fixed is None else (fixed,) if isinstance(fixed, int) else fixed:
+        if isinstance(mode, bool) or not isinstance(mode, int) or not -order <= mode < order:
+            raise DecompositionError(f"{name}: fixed_modes has {mode!r:.80}, expected modes {-order}..{order - 1}")
+        kept.add(mode % order)
+    free = tuple(m for m in range(order) if m not in kept)
+    if not free:
+        raise DecompositionError(f"{name}: fixed_modes has every mode, so there is nothing to compute")
+    return free
+
+
+def factors(given: Any, x: SparseTensor, ranks: Sequence[int], name: str) -> list[torch.Tensor]:
+    """Copies of the factors of a start, of x's sizes, the ranks, x's dtype and x's device."""
+    listed = isinstance(given, Sequence) and not isinstance(given, str)
+    if not listed or len(given) != x.order:
+        found = f"{len(given)}" if listed else type(given).__name__
+        raise ShapeError(f"{name}: init must have {x.order} factors, one a mode of x, found {found}")
+    wanted = enumerate(zip(given, x.shape, ranks, strict=True))
+    return [matrix(f, (n, r), x, f"{name}: init's factor of mode {m}") for m, (f, n, r) in wanted]
+
+
+def matrix(given: Any, shape: tuple[int, ...], x: SparseTensor, what: str) -> torch.Tensor:
+    """A contiguous copy of a finite dense tensor, or ndarray, of this shape and of x's dtype and device."""
+    given = as_dense(given, what)
+    if not isinstance(given, torch.Tensor):
+        raise DecompositionError(f"{what} must be a torch tensor, found {type(given).__name__}")
+    if tuple(given.shape) != shape:
+        raise ShapeError(f"{what} must have shape {shape}, found {tuple(given.shape)}")
+    if given.dtype != x.dtype:
+        raise DtypeError(f"{what} has dtype {given.dtype}, x has {x.dtype}; convert one of them with .to()")
+    if given.device != x.device:
+        raise DeviceError(f"{what} is on {given.device}, x is on {x.device}; move one of them with .to()")
+    if not bool(given.isfinite().all()):
+        raise FormatError(f"{what} has values that are infinite or NaN")
+    return given.detach().clone(memory_format=torch.contiguous_format)
+
+
+def nonnegative(factors: Sequence[torch.Tensor], name: str) -> None:
+    """Raise where a start of a nonnegative decomposition has an entry below 0."""
+    for mode, factor in enumerate(factors):
+        if bool((factor < 0).any()):
+            raise DecompositionError(f"{name}: init's factor of mode {mode} has entries below 0, and none may be")
+
+
+def generator(random_state: Any, name: str) -> torch.Generator | None:
+    """What a random start is drawn by: a generator, one of a seed, or None for torch's own."""
+    if random_state is None or isinstance(random_state, torch.Generator):
+        return random_state
+    try:
+        return torch.Generator().manual_seed(index(random_state))
+    except (TypeError, RuntimeError, OverflowError):  # no integer, or one that is no seed
+        raise DecompositionError(
+            f"{name}: random_state must be a seed or a torch.Generator, found {random_state!r:.80}"
+        ) from None

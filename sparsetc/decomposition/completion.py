@@ -1,0 +1,116 @@
+"""Completion: a CP model of the observed entries alone, by one least-squares problem a row.
+
+In: a tensor, and which of its entries are observed. Out: `Equations` whose H is one a row: the sum over the row's
+observed entries of the outer squares of the other factors' rows, ``"ijk,jr,kr,js,ks->irs"`` on a pattern of ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sparsetc.decomposition.kernels import mode_kernels
+from sparsetc.errors import DecompositionError, DeviceError, FormatError, ShapeError
+from sparsetc.options import current
+from sparsetc.tensor.inputs import as_dense
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The observed entries of a tensor: their values, zeros among them, and ones in their places."""
+
+    values: SparseTensor
+    ones: SparseTensor
+
+
+def observed(x: SparseTensor, mask: Any, name: str) -> Seen:
+    """The values wherever a mask says that an entry is known, 0 where x has none.
+
+    Args:
+        x: of single nonzeros, coalesced.
+        mask: ``"observed"`` for x's own positions, or a sparse or dense tensor that is not 0 at those that are known.
+        name: of the decomposition, for messages.
+
+    Raises:
+        DecompositionError, ShapeError, DeviceError, FormatError: of a mask that is none, or that knows nothing.
+    """
+    known = x if isinstance(mask, str) and mask == "observed" else _on_mask(x, _positions(x, mask, name))
+    if known.nnz == 0:
+        raise FormatError(f"{name}: the mask has no observed entry")
+    return Seen(known, known.with_values(torch.ones_like(known.values)))
+
+
+def _positions(x: SparseTensor, mask: Any, name: str) -> SparseTensor:
+    given: Any = None if isinstance(mask, str) else as_dense(mask, f"{name}: mask")
+    if isinstance(given, torch.Tensor) and given.layout == torch.strided:
+        given = SparseTensor.from_dense((given != 0).to(x.dtype))
+    elif str(getattr(given, "dtype", "")).endswith("bool"):  # of torch.sparse or scipy; no values that sums are made of
+        given = given.to(x.dtype) if isinstance(given, torch.Tensor) else given.astype("float32")
+    sparse = None if given is None else SparseTensor.coerce(given)
+    if sparse is None:
+        raise DecompositionError(
+            f'{name}: mask must be "observed", or a sparse or dense tensor of x\'s shape, found {mask!r:.80}'
+        )
+    if sparse.shape != x.shape:
+        raise ShapeError(f"{name}: mask must have x's shape {x.shape}, found {sparse.shape}")
+    if sparse.device != x.device:
+        raise DeviceError(f"{name}: mask is on {sparse.device}, x is on {x.device}; move one of them with .to()")
+    return sparse.expand_dense().coalesce()
+
+
+def _on_mask(x: SparseTensor, mask: SparseTensor) -> SparseTensor:
+    """The tensor on the positions of a mask that are not 0: a sum of both, which says of each entry what it is."""
+    given = torch.stack((x.values, torch.zeros_like(x.values)), 1)
+    known = torch.stack((torch.zeros_like(mask.values), mask.values != 0), 1).to(x.dtype)
+    both = SparseTensor(torch.cat((x.coords, mask.coords), 1), torch.cat((given, known)), (*x.shape, 2), check=False)
+    kept = both.values[:, 1] > 0
+    return SparseTensor(both.coords[:, kept], both.values[kept, 0], x.shape, check=False)
+
+
+class Observed:
+    """The equations of observed entries: B is an MTTKRP of their values, H one matrix a row.
+
+    H is symmetric, so an MTTKRP of ones with the ``rank (rank + 1) / 2`` products of two columns is all of it.
+    """
+
+    def __init__(self, seen: Seen, factors: Sequence[torch.Tensor], free: Sequence[int], **settings: Any) -> None:
+        x, rank = seen.values, factors[0].shape[1]
+        rows = max(x.shape[m] for m in free)
+        nbytes = 3 * rows * rank * rank * x.dtype.itemsize
+        current().check_memory(nbytes, x.device, f"a {rank} x {rank} matrix for each of {rows:,} rows")
+        self.norm = torch.linalg.vector_norm(x.values, dtype=torch.float64)
+        self._factors = factors
+        self._left, self._right = torch.triu_indices(rank, rank, device=x.device)
+        self._kernels = mode_kernels(x, rank, free, **settings)
+        self._squares = mode_kernels(seen.ones, self._left.numel(), free, **settings)
+        numbers = torch.zeros(rank, rank, dtype=torch.int64, device=x.device)
+        numbers[self._left, self._right] = torch.arange(self._left.numel(), device=x.device)
+        self._numbers = torch.maximum(numbers, numbers.T).flatten()
+        """Which of the products each entry of H is."""
+
+    def of(self, mode: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """B, the MTTKRP, and H, (size, rank, rank)."""
+        rank = self._factors[mode].shape[1]
+        # That of the mode itself is not read; it is spared the product.
+        products = [f if m == mode else f[:, self._left] * f[:, self._right] for m, f in enumerate(self._factors)]
+        compact = self._squares[mode](products)
+        return self._kernels[mode](self._factors), compact[:, self._numbers].view(-1, rank, rank)
+
+    def updated(self, mode: int) -> None:
+        """Nothing is kept of factors."""
+
+    def model_square(self, mode: int, gram: torch.Tensor) -> torch.Tensor:
+        """The squares of the model at observed entries, from the H of a mode."""
+        factor = self._factors[mode]
+        return ((factor[:, None] @ gram)[:, 0] * factor).sum(dtype=torch.float64)
+
+    def norms(self) -> torch.Tensor:
+        """Of the columns as they are."""
+        return torch.stack([torch.linalg.vector_norm(f, dim=0, dtype=torch.float64) for f in self._factors])
+
+    def scaled(self, scales: torch.Tensor) -> None:
+        """Nothing is kept of factors."""

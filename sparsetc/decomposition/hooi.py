@@ -1,0 +1,186 @@
+"""`tucker`: a Tucker decomposition by higher-order orthogonal iteration (HOOI).
+
+In: a sparse tensor and a rank a mode. Out: a `Tucker` model. De Lathauwer, De Moor & Vandewalle 2000; each factor is
+the leading left singular vectors of a TTM chain, which is one einsum, and the core what the last of them leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from math import prod
+from operator import index
+from typing import Any
+
+import torch
+
+from sparsetc.decomposition import checks
+from sparsetc.decomposition.kernels import chain_kernels
+from sparsetc.decomposition.leading import leading, leading_vectors
+from sparsetc.decomposition.linear import divisor
+from sparsetc.decomposition.loop import Ended, Rows, Watch, iterate, settled
+from sparsetc.decomposition.tucker_model import Tucker
+from sparsetc.errors import DecompositionError, ShapeError
+from sparsetc.support.entry import entry_point
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+NAME = "tucker"
+
+
+@entry_point
+@torch.no_grad()
+def tucker(
+    x: Any,
+    ranks: int | Sequence[int],
+    *,
+    n_iter_max: int = 100,
+    tol: float | None = 1e-8,
+    init: str | Tucker | Sequence[Any] = "nvecs",
+    fixed_modes: Iterable[int] | None = None,
+    callback: Callable[[Tucker, float], Any] | None = None,
+    progress: bool = False,
+    random_state: int | torch.Generator | None = None,
+    **settings: Any,
+) -> Tucker:
+    """Decompose a sparse tensor into a core and a matrix of orthonormal columns a mode, by orthogonal iteration.
+
+    Args:
+        x: sparse, of any kind that `einsum` takes, two modes or more, float32 or float64; on the CPU or a GPU.
+        ranks: sizes of the core, one a mode or one for all; none above the mode's size or the product of the others.
+        n_iter_max: sweeps over the modes, at most.
+        tol: as of `cp_als`.
+        init: ``"nvecs"`` (leading vectors of the unfoldings: HOSVD), ``"random"``, or a model to go on from: a
+            `Tucker`, ``(core, factors)``, of which the core is not read, or factors.
+        fixed_modes: modes whose factor `init` gives, of orthonormal columns, and which stays as it is.
+        callback: called as ``callback(model, error)`` after each sweep with a copy and ``1 - fit``; True stops.
+        progress: draw a bar with the fit; needs rich, the extra ``progress``.
+        random_state: a seed, or a `torch.Generator`; torch's own by default.
+        settings: as for `einsum`.
+
+    Returns:
+        The model after the last sweep; stopped and continued as those of `cp_als`. Eigenvectors are found by the
+        host's leave, so a sweep waits for a GPU once a mode.
+
+    Raises:
+        DecompositionError, ShapeError, DtypeError, DeviceError, FormatError, OutOfMemoryError: before any sweep, or,
+            of a chain that would not fit in memory, in the first.
+    """
+    sparse = checks.tensor(x, NAME)
+    sizes, free = _ranks(ranks, sparse), checks.free_modes(fixed_modes, sparse.order, NAME)
+    n_iter_max = checks.number(n_iter_max, 0, f"{NAME}: n_iter_max")
+    tol = checks.level(tol, f"{NAME}: tol")
+    factors = _start(sparse, sizes, init, checks.generator(random_state, NAME), free)
+    sweep = _Sweep(sparse, factors, free, **settings)
+
+    def made(ended: Ended) -> Tucker:
+        return Tucker(sweep.core.clone(), tuple(f.clone() for f in factors), ended.column(0), ended.stopped)
+
+    def told(rows: Rows) -> Any:
+        assert callback is not None
+        return callback(made(Ended(rows, "")), 1 - rows[-1][0])
+
+    title = f"Tucker, rank {' x '.join(map(str, sizes))}"
+    watch = Watch(n_iter_max, settled(tol, sparse.dtype), callback and told, progress, title, capture=False)
+    ended = iterate(sweep, sweep.measures, watch)
+    if not ended.rows:
+        sweep.project(free[-1], sweep.chain(free[-1]))
+    return made(ended)
+
+
+class _Sweep:
+    """An iteration: each free mode's leading vectors, then the core and the fit from the last chain."""
+
+    def __init__(self, x: SparseTensor, factors: list[torch.Tensor], free: Sequence[int], **settings: Any) -> None:
+        ranks = [f.shape[1] for f in factors]
+        self._factors, self._free = factors, tuple(free)
+        self._chains = chain_kernels(x, ranks, free, **settings)
+        self._norm = torch.linalg.vector_norm(x.values, dtype=torch.float64)
+        self.core = x.values.new_zeros(ranks)
+        self.measures = torch.zeros(1, dtype=torch.float64, device=x.device)
+        """The fit."""
+
+    def __call__(self) -> None:
+        for mode in self._free:
+            chain = self.chain(mode)
+            self._factors[mode].copy_(leading(chain, self._factors[mode]))
+        self.project(mode, chain)
+
+    def chain(self, mode: int) -> torch.Tensor:
+        """(size, product of the other ranks): x times all factors but that of a mode, unfolded along it."""
+        return self._chains[mode](self._factors).flatten(1)
+
+    def project(self, mode: int, chain: torch.Tensor) -> None:
+        """The core, and the fit: with orthonormal factors the model's norm is the core's."""
+        others = [r for m, r in enumerate(self.core.shape) if m != mode]
+        core = (self._factors[mode].T @ chain).reshape(-1, *others).movedim(0, mode)
+        self.core.copy_(core)
+        square = self._norm.square() - self.core.square().sum(dtype=torch.float64)
+        self.measures.copy_(1 - square.clamp(min=0).sqrt() / divisor(self._norm))
+
+
+def _ranks(given: Any, x: SparseTensor) -> tuple[int, ...]:
+    try:
+        listed = [index(given)] * x.order
+    except TypeError:
+        listed = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    if len(listed) != x.order:
+        raise DecompositionError(
+            f"{NAME}: ranks must be an integer or {x.order} of them, one a mode, found {given!r:.80}"
+        )
+    found = tuple(checks.number(r, 1, f"{NAME}: the rank of mode {m}") for m, r in enumerate(listed))
+    for mode, (r, size) in enumerate(zip(found, x.shape, strict=True)):
+        others = prod(found) // r
+        if r > size:
+            raise DecompositionError(f"{NAME}: the rank of mode {mode} is {r}, above its size {size}")
+        if r > others:
+            raise DecompositionError(
+                f"{NAME}: the rank of mode {mode} is {r}, above the product {others} of the others, so part of the "
+                "core would be 0"
+            )
+    return found
+
+
+def _start(
+    x: SparseTensor, ranks: Sequence[int], init: Any, random: torch.Generator | None, free: Sequence[int]
+) -> list[torch.Tensor]:
+    """(size, rank) factors of orthonormal columns, to be changed in place."""
+    if isinstance(init, str):
+        if init not in ("random", "nvecs"):
+            raise DecompositionError(
+                f"{NAME}: init must be 'random', 'nvecs', a Tucker model or a list of factors, found {init!r:.80}"
+            )
+        if len(free) < x.order:
+            raise DecompositionError(f"{NAME}: fixed_modes keeps factors of init, which must give them, found {init!r}")
+        if init == "nvecs":
+            return [leading_vectors(x, m, r, random) for m, r in enumerate(ranks)]
+        device = "cpu" if random is None else random.device
+        sizes = zip(x.shape, ranks, strict=True)
+        drawn = [torch.randn(n, r, generator=random, dtype=x.dtype, device=device).to(x.device) for n, r in sizes]
+        return [torch.linalg.qr(f).Q for f in drawn]
+    factors = checks.factors(_given(init), x, ranks, NAME)
+    for mode in range(x.order):
+        if mode in free:
+            factors[mode] = torch.linalg.qr(factors[mode]).Q
+        else:
+            _check_orthonormal(factors[mode], mode)
+    return factors
+
+
+def _given(init: Any) -> Any:
+    """The factors of a model, of a pair of a core and factors, or as they are."""
+    is_pair = isinstance(init, Sequence) and len(init) == 2 and not isinstance(init[1], torch.Tensor)
+    if is_pair or hasattr(init, "factors"):
+        return list(tuple(init)[1])
+    if not isinstance(init, Sequence):
+        raise ShapeError(
+            f"{NAME}: init must be a Tucker model, (core, factors) or a list of factors, found {type(init).__name__}"
+        )
+    return init
+
+
+def _check_orthonormal(factor: torch.Tensor, mode: int) -> None:
+    gram = (factor.T @ factor).double()
+    off = (gram - torch.eye(factor.shape[1], dtype=gram.dtype, device=gram.device)).abs().max()
+    if not bool(off < torch.finfo(factor.dtype).eps ** 0.5):
+        raise DecompositionError(
+            f"{NAME}: init's factor of mode {mode} is fixed, so its columns must be orthonormal (torch.linalg.qr)"
+        )

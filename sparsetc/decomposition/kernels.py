@@ -1,0 +1,75 @@
+"""The compiled einsums of decompositions: all that they compute of a sparse tensor.
+
+In: a sparse tensor and a rank, or ranks. Out: a kernel a mode, called with the factors of all modes. Each is compiled
+once, before the first iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sparsetc.api import compile, compile_many
+from sparsetc.contraction.kernel import Kernel
+from sparsetc.ops import equation, letters_of
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+
+@dataclass(frozen=True)
+class ModeKernel:
+    """An einsum of a sparse tensor with a matrix a mode, all but one."""
+
+    kernel: Kernel
+    mode: int
+
+    def __call__(self, factors: Sequence[torch.Tensor], values: torch.Tensor | None = None) -> torch.Tensor:
+        """The einsum with the factors of all modes, of which that of `mode` is not read; with other values (nnz,)."""
+        found = self.kernel(*(f for m, f in enumerate(factors) if m != self.mode), values=values)
+        assert isinstance(found, torch.Tensor)
+        return found
+
+
+def mode_kernels(x: SparseTensor, rank: int, modes: Iterable[int], **settings: Any) -> dict[int, ModeKernel]:
+    """MTTKRP of each mode, ``"ijk,jr,kr->ir"``: (size of the mode, rank)."""
+    letters, own = letters_of(x.order, 1, "cp")
+    return _together(x, letters, [own] * x.order, [rank] * x.order, dict.fromkeys(modes, own), settings)
+
+
+def chain_kernels(
+    x: SparseTensor, ranks: Sequence[int], modes: Iterable[int], **settings: Any
+) -> dict[int, ModeKernel]:
+    """TTM chain of each mode, ``"ijk,jr,ks->irs"``: (size of the mode, ranks of the others)."""
+    letters, own = letters_of(x.order, x.order, "tucker")
+    kept = {mode: "".join(c for m, c in enumerate(own) if m != mode) for mode in modes}
+    return _together(x, letters, own, ranks, kept, settings)
+
+
+def _together(
+    x: SparseTensor,
+    letters: str,
+    own: Sequence[str],
+    ranks: Sequence[int],
+    kept: Mapping[int, str],
+    settings: Mapping[str, Any],
+) -> dict[int, ModeKernel]:
+    """The einsums of x with a matrix of every mode but one, compiled together; of each mode, the ranks it keeps."""
+    others = {mode: [m for m in range(x.order) if m != mode] for mode in kept}
+    texts = [equation(letters, [letters[m] + own[m] for m in others[n]], letters[n] + kept[n]) for n in kept]
+    tables = [[_table(x, x.shape[m], ranks[m]) for m in others[n]] for n in kept]
+    made = compile_many(texts, x, tables, output="dense", **settings)
+    return {mode: ModeKernel(kernel, mode) for mode, kernel in zip(kept, made, strict=True)}
+
+
+def model_kernel(x: SparseTensor, rank: int, **settings: Any) -> Kernel:
+    """A CP model times x's values at x's nonzeros, ``"ijk,ir,jr,kr->ijk"``, called with all factors."""
+    letters, rank_letter = letters_of(x.order, 1, "cp")
+    text = equation(letters, [c + rank_letter for c in letters], letters)
+    return compile(text, x, *(_table(x, n, rank) for n in x.shape), output="sparse", **settings)
+
+
+def _table(x: SparseTensor, size: int, rank: int) -> torch.Tensor:
+    """A matrix that stands for a factor while its einsum is compiled."""
+    return torch.empty(size, rank, dtype=x.dtype, device=x.device)

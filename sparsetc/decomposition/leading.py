@@ -1,0 +1,96 @@
+"""Leading left singular vectors: of a matrix with many columns, and of a sparse tensor's unfoldings.
+
+In: a dense matrix, or a sparse tensor and a mode. Out: orthonormal columns, those of the largest singular values first,
+each with its entry of the largest magnitude positive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from sparsetc.api import compile, einsum
+from sparsetc.tensor.numbering import numbered
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+GRAM = 1024
+"""The largest Gram matrix that is decomposed in full, a second of a CPU core; above, iterations on a subspace serve."""
+STEPS = 20
+"""Such iterations from a random start."""
+WARM_STEPS = 3
+"""Such iterations from the vectors of an earlier sweep."""
+SPARE = 8
+"""Columns besides those wanted that make a random start converge."""
+
+
+def leading(matrix: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+    """(n, k) leading left singular vectors of a dense (n, p) matrix, p >= k.
+
+    Args:
+        matrix: of float32 or float64.
+        start: (n, k) orthonormal columns; where both sides are long, the vectors are found by iterations from them,
+            which take the model no worse than it was.
+    """
+    rows, columns = matrix.shape
+    count = start.shape[1]
+    if rows <= min(columns, GRAM):
+        return signed(_last_vectors((matrix @ matrix.T).double(), count).to(matrix.dtype))
+    if columns <= GRAM:
+        inside = _last_vectors((matrix.T @ matrix).double(), count).to(matrix.dtype)
+        return signed(torch.linalg.qr(matrix @ inside).Q)
+    return signed(_iterated(lambda u: matrix @ (matrix.T @ u), start, WARM_STEPS))
+
+
+def leading_vectors(x: SparseTensor, mode: int, count: int, random: torch.Generator | None) -> torch.Tensor:
+    """(size, count) leading left singular vectors of x unfolded along a mode: a sparse matrix with a column a fiber."""
+    unfolded = _unfolded(x, mode)
+    size, columns = unfolded.shape
+    if size <= GRAM:
+        gram = einsum("ij,kj->ik", unfolded, unfolded, output="dense")
+        assert isinstance(gram, torch.Tensor)
+        return signed(_last_vectors(gram.double(), count).to(x.dtype))
+    width = min(size, count + SPARE)
+    device = "cpu" if random is None else random.device
+    start = torch.randn(size, width, generator=random, dtype=x.dtype, device=device).to(x.device)
+    back = compile("ij,ir->jr", unfolded, start)
+    forth = compile("ij,jr->ir", unfolded, start.new_empty(columns, width))
+
+    def product(basis: torch.Tensor) -> torch.Tensor:
+        folded = back(basis)
+        assert isinstance(folded, torch.Tensor)
+        found = forth(folded)
+        assert isinstance(found, torch.Tensor)
+        return found
+
+    return signed(_iterated(product, torch.linalg.qr(start).Q, STEPS)[:, :count])
+
+
+def signed(vectors: torch.Tensor) -> torch.Tensor:
+    """Columns whose entry of the largest magnitude is positive."""
+    largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
+    return vectors * torch.where(largest < 0, -1, 1)
+
+
+def _last_vectors(gram: torch.Tensor, count: int) -> torch.Tensor:
+    """Eigenvectors of the largest eigenvalues, the largest first."""
+    return torch.linalg.eigh(gram).eigenvectors[:, -count:].flip(1)
+
+
+def _iterated(product: Callable[[torch.Tensor], torch.Tensor], start: torch.Tensor, steps: int) -> torch.Tensor:
+    """Subspace iterations on a symmetric product, then the eigenvectors within the subspace (Rayleigh-Ritz)."""
+    basis = start
+    for _ in range(steps):
+        basis = torch.linalg.qr(product(basis)).Q
+    within = (basis.T @ product(basis)).double()
+    turned = _last_vectors((within + within.T) / 2, basis.shape[1]).to(basis.dtype)
+    return basis @ turned
+
+
+def _unfolded(x: SparseTensor, mode: int) -> SparseTensor:
+    """(size, distinct fibers) with x's values, the other modes' coordinates numbered."""
+    x = x.expand_dense() if x.dense_order else x
+    others = [m for m in range(x.order) if m != mode]
+    found = numbered([x.coords[m] for m in others], [x.shape[m] for m in others], x.nnz, x.coords[0])
+    coords = torch.stack((x.coords[mode], found.rank))
+    return SparseTensor(coords, x.values, (x.shape[mode], max(1, found.count)), check=False)

@@ -1,0 +1,181 @@
+"""The small linear algebra of alternating least squares: a factor from its normal equations, and its columns' scales.
+
+In: a factor A (n, R), the right-hand side B (n, R) and the Gram matrix H of ``A H = B``, (R, R) for all rows or
+(n, R, R), one a row. Out: the factor changed in place. Nothing here waits for a GPU, so a CUDA graph can hold it: no
+scalar is given to `torch.where` either, which copies it from the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+INVERSE_RANK = 64
+"""The largest rank of which one program inverts a matrix in registers."""
+KERNEL_RANK = 256
+"""The largest rank of which a program of the HALS kernel keeps rows in registers."""
+KERNEL_ELEMENTS = 1024
+"""Elements of a factor that such a program has, eight a thread. Not measured."""
+HALS_PASSES = 3
+"""Passes over the columns of a nonnegative factor in a sweep: fewer take more sweeps, whose MTTKRPs are dear."""
+
+
+def hadamard(grams: torch.Tensor) -> torch.Tensor:
+    """(rank, rank): the elementwise product of (order, rank, rank) Gram matrices."""
+    return grams.prod(0)
+
+
+def solve(factor: torch.Tensor, rhs: torch.Tensor, gram: torch.Tensor, l2_reg: float) -> None:
+    """One least-squares update in place, ``A += (B - A H) (H + D)^-1`` for one H of all rows.
+
+    D is a few rounding errors of H, as a share of its diagonal. So a rank-deficient H is no special case, for which a
+    pseudo-inverse would have the host wait: what H says nothing of stays as it was (a proximal step, of which the exact
+    solution is the fixed point, and which never increases the error). H is inverted in float64, being squared in
+    condition.
+    """
+    penalised = _penalised(gram.double(), l2_reg)
+    by_kernel = factor.is_cuda and factor.shape[1] <= INVERSE_RANK
+    own, inverse = (inverse_by_kernel if by_kernel else inverse_by_torch)(penalised, factor.dtype)
+    residual = torch.addmm(rhs, factor, own, alpha=-1)
+    factor.addmm_(residual, inverse)
+
+
+def inverse_by_kernel(gram: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """(H, (H + D)^-1) of a dtype, by Triton's kernel: one launch instead of fifteen."""
+    from sparsetc.decomposition.linear_kernels import invert
+
+    rank = gram.shape[0]
+    own, inverse = torch.empty_like(gram, dtype=dtype), torch.empty_like(gram, dtype=dtype)
+    width = max(16, 1 << (rank - 1).bit_length())
+    with torch.cuda.device_of(gram):
+        invert[(1,)](
+            gram, own, inverse, rank, _share(rank, dtype), width, least(dtype), num_warps=8 if width > 32 else 4
+        )
+    return own, inverse
+
+
+def inverse_by_torch(gram: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """(H, (H + D)^-1) of a dtype, by a Cholesky factorization.
+
+    Where that fails, the inverse of a diagonal larger than H, with which a step still descends.
+    """
+    damped = _damped(gram, dtype)
+    lower, failed = torch.linalg.cholesky_ex(damped)
+    eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    half = torch.linalg.solve_triangular(lower, eye, upper=False)
+    inverse = torch.where(failed == 0, half.mT @ half, torch.diag(1 / damped.abs().sum(-1)))
+    return gram.to(dtype), inverse.to(dtype)
+
+
+def solve_rows(factor: torch.Tensor, rhs: torch.Tensor, grams: torch.Tensor, l2_reg: float) -> None:
+    """Each row's least squares in place, ``A[i] = B[i] (H[i] + D[i])^-1``; of the smallest norm where H[i] is singular.
+
+    A row without observations becomes 0. D is as in `solve`.
+    """
+    damped = _damped(_penalised(grams, l2_reg), factor.dtype)
+    lower, failed = torch.linalg.cholesky_ex(damped)
+    half = torch.linalg.solve_triangular(lower, rhs[..., None], upper=False)
+    solved = torch.linalg.solve_triangular(lower.mT, half, upper=True)[..., 0]
+    factor.copy_(torch.where(failed[:, None] == 0, solved, rhs / damped.abs().sum(-1)))
+
+
+def hals(factor: torch.Tensor, rhs: torch.Tensor, gram: torch.Tensor, l2_reg: float) -> None:
+    """A nonnegative update in place, a column at a time (hierarchical alternating least squares); H of either kind.
+
+    Each column is the best nonnegative one for the others as they are, so the error never rises; a column of which H
+    says nothing stays as it was. Cichocki & Phan 2009. On a GPU it is one launch.
+    """
+    penalised = _penalised(gram.to(factor.dtype), l2_reg)
+    if factor.is_cuda and factor.shape[1] <= KERNEL_RANK:
+        hals_by_kernel(factor, rhs, penalised)
+    else:
+        hals_by_columns(factor, rhs, penalised)
+
+
+def hals_by_kernel(factor: torch.Tensor, rhs: torch.Tensor, gram: torch.Tensor) -> None:
+    """`hals` of a contiguous factor by Triton's kernel."""
+    from sparsetc.decomposition.linear_kernels import update
+
+    rows, rank = factor.shape
+    width = max(16, 1 << (rank - 1).bit_length())
+    block = max(1, KERNEL_ELEMENTS // width)
+    grid = (-(-rows // block),)
+    with torch.cuda.device_of(factor):
+        update[grid](
+            factor, rhs.contiguous(), gram.contiguous(), rows, rank, HALS_PASSES,
+            width, block, gram.ndim == 3, least(factor.dtype),
+        )  # fmt: skip
+
+
+def hals_by_columns(factor: torch.Tensor, rhs: torch.Tensor, gram: torch.Tensor) -> None:
+    """`hals` by torch, the factor and B transposed meanwhile so that a column lies in one piece."""
+    rows = gram
+    columns, wanted = factor.T.contiguous(), rhs.T.contiguous()
+    if rows.ndim == 3:
+        rows = rows.permute(1, 2, 0).contiguous()
+    diagonal = rows.diagonal(dim1=0, dim2=1)  # (rank,) or, one a row, (n, rank)
+    step = (1 / diagonal).masked_fill(diagonal <= least(factor.dtype), 0).movedim(-1, 0)
+    for _ in range(HALS_PASSES):
+        for r in range(columns.shape[0]):
+            met = rows[r] @ columns if rows.ndim == 2 else (rows[r] * columns).sum(0)
+            columns[r].add_((wanted[r] - met) * step[r]).clamp_(min=0)
+    factor.copy_(columns.T)
+
+
+def balancing(norms: torch.Tensor, free: torch.Tensor) -> torch.Tensor:
+    """(order, rank) factors to multiply columns by, so that a component has one norm in all modes that may change.
+
+    Args:
+        norms: (order, rank) float64, of the columns.
+        free: (order, 1) whether a mode may change.
+
+    A component that is zero in a free mode is left alone.
+    """
+    bounded = norms.clamp(min=torch.finfo(norms.dtype).tiny)
+    mean = bounded.log().masked_fill(~free, 0).sum(0) / free.sum()
+    alive = free & ((norms > 0) | ~free).all(0)
+    return (mean.exp() / bounded).masked_fill(~alive, 1)
+
+
+def normalized(
+    factors: Sequence[torch.Tensor], free: Sequence[int], p: int = 2
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    """(weights, factors): columns of the free modes of length 1 in the p-norm, their lengths' products as weights."""
+    weights, out = torch.ones_like(factors[0][0]), list(factors)
+    for mode in free:
+        norms = torch.linalg.vector_norm(factors[mode], p, dim=0)
+        weights = weights * norms
+        out[mode] = factors[mode] / divisor(norms)
+    return weights, tuple(out)
+
+
+def divisor(lengths: torch.Tensor) -> torch.Tensor:
+    """Lengths to divide by: 1 instead of 0."""
+    return lengths.masked_fill(lengths == 0, 1)
+
+
+def least(dtype: torch.dtype) -> float:
+    """The square of a component, in H, up to which H says nothing of it: its inverse may be no number of the dtype."""
+    return 16 * torch.finfo(dtype).tiny
+
+
+def _penalised(gram: torch.Tensor, l2_reg: float) -> torch.Tensor:
+    if not l2_reg:
+        return gram
+    return gram + l2_reg * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+
+
+def _damped(gram: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A Gram matrix made positive definite, whatever the rounding errors of a dtype in it."""
+    diagonal = gram.diagonal(dim1=-2, dim2=-1)
+    added = _share(gram.shape[-1], dtype) * diagonal
+    return gram + torch.diag_embed(added.masked_fill(diagonal <= least(dtype), 1))
+
+
+def _share(rank: int, dtype: torch.dtype) -> float:
+    """What part of its diagonal H is short of being positive definite, at most, by rounding errors.
+
+    By its own, of the dtype, and by those of inverting it in float64, which steps without exchanges let grow.
+    """
+    return 4 * rank * max(torch.finfo(dtype).eps, 1e-13)

@@ -1,0 +1,133 @@
+"""The loop around every decomposition: when it stops, what is said of it, and what Ctrl-C does.
+
+In: a step that changes a model in place and measures it. Out: the measures of all iterations and why there are no more.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import torch
+
+from sparsetc.decomposition.graphs import Captured
+from sparsetc.io.progress import bar
+from sparsetc.support.warn import warn
+
+LOOK = 8
+"""Iterations on a GPU between two looks at their measures, each of which waits for it. A callback or a progress bar
+wants them after every one. On the CPU they are always at hand."""
+
+Rows = Sequence[Sequence[float]]
+"""The measures of each iteration, the fit first."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What is wanted of a run besides its result."""
+
+    n_iter_max: int
+    converged: Callable[[Rows], bool]
+    callback: Callable[[Rows], Any] | None = None
+    """Called after each iteration; True ends the run."""
+    progress: bool = False
+    title: str = ""
+    capture: bool = True
+    """Whether the step waits for nothing, so that a CUDA graph may hold it."""
+
+    @property
+    def looks(self) -> int:
+        """Iterations between two looks at the measures, on a GPU."""
+        return 1 if self.callback is not None or self.progress else LOOK
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What became of a run."""
+
+    rows: Rows
+    stopped: str
+
+    def column(self, number: int) -> tuple[float, ...]:
+        """One measure of every iteration."""
+        return tuple(row[number] for row in self.rows)
+
+
+def settled(tol: float, dtype: torch.dtype) -> Callable[[Rows], bool]:
+    """Whether the fit changed by less than `tol` (0 for never), or by less than the dtype's rounding."""
+    least = max(tol, torch.finfo(dtype).eps) if tol else 0.0
+    return lambda rows: len(rows) > 1 and abs(rows[-1][0] - rows[-2][0]) < least
+
+
+def iterate(step: Callable[[], None], measures: torch.Tensor, watch: Watch) -> Ended:
+    """Call a step until its measures say that it converged, or something else ends the run.
+
+    Args:
+        step: changes a model in place and writes `measures`; on a GPU a CUDA graph, where `watch` allows it.
+        measures: float64, on the model's device.
+        watch: when to stop, and who looks on.
+
+    Ctrl-C ends a run after the iteration it falls into (a second one raises at once), in the main thread and under
+    Python's own handler; elsewhere KeyboardInterrupt goes where it always goes.
+    """
+    advance = Captured(step, measures.device) if watch.capture else step
+    looks = watch.looks if measures.is_cuda else 1
+    rows: list[list[float]] = []
+    unread: list[torch.Tensor] = []
+    stopped = ""
+    with _interruptions() as interrupted, bar(watch.n_iter_max, watch.title, watch.progress, "iterations") as at:
+        while not stopped and len(rows) + len(unread) < watch.n_iter_max:
+            advance()
+            unread.append(measures.clone())
+            if interrupted():
+                stopped = "interrupted"
+            elif len(unread) == looks:
+                rows += _read(unread)
+                at(len(rows), f"{watch.title}, fit {rows[-1][0]:.4f}")
+                stopped = _ended(watch, rows)
+        rows += _read(unread)
+    if stopped == "interrupted":
+        warn(f"interrupted after {len(rows)} iterations; the result is that of the last, and init= continues from it")
+    return Ended(rows, stopped or "n_iter_max")
+
+
+def _ended(watch: Watch, rows: Rows) -> str:
+    if watch.callback is not None and watch.callback(rows) is True:
+        return "callback"
+    if not isfinite(rows[-1][0]):
+        warn(f"the fit is no number after {len(rows)} iterations: values overflow; scale x, or use float64")
+        return "diverged"
+    return "converged" if watch.converged(rows) else ""
+
+
+def _read(unread: list[torch.Tensor]) -> list[list[float]]:
+    """The measures that were not looked at yet, in one transfer."""
+    found = torch.stack(unread).tolist() if unread else []
+    unread.clear()
+    return found  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _interruptions() -> Iterator[Callable[[], bool]]:
+    """Yields whether Ctrl-C was pressed in the block."""
+    asked: list[int] = []
+
+    def noted(number: int, frame: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield lambda: False
+        return
+    before = signal.signal(signal.SIGINT, noted)
+    try:
+        yield lambda: bool(asked)
+    finally:
+        signal.signal(signal.SIGINT, before)

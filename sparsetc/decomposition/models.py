@@ -1,0 +1,211 @@
+"""CP: what `cp_als` and `cp_apr` return, and what they start from.
+
+In: weights and factor matrices. Out: a frozen record that unpacks as tensorly's ``(weights, factors)``, and what a user
+asks of a model: its norm, its entries, a file of it, the same in other libraries.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+
+from sparsetc.decomposition import foreign, saved
+from sparsetc.decomposition.entries import as_coords, in_chunks
+from sparsetc.decomposition.linear import divisor, hadamard
+from sparsetc.errors import DecompositionError, DeviceError, DtypeError, ShapeError
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CP:
+    """A tensor as a sum of `rank` outer products: ``M[i, j, k] = sum_r w[r] A[i, r] B[j, r] C[k, r]``.
+
+    It unpacks as ``weights, factors = cp``, as tensorly's does.
+
+    Raises:
+        ShapeError, DtypeError, DeviceError: factors that are not matrices of one rank, dtype and device.
+    """
+
+    weights: torch.Tensor
+    """(rank,) of the factors' dtype."""
+    factors: tuple[torch.Tensor, ...]
+    """(size, rank) a mode; a list will do."""
+    fits: tuple[float, ...] = ()
+    """``1 - |X - M| / |X|`` after each iteration of the run that made it; with a mask, over observed entries."""
+    stopped: str = ""
+    """Why that run ended: ``"converged"``, ``"n_iter_max"``, ``"callback"``, ``"interrupted"`` or
+    ``"diverged"`` (values overflowed)."""
+    log_likelihoods: tuple[float, ...] = ()
+    """Of `cp_apr`, after each iteration: the sum of ``x log m - m``; without the terms that no model changes."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "factors", tuple(self.factors))
+        if not self.factors:
+            raise ShapeError("a CP model needs a factor for each mode, found none")
+        for mode, factor in enumerate(self.factors):
+            _check_factor(factor, mode, self.weights)
+
+    # -- what it is ---------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.weights, list(self.factors)))
+
+    @property
+    def rank(self) -> int:
+        """The number of components."""
+        return self.weights.shape[0]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the modes of the tensor that it stands for."""
+        return tuple(f.shape[0] for f in self.factors)
+
+    @property
+    def order(self) -> int:
+        """The number of modes."""
+        return len(self.factors)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of weights and factors."""
+        return self.weights.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where weights and factors live."""
+        return self.weights.device
+
+    @property
+    def fit(self) -> float | None:
+        """The last of `fits`; None of a model that no run made."""
+        return self.fits[-1] if self.fits else None
+
+    def __repr__(self) -> str:
+        low, high = (f"{float(w):.4g}" for w in self.weights.aminmax())
+        fit = "" if self.fit is None else f", fit={self.fit:.4f} after {len(self.fits)} iterations"
+        stopped = f", stopped={self.stopped!r}" if self.stopped else ""
+        return (
+            f"CP(shape={self.shape}, rank={self.rank}{fit}{stopped}, weights {low} to {high}, dtype={self.dtype}, "
+            f"device={self.device})"
+        )
+
+    # -- entries ------------------------------------------------------------------------------------------------------
+
+    def norm(self) -> torch.Tensor:
+        """``|M|``, a float64 scalar on the model's device; computed from the factors' Gram matrices."""
+        grams = torch.stack([(f.T @ f).double() for f in self.factors])
+        weights = self.weights.double()
+        return (weights @ hadamard(grams) @ weights).clamp(min=0).sqrt()
+
+    def to_dense(self, memory_limit: int | str | None = None) -> torch.Tensor:
+        """The tensor in full: strided, of ``shape``.
+
+        Raises:
+            OutOfMemoryError: it would take more than ``memory_limit`` bytes (by default what the options say).
+        """
+        foreign.check_memory(self.shape, self.dtype, self.device, memory_limit)
+        half = min(range(1, self.order + 1), key=lambda n: prod(self.shape[:n]) + prod(self.shape[n:]))
+        left = _khatri_rao((self.factors[0] * self.weights, *self.factors[1:half]))
+        right = _khatri_rao(self.factors[half:]) if half < self.order else torch.ones_like(self.weights)[None]
+        return (left @ right.T).reshape(self.shape)
+
+    def values_at(self, coords: Any) -> torch.Tensor:
+        """(n,) entries of the tensor at ``coords``, computed a part at a time.
+
+        Args:
+            coords: (order, n) integers, 0-based; a tensor, an ndarray or nested lists.
+
+        Raises:
+            ShapeError, DtypeError, CoordinateError: of coordinates that are not of this tensor.
+        """
+
+        def entries(at: torch.Tensor) -> torch.Tensor:
+            product = self.weights
+            for factor, rows in zip(self.factors, at, strict=True):
+                product = product * factor[rows]
+            return product.sum(-1)
+
+        return in_chunks(entries, as_coords(coords, self.shape, self.device), self.rank, self.weights)
+
+    # -- the same model, otherwise ------------------------------------------------------------------------------------
+
+    def to(self, *args: Any, **kwargs: Any) -> CP:
+        """The model elsewhere, arguments as of `torch.Tensor.to`."""
+        moved = tuple(f.to(*args, **kwargs) for f in self.factors)
+        return replace(self, weights=self.weights.to(*args, **kwargs), factors=moved)
+
+    def arranged(self) -> CP:
+        """The same tensor for a reader: columns of unit length, components by falling weight, weights positive.
+
+        The entry of the largest magnitude is positive in every column but those of the last mode, which take the signs.
+        """
+        weights, factors = self.weights, []
+        for mode, factor in enumerate(self.factors):
+            norms = torch.linalg.vector_norm(factor, dim=0)
+            weights = weights * norms
+            largest = factor.gather(0, factor.abs().argmax(0, keepdim=True))[0]
+            signs = torch.where(largest < 0, -1, 1).to(factor.dtype)
+            if mode < self.order - 1:
+                weights = weights * signs
+                norms = norms * signs
+            factors.append(factor / divisor(norms))
+        factors[-1] = factors[-1] * torch.where(weights < 0, -1, 1).to(factors[-1].dtype)
+        order = torch.argsort(weights.abs(), descending=True, stable=True)
+        return replace(self, weights=weights.abs()[order], factors=tuple(f[:, order] for f in factors))
+
+    def to_tensorly(self) -> Any:
+        """A ``tensorly.cp_tensor.CPTensor`` of tensorly's current backend; ImportError without tensorly."""
+        return foreign.tensorly_cp(self.weights, self.factors)
+
+    def to_pyttb(self) -> Any:
+        """A ``pyttb.ktensor``, in float64; ImportError without pyttb."""
+        return foreign.pyttb_ktensor(self.weights, self.factors)
+
+    # -- files --------------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all of it to an .npz file of this name, whole or not at all; an old file stays until it is complete."""
+        arrays = {f"factor_{m}": f for m, f in enumerate(self.factors)}
+        numbers = {"fits": self.fits, "log_likelihoods": self.log_likelihoods}
+        saved.write(path, "CP", {"weights": self.weights, **arrays}, numbers, self.stopped)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], device: torch.device | str = "cpu") -> CP:
+        """The model in a file that `save` wrote.
+
+        Raises:
+            IOFormatError: the file holds no CP model.
+        OutOfMemoryError: it would pass the memory limit.
+            FileNotFoundError: no such file.
+        """
+        held = saved.read(path, "CP", "weights", device)
+        fits, likelihoods = held.numbers["fits"], held.numbers["log_likelihoods"]
+        with saved.naming(path):
+            return cls(held.first, held.factors, fits, held.stopped, likelihoods)
+
+
+def _check_factor(factor: Any, mode: int, weights: Any) -> None:
+    if not isinstance(weights, torch.Tensor) or not isinstance(factor, torch.Tensor):
+        found = type(factor if isinstance(weights, torch.Tensor) else weights).__name__
+        raise DecompositionError(f"weights and factors of a CP model are torch tensors, found {found}")
+    if weights.ndim != 1 or factor.ndim != 2 or factor.shape[1] != weights.shape[0]:
+        raise ShapeError(
+            f"a CP model has weights (rank,) and factors (size, rank), found {tuple(weights.shape)} and, for mode "
+            f"{mode}, {tuple(factor.shape)}"
+        )
+    if factor.dtype != weights.dtype:
+        raise DtypeError(f"the factor of mode {mode} has dtype {factor.dtype}, the weights have {weights.dtype}")
+    if factor.device != weights.device:
+        raise DeviceError(f"the factor of mode {mode} is on {factor.device}, the weights are on {weights.device}")
+
+
+def _khatri_rao(factors: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """(product of sizes, rank): all products of a row of each, the last factor's rows fastest."""
+    product = factors[0]
+    for factor in factors[1:]:
+        product = (product[:, None] * factor).flatten(0, 1)
+    return product

@@ -1,0 +1,184 @@
+"""Tucker: what `tucker` returns, and what it starts from.
+
+In: a core and factor matrices. Out: a frozen record that unpacks as tensorly's ``(core, factors)``, and what a user
+asks of a model: its norm, its entries, a file of it, the same in other libraries.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+
+from sparsetc.decomposition import foreign, saved
+from sparsetc.decomposition.entries import as_coords, in_chunks
+from sparsetc.errors import DecompositionError, DeviceError, DtypeError, ShapeError
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Tucker:
+    """A tensor as a small core and a matrix a mode: ``M[i, j, k] = sum_rst G[r, s, t] A[i, r] B[j, s] C[k, t]``.
+
+    It unpacks as ``core, factors = model``, as tensorly's does.
+
+    Raises:
+        ShapeError, DtypeError, DeviceError: factors that do not fit the core's sizes, dtype and device.
+    """
+
+    core: torch.Tensor
+    """Of the ranks as its shape."""
+    factors: tuple[torch.Tensor, ...]
+    """(size, rank of the mode) a mode, of orthonormal columns if `tucker` made it; a list will do."""
+    fits: tuple[float, ...] = ()
+    """``1 - |X - M| / |X|`` after each iteration of the run that made it."""
+    stopped: str = ""
+    """Why that run ended, as in `CP`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "factors", tuple(self.factors))
+        if not isinstance(self.core, torch.Tensor) or self.core.ndim != len(self.factors) or not self.factors:
+            found = (
+                f"shape {tuple(self.core.shape)}" if isinstance(self.core, torch.Tensor) else type(self.core).__name__
+            )
+            raise ShapeError(f"the core must be a tensor of {len(self.factors)} modes, one a factor, found {found}")
+        for mode, factor in enumerate(self.factors):
+            _check_factor(factor, mode, self.core)
+
+    # -- what it is ---------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.core, list(self.factors)))
+
+    @property
+    def rank(self) -> tuple[int, ...]:
+        """Sizes of the core."""
+        return tuple(self.core.shape)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the modes of the tensor that it stands for."""
+        return tuple(f.shape[0] for f in self.factors)
+
+    @property
+    def order(self) -> int:
+        """The number of modes."""
+        return len(self.factors)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of core and factors."""
+        return self.core.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where core and factors live."""
+        return self.core.device
+
+    @property
+    def fit(self) -> float | None:
+        """The last of `fits`; None of a model that no run made."""
+        return self.fits[-1] if self.fits else None
+
+    def __repr__(self) -> str:
+        fit = "" if self.fit is None else f", fit={self.fit:.4f} after {len(self.fits)} iterations"
+        stopped = f", stopped={self.stopped!r}" if self.stopped else ""
+        return (
+            f"Tucker(shape={self.shape}, rank={self.rank}{fit}{stopped}, "
+            f"core up to {float(self.core.abs().max()):.4g}, dtype={self.dtype}, device={self.device})"
+        )
+
+    # -- entries ------------------------------------------------------------------------------------------------------
+
+    def norm(self) -> torch.Tensor:
+        """``|M|``, a float64 scalar on the model's device: of the core, seen through the factors' Gram matrices."""
+        core = self.core.double()
+        seen = _multiplied(core, [(f.T @ f).double() for f in self.factors])
+        return (seen * core).sum().clamp(min=0).sqrt()
+
+    def to_dense(self, memory_limit: int | str | None = None) -> torch.Tensor:
+        """The tensor in full: strided, of ``shape``.
+
+        Raises:
+            OutOfMemoryError: it would take more than ``memory_limit`` bytes (by default what the options say).
+        """
+        foreign.check_memory(self.shape, self.dtype, self.device, memory_limit)
+        return _multiplied(self.core, self.factors)
+
+    def values_at(self, coords: Any) -> torch.Tensor:
+        """(n,) entries of the tensor at ``coords``, computed a part at a time.
+
+        Args:
+            coords: (order, n) integers, 0-based; a tensor, an ndarray or nested lists.
+
+        Raises:
+            ShapeError, DtypeError, CoordinateError: of coordinates that are not of this tensor.
+        """
+
+        def entries(at: torch.Tensor) -> torch.Tensor:
+            found = self.factors[0][at[0]] @ self.core.reshape(self.rank[0], -1)
+            for mode in range(1, self.order):  # (part, ranks of this mode, those of later ones)
+                found = found.unflatten(1, (self.rank[mode], prod(self.rank[mode + 1 :])))
+                found = (self.factors[mode][at[mode]][:, None] @ found)[:, 0]
+            return found[:, 0]
+
+        return in_chunks(entries, as_coords(coords, self.shape, self.device), prod(self.rank[1:]), self.core)
+
+    # -- the same model, otherwise ------------------------------------------------------------------------------------
+
+    def to(self, *args: Any, **kwargs: Any) -> Tucker:
+        """The model elsewhere, arguments as of `torch.Tensor.to`."""
+        moved = tuple(f.to(*args, **kwargs) for f in self.factors)
+        return replace(self, core=self.core.to(*args, **kwargs), factors=moved)
+
+    def to_tensorly(self) -> Any:
+        """A ``tensorly.tucker_tensor.TuckerTensor`` of tensorly's current backend; ImportError without tensorly."""
+        return foreign.tensorly_tucker(self.core, self.factors)
+
+    def to_pyttb(self) -> Any:
+        """A ``pyttb.ttensor``, in float64; ImportError without pyttb."""
+        return foreign.pyttb_ttensor(self.core, self.factors)
+
+    # -- files --------------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all of it to an .npz file of this name, whole or not at all; an old file stays until it is complete."""
+        arrays = {f"factor_{m}": f for m, f in enumerate(self.factors)}
+        saved.write(path, "Tucker", {"core": self.core, **arrays}, {"fits": self.fits}, self.stopped)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Tucker:
+        """The model in a file that `save` wrote.
+
+        Raises:
+            IOFormatError: the file holds no Tucker model.
+        OutOfMemoryError: it would pass the memory limit.
+            FileNotFoundError: no such file.
+        """
+        held = saved.read(path, "Tucker", "core", device)
+        with saved.naming(path):
+            return cls(held.first, held.factors, held.numbers["fits"], held.stopped)
+
+
+def _check_factor(factor: Any, mode: int, core: torch.Tensor) -> None:
+    if not isinstance(factor, torch.Tensor):
+        raise DecompositionError(f"factors of a Tucker model are torch tensors, found {type(factor).__name__}")
+    if factor.ndim != 2 or factor.shape[1] != core.shape[mode]:
+        raise ShapeError(
+            f"the factor of mode {mode} must have shape (size, {core.shape[mode]}), as the core has, found "
+            f"{tuple(factor.shape)}"
+        )
+    if factor.dtype != core.dtype:
+        raise DtypeError(f"the factor of mode {mode} has dtype {factor.dtype}, the core has {core.dtype}")
+    if factor.device != core.device:
+        raise DeviceError(f"the factor of mode {mode} is on {factor.device}, the core is on {core.device}")
+
+
+def _multiplied(core: torch.Tensor, matrices: Any) -> torch.Tensor:
+    """The core times a (size, rank) matrix along each mode."""
+    for mode, matrix in enumerate(matrices):
+        core = torch.tensordot(matrix, core.movedim(mode, 0), 1).movedim(0, mode)
+    return core

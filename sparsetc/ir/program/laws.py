@@ -1,0 +1,29 @@
+"""Numbers of the cost model that are the same for all devices: how resources overlap, and what waits for what.
+
+In: measurements, which each number names. Out: constants, which `cost` reads; what differs between devices stands in
+their profiles.
+"""
+
+from __future__ import annotations
+
+OVERLAP = 3
+"""Exponent of the norm that adds resources' times: 1 would be one after another, infinity perfect overlap."""
+TURN_POWER = 0.6
+"""Power of its share of a whole tile that a turn over a smaller one takes (H200, TTMc of rank 32 x 32 and matrices in
+tiles of 16 x 16; `benchmarks/results/ttmc_tiles.json`, `choices.json`)."""
+WAITS_A_TURN, FIRST_WAITS = 0.55, 4.0
+"""Rounds of loads that a turn over a tile waits for, while those of later turns are under way, and that the first turns
+wait for beside (H200, SpMM by windows, of 8 tiles an item to 344: `benchmarks/results/windows.json`, `spmm.json`)."""
+ADDED_FROM_TILES = 3
+"""How many times as long as the profile's single rows those take that programs of tiles add, many at once (ditto)."""
+CONVERSION = 16
+"""Multiplications that take as long as bringing an element of a dot's side to bfloat16, out of shared memory and back
+(H200, SpMM by windows of operands that were rounded before, or were not: 3e12 elements a second)."""
+UNCROWDED, CROWDING = 16384, 0.35
+"""Rows, copies included, from which additions in no order do not wait for one another, and the power of what they lack
+by which additions to fewer rows take longer (H200, leaves of MM-CSF at rank 32, copies of which 4, 16 and 64 were
+added to: 91 rows 293 to 103 us, 686 rows 353 to 116, 875 rows 590 to 362, 18,154 rows 744 to 670;
+`benchmarks/results/one_copy.json`)."""
+LARGE_TURN, LARGE_SHARE = 1 << 19, 1.25
+"""Flops of a turn's dots from which they run at so many times the share of the peak that those of smaller turns do
+(H200, SpMM by windows of 64 rows in tf32x3: c2000_5 at 4,096 columns, 527 us, 872 by windows of 16)."""

@@ -1,0 +1,56 @@
+"""An iteration as a CUDA graph: when it is captured, and what happens where it cannot be. A stand-in records."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from sparsetc.decomposition.graphs import WARM, Captured
+
+
+class Recorder:
+    """Stands for torch.cuda's graphs: what is called in a capture is not run, or fails in the middle."""
+
+    def __init__(self, fails: bool) -> None:
+        self.fails, self.capturing, self.replays = fails, False, 0
+
+    @contextlib.contextmanager
+    def capture(self, graph: object, **_: object) -> Iterator[None]:
+        self.capturing = True
+        try:
+            yield
+        finally:
+            self.capturing = False
+        if self.fails:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    def replay(self) -> None:
+        self.replays += 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_third_call_is_captured_and_a_failure_runs_on(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    recorder, ran = Recorder(fails), []
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: recorder)
+    monkeypatch.setattr(torch.cuda, "graph", recorder.capture)
+    for name in ("device", "stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    step = Captured(lambda: None if recorder.capturing else ran.append(1), torch.device("cuda"))
+    for _ in range(7):
+        step()
+    assert len(ran) + recorder.replays == 7
+    assert len(ran) == (7 if fails else WARM)
+
+
+def test_nothing_is_captured_elsewhere_or_within_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[int] = []
+    for device in ("cpu", "cuda"):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        step = Captured(lambda: ran.append(1), torch.device(device))
+        for _ in range(5):
+            step()
+    assert len(ran) == 10
