@@ -14,7 +14,8 @@ from math import inf
 
 from sparsetc.ir.nest.view import View
 from sparsetc.ir.plan import SHARED, Plan, requested
-from sparsetc.ir.program.cost import Cost, Statistics
+from sparsetc.ir.program.cost import Cost
+from sparsetc.ir.program.statistics import Statistics
 from sparsetc.partition import storage_keys
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.choice import Choice, Estimate, ranked
