@@ -22,7 +22,7 @@ from calibration_cases import TINY
 from cases import Problem
 
 import sparsetc as stc
-from sparsetc.codegen.launch import TRITON_TYPES
+from sparsetc.codegen.assembly import TRITON_TYPES
 from sparsetc.device import calibrate as calibration
 from sparsetc.device import profile as profiles
 from sparsetc.device import record

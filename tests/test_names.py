@@ -75,7 +75,7 @@ def test_names_that_formats_take_are_free(name: str) -> None:
 
 
 TAKEN = ["for", "range", "pos", "pos_0", "tl", "torch", "at_i", "in_r", "b_jr", "operand_3_jr", "i", "A", "word_bits"]
-TAKEN += ["values", "item_ptr"]
+TAKEN += ["values", "item_ptr", "high_values", "low_values", "most", "most_B", "scaled_C", "unscale_X", "x_high"]
 
 
 @pytest.mark.parametrize("name", [*TAKEN, "two words", 'a"""', "naïve", ""])

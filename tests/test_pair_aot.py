@@ -13,7 +13,7 @@ from matrix_units import CUDA, NATIVE, TARGETS, other_types
 from pair_cases import EQUATIONS, operands, small_blocks
 
 import sparsetc as stc
-from sparsetc.codegen import launch
+from sparsetc.codegen import assembly
 from sparsetc.device import targets
 from sparsetc.pair import marks
 
@@ -74,7 +74,7 @@ def test_what_makes_halves_compiles(name: str, places: str, target: str) -> None
     kernel = getattr(split_float16_kernels, name)
     types = HALVES | {"at": places}
     given = [types.get(argument.removeprefix("x_").removeprefix("y_"), "i32") for argument in kernel.arg_names]
-    found = launch.assembled(lambda _: kernel, given, target, 4, 3)
+    found = assembly.assembled(lambda _: kernel, given, target, 4, 3)
     text = found.asm["ptx"]
     assert re.search(r"atom\S*\.max\.s32", text)
     assert not re.search(r"\.local\b", text)

@@ -14,6 +14,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.lower.place import place
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, Turns
 from sparsetc.ir.nest.view import Field, Tiles, View
+from sparsetc.ir.program.flow import made
 from sparsetc.ir.program.tile import (
     LANES,
     Add,
@@ -30,7 +31,6 @@ from sparsetc.ir.program.tile import (
     TileProgram,
     Value,
     Zero,
-    made,
 )
 
 RUNS = View(order=2, item=(), lane=(), leaf=(), blocks=False)

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from sparsetc.ir.nest.axes import LEVELS, Fibers
+from sparsetc.ir.nest.halves import HEAD, LOW
 from sparsetc.ir.nest.readable import Readable
-from sparsetc.ir.nest.view import LOW, PAIRED, View
+from sparsetc.ir.nest.view import PAIRED, View
 from sparsetc.ir.program.cost import cost
 from sparsetc.ir.program.stored import Stored, stored_of
 from sparsetc.ir.program.tile import TileProgram
@@ -67,6 +68,11 @@ def scaled_rows(operand: Stored) -> str:
     return f"{operand.name.upper()} = {scales}[{row}] * ({high} + {low} / {LOW}), float16 in rows scaled by powers of 2"
 
 
+def scaled_values(operand: Stored) -> str:
+    """The value that two halves and the largest magnitude make."""
+    return f"X = ({' + '.join(operand.held)} / {LOW}) * 2 ** (exponent of most - {HEAD}), in float16"
+
+
 def stored_tiles(operand: Stored) -> str:
     """Where a tile's values lie."""
     tiles, names = operand.tiles, [operand.letters[m] for m in operand.tiles.sequence]
@@ -94,7 +100,8 @@ def sketch(view: View, letters: Sequence[str]) -> list[str]:
                 lines.append(f"{letter} = {text}{along}{'' if value.lookups else ', not stored'}")
         lines += [f"{name}[{level}] = | {' | '.join(bits)} |  bits a mode" for name, bits in arrays.items()]
     if view.along:
-        lines.append(stored_tiles(stored_of(view, letters)))
+        own = stored_of(view, letters)
+        lines += [stored_tiles(own), *([scaled_values(own)] if view.halves else [])]
     elif isinstance(view.loops[-1], Fibers):
         stored = "word" if view.pattern else "values"
         also = "" if view.pattern else ", likewise word"

@@ -12,21 +12,25 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import accumulate
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from sparsetc.codegen import cache
 from sparsetc.codegen import torch as torch_source
+from sparsetc.codegen.assembly import TRITON_TYPES, assembled, check_device, text_of
 from sparsetc.codegen.header import header
 from sparsetc.codegen.torch_chunks import chunks
-from sparsetc.device.targets import MACHINES, gpu, portable
-from sparsetc.errors import DeviceError, PlanError
+from sparsetc.device.targets import MACHINES, portable
+from sparsetc.errors import PlanError
 from sparsetc.formats import Packed
 from sparsetc.ir.nest.coordinates import Position
+from sparsetc.ir.nest.halves import largest
 from sparsetc.ir.program.checks import check_sizes
+from sparsetc.ir.program.operands import tables as tables_of_one
 from sparsetc.ir.program.operands import tables_of
 from sparsetc.ir.program.tile import TileProgram
 
@@ -35,8 +39,26 @@ if TYPE_CHECKING:
 
 _HERE = nullcontext()
 
-Values = Sequence[torch.Tensor | None]
+Values = Sequence["torch.Tensor | InHalves | None"]
 """Packed values, one a part; None of a pattern, which stores none."""
+
+
+class InHalves(NamedTuple):
+    """The packed values of a part in halves, in the order in which programs take them."""
+
+    high: torch.Tensor
+    """(stored,) float16."""
+    low: torch.Tensor
+    """(stored,) float16."""
+    most: torch.Tensor
+    """(1,) float32, the largest magnitude of all values, which says how they were scaled (`ir.nest.halves`)."""
+
+
+def each(values: Values) -> Sequence[torch.Tensor | None]:
+    """The tensors of packed values, as a launch takes them."""
+    if not any(isinstance(own, InHalves) for own in values):
+        return values  # type: ignore[return-value]
+    return [one for own in values for one in (own if isinstance(own, InHalves) else (own,))]
 
 
 @dataclass(frozen=True)
@@ -51,7 +73,7 @@ class PartArrays:
     @classmethod
     def of(cls, program: TileProgram, packed: Packed, rows: torch.Tensor | None = None) -> PartArrays:
         """The tensors of a storage, and the result rows of what the program adds, where it reads them."""
-        index = [packed.arrays[name] for name in program.view.arrays if name != "values"]
+        index = [packed.arrays[name] for name in program.view.arrays if name not in program.view.packed]
         return cls((*index, rows) if rows is not None else tuple(index), packed.items, packed.stored)
 
     def programs(self, program: TileProgram) -> int:
@@ -60,7 +82,8 @@ class PartArrays:
 
     def named(self, program: TileProgram) -> dict[str, torch.Tensor]:
         """The tensors by the names that the program has for them."""
-        return dict(zip((name for name in program.arrays if name != "values"), self.index, strict=True))
+        index = (name for name in program.arrays if name not in program.view.packed)
+        return dict(zip(index, self.index, strict=True))
 
     def some(self, program: TileProgram, first: int, end: int) -> PartArrays:
         """The storage, of which only the items ``first .. end`` take part.
@@ -113,8 +136,9 @@ class TorchPrograms:
             for (function, ranges, index, program), own in zip(parts, values, strict=True):
                 # the values stand before the result rows, which come last
                 rows = index[-1:] if program.slot else ()
-                stored = (own,) if "values" in program.arrays else ()
-                function(ranges, *(index[:-1] if program.slot else index), *stored, *rows, *dense, out)
+                stored = each([own]) if program.view.packed else ()
+                tables = [_as_read(dense[n], t.made) for n, o in enumerate(program.operands) for t in tables_of_one(o)]
+                function(ranges, *(index[:-1] if program.slot else index), *stored, *rows, *tables, out)
 
         return call
 
@@ -159,29 +183,31 @@ class TritonPrograms:
             if grid:
                 made = Launch(kernel, grid, *self._arguments(group, arrays), first.warps, first.stages)
                 launches.append((made, [every.index(table) for table in self._tables(group)]))
-        plain = not any(rounded for _, rounded in every)
+        plain = not any(made for _, made in every)
 
         def call(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+            stored = each(values)
             elsewhere = out.is_cuda and out.device.index != torch.cuda.current_device()
             with torch.cuda.device(out.device) if elsewhere else _HERE:  # Triton launches on the current device
-                tables = dense if plain else [_as_read(dense[n], rounded) for n, rounded in every]
+                tables = dense if plain else [_as_read(dense[n], made) for n, made in every]
                 for launch, own in launches:
-                    launch(values, dense if plain else [tables[n] for n in own], out)
+                    launch(stored, dense if plain else [tables[n] for n in own], out)
 
         return call
 
-    def _tables(self, group: Sequence[int]) -> list[tuple[int, bool]]:
-        """(number of a dense operand, whether it is rounded) of each table that programs are given, in order."""
+    def _tables(self, group: Sequence[int]) -> list[tuple[int, str]]:
+        """(number of a dense operand, what is made of it) of each table that programs are given, in order."""
         numbers = {o.name: n for n, o in enumerate(self.programs[0].operands)}
-        return [(numbers[o.name], o.rounded) for o in tables_of([self.programs[n] for n in group])]
+        return [(numbers[t.operand], t.made) for t in tables_of([self.programs[n] for n in group])]
 
     def _arguments(
         self, group: Sequence[int], arrays: Sequence[PartArrays]
     ) -> tuple[list[Any], tuple[tuple[int, int], ...]]:
-        """The fixed arguments (None where values go), and (place, part) of the values that are stored."""
+        """The fixed arguments (None where values go), and (place, number among `each`) of values that are stored."""
         counts: list[Any] = []
         pointers: list[Any] = []
         places: list[tuple[int, int]] = []
+        first = [0, *accumulate(max(1, len(p.view.packed)) for p in self.programs)]
         for n in group:
             counts.append(arrays[n].programs(self.programs[n]))
             if self.programs[n].view.chunk:
@@ -190,8 +216,8 @@ class TritonPrograms:
             program, index = self.programs[n], arrays[n].index
             own = index[:-1] if program.slot else index
             pointers += own
-            if "values" in program.arrays:
-                places.append((len(counts) + len(pointers), n))
+            for number in range(first[n], first[n] + len(program.view.packed)):
+                places.append((len(counts) + len(pointers), number))
                 pointers.append(None)
             if program.slot:
                 pointers.append(index[-1])
@@ -216,14 +242,15 @@ class TritonPrograms:
     def _signature(self, group: Sequence[int], arrays: Sequence[PartArrays], out_dtype: torch.dtype) -> list[str]:
         """The types of a kernel's arguments, in order."""
         fixed, places = self._arguments(group, arrays)
-        own = {place: stored_dtype(self.programs[n], self.dtype) for place, n in places}
+        stored = [t for p in self.programs for t in types_of_values(p, self.dtype)]
+        own = {place: stored[number] for place, number in places}
         types = []
         for n, value in enumerate(fixed):
             if n in own:
                 types.append(f"*{TRITON_TYPES[own[n]]}")
             else:
                 types.append("i32" if isinstance(value, int) else f"*{TRITON_TYPES[value.dtype]}")
-        tables = (torch.bfloat16 if rounded else self.dtype for _, rounded in self._tables(group))
+        tables = (torch.bfloat16 if made == "rounded" else self.dtype for _, made in self._tables(group))
         return [*types, *(f"*{TRITON_TYPES[t]}" for t in tables), f"*{TRITON_TYPES[out_dtype]}"]
 
 
@@ -249,7 +276,7 @@ class Launch:
         self.warps, self.stages = warps, stages
         self._forms: dict[Any, Any] = {}
 
-    def __call__(self, values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+    def __call__(self, values: Sequence[torch.Tensor | None], dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """Launch on the current device; returns before the kernel has run."""
         arguments = self.arguments.copy()
         for place, number in self.places:
@@ -275,75 +302,17 @@ def stored_dtype(program: TileProgram, dtype: torch.dtype) -> torch.dtype:
     return torch.bfloat16 if dtype == torch.float32 and program.half else dtype
 
 
-def _as_read(table: torch.Tensor, rounded: bool) -> torch.Tensor:
-    return table.to(torch.bfloat16) if rounded else table
+def types_of_values(program: TileProgram, dtype: torch.dtype) -> list[torch.dtype]:
+    """The types of the tensors that `each` gives of a part's packed values."""
+    if program.view.halves:
+        return [torch.float16, torch.float16, torch.float32]
+    return [stored_dtype(program, dtype)]
 
 
-def text_of(compiled: Any) -> str:
-    """The assembly of one of Triton's compiled kernels."""
-    return str(compiled.asm["ptx"] if "ptx" in compiled.asm else compiled.asm["amdgcn"])
-
-
-def assembled(load: Callable[[str], Any], types: Sequence[str], target: str, warps: int, stages: int) -> Any:
-    """Triton's compiled kernel for a named target; needs no GPU.
-
-    Args:
-        load: from the machine of the target, ``cuda`` or ``hip``, to the kernel.
-        types: of its arguments, in order, as Triton writes them; pointers are aligned to 16 bytes.
-        target: a name of `device.targets.TARGETS`.
-        warps: of a program.
-        stages: of its loops.
-
-    Raises:
-        PlanError: a target that is not known, or Triton's interpreter in place of its compiler.
-    """
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    machine, arch, warp = gpu(target)
-    kernel = load(machine)
-    if is_interpreted(kernel):
-        raise PlanError("compiling ahead of time needs TRITON_INTERPRET unset when triton is imported")
-    aligned = [n for n, t in enumerate(types) if t.startswith("*")]
-    attributes: dict[tuple[int, ...], list[list[Any]]] = {(n,): [["tt.divisibility", 16]] for n in aligned}
-    signature = dict(zip(kernel.arg_names, types, strict=True))
-    return triton.compile(
-        ASTSource(kernel, signature, constexprs={}, attrs=attributes),
-        target=GPUTarget(machine, arch, warp),
-        options={"num_warps": warps, "num_stages": stages},
-    )
-
-
-def is_interpreted(kernel: Any) -> bool:
-    """Whether Triton made a function for its interpreter of a kernel, and not one to compile."""
-    from triton.runtime.jit import JITFunction
-
-    return not isinstance(kernel, JITFunction)
-
-
-def check_device(kernel: Any, device: torch.device) -> None:
-    """DeviceError where a kernel that is to be compiled would be launched without a GPU."""
-    if device.type == "cpu" and not is_interpreted(kernel):
-        raise DeviceError(
-            'backend="triton" launches kernels on a GPU, and the operands are on the CPU: move them with .to("cuda"), '
-            'leave the backend to "auto", which runs the torch programs here, or set TRITON_INTERPRET=1 before Python '
-            "starts. What needs no GPU is .source and .ptx()"
-        )
-
-
-TRITON_TYPES = {
-    torch.float64: "fp64",
-    torch.float32: "fp32",
-    torch.float16: "fp16",
-    torch.bfloat16: "bf16",
-    torch.int8: "i8",
-    torch.uint8: "u8",
-    torch.uint16: "u16",
-    torch.int16: "i16",
-    torch.int32: "i32",
-    torch.int64: "i64",
-}
+def _as_read(table: torch.Tensor, made: str) -> torch.Tensor:
+    if made == "most":
+        return largest(table)
+    return table.to(torch.bfloat16) if made else table
 
 
 @lru_cache

@@ -1,13 +1,9 @@
 """Float32 values -> scaled float16 halves, for dots in f16x3, and the verdict on whether those are as exact as float32.
 
 In: (nnz,) float32 values and their positions in whole tiles. Out: `Halves`, high and low. Of a row of an operand (a
-free position, whatever the tile) the largest magnitude is brought to between 2**14 and 2**15 by a power of two, the
-row's scale. Each value v is then::
-
-    high = float16(v)      11 bits      low = float16((v - high) * 2**11)      12 bits more, the sign among them
-
-A float16 is normal from 2**-14 on, so all 23 bits are there where a row's nonzeros are at least 2**-28 of its largest:
-below that bits are lost. The scales of two rows are multiplied to a sum one after the other; of largest magnitudes
+free position, whatever the tile) the largest magnitude says by which power of two, the row's scale, it is brought into
+the range of a float16 (`ir.nest.halves`). All 23 bits are there where a row's nonzeros are at least 2**-28 of its
+largest: below that bits are lost. The scales of two rows are multiplied to a sum one after the other; of magnitudes
 between 2**-80 and 2**80 neither step overflows for sums of fewer than 2**30 terms, nor leaves the normal numbers for a
 term. Of anything else the verdict is that halves are not exact enough, or that there is an infinity or a NaN.
 """
@@ -20,12 +16,10 @@ from dataclasses import dataclass
 
 import torch
 
-from sparsetc.ir.nest.view import LOW
+from sparsetc.ir.nest.halves import BIAS, HEAD, RANGE, exponents, halved, power
 
-HEAD, BIAS = 14, 127
-"""Exponent of the largest magnitude of a scaled row; bias of a float32's exponent."""
-SPREAD, RANGE = 28, 80
-"""Exponents of two: how far below its row's largest a nonzero may be, and how far that one from 1."""
+SPREAD = 28
+"""Exponent of two: how far below its row's largest a nonzero may be."""
 EXACT, INEXACT, INFINITE = 0, 1, 2
 """Verdicts, from good to bad."""
 SPREAD_BITS, INFINITE_BITS = SPREAD << 23, (2 * BIAS + 1) << 23
@@ -163,20 +157,10 @@ def _computed(
     (high, low, scales), at = arrays, positions.at.long()
     row, bits = positions.row, values.view(torch.int32) & 0x7FFFFFFF
     top = most.scatter_reduce_(0, row, bits, "amax")[row]
-    scaled = values * _power(2 * BIAS + HEAD - _exponents(top))
-    first = scaled.half()
+    first, second = halved(values * power(2 * BIAS + HEAD - exponents(top)))
     high.index_copy_(0, at, first)
-    low.index_copy_(0, at, ((scaled - first.float()) * LOW).half())
-    scales.copy_(_power(_exponents(most) - HEAD))
+    low.index_copy_(0, at, second)
+    scales.copy_(power(exponents(most) - HEAD))
     far = (bits > 0) & ((bits < top - SPREAD_BITS) | (top < LEAST_BITS) | (top > MOST_BITS))
     found = torch.where(top >= INFINITE_BITS, INFINITE, far.int() * INEXACT)
     verdict.copy_(torch.cat([verdict, found.int()]).amax(0, keepdim=True))
-
-
-def _exponents(most: torch.Tensor) -> torch.Tensor:
-    return (most >> 23).clamp(min=HEAD + 1)
-
-
-def _power(exponent: torch.Tensor) -> torch.Tensor:
-    """2 ** (exponent - BIAS)."""
-    return (exponent << 23).view(torch.float32)

@@ -16,13 +16,13 @@ import triton
 import triton.language as tl
 
 from sparsetc.codegen import split_float16 as rules
+from sparsetc.ir.nest import halves
 
 BLOCK, GROUP = tl.constexpr(rules.BLOCK), tl.constexpr(rules.GROUP)
 INFINITE_BITS = tl.constexpr(rules.INFINITE_BITS)
 LEAST_BITS, MOST_BITS = tl.constexpr(rules.LEAST_BITS), tl.constexpr(rules.MOST_BITS)
 SPREAD_BITS = tl.constexpr(rules.SPREAD_BITS)
-HEAD, BIAS = tl.constexpr(rules.HEAD), tl.constexpr(rules.BIAS)
-LOW = tl.constexpr(rules.LOW)
+HEAD, BIAS, LOW = tl.constexpr(halves.HEAD), tl.constexpr(halves.BIAS), tl.constexpr(halves.LOW)
 INEXACT, INFINITE = tl.constexpr(rules.INEXACT), tl.constexpr(rules.INFINITE)
 COUNTS = ["of_x"] + [f"{operand}_{count}" for operand in "xy" for count in ("nnz", "rows", "inner", "side")]
 

@@ -30,5 +30,6 @@ def module_source(programs: tuple[TileProgram, ...], header: str, integers: bool
     imports = [f"from {module} import {', '.join(own)}" for module, own in used.items() if own]
     head = [f'"""{header}"""']
     head += ["import torch"] if "torch." in body else []
+    head += ["from sparsetc.ir.nest import halves"] if "halves." in body else []
     head += ["\n".join(imports)] if imports else []
     return "\n\n".join(head) + f"\n\n\n{body}\n"

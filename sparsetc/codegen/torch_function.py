@@ -18,6 +18,7 @@ from sparsetc.codegen.torch_rewriting import own_axes, whole
 from sparsetc.codegen.torch_rows import COUNTS, RANGES, Rows
 from sparsetc.codegen.torch_values import scale, value
 from sparsetc.ir.program import names
+from sparsetc.ir.program.operands import tables
 from sparsetc.ir.program.tile import (
     Add,
     Decode,
@@ -42,11 +43,12 @@ class FunctionPrinter:
     def __init__(self, program: TileProgram, integers: bool = False) -> None:
         p = self.p = whole(program)
         self.einsum = "integer_einsum" if integers else "torch.einsum"
-        self.rows = Rows(p, f"{'values' if 'values' in p.arrays else p.output}.device")
+        self.rows = Rows(p, f"{next(iter(p.view.packed), p.output)}.device")
         self.bags = bags(p)
         statements = [s for s, _ in p.statements]
         self.decodes = {s.letter: s for s in statements if isinstance(s, Decode) and not s.tile}
         self.gathers = {s.out.name: s for s in statements if isinstance(s, Gather)}
+        self.scales = {s.out.name for s in statements if isinstance(s, Scale) and not s.by_row}
         products = [s for s in statements if isinstance(s, Product)]
         self.read = [t.name for s in products for t in s.inputs]
         # a sum of one tile may be a view of it, where the side is 1
@@ -58,7 +60,7 @@ class FunctionPrinter:
 
     def lines(self) -> list[str]:
         p = self.p
-        arguments = ["chunks", *p.arrays, *(o.name for o in p.operands), p.output]
+        arguments = ["chunks", *p.arrays, *(t.own for o in p.operands for t in tables(o)), p.output]
         self.walk(p.body)
         comment = ["# " + line for line in str(p).splitlines()]
         head = [f"def part_{p.number}({', '.join(arguments)}):", "    for i0, i1, b0, b1, n0, n1 in chunks:"]
@@ -236,9 +238,9 @@ class FunctionPrinter:
         return _laid_out(name, [*([] if constant else [":"]), *(":" if a in own else "None" for a in axes)])
 
     def is_constant(self, tile: Tile) -> bool:
-        """Whether a tile is the same for all rows: gathered by no coordinate at all."""
+        """Whether a tile is the same for all rows: gathered by no coordinate at all, or the scale of an operand."""
         gather = self.gathers.get(tile.name)
-        return gather is not None and not gather.operand.rows
+        return tile.name in self.scales or (gather is not None and not gather.operand.rows)
 
     # -- results ----------------------------------------------------------------------------------------------------
     def add(self, s: Add) -> None:

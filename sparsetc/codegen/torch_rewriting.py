@@ -14,6 +14,7 @@ from math import prod
 
 from sparsetc.ir.lower.place import place
 from sparsetc.ir.nest.axes import ITEM
+from sparsetc.ir.program.flow import made
 from sparsetc.ir.program.operands import joined
 from sparsetc.ir.program.tile import (
     LANES,
@@ -28,7 +29,6 @@ from sparsetc.ir.program.tile import (
     TileProgram,
     Value,
     Zero,
-    made,
 )
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from sparsetc.codegen.torch_rows import COUNTS, RANGES, Rows
 from sparsetc.ir.nest.axes import LANE, LEAF
-from sparsetc.ir.nest.values import Bitmap, Halves, Ones, Whole
-from sparsetc.ir.nest.view import LOW
+from sparsetc.ir.nest.halves import LOW
+from sparsetc.ir.nest.values import Bitmap, Halves, Ones, ScaledHalves, Whole
 from sparsetc.ir.program.tile import Scale, Stored, Value
 
 
@@ -19,7 +19,9 @@ def value(rows: Rows, s: Value) -> str:
 
 
 def scale(rows: Rows, s: Scale) -> str:
-    """What the rows of the items' tiles are to be multiplied by."""
+    """What the rows of the items' tiles are to be multiplied by, or all of an operand."""
+    if not s.by_row:
+        return f"halves.scale({rows.p.largest(s)}, into={s.into})[0]"
     stored = rows.p.stored(s.operand)
     table = f"{stored.array('scales')}.view(-1, {stored.tiles.sides[0]})"
     return f"{table}.index_select(0, item_{s.operand}[{RANGES[0]}])"
@@ -52,7 +54,7 @@ def _halves(rows: Rows, stored: Stored) -> str:
     return f"{high} + {low} / {LOW}"
 
 
-_READ = {Whole: _whole, Ones: _ones, Bitmap: _bitmap, Halves: _halves}
+_READ = {Whole: _whole, Ones: _ones, Bitmap: _bitmap, Halves: _halves, ScaledHalves: _halves}
 
 
 def _numbers(stored: Stored, array: str) -> str:

@@ -15,9 +15,8 @@ from functools import lru_cache
 
 from sparsetc.codegen.triton_bitmaps import COUNT, POPC
 from sparsetc.codegen.triton_function import FunctionPrinter, Types, counts_of, signature
-from sparsetc.ir.program import names
-from sparsetc.ir.program.operands import tables_of
-from sparsetc.ir.program.tile import Operand, TileProgram
+from sparsetc.ir.program.operands import tables, tables_of
+from sparsetc.ir.program.tile import TileProgram
 
 __all__ = ["Types", "kernel_arguments", "module_source"]
 
@@ -47,12 +46,7 @@ def kernel_arguments(group: tuple[TileProgram, ...]) -> tuple[list[str], list[st
         if p.view.chunk:
             counts.append(f"nonzeros_{p.number}")
         pointers += [f"{name}_{p.number}" for name in p.arrays]
-    return counts, [*pointers, *map(_table, tables_of(group)), group[0].output]
-
-
-def _table(o: Operand) -> str:
-    """What a launch calls a table."""
-    return names.rounded(o.name) if o.rounded else o.name
+    return counts, [*pointers, *(t.name for t in tables_of(group)), group[0].output]
 
 
 def _kernel(group: tuple[TileProgram, ...], name: str) -> list[str]:
@@ -74,5 +68,5 @@ def _kernel(group: tuple[TileProgram, ...], name: str) -> list[str]:
 
 def _call(p: TileProgram, pid: str, indent: str) -> list[str]:
     own = [f"{name}_{p.number}" for name in (*counts_of(p), *p.arrays)]
-    args = [pid, *own, *map(_table, p.operands), p.output]
+    args = [pid, *own, *(t.name for o in p.operands for t in tables(o)), p.output]
     return [indent + line for line in signature(f"part_{p.number}", args, "")]

@@ -21,6 +21,8 @@ from sparsetc.codegen.triton_layout import ADDRESS64, Layout, Term
 from sparsetc.codegen.triton_places import sides_of
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, Fibers
 from sparsetc.ir.program import names
+from sparsetc.ir.program.flow import reads
+from sparsetc.ir.program.operands import tables
 from sparsetc.ir.program.tile import (
     LANES,
     Decode,
@@ -34,7 +36,6 @@ from sparsetc.ir.program.tile import (
     TileProgram,
     Value,
     Zero,
-    reads,
 )
 
 
@@ -104,7 +105,7 @@ class FunctionPrinter(Layout):
 
     def lines(self) -> list[str]:
         p = self.p
-        arguments = ["pid", *counts_of(p), *p.arrays, *(o.name for o in p.operands), p.output]
+        arguments = ["pid", *counts_of(p), *p.arrays, *(t.own for o in p.operands for t in tables(o)), p.output]
         loops.head(self)
         self.nested(p.body)
         comment = ["# " + line for line in str(p).splitlines()]
@@ -244,7 +245,7 @@ class FunctionPrinter(Layout):
         if not s.dot:
             self.put(f"{name} {'+=' if s.accumulate else '='} {self.times(s.inputs, u, s.out.axes)}")
         elif halves.multiplies(self, s):
-            halves.product(self, s)
+            halves.product(self, s, u)
         elif self.types.accumulate == "int64":  # no matrix unit multiplies 64-bit integers
             left, right = (self.matrix(side, s.contracted, own, u) for side, own in self.factors(s))
             sums = "+=" if s.accumulate else "="

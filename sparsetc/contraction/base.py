@@ -102,7 +102,7 @@ class Contraction(Protocol):
     ) -> torch.Tensor:
         """The gradient for one of values and dense operands, given that of the result; outside autograd."""
 
-    def packed(self, operands: Sequence[SparseTensor], known: dict[Any, torch.Tensor] | None = None) -> Values | None:
+    def packed(self, operands: Sequence[SparseTensor], known: dict[Any, Any] | None = None) -> Values | None:
         """Values as the storages have them; None where each call reads them as they are.
 
         Args:
@@ -144,7 +144,7 @@ class Compiled:
         """The pattern of a sparse operand, with nothing kept."""
         return self._bare[number]
 
-    def packed(self, operands: Sequence[SparseTensor], known: dict[Any, torch.Tensor] | None = None) -> Values | None:
+    def packed(self, operands: Sequence[SparseTensor], known: dict[Any, Any] | None = None) -> Values | None:
         """None, since values are read at each call."""
         return None
 

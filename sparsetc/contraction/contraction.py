@@ -152,7 +152,7 @@ class Single(Compiled):
         found = self.step.gradient(pattern, operand, own, others, upstream)
         return found if operand else found.reshape(values[0].shape)
 
-    def packed(self, operands: Sequence[SparseTensor], known: dict[Any, torch.Tensor] | None = None) -> Values | None:
+    def packed(self, operands: Sequence[SparseTensor], known: dict[Any, Any] | None = None) -> Values | None:
         """Values as the step's parts store them; None where they are dense operands of it."""
         return self.step.pack(operands[0].expand_dense(), known) if self._entries is None else None
 

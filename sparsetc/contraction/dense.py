@@ -6,8 +6,6 @@ einsums over dense operands, made by torch in the precision that the options nam
 
 from __future__ import annotations
 
-import weakref
-from cmath import isfinite
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
@@ -84,10 +82,6 @@ def slices(operand: torch.Tensor, dims: Dims) -> torch.Tensor | None:
     return operand
 
 
-_SUMMED = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-"""Dtypes whose sums would overflow where no element is infinite."""
-
-
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
@@ -115,45 +109,6 @@ def table(operand: torch.Tensor, shape: tuple[int, ...], permutation: Dims | Non
         what = f"a broadcast operand of shape {tuple(shape)}, which kernels read whole,"
         settings.check_memory(found.numel() * found.element_size(), found.device, what)
     return found.contiguous()
-
-
-class Finite:
-    """Which dense operands were last found to be finite, so that those of a next call need not be looked at again.
-
-    A change that leaves no trace in torch's count of versions (through ``.data``, or an ndarray) is not noticed.
-    """
-
-    def __init__(self) -> None:
-        self._known: tuple[tuple[weakref.ref[torch.Tensor], int], ...] = ()
-
-    def holds(self, dense: Sequence[torch.Tensor], tables: Sequence[torch.Tensor]) -> bool:
-        """Whether the tables, made of these dense operands, hold neither an infinity nor NaN.
-
-        To look waits for the GPU once. While a CUDA graph is captured nothing can be looked at, and the answer is yes.
-        """
-        known = self._known
-        if len(known) == len(dense) and all(
-            ref() is operand and operand._version == version
-            for operand, (ref, version) in zip(dense, known, strict=True)
-        ):
-            return True
-        if tables and tables[0].is_cuda and torch.cuda.is_current_stream_capturing():
-            return True
-        if not finite(tables):
-            return False
-        if not any(operand.is_inference() for operand in dense):  # which have no versions
-            self._known = tuple((weakref.ref(operand), operand._version) for operand in dense)
-        return True
-
-
-def finite(tables: Sequence[torch.Tensor]) -> bool:
-    """Whether no element is infinite or NaN; a sum that overflows counts as infinite."""
-    if not tables:
-        return True
-    total, *others = (t.sum(dtype=_SUMMED.get(t.dtype)) for t in tables)
-    for other in others:
-        total = total + other
-    return isfinite(total.item())
 
 
 # -- products of dense operands alone ---------------------------------------------------------------------------------

@@ -226,9 +226,9 @@ class SharedValues:
     """Packed values that kernels of the same sparse operands have in common, until torch counts a change of them."""
 
     def __init__(self) -> None:
-        self._kept: tuple[Sequence[torch.Tensor | int | None], dict[Any, torch.Tensor]] = (), {}
+        self._kept: tuple[Sequence[torch.Tensor | int | None], dict[Any, Any]] = (), {}
 
-    def of(self, what: Sequence[torch.Tensor | int | None]) -> dict[Any, torch.Tensor]:
+    def of(self, what: Sequence[torch.Tensor | int | None]) -> dict[Any, Any]:
         """What was packed of these very values, of these versions, by what it is known by; to be added to."""
         kept, found = self._kept
         same = len(kept) == len(what) and all(

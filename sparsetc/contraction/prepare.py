@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from sparsetc.codegen.launch import (
+    InHalves,
     PartArrays,
     TorchPrograms,
     TritonPrograms,
@@ -27,7 +28,7 @@ from sparsetc.errors import PlanError
 from sparsetc.formats import Packed
 from sparsetc.formats.tiles import slots_along
 from sparsetc.ir.lower import Target, lower
-from sparsetc.ir.plan import Part, Plan
+from sparsetc.ir.plan import Part, Plan, without_halves
 from sparsetc.ir.program.tile import Add, TileProgram, walk
 from sparsetc.options import Options
 from sparsetc.partition import PARTITIONS, stored_parts
@@ -50,6 +51,10 @@ class BoundPart:
     def slot(self) -> torch.Tensor | None:
         """The result row of each thing that the program adds, where it reads them."""
         return self.arrays.index[-1] if self.program.slot else None
+
+    def in_halves(self, high: torch.Tensor, low: torch.Tensor, most: torch.Tensor) -> InHalves:
+        """Halves of the values of the whole tensor, as the part stores them."""
+        return InHalves(self.packed.pack_values(high), self.packed.pack_values(low), most)
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,7 @@ class Preparation:
             FormatError: a format does not take its part.
         """
         self._verify_axes(plan)
+        plan = plan if self.problem.halves else without_halves(plan)
         packed = self._packed(plan, cache)
         filled = tuple(n for n, p in enumerate(packed) if p.nnz) or (len(packed) - 1,)
         chosen, stored = [plan.parts[n] for n in filled], [packed[n] for n in filled]

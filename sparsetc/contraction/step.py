@@ -16,18 +16,22 @@ from typing import Any
 
 import torch
 
-from sparsetc.codegen.launch import TritonPrograms, Values, accumulator
+from sparsetc.codegen.launch import InHalves, TritonPrograms, Values, accumulator
 from sparsetc.contraction.autograd import apply, followed
-from sparsetc.contraction.dense import Finite, resolved
+from sparsetc.contraction.dense import resolved
 from sparsetc.contraction.facts import Facts, in_place
 from sparsetc.contraction.gradients import At, Rule
 from sparsetc.contraction.integers import fitted, summed_dtype
+from sparsetc.contraction.looked import Looked, finite, fit_for_halves
 from sparsetc.contraction.output import Slotted
 from sparsetc.contraction.prepare import Preparation
 from sparsetc.device.lookup import of_backend
+from sparsetc.device.targets import MACHINES, gpu
 from sparsetc.errors import EquationError, PlanError
 from sparsetc.explain import Explanation, OperandReport, device_name
 from sparsetc.ir.equation.einsum import Bound, Einsum
+from sparsetc.ir.nest.halves import scaled_halves
+from sparsetc.ir.plan import without_halves
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.options import Options, with_settings
 from sparsetc.planner.choice import Choice
@@ -85,8 +89,13 @@ class Step:
         whole = any(p.packed.view.sides or (p.packed.padded and not p.packed.view.blocks) for p in self.parts)
         self._reads_zeros = whole and (x.dtype.is_floating_point or x.dtype.is_complex)
         """Whether a part multiplies positions that hold no nonzero, which an infinity would turn into NaN."""
-        self._finite, self._others = Finite(), dict[object, Step]()
-        self._value_keys = [(p.packed.token, self.preparation.stored_dtype(p.program)) for p in self.parts]
+        self._in_halves = any(p.program.view.halves for p in self.parts)
+        """Whether values, and rows of dense operands, are multiplied in halves of 16 bits."""
+        self._looked = Looked(self._fit if self._in_halves else finite)
+        self._others = dict[object, Step]()
+        self._value_keys = [
+            (p.packed.token, self.preparation.stored_dtype(p.program), p.program.view.halves) for p in self.parts
+        ]
         self._wide = accumulator(x.dtype) if self.backend == "torch" else x.dtype
         sizes = (x.nnz, *self.executable.shape, *(n for _, n in canonical.bound.sizes))
         self._empty = 0 in sizes
@@ -95,7 +104,7 @@ class Step:
             self.backend == "triton"
             and not (self._empty or self._reads_zeros or self.arrays.second)
             and (canonical.narrow is canonical.written and not canonical.reduction.steps)
-            and {self.executable.dtype, *(t for _, t in self._value_keys)} == {self.result_dtype}
+            and {self.executable.dtype, *(t for _, t, _ in self._value_keys)} == {self.result_dtype}
         )
         """Whether a call is a launch and nothing else, so that calls may share what they need beside it."""
         self.nnz = x.nnz
@@ -109,7 +118,7 @@ class Step:
         return in_place(self.settings, self.canonical.device)
 
     # -- values -----------------------------------------------------------------------------------------------------
-    def pack(self, x: SparseTensor, known: dict[Any, torch.Tensor] | None = None) -> Values | None:
+    def pack(self, x: SparseTensor, known: dict[Any, Any] | None = None) -> Values | None:
         """The values of a tensor of the pattern as the parts store them; packed before, where they have not changed.
 
         None while a transform of `torch.func` is active, which would follow them.
@@ -128,15 +137,24 @@ class Step:
         own.update(zip(self._value_keys, found, strict=True))  # type: ignore[arg-type]
         return found
 
-    def packed_values(self, values: torch.Tensor, parts: Sequence[int] | None = None) -> list[torch.Tensor]:
+    def packed_values(self, values: torch.Tensor, parts: Sequence[int] | None = None) -> list[torch.Tensor | InHalves]:
         """(nnz,) values as the parts store them, or as some of them do, by number."""
         numbers = range(len(self.parts)) if parts is None else parts
         own = resolved(values.detach() if values.requires_grad else values)
         own = own if own.dtype == self._wide else own.to(self._wide)
         with without_autocast(own.device):
-            packed = [self.parts[n].packed.pack_values(own) for n in numbers]
-        types = [self._value_keys[n][1] for n in numbers]
-        return [p if p.dtype == t else p.to(t) for p, t in zip(packed, types, strict=True)]
+            halves = scaled_halves(own) if any(self._value_keys[n][2] for n in numbers) else None
+            return [self._stored(n, own, halves) for n in numbers]
+
+    def _stored(
+        self, part: int, values: torch.Tensor, halves: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
+    ) -> torch.Tensor | InHalves:
+        """(nnz,) values as one part stores them, made of their halves where these are stored."""
+        (_, dtype, split), own = self._value_keys[part], self.parts[part]
+        if halves is not None and split:
+            return own.in_halves(*halves)
+        packed = own.packed.pack_values(values)
+        return packed if packed.dtype == dtype else packed.to(dtype)
 
     def packed_or_ones(self, values: torch.Tensor | None) -> Values:
         """(nnz,) values as the parts store them; those of the pattern, 1 at each nonzero, where there are none."""
@@ -190,12 +208,32 @@ class Step:
         tables = self.canonical.arrange(dense, self.settings)
         if self.backend == "torch" and run.dtype != self.dtype:
             tables = [t.to(run.dtype) for t in tables]
-        if self._reads_zeros and not self._finite.holds(dense, tables):
-            return self._by_nonzeros.rows(values, dense)
+        other = self._other_for(values, dense, tables) if self._reads_zeros else None
+        if other is not None:
+            return other.rows(values, dense)
         result = run.run(self.arrays, self.packed_or_ones(values) if packed is None else packed, tables)
         if result.dtype == self.result_dtype:
             return result
         return fitted(result, self.result_dtype, f'the result of "{self.equation}"')
+
+    def _other_for(
+        self, values: torch.Tensor | None, dense: Sequence[torch.Tensor], tables: Sequence[torch.Tensor]
+    ) -> Step | None:
+        """The step that takes what this one's tiles cannot, looking at operands where they changed; else None."""
+        if not self._in_halves:
+            return None if self._looked.holds(dense, tables) else self._by_nonzeros
+        own = [] if values is None else [values]  # 1 at each nonzero is exact
+        return None if self._looked.holds([*own, *dense], [*own, *tables]) else self._in_floats
+
+    def _fit(self, tables: Sequence[torch.Tensor]) -> bool:
+        """Whether halves are exact enough for values, which come first where there are any, and for dense operands."""
+        read = [any(p.operands[n].split for p in self.programs) for n in range(len(self.programs[0].operands))]
+        return fit_for_halves(tables, [True] * (len(tables) - len(read)) + read)
+
+    @property
+    def _in_floats(self) -> Step:
+        """The einsum by the same plan, in dots of float32 as it is; made when halves are first not exact enough."""
+        return self._other("floats", self.canonical.narrow, {"plan": without_halves(self.plan)})
 
     @property
     def _by_nonzeros(self) -> Step:
@@ -327,6 +365,8 @@ class Step:
         Where the generated torch programs run, this is that of the Triton kernels which a GPU would run instead.
         """
         made = self.executable.programs
+        if self._in_halves and not MACHINES[gpu(target).machine].halves:
+            return self._in_floats.ptx(target)
         if isinstance(made, TritonPrograms):
             return made.assembly(target, self.arrays.parts, self.executable.dtype)
         if self.dtype.is_complex:

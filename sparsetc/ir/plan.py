@@ -39,8 +39,8 @@ PRECISIONS = ("ieee", *DOTS.values())
 ROUNDED = "bf16"
 """The precision at which dense operands may be rounded before they are read."""
 F16X3 = "f16x3"
-"""Precision of dots whose sides are stored in halves of 16 bits (`ir.view.Tiles`), which pairs of tiles alone are:
-three dots, of high and high, high and low, low and high halves, are as exact as float32."""
+"""Precision of dots of float32 in halves of 16 bits: three dots, of high and high, high and low, low and high halves.
+Stored sides are in halves (`ir.nest.view.Tiles`); what is gathered is split in registers."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Schedule:
     dot: bool = True
     """Contract by `tl.dot` where an axis pair makes a matrix product."""
     precision: str = "ieee"
-    """Precision of dots: ieee, tf32x3, tf32 or bf16; of dots of pairs of tiles f16x3 too."""
+    """Precision of dots: ieee, tf32x3, tf32 or bf16; of dots of whole tiles f16x3 too."""
     stages: int = 3
     """Loads of later steps under way at once, in loops with dots (H200, gathered TTMc: tf32 ran 1.4x faster with 1 than
     with 3; `benchmarks/results/ttmc_stages.json`)."""
@@ -271,6 +271,15 @@ AUTO = Plan("auto")
 """The request for the plan that is expected to be fastest."""
 
 
+def without_halves(plan: Plan) -> Plan:
+    """The plan with dots of float32 as it is where it has dots in halves: as exact, of all values."""
+    parts = (
+        replace(p, schedule=replace(p.schedule, precision=DOTS["highest"])) if p.schedule.precision == F16X3 else p
+        for p in plan.parts
+    )
+    return replace(plan, parts=tuple(parts))
+
+
 def requested(wanted: str | Plan) -> Plan:
     """The plan given, or the request that a name stands for; `PlanError` for what is neither, or is malformed.
 
@@ -333,8 +342,9 @@ def verify(plan: Plan) -> None:
         if dealt != list(range(len(dealt))):
             lacking = next((f"; mode {m} is at none" for m in range(dealt[-1]) if m not in dealt), "")
             raise PlanError(f"{where}: each mode must be at one level, found {dealt}{lacking}")
-        if part.schedule.precision not in PRECISIONS:
-            raise PlanError(f"{where}: precision {part.schedule.precision!r} is not one of {', '.join(PRECISIONS)}")
+        if part.schedule.precision not in (*PRECISIONS, F16X3):
+            named = ", ".join((*PRECISIONS, F16X3))
+            raise PlanError(f"{where}: precision {part.schedule.precision!r} is not one of {named}")
         sizes = [(f"the block of axis {axis}", block) for axis, block in part.schedule.blocks]
         sizes += [(f"a piece of axis {axis}", piece) for axis, pieces in part.schedule.pieces for piece in pieces]
         own = part.schedule

@@ -23,6 +23,8 @@ from sparsetc.planner.problem import Problem
 
 ROUNDING = 4 + 2
 """Bytes that are read and written of an element of an operand that is rounded."""
+LARGEST = 4
+"""Bytes that are read of an element of an operand whose largest magnitude is found."""
 
 
 class Prices:
@@ -50,7 +52,8 @@ def seconds_of(
     """Time of one call, by part: 0 for one that has no nonzeros. What a launch takes is its first part's.
 
     Parts run one after another; a fused launch overlaps only their ends. Torch programs have a launch each.
-    Operands that parts read rounded are rounded first, by a call of torch each.
+    Operands that parts read rounded are rounded first, by a call of torch each, and of those that dots split the
+    largest magnitude is found.
     """
     run = [n for n, s in enumerate(statistics) if s.nnz] or [len(parts) - 1]
     beside_tiles = plan.fused and len(run) > 1 and any(parts[n].turn is not None for n in run)
@@ -61,6 +64,8 @@ def seconds_of(
             found[launch[0]] += profile.starting_waits * profile.wait
     for _, elements in {operand for n in run for operand in parts[n].rounded}:  # once, whatever parts read it
         found[run[0]] += profile.launch + ROUNDING * elements / profile.memory
+    for _, elements in {operand for n in run for operand in parts[n].split}:
+        found[run[0]] += profile.launch + LARGEST * elements / profile.memory
     most = max((parts[n] for n in run), key=lambda part: part.copies)
     if most.copies > 1:  # summed once, whatever parts add to them
         found[run[0]] += profile.launch + most.copies * most.output.at(statistics[run[0]].symbols) / profile.l2

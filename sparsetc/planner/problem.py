@@ -11,7 +11,7 @@ import torch
 
 from sparsetc.contraction.canonical import Canonical
 from sparsetc.contraction.output import Output
-from sparsetc.device.targets import machine_of, portable
+from sparsetc.device.targets import MACHINES, machine_of, portable
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import DOTS
 from sparsetc.options import Options
@@ -51,6 +51,8 @@ class Problem:
     """Whether the type has a matrix product at all: integers have none."""
     sparse_output: bool = False
     """Whether output rows are those of a pattern."""
+    halves: bool = False
+    """Whether float32 may be multiplied in halves of 16 bits, where dots are to be as exact as float32."""
 
     @classmethod
     def of(
@@ -81,6 +83,7 @@ class Problem:
             finer=tuple(finer),
             products=x.dtype.is_floating_point or x.dtype.is_complex,
             sparse_output=output.sparse,
+            halves=backend == "triton" and x.dtype == torch.float32 and MACHINES[machine_of((x._values,))].halves,
         )
 
     @property

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sparsetc.codegen.launch import PartArrays, TorchPrograms, TritonPrograms, Values
+from sparsetc.codegen.launch import PartArrays, TorchPrograms, TritonPrograms, Values, each
 from sparsetc.ir.program.tile import Add, TileProgram
 from sparsetc.runtime.second_pass import SecondPass
 
@@ -77,7 +77,7 @@ class Executable:
 
         Args:
             arrays: of the storages that the programs were made for, or of others of the same form.
-            values: (stored,) packed, one tensor a part; None of a part whose values are all 1.
+            values: (stored,) packed, one tensor a part, or `InHalves`; None of a part whose values are all 1.
             dense: contiguous tables, as ``program.operands`` names them.
             out: (rows, *width) contiguous, of this executable's dtype; made where there is none.
             accumulate: add to `out` and not overwrite it.
@@ -151,7 +151,7 @@ class Executable:
             own = zip(self.programs.programs, parts, items, strict=True)
             parts = [a.some(p, *which) for p, a, which in own]
         # A storage whose coordinates are all computed has no arrays.
-        given = (*(a for part in arrays.parts for a in part.index), *dense, *values)
+        given = (*(a for part in arrays.parts for a in part.index), *dense, *each(values))
         made = BoundPrograms(arrays, self.programs.bind(parts), next(t.device for t in given if t is not None))
         if items is None:
             self._bound = made

@@ -7,7 +7,7 @@ one device, differentiable with respect to its values. The levels above keep wha
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from sparsetc.support.lru import Lru
 from sparsetc.tensor import change, convert
 from sparsetc.tensor.inputs import ArrayLike, as_values, check_dtype, coalesced, in_blocks, nonzeros
 from sparsetc.tensor.pattern import Pattern, lasting
+
+Stored = TypeVar("Stored")
+"""Values as a storage holds them."""
 
 VALUES = 16
 """Packed values kept with one tensor. Not measured."""
@@ -63,7 +66,7 @@ class SparseTensor:
     _values: torch.Tensor
     _sole: bool
     """Whether nobody else has ever had the values, and could change them unseen."""
-    _stored: Lru[Any, tuple[int | None, torch.Tensor]] | None
+    _stored: Lru[Any, tuple[int | None, Any]] | None
     """Values as storages hold them, each with torch's count of changes of those that they were packed from."""
 
     @entry_point
@@ -108,12 +111,12 @@ class SparseTensor:
 
     # ---- packed values ----------------------------------------------------------------------------------------
 
-    def _packed(self, key: Any) -> torch.Tensor | None:
+    def _packed(self, key: Any) -> Any:
         """The values as they were packed under a key, if these are known to be the same still."""
         version, packed = (self._stored and self._stored.get(key)) or (None, None)
         return packed if self._sole or (version is not None and version == counted_version(self._values)) else None
 
-    def _pack(self, key: Any, packed: torch.Tensor) -> torch.Tensor:
+    def _pack(self, key: Any, packed: Stored) -> Stored:
         """Keep packed values for as long as the values stay what they are, where that can be known."""
         version = counted_version(self._values)
         if version is None and not self._sole:

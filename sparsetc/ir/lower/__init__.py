@@ -14,7 +14,7 @@ from sparsetc.ir.inner import Inner, Target
 from sparsetc.ir.lower.lowering import Lowering
 from sparsetc.ir.lower.pairs import Fold, lower_pairs
 from sparsetc.ir.nest.view import View
-from sparsetc.ir.plan import Schedule
+from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.tile import TileProgram
 
 __all__ = ["Fold", "Target", "lower", "lower_pairs", "scheduled"]
@@ -24,10 +24,16 @@ def lower(
     bound: Bound, view: View, schedule: Schedule, target: Target, *, number: int = 0, format: str = ""
 ) -> TileProgram:
     """The tile program of one part; raises `PlanError` when the view cannot serve the einsum."""
-    inner = Inner.of(bound, view.taking(schedule.lanes), target)
+    inner = _inner(bound, view, schedule, target)
     return Lowering(inner, completed(inner, schedule)).program(number, format)
 
 
 def scheduled(bound: Bound, view: View, schedule: Schedule, target: Target) -> Schedule:
     """The schedule with the tree that is lowered."""
-    return completed(Inner.of(bound, view.taking(schedule.lanes), target), schedule)
+    return completed(_inner(bound, view, schedule, target), schedule)
+
+
+def _inner(bound: Bound, view: View, schedule: Schedule, target: Target) -> Inner:
+    """What one work item computes, of a view that is read as the schedule says."""
+    read = view.taking(schedule.lanes)
+    return Inner.of(bound, read.in_halves() if schedule.precision == F16X3 else read, target)

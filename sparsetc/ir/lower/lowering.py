@@ -7,6 +7,7 @@ axes of the view and from the positions that the schedule takes of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -15,6 +16,7 @@ from sparsetc.ir.contraction_tree import Dot, Sum, Tree
 from sparsetc.ir.inner import Inner, X
 from sparsetc.ir.lower.check import verify_tree
 from sparsetc.ir.lower.contract import Contraction, DataFlow
+from sparsetc.ir.lower.halves import in_halves
 from sparsetc.ir.lower.place import place
 from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS, Axis, Turns
 from sparsetc.ir.plan import Schedule
@@ -29,6 +31,7 @@ from sparsetc.ir.program.tile import (
     Row,
     Scale,
     Slot,
+    Statement,
     Tile,
     TileProgram,
     Value,
@@ -60,11 +63,11 @@ class Lowering:
     def program(self, number: int, format: str) -> TileProgram:
         """The verified program."""
         inner, schedule = self.inner, self.schedule
-        total, flow = self.contract()
+        total, computed = self.contract()
         # Results may be stored where rows have one owner, and no summed axis is split over the grid.
         owned = inner.target.owned and all(a.programs == 1 or a.letter in inner.output_axes for a in self.dense)
         copies = 1 if owned or not isinstance(inner.key, Row) else schedule.copies
-        statements = (*flow.statements, Add(total, inner.key, inner.output_axes, owned, copies))
+        statements = (*computed, Add(total, inner.key, inner.output_axes, owned, copies))
         made = TileProgram(
             equation=inner.equation,
             number=number,
@@ -72,7 +75,7 @@ class Lowering:
             view=self.view,
             letters=inner.letters,
             axes=(*self.dense, *self.positions),
-            operands=tuple(self.operand.values()),
+            operands=self._read(computed),
             output=inner.output,
             output_axes=inner.output_axes,
             body=place(statements, list(map(Loop, self.around))),
@@ -109,14 +112,19 @@ class Lowering:
                     f"{', '.join(gathered) or 'nothing'}"
                 )
 
-    def contract(self) -> tuple[Tile, DataFlow]:
+    def _read(self, statements: Sequence[Statement]) -> tuple[Operand, ...]:
+        """The dense operands as statements read them."""
+        read = {s.operand.name: s.operand for s in statements if isinstance(s, Gather)}
+        return tuple((self.operand | read).values())
+
+    def contract(self) -> tuple[Tile, list[Statement]]:
         """What is to be added to the output, and the computations that make it."""
         flow = DataFlow(self.inner.dense, tuple(self.inner.sides))
         made = Contraction(self.tree, flow, self.around, self.load, self.inner.level)
         total = made.run([*map(self.decodes, range(len(LEVELS)))], (*self.inner.stored, *self.inner.operand))
         for scale in [*map(flow.make, map(self.scale, self.inner.scaled))]:
             total = flow.scale(total, scale)
-        return total, flow
+        return in_halves(total, flow.statements) if self.view.halves else (total, flow.statements)
 
     # -- what is read -----------------------------------------------------------------------------------------------
     def load(self, factor: str) -> Value | Gather:

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.program.tile import Decode, Loop, Product, Statement, Zero, level_of, made, reads
+from sparsetc.ir.program.flow import level_of, made, reads
+from sparsetc.ir.program.tile import Decode, Loop, Product, Statement, Zero
 
 
 def place(statements: Iterable[Statement], around: Sequence[Loop]) -> tuple[Statement, ...]:

@@ -26,12 +26,14 @@ def verify(view: View) -> None:
     _verify_tiles(view)
     if view.pairs and (len(view.pairs) != len(PAIRED) or view.order or view.blocks or view.lanes != 1 or view.chunk):
         raise FormatError("a task list pairs two operands' tiles, and has neither modes, blocks, lanes nor chunks")
-    if view.halves or len({tiles.halves for tiles in view.pairs}) > 1:
-        raise FormatError("tiles in halves are those of both operands of a task list")
+    if len({tiles.halves for tiles in view.pairs}) > 1:
+        raise FormatError("of a task list, the tiles of both operands are in halves, or of neither")
     for tiles in view.pairs:
         _verify_tiles(tiles)
         if any(side & (side - 1) for side in tiles.sides):
             raise FormatError(f"sides of paired tiles must be powers of two, found {tiles.sides}")
+        if tiles.halves and len(tiles.sides) != 2:
+            raise FormatError("paired tiles in halves are matrices")
     if view.chunk and view.blocks:
         raise FormatError("equal chunks hold no blocks")
     if view.pattern and view.sides:
@@ -57,8 +59,8 @@ def _verify_tiles(tiles: Tiles) -> None:
         raise FormatError(f"a column of a dot contracts some modes of a tile, found {tiles.contracted}")
     if tiles.bitmap and (not tiles.sides or tiles.word not in (8, 16, 32)):
         raise FormatError("a bitmap is of tiles, in words of 8, 16 or 32 bits")
-    if tiles.halves and (tiles.bitmap or len(tiles.sides) != 2):
-        raise FormatError("tiles in halves are matrices, stored whole")
+    if tiles.halves and (tiles.bitmap or not tiles.sides):
+        raise FormatError("what is in halves are tiles, stored whole")
 
 
 def _verify_side(mode: int, level: int, view: View) -> None:

@@ -6,6 +6,7 @@ In: nothing but numbers. Out: read by the walkers of tile programs, each of whic
             | ones       # none: every value is 1
             | bitmap     # of tiles: the nonzeros' alone, and a bit a position that says which have one
             | halves     # of tiles: two of 16 bits a position, of a row that was scaled
+            | scaled halves # the same, where all values were scaled as one
 """
 
 from __future__ import annotations
@@ -57,3 +58,10 @@ class Halves(Values):
     """
 
     arrays = ("high_values", "low_values", "scales")
+
+
+@dataclass(frozen=True)
+class ScaledHalves(Halves):
+    """The same, where the largest magnitude of all values says how they were scaled."""
+
+    arrays = ("high_values", "low_values", "most")

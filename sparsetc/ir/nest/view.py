@@ -41,6 +41,8 @@ Arrays a packed part must hold, by name (P items, B blocks, N stored nonzeros):
     scales (rows*side)    by what the rows of tiles are to be multiplied in turn, a power of two each; tiles that are
                           one above another share none, tiles that are side by side all
     item_x, item_y (P)    of tiles in halves: the row of tiles of each operand that an item's pairs are of
+    most (1)              of tiles in halves that no list pairs: the largest magnitude of all values, which says how
+                          they were scaled
 """
 
 from __future__ import annotations
@@ -55,15 +57,12 @@ from sparsetc.errors import FormatError
 from sparsetc.ir.nest.axes import LEAF, LEVELS, Axis, Blocks, Each, Fibers, Run
 from sparsetc.ir.nest.coordinates import Along, Bits, Constant, Coordinate, Expression, Formula, Lookup, Position
 from sparsetc.ir.nest.formula import parsed
-from sparsetc.ir.nest.values import Bitmap, Halves, Ones, Values, Whole
+from sparsetc.ir.nest.values import Bitmap, Halves, Ones, ScaledHalves, Values, Whole
 
 Name = TypeVar("Name")
 
 PAIRED = ("x", "y")
 """The operands of a task list, as the names of their arrays begin."""
-
-LOW = 2**11
-"""Factor that low halves of values are multiplied by: their exponents are then those of the high halves."""
 
 WHOLE = 2**62
 """A chunk that no tensor reaches: one item holds every nonzero."""
@@ -192,8 +191,8 @@ class Tiles:
     contracted: int = 0
     """How many modes at the end of `sequence` a column of a dot contracts, as they were stored; 0: no dot."""
     halves: bool = False
-    """Whether each value is stored as two of 16 bits, scaled by its row (a position of the first mode), for dots that
-    multiply halves; only operands of a task list are."""
+    """Whether each value is stored as two of 16 bits, for dots that multiply halves: of operands of a task list, scaled
+    by its row (a position of the first mode), elsewhere as all are."""
 
     @property
     def volume(self) -> int:
@@ -251,7 +250,14 @@ class View(Tiles):
     @property
     def stored(self) -> Values:
         """How values are stored."""
-        return Ones() if self.pattern else super().stored
+        return Ones() if self.pattern else ScaledHalves() if self.halves else super().stored
+
+    @property
+    def packed(self) -> tuple[str, ...]:
+        """The arrays that are made of values, and made anew for others of the same pattern."""
+        if self.pattern or self.pairs:
+            return ()
+        return self.stored.arrays if self.halves else ("values",)
 
     def stored_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """How many different coordinates of each mode are stored: its tiles, where there are tiles, else its size."""
@@ -295,7 +301,7 @@ class View(Tiles):
             return self
         sides, sequence = (tuple(m for m in modes if m in self.sided) for modes in (range(self.order), self.sequence))
         own, order = tuple(self.sides[m] for m in sides), tuple(map(sides.index, sequence))
-        return Tiles(sides=own, sequence=order, bitmap=self.bitmap, word=self.word)
+        return Tiles(sides=own, sequence=order, bitmap=self.bitmap, word=self.word, halves=self.halves)
 
     def read_along(self, letters: Sequence[Name], some: Iterable[Name]) -> tuple[Name, ...]:
         """The axes along which coordinates are read, once each: letters along whose sides they lie in a tile.
@@ -325,6 +331,10 @@ class View(Tiles):
     def taking(self, lanes: int) -> View:
         """The view by so many lanes, where the storage leaves their number to the schedule: in runs of nonzeros."""
         return replace(self, lanes=lanes) if isinstance(self.loops[0], Run) else self
+
+    def in_halves(self) -> View:
+        """The view of values in halves, where these are of tiles that are stored whole."""
+        return replace(self, halves=True) if self.sides and not self.bitmap else self
 
     def lookups(self, level: int) -> tuple[Lookup, ...]:
         """What the coordinates of a level read of arrays."""
@@ -364,7 +374,7 @@ class View(Tiles):
         if self.blocks:
             names += ["block_ptr", "block_full", "lane_len"]
         names += [lookup.array for level in range(len(LEVELS)) for lookup in self.lookups(level)]
-        return (*dict.fromkeys(names), *(() if self.pattern else ("values",)))
+        return (*dict.fromkeys(names), *self.packed)
 
     def __str__(self) -> str:
         if self.sides:

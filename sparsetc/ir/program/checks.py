@@ -11,6 +11,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.nest.axes import ITEM
 from sparsetc.ir.plan import F16X3
 from sparsetc.ir.program import names
+from sparsetc.ir.program.flow import made, reads
 from sparsetc.ir.program.stored import Stored
 from sparsetc.ir.program.text import line
 from sparsetc.ir.program.tile import (
@@ -26,8 +27,6 @@ from sparsetc.ir.program.tile import (
     TileProgram,
     Value,
     Zero,
-    made,
-    reads,
 )
 
 MOST_ELEMENTS = 1 << 20
@@ -120,13 +119,21 @@ def _verify_stored(p: TileProgram) -> None:
         elif isinstance(statement, Value):
             _verify_value(p, statement, loops, sides)
         elif isinstance(statement, Scale):
-            own = p.stored(statement.operand)
-            if not own.tiles.halves or loops or statement.out.axes != own.letters[:1]:
-                raise PlanError(
-                    f"{statement.out}: scales are of the rows of tiles in halves, and the same for all pairs"
-                )
+            _verify_scale(p, statement, loops)
         elif isinstance(statement, Add) and sides & {*statement.axes} and not _own_block(statement):
             raise PlanError(f"{line(p, statement).strip()}: a block of the result is stored at its item's number")
+
+
+def _verify_scale(p: TileProgram, s: Scale, loops: list[Loop]) -> None:
+    """Raise `PlanError` unless scales are of what dots take in halves, and the same for all that an item sums."""
+    if not s.by_row:
+        halves = p.view.halves if p.largest(s) == "most" else any(o.split for o in p.operands if o.name == s.operand)
+        if not halves or loops or p.terms:
+            raise PlanError(f"{s.out}: a scale is of all stored values in halves, or of an operand that dots split")
+        return
+    own = p.stored(s.operand)
+    if not p.terms or not own.tiles.halves or loops or s.out.axes != own.letters[:1]:
+        raise PlanError(f"{s.out}: scales are of the rows of tiles in halves, and the same for all pairs")
 
 
 def _verify_value(p: TileProgram, s: Value, loops: list[Loop], sides: set[str]) -> None:

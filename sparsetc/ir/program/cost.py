@@ -23,7 +23,7 @@ from math import prod
 from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.ir.nest.axes import ITEM, LEVELS, Axis, Each, Fibers, Turns
 from sparsetc.ir.nest.coordinates import Lookup
-from sparsetc.ir.plan import ROUNDED
+from sparsetc.ir.plan import F16X3, ROUNDED
 from sparsetc.ir.program.count import FIBERS, ITEMS, ONE, STORED, ZERO, Count
 from sparsetc.ir.program.gathers import GatherTerm
 from sparsetc.ir.program.laws import (
@@ -34,6 +34,7 @@ from sparsetc.ir.program.laws import (
     LARGE_SHARE,
     LARGE_TURN,
     OVERLAP,
+    SPLIT,
     TURN_POWER,
     UNCROWDED,
     WAITS_A_TURN,
@@ -111,19 +112,24 @@ class Cost:
     sides: Count = ZERO
     """Bytes of gathered rows that are sides of dots."""
     converted: Count = ZERO
-    """Elements of gathered rows that are brought to bfloat16 for dots."""
+    """Multiplications that take as long as bringing elements of gathered rows to 16 bits for dots."""
     met: int = 0
     """Rows, copies included, that are added to in no order; 0 where results are stored, or added in order."""
     copies: int = 1
     """Copies of the output that are added to, and summed afterwards."""
     rounded: tuple[tuple[str, int], ...] = ()
     """The operands that are rounded before the program runs, and how many elements each has."""
+    split: tuple[tuple[str, int], ...] = ()
+    """The operands whose largest magnitude is found before the program runs, and how many elements each has."""
 
     def describe(self) -> list[str]:
         """Lines for a reader: each count as an expression."""
         lines = [f"streams {self.stream} bytes, writes {self.output} bytes"]
         lines += [f"gathers {g.rows} rows of {g.itemsize * g.width} bytes of {g.operand}" for g in self.gathers]
         lines += [f"reads {name} in bfloat16, to which {n} elements are rounded first" for name, n in self.rounded]
+        lines += [
+            f"splits {name} in halves, of whose {n} elements the largest is found first" for name, n in self.split
+        ]
         lines.append(f"{'stores' if self.owned else 'adds'} {self.added_rows} rows")
         lines.append(f"{self.multiply} flops outside dots" + (f", {self.dot} inside" if self.dot != ZERO else ""))
         return lines
@@ -175,7 +181,7 @@ class Cost:
         if self.met:
             each["add"] *= max(1, UNCROWDED / self.met) ** CROWDING
         staged = self.sides.at(statistics.symbols) * by_precision(profile.staged, self.precision)
-        each["dot"] += staged / profile.l1 + CONVERSION * self.converted.at(statistics.symbols) / profile.multiply
+        each["dot"] += staged / profile.l1 + self.converted.at(statistics.symbols) / profile.multiply
         if self.fibers:
             each["l1"] += self.programs * statistics.fibers * profile.fiber
         if self.turn is not None:
@@ -207,7 +213,8 @@ class Cost:
         peak = profile.matrix(self.precision)
         if self.turn is None:
             return peak
-        return peak * by_precision(profile.tile_share, self.precision) * (LARGE_SHARE if self.turn >= LARGE_TURN else 1)
+        unit = ROUNDED if self.precision == F16X3 else self.precision  # halves go as bfloat16
+        return peak * by_precision(profile.tile_share, unit) * (LARGE_SHARE if self.turn >= LARGE_TURN else 1)
 
 
 @lru_cache(maxsize=1024)
@@ -296,12 +303,12 @@ class _Walk:
         match s:
             case Value():
                 self._value(s)
-            case Scale():
+            case Scale() if s.by_row:
                 self.registers += visits * (self.p.axis(s.out.axes[0]).size * WORD)
             case Gather() if s.operand.rows:
                 self.gathers.append(self._gathered(s, visits))
                 if self.sides and s.out in self._brought:
-                    self.converted += visits * self._cells(s.out.axes)
+                    self.converted += visits * (CONVERSION * self._cells(s.out.axes))
                 if s.operand.rounded and not self.p.dots:  # not measured: an instruction widens an element
                     self.multiply += visits * (2 * self._cells(s.out.axes))
             case Product():
@@ -342,6 +349,9 @@ class _Walk:
             self.multiply += visits * (self._cells(s.out.axes) * len(s.inputs))
             return
         self.dot += visits * (2 * prod(a.block for a in self.p.axes if a.letter in {*s.out.axes, *s.contracted}))
+        if self.p.view.halves:  # of what is not stored in halves, they are made
+            made = {*s.inputs} - {v.out for v, _ in self.p.statements if isinstance(v, Value)}
+            self.converted += visits * (SPLIT * sum(self._cells(t.axes) for t in made))
         if not self.sides:  # what is gathered by lanes is multiplied into the sides, and stored for the dot to read
             rows = visits * sum(self._cells(t.axes) for t in s.inputs)
             self.multiply, self.staged = self.multiply + rows, self.staged + rows.bytes
@@ -400,4 +410,5 @@ class _Walk:
             met=self.met,
             copies=self.copies,
             rounded=tuple((o.name, o.nrows * o.width) for o in p.operands if o.rounded),
+            split=tuple((o.name, o.nrows * o.width) for o in p.operands if o.split),
         )

@@ -20,9 +20,9 @@ from typing import NamedTuple
 import torch
 
 from sparsetc.errors import FormatError, PlanError
+from sparsetc.ir.nest import halves
 from sparsetc.ir.nest.axes import Axis, Each, Fibers, Run, Turns
 from sparsetc.ir.nest.coordinates import Expression, Reader
-from sparsetc.ir.nest.view import LOW
 from sparsetc.ir.program import names
 from sparsetc.ir.program.stored import Stored
 from sparsetc.ir.program.tile import (
@@ -70,7 +70,7 @@ class Spread(NamedTuple):
 
 
 class Halves(NamedTuple):
-    """Values as sums of two: ``high + low / LOW``."""
+    """Values as sums of two: ``high + low / halves.LOW``."""
 
     high: torch.Tensor
     low: torch.Tensor
@@ -301,7 +301,11 @@ class WorkItem:
         return Spread(first.at + self.load(bits.cumsum(0) - 1, *has), has.live)
 
     def scale(self, s: Scale) -> torch.Tensor:
-        """Factors by which the rows of the item's tiles are to be multiplied."""
+        """Powers of two: by which the rows of the item's tiles are to be multiplied, or all of an operand."""
+        if not s.by_row:
+            name = self.program.largest(s)
+            most = self.memory.arrays[name] if name in self.memory.arrays else self.memory.tables[name]
+            return halves.scale(most.float(), s.into).to(self.memory.dtype).view((1,) * self.rank)
         operand = self.program.stored(s.operand)
         row = self.read(f"item_{s.operand}", self.position("item"))
         at = self.row_major([(row, 1), *self.cells(s.out.axes)])
@@ -316,14 +320,19 @@ class WorkItem:
     def product(self, s: Product) -> torch.Tensor:
         """The product of tiles, summed over the axes that it lacks, beside what was added up before."""
         factors = [self.tiles[t.name] for t in s.inputs]
-        halves = [f for f in factors if isinstance(f, Halves)]
-        if halves:
-            x, y = halves
+        if any(isinstance(f, Halves) for f in factors):
+            x, y = map(self.in_halves, factors)
             found = self.contracted(s, x.high, y.high)
-            found = found + (self.contracted(s, x.high, y.low) + self.contracted(s, x.low, y.high)) / LOW
+            found = found + (self.contracted(s, x.high, y.low) + self.contracted(s, x.low, y.high)) / halves.LOW
         else:
             found = self.contracted(s, *map(self.tile, s.inputs))
         return self.tile(s.out) + found if s.accumulate else found
+
+    def in_halves(self, tile: torch.Tensor | Halves) -> Halves:
+        """A side of a dot of halves, which is split where it is not stored so."""
+        if isinstance(tile, Halves):
+            return tile
+        return Halves(*(half.to(self.memory.dtype) for half in halves.halved(tile.float())))
 
     def contracted(self, s: Product, *factors: torch.Tensor) -> torch.Tensor:
         """The sum of the product of some tensors over the axes that the result lacks."""

@@ -24,6 +24,8 @@ from sparsetc.formats import get_format, pack
 from sparsetc.ir import plan as plans
 from sparsetc.ir.equation import reference
 from sparsetc.ir.equation.einsum import Bound
+from sparsetc.ir.nest.halves import largest
+from sparsetc.ir.program import names
 from sparsetc.ir.program.checks import verify
 from sparsetc.ir.program.evaluate import Memory, WorkItem
 from sparsetc.ir.program.tile import Operand, TileProgram
@@ -47,7 +49,8 @@ def run_program(
         program: what one work item does.
         arrays: the packed index arrays by name, and the output slots under ``program.slot`` where it has them.
         values: (stored,) values in the packed order; of a task list, those of each operand, of tiles in halves (2,
-            stored): high, then low; of a pattern, anything of the type to compute in.
+            stored): high, then low; of a pattern, anything of the type to compute in. Of one operand in halves, whose
+            ``most`` is one of the arrays, (2, stored) too.
         dense: the dense operands, each (sparse letters, then dense letters) as ``program.operands`` says.
         out: (rows, *sizes of the output's dense letters); zeroed by the caller, or about to be stored to everywhere.
         items: work items.
@@ -91,6 +94,7 @@ def _memory(
         o.name: _shaped(o.name, table, (o.nrows, *(program.axis(a).size for a in o.axes))).flatten()
         for o, table in zip(program.operands, tables, strict=True)
     }
+    rows |= {names.most(o.name): largest(rows[o.name].float()).to(dtype) for o in program.operands if o.split}
     target = _shaped("the output", out, (out.shape[0], *(program.axis(a).size for a in program.output_axes)))
     return Memory(known, rows, target.view(-1), nnz, dtype)
 

@@ -17,13 +17,16 @@ wait for beside (H200, SpMM by windows, of 8 tiles an item to 344: `benchmarks/r
 ADDED_FROM_TILES = 3
 """How many times as long as the profile's single rows those take that programs of tiles add, many at once (ditto)."""
 CONVERSION = 16
-"""Multiplications that take as long as bringing an element of a dot's side to bfloat16, out of shared memory and back
+"""Multiplications that take as long as bringing an element of a dot's side to 16 bits, out of shared memory and back
 (H200, SpMM by windows of operands that were rounded before, or were not: 3e12 elements a second)."""
 UNCROWDED, CROWDING = 16384, 0.35
 """Rows, copies included, from which additions in no order do not wait for one another, and the power of what they lack
 by which additions to fewer rows take longer (H200, leaves of MM-CSF at rank 32, copies of which 4, 16 and 64 were
 added to: 91 rows 293 to 103 us, 686 rows 353 to 116, 875 rows 590 to 362, 18,154 rows 744 to 670;
 `benchmarks/results/one_copy.json`)."""
+SPLIT = 8
+"""Multiplications that take as long as making halves of an element of a dot's side (H200, windows of 16 and 64 rows by
+a kernel written by hand: 0.71 and 0.56 of the time of tf32x3, whose rates have in them that elements are moved too)."""
 LARGE_TURN, LARGE_SHARE = 1 << 19, 1.25
 """Flops of a turn's dots from which they run at so many times the share of the peak that those of smaller turns do
 (H200, SpMM by windows of 64 rows in tf32x3: c2000_5 at 4,096 columns, 527 us, 872 by windows of 16)."""

@@ -11,8 +11,8 @@ import builtins
 import re
 from keyword import iskeyword, issoftkeyword
 
-LETTERED = ("at", "in", "block", "tile", "side", "first", "past")
-"""The words that stand before a letter."""
+LETTERED = ("at", "in", "block", "tile", "side", "first", "past", "most", "scale", "scaled", "unscale")
+"""The words that stand before a letter, or before the name of an operand."""
 
 WORDS = frozenset(
     """
@@ -23,9 +23,15 @@ WORDS = frozenset(
     """.split()  # noqa: SIM905 (a list of 60 quoted words is no easier to read)
 )
 """What generated programs call things that are no letter's."""
-STRUCTURE = frozenset(("bits", "block_full", "block_ptr", "item_ptr", "lane_len", "value_ptr", "values"))
+STRUCTURE = frozenset(
+    """
+    bits block_full block_ptr high_values item_ptr lane_len low_values most value_ptr values
+    """.split()  # noqa: SIM905
+)
 """The arrays of a packed part that hold no coordinates."""
-_LETTERED = re.compile(rf"[A-Za-z]|({'|'.join(LETTERED)})_[A-Za-z]|([a-w]|operand_\d+)_[A-Za-z]+|.*_bits")
+_LETTERED = re.compile(
+    rf"[A-Za-z]|({'|'.join(LETTERED)})_([A-Za-z]|operand)|([a-w]|operand_\d+)_[A-Za-z]+|.*_(bits|high|low)"
+)
 _NUMBER = re.compile(r"\d*(_\d+)*$")
 at = "at_{}".format
 """The name of a mode's coordinate, or of the positions of a dense axis."""
@@ -41,6 +47,14 @@ first = "first_{}".format
 """The name of the first of the positions within a tile that a program has at once."""
 rounded = "{}_bf16".format
 """The name of a dense operand, rounded to bfloat16, in a launch that may also take it as it is."""
+most = "most_{}".format
+"""The name of the largest magnitude of a dense operand."""
+scale = "scale_{}".format
+"""The name of the power of two that brings a dense operand into the range of halves."""
+scaled = "scaled_{}".format
+"""The name of rows of a dense operand that were brought there."""
+unscale = "unscale_{}".format
+"""The name of the power of two that brings an operand back from there."""
 past = "past_{}".format
 """The name of the condition that a tile's position lies beyond the end of its mode."""
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import prod
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
+from sparsetc.ir.program.names import most, rounded
 from sparsetc.ir.program.tile import Operand, TileProgram
 
 MIN_DOT = 16
@@ -69,10 +70,39 @@ def named_operands(bound: Bound) -> tuple[str, tuple[Operand, ...]]:
     return output, tuple(operands)
 
 
-def tables_of(programs: Sequence[TileProgram]) -> tuple[Operand, ...]:
+MADE = ("", "rounded", "most")
+"""What a program may be given of a dense operand: it as it is, in bfloat16, or its largest magnitude."""
+
+
+class Table(NamedTuple):
+    """What programs are given of a dense operand, made once a call where it is not the operand itself."""
+
+    operand: str
+    made: str = ""
+    """One of `MADE`."""
+
+    @property
+    def name(self) -> str:
+        """What a launch calls it, which may be given an operand as it is and rounded."""
+        return rounded(self.operand) if self.made == "rounded" else self.own
+
+    @property
+    def own(self) -> str:
+        """What a program calls it."""
+        return most(self.operand) if self.made == "most" else self.operand
+
+
+def tables(o: Operand) -> tuple[Table, ...]:
+    """What a program is given of an operand."""
+    elements = Table(o.name, "rounded" if o.rounded else "")
+    return (elements, Table(o.name, "most")) if o.split else (elements,)
+
+
+def tables_of(programs: Sequence[TileProgram]) -> tuple[Table, ...]:
     """The tables that a launch of programs is given: of an operand that some have rounded and others have not, both."""
     each = zip(*(p.operands for p in programs), strict=True)
-    return tuple(o for own in each for o in sorted({*own}, key=lambda o: o.rounded))
+    given = ({t for o in own for t in tables(o)} for own in each)
+    return tuple(t for own in given for t in sorted(own, key=lambda t: MADE.index(t.made)))
 
 
 def dense_axes(bound: Bound) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ In: a `TileProgram`. Out: lines in the notation that `ir.program.tile` gives as 
 from __future__ import annotations
 
 from sparsetc.ir.nest.axes import ITEM, LANE, LEVELS, Axis, Each, Fibers, Run
+from sparsetc.ir.nest.halves import HEAD
 from sparsetc.ir.nest.readable import Readable
 from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import (
@@ -55,15 +56,19 @@ def line(p: TileProgram, s: Statement) -> str:
         return f"{s.name}{lanes} = {_coordinate(p, s)}"
     if isinstance(s, Value):
         if not p.stored(s.operand).name:
-            return f"{s.out} = {'1' if p.view.pattern else 'load X.values'}"
+            halves = "  # high and low parts" if p.view.halves else ""
+            return f"{s.out} = {'1' if p.view.pattern else 'load X.values'}{halves}"
         how = "expand" if p.stored(s.operand).tiles.bitmap else "load"
         halves = "  # high and low parts" if p.stored(s.operand).tiles.halves else ""
         return f"{s.out} = {how} {s.operand.upper()}.tile[pair_{s.operand}]{halves}"
+    if isinstance(s, Scale) and not s.by_row:
+        exponent = f"exponent of {p.largest(s)}"
+        return f"{s.out} = 2 ** ({f'{HEAD} - {exponent}' if s.into else f'{exponent} - {HEAD}'})"
     if isinstance(s, Scale):
         return f"{s.out} = load {s.operand.upper()}.scale[item_{s.operand}]"
     if isinstance(s, Gather):
         how = "gather" if s.operand.rows else "load"
-        note = "  # bf16" if s.operand.rounded else ""
+        note = "  # bf16" if s.operand.rounded else "  # to be split" if s.operand.split else ""
         return f"{s.out} = {how} {s.operand.name}[{', '.join((*map(names.at, s.operand.rows), *s.operand.axes))}]{note}"
     if isinstance(s, Zero):
         return f"{s.out} = 0"

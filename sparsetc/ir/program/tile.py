@@ -5,7 +5,7 @@ the printer, all from the same statements. The grammar::
 
     program   := statement*                               # what one work item does; `item` is its number
     statement := coordinate = expression                  # of the item, the tile, a side of it, or the nonzero
-               | tile = value | scale                     # stored values; of tiles in halves, what rows are worth
+               | tile = value | scale                     # stored values; powers of two that scale what is in halves
                | tile = gather operand[rows, axes]        # a row of a dense operand a lane, or one for the item
                | tile = zero                              # an accumulator
                | tile (+)= product tiles, multiply | dot  # the tile einsum and how it is contracted; or sum of a tile
@@ -28,7 +28,7 @@ from typing import ClassVar
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.nest import coordinates
-from sparsetc.ir.nest.axes import ITEM, LEAF, Axis
+from sparsetc.ir.nest.axes import LEAF, Axis
 from sparsetc.ir.nest.coordinates import Expression
 from sparsetc.ir.nest.view import PAIRED, View
 from sparsetc.ir.program import names
@@ -84,6 +84,8 @@ class Operand:
     """Elements of one row: the product of the sizes of `axes`."""
     rounded: bool = False
     """Whether it is read in bfloat16, to which it is rounded once a call."""
+    split: bool = False
+    """Whether a dot takes its rows in halves, so that its largest magnitude is found once a call."""
 
     @cached_property
     def nrows(self) -> int:
@@ -137,10 +139,20 @@ class Value:
 
 @dataclass(frozen=True)
 class Scale:
-    """``out`` = by what the rows of `operand`'s tiles in halves are to be multiplied, those of the item's tiles."""
+    """``out`` = a power of two, by which what dots take in halves is multiplied.
+
+    Of a task list those that bring back the rows of `operand`'s tiles, of the item's own. Elsewhere one for all of an
+    operand, of stored values or dense, which brings it into the range of halves or back from it.
+    """
 
     out: Tile
     operand: str
+    into: bool = False
+
+    @property
+    def by_row(self) -> bool:
+        """Whether there is one for each row."""
+        return bool(self.out.axes)
 
 
 @dataclass(frozen=True)
@@ -336,6 +348,10 @@ class TileProgram:
         """Its sparse operands."""
         return tuple(map(self.stored, PAIRED if self.terms else ("",)))
 
+    def largest(self, s: Scale) -> str:
+        """What the largest magnitude is called by which all of an operand is scaled: a dense one's, or that of X."""
+        return names.most(s.operand) if any(o.name == s.operand for o in self.operands) else "most"
+
     def number_of(self, operand: Stored) -> Expression:
         """Which of an operand's stored tiles, or values, is read: the loop's own, or the one that its pair names."""
         at = coordinates.Position(self.view.loops[-1].name)
@@ -372,32 +388,3 @@ def walk(body: tuple[Statement, ...], depth: int = 0) -> list[tuple[Statement, i
     for statement in body:
         found += [(statement, depth), *(walk(statement.body, depth + 1) if isinstance(statement, Loop) else ())]
     return found
-
-
-def reads(s: Statement) -> tuple[str, ...]:
-    """The names of the tiles and coordinates that a statement takes as inputs."""
-    if isinstance(s, Product):
-        return tuple(t.name for t in s.inputs)
-    if isinstance(s, Sum):
-        return (s.source.name,)
-    if isinstance(s, Gather):
-        return tuple(map(names.at, s.operand.rows))
-    if isinstance(s, Add):
-        return (s.source.name, *map(names.at, s.key.letters if isinstance(s.key, Row) else ()))
-    return ()
-
-
-def made(s: Statement) -> str:
-    """The name of what a statement makes; empty where that is no tile and no coordinate."""
-    if isinstance(s, Decode):
-        return s.name
-    return "" if isinstance(s, Loop | Add) else s.out.name
-
-
-def level_of(s: Statement) -> int:
-    """The level at which a statement is executed."""
-    if isinstance(s, Product):
-        return max((t.level for t in s.inputs), default=ITEM)
-    if isinstance(s, Add):
-        return s.key.level
-    return s.level if isinstance(s, Loop | Decode) else s.out.level

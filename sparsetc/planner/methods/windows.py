@@ -6,7 +6,7 @@ same row. Groups are of neighbouring rows (``window``, as in DTC-SpMM and FlashS
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from sparsetc.errors import OutOfMemoryError, PlanError
 from sparsetc.formats.row_groups import Rows, Windowing
 from sparsetc.formats.windows import populations
-from sparsetc.ir.plan import Part, Plan, Schedule, Storage
+from sparsetc.ir.plan import DOTS, F16X3, Part, Plan, Schedule, Storage
 from sparsetc.ir.program.count import ZERO
 from sparsetc.ir.program.operands import MIN_DOT, dense_axes, named_operands
 from sparsetc.ir.program.statistics import Statistics
@@ -44,6 +44,8 @@ class Shape:
     columns: int
     """Elements of the dense axes that a program takes."""
     warps: int
+    precision: str = ""
+    """Of dots, where it is not the one asked for."""
 
 
 SHAPES = {
@@ -69,6 +71,12 @@ SHAPES = {
         Shape(128, 64, 128, 4),
     ),
     "ieee": (Shape(16, 16, 64, 4), Shape(32, 16, 64, 4)),
+    F16X3: (
+        Shape(16, 32, 128, 2, F16X3),
+        Shape(16, 64, 128, 2, F16X3),
+        Shape(64, 64, 64, 4, F16X3),
+        Shape(128, 64, 64, 4, F16X3),
+    ),
 }
 """What is considered, by the precision of dots: of 105 shapes those that together are within 2 % of the fastest, by
 geometric mean (H200, `benchmarks/results/windows.json`). Of tf32, four warps or more take the instruction that wants
@@ -124,7 +132,7 @@ class Windows(OperandMethod):
             return
         columns, grouped = counts.distinct(problem.rest), problem.order == 2 and counts.nnz <= MOST_GROUPED
         for tau in (tau for tau in self.usual if grouped or not tau):
-            for shape in shapes_of(problem):
+            for shape in (shape for own in shapes_of(problem) for shape in own):
                 # A column of a window holds no more nonzeros than columns do on average, were all rows one window.
                 if 100 * counts.nnz >= LEAST_FILL * shape.height * columns:
                     found = splits(problem, counts, self.name, Tiling(shape, tau))
@@ -151,9 +159,10 @@ class Windows(OperandMethod):
         )
 
 
-def shapes_of(problem: Problem) -> tuple[Shape, ...]:
-    """The shapes for a precision; values of 16 bits are multiplied as they are."""
-    return SHAPES["bf16" if problem.itemsize == 2 else problem.precision]
+def shapes_of(problem: Problem) -> list[tuple[Shape, ...]]:
+    """The shapes for each way to multiply in a precision; values of 16 bits are multiplied as they are."""
+    found = [SHAPES["bf16" if problem.itemsize == 2 else problem.precision]]
+    return [*found, SHAPES[F16X3]] if problem.halves and problem.precision == DOTS["highest"] else found
 
 
 @dataclass(frozen=True)
@@ -173,13 +182,17 @@ class Tiling:
 
 def tilings(problem: Problem, named: dict[str, Any], taus: Iterable[int]) -> Iterator[Tiling]:
     """What a request leaves open: shapes of the height and the width that it names, and similarities."""
-    shapes = shapes_of(problem)
-    if "height" in named:
-        near = min(shapes, key=lambda shape: abs(shape.height - named["height"]))
-        shapes = (replace(near, height=named["height"]),)
+    shapes = [shape for own in shapes_of(problem) for shape in _of_height(own, named.get("height"))]
     for tau in (named["tau"],) if "tau" in named else taus:
         for shape in shapes:
             yield Tiling(replace(shape, width=named.get("width", shape.width)), tau, named.get("strip", 0))
+
+
+def _of_height(shapes: Sequence[Shape], height: int | None) -> Sequence[Shape]:
+    """The shapes, or that of the nearest height, by the height that is named."""
+    if height is None:
+        return shapes
+    return [replace(min(shapes, key=lambda shape: abs(shape.height - height)), height=height)]
 
 
 def cheapest(problem: Problem, found: Iterable[Candidate]) -> Iterator[Candidate]:
@@ -222,9 +235,17 @@ def _products_of_rows(problem: Problem) -> bool:
 
 
 def _multiplies(problem: Problem, storage: Storage, shape: Shape) -> bool:
-    """Whether the tiles make matrix products: what the columns gather does not vary along the rows."""
+    """Whether the tiles make matrix products: what the columns gather does not vary along the rows.
+
+    In halves it must be rows of one operand, else that is an error, of which this is no plan.
+    """
     part, none = Part("window", storage, schedule_of(problem, shape)), Statistics(0, 0, 0, 0, problem.itemsize)
-    (cost,) = costs(Candidate(Plan("window", (part,)), (none,)), problem)
+    try:
+        (cost,) = costs(Candidate(Plan("window", (part,)), (none,)), problem)
+    except PlanError:
+        if shape.precision != F16X3:
+            raise
+        return False
     return cost.dot != ZERO
 
 
@@ -305,4 +326,4 @@ def schedule_of(problem: Problem, shape: Shape) -> Schedule:
     if problem.backend != "triton":
         return Schedule(1, tuple(padded.items()), problem.floating, problem.precision)
     blocks = fit({c: max(MIN_DOT, min(n, shape.columns)) for c, n in padded.items()}, list(padded), shape.columns)
-    return Schedule(shape.warps, tuple(blocks.items()), True, problem.precision)
+    return Schedule(shape.warps, tuple(blocks.items()), True, shape.precision or problem.precision)

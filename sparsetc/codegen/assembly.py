@@ -1,0 +1,81 @@
+"""Triton's kernels, compiled ahead of time for targets by name; what of this needs Triton's compiler, and not a GPU.
+
+In: kernels, and the types of their arguments. Out: assembly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from sparsetc.device.targets import gpu
+from sparsetc.errors import DeviceError, PlanError
+
+
+def text_of(compiled: Any) -> str:
+    """The assembly of one of Triton's compiled kernels."""
+    return str(compiled.asm["ptx"] if "ptx" in compiled.asm else compiled.asm["amdgcn"])
+
+
+def assembled(load: Callable[[str], Any], types: Sequence[str], target: str, warps: int, stages: int) -> Any:
+    """Triton's compiled kernel for a named target; needs no GPU.
+
+    Args:
+        load: from the machine of the target, ``cuda`` or ``hip``, to the kernel.
+        types: of its arguments, in order, as Triton writes them; pointers are aligned to 16 bytes.
+        target: a name of `device.targets.TARGETS`.
+        warps: of a program.
+        stages: of its loops.
+
+    Raises:
+        PlanError: a target that is not known, or Triton's interpreter in place of its compiler.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    machine, arch, warp = gpu(target)
+    kernel = load(machine)
+    if is_interpreted(kernel):
+        raise PlanError("compiling ahead of time needs TRITON_INTERPRET unset when triton is imported")
+    aligned = [n for n, t in enumerate(types) if t.startswith("*")]
+    attributes: dict[tuple[int, ...], list[list[Any]]] = {(n,): [["tt.divisibility", 16]] for n in aligned}
+    signature = dict(zip(kernel.arg_names, types, strict=True))
+    return triton.compile(
+        ASTSource(kernel, signature, constexprs={}, attrs=attributes),
+        target=GPUTarget(machine, arch, warp),
+        options={"num_warps": warps, "num_stages": stages},
+    )
+
+
+def is_interpreted(kernel: Any) -> bool:
+    """Whether Triton made a function for its interpreter of a kernel, and not one to compile."""
+    from triton.runtime.jit import JITFunction
+
+    return not isinstance(kernel, JITFunction)
+
+
+def check_device(kernel: Any, device: torch.device) -> None:
+    """DeviceError where a kernel that is to be compiled would be launched without a GPU."""
+    if device.type == "cpu" and not is_interpreted(kernel):
+        raise DeviceError(
+            'backend="triton" launches kernels on a GPU, and the operands are on the CPU: move them with .to("cuda"), '
+            'leave the backend to "auto", which runs the torch programs here, or set TRITON_INTERPRET=1 before Python '
+            "starts. What needs no GPU is .source and .ptx()"
+        )
+
+
+TRITON_TYPES = {
+    torch.float64: "fp64",
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.uint16: "u16",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+}
