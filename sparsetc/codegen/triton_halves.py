@@ -14,7 +14,7 @@ from sparsetc.codegen.triton_places import whole
 from sparsetc.ir.nest.halves import BIAS, HEAD, LOW
 from sparsetc.ir.plan import F16X3
 from sparsetc.ir.program import names
-from sparsetc.ir.program.tile import Loop, Product, Scale, Tile, Value
+from sparsetc.ir.program.tile import Loop, Product, Scale, Tile, Value, walk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ def multiplies(printer: FunctionPrinter, s: Product) -> bool:
 
 def sums(printer: FunctionPrinter, s: Loop) -> list[Tile]:
     """What a loop adds up by products in halves."""
-    return [inner.out for inner in s.body if isinstance(inner, Product) and multiplies(printer, inner)]
+    return [inner.out for inner, _ in walk(s.body) if isinstance(inner, Product) and multiplies(printer, inner)]
 
 
 def zero(printer: FunctionPrinter, total: Tile) -> None:

@@ -6,7 +6,7 @@ In: float32 values whose magnitudes lie near one another (`may_be_split`). Out: 
     high = float16(v * scale)      11 bits      low = float16((v * scale - high) * 2**11)      12 bits more, the sign
                                                                                               among them
 
-A float16 is normal from 2**-14 on, so all 23 bits are there where a value is at least 2**-28 of the largest; of any
+A float16 is normal from 2**-14 on, so these 23 bits are there where a value is at least 2**-28 of the largest; of any
 other, no more than 2**-50 of the largest is lost.
 """
 
@@ -25,7 +25,7 @@ RANGE = 80
 after the other, neither overflow nor lose what is normal."""
 FAR = 36
 """Exponent of two: how far below the largest magnitude of an operand that has one scale a nonzero may be. None then
-loses more than 2**-14 of itself, and those from 2**-28 of the largest on lose nothing."""
+loses more than 2**-14 of itself, nor those from 2**-28 of the largest on more than 2**-23."""
 
 
 def exponents(most: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,246 @@
+"""Windows in three dots of float16 halves: what programs say and mean, when they are chosen, and for what targets."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from cases import assert_matches
+from halves_cases import ALL, BESIDE_RUNS, FIT, REFUSED, SPMM, SPREAD, TAKEN, compiled, in_halves, spmm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matrix_units import CUDA, MATRIX, NATIVE, TARGETS
+from test_ir_runners import interpreted
+from window_cases import PRODUCTS, problem
+
+import sparsetc as stc
+from sparsetc.codegen.launch import TorchPrograms
+from sparsetc.contraction.looked import fit_for_halves
+from sparsetc.ir.nest import halves
+from sparsetc.ir.plan import F16X3
+from sparsetc.ir.program.cost import cost
+from sparsetc.ir.program.tile import Scale
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+# --- halves -----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(st.integers(-80, 80), st.integers(0, 36), st.integers(0, 2**31))
+def test_what_halves_hold(exponent: int, spread: int, seed: int) -> None:
+    """23 bits of a value from 2**-28 of the largest on; of any other, no more than 2**-50 of the largest is lost."""
+    g = torch.Generator().manual_seed(seed)
+    values = (torch.rand(200, generator=g) + 1) * 2.0 ** -torch.randint(0, spread + 1, (200,), generator=g)
+    values = values / 2 * 2.0**exponent * torch.randint(0, 2, (200,), generator=g).mul(2).sub(1)
+    high, low, most = halves.scaled_halves(values)
+    assert high.dtype == low.dtype == torch.float16
+    back = (high.double() + low.double() / halves.LOW) * halves.scale(most, into=False).double()
+    lost = (back - values.double()).abs()
+    assert bool((lost <= (values.abs().double() * 2.0**-23).clamp(min=2.0**-50 * float(most))).all())
+    assert bool((lost <= values.abs().double() * 2.0**-14).all())
+    assert 2.0**14 <= float(most * halves.scale(most, into=True)) < 2.0**15
+
+
+@pytest.mark.parametrize("most", [0.0, 1e-45, 2.0**-126, 3e38])
+def test_scales_are_normal_whatever_is_scaled(most: float) -> None:
+    into, back = (float(halves.scale(torch.tensor([most]), into=own)) for own in (True, False))
+    assert into * back == 1
+    assert min(into, back) >= torch.finfo(torch.float32).tiny
+
+
+@pytest.mark.parametrize("name", [*FIT, *SPREAD])
+def test_which_operands_are_fit(name: str) -> None:
+    change: Callable[[torch.Tensor], torch.Tensor] = (FIT | SPREAD)[name]
+    plain = torch.linspace(-2, -1, 70).view(7, 10)
+    assert fit_for_halves([plain, change(plain)], [True, True]) == (name in FIT)
+    assert fit_for_halves([change(plain), plain], [False, True]), "of what is not split only infinities matter"
+
+
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize("split", [True, False])
+def test_nothing_infinite_is_fit(bad: float, split: bool) -> None:
+    table = torch.ones(5, 3)
+    table[2, 1] = bad
+    assert not fit_for_halves([torch.ones(3), table], [True, split])
+
+
+# --- programs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_programs_mean(name: str) -> None:
+    """In float64, but for what halves do not hold of values in float32."""
+    equation = TAKEN[name]
+    operands = problem(equation).operands()
+    kernel = compiled(equation, operands)
+    found = interpreted(kernel, [o.double() for o in operands[1:]])
+    assert_matches(found.float(), equation, operands, 1e-6)
+
+
+@pytest.mark.parametrize("name", ["spmm", "mttkrp of order 2", "ttm"])
+def test_torch_programs_mean_the_same(name: str) -> None:
+    """The planner gives torch no halves; their programs are a walker's all the same."""
+    equation = TAKEN[name]
+    operands = problem(equation).operands()
+    kernel = compiled(equation, operands, output="dense")
+    step, (part,) = kernel.step, kernel.step.parts
+    made = TorchPrograms([part.program], torch.float32, None, "halves")
+    out = torch.zeros(step.executable.shape)
+    made.bind([part.arrays])(step.pack(operands[0]) or (), step.canonical.arrange(operands[1:]), out)
+    torch.testing.assert_close(out, interpreted(kernel, operands[1:]).float().view(out.shape), rtol=1e-5, atol=1e-5)
+
+
+def test_what_the_text_says() -> None:
+    kernel = compiled(SPMM, [*spmm()])
+    text = str(kernel.programs[0])
+    assert "scale_B = 2 ** (14 - exponent of most_B)" in text
+    assert "gather B[at_j, r]  # to be split" in text
+    assert "x[i,j] = load X.values  # high and low parts" in text
+    assert f"dot over j, {F16X3}" in text
+    assert "X = (high_values + low_values / 2048) * 2 ** (exponent of most - 14)" in kernel.source
+    assert kernel.source.count("tl.dot(") == 3
+    assert f"tensor core, {F16X3}" in str(kernel.explain())
+    scales = [s for s, depth in kernel.programs[0].statements if isinstance(s, Scale) and not depth]
+    assert [(s.out.name, s.into) for s in scales] == [("scale_B", True), ("unscale_X", False), ("unscale_B", False)]
+
+
+def test_letters_that_spell_what_programs_say() -> None:
+    x, b = spmm()
+    for letters in ("scale", "most"):
+        table = b[:, :1].expand(-1, 16)
+        shape = (*table.shape, *(1 for _ in letters[1:]))
+        equation = f"IJ,J{letters}->I{letters}"
+        kernel = compiled(equation, [x, table.contiguous().view(shape)])
+        assert_matches(interpreted(kernel, [table.view(shape)]).float(), equation, [x, table.view(shape)], 1e-6)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_products_of_operands_are_not_split(name: str) -> None:
+    operands = problem(PRODUCTS[name]).operands()
+    plan = stc.compile(PRODUCTS[name], *operands, plan=ALL, backend="triton").plan
+    assert plan.parts[0].schedule.precision == "tf32x3"
+    with pytest.raises(stc.PlanError, match="in f16x3 one dot takes stored values and rows of one operand"):
+        stc.compile(PRODUCTS[name], *operands, plan=in_halves(plan), backend="triton")
+
+
+def test_nonzeros_one_by_one_are_not_in_halves() -> None:
+    x, b = spmm()
+    (part,) = stc.compile(SPMM, x, b, plan="coo", backend="triton").plan.parts
+    plan = stc.Plan("p", (replace(part, schedule=replace(part.schedule, precision=F16X3)),))
+    with pytest.raises(stc.PlanError, match="tiles in halves are multiplied by dots in f16x3, and only they"):
+        stc.compile(SPMM, x, b, plan=plan, backend="triton")
+
+
+# --- who has it -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_other_types_take_the_same_plan_as_they_are(dtype: torch.dtype) -> None:
+    plan = compiled(SPMM, [*spmm()]).plan
+    x, b = (o.to(dtype) for o in spmm())
+    kernel = stc.compile(SPMM, x, b, plan=plan, backend="triton")
+    assert kernel.plan.parts[0].schedule.precision == "tf32x3"
+    assert "most_B" not in kernel.source
+
+
+def test_torch_programs_take_the_same_plan_as_they_are() -> None:
+    x, b = spmm()
+    kernel = stc.compile(SPMM, x, b, plan=compiled(SPMM, [x, b]).plan, backend="torch")
+    assert_matches(kernel(b), SPMM, [x, b])
+
+
+def test_a_plan_makes_its_kernel_again() -> None:
+    x, b = spmm()
+    kernel = compiled(SPMM, [x, b])
+    assert pickle.loads(pickle.dumps(kernel.plan)) == kernel.plan
+    assert pickle.loads(pickle.dumps(kernel)).source == kernel.source
+    assert stc.compile(SPMM, x, b, plan=kernel.plan, backend="triton").source == kernel.source
+
+
+def test_other_parts_are_as_they_were() -> None:
+    x, b = spmm(i=40, j=64)
+    coords = x.coords[:, (x.coords[0] < 20) | (x.coords[1] < 3)]
+    x = stc.SparseTensor(coords, torch.ones(coords.shape[1]), x.shape)
+    kernel = compiled(SPMM, [x, b], BESIDE_RUNS)
+    windows, rest = kernel.programs
+    assert (windows.precision, rest.precision) == (F16X3, "tf32x3")
+    assert (windows.view.packed, rest.view.packed) == (("high_values", "low_values", "most"), ("values",))
+    assert_matches(interpreted(kernel, [b]).float(), SPMM, [x, b], 1e-6)
+
+
+# --- when it is chosen ------------------------------------------------------------------------------------------------
+
+
+def planned(columns: int, equation: str = SPMM, dtype: torch.dtype = torch.float32, **how: str) -> stc.Kernel:
+    g = torch.Generator().manual_seed(0)
+    x = stc.SparseTensor.from_dense((torch.rand(512, 512, generator=g) < 0.3).to(dtype))
+    b = torch.zeros((), dtype=dtype).expand(512, columns)
+    return stc.compile(equation, x, b, **{"plan": "window", "backend": "triton", "precision": "highest"} | how)
+
+
+def test_many_columns_are_multiplied_in_halves_at_highest() -> None:
+    found = planned(4096)
+    assert found.plan.parts[0].schedule.precision == F16X3
+    assert stc.compile(SPMM, *_like(found), plan=found.plan, backend="triton").source == found.source
+    assert planned(16).plan.parts[0].schedule.precision == "tf32x3", "where it costs more to look for the largest"
+
+
+def _like(kernel: stc.Kernel) -> tuple[stc.SparseTensor, torch.Tensor]:
+    return kernel.operand, torch.zeros(()).expand(512, 4096)
+
+
+def test_auto_considers_both() -> None:
+    considered = " ".join(name for name, _ in planned(4096, plan="auto").step.choice.considered)
+    assert F16X3 in considered
+    assert "tf32x3" in considered
+
+
+@pytest.mark.parametrize(
+    "how", [{"dtype": torch.float64}, {"dtype": torch.float16}, {"backend": "torch"}, {"precision": "high"}], ids=str
+)
+def test_for_float32_on_a_gpu_at_highest_alone(how: dict[str, str]) -> None:
+    assert planned(4096, **how).plan.parts[0].schedule.precision != F16X3  # type: ignore[arg-type]
+
+
+def test_what_it_costs() -> None:
+    kernel = compiled(SPMM, [*spmm()])
+    found, (part,) = cost(kernel.programs[0]), kernel.plan.parts
+    plain = replace(kernel.plan, parts=(replace(part, schedule=replace(part.schedule, precision="tf32x3")),))
+    other = cost(stc.compile(SPMM, *spmm(), plan=plain, backend="triton").programs[0])
+    assert (found.stream, found.dot, found.gathers) == (other.stream, other.dot, other.gathers), "4 bytes a value"
+    assert found.split == (("B", 34 * 8),)
+    assert other.split == ()
+    assert "splits B in halves, of whose 272 elements the largest is found first" in found.describe()
+
+
+# --- targets ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+@pytest.mark.parametrize("target", TARGETS)
+def test_halves_run_on_the_matrix_units(target: str) -> None:
+    pytest.importorskip("triton")
+    operands = problem(SPMM, i=200, j=300, r=64).operands()
+    text = compiled(SPMM, operands, stc.plan_window(16, 32, 0)).ptx(target)
+    assert re.search(MATRIX[target], text)
+    if target in CUDA:
+        assert re.search(r"mma\S*\.f32\.f16\.f16", text)
+        assert "tf32" not in text
+        assert not re.search(r"\.local\b", text), "nothing is spilt"
+    else:
+        assert "f16" not in "".join(re.findall(r"v_mfma_\S*", text)), "float32 as it is"
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+def test_high_windows_take_a_targets_own_instruction() -> None:
+    pytest.importorskip("triton")
+    operands = problem(SPMM, i=200, j=300, r=64).operands()
+    found = compiled(SPMM, operands, stc.plan_window(64, 64, 0)).ptx("sm_90")
+    assert re.search(NATIVE["sm_90"] + r"\S*\.f32\.f16\.f16", found)
