@@ -7,6 +7,7 @@ import pickle
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -178,7 +179,7 @@ def test_other_parts_are_as_they_were() -> None:
 # --- when it is chosen ------------------------------------------------------------------------------------------------
 
 
-def planned(columns: int, equation: str = SPMM, dtype: torch.dtype = torch.float32, **how: str) -> stc.Kernel:
+def planned(columns: int, equation: str = SPMM, dtype: torch.dtype = torch.float32, **how: Any) -> stc.Kernel:
     g = torch.Generator().manual_seed(0)
     x = stc.SparseTensor.from_dense((torch.rand(512, 512, generator=g) < 0.3).to(dtype))
     b = torch.zeros((), dtype=dtype).expand(512, columns)
@@ -205,8 +206,8 @@ def test_auto_considers_both() -> None:
 @pytest.mark.parametrize(
     "how", [{"dtype": torch.float64}, {"dtype": torch.float16}, {"backend": "torch"}, {"precision": "high"}], ids=str
 )
-def test_for_float32_on_a_gpu_at_highest_alone(how: dict[str, str]) -> None:
-    assert planned(4096, **how).plan.parts[0].schedule.precision != F16X3  # type: ignore[arg-type]
+def test_for_float32_on_a_gpu_at_highest_alone(how: dict[str, Any]) -> None:
+    assert planned(4096, **how).plan.parts[0].schedule.precision != F16X3
 
 
 def test_what_it_costs() -> None:

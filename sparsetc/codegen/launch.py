@@ -56,8 +56,6 @@ class InHalves(NamedTuple):
 
 def each(values: Values) -> Sequence[torch.Tensor | None]:
     """The tensors of packed values, as a launch takes them."""
-    if not any(isinstance(own, InHalves) for own in values):
-        return values  # type: ignore[return-value]
     return [one for own in values for one in (own if isinstance(own, InHalves) else (own,))]
 
 
@@ -183,10 +181,10 @@ class TritonPrograms:
             if grid:
                 made = Launch(kernel, grid, *self._arguments(group, arrays), first.warps, first.stages)
                 launches.append((made, [every.index(table) for table in self._tables(group)]))
-        plain = not any(made for _, made in every)
+        plain, halves = not any(made for _, made in every), any(p.view.halves for p in self.programs)
 
         def call(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-            stored = each(values)
+            stored: Any = each(values) if halves else values
             elsewhere = out.is_cuda and out.device.index != torch.cuda.current_device()
             with torch.cuda.device(out.device) if elsewhere else _HERE:  # Triton launches on the current device
                 tables = dense if plain else [_as_read(dense[n], made) for n, made in every]

@@ -27,7 +27,7 @@ def verify(view: View) -> None:
     if view.pairs and (len(view.pairs) != len(PAIRED) or view.order or view.blocks or view.lanes != 1 or view.chunk):
         raise FormatError("a task list pairs two operands' tiles, and has neither modes, blocks, lanes nor chunks")
     if len({tiles.halves for tiles in view.pairs}) > 1:
-        raise FormatError("of a task list, the tiles of both operands are in halves, or of neither")
+        raise FormatError("tiles in halves are those of both operands of a task list, or of neither")
     for tiles in view.pairs:
         _verify_tiles(tiles)
         if any(side & (side - 1) for side in tiles.sides):
