@@ -9,7 +9,7 @@ Part 0, window: dense tiles of 16x32 in parts.
     X = (high_values + low_values / 2048) * 2 ** (exponent of most - 14), in float16
     streams 132*L + N*w + 64*P bytes, writes 3200*w bytes
     gathers 32*L rows of 32*w bytes of B
-    splits B in halves, of whose 6400 elements the largest is found first
+    splits B, of whose 6400 elements the largest is found first
     stores 16*P rows
     2048*L + 2048*P flops outside dots, 32768*L inside
 """

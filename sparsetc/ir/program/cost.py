@@ -34,10 +34,15 @@ from sparsetc.ir.program.laws import (
     LARGE_SHARE,
     LARGE_TURN,
     OVERLAP,
+    SECTOR,
     SPLIT,
+    STRUCTURE,
+    TILE_WORD,
     TURN_POWER,
     UNCROWDED,
+    VECTOR,
     WAITS_A_TURN,
+    WORD,
 )
 from sparsetc.ir.program.statistics import Statistics
 from sparsetc.ir.program.tile import (
@@ -53,25 +58,6 @@ from sparsetc.ir.program.tile import (
     TileProgram,
     Value,
 )
-
-SECTOR = 32
-"""Bytes that reach registers of a gathered row at least."""
-WORD = 4
-"""Bytes of an element of an index array, of most kinds, and of a row's scale."""
-TILE_WORD = 4
-"""Bytes that say where a tile lies: the coordinates of each, however many words they take, or its number in a list of
-pairs. What an item's words take was not counted when rates of tiles were measured."""
-STRUCTURE = {
-    "pair_ptr": 8 * ITEMS,
-    "item_x": WORD * ITEMS,
-    "item_y": WORD * ITEMS,
-    "lane_len": WORD * FIBERS,
-    "value_ptr": WORD * FIBERS,
-}
-"""Bytes of the arrays that hold no coordinates. Of those not here little is read, once an item or a block: such was the
-program whose rates were measured."""
-VECTOR = 4
-"""Elements a thread loads at once of a gathered row."""
 
 
 @dataclass(frozen=True)
@@ -127,9 +113,7 @@ class Cost:
         lines = [f"streams {self.stream} bytes, writes {self.output} bytes"]
         lines += [f"gathers {g.rows} rows of {g.itemsize * g.width} bytes of {g.operand}" for g in self.gathers]
         lines += [f"reads {name} in bfloat16, to which {n} elements are rounded first" for name, n in self.rounded]
-        lines += [
-            f"splits {name} in halves, of whose {n} elements the largest is found first" for name, n in self.split
-        ]
+        lines += [f"splits {name}, of whose {n} elements the largest is found first" for name, n in self.split]
         lines.append(f"{'stores' if self.owned else 'adds'} {self.added_rows} rows")
         lines.append(f"{self.multiply} flops outside dots" + (f", {self.dot} inside" if self.dot != ZERO else ""))
         return lines

@@ -1,10 +1,12 @@
-"""Numbers of the cost model that are the same for all devices: how resources overlap, and what waits for what.
+"""Numbers of the cost model that are the same for all devices: what overlaps, waits, or is read in so many bytes.
 
 In: measurements, which each number names. Out: constants, which `cost` reads; what differs between devices stands in
 their profiles.
 """
 
 from __future__ import annotations
+
+from sparsetc.ir.program.count import FIBERS, ITEMS
 
 OVERLAP = 3
 """Exponent of the norm that adds resources' times: 1 would be one after another, infinity perfect overlap."""
@@ -30,3 +32,21 @@ a kernel written by hand: 0.71 and 0.56 of the time of tf32x3, whose rates have 
 LARGE_TURN, LARGE_SHARE = 1 << 19, 1.25
 """Flops of a turn's dots from which they run at so many times the share of the peak that those of smaller turns do
 (H200, SpMM by windows of 64 rows in tf32x3: c2000_5 at 4,096 columns, 527 us, 872 by windows of 16)."""
+SECTOR = 32
+"""Bytes that reach registers of a gathered row at least."""
+WORD = 4
+"""Bytes of an element of an index array, of most kinds, and of a row's scale."""
+TILE_WORD = 4
+"""Bytes that say where a tile lies: the coordinates of each, however many words they take, or its number in a list of
+pairs. What an item's words take was not counted when rates of tiles were measured."""
+STRUCTURE = {
+    "pair_ptr": 8 * ITEMS,
+    "item_x": WORD * ITEMS,
+    "item_y": WORD * ITEMS,
+    "lane_len": WORD * FIBERS,
+    "value_ptr": WORD * FIBERS,
+}
+"""Bytes of the arrays that hold no coordinates. Of those not here little is read, once an item or a block: such was the
+program whose rates were measured."""
+VECTOR = 4
+"""Elements a thread loads at once of a gathered row."""
