@@ -197,10 +197,14 @@ def _like(kernel: stc.Kernel) -> tuple[stc.SparseTensor, torch.Tensor]:
     return kernel.operand, torch.zeros(()).expand(512, 4096)
 
 
-def test_auto_considers_both() -> None:
-    considered = " ".join(name for name, _ in planned(4096, plan="auto").step.choice.considered)
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_auto_considers_both(precision: str) -> None:
+    """At lower precisions too, where they are more exact than what is asked for."""
+    found = planned(4096, plan="auto", precision=precision)
+    considered = " ".join(name for name, _ in found.step.choice.considered)
     assert F16X3 in considered
     assert "tf32x3" in considered
+    assert (found.plan.parts[0].schedule.precision == F16X3) == (precision == "highest")
 
 
 @pytest.mark.parametrize(

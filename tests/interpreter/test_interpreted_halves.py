@@ -46,6 +46,9 @@ def test_one_launch_with_runs() -> None:
         kernel = stc.compile(SPMM, x, b, plan=replace(plan, parts=own, shares=shares, fused=True))
         assert kernel.source.count("def kernel") == 1
         assert error(kernel, x, b) < NEAR
+        assert not kernel.step._others
+        assert error(kernel, x, SPREAD["wide"](b)) < NEAR
+        assert [*kernel.step._others] == ["floats"]
 
 
 def test_other_tiles_than_windows() -> None:
