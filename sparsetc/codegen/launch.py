@@ -30,8 +30,7 @@ from sparsetc.formats import Packed
 from sparsetc.ir.nest.coordinates import Position
 from sparsetc.ir.nest.halves import largest
 from sparsetc.ir.program.checks import check_sizes
-from sparsetc.ir.program.operands import tables as tables_of_one
-from sparsetc.ir.program.operands import tables_of
+from sparsetc.ir.program.operands import tables, tables_of
 from sparsetc.ir.program.tile import TileProgram
 
 if TYPE_CHECKING:
@@ -126,17 +125,17 @@ class TorchPrograms:
     def bind(self, arrays: Sequence[PartArrays]) -> Callable[[Values, Sequence[torch.Tensor], torch.Tensor], None]:
         """The programs on these tensors: adds every part into an output, which was zeroed where it must be."""
         parts = [
-            (getattr(self.module, f"part_{p.number}"), chunks(p, a), a.index, p)
+            (getattr(self.module, f"part_{p.number}"), chunks(p, a), a.index, p, _tables_of_one(p))
             for p, a in zip(self.programs, arrays, strict=True)
         ]
 
         def call(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-            for (function, ranges, index, program), own in zip(parts, values, strict=True):
+            for (function, ranges, index, program, given), own in zip(parts, values, strict=True):
                 # the values stand before the result rows, which come last
                 rows = index[-1:] if program.slot else ()
                 stored = each([own]) if program.view.packed else ()
-                tables = [_as_read(dense[n], t.made) for n, o in enumerate(program.operands) for t in tables_of_one(o)]
-                function(ranges, *(index[:-1] if program.slot else index), *stored, *rows, *tables, out)
+                read = [_as_read(dense[n], made) for n, made in given]
+                function(ranges, *(index[:-1] if program.slot else index), *stored, *rows, *read, out)
 
         return call
 
@@ -305,6 +304,11 @@ def types_of_values(program: TileProgram, dtype: torch.dtype) -> list[torch.dtyp
     if program.view.halves:
         return [torch.float16, torch.float16, torch.float32]
     return [stored_dtype(program, dtype)]
+
+
+def _tables_of_one(program: TileProgram) -> list[tuple[int, str]]:
+    """(number of a dense operand, what is made of it) of each table that a program is given, in order."""
+    return [(n, t.made) for n, o in enumerate(program.operands) for t in tables(o)]
 
 
 def _as_read(table: torch.Tensor, made: str) -> torch.Tensor:
