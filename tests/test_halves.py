@@ -179,11 +179,14 @@ def test_other_parts_are_as_they_were() -> None:
 # --- when it is chosen ------------------------------------------------------------------------------------------------
 
 
+HALVES = stc.plan_window(halves=True)
+
+
 def planned(columns: int, equation: str = SPMM, dtype: torch.dtype = torch.float32, **how: Any) -> stc.Kernel:
     g = torch.Generator().manual_seed(0)
     x = stc.SparseTensor.from_dense((torch.rand(512, 512, generator=g) < 0.3).to(dtype))
     b = torch.zeros((), dtype=dtype).expand(512, columns)
-    return stc.compile(equation, x, b, **{"plan": "window", "backend": "triton", "precision": "highest"} | how)
+    return stc.compile(equation, x, b, **{"plan": HALVES, "backend": "triton", "precision": "highest"} | how)
 
 
 def test_many_columns_are_multiplied_in_halves_at_highest() -> None:
@@ -197,14 +200,20 @@ def _like(kernel: stc.Kernel) -> tuple[stc.SparseTensor, torch.Tensor]:
     return kernel.operand, torch.zeros(()).expand(512, 4096)
 
 
-@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
-def test_auto_considers_both(precision: str) -> None:
-    """At lower precisions too, where they are more exact than what is asked for."""
-    found = planned(4096, plan="auto", precision=precision)
-    considered = " ".join(name for name, _ in found.step.choice.considered)
-    assert F16X3 in considered
-    assert "tf32x3" in considered
-    assert (found.plan.parts[0].schedule.precision == F16X3) == (precision == "highest")
+@pytest.mark.parametrize("plan", ["auto", "window", "1-sa", stc.plan_window(height=64)], ids=str)
+def test_who_does_not_ask_gets_none(plan: str | stc.Plan) -> None:
+    found = planned(4096, plan=plan)
+    assert F16X3 not in " ".join(name for name, _ in found.step.choice.considered)
+    assert found.plan.parts[0].schedule.precision == "tf32x3"
+
+
+def test_similar_rows_in_halves() -> None:
+    assert planned(4096, plan=stc.plan_1sa(tau=20, halves=True)).plan.parts[0].schedule.precision == F16X3
+
+
+def test_halves_are_asked_for_by_true() -> None:
+    with pytest.raises(stc.PlanError, match="halves must be True or False, found 2"):
+        stc.plan_window(halves=2)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

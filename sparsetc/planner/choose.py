@@ -21,7 +21,7 @@ from sparsetc.planner.requests import PREFERRED, preferred
 
 P = TypeVar("P")
 
-WINDOW = ("height", "width", "threshold")
+WINDOW = ("height", "width", "threshold", "halves")
 OPTIONS = {"hls": ("threshold",), "window": WINDOW, "1-sa": ("tau", "strip", *WINDOW), "auto": (PREFERRED,)}
 """What a request for a plan of one sparse operand may name beside the plan."""
 

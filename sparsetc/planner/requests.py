@@ -42,15 +42,19 @@ def plan_hls(threshold: int | None = None) -> Plan:
     return Plan("hls", options=() if threshold is None else (("threshold", threshold),))
 
 
-def plan_window(height: int | None = None, width: int | None = None, threshold: int | None = None) -> Plan:
+def plan_window(
+    height: int | None = None, width: int | None = None, threshold: int | None = None, halves: bool = False
+) -> Plan:
     """Windows of `height` neighbouring output rows, in tiles of `width` of the columns that they have, compacted.
 
     Args:
         height: rows of a window; None takes what the cost model finds best, here and below.
         width: columns of a tile.
         threshold: nonzeros a tile, on average over a window, from which its rows are not left to runs; 0 leaves none.
+        halves: whether float32 may be multiplied in halves of 16 bits at ``precision="highest"``, where operands allow
+            it and the cost model expects that to be faster.
     """
-    return Plan("window", options=_sizes(height=height, width=width, threshold=threshold))
+    return Plan("window", options=_sizes(height=height, width=width, threshold=threshold, halves=halves or None))
 
 
 def plan_1sa(
@@ -59,6 +63,7 @@ def plan_1sa(
     height: int | None = None,
     width: int | None = None,
     threshold: int | None = None,
+    halves: bool = False,
 ) -> Plan:
     """Windows as `plan_window` has them, of rows that are grouped by similarity (1-SA), wherever they lie.
 
@@ -68,8 +73,10 @@ def plan_1sa(
         height: rows of a window.
         width: columns of a tile.
         threshold: nonzeros a tile, from which rows are not left to runs.
+        halves: whether float32 may be multiplied in halves of 16 bits.
     """
-    return Plan("1-sa", options=_sizes(tau=tau, strip=strip, height=height, width=width, threshold=threshold))
+    sizes = _sizes(tau=tau, strip=strip, height=height, width=width, threshold=threshold, halves=halves or None)
+    return Plan("1-sa", options=sizes)
 
 
 def _sizes(**named: int | None) -> tuple[tuple[str, int], ...]:
@@ -82,6 +89,8 @@ def _sizes(**named: int | None) -> tuple[tuple[str, int], ...]:
 def check_windows(named: Mapping[str, object]) -> None:
     """Raise `PlanError` unless this is what `plan_window` or `plan_1sa` takes."""
     check_threshold(named.get("threshold"), 0)
+    if not isinstance(named.get("halves", True), bool):
+        raise PlanError(f"halves must be True or False, found {named['halves']!r}")
     for name, most in (("tau", 100), ("strip", 2**31), ("height", 1024), ("width", 1024)):
         size = named.get(name, 1)
         if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= most:

@@ -132,7 +132,7 @@ class Windows(OperandMethod):
             return
         columns, grouped = counts.distinct(problem.rest), problem.order == 2 and counts.nnz <= MOST_GROUPED
         for tau in (tau for tau in self.usual if grouped or not tau):
-            for shape in (shape for own in shapes_of(problem) for shape in own):
+            for shape in _shapes(problem):
                 # A column of a window holds no more nonzeros than columns do on average, were all rows one window.
                 if 100 * counts.nnz >= LEAST_FILL * shape.height * columns:
                     found = splits(problem, counts, self.name, Tiling(shape, tau))
@@ -159,10 +159,17 @@ class Windows(OperandMethod):
         )
 
 
-def shapes_of(problem: Problem) -> list[tuple[Shape, ...]]:
-    """The shapes for each way to multiply in a precision; values of 16 bits are multiplied as they are."""
-    found = [SHAPES["bf16" if problem.itemsize == 2 else problem.precision]]
-    return [*found, SHAPES[F16X3]] if problem.halves and problem.precision == DOTS["highest"] else found
+def _shapes(problem: Problem) -> tuple[Shape, ...]:
+    """The shapes for a precision; values of 16 bits are multiplied as they are."""
+    return SHAPES["bf16" if problem.itemsize == 2 else problem.precision]
+
+
+def _in_halves(problem: Problem) -> tuple[Shape, ...]:
+    """The shapes for float32 in halves, where that is as exact as what is asked for.
+
+    Only for who names them: the generated kernels have not been measured.
+    """
+    return SHAPES[F16X3] if problem.halves and problem.precision == DOTS["highest"] else ()
 
 
 @dataclass(frozen=True)
@@ -182,7 +189,8 @@ class Tiling:
 
 def tilings(problem: Problem, named: dict[str, Any], taus: Iterable[int]) -> Iterator[Tiling]:
     """What a request leaves open: shapes of the height and the width that it names, and similarities."""
-    shapes = [shape for own in shapes_of(problem) for shape in _of_height(own, named.get("height"))]
+    ways = (_shapes(problem), _in_halves(problem) if named.get("halves") else ())
+    shapes = [shape for own in ways if own for shape in _of_height(own, named.get("height"))]
     for tau in (named["tau"],) if "tau" in named else taus:
         for shape in shapes:
             yield Tiling(replace(shape, width=named.get("width", shape.width)), tau, named.get("strip", 0))
