@@ -226,3 +226,10 @@ def test_models_of_nothing_can_be_looked_at() -> None:
     core, matrices = tucker()
     assert "core up to" not in repr(Tucker(core[:0], (matrices[0][:, :0], *matrices[1:])))
     assert "core up to" not in repr(tucker().to("meta"))
+
+
+@MODELS
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64])
+def test_models_are_of_real_floating_point_numbers(make: type, dtype: torch.dtype) -> None:
+    with pytest.raises(stc.DtypeError, match=f"real floating-point numbers, found {dtype}"):
+        make().to(dtype)

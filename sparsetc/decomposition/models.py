@@ -202,6 +202,8 @@ def _check_factor(factor: Any, mode: int, weights: Any) -> None:
         )
     if factor.dtype != weights.dtype:
         raise DtypeError(f"the factor of mode {mode} has dtype {factor.dtype}, the weights have {weights.dtype}")
+    if not weights.dtype.is_floating_point:
+        raise DtypeError(f"a CP model is of real floating-point numbers, found {weights.dtype}")
     if factor.device != weights.device:
         raise DeviceError(f"the factor of mode {mode} is on {factor.device}, the weights are on {weights.device}")
 

@@ -179,6 +179,8 @@ def _check_factor(factor: Any, mode: int, core: torch.Tensor) -> None:
         )
     if factor.dtype != core.dtype:
         raise DtypeError(f"the factor of mode {mode} has dtype {factor.dtype}, the core has {core.dtype}")
+    if not core.dtype.is_floating_point:
+        raise DtypeError(f"a Tucker model is of real floating-point numbers, found {core.dtype}")
     if factor.device != core.device:
         raise DeviceError(f"the factor of mode {mode} is on {factor.device}, the core is on {core.device}")
 
