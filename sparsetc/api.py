@@ -5,10 +5,11 @@ In: an equation and operands, at least one of them sparse. Out: results, or a `K
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar, overload
 
+import numpy as np
 import torch
 
 from sparsetc.contraction.base import Result
@@ -121,7 +122,8 @@ def compile_many(
         A `Kernel` for each equation, to be called with its dense operands.
 
     Raises:
-        EquationError: no equations, or another number of operands than equations; and whatever `compile` raises.
+        EquationError: no equations, another number of operands than equations, or a second sparse operand; and whatever
+            `compile` raises.
     """
     workload, shared = _workload(equations, x, operands), SharedValues()
     made = compiled_together(workload, of_call(settings), output)
@@ -166,6 +168,9 @@ def _einsum_many(
 
 def _workload(equations: Sequence[str], x: Any, operands: Sequence[Any]) -> Workload:
     """Equations with their operands, prepared."""
+    if not isinstance(equations, Sequence) or not isinstance(operands, Sequence):
+        found = f"{type(equations).__name__} and {type(operands).__name__}"
+        raise EquationError(f"compile_many takes a list of equations and one of their operands, found {found}")
     if isinstance(equations, str) or len(equations) != len(operands) or not equations:
         raise EquationError(
             "compile_many takes a list of equations, and for each of them its dense operands; found "
@@ -174,8 +179,22 @@ def _workload(equations: Sequence[str], x: Any, operands: Sequence[Any]) -> Work
     sparse = SparseTensor.coerce(x)
     if sparse is None:
         raise EquationError(f"compile_many takes a sparse operand after the equations, found {type(x).__name__}")
-    each = [[own] if isinstance(own, torch.Tensor) else own for own in operands]
-    return [_prepared((text, sparse, *own)) for text, own in zip(equations, each, strict=True)]
+    return [_with_own(text, sparse, own) for text, own in zip(equations, operands, strict=True)]
+
+
+def _with_own(text: str, sparse: SparseTensor, own: Any) -> tuple[str, list[SparseTensor | torch.Tensor]]:
+    """An einsum of a workload with its operands, of which only the first is sparse."""
+    listed = [own] if isinstance(own, torch.Tensor | np.ndarray) else own
+    if isinstance(listed, str) or not isinstance(listed, Iterable):
+        raise EquationError(f"compile_many takes a list of dense operands for {text!r:.80}, found {type(own).__name__}")
+    text, operands = _prepared((text, sparse, *listed))
+    several = [at for at, operand in enumerate(operands, 1) if isinstance(operand, SparseTensor)][1:]
+    if several:
+        raise EquationError(
+            f"compile_many takes one sparse operand, and operand {several[0]} of {text!r:.80} is sparse too; compile "
+            "that einsum by itself"
+        )
+    return text, operands
 
 
 def explain(*args: Any, **settings: Any) -> Explanation:

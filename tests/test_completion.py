@@ -119,3 +119,13 @@ def test_matrices_of_rows_that_would_not_fit_are_refused() -> None:
     x = random_tensor((9, 8, 7))
     with stc.options(memory_limit=1000), pytest.raises(stc.OutOfMemoryError, match="3 x 3 matrix for each of 9 rows"):
         cp_als(x, 3, mask="observed")
+
+
+def test_values_outside_a_mask_are_not_read() -> None:
+    x, seen = random_tensor((4, 5, 6), 0.9), torch.rand(4, 5, 6, generator=torch.Generator().manual_seed(0)) < 0.6
+    start = random_factors(x.shape, 2)
+    unknown = stc.SparseTensor.from_dense(x.to_dense().masked_fill(~seen, float("nan")))
+    found, expected = (cp_als(y, 2, init=start, mask=seen, n_iter_max=3) for y in (unknown, x))
+    torch.testing.assert_close(found.to_dense(), expected.to_dense())
+    with pytest.raises(stc.FormatError, match="infinite or NaN"):
+        cp_als(unknown, 2, mask="observed")

@@ -276,6 +276,7 @@ START = random_factors((4, 5, 6), 2)
         ({"fixed_modes": [3]}, stc.DecompositionError, "fixed_modes has 3, expected modes -3..2"),
         ({"fixed_modes": [0]}, stc.DecompositionError, "keeps factors of init, which must give them"),
         ({"fixed_modes": [0, 1, 2], "init": START}, stc.DecompositionError, "every mode"),
+        ({"random_state": 2**70}, stc.DecompositionError, "a seed or a torch.Generator"),
         ({"random_state": "seed"}, stc.DecompositionError, "a seed or a torch.Generator"),
         ({"mask": "all"}, stc.DecompositionError, 'mask must be "observed"'),
         ({"mask": torch.ones(4, 5)}, stc.ShapeError, "mask must have x's shape"),
@@ -297,6 +298,9 @@ def test_arguments_are_refused_before_anything_runs(
         (X.to(torch.complex64), stc.DtypeError, "no complex decomposition"),
         (X.to(torch.float16), stc.DtypeError, "float32 or float64"),
         (X.with_values(X.values / 0), stc.FormatError, "infinite or NaN"),
+        (X.to(torch.float32).with_values(X.values.float() * 1e30), stc.FormatError, r"add up to inf in .*; scale x"),
+        (X.to(torch.float32).with_values(X.values.float() * 1e-30), stc.FormatError, r"add up to 0 in .*; scale x"),
+        (X.with_values(X.values * 1e200), stc.FormatError, r"add up to inf in torch.float64; scale x"),
         (stc.SparseTensor([[0, 2]], [1.0, 2.0], (3,)), stc.ShapeError, "needs at least 2"),
         (stc.SparseTensor(torch.empty(2, 0, dtype=torch.int64), torch.empty(0), (3, 0)), stc.ShapeError, "size 0"),
         (X.to("meta"), stc.DeviceError, "meta"),
@@ -305,3 +309,22 @@ def test_arguments_are_refused_before_anything_runs(
 def test_tensors_are_refused_before_anything_runs(x: Any, kind: type[Exception], says: str) -> None:
     with pytest.raises(kind, match=says):
         cp_als(x, 2)
+
+
+@pytest.mark.parametrize("options", [{}, {"nonnegative": True}, {"mask": "observed", "l2_reg": 0.1}])
+def test_autocast_changes_nothing(options: dict[str, Any]) -> None:
+    x, start = X.to(F32), random_factors(X.shape, 2, F32)
+    plain = cp_als(x, 2, init=start, n_iter_max=3, **options)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = cp_als(x, 2, init=start, n_iter_max=3, **options)
+    torch.testing.assert_close(found.factors, plain.factors)
+    assert found.fits == pytest.approx(plain.fits)
+
+
+@pytest.mark.parametrize("run", [stc.decomposition.cp_apr, stc.decomposition.tucker])
+def test_autocast_changes_no_other_decomposition(run: Any) -> None:
+    x = X.to(F32)
+    plain = run(x, 2, random_state=0, n_iter_max=3)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = run(x, 2, random_state=0, n_iter_max=3)
+    torch.testing.assert_close(found.factors, plain.factors)

@@ -88,12 +88,16 @@ def test_coordinates_of_no_entry_are_refused(make: type) -> None:
     model = make()
     with pytest.raises(stc.ShapeError, match=r"shape \(3, n\)"):
         model.values_at([[0], [1]])
-    with pytest.raises(stc.CoordinateError, match="mode 2"):
+    for ragged in ([[0], [1, 2], [0]], "abc"):
+        with pytest.raises(stc.ShapeError, match=r"a rectangle of integers \(3, n\)"):
+            model.values_at(ragged)
+    with pytest.raises(stc.CoordinateError, match=r"mode 2: entry 0 has 3, but the size of mode 2 is 3 \("):
         model.values_at([[0], [1], [3]])
     with pytest.raises(stc.DtypeError, match="integers"):
         model.values_at([[0.0], [1.0], [2.0]])
     with pytest.raises(stc.OutOfMemoryError, match="the model in full"):
         model.to_dense(memory_limit=100)
+    assert model.values_at([[], [], []]).shape == (0,)
 
 
 def test_a_model_arranged_for_a_reader_is_the_same_tensor() -> None:
@@ -149,6 +153,18 @@ def test_files_that_hold_no_model_are_refused(tmp_path: Path) -> None:
 
 
 @MODELS
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_files_of_other_dtypes_are_refused_before_an_old_one_is_lost(
+    make: type, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model, path = make(), tmp_path / "model.npz"
+    model.save(path)
+    with pytest.raises(stc.DtypeError, match=str(dtype)):
+        model.to(dtype).save(path)
+    assert torch.equal(type(model).load(path).factors[0], model.factors[0])
+
+
+@MODELS
 def test_other_libraries_take_a_model(make: type) -> None:
     pytest.importorskip("pyttb")
     tl = pytest.importorskip("tensorly")
@@ -160,6 +176,7 @@ def test_other_libraries_take_a_model(make: type) -> None:
     as_pair = tl.cp_to_tensor if isinstance(model, CP) else tl.tucker_to_tensor
     head, factors = model
     np.testing.assert_allclose(as_pair((head.numpy(), [f.numpy() for f in factors])), full)
+    np.testing.assert_allclose(model.to(torch.bfloat16).to_tensorly().to_tensor(), full, rtol=0.1, atol=0.1)
     with tl.backend_context("pytorch"):
         assert torch.equal(model.to_tensorly()[1][0], model.factors[0])
 
@@ -195,3 +212,24 @@ def test_what_is_no_model_is_refused() -> None:
         Tucker(core, (factors[0], factors[1].float(), factors[2]))
     with pytest.raises(stc.DeviceError, match="mode 2"):
         Tucker(core, (*factors[:2], factors[2].to("meta")))
+
+
+def test_models_of_nothing_can_be_looked_at() -> None:
+    weights, factors = cp()
+    bare = CP(weights[:0], tuple(f[:, :0] for f in factors))
+    assert repr(bare) == "CP(shape=(4, 5, 3), rank=0, dtype=torch.float64, device=cpu)"
+    assert bare.norm() == 0
+    assert bare.to_dense().abs().sum() == 0
+    assert bare.arranged().rank == 0
+    assert CP(weights, (factors[0][:0], factors[1])).arranged().shape == (0, 5)
+    assert "weights" not in repr(cp().to("meta"))
+    core, matrices = tucker()
+    assert "core up to" not in repr(Tucker(core[:0], (matrices[0][:, :0], *matrices[1:])))
+    assert "core up to" not in repr(tucker().to("meta"))
+
+
+@MODELS
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64])
+def test_models_are_of_real_floating_point_numbers(make: type, dtype: torch.dtype) -> None:
+    with pytest.raises(stc.DtypeError, match=f"real floating-point numbers, found {dtype}"):
+        make().to(dtype)

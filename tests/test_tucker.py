@@ -125,6 +125,7 @@ X = random_tensor((4, 5, 6))
     ("arguments", "kind", "says"),
     [
         ({"ranks": 0}, stc.DecompositionError, "the rank of mode 0 must be an integer from 1 on, found 0"),
+        ({"ranks": True}, stc.DecompositionError, "found True"),
         ({"ranks": (2, 2.5, 2)}, stc.DecompositionError, "mode 1 must be an integer"),
         ({"ranks": (2, 2)}, stc.DecompositionError, "an integer or 3 of them"),
         ({"ranks": "full"}, stc.DecompositionError, "an integer or 3 of them"),
@@ -142,3 +143,11 @@ def test_arguments_are_refused_before_anything_runs(
 ) -> None:
     with pytest.raises(kind, match=says):
         tucker(X, **{"ranks": 2, **arguments})
+
+
+@pytest.mark.parametrize("limit", [1, 1024])
+def test_a_plan_that_options_name_is_for_the_chains_alone(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leading, "GRAM", limit)
+    with stc.options(plan="coo"):
+        found = tucker(X, 2, random_state=0, n_iter_max=2)
+    assert found.fit == pytest.approx(tucker(X, 2, random_state=0, n_iter_max=2, plan="coo").fit)

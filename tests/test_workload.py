@@ -237,3 +237,30 @@ def test_mttkrp_of_all_modes_in_a_graph() -> None:
     traced = make_fx(lambda *own: stc.mttkrp(x, list(own)), tracing_mode="real")(*factors(x))
     for one, other in zip(traced(*factors(x)), stc.mttkrp(x, factors(x)), strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_what_is_no_workload_is_refused() -> None:
+    x = random_sparse((7, 9, 5), "skewed", torch.float64)
+    equations, operands = modes(x)
+    with pytest.raises(stc.EquationError, match="found list_iterator and list"):
+        stc.compile_many(iter(equations), x, operands)  # type: ignore[arg-type]
+    with pytest.raises(stc.EquationError, match="found list and Tensor"):
+        stc.compile_many(["ijk,kr->ijr"], x, factors(x)[2])  # type: ignore[arg-type]
+    for none in (None, "ab"):
+        with pytest.raises(stc.EquationError, match="a list of dense operands for 'ijk->i'"):
+            stc.compile_many(["ijk->i"], x, [none])
+
+
+@pytest.mark.parametrize("convert", [lambda w: w, stc.SparseTensor.to_torch, stc.SparseTensor.to_scipy])
+def test_a_second_sparse_operand_is_refused_by_its_place(convert: Any) -> None:
+    x, w = random_sparse((7, 9, 5), "skewed", torch.float64), random_sparse((5, 4), "skewed", torch.float64)
+    with pytest.raises(stc.EquationError, match="operand 2 of 'ijk,kl->ijl' is sparse too"):
+        stc.compile_many(["ijk,kl->ijl"], x, [(convert(w),)])
+
+
+def test_a_single_operand_may_be_an_array() -> None:
+    x = random_sparse((7, 9, 5), "skewed", torch.float64)
+    b = factors(x)[2]
+    for own in (b, b.numpy()):
+        (kernel,) = stc.compile_many(["ijk,kr->ir"], x, [own])
+        assert_matches(kernel(b), "ijk,kr->ir", [x, b])

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from sparsetc.decomposition import checks
+from sparsetc.decomposition.context import undisturbed
 from sparsetc.decomposition.initial import cp_factors
 from sparsetc.decomposition.kernels import mode_kernels, model_kernel
 from sparsetc.decomposition.linear import divisor, hadamard, normalized
@@ -37,7 +38,7 @@ class _Limits:
 
 
 @entry_point
-@torch.no_grad()
+@undisturbed
 def cp_apr(
     x: Any,
     rank: int,

@@ -6,7 +6,7 @@ In: arguments as users give them. Out: the same, checked and in one form; errors
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import isfinite
+from math import inf, isfinite
 from operator import index
 from typing import Any
 
@@ -20,13 +20,14 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 DTYPES = (torch.float32, torch.float64)
 
 
-def tensor(x: Any, name: str, single: bool = False) -> SparseTensor:
+def tensor(x: Any, name: str, single: bool = False, whole: bool = True) -> SparseTensor:
     """The sparse tensor to decompose: coalesced, of two modes or more, finite float32 or float64 values, no gradient.
 
     Args:
         x: as the user gave it.
         name: of the decomposition, for messages.
         single: whether every nonzero must have its coordinates, none a place in a block or in a dense mode.
+        whole: whether all values will be read; where not, `check_values` is for those that will.
 
     Raises:
         DtypeError, ShapeError, DeviceError, FormatError: it is none. To look at the values waits for a GPU once.
@@ -52,9 +53,22 @@ def tensor(x: Any, name: str, single: bool = False) -> SparseTensor:
         sparse = sparse.with_values(sparse.values.detach())
     if sparse.blocksize or (single and sparse.dense_order):
         sparse = sparse.expand_dense()
-    if not bool(sparse.values.isfinite().all()):
-        raise FormatError(f"{name}: x has values that are infinite or NaN")
+    if whole:
+        check_values(sparse.values, name)
     return sparse
+
+
+def check_values(values: torch.Tensor, name: str) -> None:
+    """FormatError of values that are not finite, or whose squares, which fits are sums of, overflow or vanish."""
+    if not values.numel():
+        return
+    largest, square = torch.stack((values.abs().max(), values.square().sum())).tolist()
+    if not isfinite(largest):
+        raise FormatError(f"{name}: x has values that are infinite or NaN")
+    if largest and not torch.finfo(values.dtype).tiny <= square < inf:
+        raise FormatError(
+            f"{name}: x has values up to {largest:.3g}, whose squares add up to {square:.3g} in {values.dtype}; scale x"
+        )
 
 
 def rank(given: Any, name: str) -> int:
@@ -134,7 +148,7 @@ def generator(random_state: Any, name: str) -> torch.Generator | None:
         return random_state
     try:
         return torch.Generator().manual_seed(index(random_state))
-    except (TypeError, RuntimeError, OverflowError):  # no integer, or one that is no seed
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # no integer, or one that is no seed
         raise DecompositionError(
             f"{name}: random_state must be a seed or a torch.Generator, found {random_state!r:.80}"
         ) from None

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from sparsetc.decomposition import checks
 from sparsetc.decomposition.kernels import mode_kernels
 from sparsetc.errors import DecompositionError, DeviceError, FormatError, ShapeError
 from sparsetc.options import current
@@ -36,11 +37,13 @@ def observed(x: SparseTensor, mask: Any, name: str) -> Seen:
         name: of the decomposition, for messages.
 
     Raises:
-        DecompositionError, ShapeError, DeviceError, FormatError: of a mask that is none, or that knows nothing.
+        DecompositionError, ShapeError, DeviceError, FormatError: of a mask that is none, or that knows nothing, and of
+            known values that are not finite.
     """
     known = x if isinstance(mask, str) and mask == "observed" else _on_mask(x, _positions(x, mask, name))
     if known.nnz == 0:
         raise FormatError(f"{name}: the mask has no observed entry")
+    checks.check_values(known.values, name)
     return Seen(known, known.with_values(torch.ones_like(known.values)))
 
 

@@ -14,6 +14,7 @@ import torch
 from sparsetc.decomposition import checks
 from sparsetc.decomposition.als import Equations, Sweep, Update, Whole
 from sparsetc.decomposition.completion import Observed, observed
+from sparsetc.decomposition.context import undisturbed
 from sparsetc.decomposition.initial import cp_factors, is_model
 from sparsetc.decomposition.linear import hals, normalized, solve, solve_rows
 from sparsetc.decomposition.loop import Ended, Rows, Watch, iterate, settled
@@ -24,7 +25,7 @@ NAME = "cp_als"
 
 
 @entry_point
-@torch.no_grad()
+@undisturbed
 def cp_als(
     x: Any,
     rank: int,
@@ -72,7 +73,7 @@ def cp_als(
     Raises:
         DecompositionError, ShapeError, DtypeError, DeviceError, FormatError, OutOfMemoryError: before any sweep.
     """
-    sparse = checks.tensor(x, NAME, single=mask is not None)
+    sparse = checks.tensor(x, NAME, single=mask is not None, whole=mask is None)
     rank, free = checks.rank(rank, NAME), checks.free_modes(fixed_modes, sparse.order, NAME)
     n_iter_max = checks.number(n_iter_max, 0, f"{NAME}: n_iter_max")
     tol, l2_reg = checks.level(tol, f"{NAME}: tol"), checks.level(l2_reg, f"{NAME}: l2_reg")

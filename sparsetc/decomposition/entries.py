@@ -19,7 +19,12 @@ CHUNK = 1 << 22
 
 def as_coords(given: Any, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
     """(order, n) int64 on a device, checked (one transfer); ShapeError, DtypeError, CoordinateError."""
-    coords = torch.as_tensor(given, device=device)
+    try:
+        coords = torch.as_tensor(given, device=device)
+    except (TypeError, ValueError) as error:
+        raise ShapeError(f"coordinates must be a rectangle of integers ({len(shape)}, n): {error}") from None
+    if not coords.numel() and not isinstance(given, torch.Tensor):
+        coords = coords.long()  # the dtype of empty lists says nothing
     if coords.dtype.is_floating_point or coords.dtype.is_complex or coords.dtype == torch.bool:
         raise DtypeError(f"coordinates are integers, found {coords.dtype}")
     if coords.ndim != 2 or coords.shape[0] != len(shape):

@@ -53,7 +53,10 @@ def pyttb_ttensor(core: torch.Tensor, factors: Sequence[torch.Tensor]) -> Any:
 def _of(tl: Any, tensor: torch.Tensor) -> Any:
     """A tensor of tensorly's current backend; torch's own where that is the backend."""
     own = tensor.detach()
-    return own.clone() if tl.get_backend() == "pytorch" else tl.tensor(own.cpu().numpy())
+    if tl.get_backend() == "pytorch":
+        return own.clone()
+    own = own.float() if own.dtype == torch.bfloat16 else own  # which numpy does not have
+    return tl.tensor(own.cpu().numpy())
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:

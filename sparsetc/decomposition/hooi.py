@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from sparsetc.decomposition import checks
+from sparsetc.decomposition.context import undisturbed
 from sparsetc.decomposition.kernels import chain_kernels
 from sparsetc.decomposition.leading import leading, leading_vectors
 from sparsetc.decomposition.linear import divisor
@@ -27,7 +28,7 @@ NAME = "tucker"
 
 
 @entry_point
-@torch.no_grad()
+@undisturbed
 def tucker(
     x: Any,
     ranks: int | Sequence[int],
@@ -119,7 +120,8 @@ class _Sweep:
 
 def _ranks(given: Any, x: SparseTensor) -> tuple[int, ...]:
     try:
-        listed = [index(given)] * x.order
+        index(given)
+        listed = [given] * x.order
     except TypeError:
         listed = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
     if len(listed) != x.order:

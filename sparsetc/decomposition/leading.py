@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 
 from sparsetc.api import compile, einsum
+from sparsetc.decomposition.linear import signs_of_largest
 from sparsetc.tensor.numbering import numbered
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -22,6 +23,9 @@ WARM_STEPS = 3
 """Such iterations from the vectors of an earlier sweep."""
 SPARE = 8
 """Columns besides those wanted that make a random start converge."""
+
+AUTO = "auto"
+"""The plan of einsums of unfoldings; one that options name is for those of the tensor, and may not apply to these."""
 
 
 def leading(matrix: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
@@ -47,14 +51,14 @@ def leading_vectors(x: SparseTensor, mode: int, count: int, random: torch.Genera
     unfolded = _unfolded(x, mode)
     size, columns = unfolded.shape
     if size <= GRAM:
-        gram = einsum("ij,kj->ik", unfolded, unfolded, output="dense")
+        gram = einsum("ij,kj->ik", unfolded, unfolded, output="dense", plan=AUTO)
         assert isinstance(gram, torch.Tensor)
         return signed(_last_vectors(gram.double(), count).to(x.dtype))
     width = min(size, count + SPARE)
     device = "cpu" if random is None else random.device
     start = torch.randn(size, width, generator=random, dtype=x.dtype, device=device).to(x.device)
-    back = compile("ij,ir->jr", unfolded, start)
-    forth = compile("ij,jr->ir", unfolded, start.new_empty(columns, width))
+    back = compile("ij,ir->jr", unfolded, start, plan=AUTO)
+    forth = compile("ij,jr->ir", unfolded, start.new_empty(columns, width), plan=AUTO)
 
     def product(basis: torch.Tensor) -> torch.Tensor:
         folded = back(basis)
@@ -68,8 +72,7 @@ def leading_vectors(x: SparseTensor, mode: int, count: int, random: torch.Genera
 
 def signed(vectors: torch.Tensor) -> torch.Tensor:
     """Columns whose entry of the largest magnitude is positive."""
-    largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
-    return vectors * torch.where(largest < 0, -1, 1)
+    return vectors * signs_of_largest(vectors)
 
 
 def _last_vectors(gram: torch.Tensor, count: int) -> torch.Tensor:

@@ -150,6 +150,14 @@ def normalized(
     return weights, tuple(out)
 
 
+def signs_of_largest(columns: torch.Tensor) -> torch.Tensor:
+    """(k,) the sign, 1 or -1, of the entry of the largest magnitude in each column of (n, k); 1 where n is 0."""
+    if not columns.shape[0]:
+        return columns.new_ones(columns.shape[1])
+    largest = columns.gather(0, columns.abs().argmax(0, keepdim=True))[0]
+    return torch.where(largest < 0, -1, 1).to(columns.dtype)
+
+
 def divisor(lengths: torch.Tensor) -> torch.Tensor:
     """Lengths to divide by: 1 instead of 0."""
     return lengths.masked_fill(lengths == 0, 1)

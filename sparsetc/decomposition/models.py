@@ -16,7 +16,7 @@ import torch
 
 from sparsetc.decomposition import foreign, saved
 from sparsetc.decomposition.entries import as_coords, in_chunks
-from sparsetc.decomposition.linear import divisor, hadamard
+from sparsetc.decomposition.linear import divisor, hadamard, signs_of_largest
 from sparsetc.errors import DecompositionError, DeviceError, DtypeError, ShapeError
 
 
@@ -85,12 +85,12 @@ class CP:
         return self.fits[-1] if self.fits else None
 
     def __repr__(self) -> str:
-        low, high = (f"{float(w):.4g}" for w in self.weights.aminmax())
+        known = self.rank > 0 and not self.weights.is_meta
+        weights = "weights {:.4g} to {:.4g}, ".format(*self.weights.aminmax()) if known else ""
         fit = "" if self.fit is None else f", fit={self.fit:.4f} after {len(self.fits)} iterations"
         stopped = f", stopped={self.stopped!r}" if self.stopped else ""
         return (
-            f"CP(shape={self.shape}, rank={self.rank}{fit}{stopped}, weights {low} to {high}, dtype={self.dtype}, "
-            f"device={self.device})"
+            f"CP(shape={self.shape}, rank={self.rank}{fit}{stopped}, {weights}dtype={self.dtype}, device={self.device})"
         )
 
     # -- entries ------------------------------------------------------------------------------------------------------
@@ -147,8 +147,7 @@ class CP:
         for mode, factor in enumerate(self.factors):
             norms = torch.linalg.vector_norm(factor, dim=0)
             weights = weights * norms
-            largest = factor.gather(0, factor.abs().argmax(0, keepdim=True))[0]
-            signs = torch.where(largest < 0, -1, 1).to(factor.dtype)
+            signs = signs_of_largest(factor)
             if mode < self.order - 1:
                 weights = weights * signs
                 norms = norms * signs
@@ -168,7 +167,11 @@ class CP:
     # -- files --------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all of it to an .npz file of this name, whole or not at all; an old file stays until it is complete."""
+        """Write all of it to an .npz file of this name, whole or not at all; an old file stays until it is complete.
+
+        Raises:
+            DtypeError: of a model that is not of float32 or float64; an old file stays.
+        """
         arrays = {f"factor_{m}": f for m, f in enumerate(self.factors)}
         numbers = {"fits": self.fits, "log_likelihoods": self.log_likelihoods}
         saved.write(path, "CP", {"weights": self.weights, **arrays}, numbers, self.stopped)
@@ -179,7 +182,7 @@ class CP:
 
         Raises:
             IOFormatError: the file holds no CP model.
-        OutOfMemoryError: it would pass the memory limit.
+            OutOfMemoryError: it would pass the memory limit.
             FileNotFoundError: no such file.
         """
         held = saved.read(path, "CP", "weights", device)
@@ -199,6 +202,8 @@ def _check_factor(factor: Any, mode: int, weights: Any) -> None:
         )
     if factor.dtype != weights.dtype:
         raise DtypeError(f"the factor of mode {mode} has dtype {factor.dtype}, the weights have {weights.dtype}")
+    if not weights.dtype.is_floating_point:
+        raise DtypeError(f"a CP model is of real floating-point numbers, found {weights.dtype}")
     if factor.device != weights.device:
         raise DeviceError(f"the factor of mode {mode} is on {factor.device}, the weights are on {weights.device}")
 

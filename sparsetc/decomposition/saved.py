@@ -13,8 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sparsetc.errors import IOFormatError, SparsetcError
+from sparsetc.errors import DtypeError, IOFormatError, SparsetcError
 from sparsetc.io import atomic, memory, npy
+
+DTYPES = (torch.float32, torch.float64)
+"""Of models in files: what decompositions compute in, and numpy has."""
 
 WORD = 256
 """Bytes that a word in a file may take."""
@@ -38,7 +41,10 @@ def write(
     numbers: Mapping[str, Sequence[float]],
     stopped: str,
 ) -> None:
-    """Write tensors, lists of numbers and two words; OSError names the path."""
+    """Write tensors, lists of numbers and two words; OSError names the path, DtypeError what `read` would not take."""
+    dtype = next(iter(tensors.values())).dtype
+    if dtype not in DTYPES:
+        raise DtypeError(f"a file of a model holds float32 or float64, found {dtype}; convert it: .to(torch.float32)")
     arrays = {name: t.detach().cpu().contiguous().numpy() for name, t in tensors.items()}
     lists = {name: np.array(given, np.float64) for name, given in numbers.items()}
     with atomic.replacing(path) as file:

@@ -86,9 +86,11 @@ class Tucker:
     def __repr__(self) -> str:
         fit = "" if self.fit is None else f", fit={self.fit:.4f} after {len(self.fits)} iterations"
         stopped = f", stopped={self.stopped!r}" if self.stopped else ""
+        known = self.core.numel() and not self.core.is_meta
+        core = f"core up to {float(self.core.abs().max()):.4g}, " if known else ""
         return (
-            f"Tucker(shape={self.shape}, rank={self.rank}{fit}{stopped}, "
-            f"core up to {float(self.core.abs().max()):.4g}, dtype={self.dtype}, device={self.device})"
+            f"Tucker(shape={self.shape}, rank={self.rank}{fit}{stopped}, {core}"
+            f"dtype={self.dtype}, device={self.device})"
         )
 
     # -- entries ------------------------------------------------------------------------------------------------------
@@ -145,7 +147,11 @@ class Tucker:
     # -- files --------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all of it to an .npz file of this name, whole or not at all; an old file stays until it is complete."""
+        """Write all of it to an .npz file of this name, whole or not at all; an old file stays until it is complete.
+
+        Raises:
+            DtypeError: of a model that is not of float32 or float64; an old file stays.
+        """
         arrays = {f"factor_{m}": f for m, f in enumerate(self.factors)}
         saved.write(path, "Tucker", {"core": self.core, **arrays}, {"fits": self.fits}, self.stopped)
 
@@ -155,7 +161,7 @@ class Tucker:
 
         Raises:
             IOFormatError: the file holds no Tucker model.
-        OutOfMemoryError: it would pass the memory limit.
+            OutOfMemoryError: it would pass the memory limit.
             FileNotFoundError: no such file.
         """
         held = saved.read(path, "Tucker", "core", device)
@@ -173,6 +179,8 @@ def _check_factor(factor: Any, mode: int, core: torch.Tensor) -> None:
         )
     if factor.dtype != core.dtype:
         raise DtypeError(f"the factor of mode {mode} has dtype {factor.dtype}, the core has {core.dtype}")
+    if not core.dtype.is_floating_point:
+        raise DtypeError(f"a Tucker model is of real floating-point numbers, found {core.dtype}")
     if factor.device != core.device:
         raise DeviceError(f"the factor of mode {mode} is on {factor.device}, the core is on {core.device}")
 

@@ -55,7 +55,7 @@ def check_range(coords: torch.Tensor, shape: Sequence[int], what: str = "nonzero
             at = int(torch.nonzero((row < 0) | (row >= size))[0, 0])
             raise CoordinateError(
                 f"coordinate out of range in mode {mode}: {what} {at} has {int(row[at])}, "
-                f"but the size of mode {mode} is {size}{'' if what == 'nonzero' else f' {what}s'} "
+                f"but the size of mode {mode} is {size}{' blocks' if what == 'block' else ''} "
                 f"(coordinates are 0-based: 0 <= c < {size})"
             )
 
