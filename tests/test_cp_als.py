@@ -6,6 +6,7 @@ import signal
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from decomposition_cases import F32, F64, planted, random_factors, random_tensor, similarity, to_pyttb
@@ -328,3 +329,13 @@ def test_autocast_changes_no_other_decomposition(run: Any) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         found = run(x, 2, random_state=0, n_iter_max=3)
     torch.testing.assert_close(found.factors, plain.factors)
+
+
+@pytest.mark.parametrize("enough", [True, np.bool_(True), torch.tensor(True)], ids=str)
+def test_any_true_of_a_callback_ends_a_run(enough: Any) -> None:
+    assert len(cp_als(random_tensor((4, 5, 6), 0.3, F64), 2, tol=0, callback=lambda *_: enough).fits) == 1
+
+
+def test_a_callback_that_is_no_function_is_refused_before_any_sweep() -> None:
+    with pytest.raises(stc.DecompositionError, match="callback must be a function of a model and an error, found 3"):
+        cp_als(random_tensor((4, 5, 6), 0.3, F64), 2, callback=3)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from sparsetc.decomposition.context import undisturbed
 from sparsetc.decomposition.initial import cp_factors
 from sparsetc.decomposition.kernels import mode_kernels, model_kernel
 from sparsetc.decomposition.linear import divisor, hadamard, normalized
-from sparsetc.decomposition.loop import Ended, Rows, Watch, iterate
+from sparsetc.decomposition.loop import Ended, Watch, asking, iterate
 from sparsetc.decomposition.models import CP
 from sparsetc.errors import FormatError
 from sparsetc.support.entry import entry_point
@@ -86,6 +86,7 @@ def cp_apr(
         raise FormatError(f"{NAME}: x has values below 0, which no counts are; see cp_als")
     rank = checks.rank(rank, NAME)
     n_iter_max = checks.number(n_iter_max, 0, f"{NAME}: n_iter_max")
+    asked = asking(callback, lambda rows: made(Ended(rows, "")))
     limits = _Limits(
         checks.number(n_inner_max, 1, f"{NAME}: n_inner_max"),
         checks.level(tol, f"{NAME}: tol"),
@@ -102,12 +103,8 @@ def cp_apr(
         copies = tuple(f.clone() for f in sweep.factors)
         return CP(sweep.weights.clone(), copies, ended.column(0), ended.stopped, ended.column(1))
 
-    def told(rows: Rows) -> Any:
-        assert callback is not None
-        return callback(made(Ended(rows, "")), 1 - rows[-1][0])
-
     title = f"CP-APR, rank {rank}"
-    watch = Watch(n_iter_max, lambda rows: rows[-1][2] < limits.tol, callback and told, progress, title)
+    watch = Watch(n_iter_max, lambda rows: rows[-1][2] < limits.tol, asked, progress, title)
     return made(iterate(sweep, sweep.measures, watch))
 
 

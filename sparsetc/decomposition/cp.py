@@ -17,7 +17,7 @@ from sparsetc.decomposition.completion import Observed, observed
 from sparsetc.decomposition.context import undisturbed
 from sparsetc.decomposition.initial import cp_factors, is_model
 from sparsetc.decomposition.linear import hals, normalized, solve, solve_rows
-from sparsetc.decomposition.loop import Ended, Rows, Watch, iterate, settled
+from sparsetc.decomposition.loop import Ended, Watch, asking, iterate, settled
 from sparsetc.decomposition.models import CP
 from sparsetc.support.entry import entry_point
 
@@ -76,6 +76,7 @@ def cp_als(
     sparse = checks.tensor(x, NAME, single=mask is not None, whole=mask is None)
     rank, free = checks.rank(rank, NAME), checks.free_modes(fixed_modes, sparse.order, NAME)
     n_iter_max = checks.number(n_iter_max, 0, f"{NAME}: n_iter_max")
+    asked = asking(callback, lambda rows: made(Ended(rows, "")))
     tol, l2_reg = checks.level(tol, f"{NAME}: tol"), checks.level(l2_reg, f"{NAME}: l2_reg")
     seen = None if mask is None else observed(sparse, mask, NAME)
     random = checks.generator(random_state, NAME)
@@ -96,16 +97,12 @@ def cp_als(
         kept = normalized(factors, free) if normalize_factors else (torch.ones_like(factors[0][0]), _copied(factors))
         return CP(*kept, ended.column(0), ended.stopped)
 
-    def told(rows: Rows) -> Any:
-        assert callback is not None
-        return callback(made(Ended(rows, "")), 1 - rows[-1][0])
-
     if not bool(equations.norm > 0):
         factors[free[0]].zero_()
         return made(Ended([[1.0]], "converged"))
     if not is_model(init):
         sweep.fit_scale()
-    watch = Watch(n_iter_max, settled(tol, sparse.dtype), callback and told, progress, f"CP, rank {rank}")
+    watch = Watch(n_iter_max, settled(tol, sparse.dtype), asked, progress, f"CP, rank {rank}")
     return made(iterate(sweep, sweep.measures, watch))
 
 

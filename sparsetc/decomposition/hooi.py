@@ -18,7 +18,7 @@ from sparsetc.decomposition.context import undisturbed
 from sparsetc.decomposition.kernels import chain_kernels
 from sparsetc.decomposition.leading import leading, leading_vectors
 from sparsetc.decomposition.linear import divisor
-from sparsetc.decomposition.loop import Ended, Rows, Watch, iterate, settled
+from sparsetc.decomposition.loop import Ended, Watch, asking, iterate, settled
 from sparsetc.decomposition.tucker_model import Tucker
 from sparsetc.errors import DecompositionError, ShapeError
 from sparsetc.support.entry import entry_point
@@ -68,6 +68,7 @@ def tucker(
     sparse = checks.tensor(x, NAME)
     sizes, free = _ranks(ranks, sparse), checks.free_modes(fixed_modes, sparse.order, NAME)
     n_iter_max = checks.number(n_iter_max, 0, f"{NAME}: n_iter_max")
+    asked = asking(callback, lambda rows: made(Ended(rows, "")))
     tol = checks.level(tol, f"{NAME}: tol")
     factors = _start(sparse, sizes, init, checks.generator(random_state, NAME), free)
     sweep = _Sweep(sparse, factors, free, **settings)
@@ -75,12 +76,8 @@ def tucker(
     def made(ended: Ended) -> Tucker:
         return Tucker(sweep.core.clone(), tuple(f.clone() for f in factors), ended.column(0), ended.stopped)
 
-    def told(rows: Rows) -> Any:
-        assert callback is not None
-        return callback(made(Ended(rows, "")), 1 - rows[-1][0])
-
     title = f"Tucker, rank {' x '.join(map(str, sizes))}"
-    watch = Watch(n_iter_max, settled(tol, sparse.dtype), callback and told, progress, title, capture=False)
+    watch = Watch(n_iter_max, settled(tol, sparse.dtype), asked, progress, title, capture=False)
     ended = iterate(sweep, sweep.measures, watch)
     if not ended.rows:
         sweep.project(free[-1], sweep.chain(free[-1]))

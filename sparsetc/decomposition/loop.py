@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
+import numpy as np
 import torch
 
 from sparsetc.decomposition.graphs import Captured
+from sparsetc.errors import DecompositionError
 from sparsetc.io.progress import bar
 from sparsetc.support.warn import warn
 
@@ -33,7 +35,7 @@ class Watch:
 
     n_iter_max: int
     converged: Callable[[Rows], bool]
-    callback: Callable[[Rows], Any] | None = None
+    callback: Callable[[Rows], bool] | None = None
     """Called after each iteration; True ends the run."""
     progress: bool = False
     title: str = ""
@@ -56,6 +58,24 @@ class Ended:
     def column(self, number: int) -> tuple[float, ...]:
         """One measure of every iteration."""
         return tuple(row[number] for row in self.rows)
+
+
+def asking(callback: Any, made: Callable[[Rows], Any]) -> Callable[[Rows], bool] | None:
+    """What asks a user's callback, given the model and its error, whether that is enough; None where there is none.
+
+    Raises:
+        DecompositionError: it is nothing that can be called.
+    """
+    if callback is None:
+        return None
+    if not callable(callback):
+        raise DecompositionError(f"callback must be a function of a model and an error, found {callback!r:.80}")
+
+    def asked(rows: Rows) -> bool:
+        said = callback(made(rows), 1 - rows[-1][0])
+        return bool(said) if isinstance(said, bool | torch.Tensor | np.bool_) else False
+
+    return asked
 
 
 def settled(tol: float, dtype: torch.dtype) -> Callable[[Rows], bool]:
@@ -97,7 +117,7 @@ def iterate(step: Callable[[], None], measures: torch.Tensor, watch: Watch) -> E
 
 
 def _ended(watch: Watch, rows: Rows) -> str:
-    if watch.callback is not None and watch.callback(rows) is True:
+    if watch.callback is not None and watch.callback(rows):
         return "callback"
     if not isfinite(rows[-1][0]):
         warn(f"the fit is no number after {len(rows)} iterations: values overflow; scale x, or use float64")

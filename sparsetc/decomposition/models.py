@@ -97,7 +97,7 @@ class CP:
 
     def norm(self) -> torch.Tensor:
         """``|M|``, a float64 scalar on the model's device; computed from the factors' Gram matrices."""
-        grams = torch.stack([(f.T @ f).double() for f in self.factors])
+        grams = torch.stack([f.double().T @ f.double() for f in self.factors])
         weights = self.weights.double()
         return (weights @ hadamard(grams) @ weights).clamp(min=0).sqrt()
 

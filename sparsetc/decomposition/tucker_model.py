@@ -98,7 +98,7 @@ class Tucker:
     def norm(self) -> torch.Tensor:
         """``|M|``, a float64 scalar on the model's device: of the core, seen through the factors' Gram matrices."""
         core = self.core.double()
-        seen = _multiplied(core, [(f.T @ f).double() for f in self.factors])
+        seen = _multiplied(core, [f.double().T @ f.double() for f in self.factors])
         return (seen * core).sum().clamp(min=0).sqrt()
 
     def to_dense(self, memory_limit: int | str | None = None) -> torch.Tensor:
