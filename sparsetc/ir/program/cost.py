@@ -348,10 +348,15 @@ class _Walk:
         padded = self.sides and not self.sides & {*s.axes}
         self.added_bytes = (self.added * (self._cells(s.axes) if padded else p.width // programs)).bytes
         self.owned, self.copies = s.owned, s.copies
-        if not s.owned and isinstance(s.key, Row) and s.key.level > ITEM and not self.sides:
+        if not s.owned and isinstance(s.key, Row) and s.key.level > ITEM and not self.sides and self._often(s.key):
             self.met = p.rows * s.copies
         if s.key == Position(ITEM):
             self.output = self.added_bytes
+
+    def _often(self, key: Row) -> bool:
+        """Whether what is added to one row lies apart: a lane, or a nonzero, has coordinates that the row has not."""
+        levels = self.p.view.levels[: key.level + 1]
+        return {self.p.letters[c.mode] for own in levels for c in own} != {*key.letters}
 
     def _cells(self, axes: Iterable[str]) -> int:
         """Elements that a program takes of axes but the lanes; over tiles padding is executed, and counted."""
