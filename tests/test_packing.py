@@ -22,7 +22,7 @@ from sparsetc.io.packing import budget, runs, sources
 from sparsetc.io.packing.budget import Budget
 from sparsetc.io.stc_writer import Writer
 
-SMALL = Budget(run=300, fan_in=4, block=16)
+SMALL = Budget(run=300, fan_in=4, block=48)
 """About 16 runs of the 5,000 nonzeros below, merged twice."""
 
 
@@ -324,7 +324,7 @@ import sparsetc.io
 from sparsetc.io import lines
 from sparsetc.io.packing import budget, pack, runs, sources
 lines.BLOCK, sources.ROWS = 3000, 100
-budget.of = lambda *_: budget.Budget(300, 4, 16)
+budget.of = lambda *_: budget.Budget(300, 4, 48)
 right = runs._keep
 def keep(held, folder, *more):
     if len(folder.runs) == 5:

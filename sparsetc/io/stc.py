@@ -11,6 +11,8 @@ import mmap
 import os
 import stat
 import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +27,9 @@ from sparsetc.io.stc_writer import Writer
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.inputs import DTYPES
 from sparsetc.tensor.sparse_tensor import SparseTensor
+
+Copy = Callable[[int, int], bytes]
+"""Gives bytes of a file from one offset to another."""
 
 
 class PackedFile:
@@ -131,9 +136,10 @@ class PackedFile:
         """
         self._check_gaps()
         last = torch.empty((self.order, 0), dtype=torch.int64)
-        for start in range(0, self.nnz, self._layout.block):
-            coords, _ = self.block(start, min(start + self._layout.block, self.nnz))
-            self._check_order(torch.cat((last, coords), 1), f"block {start // self._layout.block}")
+        step = -(-BLOCK // self._layout.block) * self._layout.block  # whole blocks, many where they are small
+        for start in range(0, self.nnz, step):
+            coords, _ = self.block(start, min(start + step, self.nnz))
+            self._check_order(torch.cat((last, coords), 1), f"blocks from {start // self._layout.block} on")
             last = coords[:, -1:]
 
     def tensor(self) -> SparseTensor:
@@ -174,30 +180,56 @@ class PackedFile:
             raise self._fault("checksums: the table of checksums is damaged")
         return np.frombuffer(data, place.dtype).reshape(len(self._layout.arrays), self._layout.blocks)
 
-    def _copied(self, start: int, end: int, what: str) -> bytes:
-        """Bytes of the file, copied out of a map that lives no longer than this."""
-        if start == end:
-            return b""
+    @contextmanager
+    def _mapped(self, start: int, end: int, what: str) -> Iterator[Copy]:
+        """What copies bytes ``start`` to ``end`` of the file, which are mapped for no longer than the block."""
+        base = start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+        self._check_size(what)
+        with mmap.mmap(self._file.fileno(), end - base, access=mmap.ACCESS_READ, offset=base) as mapped:
+
+            def copied(start: int, end: int) -> bytes:
+                self._check_size(what)
+                return mapped[start - base : end - base]
+
+            yield copied
+
+    def _check_size(self, what: str) -> None:
         if os.fstat(self._file.fileno()).st_size < self._layout.size:
             raise self._fault(f"{what}: the file was shortened while it was open")
-        base = start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-        with mmap.mmap(self._file.fileno(), end - base, access=mmap.ACCESS_READ, offset=base) as mapped:
-            return mapped[start - base : end - base]
+
+    def _copied(self, start: int, end: int, what: str) -> bytes:
+        """Bytes of the file."""
+        if start == end:
+            return b""
+        with self._mapped(start, end, what) as copied:
+            return copied(start, end)
 
     def _fill(self, number: int, start: int, stop: int, into: np.ndarray) -> None:
         """Nonzeros ``start`` to ``stop`` of one array, block by block."""
-        rows = self._layout.block
-        for block in range(start // rows, -(-stop // rows) if stop > start else 0):
-            held = self._block_of(number, block)
-            low, high = max(start, block * rows), min(stop, (block + 1) * rows)
-            into[low - start : high - start] = held[low - block * rows : high - block * rows]
+        if start == stop:
+            return
+        place, rows = self._layout.arrays[number], self._layout.block
+        first, last = start // rows, -(-stop // rows)
+        with self._mapped(self._range(place, first)[0], self._range(place, last - 1)[1], place.name) as copied:
+            for block in range(first, last):
+                held = self._checked(number, block, copied(*self._range(place, block)))
+                low, high = max(start, block * rows), min(stop, (block + 1) * rows)
+                into[low - start : high - start] = held[low - block * rows : high - block * rows]
+
+    def _range(self, place: Array, block: int) -> tuple[int, int]:
+        """Offsets of the bytes of one block."""
+        nbytes = self._layout.block * place.dtype.itemsize
+        start = place.offset + block * nbytes
+        return start, min(start + nbytes, place.end)
 
     def _block_of(self, number: int, block: int) -> np.ndarray:
         """One block of one array, checked."""
-        place, rows = self._layout.arrays[number], self._layout.block
-        width = place.dtype.itemsize
-        start = place.offset + block * rows * width
-        data = self._copied(start, min(start + rows * width, place.end), place.name)
+        place = self._layout.arrays[number]
+        return self._checked(number, block, self._copied(*self._range(place, block), place.name))
+
+    def _checked(self, number: int, block: int, data: bytes) -> np.ndarray:
+        """The elements of one block, if its bytes agree with their checksum and its coordinates with the size."""
+        place = self._layout.arrays[number]
         if zlib.crc32(data) != int(self._checks[number, block]):
             raise self._fault(f"{place.name}, block {block}: damaged, its checksum is another")
         found = np.frombuffer(data, place.dtype)

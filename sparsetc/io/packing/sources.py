@@ -93,8 +93,6 @@ def _tns(stack: ExitStack, path: Any, dtype: torch.dtype | None, limit: int, sho
     dtype = tns.checked_dtype(dtype)
     reader = stack.enter_context(lines.opened(path, tns.COMMENT, show))
     layout = tns.head(reader, dtype)
-    if layout.order < 1:
-        raise reader.fault("expected coordinates and a value, found a value only", reader.line, reader.shown())
     return Source(
         layout.order,
         dtype,
