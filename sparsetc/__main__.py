@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
 
     explain = commands.add_parser("explain", help="print the plan of an einsum on a tensor from a file")
     explain.add_argument("equation", help='for example "ijk,jr,kr->ir"; the first operand is the file\'s tensor')
-    explain.add_argument("file", help="a .tns, .mtx (either also .gz) or .npz file")
+    explain.add_argument("file", help="a .tns, .mtx (either also .gz), .npz or .stc file")
     explain.add_argument(
         "--rank", type=_size, default=32, help="size of letters the tensor does not have (default: 32)"
     )
@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.set_defaults(run=_explain)
 
     info = commands.add_parser("info", help="print order, sizes, nonzeros and fibers of a tensor from a file")
-    info.add_argument("file", help="a .tns, .mtx (either also .gz) or .npz file, or a packed one (.stc)")
+    info.add_argument("file", help="a .tns, .mtx (either also .gz), .npz or .stc file")
     info.set_defaults(run=_info)
 
     pack = commands.add_parser("pack", help="make a packed file of a file of any size, in bounded memory")
@@ -118,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     pack.set_defaults(run=_pack)
 
     blocking = commands.add_parser("blocking", help="group similar rows of a matrix from a file into dense blocks")
-    blocking.add_argument("file", help="a .tns, .mtx (either also .gz) or .npz file")
+    blocking.add_argument("file", help="a .tns, .mtx (either also .gz), .npz or .stc file")
     blocking.add_argument("--width", type=_size, default=64, help="columns of a block (default: 64)")
     blocking.add_argument(
         "--tau", type=_similarity, nargs="+", help="similarities, above 0 and at most 1 (default: 0.1, 0.2, …, 1)"

@@ -362,6 +362,23 @@ def test_a_full_disk(tmp_path: Path, frugal: None, after: int) -> None:
     is_as_read(source)
 
 
+def test_a_source_that_changes_meanwhile(tmp_path: Path, frugal: None) -> None:
+    source, target = text(tmp_path / "x.tns", *entries()), tmp_path / "packed.stc"
+    right = runs._keep
+
+    def keep(*arguments: Any) -> None:
+        right(*arguments)
+        os.utime(source, ns=(0, 0))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "_keep", keep)
+        with pytest.raises(stc.IOFormatError, match=r"x\.tns: changed while it was read"):
+            stc.pack(source, target)
+    assert not target.exists()
+    stc.pack(source, target)
+    is_as_read(source)
+
+
 # ---- refusals ---------------------------------------------------------------------------------------------------
 
 

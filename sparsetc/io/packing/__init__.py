@@ -47,14 +47,14 @@ def pack(
             limit.
         path: where the packed file will be, ending in ``.stc``; a file that is there is replaced.
         dtype: of the values, as in `read`.
-        memory_limit: bytes that packing may take, or text as in ``"2GB"``; at least 32 MiB. Default: a quarter of what
-            is free, or what the interrupted call had.
+        memory_limit: bytes that packing may take, or text as in ``"2GB"``; at least 32 MiB. Default: that of
+            ``options``, else what the interrupted call had, else a quarter of what is free.
         fresh: whether to start anew where an interrupted call could go on.
         progress: a progress bar on stderr: None for long files when stderr is a terminal, True always, False never.
 
     Raises:
-        IOFormatError: an unknown suffix, or a source that is not what its suffix promises (file, line, text), or
-            integer duplicates whose sum does not fit.
+        IOFormatError: an unknown suffix, a source that is not what its suffix promises (file, line, text) or that
+            changed while it was read, or integer duplicates whose sum does not fit.
         OutOfMemoryError: the limit is too low.
         DtypeError: values that cannot be read as ``dtype``.
         FileNotFoundError: no such file or folder.
@@ -73,8 +73,11 @@ def pack(
 def _pack(source: Any, path: Any, dtype: torch.dtype | None, folder: Folder, limit: int, show: bool | None) -> None:
     with sources.opened(source, dtype, limit, show) as found:
         share = budget.of(source, limit, found.order, found.dtype)
-        folder.resume(sources.identity(source, found), limit)
+        about = sources.identity(source, found)
+        folder.resume(about, limit)
         runs.sort(found, folder, share)
+        if sources.identity(source, found) != about:
+            raise IOFormatError(f"{os.fspath(source)}: changed while it was read; pack it again")
         shape = found.shape or runs.shape(folder)
     runs.reduce(folder, shape, found.dtype, share)
     _write(source, path, folder, Layout(shape, folder.rows, found.dtype), share, show)

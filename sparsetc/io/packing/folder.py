@@ -105,11 +105,11 @@ class Folder:
     def resume(self, about: dict[str, Any], limit: int) -> None:
         """Take over the runs that were kept, if they are of this source and made in no more memory; else start anew."""
         kept, self._kept = self._kept, {}
-        same = kept.get("about") == about and (limit >= (kept.get("limit") or 0))
-        with suppress(KeyError, TypeError, ValueError):
-            found = [Run(**{**run, "place": Place(**run["place"])}) for run in kept["runs"]] if same else []
-            self.runs = list(_sound(self.path, found))
-            self.done = bool(kept["done"]) and len(self.runs) == len(found)
+        with suppress(KeyError, TypeError, ValueError):  # a manifest that is not as written is of no use
+            if kept["about"] == about and kept["limit"] <= limit:
+                found = [Run(**{**run, "place": Place(**run["place"])}) for run in kept["runs"]]
+                self.runs = list(_sound(self.path, found))
+                self.done = kept["done"] is True and len(self.runs) == len(found)
         self._about = {"about": about, "limit": limit}
         names = {run.name for run in self.runs}
         _remove_files(self.path, {*names, MANIFEST})
