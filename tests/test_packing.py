@@ -170,6 +170,20 @@ def test_integers_are_summed_exactly(tmp_path: Path, frugal: None) -> None:
     assert not (tmp_path / "other.stc").exists()
 
 
+def test_another_default_device(tmp_path: Path) -> None:
+    coords, values = entries(100, (500, 500))
+    x = stc.SparseTensor(coords, values, (500, 500))
+    names = ("x.tns", "x.mtx", "x.npz")
+    with torch.device("meta"):
+        for name in names:
+            stc.write(tmp_path / name, x)
+            packed(tmp_path / name)
+            is_as_read(tmp_path / name)
+            assert stc.read(tmp_path / name).device.type == "cpu"
+        with stc.open_packed(tmp_path / "packed.stc") as file:
+            assert file.rows(0, 500)[0].device.type == "cpu"
+
+
 # ---- memory -----------------------------------------------------------------------------------------------------
 
 MEASURED = r"""

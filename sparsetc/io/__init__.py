@@ -45,11 +45,12 @@ def read(
         FileNotFoundError: no such file.
     """
     suffix = _suffix(path)
-    if suffix.startswith(".tns"):
-        found = tns.read(path, dtype, progress)
-    else:
-        reads = mtx.read if suffix.startswith(".mtx") else stc.read if suffix == ".stc" else npz.read
-        found = reads(path, dtype)
+    with torch.device("cpu"):  # not the default device in force, on which no ndarray is
+        if suffix.startswith(".tns"):
+            found = tns.read(path, dtype, progress)
+        else:
+            reads = mtx.read if suffix.startswith(".mtx") else stc.read if suffix == ".stc" else npz.read
+            found = reads(path, dtype)
     device = current().device
     return (found if device is None else found.to(device))._own()
 

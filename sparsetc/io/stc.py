@@ -110,8 +110,8 @@ class PackedFile:
         """
         if not 0 <= start <= stop <= self.nnz:
             raise IndexError(f"nonzeros {start} to {stop} of {self.nnz}")
-        coords = torch.empty((self.order, stop - start), dtype=torch.int64)
-        values = torch.empty(stop - start, dtype=self.dtype)
+        coords = torch.empty((self.order, stop - start), dtype=torch.int64, device="cpu")
+        values = torch.empty(stop - start, dtype=self.dtype, device="cpu")
         bits = values.view(torch.int16).numpy() if self.dtype == torch.bfloat16 else values.numpy()
         for number, into in enumerate((*coords.numpy(), bits)):
             self._fill(number, start, stop, into)
@@ -135,7 +135,7 @@ class PackedFile:
             IOFormatError: what is wrong, and where.
         """
         self._check_gaps()
-        last = torch.empty((self.order, 0), dtype=torch.int64)
+        last = torch.empty((self.order, 0), dtype=torch.int64, device="cpu")
         step = -(-BLOCK // self._layout.block) * self._layout.block  # whole blocks, many where they are small
         for start in range(0, self.nnz, step):
             coords, _ = self.block(start, min(start + step, self.nnz))

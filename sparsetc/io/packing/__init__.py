@@ -63,7 +63,8 @@ def pack(
     """
     if not os.fspath(path).lower().endswith(".stc"):
         raise IOFormatError(f"{os.fspath(path)}: a packed file is called .stc")
-    with Folder.claimed(path, fresh) as folder, _room(source, path, folder):
+    cpu = torch.device("cpu")  # not the default device in force, on which no ndarray is
+    with cpu, Folder.claimed(path, fresh) as folder, _room(source, path, folder):
         limit = budget.limit(memory_limit, folder.limit)
         with memory.named(source, lambda: f"packing with a limit of {limit:,} bytes"):
             _pack(source, path, dtype, folder, limit, progress)
