@@ -360,6 +360,15 @@ def test_a_killed_process_leaves_its_runs(tmp_path: Path, frugal: None, parsed: 
     is_as_read(source)
 
 
+def test_a_disk_that_was_full_before(tmp_path: Path, frugal: None) -> None:
+    source = text(tmp_path / "x.tns", *entries())
+    with pytest.MonkeyPatch.context() as patch:
+        stopping(patch, Writer, "append", 0, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        with pytest.raises(OSError, match=r"no space left to pack [^;]*$"):
+            stc.pack(source, tmp_path / "x.stc")
+    assert [p.name for p in tmp_path.iterdir()] == ["x.tns"]
+
+
 @pytest.mark.parametrize("after", [3, 60, 140])
 def test_a_full_disk(tmp_path: Path, frugal: None, after: int) -> None:
     source, target = text(tmp_path / "x.tns", *entries()), tmp_path / "packed.stc"

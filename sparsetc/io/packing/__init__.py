@@ -123,9 +123,8 @@ def _room(source: Any, path: Any, folder: Folder) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise OSError(
-            error.errno,
-            f"no space left to pack {os.fspath(source)}; {folder.rows:,} sorted nonzeros stay in {folder.path}: make "
-            "room and pack again to go on, or remove that folder",
-            os.fspath(path),
-        ) from error
+        kept = (
+            f"; {folder.rows:,} sorted nonzeros stay in {folder.path}: make room and pack again to go on, or remove it"
+        )
+        reason = f"no space left to pack {os.fspath(source)}{kept if folder.runs else ''}"
+        raise OSError(error.errno, reason, os.fspath(path)) from error
