@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sparsetc import datasets, decomposition, testing
     from sparsetc.device.calibrate import calibrate
     from sparsetc.device.profile import DeviceProfile
-    from sparsetc.io import read, write
+    from sparsetc.io import PackedFile, open_packed, pack, read, write
     from sparsetc.similarity.curve import BlockingCurve, blocking_curve
 
 __version__ = "0.1.0"
@@ -53,6 +53,7 @@ __all__ = [
     "IOFormatError",
     "Kernel",
     "OutOfMemoryError",
+    "PackedFile",
     "Part",
     "Pattern",
     "Plan",
@@ -75,7 +76,9 @@ __all__ = [
     "einsum",
     "explain",
     "mttkrp",
+    "open_packed",
     "options",
+    "pack",
     "parse_tree",
     "plan_1sa",
     "plan_bcb",
@@ -96,7 +99,7 @@ __all__ = [
 ]
 
 _ON_DEMAND = {
-    **dict.fromkeys(("read", "write"), "io"),
+    **dict.fromkeys(("PackedFile", "open_packed", "pack", "read", "write"), "io"),
     **dict.fromkeys(("BlockingCurve", "blocking_curve"), "similarity.curve"),
     "calibrate": "device.calibrate",
     "DeviceProfile": "device.profile",

@@ -1,4 +1,4 @@
-"""The command line: ``python -m sparsetc demo | explain | info | blocking | calibrate``.
+"""The command line: ``python -m sparsetc demo | explain | info | pack | blocking | calibrate``.
 
 In: arguments. Out: text, and an exit status: 0, 1 where a check of the demo fails, or 2 where arguments or a file are
 refused, or there is no GPU to calibrate. What is refused is said in one message on stderr.
@@ -24,11 +24,13 @@ from sparsetc.ir.equation import reference
 from sparsetc.ir.equation.parse import parse
 from sparsetc.options import current
 from sparsetc.planner.statistics import Counts
+from sparsetc.tensor.inputs import DTYPES
 
 ERROR_LIMIT = 1e-5
 """Largest error of the demo, relative to the float64 reference, in the Euclidean norm, at the default precision."""
 TIMED_SECONDS = 0.3
 """For which each of the demo's kernels is run to be timed."""
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 """Exit statuses; the last is what a shell reports of a program that an interrupt ended."""
 
@@ -93,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
 
     explain = commands.add_parser("explain", help="print the plan of an einsum on a tensor from a file")
     explain.add_argument("equation", help='for example "ijk,jr,kr->ir"; the first operand is the file\'s tensor')
-    explain.add_argument("file", help="a .tns, .mtx (either also .gz) or .npz file")
+    explain.add_argument("file", help="a .tns, .mtx (either also .gz), .npz or .stc file")
     explain.add_argument(
         "--rank", type=_size, default=32, help="size of letters the tensor does not have (default: 32)"
     )
@@ -104,11 +106,19 @@ def _parser() -> argparse.ArgumentParser:
     explain.set_defaults(run=_explain)
 
     info = commands.add_parser("info", help="print order, sizes, nonzeros and fibers of a tensor from a file")
-    info.add_argument("file", help="a .tns, .mtx (either also .gz) or .npz file")
+    info.add_argument("file", help="a .tns, .mtx (either also .gz), .npz or .stc file")
     info.set_defaults(run=_info)
 
+    pack = commands.add_parser("pack", help="make a packed file of a file of any size, in bounded memory")
+    pack.add_argument("source", help="a .tns, .mtx (either also .gz) or .npz file")
+    pack.add_argument("target", help="the packed file to be, .stc; an interrupted call goes on where it was")
+    pack.add_argument("--memory", help="bytes to take, such as 2GB (default: a quarter of what is free)")
+    pack.add_argument("--dtype", choices=_DTYPES, help="of the values (default: as sparsetc.read)")
+    pack.add_argument("--fresh", action="store_true", help="start anew where an interrupted call could go on")
+    pack.set_defaults(run=_pack)
+
     blocking = commands.add_parser("blocking", help="group similar rows of a matrix from a file into dense blocks")
-    blocking.add_argument("file", help="a .tns, .mtx (either also .gz) or .npz file")
+    blocking.add_argument("file", help="a .tns, .mtx (either also .gz), .npz or .stc file")
     blocking.add_argument("--width", type=_size, default=64, help="columns of a block (default: 64)")
     blocking.add_argument(
         "--tau", type=_similarity, nargs="+", help="similarities, above 0 and at most 1 (default: 0.1, 0.2, …, 1)"
@@ -215,7 +225,7 @@ def _time(seconds: float) -> str:
     return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
 
 
-# -- explain, info, blocking, calibrate -------------------------------------------------------------------------------
+# -- explain, info, pack, blocking, calibrate -------------------------------------------------------------------------
 
 
 def _explain(options: argparse.Namespace) -> int:
@@ -256,6 +266,8 @@ def _check_memory(shapes: Sequence[Sequence[int]], dtype: torch.dtype, device: t
 
 
 def _info(options: argparse.Namespace) -> int:
+    if options.file.lower().endswith(".stc"):
+        return _info_packed(options.file)
     x = stc.read(options.file)
     dtype = str(x.dtype).removeprefix("torch.")
     unit = "block" if x.blocksize else "nonzero"
@@ -263,15 +275,46 @@ def _info(options: argparse.Namespace) -> int:
     print(f"{options.file}: order {x.order}, {x.nnz:,} {unit}s{of}, density {x.density:.3g}, {dtype}")
     counts = Counts(x.coords, x.pattern.shape)
     head = ("mode", "size", "slices", "fibers", f"{unit}s a fiber")
-    rows = [head]
+    rows: list[Sequence[str]] = [head]
     for mode in range(x.sparse_order):
         fibers = counts.distinct(tuple(m for m in range(x.sparse_order) if m != mode))
         mean = f"{x.nnz / fibers:.1f}" if fibers else "-"
         rows.append((str(mode), f"{x.shape[mode]:,}", f"{counts.distinct((mode,)):,}", f"{fibers:,}", mean))
-    widths = [max(len(row[n]) for row in rows) for n in range(len(head))]
+    _print_table(rows)
+    print(f"slices and fibers are those that hold a {unit}; a fiber of a mode runs along it")
+    return 0
+
+
+def _print_table(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  " + "  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)))
-    print(f"slices and fibers are those that hold a {unit}; a fiber of a mode runs along it")
+
+
+def _info_packed(path: str) -> int:
+    """What the header of a packed file says; the file may be larger than memory."""
+    with stc.open_packed(path) as file:
+        layout, dtype = file.layout, str(file.dtype).removeprefix("torch.")
+        print(f"{path}: packed, order {file.order}, {file.nnz:,} nonzeros, {dtype}, {layout.size:,} bytes")
+        rows = [("array", "size", "bytes an element", "offset")]
+        for array, size in zip(layout.arrays, (*map("{:,}".format, file.shape), "-"), strict=True):
+            rows.append((array.name, size, str(array.dtype.itemsize), f"{array.offset:,}"))
+    _print_table(rows)
+    print(f"a checksum covers {layout.block:,} nonzeros of an array; the header was checked, the arrays were not read")
+    return 0
+
+
+def _pack(options: argparse.Namespace) -> int:
+    dtype = _DTYPES[options.dtype] if options.dtype else None
+    try:
+        stc.pack(options.source, options.target, dtype=dtype, memory_limit=options.memory, fresh=options.fresh)
+    except KeyboardInterrupt:
+        print("sparsetc: interrupted; the same command goes on from here", file=sys.stderr)
+        raise
+    with stc.open_packed(options.target) as file:
+        print(
+            f"{options.target}: {' x '.join(map(str, file.shape))}, {file.nnz:,} nonzeros, {file.layout.size:,} bytes"
+        )
     return 0
 
 

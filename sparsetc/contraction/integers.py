@@ -49,9 +49,19 @@ def add_up_exactly(values: torch.Tensor, owner: torch.Tensor, count: int, dtype:
     Raises:
         DtypeError: a sum does not fit, found even where it passes 64 bits.
     """
-    shape = (count, *values.shape[1:])
+    wide = halves(values)
+    high, low = (half.new_zeros((count, *values.shape[1:])).index_add(0, owner, half) for half in wide)
+    return joined(high, low, dtype)
+
+
+def halves(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Integers as int64 upper and lower halves of 32 bits, sums of which cannot pass 64 bits."""
     wide = values.long()
-    high, low = (wide.new_zeros(shape).index_add(0, owner, half) for half in (wide >> 32, wide & 0xFFFFFFFF))
+    return wide >> 32, wide & 0xFFFFFFFF
+
+
+def joined(high: torch.Tensor, low: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Integers of `dtype` from sums of `halves`; DtypeError for one that does not fit."""
     high, low = high + (low >> 32), low & 0xFFFFFFFF  # of a sum that fits, the upper half is one of 32 bits
     limits = torch.iinfo(dtype)
     past = (high > limits.max >> 32) | (high < limits.min >> 32)

@@ -1,7 +1,8 @@
-"""Files of sparse tensors: ``read`` and ``write``, by suffix.
+"""Files of sparse tensors: ``read`` and ``write``, by suffix; and ``pack``, of any size.
 
-In: a path. Out: a SparseTensor; or the other way round. One module a format: tns, mtx, npz. Text goes through one
+In: a path. Out: a SparseTensor; or the other way round. One module a format: tns, mtx, npz, stc. Text goes through one
 reader (`lines`, `table`, `digits`), arrays through another (`npy`); what a file may cost is in `bounds` and `memory`.
+Packed files (`stc_layout`, `stc_writer`) are read block by block too, and made of the others by `packing`.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from typing import Any
 import torch
 
 from sparsetc.errors import FormatError, IOFormatError, ShapeError
-from sparsetc.io import bounds, mtx, npz, tns
+from sparsetc.io import bounds, mtx, npz, stc, tns
+from sparsetc.io.packing import pack
+from sparsetc.io.stc import PackedFile, open_packed
 from sparsetc.options import current
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
-__all__ = ["SUFFIXES", "read", "write"]
+__all__ = ["SUFFIXES", "PackedFile", "open_packed", "pack", "read", "write"]
 
-SUFFIXES = (".tns", ".tns.gz", ".mtx", ".mtx.gz", ".npz")
+SUFFIXES = (".tns", ".tns.gz", ".mtx", ".mtx.gz", ".npz", ".stc")
 """What ``read`` and ``write`` understand."""
 
 
@@ -29,9 +32,9 @@ def read(
 
     Args:
         path: ``.tns`` (FROSTT text), ``.mtx`` (Matrix Market), either with ``.gz``, or ``.npz``, also one that
-            ``save_npz`` of scipy.sparse or pydata/sparse wrote. Text may come through a pipe.
-        dtype: of the values. By default text is read as float32 (complex64 if complex), .npz as it was stored. A
-            finite number that it cannot hold is an error, not an infinity.
+            ``save_npz`` of scipy.sparse or pydata/sparse wrote, or ``.stc`` (packed). Text may come through a pipe.
+        dtype: of the values. By default text is read as float32 (complex64 if complex), .npz and .stc as they were
+            stored. A finite number that it cannot hold is an error, not an infinity.
         progress: a progress bar on stderr (.tns only): None for files over 64 MB when stderr is a terminal,
             True always, False never. Needs rich; without it there is none.
 
@@ -42,10 +45,12 @@ def read(
         FileNotFoundError: no such file.
     """
     suffix = _suffix(path)
-    if suffix.startswith(".tns"):
-        found = tns.read(path, dtype, progress)
-    else:
-        found = mtx.read(path, dtype) if suffix.startswith(".mtx") else npz.read(path, dtype)
+    with torch.device("cpu"):  # not the default device in force, on which no ndarray is
+        if suffix.startswith(".tns"):
+            found = tns.read(path, dtype, progress)
+        else:
+            reads = mtx.read if suffix.startswith(".mtx") else stc.read if suffix == ".stc" else npz.read
+            found = reads(path, dtype)
     device = current().device
     return (found if device is None else found.to(device))._own()
 
@@ -54,7 +59,8 @@ def write(path: str | os.PathLike[str], x: Any) -> None:
     """Write a SparseTensor, or any sparse tensor that ``SparseTensor.coerce`` takes, in the format of the suffix.
 
     The file appears under its name only when it is complete, with the mode of the file that it replaces, or a new
-    file's. ``.npz`` is exact for every dtype; ``.tns`` holds real numbers, ``.mtx`` matrices.
+    file's. ``.npz`` and ``.stc`` are exact for every dtype; ``.tns`` holds real numbers, ``.mtx`` matrices. Only
+    ``.npz`` keeps dense modes and blocks, whose values are nonzeros in the others.
 
     Raises:
         IOFormatError: an unknown suffix.
@@ -73,6 +79,8 @@ def write(path: str | os.PathLike[str], x: Any) -> None:
         tns.write(path, tensor)
     elif suffix.startswith(".mtx"):
         mtx.write(path, tensor)
+    elif suffix == ".stc":
+        stc.write(path, tensor)
     else:
         npz.write(path, tensor)
 

@@ -1,7 +1,7 @@
 """Writing a file so that it is there whole, or not at all.
 
-In: a path. Out: a binary file to write to, under a temporary name in the same folder, which takes the path's place
-when all went well and is removed when anything did not.
+In: a path. Out: a binary file to write to (and to read again), under a temporary name in the same folder, which takes
+the path's place when all went well and is removed when anything did not.
 
 A temporary is never open to more users than the file it becomes: a new file has the mode that the umask gives, and one
 that replaces another has that one's mode, owner and group, or less where the owner or group cannot be had. While a
@@ -77,7 +77,7 @@ def _created(temporary: Path, old: os.stat_result | None, path: str | os.PathLik
     # The kernel takes the umask off. What is replaced may be private, so its successor begins as that.
     mode = 0o666 if old is None else 0o600
     try:
-        return open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode))
+        return open(temporary, "x+b", opener=lambda name, flags: os.open(name, flags, mode))
     except OSError as error:
         given = Path(path).parent
         folder = given if temporary.parent == Path(os.path.realpath(given)) else temporary.parent

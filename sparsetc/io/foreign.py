@@ -26,11 +26,16 @@ def entries(archive: Archive, form: str, shape: tuple[int, ...]) -> Entries:
     """Coordinates and values of a tensor that is stored in one of `FORMATS`; ValueError for another."""
     if form not in FORMATS:
         raise ValueError(f"its format is {form!r}; known are {', '.join(FORMATS)}")
+    check_fill(archive)
+    return FORMATS[form](archive, shape)
+
+
+def check_fill(archive: Archive) -> None:
+    """ValueError where positions without a nonzero hold something other than 0."""
     if "fill_value" in archive.names:
         fill = archive.array("fill_value") if archive.header("fill_value").count == 1 else np.ones(1)
         if fill.dtype.kind not in "biufc" or fill.any():
             raise ValueError(f"its fill value is {fill}; that of a sparse tensor is 0")
-    return FORMATS[form](archive, shape)
 
 
 def _coo(archive: Archive, shape: tuple[int, ...]) -> Entries:

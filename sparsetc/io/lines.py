@@ -96,6 +96,13 @@ class Reader:
             self._at = len(self._text)
             yield block
 
+    def skip(self, blocks: int, line: int, numbers: int) -> None:
+        """Move past so many of `blocks`, to the line and the count of numbers that were found there before."""
+        passed = self.blocks()
+        for _ in range(blocks):
+            next(passed, None)
+        self.line, self.numbers = line, numbers
+
     def fault(self, reason: str, line: int | None = None, text: bytes = b"") -> IOFormatError:
         """The error that names the file, and the line and its text where they are given."""
         where = f"{self.path}, line {line}" if line else f"{self.path}"

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -29,11 +31,29 @@ _SYMMETRIES = ("general", "symmetric", "skew-symmetric", "hermitian")
 
 
 @dataclass(frozen=True)
-class _Header:
+class Header:
+    """The banner and the line of sizes."""
+
     field: str
     symmetry: str
     shape: tuple[int, int]
     entries: int
+    path: Path
+
+    def dtype(self, wanted: torch.dtype | None) -> torch.dtype:
+        """The dtype of values, that of the field unless one is wanted; DtypeError where it cannot be had."""
+        dtype = wanted or (torch.complex64 if self.field == "complex" else torch.float32)
+        if dtype not in DTYPES or (self.field == "complex" and not dtype.is_complex):
+            raise DtypeError(f"{self.path} is of field {self.field}; it cannot be read as {dtype}")
+        return dtype
+
+    def entries_of(
+        self, coords: torch.Tensor, reals: Sequence[torch.Tensor], dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(2, n) coordinates and (n,) values of rows of the table, those of the other triangle included."""
+        one = torch.ones(coords.shape[1])
+        values = torch.complex(*reals) if len(reals) == 2 else reals[0] if reals else one
+        return _in_full(coords, values.to(dtype), self.symmetry)
 
     def layout(self, dtype: torch.dtype) -> table.Layout:
         """The layout of the lines that follow, for values of ``dtype``."""
@@ -53,28 +73,21 @@ def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> Spar
     found = table.Table(table.Layout(2, 1, torch.float32, COMMENT))
     with memory.named(path, lambda: found.footprint):
         with lines.opened(path, COMMENT, show=False) as reader:
-            header = _header(reader)
-            if dtype is None:
-                dtype = torch.complex64 if header.field == "complex" else torch.float32
-            if dtype not in DTYPES or (header.field == "complex" and not dtype.is_complex):
-                raise DtypeError(f"{path} is of field {header.field}; it cannot be read as {dtype}")
+            header = head(reader)
+            dtype = header.dtype(dtype)
             found = table.Table(header.layout(dtype))
-            table.read(reader, found, lambda fields: _fault(fields, found.layout))
-        if found.rows < header.entries:
-            raise IOFormatError(
-                f"{path}: truncated: the header declares {header.entries} entries, the file has {found.rows}"
-            )
+            table.read(reader, found, fault)
+        table.check_declared(reader, found.layout, found.rows, ended=True)
         if header.symmetry != "general":
             memory.check(path, "both triangles", 2 * found.rows * found.layout.row_bytes)
-        reals = found.reals()
-        values = torch.complex(*reals) if len(reals) == 2 else reals[0] if reals else torch.ones(found.rows)
         try:
-            return SparseTensor(*_in_full(found.coords(), values.to(dtype), header.symmetry), header.shape)
+            return SparseTensor(*header.entries_of(found.coords(), found.reals(), dtype), header.shape)
         except SparsetcError as error:
             raise IOFormatError(f"{path}: {error}") from error
 
 
-def _header(reader: lines.Reader) -> _Header:
+def head(reader: lines.Reader) -> Header:
+    """What comes before the entries; IOFormatError where it is not that of a sparse matrix."""
     reader.peek()
     head = reader.comments[0][1] if reader.comments else b""
     banner = _BANNER.match(head)
@@ -91,7 +104,7 @@ def _header(reader: lines.Reader) -> _Header:
         raise reader.fault("no line of sizes, 'rows columns entries', follows the banner and its comments")
     reader.take()
     rows, columns, entries = map(int, sizes)
-    return _Header(field, symmetry, (rows, columns), entries)
+    return Header(field, symmetry, (rows, columns), entries, reader.path)
 
 
 def _in_full(coords: torch.Tensor, values: torch.Tensor, symmetry: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -107,7 +120,7 @@ def _in_full(coords: torch.Tensor, values: torch.Tensor, symmetry: str) -> tuple
     return torch.cat((coords, coords[:, off].flip(0)), dim=1), torch.cat((values, mirrored))
 
 
-def _fault(fields: list[str], layout: table.Layout) -> str | None:
+def fault(fields: Sequence[str], layout: table.Layout) -> str | None:
     """What is wrong with the fields of one line, or None."""
     if len(fields) != layout.fields:
         return f"expected {layout.fields} fields, found {len(fields)}"

@@ -30,6 +30,7 @@ _DAMAGE = (
 )
 """What zipfile, zlib and numpy raise over a damaged file; zipfile also has plain RuntimeErrors."""
 _HEADER_BYTES = 10_000  # numpy's own bound
+_PASSED = 1 << 16  # bytes that are passed over at a time
 _DEFLATED_TIMES = 1032  # bytes that a byte of deflate can stand for at most
 _KEY = rb"\s*'(descr|fortran_order|shape)'\s*:\s*('[^'\\]{1,20}'|True|False|\([\d\s,]{0,2000}\))"
 _HEADER = re.compile(rb"\{%b\s*,%b\s*,%b\s*(?:,\s*)?\}\s*" % (_KEY, _KEY, _KEY))
@@ -97,6 +98,11 @@ class Archive:
         made = made.astype(made.dtype.newbyteorder("="), copy=False)
         return made.reshape(header.shape, order=header.order)  # type: ignore[call-overload,no-any-return]
 
+    def stream(self, name: str, first: int) -> Stream:
+        """The elements of an array from number ``first`` on, as the file orders them, to be taken some at a time."""
+        header = self.header(name)
+        return Stream(header, first, self._zip.open(header.info))
+
     def _read_header(self, name: str, info: zipfile.ZipInfo) -> Header:
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ValueError(f"{name} is compressed in another way than numpy does")
@@ -111,6 +117,37 @@ class Archive:
                 f"{info.file_size - header.start:,}"
             )
         return header
+
+
+class Stream:
+    """Elements of an array that is unpacked no further than it is asked for; zipfile compares the checksum at its end.
+
+    Every stream of an array unpacks it from its beginning.
+    """
+
+    def __init__(self, header: Header, first: int, member: IO[bytes]) -> None:
+        self._header, self._member = header, member
+        self._left = header.count - first
+        self._pass(header.start + first * header.dtype.itemsize)
+
+    def take(self, count: int) -> np.ndarray:
+        """The next ``count`` elements, in the machine's byte order."""
+        data = self._read(count * self._header.dtype.itemsize)
+        self._left -= count
+        if not self._left and self._member.read(1):
+            raise ValueError("an array is longer than its header says")
+        found = np.frombuffer(data, self._header.dtype)
+        return found.astype(found.dtype.newbyteorder("="))
+
+    def _pass(self, nbytes: int) -> None:
+        while nbytes:
+            nbytes -= len(self._read(min(nbytes, _PASSED)))
+
+    def _read(self, nbytes: int) -> bytes:
+        data = self._member.read(nbytes)
+        if len(data) < nbytes:
+            raise EOFError("an array ends early")
+        return data
 
 
 def _parsed(name: str, info: zipfile.ZipInfo, member: IO[bytes]) -> Header:

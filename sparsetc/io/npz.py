@@ -39,17 +39,17 @@ def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> Spar
         raise DtypeError(f"{path}: values cannot be read as {dtype}")
     footprint = "its arrays are larger than that"
     with memory.named(path, lambda: footprint), npy.opened(path) as archive:
-        found = _contents(archive)
+        found = contents(archive)
         footprint = f"a tensor of {found.nbytes:,} bytes, and up to three times that meanwhile"
         memory.check(path, "the tensor", found.nbytes)
         coords, values = _entries(archive, found)
-        stored = _stored(values, dtype)
-        made = SparseTensor.from_blocks if stored.ndim > len(found.shape) else SparseTensor
-        return made(coords, stored if dtype is None else numbers.cast(stored, dtype), found.shape)
+        given = stored(values, dtype)
+        made = SparseTensor.from_blocks if given.ndim > len(found.shape) else SparseTensor
+        return made(coords, given if dtype is None else numbers.cast(given, dtype), found.shape)
 
 
 @dataclass(frozen=True)
-class _Contents:
+class Contents:
     """What an archive holds, by its headers and its smallest arrays."""
 
     form: str | None  # of save_npz of scipy or pydata/sparse; None for the arrays that `write` writes
@@ -57,7 +57,8 @@ class _Contents:
     nbytes: int  # of the tensor, or of the arrays as they are stored if that is more
 
 
-def _contents(archive: npy.Archive) -> _Contents:
+def contents(archive: npy.Archive) -> Contents:
+    """What the archive holds; ValueError or IOFormatError where its arrays are not those of a tensor."""
     form = _form(archive)
     wanted = _OURS if form is None else ("data", "shape")
     missing = [name for name in wanted if name not in archive.names]
@@ -75,7 +76,7 @@ def _contents(archive: npy.Archive) -> _Contents:
     # a nonzero has 8 bytes a coordinate; dense modes have none
     coordinates = archive.header("coords").count if form is None else values.count * shape.count
     nbytes = max(8 * coordinates + values.nbytes, sum(header.nbytes for header in stored) - shape.nbytes)
-    return _Contents(form, checked_shape(archive.array("shape").tolist()), nbytes)
+    return Contents(form, checked_shape(archive.array("shape").tolist()), nbytes)
 
 
 def _form(archive: npy.Archive) -> str | None:
@@ -96,7 +97,7 @@ def _word(archive: npy.Archive, name: str) -> str:
     return word.decode("latin-1") if isinstance(word, bytes) else str(word)
 
 
-def _entries(archive: npy.Archive, found: _Contents) -> tuple[np.ndarray, np.ndarray | torch.Tensor]:
+def _entries(archive: npy.Archive, found: Contents) -> tuple[np.ndarray, np.ndarray | torch.Tensor]:
     if found.form is not None:
         return foreign.entries(archive, found.form, found.shape)
     coords, values = (archive.header(name).shape for name in ("coords", "values"))
@@ -108,15 +109,24 @@ def _entries(archive: npy.Archive, found: _Contents) -> tuple[np.ndarray, np.nda
         raise ValueError(
             f"shape has {len(found.shape)} modes, but coords have {coords[0]} and values {len(values) - 1} dense ones"
         )
-    bits = archive.array("values")
-    if "dtype" in archive.names and _word(archive, "dtype") == "bfloat16":
-        if bits.dtype != np.uint16:
-            raise ValueError(f"bfloat16 values must be stored as uint16, found {bits.dtype}")
-        return archive.array("coords"), torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
-    return archive.array("coords"), bits
+    return archive.array("coords"), of_bits(archive.array("values"), in_bfloat16(archive))
 
 
-def _stored(values: np.ndarray | torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+def in_bfloat16(archive: npy.Archive) -> bool:
+    """Whether values are bits of bfloat16, which numpy lacks."""
+    return "dtype" in archive.names and _word(archive, "dtype") == "bfloat16"
+
+
+def of_bits(bits: np.ndarray, bfloat16: bool) -> np.ndarray | torch.Tensor:
+    """Values as they are stored, of bfloat16 as a tensor."""
+    if not bfloat16:
+        return bits
+    if bits.dtype != np.uint16:
+        raise ValueError(f"bfloat16 values must be stored as uint16, found {bits.dtype}")
+    return torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
+
+
+def stored(values: np.ndarray | torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     """Values as a tensor; unsigned integers and bools only on the way to another dtype."""
     if isinstance(values, torch.Tensor):
         return values
@@ -124,10 +134,10 @@ def _stored(values: np.ndarray | torch.Tensor, dtype: torch.dtype | None) -> tor
         if values.size and int(values.max()) >= 2**63:
             raise ValueError(f"the value {values.max()} does not fit int64")
         values = values.astype(np.int64)
-    stored = torch.from_numpy(values)
-    if stored.dtype not in DTYPES:
+    made = torch.from_numpy(values)
+    if made.dtype not in DTYPES:
         raise ValueError(f"values are {values.dtype}; read them with dtype=, for example torch.float32")
-    return stored
+    return made
 
 
 def write(path: str | os.PathLike[str], x: SparseTensor) -> None:

@@ -7,7 +7,7 @@ that reads good files, and does not depend on where blocks are cut.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -42,21 +42,28 @@ class Layout:
         return 8 * self.order + self.dtype.itemsize * max(self.reals, 1)
 
 
+Describe = Callable[[Sequence[str], Layout], str | None]
+"""What is wrong with the fields of one bad line, in the terms of the format, or None where it finds nothing."""
+
 _LET_GO = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
-class _Part:
-    """The columns of a block; coordinates from 0, as int32 where they fit."""
+class Part:
+    """The columns of a block."""
 
     coords: list[np.ndarray]
+    """From 0, (rows,) a mode, int32 where they fit and else int64."""
     reals: list[torch.Tensor]
-    largest: list[int]  # coordinate from 1
+    """Numbers, (rows,) a column."""
+    largest: list[int]
+    """Largest coordinate of each mode, from 1."""
     rows: int
-    lines: int  # those without fields included
+    lines: int
+    """Lines of text, those without fields included."""
 
 
-_NOTHING = _Part([], [], [], 0, 0)
+_NOTHING = Part([], [], [], 0, 0)
 
 
 @dataclass
@@ -67,9 +74,9 @@ class Table:
     rows: int = 0
     largest: list[int] = field(default_factory=list)
     """Largest coordinate of each mode, from 1."""
-    _parts: list[_Part] = field(default_factory=list)
+    _parts: list[Part] = field(default_factory=list)
 
-    def add(self, part: _Part) -> None:
+    def add(self, part: Part) -> None:
         """Append the rows of a block."""
         if not part.rows:
             return
@@ -101,25 +108,32 @@ class Table:
         return f"{self.rows:,} nonzeros were read, which take {nbytes:,} bytes, and up to three times that meanwhile"
 
 
-def read(reader: Reader, table: Table, describe: Callable[[list[str]], str | None]) -> None:
+def read(reader: Reader, table: Table, describe: Describe) -> None:
     """Fill ``table`` with the rest of the file.
-
-    ``describe`` says what is wrong with the fields of one bad line, in the terms of the format, or None where it finds
-    nothing; then the parser's own words are taken.
 
     Raises:
         IOFormatError: a line that is not as the layout says, or more lines than it says.
         OutOfMemoryError: more rows than the memory limit allows.
     """
-    layout, limit = table.layout, memory.limit()
+    limit = memory.limit()
+    for part in parts(reader, table.layout, describe):
+        table.add(part)
+        _check(reader, table, limit)
+
+
+def parts(reader: Reader, layout: Layout, describe: Describe) -> Iterator[Part]:
+    """The rest of the file a block at a time, those without rows included; the reader moves on when the next is asked.
+
+    Raises:
+        IOFormatError: a line that is not as the layout says, after the rows before it.
+    """
     for block in reader.blocks():
         try:
             part = _parse(block, layout)
             bad = None
         except digits.BadToken:
             part, bad = _good_part(block, layout)
-        table.add(part)
-        _check(reader, table, limit)
+        yield part
         reader.line += part.lines
         reader.numbers += part.rows * layout.fields
         if bad:
@@ -129,16 +143,26 @@ def read(reader: Reader, table: Table, describe: Callable[[list[str]], str | Non
 def _check(reader: Reader, table: Table, limit: int) -> None:
     """Refuse more rows than were declared, or than memory holds, whichever comes first in the file."""
     declared, held = table.layout.rows, limit // table.layout.row_bytes
-    if declared is not None and table.rows > declared and declared <= held:
-        raise IOFormatError(
-            f"{reader.path}: too long: the header declares {declared} entries, the file has {declared + 1} or more"
-        )
+    if declared is not None and declared <= held:
+        check_declared(reader, table.layout, table.rows)
     if table.rows > held:
         nbytes = (held + 1) * table.layout.row_bytes
         raise memory.refused(reader.path, f"its first {held + 1:,} nonzeros", nbytes, limit)
 
 
-def _parse(block: Block, layout: Layout) -> _Part:
+def check_declared(reader: Reader, layout: Layout, rows: int, ended: bool = False) -> None:
+    """IOFormatError where a file that declares how many rows it has is found to have more or, once ended, fewer."""
+    if layout.rows is None:
+        return
+    if rows > layout.rows:
+        raise reader.fault(
+            f"too long: the header declares {layout.rows} entries, the file has {layout.rows + 1} or more"
+        )
+    if ended and rows < layout.rows:
+        raise reader.fault(f"truncated: the header declares {layout.rows} entries, the file has {rows}")
+
+
+def _parse(block: Block, layout: Layout) -> Part:
     """The columns of a block; BadToken if any line is not as ``layout`` says."""
     stripped = digits.without(layout.comment, block.text)
     text = digits.Text(stripped)
@@ -160,7 +184,7 @@ def _parse(block: Block, layout: Layout) -> _Part:
         coords.append(column.astype(np.int32) if high < 2**31 else column)
         largest.append(high)
     reals = [numbers.real(text, *column, layout.dtype) for column in columns[layout.order :]]
-    return _Part(coords, reals, largest, start.size // layout.fields, text.lines)
+    return Part(coords, reals, largest, start.size // layout.fields, text.lines)
 
 
 def _check_waste(block: Block, layout: Layout) -> None:
@@ -172,7 +196,7 @@ def _check_waste(block: Block, layout: Layout) -> None:
         raise digits.BadToken(WASTE)
 
 
-def _good_part(block: Block, layout: Layout) -> tuple[_Part, Block]:
+def _good_part(block: Block, layout: Layout) -> tuple[Part, Block]:
     """The columns of the lines before the first bad one, and that line, of a block that has one."""
     ends = np.flatnonzero(np.frombuffer(block.text, dtype=np.uint8) == 10) + 1
     cuts = [0, *ends.tolist()]
@@ -188,7 +212,7 @@ def _good_part(block: Block, layout: Layout) -> tuple[_Part, Block]:
     return part, block.part(cuts[good], cuts[bad], good, part.rows * layout.fields)
 
 
-def _fault(reader: Reader, bad: Block, layout: Layout, describe: Callable[[list[str]], str | None]) -> IOFormatError:
+def _fault(reader: Reader, bad: Block, layout: Layout, describe: Describe) -> IOFormatError:
     """The error for a bad line."""
     reason = ""
     try:
@@ -196,5 +220,5 @@ def _fault(reader: Reader, bad: Block, layout: Layout, describe: Callable[[list[
     except digits.BadToken as error:
         reason = str(error)
     fields = digits.without(layout.comment, bad.text).split()
-    described = describe([field.decode("latin-1") for field in fields]) if fields and reason != WASTE else None
+    described = describe([field.decode("latin-1") for field in fields], layout) if fields and reason != WASTE else None
     return reader.fault(described or reason, bad.line, bad.text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 
 import torch
 
@@ -30,24 +31,29 @@ def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None, show: b
         OutOfMemoryError: the tensor would pass the memory limit, or memory did not suffice.
         FileNotFoundError: no such file.
     """
-    dtype = dtype or torch.float32
-    if dtype not in DTYPES or dtype.is_complex:
-        raise DtypeError(f"a .tns file holds real numbers; it cannot be read as {dtype}")
+    dtype = checked_dtype(dtype)
     found = table.Table(table.Layout(0, 1, dtype, COMMENT))
     with memory.named(path, lambda: found.footprint):
         with lines.opened(path, COMMENT, show) as reader:
-            sizes, order = _head(reader)
-            found = table.Table(table.Layout(order, 1, dtype, COMMENT, sizes))
-            table.read(reader, found, lambda fields: _fault(fields, found.layout))
-        shape = sizes or tuple(found.largest)
+            found = table.Table(head(reader, dtype))
+            table.read(reader, found, fault)
+        shape = found.layout.sizes or tuple(found.largest)
         try:
             return SparseTensor(found.coords(), found.reals()[0], shape, check=False)
         except SparsetcError as error:
             raise IOFormatError(f"{path}: {error}") from error
 
 
-def _head(reader: lines.Reader) -> tuple[tuple[int, ...] | None, int]:
-    """Sizes, if what comes before the first nonzero says them, and the order."""
+def checked_dtype(dtype: torch.dtype | None) -> torch.dtype:
+    """The dtype of values, float32 unless one is given; DtypeError for one that a .tns file cannot be read as."""
+    dtype = dtype or torch.float32
+    if dtype not in DTYPES or dtype.is_complex:
+        raise DtypeError(f"a .tns file holds real numbers; it cannot be read as {dtype}")
+    return dtype
+
+
+def head(reader: lines.Reader, dtype: torch.dtype) -> table.Layout:
+    """The layout of the lines that follow, with the sizes, if what comes before the first nonzero says them."""
     first = reader.peek()
     declared = _declared(reader, first[0]) if first and len(first) == 1 else None
     first = reader.peek()
@@ -58,7 +64,7 @@ def _head(reader: lines.Reader) -> tuple[tuple[int, ...] | None, int]:
     if order > bounds.ORDER:
         reason = f"a tensor of {order} modes; a file holds at most {bounds.ORDER}"
         raise reader.fault(reason, reader.line, reader.shown())
-    return sizes, order
+    return table.Layout(order, 1, dtype, COMMENT, sizes)
 
 
 def _declared(reader: lines.Reader, order: bytes) -> tuple[int, ...]:
@@ -90,7 +96,7 @@ def _spaced(sizes: tuple[int, ...] | None) -> str:
     return " ".join(map(str, sizes or ()))
 
 
-def _fault(fields: list[str], layout: table.Layout) -> str | None:
+def fault(fields: Sequence[str], layout: table.Layout) -> str | None:
     """What is wrong with the fields of one line, or None."""
     order = layout.order
     if len(fields) != order + 1:

@@ -29,7 +29,8 @@ DTYPES = (
 )
 """The dtypes that values may have."""
 
-_NARROW = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+SUMMED_IN = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+"""What duplicates of a narrow dtype are summed in."""
 
 
 def check_dtype(dtype: torch.dtype) -> None:
@@ -251,7 +252,7 @@ class Merge:
             return values
         if values.dtype in INTEGERS:
             return add_up_exactly(values, self.run, self.count, values.dtype)
-        total = values.new_zeros((self.count, *values.shape[1:]), dtype=_NARROW.get(values.dtype, values.dtype))
+        total = values.new_zeros((self.count, *values.shape[1:]), dtype=SUMMED_IN.get(values.dtype, values.dtype))
         with in_order(True), without_autocast(values.device):
             return add_rows(total, self.run, values.to(total.dtype)).to(values.dtype)
 

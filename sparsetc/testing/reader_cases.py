@@ -12,6 +12,7 @@ import re
 import tempfile
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 
 import sparsetc.io as sio
+from sparsetc.io.stc_layout import PAGE
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 NASTY = (
@@ -53,10 +55,12 @@ class Case:
 
 def draw(random: Random) -> Case:
     """The file of a seed."""
-    kind = random.choice((".tns", ".tns", ".tns.gz", ".mtx", ".mtx", ".mtx.gz", ".npz", *FOREIGN))
+    kind = random.choice((".tns", ".tns", ".tns.gz", ".mtx", ".mtx", ".mtx.gz", ".npz", ".stc", *FOREIGN))
     if kind in FOREIGN:
         return _arrays(random, *FOREIGN[kind](random))
     x = _tensor(random, 2 if ".mtx" in kind else random.randint(1, 5), (1, 3, 10, 2000, 2**31, 2**62))
+    if kind == ".stc":
+        return _packed(random, _written(x, kind), x)
     if kind == ".npz":
         x = _semi_sparse(random, x) if random.random() < 0.3 else x
         return _arrays(random, _written(x, kind), x)
@@ -148,6 +152,31 @@ def _damaged(random: Random, data: bytes) -> bytes:
         to = at + random.choice((1, 1, 2, 5, 40))
         data = data[:at] + random.choice(CHANGES)(random, data[at:to]) + data[to:]
     return data[: random.randint(0, len(data))] if random.random() < 0.1 else data
+
+
+# -- packed files -----------------------------------------------------------------------------------------------------
+
+
+def _packed(random: Random, data: bytes, x: SparseTensor) -> Case:
+    """A packed file, perhaps damaged; perhaps with a header whose checksum is right all the same."""
+    wanted: SparseTensor | None = x
+    if random.random() < 0.7:
+        data, wanted = _altered(random, data), None
+        if random.random() < 0.7:
+            header = data[: PAGE - 4]
+            data = header + zlib.crc32(header).to_bytes(4, "little") + data[PAGE:]
+    return Case("x.stc", data, None, wanted, None)
+
+
+def _altered(random: Random, data: bytes) -> bytes:
+    """Bytes changed, mostly those that say something."""
+    if random.random() < 0.3:
+        return _damaged(random, data)
+    made = bytearray(data)
+    for _ in range(random.randint(1, 3)):
+        at = random.choice((random.randrange(8, 200), random.randrange(len(data))))
+        made[at] = random.choice((0, 1, made[at] ^ 1, 255, random.randrange(256)))
+    return bytes(made)
 
 
 # -- arrays -----------------------------------------------------------------------------------------------------------
