@@ -339,3 +339,9 @@ def test_any_true_of_a_callback_ends_a_run(enough: Any) -> None:
 def test_a_callback_that_is_no_function_is_refused_before_any_sweep() -> None:
     with pytest.raises(stc.DecompositionError, match="callback must be a function of a model and an error, found 3"):
         cp_als(random_tensor((4, 5, 6), 0.3, F64), 2, callback=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rank", [10**6, 10**12])
+def test_a_rank_far_too_large_is_refused_by_its_size(rank: int) -> None:
+    with pytest.raises(stc.OutOfMemoryError, match=f"cp_als: factors of rank {rank:,}, and their Gram matrices,"):
+        cp_als(random_tensor((4, 5, 6), 0.3, F64), rank)

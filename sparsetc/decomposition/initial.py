@@ -14,6 +14,7 @@ from sparsetc.decomposition import checks
 from sparsetc.decomposition.leading import leading_vectors
 from sparsetc.decomposition.models import CP
 from sparsetc.errors import DecompositionError, ShapeError
+from sparsetc.options import current
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
@@ -30,7 +31,10 @@ def cp_factors(
 
     Raises:
         DecompositionError, ShapeError, DtypeError, DeviceError, FormatError: of a start that is none.
+        OutOfMemoryError: factors of this rank, and their float64 Gram matrices, would pass the memory limit.
     """
+    nbytes = rank * (sum(x.shape) * x.dtype.itemsize + x.order * rank * 8)
+    current().check_memory(nbytes, x.device, f"{name}: factors of rank {rank:,}, and their Gram matrices,")
     if isinstance(init, str):
         if init not in starts:
             raise DecompositionError(f"{name}: init must be {_listed(starts)}, found {init!r:.80}")
