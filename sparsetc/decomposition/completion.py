@@ -112,7 +112,7 @@ class Observed:
         return ((factor[:, None] @ gram)[:, 0] * factor).sum(dtype=torch.float64)
 
     def norms(self) -> torch.Tensor:
-        """Of the columns as they are."""
+        """(order, rank) float64 lengths of the columns, from the factors as they are."""
         return torch.stack([torch.linalg.vector_norm(f, dim=0, dtype=torch.float64) for f in self._factors])
 
     def scaled(self, scales: torch.Tensor) -> None:

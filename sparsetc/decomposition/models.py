@@ -7,7 +7,6 @@ asks of a model: its norm, its entries, a file of it, the same in other librarie
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -16,12 +15,13 @@ import torch
 
 from sparsetc.decomposition import foreign, saved
 from sparsetc.decomposition.entries import as_coords, in_chunks
+from sparsetc.decomposition.factored import Factored, check_alike
 from sparsetc.decomposition.linear import divisor, hadamard, signs_of_largest
-from sparsetc.errors import DecompositionError, DeviceError, DtypeError, ShapeError
+from sparsetc.errors import DecompositionError, ShapeError
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CP:
+class CP(Factored):
     """A tensor as a sum of `rank` outer products: ``M[i, j, k] = sum_r w[r] A[i, r] B[j, r] C[k, r]``.
 
     It unpacks as ``weights, factors = cp``, as tensorly's does.
@@ -30,6 +30,7 @@ class CP:
         ShapeError, DtypeError, DeviceError: factors that are not matrices of one rank, dtype and device.
     """
 
+    HEAD = "weights"
     weights: torch.Tensor
     """(rank,) of the factors' dtype."""
     factors: tuple[torch.Tensor, ...]
@@ -40,7 +41,7 @@ class CP:
     """Why that run ended: ``"converged"``, ``"n_iter_max"``, ``"callback"``, ``"interrupted"`` or
     ``"diverged"`` (values overflowed)."""
     log_likelihoods: tuple[float, ...] = ()
-    """Of `cp_apr`, after each iteration: the sum of ``x log m - m``; without the terms that no model changes."""
+    """The sum of ``x log m - m`` after each iteration of `cp_apr`, without the terms that no model changes."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "factors", tuple(self.factors))
@@ -51,47 +52,16 @@ class CP:
 
     # -- what it is ---------------------------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.weights, list(self.factors)))
-
     @property
     def rank(self) -> int:
         """The number of components."""
         return self.weights.shape[0]
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Sizes of the modes of the tensor that it stands for."""
-        return tuple(f.shape[0] for f in self.factors)
-
-    @property
-    def order(self) -> int:
-        """The number of modes."""
-        return len(self.factors)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of weights and factors."""
-        return self.weights.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where weights and factors live."""
-        return self.weights.device
-
-    @property
-    def fit(self) -> float | None:
-        """The last of `fits`; None of a model that no run made."""
-        return self.fits[-1] if self.fits else None
-
     def __repr__(self) -> str:
         known = self.rank > 0 and not self.weights.is_meta
         weights = "weights {:.4g} to {:.4g}, ".format(*self.weights.aminmax()) if known else ""
-        fit = "" if self.fit is None else f", fit={self.fit:.4f} after {len(self.fits)} iterations"
-        stopped = f", stopped={self.stopped!r}" if self.stopped else ""
-        return (
-            f"CP(shape={self.shape}, rank={self.rank}{fit}{stopped}, {weights}dtype={self.dtype}, device={self.device})"
-        )
+        size = f"shape={self.shape}, rank={self.rank}{self._run()}"
+        return f"CP({size}, {weights}dtype={self.dtype}, device={self.device})"
 
     # -- entries ------------------------------------------------------------------------------------------------------
 
@@ -133,13 +103,8 @@ class CP:
 
     # -- the same model, otherwise ------------------------------------------------------------------------------------
 
-    def to(self, *args: Any, **kwargs: Any) -> CP:
-        """The model elsewhere, arguments as of `torch.Tensor.to`."""
-        moved = tuple(f.to(*args, **kwargs) for f in self.factors)
-        return replace(self, weights=self.weights.to(*args, **kwargs), factors=moved)
-
     def arranged(self) -> CP:
-        """The same tensor for a reader: columns of unit length, components by falling weight, weights positive.
+        """The model as a reader wants it: columns of unit length, components by falling weight, weights positive.
 
         The entry of the largest magnitude is positive in every column but those of the last mode, which take the signs.
         """
@@ -200,12 +165,7 @@ def _check_factor(factor: Any, mode: int, weights: Any) -> None:
             f"a CP model has weights (rank,) and factors (size, rank), found {tuple(weights.shape)} and, for mode "
             f"{mode}, {tuple(factor.shape)}"
         )
-    if factor.dtype != weights.dtype:
-        raise DtypeError(f"the factor of mode {mode} has dtype {factor.dtype}, the weights have {weights.dtype}")
-    if not weights.dtype.is_floating_point:
-        raise DtypeError(f"a CP model is of real floating-point numbers, found {weights.dtype}")
-    if factor.device != weights.device:
-        raise DeviceError(f"the factor of mode {mode} is on {factor.device}, the weights are on {weights.device}")
+    check_alike(factor, mode, weights, "CP", "the weights have", "the weights are")
 
 
 def _khatri_rao(factors: tuple[torch.Tensor, ...]) -> torch.Tensor:

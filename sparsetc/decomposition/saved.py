@@ -17,7 +17,7 @@ from sparsetc.errors import DtypeError, IOFormatError, SparsetcError
 from sparsetc.io import atomic, memory, npy
 
 DTYPES = (torch.float32, torch.float64)
-"""Of models in files: what decompositions compute in, and numpy has."""
+"""Dtypes that a model in a file may have: those that decompositions compute in, and numpy has."""
 
 WORD = 256
 """Bytes that a word in a file may take."""

@@ -7,8 +7,7 @@ asks of a model: its norm, its entries, a file of it, the same in other librarie
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -16,11 +15,12 @@ import torch
 
 from sparsetc.decomposition import foreign, saved
 from sparsetc.decomposition.entries import as_coords, in_chunks
-from sparsetc.errors import DecompositionError, DeviceError, DtypeError, ShapeError
+from sparsetc.decomposition.factored import Factored, check_alike
+from sparsetc.errors import DecompositionError, ShapeError
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Tucker:
+class Tucker(Factored):
     """A tensor as a small core and a matrix a mode: ``M[i, j, k] = sum_rst G[r, s, t] A[i, r] B[j, s] C[k, t]``.
 
     It unpacks as ``core, factors = model``, as tensorly's does.
@@ -29,8 +29,9 @@ class Tucker:
         ShapeError, DtypeError, DeviceError: factors that do not fit the core's sizes, dtype and device.
     """
 
+    HEAD = "core"
     core: torch.Tensor
-    """Of the ranks as its shape."""
+    """The core, whose sizes are the ranks."""
     factors: tuple[torch.Tensor, ...]
     """(size, rank of the mode) a mode, of orthonormal columns if `tucker` made it; a list will do."""
     fits: tuple[float, ...] = ()
@@ -50,48 +51,16 @@ class Tucker:
 
     # -- what it is ---------------------------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.core, list(self.factors)))
-
     @property
     def rank(self) -> tuple[int, ...]:
         """Sizes of the core."""
         return tuple(self.core.shape)
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Sizes of the modes of the tensor that it stands for."""
-        return tuple(f.shape[0] for f in self.factors)
-
-    @property
-    def order(self) -> int:
-        """The number of modes."""
-        return len(self.factors)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of core and factors."""
-        return self.core.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where core and factors live."""
-        return self.core.device
-
-    @property
-    def fit(self) -> float | None:
-        """The last of `fits`; None of a model that no run made."""
-        return self.fits[-1] if self.fits else None
-
     def __repr__(self) -> str:
-        fit = "" if self.fit is None else f", fit={self.fit:.4f} after {len(self.fits)} iterations"
-        stopped = f", stopped={self.stopped!r}" if self.stopped else ""
         known = self.core.numel() and not self.core.is_meta
         core = f"core up to {float(self.core.abs().max()):.4g}, " if known else ""
-        return (
-            f"Tucker(shape={self.shape}, rank={self.rank}{fit}{stopped}, {core}"
-            f"dtype={self.dtype}, device={self.device})"
-        )
+        size = f"shape={self.shape}, rank={self.rank}{self._run()}"
+        return f"Tucker({size}, {core}dtype={self.dtype}, device={self.device})"
 
     # -- entries ------------------------------------------------------------------------------------------------------
 
@@ -130,11 +99,6 @@ class Tucker:
         return in_chunks(entries, as_coords(coords, self.shape, self.device), prod(self.rank[1:]), self.core)
 
     # -- the same model, otherwise ------------------------------------------------------------------------------------
-
-    def to(self, *args: Any, **kwargs: Any) -> Tucker:
-        """The model elsewhere, arguments as of `torch.Tensor.to`."""
-        moved = tuple(f.to(*args, **kwargs) for f in self.factors)
-        return replace(self, core=self.core.to(*args, **kwargs), factors=moved)
 
     def to_tensorly(self) -> Any:
         """A ``tensorly.tucker_tensor.TuckerTensor`` of tensorly's current backend; ImportError without tensorly."""
@@ -177,12 +141,7 @@ def _check_factor(factor: Any, mode: int, core: torch.Tensor) -> None:
             f"the factor of mode {mode} must have shape (size, {core.shape[mode]}), as the core has, found "
             f"{tuple(factor.shape)}"
         )
-    if factor.dtype != core.dtype:
-        raise DtypeError(f"the factor of mode {mode} has dtype {factor.dtype}, the core has {core.dtype}")
-    if not core.dtype.is_floating_point:
-        raise DtypeError(f"a Tucker model is of real floating-point numbers, found {core.dtype}")
-    if factor.device != core.device:
-        raise DeviceError(f"the factor of mode {mode} is on {factor.device}, the core is on {core.device}")
+    check_alike(factor, mode, core, "Tucker", "the core has", "the core is")
 
 
 def _multiplied(core: torch.Tensor, matrices: Any) -> torch.Tensor:

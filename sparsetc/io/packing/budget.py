@@ -17,7 +17,7 @@ from sparsetc.support.memory import as_bytes
 from sparsetc.tensor.convert import available_memory
 
 SHARE = 4
-"""Of what is free, one part in so many is taken where no limit is given."""
+"""The share of free memory that is taken where no limit is given: one part in so many."""
 FIXED = 24 * 2**20
 """Bytes for what does not grow with a run: a block of text and its columns, one of each array, checksums, modules."""
 LEAST = 32 * 2**20
