@@ -30,16 +30,17 @@ MOST_COPIES = 128
 
 def estimate(candidate: Candidate, problem: Problem) -> Estimate:
     """What a candidate is expected to take; tiles' prices are of another kind than those of nonzeros alone."""
-    candidate, seconds = _ordered(replace(candidate, plan=suited(candidate.plan, problem)), problem)
-    candidate, seconds = _apart(candidate, seconds, problem)
+    prices = Prices(problem)
+    candidate, seconds = _ordered(replace(candidate, plan=suited(candidate.plan, problem)), prices)
+    candidate, seconds = _apart(candidate, seconds, prices)
     scalar = not any(view.sides for view in views(candidate, problem))
     return Estimate(describe(candidate, problem), candidate.plan, seconds, candidate.expected, scalar)
 
 
-def _ordered(candidate: Candidate, problem: Problem) -> tuple[Candidate, tuple[float, ...]]:
+def _ordered(candidate: Candidate, prices: Prices) -> tuple[Candidate, tuple[float, ...]]:
     """The candidate, parts of which take the axes that are split over the grid in slabs where that pays; its prices."""
-    prices, plan = Prices(problem), candidate.plan
-    slabs = tuple(_in_slabs(part, problem) for part in plan.parts)
+    plan = candidate.plan
+    slabs = tuple(_in_slabs(part, prices.problem) for part in plan.parts)
     seconds = prices(candidate)
     if slabs == plan.parts:
         return candidate, seconds
@@ -57,14 +58,17 @@ def _in_slabs(part: Part, problem: Problem) -> Part:
     return part if own.slabs else replace(part, schedule=replace(own, slabs=tuple(split)))
 
 
-def _apart(candidate: Candidate, seconds: tuple[float, ...], problem: Problem) -> tuple[Candidate, tuple[float, ...]]:
+def _apart(candidate: Candidate, seconds: tuple[float, ...], prices: Prices) -> tuple[Candidate, tuple[float, ...]]:
     """The candidate, whose parts add to copies of the output where rows are so few that this pays; its prices."""
+    problem = prices.problem
     copies = min(MOST_COPIES, 1 << max(UNCROWDED // problem.rows, 1).bit_length() - 1)
     if problem.backend != "triton" or problem.deterministic or problem.sparse_output or copies == 1:
         return candidate, seconds
+    if not any(cost.met for cost in prices.costs(candidate)):  # copies of what nothing waits for only take longer
+        return candidate, seconds
     parts = tuple(replace(p, schedule=replace(p.schedule, copies=copies)) for p in candidate.plan.parts)
     other = replace(candidate, plan=replace(candidate.plan, parts=parts))
-    found = Prices(problem)(other)
+    found = prices(other)
     return (other, found) if LEAST_GAIN * sum(found) < sum(seconds) else (candidate, seconds)
 
 

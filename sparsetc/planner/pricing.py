@@ -37,13 +37,18 @@ class Prices:
 
     def __call__(self, candidate: Candidate) -> tuple[float, ...]:
         """Time of one call by part: see `seconds_of`."""
+        found = self.costs(candidate)
+        return seconds_of(candidate.plan, found, candidate.expected, self.problem.backend, self.profile)
+
+    def costs(self, candidate: Candidate) -> list[Cost]:
+        """Costs of the parts' programs."""
         plan, own = candidate.plan, views(candidate, self.problem)
         stores = _owned(candidate, self.problem, own)
         programs = tuple((p.format, v, p.schedule, s) for p, v, s in zip(plan.parts, own, stores, strict=True))
         found = self._costs.get(programs)
         if found is None:
             found = self._costs[programs] = _costs(candidate, self.problem, own, stores)
-        return seconds_of(plan, found, candidate.expected, self.problem.backend, self.profile)
+        return found
 
 
 def seconds_of(
