@@ -33,7 +33,7 @@ def test_nonnegative_updates_compile(dtype: str, width: int, a_row: int, target:
 def test_inverses_compile(dtype: str, width: int, warps: int, target: str) -> None:
     from sparsetc.decomposition.linear_kernels import invert
 
-    types = {"gram": "*fp64", "own": f"*{dtype}", "inverse": f"*{dtype}", "share": "fp32"}
+    types = {"gram": "*fp64", "pivots": "*fp64", "own": f"*{dtype}", "inverse": f"*{dtype}", "share": "fp32"}
     compiled(invert, types, {"WIDTH": width, "LEAST": least(DTYPES[dtype])}, target, warps)
 
 

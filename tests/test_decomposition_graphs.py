@@ -31,6 +31,18 @@ class Recorder:
         self.replays += 1
 
 
+class StandIn:
+    """A generator of random numbers that counts how often its state is another."""
+
+    freed = 0
+
+    def clone_state(self) -> str:
+        return "another"
+
+    def graphsafe_set_state(self, state: str) -> None:
+        self.freed += state == "another"
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_third_call_is_captured_and_a_failure_runs_on(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
     recorder, ran = Recorder(fails), []
@@ -39,11 +51,14 @@ def test_the_third_call_is_captured_and_a_failure_runs_on(monkeypatch: pytest.Mo
     for name in ("device", "stream", "current_stream"):
         monkeypatch.setattr(torch.cuda, name, lambda _: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    step = Captured(lambda: None if recorder.capturing else ran.append(1), torch.device("cuda"))
+    generator = StandIn()
+    monkeypatch.setattr(torch.cuda, "default_generators", [generator])
+    step = Captured(lambda: None if recorder.capturing else ran.append(1), torch.device("cuda", 0))
     for _ in range(7):
         step()
     assert len(ran) + recorder.replays == 7
     assert len(ran) == (7 if fails else WARM)
+    assert generator.freed == fails
 
 
 def test_nothing_is_captured_elsewhere_or_within_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:

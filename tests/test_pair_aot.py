@@ -203,3 +203,14 @@ def test_memory_decides_which_operands_are_bitmaps(limit: int, bitmaps: list[boo
     kernel = stc.compile("ijk,ljk->il", x, y, plan="bcb", memory_limit=limit, backend="triton")
     assert [tiles.bitmap for tiles in kernel.contraction.chain.pairs[0].path.program.view.pairs] == bitmaps
     assert re.search(NATIVE["sm_80"], kernel.ptx("sm_80"))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_finds_magnitudes_compiles(target: str) -> None:
+    """Four neighbours are loaded at once, and nothing spills."""
+    from sparsetc.codegen.magnitudes_kernels import find
+
+    found = assembly.assembled(lambda _: find, ["*fp32", "*i32", "i64", "i32"], target, 4, 3)
+    if target in CUDA:
+        assert "ld.global.v4" in found.asm["ptx"]
+        assert not re.search(r"\.local\b", found.asm["ptx"])

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from sparsetc.codegen import cache
+from sparsetc.codegen import cache, magnitudes
 from sparsetc.codegen import torch as torch_source
 from sparsetc.codegen.assembly import TRITON_TYPES, assembled, check_device, text_of
 from sparsetc.codegen.header import header
@@ -28,7 +28,6 @@ from sparsetc.device.targets import MACHINES, portable
 from sparsetc.errors import PlanError
 from sparsetc.formats import Packed
 from sparsetc.ir.nest.coordinates import Position
-from sparsetc.ir.nest.halves import largest
 from sparsetc.ir.program.checks import check_sizes
 from sparsetc.ir.program.operands import tables, tables_of
 from sparsetc.ir.program.tile import TileProgram
@@ -313,7 +312,7 @@ def _tables_of_one(program: TileProgram) -> list[tuple[int, str]]:
 
 def _as_read(table: torch.Tensor, made: str) -> torch.Tensor:
     if made == "most":
-        return largest(table)
+        return magnitudes.largest(table)
     return table.to(torch.bfloat16) if made else table
 
 

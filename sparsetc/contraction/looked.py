@@ -9,10 +9,10 @@ from __future__ import annotations
 import weakref
 from cmath import isfinite
 from collections.abc import Callable, Sequence
-from math import inf
 
 import torch
 
+from sparsetc.codegen import magnitudes
 from sparsetc.ir.nest.halves import may_be_split
 
 _SUMMED = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
@@ -64,11 +64,10 @@ def finite(tables: Sequence[torch.Tensor]) -> bool:
 def fit_for_halves(tables: Sequence[torch.Tensor], split: Sequence[bool]) -> bool:
     """Whether no element is infinite or NaN, and halves are exact enough for the tables that are `split`; float32.
 
-    The GPU is waited for once, and once more for each table to be split that holds zeros.
+    The GPU is waited for once.
     """
-    norms = [torch.linalg.vector_norm(t, order) for t in tables for order in (inf, -inf)]
-    found = torch.stack(norms).tolist()
+    found = magnitudes.read([magnitudes.extremes(t) for t in tables])
     return all(
-        may_be_split(table, most, least) if own else isfinite(most)
-        for table, own, most, least in zip(tables, split, found[::2], found[1::2], strict=True)
+        may_be_split(own.most, own.least) if halved else isfinite(own.most)
+        for own, halved in zip(found, split, strict=True)
     )

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from sparsetc.codegen import magnitudes
 from sparsetc.codegen.launch import InHalves, TritonPrograms, Values, accumulator
 from sparsetc.contraction.autograd import apply, followed
 from sparsetc.contraction.dense import resolved
@@ -143,7 +144,10 @@ class Step:
         own = resolved(values.detach() if values.requires_grad else values)
         own = own if own.dtype == self._wide else own.to(self._wide)
         with without_autocast(own.device):
-            halves = scaled_halves(own) if any(self._value_keys[n][2] for n in numbers) else None
+            halves = None
+            if any(self._value_keys[n][2] for n in numbers):
+                most = magnitudes.largest(own)
+                halves = (*scaled_halves(own, most), most)
             return [self._stored(n, own, halves) for n in numbers]
 
     def _stored(

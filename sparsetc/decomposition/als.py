@@ -6,17 +6,15 @@ and the fit, measured from the last mode's equations: no residual tensor is form
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 
+from sparsetc.decomposition.aside import Aside
 from sparsetc.decomposition.kernels import mode_kernels
-from sparsetc.decomposition.linear import balancing, divisor, hadamard
+from sparsetc.decomposition.linear import Update, balancing, divisor, hadamard
 from sparsetc.tensor.sparse_tensor import SparseTensor
-
-Update = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], None]
-"""A factor, B, H, and the penalty of squares: changes the factor in place."""
 
 
 class Equations(Protocol):
@@ -25,8 +23,11 @@ class Equations(Protocol):
     norm: torch.Tensor
     """Float64 scalar: ``|X|``, or that of its observed entries."""
 
-    def of(self, mode: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """B (size, rank) and H, (rank, rank) or (size, rank, rank), of a mode."""
+    def gram(self, mode: int) -> torch.Tensor:
+        """H of a mode, (rank, rank) or (size, rank, rank)."""
+
+    def rhs(self, mode: int) -> torch.Tensor:
+        """B of a mode, (size, rank)."""
 
     def updated(self, mode: int) -> None:
         """The factor of a mode has changed."""
@@ -50,10 +51,14 @@ class Whole:
         self._kernels = mode_kernels(x, factors[0].shape[1], free, **settings)
         self._grams = torch.stack([(f.T @ f).double() for f in factors])
 
-    def of(self, mode: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """B, the MTTKRP, and H, (rank, rank) float64."""
+    def gram(self, mode: int) -> torch.Tensor:
+        """H, (rank, rank) float64."""
         self._grams[mode].fill_(1)  # it is made again once the factor is
-        return self._kernels[mode](self._factors), hadamard(self._grams)
+        return hadamard(self._grams)
+
+    def rhs(self, mode: int) -> torch.Tensor:
+        """B, the MTTKRP."""
+        return self._kernels[mode](self._factors)
 
     def updated(self, mode: int) -> None:
         """Make the factor's Gram matrix again."""
@@ -85,6 +90,7 @@ class Sweep:
     ) -> None:
         self._equations, self._factors, self._free = equations, factors, tuple(free)
         self._update, self._l2_reg = update, l2_reg
+        self._aside = Aside(factors[0].device)
         is_free = [[mode in free] for mode in range(len(factors))]
         self._is_free = torch.tensor(is_free, device=factors[0].device)
         self.measures = torch.zeros(1, dtype=torch.float64, device=factors[0].device)
@@ -92,8 +98,13 @@ class Sweep:
 
     def __call__(self) -> None:
         for mode in self._free:
-            rhs, gram = self._equations.of(mode)
-            self._update(self._factors[mode], rhs, gram, self._l2_reg)
+            factor = self._factors[mode]
+            with self._aside.begin():  # on a GPU H is inverted beside the MTTKRP, of which it takes about a half
+                gram = self._equations.gram(mode)
+                system = self._update.system(gram, factor.dtype, self._l2_reg)
+            rhs = self._equations.rhs(mode)
+            self._aside.join()
+            self._update.apply(factor, rhs, system)
             self._equations.updated(mode)
         self._measure(mode, rhs, gram)
         self.balance()
@@ -105,7 +116,7 @@ class Sweep:
         says little of them, most would stay and cancel.
         """
         mode = self._free[0]
-        rhs, gram = self._equations.of(mode)
+        rhs, gram = self._equations.rhs(mode), self._equations.gram(mode)
         self._equations.updated(mode)
         inner = (rhs * self._factors[mode]).sum(dtype=torch.float64)
         square = self._equations.model_square(mode, gram)

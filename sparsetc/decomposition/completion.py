@@ -95,13 +95,17 @@ class Observed:
         self._numbers = torch.maximum(numbers, numbers.T).flatten()
         """Which of the products each entry of H is."""
 
-    def of(self, mode: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """B, the MTTKRP, and H, (size, rank, rank)."""
+    def gram(self, mode: int) -> torch.Tensor:
+        """H, (size, rank, rank)."""
         rank = self._factors[mode].shape[1]
         # That of the mode itself is not read; it is spared the product.
         products = [f if m == mode else f[:, self._left] * f[:, self._right] for m, f in enumerate(self._factors)]
         compact = self._squares[mode](products)
-        return self._kernels[mode](self._factors), compact[:, self._numbers].view(-1, rank, rank)
+        return compact[:, self._numbers].view(-1, rank, rank)
+
+    def rhs(self, mode: int) -> torch.Tensor:
+        """B, the MTTKRP."""
+        return self._kernels[mode](self._factors)
 
     def updated(self, mode: int) -> None:
         """Nothing is kept of factors."""

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from sparsetc.decomposition import checks
-from sparsetc.decomposition.als import Equations, Sweep, Update, Whole
+from sparsetc.decomposition.als import Equations, Sweep, Whole
 from sparsetc.decomposition.completion import Observed, observed
 from sparsetc.decomposition.context import undisturbed
 from sparsetc.decomposition.initial import cp_factors, is_model
-from sparsetc.decomposition.linear import hals, normalized, solve, solve_rows
+from sparsetc.decomposition.linear import HALS, LEAST_SQUARES, ROWWISE, normalized
 from sparsetc.decomposition.loop import Ended, Watch, asking, iterate, settled
 from sparsetc.decomposition.models import CP
 from sparsetc.support.entry import entry_point
@@ -90,7 +90,7 @@ def cp_als(
         equations = Whole(sparse, factors, free, **settings)
     else:
         equations = Observed(seen, factors, free, **settings)
-    update: Update = hals if nonnegative else solve if seen is None else solve_rows
+    update = HALS if nonnegative else LEAST_SQUARES if seen is None else ROWWISE
     sweep = Sweep(equations, factors, free, update, l2_reg)
 
     def made(ended: Ended) -> CP:

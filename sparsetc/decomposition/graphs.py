@@ -43,5 +43,13 @@ class Captured:
             with torch.cuda.device(self._device), own, torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._step()
         except RuntimeError:  # a library that waits for the GPU; nothing was run, so nothing was changed
+            _free_generator(self._device)
             return None
         return graph
+
+
+def _free_generator(device: torch.device) -> None:
+    """Random numbers of a device as they were: a capture that fails leaves their generator as if it went on."""
+    number = torch.cuda.current_device() if device.index is None else device.index
+    generator = torch.cuda.default_generators[number]
+    generator.graphsafe_set_state(generator.clone_state())

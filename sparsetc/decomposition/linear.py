@@ -7,7 +7,8 @@ scalar is given to `torch.where` either, which copies it from the host.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -26,17 +27,33 @@ def hadamard(grams: torch.Tensor) -> torch.Tensor:
     return grams.prod(0)
 
 
-def solve(factor: torch.Tensor, rhs: torch.Tensor, gram: torch.Tensor, l2_reg: float) -> None:
-    """One least-squares update in place, ``A += (B - A H) (H + D)^-1`` for one H of all rows.
+class Update(NamedTuple):
+    """How a factor is made of its normal equations, in two steps, of which the first does not wait for B."""
 
-    D is a few rounding errors of H, as a share of its diagonal. So a rank-deficient H is no special case, for which a
-    pseudo-inverse would have the host wait: what H says nothing of stays as it was (a proximal step, of which the exact
-    solution is the fixed point, and which never increases the error). H is inverted in float64, being squared in
-    condition.
+    system: Callable[[torch.Tensor, torch.dtype, float], tuple[torch.Tensor, ...]]
+    """What the second reads, of H, the factor's dtype and the penalty of squares."""
+    apply: Callable[[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]], None]
+    """Change the factor in place, by B and what the first gave."""
+
+
+def inverted(gram: torch.Tensor, dtype: torch.dtype, l2_reg: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """(H, (H + D)^-1) for one H of all rows, D being a few rounding errors of H, as a share of its diagonal.
+
+    H is inverted in float64, being squared in condition.
     """
     penalised = _penalised(gram.double(), l2_reg)
-    by_kernel = factor.is_cuda and factor.shape[1] <= INVERSE_RANK
-    own, inverse = (inverse_by_kernel if by_kernel else inverse_by_torch)(penalised, factor.dtype)
+    by_kernel = gram.is_cuda and gram.shape[0] <= INVERSE_RANK
+    return (inverse_by_kernel if by_kernel else inverse_by_torch)(penalised, dtype)
+
+
+def step(factor: torch.Tensor, rhs: torch.Tensor, system: tuple[torch.Tensor, ...]) -> None:
+    """One least-squares update in place, ``A += (B - A H) (H + D)^-1``.
+
+    So a rank-deficient H is no special case, for which a pseudo-inverse would have the host wait: what H says nothing
+    of stays as it was (a proximal step, of which the exact solution is the fixed point, and which never increases the
+    error).
+    """
+    own, inverse = system
     residual = torch.addmm(rhs, factor, own, alpha=-1)
     factor.addmm_(residual, inverse)
 
@@ -48,9 +65,10 @@ def inverse_by_kernel(gram: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Ten
     rank = gram.shape[0]
     own, inverse = torch.empty_like(gram, dtype=dtype), torch.empty_like(gram, dtype=dtype)
     width = max(16, 1 << (rank - 1).bit_length())
+    pivots = gram.new_empty(rank + 1, width)
     with torch.cuda.device_of(gram):
         invert[(1,)](
-            gram, own, inverse, rank, _share(rank, dtype), width, least(dtype), num_warps=8 if width > 32 else 4
+            gram, own, inverse, pivots, rank, _share(rank, dtype), width, least(dtype), num_warps=8 if width > 32 else 4
         )
     return own, inverse
 
@@ -68,29 +86,48 @@ def inverse_by_torch(gram: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tens
     return gram.to(dtype), inverse.to(dtype)
 
 
-def solve_rows(factor: torch.Tensor, rhs: torch.Tensor, grams: torch.Tensor, l2_reg: float) -> None:
+def factorized(grams: torch.Tensor, dtype: torch.dtype, l2_reg: float) -> tuple[torch.Tensor, ...]:
+    """Cholesky factors of each row's H + D, D as in `inverted`; which failed; diagonals larger than H for these."""
+    damped = _damped(_penalised(grams, l2_reg), dtype)
+    lower, failed = torch.linalg.cholesky_ex(damped)
+    return lower, failed, damped.abs().sum(-1)
+
+
+def solve_rows(factor: torch.Tensor, rhs: torch.Tensor, system: tuple[torch.Tensor, ...]) -> None:
     """Each row's least squares in place, ``A[i] = B[i] (H[i] + D[i])^-1``; of the smallest norm where H[i] is singular.
 
-    A row without observations becomes 0. D is as in `solve`.
+    A row without observations becomes 0.
     """
-    damped = _damped(_penalised(grams, l2_reg), factor.dtype)
-    lower, failed = torch.linalg.cholesky_ex(damped)
+    lower, failed, bound = system
     half = torch.linalg.solve_triangular(lower, rhs[..., None], upper=False)
     solved = torch.linalg.solve_triangular(lower.mT, half, upper=True)[..., 0]
-    factor.copy_(torch.where(failed[:, None] == 0, solved, rhs / damped.abs().sum(-1)))
+    factor.copy_(torch.where(failed[:, None] == 0, solved, rhs / bound))
 
 
-def hals(factor: torch.Tensor, rhs: torch.Tensor, gram: torch.Tensor, l2_reg: float) -> None:
+def penalised(gram: torch.Tensor, dtype: torch.dtype, l2_reg: float) -> tuple[torch.Tensor]:
+    """H of either kind with the penalty of squares, in the factor's dtype."""
+    return (_penalised(gram.to(dtype), l2_reg),)
+
+
+def hals(factor: torch.Tensor, rhs: torch.Tensor, system: tuple[torch.Tensor, ...]) -> None:
     """A nonnegative update in place, a column at a time (hierarchical alternating least squares); H of either kind.
 
     Each column is the best nonnegative one for the others as they are, so the error never rises; a column of which H
     says nothing stays as it was. Cichocki & Phan 2009. On a GPU it is one launch.
     """
-    penalised = _penalised(gram.to(factor.dtype), l2_reg)
+    (gram,) = system
     if factor.is_cuda and factor.shape[1] <= KERNEL_RANK:
-        hals_by_kernel(factor, rhs, penalised)
+        hals_by_kernel(factor, rhs, gram)
     else:
-        hals_by_columns(factor, rhs, penalised)
+        hals_by_columns(factor, rhs, gram)
+
+
+LEAST_SQUARES = Update(inverted, step)
+"""One H of all rows."""
+ROWWISE = Update(factorized, solve_rows)
+"""An H a row."""
+HALS = Update(penalised, hals)
+"""Nonnegative, with an H of either kind."""
 
 
 def hals_by_kernel(factor: torch.Tensor, rhs: torch.Tensor, gram: torch.Tensor) -> None:

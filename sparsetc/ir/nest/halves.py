@@ -53,28 +53,22 @@ def halved(scaled: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def largest(values: torch.Tensor) -> torch.Tensor:
-    """(1,) the largest magnitude, of float32, on the device; nothing is waited for."""
+    """(1,) the largest magnitude, of float32; 0 of no values."""
     return torch.linalg.vector_norm(values, inf).view(1) if values.numel() else values.new_zeros(1)
 
 
-def scaled_halves(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The high and low halves, float16, of values that share one scale, and (1,) their largest magnitude."""
-    most = largest(values)
-    return *halved(values * scale(most, into=True)), most
+def scaled_halves(values: torch.Tensor, most: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The high and low halves, float16, of values that share one scale, (1,) `most` being their largest magnitude."""
+    return halved(values * scale(most, into=True))
 
 
-def may_be_split(values: torch.Tensor, most: float, least: float) -> bool:
-    """Whether halves are exact enough for an operand of one scale; of one that holds zeros, the GPU is waited for.
+def may_be_split(most: float, least: float) -> bool:
+    """Whether halves are exact enough for an operand of one scale.
 
     Args:
-        values: all elements, float32.
-        most: their largest magnitude.
-        least: their smallest.
+        most: the largest magnitude.
+        least: the smallest but 0; infinite where all are 0.
     """
     if not isfinite(most):
         return False
-    if not most:
-        return True
-    if not least:
-        least = values.abs().masked_fill_(values == 0, inf).amin().item()
-    return 2.0**-RANGE <= most <= 2.0**RANGE and least >= most * 2.0**-FAR
+    return not most or (2.0**-RANGE <= most <= 2.0**RANGE and least >= most * 2.0**-FAR)
