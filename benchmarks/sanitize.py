@@ -29,8 +29,28 @@ def main() -> None:
     tiles()
     pairs()
     blocks()
+    windows()
     torch.cuda.synchronize()
     print("all results right")
+
+
+def windows() -> None:
+    """Windows of neighbouring and of similar rows, ragged, whole and beside runs, at every precision; in halves too."""
+    g = torch.Generator().manual_seed(0)
+    whole = torch.randn(83, 70, generator=g) * (torch.rand(83, 70, generator=g) < 0.2)
+    x = stc.SparseTensor.from_dense(whole).cuda()
+    for columns in (5, 40, 300):
+        b = torch.randn(70, columns, generator=g).cuda()
+        expected = whole.double().cuda() @ b.double()
+        for plan in (
+            *(stc.plan_window(height=h, threshold=0, halves=own) for h in (16, 64) for own in (True, False)),
+            stc.plan_window(threshold=60),
+            stc.plan_1sa(tau=20, threshold=0),
+        ):
+            for precision, limit in (("highest", 1e-5), ("high", 2e-3), ("medium", 2e-2)):
+                found = stc.einsum("ij,jk->ik", x, b, plan=plan, precision=precision)
+                error = float((found.double() - expected).norm() / expected.norm())
+                assert error <= limit, (plan, columns, precision, error)
 
 
 def blocks() -> None:

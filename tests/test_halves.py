@@ -201,11 +201,16 @@ def _like(kernel: stc.Kernel) -> tuple[stc.SparseTensor, torch.Tensor]:
     return kernel.operand, torch.zeros(()).expand(512, 4096)
 
 
-@pytest.mark.parametrize("plan", ["auto", "window", "1-sa", stc.plan_window(height=64)], ids=str)
-def test_who_does_not_ask_gets_none(plan: str | stc.Plan) -> None:
+@pytest.mark.parametrize("plan", [stc.plan_window(halves=False), stc.plan_1sa(height=64, halves=False)], ids=str)
+def test_who_forbids_them_gets_none(plan: stc.Plan) -> None:
     found = planned(4096, plan=plan)
     assert F16X3 not in " ".join(name for name, _ in found.step.choice.considered)
     assert found.plan.parts[0].schedule.precision == "tf32x3"
+
+
+@pytest.mark.parametrize("plan", ["auto", "window", "1-sa", stc.plan_window(height=64)], ids=str)
+def test_they_are_considered_like_any_other(plan: str | stc.Plan) -> None:
+    assert planned(4096, plan=plan).plan.parts[0].schedule.precision == F16X3
 
 
 def test_similar_rows_in_halves() -> None:

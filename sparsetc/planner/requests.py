@@ -43,7 +43,7 @@ def plan_hls(threshold: int | None = None) -> Plan:
 
 
 def plan_window(
-    height: int | None = None, width: int | None = None, threshold: int | None = None, halves: bool = False
+    height: int | None = None, width: int | None = None, threshold: int | None = None, halves: bool = True
 ) -> Plan:
     """Windows of `height` neighbouring output rows, in tiles of `width` of the columns that they have, compacted.
 
@@ -51,10 +51,13 @@ def plan_window(
         height: rows of a window; None takes what the cost model finds best, here and below.
         width: columns of a tile.
         threshold: nonzeros a tile, on average over a window, from which its rows are not left to runs; 0 leaves none.
-        halves: whether float32 may be multiplied in halves of 16 bits at ``precision="highest"``, where operands allow
-            it and the cost model expects that to be faster.
+        halves: whether float32 may be multiplied in halves of 16 bits at ``precision="highest"``, where the cost model
+            expects that to be faster and a call's operands allow it.
     """
-    return Plan("window", options=_sizes(height=height, width=width, threshold=threshold, halves=halves or None))
+    return Plan(
+        "window",
+        options=_sizes(height=height, width=width, threshold=threshold, halves=None if halves is True else halves),
+    )
 
 
 def plan_1sa(
@@ -63,7 +66,7 @@ def plan_1sa(
     height: int | None = None,
     width: int | None = None,
     threshold: int | None = None,
-    halves: bool = False,
+    halves: bool = True,
 ) -> Plan:
     """Windows as `plan_window` has them, of rows that are grouped by similarity (1-SA), wherever they lie.
 
@@ -75,7 +78,9 @@ def plan_1sa(
         threshold: nonzeros a tile, from which rows are not left to runs.
         halves: whether float32 may be multiplied in halves of 16 bits.
     """
-    sizes = _sizes(tau=tau, strip=strip, height=height, width=width, threshold=threshold, halves=halves or None)
+    sizes = _sizes(
+        tau=tau, strip=strip, height=height, width=width, threshold=threshold, halves=None if halves is True else halves
+    )
     return Plan("1-sa", options=sizes)
 
 

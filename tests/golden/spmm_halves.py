@@ -43,7 +43,7 @@ def part_0(pid, item_ptr, rows, columns, high_values, low_values, most, B, most_
     side_j = tl.arange(0, 32)
     start = tl.load(item_ptr + item)
     stop = tl.load(item_ptr + item + 1)
-    scale_B = ((268 - tl.maximum(tl.load(most_B).to(tl.int32, bitcast=True) >> 23, 15)) << 23).to(tl.float32, bitcast=True)
+    scale_B = ((268 - tl.maximum(tl.load(most_B + tl.zeros([1], tl.int32)).to(tl.int32, bitcast=True) >> 23, 15)) << 23).to(tl.float32, bitcast=True)
     unscale_X = ((tl.maximum(tl.load(most).to(tl.int32, bitcast=True) >> 23, 15) - 14) << 23).to(tl.float32, bitcast=True)
     unscale_B = ((tl.maximum(tl.load(most_B).to(tl.int32, bitcast=True) >> 23, 15) - 14) << 23).to(tl.float32, bitcast=True)
     at_i = tl.load(rows + (item * 16 + side_i))

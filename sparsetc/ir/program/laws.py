@@ -26,9 +26,9 @@ UNCROWDED, CROWDING = 16384, 0.35
 by which additions to fewer rows take longer (H200, leaves of MM-CSF at rank 32, copies of which 4, 16 and 64 were
 added to: 91 rows 293 to 103 us, 686 rows 353 to 116, 875 rows 590 to 362, 18,154 rows 744 to 670;
 `benchmarks/results/one_copy.json`)."""
-SPLIT = 8
-"""Multiplications that take as long as making halves of an element of a dot's side (H200, windows of 16 and 64 rows by
-a kernel written by hand: 0.71 and 0.56 of the time of tf32x3, whose rates have in them that elements are moved too)."""
+SPLIT = 2
+"""Multiplications that take as long as making halves of an element of a dot's side (H200, SpMM by windows of 16 to 128
+rows, 7 matrices: 106 cases, of which the model is 14 % off; `benchmarks/results/windows_halves.json`)."""
 LARGE_TURN, LARGE_SHARE = 1 << 19, 1.25
 """Flops of a turn's dots from which they run at so many times the share of the peak that those of smaller turns do
 (H200, SpMM by windows of 64 rows in tf32x3: c2000_5 at 4,096 columns, 527 us, 872 by windows of 16)."""

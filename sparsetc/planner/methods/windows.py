@@ -72,8 +72,9 @@ SHAPES = {
     ),
     "ieee": (Shape(16, 16, 64, 4), Shape(32, 16, 64, 4)),
     F16X3: (
-        Shape(16, 32, 128, 2, F16X3),
-        Shape(16, 64, 128, 2, F16X3),
+        Shape(16, 32, 64, 2, F16X3),
+        Shape(16, 64, 64, 2, F16X3),
+        Shape(32, 64, 64, 4, F16X3),
         Shape(64, 64, 64, 4, F16X3),
         Shape(128, 64, 64, 4, F16X3),
     ),
@@ -81,7 +82,8 @@ SHAPES = {
 """What is considered, by the precision of dots: together within 0.2 % (tf32x3), 4 % (tf32) and 3 % (bf16) of the
 fastest of 105 shapes with either operand left, by geometric mean of 9, 9 and 24 cases; 22 % at worst (H200,
 `benchmarks/results/windows.json`). Of tf32, four warps or more take the instruction that wants the dense operand in the
-other order, and up to six times as long. In halves: those that a kernel written by hand was fastest with."""
+other order, and up to six times as long. Those in halves are together within 0.3 % of the fastest of 23, by geometric mean
+of 21 cases."""
 TAUS, STRIP = (20, 40, 60, 80), 64
 """Similarity that rows of a group have at least, in percent, and the columns of strips by which they are compared."""
 USUAL, MOST_GROUPED = (40,), 8_000_000
@@ -133,7 +135,7 @@ class Windows(OperandMethod):
             return
         columns, grouped = counts.distinct(problem.rest), problem.order == 2 and counts.nnz <= MOST_GROUPED
         for tau in (tau for tau in self.usual if grouped or not tau):
-            for shape in _shapes(problem):
+            for shape in (*_shapes(problem), *_in_halves(problem)):
                 # A column of a window holds no more nonzeros than columns do on average, were all rows one window.
                 if 100 * counts.nnz >= LEAST_FILL * shape.height * columns:
                     found = splits(problem, counts, self.name, Tiling(shape, tau))
@@ -166,10 +168,7 @@ def _shapes(problem: Problem) -> tuple[Shape, ...]:
 
 
 def _in_halves(problem: Problem) -> tuple[Shape, ...]:
-    """The shapes for float32 in halves, where that is as exact as what is asked for.
-
-    Only for who names them: the generated kernels have not been measured.
-    """
+    """The shapes for float32 in halves, where that is as exact as what is asked for."""
     return SHAPES[F16X3] if problem.halves and problem.precision == DOTS["highest"] else ()
 
 
@@ -190,7 +189,7 @@ class Tiling:
 
 def tilings(problem: Problem, named: dict[str, Any], taus: Iterable[int]) -> Iterator[Tiling]:
     """What a request leaves open: shapes of the height and the width that it names, and similarities."""
-    ways = (_shapes(problem), _in_halves(problem) if named.get("halves") else ())
+    ways = (_shapes(problem), _in_halves(problem) if named.get("halves", True) else ())
     shapes = [shape for own in ways if own for shape in _of_height(own, named.get("height"))]
     for tau in (named["tau"],) if "tau" in named else taus:
         for shape in shapes:
