@@ -1,8 +1,9 @@
 """Named operations: thin sugar over `einsum`, for a sparse operand of any order, in any mode.
 
-In: a sparse operand `x` (whatever `einsum` takes as one) and dense tensors. Out: what `einsum` returns for the equation
-written from the operands' orders. Each takes `einsum`'s settings (``plan=``, ``precision=``, ``output=``, …), is
-differentiable where `einsum` is, and is known by its name in `OPERATIONS`.
+In: a sparse operand `x` (whatever `einsum` takes as one) and dense tensors, or, but for `spmm`, sparse ones in their
+place. Out: what `einsum` returns for the equation written from the operands' orders. Each takes `einsum`'s settings
+(``plan=``, ``precision=``, ``output=``, …), is differentiable where `einsum` is, and is known by its name in
+`OPERATIONS`.
 
 Factor matrices have a row an index of their mode: (size of the mode, rank).
 """
@@ -34,31 +35,34 @@ Result = torch.Tensor | SparseTensor
 
 @register_op
 def mttkrp(
-    x: Any, factors: Sequence[torch.Tensor | None], mode: int | None = None, **settings: Any
+    x: Any, factors: Sequence[Result | None], mode: int | None = None, **settings: Any
 ) -> Result | tuple[Result, ...]:
     """Matricised tensor times Khatri-Rao product: ``"ijk,jr,kr->ir"`` for order 3 and mode 0.
 
     Args:
         x: sparse, of any order >= 2.
-        factors: one (size, rank) matrix a mode, in order; the one of `mode` is not read and may be None.
-        mode: the mode that is kept; negative counts from the end. None is every mode, by the same factors: these are
-            planned together and may share one copy of x, as `compile_many` says.
+        factors: one (size, rank) matrix a mode, in order, dense or sparse; the one of `mode` is not read and may be
+            None.
+        mode: the mode that is kept; negative counts from the end. None is every mode, by the same factors: where these
+            are dense, they are planned together and may share one copy of x, as `compile_many` says.
         settings: as for `einsum`.
 
     Returns:
-        (size of `mode`, rank), dense (as all here, unless ``output="sparse"`` asks otherwise); a tuple of these, one a
-        mode, where `mode` is None.
+        (size of `mode`, rank), dense (as all here, unless ``output="sparse"`` asks otherwise, or another operand than x
+        is sparse: then a `SparseTensor`, by `einsum`'s rule); a tuple of these, one a mode, where `mode` is None.
     """
     sparse = _sparse(x, "mttkrp")
     if mode is not None:
         own, matrices = _mttkrp(sparse, factors, _mode(sparse, mode, "mttkrp"))
         return einsum(own, sparse, *matrices, **settings)
     each = [_mttkrp(sparse, factors, m) for m in range(sparse.order)]
+    if any(isinstance(matrix, SparseTensor) for _, matrices in each for matrix in matrices):
+        return tuple(einsum(text, sparse, *matrices, **settings) for text, matrices in each)
     return einsum_many([text for text, _ in each], sparse, [matrices for _, matrices in each], **settings)
 
 
-def _mttkrp(x: SparseTensor, factors: Sequence[torch.Tensor | None], mode: int) -> tuple[str, list[torch.Tensor]]:
-    """The equation of one mode, and its dense operands."""
+def _mttkrp(x: SparseTensor, factors: Sequence[Result | None], mode: int) -> tuple[str, list[Result]]:
+    """The equation of one mode, and its other operands."""
     matrices = _one_a_mode(x, factors, mode, "mttkrp", "factors")
     letters, rank = letters_of(x.order, 1, "mttkrp")
     ranks = {m: f.shape[1] for m, f in matrices.items()}
@@ -69,7 +73,7 @@ def _mttkrp(x: SparseTensor, factors: Sequence[torch.Tensor | None], mode: int) 
 
 
 @register_op
-def ttmc(x: Any, matrices: Sequence[torch.Tensor | None], mode: int, **settings: Any) -> Result:
+def ttmc(x: Any, matrices: Sequence[Result | None], mode: int, **settings: Any) -> Result:
     """Tensor times a chain of matrices, all modes but one contracted: ``"ijk,jr,ks->irs"`` for order 3 and mode 0.
 
     Args:
@@ -90,7 +94,7 @@ def ttmc(x: Any, matrices: Sequence[torch.Tensor | None], mode: int, **settings:
 
 
 @register_op
-def ttm(x: Any, matrix: torch.Tensor, mode: int, **settings: Any) -> Result:
+def ttm(x: Any, matrix: Result, mode: int, **settings: Any) -> Result:
     """Tensor times one matrix: ``"ijk,jr->irk"``; the mode keeps its place and has the matrix's columns as its size.
 
     Args:
@@ -114,7 +118,7 @@ def ttm(x: Any, matrix: torch.Tensor, mode: int, **settings: Any) -> Result:
 
 
 @register_op
-def ttv(x: Any, vector: torch.Tensor, mode: int, **settings: Any) -> Result:
+def ttv(x: Any, vector: Result, mode: int, **settings: Any) -> Result:
     """Tensor times vector: ``"ijk,j->ik"``; the mode is contracted away (SpTV).
 
     Args:
@@ -156,7 +160,7 @@ def spmm(a: Any, b: torch.Tensor, **settings: Any) -> Result:
 
 
 @register_op
-def sddmm(a: Any, left: torch.Tensor, right: torch.Tensor, **settings: Any) -> Result:
+def sddmm(a: Any, left: Result, right: Result, **settings: Any) -> Result:
     """Sampled dense-dense matrix product: a's values times ``left @ right.T`` at a's nonzeros, ``"ij,ir,jr->ij"``.
 
     Args:
@@ -299,9 +303,7 @@ def _place(mode: int, order: int, message: str) -> int:
     return mode % order
 
 
-def _one_a_mode(
-    x: SparseTensor, given: Sequence[torch.Tensor | None], mode: int, name: str, what: str
-) -> dict[int, torch.Tensor]:
+def _one_a_mode(x: SparseTensor, given: Sequence[Result | None], mode: int, name: str, what: str) -> dict[int, Result]:
     """The matrices of all modes but one, by mode."""
     listed = isinstance(given, Sized) and not isinstance(given, torch.Tensor | str)
     if not listed or len(given) != x.order:
@@ -309,7 +311,7 @@ def _one_a_mode(
         raise EquationError(
             f"{name}: {what} must be a list of {x.order}, one a mode of x (None for mode {mode}), found {found}"
         )
-    kept: dict[int, torch.Tensor] = {}
+    kept: dict[int, Result] = {}
     for m, matrix in enumerate(given):
         if m != mode:
             kept[m] = _table(matrix, x, (x.shape[m], "rank"), f"{name}: {what}[{m}]")
@@ -318,10 +320,12 @@ def _one_a_mode(
     return kept
 
 
-def _table(given: Any, x: SparseTensor, shape: tuple[int | str, ...], what: str) -> torch.Tensor:
-    """A dense operand as a tensor; its sizes that are numbers in `shape`, its dtype and its device are checked."""
-    table = as_dense(given, what)
-    fits = isinstance(table, torch.Tensor) and table.ndim == len(shape)
+def _table(given: Any, x: SparseTensor, shape: tuple[int | str, ...], what: str) -> Result:
+    """Another operand than x as a tensor, sparse if it is; its sizes that `shape` has, dtype and device are checked."""
+    dense = as_dense(given, what)
+    sparse = SparseTensor.coerce(dense)
+    table = dense if sparse is None else sparse
+    fits = isinstance(table, torch.Tensor | SparseTensor) and len(table.shape) == len(shape)
     if not fits or any(isinstance(n, int) and n != size for n, size in zip(shape, table.shape, strict=True)):
         expected = f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
         raise ShapeError(f"{what} must have shape {expected}, found {_found(table)}")
@@ -330,7 +334,8 @@ def _table(given: Any, x: SparseTensor, shape: tuple[int | str, ...], what: str)
 
 
 def _found(operand: Any) -> str:
-    return f"shape {tuple(operand.shape)}" if isinstance(operand, torch.Tensor) else type(operand).__name__
+    known = isinstance(operand, torch.Tensor | SparseTensor)
+    return f"shape {tuple(operand.shape)}" if known else type(operand).__name__
 
 
 def _by_mode(values: dict[int, int]) -> str:

@@ -46,9 +46,10 @@ CASES: dict[str, tuple[str, PlanOf]] = {
     "sampled": (SAMPLED, explicit("coo", "0||12", max_item_nnz=3, lanes=4)),
     "sampled, fibers": (SAMPLED, explicit("fiber", "0|1|2", max_item_nnz=3, lanes=4)),
     "sparse rows": (TTV, explicit("fiber", "0|1|2", lanes=4)),
+    "forests": (MTTKRP, lambda equation, operands: stc.Plan("mm-csf")),
     "two parts": (MTTKRP, lambda equation, operands: two_parts(equation, operands, "fiber", fused=False)),
 }
-ADDED_BY_A_SECOND_PASS = ("coo", "fiber", "added by lanes", "added by nonzeros", "nonzeros, in copies")
+ADDED_BY_A_SECOND_PASS = ("coo", "fiber", "added by lanes", "added by nonzeros", "nonzeros, in copies", "forests")
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -129,3 +130,12 @@ def test_values_outside_a_mask_are_not_read() -> None:
     torch.testing.assert_close(found.to_dense(), expected.to_dense())
     with pytest.raises(stc.FormatError, match="infinite or NaN"):
         cp_als(unknown, 2, mask="observed")
+
+
+@pytest.mark.parametrize("form", [lambda m: m, torch.Tensor.numpy, stc.SparseTensor.from_dense, torch.Tensor.to_sparse])
+def test_a_mask_of_nan_says_nothing(form: Any) -> None:
+    x = random_tensor((4, 5, 6), 0.9)
+    mask = torch.ones(x.shape).double()
+    mask[1, 2, 3] = float("nan")
+    with pytest.raises(stc.FormatError, match="the mask has NaN; it must be 0 where an entry is not known"):
+        cp_als(x, 2, mask=form(mask))

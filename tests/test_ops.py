@@ -109,6 +109,28 @@ def test_sparse_operands_of_torch_and_settings_are_taken():
     torch.testing.assert_close(sparse.to_dense(), expected)
 
 
+@pytest.mark.parametrize("convert", [lambda f: f, stc.SparseTensor.to_torch, stc.SparseTensor.to_scipy])
+@pytest.mark.parametrize("which", [(0, 1, 2), (1,)])
+def test_mttkrp_takes_sparse_factors_for_one_mode_and_for_all(convert, which):
+    x, factors = tensor(6, 5, 4), [matrix(n, 3) for n in (6, 5, 4)]
+    factors = [torch.where(f > 0, f, 0) if m in which else f for m, f in enumerate(factors)]
+    given = [convert(stc.SparseTensor.from_dense(f)) if m in which else f for m, f in enumerate(factors)]
+    for mode, one in enumerate(stc.mttkrp(x, given)):
+        own = stc.mttkrp(x, given, mode)
+        alone = set(which) == {mode}
+        assert isinstance(one, torch.Tensor) == isinstance(own, torch.Tensor) == alone, "as einsum of two sparse"
+        expected = stc.mttkrp(x, factors, mode)
+        for found in (one, own):
+            close(found, expected)
+
+
+def test_other_operations_take_sparse_operands():
+    x, m = tensor(6, 5, 4), torch.where(matrix(6, 3) > 0, 1.0, 0.0).double()
+    expected = torch.einsum("ijk,ir->rjk", x.to_dense(), m)
+    close(stc.ttm(x, stc.SparseTensor.from_dense(m), 0), expected)
+    close(stc.ttv(x, stc.SparseTensor.from_dense(m[:, 0]), 0), expected[0])
+
+
 def test_gradients_flow_through_an_operation():
     x, b = tensor(6, 5, 4), matrix(5, 3).requires_grad_()
     c = matrix(4, 3).requires_grad_()
@@ -141,6 +163,16 @@ def x3():
         (lambda: stc.mttkrp(x3(), [None, matrix(6, 2), matrix(7, 3)], 0), stc.ShapeError, "one rank"),
         (lambda: stc.mttkrp(x3(), [None] * 3, 3), stc.ShapeError, "mode 3 is not a mode"),
         (lambda: stc.mttkrp(tensor(5), [None], 0), stc.EquationError, "at least 2 modes"),
+        (
+            lambda: stc.mttkrp(x3(), [matrix(5, 2), tensor(6, 5), tensor(6, 2)]),
+            stc.ShapeError,
+            r"\[2\].*shape \(6, 2\)",
+        ),
+        (
+            lambda: stc.mttkrp(x3(), [matrix(5, 2), matrix(6, 2), tensor(7, 2, dtype=torch.float32)]),
+            stc.DtypeError,
+            r"factors\[2\]",
+        ),
         (lambda: stc.ttmc(x3(), [None, matrix(6), matrix(7, 2)], 0), stc.ShapeError, r"matrices\[1\]"),
         (lambda: stc.ttm(x3(), matrix(6, 2), 0), stc.ShapeError, r"mode 0.*\(5, rank\)"),
         (lambda: stc.ttv(x3(), matrix(6, 1), 1), stc.ShapeError, r"mode 1 must have shape \(6,\)"),

@@ -21,12 +21,18 @@ def orthonormal(shape: tuple[int, ...], ranks: tuple[int, ...], dtype: torch.dty
     return [torch.linalg.qr(f).Q.to(dtype) for f in drawn]
 
 
-@pytest.mark.parametrize(("shape", "ranks"), CASES)
+LONG = [((140, 15, 15, 8), (3, 12, 12, 4)), ((300, 14, 15, 8), (4, 12, 13, 6))]
+"""Chains with two long sides, whose Gram matrices are decomposed in part where eigenvalues fall."""
+
+
+@pytest.mark.parametrize(("shape", "ranks"), [*CASES, *LONG])
 def test_every_sweep_fits_as_tensorlys_does(shape: tuple[int, ...], ranks: tuple[int, ...]) -> None:
     pytest.importorskip("tensorly")
     from tensorly.decomposition import tucker as theirs
 
     x, start = random_tensor(shape), orthonormal(shape, ranks)
+    if (shape, ranks) in LONG:
+        x = x.with_values(x.values * 0.6 ** x.coords[0].clamp(max=12))
     own = tucker(x, ranks, init=start, n_iter_max=5, tol=0)
     given = (torch.zeros(ranks, dtype=F64).numpy(), [f.numpy() for f in start])
     _, errors = theirs(x.to_dense().numpy(), list(ranks), init=given, n_iter_max=5, tol=0, return_errors=True)

@@ -93,6 +93,12 @@ TREES = (
     TreeCase("ijk,ijkh,ihs->is", "coo", "0||12", "sum[nonzero lane](dot[h](X * B, C))"),
     TreeCase("ijk,ijkh,hs->ijks", "coo", "||012", "dot[h](X * B, C)"),
     TreeCase("ijk,ijkh,hs->ijks", "coo", "0||12", "dot[h](B, C) * X"),
+    # Operands of no coordinate are multiplied by one another, and then by rows.
+    TreeCase("ijk,r,s->krs", "coo", "0||12", "X * (B * C)"),
+    TreeCase("ijk,r,s->irs", "coo", "0||12", "sum[nonzero lane](X) * (B * C)"),
+    TreeCase("ijk,r,s->irs", "fiber", "0|1|2", "sum[block lane](sum[nonzero](X * (C * B)))"),
+    TreeCase("ijk,r,s,jr->irs", "coo", "0||12", "sum[nonzero lane](X * (B * C) * D)"),
+    TreeCase("ijk,r,s,jt->irst", "fiber", "0|1|2", "sum[block lane](sum[nonzero](X) * (B * C) * D)"),
     # Fibers: what they share is multiplied in before their sums or after.
     TreeCase(MTTKRP, "fiber", "0|1|2", "sum[nonzero block lane](X * B * C)"),
     TreeCase(MTTKRP, "fiber", "0|1|2", "sum[block lane](sum[nonzero](X * C) * B)"),

@@ -14,7 +14,7 @@ from string import ascii_letters
 
 from sparsetc.codegen.torch_coordinates import TorchCoordinates
 from sparsetc.codegen.torch_fusion import bags, weight_axes
-from sparsetc.codegen.torch_rewriting import own_axes, whole
+from sparsetc.codegen.torch_rewriting import constants, own_axes, whole
 from sparsetc.codegen.torch_rows import COUNTS, RANGES, Rows
 from sparsetc.codegen.torch_values import scale, value
 from sparsetc.ir.program import names
@@ -48,7 +48,7 @@ class FunctionPrinter:
         statements = [s for s, _ in p.statements]
         self.decodes = {s.letter: s for s in statements if isinstance(s, Decode) and not s.tile}
         self.gathers = {s.out.name: s for s in statements if isinstance(s, Gather)}
-        self.scales = {s.out.name for s in statements if isinstance(s, Scale) and not s.by_row}
+        self.constants = constants(p)
         products = [s for s in statements if isinstance(s, Product)]
         self.read = [t.name for s in products for t in s.inputs]
         # a sum of one tile may be a view of it, where the side is 1
@@ -192,7 +192,7 @@ class FunctionPrinter:
         """Whether a tile is a tensor of its own that one product alone reads."""
         gather = self.gathers.get(tile.name)
         own = gather.operand.rows if gather else tile.name in self.products
-        return bool(own) and self.read.count(tile.name) == 1
+        return bool(own) and not self.is_constant(tile) and self.read.count(tile.name) == 1
 
     def multiplied(self, tiles: tuple[Tile, ...], axes: tuple[str, ...], level: int) -> str:
         """The product, summed over the axes that it is not to have.
@@ -205,7 +205,8 @@ class FunctionPrinter:
         large = next((t for t in tiles if set(own_axes(t)) == every), None)
         if not summed:
             return self.times(tiles, axes, level)
-        if large is None or not any(set(own_axes(t)) - summed for t in tiles if t is not large):
+        vectors = any(set(own_axes(t)) - summed for t in tiles if t is not large)
+        if large is None or not vectors or all(map(self.is_constant, tiles)):
             return self.contraction(tiles, axes, level)
         text = self.times(tiles, own_axes(large), level)
         return self.summed(f"({text})" if " * " in text else text, own_axes(large), axes)
@@ -217,7 +218,8 @@ class FunctionPrinter:
         for tile in sorted(tiles, key=lambda t: -len(own_axes(t))):
             terms.append(("" if self.is_constant(tile) else letters[""]) + "".join(letters[a] for a in own_axes(tile)))
             factors.append(self.factor(tile, own_axes(tile), level))
-        out = letters[""] + "".join(letters[a] for a in axes)
+        rows = "" if all(map(self.is_constant, tiles)) else letters[""]
+        out = rows + "".join(letters[a] for a in axes)
         return f'{self.einsum}("{",".join(terms)}->{out}", {", ".join(factors)})'
 
     @cached_property
@@ -238,9 +240,8 @@ class FunctionPrinter:
         return _laid_out(name, [*([] if constant else [":"]), *(":" if a in own else "None" for a in axes)])
 
     def is_constant(self, tile: Tile) -> bool:
-        """Whether a tile is the same for all rows: gathered by no coordinate at all, or the scale of an operand."""
-        gather = self.gathers.get(tile.name)
-        return tile.name in self.scales or (gather is not None and not gather.operand.rows)
+        """Whether a tile is the same for all rows, and so has none."""
+        return tile.name in self.constants
 
     # -- results ----------------------------------------------------------------------------------------------------
     def add(self, s: Add) -> None:

@@ -50,6 +50,23 @@ def rows_of(program: TileProgram, level: int) -> int:
     return max((axis.level for axis in program.view.loops if axis.level <= level), default=ITEM)
 
 
+def constants(program: TileProgram) -> set[str]:
+    """The names of the tiles that are the same for all rows, and so have none.
+
+    These are gathered by no coordinate, or scales of an operand, or products of such tiles.
+    """
+    found: set[str] = set()
+    for s, _ in program.statements:
+        match s:
+            case Gather(out, operand) if not operand.rows:
+                found.add(out.name)
+            case Scale(out) if not s.by_row:
+                found.add(out.name)
+            case Product(out) if not s.accumulate and all(tile.name in found for tile in s.inputs):
+                found.add(out.name)
+    return found
+
+
 class _Rewriting:
     """The statements of a program in order of data flow, and what each must keep of its axes."""
 
@@ -169,7 +186,7 @@ class _Rewriting:
     @cached_property
     def constant(self) -> set[str]:
         """The names of the tiles that are the same for all rows."""
-        return {s.out.name for s, _ in self.p.statements if isinstance(s, Gather) and not s.operand.rows}
+        return constants(self.p)
 
     def _union(self, tiles: Iterable[Tile]) -> tuple[str, ...]:
         """The axes that tiles have together; one alone keeps the order of its own."""

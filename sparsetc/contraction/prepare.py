@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -55,6 +56,16 @@ class BoundPart:
     def in_halves(self, high: torch.Tensor, low: torch.Tensor, most: torch.Tensor) -> InHalves:
         """Halves of the values of the whole tensor, as the part stores them."""
         return InHalves(self.packed.pack_values(high), self.packed.pack_values(low), most)
+
+
+@dataclass(frozen=True)
+class Partial:
+    """The partial rows of a part, among those of all parts."""
+
+    first: int
+    end: int
+    every: int
+    """How many there are of all parts."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +117,7 @@ class Preparation:
         ]
         second = None
         if self._needs_second_pass(plan, parts):
-            second = SecondPass.of(stored[0].slots(_key_level(parts[0].program), self._row_of_nonzeros()))
-            parts = [self.bound_part(chosen[0], stored[0], 0, alone, second.partials)]
+            second, parts = self._in_partial_rows(chosen, parts)
         used = tuple(
             replace(
                 part,
@@ -120,7 +130,25 @@ class Preparation:
         arrays = Arrays(tuple(p.arrays for p in parts), second)
         return Prepared(_of_parts(plan, used, filled), filled, tuple(parts), executable, arrays)
 
-    def bound_part(self, part: Part, packed: Packed, number: int, alone: bool, partial: int = 0) -> BoundPart:
+    def _in_partial_rows(
+        self, chosen: Sequence[Part], parts: Sequence[BoundPart]
+    ) -> tuple[SecondPass, list[BoundPart]]:
+        """The parts such that each result which would be added has a row of its own, and what adds these up.
+
+        The rows of one part follow those of the part before it.
+        """
+        rows = self._row_of_nonzeros()
+        each = [p.packed.slots(_key_level(p.program), rows) for p in parts]
+        ends = list(accumulate(own.numel() for own in each))
+        made = [
+            self.bound_part(part, old.packed, number, False, Partial(end - own.numel(), end, ends[-1]))
+            for number, (part, old, own, end) in enumerate(zip(chosen, parts, each, ends, strict=True))
+        ]
+        return SecondPass.of(torch.cat(each)), made
+
+    def bound_part(
+        self, part: Part, packed: Packed, number: int, alone: bool, partial: Partial | None = None
+    ) -> BoundPart:
         """Lower one part.
 
         Args:
@@ -128,26 +156,25 @@ class Preparation:
             packed: the part as it is stored.
             number: of the part among those that are run.
             alone: whether no other part adds to the same rows.
-            partial: how many partial rows there are, one for each result that the part would add; 0 where results are
-                added.
+            partial: the partial rows, one for each result that the part would add; None where results are added.
         """
         problem = self.problem
         at = Circumstances(self.canonical.kept, self.output.sparse, problem.distinct, alone)
         target = Target(
-            sparse=self.output.sparse or bool(partial),
-            in_operand_order=not partial
+            sparse=self.output.sparse or partial is not None,
+            in_operand_order=partial is None
             and packed.positions is None
             and packed.source is None
             and self.output.slot is None,
-            owned=bool(partial) or owns(packed.view, at, packed, padded=packed.padded),
-            rows=partial or self.output.rows,
+            owned=partial is not None or owns(packed.view, at, packed, padded=packed.padded),
+            rows=self.output.rows if partial is None else partial.every,
             index64=packed.index64,
         )
         program = lower(self.canonical.bound, packed.view, part.schedule, target, number=number, format=part.format)
         slot = None
         if program.slot:
-            if partial:
-                slot = torch.arange(partial, device=self.canonical.device)
+            if partial is not None:
+                slot = torch.arange(partial.first, partial.end, device=self.canonical.device)
             elif packed.view.sides:
                 slot = slots_along(packed, self.canonical.kept, _key_level(program), self._slots_of_part(packed))
             else:
@@ -206,11 +233,9 @@ class Preparation:
             return False
         if any(p.packed.view.sides for p in parts):
             raise PlanError('dense tiles add by atomics, which is not deterministic; take "coo", "fiber" or "rows"')
-        program = parts[0].program
-        summed_over_grid = any(a.letter not in program.output_axes for a in program.split)
-        if len(parts) > 1 or summed_over_grid:
+        if any(a.letter not in p.program.output_axes for p in parts for a in p.program.split):
             raise PlanError(
-                f"plan {plan.name!r} adds to output rows from several parts or blocks at once, which is "
+                f"plan {plan.name!r} adds to output rows from several blocks at once, which is "
                 'not deterministic; take "coo", "fiber", "rows" or "auto"'
             )
         return True

@@ -137,17 +137,19 @@ class _Sweep:
         first = holds = torch.zeros((), dtype=torch.bool, device=factor.device)
         for number in range(limits.n_inner_max):
             phi = self._phi(mode)
-            violation = torch.minimum(factor, 1 - phi).abs().amax()
+            violation = torch.linalg.vector_norm(torch.minimum(factor, 1 - phi), torch.inf)
             holds = holds | (violation < limits.tol)
-            updated = factor * phi
             if number == 0:
                 first = violation
-                # Entries that are 0 and at which the likelihood rises: no product would ever change them.
-                stuck = (factor < limits.kappa_tol * self.weights) & (phi > 1)
-                updated = torch.where(stuck, limits.kappa * self.weights, updated)
             if not factor.is_cuda and bool(holds):
                 break
-            factor.copy_(torch.where(holds, factor, updated))
+            if number == 0:
+                # Entries that are 0 and at which the likelihood rises: no product would ever change them.
+                stuck = (factor < limits.kappa_tol * self.weights) & (phi > 1)
+                updated = torch.where(stuck, limits.kappa * self.weights, factor * phi)
+                factor.copy_(torch.where(holds, factor, updated))
+            else:
+                factor.mul_(phi.masked_fill_(holds, 1))
         self.weights.copy_(factor.sum(0))
         factor.div_(divisor(self.weights))
         return first

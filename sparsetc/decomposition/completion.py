@@ -37,8 +37,8 @@ def observed(x: SparseTensor, mask: Any, name: str) -> Seen:
         name: of the decomposition, for messages.
 
     Raises:
-        DecompositionError, ShapeError, DeviceError, FormatError: of a mask that is none, or that knows nothing, and of
-            known values that are not finite.
+        DecompositionError, ShapeError, DeviceError, FormatError: of a mask that is none, that has NaN or that knows
+            nothing, and of known values that are not finite.
     """
     known = x if isinstance(mask, str) and mask == "observed" else _on_mask(x, _positions(x, mask, name))
     if known.nnz == 0:
@@ -50,6 +50,7 @@ def observed(x: SparseTensor, mask: Any, name: str) -> Seen:
 def _positions(x: SparseTensor, mask: Any, name: str) -> SparseTensor:
     given: Any = None if isinstance(mask, str) else as_dense(mask, f"{name}: mask")
     if isinstance(given, torch.Tensor) and given.layout == torch.strided:
+        _check_no_nan(given, name)
         given = SparseTensor.from_dense((given != 0).to(x.dtype))
     elif str(getattr(given, "dtype", "")).endswith("bool"):  # of torch.sparse or scipy; no values that sums are made of
         given = given.to(x.dtype) if isinstance(given, torch.Tensor) else given.astype("float32")
@@ -62,7 +63,14 @@ def _positions(x: SparseTensor, mask: Any, name: str) -> SparseTensor:
         raise ShapeError(f"{name}: mask must have x's shape {x.shape}, found {sparse.shape}")
     if sparse.device != x.device:
         raise DeviceError(f"{name}: mask is on {sparse.device}, x is on {x.device}; move one of them with .to()")
+    _check_no_nan(sparse.values, name)
     return sparse.expand_dense().coalesce()
+
+
+def _check_no_nan(given: torch.Tensor, name: str) -> None:
+    """FormatError of a mask that says neither that an entry is known nor that it is not; waits for a GPU once."""
+    if bool(given.isnan().any()):
+        raise FormatError(f"{name}: the mask has NaN; it must be 0 where an entry is not known, as ~x.isnan() is")
 
 
 def _on_mask(x: SparseTensor, mask: SparseTensor) -> SparseTensor:

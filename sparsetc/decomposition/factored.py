@@ -1,16 +1,18 @@
 """What models of a matrix a mode have in common, whatever stands before the matrices: weights, or a core.
 
-In: a dataclass with factors. Out: its sizes, dtype and device, what its run says, and how it is moved.
+In: a dataclass with factors. Out: its sizes, dtype and device, what its run says, how it is moved, and files of it.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 import torch
 
+from sparsetc.decomposition import saved
 from sparsetc.errors import DeviceError, DtypeError
 
 Own = TypeVar("Own", bound="Factored")
@@ -19,8 +21,12 @@ Own = TypeVar("Own", bound="Factored")
 class Factored:
     """A model of a head, a tensor that its subclass names, and a factor matrix (size, rank) a mode."""
 
+    KIND: ClassVar[str]
+    """What such a model is called."""
     HEAD: ClassVar[str]
     """Name of the field before the factors."""
+    NUMBERS: ClassVar[tuple[str, ...]]
+    """Names of the fields with a number for each iteration."""
     factors: tuple[torch.Tensor, ...]
     fits: tuple[float, ...]
     stopped: str
@@ -63,6 +69,30 @@ class Factored:
         """The model elsewhere, arguments as of `torch.Tensor.to`."""
         moved = tuple(f.to(*args, **kwargs) for f in self.factors)
         return replace(self, **{self.HEAD: self._head.to(*args, **kwargs)}, factors=moved)  # type: ignore[type-var]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all of it to an .npz file of this name, whole or not at all; an old file stays until it is complete.
+
+        Raises:
+            DtypeError: of a model that is not of float32 or float64; an old file stays.
+        """
+        arrays = {self.HEAD: self._head} | {f"factor_{m}": f for m, f in enumerate(self.factors)}
+        numbers = {name: getattr(self, name) for name in self.NUMBERS}
+        saved.write(path, self.KIND, arrays, numbers, self.stopped)
+
+    @classmethod
+    def load(cls: type[Own], path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Own:
+        """The model in a file that `save` wrote.
+
+        Raises:
+            IOFormatError: the file holds no model of this kind.
+            OutOfMemoryError: it would pass the memory limit.
+            FileNotFoundError: no such file.
+        """
+        held = saved.read(path, cls.KIND, cls.HEAD, cls.NUMBERS, device)
+        fields: dict[str, Any] = {cls.HEAD: held.first, "factors": held.factors, "stopped": held.stopped}
+        with saved.naming(path):
+            return cls(**fields, **held.numbers)
 
     def _run(self) -> str:
         """What a repr says of the run that made it; empty where there was none."""

@@ -11,12 +11,13 @@ from collections.abc import Callable
 import torch
 
 from sparsetc.api import compile, einsum
+from sparsetc.decomposition.dominant import dominant, last_vectors
 from sparsetc.decomposition.linear import signs_of_largest
 from sparsetc.tensor.numbering import numbered
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 GRAM = 1024
-"""The largest Gram matrix that is decomposed in full, a second of a CPU core; above, iterations on a subspace serve."""
+"""The largest Gram matrix that is made, a second of a CPU core to decompose in full; above, iterations serve."""
 STEPS = 20
 """Such iterations from a random start."""
 WARM_STEPS = 3
@@ -33,15 +34,15 @@ def leading(matrix: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
 
     Args:
         matrix: of float32 or float64.
-        start: (n, k) orthonormal columns; where both sides are long, the vectors are found by iterations from them,
-            which take the model no worse than it was.
+        start: (n, k) orthonormal columns, best near to the vectors; where both sides are long, these are found by
+            iterations from them, which take the model no worse than it was.
     """
     rows, columns = matrix.shape
-    count = start.shape[1]
+    eps = torch.finfo(matrix.dtype).eps
     if rows <= min(columns, GRAM):
-        return signed(_last_vectors((matrix @ matrix.T).double(), count).to(matrix.dtype))
+        return signed(dominant((matrix @ matrix.T).double(), start.double(), eps).to(matrix.dtype))
     if columns <= GRAM:
-        inside = _last_vectors((matrix.T @ matrix).double(), count).to(matrix.dtype)
+        inside = dominant((matrix.T @ matrix).double(), (matrix.T @ start).double(), eps).to(matrix.dtype)
         return signed(torch.linalg.qr(matrix @ inside).Q)
     return signed(_iterated(lambda u: matrix @ (matrix.T @ u), start, WARM_STEPS))
 
@@ -53,7 +54,7 @@ def leading_vectors(x: SparseTensor, mode: int, count: int, random: torch.Genera
     if size <= GRAM:
         gram = einsum("ij,kj->ik", unfolded, unfolded, output="dense", plan=AUTO)
         assert isinstance(gram, torch.Tensor)
-        return signed(_last_vectors(gram.double(), count).to(x.dtype))
+        return signed(last_vectors(gram.double(), count).to(x.dtype))
     width = min(size, count + SPARE)
     device = "cpu" if random is None else random.device
     start = torch.randn(size, width, generator=random, dtype=x.dtype, device=device).to(x.device)
@@ -75,18 +76,13 @@ def signed(vectors: torch.Tensor) -> torch.Tensor:
     return vectors * signs_of_largest(vectors)
 
 
-def _last_vectors(gram: torch.Tensor, count: int) -> torch.Tensor:
-    """Eigenvectors of the largest eigenvalues, the largest first."""
-    return torch.linalg.eigh(gram).eigenvectors[:, -count:].flip(1)
-
-
 def _iterated(product: Callable[[torch.Tensor], torch.Tensor], start: torch.Tensor, steps: int) -> torch.Tensor:
     """Subspace iterations on a symmetric product, then the eigenvectors within the subspace (Rayleigh-Ritz)."""
     basis = start
     for _ in range(steps):
         basis = torch.linalg.qr(product(basis)).Q
     within = (basis.T @ product(basis)).double()
-    turned = _last_vectors((within + within.T) / 2, basis.shape[1]).to(basis.dtype)
+    turned = last_vectors((within + within.T) / 2, basis.shape[1]).to(basis.dtype)
     return basis @ turned
 
 

@@ -6,14 +6,13 @@ asks of a model: its norm, its entries, a file of it, the same in other librarie
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import torch
 
-from sparsetc.decomposition import foreign, saved
+from sparsetc.decomposition import foreign
 from sparsetc.decomposition.entries import as_coords, in_chunks
 from sparsetc.decomposition.factored import Factored, check_alike
 from sparsetc.decomposition.linear import divisor, hadamard, signs_of_largest
@@ -30,7 +29,7 @@ class CP(Factored):
         ShapeError, DtypeError, DeviceError: factors that are not matrices of one rank, dtype and device.
     """
 
-    HEAD = "weights"
+    KIND, HEAD, NUMBERS = "CP", "weights", ("fits", "log_likelihoods")
     weights: torch.Tensor
     """(rank,) of the factors' dtype."""
     factors: tuple[torch.Tensor, ...]
@@ -128,32 +127,6 @@ class CP(Factored):
     def to_pyttb(self) -> Any:
         """A ``pyttb.ktensor``, in float64; ImportError without pyttb."""
         return foreign.pyttb_ktensor(self.weights, self.factors)
-
-    # -- files --------------------------------------------------------------------------------------------------------
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all of it to an .npz file of this name, whole or not at all; an old file stays until it is complete.
-
-        Raises:
-            DtypeError: of a model that is not of float32 or float64; an old file stays.
-        """
-        arrays = {f"factor_{m}": f for m, f in enumerate(self.factors)}
-        numbers = {"fits": self.fits, "log_likelihoods": self.log_likelihoods}
-        saved.write(path, "CP", {"weights": self.weights, **arrays}, numbers, self.stopped)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str], device: torch.device | str = "cpu") -> CP:
-        """The model in a file that `save` wrote.
-
-        Raises:
-            IOFormatError: the file holds no CP model.
-            OutOfMemoryError: it would pass the memory limit.
-            FileNotFoundError: no such file.
-        """
-        held = saved.read(path, "CP", "weights", device)
-        fits, likelihoods = held.numbers["fits"], held.numbers["log_likelihoods"]
-        with saved.naming(path):
-            return cls(held.first, held.factors, fits, held.stopped, likelihoods)
 
 
 def _check_factor(factor: Any, mode: int, weights: Any) -> None:

@@ -51,8 +51,16 @@ def write(
         np.savez(file, **arrays, **lists, kind=np.array(kind), stopped=np.array(stopped))  # type: ignore[arg-type]
 
 
-def read(path: str | os.PathLike[str], kind: str, first: str, device: torch.device | str) -> Held:
-    """What `write` wrote of this kind of model; IOFormatError where it is not, OutOfMemoryError above the limit."""
+def read(path: str | os.PathLike[str], kind: str, first: str, lists: Sequence[str], device: torch.device | str) -> Held:
+    """What `write` wrote of this kind of model; IOFormatError where it is not, OutOfMemoryError above the limit.
+
+    Args:
+        path: of the file.
+        kind: of the model.
+        first: name of the tensor before the factors.
+        lists: names of the lists of numbers; one that the file has not is empty.
+        device: where the tensors go.
+    """
     with npy.opened(path) as archive:
         if "kind" not in archive.names or first not in archive.names or _word(archive, "kind") != kind:
             raise ValueError(f"it holds no {kind} model")
@@ -62,7 +70,7 @@ def read(path: str | os.PathLike[str], kind: str, first: str, device: torch.devi
         tensors = [_tensor(archive, name, device) for name in names]
         numbers = {
             name: tuple(archive.array(name).astype(np.float64).ravel().tolist()) if name in archive.names else ()
-            for name in ("fits", "log_likelihoods")
+            for name in lists
         }
         return Held(tensors[0], tuple(tensors[1:]), numbers, _word(archive, "stopped"))
 

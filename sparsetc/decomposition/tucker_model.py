@@ -6,14 +6,13 @@ asks of a model: its norm, its entries, a file of it, the same in other librarie
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import torch
 
-from sparsetc.decomposition import foreign, saved
+from sparsetc.decomposition import foreign
 from sparsetc.decomposition.entries import as_coords, in_chunks
 from sparsetc.decomposition.factored import Factored, check_alike
 from sparsetc.errors import DecompositionError, ShapeError
@@ -29,7 +28,7 @@ class Tucker(Factored):
         ShapeError, DtypeError, DeviceError: factors that do not fit the core's sizes, dtype and device.
     """
 
-    HEAD = "core"
+    KIND, HEAD, NUMBERS = "Tucker", "core", ("fits",)
     core: torch.Tensor
     """The core, whose sizes are the ranks."""
     factors: tuple[torch.Tensor, ...]
@@ -107,30 +106,6 @@ class Tucker(Factored):
     def to_pyttb(self) -> Any:
         """A ``pyttb.ttensor``, in float64; ImportError without pyttb."""
         return foreign.pyttb_ttensor(self.core, self.factors)
-
-    # -- files --------------------------------------------------------------------------------------------------------
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all of it to an .npz file of this name, whole or not at all; an old file stays until it is complete.
-
-        Raises:
-            DtypeError: of a model that is not of float32 or float64; an old file stays.
-        """
-        arrays = {f"factor_{m}": f for m, f in enumerate(self.factors)}
-        saved.write(path, "Tucker", {"core": self.core, **arrays}, {"fits": self.fits}, self.stopped)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Tucker:
-        """The model in a file that `save` wrote.
-
-        Raises:
-            IOFormatError: the file holds no Tucker model.
-            OutOfMemoryError: it would pass the memory limit.
-            FileNotFoundError: no such file.
-        """
-        held = saved.read(path, "Tucker", "core", device)
-        with saved.naming(path):
-            return cls(held.first, held.factors, held.numbers["fits"], held.stopped)
 
 
 def _check_factor(factor: Any, mode: int, core: torch.Tensor) -> None:

@@ -95,10 +95,10 @@ def owned(candidate: Candidate, problem: Problem) -> tuple[bool, ...]:
 def orderly(candidate: Candidate, problem: Problem) -> bool:
     """Whether no sum depends on the order in which programs finish, or a second pass can see to that.
 
-    Rows have one owner each, or one part of nonzeros adds them up.
+    Rows have one owner each, or parts of nonzeros alone add them up.
     """
     own = views(candidate, problem)
-    return all(_owned(candidate, problem, own)) or (len(own) == 1 and not own[0].sides)
+    return all(_owned(candidate, problem, own)) or not any(view.sides for view in own)
 
 
 def _owned(candidate: Candidate, problem: Problem, views: Sequence[View]) -> tuple[bool, ...]:

@@ -1,9 +1,9 @@
 """The second pass of a deterministic sum: one partial row for each addition, then those of each output row in order.
 
 In: the output row of every partial row: of every work item, mostly (or fiber, or nonzero, where a result is added for
-each). Out: a callable from partial rows to output rows. Atomics add in whatever order programs finish; here each
-addition has a row of its own to store, and each output row is summed by one thread a column, so the same
-bits come back at every run.
+each), of all parts of a plan. Out: a callable from partial rows to output rows. Atomics add in whatever order programs
+finish; here each addition has a row of its own to store, and each output row is summed by one thread a column, so the
+same bits come back at every run.
 """
 
 from __future__ import annotations

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from cases import OPERATIONS, PATTERNS, SIZES, TOLERANCE, Problem, check, mttkrp, random_values
+from cases import (
+    OPERATIONS,
+    PATTERNS,
+    SIZES,
+    TOLERANCE,
+    Problem,
+    assert_matches,
+    check,
+    densified,
+    mttkrp,
+    random_sparse,
+    random_values,
+)
 from mixed_mode_cases import crossed
 
 import sparsetc as stc
 from sparsetc.codegen.launch import TritonPrograms
 from sparsetc.formats import Packed
+from sparsetc.ir.nest.axes import LANE, LEAF
 
 PLAN = "mm-csf"
 
@@ -55,4 +70,74 @@ def test_gradients_read_the_same_parts() -> None:
     found = gradients(PLAN)
     assert sum(isinstance(kept, Packed) for kept in x.pattern.cache.values()) == 3
     for own, other in zip(found, gradients("coo"), strict=True):
+        torch.testing.assert_close(own, other)
+
+
+# --- sums in one order ------------------------------------------------------------------------------------------------
+
+
+def check_in_order(kernel: stc.Kernel, equation: str, operands: list[Any]) -> None:
+    """Every result has a partial row of its own, which nothing else writes; the same bits come at every run."""
+    assert kernel.plan.name == PLAN
+    assert "atomic" not in kernel.source
+    second, dense = kernel.step.arrays.second, operands[1:]
+    assert second is not None
+    slots = torch.cat([part.slot for part in kernel.step.parts])
+    assert torch.equal(slots, torch.arange(second.partials))
+    found = kernel(*dense)
+    assert_matches(found, equation, operands)
+    assert torch.equal(densified(kernel(*dense)), densified(found))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("mode", range(4))
+def test_sums_in_one_order_in_all_roles(mode: int, dtype: torch.dtype) -> None:
+    x = crossed(4, dtype, 9)
+    operands = [x, *(random_values((9, 5), dtype, n) for n in range(3))]
+    kernel = stc.compile(mttkrp(4, mode), *operands, plan=PLAN, deterministic=True)
+    assert len(kernel.step.parts) == 4
+    assert {part.program.view.level_of(mode) for part in kernel.step.parts} >= {LANE, LEAF}
+    check_in_order(kernel, mttkrp(4, mode), operands)
+
+
+def test_sums_in_one_order_where_slices_are_apart() -> None:
+    x = random_sparse((2, 64, 70), "dense", torch.float32)
+    operands = [x, *(random_values((n, 3), x.dtype, n) for n in x.shape[1:])]
+    kernel = stc.compile(mttkrp(3, 0), *operands, plan=PLAN, deterministic=True)
+    assert kernel.plan.parts[0].storage.item == (0,), "the root"
+    check_in_order(kernel, mttkrp(3, 0), operands)
+
+
+@pytest.mark.parametrize("equation", ["ijk,jr,ks->irs", "ijk,i->jk", "ijk,ir,jr,kr->ijk", "ijk->", "ijk,kr->ijr"])
+@pytest.mark.parametrize("pattern", ["skewed", "empty"])
+def test_other_sums_in_one_order(equation: str, pattern: str) -> None:
+    check(Problem(equation, pattern=pattern), plan=PLAN, deterministic=True)
+
+
+def test_sums_of_a_workload_in_one_order() -> None:
+    x = crossed(3, torch.float32)
+    factors = [random_values((n, 4), x.dtype, n) for n in x.shape]
+    equations = [mttkrp(3, mode) for mode in range(3)]
+    others = [factors[:mode] + factors[mode + 1 :] for mode in range(3)]
+    with stc.options(plan=PLAN, deterministic=True):
+        kernels, found = stc.compile_many(equations, x, others), stc.mttkrp(x, factors)
+    assert isinstance(found, tuple)
+    for kernel, one, equation, own in zip(kernels, found, equations, others, strict=True):
+        check_in_order(kernel, equation, [x, *own])
+        assert torch.equal(kernel(*own), one)
+    assert sum(isinstance(kept, Packed) for kept in x.pattern.cache.values()) == 3
+
+
+def test_gradients_in_one_order() -> None:
+    x = crossed(3, torch.float64)
+    factors = [random_values((n, 4), torch.float64, n) for n in x.shape]
+
+    def gradients(**how: Any) -> tuple[torch.Tensor, ...]:
+        leaves = [t.clone().requires_grad_() for t in (x.values, *factors[1:])]
+        result = stc.einsum(mttkrp(3, 0), x.with_values(leaves[0]), *leaves[1:], **how)
+        return torch.autograd.grad(result, leaves, factors[0])
+
+    found, again = (gradients(plan=PLAN, deterministic=True) for _ in range(2))
+    for own, same, other in zip(found, again, gradients(plan="coo"), strict=True):
+        assert torch.equal(own, same)
         torch.testing.assert_close(own, other)

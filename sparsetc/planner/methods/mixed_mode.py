@@ -39,21 +39,14 @@ class MixedMode(OperandMethod):
 
     def candidates(self, problem: Problem, counts: Counts) -> Iterable[Candidate]:
         """The one candidate, where it applies."""
-        return () if self._fault(problem) else (mixed_mode(problem, counts),)
+        return (mixed_mode(problem, counts),) if problem.order > 1 else ()
 
     def candidate(self, problem: Problem, counts: Counts, request: Plan) -> Candidate:
         """The candidate, or why there is none."""
-        if fault := self._fault(problem):
-            raise PlanError(f'plan {self.name!r} does not apply to "{problem.equation}": {fault}')
-        return mixed_mode(problem, counts)
-
-    def _fault(self, problem: Problem) -> str:
-        """Why there are no forests; empty where there are."""
         if problem.order < 2:
-            return "a vector has no fibers to choose from"
-        if problem.ordered:
-            return 'forests add to the same rows in no order, which is not deterministic; take "coo", "fiber" or "rows"'
-        return ""
+            why = "a vector has no fibers to choose from"
+            raise PlanError(f'plan {self.name!r} does not apply to "{problem.equation}": {why}')
+        return mixed_mode(problem, counts)
 
 
 def mixed_mode(problem: Problem, counts: Counts) -> Candidate:
