@@ -82,8 +82,8 @@ SHAPES = {
 """What is considered, by the precision of dots: together within 0.2 % (tf32x3), 4 % (tf32) and 3 % (bf16) of the
 fastest of 105 shapes with either operand left, by geometric mean of 9, 9 and 24 cases; 22 % at worst (H200,
 `benchmarks/results/windows.json`). Of tf32, four warps or more take the instruction that wants the dense operand in the
-other order, and up to six times as long. Those in halves are together within 0.3 % of the fastest of 23, by geometric mean
-of 21 cases."""
+other order, and up to six times as long. Those in halves are together within 0.3 % of the fastest of 23, by geometric
+mean of 21 cases (`benchmarks/results/windows_halves.json`)."""
 TAUS, STRIP = (20, 40, 60, 80), 64
 """Similarity that rows of a group have at least, in percent, and the columns of strips by which they are compared."""
 USUAL, MOST_GROUPED = (40,), 8_000_000
