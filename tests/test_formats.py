@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsetc.errors import FormatError, PlanError
-from sparsetc.formats import FORMATS, Packed, get_format, pack, register_format, words
+from sparsetc.formats import FORMATS, Packed, fiber_blocks, get_format, pack, register_format, words
 from sparsetc.formats.base import OWN
 from sparsetc.formats.coo import Coo
 from sparsetc.formats.fiber import Fiber
@@ -301,3 +301,18 @@ def test_the_suite_finds_fibers_that_are_split_in_silence(monkeypatch: pytest.Mo
         check_format("uncut", pattern("dense", shape), shape, Storage((0,), (1,), (2,), 2, longest))
     with pytest.raises(FormatError, match="a fiber has 3 lanes, and split_fibers is not set"):
         check_format("uncut", pattern("dense", shape), shape, Storage((0,), (1,), (2,), 2, 4))
+
+
+def test_long_rows_of_fibers_are_ordered_by_length_a_window_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fiber_blocks, "WINDOW", 16)
+    shape = (3, 50, 40)
+    coords = torch.nonzero(torch.rand(shape, generator=torch.Generator().manual_seed(0)) < 0.15).T.contiguous()
+    for item in ((), (0,)):
+        lane = tuple(m for m in (0, 1) if m not in item)
+        packed = check_format("fiber", coords, shape, Storage(item, lane, (2,), lanes=8, narrow=True))
+        length = packed.arrays["lane_len"]
+        assert length.dtype == torch.int16
+        if not item:
+            for own in length.split(16):
+                assert bool((own[1:] <= own[:-1]).all())
+            assert bool((length[1:] > length[:-1]).any())

@@ -1,7 +1,8 @@
 """``fiber``: compressed fibers, side by side (any leaf modes; CSF as in MM-CSF, laid out as sliced ELL for a GPU).
 
-A fiber is the nonzeros that share the item and lane modes. Fibers longer than `max_fiber_len` are cut; those of an item
-are ordered by length, and `lanes` of them make a block, in which step n takes the n-th nonzero of each:
+A fiber is the nonzeros that share the item and lane modes. Fibers longer than `max_fiber_len` are cut; those of a row
+are ordered by length, 65,536 at a time, and `lanes` of them make a block, in which step n takes the n-th nonzero of
+each:
 
         item_ptr   [ 0     2 …            blocks of each work item, all of one row
         block_ptr  [ 0   12   20 …        first stored nonzero of each block (a multiple of the lanes)
@@ -60,8 +61,8 @@ class Fiber:
         arrays = {
             "item_ptr": item_ptr.to(index_dtype(lane.numel())),
             "block_ptr": blocks.ptr,
-            "block_full": lane_len.view(-1, lanes).amin(1) if lanes > 1 else lane_len.clone(),
-            "lane_len": lane_len,
+            "block_full": lane_len.view(-1, lanes).amin(1) if lanes > 1 else lane_len,
+            "lane_len": _lengths(lane_len, storage.narrow),
             **words.encode(Taken(coords, first), view.item),
             **words.encode(Taken(coords, lane), view.lane),
         }
@@ -89,6 +90,12 @@ class Fiber:
                 found[mode] = value[index][live]
         positions = packed.positions if packed.positions is not None else at
         return torch.stack([found[m] for m in range(len(packed.shape))]), positions[live]
+
+
+def _lengths(lane_len: torch.Tensor, narrow: bool) -> torch.Tensor:
+    """Nonzeros of each lane in 16 bits, where they fit and only kernels read them."""
+    fits = narrow and lane_len.numel() and int(lane_len.max()) < 1 << 15
+    return lane_len.short() if fits else lane_len.clone()
 
 
 def _items(blocks: Blocks, most: int) -> tuple[torch.Tensor, int]:

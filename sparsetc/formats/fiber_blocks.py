@@ -15,6 +15,10 @@ from sparsetc.formats.nonzeros import Nonzeros
 from sparsetc.ir.plan import Storage
 from sparsetc.tensor import coords as crd
 
+WINDOW = 1 << 16
+"""Fibers of a row, following one another, that are ordered by length together: a multiple of any number of lanes. What
+they write lies near, so that parts of a sector come together in the L2 cache, and from there to memory once."""
+
 
 @dataclass(frozen=True)
 class Blocks:
@@ -69,7 +73,7 @@ class _Pieces:
 
 
 def blocks_of(nonzeros: Nonzeros, shape: tuple[int, ...], storage: Storage) -> Blocks:
-    """Deal the fibers of the item and lane modes to blocks; those of a row by falling length, if lanes are several."""
+    """Deal the fibers of the item and lane modes to blocks, if lanes are several by falling length in each `WINDOW`."""
     pieces, lanes, device = _pieces(nonzeros, shape, storage), storage.lanes, nonzeros.coords.device
     if lanes == 1 or not pieces.row.numel():
         start, length, row = pieces.start, pieces.length, pieces.row
@@ -96,14 +100,26 @@ def _pieces(nonzeros: Nonzeros, shape: tuple[int, ...], storage: Storage) -> _Pi
         fresh = crd.starts_of_runs(crd.sort_keys(nonzeros.rows(storage.item, start), [shape[m] for m in storage.item]))
         row = torch.cumsum(fresh, 0, dtype=start.dtype).sub_(1)
     if storage.lanes > 1 and start.numel():
-        longest = int(length.max())
-        key = row.long().mul_(longest + 1).add_(longest).sub_(length)
-        if (int(row[-1]) + 1) * (longest + 1) < 2**31:
+        longest, window = int(length.max()), _windows(row)
+        key = window.long().mul_(longest + 1).add_(longest).sub_(length)
+        if (int(window[-1]) + 1) * (longest + 1) < 2**31:
             key = key.int()
+        del window
         order = torch.sort(key, stable=True).indices
         del key
         start, length, row = (own.index_select(0, order) for own in (start, length, row))
     return _Pieces(start, length, row, split)
+
+
+def _windows(row: torch.Tensor) -> torch.Tensor:
+    """The number of the window of each piece, given the rows of pieces, which rise; the rows where none is longer."""
+    count = torch.bincount(row)
+    windows = (count + WINDOW - 1) // WINDOW
+    if windows.numel() == int(windows.sum()):
+        return row
+    first, place = torch.cumsum(count, 0) - count, torch.arange(row.numel(), device=row.device)
+    place.sub_(first.index_select(0, row)).div_(WINDOW, rounding_mode="floor")
+    return place.add_((torch.cumsum(windows, 0) - windows).index_select(0, row))
 
 
 def _fibers(nonzeros: Nonzeros, shape: tuple[int, ...], storage: Storage) -> torch.Tensor:
