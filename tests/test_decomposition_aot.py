@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import tempfile
 from typing import Any
 
 import pytest
 import torch
 from matrix_units import TARGETS
 
-from sparsetc.decomposition.linear import KERNEL_ELEMENTS, least
+from sparsetc.decomposition import fused
+from sparsetc.decomposition.linear import KERNEL_ELEMENTS, least, warps_of
 from sparsetc.device.targets import gpu
 
 pytest.importorskip("triton")
@@ -25,20 +28,52 @@ def test_nonnegative_updates_compile(dtype: str, width: int, a_row: int, target:
     from sparsetc.decomposition.linear_kernels import update
 
     numbers = {"WIDTH": width, "BLOCK": KERNEL_ELEMENTS // width, "A_ROW": a_row, "LEAST": least(DTYPES[dtype])}
-    compiled(update, dict.fromkeys(("factor", "rhs", "gram"), f"*{dtype}"), numbers, target, 4)
+    compiled(update, dict.fromkeys(("factor", "rhs", "gram"), f"*{dtype}"), numbers, target, 4, stack=8)
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("dtype", "width", "warps"), [("fp32", 16, 4), ("fp64", 32, 4), ("fp32", 64, 8)])
-def test_inverses_compile(dtype: str, width: int, warps: int, target: str) -> None:
+@pytest.mark.parametrize("penalised", [False, True])
+@pytest.mark.parametrize(("dtype", "width"), [("fp32", 16), ("fp64", 32), ("fp32", 64)])
+def test_inverses_compile(dtype: str, width: int, penalised: bool, target: str) -> None:
     from sparsetc.decomposition.linear_kernels import invert
 
-    types = {"gram": "*fp64", "pivots": "*fp64", "own": f"*{dtype}", "inverse": f"*{dtype}", "share": "fp32"}
-    compiled(invert, types, {"WIDTH": width, "LEAST": least(DTYPES[dtype])}, target, warps)
+    types = {"grams": "*fp64", "pivots": "*fp64", "own": f"*{dtype}", "inverse": f"*{dtype}", "share": "fp32"}
+    types |= {"penalty": "*fp64"} if penalised else {}
+    numbers = {"WIDTH": width, "LEAST": least(DTYPES[dtype])} | ({} if penalised else {"penalty": None})
+    compiled(invert, types, numbers, target, warps_of(width))
 
 
-def compiled(kernel: Any, types: dict[str, str], numbers: dict[str, float], target: str, warps: int) -> None:
-    """Compile a kernel whose other arguments are 32-bit integers; it must not spill."""
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("dtype", "width"), [("fp32", 16), ("fp32", 32), ("fp32", 64), ("fp64", 16), ("fp64", 32)])
+def test_steps_compile(dtype: str, width: int, target: str) -> None:
+    from sparsetc.decomposition.linear_kernels import advance, total
+
+    assert width <= fused.ADVANCE_RANKS[DTYPES[dtype]]
+    types = dict.fromkeys(("factor", "rhs", "own", "inverse", "grams"), f"*{dtype}") | {"inners": "*fp64"}
+    numbers = {"WIDTH": width, "BLOCK": fused.BLOCK}
+    warps = fused.step_warps(width, gpu(target)[0])
+    compiled(advance, types, numbers, target, warps, num_stages=fused.STAGES)
+    types = {"grams": f"*{dtype}", "inners": "*fp64", "gram": "*fp64", "inner": "*fp64"}
+    compiled(total, types, {"LIMIT": fused.PROGRAMS, "CHUNK": fused.CHUNK}, target, 4)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("width", [16, 32, 64])
+def test_measures_and_scales_compile(width: int, target: str) -> None:
+    from sparsetc.decomposition.linear_kernels import measure, scale
+
+    types: dict[str, Any] = dict.fromkeys(("grams", "inner", "norm", "fit", "scales"), "*fp64") | {"is_free": "*u1"}
+    compiled(measure, types, {"WIDTH": width, "ORDER": 4}, target, warps_of(width))
+    for dtype in DTYPES:
+        types = {"factors": (f"*{dtype}",) * 3, "sizes": ("i32",) * 3, "modes": ("i32",) * 3}
+        types |= dict.fromkeys(("grams", "scales"), "*fp64")
+        compiled(scale, types, {"WIDTH": width, "BLOCK": fused.SCALED // width}, target, 4)
+
+
+def compiled(
+    kernel: Any, types: dict[str, Any], numbers: dict[str, Any], target: str, warps: int, stack: int = 0, **options: int
+) -> None:
+    """Compile a kernel whose other arguments are 32-bit integers; a thread must not spill more than `stack` bytes."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -47,8 +82,22 @@ def compiled(kernel: Any, types: dict[str, str], numbers: dict[str, float], targ
     signature = dict.fromkeys(kernel.arg_names, "i32") | types | dict.fromkeys(numbers, "constexpr")
     places = {(kernel.arg_names.index(name),): value for name, value in numbers.items()}
     source = ASTSource(kernel, signature, constexprs=places)
-    found = triton.compile(source, target=GPUTarget(machine, arch, warp), options={"num_warps": warps})
+    found = triton.compile(source, target=GPUTarget(machine, arch, warp), options={"num_warps": warps} | options)
     if machine == "cuda":
         assert not re.search(r"\.local\b", found.asm["ptx"])
+        assert stack_of(found.asm["cubin"]) <= stack
     else:
-        assert found.asm["amdgcn"]
+        assert re.search(r"\.vgpr_spill_count: +0\b", found.asm["amdgcn"])
+
+
+def stack_of(cubin: bytes) -> int:
+    """Bytes a thread that a kernel for an NVIDIA GPU keeps in memory, for want of registers."""
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        call = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        said = subprocess.run(call, capture_output=True, text=True, check=True).stdout
+    (found,) = re.findall(r"STACK:(\d+)", said)
+    return int(found)

@@ -13,7 +13,7 @@ import torch
 
 from sparsetc.decomposition.aside import Aside
 from sparsetc.decomposition.kernels import mode_kernels
-from sparsetc.decomposition.linear import Update, balancing, divisor, hadamard
+from sparsetc.decomposition.linear import Update, balancing, fit_of, hadamard
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
@@ -49,12 +49,13 @@ class Whole:
         self.norm = torch.linalg.vector_norm(x.values, dtype=torch.float64)
         self._factors = factors
         self._kernels = mode_kernels(x, factors[0].shape[1], free, **settings)
-        self._grams = torch.stack([(f.T @ f).double() for f in factors])
+        self.grams = torch.stack([(f.T @ f).double() for f in factors])
+        """(order, rank, rank) float64, of the factors as they are."""
 
     def gram(self, mode: int) -> torch.Tensor:
         """H, (rank, rank) float64."""
-        self._grams[mode].fill_(1)  # it is made again once the factor is
-        return hadamard(self._grams)
+        self.grams[mode].fill_(1)  # it is made again once the factor is
+        return hadamard(self.grams)
 
     def rhs(self, mode: int) -> torch.Tensor:
         """B, the MTTKRP."""
@@ -63,19 +64,19 @@ class Whole:
     def updated(self, mode: int) -> None:
         """Make the factor's Gram matrix again."""
         factor = self._factors[mode]
-        self._grams[mode].copy_(factor.T @ factor)
+        self.grams[mode].copy_(factor.T @ factor)
 
     def model_square(self, mode: int, gram: torch.Tensor) -> torch.Tensor:
         """The sum of all Gram matrices' Hadamard product."""
-        return (gram * self._grams[mode]).sum()
+        return (gram * self.grams[mode]).sum()
 
     def norms(self) -> torch.Tensor:
         """From the Gram matrices' diagonals."""
-        return self._grams.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
+        return self.grams.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
 
     def scaled(self, scales: torch.Tensor) -> None:
         """Scale the Gram matrices as their factors were."""
-        self._grams.mul_(scales[:, :, None]).mul_(scales[:, None, :])
+        self.grams.mul_(scales[:, :, None]).mul_(scales[:, None, :])
 
 
 class Sweep:
@@ -98,15 +99,27 @@ class Sweep:
 
     def __call__(self) -> None:
         for mode in self._free:
-            factor = self._factors[mode]
             with self._aside.begin():  # on a GPU H is inverted beside the MTTKRP, of which it takes about a half
-                gram = self._equations.gram(mode)
-                system = self._update.system(gram, factor.dtype, self._l2_reg)
+                system = self._system(mode)
             rhs = self._equations.rhs(mode)
             self._aside.join()
-            self._update.apply(factor, rhs, system)
-            self._equations.updated(mode)
-        self._measure(mode, rhs, gram)
+            self._advance(mode, rhs, system)
+        self._finish(mode, rhs, system)
+
+    def _system(self, mode: int) -> tuple[torch.Tensor, ...]:
+        """H of a mode, and what its update reads of it."""
+        gram = self._equations.gram(mode)
+        return gram, *self._update.system(gram, self._factors[mode].dtype, self._l2_reg)
+
+    def _advance(self, mode: int, rhs: torch.Tensor, system: tuple[torch.Tensor, ...]) -> None:
+        """Update a factor, and what is kept of it."""
+        self._update.apply(self._factors[mode], rhs, system[1:])
+        self._equations.updated(mode)
+
+    def _finish(self, mode: int, rhs: torch.Tensor, system: tuple[torch.Tensor, ...]) -> None:
+        """Measure the fit, of the mode that was updated last, and balance."""
+        inner, square = self._inner_product(mode, rhs), self._equations.model_square(mode, system[0])
+        self.measures.copy_(fit_of(self._equations.norm, inner, square))
         self.balance()
 
     def fit_scale(self) -> None:
@@ -118,19 +131,15 @@ class Sweep:
         mode = self._free[0]
         rhs, gram = self._equations.rhs(mode), self._equations.gram(mode)
         self._equations.updated(mode)
-        inner = (rhs * self._factors[mode]).sum(dtype=torch.float64)
-        square = self._equations.model_square(mode, gram)
+        inner, square = self._inner_product(mode, rhs), self._equations.model_square(mode, gram)
         fitting = torch.where(inner > 0, inner / square, self._equations.norm / square.sqrt())
         self._factors[mode].mul_(fitting.nan_to_num(1, 1, 1))
         self._equations.updated(mode)
         self.balance()
 
-    def _measure(self, mode: int, rhs: torch.Tensor, gram: torch.Tensor) -> None:
-        inner = (rhs * self._factors[mode]).sum(dtype=torch.float64)
-        norm = self._equations.norm
-        square = norm.square() - 2 * inner + self._equations.model_square(mode, gram)
-        # Of a tensor of zeros the norm is 0, and the fit 1 less that of the model.
-        self.measures.copy_(1 - square.clamp(min=0).sqrt() / divisor(norm))
+    def _inner_product(self, mode: int, rhs: torch.Tensor) -> torch.Tensor:
+        """Of X and the model, float64."""
+        return (rhs * self._factors[mode]).sum(dtype=torch.float64)
 
     def balance(self) -> None:
         """Scale components so that they have the same length in all free modes."""

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from sparsetc.decomposition import checks
-from sparsetc.decomposition.als import Equations, Sweep, Whole
+from sparsetc.decomposition.als import Equations, Whole
 from sparsetc.decomposition.completion import Observed, observed
 from sparsetc.decomposition.context import undisturbed
+from sparsetc.decomposition.fused import sweep_of
 from sparsetc.decomposition.initial import cp_factors, is_model
 from sparsetc.decomposition.linear import HALS, LEAST_SQUARES, ROWWISE, normalized
 from sparsetc.decomposition.loop import Ended, Watch, asking, iterate, settled
@@ -91,7 +92,7 @@ def cp_als(
     else:
         equations = Observed(seen, factors, free, **settings)
     update = HALS if nonnegative else LEAST_SQUARES if seen is None else ROWWISE
-    sweep = Sweep(equations, factors, free, update, l2_reg)
+    sweep = sweep_of(equations, factors, free, update, l2_reg)
 
     def made(ended: Ended) -> CP:
         kept = normalized(factors, free) if normalize_factors else (torch.ones_like(factors[0][0]), _copied(factors))

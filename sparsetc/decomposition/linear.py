@@ -60,16 +60,31 @@ def step(factor: torch.Tensor, rhs: torch.Tensor, system: tuple[torch.Tensor, ..
 
 def inverse_by_kernel(gram: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """(H, (H + D)^-1) of a dtype, by Triton's kernel: one launch instead of fifteen."""
+    return inverse_of_product(gram[None], dtype)
+
+
+def inverse_of_product(
+    grams: torch.Tensor, dtype: torch.dtype, skip: int = -1, penalty: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(H, (H + D)^-1) of a dtype, in the launch that makes H.
+
+    Args:
+        grams: (order, rank, rank) float64, of which H is the elementwise product.
+        dtype: of what is returned.
+        skip: which of them is no part of H.
+        penalty: float64 scalar, added to H's diagonal.
+    """
     from sparsetc.decomposition.linear_kernels import invert
 
-    rank = gram.shape[0]
-    own, inverse = torch.empty_like(gram, dtype=dtype), torch.empty_like(gram, dtype=dtype)
-    width = max(16, 1 << (rank - 1).bit_length())
-    pivots = gram.new_empty(rank + 1, width)
-    with torch.cuda.device_of(gram):
+    order, rank = grams.shape[:2]
+    own, inverse = (torch.empty_like(grams[0], dtype=dtype) for _ in range(2))
+    width = width_of(rank)
+    pivots = grams.new_empty(rank + 1, width)
+    with torch.cuda.device_of(grams):
         invert[(1,)](
-            gram, own, inverse, pivots, rank, _share(rank, dtype), width, least(dtype), num_warps=8 if width > 32 else 4
-        )
+            grams, penalty, own, inverse, pivots, order, skip, rank, _share(rank, dtype),
+            width, least(dtype), num_warps=warps_of(width),
+        )  # fmt: skip
     return own, inverse
 
 
@@ -135,7 +150,7 @@ def hals_by_kernel(factor: torch.Tensor, rhs: torch.Tensor, gram: torch.Tensor) 
     from sparsetc.decomposition.linear_kernels import update
 
     rows, rank = factor.shape
-    width = max(16, 1 << (rank - 1).bit_length())
+    width = width_of(rank)
     block = max(1, KERNEL_ELEMENTS // width)
     grid = (-(-rows // block),)
     with torch.cuda.device_of(factor):
@@ -158,6 +173,13 @@ def hals_by_columns(factor: torch.Tensor, rhs: torch.Tensor, gram: torch.Tensor)
             met = rows[r] @ columns if rows.ndim == 2 else (rows[r] * columns).sum(0)
             columns[r].add_((wanted[r] - met) * step[r]).clamp_(min=0)
     factor.copy_(columns.T)
+
+
+def fit_of(norm: torch.Tensor, inner: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
+    """``1 - |X - M| / |X|`` of the length of X, its inner product with a model M, and the square of M's length."""
+    error = norm.square() - 2 * inner + square
+    # Of a tensor of zeros the norm is 0, and the fit 1 less that of the model.
+    return 1 - error.clamp(min=0).sqrt() / divisor(norm)
 
 
 def balancing(norms: torch.Tensor, free: torch.Tensor) -> torch.Tensor:
@@ -203,6 +225,16 @@ def divisor(lengths: torch.Tensor) -> torch.Tensor:
 def least(dtype: torch.dtype) -> float:
     """The square of a component, in H, up to which H says nothing of it: its inverse may be no number of the dtype."""
     return 16 * torch.finfo(dtype).tiny
+
+
+def width_of(rank: int) -> int:
+    """The power of two that a kernel pads a rank to."""
+    return max(16, 1 << (rank - 1).bit_length())
+
+
+def warps_of(width: int) -> int:
+    """Warps of a program that has square matrices of a width in registers."""
+    return 8 if width > 32 else 4
 
 
 def _penalised(gram: torch.Tensor, l2_reg: float) -> torch.Tensor:
