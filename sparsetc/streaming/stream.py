@@ -26,7 +26,7 @@ from sparsetc.errors import DeviceError, PlanError, ShapeError, TransformError
 from sparsetc.io import atomic, progress
 from sparsetc.ir.plan import Plan
 from sparsetc.runtime.autocast import without_autocast
-from sparsetc.streaming.budget import Budget, Sizes
+from sparsetc.streaming.budget import Budget, Sizes, checked_streams
 from sparsetc.streaming.compiler import Compiler
 from sparsetc.streaming.cutting import Cut
 from sparsetc.streaming.description import Recipe
@@ -68,12 +68,14 @@ class Stream:
         self._sizes, self._lanes = sizes, streams
         self._store, self._shown, self._lock, self._make_other = store, shown, Lock(), by_nonzeros
         self._closed = False
-        self.order = ordered(made, order)
+        self.order, self._ordering = ordered(made, order), order
         rows = self._rows_of_programs
         programs = [compiler.generate(v, rows) for v in made.variants]
         self._engine = Engine(made.chunks, self.order, programs, made.window, compiler.target, streams)
         self._output, self._arrangement = self._arranged()
         self._by_nonzeros: Stream | None = None
+        self._there: tuple[Pattern, torch.Tensor | None] | None = None
+        """The pattern of a sparse result, and the order of its values, on the device."""
 
     # -- what a user may look at ------------------------------------------------------------------------------------
     @property
@@ -222,10 +224,13 @@ class Stream:
             return self._expanded(rows, output)
         if output.pattern is None:
             return output.shaped(rows)
-        pattern, places = output.pattern, order
-        if rows.device != pattern.device:
-            pattern = pattern.like(pattern.coords.to(rows.device), pattern.is_coalesced)
-            places = None if order is None else order.to(rows.device)
+        if rows.device != output.pattern.device:
+            if self._there is None:  # kept, so that results share it
+                own = output.pattern.like(output.pattern.coords.to(rows.device), True)
+                self._there = own, None if order is None else order.to(rows.device)
+            pattern, places = self._there
+        else:
+            pattern, places = output.pattern, order
         values = rows if places is None else rows.reshape(-1).index_select(0, places)
         found = SparseTensor._make(pattern, values)
         return without_zeros(found) if self.recipe.drop_zeros else found
@@ -304,6 +309,29 @@ class Stream:
             pattern, order = arranged(own)
         return replace(own, pattern=pattern), order
 
+    # -- others -------------------------------------------------------------------------------------------------------
+    @entry_point
+    def on(self, *, streams: int | None = None, order: str | None = None) -> Stream:
+        """The same chunks, on another number of streams or in another order; they go when either is closed.
+
+        Args:
+            streams: as of `stream_kernel`; None for as many as this one has.
+            order: ``"size"`` or ``"given"``; None for this one's.
+
+        Raises:
+            PlanError: streams or order that are none.
+            OutOfMemoryError: the memory limit does not allow for a chunk for each stream.
+        """
+        lanes = self._lanes if streams is None else checked_streams(streams)
+        lanes = lanes if self.device.type == "cuda" else 1
+        made, sizes, compiler = self.cut, self._sizes, self.compiler
+        copies = max((v.copies for v in made.variants), default=1)
+        window = made.window if self.recipe.numbered else None
+        about = made.largest, window, self.budget.limit, lanes, self.device, self.equation
+        budget = Budget.opened(sizes, self._rows, copies, *about)
+        rest = budget, sizes, lanes, order or self._ordering, self._shown, self._make_other
+        return Stream(self.recipe, compiler, made, self._store, *rest)
+
     # -- files ------------------------------------------------------------------------------------------------------
     @entry_point
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -332,6 +360,9 @@ class Stream:
                 torch.cuda.synchronize(self.device)
             self._engine.close()
             self._store.close()
+            self._there = None
+            if self.device.type == "cuda":
+                release_pinned()
             if self._by_nonzeros is not None:
                 self._by_nonzeros.close()
 
@@ -340,6 +371,13 @@ class Stream:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def release_pinned() -> None:
+    """Give back the pinned memory that torch keeps for later, where it has a way to."""
+    empty = getattr(torch._C, "_host_emptyCache", None)
+    if empty is not None:
+        empty()
 
 
 def asked_sparse(recipe: Recipe, compiler: Compiler) -> bool:
