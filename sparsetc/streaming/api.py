@@ -130,7 +130,7 @@ def stream_kernel(
         check_form(output, bound.einsum)
         _check_order(own, whole)
         lanes = lanes if target.type == "cuda" else 1
-        made = _budgeted(whole, given, own, target, lanes, most)
+        made = _budgeted(whole, given, own, target, lanes, most, drop_zeros)
         recipe = _recipe(bound, whole, output, made.numbered, drop_zeros)
         compiler = whole if not made.numbered else Compiler(bound, given.dtype, own, "sparse", target)
         compiler.copies = made.copies
@@ -206,7 +206,7 @@ def open_stream(
         if compiler.backend != recipe.backend:
             raise DeviceError(f"{file.path}: chunks packed for {recipe.backend}, {target} runs {compiler.backend}")
         found = cut_of(file, compiler)
-        sizes = sizes_of(compiler, recipe.dtype, lanes)
+        sizes = sizes_of(compiler, lanes, recipe.drop_zeros)
         rows = found.rows if recipe.numbered else compiler.template.output.rows
         copies = max((v.copies for v in found.variants), default=1)
         limit, window = own.memory_on(target), found.window if recipe.numbered else None
@@ -225,10 +225,10 @@ class _Budgeted:
 
 
 def _budgeted(
-    whole: Compiler, x: Any, settings: Options, target: torch.device, lanes: int, most: int | None
+    whole: Compiler, x: Any, settings: Options, target: torch.device, lanes: int, most: int | None, drop_zeros: bool
 ) -> _Budgeted:
     """What fits of an einsum, known before any nonzero is seen."""
-    output, sizes = whole.template.output, sizes_of(whole, x.dtype, lanes)
+    output, sizes = whole.template.output, sizes_of(whole, lanes, drop_zeros)
     budget = Budget.of(sizes, output, x.nnz, settings.memory_on(target), lanes, most, target, whole.bound.einsum.text)
     numbered = output.sparse or not budget.resident
     return _Budgeted(budget, sizes, numbered, 1 if numbered else budget.copies(sizes, output.rows, lanes))

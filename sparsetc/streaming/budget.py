@@ -14,6 +14,7 @@ import torch
 
 from sparsetc.codegen.launch import accumulator
 from sparsetc.contraction.canonical import Canonical
+from sparsetc.contraction.integers import INTEGERS
 from sparsetc.contraction.output import Output
 from sparsetc.errors import OutOfMemoryError, PlanError
 from sparsetc.support.memory import as_bytes
@@ -21,6 +22,8 @@ from sparsetc.support.memory import as_bytes
 CHUNK = 64 << 20
 """Bytes of a chunk where none are asked for: over PCIe of 50 GB/s a copy of 1.3 ms, a hundred times what it costs to
 start one; and a power of two, to which torch rounds pinned memory."""
+ROUNDED = 64 << 10
+"""Bytes set apart on a GPU, where each tensor begins at a multiple of 512, and small ones are made on the way."""
 SMALLEST = 4096
 """Bytes of the smallest chunk."""
 STREAMS = 3
@@ -44,7 +47,17 @@ class Sizes:
     """Coordinates of a row of a sparse result."""
 
     @classmethod
-    def of(cls, canonical: Canonical, output: Output, dtype: torch.dtype, widened: bool, rounded: int) -> Sizes:
+    def of(
+        cls,
+        canonical: Canonical,
+        output: Output,
+        dtype: torch.dtype,
+        *,
+        widened: bool,
+        rounded: int,
+        drop_zeros: bool,
+        beside: int,
+    ) -> Sizes:
         """The sizes of an einsum.
 
         Args:
@@ -53,6 +66,8 @@ class Sizes:
             dtype: of the operands.
             widened: whether tables are made in the type of sums.
             rounded: how many launches may round tables at once; 0 where dense operands are read as they are.
+            drop_zeros: whether zeros are left out of the result.
+            beside: bytes of what else is there.
         """
         e, wide = canonical.written.einsum, accumulator(dtype).itemsize
         given = sum(prod(canonical.written.shape(p)) for p in e.dense) * dtype.itemsize
@@ -63,12 +78,14 @@ class Sizes:
         # A sparse result of several elements a row, in another order, has a pattern of them all, and their numbers.
         moved_pattern = output.sparse and output.permutation is not None
         letters = len(output.kept_shape) + len(output.width_shape)
-        return cls(
-            given + tables + own * 2 * rounded,
-            output.width * wide,
-            output.width * dtype.itemsize if made else 0,
-            8 * (output.width * (letters + 1) if moved_pattern else len(output.kept_shape)) if output.sparse else 0,
-        )
+        coordinates = 8 * (output.width * (letters + 1) if moved_pattern else len(output.kept_shape))
+        finished = output.width * dtype.itemsize if made else 0
+        if dtype in INTEGERS:  # which are looked at for such as do not fit
+            finished += output.width
+        if drop_zeros and output.sparse:  # a copy of what is left, and its numbers
+            finished, coordinates = finished + output.width * (dtype.itemsize + 1), 2 * coordinates + 8
+        beside += own * 2 * rounded
+        return cls(given + tables + beside, output.width * wide, finished, coordinates if output.sparse else 0)
 
     def result(self, rows: int, copies: int = 1) -> int:
         """Bytes of a whole result on the device, and of what is made of it at the end."""

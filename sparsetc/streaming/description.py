@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from sparsetc.ir.contraction_tree import Tree, parse_tree
-from sparsetc.ir.plan import Part, Plan, Schedule, Storage, verify_fields
+from sparsetc.ir.plan import Part, Plan, Schedule, Storage, verify
 from sparsetc.streaming.compiler import Compiler, Variant
 from sparsetc.streaming.layout import Chunk, PartPlaces, Place
 from sparsetc.tensor.inputs import DTYPES
@@ -89,11 +89,13 @@ def variant(known: dict[str, Any], compiler: Compiler) -> Variant:
         ValueError: the programs are not those that chunks were packed for.
         SparsetcError: the parts do not fit the einsum.
     """
-    parts = tuple(map(_part, known["parts"]))
-    verify_fields(Plan("stream", parts))
+    parts, fused = tuple(map(_part, known["parts"])), bool(known["fused"])
+    verify(Plan("stream", parts, fused))
+    if any(fault := p.storage.misdealt(len(compiler.canonical.letters)) for p in parts):
+        raise ValueError(fault)
     ordered, wide = tuple(map(bool, known["ordered"])), tuple(map(bool, known["wide"]))
     programs = compiler.lowered(parts, ordered, wide)
-    found = Variant(parts, ordered, wide, programs, bool(known["fused"]), bool(known["reads_zeros"]))
+    found = Variant(parts, ordered, wide, programs, fused, bool(known["reads_zeros"]))
     if digest(found) != known["digest"]:
         raise ValueError("programs")
     return found

@@ -26,7 +26,7 @@ from sparsetc.errors import DeviceError, PlanError, ShapeError, TransformError
 from sparsetc.io import atomic, progress
 from sparsetc.ir.plan import Plan
 from sparsetc.runtime.autocast import without_autocast
-from sparsetc.streaming.budget import Budget, Sizes, checked_streams
+from sparsetc.streaming.budget import ROUNDED, Budget, Sizes, checked_streams
 from sparsetc.streaming.compiler import Compiler
 from sparsetc.streaming.cutting import Cut
 from sparsetc.streaming.description import Recipe
@@ -396,11 +396,18 @@ def ordered(made: Cut, order: str) -> tuple[int, ...]:
     return tuple(sorted(numbers, key=lambda n: -made.chunks[n].nnz) if order == "size" else numbers)
 
 
-def sizes_of(compiler: Compiler, dtype: torch.dtype, streams: int) -> Sizes:
+def sizes_of(compiler: Compiler, streams: int, drop_zeros: bool) -> Sizes:
     """The bytes that an einsum takes beside its chunks."""
     rounds = compiler.settings.effective_precision() == "medium" and compiler.backend == "triton"
-    widened = compiler.backend == "torch"
-    return Sizes.of(compiler.canonical, compiler.template.output, dtype, widened, streams if rounds else 0)
+    return Sizes.of(
+        compiler.canonical,
+        compiler.template.output,
+        compiler.dtype,
+        widened=compiler.backend == "torch",
+        rounded=streams if rounds else 0,
+        drop_zeros=drop_zeros,
+        beside=ROUNDED if compiler.target.type == "cuda" else 0,
+    )
 
 
 def device_of(device: Any, dense: Sequence[Any], x: Any) -> torch.device:
