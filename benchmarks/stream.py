@@ -254,7 +254,7 @@ def main() -> None:
     if "file" in cases:
         from_file(a.rest_gib, block, a.plan, a.chunk, rows)
     if "back" in cases:
-        back(min(a.rest_gib, 0.5), min(block, 1_000_000), a.chunk, rows)
+        back(min(a.rest_gib, 0.125), min(block, 1_000_000), a.chunk, rows)
     record("stream", rows, arguments=vars(a), seconds=round(time.perf_counter() - start, 1))
 
 

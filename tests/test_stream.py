@@ -241,6 +241,64 @@ def test_one_program_serves_all_chunks() -> None:
                 assert len(s.cut.variants) == 1
 
 
+@pytest.mark.parametrize("plan", ["coo+rows", "fiber+rows", "hls", "auto"])
+@pytest.mark.parametrize("rows", [slice(None), slice(None, None, -1)])
+def test_chunks_whose_rows_are_of_another_kind(plan: str, rows: slice, tmp_path: Path) -> None:
+    """The first chunk chooses a plan of parts that it has; others may have what it has not."""
+    full = torch.zeros(200, 60, 9)
+    full[:20] = torch.arange(20 * 60 * 9).reshape(20, 60, 9) % 5 + 1  # long rows
+    full[20:, 3, 2] = 2.0  # and rows of one nonzero
+    x = stc.SparseTensor.from_dense(full.flip(0) if rows.step else full)
+    dense = [torch.ones(60, 5), torch.arange(9.0).repeat(5, 1).T]
+    expected = stc.einsum("ijk,jr,kr->ir", x, *dense, plan="coo")
+    chunk = 1 << 16 if plan in TILED else 8192
+    with stc.stream_kernel("ijk,jr,kr->ir", x, *dense, plan=plan, chunk_bytes=chunk) as s:
+        assert s.chunks > 1
+        assert_same(s(*dense), expected)
+    path = tmp_path / "x.stc"
+    stc.write(path, x)
+    if plan in ("hls", "auto"):
+        assert_same(stc.stream("ijk,jr,kr->ir", path, *dense, plan=plan, chunk_bytes=chunk), expected)
+
+
+def test_deterministic_sums() -> None:
+    x, dense = tensor(), operands("ijk,jr,kr->ir")
+    assert_same(
+        stc.stream("ijk,jr,kr->ir", x, *dense, deterministic=True, chunk_bytes=4096),
+        stc.einsum("ijk,jr,kr->ir", x, *dense),
+    )
+
+
+def test_a_bar_changes_nothing() -> None:
+    x, dense = tensor(), operands("ijk,jr,kr->ir")
+    for progress in (True, False, None):
+        assert_same(
+            stc.stream("ijk,jr,kr->ir", x, *dense, progress=progress, chunk_bytes=4096),
+            stc.einsum("ijk,jr,kr->ir", x, *dense),
+        )
+
+
+class Slabs:
+    """A source of one's own: two slabs of a tensor, none of whose chunks reaches across."""
+
+    def __init__(self, x: stc.SparseTensor) -> None:
+        self.x, self.shape, self.nnz, self.dtype = x, x.shape, x.nnz, x.dtype
+        self.ends = [x.nnz // 3, x.nnz]
+
+    def take(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        assert stop <= self.ends[0] or start >= self.ends[0]
+        return self.x.coords[:, start:stop], self.x.values[start:stop]
+
+
+def test_a_source_of_ones_own() -> None:
+    x, dense = tensor(), operands("ijk,jr,kr->ir")
+    with stc.stream_kernel("ijk,jr,kr->ir", Slabs(x), *dense) as s:
+        assert [c.nnz for c in s.cut.chunks] == [x.nnz // 3, x.nnz - x.nnz // 3]
+        assert_same(s(*dense), stc.einsum("ijk,jr,kr->ir", x, *dense))
+    with pytest.raises(stc.EquationError, match="keeps the first modes"):
+        stc.stream("ijk,i->jk", Slabs(x), torch.ones(11))
+
+
 def test_out_is_written_at_the_end() -> None:
     x, dense = tensor(), operands("ijk,jr,kr->ir")
     expected = stc.einsum("ijk,jr,kr->ir", x, *dense)

@@ -8,7 +8,8 @@ program, whatever they hold.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -24,7 +25,7 @@ from sparsetc.errors import FormatError, PlanError
 from sparsetc.formats import get_format
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, lower
-from sparsetc.ir.plan import Part, Plan, requested, without_halves
+from sparsetc.ir.plan import AUTO, Part, Plan, requested, without_halves
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.options import Options
 from sparsetc.planner.choose import choose
@@ -84,7 +85,9 @@ class Compiler:
         self.form, self.copies = form, 1
         """The form of chunks' results, and the most copies that programs may add to."""
         self.plan: Plan | None = None
-        """The plan, chosen by the first chunk."""
+        """The plan by which chunks are packed, once it is chosen."""
+        self.samples: Callable[[], Iterable[tuple[torch.Tensor, torch.Tensor]]] = tuple
+        """Gives other nonzeros to choose a plan by: coordinates and values, as `pack` takes them."""
 
     @cached_property
     def template(self) -> Facts:
@@ -143,18 +146,38 @@ class Compiler:
     def _bound(self, facts: Facts, made: Preparation) -> tuple[Plan, tuple[int, ...], list[BoundPart]]:
         """The plan of a chunk, its parts that hold nonzeros by number, and these packed and lowered.
 
-        A plan whose partition deals otherwise here than in the first chunk is chosen anew, by its name.
+        Where the partition deals otherwise here than where the plan was chosen, any plan will do, since a chunk is a
+        tensor of its own: one of the same name, or else the one that is expected to be fastest.
         """
         cache = facts.own.cache
-        if self.plan is not None:
+        if self.plan is None:
+            self.plan = self._chosen(facts)
+            return self.plan, *made.bound_parts(self.plan, cache)
+        own = requested(self.settings.plan)
+        named = own if own.is_request else Plan(own.name)
+        for wanted in (None, named, AUTO):
             try:
-                return self.plan, *made.bound_parts(self.plan, cache)
-            except (PlanError, FormatError):
-                own = requested(self.settings.plan)
-                plan = self._fitted(choose(own if own.is_request else Plan(own.name), facts.problem).plan)
+                plan = self.plan if wanted is None else self._fitted(choose(wanted, facts.problem).plan)
                 return plan, *made.bound_parts(plan, cache)
-        self.plan = self._fitted(choose(self.settings.plan, facts.problem).plan)
-        return self.plan, *made.bound_parts(self.plan, cache)
+            except (PlanError, FormatError):
+                if wanted is AUTO:
+                    raise
+        raise AssertionError("the last of the plans raises")
+
+    def _chosen(self, facts: Facts) -> Plan:
+        """The plan by which all chunks are packed, chosen by the first, or by other nonzeros where it has none for it.
+
+        A plan of long rows and short ones, for example, is none for a chunk whose rows are all long.
+        """
+        try:
+            return self._fitted(choose(self.settings.plan, facts.problem).plan)
+        except PlanError as error:
+            for coords, values in self.samples():
+                other = self.facts(self.tensor(coords, values))
+                if other.canonical.coords.shape[1]:
+                    with suppress(PlanError):
+                        return self._fitted(choose(self.settings.plan, other.problem).plan)
+            raise error
 
     def _fitted(self, plan: Plan) -> Plan:
         """A plan for any values: dots in halves depend on them; and of no more copies than there is memory for."""

@@ -7,8 +7,9 @@ result are that they number. Only one chunk is held unpacked at a time.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -19,9 +20,13 @@ from sparsetc.streaming.budget import Budget
 from sparsetc.streaming.compiler import Compiler, Variant
 from sparsetc.streaming.layout import Chunk, fill, placed
 from sparsetc.streaming.sources import Source
+from sparsetc.tensor.sparse_tensor import SparseTensor
 
 FULL = 0.97
 """How full a chunk is meant to be, by what the last ones took a nonzero; those that come out larger are cut again."""
+
+SAMPLES = 16
+"""Ranges that are looked at for a plan that does not apply to the first chunk."""
 
 
 class Sink(Protocol):
@@ -100,6 +105,7 @@ def cut(source: Source, compiler: Compiler, budget: Budget, sink: Sink, where: t
     variants: dict[Variant, int] = {}
     rows, ends = _Rows(), getattr(source, "ends", None)
     count = budget.chunk * FULL / (4 * len(source.shape) + source.dtype.itemsize)
+    compiler.samples = partial(samples, source, max(1, int(count)))
     start = 0
     while start < source.nnz:
         stop = min(start + max(1, int(count)), source.nnz, _next(ends, start))
@@ -119,8 +125,20 @@ def cut(source: Source, compiler: Compiler, budget: Budget, sink: Sink, where: t
             chunks.append(Chunk(stop - start, nbytes, rows.first(packed.rows), own, variant, parts))
         start = stop
         at(start)
+    compiler.samples = tuple  # the nonzeros are no longer needed
     coords = torch.cat(rows.coords, 1) if rows.coords else None
     return Cut(tuple(chunks), tuple(variants), rows.count, coords)
+
+
+def samples(source: Source, count: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Nonzeros to choose a plan by: all of them where they are in memory, else some ranges of so many."""
+    whole = getattr(source, "x", None)
+    if isinstance(whole, SparseTensor):
+        yield whole.coords, whole.values
+        return
+    ends = getattr(source, "ends", None)
+    for start in range(0, source.nnz, max(count, source.nnz // SAMPLES)):
+        yield source.take(start, min(start + count, source.nnz, _next(ends, start)))
 
 
 def _next(ends: Sequence[int] | None, start: int) -> int:

@@ -127,14 +127,14 @@ class Engine:
             try:
                 self._enqueue(feed, tables, target, here)
                 self._watch(at)
+                for lane in self.lanes:
+                    here.wait_stream(lane.stream)
+                if target.host is not None or feed.passing:
+                    here.synchronize()
             except BaseException:
                 for lane in self.lanes:  # what they read and write is about to be freed
                     lane.stream.synchronize()
                 raise
-            for lane in self.lanes:
-                here.wait_stream(lane.stream)
-            if target.host is not None or feed.passing:
-                here.synchronize()
 
     # -- GPU --------------------------------------------------------------------------------------------------------
     def _enqueue(self, feed: Feed, tables: Sequence[torch.Tensor], target: Target, here: Any) -> None:
@@ -211,7 +211,8 @@ class Engine:
         """What a chunk adds to."""
         if target.whole is None:
             assert lane.rows is not None
-            return lane.rows.zero_()
+            lane.rows[: chunk.rows].zero_()
+            return lane.rows
         if not self.window:
             return target.whole
         return target.whole[0, chunk.first : chunk.first + self.window]

@@ -94,7 +94,10 @@ def placed(parts: Sequence[PackedPart]) -> tuple[tuple[PartPlaces, ...], int]:
 
 def fill(buffer: torch.Tensor, places: Sequence[PartPlaces], parts: Sequence[PackedPart]) -> None:
     """Copy the tensors of parts to their places; the bytes between them become 0."""
-    buffer.zero_()
+    end = 0
     for own, part in zip(places, parts, strict=True):
         for place, array in zip((*own.index, own.values), (*part.arrays.index, part.values), strict=True):
+            buffer[end : place.offset].zero_()
             place.of(buffer).copy_(array)
+            end = place.end
+    buffer[end:].zero_()

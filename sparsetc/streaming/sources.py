@@ -136,7 +136,8 @@ def source_of(x: SparseTensor | PackedFile | Source, kept: Sequence[int] | None)
     if isinstance(x, SparseTensor):
         return TensorSource(x, kept)
     if isinstance(x, PackedFile):
-        return FileSource(x) if kept is None or leading(kept) else TensorSource(x.tensor(), kept)
+        in_order = x.layout.coalesced and (kept is None or leading(kept))
+        return FileSource(x) if in_order else TensorSource(x.tensor().coalesce(), kept)
     if kept is not None and not leading(kept):
         raise EquationError(
             "the result's rows come in order only where it keeps the first modes of what is streamed, which is given "

@@ -26,6 +26,7 @@ from sparsetc.errors import DeviceError, PlanError, ShapeError, TransformError
 from sparsetc.io import atomic, progress
 from sparsetc.ir.plan import Plan
 from sparsetc.runtime.autocast import without_autocast
+from sparsetc.runtime.segments import in_order
 from sparsetc.streaming.budget import ROUNDED, Budget, Sizes, checked_streams
 from sparsetc.streaming.compiler import Compiler
 from sparsetc.streaming.cutting import Cut
@@ -201,7 +202,8 @@ class Stream:
         width, rows = self._output.width_shape, self._rows
         engine.allocate(width, dtype, not self.resident)
         title = f"streaming {self.equation}"
-        with without_autocast(self.device), progress.bar(self.nbytes, title, self._shown) as at:
+        exact = in_order(self.compiler.settings.deterministic and self.compiler.backend == "torch")
+        with without_autocast(self.device), exact, progress.bar(self.nbytes, title, self._shown) as at:
             if self.resident:
                 copies = max((v.copies for v in self.cut.variants), default=1)
                 room = rows + self.cut.window  # a chunk's programs see as many rows as the largest has
