@@ -143,7 +143,7 @@ def made(equation: str, blocks: Blocks, plan: str, chunk: str, **given: Any) -> 
     return s, time.perf_counter() - start, dense
 
 
-def measured(s: Stream, dense: list[Any], rate: float, **about: Any) -> dict[str, Any]:
+def measured(s: Stream, dense: list[Any], rate: float | None, **about: Any) -> dict[str, Any]:
     """A row of the record: the rate of one stream, after one call that compiles."""
     s(*dense)
     took = seconds(lambda: s(*dense))
@@ -156,7 +156,7 @@ def measured(s: Stream, dense: list[Any], rate: float, **about: Any) -> dict[str
         "packed_gb": round(s.nbytes / 1e9, 3),
         "s": round(took, 5),
         "gb_s": round(s.nbytes / took / 1e9, 2),
-        "of_copy_rate": round(s.nbytes / took / rate, 3),
+        "of_copy_rate": rate and round(s.nbytes / took / rate, 3),
         "kernel_ms": round(sum(t.kernel[1] - t.kernel[0] for t in s.timeline()), 2),
         "kernels_hidden": round(overlap(s), 3),
     }
@@ -214,7 +214,7 @@ def from_file(gib: float, block: int, plan: str, chunk: str, rows: list[Any]) ->
             first = time.perf_counter() - start
             checked = round(own.nbytes / first / 1e9, 2)
             about = {"equation": TTV, "packing_s": round(packing, 1), "checked_gb_s": checked}
-            rows.append(measured(own, dense, float("inf"), case="file", **about))
+            rows.append(measured(own, dense, None, case="file", **about))
 
 
 def back(gib: float, block: int, chunk: str, rows: list[Any]) -> None:
@@ -230,7 +230,7 @@ def back(gib: float, block: int, chunk: str, rows: list[Any]) -> None:
     )
     with s:
         about = {"case": "copied back", "equation": equation, "packing_s": round(time.perf_counter() - start, 1)}
-        rows.append({**measured(s, dense, float("inf"), **about), "memory_limit": limit, "resident": s.resident})
+        rows.append({**measured(s, dense, None, **about), "memory_limit": limit, "resident": s.resident})
 
 
 def main() -> None:

@@ -193,6 +193,30 @@ def test_what_may_stand_for_a_sparse_tensor() -> None:
         stc.stream("ij,jr->ir", x, x)
 
 
+def test_values_that_are_learned_or_conjugated() -> None:
+    x, (b,) = tensor(2, dtype=torch.complex64), operands("ij,jr->ir", torch.complex64)
+    x, b = x.with_values(x.values * 1j), (b * (1 + 2j)).conj()
+    turned = x.with_values(x.values.conj())
+    assert_same(stc.stream("ij,jr->ir", turned, b, chunk_bytes=4096), stc.einsum("ij,jr->ir", turned, b))
+    learned = x.with_values(x.values.clone().requires_grad_())
+    with pytest.raises(stc.TransformError, match="require a gradient"):
+        stc.stream("ij,jr->ir", learned, b)
+    with torch.no_grad():
+        found = stc.stream("ij,jr->ir", learned, b.detach())
+        assert not found.requires_grad
+        assert_same(found, stc.einsum("ij,jr->ir", x, b))
+
+
+def test_dense_modes_and_blocks_are_nonzeros() -> None:
+    g = torch.Generator().manual_seed(0)
+    semi = stc.SparseTensor(torch.tensor([[0, 2, 5], [1, 1, 3]]), torch.rand(3, 4, generator=g), (6, 5, 4))
+    blocks = stc.SparseTensor.from_blocks(torch.tensor([[0, 1], [1, 0]]), torch.rand(2, 3, 2, generator=g), (6, 4))
+    v, b = torch.rand(5, generator=g), torch.rand(4, 3, generator=g)
+    found = stc.stream("ijk,j->ik", semi, v)
+    torch.testing.assert_close(found.to_dense(), torch.einsum("ijk,j->ik", semi.to_dense(), v))
+    torch.testing.assert_close(stc.stream("ij,jr->ir", blocks, b), blocks.to_dense() @ b)
+
+
 def test_infinities_reach_only_what_has_nonzeros() -> None:
     x, (b, c) = tensor(), operands("ijk,jr,kr->ir")
     b[3, 1] = float("inf")
@@ -259,6 +283,22 @@ def test_chunks_whose_rows_are_of_another_kind(plan: str, rows: slice, tmp_path:
     stc.write(path, x)
     if plan in ("hls", "auto"):
         assert_same(stc.stream("ijk,jr,kr->ir", path, *dense, plan=plan, chunk_bytes=chunk), expected)
+
+
+def test_a_default_device_is_no_matter(tmp_path: Path) -> None:
+    """Chunks, and results that are copied back, are in host memory whatever torch makes tensors on."""
+    x, dense = tensor(), operands("ijk,kr->ijr")
+    expected = stc.einsum("ijk,kr->ijr", x, *dense)
+    with torch.device("meta"):
+        for limit in (None, 6000):
+            for file in (None, tmp_path / "x"):
+                given = {"memory_limit": limit, "file": file, "device": "cpu", "plan": "coo", "output": "dense"}
+                with stc.stream_kernel("ijk,kr->ijr", x, *dense, **given) as s:
+                    found = s(*dense)
+                    assert found.device.type == "cpu"
+        with stc.open_stream(tmp_path / "x", device="cpu") as s:
+            found = s(*dense)
+    torch.testing.assert_close(found, expected.to_dense())
 
 
 def test_deterministic_sums() -> None:

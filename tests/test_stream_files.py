@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -100,6 +101,66 @@ def test_altered_files_are_refused(saved: Path) -> None:
             streamed(saved)
     saved.write_bytes(whole)
     streamed(saved)
+
+
+def rewritten(path: Path, change) -> None:
+    """The file with another description, all checksums right."""
+    opened = file.Chunks(path)
+    description = json.loads(json.dumps(opened.description))
+    change(description)
+    buffers = [torch.empty(b.nbytes, dtype=torch.uint8) for b in opened.blobs]
+    for number, buffer in enumerate(buffers):
+        opened.read(number, buffer)
+    opened.close()
+    with open(path, "wb") as new:
+        writer = file.Writer(new)
+        for buffer in buffers:
+            writer.put(buffer)
+        writer.finish(description)
+
+
+def part(description) -> dict:
+    return description["variants"][0]["parts"][0]
+
+
+def place(description) -> list:
+    return description["chunks"][0][5][0][1]
+
+
+CHANGES = {
+    "no chunks": lambda d: d.pop("chunks"),
+    "no recipe": lambda d: d.pop("recipe"),
+    "another recipe": lambda d: d["recipe"].update(more=1),
+    "a size below 0": lambda d: d["recipe"]["shapes"][0].__setitem__(0, -1),
+    "a dtype that is none": lambda d: d["recipe"].update(dtype="float7"),
+    "values beyond the chunk": lambda d: place(d).__setitem__(2, 1 << 40),
+    "values before the chunk": lambda d: place(d).__setitem__(2, -8),
+    "a place that is none": lambda d: place(d).__setitem__(1, ["a"]),
+    "rows beyond the result": lambda d: d["chunks"][0].__setitem__(2, d["rows"]),
+    "rows before the result": lambda d: d["chunks"][0].__setitem__(2, -1),
+    "programs that are not there": lambda d: d["chunks"][0].__setitem__(4, 7),
+    "a chunk of another size": lambda d: d["chunks"][0].__setitem__(1, d["chunks"][0][1] + 1),
+    "fewer rows": lambda d: d.update(rows=d["rows"] - 1),
+    "no rows": lambda d: d.update(rows=0),
+    "a chunk too many": lambda d: d["chunks"].append(d["chunks"][0]),
+    "another format": lambda d: part(d).update(format="absent"),
+    "another storage": lambda d: part(d)["storage"].update(lanes=3),
+    "modes of another tensor": lambda d: part(d)["storage"].update(leaf=[0, 1]),
+    "a text that ends a comment": lambda d: part(d)["schedule"].update(blocks=[['"""\nimport os', 8]]),
+    "a tree that is none": lambda d: part(d)["schedule"].update(tree="import os"),
+    "another schedule": lambda d: part(d)["schedule"].update(unroll=part(d)["schedule"]["unroll"] + 1),
+    "a digest of other programs": lambda d: d["variants"][0].update(digest="0"),
+    "an unknown field": lambda d: part(d)["schedule"].update(more=1),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_descriptions_that_do_not_fit_are_refused(name: str, saved: Path) -> None:
+    rewritten(saved, lambda d: None)
+    streamed(saved)
+    rewritten(saved, CHANGES[name])
+    with pytest.raises(stc.IOFormatError, match=r"x\.stcs: "):
+        streamed(saved)
 
 
 def test_a_file_that_is_shortened_while_it_is_open(saved: Path) -> None:

@@ -92,9 +92,8 @@ class Compiler:
     @cached_property
     def template(self) -> Facts:
         """The einsum of a tensor without nonzeros: what is known before any is seen."""
-        return self.facts(
-            self.tensor(torch.empty((len(self.shape), 0), dtype=torch.long), torch.empty(0, dtype=self.dtype))
-        )
+        coords = torch.empty((len(self.shape), 0), dtype=torch.long, device="cpu")
+        return self.facts(self.tensor(coords, torch.empty(0, dtype=self.dtype, device="cpu")))
 
     @property
     def shape(self) -> tuple[int, ...]:

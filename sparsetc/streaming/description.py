@@ -78,8 +78,9 @@ def of_variant(variant: Variant) -> dict[str, Any]:
 
 
 def digest(variant: Variant) -> str:
-    """What tells programs apart."""
-    return hashlib.sha256("\n".join(map(repr, variant.programs)).encode()).hexdigest()
+    """What tells programs apart: all of their fields, since a program's own `repr` names it and no more."""
+    every = [[(f.name, getattr(p, f.name)) for f in fields(p)] for p in variant.programs]
+    return hashlib.sha256(repr(every).encode()).hexdigest()
 
 
 def variant(known: dict[str, Any], compiler: Compiler) -> Variant:

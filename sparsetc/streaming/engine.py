@@ -231,7 +231,7 @@ class Engine:
         assert target.host is not None
         assert target.firsts is not None
         if self.order:
-            first = torch.tensor([self.chunks[n].first for n in self.order])
+            first = torch.tensor([self.chunks[n].first for n in self.order], device="cpu")
             target.host.index_add_(0, first, target.firsts)
 
     # -- evidence ---------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 import torch
 
 from sparsetc.errors import IOFormatError
-from sparsetc.streaming.layout import Chunk
+from sparsetc.streaming.layout import Chunk, host_bytes
 from sparsetc.streaming.store import Feed, Release
 
 MAGIC = b"\x89STCS\r\n\x1a"
@@ -60,12 +60,12 @@ class Writer:
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._at = file, PAGE
         self.blobs: list[Blob] = []
-        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._scratch = host_bytes(0)
 
     def buffer(self, nbytes: int) -> torch.Tensor:
         """Memory for a blob, of which there is one at a time."""
         if self._scratch.numel() < nbytes:
-            self._scratch = torch.empty(nbytes, dtype=torch.uint8)
+            self._scratch = host_bytes(nbytes)
         return self._scratch[:nbytes]
 
     def put(self, buffer: torch.Tensor) -> None:
@@ -167,7 +167,7 @@ class Chunks:
         """Chunks, read ahead by threads into a ring of buffers."""
         largest, ring = max((c.nbytes for c in chunks), default=0), min(len(order), streams + 2)
         if len(self._ring) < ring:  # kept, since programs are bound to them, and pinned memory is slow to get
-            self._ring = [torch.empty(largest, dtype=torch.uint8, pin_memory=self.pinned) for _ in range(ring)]
+            self._ring = [host_bytes(largest, self.pinned) for _ in range(ring)]
         pool = ThreadPoolExecutor(THREADS, thread_name_prefix="sparsetc-read")
         try:
             yield _Ahead(self, order, self._ring[:ring], pool)

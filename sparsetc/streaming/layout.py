@@ -76,6 +76,11 @@ class PackedPart:
     values: torch.Tensor
 
 
+def host_bytes(nbytes: int, pinned: bool = False) -> torch.Tensor:
+    """(nbytes,) uint8 of host memory, which a GPU copies from at full speed where it is pinned."""
+    return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=pinned)
+
+
 def placed(parts: Sequence[PackedPart]) -> tuple[tuple[PartPlaces, ...], int]:
     """Places for the tensors of parts, one after the other, and the bytes that they take."""
     at = 0

@@ -14,6 +14,7 @@ from sparsetc.streaming.compiler import Compiler
 from sparsetc.streaming.cutting import Cut
 from sparsetc.streaming.description import Recipe
 from sparsetc.streaming.file import Chunks, Writer
+from sparsetc.streaming.layout import host_bytes
 
 
 def finish(writer: Writer, recipe: Recipe, compiler: Compiler, made: Cut) -> None:
@@ -50,7 +51,7 @@ def cut_of(file: Chunks, compiler: Compiler) -> Cut:
             blob = len(chunks)
             if file.blobs[blob].nbytes != kept * rows * 8:
                 raise ValueError("coordinates of rows")
-            held = torch.empty(file.blobs[blob].nbytes, dtype=torch.uint8)
+            held = host_bytes(file.blobs[blob].nbytes)
             file.read(blob, held)
             coords = held.view(torch.long).view(kept, rows)
     except (KeyError, TypeError, ValueError, IndexError) as error:

@@ -13,7 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from sparsetc.errors import EquationError
+from sparsetc.contraction.dense import resolved
+from sparsetc.errors import EquationError, TransformError
 from sparsetc.io.stc import PackedFile
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -44,7 +45,8 @@ class TensorSource:
 
     def __init__(self, x: SparseTensor, kept: Sequence[int] | None) -> None:
         """Args: a coalesced tensor without dense modes; the modes by which nonzeros are to be sorted, None for any."""
-        self.x, self._order = x, None
+        self.x = x.with_values(resolved(x.values.detach()))
+        self._order: torch.Tensor | None = None
         if kept is not None and not leading(kept):
             rows, sizes = x.coords[list(kept)], [x.shape[m] for m in kept]
             self._order = crd.lexsort(crd.sort_keys(rows, sizes))
@@ -109,6 +111,7 @@ def operand(x: Any) -> SparseTensor | PackedFile | Source:
 
     Raises:
         EquationError: it is neither sparse nor a packed file.
+        TransformError: its values require a gradient.
         IOFormatError, FileNotFoundError: a path without a packed file.
     """
     if isinstance(x, str | os.PathLike):
@@ -121,6 +124,11 @@ def operand(x: Any) -> SparseTensor | PackedFile | Source:
     if sparse is None:
         raise EquationError(
             f"what is streamed is a SparseTensor, a packed file (.stc) or the path of one, found {type(x).__name__}"
+        )
+    if torch.is_grad_enabled() and sparse.values.requires_grad:
+        raise TransformError(
+            "what is streamed has values that require a gradient, which a stream does not give: detach() them, or take "
+            "stc.einsum"
         )
     return sparse.expand_dense().coalesce()
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from sparsetc.streaming.layout import Chunk
+from sparsetc.streaming.layout import Chunk, host_bytes
 
 Release = Callable[[], None]
 """Waits until a buffer has been read."""
@@ -50,7 +50,7 @@ class Memory:
 
     def buffer(self, nbytes: int) -> torch.Tensor:
         """New memory."""
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.pinned)
+        return host_bytes(nbytes, self.pinned)
 
     def put(self, buffer: torch.Tensor) -> None:
         """Keep a chunk."""

@@ -211,8 +211,8 @@ class Stream:
                 engine.run(self._store, tables, Target(sums), at)
                 return (sums.sum(0) if copies > 1 else sums[0])[:rows]
             pinned = self.device.type == "cuda"
-            host = torch.zeros((rows, *width), dtype=dtype, pin_memory=pinned)
-            firsts = torch.zeros((self.chunks, *width), dtype=dtype, pin_memory=pinned)
+            host = torch.zeros((rows, *width), dtype=dtype, device="cpu", pin_memory=pinned)
+            firsts = torch.zeros((self.chunks, *width), dtype=dtype, device="cpu", pin_memory=pinned)
             target = Target(None, host, firsts)
             engine.run(self._store, tables, target, at)
             engine.add_firsts(target)
@@ -241,10 +241,10 @@ class Stream:
         """A dense result of the rows that have nonzeros."""
         assert output.pattern is not None
         rows = rows.cpu()
-        number = torch.zeros(output.pattern.nnz, dtype=torch.long)
+        number = torch.zeros(output.pattern.nnz, dtype=torch.long, device="cpu")
         for n, coords in zip(output.kept_shape, output.pattern.coords, strict=True):
             number = number * n + coords
-        whole = torch.zeros((prod(output.kept_shape), *output.width_shape), dtype=rows.dtype)
+        whole = torch.zeros((prod(output.kept_shape), *output.width_shape), dtype=rows.dtype, device="cpu")
         whole.index_copy_(0, number, rows)
         return replace(output, pattern=None).shaped(whole)
 
@@ -303,7 +303,7 @@ class Stream:
             return output, None
         coords = self.cut.coords
         if coords is None:
-            coords = torch.empty((len(output.kept_shape), 0), dtype=torch.long)
+            coords = torch.empty((len(output.kept_shape), 0), dtype=torch.long, device="cpu")
         with lasting():
             own = replace(output, pattern=Pattern(coords, output.kept_shape, True), own=False, slot=None)
             if self._dense:
