@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,25 @@ def test_infinities_reach_only_what_has_nonzeros() -> None:
     expected = stc.einsum("ijk,jr,kr->ir", x, b, c, plan="coo", backend="torch")
     found = stc.stream("ijk,jr,kr->ir", x, b, c, plan="window", chunk_bytes=1 << 18)
     torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def test_copies_of_the_result_are_summed_once() -> None:
+    """Each chunk adds to the copies that its plan asks for; where there is no memory for them, to one."""
+    x, dense = tensor(nnz=300), operands("ijk,jr,kr->ir")
+    expected = stc.einsum("ijk,jr,kr->ir", x, *dense, backend="torch")
+    plan = stc.compile("ijk,jr,kr->ir", x, *dense, plan="fiber").plan
+    plan = replace(plan, parts=tuple(replace(p, schedule=replace(p.schedule, copies=4)) for p in plan.parts))
+    with stc.stream_kernel("ijk,jr,kr->ir", x, *dense, plan=plan, chunk_bytes=4096) as s:
+        assert {v.copies for v in s.cut.variants} == {4}
+        assert_same(s(*dense), expected)
+    with stc.stream_kernel("ijk,jr,kr->ir", x, *dense, plan=plan, memory_limit=6000) as s:
+        assert {v.copies for v in s.cut.variants} == {1}
+        assert_same(s(*dense), expected)
+
+
+def test_operands_may_be_rounded() -> None:
+    x, dense = tensor(nnz=300), operands("ijk,jr,kr->ir")
+    expected = stc.einsum("ijk,jr,kr->ir", x, *dense, backend="torch")
+    for limit in (None, 6000):
+        found = stc.stream("ijk,jr,kr->ir", x, *dense, precision="medium", memory_limit=limit, chunk_bytes=4096)
+        assert_same(found, expected)
