@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from sparsetc.device.profile import DeviceProfile
     from sparsetc.io import PackedFile, open_packed, pack, read, write
     from sparsetc.similarity.curve import BlockingCurve, blocking_curve
+    from sparsetc.streaming import Stream, open_stream, stream, stream_kernel
 
 __version__ = "0.1.0"
 
@@ -63,6 +64,7 @@ __all__ = [
     "SparseTensor",
     "SparsetcError",
     "Storage",
+    "Stream",
     "TransformError",
     "blocking_curve",
     "cache_info",
@@ -77,6 +79,7 @@ __all__ = [
     "explain",
     "mttkrp",
     "open_packed",
+    "open_stream",
     "options",
     "pack",
     "parse_tree",
@@ -91,6 +94,8 @@ __all__ = [
     "register_plan",
     "sddmm",
     "spmm",
+    "stream",
+    "stream_kernel",
     "testing",
     "ttm",
     "ttmc",
@@ -101,6 +106,7 @@ __all__ = [
 _ON_DEMAND = {
     **dict.fromkeys(("PackedFile", "open_packed", "pack", "read", "write"), "io"),
     **dict.fromkeys(("BlockingCurve", "blocking_curve"), "similarity.curve"),
+    **dict.fromkeys(("Stream", "open_stream", "stream", "stream_kernel"), "streaming"),
     "calibrate": "device.calibrate",
     "DeviceProfile": "device.profile",
     "datasets": "",

@@ -121,11 +121,18 @@ class TorchPrograms:
         self.source = torch_source.module_source(self.programs, header(self.programs, "torch", self.about), integers)
         self.module, self.path = cache.load(self.source, cache_dir, name)
 
-    def bind(self, arrays: Sequence[PartArrays]) -> Callable[[Values, Sequence[torch.Tensor], torch.Tensor], None]:
-        """The programs on these tensors: adds every part into an output, which was zeroed where it must be."""
+    def bind(
+        self, arrays: Sequence[PartArrays], known: Sequence[PartArrays] | None = None
+    ) -> Callable[[Values, Sequence[torch.Tensor], torch.Tensor], None]:
+        """The programs on these tensors: adds every part into an output, which was zeroed where it must be.
+
+        Args:
+            arrays: what calls read.
+            known: tensors of what the arrays hold when a call is made, where they do not hold it yet.
+        """
         parts = [
-            (getattr(self.module, f"part_{p.number}"), chunks(p, a), a.index, p, _tables_of_one(p))
-            for p, a in zip(self.programs, arrays, strict=True)
+            (getattr(self.module, f"part_{p.number}"), chunks(p, own), a.index, p, _tables_of_one(p))
+            for p, a, own in zip(self.programs, arrays, known or arrays, strict=True)
         ]
 
         def call(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:

@@ -92,6 +92,8 @@ class Preparation:
     """Nonzeros of the operand as it was written, of which the canonical einsum may take some."""
     dtype: torch.dtype
     settings: Options
+    adding: bool = False
+    """Whether the nonzeros are some of a larger tensor's, so that others add to the same rows of the result."""
 
     def prepare(self, plan: Plan, cache: Lru[Any, Any]) -> Prepared:
         """Deal and pack the nonzeros, lower each part, and generate its program.
@@ -105,17 +107,9 @@ class Preparation:
                 the plan's sums depend on an order where they must not.
             FormatError: a format does not take its part.
         """
-        self._verify_axes(plan)
         plan = plan if self.problem.halves else without_halves(plan)
-        packed = self._packed(plan, cache)
-        filled = tuple(n for n, p in enumerate(packed) if p.nnz) or (len(packed) - 1,)
-        chosen, stored = [plan.parts[n] for n in filled], [packed[n] for n in filled]
-        alone = len(filled) == 1 or PARTITIONS[plan.partition].whole_rows
-        parts = [
-            self.bound_part(part, own, number, alone)
-            for number, (part, own) in enumerate(zip(chosen, stored, strict=True))
-        ]
-        second = None
+        filled, parts = self.bound_parts(plan, cache)
+        chosen, second = [plan.parts[n] for n in filled], None
         if self._needs_second_pass(plan, parts):
             second, parts = self._in_partial_rows(chosen, parts)
         used = tuple(
@@ -145,6 +139,17 @@ class Preparation:
             for number, (part, old, own, end) in enumerate(zip(chosen, parts, each, ends, strict=True))
         ]
         return SecondPass.of(torch.cat(each)), made
+
+    def bound_parts(self, plan: Plan, cache: Lru[Any, Any]) -> tuple[tuple[int, ...], list[BoundPart]]:
+        """The parts of a plan that hold nonzeros, each packed and lowered, and which ones of the plan these are.
+
+        Arguments and errors as of `prepare`.
+        """
+        self._verify_axes(plan)
+        packed = self._packed(plan, cache)
+        filled = tuple(n for n, p in enumerate(packed) if p.nnz) or (len(packed) - 1,)
+        alone = not self.adding and (len(filled) == 1 or PARTITIONS[plan.partition].whole_rows)
+        return filled, [self.bound_part(plan.parts[n], packed[n], own, alone) for own, n in enumerate(filled)]
 
     def bound_part(
         self, part: Part, packed: Packed, number: int, alone: bool, partial: Partial | None = None

@@ -25,7 +25,7 @@ class At(Protocol):
         """So many are done; the bar's title is another from now on, if one is given."""
 
 
-def _unseen(position: int, title: str | None = None, /) -> None:
+def unseen(position: int, title: str | None = None, /) -> None:
     """Draws nothing."""
 
 
@@ -36,7 +36,7 @@ def bar(total: int, title: str, wanted: bool | None = None, unit: str = "bytes")
     if wanted is None:
         wanted = total > LONG and sys.stderr.isatty()
     if not wanted:
-        yield _unseen
+        yield unseen
         return
     try:
         from rich.console import Console
@@ -51,7 +51,7 @@ def bar(total: int, title: str, wanted: bool | None = None, unit: str = "bytes")
     except ImportError:
         if asked:
             warn_once("there is no progress bar without rich: pip install 'sparsetc[progress]'")
-        yield _unseen
+        yield unseen
         return
     done = (DownloadColumn(),) if unit == "bytes" else (MofNCompleteColumn(), TextColumn(unit))
     columns = (TextColumn("{task.description}"), BarColumn(), *done, TimeRemainingColumn())

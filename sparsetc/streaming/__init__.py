@@ -1,0 +1,11 @@
+"""Einsums of a sparse operand that is larger than the device: packed chunks that pass through it, one after the other.
+
+In: a sparse operand in host memory or in a file. Out: results as of `einsum`. `sources` gives nonzeros, `cutting` and
+`compiler` make packed chunks of them, `store` and `file` keep these, `engine` runs them; `budget` says what fits.
+"""
+
+from sparsetc.streaming.api import open_stream, stream, stream_kernel
+from sparsetc.streaming.engine import ChunkTimes
+from sparsetc.streaming.stream import Stream
+
+__all__ = ["ChunkTimes", "Stream", "open_stream", "stream", "stream_kernel"]

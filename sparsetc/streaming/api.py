@@ -1,0 +1,302 @@
+"""What a user calls to stream: `stream` once, `stream_kernel` to call often, `open_stream` for what was saved.
+
+In: an equation, a sparse operand in host memory or in a packed file, dense operands. Out: results, or a `Stream`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from sparsetc.contraction.base import Result
+from sparsetc.contraction.canonical import check_operand
+from sparsetc.contraction.output import check_form
+from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
+from sparsetc.io import atomic
+from sparsetc.io import progress as bars
+from sparsetc.io.stc import PackedFile
+from sparsetc.ir.equation.einsum import Bound
+from sparsetc.ir.equation.parse import parse
+from sparsetc.options import Options, of_call, with_settings
+from sparsetc.streaming.budget import Budget, Sizes, checked_chunk, checked_streams
+from sparsetc.streaming.compiler import Compiler
+from sparsetc.streaming.cutting import Cut, cut
+from sparsetc.streaming.description import Recipe
+from sparsetc.streaming.file import Chunks, Writer
+from sparsetc.streaming.saving import cut_of, finish
+from sparsetc.streaming.sources import Source, operand, source_of
+from sparsetc.streaming.store import Memory
+from sparsetc.streaming.stream import ORDERS, Stream, device_of, sizes_of
+from sparsetc.support.entry import entry_point
+from sparsetc.tensor.inputs import as_dense
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+
+@entry_point
+def stream(equation: str, x: Any, *dense: Any, out: torch.Tensor | None = None, **arguments: Any) -> Result:
+    """Evaluate an einsum of one sparse operand that is larger than the device, in chunks that pass through it.
+
+    The result is that of `einsum`, up to the order of sums: an einsum is linear in its sparse operand, so the results
+    of chunks of it add up. To call it often, make a `Stream` by `stream_kernel`, which packs once.
+
+    Args:
+        equation: as `einsum` takes it; its first term is that of ``x``.
+        x: a SparseTensor (or what `einsum` takes for one) in host memory, an open packed file (`open_packed`), or the
+            path of one (``.stc``), which is read in blocks.
+        dense: the dense operands, of x's dtype, on any device; ndarrays too.
+        out: a dense result's place; written at the end, by one copy.
+        arguments: as of `stream_kernel`: ``chunk_bytes=``, ``streams=``, ``order=``, ``device=``, ``progress=``,
+            ``output=``, ``drop_zeros=``, and ``plan=``, ``precision=``, ``memory_limit=`` and the other settings.
+
+    Returns:
+        What `einsum` would: on the device where the result fits there, else on the CPU.
+
+    Raises:
+        EquationError, ShapeError, DtypeError, DeviceError, PlanError, OutOfMemoryError: before any chunk runs.
+    """
+    with stream_kernel(equation, x, *dense, **arguments) as made:
+        return made(*dense, out=out)
+
+
+@entry_point
+def stream_kernel(
+    equation: str,
+    x: Any,
+    *dense: Any,
+    chunk_bytes: int | str | None = None,
+    streams: int | None = None,
+    order: str = "size",
+    device: torch.device | str | None = None,
+    file: str | os.PathLike[str] | None = None,
+    packed_on: torch.device | str | None = None,
+    output: str = "auto",
+    drop_zeros: bool = False,
+    progress: bool | None = None,
+    **settings: Any,
+) -> Stream:
+    """Cut a sparse operand into chunks, pack them, and give what streams them through the device at each call.
+
+    Chunks are packed by one plan, chosen for the first of them. They lie in pinned host memory (plain memory without
+    CUDA), or in a file. The device never has more than ``memory_limit=`` of dense operands, result, and a chunk for
+    each stream. Where the result does not fit beside these it is copied back in pieces: chunks are then cut in the
+    order of its rows, so that no row but a chunk's first and last is another chunk's.
+
+    Args:
+        equation: as `stream` takes it.
+        x: as `stream` takes it.
+        dense: the dense operands, of which only sizes and dtypes are looked at.
+        chunk_bytes: most bytes of a chunk, a number or text as in ``"64MiB"``, which is the default; fewer are taken
+            where memory is short.
+        streams: CUDA streams, each with a chunk of its own on the device; 3 by default. With one nothing overlaps.
+            Ignored on the CPU.
+        order: ``"size"`` runs chunks from most to fewest nonzeros (Chen et al., SpTV), ``"given"`` as they were cut.
+        device: where chunks are run; by default the GPU of a dense operand, or the one that there is, or the CPU.
+        file: write the packed chunks to this path as they are packed, and stream them from there: for tensors that are
+            larger than the host's memory too. It is a file of `Stream.save`, and stays.
+        packed_on: the device that packs chunks; by default the one that runs them, or, where ``memory_limit=`` is
+            given, the CPU: packing takes more memory than running does.
+        output: as of `einsum`.
+        drop_zeros: as of `einsum`.
+        progress: a bar on stderr: None for long work when stderr is a terminal, True always, False never.
+        settings: ``plan=``, ``precision=``, ``memory_limit=``, ``cache_dir=``, ``backend=``: as in `options`.
+
+    Returns:
+        A `Stream`, to be called with the dense operands.
+
+    Raises:
+        PlanError: chunk_bytes, streams or order that are none, a plan that does not apply, or ``deterministic=True`` on
+            a GPU, where chunks add by atomics.
+        OutOfMemoryError: dense operands, result and the smallest chunks do not fit; with their sizes.
+        EquationError, ShapeError, DtypeError, DeviceError: operands that the equation does not fit.
+        IOFormatError: a packed file that is damaged.
+    """
+    most, lanes = checked_chunk(chunk_bytes), checked_streams(streams)
+    if order not in ORDERS:
+        raise PlanError(f'order must be "size" or "given", found {order!r:.80}')
+    own = of_call(settings)
+    own = replace(own, precision=own.effective_precision())
+    with ExitStack() as held:
+        given = operand(x)
+        if isinstance(given, PackedFile) and given is not x:
+            held.enter_context(given)
+        bound = _bound(equation, given, dense)
+        target = device_of(device, dense, x)
+        whole = Compiler(bound, given.dtype, own, output, target)
+        check_form(output, bound.einsum)
+        _check_order(own, whole)
+        lanes = lanes if target.type == "cuda" else 1
+        made = _budgeted(whole, given, own, target, lanes, most, drop_zeros)
+        recipe = _recipe(bound, whole, output, made.numbered, drop_zeros)
+        compiler = whole if not made.numbered else Compiler(bound, given.dtype, own, "sparse", target)
+        compiler.copies = made.copies
+        where = _packing_device(packed_on, target, own)
+        source = source_of(given, _kept(compiler) if made.numbered else None)
+        with bars.bar(source.nnz, f"packing {equation}", progress, "nonzeros") as at:
+            found, store = _packed(source, compiler, made.budget, recipe, file, where, at)
+        budget = made.budget
+        if whole.template.output.sparse:
+            budget = budget.known(made.sizes, found.rows + found.window, found.largest, lanes)
+    again: Callable[[], Stream] | None = None
+    if any(v.reads_zeros for v in found.variants):
+
+        def again() -> Stream:
+            return stream_kernel(  # type: ignore[no-any-return]
+                equation,
+                x,
+                *dense,
+                chunk_bytes=chunk_bytes,
+                streams=streams,
+                order=order,
+                device=target,
+                packed_on=packed_on,
+                output=output,
+                drop_zeros=drop_zeros,
+                progress=progress,
+                **{**settings, "plan": "coo"},
+            )
+
+    return Stream(recipe, compiler, found, store, budget, made.sizes, lanes, order, progress, again)
+
+
+@entry_point
+def open_stream(
+    path: str | os.PathLike[str],
+    *,
+    streams: int | None = None,
+    order: str = "size",
+    device: torch.device | str | None = None,
+    progress: bool | None = None,
+    **settings: Any,
+) -> Stream:
+    """Open a file of packed chunks, as `Stream.save` or ``stream_kernel(file=)`` wrote it; nothing is packed.
+
+    Chunks are read at each call, by several threads, into the buffers that the device copies from, and compared with
+    their checksums when they are read first.
+
+    Args:
+        path: of the file.
+        streams: as of `stream_kernel`.
+        order: as of `stream_kernel`.
+        device: as of `stream_kernel`; a GPU runs only what was packed for one.
+        progress: as of `stream_kernel`.
+        settings: ``memory_limit=`` and ``cache_dir=``; all else is as it was when the chunks were packed.
+
+    Raises:
+        IOFormatError: no such file, or one that is truncated, altered, or of another version.
+        DeviceError: the chunks were packed for another kind of device.
+        OutOfMemoryError: dense operands, a row of the result and the chunks do not fit; with their sizes.
+        FileNotFoundError: no file.
+    """
+    lanes = checked_streams(streams)
+    if order not in ORDERS:
+        raise PlanError(f'order must be "size" or "given", found {order!r:.80}')
+    target = device_of(device, (), None)
+    lanes = lanes if target.type == "cuda" else 1
+    file = Chunks(path, target.type == "cuda")
+    try:
+        recipe = _recipe_of(file)
+        own = with_settings(of_call(settings), {"precision": recipe.precision})
+        bound = parse(recipe.equation, recipe.shapes, [True] + [False] * (len(recipe.shapes) - 1))
+        compiler = Compiler(bound, recipe.dtype, own, "sparse" if recipe.numbered else recipe.output, target)
+        if compiler.backend != recipe.backend:
+            raise DeviceError(f"{file.path}: chunks packed for {recipe.backend}, {target} runs {compiler.backend}")
+        found = cut_of(file, compiler)
+        sizes = sizes_of(compiler, lanes, recipe.drop_zeros)
+        rows = found.rows if recipe.numbered else compiler.template.output.rows
+        copies = max((v.copies for v in found.variants), default=1)
+        limit, window = own.memory_on(target), found.window if recipe.numbered else None
+        budget = Budget.opened(sizes, rows, copies, found.largest, window, limit, lanes, target, recipe.equation)
+        return Stream(recipe, compiler, found, file, budget, sizes, lanes, order, progress)
+    except BaseException:
+        file.close()
+        raise
+
+
+class _Budgeted:
+    """A budget, and what follows from it for packing."""
+
+    def __init__(self, budget: Budget, sizes: Sizes, numbered: bool, copies: int) -> None:
+        self.budget, self.sizes, self.numbered, self.copies = budget, sizes, numbered, copies
+
+
+def _budgeted(
+    whole: Compiler, x: Any, settings: Options, target: torch.device, lanes: int, most: int | None, drop_zeros: bool
+) -> _Budgeted:
+    """What fits of an einsum, known before any nonzero is seen."""
+    output, sizes = whole.template.output, sizes_of(whole, lanes, drop_zeros)
+    budget = Budget.of(sizes, output, x.nnz, settings.memory_on(target), lanes, most, target, whole.bound.einsum.text)
+    numbered = output.sparse or not budget.resident
+    return _Budgeted(budget, sizes, numbered, 1 if numbered else budget.copies(sizes, output.rows, lanes))
+
+
+def _bound(equation: str, x: SparseTensor | PackedFile | Source, dense: Sequence[Any]) -> Bound:
+    """The einsum of these operands, checked but for where dense ones lie."""
+    given = [as_dense(o, f"operand {n + 2}") for n, o in enumerate(dense)]
+    for n, o in enumerate(given):
+        if not isinstance(o, torch.Tensor) or o.layout != torch.strided:
+            if SparseTensor.coerce(o) is not None:
+                raise EquationError(f"a stream takes one sparse operand, its first; operand {n + 2} is sparse too")
+            raise DtypeError(f"operand {n + 2} must be a torch tensor, found {type(o).__name__}")
+        if not torch.is_autocast_enabled(o.device.type):
+            check_operand(o, n + 1, x.dtype, o.device)
+    return parse(equation, [tuple(x.shape), *(tuple(o.shape) for o in given)], [True] + [False] * len(given))
+
+
+def _check_order(settings: Options, compiler: Compiler) -> None:
+    """Raise `PlanError` where sums would have to come in an order that they do not."""
+    if settings.deterministic and compiler.template.problem.ordered:
+        raise PlanError(
+            f'"{compiler.bound.einsum.text}": chunks add to the result by atomics, in no order, which is not '
+            "deterministic; stream on the CPU (device=), or without deterministic=True"
+        )
+
+
+def _kept(compiler: Compiler) -> list[int]:
+    """The modes of what is streamed that the result keeps, in its order."""
+    own, letters = compiler.bound.einsum.sparse_indices, compiler.canonical.letters
+    return [own.index(letters[m]) for m in compiler.canonical.kept]
+
+
+def _recipe(bound: Bound, compiler: Compiler, output: str, numbered: bool, drop_zeros: bool) -> Recipe:
+    shapes = tuple(tuple(bound.shape(p)) for p in range(len(bound.einsum.inputs)))
+    precision, text = compiler.settings.effective_precision(), bound.einsum.text
+    return Recipe(text, shapes, compiler.dtype, precision, compiler.backend, output, numbered, drop_zeros)
+
+
+def _recipe_of(file: Chunks) -> Recipe:
+    try:
+        return Recipe.of(file.description["recipe"])
+    except (KeyError, TypeError, ValueError):
+        raise file.fault("its description has no einsum") from None
+
+
+def _packing_device(packed_on: Any, target: torch.device, settings: Options) -> torch.device:
+    if packed_on is not None:
+        return torch.device(packed_on)
+    return torch.device("cpu") if settings.memory_limit is not None else target
+
+
+def _packed(
+    source: Source,
+    compiler: Compiler,
+    budget: Budget,
+    recipe: Recipe,
+    file: str | os.PathLike[str] | None,
+    where: torch.device,
+    at: bars.At,
+) -> tuple[Cut, Memory | Chunks]:
+    """The chunks, in memory or in a file; after an exception neither has anything of them."""
+    pinned = compiler.target.type == "cuda"
+    if file is None:
+        memory = Memory(pinned)
+        return cut(source, compiler, budget, memory, where, at), memory
+    with atomic.replacing(file) as opened:
+        writer = Writer(opened)
+        found = cut(source, compiler, budget, writer, where, at)
+        finish(writer, recipe, compiler, found)
+    return found, Chunks(file, pinned)

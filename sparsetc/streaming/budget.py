@@ -1,0 +1,239 @@
+"""What a stream may take of the device's memory, and what it takes: decided before anything runs.
+
+In: an einsum, the memory limit, what the caller asks of chunks. Out: `Budget`: whether the result stays on the device,
+how large a chunk may be, how many rows of the result it may have; or `OutOfMemoryError`, with the sizes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+
+from sparsetc.codegen.launch import accumulator
+from sparsetc.contraction.canonical import Canonical
+from sparsetc.contraction.integers import INTEGERS
+from sparsetc.contraction.output import Output
+from sparsetc.errors import OutOfMemoryError, PlanError
+from sparsetc.support.memory import as_bytes
+
+CHUNK = 64 << 20
+"""Bytes of a chunk where none are asked for: over PCIe of 50 GB/s a copy of 1.3 ms, a hundred times what it costs to
+start one; and a power of two, to which torch rounds pinned memory."""
+ROUNDED = 64 << 10
+"""Bytes set apart on a GPU, where each tensor begins at a multiple of 512, and small ones are made on the way."""
+SMALLEST = 4096
+"""Bytes of the smallest chunk."""
+STREAMS = 3
+"""Streams where no number is asked for: one copies, one computes, and one copies back or waits its turn."""
+MOST_STREAMS = 64
+COPIES_SHARE = 8
+"""Copies of a result that is met in no order take at most this part of what is free beside it."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes that an einsum takes on the device beside chunks."""
+
+    dense: int
+    """Dense operands, and the tables made of them."""
+    row: int
+    """A row of the result, as it is summed."""
+    finished: int
+    """What is made of a row where the result is converted, or copied in another order; 0 where it is not."""
+    coordinates: int
+    """Coordinates of a row of a sparse result."""
+
+    @classmethod
+    def of(
+        cls,
+        canonical: Canonical,
+        output: Output,
+        dtype: torch.dtype,
+        *,
+        widened: bool,
+        rounded: int,
+        drop_zeros: bool,
+        beside: int,
+    ) -> Sizes:
+        """The sizes of an einsum.
+
+        Args:
+            canonical: the einsum.
+            output: what it returns.
+            dtype: of the operands.
+            widened: whether tables are made in the type of sums.
+            rounded: how many launches may round tables at once; 0 where dense operands are read as they are.
+            drop_zeros: whether zeros are left out of the result.
+            beside: bytes of what else is there.
+        """
+        e, wide = canonical.written.einsum, accumulator(dtype).itemsize
+        given = sum(prod(canonical.written.shape(p)) for p in e.dense) * dtype.itemsize
+        own = sum(prod(canonical.bound.shape(p)) for p in canonical.bound.einsum.dense)
+        moved = bool(canonical.reduction.steps) or any(p is not None for p in canonical.arrangement)
+        tables = own * wide if widened and wide != dtype.itemsize else own * dtype.itemsize if moved else 0
+        made = wide != dtype.itemsize or output.permutation is not None
+        # A sparse result of several elements a row, in another order, has a pattern of them all, and their numbers.
+        moved_pattern = output.sparse and output.permutation is not None
+        letters = len(output.kept_shape) + len(output.width_shape)
+        coordinates = 8 * (output.width * (letters + 1) if moved_pattern else len(output.kept_shape))
+        finished = output.width * dtype.itemsize if made else 0
+        if dtype in INTEGERS:  # which are looked at for such as do not fit
+            finished += output.width
+        if drop_zeros and output.sparse:  # a copy of what is left, and its numbers
+            finished, coordinates = finished + output.width * (dtype.itemsize + 1), 2 * coordinates + 8
+        beside += own * 2 * rounded
+        return cls(given + tables + beside, output.width * wide, finished, coordinates if output.sparse else 0)
+
+    def result(self, rows: int, copies: int = 1) -> int:
+        """Bytes of a whole result on the device, and of what is made of it at the end."""
+        summed = self.row if copies > 1 else 0
+        return rows * (self.row * copies + summed + self.finished + self.coordinates)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What fits."""
+
+    limit: int
+    resident: bool
+    """Whether the whole result is kept on the device; else a chunk's rows at a time, which are copied back."""
+    chunk: int
+    """Most bytes of a chunk."""
+    rows: int | None
+    """Most rows of the result that a chunk may number; None for any."""
+
+    @classmethod
+    def of(
+        cls, sizes: Sizes, output: Output, nnz: int, limit: int, streams: int, chunk: int | None, where: Any, what: str
+    ) -> Budget:
+        """The budget of an einsum.
+
+        Args:
+            sizes: of the einsum.
+            output: what it returns; a result that keeps modes may have its rows numbered by chunks.
+            nnz: how many nonzeros there are.
+            limit: bytes of the device.
+            streams: each of which holds a chunk.
+            chunk: most bytes of a chunk, as asked for; None for what is best.
+            where: the device, for the message.
+            what: the equation, for the message.
+
+        Raises:
+            OutOfMemoryError: it cannot be run in this memory.
+        """
+        wanted, free, rows = chunk or CHUNK, limit - sizes.dense, most_rows(output, nnz)
+        numbered, row = bool(output.kept_shape), max(1, sizes.result(1))
+        room = free - sizes.result(rows)
+        if output.sparse and room // 2 >= max(streams * SMALLEST, row):
+            # The result has as many rows more as a chunk numbers at most.
+            return cls(limit, True, min(wanted, _pages(room // 2 // streams)), room // 2 // row)
+        if not output.sparse and room >= streams * SMALLEST:
+            return cls(limit, True, min(wanted, _pages(room // streams)), None)
+        least = streams * (SMALLEST + (sizes.row if numbered else 0))
+        if not numbered or free < least:
+            result = sizes.row if numbered else sizes.result(rows)
+            rows_of = "a row of the result for each chunk" if numbered else "the result"
+            raise OutOfMemoryError(
+                f'"{what}" on {where}: the dense operands take {sizes.dense:,} bytes, {rows_of} {result:,}, and '
+                f"{streams} chunks {streams * SMALLEST:,} at least; the limit is {limit:,}. Raise memory_limit=, take "
+                "fewer columns of the dense operands at a time, or fewer streams"
+            )
+        # Half of what is left for chunks, half for their rows.
+        chunk_room = max(SMALLEST, min(wanted, _pages(free // 2 // streams)))
+        return cls(limit, False, chunk_room, max(1, (free - streams * chunk_room) // streams // max(1, sizes.row)))
+
+    @classmethod
+    def opened(
+        cls,
+        sizes: Sizes,
+        rows: int,
+        copies: int,
+        chunk: int,
+        window: int | None,
+        limit: int,
+        streams: int,
+        where: Any,
+        what: str,
+    ) -> Budget:
+        """The budget of chunks that are packed already.
+
+        Args:
+            sizes: of the einsum.
+            rows: of the result.
+            copies: of it, to which programs add.
+            chunk: bytes of the largest chunk.
+            window: rows that chunks number at most; None where they do not.
+            limit: bytes of the device.
+            streams: each of which holds a chunk.
+            where: the device, for the message.
+            what: the equation, for the message.
+
+        Raises:
+            OutOfMemoryError: it cannot be run in this memory.
+        """
+        held = sizes.dense + streams * chunk
+        if held + sizes.result(rows + (window or 0), copies) <= limit:
+            return cls(limit, True, chunk, None)
+        pieces = None if window is None else held + streams * window * sizes.row
+        if pieces is not None and pieces <= limit:
+            return cls(limit, False, chunk, window)
+        raise OutOfMemoryError(
+            f'"{what}" on {where}: the dense operands take {sizes.dense:,} bytes, {streams} chunks '
+            f"{streams * chunk:,}, and the result {sizes.result(rows, copies):,}; the limit is {limit:,}. Raise "
+            "memory_limit=, take fewer streams, or pack the tensor again in smaller chunks"
+        )
+
+    def known(self, sizes: Sizes, rows: int, chunk: int, streams: int) -> Budget:
+        """The budget once the rows of a sparse result are known: it is kept on the device where it fits there.
+
+        Args:
+            sizes: of the einsum.
+            rows: of the result, and as many more as a chunk numbers at most.
+            chunk: bytes of the largest chunk.
+            streams: each of which holds a chunk.
+        """
+        fits = sizes.dense + sizes.result(rows) + streams * chunk <= self.limit
+        return replace(self, resident=True, rows=None) if fits else self
+
+    def copies(self, sizes: Sizes, rows: int, streams: int) -> int:
+        """How many copies of the result programs may add to, a power of two."""
+        free = self.limit - sizes.dense - sizes.result(rows) - streams * self.chunk
+        most = free // COPIES_SHARE // max(1, rows * sizes.row)
+        return 1 << (most.bit_length() - 1) if self.resident and most > 1 else 1
+
+
+def most_rows(output: Output, nnz: int) -> int:
+    """The rows of a result, or as many as it can have of so many nonzeros."""
+    return min(nnz, prod(output.kept_shape)) if output.sparse else output.rows
+
+
+def _pages(nbytes: int) -> int:
+    return nbytes // SMALLEST * SMALLEST
+
+
+def checked_chunk(chunk_bytes: Any) -> int | None:
+    """Bytes of a chunk as the caller gives them, text included; `PlanError` where they are none, or too few."""
+    if chunk_bytes is None:
+        return None
+    try:
+        found = as_bytes(chunk_bytes)
+    except PlanError:
+        found = 0
+    if found < SMALLEST:
+        raise PlanError(
+            f'chunk_bytes must be a number of bytes, {SMALLEST} or more, or text like "64MiB"; found '
+            f"{chunk_bytes!r:.80}"
+        )
+    return found
+
+
+def checked_streams(streams: Any) -> int:
+    """The number of streams; `PlanError` where it is none."""
+    if streams is None:
+        return STREAMS
+    if not isinstance(streams, int) or isinstance(streams, bool) or not 1 <= streams <= MOST_STREAMS:
+        raise PlanError(f"streams must be a whole number from 1 to {MOST_STREAMS}, found {streams!r:.80}")
+    return streams

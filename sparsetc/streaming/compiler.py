@@ -1,0 +1,232 @@
+"""An einsum of a tensor that comes in chunks -> packed chunks, and the few programs that run all of them.
+
+In: a `Bound` einsum, options, and the nonzeros of a chunk. Out: `PackedChunk`. An einsum is linear in its sparse
+operand, so a chunk is a tensor of its own. It goes the way of any other, through the same planner, formats and
+lowering, but its programs always add, since other chunks add to the same rows. Chunks of one plan therefore have one
+program, whatever they hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from sparsetc.codegen.launch import TorchPrograms, TritonPrograms, accumulator, source_name
+from sparsetc.contraction.canonical import Canonical
+from sparsetc.contraction.facts import Facts, in_place
+from sparsetc.contraction.prepare import BoundPart, Preparation
+from sparsetc.device.targets import machine_of
+from sparsetc.errors import FormatError, PlanError
+from sparsetc.formats import get_format
+from sparsetc.ir.equation.einsum import Bound
+from sparsetc.ir.lower import Target, lower
+from sparsetc.ir.plan import AUTO, Part, Plan, requested, without_halves
+from sparsetc.ir.program.tile import TileProgram
+from sparsetc.options import Options
+from sparsetc.planner.choose import choose
+from sparsetc.runtime.executable import copies
+from sparsetc.streaming.layout import PackedPart
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Programs that chunks have in common."""
+
+    parts: tuple[Part, ...]
+    """What the programs were lowered from."""
+    ordered: tuple[bool, ...]
+    """For each part, whether a result row is the nonzero's own number."""
+    wide: tuple[bool, ...]
+    """For each part, whether stored positions need 64 bits."""
+    programs: tuple[TileProgram, ...]
+    """Lowered for one row; `Compiler.generate` is told how many there are."""
+    fused: bool
+    """Whether one launch runs all of them."""
+    reads_zeros: bool
+    """Whether positions are multiplied that hold no nonzero, which an infinity would turn into NaN."""
+
+    @property
+    def copies(self) -> int:
+        """How many copies of the result the programs add to."""
+        return max(map(copies, self.programs))
+
+
+@dataclass(frozen=True, eq=False)
+class PackedChunk:
+    """The nonzeros of a chunk, packed, and what runs them."""
+
+    variant: Variant
+    parts: tuple[PackedPart, ...]
+    rows: torch.Tensor | None
+    """(kept modes, rows) the coordinates of its rows of the result, rising; None where rows are known by them."""
+
+
+class Compiler:
+    """Packs the chunks of one tensor for one einsum."""
+
+    def __init__(self, bound: Bound, dtype: torch.dtype, settings: Options, form: str, target: torch.device) -> None:
+        """Take an einsum.
+
+        Args:
+            bound: whose first operand is what is streamed.
+            dtype: of all operands.
+            settings: those of the call; its memory limit is that of the device, not of packing.
+            form: of the result as chunks have it: ``sparse`` numbers the rows of each.
+            target: the device that the chunks are run on.
+        """
+        self.bound, self.dtype, self.target = bound, dtype, target
+        self.settings = replace(settings, backend=settings.effective_backend(target), memory_limit=None)
+        self.form, self.copies = form, 1
+        """The form of chunks' results, and the most copies that programs may add to."""
+        self.plan: Plan | None = None
+        """The plan by which chunks are packed, once it is chosen."""
+        self.samples: Callable[[], Iterable[tuple[torch.Tensor, torch.Tensor]]] = tuple
+        """Gives other nonzeros to choose a plan by: coordinates and values, as `pack` takes them."""
+
+    @cached_property
+    def template(self) -> Facts:
+        """The einsum of a tensor without nonzeros: what is known before any is seen."""
+        coords = torch.empty((len(self.shape), 0), dtype=torch.long, device="cpu")
+        return self.facts(self.tensor(coords, torch.empty(0, dtype=self.dtype, device="cpu")))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the modes of what is streamed."""
+        return tuple(self.bound.shape(0))
+
+    @property
+    def backend(self) -> str:
+        """What runs: ``triton`` or ``torch``."""
+        return self.template.problem.backend
+
+    @property
+    def canonical(self) -> Canonical:
+        """The einsum as it is lowered."""
+        return self.template.canonical
+
+    def tensor(self, coords: torch.Tensor, values: torch.Tensor) -> SparseTensor:
+        """A chunk as a tensor of its own."""
+        return SparseTensor._of(coords, values, self.shape, True)
+
+    def facts(self, x: SparseTensor) -> Facts:
+        """The einsum of a chunk."""
+        like = torch.empty((), dtype=self.dtype, device=x.device)
+        dense = [like.expand(self.bound.shape(p)) for p in self.bound.einsum.dense]
+        return Facts.of(self.bound, [x, *dense], self.settings, self.form)
+
+    def pack(self, coords: torch.Tensor, values: torch.Tensor) -> PackedChunk | None:
+        """A chunk, packed by the plan of the first one; None where none of its nonzeros takes part.
+
+        Args:
+            coords: (order, n) int64, in lexicographic order without duplicates.
+            values: (n,).
+
+        Raises:
+            PlanError, FormatError: the plan does not apply.
+        """
+        x = self.tensor(coords, values)
+        with in_place(self.settings, self.target):
+            facts = self.facts(x)
+            if not facts.canonical.coords.shape[1]:
+                return None
+            made = Preparation(facts.problem, facts.canonical, facts.output, x.nnz, x.dtype, self.settings, adding=True)
+            chosen, filled, bound = self._bound(facts, made)
+            variant = self._variant(chosen, filled, bound, facts.output.sparse and facts.output.slot is None)
+            parts = tuple(self._packed_part(made, p, values) for p in bound)
+        rows = None if facts.output.pattern is None else facts.output.pattern.coords
+        return PackedChunk(variant, parts, rows)
+
+    def _bound(self, facts: Facts, made: Preparation) -> tuple[Plan, tuple[int, ...], list[BoundPart]]:
+        """The plan of a chunk, its parts that hold nonzeros by number, and these packed and lowered.
+
+        Where the partition deals otherwise here than where the plan was chosen, any plan will do, since a chunk is a
+        tensor of its own: one of the same name, or else the one that is expected to be fastest.
+        """
+        cache = facts.own.cache
+        if self.plan is None:
+            self.plan = self._chosen(facts)
+            return self.plan, *made.bound_parts(self.plan, cache)
+        own = requested(self.settings.plan)
+        named = own if own.is_request else Plan(own.name)
+        for wanted in (None, named, AUTO):
+            try:
+                plan = self.plan if wanted is None else self._fitted(choose(wanted, facts.problem).plan)
+                return plan, *made.bound_parts(plan, cache)
+            except (PlanError, FormatError):
+                if wanted is AUTO:
+                    raise
+        raise AssertionError("the last of the plans raises")
+
+    def _chosen(self, facts: Facts) -> Plan:
+        """The plan by which all chunks are packed, chosen by the first, or by other nonzeros where it has none for it.
+
+        A plan of long rows and short ones, for example, is none for a chunk whose rows are all long.
+        """
+        try:
+            return self._fitted(choose(self.settings.plan, facts.problem).plan)
+        except PlanError as error:
+            for coords, values in self.samples():
+                other = self.facts(self.tensor(coords, values))
+                if other.canonical.coords.shape[1]:
+                    with suppress(PlanError):
+                        return self._fitted(choose(self.settings.plan, other.problem).plan)
+            raise error
+
+    def _fitted(self, plan: Plan) -> Plan:
+        """A plan for any values: dots in halves depend on them; and of no more copies than there is memory for."""
+        parts = (
+            replace(p, schedule=replace(p.schedule, copies=min(self.copies, p.schedule.copies))) for p in plan.parts
+        )
+        return without_halves(replace(plan, parts=tuple(parts)))
+
+    def _variant(self, plan: Plan, filled: Sequence[int], bound: Sequence[BoundPart], in_order: bool) -> Variant:
+        """The programs of a chunk, with all that chunks differ in left out."""
+        packed = [p.packed for p in bound]
+        return Variant(
+            tuple(replace(plan.parts[n], nnz=0, nbytes=0, label="") for n in filled),
+            tuple(in_order and p.positions is None and p.source is None for p in packed),
+            tuple(p.index64 for p in packed),
+            tuple(replace(p.program, rows=1) for p in bound),
+            plan.fused or len(bound) == 1,
+            (self.dtype.is_floating_point or self.dtype.is_complex)
+            and any(p.view.sides or (p.padded and not p.view.blocks) for p in packed),
+        )
+
+    def _packed_part(self, made: Preparation, part: BoundPart, values: torch.Tensor) -> PackedPart:
+        """A part's arrays and values; result rows in 32 bits, which number those of a chunk."""
+        wide = values.to(accumulator(self.dtype)) if self.backend == "torch" else values
+        stored = part.packed.pack_values(wide).to(made.stored_dtype(part.program))
+        arrays = part.arrays
+        if part.slot is not None and self.backend == "triton":
+            arrays = replace(arrays, index=(*arrays.index[:-1], arrays.index[-1].int()))
+        return PackedPart(arrays, stored)
+
+    # -- programs ---------------------------------------------------------------------------------------------------
+    def lowered(self, parts: Sequence[Part], ordered: Sequence[bool], wide: Sequence[bool]) -> tuple[TileProgram, ...]:
+        """The programs of a variant, from what a file has of it.
+
+        Raises:
+            PlanError, FormatError: parts that do not fit the einsum.
+        """
+        c, found = self.canonical, []
+        with in_place(self.settings, self.target):
+            for number, (part, own, index64) in enumerate(zip(parts, ordered, wide, strict=True)):
+                view = get_format(part.format).view(c.shape, part.storage)
+                target = Target(self.template.output.sparse, own, False, 1, index64)
+                found.append(lower(c.bound, view, part.schedule, target, number=number, format=part.format))
+        return tuple(found)
+
+    def generate(self, variant: Variant, rows: int) -> TorchPrograms | TritonPrograms:
+        """The generated programs of a variant, for so many rows of the result."""
+        programs: Any = tuple(replace(p, rows=rows) for p in variant.programs)
+        name, folder = source_name(str(self.canonical.bound.einsum), self.backend), self.settings.cache_dir
+        if self.backend == "torch":
+            return TorchPrograms(programs, self.dtype, folder, name)
+        machine = machine_of((torch.empty(0, device=self.target),))
+        return TritonPrograms(programs, self.dtype, variant.fused, machine, folder, name)

@@ -1,0 +1,159 @@
+"""Nonzeros -> chunks: cut by nonzeros so that none is larger than allowed, packed, and handed to a store.
+
+In: a source, a compiler, a budget. Out: `Cut`: the chunks, the programs that they share, and where the rows of the
+result are that they number. Only one chunk is held unpacked at a time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from sparsetc.errors import PlanError
+from sparsetc.io.progress import At
+from sparsetc.streaming.budget import Budget
+from sparsetc.streaming.compiler import Compiler, Variant
+from sparsetc.streaming.layout import Chunk, fill, placed
+from sparsetc.streaming.sources import Source
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+FULL = 0.97
+"""How full a chunk is meant to be, by what the last ones took a nonzero; those that come out larger are cut again."""
+
+SAMPLES = 16
+"""Ranges that are looked at for a plan that does not apply to the first chunk."""
+
+
+class Sink(Protocol):
+    """Takes the bytes of chunks, in order."""
+
+    def buffer(self, nbytes: int) -> torch.Tensor:
+        """(nbytes,) uint8 in host memory to be filled."""
+
+    def put(self, buffer: torch.Tensor) -> None:
+        """Keep what was filled in."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A tensor in chunks."""
+
+    chunks: tuple[Chunk, ...]
+    variants: tuple[Variant, ...]
+    rows: int
+    """Rows of the result that are numbered; 0 where rows are known by coordinates."""
+    coords: torch.Tensor | None
+    """(kept modes, rows) their coordinates."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all chunks."""
+        return sum(c.nbytes for c in self.chunks)
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest chunk."""
+        return max((c.nbytes for c in self.chunks), default=0)
+
+    @property
+    def window(self) -> int:
+        """Most rows that a chunk numbers."""
+        return max((c.rows for c in self.chunks), default=0)
+
+
+@dataclass
+class _Rows:
+    """The rows of the result so far. A chunk's first may be the last one of the chunk before."""
+
+    count: int = 0
+    coords: list[torch.Tensor] = field(default_factory=list)
+
+    def first(self, found: torch.Tensor | None) -> int:
+        """The number of the first of these rows, which are counted."""
+        if found is None:
+            return 0
+        found = found.to("cpu")
+        shared = bool(self.coords) and bool((self.coords[-1][:, -1] == found[:, 0]).all())
+        first = self.count - shared
+        self.count = first + found.shape[1]
+        if found.shape[1] > shared:
+            self.coords.append(found[:, int(shared) :].contiguous())
+        return first
+
+
+def cut(source: Source, compiler: Compiler, budget: Budget, sink: Sink, where: torch.device, at: At) -> Cut:
+    """Cut, pack and store all nonzeros.
+
+    Args:
+        source: of the nonzeros, in the order of the result's rows where chunks number these.
+        compiler: which packs.
+        budget: of a chunk.
+        sink: takes the chunks.
+        where: the device on which chunks are packed.
+        at: told how many nonzeros are packed.
+
+    Raises:
+        PlanError: the plan does not apply, or a single nonzero takes more than a chunk may.
+        FormatError: a format does not take a chunk.
+    """
+    chunks: list[Chunk] = []
+    variants: dict[Variant, int] = {}
+    rows, ends = _Rows(), getattr(source, "ends", None)
+    count = budget.chunk * FULL / (4 * len(source.shape) + source.dtype.itemsize)
+    compiler.samples = partial(samples, source, max(1, int(count)))
+    start = 0
+    while start < source.nnz:
+        stop = min(start + max(1, int(count)), source.nnz, _next(ends, start))
+        packed = compiler.pack(*(t.to(where) for t in source.take(start, stop)))
+        if packed is not None:
+            parts, nbytes = placed(packed.parts)
+            own = 0 if packed.rows is None else packed.rows.shape[1]
+            share = max(nbytes / budget.chunk, own / budget.rows if budget.rows else 0.0)
+            count = (stop - start) / share * FULL
+            if share > 1:
+                count = _fewer(stop - start, count, nbytes, budget)
+                continue
+            buffer = sink.buffer(nbytes)
+            fill(buffer, parts, packed.parts)
+            sink.put(buffer)
+            variant = variants.setdefault(packed.variant, len(variants))
+            chunks.append(Chunk(stop - start, nbytes, rows.first(packed.rows), own, variant, parts))
+        start = stop
+        at(start)
+    compiler.samples = tuple  # the nonzeros are no longer needed
+    coords = torch.cat(rows.coords, 1) if rows.coords else None
+    return Cut(tuple(chunks), tuple(variants), rows.count, coords)
+
+
+def samples(source: Source, count: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Nonzeros to choose a plan by: all of them where they are in memory, else some ranges of so many."""
+    whole = getattr(source, "x", None)
+    if isinstance(whole, SparseTensor):
+        yield whole.coords, whole.values
+        return
+    ends = getattr(source, "ends", None)
+    for start in range(0, source.nnz, max(count, source.nnz // SAMPLES)):
+        yield source.take(start, min(start + count, source.nnz, _next(ends, start)))
+
+
+def _next(ends: Sequence[int] | None, start: int) -> int:
+    """The next number that no chunk reaches across."""
+    if ends is None or not len(ends):
+        return 1 << 62
+    found = bisect_right(ends, start)
+    return ends[found] if found < len(ends) else 1 << 62
+
+
+def _fewer(nnz: int, wanted: float, nbytes: int, budget: Budget) -> float:
+    """How many nonzeros to take where so many took more than a chunk may."""
+    if nnz == 1:
+        raise PlanError(
+            f"a chunk of one nonzero takes {nbytes:,} bytes by this plan, more than the {budget.chunk:,} that a chunk "
+            'may have: raise chunk_bytes= or memory_limit=, or take plan="coo"'
+        )
+    return min(nnz - 1, wanted)

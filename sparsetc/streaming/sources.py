@@ -1,0 +1,154 @@
+"""What is streamed: nonzeros that are taken some at a time, in the order in which chunks are cut from them.
+
+In: a SparseTensor, or an open packed file, and the modes that the result keeps where its rows are to come in order.
+Out: a `Source`, any range of whose nonzeros can be taken.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from sparsetc.contraction.dense import resolved
+from sparsetc.errors import EquationError, TransformError
+from sparsetc.io.stc import PackedFile
+from sparsetc.tensor import coords as crd
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Nonzeros that can be taken by number. It may have ``ends``: numbers, rising, that no chunk reaches across."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of all modes."""
+
+    @property
+    def nnz(self) -> int:
+        """How many nonzeros there are."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the values."""
+
+    def take(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(order, n) int64 coordinates of nonzeros ``start`` to ``stop``, in lexicographic order, and (n,) values."""
+
+
+class TensorSource:
+    """The nonzeros of a tensor in memory."""
+
+    def __init__(self, x: SparseTensor, kept: Sequence[int] | None) -> None:
+        """Args: a coalesced tensor without dense modes; the modes by which nonzeros are to be sorted, None for any."""
+        self.x = x.with_values(resolved(x.values.detach()))
+        self._order: torch.Tensor | None = None
+        if kept is not None and not leading(kept):
+            rows, sizes = x.coords[list(kept)], [x.shape[m] for m in kept]
+            self._order = crd.lexsort(crd.sort_keys(rows, sizes))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of all modes."""
+        return self.x.shape
+
+    @property
+    def nnz(self) -> int:
+        """How many nonzeros there are."""
+        return self.x.nnz
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the values."""
+        return self.x.dtype
+
+    def take(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Nonzeros by number, as of `Source`."""
+        x = self.x
+        if self._order is None:
+            return x.coords[:, start:stop].contiguous(), x.values[start:stop]
+        own = self._order[start:stop].sort().values
+        return x.coords.index_select(1, own), x.values.index_select(0, own)
+
+
+class FileSource:
+    """The nonzeros of a packed file, of which only those are read that are taken."""
+
+    def __init__(self, file: PackedFile) -> None:
+        self.file = file
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of all modes."""
+        return self.file.shape
+
+    @property
+    def nnz(self) -> int:
+        """How many nonzeros there are."""
+        return self.file.nnz
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the values."""
+        return self.file.dtype
+
+    def take(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Nonzeros by number, as of `Source`; `IOFormatError` where the file is damaged there."""
+        return self.file.block(start, stop)
+
+
+def leading(kept: Sequence[int]) -> bool:
+    """Whether nonzeros in lexicographic order are in that of these modes."""
+    return list(kept) == list(range(len(kept)))
+
+
+def operand(x: Any) -> SparseTensor | PackedFile | Source:
+    """What is streamed, of anything that may stand for it; a path is opened, and is the caller's to close.
+
+    Raises:
+        EquationError: it is neither sparse nor a packed file.
+        TransformError: its values require a gradient.
+        IOFormatError, FileNotFoundError: a path without a packed file.
+    """
+    if isinstance(x, str | os.PathLike):
+        return PackedFile(Path(x))
+    if isinstance(x, PackedFile):
+        return x
+    if not isinstance(x, SparseTensor) and isinstance(x, Source) and hasattr(x, "take"):
+        return x
+    sparse = None if isinstance(x, torch.Tensor) and x.layout == torch.strided else SparseTensor.coerce(x)
+    if sparse is None:
+        raise EquationError(
+            f"what is streamed is a SparseTensor, a packed file (.stc) or the path of one, found {type(x).__name__}"
+        )
+    if torch.is_grad_enabled() and sparse.values.requires_grad:
+        raise TransformError(
+            "what is streamed has values that require a gradient, which a stream does not give: detach() them, or take "
+            "stc.einsum"
+        )
+    return sparse.expand_dense().coalesce()
+
+
+def source_of(x: SparseTensor | PackedFile | Source, kept: Sequence[int] | None) -> Source:
+    """The nonzeros of an operand, in the order of the modes `kept` where these are given.
+
+    A file whose nonzeros are in another order is read whole.
+
+    Raises:
+        EquationError: a source of the caller's is in no such order.
+    """
+    if isinstance(x, SparseTensor):
+        return TensorSource(x, kept)
+    if isinstance(x, PackedFile):
+        in_order = x.layout.coalesced and (kept is None or leading(kept))
+        return FileSource(x) if in_order else TensorSource(x.tensor().coalesce(), kept)
+    if kept is not None and not leading(kept):
+        raise EquationError(
+            "the result's rows come in order only where it keeps the first modes of what is streamed, which is given "
+            "in lexicographic order; give a SparseTensor, or memory for the whole result"
+        )
+    return x

@@ -1,0 +1,409 @@
+"""Streams give what `einsum` gives in core: for every plan, cut everywhere, resident or copied back, and from files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sparsetc as stc
+from sparsetc.streaming import Stream
+
+PLANS = ("auto", "coo", "rows", "fiber", "hls", "window", "1-sa", "mm-csf", "coo+rows", "fiber+rows")
+TILED = ("hls", "window", "1-sa")
+"""Plans in which a single nonzero takes a tile."""
+EQUATIONS = {
+    "mttkrp": "ijk,jr,kr->ir",
+    "mttkrp of the last mode": "ijk,ir,jr->kr",
+    "ttmc": "ijk,jr,ks->irs",
+    "ttm, sparse": "ijk,kr->ijr",
+    "ttm of the first mode": "ijk,ir->jkr",
+    "ttm, dense letter first": "ijk,jr->rik",
+    "ttv": "ijk,k->ij",
+    "ttv of the first mode": "ijk,i->jk",
+    "ttv of a middle mode, turned": "ijk,j->ki",
+    "sampled": "ijk,ir,jr,kr->ijk",
+    "sum": "ijk->",
+    "sum of two modes": "ijk->j",
+    "diagonal": "iik,kr->ir",
+    "outer": "ijk,r->ijkr",
+}
+SIZES = {"i": 11, "j": 11, "k": 9, "r": 5, "s": 3, "l": 4, "m": 3}
+
+
+def tensor(order: int = 3, nnz: int = 400, dtype: torch.dtype = torch.float32, seed: int = 0) -> stc.SparseTensor:
+    """A random tensor whose first rows are long."""
+    g = torch.Generator().manual_seed(seed)
+    shape = (11, 11, 9, 4, 3)[:order]
+    coords = torch.stack([(torch.rand(nnz, generator=g) ** 2 * n).long() for n in shape])
+    values = torch.randint(-4, 5, (nnz,), generator=g).to(dtype)
+    return stc.SparseTensor(coords, values, shape)
+
+
+def operands(equation: str, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """Random dense operands of an equation, whole numbers so that sums in any order are equal."""
+    g = torch.Generator().manual_seed(1)
+    terms = equation.split("->")[0].split(",")[1:]
+    return [torch.randint(-3, 4, [SIZES[c] for c in t], generator=g).to(dtype) for t in terms]
+
+
+def assert_same(found: object, expected: object) -> None:
+    """Equal results, dense or sparse, and patterns of these."""
+    if isinstance(expected, stc.SparseTensor):
+        assert isinstance(found, stc.SparseTensor)
+        assert found.shape == expected.shape
+        assert found.dtype == expected.dtype
+        torch.testing.assert_close(found.coalesce().coords.cpu(), expected.coalesce().coords)
+        torch.testing.assert_close(found.coalesce().values.cpu(), expected.coalesce().values)
+        return
+    assert isinstance(found, torch.Tensor)
+    assert isinstance(expected, torch.Tensor)
+    torch.testing.assert_close(found.cpu(), expected)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_as_in_core(plan: str, name: str) -> None:
+    equation = EQUATIONS[name]
+    x, dense = tensor(), operands(equation)
+    try:
+        expected = stc.einsum(equation, x, *dense, plan=plan)
+    except stc.PlanError:
+        with pytest.raises(stc.PlanError):
+            stc.stream(equation, x, *dense, plan=plan)
+        return
+    for chunk in (24_576 if plan in TILED else 4096, None):
+        with stc.stream_kernel(equation, x, *dense, plan=plan, chunk_bytes=chunk) as s:
+            assert s.nnz <= x.nnz
+            assert all(c.nbytes <= (chunk or 1 << 26) for c in s.cut.chunks)
+            assert_same(s(*dense), expected)
+            assert_same(s(*dense), expected)
+
+
+@pytest.mark.parametrize("name", EQUATIONS)
+@pytest.mark.parametrize("output", ["auto", "dense", "sparse"])
+def test_results_that_do_not_fit_are_copied_back(name: str, output: str) -> None:
+    equation = EQUATIONS[name]
+    x, dense = tensor(), operands(equation)
+    if output == "sparse" and equation.endswith("->"):
+        with pytest.raises(stc.PlanError, match="no pattern"):
+            stc.stream(equation, x, *dense, output=output)
+        return
+    expected = stc.einsum(equation, x, *dense, output=output)
+    held = sum(d.numel() * 4 for d in dense)
+    for limit in (held * 2 + 5000, held * 2 + 9000, held * 2 + 20_000, 1 << 30):
+        with stc.stream_kernel(equation, x, *dense, output=output, plan="coo", memory_limit=limit) as s:
+            assert_same(s(*dense), expected)
+            assert s.device_bytes <= limit
+            rows = [0 if one.rows is None else one.rows.nbytes for one in s._engine.lanes]
+            assert sum(rows) + held <= s.device_bytes
+
+
+@pytest.mark.parametrize("chunk", range(4096, 4096 + 40 * 7, 7))
+def test_cut_everywhere(chunk: int) -> None:
+    x, dense = tensor(nnz=900), operands("ijk,ir->jkr")
+    expected = stc.einsum("ijk,ir->jkr", x, *dense)
+    assert_same(stc.stream("ijk,ir->jkr", x, *dense, plan="coo", chunk_bytes=chunk), expected)
+
+
+@pytest.mark.parametrize("order", range(1, 6))
+@pytest.mark.parametrize("plan", ["auto", "coo", "fiber", "rows"])
+def test_orders(order: int, plan: str) -> None:
+    letters = "ijklm"[:order]
+    x = tensor(order)
+    for kept in {letters[:1], letters[-1:], letters[1:], letters[:-1], letters}:
+        equation = f"{letters}," + ",".join(f"{c}r" for c in letters) + f"->{kept}r"
+        dense = operands(equation)
+        try:
+            expected = stc.einsum(equation, x, *dense, plan=plan)
+        except stc.PlanError:
+            continue  # by rows where all modes are kept
+        assert_same(stc.stream(equation, x, *dense, plan=plan, chunk_bytes=4096), expected)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.int32, torch.int64]
+)
+@pytest.mark.parametrize("equation", ["ijk,jr,kr->ir", "ijk,k->ij", "ijk->i"])
+def test_dtypes(dtype: torch.dtype, equation: str) -> None:
+    x, dense = tensor(dtype=dtype), operands(equation, dtype)
+    expected = stc.einsum(equation, x, *dense)
+    for limit in (None, 16_000):
+        assert_same(stc.stream(equation, x, *dense, plan="coo", chunk_bytes=4096, memory_limit=limit), expected)
+
+
+def test_integers_that_do_not_fit_are_refused() -> None:
+    x = tensor(dtype=torch.int8)
+    with pytest.raises(stc.DtypeError, match="which torch"):
+        stc.stream("ijk,k->i", x, torch.full((9,), 100, dtype=torch.int8), chunk_bytes=4096)
+
+
+@pytest.mark.parametrize("equation", EQUATIONS.values())
+def test_no_nonzeros(equation: str, tmp_path: Path) -> None:
+    x = stc.SparseTensor(torch.empty((3, 0), dtype=torch.long), torch.empty(0), (11, 11, 9))
+    dense = operands(equation)
+    expected = stc.einsum(equation, x, *dense)
+    with stc.stream_kernel(equation, x, *dense, file=tmp_path / "x.stcs") as s:
+        assert_same(s(*dense), expected)
+        assert s.chunks == 0
+        assert s.timeline() == []
+    with stc.open_stream(tmp_path / "x.stcs") as s:
+        assert_same(s(*dense), expected)
+
+
+@given(
+    st.integers(0, 2**32), st.integers(1, 120), st.sampled_from(sorted(EQUATIONS.values())), st.sampled_from(PLANS[:6])
+)
+def test_property(seed: int, nnz: int, equation: str, plan: str) -> None:
+    x, dense = tensor(nnz=nnz, seed=seed), operands(equation)
+    expected = stc.einsum(equation, x, *dense, plan="coo")
+    try:
+        found = stc.stream(equation, x, *dense, plan=plan, chunk_bytes=24_576 if plan in TILED else 4096)
+    except stc.PlanError:
+        return
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("equation", EQUATIONS.values())
+def test_packed_files_are_read_in_blocks(equation: str, tmp_path: Path) -> None:
+    x, dense = tensor(), operands(equation)
+    path = tmp_path / "x.stc"
+    stc.write(path, x)
+    expected = stc.einsum(equation, x, *dense)
+    assert_same(stc.stream(equation, path, *dense, chunk_bytes=4096), expected)
+    with stc.open_packed(path) as file:
+        assert_same(stc.stream(equation, file, *dense, chunk_bytes=4096), expected)
+        assert file.nnz == x.nnz  # the caller's file stays open
+        file.block(0, 1)
+
+
+def test_what_may_stand_for_a_sparse_tensor() -> None:
+    x, (b,) = tensor(2), operands("ij,jr->ir")
+    expected = stc.einsum("ij,jr->ir", x, b)
+    assert_same(stc.stream("ij,jr->ir", x.to_dense().to_sparse(), b), expected)
+    assert_same(stc.stream("ij,jr->ir", x, b.numpy()), expected)
+    uncoalesced = stc.SparseTensor(x.coords.repeat(1, 2), x.values.repeat(2), x.shape, coalesce=False)
+    assert_same(stc.stream("ij,jr->ir", uncoalesced, b, chunk_bytes=4096), expected * 2)
+    with pytest.raises(stc.EquationError, match="what is streamed is a SparseTensor"):
+        stc.stream("ij,jr->ir", x.to_dense(), b)
+    with pytest.raises(stc.EquationError, match="operand 2 is sparse too"):
+        stc.stream("ij,jr->ir", x, x)
+
+
+def test_values_that_are_learned_or_conjugated() -> None:
+    x, (b,) = tensor(2, dtype=torch.complex64), operands("ij,jr->ir", torch.complex64)
+    x, b = x.with_values(x.values * 1j), (b * (1 + 2j)).conj()
+    turned = x.with_values(x.values.conj())
+    assert_same(stc.stream("ij,jr->ir", turned, b, chunk_bytes=4096), stc.einsum("ij,jr->ir", turned, b))
+    learned = x.with_values(x.values.clone().requires_grad_())
+    with pytest.raises(stc.TransformError, match="require a gradient"):
+        stc.stream("ij,jr->ir", learned, b)
+    with torch.no_grad():
+        found = stc.stream("ij,jr->ir", learned, b.detach())
+        assert not found.requires_grad
+        assert_same(found, stc.einsum("ij,jr->ir", x, b))
+
+
+def test_dense_modes_and_blocks_are_nonzeros() -> None:
+    g = torch.Generator().manual_seed(0)
+    semi = stc.SparseTensor(torch.tensor([[0, 2, 5], [1, 1, 3]]), torch.rand(3, 4, generator=g), (6, 5, 4))
+    blocks = stc.SparseTensor.from_blocks(torch.tensor([[0, 1], [1, 0]]), torch.rand(2, 3, 2, generator=g), (6, 4))
+    v, b = torch.rand(5, generator=g), torch.rand(4, 3, generator=g)
+    found = stc.stream("ijk,j->ik", semi, v)
+    torch.testing.assert_close(found.to_dense(), torch.einsum("ijk,j->ik", semi.to_dense(), v))
+    torch.testing.assert_close(stc.stream("ij,jr->ir", blocks, b), blocks.to_dense() @ b)
+
+
+def test_infinities_reach_only_what_has_nonzeros() -> None:
+    x, (b, c) = tensor(), operands("ijk,jr,kr->ir")
+    b[3, 1] = float("inf")
+    expected = stc.einsum("ijk,jr,kr->ir", x, b, c, plan="coo")
+    for plan in ("coo", "window", "hls"):
+        with stc.stream_kernel("ijk,jr,kr->ir", x, b, c, plan=plan, chunk_bytes=8192) as s:
+            torch.testing.assert_close(s(b, c), expected, equal_nan=True)
+            assert_same(s(b.nan_to_num(posinf=1), c), stc.einsum("ijk,jr,kr->ir", x, b.nan_to_num(posinf=1), c))
+
+
+def test_broadcast_operands() -> None:
+    x, (b, c) = tensor(), operands("ijk,jr,kr->ir")
+    expected = stc.einsum("ijk,jr,kr->ir", x, b[:, :1], c)
+    with stc.stream_kernel("ijk,jr,kr->ir", x, b, c) as s:
+        assert_same(s(b[:, :1], c), expected)
+        assert_same(s(b[:, :1].expand(-1, 5), c), expected)
+        with pytest.raises(stc.ShapeError):
+            s(b[:, :3], c)
+        with pytest.raises(stc.ShapeError):
+            s(b)
+        with pytest.raises(stc.DtypeError):
+            s(b.double(), c)
+
+
+def test_largest_chunks_come_first() -> None:
+    x, dense = tensor(nnz=2000), operands("ijk,jr,kr->ir")
+    with stc.stream_kernel("ijk,jr,kr->ir", x, *dense, chunk_bytes=4096) as s:
+        sizes = [s.cut.chunks[n].nnz for n in s.order]
+        assert sizes == sorted(sizes, reverse=True)
+        assert len(sizes) > 2
+        by_size = s(*dense)
+        times = s.timeline()
+        assert [t.chunk for t in times] == list(s.order)
+        assert all(0 <= t.copy[0] <= t.copy[1] <= t.kernel[1] for t in times)
+    with stc.stream_kernel("ijk,jr,kr->ir", x, *dense, chunk_bytes=4096, order="given") as s:
+        assert s.order == tuple(range(s.chunks))
+        assert_same(s(*dense), by_size)
+
+
+def test_one_program_serves_all_chunks() -> None:
+    x = tensor(5, nnz=4000)
+    for plan in ("coo", "rows", "fiber"):
+        for equation in ("ijklm,jr,kr->ir", "ijklm,k->ij"):
+            with stc.stream_kernel(equation, x, *operands(equation), plan=plan, chunk_bytes=4096) as s:
+                assert s.chunks > 3
+                assert len(s.cut.variants) == 1
+
+
+@pytest.mark.parametrize("plan", ["coo+rows", "fiber+rows", "hls", "auto"])
+@pytest.mark.parametrize("rows", [slice(None), slice(None, None, -1)])
+def test_chunks_whose_rows_are_of_another_kind(plan: str, rows: slice, tmp_path: Path) -> None:
+    """The first chunk chooses a plan of parts that it has; others may have what it has not."""
+    full = torch.zeros(200, 60, 9)
+    full[:20] = torch.arange(20 * 60 * 9).reshape(20, 60, 9) % 5 + 1  # long rows
+    full[20:, 3, 2] = 2.0  # and rows of one nonzero
+    x = stc.SparseTensor.from_dense(full.flip(0) if rows.step else full)
+    dense = [torch.ones(60, 5), torch.arange(9.0).repeat(5, 1).T]
+    expected = stc.einsum("ijk,jr,kr->ir", x, *dense, plan="coo")
+    chunk = 1 << 16 if plan in TILED else 8192
+    with stc.stream_kernel("ijk,jr,kr->ir", x, *dense, plan=plan, chunk_bytes=chunk) as s:
+        assert s.chunks > 1
+        assert_same(s(*dense), expected)
+    path = tmp_path / "x.stc"
+    stc.write(path, x)
+    if plan in ("hls", "auto"):
+        assert_same(stc.stream("ijk,jr,kr->ir", path, *dense, plan=plan, chunk_bytes=chunk), expected)
+
+
+def test_a_default_device_is_no_matter(tmp_path: Path) -> None:
+    """Chunks, and results that are copied back, are in host memory whatever torch makes tensors on."""
+    x, dense = tensor(), operands("ijk,kr->ijr")
+    expected = stc.einsum("ijk,kr->ijr", x, *dense)
+    with torch.device("meta"):
+        for limit in (None, 6000):
+            for file in (None, tmp_path / "x"):
+                given = {"memory_limit": limit, "file": file, "device": "cpu", "plan": "coo", "output": "dense"}
+                with stc.stream_kernel("ijk,kr->ijr", x, *dense, **given) as s:
+                    found = s(*dense)
+                    assert found.device.type == "cpu"
+        with stc.open_stream(tmp_path / "x", device="cpu") as s:
+            found = s(*dense)
+    torch.testing.assert_close(found, expected.to_dense())
+
+
+def test_deterministic_sums() -> None:
+    x, dense = tensor(), operands("ijk,jr,kr->ir")
+    assert_same(
+        stc.stream("ijk,jr,kr->ir", x, *dense, deterministic=True, chunk_bytes=4096),
+        stc.einsum("ijk,jr,kr->ir", x, *dense),
+    )
+
+
+def test_a_bar_changes_nothing() -> None:
+    x, dense = tensor(), operands("ijk,jr,kr->ir")
+    for progress in (True, False, None):
+        assert_same(
+            stc.stream("ijk,jr,kr->ir", x, *dense, progress=progress, chunk_bytes=4096),
+            stc.einsum("ijk,jr,kr->ir", x, *dense),
+        )
+
+
+class Slabs:
+    """A source of one's own: two slabs of a tensor, none of whose chunks reaches across."""
+
+    def __init__(self, x: stc.SparseTensor) -> None:
+        self.x, self.shape, self.nnz, self.dtype = x, x.shape, x.nnz, x.dtype
+        self.ends = [x.nnz // 3, x.nnz]
+
+    def take(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        assert stop <= self.ends[0] or start >= self.ends[0]
+        return self.x.coords[:, start:stop], self.x.values[start:stop]
+
+
+def test_a_source_of_ones_own() -> None:
+    x, dense = tensor(), operands("ijk,jr,kr->ir")
+    with stc.stream_kernel("ijk,jr,kr->ir", Slabs(x), *dense) as s:
+        assert [c.nnz for c in s.cut.chunks] == [x.nnz // 3, x.nnz - x.nnz // 3]
+        assert_same(s(*dense), stc.einsum("ijk,jr,kr->ir", x, *dense))
+    with pytest.raises(stc.EquationError, match="keeps the first modes"):
+        stc.stream("ijk,i->jk", Slabs(x), torch.ones(11))
+
+
+def test_out_is_written_at_the_end() -> None:
+    x, dense = tensor(), operands("ijk,jr,kr->ir")
+    expected = stc.einsum("ijk,jr,kr->ir", x, *dense)
+    out = torch.full((11, 5), 7.0)
+    assert stc.stream("ijk,jr,kr->ir", x, *dense, out=out) is out
+    assert_same(out, expected)
+    turned = torch.empty(5, 11).t()
+    assert_same(stc.stream("ijk,jr,kr->ir", x, *dense, out=turned), expected)
+    for wrong in (torch.empty(11, 4), torch.empty(11, 5, dtype=torch.float64), "here"):
+        with pytest.raises(stc.ShapeError, match="out= must be a tensor of shape"):
+            stc.stream("ijk,jr,kr->ir", x, *dense, out=wrong)
+    with pytest.raises(stc.PlanError, match="sparse result"):
+        stc.stream("ijk,k->ij", x, torch.ones(9), out=out)
+
+
+def test_drop_zeros() -> None:
+    x = tensor()
+    zeros = torch.zeros(9)
+    zeros[2] = 1
+    expected = stc.einsum("ijk,k->ij", x, zeros, drop_zeros=True)
+    found = stc.stream("ijk,k->ij", x, zeros, drop_zeros=True, chunk_bytes=4096)
+    assert_same(found, expected)
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("chunk", [0, -1, 100, "x", 1.5, float("nan"), True, [], "1 B"])
+def test_bad_chunks(chunk: object) -> None:
+    with pytest.raises(stc.PlanError, match="chunk_bytes must be a number of bytes"):
+        stc.stream("nonsense", None, chunk_bytes=chunk)  # before all else
+
+
+@pytest.mark.parametrize("streams", [0, -1, 65, "2", 1.0, True, []])
+def test_bad_streams(streams: object) -> None:
+    with pytest.raises(stc.PlanError, match="streams must be a whole number from 1 to 64"):
+        stc.stream("nonsense", None, streams=streams)
+
+
+def test_other_errors() -> None:
+    x, dense = tensor(), operands("ijk,jr,kr->ir")
+    with pytest.raises(stc.PlanError, match='order must be "size" or "given"'):
+        stc.stream("ijk,jr,kr->ir", x, *dense, order="sorted")
+    with pytest.raises(stc.EquationError):
+        stc.stream("ijk,jr,kr->", x)
+    with pytest.raises(stc.ShapeError):
+        stc.stream("ijk,jr,kr->ir", x, dense[0], dense[0])
+    with pytest.raises(stc.DtypeError):
+        stc.stream("ijk,jr,kr->ir", x, dense[0].double(), dense[1])
+    with pytest.raises(stc.PlanError):
+        stc.stream("ijk,jr,kr->ir", x, *dense, plan="bcb")
+    with pytest.raises(stc.TransformError, match="gives no gradients"):
+        stc.stream("ijk,jr,kr->ir", x, dense[0].requires_grad_(), dense[1])
+    with pytest.raises(stc.DeviceError, match="CPU or a CUDA device"):
+        stc.stream("ijk,jr,kr->ir", x, *dense, device="meta")
+    with pytest.raises(TypeError):
+        stc.stream("ijk,jr,kr->ir", x, *dense, chunks=3)
+    with pytest.raises(FileNotFoundError):
+        stc.stream("ijk,jr,kr->ir", "absent.stc", *dense)
+
+
+def test_closed() -> None:
+    x, dense = tensor(), operands("ijk,jr,kr->ir")
+    s = stc.stream_kernel("ijk,jr,kr->ir", x, *dense)
+    s(*dense)
+    s.close()
+    with pytest.raises(stc.PlanError, match="was closed"):
+        s(*dense)
+    assert isinstance(s, Stream)
+    assert "chunks" in repr(s)
