@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.plan import Plan, Storage
+from sparsetc.ir.plan import Plan, Schedule, Storage
 from sparsetc.planner.candidate import CPU_ITEM_NNZ, Candidate, blocked, repeats, single
 from sparsetc.planner.method import OperandMethod
 from sparsetc.planner.problem import Problem
@@ -15,6 +15,9 @@ from sparsetc.planner.statistics import Counts
 
 LONG_ROW = 64
 """Nonzeros from which a row is given work items of its own (H200: rows of 15 lost 1.6x by it, of 2,300 won 1.4x)."""
+
+PROGRAMS = 4096
+"""Programs that a launch has at least, where rows are enough for programs of one warp."""
 
 
 class Rows(OperandMethod):
@@ -40,7 +43,7 @@ def rows(problem: Problem, counts: Counts, name: str = "rows") -> Candidate:
         which = "all" if problem.kept else "none"
         why = f'"{problem.equation}" keeps {which} of them'
         raise PlanError(f'plan "{name}" needs an output with some, not all, of the sparse operand\'s modes; {why}')
-    schedule = schedule_of(problem, blocks=True, rows=True)
+    schedule = _for_rows(problem, counts, schedule_of(problem, blocks=True, rows=True))
     longest = 0 if problem.backend == "torch" or problem.deterministic else 4 * LONG_ROW
     most = schedule.lanes if problem.backend == "triton" else CPU_ITEM_NNZ
     narrow = problem.backend == "triton"
@@ -51,3 +54,20 @@ def rows(problem: Problem, counts: Counts, name: str = "rows") -> Candidate:
     chain = min(expected.chain, rounds) if longest else expected.chain
     expected = replace(expected, chain=chain, runs=repeats(problem, counts, storage), split_fibers=split)
     return single(name, storage, schedule, expected)
+
+
+def _for_rows(problem: Problem, counts: Counts, schedule: Schedule) -> Schedule:
+    """The schedule with as many steps together as rows have, and, of single elements, with lanes enough for few rows.
+
+    An H200 took 326 us for a TTV of 22 M rows of 1.6 nonzeros with 8 steps together and 275 with 1 or 2; of 164
+    thousand rows 93 with 128 lanes a program and 76 with 32 (`benchmarks/results/rows_schedules.json`).
+    """
+    if problem.backend != "triton":
+        return schedule
+    fibers = max(1, counts.distinct(problem.kept))
+    steps = 1 << max(0, -(-counts.nnz // fibers) - 1).bit_length()
+    schedule = replace(schedule, unroll=min(schedule.unroll, steps), masked_unroll=min(schedule.masked_unroll, steps))
+    lanes, warps = schedule.lanes, schedule.warps
+    while warps > 1 and not schedule.blocks and fibers < PROGRAMS * lanes:
+        lanes, warps = lanes // 2, warps // 2
+    return replace(schedule, lanes=lanes, warps=warps)
