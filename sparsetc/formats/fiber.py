@@ -1,7 +1,7 @@
 """``fiber``: compressed fibers, side by side (any leaf modes; CSF as in MM-CSF, laid out as sliced ELL for a GPU).
 
 A fiber is the nonzeros that share the item and lane modes. Fibers longer than `max_fiber_len` are cut; those of a row
-are ordered by length, 65,536 at a time, and `lanes` of them make a block, in which step n takes the n-th nonzero of
+are ordered by length, 2^20 at a time, and `lanes` of them make a block, in which step n takes the n-th nonzero of
 each:
 
         item_ptr   [ 0     2 …            blocks of each work item, all of one row

@@ -10,14 +10,11 @@ from sparsetc.ir.plan import Plan, Schedule, Storage
 from sparsetc.planner.candidate import CPU_ITEM_NNZ, Candidate, blocked, repeats, single
 from sparsetc.planner.method import OperandMethod
 from sparsetc.planner.problem import Problem
-from sparsetc.planner.schedule import schedule_of
+from sparsetc.planner.schedule import ROW_WARPS, schedule_of
 from sparsetc.planner.statistics import Counts
 
 LONG_ROW = 64
 """Nonzeros from which a row is given work items of its own (H200: rows of 15 lost 1.6x by it, of 2,300 won 1.4x)."""
-
-PROGRAMS = 4096
-"""Programs that a launch has at least, where rows are enough for programs of one warp."""
 
 
 class Rows(OperandMethod):
@@ -57,17 +54,15 @@ def rows(problem: Problem, counts: Counts, name: str = "rows") -> Candidate:
 
 
 def _for_rows(problem: Problem, counts: Counts, schedule: Schedule) -> Schedule:
-    """The schedule with as many steps together as rows have, and, of single elements, with lanes enough for few rows.
+    """The schedule with no more masked steps together than short rows have; and of single elements, two a thread.
 
-    An H200 took 326 us for a TTV of 22 M rows of 1.6 nonzeros with 8 steps together and 275 with 1 or 2; of 164
-    thousand rows 93 with 128 lanes a program and 76 with 32 (`benchmarks/results/rows_schedules.json`).
+    An H200 took 327 us for a TTV of 22 M rows of 1.6 nonzeros with 4 warps a program and 8 steps together, 308 with 4
+    and 2 masked ones, and 274 of these with 2 warps (`benchmarks/results/rows_schedules.json`).
     """
     if problem.backend != "triton":
         return schedule
-    fibers = max(1, counts.distinct(problem.kept))
-    steps = 1 << max(0, -(-counts.nnz // fibers) - 1).bit_length()
-    schedule = replace(schedule, unroll=min(schedule.unroll, steps), masked_unroll=min(schedule.masked_unroll, steps))
-    lanes, warps = schedule.lanes, schedule.warps
-    while warps > 1 and not schedule.blocks and fibers < PROGRAMS * lanes:
-        lanes, warps = lanes // 2, warps // 2
-    return replace(schedule, lanes=lanes, warps=warps)
+    steps = 1 << max(1, -(-counts.nnz // max(1, counts.distinct(problem.kept))) - 1).bit_length()
+    if not schedule.blocks:
+        schedule = replace(schedule, warps=ROW_WARPS // 2)
+    unroll = min(schedule.unroll, 4) if steps < 4 else schedule.unroll
+    return replace(schedule, unroll=unroll, masked_unroll=min(schedule.masked_unroll, steps))
