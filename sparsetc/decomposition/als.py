@@ -40,6 +40,9 @@ class Equations(Protocol):
     def scaled(self, scales: torch.Tensor) -> None:
         """The factors' columns were multiplied by (order, rank) scales."""
 
+    def inner(self, mode: int, rhs: torch.Tensor) -> torch.Tensor:
+        """Float64 scalar: the sum of the products of B and the factor of a mode."""
+
 
 class Whole:
     """The equations of the whole tensor: B is an MTTKRP, H the Hadamard product of the other factors' Gram matrices."""
@@ -48,17 +51,24 @@ class Whole:
         self.norm = torch.linalg.vector_norm(x.values, dtype=torch.float64)
         self._factors = factors
         self._kernels = mode_kernels(x, factors[0].shape[1], free, **settings)
-        self._grams = torch.stack([(f.T @ f).double() for f in factors])
+        self._grams = torch.stack([self._gram(m) for m in range(len(factors))])
 
     def of(self, mode: int) -> tuple[torch.Tensor, torch.Tensor]:
         """B, the MTTKRP, and H, (rank, rank) float64."""
         self._grams[mode].fill_(1)  # it is made again once the factor is
-        return self._kernels[mode](self._factors), hadamard(self._grams)
+        return self._rhs(mode), hadamard(self._grams)
 
     def updated(self, mode: int) -> None:
         """Make the factor's Gram matrix again."""
+        self._grams[mode].copy_(self._gram(mode))
+
+    def _rhs(self, mode: int) -> torch.Tensor:
+        return self._kernels[mode](self._factors)
+
+    def _gram(self, mode: int) -> torch.Tensor:
+        """(rank, rank) float64 Gram matrix of a factor."""
         factor = self._factors[mode]
-        self._grams[mode].copy_(factor.T @ factor)
+        return (factor.T @ factor).double()
 
     def model_square(self, mode: int, gram: torch.Tensor) -> torch.Tensor:
         """The sum of all Gram matrices' Hadamard product."""
@@ -71,6 +81,15 @@ class Whole:
     def scaled(self, scales: torch.Tensor) -> None:
         """Scale the Gram matrices as their factors were."""
         self._grams.mul_(scales[:, :, None]).mul_(scales[:, None, :])
+
+    def inner(self, mode: int, rhs: torch.Tensor) -> torch.Tensor:
+        """In float64."""
+        return inner(rhs, self._factors[mode])
+
+
+def inner(rhs: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """The sum of the products of two matrices, a float64 scalar."""
+    return (rhs * factor).sum(dtype=torch.float64)
 
 
 class Sweep:
@@ -107,17 +126,15 @@ class Sweep:
         mode = self._free[0]
         rhs, gram = self._equations.of(mode)
         self._equations.updated(mode)
-        inner = (rhs * self._factors[mode]).sum(dtype=torch.float64)
-        square = self._equations.model_square(mode, gram)
+        inner, square = self._equations.inner(mode, rhs), self._equations.model_square(mode, gram)
         fitting = torch.where(inner > 0, inner / square, self._equations.norm / square.sqrt())
         self._factors[mode].mul_(fitting.nan_to_num(1, 1, 1))
         self._equations.updated(mode)
         self.balance()
 
     def _measure(self, mode: int, rhs: torch.Tensor, gram: torch.Tensor) -> None:
-        inner = (rhs * self._factors[mode]).sum(dtype=torch.float64)
         norm = self._equations.norm
-        square = norm.square() - 2 * inner + self._equations.model_square(mode, gram)
+        square = norm.square() - 2 * self._equations.inner(mode, rhs) + self._equations.model_square(mode, gram)
         # Of a tensor of zeros the norm is 0, and the fit 1 less that of the model.
         self.measures.copy_(1 - square.clamp(min=0).sqrt() / divisor(norm))
 

@@ -1,0 +1,48 @@
+"""Sharded tensors over gloo: groups of 1 to 4 ranks run every check of `distributed_cases`, processes started once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import distributed_cases as cases
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def became(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    """What became of each check, of each rank; rank 1 dies before it can say so."""
+    folder, size = tmp_path_factory.mktemp("ranks"), max(cases.SIZES)
+    paths = os.pathsep.join([str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    env = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "SPARSETC_CACHE_DIR": str(folder / "cache")}
+    command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / "distributed_cases.py")]
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(size), str(folder)], env=env, stderr=subprocess.PIPE, text=True)
+        for rank in range(size)
+    ]
+    said = []
+    try:
+        for process in ranks:
+            said.append(process.communicate(timeout=300)[1])
+    finally:
+        for process in ranks:
+            process.kill()
+    files = [folder / f"{rank}.json" for rank in range(size)]
+    assert all(path.exists() for rank, path in enumerate(files) if rank != 1), "\n".join(said)
+    return [json.loads(path.read_text()) for path in files if path.exists()]
+
+
+@pytest.mark.parametrize(("name", "size"), cases.checked())
+def test_a_group_of_ranks(became: list[dict[str, str]], name: str, size: int) -> None:
+    said = [one[f"{name}-{size}"] for one in became if f"{name}-{size}" in one]
+    assert said
+    assert not any(said), "\n".join(said)
+
+
+def test_a_rank_that_dies_or_does_not_come_is_one_clear_error(became: list[dict[str, str]]) -> None:
+    assert not became[0]["lost-3"], became[0]["lost-3"]
