@@ -44,5 +44,20 @@ def test_a_group_of_ranks(became: list[dict[str, str]], name: str, size: int) ->
     assert not any(said), "\n".join(said)
 
 
+def test_the_example_runs_under_torchrun(tmp_path: Path) -> None:
+    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "SPARSETC_CACHE_DIR": str(tmp_path)}
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    result = subprocess.run(
+        [*run, str(ROOT / "examples" / "distributed_cp.py")], env=env, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "over 2 ranks" in result.stdout
+
+
+def test_without_a_process_group_there_is_one_rank(tmp_path: Path) -> None:
+    for name in ("einsums_are_those_of_one_process", "sparse_results_are_operands", "packed_files_are_read_in_parts"):
+        cases.CHECKS[name](None, tmp_path)
+
+
 def test_a_rank_that_dies_or_does_not_come_is_one_clear_error(became: list[dict[str, str]]) -> None:
     assert not became[0]["lost-3"], became[0]["lost-3"]

@@ -8,6 +8,7 @@ from sparsetc.distributed.combine import Block
 from sparsetc.distributed.cp import cp_als
 from sparsetc.distributed.cut import Cut
 from sparsetc.distributed.kernel import DistributedKernel, compile, einsum
+from sparsetc.distributed.ranks import Ranks
 from sparsetc.distributed.shard import Sharded, shard
 
-__all__ = ["Block", "Cut", "DistributedKernel", "Sharded", "compile", "cp_als", "einsum", "shard"]
+__all__ = ["Block", "Cut", "DistributedKernel", "Ranks", "Sharded", "compile", "cp_als", "einsum", "shard"]

@@ -57,6 +57,11 @@ def summed(rows: torch.Tensor, sharing: Ranks, ranks: Ranks, what: str) -> torch
     return found.to(dtype)
 
 
+def summed_bytes(dtype: torch.dtype) -> int:
+    """Bytes of an element whose sums over ranks are returned in a dtype."""
+    return SUMMED_IN.get(dtype, dtype).itemsize
+
+
 @dataclass(frozen=True)
 class DenseResult:
     """How a dense result is made of blocks."""
@@ -78,14 +83,13 @@ class DenseResult:
                 blocks[rank] = _own_rows(blocks[rank], number, len(part))
         return cls(share.bound.output_shape, tuple(blocks), len(share.summing[0]), kept)
 
-    def sends(self, itemsize: int) -> list[Send]:
-        """What a call sends."""
-        most = max(_elements(block) for block in self.blocks) * itemsize
-        found = []
+    def sends(self, dtype: torch.dtype) -> list[Send]:
+        """What a call sends, of a result of this dtype."""
+        most, found = max(_elements(block) for block in self.blocks), []
         if self.shares > 1:
-            found.append(Send("reduce-scatter", self.shares, most * (self.shares - 1)))
+            found.append(Send("reduce-scatter", self.shares, most * (self.shares - 1) * summed_bytes(dtype)))
         if not self.kept and len(self.blocks) > 1:
-            found.append(Send("all-gather", len(self.blocks), most))
+            found.append(Send("all-gather", len(self.blocks), most * dtype.itemsize))
         return found
 
     def combined(self, local: torch.Tensor, sharing: Ranks, ranks: Ranks, what: str) -> torch.Tensor | Block:
@@ -157,7 +161,7 @@ class SparseResult:
     def sends(self) -> list[Send]:
         """What a call sends."""
         shares = self.cut.grid[-1]
-        row = self.own.values[:1].numel() * self.own.dtype.itemsize
+        row = prod(self.own.values.shape[1:]) * summed_bytes(self.own.dtype)
         own = self.entries // shares
         return [] if self.slot is None else [Send("reduce-scatter", shares, own * row * (shares - 1))]
 

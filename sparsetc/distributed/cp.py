@@ -28,6 +28,9 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 ENDS = ("", "converged", "callback", "diverged", "interrupted")
 """Why a rank stops; of several reasons the last one here is that of all."""
 
+CAPTURE = False
+"""Whether sweeps become CUDA graphs, collectives included. NCCL allows it; not tried."""
+
 
 @entry_point
 @undisturbed
@@ -101,7 +104,7 @@ def cp_als(
         wanted = replace(
             wanted, callback=lambda model, error: agreed(ranks, "callback", lambda: callback(model, error))
         )
-    watch = {"capture": False, "together": lambda why: _together(why, x), "silent": ranks.rank > 0}
+    watch = {"capture": CAPTURE, "together": lambda why: _together(why, x), "silent": ranks.rank > 0}
     own = Run(equations, equations.own, hals if nonnegative else solve, equations.whole, watch)
     return run(own, wanted, is_model(init))
 

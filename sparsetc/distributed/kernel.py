@@ -109,8 +109,7 @@ class DistributedKernel:
         if isinstance(result, SparseResult):
             sends, said = result.sends(), "sparse, each rank keeps its share"
         else:
-            itemsize = self.kernel.contraction.result_dtype.itemsize
-            sends = result.sends(itemsize)
+            sends = result.sends(self.kernel.contraction.result_dtype)
             said = "dense, " + ("each rank keeps its block" if result.kept else "whole on every rank")
         local = self.kernel.explain()
         return Explained(self.share.bound.einsum.text, self.share.cut, self.share.placed, tuple(sends), said, local)

@@ -138,6 +138,8 @@ class Ranks:
         if self.size == 1:
             return x
         out = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
+        if not out.numel():
+            return out
         with self._naming("a sum over ranks failed"):
             _reduce_scatter(_real(out), _real(x.contiguous()), group=self.group)
         return out
@@ -153,6 +155,8 @@ class Ranks:
         if self.size == 1:
             if out.data_ptr() != x.data_ptr():
                 out.copy_(x)
+            return _nothing
+        if not out.numel():
             return _nothing
         x = x.contiguous()
         with self._naming("rows could not be gathered"):

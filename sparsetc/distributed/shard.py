@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -100,7 +101,7 @@ class Sharded:
             DistributedError: a rank failed or is gone.
         """
         local, counts = self.as_whole(range(self.local.sparse_order)), self.cut.nnz
-        row = 8 * local.sparse_order + local.dtype.itemsize * local.values[:1].numel()
+        row = 8 * local.sparse_order + local.dtype.itemsize * prod(local.values.shape[1:])
         what = f"the whole of {self!r}"
         agreed(self.ranks, "gather", lambda: current().check_memory(2 * row * self.nnz, local.device, what))
         coords = self.ranks.gathered_unequal(local.coords.T.contiguous(), counts)
