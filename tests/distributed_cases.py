@@ -129,7 +129,7 @@ def einsums_are_those_of_one_process(group: Any, folder: Path) -> None:
         ("ijk,jr,ks->irs", b, s), ("ijk,jr->irk", b), ("ijk,jr->rik", b), ("ijk,ir,jr,kr->ijk", a, b, c),
         ("ijk->", ), ("ijk->kij", ), ("ijk->j", ), ("...k,kr->...r", c), ("ijk,jr", b), ("ijk,jr->ijk", b[:1]),
     ]  # fmt: skip
-    for along in ALONG if Ranks.of(group).size in (2, 4) else ALONG[:1]:
+    for along in {2: ALONG, 4: ALONG[1:]}.get(Ranks.of(group).size, ALONG[:1]):
         sharded = sd.shard(x, along, group=group)
         for number, (equation, *operands) in enumerate(cases):
             compare(x, sharded, equation, *operands, gather=bool((number + len(sharded.cut.modes)) % 2))
@@ -359,7 +359,7 @@ def decompositions_are_those_of_one_process(group: Any, folder: Path) -> None:
         {}, {"nonnegative": True}, {"l2_reg": 0.1, "normalize_factors": False}, {"init": start, "fixed_modes": [1]},
         {"init": start.factors}, {"tol": 1e-3},
     ]  # fmt: skip
-    for along, some in ((None, cases if n in (2, 4) else cases[:2]), (0, cases[:1]), ((1, 2), cases[1:2])):
+    for along, some in ((None, cases if n == 2 else cases[:2]), (0, cases[:1]), ((1, 2), cases[1:2])):
         s = sd.shard(x, along, group=group)
         for case in some:
             settings = {"n_iter_max": 5, "tol": 0, "random_state": 3, **case}
@@ -384,11 +384,15 @@ def decompositions_of_odd_tensors(group: Any, folder: Path) -> None:
     zero = one.with_values(torch.zeros(1, dtype=F64))
     coords = tensor((9, 8)).coords
     hybrid = stc.SparseTensor(coords, dense(coords.shape[1], 5), (9, 8, 5))
-    for x in (one, zero, hybrid):
-        found = sd.cp_als(sd.shard(x, group=group), 2, n_iter_max=3, random_state=0)
+    rows = tensor((3, 40), density=0.6)
+    assert Ranks.of(group).size < 4 or sd.shard(rows, 0, group=group).cut.grid[-1] > 1  # four ranks, three rows
+    for x in (one, zero, hybrid, rows):
+        found = sd.cp_als(sd.shard(x, 0, group=group), 2, n_iter_max=3, random_state=0)
         expected = decomposition.cp_als(x, 2, n_iter_max=3, random_state=0)
-        torch.testing.assert_close(torch.tensor(found.fits), torch.tensor(expected.fits), rtol=0, atol=1e-7)
-        torch.testing.assert_close(found.to_dense(), expected.to_dense(), rtol=1e-6, atol=1e-6)
+        # Two components of a tensor of rank 1 make singular systems: there rounding is seen on one process too.
+        tol = 1e-4 if x is one else 1e-7
+        torch.testing.assert_close(torch.tensor(found.fits), torch.tensor(expected.fits), rtol=0, atol=tol)
+        torch.testing.assert_close(found.to_dense(), expected.to_dense(), rtol=100 * tol, atol=100 * tol)
     s = sd.shard(tensor(SHAPE), group=group)
     drawn = sd.cp_als(s, 2, n_iter_max=2)  # by each rank's own generator: that of rank 0
     assert len({str(fits) for fits in s.ranks.objects(drawn.fits)}) == 1
@@ -401,6 +405,23 @@ def decompositions_of_odd_tensors(group: Any, folder: Path) -> None:
         sd.cp_als(s, 2, init="nvecs")
     with raises(stc.DtypeError, "Sharded"):
         sd.cp_als(one, 2)
+
+
+@check
+def rows_are_not_changed_while_they_are_sent(group: Any, folder: Path) -> None:
+    x, own = tensor(SHAPE), Ranks.gather_into
+
+    def late(ranks: Ranks, out: torch.Tensor, rows: torch.Tensor) -> Callable[[], None]:
+        """As late as a GPU may be: rows are read when somebody waits for them."""
+        return lambda: own(ranks, out, rows)()
+
+    s = sd.shard(x, group=group)
+    Ranks.gather_into = late  # type: ignore[method-assign]
+    try:
+        found = sd.cp_als(s, 3, n_iter_max=3, tol=0, random_state=3)
+    finally:
+        Ranks.gather_into = own  # type: ignore[method-assign]
+    same_models(found, decomposition.cp_als(x, 3, n_iter_max=3, tol=0, random_state=3))
 
 
 @check
@@ -556,6 +577,7 @@ def main(rank: int, size: int, folder: Path) -> None:
             became[f"{name}-{n}"] = _said(CHECKS[name], groups[n], folder)
     became["lost-3"] = _said(lost, rank, dying, missing)
     (folder / f"{rank}.json").write_text(json.dumps(became))
+    os._exit(0)  # groups that lost a rank cannot be left in order
 
 
 def _said(function: Callable[..., None], *args: Any) -> str:

@@ -87,7 +87,11 @@ class Boxed(Whole):
         return self
 
     def updated(self, mode: int) -> None:
-        """Send updated rows to the ranks that share them; what is needed first waits for them."""
+        """Begin to send updated rows to the ranks that share them.
+
+        Until they have arrived, nobody may change them: what a sweep calls before it does waits for them, as does what
+        reads blocks.
+        """
         self._waiting.append(self._rows[mode].sharing.gather_into(self._blocks[mode], self.own[mode]))
         self._grams[mode].copy_(self._ranks.sum_(self._gram(mode)))
 
@@ -99,8 +103,14 @@ class Boxed(Whole):
             if block is not own:
                 block.mul_(scale)
 
+    def norms(self) -> torch.Tensor:
+        """From the Gram matrices, which are those of all rows; columns are scaled next."""
+        self._arrived()
+        return super().norms()
+
     def inner(self, mode: int, rhs: torch.Tensor) -> torch.Tensor:
-        """Of all rows."""
+        """Of all rows; a start is scaled next."""
+        self._arrived()
         return self._ranks.sum_(super().inner(mode, rhs))
 
     def whole(self) -> list[torch.Tensor]:

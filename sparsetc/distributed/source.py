@@ -16,6 +16,7 @@ import torch
 from sparsetc.distributed.deal import Nonzeros
 from sparsetc.distributed.ranks import Ranks
 from sparsetc.errors import DtypeError, ShapeError
+from sparsetc.io import memory
 from sparsetc.io.stc import PackedFile
 from sparsetc.ir.equation.parse import parse
 from sparsetc.tensor.convert import coerce
@@ -73,6 +74,7 @@ def _of_file(file: PackedFile, path: Path | None, ranks: Ranks, device: torch.de
     def own(opened: PackedFile) -> Nonzeros:
         block, blocks = opened.layout.block, opened.layout.blocks
         first, last = (min(blocks * r // ranks.size * block, opened.nnz) for r in (ranks.rank, ranks.rank + 1))
+        memory.check(opened.path, "this rank's part", (last - first) * opened.layout.row_bytes)
         coords, values = opened.block(first, last)
         return coords.to(to), values.to(to)
 
