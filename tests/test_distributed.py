@@ -9,15 +9,13 @@ import sys
 from pathlib import Path
 
 import distributed_cases as cases
-import pytest
 
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.fixture(scope="module")
-def became(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+def became(folder: Path) -> list[dict[str, str]]:
     """What became of each check, of each rank; rank 1 dies before it can say so."""
-    folder, size = tmp_path_factory.mktemp("ranks"), max(cases.SIZES)
+    size = max(cases.SIZES)
     paths = os.pathsep.join([str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     env = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "SPARSETC_CACHE_DIR": str(folder / "cache")}
     command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / "distributed_cases.py")]
@@ -37,11 +35,14 @@ def became(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     return [json.loads(path.read_text()) for path in files if path.exists()]
 
 
-@pytest.mark.parametrize(("name", "size"), cases.checked())
-def test_a_group_of_ranks(became: list[dict[str, str]], name: str, size: int) -> None:
-    said = [one[f"{name}-{size}"] for one in became if f"{name}-{size}" in one]
-    assert said
-    assert not any(said), "\n".join(said)
+def test_groups_of_one_to_four_ranks(tmp_path: Path) -> None:
+    """One test of many checks: processes are started once, wherever tests are dealt to workers."""
+    found = became(tmp_path)
+    for name, n in cases.checked():
+        assert any(f"{name}-{n}" in one for one in found), f"{name} was not run by {n} ranks"
+    assert "lost-3" in found[0]
+    failed = [f"{name}, rank {rank}: {said}" for rank, one in enumerate(found) for name, said in one.items() if said]
+    assert not failed, "\n".join(failed)
 
 
 def test_the_example_runs_under_torchrun(tmp_path: Path) -> None:
@@ -57,7 +58,3 @@ def test_the_example_runs_under_torchrun(tmp_path: Path) -> None:
 def test_without_a_process_group_there_is_one_rank(tmp_path: Path) -> None:
     for name in ("einsums_are_those_of_one_process", "sparse_results_are_operands", "packed_files_are_read_in_parts"):
         cases.CHECKS[name](None, tmp_path)
-
-
-def test_a_rank_that_dies_or_does_not_come_is_one_clear_error(became: list[dict[str, str]]) -> None:
-    assert not became[0]["lost-3"], became[0]["lost-3"]

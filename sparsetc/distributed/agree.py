@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from sparsetc.distributed.ranks import Ranks
 from sparsetc.errors import DistributedError
+from sparsetc.options import current
 
 T = TypeVar("T")
 
@@ -47,6 +48,18 @@ def agreed(ranks: Ranks, what: str, function: Callable[[], T], given: Mapping[st
     if failed:
         raise DistributedError(f"{what}: {_listed(failed, ranks.size)}") from error
     return result  # type: ignore[no-any-return]
+
+
+def alike(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the settings of a call, and of the options in force, what must be the same on every rank.
+
+    Where source is kept and how much memory there is may differ.
+    """
+    options = current()
+    own = {"plan": options.plan, "deterministic": options.deterministic, "backend": options.backend}
+    own["precision"] = options.effective_precision()
+    given = {name: value for name, value in settings.items() if name not in ("cache_dir", "memory_limit")}
+    return {"settings": own | given}
 
 
 def _check_same(what: str, said: list[dict[str, str]]) -> None:

@@ -17,11 +17,10 @@ from sparsetc.decomposition.cp import NAME, Run, Wanted, run, start
 from sparsetc.decomposition.initial import is_model
 from sparsetc.decomposition.linear import hals, solve
 from sparsetc.decomposition.models import CP
-from sparsetc.distributed.agree import agreed
+from sparsetc.distributed.agree import agreed, alike
 from sparsetc.distributed.equations import prepared
 from sparsetc.distributed.shard import Sharded
 from sparsetc.errors import DecompositionError, DtypeError
-from sparsetc.options import current
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -81,7 +80,7 @@ def cp_als(
         raise DecompositionError(f"{NAME}: there is no mask= over several ranks; sparsetc.decomposition.cp_als has it")
     said = {"x": (x.shape, x.cut.nnz, x.dtype), "rank": rank, "n_iter_max": n_iter_max, "tol": tol}
     said |= {"normalize_factors": normalize_factors, "nonnegative": nonnegative, "l2_reg": l2_reg, "progress": progress}
-    said |= {"callback": callback is not None, "settings": settings, "options": current()}
+    said |= {"callback": callback is not None} | alike(settings)
     said |= {"init": init if isinstance(init, str) else "a model", "random_state": _kind(random_state)}
     fixed_modes = fixed_modes if fixed_modes is None or isinstance(fixed_modes, int) else tuple(fixed_modes)
     ranks = x.ranks

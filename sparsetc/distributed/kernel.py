@@ -15,7 +15,7 @@ import torch
 from sparsetc.api import compile as compile_local
 from sparsetc.contraction.integers import INTEGERS
 from sparsetc.contraction.kernel import Kernel
-from sparsetc.distributed.agree import agreed
+from sparsetc.distributed.agree import agreed, alike
 from sparsetc.distributed.combine import Block, DenseResult, Send, SparseResult, sparse_result
 from sparsetc.distributed.cut import Cut, ranks_of
 from sparsetc.distributed.plans import compiled
@@ -24,7 +24,7 @@ from sparsetc.distributed.shard import Sharded
 from sparsetc.distributed.share import Share
 from sparsetc.errors import EquationError, TransformError
 from sparsetc.ir.equation.parse import parse, parse_arguments
-from sparsetc.options import current, of_call
+from sparsetc.options import of_call
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -158,7 +158,7 @@ def _kept(
         raise EquationError("a distributed einsum takes a Sharded operand; see sparsetc.distributed.shard") from None
     x = operands[at]
     said = {"equation": text, "operands": [_kind(o) for o in operands], "gather": gather, "output": output}
-    said |= {"settings": settings, "options": current(), "the sharded operand": (x.shape, x.cut.nnz, x.dtype)}
+    said |= {"the sharded operand": (x.shape, x.cut.nnz, x.dtype)} | alike(settings)
 
     def prepared() -> tuple[Share, list[torch.Tensor]]:
         dense = [as_dense(o, f"operand {n + 1}") for n, o in enumerate(operands) if n != at]
