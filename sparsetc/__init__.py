@@ -9,6 +9,7 @@ from sparsetc.errors import (
     CoordinateError,
     DecompositionError,
     DeviceError,
+    DistributedError,
     DtypeError,
     EquationError,
     FormatError,
@@ -31,7 +32,7 @@ from sparsetc.tensor.pattern import CacheInfo, Pattern, cache_info, clear_cache
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 if TYPE_CHECKING:
-    from sparsetc import datasets, decomposition, testing
+    from sparsetc import datasets, decomposition, distributed, testing
     from sparsetc.device.calibrate import calibrate
     from sparsetc.device.profile import DeviceProfile
     from sparsetc.io import PackedFile, open_packed, pack, read, write
@@ -48,6 +49,7 @@ __all__ = [
     "DecompositionError",
     "DeviceError",
     "DeviceProfile",
+    "DistributedError",
     "DtypeError",
     "EquationError",
     "FormatError",
@@ -75,6 +77,7 @@ __all__ = [
     "contract",
     "datasets",
     "decomposition",
+    "distributed",
     "einsum",
     "explain",
     "mttkrp",
@@ -111,6 +114,7 @@ _ON_DEMAND = {
     "DeviceProfile": "device.profile",
     "datasets": "",
     "decomposition": "",
+    "distributed": "",
     "testing": "",
 }
 """Names that are imported when they are first asked for, each with its module; a module has none."""

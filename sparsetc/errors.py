@@ -45,6 +45,10 @@ class OutOfMemoryError(SparsetcError, MemoryError):
     """A result or a packed form would pass the memory limit; refused before it is allocated."""
 
 
+class DistributedError(SparsetcError, RuntimeError):
+    """Ranks that were given different arguments, of which some failed, or that lost each other; it names them."""
+
+
 class TransformError(SparsetcError, NotImplementedError):
     """Gradients in batches, which autograd asks for as if for one, or a traced graph whose kernel is gone."""
 

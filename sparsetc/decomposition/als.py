@@ -41,6 +41,9 @@ class Equations(Protocol):
     def scaled(self, scales: torch.Tensor) -> None:
         """The factors' columns were multiplied by (order, rank) scales."""
 
+    def inner(self, mode: int, rhs: torch.Tensor) -> torch.Tensor:
+        """Float64 scalar: the sum of the products of B and the factor of a mode."""
+
 
 class Whole:
     """The equations of the whole tensor: B is an MTTKRP, H the Hadamard product of the other factors' Gram matrices."""
@@ -49,7 +52,7 @@ class Whole:
         self.norm = torch.linalg.vector_norm(x.values, dtype=torch.float64)
         self._factors = factors
         self._kernels = mode_kernels(x, factors[0].shape[1], free, **settings)
-        self.grams = torch.stack([(f.T @ f).double() for f in factors])
+        self.grams = torch.stack([self._gram(m) for m in range(len(factors))])
         """(order, rank, rank) float64, of the factors as they are."""
 
     def gram(self, mode: int) -> torch.Tensor:
@@ -63,8 +66,12 @@ class Whole:
 
     def updated(self, mode: int) -> None:
         """Make the factor's Gram matrix again."""
+        self.grams[mode].copy_(self._gram(mode))
+
+    def _gram(self, mode: int) -> torch.Tensor:
+        """(rank, rank) float64 Gram matrix of a factor."""
         factor = self._factors[mode]
-        self.grams[mode].copy_(factor.T @ factor)
+        return (factor.T @ factor).double()
 
     def model_square(self, mode: int, gram: torch.Tensor) -> torch.Tensor:
         """The sum of all Gram matrices' Hadamard product."""
@@ -77,6 +84,15 @@ class Whole:
     def scaled(self, scales: torch.Tensor) -> None:
         """Scale the Gram matrices as their factors were."""
         self.grams.mul_(scales[:, :, None]).mul_(scales[:, None, :])
+
+    def inner(self, mode: int, rhs: torch.Tensor) -> torch.Tensor:
+        """In float64."""
+        return inner(rhs, self._factors[mode])
+
+
+def inner(rhs: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """The sum of the products of two matrices, a float64 scalar."""
+    return (rhs * factor).sum(dtype=torch.float64)
 
 
 class Sweep:
@@ -118,7 +134,7 @@ class Sweep:
 
     def _finish(self, mode: int, rhs: torch.Tensor, system: tuple[torch.Tensor, ...]) -> None:
         """Measure the fit, of the mode that was updated last, and balance."""
-        inner, square = self._inner_product(mode, rhs), self._equations.model_square(mode, system[0])
+        inner, square = self._equations.inner(mode, rhs), self._equations.model_square(mode, system[0])
         self.measures.copy_(fit_of(self._equations.norm, inner, square))
         self.balance()
 
@@ -131,15 +147,11 @@ class Sweep:
         mode = self._free[0]
         rhs, gram = self._equations.rhs(mode), self._equations.gram(mode)
         self._equations.updated(mode)
-        inner, square = self._inner_product(mode, rhs), self._equations.model_square(mode, gram)
+        inner, square = self._equations.inner(mode, rhs), self._equations.model_square(mode, gram)
         fitting = torch.where(inner > 0, inner / square, self._equations.norm / square.sqrt())
         self._factors[mode].mul_(fitting.nan_to_num(1, 1, 1))
         self._equations.updated(mode)
         self.balance()
-
-    def _inner_product(self, mode: int, rhs: torch.Tensor) -> torch.Tensor:
-        """Of X and the model, float64."""
-        return (rhs * self._factors[mode]).sum(dtype=torch.float64)
 
     def balance(self) -> None:
         """Scale components so that they have the same length in all free modes."""

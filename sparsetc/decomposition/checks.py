@@ -36,18 +36,7 @@ def tensor(x: Any, name: str, single: bool = False, whole: bool = True) -> Spars
     sparse = coerce(x)
     if sparse is None:
         raise DtypeError(f"{name}: x must be sparse, found {type(x).__name__}; see SparseTensor.from_dense")
-    if sparse.dtype not in DTYPES:
-        hint = "there is no complex decomposition" if sparse.dtype.is_complex else "convert it: x.to(torch.float32)"
-        raise DtypeError(f"{name}: x must be float32 or float64, found {sparse.dtype}; {hint}")
-    if sparse.device.type == "meta":
-        raise DeviceError(f"{name}: x is on the meta device, which holds no values")
-    if sparse.order < 2:
-        raise ShapeError(f"{name}: x has one mode, shape {sparse.shape}; a decomposition needs at least 2")
-    for mode, size in enumerate(sparse.shape):
-        if size == 0:
-            raise ShapeError(
-                f"{name}: mode {mode} of x has size 0, shape {sparse.shape}; there is nothing to decompose"
-            )
+    kind(sparse.dtype, sparse.device, sparse.shape, name)
     sparse = sparse.coalesce()
     if sparse.requires_grad:
         sparse = sparse.with_values(sparse.values.detach())
@@ -58,16 +47,35 @@ def tensor(x: Any, name: str, single: bool = False, whole: bool = True) -> Spars
     return sparse
 
 
+def kind(dtype: torch.dtype, device: torch.device, shape: Sequence[int], name: str) -> None:
+    """DtypeError, DeviceError or ShapeError of a tensor that nothing can be decomposed of, whatever its nonzeros."""
+    if dtype not in DTYPES:
+        hint = "there is no complex decomposition" if dtype.is_complex else "convert it: x.to(torch.float32)"
+        raise DtypeError(f"{name}: x must be float32 or float64, found {dtype}; {hint}")
+    if device.type == "meta":
+        raise DeviceError(f"{name}: x is on the meta device, which holds no values")
+    if len(shape) < 2:
+        raise ShapeError(f"{name}: x has one mode, shape {shape}; a decomposition needs at least 2")
+    for mode, size in enumerate(shape):
+        if size == 0:
+            raise ShapeError(f"{name}: mode {mode} of x has size 0, shape {shape}; there is nothing to decompose")
+
+
 def check_values(values: torch.Tensor, name: str) -> None:
     """FormatError of values that are not finite, or whose squares, which fits are sums of, overflow or vanish."""
     if not values.numel():
         return
     largest, square = torch.stack((values.abs().max(), values.square().sum())).tolist()
+    check_extent(largest, square, values.dtype, name)
+
+
+def check_extent(largest: float, square: float, dtype: torch.dtype, name: str) -> None:
+    """`check_values`, of the largest magnitude and the sum of the squares."""
     if not isfinite(largest):
         raise FormatError(f"{name}: x has values that are infinite or NaN")
-    if largest and not torch.finfo(values.dtype).tiny <= square < inf:
+    if largest and not torch.finfo(dtype).tiny <= square < inf:
         raise FormatError(
-            f"{name}: x has values up to {largest:.3g}, whose squares add up to {square:.3g} in {values.dtype}; scale x"
+            f"{name}: x has values up to {largest:.3g}, whose squares add up to {square:.3g} in {dtype}; scale x"
         )
 
 

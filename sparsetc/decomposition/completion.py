@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from sparsetc.decomposition import checks
+from sparsetc.decomposition.als import inner
 from sparsetc.decomposition.kernels import mode_kernels
 from sparsetc.errors import DecompositionError, DeviceError, FormatError, ShapeError
 from sparsetc.options import current
@@ -129,3 +130,7 @@ class Observed:
 
     def scaled(self, scales: torch.Tensor) -> None:
         """Nothing is kept of factors."""
+
+    def inner(self, mode: int, rhs: torch.Tensor) -> torch.Tensor:
+        """In float64."""
+        return inner(rhs, self._factors[mode])

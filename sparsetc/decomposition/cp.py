@@ -6,7 +6,8 @@ Tomasi & Bro 2005 without imputation (one least-squares problem a row).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,11 +17,12 @@ from sparsetc.decomposition.als import Equations, Whole
 from sparsetc.decomposition.completion import Observed, observed
 from sparsetc.decomposition.context import undisturbed
 from sparsetc.decomposition.fused import sweep_of
-from sparsetc.decomposition.initial import cp_factors, is_model
-from sparsetc.decomposition.linear import HALS, LEAST_SQUARES, ROWWISE, normalized
+from sparsetc.decomposition.initial import STARTS, cp_factors, is_model
+from sparsetc.decomposition.linear import HALS, LEAST_SQUARES, ROWWISE, Update, normalized
 from sparsetc.decomposition.loop import Ended, Watch, asking, iterate, settled
 from sparsetc.decomposition.models import CP
 from sparsetc.support.entry import entry_point
+from sparsetc.tensor.sparse_tensor import SparseTensor
 
 NAME = "cp_als"
 
@@ -75,35 +77,100 @@ def cp_als(
         DecompositionError, ShapeError, DtypeError, DeviceError, FormatError, OutOfMemoryError: before any sweep.
     """
     sparse = checks.tensor(x, NAME, single=mask is not None, whole=mask is None)
-    rank, free = checks.rank(rank, NAME), checks.free_modes(fixed_modes, sparse.order, NAME)
-    n_iter_max = checks.number(n_iter_max, 0, f"{NAME}: n_iter_max")
-    asked = asking(callback, lambda rows: made(Ended(rows, "")))
-    tol, l2_reg = checks.level(tol, f"{NAME}: tol"), checks.level(l2_reg, f"{NAME}: l2_reg")
+    wanted = Wanted.checked(
+        sparse.order, rank, n_iter_max, tol, normalize_factors, nonnegative, fixed_modes, l2_reg, callback, progress
+    )
     seen = None if mask is None else observed(sparse, mask, NAME)
-    random = checks.generator(random_state, NAME)
-    factors = cp_factors(sparse if seen is None else seen.values, rank, init, random, free, NAME)
-    if nonnegative and isinstance(init, str):
-        factors = [f.abs_() for f in factors]
-    elif nonnegative:
-        checks.nonnegative(factors, NAME)
+    factors = start(sparse if seen is None else seen.values, wanted, init, checks.generator(random_state, NAME))
     equations: Equations
     if seen is None:
-        equations = Whole(sparse, factors, free, **settings)
+        equations = Whole(sparse, factors, wanted.free, **settings)
     else:
-        equations = Observed(seen, factors, free, **settings)
+        equations = Observed(seen, factors, wanted.free, **settings)
     update = HALS if nonnegative else LEAST_SQUARES if seen is None else ROWWISE
-    sweep = sweep_of(equations, factors, free, update, l2_reg)
+    return run(Run(equations, factors, update, lambda: factors), wanted, is_model(init))
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is wanted of a run: checked arguments, but for the tensor, the start and what kernels are compiled with."""
+
+    rank: int
+    free: tuple[int, ...]
+    n_iter_max: int
+    tol: float
+    normalize_factors: bool
+    nonnegative: bool
+    l2_reg: float
+    callback: Any
+    progress: bool
+
+    @classmethod
+    def checked(
+        cls,
+        order: int,
+        rank: int,
+        n_iter_max: int,
+        tol: float | None,
+        normalize_factors: bool,
+        nonnegative: bool,
+        fixed_modes: Iterable[int] | None,
+        l2_reg: float,
+        callback: Any,
+        progress: bool,
+    ) -> Wanted:
+        """What `cp_als` was asked for; DecompositionError where it cannot be done."""
+        rank, free = checks.rank(rank, NAME), checks.free_modes(fixed_modes, order, NAME)
+        n_iter_max = checks.number(n_iter_max, 0, f"{NAME}: n_iter_max")
+        asking(callback, lambda rows: None)
+        tol, l2_reg = checks.level(tol, f"{NAME}: tol"), checks.level(l2_reg, f"{NAME}: l2_reg")
+        return cls(rank, free, n_iter_max, tol, normalize_factors, nonnegative, l2_reg, callback, progress)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is ready to begin: its equations, and the buffers that it changes."""
+
+    equations: Equations
+    factors: Sequence[torch.Tensor]
+    """Changed in place: the model's, or this process's rows of them."""
+    update: Update
+    whole: Callable[[], Sequence[torch.Tensor]]
+    """The model's factors as they are."""
+    watch: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of `Watch` that are not the user's."""
+
+
+def start(
+    x: SparseTensor, wanted: Wanted, init: Any, random: torch.Generator | None, starts: Sequence[str] = STARTS
+) -> list[torch.Tensor]:
+    """The factors that a run starts from."""
+    factors = cp_factors(x, wanted.rank, init, random, wanted.free, NAME, starts)
+    if wanted.nonnegative and isinstance(init, str):
+        return [f.abs_() for f in factors]
+    if wanted.nonnegative:
+        checks.nonnegative(factors, NAME)
+    return factors
+
+
+def run(own: Run, wanted: Wanted, goes_on: bool) -> CP:
+    """Alternating least squares, whatever the equations are and wherever the factors lie."""
+    free, factors = wanted.free, own.factors
+    sweep = sweep_of(own.equations, factors, free, own.update, wanted.l2_reg)
 
     def made(ended: Ended) -> CP:
-        kept = normalized(factors, free) if normalize_factors else (torch.ones_like(factors[0][0]), _copied(factors))
+        whole = own.whole()
+        kept = normalized(whole, free) if wanted.normalize_factors else (torch.ones_like(whole[0][0]), _copied(whole))
         return CP(*kept, ended.column(0), ended.stopped)
 
-    if not bool(equations.norm > 0):
+    if not bool(own.equations.norm > 0):
         factors[free[0]].zero_()
         return made(Ended([[1.0]], "converged"))
-    if not is_model(init):
+    if not goes_on:
         sweep.fit_scale()
-    watch = Watch(n_iter_max, settled(tol, sparse.dtype), asked, progress, f"CP, rank {rank}")
+    asked = asking(wanted.callback, lambda rows: made(Ended(rows, "")))
+    ended = settled(wanted.tol, factors[0].dtype)
+    watch = Watch(wanted.n_iter_max, ended, asked, wanted.progress, f"CP, rank {wanted.rank}", **own.watch)
     return made(iterate(sweep, sweep.measures, watch))
 
 

@@ -66,7 +66,7 @@ class FusedSweep(Sweep):
         self._update.apply(factor, rhs, system)
         self._equations.updated(mode)
         if mode == self._free[-1]:
-            self._inner.copy_(self._inner_product(mode, rhs))
+            self._inner.copy_(self._equations.inner(mode, rhs))
 
     def _finish(self, mode: int, rhs: torch.Tensor, system: tuple[torch.Tensor, ...]) -> None:
         scales = measure(self._grams, self._inner, self._norm, self._is_free, self.measures)

@@ -17,6 +17,9 @@ from sparsetc.errors import DecompositionError, ShapeError
 from sparsetc.options import current
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
+STARTS = ("random", "nvecs")
+"""Starts that have a name."""
+
 
 def cp_factors(
     x: SparseTensor,
@@ -25,7 +28,7 @@ def cp_factors(
     random: torch.Generator | None,
     free: Sequence[int],
     name: str,
-    starts: Sequence[str] = ("random", "nvecs"),
+    starts: Sequence[str] = STARTS,
 ) -> list[torch.Tensor]:
     """(size, rank) factors to be changed in place; those of the modes that are not `free` as they were given.
 

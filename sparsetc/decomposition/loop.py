@@ -41,6 +41,11 @@ class Watch:
     title: str = ""
     capture: bool = True
     """Whether the step waits for nothing, so that a CUDA graph may hold it."""
+    together: Callable[[str], str] | None = None
+    """Where several processes iterate together: of why each stops, empty for not at all, why all do. Called whenever
+    measures are looked at."""
+    silent: bool = False
+    """Whether another process draws the bar."""
 
     @property
     def looks(self) -> int:
@@ -100,16 +105,19 @@ def iterate(step: Callable[[], None], measures: torch.Tensor, watch: Watch) -> E
     rows: list[list[float]] = []
     unread: list[torch.Tensor] = []
     stopped = ""
-    with _interruptions() as interrupted, bar(watch.n_iter_max, watch.title, watch.progress, "iterations") as at:
+    shown = watch.progress and not watch.silent
+    with _interruptions() as interrupted, bar(watch.n_iter_max, watch.title, shown, "iterations") as at:
         while not stopped and len(rows) + len(unread) < watch.n_iter_max:
             advance()
             unread.append(measures.clone())
-            if interrupted():
+            if interrupted() and watch.together is None:
                 stopped = "interrupted"
             elif len(unread) == looks:
                 rows += _read(unread)
                 at(len(rows), f"{watch.title}, fit {rows[-1][0]:.4f}")
                 stopped = _ended(watch, rows)
+                if watch.together is not None:
+                    stopped = watch.together("interrupted" if interrupted() else stopped)
         rows += _read(unread)
     if stopped == "interrupted":
         warn(f"interrupted after {len(rows)} iterations; the result is that of the last, and init= continues from it")

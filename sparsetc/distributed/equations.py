@@ -1,0 +1,155 @@
+"""The normal equations of a CP model whose tensor is cut: MTTKRPs of boxes, summed where ranks share rows.
+
+In: a sharded tensor and factors. Out: `Equations` over this rank's own rows. For each mode a rank holds the rows of its
+range, the *block*, as all ranks of the range do; of these it owns an equal share, which it alone updates. Smith &
+Karypis, A medium-grained algorithm for sparse tensor factorization, 2016.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from sparsetc.decomposition.als import Whole
+from sparsetc.distributed.combine import DenseResult
+from sparsetc.distributed.plans import compiled
+from sparsetc.distributed.ranks import Ranks
+from sparsetc.distributed.shard import Sharded
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one mode's factor, as the ranks of this one's range share them."""
+
+    sharing: Ranks
+    """Those that have the range."""
+    start: int
+    """The first row of the range, in the factor."""
+    stop: int
+    share: int
+    """Rows that each rank owns; the last may own fewer, and zeros in the place of others."""
+
+    @classmethod
+    def of(cls, x: Sharded, mode: int) -> Rows:
+        """Those of a mode of a tensor; collective."""
+        sharing, (start, stop) = x.ranks.divided(x.cut.sharing((mode,))), x.ranges[mode]
+        return cls(sharing, start, stop, -(-(stop - start) // sharing.size))
+
+    @property
+    def padded(self) -> int:
+        """Rows of the block, zeros at its end among them."""
+        return self.share * self.sharing.size
+
+    def block(self, factor: torch.Tensor) -> torch.Tensor:
+        """(padded, rank) the rows of the range."""
+        out = factor.new_zeros((self.padded, factor.shape[1]))
+        out[: self.stop - self.start] = factor[self.start : self.stop]
+        return out
+
+    def own(self, block: torch.Tensor) -> torch.Tensor:
+        """The rows of a block that this rank owns: a copy, or the block itself where it owns all."""
+        if self.sharing.size == 1:
+            return block
+        return block.narrow(0, self.share * self.sharing.rank, self.share).clone()
+
+
+class Boxed(Whole):
+    """The equations of a whole tensor, of which this rank has a box.
+
+    B comes from an MTTKRP of the box, by a reduce-scatter over the ranks of its range, and updated rows go back to
+    these by an all-gather, beside which the Gram matrix is made. Gram matrices and inner products are sums over all
+    ranks.
+    """
+
+    def __init__(
+        self,
+        x: Sharded,
+        rows: Sequence[Rows],
+        factors: Sequence[torch.Tensor],
+        free: Sequence[int],
+        **settings: Any,
+    ) -> None:
+        self._rows, self._ranks, self._waiting = rows, x.ranks, list[Callable[[], None]]()
+        self._blocks = [r.block(f) for r, f in zip(rows, factors, strict=True)]
+        self.own = [r.own(b) for r, b in zip(rows, self._blocks, strict=True)]
+        """This rank's rows of each factor, changed in place."""
+        super().__init__(_padded(x.local, rows), self.own, free, **settings)
+
+    def joined(self) -> Boxed:
+        """The same, once all ranks have it: what was made of this rank's rows alone becomes that of all."""
+        self.norm = self._ranks.sum_(self.norm.square()).sqrt()
+        self._ranks.sum_(self.grams)
+        return self
+
+    def updated(self, mode: int) -> None:
+        """Begin to send updated rows to the ranks that share them.
+
+        Until they have arrived, nobody may change them: what a sweep calls before it does waits for them, as does what
+        reads blocks.
+        """
+        self._waiting.append(self._rows[mode].sharing.gather_into(self._blocks[mode], self.own[mode]))
+        self.grams[mode].copy_(self._ranks.sum_(self._gram(mode)))
+
+    def scaled(self, scales: torch.Tensor) -> None:
+        """Scale Gram matrices, and blocks, as this rank's rows were."""
+        super().scaled(scales)
+        self._arrived()
+        for block, own, scale in zip(self._blocks, self.own, scales, strict=True):
+            if block is not own:
+                block.mul_(scale)
+
+    def norms(self) -> torch.Tensor:
+        """From the Gram matrices, which are those of all rows; columns are scaled next."""
+        self._arrived()
+        return super().norms()
+
+    def inner(self, mode: int, rhs: torch.Tensor) -> torch.Tensor:
+        """Of all rows; a start is scaled next."""
+        self._arrived()
+        return self._ranks.sum_(super().inner(mode, rhs))
+
+    def rhs(self, mode: int) -> torch.Tensor:
+        """B of this rank's rows, summed over the ranks that share them."""
+        self._arrived()
+        return self._rows[mode].sharing.scattered_sum(self._kernels[mode](self._blocks))
+
+    def whole(self) -> list[torch.Tensor]:
+        """The factors, gathered from the ranks that own their rows; collective."""
+        self._arrived()
+        return [gathered(own, rows, self._ranks) for own, rows in zip(self.own, self._rows, strict=True)]
+
+    def _arrived(self) -> None:
+        while self._waiting:
+            self._waiting.pop()()
+
+
+def prepared(x: Sharded, factors: Sequence[torch.Tensor], free: Sequence[int], what: str, **settings: Any) -> Boxed:
+    """The equations, compiled on every rank; collective.
+
+    Raises:
+        DistributedError: a rank could not.
+    """
+    rows = [Rows.of(x, mode) for mode in range(x.order)]
+    return compiled(x.ranks, what, partial(Boxed, x, rows, factors, free), settings).joined()
+
+
+def gathered(own: torch.Tensor, rows: Rows, ranks: Ranks) -> torch.Tensor:
+    """(size, rank) a factor on every rank, of each one's rows."""
+    first = min(rows.stop, rows.start + rows.share * rows.sharing.rank)
+    last = min(rows.stop, first + rows.share)
+    places = torch.tensor([[first, last]], device=own.device)
+    width = (0, own.shape[1])
+    blocks = tuple(((start, stop), width) for start, stop in ranks.gathered(places).tolist())
+    size = max(stop for (_, stop), _ in blocks)
+    return DenseResult((size, own.shape[1]), blocks, 1, False).gathered(own[: last - first], ranks)
+
+
+def _padded(local: SparseTensor, rows: Sequence[Rows]) -> SparseTensor:
+    """A box whose modes have as many rows as its blocks of factors."""
+    shape = tuple(r.padded for r in rows)
+    return SparseTensor._of(local.coords, local.values, shape, local.is_coalesced)

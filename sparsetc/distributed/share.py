@@ -1,0 +1,94 @@
+"""One rank's part of an einsum: on its box, with the rows of dense operands that its box reads.
+
+In: an einsum of the whole tensor, and its cut. Out: a `Share`: what letters are cut, how dense operands are narrowed,
+and where each rank's block of the result lies. It sends nothing, and knows no kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from sparsetc.distributed.cut import Cut, Range
+from sparsetc.errors import DtypeError, EquationError, ShapeError
+from sparsetc.ir.equation.einsum import Bound
+
+
+@dataclass(frozen=True)
+class Share:
+    """An einsum of one sparse operand that is cut."""
+
+    bound: Bound
+    """Of the whole tensor."""
+    cut: Cut
+
+    @cached_property
+    def position(self) -> int:
+        """Which operand is sparse."""
+        return self.bound.einsum.sparse[0]
+
+    @cached_property
+    def modes(self) -> dict[str, int]:
+        """The letters that are cut with their mode, and so are cut in dense operands and in the result."""
+        own = self.bound.einsum.inputs[self.position]
+        return {c: m for m, c in enumerate(own) if m in self.cut.modes and own.count(c) == 1}
+
+    @cached_property
+    def whole(self) -> tuple[int, ...]:
+        """Modes that are cut although their letter repeats: a diagonal is found by coordinates of the whole."""
+        return tuple(m for m in self.cut.modes if m not in self.modes.values())
+
+    @cached_property
+    def text(self) -> str:
+        """The equation of every rank, without ellipses."""
+        return str(self.bound.einsum)
+
+    @cached_property
+    def placed(self) -> tuple[int, ...]:
+        """The modes by which the result is cut."""
+        return tuple(self.modes[c] for c in self.bound.einsum.output if c in self.modes)
+
+    @cached_property
+    def summing(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks, those together that have the same block of the result, each a part of its sums."""
+        return self.cut.sharing(self.placed)
+
+    def block(self, rank: int) -> tuple[Range, ...]:
+        """Where the block of a rank's result lies, in the result."""
+        ranges, e = self.cut.ranges(rank), self.bound.einsum
+        return tuple(
+            ranges[self.modes[c]] if c in self.modes else (0, n)
+            for c, n in zip(e.output, self.bound.output_shape, strict=True)
+        )
+
+    def narrowed(self, dense: Sequence[torch.Tensor], rank: int) -> list[torch.Tensor]:
+        """Views of the rows of dense operands that a rank reads; what broadcasts stays as it is.
+
+        Raises:
+            EquationError: not as many as the einsum has.
+            ShapeError: of a shape that does not fit the einsum.
+        """
+        e, ranges = self.bound.einsum, self.cut.ranges(rank)
+        if len(dense) != len(e.dense):
+            raise EquationError(f'"{e.text}" takes {len(e.dense)} dense operands, found {len(dense)}')
+        found = []
+        for position, operand in zip(e.dense, dense, strict=True):
+            term, sizes = e.inputs[position], self.bound.shape(position)
+            _check(operand, sizes, f'operand {position + 1} of "{e.text}"')
+            for dim, letter in enumerate(term):
+                if letter in self.modes and operand.shape[dim] != 1:
+                    start, stop = ranges[self.modes[letter]]
+                    operand = operand.narrow(dim, start, stop - start)
+            found.append(operand)
+        return found
+
+
+def _check(operand: torch.Tensor, sizes: tuple[int, ...], what: str) -> None:
+    if not isinstance(operand, torch.Tensor):
+        raise DtypeError(f"{what} must be a torch tensor, found {type(operand).__name__}")
+    found = tuple(operand.shape)
+    if len(found) != len(sizes) or any(n not in (1, size) for n, size in zip(found, sizes, strict=True)):
+        raise ShapeError(f"{what} must have shape {sizes}, found {found}")

@@ -1,0 +1,121 @@
+"""Where the nonzeros that are to be cut come from: a tensor, or this rank's range of blocks of a packed file.
+
+In: what the user gave. Out: a `Source`, checked but not read, and the modes that may be cut.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sparsetc.distributed.deal import Nonzeros
+from sparsetc.distributed.ranks import Ranks
+from sparsetc.errors import DtypeError, ShapeError
+from sparsetc.io import memory
+from sparsetc.io.stc import PackedFile
+from sparsetc.ir.equation.parse import parse
+from sparsetc.tensor.convert import coerce
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Nonzeros to be cut, not read yet."""
+
+    shape: tuple[int, ...]
+    """Of the whole tensor, dense modes last."""
+    sparse_order: int
+    scattered: bool
+    """Whether each rank has others."""
+    read: Callable[[], Nonzeros]
+    """This rank's own if they are scattered, else all; on the device where shares will be."""
+    said: dict[str, Any]
+    """What must be the same on every rank."""
+
+
+def source_of(x: Any, ranks: Ranks, device: torch.device | str | None, scattered: bool) -> Source:
+    """A source of what a user gave.
+
+    Raises:
+        DtypeError: it is no tensor and no packed file.
+        IOFormatError, FileNotFoundError: of a file.
+        DeviceError: the group cannot send tensors on the device.
+    """
+    if isinstance(x, str | os.PathLike):
+        with PackedFile(x) as file:
+            return _of_file(file, Path(x), ranks, device)
+    if isinstance(x, PackedFile):
+        return _of_file(x, None, ranks, device)
+    sparse = coerce(x)
+    if sparse is None:
+        raise DtypeError(f"shard: x must be sparse, a PackedFile or a path, found {type(x).__name__}")
+    sparse = (sparse.expand_dense() if sparse.blocksize else sparse).coalesce()
+    if device is not None:
+        sparse = sparse.to(torch.device(device))
+    ranks.check(sparse.device)
+    found, own = sparse, (sparse.coords, sparse.values.detach())
+    said: dict[str, Any] = {"shape": found.shape, "dtype": found.dtype, "device": found.device.type}
+    if not scattered:
+        said |= {"nnz": found.nnz, "sums of coordinates and of the bits of values": _sums(found)}
+    return Source(found.shape, found.sparse_order, scattered, lambda: own, said)
+
+
+def _of_file(file: PackedFile, path: Path | None, ranks: Ranks, device: torch.device | str | None) -> Source:
+    to = ranks.device if device is None else torch.device(device)
+    ranks.check(to)
+
+    def own(opened: PackedFile) -> Nonzeros:
+        block, blocks = opened.layout.block, opened.layout.blocks
+        first, last = (min(blocks * r // ranks.size * block, opened.nnz) for r in (ranks.rank, ranks.rank + 1))
+        memory.check(opened.path, "this rank's part", (last - first) * opened.layout.row_bytes)
+        coords, values = opened.block(first, last)
+        return coords.to(to), values.to(to)
+
+    def read() -> Nonzeros:
+        if path is None:
+            return own(file)
+        with PackedFile(path) as opened:
+            return own(opened)
+
+    said = {"shape": file.shape, "dtype": file.dtype, "device": to.type, "nnz": file.nnz, "checksum": file.crc}
+    return Source(file.shape, file.order, True, read, said)
+
+
+def modes_to_cut(along: Any, source: Source) -> tuple[int, ...]:
+    """The modes that may be cut: those given, those that an equation keeps, or all; of dense modes none."""
+    order, every = len(source.shape), range(source.sparse_order)
+    if along is None:
+        return tuple(every)
+    if isinstance(along, str):
+        return _kept(along, source) or tuple(every)
+    found = set()
+    for mode in (along,) if isinstance(along, int) else along:
+        if isinstance(mode, bool) or not isinstance(mode, int) or not -order <= mode < order:
+            raise ShapeError(f"shard: along has {mode!r:.80}, expected modes {-order}..{order - 1}, or an equation")
+        if mode % order >= source.sparse_order:
+            raise ShapeError(f"shard: mode {mode} is dense; only modes with coordinates are cut")
+        found.add(mode % order)
+    return tuple(sorted(found))
+
+
+def _kept(equation: str, source: Source) -> tuple[int, ...]:
+    """The modes whose letters the result of an equation keeps, each once in the first term."""
+    others = [piece.replace("...", "") for piece in equation.split("->")[0].split(",")[1:]]
+    shapes = [source.shape, *((1,) * sum(c.isalpha() for c in piece) for piece in others)]
+    einsum = parse(equation, shapes, [True] + [False] * len(others)).einsum
+    own = einsum.inputs[0]
+    return tuple(m for m in range(source.sparse_order) if own[m] in einsum.output and own.count(own[m]) == 1)
+
+
+def _sums(x: SparseTensor) -> tuple[int, ...]:
+    """Numbers that tensors with other nonzeros rarely share."""
+    values = torch.view_as_real(x.values) if x.dtype.is_complex else x.values
+    bits = values.detach().contiguous().reshape(-1).view(_BITS[values.element_size()])
+    return *x.coords.sum(1).tolist(), int(bits.sum(dtype=torch.int64))

@@ -1,0 +1,114 @@
+"""How tensors are cut: boundaries, grids, what a cut says of itself; and what the model predicts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+
+import pytest
+import torch
+
+import sparsetc as stc
+from sparsetc.distributed import choose, cut, deal, model
+from sparsetc.distributed.ranks import Ranks
+
+
+@pytest.mark.parametrize("ranges", [1, 2, 3, 7])
+def test_boundaries_balance_rows_as_well_as_they_can(ranges: int) -> None:
+    g = torch.Generator().manual_seed(0)
+    for counts in (torch.randint(0, 9, (50,), generator=g), torch.ones(7).long(), torch.zeros(9).long()):
+        found = choose.boundaries(counts, ranges)
+        assert len(found) == ranges + 1
+        assert (found[0], found[-1]) == (0, counts.shape[0])
+        assert list(found) == sorted(found)
+        parts = [int(counts[a:b].sum()) for a, b in pairwise(found)]
+        assert sum(parts) == int(counts.sum())
+        assert max(parts) <= int(counts.sum()) / ranges + int(counts.max())
+
+
+def test_a_row_with_most_nonzeros_is_a_range_of_its_own() -> None:
+    assert choose.boundaries(torch.tensor([1, 1, 50, 1, 1]), 2) in ((0, 2, 5), (0, 3, 5))
+    assert choose.boundaries(torch.tensor([90, 1, 1]), 3)[-1] == 3
+
+
+def test_grids_are_all_there_are_and_send_few_rows_first() -> None:
+    shape = (1000, 10, 500)
+    found = choose.grids(8, shape, (0, 1, 2), False)
+    assert len(found) == 10
+    assert all(prod(g) == 8 and g[-1] == 1 for g in found)
+    sent = [choose.rows_sent(g, shape) for g in found]
+    assert sent == sorted(sent)
+    assert found[0] == (4, 1, 2, 1)
+    assert choose.grids(8, (3, 2), (0, 1), False) == []
+    assert (2, 2, 2) in choose.grids(8, (3, 2), (0, 1), True)
+    assert choose.grids(1, shape, (), False) == [(1, 1, 1, 1)]
+    assert choose.grids(4, shape, (2,), False) == [(1, 1, 4, 1)]
+
+
+def test_every_nonzero_has_one_owner_and_pieces_are_equal() -> None:
+    coords = torch.stack((torch.zeros(11).long(), torch.arange(11)))
+    boxes = choose.Boxes((1, 1, 4), ((0, 3), (0, 11)), (11,))
+    assert torch.bincount(deal.owners(coords, boxes)).tolist() == list(choose.cut_of(boxes, (3, 11)).nnz)
+    later = deal.owners(coords[:, 6:], boxes, torch.tensor([6]))
+    assert torch.equal(later, deal.owners(coords, boxes)[6:])
+
+
+def test_a_cut_says_what_it_is_and_is_checked() -> None:
+    own = cut.Cut((4, 6), ((0, 1, 4), (0, 6)), ((0, 0, 0), (1, 0, 0)), (5, 7))
+    cut.verify(own)
+    assert own.grid == (2, 1, 1)
+    assert own.modes == (0,)
+    assert own.ranges(1) == ((1, 4), (0, 6))
+    assert own.sharing((0,)) == ((0,), (1,))
+    assert own.sharing((1,)) == ((0, 1),)
+    assert str(own).splitlines() == [
+        "cut of 4 x 6, 12 nonzeros, over 2 ranks: 2 x 1",
+        "  mode 0: rows from 0, 1, to 4",
+        "  rank 0: mode 0 0..1: 5 nonzeros",
+        "  rank 1: mode 0 1..4: 7 nonzeros",
+        "  5 to 7 nonzeros a rank, the most 1.17 x the mean",
+    ]
+    many = cut.Cut((400,), (tuple(range(0, 401, 10)),), tuple((r, 0) for r in range(40)), (1,) * 40)
+    cut.verify(many)
+    assert len(str(many).splitlines()) == 3
+    for broken in (
+        replace(own, bounds=((0, 5), (0, 6))),
+        replace(own, bounds=((0, 3, 1, 4), (0, 6))),
+        replace(own, places=((0, 0, 0), (0, 0, 0))),
+        replace(own, places=((0, 0), (1, 0))),
+        replace(own, nnz=(5,)),
+    ):
+        with pytest.raises(stc.FormatError):
+            cut.verify(broken)
+
+
+def test_one_rank_is_asked_nothing() -> None:
+    ranks, x = Ranks.of(), torch.arange(6.0)
+    assert (ranks.rank, ranks.size, ranks.backend) == (0, 1, "alone")
+    assert ranks.sum_(x) is x
+    assert torch.equal(ranks.gathered(x), x)
+    assert ranks.objects("a") == ["a"]
+    assert ranks.divided(((0,),)) is ranks
+    with pytest.raises(stc.DistributedError, match="not initialised"):
+        stc.distributed.shard(stc.SparseTensor([[0]], [1.0], (2,)), group=object())
+
+
+def test_the_model_counts_what_its_formulas_say() -> None:
+    rates = model.Rates(1e9, 1e10, 1e8, 1e7, 1e-3, rank=2, passes=1, block_passes=1, imbalance=1)
+    small = model.Tensor("small", (100, 40), 10_000)
+    alone = model.sweep(small, 1, rates)
+    assert alone.seconds == pytest.approx(2 * 10_000 / 1e9 + 2 * 140 * 8 / 1e10)
+    four = model.sweep(small, 4, rates)
+    assert four.grid == (4, 1, 1)  # 30 rows of 40, thrice a quarter of them to others; none of 100
+    assert four.mttkrp == pytest.approx(2 * 2500 / 1e9)
+    assert four.sent == pytest.approx(2 * 40 * 8 * 3 / 4 / 1e8)
+    assert four.waits == pytest.approx((2 * 2 + 2 * 2 * 2 + 2 * 2) * 1e-3)
+    assert model.mttkrp(small, four.grid, 1, rates) == pytest.approx(2500 / 1e9 + 40 * 8 * 0.75 / 1e8 + 2e-3)
+    assert model.sweep(small, 16, rates).sent > model.sweep(small, 16, replace(rates, node=16)).sent
+
+
+def test_the_page_has_the_table_that_the_model_prints() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "distributed.md").read_text()
+    assert model.table() in page
