@@ -20,7 +20,7 @@ from common import factors, kernel_microseconds, mttkrp_equation, record, tensor
 import sparsetc as stc
 from sparsetc.decomposition import cp_als, cp_apr, tucker
 
-RANK, SHORT, LONG = 32, 16, 144
+RANK, SHORT, LONG = 32, 16, 2064
 TENSORS = ("uber_amj_4d", "guanine_TEvv_3d", "nell-2 x0.25")
 
 
