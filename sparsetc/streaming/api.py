@@ -92,7 +92,7 @@ def stream_kernel(
         dense: the dense operands, of which only sizes and dtypes are looked at.
         chunk_bytes: most bytes of a chunk, a number or text as in ``"64MiB"``, which is the default; fewer are taken
             where memory is short.
-        streams: CUDA streams, each with a chunk of its own on the device; 3 by default. With one nothing overlaps.
+        streams: CUDA streams, each with a chunk of its own on the device; 2 by default. With one nothing overlaps.
             Ignored on the CPU.
         order: ``"size"`` runs chunks from most to fewest nonzeros (Chen et al., SpTV), ``"given"`` as they were cut.
         device: where chunks are run; by default the GPU of a dense operand, or the one that there is, or the CPU.

@@ -26,8 +26,9 @@ ROUNDED = 64 << 10
 """Bytes set apart on a GPU, where each tensor begins at a multiple of 512, and small ones are made on the way."""
 SMALLEST = 4096
 """Bytes of the smallest chunk."""
-STREAMS = 3
-"""Streams where no number is asked for: one copies, one computes, and one copies back or waits its turn."""
+STREAMS = 2
+"""Streams where no number is asked for: of plain copies an H200 reached 98 % with 2 and 96 with 3
+(`benchmarks/results/stream.json`)."""
 MOST_STREAMS = 64
 COPIES_SHARE = 8
 """Copies of a result that is met in no order take at most this part of what is free beside it."""
