@@ -400,7 +400,7 @@ def test_the_counts_of_mttkrp_on_runs() -> None:
 def test_the_counts_of_mttkrp_on_fibers() -> None:
     c = cost(mttkrp("fiber"))
     # A value and a word of 5 bits for each nonzero; a length and a word for each fiber; a row number for each item.
-    assert c.stream == N.bytes + 2 * N + (4 + 4) * L + 4 * P
+    assert c.stream == N.bytes + 2 * N + (2 + 4) * L + 4 * P
     assert {g.operand: g.rows for g in c.gathers} == {"B": L, "C": N}
     # R(2M + 2F): MM-CSF, section III.
     assert c.multiply == R * (2 * N + 2 * L)
@@ -478,7 +478,7 @@ def test_rows_that_are_stored_take_no_additions() -> None:
 
 def test_a_cost_describes_itself() -> None:
     assert cost(mttkrp("fiber")).describe() == [
-        "streams 8*L + N*w + 2*N + 4*P bytes, writes 320*w bytes",
+        "streams 6*L + N*w + 2*N + 4*P bytes, writes 320*w bytes",
         "gathers L rows of 32*w bytes of B",
         "gathers N rows of 32*w bytes of C",
         "adds P rows",

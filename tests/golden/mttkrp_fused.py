@@ -7,7 +7,7 @@ Part 0, fiber: blocks of fibers, 8 lanes, modes 0 | 1 | 2.
     lane_word[lane] = | j:8 |  bits a mode
     word[leaf] = | k:9 |  bits a mode
     values[block_ptr[block] + step * 8 + lane], likewise word; step < lane_len[lane]
-    streams 8*L + N*w + 2*N + 4*P bytes, writes 3200*w bytes
+    streams 6*L + N*w + 2*N + 4*P bytes, writes 3200*w bytes
     gathers L rows of 32*w bytes of B
     gathers N rows of 32*w bytes of C
     stores P rows
@@ -17,7 +17,7 @@ Part 1, fiber: blocks of fibers, 32 lanes, modes - | 0 | 1,2.
     lane_word[lane] = | i:7 |  bits a mode
     word[leaf] = | j:8 | k:9 |  bits a mode
     values[block_ptr[block] + step * 32 + lane], likewise word; step < lane_len[lane]
-    streams 8*L + N*w + 4*N bytes, writes 3200*w bytes
+    streams 6*L + N*w + 4*N bytes, writes 3200*w bytes
     gathers N rows of 32*w bytes of B
     gathers N rows of 32*w bytes of C
     stores L rows

@@ -6,7 +6,7 @@ Part 0, fiber: blocks of fibers, 32 lanes, modes - | 0 | 1,2.
     lane_word[lane] = | i:7 |  bits a mode
     word[leaf] = | j:8 | k:9 |  bits a mode
     values[block_ptr[block] + step * 32 + lane], likewise word; step < lane_len[lane]
-    streams 8*L + N*w + 4*N bytes, writes 3200*w bytes
+    streams 6*L + N*w + 4*N bytes, writes 3200*w bytes
     gathers N rows of 32*w bytes of B
     gathers N rows of 32*w bytes of C
     stores L rows

@@ -16,7 +16,7 @@ Part 1, fiber: blocks of fibers, 32 lanes, modes - | 0 | 1.
     lane_word[lane] = | i:7 |  bits a mode
     word[leaf] = | j:8 |  bits a mode
     values[block_ptr[block] + step * 32 + lane], likewise word; step < lane_len[lane]
-    streams 8*L + N*w + 2*N bytes, writes 3200*w bytes
+    streams 6*L + N*w + 2*N bytes, writes 3200*w bytes
     gathers N rows of 32*w bytes of B
     stores L rows
     64*N flops outside dots

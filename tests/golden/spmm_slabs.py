@@ -15,7 +15,7 @@ Part 1, fiber: blocks of fibers, 32 lanes, modes - | 0 | 1.
     lane_word[lane] = | i:7 |  bits a mode
     word[leaf] = | j:8 |  bits a mode
     values[block_ptr[block] + step * 32 + lane], likewise word; step < lane_len[lane]
-    streams 32*L + 4*N*w + 8*N bytes, writes 20000*w bytes
+    streams 24*L + 4*N*w + 8*N bytes, writes 20000*w bytes
     gathers 4*N rows of 64*w bytes of B
     stores 4*L rows
     512*N flops outside dots

@@ -33,10 +33,14 @@ from sparsetc.ir.program.laws import (
     FIRST_WAITS,
     LARGE_SHARE,
     LARGE_TURN,
+    LISTED_TURN,
     OVERLAP,
     SECTOR,
+    SHORT,
     SPLIT,
     STRUCTURE,
+    TALL,
+    TALL_WAITS,
     TILE_WORD,
     TURN_POWER,
     UNCROWDED,
@@ -93,6 +97,8 @@ class Cost:
     """Bytes of a tile that a program takes in one turn, where it does not take all."""
     volume: int = 0
     """Positions of a tile."""
+    listed: bool = False
+    """Whether lists say which coordinates a tile has, as those of windows do."""
     warps: int = 1
     """Warps of a program."""
     sides: Count = ZERO
@@ -178,6 +184,8 @@ class Cost:
         # The last programs run alone, and a tile's dots wait for its loads and for one another.
         alone = self.turn / (self._matrix_rate(profile) / profile.warps * self.warps)
         waits = WAITS_A_TURN * statistics.chain + FIRST_WAITS
+        if self._halved and self.volume >= TALL:
+            waits += TALL_WAITS
         return written + busy + waits * profile.wait + statistics.chain * alone
 
     def _idle_share(self, profile: DeviceProfile) -> float:
@@ -190,6 +198,17 @@ class Cost:
         """What a turn over a tile takes beside its dots, of the profile's `tile`."""
         if self.taken:
             return min(1.0, self.taken / profile.whole_turn) ** TURN_POWER
+        if self.listed and self.precision == ROUNDED:
+            return LISTED_TURN * self._whole_share(profile)
+        return self._whole_share(profile)
+
+    @property
+    def _halved(self) -> bool:
+        """Whether dots take 16-bit sides of a tile that lists describe."""
+        return self.listed and self.precision in (ROUNDED, F16X3)
+
+    def _whole_share(self, profile: DeviceProfile) -> float:
+        """What a turn over a tile takes that is had at once."""
         return min(1.0, (self.volume / profile.whole_tile) ** TURN_POWER * max(2, self.warps) / profile.turn_warps)
 
     def _matrix_rate(self, profile: DeviceProfile) -> float:
@@ -244,7 +263,8 @@ class _Walk:
         """Bytes of index arrays that are streamed."""
         view = self.p.view
         coordinates = {lookup.array for level in range(len(LEVELS)) for lookup in view.lookups(level)}
-        found = sum((STRUCTURE.get(array, ZERO) for array in {*view.arrays} - coordinates), start=self._lists())
+        known = STRUCTURE | ({"lane_len": SHORT * FIBERS} if view.narrow else {})
+        found = sum((known.get(array, ZERO) for array in {*view.arrays} - coordinates), start=self._lists())
         if view.bitmap:
             found += FIBERS * (view.volume // 8)
         if self.sides:
@@ -393,6 +413,7 @@ class _Walk:
             turn=self.dot.of(FIBERS) // self.splits if tiles else None,
             taken=share * (2 if p.half else 4) if self.readers < self.splits else 0,
             volume=volume,
+            listed=self._lists() != ZERO,
             warps=p.warps,
             sides=self.staged,
             converted=self.converted,

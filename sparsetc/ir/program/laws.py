@@ -16,6 +16,11 @@ tiles of 16 x 16; `benchmarks/results/ttmc_tiles.json`, `choices.json`)."""
 WAITS_A_TURN, FIRST_WAITS = 0.55, 4.0
 """Rounds of loads that a turn over a tile waits for, while those of later turns are under way, and that the first turns
 wait for beside (H200, SpMM by windows, of 8 tiles an item to 344: `benchmarks/results/windows.json`, `spmm.json`)."""
+LISTED_TURN = 0.4
+"""Of what a turn over a tile takes, that over a tile of a window in bfloat16: its side is loaded for the dot at once
+(H200, SpMM at `"medium"`, 16 matrices at 32 to 512 columns: `benchmarks/results/spmm.json`, as what follows)."""
+TALL, TALL_WAITS = 4096, 3.0
+"""Positions of windows from which those of 16 bits wait for so many rounds of loads more, before the first dot."""
 ADDED_FROM_TILES = 3
 """How many times as long as the profile's single rows those take that programs of tiles add, many at once (ditto)."""
 CONVERSION = 16
@@ -36,6 +41,8 @@ SECTOR = 32
 """Bytes that reach registers of a gathered row at least."""
 WORD = 4
 """Bytes of an element of an index array, of most kinds, and of a row's scale."""
+SHORT = 2
+"""Bytes of a fiber's length where kernels alone read it, and fibers are cut before 2**15 nonzeros."""
 TILE_WORD = 4
 """Bytes that say where a tile lies: the coordinates of each, however many words they take, or its number in a list of
 pairs. What an item's words take was not counted when rates of tiles were measured."""
