@@ -146,12 +146,15 @@ def spread_values(sides: tuple[int, ...], tiles: int, spread: int, density: floa
 
 
 def error(found: torch.Tensor, case: DrawnTiles) -> float:
-    """The greatest error of an entry over the sum of absolute products it is made of."""
+    """The greatest error of an entry over the sum of absolute products it is made of, where float32 has it in full.
+
+    Smaller sums are compared with the smallest normal number, below which float32 has fewer bits.
+    """
     x, y = case.operands()
     size = replace(case, given=(x.abs(), y.abs())).expected()
     off = (found.view_as(size).double() - case.expected()).abs()
     assert bool((off[size == 0] == 0).all())
-    return float((off / size.clamp(min=1e-300)).max()) if off.numel() else 0.0
+    return float((off / size.clamp(min=torch.finfo(torch.float32).tiny)).max()) if off.numel() else 0.0
 
 
 @st.composite
