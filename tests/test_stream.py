@@ -464,3 +464,9 @@ def test_streams_are_not_copied() -> None:
         for copied in (copy.copy, copy.deepcopy, pickle.dumps):
             with pytest.raises(TypeError, match="neither copied nor pickled"):
                 copied(s)
+
+
+def test_operands_that_give_only_their_sizes() -> None:
+    x, v = tensor(2), torch.ones(tensor(2).shape[1])
+    with stc.stream_kernel("ij,j->i", x, v.to("meta"), device="cpu") as s:
+        assert_same(s(v), stc.einsum("ij,j->i", x, v))

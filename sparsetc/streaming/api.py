@@ -247,7 +247,7 @@ def _bound(equation: str, x: SparseTensor | PackedFile | Source, dense: Sequence
             if SparseTensor.coerce(o) is not None:
                 raise EquationError(f"a stream takes one sparse operand, its first; operand {n + 2} is sparse too")
             raise DtypeError(f"operand {n + 2} must be a torch tensor, found {type(o).__name__}")
-        if not torch.is_autocast_enabled(o.device.type):
+        if o.is_meta or not torch.is_autocast_enabled(o.device.type):  # torch asks no autocast of meta
             check_operand(o, n + 1, x.dtype, o.device)
     return parse(equation, [tuple(x.shape), *(tuple(o.shape) for o in given)], [True] + [False] * len(given))
 
