@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd import forward_ad
 
 import sparsetc as stc
 from sparsetc import decomposition
@@ -563,6 +564,8 @@ def what_fails_on_all_ranks_keeps_its_kind(group: Any, folder: Path) -> None:
         sd.einsum("ijk,jr,kr->ir", s, dense(9, 4), dense(7, 4), memory_limit=200)
     with raises(stc.TransformError, "no gradients"):
         sd.einsum("ijk,k->ij", s, dense(7).requires_grad_())
+    with forward_ad.dual_level(), raises(stc.TransformError, "no gradients"):
+        sd.einsum("ijk,k->i", s, forward_ad.make_dual(dense(7), dense(7)))
     for wrong in (None, dense(7).to_sparse()):
         with raises(stc.DtypeError, "must be"):
             sd.einsum("ijk,k->ij", s, wrong)

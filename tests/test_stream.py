@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.autograd import forward_ad
 
 import sparsetc as stc
 from sparsetc.streaming import Stream
@@ -469,4 +470,16 @@ def test_streams_are_not_copied() -> None:
 def test_operands_that_give_only_their_sizes() -> None:
     x, v = tensor(2), torch.ones(tensor(2).shape[1])
     with stc.stream_kernel("ij,j->i", x, v.to("meta"), device="cpu") as s:
+        assert_same(s(v), stc.einsum("ij,j->i", x, v))
+
+
+def test_transforms_are_refused() -> None:
+    x, v = tensor(2), torch.ones(tensor(2).shape[1])
+    with stc.stream_kernel("ij,j->i", x, v, device="cpu") as s:
+        with pytest.raises(stc.TransformError, match="gives no gradients"):
+            torch.func.jvp(s, (v,), (v,))
+        with forward_ad.dual_level(), pytest.raises(stc.TransformError, match="gives no gradients"):
+            s(forward_ad.make_dual(v, v))
+        with pytest.raises(stc.TransformError, match="vmap"):
+            torch.func.vmap(s)(torch.stack([v, v]))
         assert_same(s(v), stc.einsum("ij,j->i", x, v))

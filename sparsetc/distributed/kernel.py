@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from sparsetc.api import compile as compile_local
+from sparsetc.contraction.autograd import carry_derivatives
 from sparsetc.contraction.canonical import check_operand
 from sparsetc.contraction.integers import INTEGERS
 from sparsetc.contraction.kernel import Kernel
@@ -198,7 +199,7 @@ def _tensors(dense: Sequence[Any], positions: Sequence[int]) -> list[Any]:
 
 
 def _refuse_gradients(dense: Sequence[torch.Tensor]) -> None:
-    if torch.is_grad_enabled() and any(d.requires_grad for d in dense):
+    if carry_derivatives(dense):
         raise TransformError("distributed einsums have no gradients; detach operands, or use torch.no_grad()")
 
 

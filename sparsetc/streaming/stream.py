@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import torch
 
 from sparsetc.codegen.launch import accumulator
+from sparsetc.contraction.autograd import carry_derivatives
 from sparsetc.contraction.base import Result
 from sparsetc.contraction.canonical import dense_of_call
 from sparsetc.contraction.contraction import arranged
@@ -159,7 +160,7 @@ class Stream:
         Raises:
             ShapeError, DtypeError, DeviceError: an operand, or `out`, that the stream is not for.
             IOFormatError: a file of chunks that was altered.
-            TransformError: an operand requires a gradient.
+            TransformError: an operand requires a gradient, has a tangent, or is a batch of `torch.func.vmap`.
         """
         with self._lock:
             return self._called(dense, out)
@@ -183,7 +184,9 @@ class Stream:
         """The tables that programs read, and the dense operands they are of; None where programs cannot read these."""
         c, device = self.compiler.canonical, self.device
         given = [as_dense(o, f"operand {n + 2}") for n, o in enumerate(dense)]
-        if torch.is_grad_enabled() and any(isinstance(d, torch.Tensor) and d.requires_grad for d in given):
+        if any(isinstance(d, torch.Tensor) and torch._C._functorch.is_batchedtensor(d) for d in given):
+            raise TransformError(f'"{self.equation}" is streamed, which torch.func.vmap cannot batch; take stc.einsum')
+        if carry_derivatives(given):
             raise TransformError(
                 f'"{self.equation}" is streamed, which gives no gradients: detach() the operands, or take stc.einsum'
             )
