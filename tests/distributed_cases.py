@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd import forward_ad
 
 import sparsetc as stc
 from sparsetc import decomposition
@@ -527,6 +528,16 @@ def what_fails_on_one_rank_is_said_on_all(group: Any, folder: Path) -> None:
         module._share = share  # type: ignore[attr-defined]
     assert sd.shard(x, group=group).nnz == x.nnz  # ranks are still together
     assert s.nnz == x.nnz
+    v = dense(90, dtype=torch.float32)
+    for wrong, kind in (
+        (v.clone().requires_grad_(), "TransformError"),
+        (v.to("meta"), "DeviceError"),
+        (v.to_sparse(), "DtypeError"),
+    ):
+        for _ in range(2):  # the kernel is kept after the first
+            with raises(stc.DistributedError, f"einsum: rank {last} of {ranks.size} failed: {kind}"):
+                sd.einsum("ijk,k->i", s, wrong if ranks.rank == last else v)
+            sd.einsum("ijk,k->i", s, v)
 
 
 @check
@@ -544,15 +555,24 @@ def what_fails_on_all_ranks_keeps_its_kind(group: Any, folder: Path) -> None:
         sd.einsum("ijk,k->ij", x, dense(7))
     with raises(stc.PlanError, "no plan is called"):
         sd.einsum("ijk,k->ij", s, dense(7), plan="nothing")
-    with raises(stc.ShapeError, "modes -3..2"):
-        sd.shard(x, 3, group=group)
+    for along in (3, 1.5, (0, "1")):
+        with raises(stc.ShapeError, "modes -3..2"):
+            sd.shard(x, along, group=group)  # type: ignore[arg-type]
     with raises(stc.DtypeError, "must be sparse"):
         sd.shard(dense(3, 4), group=group)
     with raises(stc.OutOfMemoryError, "bytes"):
         sd.einsum("ijk,jr,kr->ir", s, dense(9, 4), dense(7, 4), memory_limit=200)
     with raises(stc.TransformError, "no gradients"):
         sd.einsum("ijk,k->ij", s, dense(7).requires_grad_())
+    with forward_ad.dual_level(), raises(stc.TransformError, "no gradients"):
+        sd.einsum("ijk,k->i", s, forward_ad.make_dual(dense(7), dense(7)))
+    for wrong in (None, dense(7).to_sparse()):
+        with raises(stc.DtypeError, "must be"):
+            sd.einsum("ijk,k->ij", s, wrong)
     kernel = sd.compile("ijk,kr->ijr", s, dense(7, 2))
+    assert torch.equal(whole(kernel(dense(7, 2).numpy())), whole(kernel(dense(7, 2))))
+    with raises(stc.DtypeError, "must be dense"):
+        kernel(dense(7, 2).to_sparse())
     with raises(stc.ShapeError, "must have shape"):
         kernel(dense(6, 2))
     with raises(stc.EquationError, "takes 1 dense operand"):

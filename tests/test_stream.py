@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.autograd import forward_ad
 
 import sparsetc as stc
 from sparsetc.streaming import Stream
@@ -407,3 +410,76 @@ def test_closed() -> None:
         s(*dense)
     assert isinstance(s, Stream)
     assert "chunks" in repr(s)
+    for late in (s.on, lambda: s.save("absent.stcs")):
+        with pytest.raises(stc.PlanError, match="was closed"):
+            late()
+    one = stc.stream_kernel("ijk,jr,kr->ir", x, *dense)
+    other = one.on(order="given")
+    one.close()
+    with pytest.raises(stc.PlanError, match="was closed"):
+        other(*dense)
+
+
+@pytest.mark.parametrize("name", ["device", "packed_on"])
+@pytest.mark.parametrize("value", ["nothing", "meta", f"cuda:{torch.cuda.device_count()}", object()])
+def test_devices_that_are_none(name: str, value: object) -> None:
+    with pytest.raises(stc.DeviceError):
+        stc.stream("ij,j->i", tensor(2), torch.ones(tensor(2).shape[1]), **{name: value})
+
+
+def test_a_numbered_cpu() -> None:
+    x, v = tensor(2), torch.ones(tensor(2).shape[1])
+    assert_same(stc.stream("ij,j->i", x, v, device="cpu:0"), stc.einsum("ij,j->i", x, v))
+
+
+def test_places_for_results_that_cannot_take_one() -> None:
+    x, v = tensor(2), torch.ones(tensor(2).shape[1])
+    n = x.shape[0]
+    with stc.stream_kernel("ij,j->i", x, v, device="cpu") as s:
+        with pytest.raises(stc.ShapeError, match="share memory"):
+            s(v, out=torch.zeros(1).expand(n))
+        with pytest.raises(stc.DeviceError, match="meta"):
+            s(v, out=torch.zeros(n, device="meta"))
+        with pytest.raises(stc.DtypeError, match="must be a dense tensor"):
+            s(v, out=torch.zeros(n).to_sparse())
+        wanted = torch.zeros(n, requires_grad=True)
+        with pytest.raises(stc.TransformError, match="out= requires a gradient"):
+            s(v, out=wanted)
+        with torch.no_grad():
+            assert s(v, out=wanted) is wanted
+
+
+def test_operands_of_a_call_that_hold_no_dense_numbers() -> None:
+    x, v = tensor(2), torch.ones(tensor(2).shape[1])
+    with stc.stream_kernel("ij,j->i", x, v) as s:
+        for call in (s, stc.compile("ij,j->i", x, v)):
+            with pytest.raises(stc.DtypeError, match="must be dense"):
+                call(v.to_sparse())
+            with pytest.raises(stc.DeviceError, match="on meta"):
+                call(v.to("meta"))
+
+
+def test_streams_are_not_copied() -> None:
+    x, v = tensor(2), torch.ones(tensor(2).shape[1])
+    with stc.stream_kernel("ij,j->i", x, v) as s:
+        for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="neither copied nor pickled"):
+                copied(s)
+
+
+def test_operands_that_give_only_their_sizes() -> None:
+    x, v = tensor(2), torch.ones(tensor(2).shape[1])
+    with stc.stream_kernel("ij,j->i", x, v.to("meta"), device="cpu") as s:
+        assert_same(s(v), stc.einsum("ij,j->i", x, v))
+
+
+def test_transforms_are_refused() -> None:
+    x, v = tensor(2), torch.ones(tensor(2).shape[1])
+    with stc.stream_kernel("ij,j->i", x, v, device="cpu") as s:
+        with pytest.raises(stc.TransformError, match="gives no gradients"):
+            torch.func.jvp(s, (v,), (v,))
+        with forward_ad.dual_level(), pytest.raises(stc.TransformError, match="gives no gradients"):
+            s(forward_ad.make_dual(v, v))
+        with pytest.raises(stc.TransformError, match="vmap"):
+            torch.func.vmap(s)(torch.stack([v, v]))
+        assert_same(s(v), stc.einsum("ij,j->i", x, v))

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -344,3 +345,20 @@ def test_a_plan_whose_tiles_do_not_fit_is_refused() -> None:
         stc.stream("ijk,k->ij", x, torch.ones(9), plan="hls", chunk_bytes=4096)
     assert engine.ChunkTimes is not None
     assert dense
+
+
+def test_what_was_fixed_when_chunks_were_packed(saved: Path) -> None:
+    for settings in ({"plan": "coo"}, {"precision": "medium"}):
+        with pytest.raises(stc.PlanError, match="when the chunks were packed"):
+            stc.open_stream(saved, **settings)
+
+
+def test_streams_of_one_file_take_turns(tmp_path: Path) -> None:
+    """They read through the same buffers: in two threads at once they overwrote each other's chunks."""
+    x, dense = tensor(3, 4000), operands("ijk,jr,kr->ir")
+    expected = stc.einsum("ijk,jr,kr->ir", x, *dense)
+    with stc.stream_kernel("ijk,jr,kr->ir", x, *dense, file=tmp_path / "x.stcs", chunk_bytes=4096) as s:
+        streams = [s, s.on(order="given")]
+        with ThreadPoolExecutor(2) as pool:
+            for found in pool.map(lambda n: streams[n % 2](*dense), range(40)):
+                assert_same(found, expected)

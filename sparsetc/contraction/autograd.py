@@ -118,6 +118,14 @@ def _remember(ctx: Any, function: Multilinear, tensors: Sequence[torch.Tensor]) 
     ctx.save_for_forward(*tensors)
 
 
+def carry_derivatives(operands: Sequence[Any]) -> bool:
+    """Whether any of these requires a gradient or has a tangent itself, whatever is active around it."""
+    given = [t for t in operands if isinstance(t, torch.Tensor)]
+    if torch.is_grad_enabled() and any(t.requires_grad for t in given):
+        return True
+    return forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in given)
+
+
 LEVELS = 64
 """Batches within batches that torch has at most."""
 

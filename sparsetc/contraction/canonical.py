@@ -233,6 +233,8 @@ def _check_dense(written: Bound, dense: Sequence[torch.Tensor], dtype: torch.dty
     for operand, position in zip(dense, positions, strict=True):
         if not isinstance(operand, torch.Tensor):
             raise DtypeError(f"operand {position + 1} must be a torch tensor, found {type(operand).__name__}")
+        if operand.layout != torch.strided:
+            raise DtypeError(f"operand {position + 1} must be dense, as it was compiled; found {operand.layout}")
         check_operand(operand, position, dtype, device)
         expected = written.shape(position)
         if operand.shape != expected and not _broadcasts(tuple(operand.shape), expected):

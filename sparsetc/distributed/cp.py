@@ -76,8 +76,6 @@ def cp_als(
     """
     if not isinstance(x, Sharded):
         raise DtypeError(f"{NAME}: x must be Sharded, found {type(x).__name__}; see sparsetc.distributed.shard")
-    if "mask" in settings:
-        raise DecompositionError(f"{NAME}: there is no mask= over several ranks; sparsetc.decomposition.cp_als has it")
     said = {"x": (x.shape, x.cut.nnz, x.dtype), "rank": rank, "n_iter_max": n_iter_max, "tol": tol}
     said |= {"normalize_factors": normalize_factors, "nonnegative": nonnegative, "l2_reg": l2_reg, "progress": progress}
     said |= {"callback": callback is not None} | alike(settings)
@@ -86,6 +84,10 @@ def cp_als(
     ranks = x.ranks
 
     def begun() -> tuple[Wanted, list[torch.Tensor]]:
+        if "mask" in settings:
+            raise DecompositionError(
+                f"{NAME}: there is no mask= over several ranks; sparsetc.decomposition.cp_als has it"
+            )
         checks.kind(x.dtype, x.device, x.shape, NAME)
         wanted = Wanted.checked(
             x.order, rank, n_iter_max, tol, normalize_factors, nonnegative, fixed_modes, l2_reg, callback, progress

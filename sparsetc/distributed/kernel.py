@@ -5,7 +5,7 @@ In: an equation, a `Sharded`, and dense operands that every rank has whole. Out:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from sparsetc.api import compile as compile_local
+from sparsetc.contraction.autograd import carry_derivatives
+from sparsetc.contraction.canonical import check_operand
 from sparsetc.contraction.integers import INTEGERS
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.distributed.agree import agreed, alike
@@ -22,7 +24,7 @@ from sparsetc.distributed.plans import compiled
 from sparsetc.distributed.ranks import Ranks
 from sparsetc.distributed.shard import Sharded
 from sparsetc.distributed.share import Share
-from sparsetc.errors import EquationError, TransformError
+from sparsetc.errors import DtypeError, EquationError, TransformError
 from sparsetc.ir.equation.parse import parse, parse_arguments
 from sparsetc.options import of_call
 from sparsetc.support.entry import entry_point
@@ -78,8 +80,8 @@ class DistributedKernel:
         self._sharing = sharing
 
     @entry_point
-    def __call__(self, *dense: torch.Tensor) -> Result:
-        """Run, on every rank, with the dense operands whole, as `compile` was given them.
+    def __call__(self, *dense: Any) -> Result:
+        """Run, on every rank, with the dense operands whole, as `compile` was given them; ndarrays too.
 
         Returns:
             A dense result, the same on every rank, or this rank's `Block` of it; a sparse result as a `Sharded`.
@@ -89,9 +91,11 @@ class DistributedKernel:
             TransformError: gradients were wanted, which are not followed through other ranks.
             DistributedError: another rank failed or is gone.
         """
+        return self._called(_tensors(dense, self.share.bound.einsum.dense))
+
+    def _called(self, dense: Sequence[Any]) -> Result:
         narrowed = self.share.narrowed(dense, self.ranks.rank)
-        if torch.is_grad_enabled() and any(d.requires_grad for d in dense):
-            raise TransformError("distributed einsums have no gradients; detach operands, or use torch.no_grad()")
+        _refuse_gradients(dense)
         what = f'a sum of "{self.share.bound.einsum.text}"'
         if self.kernel.contraction.result_dtype in INTEGERS:  # a rank's own sums may not fit, which waits anyway
             local = agreed(self.ranks, what, lambda: self.kernel(*narrowed))
@@ -137,8 +141,8 @@ def einsum(*args: Any, gather: bool = True, output: str = "auto", **settings: An
         DistributedError: ranks were given different arguments, or some of them failed.
         EquationError, ShapeError, …: all ranks failed alike.
     """
-    kernel, dense = _kept(args, gather, output, settings)
-    return kernel(*dense)  # type: ignore[no-any-return]
+    kernel, dense = _kept(args, gather, output, settings, _refuse_gradients)
+    return kernel._called(dense)
 
 
 @entry_point
@@ -148,9 +152,17 @@ def compile(*args: Any, gather: bool = True, output: str = "auto", **settings: A
 
 
 def _kept(
-    args: tuple[Any, ...], gather: bool, output: str, settings: dict[str, Any]
+    args: tuple[Any, ...],
+    gather: bool,
+    output: str,
+    settings: dict[str, Any],
+    check: Callable[[Sequence[Any]], None] = lambda dense: None,
 ) -> tuple[DistributedKernel, list[torch.Tensor]]:
-    """A kernel, made or kept with the sharded operand, and the dense operands to call it with."""
+    """A kernel, made or kept with the sharded operand, and the dense operands to call it with.
+
+    What is wrong with the operands of one rank is found here, where ranks ask each other: in the call that follows the
+    others would wait for it.
+    """
     try:
         text, operands = parse_arguments(args)
         at = next(n for n, operand in enumerate(operands) if isinstance(operand, Sharded))
@@ -161,8 +173,15 @@ def _kept(
     said |= {"the sharded operand": (x.shape, x.cut.nnz, x.dtype)} | alike(settings)
 
     def prepared() -> tuple[Share, list[torch.Tensor]]:
-        dense = [as_dense(o, f"operand {n + 1}") for n, o in enumerate(operands) if n != at]
-        return _share(text, operands, dense, at), dense
+        others = [n for n in range(len(operands)) if n != at]
+        dense = _tensors([operands[n] for n in others], others)
+        share = _share(text, operands, dense, at)
+        share.narrowed(dense, x.ranks.rank)
+        for n, operand in zip(others, dense, strict=True):
+            if not torch.is_autocast_enabled(x.device.type):
+                check_operand(operand, n, x.dtype, x.device)
+        check(dense)
+        return share, dense
 
     share, dense = agreed(x.ranks, "einsum", prepared, said)
     key = "kernel", repr(said)
@@ -170,6 +189,18 @@ def _kept(
     if found is None:
         found = x.kept.put(key, _made(share, x, dense, gather, output, settings))
     return found, dense
+
+
+def _tensors(dense: Sequence[Any], positions: Sequence[int]) -> list[Any]:
+    """Dense operands, ndarrays as tensors."""
+    if len(dense) != len(positions):
+        return list(dense)
+    return [as_dense(o, f"operand {n + 1}") for o, n in zip(dense, positions, strict=True)]
+
+
+def _refuse_gradients(dense: Sequence[torch.Tensor]) -> None:
+    if carry_derivatives(dense):
+        raise TransformError("distributed einsums have no gradients; detach operands, or use torch.no_grad()")
 
 
 def _kind(operand: Any) -> Any:
@@ -182,6 +213,9 @@ def _kind(operand: Any) -> Any:
 def _share(text: str, operands: Sequence[Any], dense: list[Any], at: int) -> Share:
     if any(isinstance(o, Sharded | SparseTensor) for o in dense):
         raise EquationError(f"{text!r:.80}: a distributed einsum has one sparse operand, the sharded one")
+    for o in dense:
+        if not isinstance(o, torch.Tensor):
+            raise DtypeError(f"{text!r:.80}: a dense operand must be a torch tensor, found {type(o).__name__}")
     shapes = [tuple(o.shape) for o in (*dense[:at], operands[at], *dense[at:])]
     return Share(parse(text, shapes, [n == at for n in range(len(shapes))]), operands[at].cut)
 

@@ -141,7 +141,8 @@ def shard(
         ShapeError, EquationError, IOFormatError, DeviceError, …: all ranks failed alike.
     """
     ranks, what = Ranks.of(group), "shard"
-    given = {"along": along if along is None or isinstance(along, str | int) else tuple(along), "scattered": scattered}
+    several = isinstance(along, Iterable) and not isinstance(along, str)
+    given = {"along": tuple(along) if several else along, "scattered": scattered}  # type: ignore[arg-type]
 
     def opened() -> tuple[Source, tuple[int, ...]]:
         source = source_of(x, ranks, device, scattered)

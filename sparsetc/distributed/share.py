@@ -89,6 +89,8 @@ class Share:
 def _check(operand: torch.Tensor, sizes: tuple[int, ...], what: str) -> None:
     if not isinstance(operand, torch.Tensor):
         raise DtypeError(f"{what} must be a torch tensor, found {type(operand).__name__}")
+    if operand.layout != torch.strided:
+        raise DtypeError(f"{what} must be dense, found {operand.layout}")
     found = tuple(operand.shape)
     if len(found) != len(sizes) or any(n not in (1, size) for n, size in zip(found, sizes, strict=True)):
         raise ShapeError(f"{what} must have shape {sizes}, found {found}")

@@ -96,7 +96,7 @@ def modes_to_cut(along: Any, source: Source) -> tuple[int, ...]:
     if isinstance(along, str):
         return _kept(along, source) or tuple(every)
     found = set()
-    for mode in (along,) if isinstance(along, int) else along:
+    for mode in along if isinstance(along, tuple) else (along,):
         if isinstance(mode, bool) or not isinstance(mode, int) or not -order <= mode < order:
             raise ShapeError(f"shard: along has {mode!r:.80}, expected modes {-order}..{order - 1}, or an equation")
         if mode % order >= source.sparse_order:

@@ -187,24 +187,29 @@ def open_stream(
         settings: ``memory_limit=`` and ``cache_dir=``; all else is as it was when the chunks were packed.
 
     Raises:
+        PlanError: streams or order that are none, ``plan=`` or ``precision=``, or ``deterministic=True`` on a GPU.
         IOFormatError: no such file, or one that is truncated, altered, or of another version.
-        DeviceError: the chunks were packed for another kind of device.
+        DeviceError: the chunks were packed for another kind of device, or there is no such device.
         OutOfMemoryError: dense operands, a row of the result and the chunks do not fit; with their sizes.
         FileNotFoundError: no file.
     """
     lanes = checked_streams(streams)
     if order not in ORDERS:
         raise PlanError(f'order must be "size" or "given", found {order!r:.80}')
+    given = of_call(settings)
+    if fixed := [name for name in ("plan", "precision") if settings.get(name) is not None]:
+        raise PlanError(f"{fixed[0]}= is as it was when the chunks were packed; pack them again for another")
     target = device_of(device, (), None)
     lanes = lanes if target.type == "cuda" else 1
     file = Chunks(path, target.type == "cuda")
     try:
         recipe = _recipe_of(file)
-        own = with_settings(of_call(settings), {"precision": recipe.precision})
+        own = with_settings(given, {"precision": recipe.precision})
         bound = parse(recipe.equation, recipe.shapes, [True] + [False] * (len(recipe.shapes) - 1))
         compiler = Compiler(bound, recipe.dtype, own, "sparse" if recipe.numbered else recipe.output, target)
         if compiler.backend != recipe.backend:
             raise DeviceError(f"{file.path}: chunks packed for {recipe.backend}, {target} runs {compiler.backend}")
+        _check_order(own, compiler)
         found = cut_of(file, compiler)
         sizes = sizes_of(compiler, lanes, recipe.drop_zeros)
         rows = found.rows if recipe.numbered else compiler.template.output.rows
@@ -242,7 +247,7 @@ def _bound(equation: str, x: SparseTensor | PackedFile | Source, dense: Sequence
             if SparseTensor.coerce(o) is not None:
                 raise EquationError(f"a stream takes one sparse operand, its first; operand {n + 2} is sparse too")
             raise DtypeError(f"operand {n + 2} must be a torch tensor, found {type(o).__name__}")
-        if not torch.is_autocast_enabled(o.device.type):
+        if o.is_meta or not torch.is_autocast_enabled(o.device.type):  # torch asks no autocast of meta
             check_operand(o, n + 1, x.dtype, o.device)
     return parse(equation, [tuple(x.shape), *(tuple(o.shape) for o in given)], [True] + [False] * len(given))
 
@@ -277,7 +282,7 @@ def _recipe_of(file: Chunks) -> Recipe:
 
 def _packing_device(packed_on: Any, target: torch.device, settings: Options) -> torch.device:
     if packed_on is not None:
-        return torch.device(packed_on)
+        return device_of(packed_on, (), None)
     return torch.device("cpu") if settings.memory_limit is not None else target
 
 

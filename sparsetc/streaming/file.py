@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any, BinaryIO
 
 import torch
@@ -103,6 +104,7 @@ class Chunks:
         """
         self.path, self.pinned = Path(path), pinned
         self._ring: list[torch.Tensor] = []
+        self.lock = Lock()
         self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115  # closed by `close`
         try:
             self.description = self._described()
@@ -116,6 +118,11 @@ class Chunks:
         except BaseException:
             self._file.close()
             raise
+
+    @property
+    def closed(self) -> bool:
+        """Whether the file was closed."""
+        return self._file.closed
 
     def close(self) -> None:
         """Close the file, and free the buffers."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from threading import Lock
 from typing import Protocol
 
 import torch
@@ -34,6 +35,13 @@ class Feed(Protocol):
 class Store(Protocol):
     """Packed chunks on the host."""
 
+    lock: Lock
+    """Held by the stream, of those that share the chunks, that is called: there is one feed at a time."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether they were given up."""
+
     def feed(self, chunks: Sequence[Chunk], order: Sequence[int], streams: int) -> AbstractContextManager[Feed]:
         """The bytes of these chunks in an order, for a device that may have so many of them at once."""
 
@@ -47,6 +55,7 @@ class Memory:
     def __init__(self, pinned: bool) -> None:
         self.pinned = pinned
         self.buffers: list[torch.Tensor] = []
+        self.closed, self.lock = False, Lock()
 
     def buffer(self, nbytes: int) -> torch.Tensor:
         """New memory."""
@@ -63,6 +72,7 @@ class Memory:
 
     def close(self) -> None:
         """Free the memory."""
+        self.closed = True
         self.buffers.clear()
 
 

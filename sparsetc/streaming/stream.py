@@ -9,20 +9,20 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
-from threading import Lock
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from sparsetc.codegen.launch import accumulator
+from sparsetc.contraction.autograd import carry_derivatives
 from sparsetc.contraction.base import Result
 from sparsetc.contraction.canonical import dense_of_call
 from sparsetc.contraction.contraction import arranged
 from sparsetc.contraction.integers import fitted, summed_dtype
 from sparsetc.contraction.looked import finite
 from sparsetc.contraction.output import Output, without_zeros
-from sparsetc.errors import DeviceError, PlanError, ShapeError, TransformError
+from sparsetc.errors import DeviceError, DtypeError, PlanError, ShapeError, TransformError
 from sparsetc.io import atomic, progress
 from sparsetc.ir.plan import Plan
 from sparsetc.runtime.autocast import without_autocast
@@ -48,7 +48,7 @@ class Stream:
 
     `stream_kernel` and `open_stream` make one. It holds the chunks in (pinned) host memory or has a file of them, and
     buffers on the device from its first call on; `close`, or the end of a ``with`` block, frees them. Calls from
-    several threads take turns. It computes no gradients.
+    several threads take turns, also those of streams of the same chunks (`on`). It computes no gradients.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class Stream:
         """Take what was made; see `stream_kernel`."""
         self.recipe, self.compiler, self.cut, self.budget = recipe, compiler, made, budget
         self._sizes, self._lanes = sizes, streams
-        self._store, self._shown, self._lock, self._make_other = store, shown, Lock(), by_nonzeros
-        self._closed = False
+        self._store, self._shown, self._make_other = store, shown, by_nonzeros
+        self._lock = store.lock  # of all streams of these chunks, which come through the same buffers
         self.order, self._ordering = ordered(made, order), order
         rows = self._rows_of_programs
         programs = [compiler.generate(v, rows) for v in made.variants]
@@ -135,6 +135,9 @@ class Stream:
             f"{self.device}, result {where})"
         )
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Stream is neither copied nor pickled: save() its chunks to a file, or take on()")
+
     def timeline(self) -> list[ChunkTimes]:
         """When each chunk of the last call was copied, computed and copied back; waits until they are."""
         with self._lock:
@@ -157,15 +160,14 @@ class Stream:
         Raises:
             ShapeError, DtypeError, DeviceError: an operand, or `out`, that the stream is not for.
             IOFormatError: a file of chunks that was altered.
-            TransformError: an operand requires a gradient.
+            TransformError: an operand requires a gradient, has a tangent, or is a batch of `torch.func.vmap`.
         """
         with self._lock:
             return self._called(dense, out)
 
     @entry_point
     def _called(self, dense: Sequence[Any], out: torch.Tensor | None) -> Result:
-        if self._closed:
-            raise PlanError(f'the stream of "{self.equation}" was closed; make it again')
+        self._check_open()
         tables, whole = self._tables(dense)
         if out is not None:
             self._check_out(out)
@@ -182,11 +184,16 @@ class Stream:
         """The tables that programs read, and the dense operands they are of; None where programs cannot read these."""
         c, device = self.compiler.canonical, self.device
         given = [as_dense(o, f"operand {n + 2}") for n, o in enumerate(dense)]
-        if torch.is_grad_enabled() and any(isinstance(d, torch.Tensor) and d.requires_grad for d in given):
+        if any(isinstance(d, torch.Tensor) and torch._C._functorch.is_batchedtensor(d) for d in given):
+            raise TransformError(f'"{self.equation}" is streamed, which torch.func.vmap cannot batch; take stc.einsum')
+        if carry_derivatives(given):
             raise TransformError(
                 f'"{self.equation}" is streamed, which gives no gradients: detach() the operands, or take stc.einsum'
             )
-        moved = [d.to(device) if isinstance(d, torch.Tensor) and d.layout == torch.strided else d for d in given]
+        moved = [
+            d.to(device) if isinstance(d, torch.Tensor) and d.layout == torch.strided and not d.is_meta else d
+            for d in given
+        ]
         own = dense_of_call(c.written, moved, self.recipe.dtype, device)
         whole = [d.expand(s) for d, s in zip(own, c.narrow_shapes, strict=True)]
         with without_autocast(device):
@@ -255,6 +262,18 @@ class Stream:
         if not isinstance(out, torch.Tensor) or tuple(out.shape) != shape or out.dtype != self._result_dtype:
             found = f"{tuple(out.shape)}, {out.dtype}" if isinstance(out, torch.Tensor) else type(out).__name__
             raise ShapeError(f"out= must be a tensor of shape {shape} and {self._result_dtype}, found {found}")
+        if out.layout != torch.strided:
+            raise DtypeError(f"out= must be a dense tensor, found one of layout {out.layout}")
+        if out.is_meta:
+            raise DeviceError("out= is on meta, where nothing can be written")
+        if any(step == 0 and n > 1 for step, n in zip(out.stride(), out.shape, strict=True)):
+            raise ShapeError(f"out= was expanded: elements of it share memory; its strides are {out.stride()}")
+        if torch.is_grad_enabled() and out.requires_grad:
+            raise TransformError("out= requires a gradient, which a stream does not give: detach() it")
+
+    def _check_open(self) -> None:
+        if self._store.closed:
+            raise PlanError(f'the stream of "{self.equation}" was closed; make it again')
 
     def _other(self) -> Stream:
         """The stream by a plan that multiplies nonzeros alone, for dense operands that are not finite."""
@@ -314,16 +333,17 @@ class Stream:
     # -- others -------------------------------------------------------------------------------------------------------
     @entry_point
     def on(self, *, streams: int | None = None, order: str | None = None) -> Stream:
-        """The same chunks, on another number of streams or in another order; they go when either is closed.
+        """The same chunks, on another number of streams or in another order; when either is closed so is the other.
 
         Args:
             streams: as of `stream_kernel`; None for as many as this one has.
             order: ``"size"`` or ``"given"``; None for this one's.
 
         Raises:
-            PlanError: streams or order that are none.
+            PlanError: streams or order that are none, or the stream was closed.
             OutOfMemoryError: the memory limit does not allow for a chunk for each stream.
         """
+        self._check_open()
         lanes = self._lanes if streams is None else checked_streams(streams)
         lanes = lanes if self.device.type == "cuda" else 1
         made, sizes, compiler = self.cut, self._sizes, self.compiler
@@ -343,21 +363,22 @@ class Stream:
 
         Raises:
             OSError: the file cannot be written, as where the disk is full.
-            PlanError: a plan with a registered format whose view depends on the nonzeros.
+            PlanError: a plan with a registered format whose view depends on the nonzeros; or the stream was closed.
         """
-        with self._lock, atomic.replacing(path) as file:
-            writer = Writer(file)
-            numbers = range(self.chunks)
-            with self._store.feed(self.cut.chunks, numbers, 1) as feed:
-                for number in numbers:
-                    writer.put(feed.get(number)[: self.cut.chunks[number].nbytes])
-                    feed.release(number, lambda: None)
-            finish(writer, self.recipe, self.compiler, self.cut)
+        with self._lock:
+            self._check_open()
+            with atomic.replacing(path) as file:
+                writer = Writer(file)
+                numbers = range(self.chunks)
+                with self._store.feed(self.cut.chunks, numbers, 1) as feed:
+                    for number in numbers:
+                        writer.put(feed.get(number)[: self.cut.chunks[number].nbytes])
+                        feed.release(number, lambda: None)
+                finish(writer, self.recipe, self.compiler, self.cut)
 
     def close(self) -> None:
         """Free the chunks and the buffers on the device, or close the file."""
         with self._lock:
-            self._closed = True
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
             self._engine.close()
@@ -413,11 +434,13 @@ def sizes_of(compiler: Compiler, streams: int, drop_zeros: bool) -> Sizes:
 
 
 def device_of(device: Any, dense: Sequence[Any], x: Any) -> torch.device:
-    """Where chunks are run: as asked for, where an operand is that is on a GPU, or on the GPU that there is."""
+    """Where chunks are run: as asked for, where an operand is that is on a GPU, or on the GPU that there is.
+
+    Raises:
+        DeviceError: what was asked for is no device, none that chunks are run on, or not there.
+    """
     if device is not None:
-        found = torch.device(device)
-        if found.type not in ("cpu", "cuda"):
-            raise DeviceError(f"chunks are streamed to the CPU or a CUDA device, found {found}")
+        found = _named(device)
     else:
         own = [o.device for o in (*dense, x) if isinstance(o, torch.Tensor | SparseTensor)]
         gpu = next((d for d in own if d.type == "cuda"), None)
@@ -425,3 +448,16 @@ def device_of(device: Any, dense: Sequence[Any], x: Any) -> torch.device:
     if found.type == "cuda" and found.index is None:
         found = torch.device("cuda", torch.cuda.current_device())
     return found
+
+
+def _named(device: Any) -> torch.device:
+    """The CPU or a GPU that there is, of what a caller calls it."""
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise DeviceError(f"chunks are streamed to the CPU or a CUDA device, found {device!r:.80}") from None
+    if found.type not in ("cpu", "cuda"):
+        raise DeviceError(f"chunks are streamed to the CPU or a CUDA device, found {found}")
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise DeviceError(f"there is no device {found}; torch sees {torch.cuda.device_count()} CUDA devices")
+    return found if found.type == "cuda" else torch.device("cpu")  # "cpu:0" is the same, and compares as another
