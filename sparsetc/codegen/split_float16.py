@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from sparsetc.codegen.magnitudes import TOP
 from sparsetc.ir.nest.halves import BIAS, HEAD, RANGE, exponents, halved, power
 
 SPREAD = 28
@@ -155,7 +156,7 @@ def _computed(
     verdict: torch.Tensor,
 ) -> None:
     (high, low, scales), at = arrays, positions.at.long()
-    row, bits = positions.row, values.view(torch.int32) & 0x7FFFFFFF
+    row, bits = positions.row, values.view(torch.int32) & TOP
     top = most.scatter_reduce_(0, row, bits, "amax")[row]
     first, second = halved(values * power(2 * BIAS + HEAD - exponents(top)))
     high.index_copy_(0, at, first)

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from sparsetc.codegen import split_float16 as rules
+from sparsetc.codegen.magnitudes_kernels import magnitude
 from sparsetc.ir.nest import halves
 
 BLOCK, GROUP = tl.constexpr(rules.BLOCK), tl.constexpr(rules.GROUP)
@@ -25,12 +26,6 @@ SPREAD_BITS = tl.constexpr(rules.SPREAD_BITS)
 HEAD, BIAS, LOW = tl.constexpr(halves.HEAD), tl.constexpr(halves.BIAS), tl.constexpr(halves.LOW)
 INEXACT, INFINITE = tl.constexpr(rules.INEXACT), tl.constexpr(rules.INFINITE)
 COUNTS = ["of_x"] + [f"{operand}_{count}" for operand in "xy" for count in ("nnz", "rows", "inner", "side")]
-
-
-@triton.jit
-def magnitude(v):
-    """The bits of absolute values."""
-    return v.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit

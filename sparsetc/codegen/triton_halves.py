@@ -64,7 +64,8 @@ def scale(printer: FunctionPrinter, s: Scale) -> None:
 def _of_all(printer: FunctionPrinter, s: Scale) -> None:
     """The power of two that a largest magnitude asks for, from the bits of its exponent."""
     # What a scalar was multiplied into Triton 3.6 and 3.7 move through shared memory for the dot, both halves; by a
-    # vector of one element, it is read as the dot wants it (H200, hexahedral at 4,096 columns, 2,611 to 1,941 us).
+    # vector of one element, it is read as the dot wants it (H200: 2,611 to about 2,000 us,
+    # `benchmarks/results/kernel_probes.json`).
     address = f"{printer.p.largest(s)}{' + tl.zeros([1], tl.int32)' * s.into}"
     exponent = f"tl.maximum(tl.load({address}).to(tl.int32, bitcast=True) >> 23, {HEAD + 1})"
     exponent = f"{2 * BIAS + HEAD} - {exponent}" if s.into else f"{exponent} - {HEAD}"

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import torch
 
+from sparsetc.decomposition.linear import divisor
+
 FULL = 128
 """The largest Gram matrix that is always decomposed in full. Not measured on a GPU."""
 HOST = 32
@@ -75,8 +77,7 @@ def _from(gram: torch.Tensor, start: torch.Tensor, eps: float) -> torch.Tensor |
 
 def _scaled(columns: torch.Tensor) -> torch.Tensor:
     """Columns of length 1, or 0."""
-    lengths = torch.linalg.vector_norm(columns, dim=0)
-    return columns / lengths.masked_fill(lengths == 0, 1)
+    return columns / divisor(torch.linalg.vector_norm(columns, dim=0))
 
 
 def _decomposed(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -52,7 +52,7 @@ class FusedSweep(Sweep):
         super().__init__(equations, factors, free, LEAST_SQUARES, l2_reg)
         self._grams, self._norm = equations.grams, equations.norm
         self._inner = torch.zeros_like(self._norm)
-        """Of X and the model."""
+        """The inner product of X and the model."""
         self._penalty = torch.full_like(self._norm, l2_reg) if l2_reg else None
 
     def _system(self, mode: int) -> tuple[torch.Tensor, ...]:

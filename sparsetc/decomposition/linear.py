@@ -119,8 +119,8 @@ def solve_rows(factor: torch.Tensor, rhs: torch.Tensor, system: tuple[torch.Tens
     factor.copy_(torch.where(failed[:, None] == 0, solved, rhs / bound))
 
 
-def penalised(gram: torch.Tensor, dtype: torch.dtype, l2_reg: float) -> tuple[torch.Tensor]:
-    """H of either kind with the penalty of squares, in the factor's dtype."""
+def hals_system(gram: torch.Tensor, dtype: torch.dtype, l2_reg: float) -> tuple[torch.Tensor]:
+    """What `hals` reads: H of either kind with the penalty of squares, in the factor's dtype."""
     return (_penalised(gram.to(dtype), l2_reg),)
 
 
@@ -141,7 +141,7 @@ LEAST_SQUARES = Update(inverted, step)
 """One H of all rows."""
 ROWWISE = Update(factorized, solve_rows)
 """An H a row."""
-HALS = Update(penalised, hals)
+HALS = Update(hals_system, hals)
 """Nonnegative, with an H of either kind."""
 
 

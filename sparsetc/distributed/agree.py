@@ -51,7 +51,7 @@ def agreed(ranks: Ranks, what: str, function: Callable[[], T], given: Mapping[st
 
 
 def alike(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the settings of a call, and of the options in force, what must be the same on every rank.
+    """What must be the same on every rank of the settings of a call, and of the options in force.
 
     Where source is kept and how much memory there is may differ.
     """

@@ -34,7 +34,7 @@ class Boxes:
     """Ranges along each mode; last, pieces."""
     bounds: tuple[tuple[int, ...], ...]
     counts: tuple[int, ...]
-    """Of the boxes, the last mode's ranges fastest."""
+    """Nonzeros of each box, the last mode's ranges fastest."""
 
     @property
     def imbalance(self) -> float:

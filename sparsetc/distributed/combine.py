@@ -121,14 +121,14 @@ class Block:
     """A dense result that was not gathered: each rank has a block of it."""
 
     local: torch.Tensor
-    """Of the sizes of `ranges`."""
+    """This rank's block, of the sizes of `ranges`."""
     result: DenseResult
     """Where all ranks' blocks lie."""
     ranks: Ranks
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole result."""
+        """The sizes of the whole result."""
         return self.result.shape
 
     @property
@@ -150,7 +150,7 @@ class SparseResult:
     """How a sparse result stays in shares; where ranks share a block, each keeps a range of the block's entries."""
 
     cut: Cut
-    """Of the result."""
+    """How the result lies on the ranks."""
     own: SparseTensor
     """This rank's entries; of its values only shape, dtype and device count."""
     slot: torch.Tensor | None

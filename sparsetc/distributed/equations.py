@@ -27,7 +27,7 @@ class Rows:
     """The rows of one mode's factor, as the ranks of this one's range share them."""
 
     sharing: Ranks
-    """Those that have the range."""
+    """The ranks that have the range."""
     start: int
     """The first row of the range, in the factor."""
     stop: int
@@ -36,7 +36,7 @@ class Rows:
 
     @classmethod
     def of(cls, x: Sharded, mode: int) -> Rows:
-        """Those of a mode of a tensor; collective."""
+        """The rows of a mode of a tensor; collective."""
         sharing, (start, stop) = x.ranks.divided(x.cut.sharing((mode,))), x.ranges[mode]
         return cls(sharing, start, stop, -(-(stop - start) // sharing.size))
 
@@ -109,7 +109,7 @@ class Boxed(Whole):
         return super().norms()
 
     def inner(self, mode: int, rhs: torch.Tensor) -> torch.Tensor:
-        """Of all rows; a start is scaled next."""
+        """The inner product over all rows; a start is scaled next."""
         self._arrived()
         return self._ranks.sum_(super().inner(mode, rhs))
 

@@ -48,7 +48,7 @@ class Ranks:
 
     @classmethod
     def of(cls, group: Any = None) -> Ranks:
-        """Those of a group: the default one if None; alone where torch.distributed was not initialised."""
+        """The ranks of a group: the default one if None; alone where torch.distributed was not initialised."""
         if not dist.is_available() or not dist.is_initialized():
             if group is not None:
                 raise DistributedError("group= was given, but torch.distributed was not initialised")

@@ -22,7 +22,7 @@ class Share:
     """An einsum of one sparse operand that is cut."""
 
     bound: Bound
-    """Of the whole tensor."""
+    """The einsum of the whole tensor."""
     cut: Cut
 
     @cached_property

@@ -41,7 +41,7 @@ class PartPlaces:
     """Where the arrays of a part lie."""
 
     index: tuple[Place, ...]
-    """Those of `PartArrays.index`."""
+    """The arrays of `PartArrays.index`."""
     values: Place
     items: int
     stored: int

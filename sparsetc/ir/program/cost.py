@@ -184,7 +184,7 @@ class Cost:
         # The last programs run alone, and a tile's dots wait for its loads and for one another.
         alone = self.turn / (self._matrix_rate(profile) / profile.warps * self.warps)
         waits = WAITS_A_TURN * statistics.chain + FIRST_WAITS
-        if self._halved and self.volume >= TALL:
+        if self.listed and self.precision in (ROUNDED, F16X3) and self.volume >= TALL:
             waits += TALL_WAITS
         return written + busy + waits * profile.wait + statistics.chain * alone
 
@@ -198,18 +198,8 @@ class Cost:
         """What a turn over a tile takes beside its dots, of the profile's `tile`."""
         if self.taken:
             return min(1.0, self.taken / profile.whole_turn) ** TURN_POWER
-        if self.listed and self.precision == ROUNDED:
-            return LISTED_TURN * self._whole_share(profile)
-        return self._whole_share(profile)
-
-    @property
-    def _halved(self) -> bool:
-        """Whether dots take 16-bit sides of a tile that lists describe."""
-        return self.listed and self.precision in (ROUNDED, F16X3)
-
-    def _whole_share(self, profile: DeviceProfile) -> float:
-        """What a turn over a tile takes that is had at once."""
-        return min(1.0, (self.volume / profile.whole_tile) ** TURN_POWER * max(2, self.warps) / profile.turn_warps)
+        share = min(1.0, (self.volume / profile.whole_tile) ** TURN_POWER * max(2, self.warps) / profile.turn_warps)
+        return LISTED_TURN * share if self.listed and self.precision == ROUNDED else share
 
     def _matrix_rate(self, profile: DeviceProfile) -> float:
         """Flops a second of dots at this precision."""

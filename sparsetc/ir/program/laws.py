@@ -17,8 +17,8 @@ WAITS_A_TURN, FIRST_WAITS = 0.55, 4.0
 """Rounds of loads that a turn over a tile waits for, while those of later turns are under way, and that the first turns
 wait for beside (H200, SpMM by windows, of 8 tiles an item to 344: `benchmarks/results/windows.json`, `spmm.json`)."""
 LISTED_TURN = 0.4
-"""Of what a turn over a tile takes, that over a tile of a window in bfloat16: its side is loaded for the dot at once
-(H200, SpMM at `"medium"`, 16 matrices at 32 to 512 columns: `benchmarks/results/spmm.json`, as what follows)."""
+"""What part of a turn over a tile one over a window takes in bfloat16, whose side is loaded for the dot at once (H200,
+SpMM at `"medium"`, 16 matrices at 32 to 512 columns: `benchmarks/results/spmm.json`, as what follows)."""
 TALL, TALL_WAITS = 4096, 3.0
 """Positions of windows from which those of 16 bits wait for so many rounds of loads more, before the first dot."""
 ADDED_FROM_TILES = 3

@@ -45,7 +45,7 @@ class Shape:
     """Elements of the dense axes that a program takes."""
     warps: int
     precision: str = ""
-    """Of dots, where it is not the one asked for."""
+    """The precision of dots, where it is not the one asked for."""
 
 
 SHAPES = {
@@ -182,7 +182,7 @@ class Tiling:
 
     @property
     def params(self) -> tuple[tuple[str, int], ...]:
-        """As a storage has them."""
+        """What a storage says of the tiles and groups."""
         similar = (("strip", self.strip or STRIP), ("tau", self.tau)) if self.tau else ()
         return (("height", self.shape.height), *similar, ("width", self.shape.width))
 
