@@ -32,10 +32,21 @@ def in_copies(copies: int, format: str, levels: str, **how: Any) -> PlanOf:
     return plan
 
 
+def long_rows_added(equation: str, operands: list[Any]) -> stc.Plan:
+    """A plan whose longest rows are cut and added to, and whose other rows are stored, a lane each."""
+    longest = max(torch.unique(operands[0].coords[:2], dim=1, return_counts=True)[1].tolist())
+    long = explicit("coo", "01||2", max_item_nnz=2, lanes=4)(equation, operands).parts[0]
+    short = explicit("fiber", "|01|2", max_item_nnz=4, lanes=4)(equation, operands).parts[0]
+    return stc.Plan("coo+rows", (long, short), False, "run_length", (("threshold", longest),))
+
+
 CASES: dict[str, tuple[str, PlanOf]] = {
     "coo": (MTTKRP, explicit("coo", "0||12", max_item_nnz=3, lanes=4)),
     "fiber": (MTTKRP, explicit("fiber", "0|1|2", max_item_nnz=3, lanes=4)),
     "rows": (MTTKRP, explicit("fiber", "|0|12", lanes=4, max_item_nnz=8)),
+    "rows, an item a block": (MTTKRP, explicit("fiber", "|0|12", lanes=4, max_item_nnz=4)),
+    "sparse rows, an item a block": (TTV, explicit("fiber", "|01|2", lanes=4, max_item_nnz=4)),
+    "long rows added, others stored": (TTV, long_rows_added),
     "added by lanes": (MTTKRP, explicit("fiber", "1|0|2", lanes=4)),
     "added by nonzeros": ("ijk,ir,jr->kr", explicit("coo", "0||12", max_item_nnz=3, lanes=4)),
     "lanes, in copies": (MTTKRP, in_copies(4, "fiber", "1|0|2", lanes=4)),

@@ -11,8 +11,9 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from sparsetc.codegen import triton_halves as halves
+from sparsetc.codegen import triton_results as results
 from sparsetc.codegen import triton_values as values
-from sparsetc.ir.nest.axes import LANE, LEAF, Blocks, Each, Fibers, Run, Turns
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, Blocks, Each, Fibers, Run, Turns
 from sparsetc.ir.nest.view import WHOLE
 from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import DenseAxis, Loop
@@ -43,7 +44,9 @@ def head(printer: FunctionPrinter) -> None:
     for axis in p.axes:
         _side(printer, axis) if axis.letter in p.letters else _dense(printer, axis)
     values.head(printer)
-    _range(printer)
+    results.ahead(printer, ITEM)
+    if not p.view.single:
+        _range(printer)
 
 
 def _numbers(printer: FunctionPrinter) -> None:
@@ -130,15 +133,16 @@ def _each(printer: FunctionPrinter, s: Loop, axis: Each) -> None:
     summed = halves.sums(printer, s)
     for total in summed:
         halves.zero(printer, total)
-    printer.put(f"for {axis.name} in range(start, stop):")
-    printer.indent += 1
+    single = printer.p.view.single
+    printer.put(f"{axis.name} = item" if single else f"for {axis.name} in range(start, stop):")
+    printer.indent += not single
     if isinstance(axis, Blocks):
         _block(printer, axis.lanes)
     for operand in axis.operands:
         printer.put(f"{operand}_tile = tl.load({axis.name}_{operand} + {axis.name})")
     values.first(printer)
     printer.nested(s.body)
-    printer.indent -= 1
+    printer.indent -= not single
     for total in summed:
         halves.total(printer, total)
 
@@ -150,6 +154,7 @@ def _block(printer: FunctionPrinter, lanes: int) -> None:
     printer.put("full = tl.load(block_full + block)")
     printer.put(f"fiber = block * {lanes} + lane")
     printer.put("length = tl.load(lane_len + fiber)")
+    results.ahead(printer, LANE)
     printer.words[LANE].clear()
 
 

@@ -201,10 +201,11 @@ def run_all(jobs: Sequence[Job]) -> list[torch.Tensor]:
 
 
 def _zeros(jobs: Sequence[Job]) -> list[torch.Tensor | None]:
-    """Zeros for each job whose kernel adds to them."""
+    """Zeros for each job whose kernel only adds to them."""
     runs = [job.step.executable for job in jobs]
     device = jobs[0].pattern.device
-    made = [torch.empty(run.shape, dtype=run.dtype, device=device) if run.zeroes else None for run in runs]
+    adding = [run.zeroes and not run.stores for run in runs]
+    made = [torch.empty(r.shape, dtype=r.dtype, device=device) if a else None for r, a in zip(runs, adding, strict=True)]
     torch._foreach_zero_([m for m in made if m is not None])
     return made
 

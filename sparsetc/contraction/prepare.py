@@ -27,6 +27,7 @@ from sparsetc.contraction.output import Output
 from sparsetc.device.targets import machine_of
 from sparsetc.errors import PlanError
 from sparsetc.formats import Packed
+from sparsetc.formats.base import index_dtype
 from sparsetc.formats.tiles import slots_along
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.plan import Part, Plan, without_halves
@@ -38,6 +39,10 @@ from sparsetc.planner.problem import Problem
 from sparsetc.runtime.executable import Arrays, Executable, owned
 from sparsetc.runtime.second_pass import SecondPass
 from sparsetc.support.lru import Lru
+
+
+MOST_ADDED = 2
+"""Rows of a result for each of those that are added to, from which these alone are zeroed."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,8 @@ class Preparation:
             for part, p in zip(chosen, parts, strict=True)
         )
         executable = self._executable(plan, tuple(p.program for p in parts), second is not None)
-        arrays = Arrays(tuple(p.arrays for p in parts), second)
+        added = None if second is not None else self._added(parts)
+        arrays = Arrays(tuple(p.arrays for p in parts), second, added)
         return Prepared(_of_parts(plan, used, filled), filled, tuple(parts), executable, arrays)
 
     def _in_partial_rows(
@@ -184,6 +190,8 @@ class Preparation:
                 slot = slots_along(packed, self.canonical.kept, _key_level(program), self._slots_of_part(packed))
             else:
                 slot = packed.slots(_key_level(program), self._slot_of_nonzeros())
+            if problem.backend == "triton":  # torch's own functions take 64 bits
+                slot = slot.to(index_dtype(target.rows))
         if program.dots and self.dtype == torch.float64 and problem.backend == "triton":
             packed = _wide_words(packed)
         packed = packed.unrolled(program.unroll)
@@ -260,6 +268,20 @@ class Preparation:
         if self.output.slot is None:
             return torch.arange(self.nnz, device=self.canonical.device)
         return self._of_whole(self.output.slot)
+
+    def _added(self, parts: Sequence[BoundPart]) -> torch.Tensor | None:
+        """The rows of a sparse output to which some parts add, others storing theirs; None where all are to be zeros.
+
+        Zeros for a result of 2.7 GB take as long as its rows, and those that are added to may be one in thousands.
+        """
+        adding = [p.packed for p in parts if not owned(p.program)]
+        if not self.output.sparse or len(adding) == len(parts):
+            return None
+        rows = torch.zeros(self.output.rows, dtype=torch.bool, device=self.canonical.device)
+        for packed in adding:
+            rows[self._slots_of_part(packed)] = True
+        found = torch.nonzero(rows).flatten()
+        return found if adding and found.numel() * MOST_ADDED <= self.output.rows else None
 
     def _slots_of_part(self, packed: Packed) -> torch.Tensor:
         """(nnz of the part,) the row of a sparse output each nonzero adds to."""

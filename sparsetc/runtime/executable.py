@@ -27,6 +27,8 @@ class Arrays:
     parts: tuple[PartArrays, ...]
     second: SecondPass | None = None
     """The partial rows that make up each row of a deterministic sum; None of any other."""
+    added: torch.Tensor | None = None
+    """(rows,) the rows that are added to, where they are few and every other one is stored; None where they are not."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,9 @@ class Executable:
             covered: whether the items together reach every row.
         """
         self.programs, self.shape, self.dtype = programs, (rows, *width), dtype
-        self.stores = all(owned(p) for p in programs.programs)
-        self.zeroes = not (self.stores and covered)
+        stored = [owned(p) for p in programs.programs]
+        self.stores = any(stored)
+        self.zeroes = not (all(stored) and covered)
         self.copies = max((copies(p) for p in programs.programs), default=1)
         self._bound: BoundPrograms | None = None
 
@@ -95,11 +98,14 @@ class Executable:
         if out is not None and accumulate and self.stores:  # what is stored would overwrite
             return out.add_(self.run(arrays, values, dense, items=items))
         zeroes = self.zeroes or items is not None
+        added = arrays.added if items is None else None
         if out is None:
-            make = torch.zeros if zeroes else torch.empty
+            make = torch.zeros if zeroes and added is None else torch.empty
             out = make(self.shape, dtype=self.dtype, device=bound.device)
-        elif zeroes and not accumulate:
+        elif zeroes and added is None and not accumulate:
             out.zero_()
+        if added is not None:
+            out.index_fill_(0, added, 0)
         bound.call(values, dense, out)
         return out
 

@@ -102,7 +102,7 @@ def part_0(pid, item_ptr, block_ptr, block_full, lane_len, item_word, lane_word,
 
 
 # tile program  "ijk,jr,kr->ir"  part 1: fiber, blocks of fibers, 32 lanes, modes - | 0 | 1,2
-#   item over item_ptr
+#   item over blocks
 #   axes r = 32
 #   loop blocks of the item
 #     at_i[lane] = decode lane_word  # 7 bits, lane
@@ -116,56 +116,53 @@ def part_0(pid, item_ptr, block_ptr, block_full, lane_len, item_word, lane_word,
 #       fiber_sum[lane,r] += einsum "n,nr,nr->nr" x, b_jr, c_kr  # multiply
 #     store A[at_i, r] fiber_sum[lane,r]
 @triton.jit
-def part_1(pid, item_ptr, block_ptr, block_full, lane_len, lane_word, word, values, B, C, A):
+def part_1(pid, block_ptr, block_full, lane_len, lane_word, word, values, B, C, A):
     item = pid
     lane = tl.arange(0, 32)
     at_r = tl.arange(0, 32)
-    start = tl.load(item_ptr + item)
-    stop = tl.load(item_ptr + item + 1)
-    for block in range(start, stop):
-        first = tl.load(block_ptr + block)
-        steps = (tl.load(block_ptr + block + 1) - first) // 32
-        full = tl.load(block_full + block)
-        fiber = block * 32 + lane
-        length = tl.load(lane_len + fiber)
-        lane_word_bits = tl.load(lane_word + fiber, mask=length > 0, other=0)
-        at_i = lane_word_bits
-        fiber_sum = tl.zeros([32, 32], tl.float32)
-        for step in range(0, full, 2):
-            pos_0 = first + step * 32 + lane
-            pos_1 = first + step * 32 + 32 + lane
-            word_bits_0 = tl.load(word + pos_0)
-            at_j_0 = (word_bits_0 >> 9)
-            word_bits_1 = tl.load(word + pos_1)
-            at_j_1 = (word_bits_1 >> 9)
-            at_k_0 = word_bits_0 & 0x1ff
-            at_k_1 = word_bits_1 & 0x1ff
-            x_0 = tl.load(values + pos_0)
-            x_1 = tl.load(values + pos_1)
-            b_jr_0 = tl.load(B + at_j_0[:, None] * 32 + at_r[None, :])
-            b_jr_1 = tl.load(B + at_j_1[:, None] * 32 + at_r[None, :])
-            c_kr_0 = tl.load(C + at_k_0[:, None] * 32 + at_r[None, :])
-            c_kr_1 = tl.load(C + at_k_1[:, None] * 32 + at_r[None, :])
-            fiber_sum += x_0[:, None] * b_jr_0 * c_kr_0
-            fiber_sum += x_1[:, None] * b_jr_1 * c_kr_1
-        for step in range(full, steps):
-            pos = first + step * 32 + lane
-            ok = step < length
-            word_bits = tl.load(word + pos, mask=ok, other=0)
-            at_j = (word_bits >> 9)
-            at_k = word_bits & 0x1ff
-            x = tl.load(values + pos, mask=ok, other=0)
-            b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :], mask=ok[:, None], other=0)
-            c_kr = tl.load(C + at_k[:, None] * 32 + at_r[None, :], mask=ok[:, None], other=0)
-            fiber_sum += x[:, None] * b_jr * c_kr
-        tl.store(A + at_i[:, None] * 32 + at_r[None, :], fiber_sum, mask=(length > 0)[:, None])
+    block = item
+    first = tl.load(block_ptr + block)
+    steps = (tl.load(block_ptr + block + 1) - first) // 32
+    full = tl.load(block_full + block)
+    fiber = block * 32 + lane
+    length = tl.load(lane_len + fiber)
+    lane_word_bits = tl.load(lane_word + fiber, mask=length > 0, other=0)
+    at_i = lane_word_bits
+    fiber_sum = tl.zeros([32, 32], tl.float32)
+    for step in range(0, full, 2):
+        pos_0 = first + step * 32 + lane
+        pos_1 = first + step * 32 + 32 + lane
+        word_bits_0 = tl.load(word + pos_0)
+        at_j_0 = (word_bits_0 >> 9)
+        word_bits_1 = tl.load(word + pos_1)
+        at_j_1 = (word_bits_1 >> 9)
+        at_k_0 = word_bits_0 & 0x1ff
+        at_k_1 = word_bits_1 & 0x1ff
+        x_0 = tl.load(values + pos_0)
+        x_1 = tl.load(values + pos_1)
+        b_jr_0 = tl.load(B + at_j_0[:, None] * 32 + at_r[None, :])
+        b_jr_1 = tl.load(B + at_j_1[:, None] * 32 + at_r[None, :])
+        c_kr_0 = tl.load(C + at_k_0[:, None] * 32 + at_r[None, :])
+        c_kr_1 = tl.load(C + at_k_1[:, None] * 32 + at_r[None, :])
+        fiber_sum += x_0[:, None] * b_jr_0 * c_kr_0
+        fiber_sum += x_1[:, None] * b_jr_1 * c_kr_1
+    for step in range(full, steps):
+        pos = first + step * 32 + lane
+        ok = step < length
+        word_bits = tl.load(word + pos, mask=ok, other=0)
+        at_j = (word_bits >> 9)
+        at_k = word_bits & 0x1ff
+        x = tl.load(values + pos, mask=ok, other=0)
+        b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :], mask=ok[:, None], other=0)
+        c_kr = tl.load(C + at_k[:, None] * 32 + at_r[None, :], mask=ok[:, None], other=0)
+        fiber_sum += x[:, None] * b_jr * c_kr
+    tl.store(A + at_i[:, None] * 32 + at_r[None, :], fiber_sum, mask=(length > 0)[:, None])
 
 
 @triton.jit(do_not_specialize=["programs_0", "programs_1"])
 def kernel(
     programs_0, programs_1, item_ptr_0, block_ptr_0, block_full_0, lane_len_0, item_word_0, lane_word_0,
-    word_0, values_0, item_ptr_1, block_ptr_1, block_full_1, lane_len_1, lane_word_1, word_1, values_1, B, C,
-    A,
+    word_0, values_0, block_ptr_1, block_full_1, lane_len_1, lane_word_1, word_1, values_1, B, C, A,
 ):
     pid = tl.program_id(0)
     if pid < programs_0:
@@ -174,7 +171,4 @@ def kernel(
             A,
         )
     else:
-        part_1(
-            pid - programs_0, item_ptr_1, block_ptr_1, block_full_1, lane_len_1, lane_word_1, word_1, values_1, B, C,
-            A,
-        )
+        part_1(pid - programs_0, block_ptr_1, block_full_1, lane_len_1, lane_word_1, word_1, values_1, B, C, A)
