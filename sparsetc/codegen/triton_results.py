@@ -28,14 +28,14 @@ def ahead(printer: FunctionPrinter, level: int) -> None:
     H200, TTM of rank 16 to 22 M rows of 1.6 nonzeros: 831 us, 731 so (`benchmarks/results/rows_stored.json`).
     """
     for s, _ in printer.p.statements:
-        if isinstance(s, Add) and _known_ahead(s.key, level):
+        if isinstance(s, Add) and isinstance(s.key, Slot) and s.key.level == level and _known_ahead(s.key):
             at = "item" if level == ITEM else "fiber"
             printer.put(f"{SLOT} = {printer.load(s.key.array, at, printer.guard(level, ''))}")
 
 
-def _known_ahead(key: Row | Position | Slot, level: int) -> bool:
-    """Whether the row is stored, one number for all of an item or of a fiber, and this level is that."""
-    return isinstance(key, Slot) and not key.letters and key.level == level < LEAF
+def _known_ahead(key: Slot) -> bool:
+    """Whether one number is stored for all of an item, or of a fiber."""
+    return not key.letters and key.level < LEAF
 
 
 def add(printer: FunctionPrinter, s: Add, u: str) -> None:
@@ -68,7 +68,7 @@ def _rows(
         return [printer.placed(f"{at}{cast}", keyed, axes, p.width)], [lanes]
     if key.letters:
         return _slots(printer, key, axes, wide)
-    row = SLOT if _known_ahead(key, key.level) else printer.load(key.array, at, printer.guard(key.level, u))
+    row = SLOT if _known_ahead(key) else printer.load(key.array, at, printer.guard(key.level, u))
     return [printer.placed(row + (".to(tl.int64)" if wide else ""), keyed, axes, p.width)], [lanes]
 
 

@@ -204,8 +204,10 @@ def _zeros(jobs: Sequence[Job]) -> list[torch.Tensor | None]:
     """Zeros for each job whose kernel only adds to them."""
     runs = [job.step.executable for job in jobs]
     device = jobs[0].pattern.device
-    adding = [run.zeroes and not run.stores for run in runs]
-    made = [torch.empty(r.shape, dtype=r.dtype, device=device) if a else None for r, a in zip(runs, adding, strict=True)]
+    made = [
+        torch.empty(run.shape, dtype=run.dtype, device=device) if run.zeroes and not run.stores else None
+        for run in runs
+    ]
     torch._foreach_zero_([m for m in made if m is not None])
     return made
 

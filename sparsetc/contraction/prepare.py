@@ -40,7 +40,6 @@ from sparsetc.runtime.executable import Arrays, Executable, owned
 from sparsetc.runtime.second_pass import SecondPass
 from sparsetc.support.lru import Lru
 
-
 MOST_ADDED = 2
 """Rows of a result for each of those that are added to, from which these alone are zeroed."""
 

@@ -164,7 +164,7 @@ class WorkItem:
                 raise PlanError(f"no item goes over {axis}")
 
     def own_range(self) -> tuple[int, int]:
-        """What the item has of its outermost axis: an equal chunk, the block of its number, or what two pointers say."""
+        """What the item has of its outermost axis: an equal chunk, the block of its number, or what pointers say."""
         item, chunk = int(self.numbers["item"].at), self.view.chunk
         if chunk:
             return item * chunk, min((item + 1) * chunk, self.memory.nnz)
