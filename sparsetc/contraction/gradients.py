@@ -208,7 +208,8 @@ def _zeros(jobs: Sequence[Job]) -> list[torch.Tensor | None]:
         torch.empty(run.shape, dtype=run.dtype, device=device) if run.zeroes and not run.stores else None
         for run in runs
     ]
-    torch._foreach_zero_([m for m in made if m is not None])
+    if added := [m for m in made if m is not None]:  # torch refuses no tensors
+        torch._foreach_zero_(added)
     return made
 
 

@@ -103,7 +103,8 @@ def cp_als(
             wanted, callback=lambda model, error: agreed(ranks, "callback", lambda: callback(model, error))
         )
     # Of sweeps with collectives in them only NCCL's become CUDA graphs (H200, two ranks, like nell-2: 2.4 to 1.3 ms).
-    watch = {"capture": "nccl" in ranks.backend, "together": lambda why: _together(why, x), "silent": ranks.rank > 0}
+    capture = ranks.size == 1 or "nccl" in ranks.backend
+    watch = {"capture": capture, "together": lambda why: _together(why, x), "silent": ranks.rank > 0}
     own = Run(equations, equations.own, HALS if nonnegative else LEAST_SQUARES, equations.whole, watch)
     return run(own, wanted, is_model(init))
 
