@@ -139,6 +139,11 @@ class Preparation:
         rows = self._row_of_nonzeros()
         each = [p.packed.slots(_key_level(p.program), rows) for p in parts]
         ends = list(accumulate(own.numel() for own in each))
+        nbytes = 2 * ends[-1] * self.output.width * accumulator(self.dtype).itemsize  # as they are stored, and in order
+        what = (
+            f'partial rows of a deterministic sum, two for each of {ends[-1]:,} additions of "{self.problem.equation}"'
+        )
+        self.settings.check_memory(nbytes, self.canonical.device, what)
         made = [
             self.bound_part(part, old.packed, number, False, Partial(end - own.numel(), end, ends[-1]))
             for number, (part, old, own, end) in enumerate(zip(chosen, parts, each, ends, strict=True))

@@ -120,43 +120,45 @@ def part_1(pid, block_ptr, block_full, lane_len, lane_word, word, values, B, C, 
     item = pid
     lane = tl.arange(0, 32)
     at_r = tl.arange(0, 32)
-    block = item
-    first = tl.load(block_ptr + block)
-    steps = (tl.load(block_ptr + block + 1) - first) // 32
-    full = tl.load(block_full + block)
-    fiber = block * 32 + lane
-    length = tl.load(lane_len + fiber)
-    lane_word_bits = tl.load(lane_word + fiber, mask=length > 0, other=0)
-    at_i = lane_word_bits
-    fiber_sum = tl.zeros([32, 32], tl.float32)
-    for step in range(0, full, 2):
-        pos_0 = first + step * 32 + lane
-        pos_1 = first + step * 32 + 32 + lane
-        word_bits_0 = tl.load(word + pos_0)
-        at_j_0 = (word_bits_0 >> 9)
-        word_bits_1 = tl.load(word + pos_1)
-        at_j_1 = (word_bits_1 >> 9)
-        at_k_0 = word_bits_0 & 0x1ff
-        at_k_1 = word_bits_1 & 0x1ff
-        x_0 = tl.load(values + pos_0)
-        x_1 = tl.load(values + pos_1)
-        b_jr_0 = tl.load(B + at_j_0[:, None] * 32 + at_r[None, :])
-        b_jr_1 = tl.load(B + at_j_1[:, None] * 32 + at_r[None, :])
-        c_kr_0 = tl.load(C + at_k_0[:, None] * 32 + at_r[None, :])
-        c_kr_1 = tl.load(C + at_k_1[:, None] * 32 + at_r[None, :])
-        fiber_sum += x_0[:, None] * b_jr_0 * c_kr_0
-        fiber_sum += x_1[:, None] * b_jr_1 * c_kr_1
-    for step in range(full, steps):
-        pos = first + step * 32 + lane
-        ok = step < length
-        word_bits = tl.load(word + pos, mask=ok, other=0)
-        at_j = (word_bits >> 9)
-        at_k = word_bits & 0x1ff
-        x = tl.load(values + pos, mask=ok, other=0)
-        b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :], mask=ok[:, None], other=0)
-        c_kr = tl.load(C + at_k[:, None] * 32 + at_r[None, :], mask=ok[:, None], other=0)
-        fiber_sum += x[:, None] * b_jr * c_kr
-    tl.store(A + at_i[:, None] * 32 + at_r[None, :], fiber_sum, mask=(length > 0)[:, None])
+    start = item
+    stop = item + 1
+    for block in range(start, stop):
+        first = tl.load(block_ptr + block)
+        steps = (tl.load(block_ptr + block + 1) - first) // 32
+        full = tl.load(block_full + block)
+        fiber = block * 32 + lane
+        length = tl.load(lane_len + fiber)
+        lane_word_bits = tl.load(lane_word + fiber, mask=length > 0, other=0)
+        at_i = lane_word_bits
+        fiber_sum = tl.zeros([32, 32], tl.float32)
+        for step in range(0, full, 2):
+            pos_0 = first + step * 32 + lane
+            pos_1 = first + step * 32 + 32 + lane
+            word_bits_0 = tl.load(word + pos_0)
+            at_j_0 = (word_bits_0 >> 9)
+            word_bits_1 = tl.load(word + pos_1)
+            at_j_1 = (word_bits_1 >> 9)
+            at_k_0 = word_bits_0 & 0x1ff
+            at_k_1 = word_bits_1 & 0x1ff
+            x_0 = tl.load(values + pos_0)
+            x_1 = tl.load(values + pos_1)
+            b_jr_0 = tl.load(B + at_j_0[:, None] * 32 + at_r[None, :])
+            b_jr_1 = tl.load(B + at_j_1[:, None] * 32 + at_r[None, :])
+            c_kr_0 = tl.load(C + at_k_0[:, None] * 32 + at_r[None, :])
+            c_kr_1 = tl.load(C + at_k_1[:, None] * 32 + at_r[None, :])
+            fiber_sum += x_0[:, None] * b_jr_0 * c_kr_0
+            fiber_sum += x_1[:, None] * b_jr_1 * c_kr_1
+        for step in range(full, steps):
+            pos = first + step * 32 + lane
+            ok = step < length
+            word_bits = tl.load(word + pos, mask=ok, other=0)
+            at_j = (word_bits >> 9)
+            at_k = word_bits & 0x1ff
+            x = tl.load(values + pos, mask=ok, other=0)
+            b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :], mask=ok[:, None], other=0)
+            c_kr = tl.load(C + at_k[:, None] * 32 + at_r[None, :], mask=ok[:, None], other=0)
+            fiber_sum += x[:, None] * b_jr * c_kr
+        tl.store(A + at_i[:, None] * 32 + at_r[None, :], fiber_sum, mask=(length > 0)[:, None])
 
 
 @triton.jit(do_not_specialize=["programs_0", "programs_1"])

@@ -30,30 +30,32 @@ import triton.language as tl
 def part_0(pid, block_ptr, block_full, lane_len, lane_word, word, values, lane_slot, B, A):
     item = pid
     lane = tl.arange(0, 128)
-    block = item
-    first = tl.load(block_ptr + block)
-    steps = (tl.load(block_ptr + block + 1) - first) // 128
-    full = tl.load(block_full + block)
-    fiber = block * 128 + lane
-    length = tl.load(lane_len + fiber)
-    slot = tl.load(lane_slot + fiber, mask=length > 0, other=0)
-    fiber_sum = tl.zeros([128], tl.float32)
-    for step in range(0, full):
-        pos = first + step * 128 + lane
-        word_bits = tl.load(word + pos).to(tl.int32)
-        at_i = word_bits
-        x = tl.load(values + pos)
-        b_i = tl.load(B + at_i)
-        fiber_sum += x * b_i
-    for step in range(full, steps):
-        pos = first + step * 128 + lane
-        ok = step < length
-        word_bits = tl.load(word + pos, mask=ok, other=0).to(tl.int32)
-        at_i = word_bits
-        x = tl.load(values + pos, mask=ok, other=0)
-        b_i = tl.load(B + at_i, mask=ok, other=0)
-        fiber_sum += x * b_i
-    tl.store(A + slot, fiber_sum, mask=length > 0)
+    start = item
+    stop = item + 1
+    for block in range(start, stop):
+        first = tl.load(block_ptr + block)
+        steps = (tl.load(block_ptr + block + 1) - first) // 128
+        full = tl.load(block_full + block)
+        fiber = block * 128 + lane
+        length = tl.load(lane_len + fiber)
+        slot = tl.load(lane_slot + fiber, mask=length > 0, other=0)
+        fiber_sum = tl.zeros([128], tl.float32)
+        for step in range(0, full):
+            pos = first + step * 128 + lane
+            word_bits = tl.load(word + pos).to(tl.int32)
+            at_i = word_bits
+            x = tl.load(values + pos)
+            b_i = tl.load(B + at_i)
+            fiber_sum += x * b_i
+        for step in range(full, steps):
+            pos = first + step * 128 + lane
+            ok = step < length
+            word_bits = tl.load(word + pos, mask=ok, other=0).to(tl.int32)
+            at_i = word_bits
+            x = tl.load(values + pos, mask=ok, other=0)
+            b_i = tl.load(B + at_i, mask=ok, other=0)
+            fiber_sum += x * b_i
+        tl.store(A + slot, fiber_sum, mask=length > 0)
 
 
 @triton.jit(do_not_specialize=["programs_0"])

@@ -51,7 +51,7 @@ def rows(problem: Problem, counts: Counts, name: str = "rows") -> Candidate:
     expected = blocked(problem, counts.nnz, counts.distinct(problem.kept), 1, storage, schedule)
     row = counts.longest(problem.kept)
     split, rounds = bool(longest) and row > longest, row // schedule.unroll
-    chain = min(expected.chain, rounds) if longest else expected.chain
+    chain = min(expected.chain, rounds) if longest else rounds
     expected = replace(expected, chain=chain, runs=repeats(problem, counts, storage), split_fibers=split)
     return single(name, storage, schedule, expected)
 
