@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -64,12 +64,12 @@ class BoundPart:
 
 @dataclass(frozen=True)
 class Partial:
-    """The partial rows of a part, among those of all parts."""
+    """The partial rows of a part, among those of all parts, behind the rows that other parts store."""
 
     first: int
     end: int
     every: int
-    """How many there are of all parts."""
+    """How many rows there are of all parts."""
 
 
 @dataclass(frozen=True)
@@ -134,21 +134,25 @@ class Preparation:
     ) -> tuple[SecondPass, list[BoundPart]]:
         """The parts such that each result which would be added has a row of its own, and what adds these up.
 
-        The rows of one part follow those of the part before it.
+        The rows of one part follow those of the part before it; where some parts store rows of the result, all rows of
+        it come first.
         """
-        rows = self._row_of_nonzeros()
-        each = [p.packed.slots(_key_level(p.program), rows) for p in parts]
-        ends = list(accumulate(own.numel() for own in each))
-        nbytes = 2 * ends[-1] * self.output.width * accumulator(self.dtype).itemsize  # as they are stored, and in order
-        what = (
-            f'partial rows of a deterministic sum, two for each of {ends[-1]:,} additions of "{self.problem.equation}"'
-        )
+        rows, adding = self._row_of_nonzeros(), [not owned(p.program) for p in parts]
+        first = 0 if all(adding) else self.output.rows
+        each = [
+            p.packed.slots(_key_level(p.program), rows) if adds else rows[:0]
+            for p, adds in zip(parts, adding, strict=True)
+        ]
+        ends = list(accumulate((own.numel() for own in each), initial=first))
+        count = ends[-1] - first
+        nbytes = 2 * count * self.output.width * accumulator(self.dtype).itemsize  # as they are stored, and in order
+        what = f'partial rows of a deterministic sum, two for each of {count:,} additions of "{self.problem.equation}"'
         self.settings.check_memory(nbytes, self.canonical.device, what)
         made = [
-            self.bound_part(part, old.packed, number, False, Partial(end - own.numel(), end, ends[-1]))
-            for number, (part, old, own, end) in enumerate(zip(chosen, parts, each, ends, strict=True))
+            self.bound_part(part, old.packed, number, False, Partial(*span, ends[-1])) if adds else old
+            for number, (part, old, adds, span) in enumerate(zip(chosen, parts, adding, pairwise(ends), strict=True))
         ]
-        return SecondPass.of(torch.cat(each)), made
+        return SecondPass.of(torch.cat(each), first), made
 
     def bound_parts(self, plan: Plan, cache: Lru[Any, Any]) -> tuple[tuple[int, ...], list[BoundPart]]:
         """The parts of a plan that hold nonzeros, each packed and lowered, and which ones of the plan these are.

@@ -133,9 +133,19 @@ class Executable:
         out: torch.Tensor | None,
         accumulate: bool,
     ) -> torch.Tensor:
-        """Partial rows, zeros first since what is padding stores nothing; then their sums."""
-        partial = torch.zeros((second.partials, *self.shape[1:]), dtype=self.dtype, device=bound.device)
-        bound.call(values, dense, partial)
+        """Partial rows, zeros first since what is padding stores nothing; then their sums.
+
+        Where some parts store rows of the result, all rows of it lie before the partial ones.
+        """
+        rows = torch.zeros((second.stored + second.partials, *self.shape[1:]), dtype=self.dtype, device=bound.device)
+        bound.call(values, dense, rows)
+        partial = rows[second.stored :]
+        if second.stored:
+            second(partial, rows[: second.stored])
+            found = rows[: second.stored]
+            if out is None:
+                return found
+            return out.add_(found) if accumulate else out.copy_(found)
         if out is None:
             out = torch.zeros(self.shape, dtype=self.dtype, device=bound.device)
         elif accumulate:

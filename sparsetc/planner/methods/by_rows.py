@@ -23,7 +23,7 @@ class ByRows(OperandMethod):
 
     def candidates(self, problem: Problem, counts: Counts) -> Iterable[Candidate]:
         """A hybrid for each candidate of the other method, on a GPU."""
-        applies = problem.backend == "triton" and problem.kept and problem.rest and not problem.deterministic
+        applies = problem.backend == "triton" and problem.kept and problem.rest
         return self._hybrids(problem, counts) if applies else ()
 
     def candidate(self, problem: Problem, counts: Counts, request: Plan) -> Candidate:
