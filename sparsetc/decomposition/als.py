@@ -68,6 +68,13 @@ class Whole:
         """Make the factor's Gram matrix again."""
         self.grams[mode].copy_(self._gram(mode))
 
+    def advanced(self, mode: int, inner: torch.Tensor | None) -> None:
+        """The factor of a mode has changed; its Gram matrix is in place, and in `inner` its inner product with B."""
+
+    def scalable(self, free: Sequence[int]) -> list[tuple[int, torch.Tensor]]:
+        """The matrices whose columns are scaled with those of the free modes' factors, each with its mode."""
+        return [(mode, self._factors[mode]) for mode in free]
+
     def _gram(self, mode: int) -> torch.Tensor:
         """(rank, rank) float64 Gram matrix of a factor."""
         factor = self._factors[mode]

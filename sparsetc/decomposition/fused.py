@@ -35,7 +35,7 @@ def sweep_of(
     equations: Equations, factors: Sequence[torch.Tensor], free: Sequence[int], update: Update, l2_reg: float
 ) -> Sweep:
     """A sweep over static buffers, in few launches where there are kernels for it."""
-    if type(equations) is Whole and update is LEAST_SQUARES and serves(factors):
+    if isinstance(equations, Whole) and update is LEAST_SQUARES and serves(factors):
         return FusedSweep(equations, factors, free, l2_reg)
     return Sweep(equations, factors, free, update, l2_reg)
 
@@ -50,7 +50,7 @@ class FusedSweep(Sweep):
 
     def __init__(self, equations: Whole, factors: Sequence[torch.Tensor], free: Sequence[int], l2_reg: float) -> None:
         super().__init__(equations, factors, free, LEAST_SQUARES, l2_reg)
-        self._grams, self._norm = equations.grams, equations.norm
+        self._whole, self._grams, self._norm = equations, equations.grams, equations.norm
         self._inner = torch.zeros_like(self._norm)
         """The inner product of X and the model."""
         self._penalty = torch.full_like(self._norm, l2_reg) if l2_reg else None
@@ -62,6 +62,7 @@ class FusedSweep(Sweep):
         factor = self._factors[mode]
         if advances(factor):
             advance(factor, rhs, system, self._grams[mode], self._inner)
+            self._whole.advanced(mode, self._inner if mode == self._free[-1] else None)
             return
         self._update.apply(factor, rhs, system)
         self._equations.updated(mode)
@@ -70,7 +71,8 @@ class FusedSweep(Sweep):
 
     def _finish(self, mode: int, rhs: torch.Tensor, system: tuple[torch.Tensor, ...]) -> None:
         scales = measure(self._grams, self._inner, self._norm, self._is_free, self.measures)
-        scale([self._factors[m] for m in self._free], self._free, self._grams, scales)
+        modes, matrices = zip(*self._whole.scalable(self._free), strict=True)
+        scale(matrices, modes, self._grams, scales)
 
 
 def advances(factor: torch.Tensor) -> bool:

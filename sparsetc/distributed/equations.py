@@ -95,6 +95,19 @@ class Boxed(Whole):
         self._waiting.append(self._rows[mode].sharing.gather_into(self._blocks[mode], self.own[mode]))
         self.grams[mode].copy_(self._ranks.sum_(self._gram(mode)))
 
+    def advanced(self, mode: int, inner: torch.Tensor | None) -> None:
+        """Begin to send updated rows; make the Gram matrix and the inner product of this rank's rows those of all."""
+        self._waiting.append(self._rows[mode].sharing.gather_into(self._blocks[mode], self.own[mode]))
+        self._ranks.sum_(self.grams[mode])
+        if inner is not None:
+            self._ranks.sum_(inner)
+
+    def scalable(self, free: Sequence[int]) -> list[tuple[int, torch.Tensor]]:
+        """Rows of this rank, and blocks; once they have arrived."""
+        self._arrived()
+        blocks = [(mode, self._blocks[mode]) for mode in free if self._blocks[mode] is not self.own[mode]]
+        return super().scalable(free) + blocks
+
     def scaled(self, scales: torch.Tensor) -> None:
         """Scale Gram matrices, and blocks, as this rank's rows were."""
         super().scaled(scales)
