@@ -71,12 +71,15 @@ class Sweep:
         return self.mttkrp + self.rows + self.sent + self.waits
 
 
-ASSUMED = Rates(nonzeros=7.4e10, memory=3.0e12, link=3.0e11, network=4.0e10, latency=1.0e-5)
-"""Rates of H200s: nonzeros by `benchmarks/results/decomposition.json` (like nell-2, x 0.25); others not measured."""
+H200 = Rates(nonzeros=7.4e10, memory=3.0e12, link=2.36e11, network=4.0e10, latency=2.2e-5)
+"""Rates of H200s: nonzeros, link and latency by `benchmarks/results/distributed_1.json` and `distributed_2.json` (like
+nell-2, NCCL over NVLink); memory and network are assumed."""
 
 AMAZON = Tensor("amazon", (4_821_207, 1_774_269, 1_805_187), 1_741_809_018)
 REDDIT = Tensor("reddit", (8_211_298, 176_962, 8_116_559), 4_687_474_081)
 """Sizes as FROSTT (frostt.io) publishes them."""
+NELL_2 = Tensor("like nell-2", (12_092, 9_184, 28_818), 72_166_771)
+"""What was measured on one and two GPUs."""
 
 
 def rows_of(tensor: Tensor, grid: Grid, mode: int) -> float:
@@ -126,7 +129,7 @@ def _steps(ranks: int) -> int:
 
 
 def table(
-    tensors: Sequence[Tensor] = (AMAZON, REDDIT), counts: Sequence[int] = (8, 64, 1024), rates: Rates = ASSUMED
+    tensors: Sequence[Tensor] = (AMAZON, REDDIT), counts: Sequence[int] = (8, 64, 1024), rates: Rates = H200
 ) -> str:
     """Sweeps as a table of Markdown. The efficiency is one rank's time by this model over the time of all ranks."""
     lines = ["| tensor | GPUs | grid | GB each | MTTKRPs ms | rows ms | sent ms | waits ms | sweep ms | efficiency |"]
