@@ -174,15 +174,20 @@ def test_dense_modes_blocks_and_broadcasts() -> None:
     coords = torch.tensor([[0, 0, 1, 2, 3], [1, 2, 0, 2, 1]])
     x = stc.SparseTensor(coords, torch.rand(5, 4, generator=g), (4, 3, 4))
     b = torch.rand(3, 8, generator=g)
-    found = stc.einsum("ijh,jr->ihr", x, b, plan="dense", output="dense")
-    torch.testing.assert_close(found, torch.einsum("ijh,jr->ihr", x.to_dense(), b))
+    kernel, expected = made("ijh,jr->ihr", x, b), torch.einsum("ijh,jr->ihr", x.to_dense(), b)
+    torch.testing.assert_close(kernel(b), expected)
+    assert kernel.plan.parts[0].nbytes == 4 * 3 * 4 * 4 + 2 * 4, "no mode numbers the entries"
+    torch.testing.assert_close(made("ijh,jr->ihr", x, b, plan=kernel.plan)(b), expected)
     y = half_full(6, 5)
     for own in (torch.rand(1, 8), torch.rand(5, 1), torch.rand(5, 8).T.contiguous().T):
         expected = y.to_dense() @ own.expand(5, 8)
         torch.testing.assert_close(stc.einsum("ij,jr->ir", y, own.expand(5, 8), plan="dense"), expected)
     blocks = stc.SparseTensor.from_blocks(torch.tensor([[0, 1], [1, 0]]), torch.rand(2, 3, 2), (6, 4))
     c = torch.rand(4, 8)
-    torch.testing.assert_close(stc.einsum("ij,jr->ir", blocks, c, plan="dense"), blocks.to_dense() @ c)
+    kernel = made("ij,jr->ir", blocks, c)
+    torch.testing.assert_close(kernel(c), blocks.to_dense() @ c)
+    assert kernel.plan.parts[0].nbytes == 6 * 4 * 4 + 2 * 4, "nor the blocks"
+    torch.testing.assert_close(made("ij,jr->ir", blocks, c, plan=kernel.plan)(c), kernel(c))
 
 
 def test_a_kernel_can_be_copied_and_its_plan_given_back() -> None:

@@ -21,14 +21,20 @@ SETTINGS = {"tf32": "high", "bf16": "high"}
 
 
 class Matrices(NamedTuple):
-    """A product of stored values and something else, as one of matrices, and the axes of their sides."""
+    """A product of stored values and something else, as one of matrices."""
 
     made: Tile
+    """The product."""
     stored: Tile
+    """The left side."""
     other: Tile
+    """The right side."""
     left: tuple[str, ...]
+    """The axes of the rows of the left side, and of the product."""
     inner: tuple[str, ...]
+    """The axes that are summed."""
     right: tuple[str, ...]
+    """The axes of the columns of the right side, and of the product."""
 
 
 class SpanningPrinter(FunctionPrinter):
