@@ -32,6 +32,7 @@ SYNTHETIC: dict[str, Callable[[], Any]] = {
     "nell-2 x0.25": lambda: synthetic.like("nell-2", 0.25, device=DEVICE),
     "flickr x0.1": lambda: synthetic.like("flickr", 0.1, device=DEVICE),
     "nell-2": lambda: synthetic.like("nell-2", device=DEVICE),
+    "delicious x0.25": lambda: synthetic.like("delicious", 0.25, device=DEVICE),
     "flickr x0.01": lambda: synthetic.like("flickr", 0.01, device=DEVICE),
     "R-MAT 14 x8": lambda: synthetic.rmat(14, 8, device=DEVICE),
     "R-MAT 14 x32": lambda: synthetic.rmat(14, 32, device=DEVICE),
@@ -143,10 +144,10 @@ def device_microseconds(call: Callable[[], Any]) -> float:
 
 
 def kernel_microseconds(kernel: stc.Kernel, dense: list[torch.Tensor]) -> float:
-    """Time of the launches alone, into an output that exists: without allocating and zeroing it."""
+    """Time of the launches alone, into an output that exists: without allocating, zeroing or summing copies of it."""
     step = kernel.step
     tables, run = step.canonical.arrange(dense), step.executable
-    out = torch.zeros(run.shape, dtype=run.dtype, device=kernel.operand.device)
+    out = torch.zeros((run.copies, *run.shape), dtype=run.dtype, device=kernel.operand.device)
     packed, call = step.pack(kernel.operand), run.programs.bind(step.arrays.parts)
     assert packed is not None
     return microseconds(lambda: call(packed, tables, out))

@@ -28,6 +28,14 @@ def test_an_output_is_made_or_overwritten(name: str) -> None:
     check_output(made(name, "torch"))
 
 
+def test_rows_that_are_added_to_are_zeroed_alone() -> None:
+    m = made("long rows added, others stored", "torch")
+    assert m.arrays.added is not None
+    assert 0 < m.arrays.added.numel() <= m.executable.shape[0] // 2
+    assert m.executable.zeroes
+    assert m.executable.stores
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_added_to_an_output(name: str) -> None:
     check_accumulation(made(name, "torch"))

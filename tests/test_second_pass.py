@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cases import SIZES, Problem, explicit_plan
 
+import sparsetc as stc
 from sparsetc.runtime.second_pass import MOST_SUMMED, SecondPass
 
 
@@ -26,3 +28,14 @@ def test_no_thread_has_long_to_go() -> None:
     second = SecondPass.of(torch.zeros(1_000_000, dtype=torch.long))
     assert all(int(lengths.max()) <= MOST_SUMMED for lengths in second.lengths)
     assert [lengths.numel() for lengths in second.lengths] == [15625, 245, 4, 1]
+
+
+def test_partial_rows_count_as_memory() -> None:
+    equation = "ijk,jr,kr->ir"
+    operands = Problem(equation, SIZES, "random").operands()
+    plan = explicit_plan("coo", "0||12", {"r": 8}, max_item_nnz=1, lanes=4)
+    settings = {"plan": plan, "backend": "triton", "deterministic": True}
+    needed = 2 * 4 * SIZES["r"] * operands[0].nnz
+    assert stc.compile(equation, *operands, memory_limit=needed, **settings).step.arrays.second is not None
+    with pytest.raises(stc.OutOfMemoryError, match=f"{operands[0].nnz:,} additions .* {needed:,} bytes"):
+        stc.compile(equation, *operands, memory_limit=needed - 1, **settings)

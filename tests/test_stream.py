@@ -483,3 +483,11 @@ def test_transforms_are_refused() -> None:
         with pytest.raises(stc.TransformError, match="vmap"):
             torch.func.vmap(s)(torch.stack([v, v]))
         assert_same(s(v), stc.einsum("ij,j->i", x, v))
+
+
+@pytest.mark.parametrize("nnz", [0, 30])
+@pytest.mark.parametrize("plan", ["nope", "bcb"])
+def test_a_plan_that_is_none_is_refused_whatever_is_streamed(plan: str, nnz: int) -> None:
+    x, b = tensor(nnz=nnz), torch.rand(SIZES["k"], 5)
+    with pytest.raises(stc.PlanError, match=plan):
+        stc.stream_kernel("ijk,kr->ijr", x, b, plan=plan, device="cpu")

@@ -95,14 +95,27 @@ class PartArrays:
             )
         if not 0 <= first <= end <= self.items:
             raise PlanError(f"the part has {self.items} items, found the range {first} .. {end} of them")
-        read = (lookup for c in view.coordinates.values() for lookup in c.lookups)
-        own = {lookup.array for lookup in read if lookup.where == Position("item")}
-        own |= {name for name in program.arrays if name.startswith("item_")}
+        each = _of_items(program)
         cut = [
-            a[first : end + 1] if name == "item_ptr" else a[first:end] if name in own else a
+            a[first * each[name] : end * each[name] + name.endswith("_ptr")] if name in each else a
             for name, a in self.named(program).items()
         ]
         return PartArrays(tuple(cut), end - first, self.stored)
+
+
+def _of_items(program: TileProgram) -> dict[str, int]:
+    """The arrays that hold so many elements an item, or pointers to so many, by name."""
+    view = program.view
+    levels = [("item", "item_", 1)]
+    found = {}
+    if view.single:
+        levels.append(("fiber", "lane_", view.lanes))
+        found = {"block_ptr": 1, "block_full": 1}
+    read = [lookup for c in view.coordinates.values() for lookup in c.lookups]
+    for axis, prefix, count in levels:
+        found |= {lookup.array: count for lookup in read if lookup.where == Position(axis)}
+        found |= {name: count for name in program.arrays if name.startswith(prefix)}
+    return found
 
 
 class TorchPrograms:

@@ -11,8 +11,9 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from sparsetc.codegen import triton_halves as halves
+from sparsetc.codegen import triton_results as results
 from sparsetc.codegen import triton_values as values
-from sparsetc.ir.nest.axes import LANE, LEAF, Blocks, Each, Fibers, Run, Turns
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, Blocks, Each, Fibers, Run, Turns
 from sparsetc.ir.nest.view import WHOLE
 from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import DenseAxis, Loop
@@ -43,6 +44,7 @@ def head(printer: FunctionPrinter) -> None:
     for axis in p.axes:
         _side(printer, axis) if axis.letter in p.letters else _dense(printer, axis)
     values.head(printer)
+    results.ahead(printer, ITEM)
     _range(printer)
 
 
@@ -101,6 +103,9 @@ def _range(printer: FunctionPrinter) -> None:
     chunk, pointer = printer.p.view.chunk, printer.p.arrays[0] if printer.p.arrays else ""
     if chunk == WHOLE:
         start, stop = "0", "nonzeros"
+    elif printer.p.view.single:
+        # A loop that turns once, which Triton gives fewer registers than no loop (MTTKRP, rank 32, sm_90: 32, not 44).
+        start, stop = "item", "item + 1"
     elif chunk:
         start, stop = f"item * {chunk}", f"tl.minimum(start + {chunk}, nonzeros)"
     else:
@@ -150,6 +155,7 @@ def _block(printer: FunctionPrinter, lanes: int) -> None:
     printer.put("full = tl.load(block_full + block)")
     printer.put(f"fiber = block * {lanes} + lane")
     printer.put("length = tl.load(lane_len + fiber)")
+    results.ahead(printer, LANE)
     printer.words[LANE].clear()
 
 

@@ -201,11 +201,15 @@ def run_all(jobs: Sequence[Job]) -> list[torch.Tensor]:
 
 
 def _zeros(jobs: Sequence[Job]) -> list[torch.Tensor | None]:
-    """Zeros for each job whose kernel adds to them."""
+    """Zeros for each job whose kernel only adds to them."""
     runs = [job.step.executable for job in jobs]
     device = jobs[0].pattern.device
-    made = [torch.empty(run.shape, dtype=run.dtype, device=device) if run.zeroes else None for run in runs]
-    torch._foreach_zero_([m for m in made if m is not None])
+    made = [
+        torch.empty(run.shape, dtype=run.dtype, device=device) if run.zeroes and not run.stores else None
+        for run in runs
+    ]
+    if added := [m for m in made if m is not None]:  # torch refuses no tensors
+        torch._foreach_zero_(added)
     return made
 
 

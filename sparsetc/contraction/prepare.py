@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from sparsetc.contraction.output import Output
 from sparsetc.device.targets import machine_of
 from sparsetc.errors import PlanError
 from sparsetc.formats import Packed
+from sparsetc.formats.base import index_dtype
 from sparsetc.formats.tiles import slots_along
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.plan import Part, Plan, without_halves
@@ -38,6 +39,9 @@ from sparsetc.planner.problem import Problem
 from sparsetc.runtime.executable import Arrays, Executable, owned
 from sparsetc.runtime.second_pass import SecondPass
 from sparsetc.support.lru import Lru
+
+MOST_ADDED = 2
+"""Rows of a result for each of those that are added to, from which these alone are zeroed."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +64,12 @@ class BoundPart:
 
 @dataclass(frozen=True)
 class Partial:
-    """The partial rows of a part, among those of all parts."""
+    """The partial rows of a part, among those of all parts, behind the rows that other parts store."""
 
     first: int
     end: int
     every: int
-    """How many there are of all parts."""
+    """How many rows there are of all parts."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,8 @@ class Preparation:
             for part, p in zip(chosen, parts, strict=True)
         )
         executable = self._executable(plan, parts, second is not None)
-        arrays = Arrays(tuple(p.arrays for p in parts), second)
+        added = None if second is not None else self._added(parts)
+        arrays = Arrays(tuple(p.arrays for p in parts), second, added)
         return Prepared(_of_parts(plan, used, filled), filled, tuple(parts), executable, arrays)
 
     def _in_partial_rows(
@@ -129,16 +134,25 @@ class Preparation:
     ) -> tuple[SecondPass, list[BoundPart]]:
         """The parts such that each result which would be added has a row of its own, and what adds these up.
 
-        The rows of one part follow those of the part before it.
+        The rows of one part follow those of the part before it; where some parts store rows of the result, all rows of
+        it come first.
         """
-        rows = self._row_of_nonzeros()
-        each = [p.packed.slots(_key_level(p.program), rows) for p in parts]
-        ends = list(accumulate(own.numel() for own in each))
-        made = [
-            self.bound_part(part, old.packed, number, False, Partial(end - own.numel(), end, ends[-1]))
-            for number, (part, old, own, end) in enumerate(zip(chosen, parts, each, ends, strict=True))
+        rows, adding = self._row_of_nonzeros(), [not owned(p.program) for p in parts]
+        first = 0 if all(adding) else self.output.rows
+        each = [
+            p.packed.slots(_key_level(p.program), rows) if adds else rows[:0]
+            for p, adds in zip(parts, adding, strict=True)
         ]
-        return SecondPass.of(torch.cat(each)), made
+        ends = list(accumulate((own.numel() for own in each), initial=first))
+        count = ends[-1] - first
+        nbytes = 2 * count * self.output.width * accumulator(self.dtype).itemsize  # as they are stored, and in order
+        what = f'partial rows of a deterministic sum, two for each of {count:,} additions of "{self.problem.equation}"'
+        self.settings.check_memory(nbytes, self.canonical.device, what)
+        made = [
+            self.bound_part(part, old.packed, number, False, Partial(*span, ends[-1])) if adds else old
+            for number, (part, old, adds, span) in enumerate(zip(chosen, parts, adding, pairwise(ends), strict=True))
+        ]
+        return SecondPass.of(torch.cat(each), first), made
 
     def bound_parts(self, plan: Plan, cache: Lru[Any, Any]) -> tuple[tuple[int, ...], list[BoundPart]]:
         """The parts of a plan that hold nonzeros, each packed and lowered, and which ones of the plan these are.
@@ -184,6 +198,8 @@ class Preparation:
                 slot = slots_along(packed, self.canonical.kept, _key_level(program), self._slots_of_part(packed))
             else:
                 slot = packed.slots(_key_level(program), self._slot_of_nonzeros())
+            if problem.backend == "triton":  # torch's own functions take 64 bits
+                slot = slot.to(index_dtype(target.rows))
         if program.dots and self.dtype == torch.float64 and problem.backend == "triton":
             packed = _wide_words(packed)
         packed = packed.unrolled(program.unroll)
@@ -265,6 +281,20 @@ class Preparation:
         if self.output.slot is None:
             return torch.arange(self.nnz, device=self.canonical.device)
         return self._of_whole(self.output.slot)
+
+    def _added(self, parts: Sequence[BoundPart]) -> torch.Tensor | None:
+        """The rows of a sparse output to which some parts add, others storing theirs; None where all are to be zeros.
+
+        Zeros for a result of 2.7 GB take as long as its rows, and those that are added to may be one in thousands.
+        """
+        adding = [p.packed for p in parts if not owned(p.program)]
+        if not self.output.sparse or len(adding) == len(parts):
+            return None
+        rows = torch.zeros(self.output.rows, dtype=torch.bool, device=self.canonical.device)
+        for packed in adding:
+            rows[self._slots_of_part(packed)] = True
+        found = torch.nonzero(rows).flatten()
+        return found if adding and found.numel() * MOST_ADDED <= self.output.rows else None
 
     def _slots_of_part(self, packed: Packed) -> torch.Tensor:
         """(nnz of the part,) the row of a sparse output each nonzero adds to."""

@@ -156,7 +156,7 @@ class SparseResult:
     slot: torch.Tensor | None
     """(n,) which of the block's entries each of this rank's local ones is; None where no block is shared."""
     entries: int
-    """Of the block, padded to equal shares."""
+    """How many entries the block has, padded to equal shares."""
 
     def sends(self) -> list[Send]:
         """What a call sends."""
@@ -200,7 +200,7 @@ def sparse_result(share: Share, local: SparseTensor, sharing: Ranks, ranks: Rank
 
 
 def _united(local: SparseTensor, sharing: Ranks) -> tuple[SparseTensor, torch.Tensor, int]:
-    """Of the entries that any rank has: this one's share, the number of each local one, and how many, padded."""
+    """The own share of the entries that any rank has, the number of each local one, and how many, padded."""
     counts = sharing.gathered(torch.tensor([local.nnz], device=local.device)).tolist()
     coords = torch.cat(sharing.gathered_unequal(local.coords.T.contiguous(), counts)).T.contiguous()
     found = numbered(coords.unbind(), local.shape[: local.sparse_order], coords.shape[1], coords)
@@ -214,7 +214,7 @@ def _united(local: SparseTensor, sharing: Ranks) -> tuple[SparseTensor, torch.Te
 
 
 def _own_rows(block: tuple[Range, ...], number: int, shares: int) -> tuple[Range, ...]:
-    """Of a block, the range of its first mode that one of so many ranks keeps."""
+    """The ranges of a block, of whose first mode one of so many ranks keeps a part."""
     if not block or shares == 1:
         return block
     (start, stop), *others = block
@@ -228,7 +228,7 @@ def _elements(block: Sequence[Range]) -> int:
 
 
 def _padded(rows: torch.Tensor, count: int) -> torch.Tensor:
-    """As many rows as wanted, zeros at last."""
+    """Rows, as many as wanted, zeros at last."""
     if rows.shape[0] == count:
         return rows
     out = rows.new_zeros((count, *rows.shape[1:]))

@@ -27,7 +27,7 @@ class Rates:
     link: float
     """Bytes a second that a rank sends to others in its node."""
     network: float
-    """The same to ranks of other nodes."""
+    """Bytes a second that a rank sends to ranks of other nodes."""
     latency: float
     """Seconds of one step of a collective operation, of which it has log2 of its ranks."""
     rank: int = 32

@@ -30,7 +30,7 @@ class Source:
     """Nonzeros to be cut, not read yet."""
 
     shape: tuple[int, ...]
-    """Of the whole tensor, dense modes last."""
+    """Sizes of the whole tensor, dense modes last."""
     sparse_order: int
     scattered: bool
     """Whether each rank has others."""

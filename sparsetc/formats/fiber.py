@@ -4,7 +4,7 @@ A fiber is the nonzeros that share the item and lane modes. Fibers longer than `
 are ordered by length, 2^20 at a time, and `lanes` of them make a block, in which step n takes the n-th nonzero of
 each:
 
-        item_ptr   [ 0     2 …            blocks of each work item, all of one row
+        item_ptr   [ 0     2 …            blocks of each work item, all of one row; absent where each has one
         block_ptr  [ 0   12   20 …        first stored nonzero of each block (a multiple of the lanes)
         lane_word  [ j0 j3 j1 j7 | …      the coordinates the nonzeros of a fiber share
         lane_len   [  3  3  3  2 | …
@@ -46,7 +46,9 @@ class Fiber:
         item = words.fields(storage.item, shape, "item_word")
         lane = words.fields(storage.lane, shape, "lane_word")
         leaf = words.fields(storage.leaf, shape, "word")
-        return View(len(shape), item, lane, leaf, blocks=True, lanes=storage.lanes, narrow=storage.narrow)
+        # A block has a nonzero a lane or more, so that an item of so few has no other.
+        single = 1 < storage.lanes >= storage.max_item_nnz > 0
+        return View(len(shape), item, lane, leaf, True, storage.lanes, single=single, narrow=storage.narrow)
 
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
         """Sort by (item, lane, leaf) modes, cut fibers, deal them to blocks and blocks to items."""
@@ -58,8 +60,9 @@ class Fiber:
         first = nonzeros.numbers(blocks.lane_start.index_select(0, item_ptr[:-1] * lanes))
         lane, lane_len = nonzeros.numbers(blocks.lane_start), blocks.lane_len
         unused = bool((lane < 0).any())
+        items = {} if view.single else {"item_ptr": item_ptr.to(index_dtype(lane.numel()))}
         arrays = {
-            "item_ptr": item_ptr.to(index_dtype(lane.numel())),
+            **items,
             "block_ptr": blocks.ptr,
             "block_full": lane_len.view(-1, lanes).amin(1) if lanes > 1 else lane_len,
             "lane_len": _lengths(lane_len, storage.narrow),
@@ -81,9 +84,10 @@ class Fiber:
         block = torch.repeat_interleave(torch.arange(block_ptr.numel() - 1, device=device), torch.diff(block_ptr))
         fiber = block * lanes + (at - block_ptr[block]) % lanes
         live = (at - block_ptr[block]) // lanes < a["lane_len"][fiber].long()
-        item = torch.repeat_interleave(torch.arange(packed.items, device=device), torch.diff(a["item_ptr"].long()))[
-            block
-        ]
+        item = block
+        if not packed.view.single:
+            blocks = torch.diff(a["item_ptr"].long())
+            item = torch.repeat_interleave(torch.arange(packed.items, device=device), blocks)[block]
         found = {}
         for level, index in zip(packed.view.levels, (item, fiber, at), strict=True):
             for mode, value in words.decode(a, level).items():

@@ -18,8 +18,9 @@ from sparsetc.tensor import coords as crd
 WINDOW = 1 << 20
 """Fibers of a row, following one another, that are ordered by length together: a multiple of any number of lanes. What
 they write lies near, so that parts of a sector come together in the L2 cache, and from there to memory once (H200, TTV
-of 41 M fibers: 646 us over all of them, 520 by 65,536, masked steps also fewer). Fewer keep long fibers waiting: those
-of 219 thousand by 65,536 took 1.2 times as long as over all (`benchmarks/results/ttv.json`)."""
+of 22 M fibers: 242 us over all of them, 167 by 2**20 and by 65,536, 192 by 4,096, which leaves lanes idle;
+`benchmarks/results/rows_stored.json`). Fewer keep long fibers waiting: those of 219 thousand by 65,536 took 1.2 times
+as long as over all (`ttv.json`)."""
 
 
 @dataclass(frozen=True)

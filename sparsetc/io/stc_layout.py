@@ -19,7 +19,7 @@ from sparsetc.io import bounds
 from sparsetc.tensor.coords import INT64_SIZES
 
 MAGIC = b"\x89STC\r\n\x1a\n"
-"""As that of PNG: no text, and changed by whatever changes the ends of lines."""
+"""First bytes of a file, like those of PNG: no text, and changed by whatever changes the ends of lines."""
 VERSION = 1
 PAGE = 4096
 """Bytes of the header, and of what every array's offset is a multiple of, so that arrays can be mapped."""

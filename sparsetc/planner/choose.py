@@ -44,13 +44,23 @@ def choose(wanted: str | Plan, problem: Problem) -> Choice:
             if fault := unknown_parameter(part.format, part.storage, problem.order):
                 raise PlanError(f"plan {plan.name!r}, part {number}: {fault}")
         return Choice(replace(suited(plan, problem), reason="given by the caller"))
+    check_request(plan)
+    return chosen(problem, known, plan)
+
+
+def check_request(wanted: str | Plan) -> None:
+    """Raise `PlanError` where a request for a plan of one sparse operand names none, or an option that it has not."""
+    from sparsetc.planner.methods import methods  # which an import of the package does not need
+
+    plan, known = requested(wanted), methods()
+    if not plan.is_request:
+        return
     if plan.name not in ("auto", *known):
         called = repr(plan.name)
         raise PlanError(f"plan {called} has no parts, and no plan is called {called}; known: {_names(known)}")
     unknown = [name for name, _ in plan.options if name not in OPTIONS.get(plan.name, ())]
     if unknown:
         raise PlanError(f"plan {plan.name!r} has no option {unknown[0]!r}")
-    return chosen(problem, known, plan)
 
 
 def chosen(problem: P, known: Mapping[str, Method[P]], request: Plan) -> Choice:

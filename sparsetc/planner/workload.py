@@ -135,7 +135,7 @@ def copied(chosen: Sequence[Option]) -> int:
 
 
 def _order(chosen: Sequence[Option], limit: int | None) -> tuple[float, ...]:
-    """By which the best set is the least: what does not fit is the last, and there the smallest is the best."""
+    """A key by which the best set is the least: what does not fit is the last, and there the smallest is the best."""
     nbytes, seconds = copied(chosen), sum(o.seconds for o in chosen)
     if limit is not None and nbytes > limit:
         return (1, nbytes, seconds)

@@ -27,6 +27,8 @@ class Arrays:
     parts: tuple[PartArrays, ...]
     second: SecondPass | None = None
     """The partial rows that make up each row of a deterministic sum; None of any other."""
+    added: torch.Tensor | None = None
+    """(rows,) the rows that are added to, where they are few and every other one is stored; None where they are not."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,9 @@ class Executable:
             covered: whether the items together reach every row.
         """
         self.programs, self.shape, self.dtype = programs, (rows, *width), dtype
-        self.stores = all(owned(p) for p in programs.programs)
-        self.zeroes = not (self.stores and covered)
+        stored = [owned(p) for p in programs.programs]
+        self.stores = any(stored)
+        self.zeroes = not (all(stored) and covered)
         self.copies = max((copies(p) for p in programs.programs), default=1)
         self._bound: BoundPrograms | None = None
 
@@ -95,11 +98,14 @@ class Executable:
         if out is not None and accumulate and self.stores:  # what is stored would overwrite
             return out.add_(self.run(arrays, values, dense, items=items))
         zeroes = self.zeroes or items is not None
+        added = arrays.added if items is None else None
         if out is None:
-            make = torch.zeros if zeroes else torch.empty
+            make = torch.zeros if zeroes and added is None else torch.empty
             out = make(self.shape, dtype=self.dtype, device=bound.device)
-        elif zeroes and not accumulate:
+        elif zeroes and added is None and not accumulate:
             out.zero_()
+        if added is not None:
+            out.index_fill_(0, added, 0)
         bound.call(values, dense, out)
         return out
 
@@ -127,9 +133,19 @@ class Executable:
         out: torch.Tensor | None,
         accumulate: bool,
     ) -> torch.Tensor:
-        """Partial rows, zeros first since what is padding stores nothing; then their sums."""
-        partial = torch.zeros((second.partials, *self.shape[1:]), dtype=self.dtype, device=bound.device)
-        bound.call(values, dense, partial)
+        """Partial rows, zeros first since what is padding stores nothing; then their sums.
+
+        Where some parts store rows of the result, all rows of it lie before the partial ones.
+        """
+        rows = torch.zeros((second.stored + second.partials, *self.shape[1:]), dtype=self.dtype, device=bound.device)
+        bound.call(values, dense, rows)
+        partial = rows[second.stored :]
+        if second.stored:
+            second(partial, rows[: second.stored])
+            found = rows[: second.stored]
+            if out is None:
+                return found
+            return out.add_(found) if accumulate else out.copy_(found)
         if out is None:
             out = torch.zeros(self.shape, dtype=self.dtype, device=bound.device)
         elif accumulate:

@@ -29,16 +29,18 @@ class SecondPass:
     lengths: tuple[torch.Tensor, ...]
     """How many consecutive rows make up each sum: of the partial rows first, then of their sums, and so on, until
     there is one a run."""
+    stored: int = 0
+    """Rows that lie before the partial ones: those of the result, of which some parts store their own; or none."""
 
     @classmethod
-    def of(cls, row_of_partial: torch.Tensor) -> SecondPass:
-        """From the output row of every partial row, (partials,) int64."""
+    def of(cls, row_of_partial: torch.Tensor, stored: int = 0) -> SecondPass:
+        """From the output row of every partial row, (partials,) int64, and how many rows lie before these."""
         rising = bool((row_of_partial[1:] >= row_of_partial[:-1]).all())
         order = None if rising else torch.argsort(row_of_partial, stable=True)
         rows, lengths = torch.unique_consecutive(
             row_of_partial if order is None else row_of_partial[order], return_counts=True
         )
-        return cls(row_of_partial.numel(), order, rows, tuple(_in_pieces(lengths)))
+        return cls(row_of_partial.numel(), order, rows, tuple(_in_pieces(lengths)), stored)
 
     def sums(self, partial: torch.Tensor) -> torch.Tensor:
         """(runs, width) the sums of (partials, …) partial rows, by output row."""

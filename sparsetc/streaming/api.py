@@ -23,15 +23,17 @@ from sparsetc.io.stc import PackedFile
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
 from sparsetc.options import Options, of_call, with_settings
-from sparsetc.streaming.budget import Budget, Sizes, checked_chunk, checked_streams
+from sparsetc.planner.choose import check_request
+from sparsetc.streaming.budget import Budget, Sizes, checked_chunk, checked_streams, sizes_of
 from sparsetc.streaming.compiler import Compiler
 from sparsetc.streaming.cutting import Cut, cut
 from sparsetc.streaming.description import Recipe
+from sparsetc.streaming.devices import device_of
 from sparsetc.streaming.file import Chunks, Writer
 from sparsetc.streaming.saving import cut_of, finish
 from sparsetc.streaming.sources import Source, operand, source_of
 from sparsetc.streaming.store import Memory
-from sparsetc.streaming.stream import ORDERS, Stream, device_of, sizes_of
+from sparsetc.streaming.stream import ORDERS, Stream
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -129,6 +131,7 @@ def stream_kernel(
         whole = Compiler(bound, given.dtype, own, output, target)
         check_form(output, bound.einsum)
         _check_order(own, whole)
+        check_request(own.plan)  # of which chunks ask, where there are any
         lanes = lanes if target.type == "cuda" else 1
         made = _budgeted(whole, given, own, target, lanes, most, drop_zeros)
         recipe = _recipe(bound, whole, output, made.numbered, drop_zeros)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,6 +18,9 @@ from sparsetc.contraction.integers import INTEGERS
 from sparsetc.contraction.output import Output
 from sparsetc.errors import OutOfMemoryError, PlanError
 from sparsetc.support.memory import as_bytes
+
+if TYPE_CHECKING:
+    from sparsetc.streaming.compiler import Compiler
 
 CHUNK = 64 << 20
 """Bytes of a chunk where none are asked for: over PCIe of 50 GB/s a copy of 1.3 ms, a hundred times what it costs to
@@ -238,3 +241,17 @@ def checked_streams(streams: Any) -> int:
     if not isinstance(streams, int) or isinstance(streams, bool) or not 1 <= streams <= MOST_STREAMS:
         raise PlanError(f"streams must be a whole number from 1 to {MOST_STREAMS}, found {streams!r:.80}")
     return streams
+
+
+def sizes_of(compiler: Compiler, streams: int, drop_zeros: bool) -> Sizes:
+    """The bytes that an einsum takes beside its chunks."""
+    rounds = compiler.settings.effective_precision() == "medium" and compiler.backend == "triton"
+    return Sizes.of(
+        compiler.canonical,
+        compiler.template.output,
+        compiler.dtype,
+        widened=compiler.backend == "torch",
+        rounded=streams if rounds else 0,
+        drop_zeros=drop_zeros,
+        beside=ROUNDED if compiler.target.type == "cuda" else 0,
+    )

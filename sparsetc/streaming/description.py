@@ -28,7 +28,7 @@ class Recipe:
 
     equation: str
     shapes: tuple[tuple[int, ...], ...]
-    """Of all operands, the streamed one first."""
+    """Shapes of all operands, the streamed one first."""
     dtype: torch.dtype
     precision: str
     backend: str
@@ -39,7 +39,7 @@ class Recipe:
     drop_zeros: bool
 
     def known(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """What JSON keeps of it."""
         return {**asdict(self), "dtype": name(self.dtype), "shapes": [list(s) for s in self.shapes]}
 
     @classmethod

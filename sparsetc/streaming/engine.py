@@ -91,7 +91,7 @@ class Engine:
         self.lanes: list[Lane] = []
         self._bound: dict[int, tuple[int, Call, list[torch.Tensor]]] = {}
         self._marks: list[list[Any]] = []
-        """Of each chunk that was run the events, or times: begin, copied, computed, copied back."""
+        """Events, or times, of each chunk that was run: begin, copied, computed, copied back."""
 
     def allocate(self, width: tuple[int, ...], dtype: torch.dtype, returned: bool) -> None:
         """Take the streams' buffers, which are kept from one run to the next."""

@@ -34,7 +34,7 @@ class Source(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the values."""
+        """Type of the values."""
 
     def take(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(order, n) int64 coordinates of nonzeros ``start`` to ``stop``, in lexicographic order, and (n,) values."""
@@ -63,7 +63,7 @@ class TensorSource:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the values."""
+        """Type of the values."""
         return self.x.dtype
 
     def take(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -93,7 +93,7 @@ class FileSource:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the values."""
+        """Type of the values."""
         return self.file.dtype
 
     def take(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -90,3 +90,10 @@ class _Kept:
 
     def release(self, position: int, wait: Release) -> None:
         """Nothing is overwritten."""
+
+
+def release_pinned() -> None:
+    """Give back the pinned memory that torch keeps for later, where it has a way to."""
+    empty = getattr(torch._C, "_host_emptyCache", None)
+    if empty is not None:
+        empty()

@@ -27,14 +27,14 @@ from sparsetc.io import atomic, progress
 from sparsetc.ir.plan import Plan
 from sparsetc.runtime.autocast import without_autocast
 from sparsetc.runtime.segments import in_order
-from sparsetc.streaming.budget import ROUNDED, Budget, Sizes, checked_streams
+from sparsetc.streaming.budget import Budget, Sizes, checked_streams
 from sparsetc.streaming.compiler import Compiler
 from sparsetc.streaming.cutting import Cut
 from sparsetc.streaming.description import Recipe
 from sparsetc.streaming.engine import ChunkTimes, Engine, Target
 from sparsetc.streaming.file import Chunks, Writer
 from sparsetc.streaming.saving import finish
-from sparsetc.streaming.store import Memory
+from sparsetc.streaming.store import Memory, release_pinned
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.pattern import Pattern, lasting
@@ -333,7 +333,7 @@ class Stream:
     # -- others -------------------------------------------------------------------------------------------------------
     @entry_point
     def on(self, *, streams: int | None = None, order: str | None = None) -> Stream:
-        """The same chunks, on another number of streams or in another order; when either is closed so is the other.
+        """A stream of the same chunks in another order, or on other streams; when either is closed so is the other.
 
         Args:
             streams: as of `stream_kernel`; None for as many as this one has.
@@ -396,13 +396,6 @@ class Stream:
         self.close()
 
 
-def release_pinned() -> None:
-    """Give back the pinned memory that torch keeps for later, where it has a way to."""
-    empty = getattr(torch._C, "_host_emptyCache", None)
-    if empty is not None:
-        empty()
-
-
 def asked_sparse(recipe: Recipe, compiler: Compiler) -> bool:
     """Whether the result that was asked for is sparse."""
     kept, letters = compiler.canonical.kept, compiler.canonical.letters
@@ -417,47 +410,3 @@ def ordered(made: Cut, order: str) -> tuple[int, ...]:
         raise PlanError(f'order must be "size" or "given", found {order!r:.80}')
     numbers = range(len(made.chunks))
     return tuple(sorted(numbers, key=lambda n: -made.chunks[n].nnz) if order == "size" else numbers)
-
-
-def sizes_of(compiler: Compiler, streams: int, drop_zeros: bool) -> Sizes:
-    """The bytes that an einsum takes beside its chunks."""
-    rounds = compiler.settings.effective_precision() == "medium" and compiler.backend == "triton"
-    return Sizes.of(
-        compiler.canonical,
-        compiler.template.output,
-        compiler.dtype,
-        widened=compiler.backend == "torch",
-        rounded=streams if rounds else 0,
-        drop_zeros=drop_zeros,
-        beside=ROUNDED if compiler.target.type == "cuda" else 0,
-    )
-
-
-def device_of(device: Any, dense: Sequence[Any], x: Any) -> torch.device:
-    """Where chunks are run: as asked for, where an operand is that is on a GPU, or on the GPU that there is.
-
-    Raises:
-        DeviceError: what was asked for is no device, none that chunks are run on, or not there.
-    """
-    if device is not None:
-        found = _named(device)
-    else:
-        own = [o.device for o in (*dense, x) if isinstance(o, torch.Tensor | SparseTensor)]
-        gpu = next((d for d in own if d.type == "cuda"), None)
-        found = gpu or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if found.type == "cuda" and found.index is None:
-        found = torch.device("cuda", torch.cuda.current_device())
-    return found
-
-
-def _named(device: Any) -> torch.device:
-    """The CPU or a GPU that there is, of what a caller calls it."""
-    try:
-        found = torch.device(device)
-    except (RuntimeError, TypeError):
-        raise DeviceError(f"chunks are streamed to the CPU or a CUDA device, found {device!r:.80}") from None
-    if found.type not in ("cpu", "cuda"):
-        raise DeviceError(f"chunks are streamed to the CPU or a CUDA device, found {found}")
-    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
-        raise DeviceError(f"there is no device {found}; torch sees {torch.cuda.device_count()} CUDA devices")
-    return found if found.type == "cuda" else torch.device("cpu")  # "cpu:0" is the same, and compares as another

@@ -21,7 +21,7 @@ TOLERANCE = {
 }
 """Tolerance of the error of an element, relative to the sum of the absolute values of its terms."""
 PRECISION = {"high": 4e-3, "medium": 3e-2}
-"""As `TOLERANCE`, where float32 is not kept in matrix products."""
+"""What `TOLERANCE` is where float32 is not kept in matrix products."""
 SMALLEST = {"float16": 2e-6}
 """What an element may be off by besides: float16 has few exponents."""
 

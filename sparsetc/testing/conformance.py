@@ -116,7 +116,9 @@ def check_arrays(packed: Packed) -> None:
     for lookup in (lookup for c in view.coordinates.values() for lookup in c.lookups):
         found, expected = arrays[lookup.array].numel(), lookup.elements(number, view.stored_shape(packed.shape))
         _require(expected in (found, None), f"{lookup.array!r} has {found} words, expected {expected}")
-    if not view.chunk:
+    if view.single:
+        _require(packed.items == number["block"], f"{number['block']} blocks are {packed.items} items")
+    elif not view.chunk:
         _check_pointers("item_ptr", arrays["item_ptr"], packed.items, number[view.loops[0].name])
     else:
         items = -(-packed.stored // view.chunk)

@@ -50,7 +50,10 @@ def positions(view: View, arrays: Arrays, items: int, stored: int) -> Arrays:
     """The position of every value that is read, by axis; with `STORED` and `PLACE`."""
     device = next(iter(arrays.values())).device if arrays else torch.device("cpu")
     at = {"item": torch.arange(items, device=device)}
-    bounds = _chunks(at["item"], view.chunk, stored) if view.chunk else _ranges(arrays, at, "item")
+    if view.chunk or view.single:
+        bounds = _chunks(at["item"], *((1, items) if view.single else (view.chunk, stored)))
+    else:
+        bounds = _ranges(arrays, at, "item")
     for axis in view.loops:
         at, behind = _along(at, axis.name, *bounds)
         if isinstance(axis, Fibers):

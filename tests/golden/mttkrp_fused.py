@@ -102,7 +102,7 @@ def part_0(pid, item_ptr, block_ptr, block_full, lane_len, item_word, lane_word,
 
 
 # tile program  "ijk,jr,kr->ir"  part 1: fiber, blocks of fibers, 32 lanes, modes - | 0 | 1,2
-#   item over item_ptr
+#   item over blocks
 #   axes r = 32
 #   loop blocks of the item
 #     at_i[lane] = decode lane_word  # 7 bits, lane
@@ -116,12 +116,12 @@ def part_0(pid, item_ptr, block_ptr, block_full, lane_len, item_word, lane_word,
 #       fiber_sum[lane,r] += einsum "n,nr,nr->nr" x, b_jr, c_kr  # multiply
 #     store A[at_i, r] fiber_sum[lane,r]
 @triton.jit
-def part_1(pid, item_ptr, block_ptr, block_full, lane_len, lane_word, word, values, B, C, A):
+def part_1(pid, block_ptr, block_full, lane_len, lane_word, word, values, B, C, A):
     item = pid
     lane = tl.arange(0, 32)
     at_r = tl.arange(0, 32)
-    start = tl.load(item_ptr + item)
-    stop = tl.load(item_ptr + item + 1)
+    start = item
+    stop = item + 1
     for block in range(start, stop):
         first = tl.load(block_ptr + block)
         steps = (tl.load(block_ptr + block + 1) - first) // 32
@@ -164,8 +164,7 @@ def part_1(pid, item_ptr, block_ptr, block_full, lane_len, lane_word, word, valu
 @triton.jit(do_not_specialize=["programs_0", "programs_1"])
 def kernel(
     programs_0, programs_1, item_ptr_0, block_ptr_0, block_full_0, lane_len_0, item_word_0, lane_word_0,
-    word_0, values_0, item_ptr_1, block_ptr_1, block_full_1, lane_len_1, lane_word_1, word_1, values_1, B, C,
-    A,
+    word_0, values_0, block_ptr_1, block_full_1, lane_len_1, lane_word_1, word_1, values_1, B, C, A,
 ):
     pid = tl.program_id(0)
     if pid < programs_0:
@@ -174,7 +173,4 @@ def kernel(
             A,
         )
     else:
-        part_1(
-            pid - programs_0, item_ptr_1, block_ptr_1, block_full_1, lane_len_1, lane_word_1, word_1, values_1, B, C,
-            A,
-        )
+        part_1(pid - programs_0, block_ptr_1, block_full_1, lane_len_1, lane_word_1, word_1, values_1, B, C, A)

@@ -18,7 +18,7 @@ import triton.language as tl
 
 
 # tile program  "ijk,jr,kr->ir"  part 0: fiber, blocks of fibers, 32 lanes, modes - | 0 | 1,2
-#   item over item_ptr
+#   item over blocks
 #   axes r = 32
 #   loop blocks of the item
 #     at_i[lane] = decode lane_word  # 7 bits, lane
@@ -32,12 +32,12 @@ import triton.language as tl
 #       fiber_sum[lane,r] += einsum "n,nr,nr->nr" x, b_jr, c_kr  # multiply
 #     store A[at_i, r] fiber_sum[lane,r]
 @triton.jit
-def part_0(pid, item_ptr, block_ptr, block_full, lane_len, lane_word, word, values, B, C, A):
+def part_0(pid, block_ptr, block_full, lane_len, lane_word, word, values, B, C, A):
     item = pid
     lane = tl.arange(0, 32)
     at_r = tl.arange(0, 32)
-    start = tl.load(item_ptr + item)
-    stop = tl.load(item_ptr + item + 1)
+    start = item
+    stop = item + 1
     for block in range(start, stop):
         first = tl.load(block_ptr + block)
         steps = (tl.load(block_ptr + block + 1) - first) // 32
@@ -78,10 +78,5 @@ def part_0(pid, item_ptr, block_ptr, block_full, lane_len, lane_word, word, valu
 
 
 @triton.jit(do_not_specialize=["programs_0"])
-def kernel(
-    programs_0, item_ptr_0, block_ptr_0, block_full_0, lane_len_0, lane_word_0, word_0, values_0, B, C, A,
-):
-    part_0(
-        tl.program_id(0), item_ptr_0, block_ptr_0, block_full_0, lane_len_0, lane_word_0, word_0, values_0, B, C,
-        A,
-    )
+def kernel(programs_0, block_ptr_0, block_full_0, lane_len_0, lane_word_0, word_0, values_0, B, C, A):
+    part_0(tl.program_id(0), block_ptr_0, block_full_0, lane_len_0, lane_word_0, word_0, values_0, B, C, A)

@@ -34,6 +34,7 @@ def part_0(pid, item_ptr, block_ptr, block_full, lane_len, item_word, word, valu
     item = pid
     lane = tl.arange(0, 8)
     at_r = tl.arange(0, 32)
+    slot = tl.load(item_slot + item)
     start = tl.load(item_ptr + item)
     stop = tl.load(item_ptr + item + 1)
     total = tl.zeros([8, 32], tl.float32)
@@ -60,7 +61,7 @@ def part_0(pid, item_ptr, block_ptr, block_full, lane_len, item_word, word, valu
             b_kr = tl.load(B + at_k[:, None] * 32 + at_r[None, :], mask=ok[:, None], other=0)
             fiber_sum += x[:, None] * b_kr
         total += fiber_sum
-    tl.store(A + (tl.load(item_slot + item)) * 32 + at_r, tl.sum(total, 0))
+    tl.store(A + slot * 32 + at_r, tl.sum(total, 0))
 
 
 @triton.jit(do_not_specialize=["programs_0"])

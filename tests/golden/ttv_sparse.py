@@ -17,7 +17,7 @@ import triton.language as tl
 
 
 # tile program  "ijk,i->jk"  part 0: fiber, blocks of fibers, 128 lanes, modes - | 1,2 | 0
-#   item over item_ptr
+#   item over blocks
 #   loop blocks of the item
 #     fiber_sum[lane] = 0
 #     loop steps of 128 lanes, 1 at a time
@@ -27,17 +27,18 @@ import triton.language as tl
 #       fiber_sum[lane] += einsum "n,n->n" x, b_i  # multiply
 #     store A[lane_slot] fiber_sum[lane]
 @triton.jit
-def part_0(pid, item_ptr, block_ptr, block_full, lane_len, lane_word, word, values, lane_slot, B, A):
+def part_0(pid, block_ptr, block_full, lane_len, lane_word, word, values, lane_slot, B, A):
     item = pid
     lane = tl.arange(0, 128)
-    start = tl.load(item_ptr + item)
-    stop = tl.load(item_ptr + item + 1)
+    start = item
+    stop = item + 1
     for block in range(start, stop):
         first = tl.load(block_ptr + block)
         steps = (tl.load(block_ptr + block + 1) - first) // 128
         full = tl.load(block_full + block)
         fiber = block * 128 + lane
         length = tl.load(lane_len + fiber)
+        slot = tl.load(lane_slot + fiber, mask=length > 0, other=0)
         fiber_sum = tl.zeros([128], tl.float32)
         for step in range(0, full):
             pos = first + step * 128 + lane
@@ -54,15 +55,11 @@ def part_0(pid, item_ptr, block_ptr, block_full, lane_len, lane_word, word, valu
             x = tl.load(values + pos, mask=ok, other=0)
             b_i = tl.load(B + at_i, mask=ok, other=0)
             fiber_sum += x * b_i
-        tl.store(A + tl.load(lane_slot + fiber, mask=length > 0, other=0), fiber_sum, mask=length > 0)
+        tl.store(A + slot, fiber_sum, mask=length > 0)
 
 
 @triton.jit(do_not_specialize=["programs_0"])
-def kernel(
-    programs_0, item_ptr_0, block_ptr_0, block_full_0, lane_len_0, lane_word_0, word_0, values_0, lane_slot_0,
-    B, A,
-):
+def kernel(programs_0, block_ptr_0, block_full_0, lane_len_0, lane_word_0, word_0, values_0, lane_slot_0, B, A):
     part_0(
-        tl.program_id(0), item_ptr_0, block_ptr_0, block_full_0, lane_len_0, lane_word_0, word_0, values_0,
-        lane_slot_0, B, A,
+        tl.program_id(0), block_ptr_0, block_full_0, lane_len_0, lane_word_0, word_0, values_0, lane_slot_0, B, A,
     )

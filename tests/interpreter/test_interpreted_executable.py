@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from executable_cases import (
     ADDED_BY_A_SECOND_PASS,
     CASES,
@@ -12,6 +13,8 @@ from executable_cases import (
     check_ranges,
     made,
 )
+
+import sparsetc as stc
 
 KINDS = [(name, False) for name in CASES] + [(name, True) for name in ADDED_BY_A_SECOND_PASS]
 
@@ -28,3 +31,15 @@ def test_outputs_are_made_overwritten_and_added_to(name: str, deterministic: boo
 @pytest.mark.parametrize(("name", "deterministic"), KINDS, ids=str)
 def test_ranges_of_items_add_up(name: str, deterministic: bool) -> None:
     check_ranges(made(name, "triton", deterministic), 3)
+
+
+def test_gradients_of_which_every_row_is_stored() -> None:
+    """No zeros are asked for where no kernel adds to any."""
+    g = torch.Generator().manual_seed(0)
+    matrix = torch.diag(torch.rand(12, generator=g) + 0.5) + torch.diag(torch.rand(11, generator=g) + 0.5, 1)
+    x, b = stc.SparseTensor.from_dense(matrix), torch.randn(12, 8, generator=g, requires_grad=True)
+    values = x.values.clone().requires_grad_()
+    y = stc.einsum("ij,jr->ir", x.with_values(values), b, plan="rows", backend="triton")
+    y.square().sum().backward()
+    expected = 2 * matrix.T @ (matrix @ b.detach())
+    torch.testing.assert_close(b.grad, expected)

@@ -70,7 +70,7 @@ def merged(files: Sequence[PackedFile], shape: tuple[int, ...], share: Budget) -
 
 
 def _whole_blocks(rows: int, file: PackedFile) -> int:
-    """As many nonzeros, in blocks that are checked as one."""
+    """So many nonzeros, in whole blocks that are checked as one."""
     return max(rows // file.layout.block, 1) * file.layout.block
 
 

@@ -36,6 +36,8 @@ def verify(view: View) -> None:
             raise FormatError("paired tiles in halves are matrices")
     if view.chunk and view.blocks:
         raise FormatError("equal chunks hold no blocks")
+    if view.single and not view.blocks:
+        raise FormatError("items that are single blocks are made of blocks")
     if view.pattern and view.sides:
         raise FormatError("tiles store their values")
     read: set[int] = set()

@@ -21,7 +21,8 @@ The higher the level, the fewer times it is read, and the fewer times a factor r
 
 Arrays a packed part must hold, by name (P items, B blocks, N stored nonzeros):
 
-    item_ptr (P+1)        first nonzero (run) or block (blocks) of each item; absent when items are equal chunks
+    item_ptr (P+1)        first nonzero (run) or block (blocks) of each item; absent when items are equal chunks, or
+                          single blocks
     item_word (P)         coordinates of the item modes
     block_ptr (B+1)       first stored nonzero of each block, a multiple of `lanes`
     block_full (B)        steps of the block in which every lane has a nonzero, rounded down to the unrolling
@@ -238,6 +239,8 @@ class View(Tiles):
     """Fibers of a block; of runs, in a tile program, the nonzeros of a step, which nothing stored depends on."""
     chunk: int = 0
     """Nonzeros an item, where items are equal chunks and no `item_ptr` is stored."""
+    single: bool = False
+    """Every item is one block, of the same number, and no `item_ptr` is stored."""
     pairs: tuple[Tiles, ...] = ()
     """How the two operands of a task list store their tiles; empty where there is no task list. Of such a view no
     mode is read: which tiles meet, and where results go, is what the list says."""
@@ -374,7 +377,7 @@ class View(Tiles):
             values = [f"{name}_{array}" for name, tiles in own for array in tiles.stored.arrays]
             rows = [f"item_{name}" for name, tiles in zip(PAIRED, self.pairs, strict=True) if tiles.halves]
             return ("pair_ptr", *(f"pair_{name}" for name in PAIRED), *rows, *values)
-        names = [] if self.chunk else ["item_ptr"]
+        names = [] if self.chunk or self.single else ["item_ptr"]
         if self.bitmap:
             names += ["value_ptr", "bits"]
         if self.blocks:

@@ -21,7 +21,7 @@ from functools import cached_property, lru_cache
 from math import prod
 
 from sparsetc.device.profile import DeviceProfile, by_precision
-from sparsetc.ir.nest.axes import ITEM, LEVELS, Axis, Each, Fibers, Turns
+from sparsetc.ir.nest.axes import ITEM, LANE, LEVELS, Axis, Each, Fibers, Turns
 from sparsetc.ir.nest.coordinates import Lookup
 from sparsetc.ir.plan import F16X3, ROUNDED
 from sparsetc.ir.program.count import FIBERS, ITEMS, ONE, STORED, ZERO, Count
@@ -31,6 +31,7 @@ from sparsetc.ir.program.laws import (
     CONVERSION,
     CROWDING,
     FIRST_WAITS,
+    LANE_WAIT,
     LARGE_SHARE,
     LARGE_TURN,
     LISTED_TURN,
@@ -38,6 +39,7 @@ from sparsetc.ir.program.laws import (
     SECTOR,
     SHORT,
     SPLIT,
+    STORED_RATE,
     STRUCTURE,
     TALL,
     TALL_WAITS,
@@ -46,6 +48,7 @@ from sparsetc.ir.program.laws import (
     UNCROWDED,
     VECTOR,
     WAITS_A_TURN,
+    WARP,
     WORD,
 )
 from sparsetc.ir.program.statistics import Statistics
@@ -111,6 +114,10 @@ class Cost:
     """Copies of the output that are added to, and summed afterwards."""
     rounded: tuple[tuple[str, int], ...] = ()
     """The operands that are rounded before the program runs, and how many elements each has."""
+    lane: float = 0.0
+    """Threads that a lane has which stores a row of its own; 0 where lanes do not."""
+    sparse: bool = False
+    """Whether the result has the rows alone to which something is added."""
     split: tuple[tuple[str, int], ...] = ()
     """The operands whose largest magnitude is found before the program runs, and how many elements each has."""
 
@@ -162,22 +169,27 @@ class Cost:
     def predicted(self, statistics: Statistics, profile: DeviceProfile) -> float:
         """Seconds expected: resources overlap, but not fully; programs and fibers take time to start.
 
-        The output is written, by zeros, before the programs run.
+        The output is written, by zeros, before the programs run; rows that lanes store are written while they do.
         """
-        each = self.seconds(statistics, profile)
-        written = self.output.at(statistics.symbols) / profile.memory
-        each["memory"] -= written
-        written *= self.copies
+        each, at = self.seconds(statistics, profile), statistics.symbols
+        rows = min(self.output.at(at), self.added_bytes.at(at)) if self.sparse else self.output.at(at)
+        each["memory"] -= self.output.at(at) / profile.memory
+        written = self.copies * rows / profile.memory
+        if self.lane:
+            each["memory"] += self.added_bytes.at(at) / (STORED_RATE * profile.memory)
+            written = 0.0 if self.sparse else written
         if self.met:
             each["add"] *= max(1, UNCROWDED / self.met) ** CROWDING
         staged = self.sides.at(statistics.symbols) * by_precision(profile.staged, self.precision)
         each["dot"] += staged / profile.l1 + self.converted.at(statistics.symbols) / profile.multiply
         if self.fibers:
-            each["l1"] += self.programs * statistics.fibers * profile.fiber
+            share = min(1.0, self.lane * LANE_WAIT) if self.lane else 1.0
+            each["l1"] += self.programs * statistics.fibers * profile.fiber * share
         if self.turn is not None:
             each["add"] *= ADDED_FROM_TILES
             each["dot"] += self.programs * statistics.fibers * profile.tile * self._turn_share(profile)
-        each["programs"] = self.programs * statistics.items * profile.program
+        if not self.lane:  # whose programs' waits are those of their lanes
+            each["programs"] = self.programs * statistics.items * profile.program
         busy = sum(t**OVERLAP for t in each.values()) ** (1 / OVERLAP)
         if self.turn is None:
             return written + max(busy, statistics.chain * profile.wait * self._idle_share(profile))
@@ -240,6 +252,7 @@ class _Walk:
         self.multiply = self.dot = self.staged = self.converted = ZERO
         self.expanded = self.added = self.added_bytes = ZERO
         self.output, self.owned, self.met, self.copies = ONE.bytes * (p.rows * p.width), True, 0, 1
+        self.lane, self.sparse = 0.0, False
 
     # -- what is stored ---------------------------------------------------------------------------------------------
     def _levels(self) -> list[Count]:
@@ -362,6 +375,9 @@ class _Walk:
             self.met = p.rows * s.copies
         if s.key == Position(ITEM):
             self.output = self.added_bytes
+        self.sparse = not isinstance(s.key, Row)
+        if s.owned and s.key.level == LANE and not self.sides:
+            self.lane = p.warps * WARP / p.view.lanes
 
     def _often(self, key: Row) -> bool:
         """Whether what is added to one row lies apart: a lane, or a nonzero, has coordinates that the row has not."""
@@ -409,6 +425,8 @@ class _Walk:
             converted=self.converted,
             met=self.met,
             copies=self.copies,
+            lane=self.lane,
+            sparse=self.sparse,
             rounded=tuple((o.name, o.nrows * o.width) for o in p.operands if o.rounded),
             split=tuple((o.name, o.nrows * o.width) for o in p.operands if o.split),
         )

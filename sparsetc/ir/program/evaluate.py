@@ -164,11 +164,11 @@ class WorkItem:
                 raise PlanError(f"no item goes over {axis}")
 
     def own_range(self) -> tuple[int, int]:
-        """What the item has of its outermost axis: an equal chunk, or what lies between two pointers."""
+        """What the item has of its outermost axis: an equal chunk, the block of its number, or what pointers say."""
         item, chunk = int(self.numbers["item"].at), self.view.chunk
         if chunk:
             return item * chunk, min((item + 1) * chunk, self.memory.nnz)
-        return self.between(self.program.arrays[0], item)
+        return (item, item + 1) if self.view.single else self.between(self.program.arrays[0], item)
 
     def between(self, pointers: str, n: int) -> tuple[int, int]:
         """Where range `n` starts and ends."""

@@ -31,7 +31,7 @@ def lines(p: TileProgram) -> list[str]:
     """The program, a statement a line, indented by loops."""
     head = f'tile program  "{p.equation}"  part {p.number}: {p.format}, {p.view}'
     axes = ", ".join(map(_axis, p.axes))
-    over = f"chunks of {p.view.chunk}" if p.view.chunk else p.arrays[0]
+    over = f"chunks of {p.view.chunk}" if p.view.chunk else "blocks" if p.view.single else p.arrays[0]
     lines = [head, f"  item over {over}"]
     if axes:
         lines.append(f"  axes {axes}")

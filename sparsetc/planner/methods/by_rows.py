@@ -8,7 +8,7 @@ from dataclasses import replace
 from sparsetc.errors import PlanError
 from sparsetc.ir.plan import Part, Plan
 from sparsetc.ir.program.statistics import Statistics
-from sparsetc.planner.candidate import FUSE_BELOW, Candidate, blocked
+from sparsetc.planner.candidate import FUSE_BELOW, Candidate, blocked, items_of
 from sparsetc.planner.method import OperandMethod
 from sparsetc.planner.methods.rows import LONG_ROW, rows
 from sparsetc.planner.problem import Problem
@@ -23,7 +23,7 @@ class ByRows(OperandMethod):
 
     def candidates(self, problem: Problem, counts: Counts) -> Iterable[Candidate]:
         """A hybrid for each candidate of the other method, on a GPU."""
-        applies = problem.backend == "triton" and problem.kept and problem.rest and not problem.deterministic
+        applies = problem.backend == "triton" and problem.kept and problem.rest
         return self._hybrids(problem, counts) if applies else ()
 
     def candidate(self, problem: Problem, counts: Counts, request: Plan) -> Candidate:
@@ -49,17 +49,35 @@ class ByRows(OperandMethod):
         short = _short_rows(problem, counts)
         side = blocked(problem, few, short_rows, 1, short.storage, short.schedule)
         side = replace(side, chain=LONG_ROW // short.schedule.unroll)  # the longest of the short rows
+        long_rows = counts.distinct(problem.kept) - short_rows
         for long in self.longs(problem, counts):
-            yield self._joined(long, short, side, counts.nnz)
+            yield self._joined(long, _of_long_rows(long, problem, counts.nnz - few, long_rows), short, side)
 
-    def _joined(self, long: Candidate, short: Part, side: Statistics, nnz: int) -> Candidate:
+    def _joined(self, long: Candidate, beside: Statistics, short: Part, side: Statistics) -> Candidate:
         first = replace(long.plan.parts[0], label=f"rows of {LONG_ROW} nonzeros or more")
         # One launch needs one number of warps; of many nonzeros each part has programs enough for its own launch.
-        fused = nnz < FUSE_BELOW
+        fused = beside.nnz + side.nnz < FUSE_BELOW
         if fused:
-            short = replace(short, schedule=replace(short.schedule, warps=first.schedule.warps))
+            short = _with_warps(short, first.schedule.warps)
         plan = Plan(self.name, (first, short), fused, "run_length", (("threshold", LONG_ROW),))
-        return Candidate(plan, (long.expected[0].scaled((nnz - side.nnz) / nnz), side))
+        return Candidate(plan, (beside, side))
+
+
+def _with_warps(short: Part, warps: int) -> Part:
+    """The part with so many warps a program, and as many elements a thread as it had."""
+    lanes = max(4, short.storage.lanes * warps // short.schedule.warps)
+    storage = replace(short.storage, lanes=lanes, max_item_nnz=lanes)
+    return replace(short, storage=storage, schedule=replace(short.schedule, warps=warps, lanes=lanes))
+
+
+def _of_long_rows(long: Candidate, problem: Problem, nnz: int, rows: int) -> Statistics:
+    """What is expected of the other method's part: its share of the nonzeros, in items of the long rows alone."""
+    whole, storage = long.expected[0], long.plan.parts[0].storage
+    found = whole.scaled(nnz / whole.nnz)
+    if {*storage.item} != {*problem.kept}:
+        return found
+    items = min(found.items, items_of(nnz, rows, storage.max_item_nnz))
+    return replace(found, items=items, fibers=items if whole.fibers == whole.items else found.fibers)
 
 
 def _short_rows(problem: Problem, counts: Counts) -> Part:

@@ -16,6 +16,9 @@ from sparsetc.planner.statistics import Counts
 LONG_ROW = 64
 """Nonzeros from which a row is given work items of its own (H200: rows of 15 lost 1.6x by it, of 2,300 won 1.4x)."""
 
+SHORT_ROW = 4
+"""Nonzeros, on average, of rows so short that a program is over when it has begun."""
+
 
 class Rows(OperandMethod):
     """One row a lane."""
@@ -48,21 +51,26 @@ def rows(problem: Problem, counts: Counts, name: str = "rows") -> Candidate:
     expected = blocked(problem, counts.nnz, counts.distinct(problem.kept), 1, storage, schedule)
     row = counts.longest(problem.kept)
     split, rounds = bool(longest) and row > longest, row // schedule.unroll
-    chain = min(expected.chain, rounds) if longest else expected.chain
+    chain = min(expected.chain, rounds) if longest else rounds
     expected = replace(expected, chain=chain, runs=repeats(problem, counts, storage), split_fibers=split)
     return single(name, storage, schedule, expected)
 
 
 def _for_rows(problem: Problem, counts: Counts, schedule: Schedule) -> Schedule:
-    """The schedule with no more masked steps together than short rows have; and of single elements, two a thread.
+    """The schedule for rows as long as these: with no more masked steps together than short rows have.
 
-    An H200 took 327 us for a TTV of 22 M rows of 1.6 nonzeros with 4 warps a program and 8 steps together, 308 with 4
-    and 2 masked ones, and 274 of these with 2 warps (`benchmarks/results/rows_schedules.json`).
+    Half the warps go over lanes of single elements, and over rows so short that a program is over when it has begun:
+    more programs are then under way. An H200 took 327 us for a TTV of 22 M rows of 1.6 nonzeros with 4 warps a program
+    and 8 steps together, 308 with 4 and 2 masked ones, 274 of these with 2 warps (`rows_schedules.json` in
+    `benchmarks/results`); for a TTM of rank 16, 749 and 731 with 4 and 2 warps, of rank 64 2,490 and 2,180
+    (`rows_stored.json`). Where a lane reads several operands, or rows of 5 nonzeros or more, 4 warps won by up to 1.5.
     """
     if problem.backend != "triton":
         return schedule
     steps = 1 << max(1, -(-counts.nnz // max(1, counts.distinct(problem.kept))) - 1).bit_length()
-    if not schedule.blocks:
+    e = problem.bound.einsum
+    gathered = sum(any(c in e.sparse_indices for c in e.inputs[p]) for p in e.dense)
+    if not schedule.blocks or (steps <= SHORT_ROW and gathered <= 1):
         schedule = replace(schedule, warps=ROW_WARPS // 2)
     unroll = min(schedule.unroll, 4) if steps < 4 else schedule.unroll
     return replace(schedule, unroll=unroll, masked_unroll=min(schedule.masked_unroll, steps))
