@@ -19,6 +19,8 @@ from sparsetc.planner.statistics import Counts
 
 SPARSEST = 8
 """Positions a nonzero, at most, that are made dense without being asked for: more multiply, and take, mostly zeros."""
+PACKING = 2 * 8
+"""Bytes a position by which values are packed: which nonzero it has, and where that is read."""
 EXACT = {DOTS["highest"]: "ieee"}
 """How torch multiplies float32 where that is to be as exact as it is."""
 
@@ -49,10 +51,11 @@ def dense(problem: Problem, counts: Counts) -> Candidate:
     assert isinstance(found, ProductCost)
     if problem.precision == ROUNDED and found.products != 1:  # what is made on the way is not rounded
         made = _of_precision(problem, counts, DOTS["high"])
-    taken = problem.itemsize * (prod(problem.shape) + found.formed)
+    taken = (problem.itemsize + PACKING) * prod(problem.shape) + problem.itemsize * found.formed
     if problem.memory is not None and taken > problem.memory:
-        on_the_way = ", with what is made on the way," if found.formed else ""
-        raise _refusal(problem, f"the dense tensor{on_the_way} takes {taken:,} bytes, the limit is {problem.memory:,}")
+        on_the_way = " and what is made on the way" if found.formed else ""
+        fault = f"the dense tensor, with what packs it{on_the_way}, takes {taken:,} bytes, the limit is"
+        raise _refusal(problem, f"{fault} {problem.memory:,}")
     return made
 
 
