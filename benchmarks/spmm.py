@@ -25,7 +25,7 @@ MATRICES = (
     *("hamming10_4_mat", "p_hat1500_1_mat", "econ_mbeacxc_mat", "bcsstk16_mat", "cora_mat", "pubmed_mat"),
 )
 COLUMNS = (32, 128, 512, 4096)
-PLANS = ("auto", "coo", "rows", "hls", "window", "1-sa")
+PLANS = ("auto", "coo", "rows", "hls", "window", "1-sa", "dense")
 ERROR = {"highest": 1e-5, "high": 2e-3, "medium": 1e-2}
 PEERS: dict[tuple[str, int], tuple[float, float, float]] = {
     ("c2000_5_mat", 128): (65, 60, 40),

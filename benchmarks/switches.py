@@ -30,10 +30,10 @@ from pair import entry_values, pair_of, reference
 from ttmc import reference as ttmc_reference
 
 import sparsetc as stc
-from sparsetc.contraction.dense import matmul_precision
 from sparsetc.ir.program.operands import MIN_DOT
 from sparsetc.pair import scalar
 from sparsetc.pair.block_path import BlockPath
+from sparsetc.runtime.products import matmul_precision
 
 GPU = DEVICE == "cuda"
 SYNTHETIC["tiny graph"] = lambda: synthetic.rmat(8, 4, device=DEVICE)

@@ -13,6 +13,7 @@ import sparsetc as stc
 
 FOLDER = Path(__file__).parent / "golden"
 SIZES = {"i": 100, "j": 200, "k": 300, "l": 40, "r": 32, "s": 16, "t": 16}
+SMALL = {**SIZES, "j": 20, "k": 30}
 RAGGED = {**SIZES, "r": 200}
 HUGE = {**SIZES, "k": 2**60}
 
@@ -50,6 +51,14 @@ def tiles(**blocks: int) -> stc.Plan:
     return stc.Plan("tiles", (stc.Part("dense_tile", storage, schedule),))
 
 
+def dense(order: int, precision: str, **blocks: int) -> stc.Plan:
+    """The dense tensor, of whose modes the first is kept."""
+    modes = tuple(range(order))
+    storage = stc.Storage(leaf=modes, sequence=modes, contracted=order - 1)
+    schedule = stc.Schedule(1, tuple(blocks.items()), precision=precision)
+    return stc.Plan("dense", (stc.Part("dense", storage, schedule),))
+
+
 F32, F16 = torch.float32, torch.float16
 CASES: dict[str, tuple[str, dict[str, int], torch.dtype, stc.Plan, str]] = {
     "mttkrp_coo": ("ijk,jr,kr->ir", SIZES, F32, COO, "triton"),
@@ -71,6 +80,9 @@ CASES: dict[str, tuple[str, dict[str, int], torch.dtype, stc.Plan, str]] = {
     "two_words": ("ijkl,jr,lr->ir", HUGE, F32, WIDE, "triton"),
     "mttkrp_tiles": ("ijk,jr,kr->ir", SIZES, F32, tiles(r=32), "triton"),
     "ttmc_tiles": ("ijk,jr,ks->irs", SIZES, F32, tiles(r=32, s=16), "triton"),
+    "spmm_dense": ("ij,jr->ir", SIZES, F32, dense(2, "bf16", r=32), "triton"),
+    "mttkrp_dense": ("ijk,jr,kr->ir", SMALL, F32, dense(3, "tf32", r=32), "triton"),
+    "ttmc_torch_dense": ("ijk,jr,ks->irs", SMALL, F32, dense(3, "ieee", r=32, s=16), "torch"),
     "mttkrp_torch_tiles": ("ijk,jr,kr->ir", SIZES, F32, tiles(r=32), "torch"),
     "mttkrp_torch_coo": ("ijk,jr,kr->ir", SIZES, F32, ONE_LANE, "torch"),
     "ttmc_torch_fiber": ("ijk,jr,ks->irs", SIZES, F32, FIBER_ONE_LANE, "torch"),

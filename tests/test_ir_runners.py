@@ -114,6 +114,13 @@ FIBER = [
     Case("order 5, sums", "ijklm->m", "fiber", ((4,), (0, 2), (1, 3)), lanes=4, density=0.03),
 ]
 
+DENSE = [
+    Case("MTTKRP", "ijk,jr,kr->ir", "dense", ((), (), (0, 1, 2)), key=(Row, LANE), owned=True),
+    Case("dot", "ijk,kr->jri", "dense", ((), (), (0, 1, 2)), dot=True, dots=1, output="dense", owned=True),
+    Case("chain", "ijk,jr,ks->irs", "dense", ((), (), (0, 1, 2)), dot=True, dots=2, owned=True),
+    Case("sum", "ij,jr->r", "dense", ((), (), (0, 1)), key=(Row, ITEM), owned=True),
+]
+
 
 def pattern(shape: tuple[int, ...], density: float, seed: int = 0) -> torch.Tensor:
     """Coordinates with one full slice, one empty one, and the rest at random."""
@@ -187,7 +194,7 @@ def key_of(kernel: Kernel) -> Add:
     return add
 
 
-@pytest.mark.parametrize("case", [*COO, *FIBER], ids=lambda c: f"{c.format} {c}")
+@pytest.mark.parametrize("case", [*COO, *FIBER, *DENSE], ids=lambda c: f"{c.format} {c}")
 def test_a_tile_program_computes_its_einsum(case: Case) -> None:
     kernel, x, dense = compiled(case)
     (part,) = kernel.step.parts
@@ -200,7 +207,7 @@ def test_a_tile_program_computes_its_einsum(case: Case) -> None:
     torch.testing.assert_close(interpreted(kernel, dense), expected(kernel, x, dense), rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("case", [*COO, *FIBER], ids=lambda c: f"{c.format} {c}")
+@pytest.mark.parametrize("case", [*COO, *FIBER, *DENSE], ids=lambda c: f"{c.format} {c}")
 def test_a_plan_stores_what_the_einsum_needs(case: Case) -> None:
     kernel, x, dense = compiled(case)
     canonical = kernel.step.canonical

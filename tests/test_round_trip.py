@@ -26,7 +26,7 @@ def same(first: torch.Tensor | stc.SparseTensor, second: torch.Tensor | stc.Spar
 
 # --- one sparse operand -----------------------------------------------------------------------------------------------
 
-PLANS: dict[str, Any] = {name: name for name in ("auto", "coo", "fiber", "rows", "coo+rows", "fiber+rows", "hls")}
+PLANS: dict[str, Any] = {n: n for n in ("auto", "coo", "fiber", "rows", "coo+rows", "fiber+rows", "hls", "dense")}
 PLANS |= {"all tiles": stc.plan_hls(1), "some tiles": stc.plan_hls(8), "no tile": stc.plan_hls(5000)}
 
 

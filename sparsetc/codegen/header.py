@@ -12,7 +12,7 @@ from sparsetc.ir.nest.axes import LEVELS, Fibers
 from sparsetc.ir.nest.halves import HEAD, LOW
 from sparsetc.ir.nest.readable import Readable
 from sparsetc.ir.nest.view import PAIRED, View
-from sparsetc.ir.program.cost import cost
+from sparsetc.ir.program.product_cost import cost_of
 from sparsetc.ir.program.stored import Stored, stored_of
 from sparsetc.ir.program.tile import TileProgram
 
@@ -31,7 +31,7 @@ def header(programs: tuple[TileProgram, ...], backend: str, about: tuple[str, ..
     for p in programs:
         layout = task_list(p) if p.terms else sketch(p.view, p.letters)
         lines += ["", f"Part {p.number}, {p.format}: {p.view}.", *("    " + line for line in layout)]
-        lines += ["    " + line for line in cost(p).describe()]
+        lines += ["    " + line for line in cost_of(p).describe()]
     return docstring("\n".join(lines) + "\n")
 
 

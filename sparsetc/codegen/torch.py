@@ -10,11 +10,13 @@ import re
 from functools import lru_cache
 
 from sparsetc.codegen.torch_function import FunctionPrinter
+from sparsetc.codegen.torch_spanning import SpanningPrinter
 from sparsetc.ir.program.tile import TileProgram
 
 RUNTIME = {
     "sparsetc.runtime.bitmaps": ("expanded",),
     "sparsetc.runtime.integer_einsum": ("integer_einsum",),
+    "sparsetc.runtime.products": ("matmul_precision", "multiply"),
     "sparsetc.runtime.segments": ("add_rows", "bag", "bags", "run_products", "run_sums"),
 }
 """What generated programs may call."""
@@ -23,7 +25,8 @@ RUNTIME = {
 @lru_cache(maxsize=256)
 def module_source(programs: tuple[TileProgram, ...], header: str, integers: bool = False) -> str:
     """The whole file: header and one function a part; `integers` says of what type the operands are."""
-    functions = ["\n".join(FunctionPrinter(program, integers).lines()) for program in programs]
+    printers = [(SpanningPrinter if p.spanning else FunctionPrinter)(p, integers) for p in programs]
+    functions = ["\n".join(printer.lines()) for printer in printers]
     body = "\n\n\n".join(functions)
     called = set(re.findall(r"(?<!\.)\b(\w+)\(", body))
     used = {module: [name for name in names if name in called] for module, names in RUNTIME.items()}

@@ -42,7 +42,7 @@ class FunctionPrinter:
 
     def __init__(self, program: TileProgram, integers: bool = False) -> None:
         p = self.p = whole(program)
-        self.einsum = "integer_einsum" if integers else "torch.einsum"
+        self.integers, self.einsum = integers, "integer_einsum" if integers else "torch.einsum"
         self.rows = Rows(p, f"{next(iter(p.view.packed), p.output)}.device")
         self.bags = bags(p)
         statements = [s for s, _ in p.statements]
@@ -74,7 +74,7 @@ class FunctionPrinter:
                 case Decode():
                     self.decode(s)
                 case Value():
-                    self.put(f"{s.out.name} = {value(self.rows, s)}")
+                    self.load(s)
                 case Scale():
                     self.put(f"{s.out.name} = {scale(self.rows, s)}")
                 case Gather():
@@ -117,6 +117,10 @@ class FunctionPrinter:
         return f"{text}{then}.flatten()" if text.isidentifier() else f"({text}){then}.flatten()"
 
     # -- loads ------------------------------------------------------------------------------------------------------
+    def load(self, s: Value) -> None:
+        """Stored values."""
+        self.put(f"{s.out.name} = {value(self.rows, s)}")
+
     def gather(self, s: Gather) -> None:
         """Rows of a dense operand, unless a sum adds them up as they lie there; 0 past the end of a mode."""
         o, level = s.operand, s.out.level

@@ -53,12 +53,13 @@ def rows_of(program: TileProgram, level: int) -> int:
 def constants(program: TileProgram) -> set[str]:
     """The names of the tiles that are the same for all rows, and so have none.
 
-    These are gathered by no coordinate, or scales of an operand, or products of such tiles.
+    These are gathered by no coordinate, as all are for a tile that is the whole tensor, or scales of an operand, or
+    products of such tiles.
     """
     found: set[str] = set()
     for s, _ in program.statements:
         match s:
-            case Gather(out, operand) if not operand.rows:
+            case Gather(out, operand) if program.spanning or not operand.rows:
                 found.add(out.name)
             case Scale(out) if not s.by_row:
                 found.add(out.name)

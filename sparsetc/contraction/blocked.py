@@ -35,8 +35,7 @@ class Blocked(Compiled):
     ) -> None:
         super().__init__(bound, operands, settings, form)
         e, given = bound.einsum, [o for o in operands if isinstance(o, SparseTensor)]
-        expanded = len(given) > 1 and by_nonzeros(settings)
-        self._cuts = cuts = Cuts.none(bound) if expanded else Cuts.of(bound, operands)
+        self._cuts = cuts = Cuts.none(bound) if by_nonzeros(settings) else Cuts.of(bound, operands)
         terms = [e.inputs[p] for p in e.sparse]
         self._operands = [CutOperand.of(cuts, x, t) for x, t in zip(given, terms, strict=True)]
         self.sparse = is_sparse(form, e, [t[: x.sparse_order] for x, t in zip(given, terms, strict=True)])
@@ -52,7 +51,7 @@ class Blocked(Compiled):
         cuts, own, settings = self._cuts, self._operands, self.settings
         tables = any(o.tables for o in own)
         # What is contracted by nonzeros has coordinates of all letters.
-        whole = len(own) > 1 and (by_nonzeros(settings) or not tables)
+        whole = by_nonzeros(settings) or (len(own) > 1 and not tables)
         coordinates = set(cuts.term(self.bound.einsum.output)) if whole else {c for o in own for c in o.coordinates}
         output = BlockOutput.of(cuts, coordinates) if self.sparse else None
         form = "sparse" if output is not None and output.coordinates else "dense"

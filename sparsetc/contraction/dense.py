@@ -6,8 +6,7 @@ einsums over dense operands, made by torch in the precision that the options nam
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any, TypeVar
 
@@ -18,7 +17,7 @@ from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.options import Options
 from sparsetc.runtime.autocast import autocast_off, without_autocast
 from sparsetc.runtime.integer_einsum import integer_einsum
-from sparsetc.support.locks import Lock
+from sparsetc.runtime.products import matmul_precision
 from sparsetc.tensor.pattern import transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -134,24 +133,6 @@ def converted(operands: Sequence[torch.Tensor], dtype: torch.dtype, device: torc
     if not dtype.is_floating_point or not torch.is_autocast_enabled(device.type):
         return operands
     return [o.to(dtype) if isinstance(o, torch.Tensor) and o.dtype.is_floating_point else o for o in operands]
-
-
-@contextmanager
-def matmul_precision(precision: str) -> Iterator[None]:
-    """The setting of torch for float32 products, for as long as a ``with`` block takes.
-
-    The setting is the process's, so threads take turns: else one could restore what another had set for a while.
-    """
-    with _turns.own:
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision(precision)
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(before)
-
-
-_turns = Lock()
 
 
 def einsum(equation: str, *operands: torch.Tensor, precision: str = "highest") -> torch.Tensor:

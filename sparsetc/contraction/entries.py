@@ -60,7 +60,7 @@ class Entries:
         e = bound.einsum
         check_form(form, e)
         sparse = [o for o in operands if isinstance(o, SparseTensor)]
-        if not any(x.dense_order for x in sparse) or (len(sparse) > 1 and by_nonzeros(settings)):
+        if not any(x.dense_order for x in sparse) or by_nonzeros(settings):
             return None
         terms = [e.inputs[p] for p in e.sparse]
         coordinates = [t[: x.sparse_order] for t, x in zip(terms, sparse, strict=True)]
@@ -99,7 +99,7 @@ class Entries:
 
 
 def by_nonzeros(settings: Options) -> bool:
-    """Whether the plan is one of two sparse operands, whose dense modes it has expanded."""
+    """Whether the plan has dense modes expanded: one of two sparse operands, or of one as a dense tensor."""
     plan = requested(settings.plan)
     return plan.name in PAIRED_PLANS or any(part.operand is not None for part in plan.parts)
 

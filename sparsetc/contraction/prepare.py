@@ -124,7 +124,7 @@ class Preparation:
             )
             for part, p in zip(chosen, parts, strict=True)
         )
-        executable = self._executable(plan, tuple(p.program for p in parts), second is not None)
+        executable = self._executable(plan, parts, second is not None)
         added = None if second is not None else self._added(parts)
         arrays = Arrays(tuple(p.arrays for p in parts), second, added)
         return Prepared(_of_parts(plan, used, filled), filled, tuple(parts), executable, arrays)
@@ -233,8 +233,12 @@ class Preparation:
             return found
         return [p.of(c.source if p.source is None else c.source[p.source]) for p in found]
 
-    def _executable(self, plan: Plan, programs: tuple[TileProgram, ...], partial: bool) -> Executable:
-        backend, folder = self.problem.backend, self.settings.cache_dir
+    def _executable(self, plan: Plan, parts: Sequence[BoundPart], partial: bool) -> Executable:
+        programs, folder = tuple(p.program for p in parts), self.settings.cache_dir
+        spanning = [p.spanning for p in programs]
+        if any(spanning) and not all(spanning):
+            raise PlanError(f"plan {plan.name!r}: a part that is the whole tensor, dense, is a plan's only part")
+        backend = "torch" if all(spanning) else self.problem.backend
         name = source_name(str(self.canonical.bound.einsum), backend)
         made: TorchPrograms | TritonPrograms
         narrow = False
@@ -246,7 +250,8 @@ class Preparation:
             machine = machine_of((self.canonical.coords,))
             made = TritonPrograms(programs, self.dtype, plan.fused or len(programs) == 1, machine, folder, name)
         dtype = self.dtype if narrow else accumulator(self.dtype)
-        return Executable(made, self.output.rows, self.output.width_shape, dtype, self.output.sparse)
+        covered = self.output.sparse or all(p.program.spanning and p.packed.items for p in parts)
+        return Executable(made, self.output.rows, self.output.width_shape, dtype, covered)
 
     def _needs_second_pass(self, plan: Plan, parts: Sequence[BoundPart]) -> bool:
         """Whether sums must not depend on the order of atomics, and would; integers' never do."""

@@ -373,6 +373,8 @@ class Step:
             return self._in_floats.ptx(target)
         if isinstance(made, TritonPrograms):
             return made.assembly(target, self.arrays.parts, self.executable.dtype)
+        if self.backend == "triton":
+            raise PlanError(f"plan {self.plan.name!r} runs torch's own kernels, which have no PTX; others have")
         if self.dtype.is_complex:
             raise PlanError("complex einsums run the generated torch programs, which have no PTX")
         return self._other("triton", self.canonical.written, {"backend": "triton"}).ptx(target)

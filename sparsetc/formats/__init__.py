@@ -1,6 +1,6 @@
 """Formats: how a part's nonzeros are stored. One file each; importing this package registers them."""
 
-from sparsetc.formats import bitmap_tile, coo, dense_tile, fiber, windows
+from sparsetc.formats import bitmap_tile, coo, dense, dense_tile, fiber, windows
 from sparsetc.formats.base import FORMATS, Format, Packed, get_format, pack, register_format
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "Packed",
     "bitmap_tile",
     "coo",
+    "dense",
     "dense_tile",
     "fiber",
     "get_format",

@@ -147,7 +147,7 @@ FORMATS: dict[str, Format] = {}
 F = TypeVar("F", bound=Callable[..., Format])
 
 
-OWN = ("coo", "fiber", "dense_tile", "bitmap_tile", "window", "vbr")
+OWN = ("coo", "fiber", "dense", "dense_tile", "bitmap_tile", "window", "vbr")
 """Names of the formats that come with the package."""
 PARTS = {
     "name": "name",

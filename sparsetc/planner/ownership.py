@@ -39,6 +39,8 @@ def owns(view: View, at: Circumstances, how: Packed | Statistics, *, padded: boo
     kept = set(at.kept)
     if not at.alone:
         return False
+    if view.spanning and how.items == 1 and how.stored == view.volume:
+        return True  # one tile has every row once
     if padded and not view.blocks and not view.sides and (at.sparse_output or LEAF in map(view.level_of, kept)):
         return False  # runs do not mask padding: its zeros may be added to any row, but stored to none
     shared: set[int] = set()

@@ -14,7 +14,8 @@ from sparsetc.formats import get_format
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.nest.view import View
 from sparsetc.ir.plan import Plan
-from sparsetc.ir.program.cost import Cost, cost
+from sparsetc.ir.program.cost import Cost
+from sparsetc.ir.program.product_cost import cost_of
 from sparsetc.ir.program.statistics import Statistics
 from sparsetc.partition import PARTITIONS
 from sparsetc.planner.candidate import Candidate
@@ -119,5 +120,5 @@ def _costs(candidate: Candidate, problem: Problem, views: Sequence[View], stores
     for part, view, own in zip(candidate.plan.parts, views, stores, strict=True):
         target = Target(problem.sparse_output, in_operand_order=part.format == "coo", owned=own, rows=problem.rows)
         program = lower(problem.bound, view, part.schedule, target)
-        found.append(cost(program))
+        found.append(cost_of(program))
     return found

@@ -51,6 +51,8 @@ class Problem:
     """Whether the type has a matrix product at all: integers have none."""
     sparse_output: bool = False
     """Whether output rows are those of a pattern."""
+    adding: bool = False
+    """Whether the nonzeros are some of a larger tensor's, as those of a stream's chunk are."""
     halves: bool = False
     """Whether float32 may be multiplied in halves of 16 bits, where dots are to be as exact as float32."""
 

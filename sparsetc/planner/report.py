@@ -16,7 +16,7 @@ from sparsetc.formats import FORMATS, Packed
 from sparsetc.formats.tiles import tile_count, tiles_of_nonzeros
 from sparsetc.ir.nest.axes import Fibers
 from sparsetc.ir.plan import Part, Plan, in_bf16
-from sparsetc.ir.program.cost import cost
+from sparsetc.ir.program.product_cost import cost_of
 from sparsetc.ir.program.statistics import Statistics
 from sparsetc.ir.program.tile import LANES, Product, TileProgram, walk
 from sparsetc.planner.choice import Choice
@@ -51,7 +51,7 @@ def report(
         path: of the generated program.
     """
     profile = of_backend(problem.backend)
-    costs = [cost(program) for program in programs]
+    costs = [cost_of(program) for program in programs]
     statistics = [
         _statistics(own, problem, choice.expected[n] if choice.expected else None)
         for own, n in zip(packed, filled, strict=True)
@@ -81,7 +81,8 @@ def _part(number: int, part: Part, program: TileProgram, share: float, backend: 
     seconds, (resource, floor) = timed
     instruction = "multiply-add"
     if program.dots:
-        instruction = f"tensor core, {program.precision}" if backend == "triton" else "matrix product"
+        by_torch = backend == "torch" or program.spanning
+        instruction = "matrix product" if by_torch else f"tensor core, {program.precision}"
     if part.schedule.rounded:
         instruction += f", {in_bf16(part.schedule.rounded)}"
     named = " | ".join("".join(program.letters[m] for m in level) or "-" for level in part.storage.levels)
@@ -102,7 +103,7 @@ def _statistics(packed: Packed, problem: Problem, planned: Statistics | None) ->
 
 def _populations(packed: Sequence[Packed], problem: Problem) -> torch.Tensor:
     """(most + 1,) nonzeros in tiles of each population: in stored windows, or in all of a tensor cut evenly."""
-    tiles = [p for p in packed if p.view.along]
+    tiles = [p for p in packed if p.view.along and not p.view.spanning]
     if any(getattr(FORMATS.get(p.format), "even", False) for p in tiles):
         return populations(problem.counts)
     own = [tiles_of_nonzeros(p)[0].bincount().cpu() for p in tiles if p.positions is not None]

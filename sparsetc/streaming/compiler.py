@@ -118,7 +118,8 @@ class Compiler:
         """The einsum of a chunk."""
         like = torch.empty((), dtype=self.dtype, device=x.device)
         dense = [like.expand(self.bound.shape(p)) for p in self.bound.einsum.dense]
-        return Facts.of(self.bound, [x, *dense], self.settings, self.form)
+        found = Facts.of(self.bound, [x, *dense], self.settings, self.form)
+        return replace(found, problem=replace(found.problem, adding=True))
 
     def pack(self, coords: torch.Tensor, values: torch.Tensor) -> PackedChunk | None:
         """A chunk, packed by the plan of the first one; None where none of its nonzeros takes part.
@@ -179,7 +180,13 @@ class Compiler:
             raise error
 
     def _fitted(self, plan: Plan) -> Plan:
-        """A plan for any values: dots in halves depend on them; and of no more copies than there is memory for."""
+        """A plan for any values: dots in halves depend on them; and of no more copies than there is memory for.
+
+        Raises:
+            PlanError: a part is the whole tensor, dense, which no chunk is.
+        """
+        if any(get_format(p.format).view(self.canonical.shape, p.storage).spanning for p in plan.parts):
+            raise PlanError(f"plan {plan.name!r} stores a dense tensor whole, which a stream's chunks are not")
         parts = (
             replace(p, schedule=replace(p.schedule, copies=min(self.copies, p.schedule.copies))) for p in plan.parts
         )

@@ -25,7 +25,7 @@ OTHERS = ("complex64", "complex128", "int8", "int16", "int32", "int64")
 LEARNED = ("float64", "float64", "float64", "float32", "float32", "complex128", "complex64")
 ONE = (
     *("auto", "auto", "auto", "coo", "fiber", "rows", "split", "coo+rows", "fiber+rows", "hls", "plan_hls", "plan_hls"),
-    *("window", "plan_window", "plan_window", "1-sa", "plan_1sa", "plan_1sa", "mm-csf", "mm-csf"),
+    *("window", "plan_window", "plan_window", "1-sa", "plan_1sa", "plan_1sa", "mm-csf", "mm-csf", "dense"),
 )
 SPLITTING = ("rows", "split", "coo+rows", "fiber+rows", "window", "plan_window", "1-sa", "plan_1sa")
 """Plans that need a result with some, not all, of the sparse operand's letters."""

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from math import prod
+from math import inf, prod
 
 from sparsetc.ir.contraction_tree import Dot, Factor, Tree, product, total
-from sparsetc.ir.default_tree.groups import TileGroups, divided
+from sparsetc.ir.default_tree.groups import COLUMNS, TileGroups, divided
 from sparsetc.ir.inner import Inner
 from sparsetc.ir.nest.axes import ITEM, LEAF
 from sparsetc.ir.plan import Schedule
@@ -31,7 +31,8 @@ def by_groups(inner: Inner, schedule: Schedule) -> Schedule:
     """The schedule with the tree of the groups that take the fewest multiplications, and the roles of positions."""
     inner = inner.by_sides()
     output, wide = (*inner.kept, *inner.output_axes), all(schedule.block(c) >= MIN_DOT for c in inner.summed)
-    groups = divided(inner.sides, inner.sizes, output, inner.operands, schedule.dot, wide)
+    columns = inf if inner.view.spanning else COLUMNS
+    groups = divided(inner.sides, inner.sizes, output, inner.operands, schedule.dot, wide, columns)
     block = _Blocks(inner, schedule, groups).found
     turns = tuple(c for c in groups.spread if block[c] < inner.sides[c] or inner.sides[c] == 1)
     take = tuple((c, n) for c, n in block.items() if n > 1)

@@ -28,7 +28,7 @@ from sparsetc.ir.program.tile import Operand
 SAMPLED = 4096
 """Most positions of a tile at which a dense product is sampled."""
 COLUMNS = 256
-"""Most columns of a dot over tiles."""
+"""Most columns of a dot over tiles, but for one that is the whole tensor."""
 MATRIX_RATE = 8
 """Multiplications a tensor core does while the others do one (H200, tf32 against fp32 outside dots)."""
 
@@ -96,6 +96,7 @@ def divided(
     operands: Sequence[Operand],
     dot: bool,
     wide: bool = True,
+    columns: float = COLUMNS,
 ) -> TileGroups:
     """The division of letters that have sides, of an output and of dense operands.
 
@@ -106,8 +107,9 @@ def divided(
         operands: the dense ones.
         dot: whether the type has a matrix instruction.
         wide: whether a program has enough of the dense axes for a dot to sum them.
+        columns: most of a dot; one program has no more.
     """
-    problem = _Problem(side, sizes, output, operands)
+    problem = _Problem(side, sizes, output, operands, columns)
     found = [*problem.single(), *problem.chained()] if dot else []
     if found:
         return min(found, key=lambda f: f[0])[1]
@@ -116,9 +118,14 @@ def divided(
 
 class _Problem:
     def __init__(
-        self, side: Mapping[str, int], sizes: Mapping[str, int], output: Collection[str], operands: Sequence[Operand]
+        self,
+        side: Mapping[str, int],
+        sizes: Mapping[str, int],
+        output: Collection[str],
+        operands: Sequence[Operand],
+        columns: float,
     ) -> None:
-        self.side, self.sizes, self.letters = side, sizes, tuple(side)
+        self.side, self.sizes, self.letters, self.most = side, sizes, tuple(side), columns
         self.kept = tuple(c for c in self.letters if c in output)
         self.summed = tuple(c for c in self.letters if c not in output)
         self.operands, self.output = operands, output
@@ -196,7 +203,7 @@ class _Problem:
         """(all positions at once, one a program): as many of the last kept letters as the columns hold."""
         columns: tuple[str, ...] = ()
         for c in reversed(kept):
-            if self.positions((c, *columns)) > COLUMNS:
+            if self.positions((c, *columns)) > self.most:
                 break
             columns = (c, *columns)
         return columns, tuple(kept[: len(kept) - len(columns)])

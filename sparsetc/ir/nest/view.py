@@ -318,7 +318,13 @@ class View(Tiles):
 
     def within(self, mode: int, size: int) -> bool:
         """Whether no coordinate along a mode's side reaches the size of the mode: lists may always hold such."""
-        return not self.coordinates[mode].sides and size % self.sides[mode] == 0
+        own, side = self.coordinates[mode], self.sides[mode]
+        return side <= size if own == Along(mode) else not own.sides and size % side == 0
+
+    @cached_property
+    def spanning(self) -> bool:
+        """Whether tiles span the whole tensor: the positions along each side are the coordinates of its mode."""
+        return bool(self.sides) and all(own == Along(mode) for mode, own in self.coordinates.items())
 
     @cached_property
     def loops(self) -> tuple[Axis, ...]:

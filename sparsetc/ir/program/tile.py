@@ -330,6 +330,11 @@ class TileProgram:
         """Letters of which it has positions along the sides of tiles."""
         return frozenset(a.letter for a in self.axes if a.letter in self.letters)
 
+    @cached_property
+    def spanning(self) -> bool:
+        """Whether its one tile is the whole tensor, so that torch multiplies it with operands as they are."""
+        return self.view.spanning and not any(s.end for s, _ in self.statements if isinstance(s, Decode))
+
     def read_along(self, letters: Iterable[str]) -> tuple[str, ...]:
         """The axes along which the coordinates of letters vary, as `View.read_along` gives them."""
         return self.view.read_along(self.letters, letters)

@@ -9,7 +9,6 @@ import torch
 from sparsetc.codegen import cache
 from sparsetc.codegen.launch import source_name
 from sparsetc.codegen.split_float16 import Halves
-from sparsetc.contraction.dense import matmul_precision
 from sparsetc.errors import PlanError
 from sparsetc.ir.plan import Plan
 from sparsetc.pair.dense import Unfolded
@@ -19,6 +18,7 @@ from sparsetc.pair.problem import PairProblem
 from sparsetc.pair.source import dense_source
 from sparsetc.pair.symbolic import Budget, picked
 from sparsetc.runtime import integer_einsum
+from sparsetc.runtime.products import matmul_precision
 
 
 class Matmul(PairMethod):

@@ -9,6 +9,7 @@ Each says which plans of it ``"auto"`` considers, and which one a request by its
     by_tiles.py   hls                     dense tiles, and what they leave as runs or fibers
     mixed_mode.py mm-csf                  fibers along every mode, one copy for the einsums of all modes
     windows.py    window, 1-sa            groups of rows in dense tiles over their columns, and other rows as runs
+    dense.py      dense                   the dense tensor, multiplied by torch
 
 Formats that offer a plan, and plans that users register, are methods too.
 """
@@ -25,6 +26,7 @@ from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.method import OperandMethod
 from sparsetc.planner.methods.by_rows import ByRows
 from sparsetc.planner.methods.by_tiles import ByTiles
+from sparsetc.planner.methods.dense import Dense
 from sparsetc.planner.methods.fibers import Fibers
 from sparsetc.planner.methods.mixed_mode import MixedMode
 from sparsetc.planner.methods.rows import Rows
@@ -45,6 +47,7 @@ OWN = (
     ByTiles(),
     Windows("window", (0,), (0,)),
     Windows("1-sa", TAUS, USUAL),
+    Dense(),
     MixedMode(),
 )
 """The package's methods, in the order in which they are considered."""

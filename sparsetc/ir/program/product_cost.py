@@ -1,0 +1,169 @@
+"""What a tile program costs that torch runs, its tile being the whole tensor: products, and what is read for them.
+
+In: a `TileProgram`; then a part's `Statistics` and a `DeviceProfile`. Out: a `Cost` by the rates of torch's products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from sparsetc.device.profile import DeviceProfile
+from sparsetc.ir.plan import ROUNDED
+from sparsetc.ir.program.cost import Cost, cost
+from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.tile import Add, Loop, Product, Statement, Sum, TileProgram, Value
+
+SHARE = {"tf32": 0.64, "bf16": 1.07}
+"""The share of the rate of dots that torch's product reaches where rows begin at multiples of `ALIGNED` bytes (H200,
+2000 x 2000 by 2000 x 4096: 112 us in tf32, 49 in 16 bits); elsewhere it goes at `DeviceProfile.product`."""
+ALIGNED = 16
+SETTINGS = {"ieee": "highest", "tf32x3": "highest", "tf32": "high", "bf16": "medium"}
+"""The rates of `DeviceProfile.product`, by the precision of dots."""
+PART = 128
+"""Rows, and columns, of the part of a product that a multiprocessor takes; not measured."""
+WARPS = 4
+"""Warps that a multiprocessor issues from at once."""
+ROUNDING = 4 + 2
+"""Bytes that are read and written of an element that is rounded to 16 bits."""
+
+
+@dataclass(frozen=True)
+class ProductCost(Cost):
+    """What torch does, in place of what a kernel's loops would."""
+
+    flops: int = 0
+    """Multiplications and additions; torch pads none."""
+    tables: int = 0
+    """Elements of dense operands."""
+    results: int = 0
+    """Elements of the result."""
+    formed: int = 0
+    """Elements of what is made on the way, which is written and read again."""
+    calls: int = 1
+    """Calls of torch."""
+    products: int = 1
+    """Products of what is stored, and of what was made of it."""
+    rounded_once: bool = False
+    """Whether what is stored is in bfloat16, and multiplied as it is by what is rounded to it."""
+    direct: bool = False
+    """Whether what is stored is multiplied by one operand, so that matrices of 16 bits are multiplied as they are."""
+    lengths: tuple[int, ...] = ()
+    """Elements of the rows of the matrices that are multiplied."""
+    parts: int = 1
+    """Parts of the result that multiprocessors take."""
+
+    def describe(self) -> list[str]:
+        """Lines for a reader."""
+        made = f", makes {self.formed} on the way" if self.formed else ""
+        return [
+            f"streams {self.once} bytes, writes {self.output} bytes",
+            f"reads {self.tables} elements of dense operands{made}",
+            f"{self.flops} flops in products of torch",
+        ]
+
+    def seconds(self, statistics: Statistics, profile: DeviceProfile) -> dict[str, float]:
+        """Seconds each resource alone would take."""
+        size, at = statistics.itemsize, statistics.symbols
+        moved = self.once.at(at) + self.output.at(at) + size * (self.tables + 2 * self.formed)
+        return {"memory": moved / profile.memory, "dot": self.flops / self._rate(size, profile)}
+
+    def predicted(self, statistics: Statistics, profile: DeviceProfile) -> float:
+        """Seconds expected: a product reads while it multiplies; what is made before it, or rounded, takes its own."""
+        size, calls = statistics.itemsize, self.calls - 1
+        extra = 2 * size * self.formed
+        if self._narrow(size):  # operands are rounded, or the result is
+            extra, calls = extra + ROUNDING * (self.results if size == 2 else self.tables), calls + 1
+        made = profile.call + extra / profile.memory + calls * profile.launch
+        return made + max(self.seconds(statistics, profile).values())
+
+    def _narrow(self, itemsize: int) -> bool:
+        """Whether torch multiplies 16-bit numbers."""
+        return self.direct if itemsize == 2 else self.rounded_once
+
+    def _rate(self, itemsize: int, profile: DeviceProfile) -> float:
+        """Flops a second of torch's products of this type, in this precision, while parts of the result are left."""
+        own = "tf32" if self.precision == ROUNDED else self.precision  # what is not rounded once is not at all
+        unit, width = (ROUNDED, 2) if self._narrow(itemsize) else (own, max(4, itemsize))
+        usual = profile.product["float64" if itemsize >= 8 else SETTINGS[unit]]
+        if unit not in SHARE or itemsize >= 8 or any(n * width % ALIGNED for n in self.lengths):
+            return usual * self._busy(profile)
+        return max(usual, SHARE[unit] * profile.matrix(unit)) * self._busy(profile)
+
+    def _busy(self, profile: DeviceProfile) -> float:
+        """The share of multiprocessors that have a part of the result, on average over the rounds that it takes."""
+        parts, each = self.parts, max(1, profile.warps // WARPS)
+        return parts / (each * -(-parts // each))
+
+
+@lru_cache(maxsize=1024)
+def cost_of(program: TileProgram) -> Cost:
+    """What a program costs, by what runs it: a generated kernel, or torch."""
+    found = cost(program)
+    if not program.spanning:
+        return found
+    work = _Work(program)
+    counted = {
+        "turn": 0,
+        "flops": work.flops,
+        "tables": sum(o.nrows * o.width for o in program.operands),
+        "results": program.rows * program.width,
+        "formed": work.formed,
+        "calls": max(1, work.calls),
+        "products": work.products,
+        "rounded_once": program.half and work.products == 1,
+        "direct": work.direct,
+        "lengths": tuple(work.lengths),
+        "parts": -(-program.rows // PART) * -(-program.width // PART),
+    }
+    return ProductCost(**{**vars(found), **counted})
+
+
+class _Work:
+    """The products of a program, as torch takes them: all positions at once, whatever loops are around."""
+
+    def __init__(self, program: TileProgram) -> None:
+        self.p, self.flops, self.formed, self.calls, self.products = program, 0, 0, 0, 0
+        self.lengths: list[int] = []
+        statements = [s for s, _ in program.statements]
+        own = {s.out.name for s in statements if isinstance(s, Value)}  # what is made of stored values
+        last = {s.source.name for s in statements if isinstance(s, Add)}
+        last |= {s.source.name for s in statements if isinstance(s, Sum) and s.out.name in last}
+        for s, around in _products(program.body):
+            of_values = any(t.name in own for t in s.inputs)
+            own |= {s.out.name} if of_values else set()
+            self._count(s, around, of_values, s.out.name in last)
+
+    @property
+    def direct(self) -> bool:
+        """Whether all is one dot of what is stored with one operand."""
+        return self.calls == 1 and len(self.p.dots) == 1 and len(self.p.dots[0].inputs) == 2
+
+    def _count(self, s: Product, around: frozenset[str], of_values: bool, last: bool) -> None:
+        """Count a product of stored values, or of operands alone; what is no result is formed on the way."""
+        self.calls += 1
+        if of_values:
+            self.products += 1
+            self.flops += 2 * self._elements({a for t in s.inputs for a in t.axes} | around)
+        if not last:
+            self.formed += self._elements({*s.out.axes} | (frozenset() if s.accumulate else around))
+        if s.dot and of_values:
+            self.lengths += [self._elements({*s.contracted}), self.p.width]
+
+    def _elements(self, letters: Iterable[str]) -> int:
+        """Elements over axes that have sizes: lanes have none."""
+        wanted = set(letters)
+        return prod(a.size for a in self.p.axes if a.letter in wanted)
+
+
+def _products(
+    body: Iterable[Statement], around: frozenset[str] = frozenset()
+) -> Iterator[tuple[Product, frozenset[str]]]:
+    """Every product, and the letters whose positions loops around it take in turn."""
+    for s in body:
+        if isinstance(s, Loop):
+            yield from _products(s.body, around | ({s.letter} if s.letter else frozenset()))
+        elif isinstance(s, Product):
+            yield s, around

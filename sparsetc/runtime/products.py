@@ -1,0 +1,54 @@
+"""Torch's own matrix products: in the precision that is asked for, and of 16-bit matrices with sums in 32 bits.
+
+In: matrices of one dtype, and what their product is written to. Out: the product, as generated torch programs and
+products of dense operands alone take it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from sparsetc.errors import DtypeError
+from sparsetc.support.locks import Lock
+
+
+@contextmanager
+def matmul_precision(precision: str) -> Iterator[None]:
+    """The setting of torch for float32 products, for as long as a ``with`` block, or a function so decorated, takes.
+
+    The setting is the process's, so threads take turns: else one could restore what another had set for a while.
+    """
+    with _turns.own:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(precision)
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+
+_turns = Lock()
+
+
+def multiply(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+    """Write the product of two matrices of one dtype, whose sums are as wide as `out`.
+
+    Args:
+        left: (m, k).
+        right: (k, n), of the same dtype.
+        out: (m, n), of that dtype, or float32 where the matrices are of 16 bits.
+
+    Raises:
+        DtypeError: the matrices are of two dtypes.
+    """
+    if left.dtype != right.dtype:
+        raise DtypeError(f"a product is of matrices of one dtype, found {left.dtype} and {right.dtype}")
+    if left.dtype == out.dtype:
+        torch.mm(left, right, out=out)
+    elif left.is_cuda:
+        torch.mm(left, right, out_dtype=out.dtype, out=out)
+    else:  # torch has such products on GPUs alone
+        torch.mm(left.to(out.dtype), right.to(out.dtype), out=out)
