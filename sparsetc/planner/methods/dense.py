@@ -28,7 +28,7 @@ EXACT = {DOTS["highest"]: "ieee"}
 class Dense(OperandMethod):
     """The dense tensor in one part, for torch to multiply."""
 
-    name = "dense"
+    name, alone = "dense", False  # what it takes was not measured on a GPU
 
     def candidates(self, problem: Problem, counts: Counts) -> Iterator[Candidate]:
         """The dense tensor, on a GPU, where enough of it is filled."""
