@@ -10,7 +10,7 @@ import torch
 from cases import Problem
 
 import sparsetc as stc
-from sparsetc.ir.program.cost import cost
+from sparsetc.ir.program.counting import cost
 from sparsetc.ir.program.tile import Add, walk
 from sparsetc.planner.candidate import FUSE_BELOW
 

@@ -15,8 +15,8 @@ from sparsetc.formats import FORMATS, Packed
 from sparsetc.ir.nest.checks import verify
 from sparsetc.ir.nest.coordinates import Along, Constant, Formula, Lookup, Position
 from sparsetc.ir.nest.view import Computed, Field, Listed, View
-from sparsetc.ir.program.cost import cost
 from sparsetc.ir.program.count import FIBERS
+from sparsetc.ir.program.counting import cost
 from sparsetc.testing import check_format, pattern
 from sparsetc.testing.conformance import PATTERNS
 

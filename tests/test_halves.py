@@ -24,7 +24,7 @@ from sparsetc.codegen.launch import TorchPrograms
 from sparsetc.contraction.looked import fit_for_halves
 from sparsetc.ir.nest import halves
 from sparsetc.ir.plan import F16X3
-from sparsetc.ir.program.cost import cost
+from sparsetc.ir.program.counting import cost
 from sparsetc.ir.program.tile import Scale
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -22,8 +22,8 @@ from sparsetc.ir.nest.view import Computed, Field, View
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ir.program import checks as tile_checks
 from sparsetc.ir.program import tile as tiles
-from sparsetc.ir.program.cost import cost
 from sparsetc.ir.program.count import FIBERS, ITEMS, ONE, STORED, ZERO
+from sparsetc.ir.program.counting import cost
 from sparsetc.ir.program.operands import operand_names
 from sparsetc.ir.program.statistics import Statistics
 from sparsetc.ir.program.tile import (

@@ -17,8 +17,8 @@ from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.nest.axes import LANE
 from sparsetc.ir.plan import Schedule, Storage
-from sparsetc.ir.program.cost import cost
 from sparsetc.ir.program.count import FIBERS, ITEMS
+from sparsetc.ir.program.counting import cost
 from sparsetc.ir.program.interpret import run_program
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.testing import PATTERNS, check_format, pattern

@@ -12,8 +12,8 @@ from sparsetc.codegen.launch import TorchPrograms
 from sparsetc.errors import FormatError
 from sparsetc.ir.nest.checks import verify
 from sparsetc.ir.nest.view import Consecutive, Field, View
-from sparsetc.ir.program.cost import cost
 from sparsetc.ir.program.count import STORED
+from sparsetc.ir.program.counting import cost
 from sparsetc.ir.program.interpret import run_program
 from sparsetc.ir.program.tile import Value, walk
 

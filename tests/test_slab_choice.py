@@ -11,8 +11,8 @@ from test_choice import matrix
 
 import sparsetc as stc
 from sparsetc.device.profile import default_gpu
-from sparsetc.ir.program.cost import cost
 from sparsetc.ir.program.count import STORED
+from sparsetc.ir.program.counting import cost
 from sparsetc.ir.program.gathers import GatherTerm
 from sparsetc.ir.program.statistics import Statistics
 from sparsetc.ir.program.tile import TileProgram

@@ -25,8 +25,8 @@ from sparsetc.ir.nest.checks import verify as verify_view
 from sparsetc.ir.nest.view import Field, Tiles, View
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.checks import verify
-from sparsetc.ir.program.cost import cost
 from sparsetc.ir.program.count import FIBERS, ITEMS, STORED, ZERO
+from sparsetc.ir.program.counting import cost
 from sparsetc.ir.program.interpret import run_program
 from sparsetc.ir.program.statistics import Statistics
 from sparsetc.ir.program.tile import Add, Loop, Position, Product, Row, Scale, Statement, Tile, TileProgram, Value, walk

@@ -6,7 +6,7 @@ In: counts that are known before any task is made, and a device's profile. Out: 
 from __future__ import annotations
 
 from sparsetc.device.profile import DeviceProfile
-from sparsetc.ir.program.cost import cost
+from sparsetc.ir.program.counting import cost
 from sparsetc.ir.program.statistics import Statistics
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.pair.blocking import BlockWork

@@ -1,6 +1,6 @@
 """Numbers of things that a program does, as sums over what a part stores: so many a nonzero, a fiber, an item.
 
-In: whole numbers. Out: `Count`, of which `ir.program.cost` makes what a program costs. The symbols::
+In: whole numbers. Out: `Count`, of which `ir.program.counting` makes what a program costs. The symbols::
 
     P  work items      L  fibers (lanes stored)      N  nonzeros stored, padding included      w  bytes of a value
 

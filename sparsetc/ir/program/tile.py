@@ -1,6 +1,6 @@
 """Level 3, WHAT ONE PROGRAM DOES: iterate, load, tile einsum, accumulate, over named axes.
 
-In: what `ir.lower` derives from an einsum and a view. Out: read by `codegen` (Triton and torch), `ir.program.cost` and
+In: what `ir.lower` derives from an einsum and a view. Out: read by `codegen` (Triton and torch), `ir.program.counting` and
 the printer, all from the same statements. The grammar::
 
     program   := statement*                               # what one work item does; `item` is its number
