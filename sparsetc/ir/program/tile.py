@@ -1,7 +1,7 @@
 """Level 3, WHAT ONE PROGRAM DOES: iterate, load, tile einsum, accumulate, over named axes.
 
-In: what `ir.lower` derives from an einsum and a view. Out: read by `codegen` (Triton and torch), `ir.program.counting` and
-the printer, all from the same statements. The grammar::
+In: what `ir.lower` derives from an einsum and a view. Out: read by `codegen` (Triton and torch), `ir.program.counting`
+and the printer, all from the same statements. The grammar::
 
     program   := statement*                               # what one work item does; `item` is its number
     statement := coordinate = expression                  # of the item, the tile, a side of it, or the nonzero
