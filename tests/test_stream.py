@@ -288,6 +288,15 @@ def test_chunks_whose_rows_are_of_another_kind(plan: str, rows: slice, tmp_path:
         assert_same(stc.stream("ijk,jr,kr->ir", path, *dense, plan=plan, chunk_bytes=chunk), expected)
 
 
+def test_a_plan_that_no_chunk_has_is_refused_for_what_the_tensor_lacks() -> None:
+    """The first chunk has short rows only; what is said is true of all of the tensor."""
+    full = torch.zeros(2000, 300)
+    full[:, 3], full[1990:] = 2.0, 1.0
+    x = stc.SparseTensor.from_dense(full)
+    with pytest.raises(stc.PlanError, match=r'two modes of the sparse operand or more to be summed; "ij,j->i" sums'):
+        stc.stream("ij,j->i", x, torch.ones(300), plan="fiber+rows", chunk_bytes=4096)
+
+
 def test_a_default_device_is_no_matter(tmp_path: Path) -> None:
     """Chunks, and results that are copied back, are in host memory whatever torch makes tensors on."""
     x, dense = tensor(), operands("ijk,kr->ijr")

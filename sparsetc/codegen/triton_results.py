@@ -44,7 +44,8 @@ def add(printer: FunctionPrinter, s: Add, u: str) -> None:
     value, axes = printer.summed(s.source, u, (*keyed, *s.axes))
     terms, conditions = _rows(printer, s, keyed, axes, u)
     if s.copies > 1:
-        terms = [f"item % {s.copies} * {printer.p.rows * printer.p.width}", *terms]
+        copy = f"(item % {s.copies}).to(tl.int64)" if _wide(printer, s) else f"item % {s.copies}"
+        terms = [f"{copy} * {printer.p.rows * printer.p.width}", *terms]
     address = printer.address([*terms, *printer.columns(s.axes, axes)])
     mask = printer.all_of([*conditions, *printer.bounds(s.axes, axes)])
     given = f"{printer.p.output} + {address}, {value}{f', mask={mask}' if mask else ''}"
@@ -56,7 +57,8 @@ def _rows(
 ) -> tuple[list[str], list[str]]:
     """(terms of the addresses of output rows, conditions), by the kind of the key."""
     p, key = printer.p, s.key
-    wide = s.copies * p.rows * p.width >= ADDRESS64
+    wide = _wide(printer, s)
+    cast = ".to(tl.int64)" if wide else ""
     lanes = printer.placed(printer.guard(key.level, u), (LANES,), axes)
     at = ("item", "fiber", f"pos{u}")[key.level]
     if isinstance(key, Row):
@@ -64,12 +66,16 @@ def _rows(
         each = [Term(printer.coordinate(c, u), own, stride) for c, own, stride in strides]
         return printer.terms(each, axes, wide), [lanes, *(printer.inside(c, axes) for c in key.letters)]
     if isinstance(key, Position):
-        cast = ".to(tl.int64)" if wide and key.level == ITEM else ""
         return [printer.placed(f"{at}{cast}", keyed, axes, p.width)], [lanes]
     if key.letters:
         return _slots(printer, key, axes, wide)
     row = SLOT if _known_ahead(key) else printer.load(key.array, at, printer.guard(key.level, u))
-    return [printer.placed(row + (".to(tl.int64)" if wide else ""), keyed, axes, p.width)], [lanes]
+    return [printer.placed(f"{row}{cast}", keyed, axes, p.width)], [lanes]
+
+
+def _wide(printer: FunctionPrinter, s: Add) -> bool:
+    """Whether addresses in the output, all copies of it, need 64 bits."""
+    return s.copies * printer.p.rows * printer.p.width >= ADDRESS64
 
 
 def _slots(printer: FunctionPrinter, key: Slot, axes: Sequence[str], wide: bool) -> tuple[list[str], list[str]]:

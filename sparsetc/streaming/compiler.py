@@ -9,7 +9,6 @@ program, whatever they hold.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -171,13 +170,16 @@ class Compiler:
         """
         try:
             return self._fitted(choose(self.settings.plan, facts.problem).plan)
-        except PlanError as error:
+        except PlanError as first:
+            error = first
             for coords, values in self.samples():
                 other = self.facts(self.tensor(coords, values))
                 if other.canonical.coords.shape[1]:
-                    with suppress(PlanError):
+                    try:
                         return self._fitted(choose(self.settings.plan, other.problem).plan)
-            raise error
+                    except PlanError as found:
+                        error = found  # says more of the whole tensor than what a first chunk lacks
+            raise error from None
 
     def _fitted(self, plan: Plan) -> Plan:
         """A plan for any values: dots in halves depend on them; and of no more copies than there is memory for.
