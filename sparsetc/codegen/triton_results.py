@@ -25,7 +25,7 @@ SLOT = "slot"
 def ahead(printer: FunctionPrinter, level: int) -> None:
     """Load the rows that items, or fibers, add to when these are known: what is loaded when it is needed is waited for.
 
-    H200, TTM of rank 16 to 22 M rows of 1.6 nonzeros: 831 us, 731 so (`benchmarks/results/rows_stored.json`).
+    H200, TTM of rank 16 to 22 M rows of 1.6 nonzeros: 831 us, 729 so (`benchmarks/results/rows_stored.json`).
     """
     for s, _ in printer.p.statements:
         if isinstance(s, Add) and isinstance(s.key, Slot) and s.key.level == level and _known_ahead(s.key):

@@ -63,7 +63,8 @@ def _for_rows(problem: Problem, counts: Counts, schedule: Schedule) -> Schedule:
     more programs are then under way. An H200 took 327 us for a TTV of 22 M rows of 1.6 nonzeros with 4 warps a program
     and 8 steps together, 308 with 4 and 2 masked ones, 274 of these with 2 warps (`rows_schedules.json` in
     `benchmarks/results`); for a TTM of rank 16 by 32 lanes, 946 and 729 with 4 and 2 warps, of rank 64 by 8 lanes 3,299
-    and 2,175 (`rows_stored.json`). Where a lane reads several operands, or rows of 5 nonzeros or more, 4 warps won by up to 1.5.
+    and 2,175 (`rows_stored.json`). Where a lane reads several operands, or rows are of 5 nonzeros or more, 4 warps won
+    by up to 1.5.
     """
     if problem.backend != "triton":
         return schedule
