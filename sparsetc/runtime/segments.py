@@ -1,8 +1,8 @@
 """Sums over consecutive runs of rows: what the generated torch programs are made of.
 
 In: tensors and offsets (runs + 1,). Out: one row a run. The fastest torch call was chosen by measurement on two x86
-cores: FBGEMM's embedding bag for float32, MKL's sparse product for float64, a sorted index_add for every other type and
-on a GPU.
+cores: FBGEMM's embedding bag for rows of float32, MKL's sparse product for float64 and for single elements of float32
+(1.1 to 2.3 times faster there), a sorted index_add for every other type and on a GPU.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def bag(index: torch.Tensor, table: torch.Tensor, offsets: torch.Tensor, weights
         weights: (n,) of the table's dtype.
     """
     if table.device.type == "cpu" and index.numel() and table.shape[1]:
-        if table.dtype == torch.float32:
+        if table.dtype == torch.float32 and table.shape[1] > 1:
             index = index.to(offsets.dtype)
             return F.embedding_bag(
                 index, table, offsets, mode="sum", per_sample_weights=weights, include_last_offset=True
             )
-        if table.dtype == torch.float64:
+        if table.dtype in (torch.float32, torch.float64):
             return _csr_product(offsets, index, weights, table)
     rows = table.index_select(0, index.long() if index.dtype == torch.int16 else index)
     return run_sums(rows * weights.unsqueeze(1), offsets)
@@ -127,6 +127,8 @@ def _csr_product(
     matrix = torch.sparse_csr_tensor(
         offsets, index.to(offsets.dtype), weights, size, device=device, check_invariants=False
     )
+    if table.shape[1] == 1:
+        return torch.mv(matrix, table.flatten()).unsqueeze(1)
     out = table.new_empty((size[0], table.shape[1]))
     return torch.addmm(out, matrix, table, beta=0, out=out)
 
