@@ -29,11 +29,6 @@ RESULTS = Path(__file__).parent / "results"
 
 SYNTHETIC: dict[str, Callable[[], Any]] = {
     "clustered": lambda: synthetic.clustered(device=DEVICE),
-    "nell-2 x0.25": lambda: synthetic.like("nell-2", 0.25, device=DEVICE),
-    "flickr x0.1": lambda: synthetic.like("flickr", 0.1, device=DEVICE),
-    "nell-2": lambda: synthetic.like("nell-2", device=DEVICE),
-    "delicious x0.25": lambda: synthetic.like("delicious", 0.25, device=DEVICE),
-    "flickr x0.01": lambda: synthetic.like("flickr", 0.01, device=DEVICE),
     "R-MAT 14 x8": lambda: synthetic.rmat(14, 8, device=DEVICE),
     "R-MAT 14 x32": lambda: synthetic.rmat(14, 32, device=DEVICE),
     "R-MAT 14 x128": lambda: synthetic.rmat(14, 128, device=DEVICE),
@@ -50,9 +45,15 @@ SYNTHETIC: dict[str, Callable[[], Any]] = {
 
 
 def tensor(name: str, seed: int = 0) -> stc.SparseTensor | None:
-    """A tensor by name, with random values in [0.1, 1.1); None where its file is absent."""
+    """A tensor by name, with random values in [0.1, 1.1); None where its file is absent.
+
+    A published tensor's name is that of one like it, and may have a scale: ``"nell-2"``, ``"nell-2 x0.25"``.
+    """
+    kind, _, scale = name.partition(" x")
     if name in SYNTHETIC:
         coords, shape = SYNTHETIC[name]()
+    elif kind in synthetic.PUBLISHED:
+        coords, shape = synthetic.like(kind, float(scale or 1), device=DEVICE)
     else:
         path = Path(os.environ.get("SPARSETC_DATA", "data")) / f"{name}.npz"
         if not path.exists():

@@ -19,10 +19,9 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-import synthetic
 import torch
 import torch.distributed as dist
-from common import DEVICE, SYNTHETIC, factors, letters, mttkrp_equation, record, relative_error, tensor
+from common import DEVICE, factors, letters, mttkrp_equation, record, relative_error, tensor
 
 import sparsetc as stc
 from sparsetc.decomposition import cp_als
@@ -175,16 +174,6 @@ def als(x: stc.SparseTensor, ranks: stc.distributed.Ranks) -> dict[str, Any]:
     }
 
 
-def named(name: str) -> stc.SparseTensor | None:
-    """A tensor of `common`, or like a published one at any scale: ``"nell-2 x0.001"``."""
-    if name in SYNTHETIC or " x" not in name:
-        return tensor(name)
-    kind, scale = name.split(" x")
-    coords, shape = synthetic.like(kind, float(scale), device=DEVICE)
-    values = torch.rand(coords.shape[1], generator=torch.Generator(device=DEVICE).manual_seed(0), device=DEVICE)
-    return stc.SparseTensor(coords, values + 0.1, shape)
-
-
 def main(names: list[str]) -> None:
     """Every tensor that is there."""
     warnings.simplefilter("ignore")
@@ -199,7 +188,7 @@ def main(names: list[str]) -> None:
     if ranks.rank == 0:
         print(f"{ranks.size} ranks, {ranks.backend}: {rates}", flush=True)
     for name in names or ["nell-2"]:
-        x = named(name)
+        x = tensor(name)
         if x is None:
             continue
         for measured in (mttkrp, ttv):

@@ -13,9 +13,8 @@ import sys
 import warnings
 from typing import Any
 
-import synthetic
 import torch
-from common import DEVICE, SYNTHETIC, device_microseconds, letters, record, relative_error, tensor
+from common import DEVICE, device_microseconds, letters, record, relative_error, tensor
 
 import sparsetc as stc
 
@@ -24,18 +23,12 @@ RANKS = (1, 16, 64)
 READ = 1 << 28
 
 
-def named(name: str) -> stc.SparseTensor | None:
-    """A tensor of `common`; one like a table of ratings, skewed; or half of the one like nell-2."""
+def ratings() -> stc.SparseTensor:
+    """A tensor like a table of ratings, skewed: users, films, and stars."""
     g = torch.Generator(device=DEVICE).manual_seed(0)
-    if name == "ratings":
-        sides = ((6040, 1.5), (3706, 2), (5, 1))
-        each = [(torch.rand(1_000_000, device=DEVICE, generator=g) ** p * n).long().clamp(max=n - 1) for n, p in sides]
-        return stc.SparseTensor(torch.stack(each), torch.rand(1_000_000, device=DEVICE), (6040, 3706, 5)).coalesce()
-    if name in SYNTHETIC or " x" not in name:
-        return tensor(name)
-    kind, scale = name.split(" x")
-    coords, shape = synthetic.like(kind, float(scale), device=DEVICE)
-    return stc.SparseTensor(coords, torch.rand(coords.shape[1], device=DEVICE), shape)
+    sides = ((6040, 1.5), (3706, 2), (5, 1))
+    each = [(torch.rand(1_000_000, device=DEVICE, generator=g) ** p * n).long().clamp(max=n - 1) for n, p in sides]
+    return stc.SparseTensor(torch.stack(each), torch.rand(1_000_000, device=DEVICE), (6040, 3706, 5)).coalesce()
 
 
 def read_rate() -> float:
@@ -91,7 +84,7 @@ def main(names: list[str]) -> None:
     rate, rows = read_rate(), []
     print(f"memory is read at {rate / 1e12:.2f} TB/s")
     for name in names or TENSORS:
-        x = named(name)
+        x = ratings() if name == "ratings" else tensor(name)
         if x is None:
             continue
         for mode in range(x.order):

@@ -394,3 +394,15 @@ def wrapped(kernel: stc.Kernel, rows: torch.Tensor) -> torch.Tensor | stc.Sparse
     elif made._order is not None:  # entries in the output's order
         rows = rows.reshape(-1)[made._order]
     return wrap(made, rows, [kernel.operand.pattern])
+
+
+def replayed(kernel: Any, dense: Sequence[torch.Tensor]) -> torch.Tensor:
+    """What a call gives that a CUDA graph captured, once the dense operands have other values."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result: torch.Tensor = kernel(*dense)
+    for n, operand in enumerate(dense):
+        operand.copy_(random_values(tuple(operand.shape), operand.dtype, 100 + n))
+    graph.replay()
+    torch.cuda.synchronize()
+    return result

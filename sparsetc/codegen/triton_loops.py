@@ -104,7 +104,7 @@ def _range(printer: FunctionPrinter) -> None:
     if chunk == WHOLE:
         start, stop = "0", "nonzeros"
     elif printer.p.view.single:
-        # A loop that turns once, which Triton gives fewer registers than no loop (MTTKRP, rank 32, sm_90: 32, not 44).
+        # A loop that turns once, which Triton gives fewer registers than no loop (32, not 44: kernel_probes.json).
         start, stop = "item", "item + 1"
     elif chunk:
         start, stop = f"item * {chunk}", f"tl.minimum(start + {chunk}, nonzeros)"

@@ -288,13 +288,13 @@ class Preparation:
         Zeros for a result of 2.7 GB take as long as its rows, and those that are added to may be one in thousands.
         """
         adding = [p.packed for p in parts if not owned(p.program)]
-        if not self.output.sparse or len(adding) == len(parts):
+        if not self.output.sparse or not 0 < len(adding) < len(parts):
             return None
         rows = torch.zeros(self.output.rows, dtype=torch.bool, device=self.canonical.device)
         for packed in adding:
             rows[self._slots_of_part(packed)] = True
         found = torch.nonzero(rows).flatten()
-        return found if adding and found.numel() * MOST_ADDED <= self.output.rows else None
+        return found if found.numel() * MOST_ADDED <= self.output.rows else None
 
     def _slots_of_part(self, packed: Packed) -> torch.Tensor:
         """(nnz of the part,) the row of a sparse output each nonzero adds to."""

@@ -26,8 +26,8 @@ def invert(
     share but by rounding, so nothing need be exchanged and nothing can fail. A sweep (Goodnight 1979) leaves a
     symmetric matrix symmetric, so a pivot's row is its column too; it goes through memory, `pivots` (rank + 1, WIDTH)
     float64, which takes a third of the time of a sum over threads (H200, rank 32: 15 against 51 us,
-    `benchmarks/results/kernel_probes.json`). WIDTH is a power
-    of two that the rank fits in, LEAST what is taken for 0 on the diagonal.
+    `benchmarks/results/kernel_probes.json`). WIDTH is a power of two that the rank fits in, LEAST what is taken for 0
+    on the diagonal.
     """
     line = tl.arange(0, WIDTH)
     row, column = line[:, None], line[None, :]

@@ -102,7 +102,7 @@ def cp_als(
         wanted = replace(
             wanted, callback=lambda model, error: agreed(ranks, "callback", lambda: callback(model, error))
         )
-    # Of sweeps with collectives in them only NCCL's become CUDA graphs (H200, two ranks, like nell-2: 2.4 to 1.3 ms).
+    # Of sweeps with collectives in them only NCCL's become CUDA graphs (`benchmarks/results/distributed_2.json`).
     capture = ranks.size == 1 or "nccl" in ranks.backend
     watch = {"capture": capture, "together": lambda why: _together(why, x), "silent": ranks.rank > 0}
     own = Run(equations, equations.own, HALS if nonnegative else LEAST_SQUARES, equations.whole, watch)
@@ -117,7 +117,7 @@ def _without_nonzeros(x: Sharded) -> SparseTensor:
 
 
 def _check_values(x: Sharded) -> None:
-    """The same error on every rank where values, or their squares, are no numbers on any; collective."""
+    """Raise one error on every rank where values, or their squares, are no numbers on any; collective."""
     values = x.local.values
     largest = values.abs().max() if values.numel() else values.new_zeros(())
     square = x.ranks.sum_(values.square().sum())

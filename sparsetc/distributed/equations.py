@@ -81,7 +81,7 @@ class Boxed(Whole):
         super().__init__(_padded(x.local, rows), self.own, free, **settings)
 
     def joined(self) -> Boxed:
-        """The same, once all ranks have it: what was made of this rank's rows alone becomes that of all."""
+        """These equations, once all ranks have theirs: what was made of one rank's rows becomes that of all."""
         self.norm = self._ranks.sum_(self.norm.square()).sqrt()
         self._ranks.sum_(self.grams)
         return self
@@ -92,12 +92,13 @@ class Boxed(Whole):
         Until they have arrived, nobody may change them: what a sweep calls before it does waits for them, as does what
         reads blocks.
         """
-        self._waiting.append(self._rows[mode].sharing.gather_into(self._blocks[mode], self.own[mode]))
-        self.grams[mode].copy_(self._ranks.sum_(self._gram(mode)))
+        self._send(mode)
+        super().updated(mode)
+        self._ranks.sum_(self.grams[mode])
 
     def advanced(self, mode: int, inner: torch.Tensor | None) -> None:
         """Begin to send updated rows; make the Gram matrix and the inner product of this rank's rows those of all."""
-        self._waiting.append(self._rows[mode].sharing.gather_into(self._blocks[mode], self.own[mode]))
+        self._send(mode)
         self._ranks.sum_(self.grams[mode])
         if inner is not None:
             self._ranks.sum_(inner)
@@ -135,6 +136,9 @@ class Boxed(Whole):
         """The factors, gathered from the ranks that own their rows; collective."""
         self._arrived()
         return [gathered(own, rows, self._ranks) for own, rows in zip(self.own, self._rows, strict=True)]
+
+    def _send(self, mode: int) -> None:
+        self._waiting.append(self._rows[mode].sharing.gather_into(self._blocks[mode], self.own[mode]))
 
     def _arrived(self) -> None:
         while self._waiting:

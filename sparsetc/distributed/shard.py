@@ -78,7 +78,7 @@ class Sharded:
         )
 
     def with_values(self, values: torch.Tensor) -> Sharded:
-        """The same nonzeros with other values of this rank's share, as `SparseTensor.with_values`; sends nothing."""
+        """Nonzeros as here with other values of this rank's share, as `SparseTensor.with_values`; sends nothing."""
         return replace(self, local=self.local.with_values(values), kept=Lru(KERNELS))
 
     def as_whole(self, modes: Sequence[int]) -> SparseTensor:

@@ -97,12 +97,12 @@ class Executable:
             return self._in_copies(bound, values, dense, out, accumulate)
         if out is not None and accumulate and self.stores:  # what is stored would overwrite
             return out.add_(self.run(arrays, values, dense, items=items))
-        zeroes = self.zeroes or items is not None
         added = arrays.added if items is None else None
+        zeroes = added is None and (self.zeroes or items is not None)
         if out is None:
-            make = torch.zeros if zeroes and added is None else torch.empty
+            make = torch.zeros if zeroes else torch.empty
             out = make(self.shape, dtype=self.dtype, device=bound.device)
-        elif zeroes and added is None and not accumulate:
+        elif zeroes and not accumulate:
             out.zero_()
         if added is not None:
             out.index_fill_(0, added, 0)

@@ -1,8 +1,9 @@
 """Sums over consecutive runs of rows: what the generated torch programs are made of.
 
 In: tensors and offsets (runs + 1,). Out: one row a run. The fastest torch call was chosen by measurement on two x86
-cores: FBGEMM's embedding bag for rows of float32, MKL's sparse product for float64 and for single elements of float32
-(1.1 to 2.3 times faster there), a sorted index_add for every other type and on a GPU.
+cores (`benchmarks/results/kernel_probes.json`): FBGEMM's embedding bag for rows of float32, MKL's sparse product for
+float64 and for single elements of float32 (1.1 to 2.3 times faster there), a sorted index_add for every other type and
+on a GPU.
 """
 
 from __future__ import annotations

@@ -208,13 +208,10 @@ class Compiler:
         )
 
     def _packed_part(self, made: Preparation, part: BoundPart, values: torch.Tensor) -> PackedPart:
-        """A part's arrays and values; result rows in 32 bits, which number those of a chunk."""
+        """A part's arrays and values."""
         wide = values.to(accumulator(self.dtype)) if self.backend == "torch" else values
         stored = part.packed.pack_values(wide).to(made.stored_dtype(part.program))
-        arrays = part.arrays
-        if part.slot is not None and self.backend == "triton":
-            arrays = replace(arrays, index=(*arrays.index[:-1], arrays.index[-1].int()))
-        return PackedPart(arrays, stored)
+        return PackedPart(part.arrays, stored)
 
     # -- programs ---------------------------------------------------------------------------------------------------
     def lowered(self, parts: Sequence[Part], ordered: Sequence[bool], wide: Sequence[bool]) -> tuple[TileProgram, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import OPERATIONS, PATTERNS, SIZES, Problem, assert_matches, check, plan_names, random_values, two_parts
+from cases import OPERATIONS, PATTERNS, SIZES, Problem, assert_matches, check, plan_names, replayed, two_parts
 from rounded_cases import DOTS, MIXED, SCALAR
 
 import sparsetc as stc
@@ -111,13 +111,7 @@ def test_a_call_can_be_captured_in_a_graph(name: str) -> None:
     with torch.cuda.stream(stream):
         kernel(*operands[1:])
     torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = kernel(*operands[1:])
-    for n, dense in enumerate(operands[1:]):
-        dense.copy_(random_values(tuple(dense.shape), dense.dtype, 100 + n))
-    graph.replay()
-    torch.cuda.synchronize()
+    result = replayed(kernel, operands[1:])
     assert_matches(result, problem.equation, operands)
 
 
@@ -129,13 +123,7 @@ def test_operands_rounded_at_each_call(name: str) -> None:
     operands = case.problem.operands("cuda")
     kernel = stc.compile(case.equation, *operands, **case.settings)
     assert_matches(kernel(*operands[1:]), case.equation, case.as_read(operands), tolerance)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = kernel(*operands[1:])
-    for n, dense in enumerate(operands[1:]):
-        dense.copy_(random_values(tuple(dense.shape), dense.dtype, 100 + n))
-    graph.replay()
-    torch.cuda.synchronize()
+    result = replayed(kernel, operands[1:])
     assert_matches(result, case.equation, case.as_read(operands), tolerance)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import Problem, assert_matches, random_values
+from cases import Problem, assert_matches, replayed
 from test_dense_plan import EQUATIONS, half_full, made
 
 import sparsetc as stc
@@ -37,13 +37,7 @@ def test_a_call_can_be_captured_in_a_graph(equation: str, precision: str) -> Non
     operands = Problem(equation, SIZES, "dense", torch.float32).operands("cuda")
     kernel = made(equation, *operands, precision=precision)
     kernel(*operands[1:])
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = kernel(*operands[1:])
-    for n, dense in enumerate(operands[1:]):
-        dense.copy_(random_values(tuple(dense.shape), dense.dtype, 100 + n))
-    graph.replay()
-    torch.cuda.synchronize()
+    result = replayed(kernel, operands[1:])
     assert_matches(result, equation, operands, TOLERANCE[precision])
 
 

@@ -62,6 +62,6 @@ class Halves(Values):
 
 @dataclass(frozen=True)
 class ScaledHalves(Halves):
-    """The same, where the largest magnitude of all values says how they were scaled."""
+    """Values in halves, where the largest magnitude of all values says how they were scaled."""
 
     arrays = ("high_values", "low_values", "most")
