@@ -63,22 +63,24 @@ def test_nor_for_tensors(equation: str) -> None:
 
 
 def test_tiles_of_a_half_filled_matrix_are_multiplied_whole() -> None:
-    """On an H200, at 512 columns: 127, 79 and 85 us by tiles, 50, 38 and 31 by windows, 399 by runs."""
+    """On an H200, at 512 columns: 127, 79 and 85 us by tiles, 50, 38 and 31 by windows, 399 by runs, by torch 28, 16."""
     x, b = matrix(2048, 2048, 0.5), torch.zeros(()).expand(2048, 512)
     for precision, tiles, windows in (("highest", 127e-6, 50e-6), ("high", 79e-6, 38e-6), ("medium", 85e-6, 31e-6)):
-        for plan, measured in (("hls", tiles), ("auto", windows)):
-            kernel = stc.compile("ij,jr->ir", x, b, precision=precision, backend="triton", plan=plan)
-            assert kernel.plan.name == ("window" if plan == "auto" else plan)
-            assert 0.7 * measured < sum(kernel.step.choice.seconds) < 1.4 * measured
+        for plan, measured in (("hls", tiles), ("window", windows)):
+            choice = stc.compile("ij,jr->ir", x, b, precision=precision, backend="triton", plan=plan).step.choice
+            assert 0.7 * measured < sum(choice.seconds) < 1.4 * measured
+        best = stc.compile("ij,jr->ir", x, b, precision=precision, backend="triton")
+        assert best.plan.name == ("window" if precision == "highest" else "dense")
     runs = stc.compile("ij,jr->ir", x, b, plan="coo", backend="triton").step.choice
     assert 0.7 * 399e-6 < sum(runs.seconds) < 1.4 * 399e-6
 
 
 def test_few_nonzeros_a_tile_are_not() -> None:
-    """At 512 columns and a share of 2 %: 126 us by tiles, 21 by runs."""
+    """At 512 columns and a share of 2 %: 126 us by tiles, 21 by runs; by torch 100, 28 and 16 by precision."""
     x, b = matrix(2048, 2048, 0.02), torch.zeros(()).expand(2048, 512)
     for precision in PRECISIONS:
-        assert stc.compile("ij,jr->ir", x, b, precision=precision, backend="triton").plan.name == "coo"
+        best = stc.compile("ij,jr->ir", x, b, precision=precision, backend="triton").plan.name
+        assert best == ("dense" if precision == "medium" else "coo")
 
 
 # --- the program that runs --------------------------------------------------------------------------------------------

@@ -31,13 +31,13 @@ MOST_COPIES = 128
 def estimate(candidate: Candidate, problem: Problem) -> Estimate:
     """What a candidate is expected to take; tiles' prices are of another kind than those of nonzeros alone."""
     prices = Prices(problem)
-    candidate, seconds = _ordered(replace(candidate, plan=suited(candidate.plan, problem)), prices)
+    candidate, seconds = in_order(replace(candidate, plan=suited(candidate.plan, problem)), prices)
     candidate, seconds = _apart(candidate, seconds, prices)
     scalar = not any(view.sides for view in views(candidate, problem))
     return Estimate(describe(candidate, problem), candidate.plan, seconds, candidate.expected, scalar)
 
 
-def _ordered(candidate: Candidate, prices: Prices) -> tuple[Candidate, tuple[float, ...]]:
+def in_order(candidate: Candidate, prices: Prices) -> tuple[Candidate, tuple[float, ...]]:
     """The candidate, parts of which take the axes that are split over the grid in slabs where that pays; its prices."""
     plan = candidate.plan
     slabs = tuple(_in_slabs(part, prices.problem) for part in plan.parts)

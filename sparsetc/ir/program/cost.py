@@ -28,7 +28,9 @@ from sparsetc.ir.program.laws import (
     LANE_WAIT,
     LARGE_SHARE,
     LARGE_TURN,
+    LINE,
     LISTED_TURN,
+    NEAR_WAIT,
     OVERLAP,
     STORED_RATE,
     TALL,
@@ -65,6 +67,8 @@ class Cost:
     """What of `stream` is read by the first of these programs."""
     fibers: bool = False
     """Whether nonzeros are reached through fibers."""
+    round_bytes: int = LINE
+    """Bytes of the words that a round of loads begins with, of nonzeros that are reached through fibers."""
     expanded: Count = ZERO
     """Positions of bitmap tiles."""
     turn: int | None = None
@@ -165,7 +169,8 @@ class Cost:
             each["programs"] = self.programs * statistics.items * profile.program
         busy = sum(t**OVERLAP for t in each.values()) ** (1 / OVERLAP)
         if self.turn is None:
-            return written + max(busy, statistics.chain * profile.wait * self._idle_share(profile))
+            chain, share = statistics.chain * profile.wait, self._idle_share(profile)
+            return written + max(busy, share * chain + (1 - share) * min(busy, chain) * self.fibers)
         # The last programs run alone, and a tile's dots wait for its loads and for one another.
         alone = self.turn / (self._matrix_rate(profile) / profile.warps * self.warps)
         waits = WAITS_A_TURN * statistics.chain + FIRST_WAITS
@@ -176,7 +181,7 @@ class Cost:
     def _idle_share(self, profile: DeviceProfile) -> float:
         """What a round of dependent loads takes, of the profile's `wait`, while memory has little to do."""
         if self.fibers:
-            return 1.0
+            return NEAR_WAIT + (1 - NEAR_WAIT) * min(1.0, self.round_bytes / LINE)
         return min(1.0, profile.idle_wait * (1 + sum(g.rows.of(STORED) > 0 for g in self.gathers)))
 
     def _turn_share(self, profile: DeviceProfile) -> float:

@@ -234,6 +234,7 @@ class _Walk:
             programs=self.splits,
             slabs=self._slabs(a.letter for a in p.axes),
             fibers=any(isinstance(axis, Fibers) for axis in p.view.loops),
+            round_bytes=p.view.lanes * p.unroll * sum(p.view.word_bytes[-1]),
             expanded=self.expanded,
             turn=self.dot.of(FIBERS) // self.splits if tiles else None,
             taken=share * (2 if p.half else 4) if self.readers < self.splits else 0,

@@ -17,18 +17,24 @@ from sparsetc.ir.program.counting import cost
 from sparsetc.ir.program.statistics import Statistics
 from sparsetc.ir.program.tile import Add, Loop, Product, Statement, Sum, TileProgram, Value
 
-SHARE = {"tf32": 0.64, "bf16": 1.07}
-"""The share of the rate of dots that torch's product reaches where rows begin at multiples of `ALIGNED` bytes (H200,
-2000 x 2000 by 2000 x 4096: 112 us in tf32, 49 in 16 bits); elsewhere it goes at `DeviceProfile.product`."""
+SHARE = {"tf32": 0.7, "bf16": 1.2}
+"""The share of the rate of dots that torch's product reaches where rows begin at multiples of `ALIGNED` bytes: with the
+four numbers below, within a tenth of what plans took on average (H200, benchmarks/results/spmm.json)."""
+UNALIGNED = 0.3
+"""That share elsewhere."""
 ALIGNED = 16
 SETTINGS = {"ieee": "highest", "tf32x3": "highest", "tf32": "high", "bf16": "medium"}
 """The rates of `DeviceProfile.product`, by the precision of dots."""
-PART = 128
-"""Rows, and columns, of the part of a product that a multiprocessor takes; not measured."""
+PART = 64
+"""Rows, and columns, of the part of a product that a multiprocessor takes."""
+SUMMED = 2e-9
+"""Seconds that a product takes for a position that it sums, one after another in each part."""
 WARPS = 4
 """Warps that a multiprocessor issues from at once."""
 ROUNDING = 4 + 2
 """Bytes that are read and written of an element that is rounded to 16 bits."""
+ROUNDING_CALL = 1e-6
+"""Seconds of the rounding beside its bytes."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,8 @@ class ProductCost(Cost):
     """Whether what is stored is multiplied by one operand, so that matrices of 16 bits are multiplied as they are."""
     lengths: tuple[int, ...] = ()
     """Elements of the rows of the matrices that are multiplied."""
+    summed: int = 0
+    """Positions that products sum, one after another."""
     parts: int = 1
     """Parts of the result that multiprocessors take."""
 
@@ -73,12 +81,13 @@ class ProductCost(Cost):
 
     def predicted(self, statistics: Statistics, profile: DeviceProfile) -> float:
         """Seconds expected: a product reads while it multiplies; what is made before it, or rounded, takes its own."""
-        size, calls = statistics.itemsize, self.calls - 1
-        extra = 2 * size * self.formed
+        size, rounding = statistics.itemsize, 0.0
         if self._narrow(size):  # operands are rounded, or the result is
-            extra, calls = extra + ROUNDING * (self.results if size == 2 else self.tables), calls + 1
-        made = profile.call + extra / profile.memory + calls * profile.launch
-        return made + max(self.seconds(statistics, profile).values())
+            rounding = ROUNDING_CALL + ROUNDING * (self.results if size == 2 else self.tables) / profile.memory
+        made = (self.calls - 1) * profile.launch + 2 * size * self.formed / profile.memory
+        multiplied = max(self.seconds(statistics, profile).values()) + SUMMED * self.summed
+        call = max(0.0, profile.call - profile.launch)  # a launch is counted for every plan
+        return call + made + rounding + multiplied
 
     def _narrow(self, itemsize: int) -> bool:
         """Whether torch multiplies 16-bit numbers."""
@@ -89,9 +98,10 @@ class ProductCost(Cost):
         own = "tf32" if self.precision == ROUNDED else self.precision  # what is not rounded once is not at all
         unit, width = (ROUNDED, 2) if self._narrow(itemsize) else (own, max(4, itemsize))
         usual = profile.product["float64" if itemsize >= 8 else SETTINGS[unit]]
-        if unit not in SHARE or itemsize >= 8 or any(n * width % ALIGNED for n in self.lengths):
+        if unit not in SHARE or itemsize >= 8:
             return usual * self._busy(profile)
-        return max(usual, SHARE[unit] * profile.matrix(unit)) * self._busy(profile)
+        share = UNALIGNED if any(n * width % ALIGNED for n in self.lengths) else SHARE[unit]
+        return max(usual, share * profile.matrix(unit)) * self._busy(profile)
 
     def _busy(self, profile: DeviceProfile) -> float:
         """The share of multiprocessors that have a part of the result, on average over the rounds that it takes."""
@@ -117,6 +127,7 @@ def cost_of(program: TileProgram) -> Cost:
         "rounded_once": program.half and work.products == 1,
         "direct": work.direct,
         "lengths": tuple(work.lengths),
+        "summed": work.summed,
         "parts": -(-program.rows // PART) * -(-program.width // PART),
     }
     return ProductCost(**{**vars(found), **counted})
@@ -128,6 +139,7 @@ class _Work:
     def __init__(self, program: TileProgram) -> None:
         self.p, self.flops, self.formed, self.calls, self.products = program, 0, 0, 0, 0
         self.lengths: list[int] = []
+        self.summed = 0
         statements = [s for s, _ in program.statements]
         own = {s.out.name for s in statements if isinstance(s, Value)}  # what is made of stored values
         last = {s.source.name for s in statements if isinstance(s, Add)}
@@ -151,7 +163,9 @@ class _Work:
         if not last:
             self.formed += self._elements({*s.out.axes} | (frozenset() if s.accumulate else around))
         if s.dot and of_values:
-            self.lengths += [self._elements({*s.contracted}), self.p.width]
+            contracted = self._elements({*s.contracted})
+            self.lengths += [contracted, self.p.width]
+            self.summed += contracted
 
     def _elements(self, letters: Iterable[str]) -> int:
         """Elements over axes that have sizes: lanes have none."""

@@ -19,6 +19,8 @@ from sparsetc.planner.statistics import Counts
 
 SPARSEST = 8
 """Positions a nonzero, at most, that are made dense without being asked for: more multiply, and take, mostly zeros."""
+FEW = 2**22
+"""Positions that are so few that it is considered to make them dense, however few are filled: 16 MB in float32."""
 PACKING = 2 * 8
 """Bytes a position by which values are packed: which nonzero it has, and where that is read."""
 EXACT = {DOTS["highest"]: "ieee"}
@@ -28,11 +30,11 @@ EXACT = {DOTS["highest"]: "ieee"}
 class Dense(OperandMethod):
     """The dense tensor in one part, for torch to multiply."""
 
-    name, alone = "dense", False  # what it takes was not measured on a GPU
+    name = "dense"
 
     def candidates(self, problem: Problem, counts: Counts) -> Iterator[Candidate]:
-        """The dense tensor, on a GPU, where enough of it is filled."""
-        filled = 0 < prod(problem.shape) <= SPARSEST * counts.nnz
+        """The dense tensor, on a GPU, where enough of it is filled or there is little to fill."""
+        filled = 0 < prod(problem.shape) <= max(FEW, SPARSEST * counts.nnz)
         if problem.backend == "triton" and filled:
             with suppress(PlanError):
                 yield dense(problem, counts)

@@ -21,6 +21,7 @@ from sparsetc.ir.program.count import ZERO
 from sparsetc.ir.program.operands import MIN_DOT, dense_axes, named_operands
 from sparsetc.ir.program.statistics import Statistics
 from sparsetc.planner.candidate import CPU_ITEM_NNZ, Candidate
+from sparsetc.planner.estimate import in_order
 from sparsetc.planner.method import OperandMethod
 from sparsetc.planner.methods.rows import Rows as ShortRows
 from sparsetc.planner.methods.rows import rows
@@ -208,7 +209,7 @@ def cheapest(problem: Problem, found: Iterable[Candidate]) -> Iterator[Candidate
     prices, each = Prices(problem), list(found)
 
     def seconds(split: Candidate) -> float:
-        return sum(prices(split))
+        return sum(in_order(split, prices)[1])  # which shape is best depends on the order of the grid
 
     if each:
         yield min(each, key=lambda split: seconds(rounded(split, problem, seconds)))
