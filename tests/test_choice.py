@@ -63,7 +63,7 @@ def test_nor_for_tensors(equation: str) -> None:
 
 
 def test_tiles_of_a_half_filled_matrix_are_multiplied_whole() -> None:
-    """On an H200, at 512 columns: 127, 79 and 85 us by tiles, 50, 38 and 31 by windows, 399 by runs, by torch 28, 16."""
+    """On an H200, at 512 columns: 127, 79 and 85 us by tiles, 50, 38, 31 by windows, 399 by runs, by torch 28, 16."""
     x, b = matrix(2048, 2048, 0.5), torch.zeros(()).expand(2048, 512)
     for precision, tiles, windows in (("highest", 127e-6, 50e-6), ("high", 79e-6, 38e-6), ("medium", 85e-6, 31e-6)):
         for plan, measured in (("hls", tiles), ("window", windows)):

@@ -40,8 +40,8 @@ from sparsetc.runtime.executable import Arrays, Executable, owned
 from sparsetc.runtime.second_pass import SecondPass
 from sparsetc.support.lru import Lru
 
-MOST_ADDED = 2
-"""Rows of a result for each of those that are added to, from which these alone are zeroed."""
+LISTED_ROW = 8
+"""Bytes of the number of a row that is zeroed by itself, and half of what to zero it takes beside its own bytes."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Preparation:
         """
         plan = plan if self.problem.halves else without_halves(plan)
         filled, parts = self.bound_parts(plan, cache)
-        chosen, second = [plan.parts[n] for n in filled], None
+        chosen, second, zeroed = [plan.parts[n] for n in filled], None, self._zeroed(parts)
         if self._needs_second_pass(plan, parts):
             second, parts = self._in_partial_rows(chosen, parts)
         used = tuple(
@@ -125,8 +125,7 @@ class Preparation:
             for part, p in zip(chosen, parts, strict=True)
         )
         executable = self._executable(plan, parts, second is not None)
-        added = None if second is not None else self._added(parts)
-        arrays = Arrays(tuple(p.arrays for p in parts), second, added)
+        arrays = Arrays(tuple(p.arrays for p in parts), second, zeroed)
         return Prepared(_of_parts(plan, used, filled), filled, tuple(parts), executable, arrays)
 
     def _in_partial_rows(
@@ -195,7 +194,7 @@ class Preparation:
             if partial is not None:
                 slot = torch.arange(partial.first, partial.end, device=self.canonical.device)
             elif packed.view.sides:
-                slot = slots_along(packed, self.canonical.kept, _key_level(program), self._slots_of_part(packed))
+                slot = slots_along(packed, self.canonical.kept, _key_level(program), self._rows_of_part(packed))
             else:
                 slot = packed.slots(_key_level(program), self._slot_of_nonzeros())
             if problem.backend == "triton":  # torch's own functions take 64 bits
@@ -282,24 +281,28 @@ class Preparation:
             return torch.arange(self.nnz, device=self.canonical.device)
         return self._of_whole(self.output.slot)
 
-    def _added(self, parts: Sequence[BoundPart]) -> torch.Tensor | None:
-        """The rows of a sparse output to which some parts add, others storing theirs; None where all are to be zeros.
+    def _rows_of_part(self, packed: Packed) -> torch.Tensor:
+        """(nnz of the part,) the output row each nonzero adds to."""
+        rows = self._row_of_nonzeros()
+        return rows if packed.source is None else rows[packed.source]
 
-        Zeros for a result of 2.7 GB take as long as its rows, and those that are added to may be one in thousands.
+    def _zeroed(self, parts: Sequence[BoundPart]) -> torch.Tensor | None:
+        """The rows of the result that no part stores, where some do; None where all are to be zeros, or none.
+
+        Zeros for a result of 2.7 GB take as long as its rows, and those that are not stored may be one in thousands.
         """
-        adding = [p.packed for p in parts if not owned(p.program)]
-        if not self.output.sparse or not 0 < len(adding) < len(parts):
+        storing, adding = ([p.packed for p in parts if owned(p.program) == own] for own in (True, False))
+        count, sparse = self.output.rows, self.output.sparse
+        if not storing or any(p.program.spanning for p in parts) or (sparse and not adding):
             return None
-        rows = torch.zeros(self.output.rows, dtype=torch.bool, device=self.canonical.device)
-        for packed in adding:
-            rows[self._slots_of_part(packed)] = True
-        found = torch.nonzero(rows).flatten()
-        return found if found.numel() * MOST_ADDED <= self.output.rows else None
-
-    def _slots_of_part(self, packed: Packed) -> torch.Tensor:
-        """(nnz of the part,) the row of a sparse output each nonzero adds to."""
-        slot = self._slot_of_nonzeros()
-        return slot if packed.source is None else slot[packed.source]
+        if not sparse and sum(p.nnz for p in storing) < count // 2:
+            return None
+        reached = torch.zeros(count, dtype=torch.bool, device=self.canonical.device)
+        for packed in adding if sparse else storing:  # every row of a sparse result has a nonzero
+            reached[self._rows_of_part(packed)] = True
+        found = torch.nonzero(reached if sparse else ~reached).flatten()
+        row = self.output.width * accumulator(self.dtype).itemsize
+        return found if found.numel() * 2 * (LISTED_ROW + row) <= count * row else None
 
     def _of_whole(self, given: torch.Tensor) -> torch.Tensor:
         """(…, nnz of the operand) of what is given for the nonzeros that take part: packed parts number them all."""

@@ -59,7 +59,7 @@ def seconds_of(
 
     Parts run one after another; a fused launch overlaps only their ends. Torch programs have a launch each.
     Operands that parts read rounded are rounded first, by a call of torch each, and of those that dots split the
-    largest magnitude is found.
+    largest magnitude is found. Rows that no part stores are zeros first.
     """
     run = [n for n, s in enumerate(statistics) if s.nnz] or [len(parts) - 1]
     beside_tiles = plan.fused and len(run) > 1 and any(parts[n].turn is not None for n in run)
@@ -75,11 +75,23 @@ def seconds_of(
     most = max((parts[n] for n in run), key=lambda part: part.copies)
     if most.copies > 1:  # summed once, whatever parts add to them
         found[run[0]] += profile.launch + most.copies * most.output.at(statistics[run[0]].symbols) / profile.l2
+    found[run[0]] += _zeroed([parts[n] for n in run], [statistics[n] for n in run]) / profile.memory
     for n in run:
         part = parts[n]
         slowed = by_precision(profile.fused_slowdown, part.precision) if beside_tiles and part.turn is None else 1.0
         found[n] += slowed * part.predicted(statistics[n], profile)
     return tuple(found)
+
+
+def _zeroed(parts: Sequence[Cost], statistics: Sequence[Statistics]) -> int:
+    """Bytes of the result that are zeros before programs run: all copies, or what no part stores, if that is little."""
+    both = list(zip(parts, statistics, strict=True))
+    output, stored = parts[0].output.at(statistics[0].symbols), sum(part.stored(own) for part, own in both)
+    if not stored:
+        return max(part.copies for part in parts) * output
+    if parts[0].sparse:  # of which every row is stored or added to
+        return sum(min(output, part.added_bytes.at(own.symbols)) for part, own in both if not part.owned)
+    return output if 2 * stored < output else max(0, output - stored)
 
 
 def views(candidate: Candidate, problem: Problem) -> list[View]:

@@ -27,8 +27,8 @@ class Arrays:
     parts: tuple[PartArrays, ...]
     second: SecondPass | None = None
     """The partial rows that make up each row of a deterministic sum; None of any other."""
-    added: torch.Tensor | None = None
-    """(rows,) the rows that are added to, where they are few and every other one is stored; None where they are not."""
+    zeroed: torch.Tensor | None = None
+    """(rows,) the rows that are zeros before programs run, every other one being stored; None where all are."""
 
 
 @dataclass(frozen=True)
@@ -91,21 +91,20 @@ class Executable:
             `out`, or what was made in its place.
         """
         bound = self._bound_to(arrays, items, values, dense)
+        zeroed = arrays.zeroed if items is None else None
         if arrays.second is not None:
-            return self._ordered(bound, arrays.second, values, dense, out, accumulate)
+            return self._ordered(bound, arrays.second, zeroed, values, dense, out, accumulate)
         if self.copies > 1:
             return self._in_copies(bound, values, dense, out, accumulate)
         if out is not None and accumulate and self.stores:  # what is stored would overwrite
             return out.add_(self.run(arrays, values, dense, items=items))
-        added = arrays.added if items is None else None
-        zeroes = added is None and (self.zeroes or items is not None)
+        zeroes = zeroed is None and (self.zeroes or items is not None)
         if out is None:
             make = torch.zeros if zeroes else torch.empty
             out = make(self.shape, dtype=self.dtype, device=bound.device)
         elif zeroes and not accumulate:
             out.zero_()
-        if added is not None:
-            out.index_fill_(0, added, 0)
+        _zero(out, zeroed)
         bound.call(values, dense, out)
         return out
 
@@ -128,6 +127,7 @@ class Executable:
         self,
         bound: BoundPrograms,
         second: SecondPass,
+        zeroed: torch.Tensor | None,
         values: Values,
         dense: Sequence[torch.Tensor],
         out: torch.Tensor | None,
@@ -137,7 +137,12 @@ class Executable:
 
         Where some parts store rows of the result, all rows of it lie before the partial ones.
         """
-        rows = torch.zeros((second.stored + second.partials, *self.shape[1:]), dtype=self.dtype, device=bound.device)
+        count = second.stored + second.partials
+        make = torch.zeros if zeroed is None else torch.empty
+        rows = make((count, *self.shape[1:]), dtype=self.dtype, device=bound.device)
+        if zeroed is not None:
+            rows[second.stored :].zero_()
+            _zero(rows, zeroed)
         bound.call(values, dense, rows)
         partial = rows[second.stored :]
         if second.stored:
@@ -172,6 +177,12 @@ class Executable:
         if items is None:
             self._bound = made
         return made
+
+
+def _zero(out: torch.Tensor, rows: torch.Tensor | None) -> None:
+    """Set these rows, if any, to zero."""
+    if rows is not None and rows.numel():
+        out.index_fill_(0, rows, 0)
 
 
 def copies(program: TileProgram) -> int:

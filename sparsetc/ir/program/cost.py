@@ -24,6 +24,8 @@ from sparsetc.ir.program.gathers import GatherTerm
 from sparsetc.ir.program.laws import (
     ADDED_FROM_TILES,
     CROWDING,
+    FAR_BUSY_WAIT,
+    FAR_WAIT,
     FIRST_WAITS,
     LANE_WAIT,
     LARGE_SHARE,
@@ -137,6 +139,11 @@ class Cost:
             "dot": self.dot.at(at) / self._matrix_rate(profile),
         }
 
+    def stored(self, statistics: Statistics) -> int:
+        """Bytes of the rows that the program stores."""
+        at = statistics.symbols
+        return min(self.output.at(at), self.added_bytes.at(at)) if self.owned else 0
+
     def roofline(self, statistics: Statistics, profile: DeviceProfile) -> tuple[str, float]:
         """(resource, seconds): the one that bounds the part, and the time it alone would take."""
         each = self.seconds(statistics, profile)
@@ -146,15 +153,11 @@ class Cost:
     def predicted(self, statistics: Statistics, profile: DeviceProfile) -> float:
         """Seconds expected: resources overlap, but not fully; programs and fibers take time to start.
 
-        The output is written, by zeros, before the programs run; rows that lanes store are written while they do.
+        Rows that are stored are written meanwhile; what must be zeros before is left to whoever knows all parts.
         """
         each, at = self.seconds(statistics, profile), statistics.symbols
-        rows = min(self.output.at(at), self.added_bytes.at(at)) if self.sparse else self.output.at(at)
-        each["memory"] -= self.output.at(at) / profile.memory
-        written = self.copies * rows / profile.memory
-        if self.lane:
-            each["memory"] += self.added_bytes.at(at) / (STORED_RATE * profile.memory)
-            written = 0.0 if self.sparse else written
+        rate = (STORED_RATE if self.lane else 1.0) * profile.memory
+        each["memory"] += self.stored(statistics) / rate - self.output.at(at) / profile.memory
         if self.met:
             each["add"] *= max(1, UNCROWDED / self.met) ** CROWDING
         staged = self.sides.at(statistics.symbols) * by_precision(profile.staged, self.precision)
@@ -169,20 +172,24 @@ class Cost:
             each["programs"] = self.programs * statistics.items * profile.program
         busy = sum(t**OVERLAP for t in each.values()) ** (1 / OVERLAP)
         if self.turn is None:
-            chain, share = statistics.chain * profile.wait, self._idle_share(profile)
-            return written + max(busy, share * chain + (1 - share) * min(busy, chain) * self.fibers)
+            return max(busy, self._waited(busy, statistics, profile))
         # The last programs run alone, and a tile's dots wait for its loads and for one another.
         alone = self.turn / (self._matrix_rate(profile) / profile.warps * self.warps)
         waits = WAITS_A_TURN * statistics.chain + FIRST_WAITS
         if self.listed and self.precision in (ROUNDED, F16X3) and self.volume >= TALL:
             waits += TALL_WAITS
-        return written + busy + waits * profile.wait + statistics.chain * alone
+        return busy + waits * profile.wait + statistics.chain * alone
 
-    def _idle_share(self, profile: DeviceProfile) -> float:
-        """What a round of dependent loads takes, of the profile's `wait`, while memory has little to do."""
-        if self.fibers:
-            return NEAR_WAIT + (1 - NEAR_WAIT) * min(1.0, self.round_bytes / LINE)
-        return min(1.0, profile.idle_wait * (1 + sum(g.rows.of(STORED) > 0 for g in self.gathers)))
+    def _waited(self, busy: float, statistics: Statistics, profile: DeviceProfile) -> float:
+        """Seconds of the longest program: its rounds of dependent loads, which take longer while others load."""
+        chain = statistics.chain * profile.wait
+        if not self.fibers:
+            return chain * min(1.0, profile.idle_wait * (1 + sum(g.rows.of(STORED) > 0 for g in self.gathers)))
+        idle, among_others = NEAR_WAIT + (1 - NEAR_WAIT) * min(1.0, self.round_bytes / LINE), 1.0
+        if any(g.far(statistics, profile) for g in self.gathers):
+            idle, among_others = FAR_WAIT, FAR_BUSY_WAIT
+        first = min(profile.wait, chain)  # which finds nothing near
+        return first + idle * (chain - first) + (among_others - idle) * min(busy, chain)
 
     def _turn_share(self, profile: DeviceProfile) -> float:
         """What a turn over a tile takes beside its dots, of the profile's `tile`."""

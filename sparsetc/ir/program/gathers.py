@@ -46,6 +46,11 @@ class GatherTerm:
     itemsize: Count = ONE.bytes
     """Bytes of an element: those of a value, or of bfloat16."""
 
+    def far(self, statistics: Statistics, profile: DeviceProfile) -> bool:
+        """Whether the table is too large for the L2 cache to hold most of it."""
+        held = self.table_rows * self.held_width * self.itemsize.at(statistics.symbols)
+        return held > 2 * profile.l2_bytes
+
     def moved(self, statistics: Statistics, profile: DeviceProfile, programs: int) -> tuple[float, float]:
         """(bytes from the L2 cache, at the profile's rate; those of them from device memory), by programs an item."""
         size, runs = self.itemsize.at(statistics.symbols), dict(statistics.runs)

@@ -38,9 +38,13 @@ LANE_WAIT, STORED_RATE = 0.31, 0.68
 share of the rate at which memory is read at which such lanes store, neighbours in time not lying side by side (H200,
 TTV and TTM of rank 16 and 64 of 35 M nonzeros to 22 M rows, within 5 %: `benchmarks/results/rows_stored.json`)."""
 LINE, NEAR_WAIT = 128, 0.35
-"""Bytes of a cache line; and share of the profile's `wait` that a round of loads takes over fibers where a line of words
-serves many rounds and there is little else to load (H200, SpMM by rows of 13 matrices: rounds of 128 bytes of words at
-32 columns took 0.8 to 1.2 us, of 16 bytes 0.33 to 0.4 at 128 columns, 0.8 at 4096; `benchmarks/results/spmm.json`)."""
+"""Bytes of a cache line; and share of the profile's `wait` that a round of loads over fibers takes where a line of
+words serves many rounds and there is little else to load (H200, SpMM by rows of 13 matrices: rounds of 128 bytes of
+words at 32 columns took 0.8 to 1.2 us, of 16 bytes 0.33 to 0.4 at 128, 0.8 at 4096; `benchmarks/results/spmm.json`)."""
+FAR_WAIT, FAR_BUSY_WAIT = 1.5, 3.0
+"""How many of the profile's `wait` a round over fibers takes whose gathered rows lie in device memory, where there is
+little else to load, and where there is as much as rounds take (H200, MTTKRP in mode 1 of a tensor like delicious by
+rows that are not cut: 1,112 rounds, 4.2 ms; `benchmarks/results/deterministic.json`)."""
 SPLIT = 2
 """Multiplications that take as long as making halves of an element of a dot's side (H200, SpMM by windows of 16 to 128
 rows, 7 matrices: 106 cases, of which the model is 14 % off; `benchmarks/results/windows_halves.json`)."""

@@ -79,6 +79,10 @@ class ProductCost(Cost):
         moved = self.once.at(at) + self.output.at(at) + size * (self.tables + 2 * self.formed)
         return {"memory": moved / profile.memory, "dot": self.flops / self._rate(size, profile)}
 
+    def stored(self, statistics: Statistics) -> int:
+        """Bytes of the result, all of which is stored."""
+        return self.output.at(statistics.symbols)
+
     def predicted(self, statistics: Statistics, profile: DeviceProfile) -> float:
         """Seconds expected: a product reads while it multiplies; what is made before it, or rounded, takes its own."""
         size, rounding = statistics.itemsize, 0.0
