@@ -149,6 +149,17 @@ def test_the_assembler_spills_nothing(name: str, tmp_path: os.PathLike[str]) -> 
     assert "0 bytes spill stores, 0 bytes spill loads" in report
 
 
+def test_registers_are_limited_where_the_schedule_says_so() -> None:
+    operands = Problem("ij,jr->ir", {"i": 60, "j": 50, "r": 32}, "random").operands()
+    kernel = stc.compile("ij,jr->ir", *operands, plan="rows", backend="triton")
+    (part,) = kernel.plan.parts
+    assert part.schedule.registers == 64
+    assert ".maxnreg 64" in kernel.ptx("sm_90")
+    assert "amdgcn" in kernel.ptx("gfx942"), "where there is no such limit"
+    free = replace(kernel.plan, parts=(replace(part, schedule=replace(part.schedule, registers=0)),))
+    assert ".maxnreg" not in stc.compile("ij,jr->ir", *operands, plan=free, backend="triton").ptx("sm_90")
+
+
 def test_parts_run_apart_are_compiled_apart() -> None:
     plan = joined(fibers(r=32), short_rows(r=32), 14, fused=False)
     kernel = compiled(OPERATIONS["mttkrp-3-0"], plan, {**THIRTY_TWO, "i": 4})

@@ -233,6 +233,8 @@ def part(**changes: object) -> Part:
         (Plan("p", (part(lanes=12),)), "the number of lanes must be a power of two, found 12"),
         (Plan("p", (part(unroll=0),)), "unroll must be 1 or more, found 0"),
         (Plan("p", (part(masked_unroll=0),)), "masked_unroll must be 1 or more, found 0"),
+        (Plan("p", (part(registers=-1),)), "the number of registers must be 0 or more, found -1"),
+        (Plan("p", (part(registers=256),)), "the number of registers must be 255 or less, found 256"),
         (Plan("p", (part(slabs=("s",)),)), "slabs are of axes that have a block, each named once, found 's'"),
         (Plan("p", (part(slabs=("r", "r")),)), "slabs are of axes that have a block, each named once, found 'r'"),
         (Plan("p", (part(max_fiber_len=-1),)), "max_fiber_len must be 0 or more, found -1"),

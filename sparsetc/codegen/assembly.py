@@ -5,7 +5,7 @@ In: kernels, and the types of their arguments. Out: assembly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,15 +19,16 @@ def text_of(compiled: Any) -> str:
     return str(compiled.asm["ptx"] if "ptx" in compiled.asm else compiled.asm["amdgcn"])
 
 
-def assembled(load: Callable[[str], Any], types: Sequence[str], target: str, warps: int, stages: int) -> Any:
+def assembled(
+    load: Callable[[str], Any], types: Sequence[str], target: str, options: Callable[[str], Mapping[str, int]]
+) -> Any:
     """Triton's compiled kernel for a named target; needs no GPU.
 
     Args:
         load: from the machine of the target, ``cuda`` or ``hip``, to the kernel.
         types: of its arguments, in order, as Triton writes them; pointers are aligned to 16 bytes.
         target: a name of `device.targets.TARGETS`.
-        warps: of a program.
-        stages: of its loops.
+        options: from the machine to what Triton is told of a launch beside its arguments.
 
     Raises:
         PlanError: a target that is not known, or Triton's interpreter in place of its compiler.
@@ -46,7 +47,7 @@ def assembled(load: Callable[[str], Any], types: Sequence[str], target: str, war
     return triton.compile(
         ASTSource(kernel, signature, constexprs={}, attrs=attributes),
         target=GPUTarget(machine, arch, warp),
-        options={"num_warps": warps, "num_stages": stages},
+        options=dict(options(machine)),
     )
 
 

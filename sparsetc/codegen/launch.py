@@ -8,7 +8,7 @@ little, never waits and can be captured in a CUDA graph.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -173,6 +173,7 @@ class TritonPrograms:
         about: Sequence[str] = (),
     ) -> None:
         self.programs, self.dtype, self.fused, self.name = tuple(programs), dtype, fused, name
+        self.machine = machine
         self.about = tuple(about)
         for program in self.programs:
             check_sizes(program)
@@ -194,10 +195,9 @@ class TritonPrograms:
         """The kernels on these tensors: a callable that launches, and returns before they have run."""
         launches, every = [], self._tables(range(len(self.programs)))
         for kernel, group in zip(self.kernels.values(), self.groups, strict=True):
-            first = self.programs[group[0]]
             grid = sum(arrays[n].programs(self.programs[n]) for n in group)
             if grid:
-                made = Launch(kernel, grid, *self._arguments(group, arrays), first.warps, first.stages)
+                made = Launch(kernel, grid, *self._arguments(group, arrays), self._options(group, self.machine))
                 launches.append((made, [every.index(table) for table in self._tables(group)]))
         plain, halves = not any(made for _, made in every), any(p.view.halves for p in self.programs)
 
@@ -239,6 +239,12 @@ class TritonPrograms:
                 pointers.append(index[-1])
         return [*counts, *pointers], tuple(places)
 
+    def _options(self, group: Sequence[int], machine: str) -> dict[str, int]:
+        """What Triton is told of a launch beside its arguments; registers where all parts say the same."""
+        first, registers = self.programs[group[0]], {self.programs[n].registers for n in group}
+        limited = {"maxnreg": first.registers} if machine == "cuda" and registers - {0} and len(registers) == 1 else {}
+        return {"num_warps": first.warps, "num_stages": first.stages, **limited}
+
     def compile_for(self, target: str, arrays: Sequence[PartArrays], out_dtype: torch.dtype) -> list[Any]:
         """Triton's compiled kernels for a named target; needs no GPU."""
 
@@ -247,8 +253,8 @@ class TritonPrograms:
 
         compiled = []
         for name, group in zip(self.kernels, self.groups, strict=True):
-            schedule, types = self.programs[group[0]], self._signature(group, arrays, out_dtype)
-            compiled.append(assembled(partial(load, name), types, target, schedule.warps, schedule.stages))
+            types, options = self._signature(group, arrays, out_dtype), partial(self._options, group)
+            compiled.append(assembled(partial(load, name), types, target, options))
         return compiled
 
     def assembly(self, target: str, arrays: Sequence[PartArrays], out_dtype: torch.dtype) -> str:
@@ -277,7 +283,7 @@ class Launch:
     call's time. So the form that it found for tensors of one kind is kept for others that are aligned alike.
     """
 
-    __slots__ = ("_forms", "arguments", "grid", "kernel", "places", "stages", "warps")
+    __slots__ = ("_forms", "arguments", "grid", "kernel", "options", "places")
 
     def __init__(
         self,
@@ -285,11 +291,9 @@ class Launch:
         grid: int,
         arguments: list[Any],
         places: tuple[tuple[int, int], ...],
-        warps: int,
-        stages: int,
+        options: Mapping[str, int],
     ) -> None:
-        self.kernel, self.grid, self.arguments, self.places = kernel, grid, arguments, places
-        self.warps, self.stages = warps, stages
+        self.kernel, self.grid, self.arguments, self.places, self.options = kernel, grid, arguments, places, options
         self._forms: dict[Any, Any] = {}
 
     def __call__(self, values: Sequence[torch.Tensor | None], dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
@@ -304,7 +308,7 @@ class Launch:
             run(*arguments, *dense, out)
             return
         check_device(self.kernel, out.device)
-        compiled = self.kernel[(self.grid,)](*arguments, *dense, out, num_warps=self.warps, num_stages=self.stages)
+        compiled = self.kernel[(self.grid,)](*arguments, *dense, out, **self.options)
         if compiled is not None:  # Triton's interpreter compiles nothing
             self._forms[form] = compiled[self.grid, 1, 1]
 

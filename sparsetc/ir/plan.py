@@ -38,6 +38,8 @@ DOTS = {"highest": "tf32x3", "high": "tf32", "medium": "bf16"}
 PRECISIONS = ("ieee", *DOTS.values())
 ROUNDED = "bf16"
 """The precision at which dense operands may be rounded before they are read."""
+MOST_REGISTERS = 255
+"""Registers of a thread of a GPU, at most."""
 F16X3 = "f16x3"
 """Precision of dots of float32 in halves of 16 bits: three dots, of high and high, high and low, low and high halves.
 Stored sides are in halves (`ir.nest.view.Tiles`); what is gathered is split in registers."""
@@ -117,6 +119,9 @@ class Schedule:
     stages: int = 3
     """Loads of later steps under way at once, in loops with dots (H200, gathered TTMc: tf32 ran 1.4x faster with 1 than
     with 3; `benchmarks/results/ttmc_stages.json`)."""
+    registers: int = 0
+    """Registers that a thread may have, for an NVIDIA GPU; 0 leaves that to the compiler, which may take too many for
+    all programs to be under way at once, or so few that loads wait for one another."""
     columns: int = 128
     """Most columns of a dot over tiles: kept positions, and as many of a spread letter as fit beside them."""
     lanes: int = 1
@@ -368,8 +373,12 @@ def verify(plan: Plan) -> None:
             ("max_item_nnz", part.storage.max_item_nnz, 0),
             ("unroll", part.schedule.unroll, 1),
             ("masked_unroll", part.schedule.masked_unroll, 1),
+            ("the number of registers", part.schedule.registers, 0),
         ):
             if size < least:
                 raise PlanError(f"{where}: {what} must be {least} or more, found {size}")
+        if part.schedule.registers > MOST_REGISTERS:
+            found = part.schedule.registers
+            raise PlanError(f"{where}: the number of registers must be {MOST_REGISTERS} or less, found {found}")
     if plan.fused and len({p.schedule.warps for p in plan.parts}) > 1:
         raise PlanError(f"plan {plan.name!r}: the parts of one fused launch must agree on the number of warps")

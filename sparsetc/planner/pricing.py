@@ -24,6 +24,8 @@ from sparsetc.planner.problem import Problem
 
 ROUNDING = 4 + 2
 """Bytes that are read and written of an element of an operand that is rounded."""
+LISTED = 3.4
+"""Bytes that are zeroed in one piece in the time that a byte of rows takes that are zeroed by their numbers."""
 LARGEST = 4
 """Bytes that are read of an element of an operand whose largest magnitude is found."""
 
@@ -91,7 +93,7 @@ def _zeroed(parts: Sequence[Cost], statistics: Sequence[Statistics]) -> int:
         return max(part.copies for part in parts) * output
     if parts[0].sparse:  # of which every row is stored or added to
         return sum(min(output, part.added_bytes.at(own.symbols)) for part, own in both if not part.owned)
-    return output if 2 * stored < output else max(0, output - stored)
+    return max(0, min(output, int(LISTED * (output - stored))))
 
 
 def views(candidate: Candidate, problem: Problem) -> list[View]:

@@ -84,6 +84,7 @@ class Lowering:
             warps=schedule.warps,
             stages=schedule.stages,
             precision=schedule.precision,
+            registers=schedule.registers,
             slot=inner.key.array if isinstance(inner.key, Slot) else "",
             rows=inner.target.rows,
             index64=inner.target.index64,

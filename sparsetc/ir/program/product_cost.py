@@ -25,8 +25,9 @@ UNALIGNED = 0.3
 ALIGNED = 16
 SETTINGS = {"ieee": "highest", "tf32x3": "highest", "tf32": "high", "bf16": "medium"}
 """The rates of `DeviceProfile.product`, by the precision of dots."""
+PARTS = {"ieee": 32}
 PART = 64
-"""Rows, and columns, of the part of a product that a multiprocessor takes."""
+"""Rows, and columns, of the part of a product that a multiprocessor takes, by the precision of dots; of the others."""
 SUMMED = 2e-9
 """Seconds that a product takes for a position that it sums, one after another in each part."""
 WARPS = 4
@@ -61,8 +62,8 @@ class ProductCost(Cost):
     """Elements of the rows of the matrices that are multiplied."""
     summed: int = 0
     """Positions that products sum, one after another."""
-    parts: int = 1
-    """Parts of the result that multiprocessors take."""
+    matrix: tuple[int, int] = (1, 1)
+    """Rows and columns of the result."""
 
     def describe(self) -> list[str]:
         """Lines for a reader."""
@@ -102,14 +103,15 @@ class ProductCost(Cost):
         own = "tf32" if self.precision == ROUNDED else self.precision  # what is not rounded once is not at all
         unit, width = (ROUNDED, 2) if self._narrow(itemsize) else (own, max(4, itemsize))
         usual = profile.product["float64" if itemsize >= 8 else SETTINGS[unit]]
+        busy = self._busy(PARTS.get(unit, PART), profile)
         if unit not in SHARE or itemsize >= 8:
-            return usual * self._busy(profile)
+            return usual * busy
         share = UNALIGNED if any(n * width % ALIGNED for n in self.lengths) else SHARE[unit]
-        return max(usual, share * profile.matrix(unit)) * self._busy(profile)
+        return max(usual, share * profile.matrix(unit)) * busy
 
-    def _busy(self, profile: DeviceProfile) -> float:
+    def _busy(self, side: int, profile: DeviceProfile) -> float:
         """The share of multiprocessors that have a part of the result, on average over the rounds that it takes."""
-        parts, each = self.parts, max(1, profile.warps // WARPS)
+        parts, each = prod(-(-n // side) for n in self.matrix), max(1, profile.warps // WARPS)
         return parts / (each * -(-parts // each))
 
 
@@ -132,7 +134,7 @@ def cost_of(program: TileProgram) -> Cost:
         "direct": work.direct,
         "lengths": tuple(work.lengths),
         "summed": work.summed,
-        "parts": -(-program.rows // PART) * -(-program.width // PART),
+        "matrix": (program.rows, program.width),
     }
     return ProductCost(**{**vars(found), **counted})
 

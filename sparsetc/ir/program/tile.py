@@ -292,6 +292,8 @@ class TileProgram:
     warps: int
     stages: int
     precision: str
+    registers: int = 0
+    """Registers that a thread may have; 0 leaves that to the compiler."""
     slot: str = ""
     """Name of the array of output slots, where the output is sparse."""
     rows: int = 1

@@ -16,6 +16,8 @@ from sparsetc.planner.statistics import Counts
 LONG_ROW = 64
 """Nonzeros from which a row is given work items of its own (H200: rows of 15 lost 1.6x by it, of 2,300 won 1.4x)."""
 
+FEW_PROGRAMS = 8192
+"""Programs, at most, that need not all be under way at once."""
 SHORT_ROW = 4
 """Nonzeros, on average, of rows so short that a program is over when it has begun."""
 
@@ -74,4 +76,23 @@ def _for_rows(problem: Problem, counts: Counts, schedule: Schedule) -> Schedule:
     if not schedule.blocks or (steps <= SHORT_ROW and gathered <= 1):
         schedule = replace(schedule, warps=ROW_WARPS // 2)
     unroll = min(schedule.unroll, 4) if steps < 4 else schedule.unroll
-    return replace(schedule, unroll=unroll, masked_unroll=min(schedule.masked_unroll, steps))
+    schedule = replace(schedule, unroll=unroll, masked_unroll=min(schedule.masked_unroll, steps))
+    return replace(schedule, registers=_registers(problem, counts, schedule, steps, gathered))
+
+
+def _registers(problem: Problem, counts: Counts, schedule: Schedule, steps: int, gathered: int) -> int:
+    """Registers of a thread: few where waiting programs are many, enough for a round's loads where they are not.
+
+    Left to itself the compiler takes 32 to 40, and lets loads wait for one another (H200, float32, microseconds; MTTKRP
+    at rank 32 of rows of 77 nonzeros 341, by 64 registers 306; SpMM at 32 columns of a graph of 19,717 nodes 59 and 41,
+    TTM of rank 16 of rows of 1.6 and of 219 nonzeros 802 and 250, by 32 and 40 registers 718 and 213;
+    `benchmarks/results/registers.json`). What takes several blocks of columns is left to it.
+    """
+    e = problem.bound.einsum
+    split = any(problem.bound.by_index[c] > schedule.block(c) for c in e.output if c in dict(schedule.blocks))
+    if not schedule.blocks or split or problem.itemsize > 4:
+        return 0
+    if steps <= SHORT_ROW:
+        return 32 if gathered <= 1 else 40
+    programs = max(counts.distinct(problem.kept), counts.nnz // (4 * LONG_ROW)) // schedule.lanes
+    return 64 if gathered > 1 or programs <= FEW_PROGRAMS else 40
