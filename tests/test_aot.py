@@ -153,8 +153,8 @@ def test_registers_are_limited_where_the_schedule_says_so() -> None:
     operands = Problem("ij,jr->ir", {"i": 60, "j": 50, "r": 32}, "random").operands()
     kernel = stc.compile("ij,jr->ir", *operands, plan="rows", backend="triton")
     (part,) = kernel.plan.parts
-    assert part.schedule.registers == 64
-    assert ".maxnreg 64" in kernel.ptx("sm_90")
+    assert part.schedule.registers
+    assert f".maxnreg {part.schedule.registers}" in kernel.ptx("sm_90")
     assert "amdgcn" in kernel.ptx("gfx942"), "where there is no such limit"
     free = replace(kernel.plan, parts=(replace(part, schedule=replace(part.schedule, registers=0)),))
     assert ".maxnreg" not in stc.compile("ij,jr->ir", *operands, plan=free, backend="triton").ptx("sm_90")
