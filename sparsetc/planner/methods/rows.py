@@ -92,7 +92,7 @@ def _registers(problem: Problem, counts: Counts, schedule: Schedule, steps: int,
     split = any(problem.bound.by_index[c] > schedule.block(c) for c in e.output if c in dict(schedule.blocks))
     if not schedule.blocks or split or problem.itemsize > 4:
         return 0
-    if steps <= SHORT_ROW:
-        return 32 if gathered <= 1 else 40
+    if gathered > 1:
+        return 64 if steps > LONG_ROW // 4 else 40
     programs = max(counts.distinct(problem.kept), counts.nnz // (4 * LONG_ROW)) // schedule.lanes
-    return 64 if gathered > 1 or programs <= FEW_PROGRAMS else 40
+    return 32 if steps <= SHORT_ROW else 64 if programs <= FEW_PROGRAMS else 40
