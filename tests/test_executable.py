@@ -42,7 +42,7 @@ def test_rows_without_nonzeros_are_zeroed_alone(plan: str, deterministic: bool) 
     """Of a dense result, of which the others are stored."""
     x = torch.zeros(40, 200)
     x[:30, 7], x[5:9, ::2] = 1.0, 2.0  # short rows, four of which are long, and ten empty ones
-    x, b = stc.SparseTensor.from_dense(x[torch.arange(40).roll(4)]), torch.randn(200, 8)
+    x, b = stc.SparseTensor.from_dense(x[torch.arange(40).roll(4)]), torch.randn(200, 64)
     kernel = stc.compile("ij,jr->ir", x, b, plan=plan, backend="torch", deterministic=deterministic)
     zeroed = kernel.step.arrays.zeroed
     assert zeroed is not None

@@ -34,6 +34,8 @@ from sparsetc.ir.program.laws import (
     LISTED_TURN,
     NEAR_WAIT,
     OVERLAP,
+    ROOMY,
+    ROOMY_WAITS,
     STORED_RATE,
     TALL,
     TALL_WAITS,
@@ -83,6 +85,8 @@ class Cost:
     """Whether lists say which coordinates a tile has, as those of windows do."""
     warps: int = 1
     """Warps of a program."""
+    most_registers: int = 0
+    """Registers that a thread may have; 0 where the compiler decides."""
     sides: Count = ZERO
     """Bytes of gathered rows that are sides of dots."""
     converted: Count = ZERO
@@ -185,11 +189,12 @@ class Cost:
         chain = statistics.chain * profile.wait
         if not self.fibers:
             return chain * min(1.0, profile.idle_wait * (1 + sum(g.rows.of(STORED) > 0 for g in self.gathers)))
-        idle, among_others = NEAR_WAIT + (1 - NEAR_WAIT) * min(1.0, self.round_bytes / LINE), 1.0
+        near, line, among_others = ROOMY_WAITS if self.most_registers >= ROOMY else (NEAR_WAIT, 1.0, 1.0)
+        idle = near + (line - near) * min(1.0, self.round_bytes / LINE)
         if any(g.far(statistics, profile) for g in self.gathers):
             idle, among_others = FAR_WAIT, FAR_BUSY_WAIT
         first = min(profile.wait, chain)  # which finds nothing near
-        return first + idle * (chain - first) + (among_others - idle) * min(busy, chain)
+        return first + idle * (chain - first) + max(0.0, among_others - idle) * min(busy, chain)
 
     def _turn_share(self, profile: DeviceProfile) -> float:
         """What a turn over a tile takes beside its dots, of the profile's `tile`."""

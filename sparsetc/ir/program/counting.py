@@ -241,6 +241,7 @@ class _Walk:
             volume=volume,
             listed=self._lists() != ZERO,
             warps=p.warps,
+            most_registers=p.registers,
             sides=self.staged,
             converted=self.converted,
             met=self.met,

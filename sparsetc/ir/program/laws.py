@@ -41,6 +41,10 @@ LINE, NEAR_WAIT = 128, 0.35
 """Bytes of a cache line; and share of the profile's `wait` that a round of loads over fibers takes where a line of
 words serves many rounds and there is little else to load (H200, SpMM by rows of 13 matrices: rounds of 128 bytes of
 words at 32 columns took 0.8 to 1.2 us, of 16 bytes 0.33 to 0.4 at 128, 0.8 at 4096; `benchmarks/results/spmm.json`)."""
+ROOMY, ROOMY_WAITS = 64, (0.09, 0.78, 0.35)
+"""Registers of a thread from which a round's loads are under way together; and the share of the profile's `wait` that a
+round then takes where a line of words serves many, where it serves one, and where there is as much else to load as
+rounds take (H200, as before: 0.17 us at 128 columns, 0.78 at 32)."""
 FAR_WAIT, FAR_BUSY_WAIT = 1.5, 3.0
 """How many of the profile's `wait` a round over fibers takes whose gathered rows lie in device memory, where there is
 little else to load, and where there is as much as rounds take (H200, MTTKRP in mode 1 of a tensor like delicious by

@@ -55,7 +55,7 @@ class ByRows(OperandMethod):
 
     def _joined(self, long: Candidate, beside: Statistics, short: Part, side: Statistics) -> Candidate:
         first = replace(long.plan.parts[0], label=f"rows of {LONG_ROW} nonzeros or more")
-        # One launch needs one number of warps; of many nonzeros each part has programs enough for its own launch.
+        # One launch has one number of warps; of many nonzeros each part has programs enough for its own launch.
         fused = beside.nnz + side.nnz < FUSE_BELOW
         if fused:
             short = _with_warps(short, first.schedule.warps)
@@ -64,10 +64,10 @@ class ByRows(OperandMethod):
 
 
 def _with_warps(short: Part, warps: int) -> Part:
-    """The part with so many warps a program, and as many elements a thread as it had."""
+    """The part with so many warps a program, as many elements a thread as it had, and what registers its launch has."""
     lanes = max(4, short.storage.lanes * warps // short.schedule.warps)
     storage = replace(short.storage, lanes=lanes, max_item_nnz=lanes)
-    return replace(short, storage=storage, schedule=replace(short.schedule, warps=warps, lanes=lanes))
+    return replace(short, storage=storage, schedule=replace(short.schedule, warps=warps, lanes=lanes, registers=0))
 
 
 def _of_long_rows(long: Candidate, problem: Problem, nnz: int, rows: int) -> Statistics:
