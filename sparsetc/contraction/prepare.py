@@ -31,6 +31,7 @@ from sparsetc.formats.base import index_dtype
 from sparsetc.formats.tiles import slots_along
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.plan import Part, Plan, without_halves
+from sparsetc.ir.program.laws import LISTED_BYTE, LISTED_ROW
 from sparsetc.ir.program.tile import Add, TileProgram, walk
 from sparsetc.options import Options
 from sparsetc.partition import PARTITIONS, stored_parts
@@ -39,10 +40,6 @@ from sparsetc.planner.problem import Problem
 from sparsetc.runtime.executable import Arrays, Executable, owned
 from sparsetc.runtime.second_pass import SecondPass
 from sparsetc.support.lru import Lru
-
-LISTED_ROW, LISTED_BYTE = 80, 3.4
-"""Bytes that are zeroed in one piece in the time that a row, and each byte of it, takes which is zeroed by its number
-(H200: rows of 4 to 16,384 bytes, a tenth and two fifths of them, 0.2 to 1.4 TB/s where all of them went at 4.65)."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.nest.view import View
 from sparsetc.ir.plan import Plan
 from sparsetc.ir.program.cost import Cost
+from sparsetc.ir.program.laws import LISTED_BYTE
 from sparsetc.ir.program.product_cost import cost_of
 from sparsetc.ir.program.statistics import Statistics
 from sparsetc.partition import PARTITIONS
@@ -24,8 +25,6 @@ from sparsetc.planner.problem import Problem
 
 ROUNDING = 4 + 2
 """Bytes that are read and written of an element of an operand that is rounded."""
-LISTED = 3.4
-"""Bytes that are zeroed in one piece in the time that a byte of rows takes that are zeroed by their numbers."""
 LARGEST = 4
 """Bytes that are read of an element of an operand whose largest magnitude is found."""
 
@@ -93,7 +92,7 @@ def _zeroed(parts: Sequence[Cost], statistics: Sequence[Statistics]) -> int:
         return max(part.copies for part in parts) * output
     if parts[0].sparse:  # of which every row is stored or added to
         return sum(min(output, part.added_bytes.at(own.symbols)) for part, own in both if not part.owned)
-    return max(0, min(output, int(LISTED * (output - stored))))
+    return max(0, min(output, int(LISTED_BYTE * (output - stored))))
 
 
 def views(candidate: Candidate, problem: Problem) -> list[View]:

@@ -49,6 +49,9 @@ FAR_WAIT, FAR_BUSY_WAIT = 1.5, 3.0
 """How many of the profile's `wait` a round over fibers takes whose gathered rows lie in device memory, where there is
 little else to load, and where there is as much as rounds take (H200, MTTKRP in mode 1 of a tensor like delicious by
 rows that are not cut: 1,112 rounds, 4.2 ms; `benchmarks/results/deterministic.json`)."""
+LISTED_ROW, LISTED_BYTE = 80, 3.4
+"""Bytes that are zeroed in one piece in the time that a row, and each byte of it, takes which is zeroed by its number
+(H200: rows of 4 to 16,384 bytes, a tenth and two fifths of them, 0.2 to 1.4 TB/s where all of them went at 4.65)."""
 SPLIT = 2
 """Multiplications that take as long as making halves of an element of a dot's side (H200, SpMM by windows of 16 to 128
 rows, 7 matrices: 106 cases, of which the model is 14 % off; `benchmarks/results/windows_halves.json`)."""
