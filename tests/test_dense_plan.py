@@ -260,6 +260,14 @@ def test_a_dense_part_is_a_plans_only_part() -> None:
         stc.compile("ij,jr->ir", x, b, plan=mixed, backend="triton")
 
 
+@pytest.mark.parametrize("equation", ["ij,jr->ir", "ijk,jr,kr->ir", "ijk,ijr->ikr"])
+def test_no_nonzeros_are_summed_in_one_order(equation: str) -> None:
+    operands = Problem(equation, SIZES, "empty", F32).operands()
+    kernel = made(equation, *operands, backend="triton", deterministic=True)
+    assert kernel.plan.name == "dense"
+    assert not kernel(*operands[1:]).any()
+
+
 # --- when it is chosen ------------------------------------------------------------------------------------------------
 
 

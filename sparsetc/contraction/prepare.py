@@ -252,7 +252,7 @@ class Preparation:
 
     def _needs_second_pass(self, plan: Plan, parts: Sequence[BoundPart]) -> bool:
         """Whether sums must not depend on the order of atomics, and would; integers' never do."""
-        if not self.problem.ordered or all(owned(p.program) for p in parts):
+        if not self.problem.ordered or all(owned(p.program) or not p.packed.nnz for p in parts):
             return False
         if any(p.packed.view.sides for p in parts):
             raise PlanError('dense tiles add by atomics, which is not deterministic; take "coo", "fiber" or "rows"')
