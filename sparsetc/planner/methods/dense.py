@@ -19,8 +19,9 @@ from sparsetc.planner.statistics import Counts
 
 SPARSEST = 8
 """Positions a nonzero, at most, that are made dense without being asked for: more multiply, and take, mostly zeros."""
-FEW = 2**22
-"""Positions that are so few that it is considered to make them dense, however few are filled: 16 MB in float32."""
+FEWEST, FEW = 2**12, 2**22
+"""Positions below which any plan is over in the time of a call of torch; and that are so few that it is considered to
+make them dense, however few are filled: 16 MB in float32."""
 PACKING = 2 * 8
 """Bytes a position by which values are packed: which nonzero it has, and where that is read."""
 EXACT = {DOTS["highest"]: "ieee"}
@@ -34,7 +35,7 @@ class Dense(OperandMethod):
 
     def candidates(self, problem: Problem, counts: Counts) -> Iterator[Candidate]:
         """The dense tensor, on a GPU, where enough of it is filled or there is little to fill."""
-        filled = 0 < prod(problem.shape) <= max(FEW, SPARSEST * counts.nnz)
+        filled = FEWEST <= prod(problem.shape) <= max(FEW, SPARSEST * counts.nnz)
         if problem.backend == "triton" and filled:
             with suppress(PlanError):
                 yield dense(problem, counts)

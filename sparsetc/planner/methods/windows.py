@@ -87,9 +87,10 @@ other order, and up to six times as long. Those in halves are together within 0.
 mean of 21 cases (`benchmarks/results/windows_halves.json`)."""
 TAUS, STRIP = (20, 40, 60, 80), 64
 """Similarity that rows of a group have at least, in percent, and the columns of strips by which they are compared."""
-USUAL, MOST_GROUPED = (40, 60), 8_000_000
-"""Similarities that ``"auto"`` considers, and the nonzeros whose rows it groups, at most, in all: grouping takes longer
-than all else that planning does (H200: 0.05 to 0.26 s of 0.7 to 3.1 M nonzeros, `benchmarks/results/grouping.json`)."""
+USUAL, MOST_GROUPED, MANY = (40, 60), 8_000_000, 1 << 16
+"""Similarities that ``"auto"`` considers; the nonzeros whose rows it groups, at most, in all, since grouping takes
+longer than all else that planning does (H200: 0.05 to 0.26 s of 0.7 to 3.1 M, `benchmarks/results/grouping.json`); and
+those from which it considers more than the first, as planning then takes twice as long."""
 LEAST_FILL, MOST_STORED, MOST_BYTES = 3, 32, 1 << 30
 """Percent of a tile's positions that may hold nonzeros, at least, where ``"auto"`` looks at windows; values that it
 stores a nonzero, and bytes of values in all, at most."""
@@ -134,6 +135,7 @@ class Windows(OperandMethod):
         if not usable or not counts.nnz or not problem.kept or not problem.rest or _products_of_rows(problem):
             return
         columns, grouped = counts.distinct(problem.rest), MOST_GROUPED // counts.nnz if problem.order == 2 else 0
+        grouped = grouped if counts.nnz >= MANY else min(grouped, 1)
         for tau in (tau for n, tau in enumerate(self.usual) if n < grouped or not tau):
             for shape in (*_shapes(problem), *_in_halves(problem)):
                 # A column of a window holds no more nonzeros than columns do on average, were all rows one window.
