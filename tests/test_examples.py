@@ -1,11 +1,10 @@
 """The examples and the command line, each in a process of its own, as a reader runs them."""
 
 import os
-import subprocess
-import sys
 from importlib.resources import files
 from pathlib import Path
 
+import processes
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -16,9 +15,7 @@ def run(tmp_path, *arguments, **environment):
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     # One thread: where other tests keep the cores busy, threads that wait for each other are slower than none.
     env |= {"SPARSETC_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)], env=env, capture_output=True, text=True, timeout=300, cwd=tmp_path
-    )
+    return processes.run(arguments, env=env, cwd=tmp_path)
 
 
 def passed(result):
