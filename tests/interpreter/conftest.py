@@ -19,7 +19,10 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 collect_ignore_glob = [] if INTERPRETED else ["test_*.py"]
 
 if INTERPRETED:
+    import interpreting
     import triton.language as tl
+
+    interpreting.faster()
 
     if type(tl.sum).__name__ != "InterpretedFunction":
         raise RuntimeError(
