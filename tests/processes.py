@@ -74,6 +74,10 @@ def _run(arguments: list[str], environment: dict[str, str], folder: str, streams
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
+    if environment.get("TRITON_INTERPRET") == "1":
+        import interpreting
+
+        interpreting.faster()
     first, *rest = arguments
     ours = str(Path(__file__).parent)
     paths = [p for p in environment.get("PYTHONPATH", "").split(os.pathsep) if p]

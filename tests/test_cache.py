@@ -10,7 +10,6 @@ import marshal
 import multiprocessing
 import os
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 from cases import Problem, assert_matches
@@ -236,7 +236,7 @@ def test_importing_the_package_touches_nothing(tmp_path: Path) -> None:
     environment = {**os.environ, "SPARSETC_CACHE_DIR": str(tmp_path / "never"), "HOME": str(tmp_path)}
     code = "import sparsetc, sys; sys.exit('triton' in sys.modules)"
     before = time.time()
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = processes.run(["-c", code], env=environment)
     assert done.returncode == 0, f"triton was imported, or: {done.stderr}"
     assert not list(tmp_path.iterdir())
     assert time.time() - before < 60

@@ -7,8 +7,6 @@ import json
 import os
 import pickle
 import re
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -16,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 import torch
 from calibration_cases import TINY
@@ -341,7 +340,7 @@ def test_a_calibrated_profile_says_which_fields_were_measured_and_whose_the_othe
 
 def test_importing_the_package_reads_no_profile() -> None:
     code = "import sparsetc; from sparsetc.device import profile; print(profile._document.cache_info().currsize)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    done = processes.run(["-c", code])
     assert done.stdout.strip() == "0"
 
 
@@ -353,8 +352,7 @@ def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
     with stc.options(cache_dir=tmp_path), pytest.raises(stc.DeviceError, match="finds none"):
         stc.calibrate()
     environment = {**os.environ, "SPARSETC_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-m", "sparsetc", "calibrate"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = processes.run(["-m", "sparsetc", "calibrate"], env=environment)
     assert done.returncode == 2
     assert done.stderr.strip() == (
         "sparsetc: calibrate measures a GPU, and torch finds none here; nothing was measured or changed"

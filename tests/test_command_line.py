@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 
@@ -116,12 +117,13 @@ def test_a_reader_that_leaves_and_a_name_that_cannot_be_shown_are_no_errors(file
     name = os.fsdecode(b"\xff.npz")
     os.rename("float.npz", name)
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
-    command = [sys.executable, "-m", "sparsetc", "info", name]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    arguments = ["-m", "sparsetc", "info", name]
+    done = processes.run(arguments, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("\\udcff.npz: order 2")
     reader, writer = os.pipe()
     os.close(reader)
+    command = [sys.executable, *arguments]
     done = subprocess.run(command, env=environment, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=300)
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import distributed_cases as cases
+import processes
 
 ROOT = Path(__file__).parent.parent
 
@@ -18,18 +17,13 @@ def became(folder: Path) -> list[dict[str, str]]:
     size = max(cases.SIZES)
     paths = os.pathsep.join([str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     env = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "SPARSETC_CACHE_DIR": str(folder / "cache")}
-    command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / "distributed_cases.py")]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(size), str(folder)], env=env, stderr=subprocess.PIPE, text=True)
-        for rank in range(size)
-    ]
-    said = []
+    script = ROOT / "tests" / "distributed_cases.py"
+    ranks = [processes.Script([script, rank, size, folder], env=env) for rank in range(size)]
     try:
-        for process in ranks:
-            said.append(process.communicate(timeout=300)[1])
+        said = [rank.result().stderr for rank in ranks]
     finally:
-        for process in ranks:
-            process.kill()
+        for rank in ranks:
+            rank.kill()
     files = [folder / f"{rank}.json" for rank in range(size)]
     assert all(path.exists() for rank, path in enumerate(files) if rank != 1), "\n".join(said)
     return [json.loads(path.read_text()) for path in files if path.exists()]
@@ -47,10 +41,8 @@ def test_groups_of_one_to_four_ranks(tmp_path: Path) -> None:
 
 def test_the_example_runs_under_torchrun(tmp_path: Path) -> None:
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "SPARSETC_CACHE_DIR": str(tmp_path)}
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    result = subprocess.run(
-        [*run, str(ROOT / "examples" / "distributed_cp.py")], env=env, capture_output=True, text=True, timeout=120
-    )
+    run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    result = processes.run([*run, ROOT / "examples" / "distributed_cp.py"], env=env, timeout=120)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "over 2 ranks" in result.stdout
 

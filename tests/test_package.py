@@ -8,6 +8,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 
@@ -54,7 +55,7 @@ def test_modules_are_imported_on_demand(name: str) -> None:
         "assert 'triton' not in sys.modules\n"
         "assert not hasattr(stc, 'absent')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    done = processes.run(["-c", code])
     assert done.returncode == 0, done.stderr
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 
 import numpy as np
+import processes
 import pytest
 import torch
 from hypothesis import given, settings
@@ -471,9 +470,10 @@ def test_scipy_and_pydata_are_not_imported() -> None:
         "t.SparseTensor.coerce(3); assert not {'scipy', 'sparse'} & set(sys.modules)"
     )
     # torch itself may import scipy; then there is nothing to be seen
-    bare = subprocess.run([sys.executable, "-c", "import sys, torch; sys.exit('scipy' in sys.modules)"], check=False)
+    bare = processes.run(["-c", "import sys, torch; sys.exit('scipy' in sys.modules)"])
     if bare.returncode == 0:
-        subprocess.run([sys.executable, "-c", code], check=True)
+        done = processes.run(["-c", code])
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.gpu

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 
@@ -73,7 +72,7 @@ def test_a_script_shows_its_own_line(tmp_path: Path) -> None:
         "x = stc.SparseTensor.from_dense(torch.eye(3))\nstc.spmm(x, torch.eye(3))\n"
     )
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "SPARSETC_CACHE_DIR": str(tmp_path / "cache")}
-    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=300)
+    done = processes.run([script], env=environment)
     assert done.returncode == 0, done.stderr
     assert f"{script}:4: UserWarning: sparsetc: {LINE}" in done.stderr
     assert "stc.spmm(x, torch.eye(3))" in done.stderr
