@@ -17,7 +17,7 @@ from sparsetc.ir.program.gathers import GatherTerm
 from sparsetc.ir.program.statistics import Statistics
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.planner.candidate import Candidate
-from sparsetc.planner.pricing import Prices
+from sparsetc.planner.pricing import price
 
 WIDE = torch.zeros(())
 
@@ -34,7 +34,7 @@ def without_slabs(kernel: stc.Kernel) -> float:
     """Microseconds expected of the plan in the other order."""
     choice = kernel.step.choice
     parts = tuple(replace(p, schedule=replace(p.schedule, slabs=())) for p in choice.plan.parts)
-    return 1e6 * sum(Prices(kernel.step.problem)(Candidate(replace(choice.plan, parts=parts), choice.expected)))
+    return 1e6 * sum(price(Candidate(replace(choice.plan, parts=parts), choice.expected), kernel.step.problem))
 
 
 @pytest.mark.parametrize(

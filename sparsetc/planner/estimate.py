@@ -15,7 +15,7 @@ from sparsetc.ir.program.laws import UNCROWDED
 from sparsetc.ir.program.operands import dense_axes
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.choice import Estimate
-from sparsetc.planner.pricing import Prices, views
+from sparsetc.planner.pricing import costs, price, views
 from sparsetc.planner.problem import Problem
 
 LEAST_GAIN = 1.12
@@ -30,21 +30,20 @@ MOST_COPIES = 128
 
 def estimate(candidate: Candidate, problem: Problem) -> Estimate:
     """What a candidate is expected to take; tiles' prices are of another kind than those of nonzeros alone."""
-    prices = Prices(problem)
-    candidate, seconds = in_order(replace(candidate, plan=suited(candidate.plan, problem)), prices)
-    candidate, seconds = _apart(candidate, seconds, prices)
+    candidate, seconds = in_order(replace(candidate, plan=suited(candidate.plan, problem)), problem)
+    candidate, seconds = _apart(candidate, seconds, problem)
     scalar = not any(view.sides for view in views(candidate, problem))
     return Estimate(describe(candidate, problem), candidate.plan, seconds, candidate.expected, scalar)
 
 
-def in_order(candidate: Candidate, prices: Prices) -> tuple[Candidate, tuple[float, ...]]:
+def in_order(candidate: Candidate, problem: Problem) -> tuple[Candidate, tuple[float, ...]]:
     """The candidate, parts of which take the axes that are split over the grid in slabs where that pays; its prices."""
     plan = candidate.plan
-    slabs = tuple(_in_slabs(part, prices.problem) for part in plan.parts)
-    seconds = prices(candidate)
+    slabs = tuple(_in_slabs(part, problem) for part in plan.parts)
+    seconds = price(candidate, problem)
     if slabs == plan.parts:
         return candidate, seconds
-    others = prices(replace(candidate, plan=replace(plan, parts=slabs)))
+    others = price(replace(candidate, plan=replace(plan, parts=slabs)), problem)
     taken = [LEAST_GAIN * other < own for own, other in zip(seconds, others, strict=True)]
     parts = tuple(slab if take else part for part, slab, take in zip(plan.parts, slabs, taken, strict=True))
     found = tuple(other if take else own for own, other, take in zip(seconds, others, taken, strict=True))
@@ -58,17 +57,16 @@ def _in_slabs(part: Part, problem: Problem) -> Part:
     return part if own.slabs else replace(part, schedule=replace(own, slabs=tuple(split)))
 
 
-def _apart(candidate: Candidate, seconds: tuple[float, ...], prices: Prices) -> tuple[Candidate, tuple[float, ...]]:
+def _apart(candidate: Candidate, seconds: tuple[float, ...], problem: Problem) -> tuple[Candidate, tuple[float, ...]]:
     """The candidate, whose parts add to copies of the output where rows are so few that this pays; its prices."""
-    problem = prices.problem
     copies = min(MOST_COPIES, 1 << max(UNCROWDED // problem.rows, 1).bit_length() - 1)
     if problem.backend != "triton" or problem.deterministic or problem.sparse_output or copies == 1:
         return candidate, seconds
-    if not any(cost.met for cost in prices.costs(candidate)):  # copies of what nothing waits for only take longer
+    if not any(cost.met for cost in costs(candidate, problem)):  # copies of what nothing waits for only take longer
         return candidate, seconds
     parts = tuple(replace(p, schedule=replace(p.schedule, copies=copies)) for p in candidate.plan.parts)
     other = replace(candidate, plan=replace(candidate.plan, parts=parts))
-    found = prices(other)
+    found = price(other, problem)
     return (other, found) if LEAST_GAIN * sum(found) < sum(seconds) else (candidate, seconds)
 
 

@@ -6,14 +6,16 @@ lowered to.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 
 from sparsetc.device.lookup import of_backend
 from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.formats import get_format
+from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.nest.view import View
-from sparsetc.ir.plan import Plan
+from sparsetc.ir.plan import Plan, Schedule
 from sparsetc.ir.program.cost import Cost
 from sparsetc.ir.program.laws import LISTED_BYTE
 from sparsetc.ir.program.product_cost import cost_of
@@ -29,28 +31,10 @@ LARGEST = 4
 """Bytes that are read of an element of an operand whose largest magnitude is found."""
 
 
-class Prices:
-    """What candidates for one problem are expected to take; a program that several of them run is costed once."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self.profile = of_backend(problem.backend)
-        self._costs: dict[Hashable, list[Cost]] = {}
-
-    def __call__(self, candidate: Candidate) -> tuple[float, ...]:
-        """Time of one call by part: see `seconds_of`."""
-        found = self.costs(candidate)
-        return seconds_of(candidate.plan, found, candidate.expected, self.problem.backend, self.profile)
-
-    def costs(self, candidate: Candidate) -> list[Cost]:
-        """Costs of the parts' programs."""
-        plan, own = candidate.plan, views(candidate, self.problem)
-        stores = _owned(candidate, self.problem, own)
-        programs = tuple((p.format, v, p.schedule, s) for p, v, s in zip(plan.parts, own, stores, strict=True))
-        found = self._costs.get(programs)
-        if found is None:
-            found = self._costs[programs] = _costs(candidate, self.problem, own, stores)
-        return found
+def price(candidate: Candidate, problem: Problem) -> tuple[float, ...]:
+    """What a candidate is expected to take, in seconds of one call by part: see `seconds_of`."""
+    found = costs(candidate, problem)
+    return seconds_of(candidate.plan, found, candidate.expected, problem.backend, of_backend(problem.backend))
 
 
 def seconds_of(
@@ -124,14 +108,14 @@ def _owned(candidate: Candidate, problem: Problem, views: Sequence[View]) -> tup
 
 def costs(candidate: Candidate, problem: Problem) -> list[Cost]:
     """Costs of the parts' tile programs, lowered from the views their formats promise."""
-    own = views(candidate, problem)
-    return _costs(candidate, problem, own, _owned(candidate, problem, own))
+    made, parts = views(candidate, problem), candidate.plan.parts
+    return [
+        _cost(problem.bound, view, p.schedule, Target(problem.sparse_output, p.format == "coo", own, problem.rows))
+        for p, view, own in zip(parts, made, _owned(candidate, problem, made), strict=True)
+    ]
 
 
-def _costs(candidate: Candidate, problem: Problem, views: Sequence[View], stores: Sequence[bool]) -> list[Cost]:
-    found = []
-    for part, view, own in zip(candidate.plan.parts, views, stores, strict=True):
-        target = Target(problem.sparse_output, in_operand_order=part.format == "coo", owned=own, rows=problem.rows)
-        program = lower(problem.bound, view, part.schedule, target)
-        found.append(cost_of(program))
-    return found
+@lru_cache(maxsize=1024)
+def _cost(bound: Bound, view: View, schedule: Schedule, target: Target) -> Cost:
+    """The cost of a program, which is the same for every tensor of these sizes that is stored so."""
+    return cost_of(lower(bound, view, schedule, target))

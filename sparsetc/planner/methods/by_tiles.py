@@ -19,7 +19,7 @@ from sparsetc.planner.method import Hybrid, OperandMethod
 from sparsetc.planner.methods.fibers import best_leaf, fiber
 from sparsetc.planner.methods.runs import coo
 from sparsetc.planner.methods.tiles import one_launch, populations, stored_whole, tiles_part
-from sparsetc.planner.pricing import Prices
+from sparsetc.planner.pricing import price
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.requests import check_threshold
 from sparsetc.planner.rounding import rounded
@@ -50,10 +50,9 @@ class ByTiles(OperandMethod, Hybrid[Problem]):
         splits = _splits(problem, counts, None if threshold is None else [threshold])
         if len(splits) == 1:
             return splits[0]
-        prices = Prices(problem)  # thresholds change how much a part holds, seldom its program
 
         def seconds(split: Candidate) -> float:
-            return sum(prices(split))
+            return sum(price(split, problem))
 
         return self.best(problem, splits, lambda split: seconds(rounded(split, problem, seconds)))
 

@@ -26,7 +26,7 @@ from sparsetc.planner.method import OperandMethod
 from sparsetc.planner.methods.rows import Rows as ShortRows
 from sparsetc.planner.methods.rows import rows
 from sparsetc.planner.methods.runs import coo
-from sparsetc.planner.pricing import Prices, costs
+from sparsetc.planner.pricing import costs
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.requests import check_windows
 from sparsetc.planner.rounding import rounded
@@ -207,10 +207,10 @@ def _of_height(shapes: Sequence[Shape], height: int | None) -> Sequence[Shape]:
 
 def cheapest(problem: Problem, found: Iterable[Candidate]) -> Iterator[Candidate]:
     """The candidate that is expected to be fastest, if there is one."""
-    prices, each = Prices(problem), list(found)
+    each = list(found)
 
     def seconds(split: Candidate) -> float:
-        return sum(in_order(split, prices)[1])  # which shape is best depends on the order of the grid
+        return sum(in_order(split, problem)[1])  # which shape is best depends on the order of the grid
 
     if each:
         yield min(each, key=lambda split: seconds(rounded(split, problem, seconds)))
