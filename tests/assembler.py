@@ -32,7 +32,7 @@ def needed() -> Iterator[None]:
 
 
 def _without(backend: Any = None, stages: Any = None, *_: Any) -> tuple[str, str]:
-    """As Triton asks: called with a target's stages it changes them, called with nothing it gives a part of cache keys."""
+    """Triton's hook: changes the stages of a target; without them, gives what distinguishes it in keys of the cache."""
     for name in {"cubin", "hsaco"} & set(stages or ()):
         stages[name] = lambda text, metadata: b""
     return "text", "text"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import product
+from typing import Any
 
 import torch
 
 CUDA = ("sm_80", "sm_90", "sm_100")
 TARGETS = (*CUDA, "gfx942")
+OTHERS = tuple(t for t in TARGETS if t != "sm_90")
 NATIVE = {
     "sm_80": r"mma\.sync",
     "sm_90": r"wgmma\.mma_async",
@@ -31,3 +34,15 @@ def other_types(instructions: Mapping[str, str]) -> list[tuple[torch.dtype, str,
         (torch.float64, "gfx942", r"v_mfma_f64"),
         *((dtype, target, instructions[target]) for dtype in sixteen_bits for target in TARGETS),
     ]
+
+
+def dealt(*factors: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """(value of each factor, ..., target): all combinations for sm_90, and each for one of the other targets in turn.
+
+    Every target meets every value of a factor beside another one of three values or more.
+    """
+    found = []
+    for numbered in product(*map(enumerate, factors)):
+        turns, values = zip(*numbered, strict=True)
+        found += [(*values, target) for target in ("sm_90", OTHERS[sum(turns) % len(OTHERS)])]
+    return found

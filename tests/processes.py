@@ -1,8 +1,8 @@
 """Scripts in processes of their own, forked from one that has imported torch: a fraction of a second each, not three.
 
-A script sees what it would see if Python had been started for it: its arguments, environment, folder, path of imports and
-standard streams. Neither sparsetc nor triton is imported before the fork, so a script may set `TRITON_INTERPRET`. What
-tests of importing must see, that nothing else is there, needs a new process.
+A script sees what it would see if Python had been started for it: its arguments, environment, folder, path of imports
+and standard streams. Neither sparsetc nor triton is imported before the fork, so a script may set `TRITON_INTERPRET`.
+What tests of importing must see, that nothing else is there, needs a new process.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _run(arguments: list[str], environment: dict[str, str], folder: str, streams
     """Become Python with these arguments."""
     for path, stream in zip(streams, (1, 2), strict=True):
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), stream)
-    sys.stdout, sys.stderr = (open(n, "w", buffering=1, encoding="utf-8", closefd=False) for n in (1, 2))
+    sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, encoding="utf-8", closefd=False) for n in (1, 2))
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)

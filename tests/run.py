@@ -4,9 +4,9 @@ Lint, format and types; the tests; and the generated Triton source under Triton'
 its own. No GPU is needed; where there is one, the tests that are marked for it run too. ``--fast`` leaves the
 interpreter out; other arguments go to pytest.
 
-All checks start at once, so that no core waits for the end of another check; each is shown when it is done, the tests as
-they go. Triton keeps what it has compiled in its own cache, ``~/.triton`` unless TRITON_CACHE_DIR says otherwise: a
-second run takes two thirds of the time of the first.
+All checks start at once, so that no core waits for the end of another check; the tests are shown as they go, the others
+when all are done. Triton keeps what it has compiled in its own cache, ``~/.triton`` unless TRITON_CACHE_DIR says
+otherwise, so that a second run takes less time than the first.
 """
 
 from __future__ import annotations

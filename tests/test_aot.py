@@ -12,7 +12,7 @@ import pytest
 import torch
 from cases import OPERATIONS, SIZES, Problem, explicit_plan, joined, tile_plan
 from fiber_window_cases import plan as fiber_windows
-from matrix_units import CUDA, MATRIX, TARGETS, other_types
+from matrix_units import CUDA, MATRIX, TARGETS, dealt, other_types
 from test_tiles import CASES as TILE_CASES
 from test_tiles import TILE_FORMATS
 from test_tiles import operands as tile_operands
@@ -76,8 +76,7 @@ CASES: dict[str, tuple[str, stc.Plan, dict[str, int], torch.dtype]] = {
 }
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "target"), dealt(CASES))
 def test_compiles_for(name: str, target: str) -> None:
     text = compiled(*CASES[name]).ptx(target)
     if target in CUDA:
@@ -92,9 +91,7 @@ TTMC: dict[str, Callable[[str], stc.Plan]] = {
 }
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("precision", ["tf32x3", "tf32", "bf16"])
-@pytest.mark.parametrize("form", TTMC)
+@pytest.mark.parametrize(("form", "precision", "target"), dealt(TTMC, ["tf32x3", "tf32", "bf16"]))
 def test_a_ttm_chain_runs_on_the_matrix_units(form: str, precision: str, target: str) -> None:
     kernel = compiled("ijk,jr,ks->irs", TTMC[form](precision), THIRTY_TWO)
     assert kernel.step.programs[0].dots
@@ -181,9 +178,10 @@ def test_without_a_gpu_ptx_is_that_of_the_kernels_a_gpu_would_run() -> None:
         stc.compile("ij,jr->ir", *complex_operands).ptx()
 
 
-@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "gfx942"])
-@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
-@pytest.mark.parametrize("equation", ["ijk,jr,kr->ir", "ijk,jr,ks->irs", "ij,jr->ir"])
+@pytest.mark.parametrize(
+    ("equation", "precision", "target"),
+    dealt(["ijk,jr,kr->ir", "ijk,jr,ks->irs", "ij,jr->ir"], ["highest", "high", "medium"]),
+)
 def test_dense_tiles_run_on_the_matrix_units(equation: str, precision: str, target: str) -> None:
     letters, *terms = equation.split("->")[0].split(",")
     sizes = {"i": 48, "j": 64, "k": 80, "r": 32, "s": 32}

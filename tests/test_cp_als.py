@@ -86,6 +86,7 @@ def test_a_run_continues_as_if_it_had_not_ended(options: dict[str, Any]) -> None
 
 
 def test_ctrl_c_ends_a_run_after_its_sweep_and_keeps_the_result() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in a shell's background does not have
     x = random_tensor((8, 9, 10))
 
     def pressed(model: CP, error: float) -> None:

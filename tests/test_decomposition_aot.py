@@ -8,9 +8,10 @@ import subprocess
 import tempfile
 from typing import Any
 
+import assembler
 import pytest
 import torch
-from matrix_units import TARGETS
+from matrix_units import TARGETS, dealt
 
 from sparsetc.decomposition import fused
 from sparsetc.decomposition.linear import KERNEL_ELEMENTS, least, warps_of
@@ -31,23 +32,26 @@ def test_nonnegative_updates_compile(dtype: str, width: int, a_row: int, target:
     compiled(update, dict.fromkeys(("factor", "rhs", "gram"), f"*{dtype}"), numbers, target, 4, stack=8)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("penalised", [False, True])
-@pytest.mark.parametrize(("dtype", "width"), [("fp32", 16), ("fp64", 32), ("fp32", 64)])
-def test_inverses_compile(dtype: str, width: int, penalised: bool, target: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "penalised", "target"), dealt([("fp32", 16), ("fp64", 32), ("fp32", 64)], [False, True]), ids=str
+)
+def test_inverses_compile(kind: tuple[str, int], penalised: bool, target: str) -> None:
     from sparsetc.decomposition.linear_kernels import invert
 
+    dtype, width = kind
     types = {"grams": "*fp64", "pivots": "*fp64", "own": f"*{dtype}", "inverse": f"*{dtype}", "share": "fp32"}
     types |= {"penalty": "*fp64"} if penalised else {}
     numbers = {"WIDTH": width, "LEAST": least(DTYPES[dtype])} | ({} if penalised else {"penalty": None})
     compiled(invert, types, numbers, target, warps_of(width))
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("dtype", "width"), [("fp32", 16), ("fp32", 32), ("fp32", 64), ("fp64", 16), ("fp64", 32)])
-def test_steps_compile(dtype: str, width: int, target: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "target"), dealt([("fp32", 16), ("fp32", 32), ("fp32", 64), ("fp64", 16), ("fp64", 32)]), ids=str
+)
+def test_steps_compile(kind: tuple[str, int], target: str) -> None:
     from sparsetc.decomposition.linear_kernels import advance, total
 
+    dtype, width = kind
     assert width <= fused.ADVANCE_RANKS[DTYPES[dtype]]
     types = dict.fromkeys(("factor", "rhs", "own", "inverse", "grams"), f"*{dtype}") | {"inners": "*fp64"}
     numbers = {"WIDTH": width, "BLOCK": fused.BLOCK}
@@ -82,7 +86,8 @@ def compiled(
     signature = dict.fromkeys(kernel.arg_names, "i32") | types | dict.fromkeys(numbers, "constexpr")
     places = {(kernel.arg_names.index(name),): value for name, value in numbers.items()}
     source = ASTSource(kernel, signature, constexprs=places)
-    found = triton.compile(source, target=GPUTarget(machine, arch, warp), options={"num_warps": warps} | options)
+    with assembler.needed():
+        found = triton.compile(source, target=GPUTarget(machine, arch, warp), options={"num_warps": warps} | options)
     if machine == "cuda":
         assert not re.search(r"\.local\b", found.asm["ptx"])
         assert stack_of(found.asm["cubin"]) <= stack

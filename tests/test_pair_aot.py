@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from cases import random_sparse
-from matrix_units import CUDA, NATIVE, TARGETS, other_types
+from matrix_units import CUDA, NATIVE, TARGETS, dealt, other_types
 from pair_cases import EQUATIONS, operands, small_blocks
 
 import sparsetc as stc
@@ -32,9 +32,7 @@ def third_order(dtype: torch.dtype, storage: str, precision: str, backend: str =
     )
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
-@pytest.mark.parametrize("storage", ["whole", "bitmap"])
+@pytest.mark.parametrize(("storage", "precision", "target"), dealt(["whole", "bitmap"], ["highest", "high", "medium"]))
 def test_blocks_run_on_the_matrix_units(storage: str, precision: str, target: str) -> None:
     for backend in ("torch", "triton"):  # without a GPU, that of the kernel which one would run
         text = third_order(torch.float32, storage, precision, backend).ptx(target)

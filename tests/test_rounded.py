@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from cases import Problem, assert_matches
-from matrix_units import CUDA, MATRIX, TARGETS
+from matrix_units import CUDA, MATRIX, dealt
 from rounded_cases import DOTS, MIXED, SCALAR, SPMM, Case, rounding
 from test_ir_runners import interpreted
 
@@ -78,8 +78,7 @@ def test_what_the_programs_mean(name: str) -> None:
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", ["coo", "fiber", "pieces", "fused, the second", *DOTS])
+@pytest.mark.parametrize(("name", "target"), dealt(["coo", "fiber", "pieces", "fused, the second", *DOTS]))
 def test_compiles_for(name: str, target: str) -> None:
     text = CASES[name].compiled().ptx(target)
     assert (f".target {target}" if target in CUDA else target) in text

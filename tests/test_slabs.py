@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from cases import Problem, check
-from matrix_units import CUDA, TARGETS
+from matrix_units import CUDA, dealt
 from slab_cases import CASES, slabbed
 
 import sparsetc as stc
@@ -94,8 +94,9 @@ def test_an_axis_without_a_block_has_no_slabs() -> None:
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", ["coo", "fused", "pieces", "both", "chunks", "positions over the grid"])
+@pytest.mark.parametrize(
+    ("name", "target"), dealt(["coo", "fused", "pieces", "both", "chunks", "positions over the grid"])
+)
 def test_compiles_for(name: str, target: str) -> None:
     text = compiled(name).ptx(target)
     assert (f".target {target}" if target in CUDA else target) in text
