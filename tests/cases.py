@@ -6,6 +6,7 @@ Nothing here imports triton, so that the interpreter's tests may set their envir
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -279,13 +280,19 @@ class Problem:
         return [o.to(device) for o in made]
 
 
-def check(problem: Problem, device: str = "cpu", tolerance: float | None = None, **settings: Any) -> stc.Kernel:
-    """Compile, call twice on poisoned memory, compare with the reference; returns the kernel."""
+CALLS = 1 if os.environ.get("TRITON_INTERPRET") == "1" else 2
+"""The interpreter is slow, and what differs between calls, launches, is one for all programs."""
+
+
+def check(
+    problem: Problem, device: str = "cpu", tolerance: float | None = None, calls: int = CALLS, **settings: Any
+) -> stc.Kernel:
+    """Compile, call on poisoned memory, twice unless told, compare with the reference; returns the kernel."""
     operands = problem.operands(device)
     dense = [o for o in operands if isinstance(o, torch.Tensor)]
     kernel = stc.compile(problem.equation, *operands, **settings)
     with poisoned():
-        for _ in range(2):
+        for _ in range(calls):
             assert_matches(kernel(*dense), problem.equation, operands, tolerance)
     return kernel
 

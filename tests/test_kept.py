@@ -20,6 +20,7 @@ SPMM = "ij,jr->ir"
 @pytest.fixture(autouse=True)
 def _nothing_is_kept() -> None:
     gc.collect()  # kernels of other tests, and what they refer to
+    gc.freeze()
     stc.clear_cache()
 
 

@@ -22,6 +22,7 @@ from sparsetc.formats import Packed
 def _no_collector() -> Iterator[None]:
     """Memory returns by reference counts alone."""
     gc.collect()
+    gc.freeze()  # what is there already need not be looked at again
     gc.disable()
     yield
     gc.enable()

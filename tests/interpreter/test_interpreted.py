@@ -32,7 +32,7 @@ def run(problem: Problem, **settings: Any) -> stc.Kernel:
 @pytest.mark.parametrize("plan", ["auto", *plan_names()])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_operation_by_plan(name: str, plan: str) -> None:
-    run(Problem(OPERATIONS[name]), plan=plan)
+    run(Problem(OPERATIONS[name]), plan=plan, calls=2)
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "separate"])
