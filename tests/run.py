@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     if not fast:
         others.append(Check("interpreter", [*pytest, "tests/interpreter"], {"TRITON_INTERPRET": "1"}))
     checks = [shown, *others]
-    while any(check.running() for check in checks):
+    while sum(check.running() for check in checks):
         time.sleep(0.1)
     for check in others:
         print(f"\n== {check.name}: {' '.join(check.command[1:])}\n{check.said()}", flush=True)

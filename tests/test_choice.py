@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -26,11 +27,14 @@ EQUATIONS = (
 PLANS = ("coo", "fiber", "rows", "coo+rows", "hls")
 
 
+@lru_cache
 def filled(equation: str, pattern: str = "dense") -> list[Any]:
     return Problem(equation, SIZES, pattern, torch.float32).operands()
 
 
+@lru_cache
 def matrix(rows: int, columns: int, share: float) -> stc.SparseTensor:
+    """The same tensor at every call: its pattern keeps what planning counts."""
     g = torch.Generator().manual_seed(0)
     return stc.SparseTensor.from_dense((torch.rand(rows, columns, generator=g) < share).float())
 
