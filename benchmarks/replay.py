@@ -87,11 +87,8 @@ def settings_of(
     each = [("triton", plan, "highest") for plan in plans]
     each += [("torch", "auto", "highest"), ("triton", "auto", "high"), ("triton", "auto", "medium")]
     for backend, plan, precision in each:
-        yield (
-            f"{name} {backend} {plan} {precision}",
-            arguments,
-            {"backend": backend, "plan": plan, "precision": precision},
-        )
+        asked = {"backend": backend, "plan": plan, "precision": precision}
+        yield f"{name} {backend} {plan} {precision}", arguments, asked
 
 
 def randomly() -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
@@ -155,7 +152,7 @@ def main() -> int:
     if len(sys.argv) != 3 or sys.argv[1] not in ("write", "compare"):
         print(__doc__)
         return 2
-    with tempfile.TemporaryDirectory() as folder, stc.options(cache_dir=folder, device="cpu"):
+    with tempfile.TemporaryDirectory() as folder, stc.options(cache_dir=folder, device="cpu", memory_limit="8GB"):
         found = replayed()
     found = json.loads(json.dumps(found))
     path = Path(sys.argv[2])
