@@ -8,11 +8,10 @@ or NaN of one operand reaches every entry of its row or column.
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 
 from sparsetc.pair.join import Join
+from sparsetc.support.cached import cached_property
 from sparsetc.tensor.numbering import numbered
 
 

@@ -11,11 +11,11 @@ Their product is below 2**63 whatever the sizes of the modes, so a place is one 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 
 from sparsetc.pair.join_operand import JoinOperand, Roles
+from sparsetc.support.cached import cached_property
 from sparsetc.tensor.numbering import Numbering, histogram, joint_keys, numbered
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 
 import torch
 
@@ -34,6 +33,7 @@ from sparsetc.pair.symbolic import picked
 from sparsetc.pair.tasks import NonzeroPairList, Tasks
 from sparsetc.runtime.executable import Arrays, Executable
 from sparsetc.runtime.second_pass import SecondPass
+from sparsetc.support.cached import cached_property
 
 EINSUMS = {"z": ("p", "q"), "x": ("q", "z"), "y": ("p", "z")}
 """Letters of the two dense operands of each sum, by the role of the tensor that is summed for."""

@@ -9,7 +9,6 @@ contracted index is.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 
@@ -17,6 +16,7 @@ from sparsetc.formats.base import index_dtype
 from sparsetc.options import Options
 from sparsetc.pair.join import Join
 from sparsetc.pair.join_operand import Roles
+from sparsetc.support.cached import cached_property
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.numbering import histogram, lexsort
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 
@@ -21,6 +20,7 @@ from sparsetc.ir.plan import Storage
 from sparsetc.pair.expansion import TaskGroup, groups
 from sparsetc.pair.marks import Marks, markable
 from sparsetc.pair.symbolic import Budget, JoinOrder
+from sparsetc.support.cached import cached_property
 
 KEPT_TASKS = (1 << 31) - (1 << 13)
 """Most tasks whose list is kept: as many as 32 bits number."""
