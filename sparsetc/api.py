@@ -42,6 +42,8 @@ def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **setting
     counted a change, which it does not of one through ``.data``. Where the caller never had them (they were read from a
     file, or computed from duplicates), they are packed once; a `Kernel` packs any values once.
 
+    Where several sparse operands give tens of millions of results, a bar is drawn, with rich and on a terminal.
+
     Args:
         args: equation and operands. Dense operands have the sparse one's dtype and device.
         output: ``"sparse"``, ``"dense"`` or ``"auto"``: sparse when the result keeps two or more of the sparse

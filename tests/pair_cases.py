@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import sparsetc as stc
 from sparsetc.ir.equation.einsum import run
-from sparsetc.pair import symbolic
+from sparsetc.pair import join, symbolic
 from sparsetc.pair import tasks as task_lists
 from sparsetc.tensor import numbering
 
@@ -134,8 +134,10 @@ def marking(marked: bool) -> Any:
 
 @contextlib.contextmanager
 def small_chunks(tasks: int, kept: bool) -> Iterator[None]:
-    """Tasks taken so many at a time, and kept for the next call or not."""
+    """Tasks taken, and results put in order, so many at a time; tasks kept for the next call or not."""
     with (
+        mock.patch.object(join, "PIECE", tasks),
+        mock.patch.object(symbolic, "PIECE", tasks),
         mock.patch.object(symbolic, "chunk_size", return_value=tasks),
         mock.patch.object(task_lists, "KEPT_TASKS", task_lists.KEPT_TASKS if kept else 0),
         marking(kept),

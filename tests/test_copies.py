@@ -5,9 +5,18 @@ from __future__ import annotations
 import copy
 import io
 import multiprocessing
+import os
 import pickle
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,6 +25,7 @@ from cases import assert_matches, random_sparse, random_values
 
 import sparsetc as stc
 from sparsetc.support import pickles
+from sparsetc.support.cached import cached_property
 
 SPMM = "ij,jr->ir"
 
@@ -267,3 +277,112 @@ def test_other_processes(method: str) -> None:
         torch.testing.assert_close(torch.from_numpy(found), expected)
     process.join()
     assert process.exitcode == 0
+
+
+def test_a_property_of_one_object_does_not_wait_for_another() -> None:
+    reading, answer = threading.Event(), threading.Event()
+
+    class Slow:
+        def __init__(self, wait: bool) -> None:
+            self.wait = wait
+
+        @cached_property
+        def half(self) -> object:
+            """An object."""
+            if self.wait:
+                reading.set()
+                assert answer.wait(60)
+            return object()
+
+    slow, fast = Slow(True), Slow(False)
+    thread = threading.Thread(target=lambda: slow.half)
+    thread.start()
+    assert reading.wait(60)
+    other = threading.Thread(target=lambda: fast.half, daemon=True)
+    other.start()
+    other.join(5)
+    waited = other.is_alive()
+    answer.set()
+    thread.join()
+    assert not waited
+    assert fast.half is fast.half
+    assert Slow.half.__doc__ == "An object."
+
+
+class SlowModule(Loader):
+    """Finds and loads a module of the package that takes its time."""
+
+    name = "sparsetc.slow"
+
+    def __init__(self) -> None:
+        self.loading = threading.Event()
+
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        """Its place, for that name only."""
+        return ModuleSpec(name, self) if name == self.name else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Say that it is being loaded, and wait."""
+        self.loading.set()
+        time.sleep(0.2)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_child_imports_what_a_thread_was_importing(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = SlowModule()
+    monkeypatch.setattr(sys, "meta_path", [slow, *sys.meta_path])
+    thread = threading.Thread(target=import_module, args=(slow.name,))
+    thread.start()
+    assert slow.loading.wait(60)
+    child = multiprocessing.get_context("fork").Process(target=import_module, args=(slow.name,))
+    child.start()
+    child.join(10)
+    waits = child.is_alive()
+    child.kill()
+    thread.join()
+    sys.modules.pop(slow.name)
+    assert not waits
+
+
+FORKS = """
+import os, signal, threading
+import torch
+import sparsetc as stc
+
+def work(seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = stc.SparseTensor(torch.randint(0, 5, (3, 8), generator=generator), torch.ones(8), (5, 5, 5))
+    stc.einsum("ijk,jr,kr->ir", x, torch.ones(5, 2), torch.ones(5, 2))
+    stc.einsum("ijk,ijl->kl", x, x)
+
+def compile_on(seed):
+    while seed := seed + 2:
+        work(seed)
+
+pause, forked = threading.Event(), []
+torch.set_num_threads(1)
+work(0)  # what torch makes once is made
+for first in range(2):
+    threading.Thread(target=compile_on, args=(first,), daemon=True).start()
+for seed in range(30):
+    forked.append(os.fork())
+    if not forked[-1]:
+        signal.alarm(30)
+        try:
+            work(seed)
+        except BaseException as error:
+            print(repr(error))
+            os._exit(1)
+        os._exit(0)
+    pause.wait(0.003)
+statuses = [os.waitpid(child, 0)[1] for child in forked]
+os.write(1, str(sum(map(bool, statuses))).encode())
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_forked_children_compile_whatever_threads_do() -> None:
+    """Two threads compile while 30 processes are forked."""
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=300)
+    assert done.stdout == "0", done.stdout + done.stderr[-2000:]

@@ -85,6 +85,27 @@ def test_a_run_continues_as_if_it_had_not_ended(options: dict[str, Any]) -> None
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("mode", [0, 1, 2])
+@pytest.mark.parametrize("options", [{}, {"normalize_factors": False}])
+@pytest.mark.parametrize("nonnegative", [False, True])
+def test_a_run_continues_where_a_component_is_zero(nonnegative: bool, options: dict[str, Any], mode: int) -> None:
+    """In one mode, its last in a sweep or another; it comes back from what it is in the others."""
+    x, start = random_tensor((6, 5, 4)), random_factors((6, 5, 4), 3)
+    start[mode][:, 1] = 0
+    whole, begun = (cp_als(x, 3, init=start, n_iter_max=n, tol=0, nonnegative=nonnegative, **options) for n in (3, 0))
+    rest = cp_als(x, 3, init=begun, n_iter_max=3, tol=0, nonnegative=nonnegative, **options)
+    assert float(whole.factors[mode][:, 1].abs().max()) > 0
+    assert whole.fits == pytest.approx(rest.fits, abs=1e-12)
+    torch.testing.assert_close(rest.to_dense(), whole.to_dense())
+
+
+def test_a_component_that_weighs_nothing_is_nothing() -> None:
+    x, factors = random_tensor((6, 5, 4)), random_factors((6, 5, 4), 2)
+    found = cp_als(x, 2, init=(torch.tensor([2.0, 0.0], dtype=F64), factors), n_iter_max=0)
+    assert found.weights[0] > 0
+    assert found.weights[1] == 0
+
+
 def test_ctrl_c_ends_a_run_after_its_sweep_and_keeps_the_result() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in a shell's background does not have
     x = random_tensor((8, 9, 10))

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 import sparsetc.io as sio
 from sparsetc.errors import DtypeError, FormatError, IOFormatError, ShapeError
-from sparsetc.io import atomic, digits, lines, progress, text
+from sparsetc.io import atomic, digits, lines, text
+from sparsetc.support import progress
 from sparsetc.tensor.inputs import DTYPES
 from sparsetc.tensor.sparse_tensor import SparseTensor
 

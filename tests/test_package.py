@@ -83,6 +83,13 @@ def test_an_import_loads_what_every_call_needs() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_no_property_has_a_lock() -> None:
+    modules = [path.relative_to(ROOT).as_posix() for path in (ROOT / "sparsetc").rglob("*.py")]
+    locked = r"from functools import .*\bcached_property\b|functools\.cached_property"
+    users = [name for name in modules if re.search(locked, (ROOT / name).read_text(encoding="utf-8"))]
+    assert users == ["sparsetc/support/cached.py"], "import it from sparsetc.support.cached"
+
+
 def test_the_tensor_that_comes_with_the_package() -> None:
     path = ROOT / "sparsetc" / "data" / "uber.tns.gz"
     assert path.stat().st_size < 1_000_000

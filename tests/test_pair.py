@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -21,12 +23,15 @@ from pair_cases import (
     check_pair,
     operands,
     pairs,
+    small_chunks,
     structural,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparsetc as stc
 from sparsetc.device.profile import default_gpu
+from sparsetc.pair import join, symbolic
+from sparsetc.pair import tasks as task_lists
 from sparsetc.pair.blocking import Blocking, sides_for
 from sparsetc.pair.join import Join
 from sparsetc.pair.prices import scalar_seconds
@@ -290,6 +295,33 @@ def test_one_index_shared_by_everything_takes_no_time_where_the_result_is_small(
     found = stc.einsum("ij,kj->i", x, x)
     assert found.nnz == n
     assert found.values[0].item() == n
+
+
+@pytest.mark.parametrize("plan", ["scalar", "dense"])
+@pytest.mark.parametrize("equation", ["ij,kl->ijkl", "ij,kl->ikjl"])
+def test_long_results_show_progress_and_can_be_interrupted(
+    equation: str, plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Coordinates are written, and results put in order, a piece at a time; the next call is as any other."""
+    given, shown = operands(equation, "dense"), []
+
+    @contextmanager
+    def watched(total: int, title: str, **_: Any) -> Iterator[Any]:
+        def at(position: int) -> None:
+            if 0 < position < total:
+                raise KeyboardInterrupt
+
+        shown.append(total)
+        yield at
+
+    with small_chunks(16, True):
+        for module in (join, symbolic, task_lists):
+            monkeypatch.setattr(module, "bar", watched)
+        with pytest.raises(KeyboardInterrupt):
+            stc.einsum(equation, *given, plan=plan)
+        monkeypatch.undo()
+        kernel = check_pair(equation, given, plan=plan)
+    assert kernel().nnz in shown
 
 
 @pytest.mark.parametrize("plan", ["auto", "scalar", "dense", "bcb"])

@@ -8,7 +8,6 @@ along sides first. A loop becomes a sum over runs of rows. What is gathered by n
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from math import prod
 from string import ascii_letters
 
@@ -35,6 +34,7 @@ from sparsetc.ir.program.tile import (
     TileProgram,
     Value,
 )
+from sparsetc.support.cached import cached_property
 
 
 class FunctionPrinter:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from math import prod
 
 from sparsetc.ir.lower.place import place
@@ -30,6 +30,7 @@ from sparsetc.ir.program.tile import (
     Value,
     Zero,
 )
+from sparsetc.support.cached import cached_property
 
 
 @lru_cache(maxsize=256)

@@ -8,13 +8,13 @@ result; else the result takes a copy of what torch's einsums make.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import NamedTuple
 
 from sparsetc.codegen.torch_function import FunctionPrinter
 from sparsetc.codegen.torch_rewriting import own_axes
 from sparsetc.codegen.torch_values import value
 from sparsetc.ir.program.tile import Add, Decode, Gather, Product, Row, Tile, TileProgram, Value
+from sparsetc.support.cached import cached_property
 
 SETTINGS = {"tf32": "high", "bf16": "high"}
 """How float32 is to be multiplied by torch where it is not as exactly as can be, by the precision of dots."""

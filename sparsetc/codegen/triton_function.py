@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 
 from sparsetc.codegen import triton_halves as halves
@@ -37,6 +36,7 @@ from sparsetc.ir.program.tile import (
     Value,
     Zero,
 )
+from sparsetc.support.cached import cached_property
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import groupby
 from math import prod
 
 from sparsetc.ir.nest.axes import LEAF
 from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import LANES, Add, DenseAxis, Tile, TileProgram
+from sparsetc.support.cached import cached_property
 
 ADDRESS64 = 2**31
 """Elements from which on an array's addresses take 64 bits."""

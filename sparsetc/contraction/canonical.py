@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.equation.rewrite import Reduction, dense_subexpressions
 from sparsetc.ir.program.operands import dense_axes
 from sparsetc.options import Options, current
+from sparsetc.support.cached import cached_property
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.pattern import Pattern

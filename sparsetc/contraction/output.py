@@ -6,7 +6,6 @@ In: a canonical einsum and its sparse operand. Out: `Output`: shapes, the patter
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 
 import torch
@@ -14,6 +13,7 @@ import torch
 from sparsetc.contraction.canonical import Canonical
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Einsum
+from sparsetc.support.cached import cached_property
 from sparsetc.tensor.numbering import numbered
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
 from pathlib import Path
 from string import ascii_letters
 from typing import Any
@@ -40,6 +39,7 @@ from sparsetc.planner.choose import choose
 from sparsetc.planner.registry import plan_of_derived
 from sparsetc.runtime.autocast import without_autocast
 from sparsetc.runtime.segments import in_order
+from sparsetc.support.cached import cached_property
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 

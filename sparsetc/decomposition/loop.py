@@ -18,7 +18,7 @@ import torch
 
 from sparsetc.decomposition.graphs import Captured
 from sparsetc.errors import DecompositionError
-from sparsetc.io.progress import bar
+from sparsetc.support.progress import bar
 from sparsetc.support.warn import warn
 
 LOOK = 8

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from sparsetc.ir.plan import F16X3
@@ -188,6 +188,6 @@ def _packaged(name: str) -> DeviceProfile:
 @lru_cache
 def _document(name: str) -> dict[str, Any]:
     """A JSON of `profiles/`: of each field a ``value`` and its ``source``."""
-    text = (files("sparsetc.device") / "profiles" / f"{name}.json").read_text()
+    text = (Path(__file__).parent / "profiles" / f"{name}.json").read_text(encoding="utf-8")
     document: dict[str, Any] = json.loads(text)
     return document

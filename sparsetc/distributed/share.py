@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 
 from sparsetc.distributed.cut import Cut, Range
 from sparsetc.errors import DtypeError, EquationError, ShapeError
 from sparsetc.ir.equation.einsum import Bound
+from sparsetc.support.cached import cached_property
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Protocol, TypeVar, overload, runtime_checkable
 
 import torch
@@ -17,6 +17,7 @@ from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.nest.checks import verify
 from sparsetc.ir.nest.view import LEVELS, View
 from sparsetc.ir.plan import PLAN_NAMES, Storage
+from sparsetc.support.cached import cached_property
 from sparsetc.support.lru import Lru, given_to
 from sparsetc.support.names import check_free, check_identifier
 from sparsetc.tensor.pattern import clear_patterns

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 
 import torch
@@ -22,6 +21,7 @@ from sparsetc.formats import words
 from sparsetc.formats.base import index_dtype
 from sparsetc.formats.bits import narrowed, packed_bits, set_bits
 from sparsetc.ir.nest.view import Field, tiles_along
+from sparsetc.support.cached import cached_property
 from sparsetc.tensor.numbering import histogram, numbered
 
 SIDE = 8

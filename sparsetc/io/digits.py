@@ -9,11 +9,11 @@ digits than float64 holds exactly) goes through numpy's own conversion of string
 from __future__ import annotations
 
 import re
-from functools import cached_property
 
 import numpy as np
 
 from sparsetc.io import bounds
+from sparsetc.support.cached import cached_property
 
 PAD = 16
 """Bytes of padding after the text, so that a word may be read at any position of it."""

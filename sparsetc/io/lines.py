@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from sparsetc.errors import IOFormatError
-from sparsetc.io import bounds, digits, progress
+from sparsetc.io import bounds, digits
+from sparsetc.support import progress
 
 # Large enough that the cost of a numpy call vanishes, small enough that a block and its columns stay in cache:
 # 512 KB to 2 MB were equally fast, 128 KB half as fast, 4 MB a tenth slower (benchmarks/io_speed.py).

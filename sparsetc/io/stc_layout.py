@@ -10,12 +10,12 @@ from __future__ import annotations
 import struct
 import zlib
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
 
 from sparsetc.io import bounds
+from sparsetc.support.cached import cached_property
 from sparsetc.tensor.coords import INT64_SIZES
 
 MAGIC = b"\x89STC\r\n\x1a\n"

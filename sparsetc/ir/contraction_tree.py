@@ -19,9 +19,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 from sparsetc.errors import PlanError
+from sparsetc.support.cached import cached_property
 
 
 @dataclass(frozen=True)

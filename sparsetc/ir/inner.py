@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from math import prod
 
 from sparsetc.errors import PlanError
@@ -17,6 +16,7 @@ from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS
 from sparsetc.ir.nest.view import View
 from sparsetc.ir.program.operands import dense_axes, named_operands, printed_sizes
 from sparsetc.ir.program.tile import LANES, Key, Operand, Position, Row, Slot
+from sparsetc.support.cached import cached_property
 
 X = "X"
 """The name of stored values in a tree."""

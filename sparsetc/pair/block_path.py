@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 
@@ -25,6 +24,7 @@ from sparsetc.pair.blocks import BlockPairList, Buffer
 from sparsetc.pair.problem import PairProblem
 from sparsetc.pair.sums import add_up, kept_dtype
 from sparsetc.pair.symbolic import TASK_BYTES, picked
+from sparsetc.support.cached import cached_property
 from sparsetc.tensor.numbering import sorted_keys
 
 SPREAD = 4

@@ -8,11 +8,10 @@ or NaN of one operand reaches every entry of its row or column.
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 
 from sparsetc.pair.join import Join
+from sparsetc.support.cached import cached_property
 from sparsetc.tensor.numbering import numbered
 
 
@@ -42,21 +41,22 @@ class Unfolded:
         self.y_at = (y_batch * self.sizes.contracted + y_inner) * m.columns + m.column.rank
 
     @cached_property
-    def line_of_row(self) -> torch.Tensor:
-        """(rows,) the line of the product that holds each row of the result."""
+    def line_of_row(self) -> torch.Tensor | None:
+        """(rows,) the line of the product that holds each row of the result; None where lines are rows."""
+        if not self.join.roles.batch:
+            return None
         return self.x_line.new_zeros(self.join.rows).index_copy_(0, self.join.row.rank, self.x_line)
 
     def positions(self, places: torch.Tensor) -> torch.Tensor:
         """(n,) the positions in the product of the results at these places."""
+        if self.line_of_row is None:
+            return places
         columns = max(1, self.join.columns)
         row = places // columns
         return torch.add(places - row * columns, self.line_of_row[row], alpha=columns)
 
     def places_of(self, product: torch.Tensor) -> torch.Tensor:
         """(nnz,) the result's places, ascending, where the product of the patterns is not 0."""
-        m = self.join
-        found = torch.nonzero(product).flatten()
-        row_of_line = found.new_zeros(self.sizes.batch * self.sizes.free_x)
-        row_of_line[self.line_of_row] = torch.arange(m.rows, device=found.device)
-        line = found // m.columns
-        return torch.sort(torch.add(found - line * m.columns, row_of_line[line], alpha=m.columns)).values
+        lines = (product != 0).reshape(self.sizes.batch * self.sizes.free_x, self.join.columns)
+        rows = lines if self.line_of_row is None else lines.index_select(0, self.line_of_row)
+        return torch.nonzero(rows.flatten()).flatten()

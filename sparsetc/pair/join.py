@@ -11,12 +11,16 @@ Their product is below 2**63 whatever the sizes of the modes, so a place is one 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 
 from sparsetc.pair.join_operand import JoinOperand, Roles
+from sparsetc.support.cached import cached_property
+from sparsetc.support.progress import bar
 from sparsetc.tensor.numbering import Numbering, histogram, joint_keys, numbered
+
+PIECE = 1 << 23
+"""Results whose coordinates are written at a time: tenths of a second, and 200 MB."""
 
 
 @dataclass(frozen=True)
@@ -135,14 +139,19 @@ class Join:
 
     def coordinates(self, places: torch.Tensor, letters: tuple[str, ...]) -> torch.Tensor:
         """(letters, n) the coordinates of results at these places, for letters that the result has."""
-        row = places // max(1, self.columns)
-        column = places - row * self.columns
         own = dict(zip(self.roles.kept_x, self.row.coords, strict=True))
         other = dict(zip(self.roles.free_y, self.column.coords, strict=True))
-        out = places.new_empty((len(letters), places.numel()))
-        for line, letter in zip(out, letters, strict=True):
-            source, at = (own[letter], row) if letter in own else (other[letter], column)
-            torch.index_select(source, 0, at, out=line)
+        n = places.numel()
+        out = places.new_empty((len(letters), n))
+        with bar(n, f"coordinates over {''.join(letters)}", unit="results") as done:
+            for begin in range(0, n, PIECE):
+                piece = places[begin : begin + PIECE]
+                row = piece // max(1, self.columns)
+                column = piece - row * self.columns
+                for line, letter in zip(out[:, begin : begin + PIECE], letters, strict=True):
+                    source, at = (own[letter], row) if letter in own else (other[letter], column)
+                    torch.index_select(source, 0, at, out=line)
+                done(begin + piece.numel())
         return out
 
     def only(self, kept: torch.Tensor) -> JoinSubset:

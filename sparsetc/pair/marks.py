@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import os
 from contextlib import nullcontext
-from functools import cached_property
 from typing import Any
 
 import torch
 
 from sparsetc.pair.symbolic import Budget, JoinOrder
+from sparsetc.support.cached import cached_property
 
 SPREAD = 64
 """Places for each task up to which they are marked: two words of marks and two of counts, which are zeroed, counted,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -25,6 +24,7 @@ from sparsetc.pair.scalar import TaskSums
 from sparsetc.pair.sums import kept_dtype
 from sparsetc.pair.symbolic import Budget, JoinOrder
 from sparsetc.pair.tasks import Tasks
+from sparsetc.support.cached import cached_property
 
 T = TypeVar("T")
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 
 import torch
 
@@ -34,6 +33,8 @@ from sparsetc.pair.symbolic import picked
 from sparsetc.pair.tasks import NonzeroPairList, Tasks
 from sparsetc.runtime.executable import Arrays, Executable
 from sparsetc.runtime.second_pass import SecondPass
+from sparsetc.support.cached import cached_property
+from sparsetc.support.progress import bar
 
 EINSUMS = {"z": ("p", "q"), "x": ("q", "z"), "y": ("p", "z")}
 """Letters of the two dense operands of each sum, by the role of the tensor that is summed for."""
@@ -105,9 +106,12 @@ class TaskSum:
         """The sums, (matched x,), (matched y,) or (nnz,), from values of the two others in that order, of `dtype`."""
         out = left.new_zeros(self.bound.by_index[self.letter])
         given = [left.contiguous(), right.contiguous()]
-        for arrays in (arrays for one in self.tasks for arrays in self._arrays(one)):
-            # One addition an entry and list, and lists in order: ordered sums have the same bits each time.
-            self.executable.run(arrays, [None], given, out, accumulate=True)
+        with bar(self.tasks.join_order.tasks, f"values of {self.tasks.budget.what}", unit="tasks") as at:
+            for one in self.tasks:
+                for arrays in self._arrays(one):
+                    # One addition an entry and list, and lists in order: ordered sums have the same bits each time.
+                    self.executable.run(arrays, [None], given, out, accumulate=True)
+                at(one.end)
         return out
 
     def _arrays(self, one: NonzeroPairList) -> list[Arrays]:

@@ -9,14 +9,16 @@ contracted index is.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import pairwise
 
 import torch
 
 from sparsetc.formats.base import index_dtype
 from sparsetc.options import Options
-from sparsetc.pair.join import Join
+from sparsetc.pair.join import PIECE, Join
 from sparsetc.pair.join_operand import Roles
+from sparsetc.support.cached import cached_property
+from sparsetc.support.progress import bar
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.numbering import histogram, lexsort
 
@@ -157,13 +159,30 @@ class ResultPattern:
 
 def pattern_of(join: Join, places: torch.Tensor) -> ResultPattern:
     """The pattern of a result with entries at ascending places; coordinates are in its own lexicographic order."""
-    roles = join.roles
-    coords = join.coordinates(places, roles.output)
+    roles, n = join.roles, places.numel()
     if roles.output == roles.result_order:
-        return ResultPattern(places, coords, None)
+        return ResultPattern(places, join.coordinates(places, roles.output), None)
     sizes = [(join.x if c in roles.kept_x else join.y).extents([c])[0] for c in roles.output]
-    order = lexsort(tuple(coords), sizes)
-    return ResultPattern(places, coords[:, order].contiguous(), order)
+    coords, order = places.new_empty((len(sizes), n)), torch.empty_like(places)
+    with bar(n, f"order of results over {''.join(roles.output)}", unit="results") as done:
+        for begin, end in pairwise(_bounds(join, places)):
+            piece = join.coordinates(places[begin:end], roles.output)
+            own = lexsort(tuple(piece), sizes)
+            coords[:, begin:end] = piece.index_select(1, own)
+            torch.add(own, begin, out=order[begin:end])
+            done(end)
+    return ResultPattern(places, coords, order)
+
+
+def _bounds(join: Join, places: torch.Tensor) -> list[int]:
+    """Bounds of pieces of `PIECE` results or more, which are in order: rows come by the first letter of the output."""
+    n = places.numel()
+    if n <= PIECE:
+        return [0, n]
+    rows = torch.nonzero(crd.starts_of_runs(join.row.coords[:1])).flatten()
+    starts = torch.searchsorted(places, rows * join.columns)
+    cuts = torch.searchsorted(starts, torch.arange(PIECE, n, PIECE, device=places.device))
+    return sorted({0, n, *torch.cat([starts, starts.new_tensor([n])])[cuts].tolist()})
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 
@@ -21,6 +20,8 @@ from sparsetc.ir.plan import Storage
 from sparsetc.pair.expansion import TaskGroup, groups
 from sparsetc.pair.marks import Marks, markable
 from sparsetc.pair.symbolic import Budget, JoinOrder
+from sparsetc.support.cached import cached_property
+from sparsetc.support.progress import bar
 
 KEPT_TASKS = (1 << 31) - (1 << 13)
 """Most tasks whose list is kept: as many as 32 bits number."""
@@ -182,12 +183,14 @@ class Tasks:
         done = [self.join_order.ends.new_zeros(0)]
         filling = self._filling()
         self.nnz = 0
-        for group in groups(self.join_order, self.budget.chunk):
-            done.append(group.fresh)
-            self.nnz += group.fresh.numel()
-            self.budget.check(self.nnz, least=True)
-            if filling is not None:
-                filling.take(group)
+        with bar(self.join_order.tasks, f"pattern of {self.budget.what}", unit="tasks") as at:
+            for group in groups(self.join_order, self.budget.chunk):
+                done.append(group.fresh)
+                self.nnz += group.fresh.numel()
+                self.budget.check(self.nnz, least=True)
+                if filling is not None:
+                    filling.take(group)
+                at(group.tasks.end)
         self._kept = filling.list(self.nnz) if filling is not None else None
         return torch.cat(done)
 

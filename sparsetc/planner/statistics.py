@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable
-from functools import cached_property
 from math import prod
 from typing import Any, TypeVar
 
@@ -15,6 +14,7 @@ import torch
 
 from sparsetc.partition.run_length import row_numbers
 from sparsetc.partition.stored import Dealing
+from sparsetc.support.cached import cached_property
 from sparsetc.support.lru import Lru
 from sparsetc.tensor import coords as crd
 

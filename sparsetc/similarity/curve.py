@@ -17,9 +17,9 @@ import torch
 
 from sparsetc.errors import DtypeError, PlanError
 from sparsetc.io.atomic import replacing
-from sparsetc.io.progress import bar
 from sparsetc.similarity.groups import Groups, check_options, group_rows
 from sparsetc.similarity.unfolding import distinct_columns, group_of_nonzeros, unfolded
+from sparsetc.support.progress import bar
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 TAUS = tuple(n / 10 for n in range(1, 11))

@@ -18,7 +18,6 @@ from sparsetc.contraction.canonical import check_operand
 from sparsetc.contraction.output import check_form
 from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
 from sparsetc.io import atomic
-from sparsetc.io import progress as bars
 from sparsetc.io.stc import PackedFile
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
@@ -34,6 +33,7 @@ from sparsetc.streaming.saving import cut_of, finish
 from sparsetc.streaming.sources import Source, operand, source_of
 from sparsetc.streaming.store import Memory
 from sparsetc.streaming.stream import ORDERS, Stream
+from sparsetc.support import progress as bars
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.sparse_tensor import SparseTensor

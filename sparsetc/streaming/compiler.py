@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from sparsetc.options import Options
 from sparsetc.planner.choose import choose
 from sparsetc.runtime.executable import copies
 from sparsetc.streaming.layout import PackedPart
+from sparsetc.support.cached import cached_property
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 

@@ -15,11 +15,11 @@ from typing import Protocol
 import torch
 
 from sparsetc.errors import PlanError
-from sparsetc.io.progress import At
 from sparsetc.streaming.budget import Budget
 from sparsetc.streaming.compiler import Compiler, Variant
 from sparsetc.streaming.layout import Chunk, fill, placed
 from sparsetc.streaming.sources import Source
+from sparsetc.support.progress import At
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 FULL = 0.97

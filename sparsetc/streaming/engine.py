@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from sparsetc.codegen.launch import TorchPrograms, TritonPrograms
-from sparsetc.io.progress import At, unseen
 from sparsetc.streaming.layout import Chunk
 from sparsetc.streaming.store import Feed, Store
+from sparsetc.support.progress import At, unseen
 
 Call = Callable[[Any, Sequence[torch.Tensor], torch.Tensor], None]
 

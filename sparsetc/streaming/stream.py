@@ -23,7 +23,7 @@ from sparsetc.contraction.integers import fitted, summed_dtype
 from sparsetc.contraction.looked import finite
 from sparsetc.contraction.output import Output, without_zeros
 from sparsetc.errors import DeviceError, DtypeError, PlanError, ShapeError, TransformError
-from sparsetc.io import atomic, progress
+from sparsetc.io import atomic
 from sparsetc.ir.plan import Plan
 from sparsetc.runtime.autocast import without_autocast
 from sparsetc.runtime.segments import in_order
@@ -35,6 +35,7 @@ from sparsetc.streaming.engine import ChunkTimes, Engine, Target
 from sparsetc.streaming.file import Chunks, Writer
 from sparsetc.streaming.saving import finish
 from sparsetc.streaming.store import Memory, release_pinned
+from sparsetc.support import progress
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.pattern import Pattern, lasting

@@ -36,7 +36,7 @@ def available_memory(device: torch.device) -> int:
         return int(torch.cuda.mem_get_info(device)[0]) + int(unused)
     try:
         # MemAvailable counts the page cache, which the kernel gives back; SC_AVPHYS_PAGES does not.
-        with open("/proc/meminfo", encoding="ascii") as lines:
+        with open("/proc/meminfo", encoding="utf-8") as lines:
             fields = dict(line.split(":", 1) for line in lines)
         return int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):

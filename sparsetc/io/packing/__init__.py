@@ -18,12 +18,13 @@ from typing import Any
 import torch
 
 from sparsetc.errors import IOFormatError, SparsetcError
-from sparsetc.io import atomic, memory, progress
+from sparsetc.io import atomic, memory
 from sparsetc.io.packing import budget, merge, runs, sources, sums
 from sparsetc.io.packing.budget import Budget
 from sparsetc.io.packing.folder import Folder
 from sparsetc.io.stc_layout import Layout
 from sparsetc.io.stc_writer import Writer
+from sparsetc.support import progress
 
 
 def pack(

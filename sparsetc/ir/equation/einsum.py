@@ -24,11 +24,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from sparsetc.errors import EquationError, ShapeError, point_at
+from sparsetc.support.cached import cached_property
 
 if TYPE_CHECKING:
     import torch

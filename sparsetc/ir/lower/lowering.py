@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.contraction_tree import Dot, Sum, Tree
@@ -36,6 +35,7 @@ from sparsetc.ir.program.tile import (
     TileProgram,
     Value,
 )
+from sparsetc.support.cached import cached_property
 
 
 class Lowering:

@@ -12,8 +12,9 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol
+
+from sparsetc.support.cached import cached_property
 
 AXIS_LEVEL = {"item": 0, "fiber": 1, "tile": 1, "nonzero": 2, "lane": 2}
 """Axes that have positions, and the level at which each is known: lanes stand side by side in a step of nonzeros."""

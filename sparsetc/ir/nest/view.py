@@ -50,7 +50,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import prod
 from typing import TypeVar
 
@@ -59,6 +58,7 @@ from sparsetc.ir.nest.axes import LEAF, LEVELS, Axis, Blocks, Each, Fibers, Run
 from sparsetc.ir.nest.coordinates import Along, Bits, Constant, Coordinate, Expression, Formula, Lookup, Position
 from sparsetc.ir.nest.formula import parsed
 from sparsetc.ir.nest.values import Bitmap, Halves, Ones, ScaledHalves, Values, Whole
+from sparsetc.support.cached import cached_property
 
 Name = TypeVar("Name")
 

@@ -6,7 +6,7 @@ In: a `TileProgram`. Out: a `Cost`: a `Count` of each resource, linear in a part
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from math import prod
 
 from sparsetc.ir.nest.axes import ITEM, LANE, LEVELS, Axis, Each, Fibers, Turns
@@ -39,6 +39,7 @@ from sparsetc.ir.program.tile import (
     TileProgram,
     Value,
 )
+from sparsetc.support.cached import cached_property
 
 
 @lru_cache(maxsize=1024)

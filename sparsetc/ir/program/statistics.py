@@ -6,7 +6,8 @@ In: a packed storage, or a planner's estimate of one. Out: `Statistics`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+
+from sparsetc.support.cached import cached_property
 
 
 @dataclass(frozen=True)

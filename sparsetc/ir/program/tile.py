@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
 from math import prod
 from typing import ClassVar
@@ -33,6 +32,7 @@ from sparsetc.ir.nest.coordinates import Expression
 from sparsetc.ir.nest.view import PAIRED, View
 from sparsetc.ir.program import names
 from sparsetc.ir.program.stored import Stored, stored_of
+from sparsetc.support.cached import cached_property
 
 LANES = "lane"
 

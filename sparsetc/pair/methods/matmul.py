@@ -60,7 +60,8 @@ class DensePath:
         self.source = dense_source(equation, unfolded.join.roles)
         module, self.path = cache.load(self.source, budget.settings.cache_dir, source_name(equation, "dense"))
         self.module: Any = module
-        self.at = torch.zeros(0, dtype=torch.long, device=budget.device)
+        self.at: torch.Tensor | None = None
+        """(nnz,) the positions in the product of the results; None for all."""
 
     @property
     def sizes(self) -> Sizes:
@@ -75,7 +76,8 @@ class DensePath:
         product = self._product(x, y, None, "highest")
         self.budget.check(int(torch.count_nonzero(product)))
         places = self.unfolded.places_of(product)
-        self.at = self.unfolded.positions(places)
+        all_in_order = self.unfolded.line_of_row is None and places.numel() == product.numel()
+        self.at = None if all_in_order else self.unfolded.positions(places)
         return places
 
     def halves(self, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -95,7 +97,7 @@ class DensePath:
     @property
     def nbytes(self) -> int:
         """Bytes of the positions."""
-        return sum(a.numel() * 8 for a in (self.unfolded.x_at, self.unfolded.y_at, self.at))
+        return sum(a.numel() * 8 for a in (self.unfolded.x_at, self.unfolded.y_at, self.at) if a is not None)
 
     def ptx(self, target: str) -> str:
         """Refused: there is none."""
