@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import random
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,43 @@ def test_property(seed: int, nnz: int, equation: str, plan: str) -> None:
     except stc.PlanError:
         return
     assert_same(found, expected)
+
+
+REPEATED = ("iij", "iji", "jii", "jiik", "iijk", "ijik", "iiijk", "jiikk")
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("output", ["sparse", "dense"])
+def test_repeated_letters(plan: str, output: str) -> None:
+    r, sizes = random.Random(f"{plan} {output}"), {"i": 7, "j": 200, "k": 9}
+    chunks, nnz = 0, 700
+    for term in REPEATED:
+        letters = "".join(dict.fromkeys(term))
+        kept = r.sample(letters, len(letters) - 1)
+        equation = f"{term},{letters[0]}r->{''.join(kept)}{r.choice(['r', ''])}"
+        g = torch.Generator().manual_seed(r.randrange(1000))
+        along = {c: torch.randint(sizes[c], (nnz,), generator=g) for c in letters}
+        coords = torch.stack([along[c] for c in term])
+        coords[term.rindex("i"), nnz // 4 * 3 :] = 0  # most are on the diagonal, and some are not
+        values = torch.randint(1, 5, (nnz,), generator=g).to(torch.float64)
+        x = stc.SparseTensor(coords, values, [sizes[c] for c in term])
+        dense = torch.randint(-3, 4, (sizes[letters[0]], 3), generator=g).to(torch.float64)
+        expected = stc.einsum(equation, x, dense, output=output)
+        chunk = 32_768 if plan in TILED else 4096
+        for limit in (None, 2 * dense.nbytes + 2 * chunk):
+            try:
+                s = stc.stream_kernel(
+                    equation, x, dense, plan=plan, output=output, chunk_bytes=chunk, memory_limit=limit
+                )
+            except (stc.PlanError, stc.OutOfMemoryError):
+                continue
+            with s:
+                found = s(dense)
+            chunks += s.chunks
+            assert_same(found, expected)
+            if isinstance(found, stc.SparseTensor):
+                assert torch.equal(found.coords, expected.coords)  # and not only once it is coalesced
+    assert chunks > 12 or "+" in plan  # which asks for rows that are long and rows that are short
 
 
 @pytest.mark.parametrize("equation", EQUATIONS.values())

@@ -265,9 +265,9 @@ def _check_order(settings: Options, compiler: Compiler) -> None:
 
 
 def _kept(compiler: Compiler) -> list[int]:
-    """The modes of what is streamed that the result keeps, in its order."""
-    own, letters = compiler.bound.einsum.sparse_indices, compiler.canonical.letters
-    return [own.index(letters[m]) for m in compiler.canonical.kept]
+    """The modes of what is streamed that the result keeps, in its order; of a repeated letter the first."""
+    modes, letters = compiler.bound.einsum.inputs[0], compiler.canonical.letters
+    return [modes.index(letters[m]) for m in compiler.canonical.kept]
 
 
 def _recipe(bound: Bound, compiler: Compiler, output: str, numbered: bool, drop_zeros: bool) -> Recipe:
