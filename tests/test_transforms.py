@@ -345,6 +345,26 @@ def test_transforms_of_transforms(name: str, mttkrp: Any) -> None:
     torch.testing.assert_close(found, expected)
 
 
+def test_modes_within_modes(mttkrp: Any) -> None:
+    f, g, (b, c) = cases(*mttkrp)["einsum"]
+    forward, reverse = torch.func.jacfwd, torch.func.jacrev
+    for outer, inner in ((forward, forward), (forward, reverse), (reverse, forward)):
+        found, expected = (outer(inner(lambda t, h=h: h(t * b[:, :1], t * c[:, :1])))(b[0, :1]) for h in (f, g))  # type: ignore[misc]
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["values and factors", "semi-sparse", "two sparse operands"])
+def test_tangents_of_tangents(name: str, mttkrp: Any) -> None:
+    f, g, at = cases(*mttkrp)[name]
+
+    def tangent(h: Callable[..., torch.Tensor], seed: int) -> Callable[..., torch.Tensor]:
+        moved = tuple(random_values(tuple(t.shape), t.dtype, seed + n) for n, t in enumerate(at))
+        return lambda *t: torch.func.jvp(lambda *t: h(*t).sin(), t, moved)[1]
+
+    found, expected = (tangent(tangent(tangent(h, 9), 6), 3)(*at) for h in (f, g))
+    torch.testing.assert_close(found, expected)
+
+
 def test_forward_mode(mttkrp: Any) -> None:
     x, (b, c) = mttkrp
     for packed in (x, stc.SparseTensor(x.coords, x.values.clone(), x.shape)):

@@ -83,13 +83,15 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     @entry_point
     def jvp(ctx: Any, _: None, *tangents: torch.Tensor | None) -> torch.Tensor:
-        tensors = ctx.saved_tensors
+        tensors = [forward_ad.unpack_dual(t).primal for t in ctx.saved_tensors]
 
         def tangent(*given: torch.Tensor) -> list[torch.Tensor]:
             own = zip((n for n, t in enumerate(tangents) if t is not None), given, strict=True)
             return [reduce(add, (apply(ctx.function, [*tensors[:n], t, *tensors[n + 1 :]]) for n, t in own))]
 
-        (found,) = in_batches(tangent, *(t for t in tangents if t is not None))
+        # Torch turns forward mode off here, and with it the tangents of levels further out.
+        with forward_ad._set_fwd_grad_enabled(True):
+            (found,) = in_batches(tangent, *(t for t in tangents if t is not None))
         return found
 
 
