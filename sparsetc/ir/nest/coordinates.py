@@ -10,7 +10,7 @@ source text through a `Writer`, of which each backend has its own.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -70,11 +70,6 @@ class Writer(Protocol):
 class Expression:
     """An integer for each position of some axes."""
 
-    @property
-    def parts(self) -> tuple[Expression, ...]:
-        """The expressions that it is made of."""
-        return tuple(part for part in vars(self).values() if isinstance(part, Expression))
-
     def evaluate(self, reader: Reader) -> Any:
         """The integers, for what a reader gives."""
         raise NotImplementedError
@@ -83,41 +78,41 @@ class Expression:
         """Source text, in parentheses where its operator binds less than `least`."""
         raise NotImplementedError
 
-    def nodes(self) -> Iterator[Expression]:
+    @cached_property
+    def nodes(self) -> tuple[Expression, ...]:
         """The expression, then what it is made of, from left to right."""
-        yield self
-        for part in self.parts:
-            yield from part.nodes()
+        parts = [part for part in vars(self).values() if isinstance(part, Expression)]
+        return (self, *(node for part in parts for node in part.nodes))
 
     @cached_property
     def modes(self) -> frozenset[int]:
         """Modes whose coordinates are read."""
-        return frozenset(node.mode for node in self.nodes() if isinstance(node, Coordinate))
+        return frozenset(node.mode for node in self.nodes if isinstance(node, Coordinate))
 
     @cached_property
     def sides(self) -> frozenset[int]:
         """Modes along whose sides positions are read."""
-        return frozenset(node.mode for node in self.nodes() if isinstance(node, Along))
+        return frozenset(node.mode for node in self.nodes if isinstance(node, Along))
 
     @cached_property
     def axes(self) -> frozenset[str]:
         """Axes whose positions are read."""
-        return frozenset(node.axis for node in self.nodes() if isinstance(node, Position))
+        return frozenset(node.axis for node in self.nodes if isinstance(node, Position))
 
     @cached_property
     def lookups(self) -> tuple[Lookup, ...]:
         """What is read of arrays."""
-        return tuple(node for node in self.nodes() if isinstance(node, Lookup))
+        return tuple(node for node in self.nodes if isinstance(node, Lookup))
 
     @cached_property
     def fields(self) -> tuple[Bits, ...]:
         """The bits of words that are read."""
-        return tuple(node for node in self.nodes() if isinstance(node, Bits))
+        return tuple(node for node in self.nodes if isinstance(node, Bits))
 
     @cached_property
     def counted(self) -> frozenset[str]:
         """Axes whose positions count as numbers, not only as places of words."""
-        read = [node.axis for node in self.nodes() if isinstance(node, Position)]
+        read = [node.axis for node in self.nodes if isinstance(node, Position)]
         places = [axis for lookup in self.lookups if lookup.every == 1 for axis in lookup.axes]
         return frozenset(axis for axis in read if read.count(axis) > places.count(axis))
 
