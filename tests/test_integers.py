@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from cases import assert_matches, random_sparse
@@ -83,6 +85,66 @@ def test_duplicates_are_added_up_exactly(dtype: torch.dtype) -> None:
         else:
             with pytest.raises(stc.DtypeError, match=f"duplicates sum to {sum(values)}|holds {sum(values)}"):
                 stc.SparseTensor([[3, 3, 3]], given, (5,))
+
+
+MAKE = {
+    "dense": lambda row: row[0],
+    "nonzeros": stc.SparseTensor.from_dense,
+    "dense mode": lambda row: stc.SparseTensor([[0]], row, (1, 4)),
+    "blocks": lambda row: stc.SparseTensor.from_blocks([[0], [0]], row[None], (1, 4)),
+}
+"""An operand of four elements: a row of a matrix, or a vector."""
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize(
+    ("equation", "kinds"),
+    [
+        ("ij,j->i", ["nonzeros", "dense"]),
+        ("ij,j,j->i", ["nonzeros", "dense", "dense"]),
+        ("ij,kj->ik", ["nonzeros"] * 2),
+        ("ij,kj,lj->ikl", ["nonzeros"] * 3),
+        ("ij,j->i", ["dense mode", "dense"]),
+        ("ij,kj,lj->ikl", ["dense mode"] * 3),
+        ("ij,kj->ik", ["blocks"] * 2),
+    ],
+)
+def test_a_sum_that_passes_64_bits_is_refused(dtype: torch.dtype, equation: str, kinds: list[str]) -> None:
+    low = torch.iinfo(dtype).min
+
+    def called(*rows: list[int], **settings: Any) -> torch.Tensor:
+        operands = [MAKE[k](torch.tensor([row], dtype=dtype)) for k, row in zip(kinds, rows, strict=False)]
+        found = stc.einsum(equation, *operands, **settings)
+        return found.values if isinstance(found, stc.SparseTensor) else found
+
+    for settings in ({"deterministic": True}, {} if "dense" in kinds else {"plan": "dense"}):
+        with pytest.raises(stc.DtypeError, match="past 64 bits"):  # modulo 2**64 it is 0
+            called([low] * 4, [low] * 4, [low] * 4, **settings)
+    assert called([low, 2, 3, 3], [1, 1, 0, 0], [1, 0, 1, 1]).sum() == low + (0 if len(kinds) == 3 else 2)
+
+
+def test_sums_up_to_64_bits_are_exact() -> None:
+    x = stc.SparseTensor([[0, 0, 0], [0, 1, 2]], torch.tensor([2**62, 2**62, 2**62]), (1, 3))
+    for factors, fits in (([1, 1, -1], 2**62), ([1, 1, 0], None), ([-1, -1, 0], -(2**63)), ([2**40, 0, -(2**40)], 0)):
+        b = torch.tensor(factors)
+        if fits is None or max(factors) > 1:  # which float64 cannot tell from a sum that wrapped
+            with pytest.raises(stc.DtypeError, match="past 64 bits"):
+                stc.einsum("ij,j->i", x, b)
+        else:
+            assert stc.einsum("ij,j->i", x, b).tolist() == [fits]
+    with pytest.raises(stc.DtypeError, match="past 64 bits"):
+        stc.einsum("ij->i", x)
+
+
+def test_a_kernel_looks_at_each_call() -> None:
+    x = stc.SparseTensor([[0, 0], [0, 1]], torch.tensor([2**62, 1]), (1, 2))
+    kernel, b = stc.compile("ij,j->i", x, torch.tensor([1, 1])), torch.tensor([1, 1])
+    for _ in range(2):
+        assert kernel(b).tolist() == [2**62 + 1]
+    b[0] = 4
+    with pytest.raises(stc.DtypeError, match="past 64 bits"):
+        kernel(b)
+    assert kernel(b, values=torch.tensor([3, 1])).tolist() == [13]
 
 
 def test_results_are_scaled_and_added_to_within_their_type() -> None:
