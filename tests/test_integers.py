@@ -153,3 +153,28 @@ def test_results_are_scaled_and_added_to_within_their_type() -> None:
     assert_matches(stc.contract(x, b, 1), "ij,jr->ir", [x, b])
     with pytest.raises(stc.DtypeError, match="1000 times the result"):
         stc.contract(x, b, 1, alpha=1000)
+
+
+@pytest.mark.parametrize("form", ["dense", "sparse"])
+def test_what_is_scaled_need_not_fit_before(form: str) -> None:
+    x = stc.SparseTensor([[0], [0]], torch.tensor([100], dtype=torch.int8), (1, 1))
+    y = stc.SparseTensor([[0], [0]], torch.tensor([2], dtype=torch.int8), (1, 1))
+    out = x if form == "sparse" else x.to_dense()
+
+    def total(first: stc.SparseTensor, second: stc.SparseTensor, alpha: int, beta: int) -> int:
+        found = stc.contract(first, second, 1, out=out, alpha=alpha, beta=beta)
+        assert isinstance(found, stc.SparseTensor) == (form == "sparse")
+        assert found.dtype == torch.int8
+        return int(found.to_dense() if isinstance(found, stc.SparseTensor) else found)
+
+    one = y.with_values(y.values // 2)
+    assert total(x, one, 2, -1) == 100
+    assert total(x, y, 1, -1) == 100
+    assert total(x, y, -1, 3) == 100
+    with pytest.raises(stc.DtypeError, match="holds 300, which"):
+        total(x, y, 1, 1)
+    for scalars in ((2**62, 1), (1, 2**62)):
+        with pytest.raises(stc.DtypeError, match="past 64 bits"):
+            total(x, y, *scalars)
+    with pytest.raises(stc.DtypeError, match="alpha must be a number"):
+        total(x, y, 2**63, 0)

@@ -18,6 +18,11 @@ def summed_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.int64 if dtype in INTEGERS else dtype
 
 
+def captured(found: torch.Tensor) -> bool:
+    """Whether a CUDA graph is captured, while which nothing can be looked at."""
+    return found.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def fitted(wide: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
     """int64 results as integers of `dtype`; other types are converted as they are.
 
@@ -29,7 +34,7 @@ def fitted(wide: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
     if dtype not in INTEGERS or wide.dtype == dtype:
         return wide.to(dtype)
     narrow = wide.to(dtype)
-    if wide.is_cuda and torch.cuda.is_current_stream_capturing():
+    if captured(wide):
         return narrow
     if not bool((narrow == wide).all()):
         low, high = (int(bound) for bound in torch.aminmax(wide))
@@ -44,7 +49,9 @@ def wrapped(found: torch.Tensor, close: torch.Tensor) -> torch.Tensor:
 
 
 def refuse_wrapped(found: torch.Tensor, close: torch.Tensor, what: str) -> None:
-    """Raise DtypeError where integers wrapped, as `wrapped` says."""
+    """Raise DtypeError where integers wrapped, as `wrapped` says; nothing is looked at while a graph is captured."""
+    if captured(found):
+        return
     past = wrapped(found, close)
     if bool(past.any()):
         worst = float(close[past][0])
