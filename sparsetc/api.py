@@ -15,6 +15,7 @@ import torch
 from sparsetc.contraction.base import Result
 from sparsetc.contraction.contraction import compiled, contraction, wrap
 from sparsetc.contraction.dense import promoted
+from sparsetc.contraction.evaluate import evaluate
 from sparsetc.contraction.kernel import Kernel, SharedValues
 from sparsetc.contraction.workload import Workload, compiled_together, kept_together
 from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
@@ -61,6 +62,7 @@ def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **setting
 
     Raises:
         EquationError, ShapeError, DtypeError, DeviceError, PlanError, OutOfMemoryError: before any kernel runs.
+        DtypeError: a sum of integers does not fit in 64 bits, or in the result's dtype.
     """
     if torch.compiler.is_compiling() or traced_by_modes():
         from sparsetc.runtime import library  # loaded by the first kernel
@@ -76,7 +78,7 @@ def _einsum(args: tuple[Any, ...], output: str, drop_zeros: bool, settings: dict
     sparse = [o for o in operands if type(o) is SparseTensor]
     patterns, values = [o._pattern for o in sparse], [o._values for o in sparse]
     dense = [o for o in operands if type(o) is not SparseTensor]
-    return wrap(made, made.result(patterns, values, dense, made.packed(sparse)), patterns, drop_zeros)  # type: ignore[arg-type]
+    return wrap(made, evaluate(made, patterns, values, dense, made.packed(sparse)), patterns, drop_zeros)  # type: ignore[arg-type]
 
 
 @entry_point
@@ -164,7 +166,7 @@ def _einsum_many(
         sparse, dense = own[0], [o for o in own if isinstance(o, torch.Tensor)]
         assert isinstance(sparse, SparseTensor)
         patterns, packed = [sparse._pattern], made.packed([sparse], shared.of((sparse._values,)))
-        found.append(wrap(made, made.result(patterns, [sparse._values], dense, packed), patterns, drop_zeros))
+        found.append(wrap(made, evaluate(made, patterns, [sparse._values], dense, packed), patterns, drop_zeros))
     return tuple(found)
 
 

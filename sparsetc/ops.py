@@ -20,6 +20,7 @@ import torch
 
 from sparsetc.api import OPERATIONS, einsum, einsum_many, register_op
 from sparsetc.contraction.canonical import check_operand
+from sparsetc.contraction.integers import summed_dtype
 from sparsetc.contraction.output import without_zeros
 from sparsetc.errors import EquationError, ShapeError
 from sparsetc.tensor.inputs import as_dense, check_plain
@@ -206,9 +207,9 @@ def contract(
         (x's other modes, then y's other modes), by `einsum`'s rule for results. Of a dense y: a `SparseTensor` when two
         or more of x's modes are left, y's modes being dense modes of it; else dense. Of a sparse y: a `SparseTensor`
         when any mode is left. With `out`, ``alpha * contraction + beta * out``: sparse, on the union of the patterns,
-        if both are sparse, else dense.
+        if both are sparse, else dense. Integers are added up in 64 bits, and refused where the sum does not fit.
     """
-    from sparsetc.pair.result import accumulated, check_accumulation, check_scalars
+    from sparsetc.pair.result import accumulated, check_accumulation, check_scalars, narrowed
 
     sparse = _sparse(x, "contract")
     y = as_dense(y, "contract: y")
@@ -238,7 +239,11 @@ def contract(
     term = "".join(letters[paired[n]] if n in paired else next(rest) for n in range(order))
     kept = "".join(c for m, c in enumerate(letters) if m not in left) + others
     drop_zeros = settings.pop("drop_zeros", False)
-    result = accumulated(einsum(equation(letters, [term], kept), sparse, second, **settings), out, alpha, beta)
+    scaled = alpha != 1 or beta != 0
+    wide = summed_dtype(sparse.dtype) if scaled else sparse.dtype  # of integers only the sum need fit
+    found = einsum(equation(letters, [term], kept), sparse.to(wide), second.to(wide), **settings)
+    what = f"{alpha} times the result" + (f" and {beta} times out" if beta else "")
+    result = narrowed(accumulated(found, out, alpha, beta), sparse.dtype, what)
     return without_zeros(result) if drop_zeros and isinstance(result, SparseTensor) else result
 
 

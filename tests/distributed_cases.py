@@ -181,6 +181,11 @@ def an_integer_sum_that_does_not_fit_fails_everywhere(group: Any, folder: Path) 
     with raises(stc.SparsetcError, "cannot"):
         sd.einsum("ij,jr->ir", s, torch.ones(4, 2, dtype=torch.int8))
     compare(x, s, "ij,jr->ir", torch.zeros(4, 2, dtype=torch.int8))  # ranks are still together
+    x = stc.SparseTensor([[0, 0, 0, 0, 1], [0, 1, 2, 3, 3]], torch.tensor([2**62] * 4 + [1]), (5, 4))
+    s = sd.shard(x, 1, group=group)
+    with raises(stc.DtypeError, "past 64 bits|cannot"):
+        sd.einsum("ij,jr->ir", s, torch.ones(4, 2, dtype=torch.int64))
+    compare(x, s, "ij,jr->ir", torch.tensor([[1, 0], [-1, 0], [1, 1], [0, 0]]))
 
 
 @check

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from cases import assert_matches, random_sparse
@@ -85,9 +87,94 @@ def test_duplicates_are_added_up_exactly(dtype: torch.dtype) -> None:
                 stc.SparseTensor([[3, 3, 3]], given, (5,))
 
 
+MAKE = {
+    "dense": lambda row: row[0],
+    "nonzeros": stc.SparseTensor.from_dense,
+    "dense mode": lambda row: stc.SparseTensor([[0]], row, (1, 4)),
+    "blocks": lambda row: stc.SparseTensor.from_blocks([[0], [0]], row[None], (1, 4)),
+}
+"""An operand of four elements: a row of a matrix, or a vector."""
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize(
+    ("equation", "kinds"),
+    [
+        ("ij,j->i", ["nonzeros", "dense"]),
+        ("ij,j,j->i", ["nonzeros", "dense", "dense"]),
+        ("ij,kj->ik", ["nonzeros"] * 2),
+        ("ij,kj,lj->ikl", ["nonzeros"] * 3),
+        ("ij,j->i", ["dense mode", "dense"]),
+        ("ij,kj,lj->ikl", ["dense mode"] * 3),
+        ("ij,kj->ik", ["blocks"] * 2),
+    ],
+)
+def test_a_sum_that_passes_64_bits_is_refused(dtype: torch.dtype, equation: str, kinds: list[str]) -> None:
+    low = torch.iinfo(dtype).min
+
+    def called(*rows: list[int], **settings: Any) -> torch.Tensor:
+        operands = [MAKE[k](torch.tensor([row], dtype=dtype)) for k, row in zip(kinds, rows, strict=False)]
+        found = stc.einsum(equation, *operands, **settings)
+        return found.values if isinstance(found, stc.SparseTensor) else found
+
+    for settings in ({"deterministic": True}, {} if "dense" in kinds else {"plan": "dense"}):
+        with pytest.raises(stc.DtypeError, match="past 64 bits"):  # modulo 2**64 it is 0
+            called([low] * 4, [low] * 4, [low] * 4, **settings)
+    assert called([low, 2, 3, 3], [1, 1, 0, 0], [1, 0, 1, 1]).sum() == low + (0 if len(kinds) == 3 else 2)
+
+
+def test_sums_up_to_64_bits_are_exact() -> None:
+    x = stc.SparseTensor([[0, 0, 0], [0, 1, 2]], torch.tensor([2**62, 2**62, 2**62]), (1, 3))
+    for factors, fits in (([1, 1, -1], 2**62), ([1, 1, 0], None), ([-1, -1, 0], -(2**63)), ([2**40, 0, -(2**40)], 0)):
+        b = torch.tensor(factors)
+        if fits is None or max(factors) > 1:  # which float64 cannot tell from a sum that wrapped
+            with pytest.raises(stc.DtypeError, match="past 64 bits"):
+                stc.einsum("ij,j->i", x, b)
+        else:
+            assert stc.einsum("ij,j->i", x, b).tolist() == [fits]
+    with pytest.raises(stc.DtypeError, match="past 64 bits"):
+        stc.einsum("ij->i", x)
+
+
+def test_a_kernel_looks_at_each_call() -> None:
+    x = stc.SparseTensor([[0, 0], [0, 1]], torch.tensor([2**62, 1]), (1, 2))
+    kernel, b = stc.compile("ij,j->i", x, torch.tensor([1, 1])), torch.tensor([1, 1])
+    for _ in range(2):
+        assert kernel(b).tolist() == [2**62 + 1]
+    b[0] = 4
+    with pytest.raises(stc.DtypeError, match="past 64 bits"):
+        kernel(b)
+    assert kernel(b, values=torch.tensor([3, 1])).tolist() == [13]
+
+
 def test_results_are_scaled_and_added_to_within_their_type() -> None:
     x = random_sparse((4, 4), "dense", torch.int8)
     b = torch.ones(4, 3, dtype=torch.int8)
     assert_matches(stc.contract(x, b, 1), "ij,jr->ir", [x, b])
     with pytest.raises(stc.DtypeError, match="1000 times the result"):
         stc.contract(x, b, 1, alpha=1000)
+
+
+@pytest.mark.parametrize("form", ["dense", "sparse"])
+def test_what_is_scaled_need_not_fit_before(form: str) -> None:
+    x = stc.SparseTensor([[0], [0]], torch.tensor([100], dtype=torch.int8), (1, 1))
+    y = stc.SparseTensor([[0], [0]], torch.tensor([2], dtype=torch.int8), (1, 1))
+    out = x if form == "sparse" else x.to_dense()
+
+    def total(first: stc.SparseTensor, second: stc.SparseTensor, alpha: int, beta: int) -> int:
+        found = stc.contract(first, second, 1, out=out, alpha=alpha, beta=beta)
+        assert isinstance(found, stc.SparseTensor) == (form == "sparse")
+        assert found.dtype == torch.int8
+        return int(found.to_dense() if isinstance(found, stc.SparseTensor) else found)
+
+    one = y.with_values(y.values // 2)
+    assert total(x, one, 2, -1) == 100
+    assert total(x, y, 1, -1) == 100
+    assert total(x, y, -1, 3) == 100
+    with pytest.raises(stc.DtypeError, match="holds 300, which"):
+        total(x, y, 1, 1)
+    for scalars in ((2**62, 1), (1, 2**62)):
+        with pytest.raises(stc.DtypeError, match="past 64 bits"):
+            total(x, y, *scalars)
+    with pytest.raises(stc.DtypeError, match="alpha must be a number"):
+        total(x, y, 2**63, 0)

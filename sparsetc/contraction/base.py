@@ -17,6 +17,7 @@ import torch
 
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.canonical import check_operand
+from sparsetc.contraction.evaluate import IntegerSums
 from sparsetc.contraction.output import check_form
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.options import Options
@@ -38,6 +39,8 @@ class Contraction(Protocol):
     dtype: torch.dtype
     """The operands' dtype."""
     device: torch.device
+    sums: IntegerSums | None
+    """What finds sums of integers that pass 64 bits; None where none can."""
     key: str
     """The name by which operators of `torch.library` know the contraction."""
 
@@ -90,7 +93,7 @@ class Contraction(Protocol):
         dense: Sequence[torch.Tensor],
         packed: Values | None = None,
     ) -> torch.Tensor:
-        """A dense result, or a sparse one's values; differentiable."""
+        """A dense result, or a sparse one's values; differentiable. Integers are made modulo 2**64: see `evaluate`."""
 
     def gradient(
         self,
@@ -133,6 +136,7 @@ class Compiled:
         for position, operand in enumerate(operands):
             check_operand(operand, position, self.dtype, self.device)
         check_form(form, bound.einsum)
+        self.sums = IntegerSums.of(bound, given)
         self._bare = [x.pattern.bare() for x in given]
 
     @property

@@ -1,6 +1,7 @@
 """Sums and products of integers: made in 64 bits, and refused where they do not fit what they are to be returned in.
 
-In: results in int64. Out: the same in the dtype asked for, or `DtypeError`. Sums in int64 themselves wrap as torch's.
+In: results in int64. Out: the same in the dtype asked for, or `DtypeError`. int64 itself is made modulo 2**64, so what
+wrapped is found in another way: in float64, or by halves.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ def summed_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.int64 if dtype in INTEGERS else dtype
 
 
+def captured(found: torch.Tensor) -> bool:
+    """Whether a CUDA graph is captured, while which nothing can be looked at."""
+    return found.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def fitted(wide: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
     """int64 results as integers of `dtype`; other types are converted as they are.
 
@@ -28,13 +34,28 @@ def fitted(wide: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
     if dtype not in INTEGERS or wide.dtype == dtype:
         return wide.to(dtype)
     narrow = wide.to(dtype)
-    if wide.is_cuda and torch.cuda.is_current_stream_capturing():
+    if captured(wide):
         return narrow
     if not bool((narrow == wide).all()):
         low, high = (int(bound) for bound in torch.aminmax(wide))
         worst = low if -low > high else high
         raise DtypeError(f"{what} holds {worst}, which {dtype} cannot; convert the operands with .to(torch.int64)")
     return narrow
+
+
+def wrapped(found: torch.Tensor, close: torch.Tensor) -> torch.Tensor:
+    """Return where integers, made modulo 2**64, are other than in float64, whose errors must be below 2**63."""
+    return (close - found.double()).abs() > 2.0**63
+
+
+def refuse_wrapped(found: torch.Tensor, close: torch.Tensor, what: str) -> None:
+    """Raise DtypeError where integers wrapped, as `wrapped` says; nothing is looked at while a graph is captured."""
+    if captured(found):
+        return
+    past = wrapped(found, close)
+    if bool(past.any()):
+        worst = float(close[past][0])
+        raise DtypeError(f"{what} is {worst:.3g}, past 64 bits; convert the operands with .to(torch.float64)")
 
 
 def add_up_exactly(values: torch.Tensor, owner: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:

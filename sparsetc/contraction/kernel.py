@@ -17,6 +17,7 @@ import torch
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.base import Contraction, Result
 from sparsetc.contraction.contraction import wrap
+from sparsetc.contraction.evaluate import evaluate
 from sparsetc.contraction.step import Step
 from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.ir.program.tile import TileProgram
@@ -96,7 +97,7 @@ class Kernel:
                     self._pack()
                     packed = self._packed
                     break
-        found = self.contraction.result(self._patterns, self._values, dense, packed)
+        found = evaluate(self.contraction, self._patterns, self._values, dense, packed)
         return wrap(self.contraction, found, self._patterns, self.drop_zeros)
 
     def with_values(self, *values: torch.Tensor | None) -> Kernel:

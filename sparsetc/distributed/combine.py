@@ -12,7 +12,7 @@ from math import prod
 
 import torch
 
-from sparsetc.contraction.integers import INTEGERS, fitted
+from sparsetc.contraction.integers import INTEGERS, fitted, refuse_wrapped, wrapped
 from sparsetc.distributed.cut import Cut, Range
 from sparsetc.distributed.ranks import SUMMED_IN, Ranks
 from sparsetc.distributed.shard import Sharded
@@ -48,18 +48,22 @@ def summed(rows: torch.Tensor, sharing: Ranks, ranks: Ranks, what: str) -> torch
     found = sharing.scattered_sum(rows.to(SUMMED_IN.get(dtype, dtype)))
     if dtype not in INTEGERS:
         return found.to(dtype)
-    past = (found.to(dtype) != found).any().int()[None]
+    # Sums over ranks of narrower integers fit in 64 bits.
+    close = sharing.scattered_sum(rows.double()) if dtype == torch.int64 else found.double()
+    past = ((found.to(dtype) != found) | wrapped(found, close)).any().int()[None]
     if bool(ranks.most(past)):
         fitted(found, dtype, what)
+        refuse_wrapped(found, close, what)
         raise DtypeError(
-            f"{what} holds on another rank what {dtype} cannot; convert the operands with .to(torch.int64)"
+            f"{what} holds on another rank what {dtype} cannot; convert the operands with .to(torch.int64), or from "
+            "it with .to(torch.float64)"
         )
     return found.to(dtype)
 
 
 def summed_bytes(dtype: torch.dtype) -> int:
-    """Bytes of an element whose sums over ranks are returned in a dtype."""
-    return SUMMED_IN.get(dtype, dtype).itemsize
+    """Bytes of an element whose sums over ranks are returned in a dtype; int64 is summed in float64 too."""
+    return 16 if dtype == torch.int64 else SUMMED_IN.get(dtype, dtype).itemsize
 
 
 @dataclass(frozen=True)

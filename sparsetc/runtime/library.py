@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sparsetc.contraction.autograd import in_batches
 from sparsetc.contraction.dense import converted, promoted
+from sparsetc.contraction.evaluate import evaluate
 from sparsetc.errors import ShapeError, TransformError
 from sparsetc.ir.contraction_tree import Dot, Factor, Multiply, Sum
 from sparsetc.ir.equation.parse import parse_arguments
@@ -78,7 +79,7 @@ def _contract(kernel: str, values: list[torch.Tensor], dense: list[torch.Tensor]
     made, patterns = _running(kernel, values)
     _check_tangents(values[0])
     with torch.no_grad():
-        return _fresh(made.result(patterns, values, dense), [*values, *dense])
+        return _fresh(evaluate(made, patterns, values, dense), [*values, *dense])
 
 
 @torch.library.register_fake("sparsetc::contract", lib=_library)

@@ -160,6 +160,7 @@ class Stream:
 
         Raises:
             ShapeError, DtypeError, DeviceError: an operand, or `out`, that the stream is not for.
+            DtypeError: integers, summed modulo 2**64, that the result's dtype cannot hold.
             IOFormatError: a file of chunks that was altered.
             TransformError: an operand requires a gradient, has a tangent, or is a batch of `torch.func.vmap`.
         """

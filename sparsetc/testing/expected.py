@@ -77,9 +77,14 @@ def result_expected(built: Built) -> Expected:
     shape = pattern(entries, case.output, case.sizes)
     if wide(dtype) == torch.int64:
         plain_sum = len(case.operands) == 1 and bool(set(case.letters) - set(case.output))
-        before = evaluate(terms_of(built, wide_leaves(built, False)), case.output, case.sizes, entries)
-        kept, fits = integer_rule(values, dtype, plain_sum)
-        fits &= integer_rule(before, dtype, plain_sum)[1]
+        fits, kept = True, dtype
+        for leaves in (wide_leaves(built, False), wide_leaves(built)):
+            exact, close = (
+                evaluate(terms_of(built, given), case.output, case.sizes, entries)
+                for given in (leaves, [leaf.double() for leaf in leaves])
+            )
+            kept, held = integer_rule(exact, close, dtype, plain_sum)
+            fits &= held
         return Expected(values, magnitude, kept, 0.0, fits=fits, pattern=shape)
     special = any(o.values.specials for o in case.operands)
     nan = _has_nan(built, entries) if special else None
