@@ -479,19 +479,29 @@ def what_differs_between_ranks_is_named(group: Any, folder: Path) -> None:
             sd.shard(x, 0 if first else 1, group=group)
         with raises(stc.DistributedError, "different arguments; shape"):
             sd.shard(x if first else tensor((5, 5)), group=group)
-        with raises(stc.DistributedError, "different arguments; sums"):
-            sd.shard(x if first else x.with_values(2 * x.values), group=group)
+        for values in (2 * x.values, x.values.flip(0)):
+            with raises(stc.DistributedError, "different arguments; the bits of values: rank 0: "):
+                sd.shard(x if first else x.with_values(values), group=group)
+        moved = stc.SparseTensor(x.coords.flip(1), x.values, x.shape)
+        with raises(stc.DistributedError, "different arguments; the bits of"):
+            sd.shard(x if first else moved, group=group)
         with raises(stc.DistributedError, "different arguments; equation"):
             sd.einsum("ijk,k->ij" if first else "ijk,k->ik", s, dense(7))
         with raises(stc.DistributedError, "different arguments; operands"):
             sd.einsum("ijk,kr->ijr", s, dense(7, 2 + first))
         with raises(stc.DistributedError, "different arguments; settings"):
             sd.compile("ijk,k->ij", s, dense(7), plan="coo" if first else "rows")
+        with raises(stc.DistributedError, "different arguments; settings: rank 0: .*memory_limit"):
+            sd.einsum("ijk,k->ij", s, dense(7), **({"memory_limit": "1GB"} if first else {}))
+        for other in (dense(7).flip(0), dense(7) + torch.eye(7)[6]):
+            with raises(stc.DistributedError, "different arguments; the bits of operand 3: rank 0: "):
+                sd.einsum("j,ijk,k->ij", dense(9), s, dense(7) if first else other)
         with stc.options(memory_limit="1GB" if first else "2GB", cache_dir=folder / f"sources-{ranks.rank}"):
             compare(x, s, "ijk,k->ij", dense(7))  # which may differ
-        with raises(stc.DistributedError, f"compile: rank {ranks.size - 1} of {ranks.size} failed: OutOfMemoryError"):
-            limit = 100 if ranks.rank == ranks.size - 1 else None
-            sd.einsum("ijk,jr,kr->ir", s, dense(9, 4), dense(7, 4), memory_limit=limit)
+        failed = f"compile: rank {ranks.size - 1} of {ranks.size} failed: OutOfMemoryError"
+        limit = 100 if ranks.rank == ranks.size - 1 else None
+        with raises(stc.DistributedError, failed), stc.options(memory_limit=limit):
+            sd.einsum("ijk,jr,kr->ir", s, dense(9, 4), dense(7, 4))
         with raises(stc.DistributedError, "different arguments; rank: rank 0: 2"):
             sd.cp_als(s, 2 if first else 3)
     compare(x, s, "ijk,k->ij", dense(7))

@@ -5,7 +5,7 @@ In: an equation, a `Sharded`, and dense operands that every rank has whole. Out:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -17,7 +17,7 @@ from sparsetc.contraction.autograd import carry_derivatives
 from sparsetc.contraction.canonical import check_operand
 from sparsetc.contraction.integers import INTEGERS
 from sparsetc.contraction.kernel import Kernel
-from sparsetc.distributed.agree import agreed, alike
+from sparsetc.distributed.agree import agreed, alike, bits
 from sparsetc.distributed.combine import Block, DenseResult, Send, SparseResult, sparse_result
 from sparsetc.distributed.cut import Cut, ranks_of
 from sparsetc.distributed.plans import compiled
@@ -141,7 +141,7 @@ def einsum(*args: Any, gather: bool = True, output: str = "auto", **settings: An
         DistributedError: ranks were given different arguments, or some of them failed.
         EquationError, ShapeError, …: all ranks failed alike.
     """
-    kernel, dense = _kept(args, gather, output, settings, _refuse_gradients)
+    kernel, dense = _kept(args, gather, output, settings, called=True)
     return kernel._called(dense)
 
 
@@ -156,12 +156,12 @@ def _kept(
     gather: bool,
     output: str,
     settings: dict[str, Any],
-    check: Callable[[Sequence[Any]], None] = lambda dense: None,
+    called: bool = False,
 ) -> tuple[DistributedKernel, list[torch.Tensor]]:
     """A kernel, made or kept with the sharded operand, and the dense operands to call it with.
 
     What is wrong with the operands of one rank is found here, where ranks ask each other: in the call that follows the
-    others would wait for it.
+    others would wait for it. Of a call (`called`) all ranks have the same values.
     """
     try:
         text, operands = parse_arguments(args)
@@ -180,10 +180,15 @@ def _kept(
         for n, operand in zip(others, dense, strict=True):
             if not torch.is_autocast_enabled(x.device.type):
                 check_operand(operand, n, x.dtype, x.device)
-        check(dense)
+        if called:
+            _refuse_gradients(dense)
         return share, dense
 
-    share, dense = agreed(x.ranks, "einsum", prepared, said)
+    def values(made: tuple[Share, list[torch.Tensor]]) -> dict[str, int]:
+        places = (n + (n >= at) + 1 for n in range(len(made[1])))
+        return {f"the bits of operand {n}": bits(o) for n, o in zip(places, made[1], strict=True) if called}
+
+    share, dense = agreed(x.ranks, "einsum", prepared, said, values)
     key = "kernel", repr(said)
     found = x.kept.get(key)
     if found is None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from sparsetc.distributed.agree import bits
 from sparsetc.distributed.deal import Nonzeros
 from sparsetc.distributed.ranks import Ranks
 from sparsetc.errors import DtypeError, ShapeError
@@ -20,9 +21,6 @@ from sparsetc.io import memory
 from sparsetc.io.stc import PackedFile
 from sparsetc.ir.equation.parse import parse
 from sparsetc.tensor.convert import coerce
-from sparsetc.tensor.sparse_tensor import SparseTensor
-
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,9 @@ def source_of(x: Any, ranks: Ranks, device: torch.device | str | None, scattered
     found, own = sparse, (sparse.coords, sparse.values.detach())
     said: dict[str, Any] = {"shape": found.shape, "dtype": found.dtype, "device": found.device.type}
     if not scattered:
-        said |= {"nnz": found.nnz, "sums of coordinates and of the bits of values": _sums(found)}
+        said["nnz"] = found.nnz
+        if ranks.size > 1:
+            said |= {"the bits of coordinates": bits(found.coords), "the bits of values": bits(own[1])}
     return Source(found.shape, found.sparse_order, scattered, lambda: own, said)
 
 
@@ -112,10 +112,3 @@ def _kept(equation: str, source: Source) -> tuple[int, ...]:
     einsum = parse(equation, shapes, [True] + [False] * len(others)).einsum
     own = einsum.inputs[0]
     return tuple(m for m in range(source.sparse_order) if own[m] in einsum.output and own.count(own[m]) == 1)
-
-
-def _sums(x: SparseTensor) -> tuple[int, ...]:
-    """Numbers that tensors with other nonzeros rarely share."""
-    values = torch.view_as_real(x.values) if x.dtype.is_complex else x.values
-    bits = values.detach().contiguous().reshape(-1).view(_BITS[values.element_size()])
-    return *x.coords.sum(1).tolist(), int(bits.sum(dtype=torch.int64))
