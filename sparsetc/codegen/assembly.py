@@ -68,6 +68,15 @@ def check_device(kernel: Any, device: torch.device) -> None:
         )
 
 
+def check_products(kernel: Any) -> None:
+    """PlanError where a kernel with products of matrices in bfloat16 would be interpreted."""
+    if is_interpreted(kernel):
+        raise PlanError(
+            "Triton's interpreter multiplies the bits of matrices in bfloat16 as integers, which gives wrong numbers: "
+            'take precision="high" or "highest" here, or compile for a GPU without TRITON_INTERPRET'
+        )
+
+
 TRITON_TYPES = {
     torch.float64: "fp64",
     torch.float32: "fp32",

@@ -21,7 +21,7 @@ import torch
 
 from sparsetc.codegen import cache, magnitudes
 from sparsetc.codegen import torch as torch_source
-from sparsetc.codegen.assembly import TRITON_TYPES, assembled, check_device, text_of
+from sparsetc.codegen.assembly import TRITON_TYPES, assembled, check_device, check_products, text_of
 from sparsetc.codegen.header import header
 from sparsetc.codegen.torch_chunks import chunks
 from sparsetc.device.targets import MACHINES, portable
@@ -192,7 +192,13 @@ class TritonPrograms:
         return module_source(programs, types, header(programs, "triton", self.about), self.fused)
 
     def bind(self, arrays: Sequence[PartArrays]) -> Callable[[Values, Sequence[torch.Tensor], torch.Tensor], None]:
-        """The kernels on these tensors: a callable that launches, and returns before they have run."""
+        """The kernels on these tensors: a callable that launches, and returns before they have run.
+
+        Raises:
+            PlanError: Triton interprets, which gives wrong products of matrices in bfloat16.
+        """
+        if any(p.precision == "bf16" and p.dots for p in self.programs):
+            check_products(next(iter(self.kernels.values())))
         launches, every = [], self._tables(range(len(self.programs)))
         for kernel, group in zip(self.kernels.values(), self.groups, strict=True):
             grid = sum(arrays[n].programs(self.programs[n]) for n in group)

@@ -109,9 +109,20 @@ def test_deterministic(name: str, plan: str) -> None:
 
 @pytest.mark.parametrize("precision", ["highest", "high"])
 def test_precision_of_dots(precision: str) -> None:
-    """The interpreter computes both alike; "medium" needs a bfloat16 dot, which it has not."""
+    """The interpreter computes both alike."""
     kernel = run(Problem("ijk,jr,ks->irs", {**SIZES, "r": 16, "s": 16}), plan="coo", precision=precision)
     assert kernel.step.programs[0].dots
+
+
+def test_dots_in_bfloat16_are_refused() -> None:
+    """The interpreter gets them wrong; what has no dot runs, and the text can be looked at."""
+    problem = Problem("ijk,jr,ks->irs", {**SIZES, "r": 16, "s": 16})
+    operands = problem.operands()
+    kernel = stc.compile(problem.equation, *operands, plan="coo", precision="medium", backend="triton")
+    assert "tl.bfloat16" in kernel.source
+    with pytest.raises(stc.PlanError, match=r"interpreter multiplies the bits.*take precision="):
+        kernel(*operands[1:])
+    run(Problem(OPERATIONS["spmm"]), plan="coo", precision="medium")
 
 
 @pytest.mark.parametrize("order", [6, 8])
