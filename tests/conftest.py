@@ -54,6 +54,7 @@ def blocks_kept() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _settings_are_restored() -> Iterator[None]:
-    precision = torch.get_float32_matmul_precision()
+    precision, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
     yield
     torch.set_float32_matmul_precision(precision)
+    torch.set_num_threads(threads)  # which numba changes as it first runs in parallel, for pyttb from 100,000 values on

@@ -15,7 +15,7 @@ import torch
 from cases import OPERATIONS, Problem, assert_matches, check, explicit_plan, random_sparse, random_values, two_parts
 
 import sparsetc as stc
-from sparsetc.codegen import cache
+from sparsetc.codegen import cache, torch_chunks
 from sparsetc.contraction import contraction
 from sparsetc.options import current
 from sparsetc.support import warn
@@ -40,6 +40,27 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(contraction, "_parsed", build)
     return made
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_a_small_program_runs_on_one_thread(operands: list[Any], small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Threads(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if "index_select" in str(function):
+                seen.add(torch.get_num_threads())
+            return function(*args, **(kwargs or {}))
+
+    seen: set[int] = set()
+    if not small:
+        monkeypatch.setattr(torch_chunks, "FEW", 0)
+    torch.set_num_threads(2)
+    kernel = stc.compile(MTTKRP, *operands, backend="torch")
+    with Threads():
+        kernel(*operands[1:])
+    assert seen == {1 if small else 2}
+    assert torch.get_num_threads() == 2
 
 
 # --- values -----------------------------------------------------------------------------------------------------------

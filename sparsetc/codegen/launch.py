@@ -23,7 +23,7 @@ from sparsetc.codegen import cache, magnitudes
 from sparsetc.codegen import torch as torch_source
 from sparsetc.codegen.assembly import TRITON_TYPES, assembled, check_device, check_products, text_of
 from sparsetc.codegen.header import header
-from sparsetc.codegen.torch_chunks import chunks
+from sparsetc.codegen.torch_chunks import chunks, few
 from sparsetc.device.targets import MACHINES, portable
 from sparsetc.errors import PlanError
 from sparsetc.formats import Packed
@@ -148,7 +148,7 @@ class TorchPrograms:
             for p, a, own in zip(self.programs, arrays, known or arrays, strict=True)
         ]
 
-        def call(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        def run(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
             for (function, ranges, index, program, given), own in zip(parts, values, strict=True):
                 # the values stand before the result rows, which come last
                 rows = index[-1:] if program.slot else ()
@@ -156,7 +156,16 @@ class TorchPrograms:
                 read = [_as_read(dense[n], made) for n, made in given]
                 function(ranges, *(index[:-1] if program.slot else index), *stored, *rows, *read, out)
 
-        return call
+        def run_alone(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+            threads = torch.get_num_threads()
+            torch.set_num_threads(1)
+            try:
+                run(values, dense, out)
+            finally:
+                torch.set_num_threads(threads)
+
+        small = all(few(p, own) for p, own in zip(self.programs, known or arrays, strict=True))
+        return run_alone if small else run
 
 
 class TritonPrograms:

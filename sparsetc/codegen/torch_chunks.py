@@ -27,6 +27,11 @@ CHUNK = 3 << 19
 """Elements of intermediate results a chunk may make: 16,000 fibers of rank 32 with two factors, each result 2 MB (2
 cores: fibers of 4,000 a chunk lost 1.6x to the calls' own time, 64,000 up to 1.25x to memory)."""
 
+FEW = 1 << 19
+"""Elements of all intermediate results up to which a call takes one thread: 0.07 to 0.2 ms, of which a second core
+saves a tenth where it is free, and to which it adds 8 to 80 ms where it is not (SpMM and MTTKRP of 1,000 to 30,000
+nonzeros, rank 16, on 2 cores with other work)."""
+
 Range = tuple[int, int, int, int, int, int]
 
 
@@ -51,6 +56,11 @@ def chunks(program: TileProgram, arrays: PartArrays, most: int = CHUNK) -> list[
     at = torch.unique(torch.cat([ends, ends.new_tensor([0, items])]))
     known = zip(*(each.tolist() for each in (at, begins[at], first[at])), strict=True)
     return [(i0, i1, b0, b1, n0, n1) for (i0, b0, n0), (i1, b1, n1) in pairwise(known)]
+
+
+def few(program: TileProgram, arrays: PartArrays) -> bool:
+    """Whether a program makes so few elements that other threads would cost more than they save."""
+    return arrays.stored * sum(elements(program)) <= FEW
 
 
 def _begins(program: TileProgram, arrays: PartArrays) -> tuple[torch.Tensor, torch.Tensor]:
