@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
+import struct
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -104,14 +107,15 @@ def test_altered_files_are_refused(saved: Path) -> None:
     streamed(saved)
 
 
-def rewritten(path: Path, change) -> None:
-    """The file with another description, all checksums right."""
+def rewritten(path: Path, change, write=lambda number, buffer: None) -> None:
+    """The file with another description, or other bytes, all checksums right."""
     opened = file.Chunks(path)
     description = json.loads(json.dumps(opened.description))
     change(description)
     buffers = [torch.empty(b.nbytes, dtype=torch.uint8) for b in opened.blobs]
     for number, buffer in enumerate(buffers):
         opened.read(number, buffer)
+        write(number, buffer)
     opened.close()
     with open(path, "wb") as new:
         writer = file.Writer(new)
@@ -122,6 +126,10 @@ def rewritten(path: Path, change) -> None:
 
 def part(description) -> dict:
     return description["variants"][0]["parts"][0]
+
+
+def arrays(description) -> list:
+    return description["chunks"][0][5][0][0]
 
 
 def place(description) -> list:
@@ -136,6 +144,18 @@ CHANGES = {
     "a dtype that is none": lambda d: d["recipe"].update(dtype="float7"),
     "values beyond the chunk": lambda d: place(d).__setitem__(2, 1 << 40),
     "values before the chunk": lambda d: place(d).__setitem__(2, -8),
+    "values in the place of coordinates": lambda d: place(d).__setitem__(2, 0),
+    "an array fewer": lambda d: d["chunks"][0][5][0][0].pop(),
+    "an array twice": lambda d: arrays(d).append(arrays(d)[0]),
+    "arrays of another type": lambda d: arrays(d)[0].__setitem__(0, "int64"),
+    "arrays of fewer elements": lambda d: arrays(d)[0][1].__setitem__(0, arrays(d)[0][1][0] - 1),
+    "an array of two dimensions": lambda d: arrays(d)[0].__setitem__(1, [1, *arrays(d)[0][1]]),
+    "more items": lambda d: d["chunks"][0][5][0].__setitem__(2, 1 << 40),
+    "more values": lambda d: d["chunks"][0][5][0].__setitem__(3, 1 << 40),
+    "nonzeros that are no number": lambda d: d["chunks"][0].__setitem__(0, "7"),
+    "a precision that is none": lambda d: d["recipe"].update(precision="some"),
+    "an equation that is none": lambda d: d["recipe"].update(equation="ijkl,k->ijl"),
+    "a form that is none": lambda d: d["recipe"].update(output="some"),
     "a place that is none": lambda d: place(d).__setitem__(1, ["a"]),
     "rows beyond the result": lambda d: d["chunks"][0].__setitem__(2, d["rows"]),
     "rows before the result": lambda d: d["chunks"][0].__setitem__(2, -1),
@@ -162,6 +182,49 @@ def test_descriptions_that_do_not_fit_are_refused(name: str, saved: Path) -> Non
     rewritten(saved, CHANGES[name])
     with pytest.raises(stc.IOFormatError, match=r"x\.stcs: "):
         streamed(saved)
+
+
+@pytest.mark.parametrize("plan", ["coo", "fiber", "rows", "hls", "window"])
+def test_nothing_is_read_outside_of_what_is_there(plan: str, tmp_path: Path) -> None:
+    equation, path, r = "ijk,kr->ijr", tmp_path / "x.stcs", random.Random(plan)
+    x, dense = tensor(), operands(equation)
+    try:
+        stc.stream_kernel(equation, x, *dense, plan=plan, chunk_bytes=32_768, file=path).close()
+    except stc.PlanError:
+        equation = "ijk,jr,kr->ir"
+        dense = operands(equation)
+        stc.stream_kernel(equation, x, *dense, plan=plan, chunk_bytes=32_768, file=path).close()
+    whole, refused = path.read_bytes(), 0
+
+    def write(number: int, buffer: torch.Tensor) -> None:
+        buffer[r.randrange(len(buffer))] = r.choice((1, 127, 128, 255))
+
+    for _ in range(40):
+        path.write_bytes(whole)
+        rewritten(path, lambda d: None, write)
+        try:
+            with stc.open_stream(path) as s:
+                s(*dense)
+        except stc.IOFormatError as error:
+            assert "x.stcs: " in str(error)  # noqa: PT017
+            refused += 1
+    assert refused
+
+
+def test_a_description_that_is_nested_without_end(saved: Path) -> None:
+    whole, text = saved.read_bytes(), b"[" * 100_000
+    *_, version, at, _, _ = file.HEADER.unpack_from(whole)
+    head = file.HEADER.pack(file.MAGIC, version, at, len(text), zlib.crc32(text)).ljust(file.PAGE - 4, b"\0")
+    saved.write_bytes(head + struct.pack("<I", zlib.crc32(head)) + whole[file.PAGE : at] + text)
+    with pytest.raises(stc.IOFormatError, match=r"x\.stcs: its description is none"):
+        stc.open_stream(saved)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.stcs")  # nobody writes: opening it would wait for ever
+    with pytest.raises(stc.IOFormatError, match=r"x\.stcs: a file of packed chunks is a file on disk"):
+        stc.open_stream(tmp_path / "x.stcs")
 
 
 def test_a_file_that_is_shortened_while_it_is_open(saved: Path) -> None:

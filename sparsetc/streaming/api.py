@@ -178,8 +178,8 @@ def open_stream(
 ) -> Stream:
     """Open a file of packed chunks, as `Stream.save` or ``stream_kernel(file=)`` wrote it; nothing is packed.
 
-    Chunks are read at each call, by several threads, into the buffers that the device copies from, and compared with
-    their checksums when they are read first.
+    Chunks are read at each call, by several threads, into the buffers that the device copies from. When they are read
+    first they are compared with their checksums, and their numbers with what the programs may read.
 
     Args:
         path: of the file.
@@ -206,10 +206,7 @@ def open_stream(
     lanes = lanes if target.type == "cuda" else 1
     file = Chunks(path, target.type == "cuda")
     try:
-        recipe = _recipe_of(file)
-        own = with_settings(given, {"precision": recipe.precision})
-        bound = parse(recipe.equation, recipe.shapes, [True] + [False] * (len(recipe.shapes) - 1))
-        compiler = Compiler(bound, recipe.dtype, own, "sparse" if recipe.numbered else recipe.output, target)
+        recipe, own, compiler = _described(file, given, target)
         if compiler.backend != recipe.backend:
             raise DeviceError(f"{file.path}: chunks packed for {recipe.backend}, {target} runs {compiler.backend}")
         _check_order(own, compiler)
@@ -276,11 +273,18 @@ def _recipe(bound: Bound, compiler: Compiler, output: str, numbered: bool, drop_
     return Recipe(text, shapes, compiler.dtype, precision, compiler.backend, output, numbered, drop_zeros)
 
 
-def _recipe_of(file: Chunks) -> Recipe:
+def _described(file: Chunks, settings: Options, target: torch.device) -> tuple[Recipe, Options, Compiler]:
+    """The einsum that a file is of."""
     try:
-        return Recipe.of(file.description["recipe"])
-    except (KeyError, TypeError, ValueError):
-        raise file.fault("its description has no einsum") from None
+        recipe = Recipe.of(file.description["recipe"])
+        own = with_settings(settings, {"precision": recipe.precision})
+        bound = parse(recipe.equation, recipe.shapes, [True] + [False] * (len(recipe.shapes) - 1))
+        check_form(recipe.output, bound.einsum)
+        compiler = Compiler(bound, recipe.dtype, own, "sparse" if recipe.numbered else recipe.output, target)
+        check_form(compiler.form, compiler.canonical.bound.einsum)
+    except (KeyError, TypeError, ValueError) as error:
+        raise file.fault(f"its description has no einsum ({error})") from None
+    return recipe, own, compiler
 
 
 def _packing_device(packed_on: Any, target: torch.device, settings: Options) -> torch.device:

@@ -7,16 +7,23 @@ are not stored: they are lowered again from the parts of plans, and compared wit
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from math import prod
 from typing import Any
 
 import torch
 
+from sparsetc.codegen.launch import PartArrays, accumulator, stored_dtype
+from sparsetc.formats.bits import WORDS
 from sparsetc.ir.contraction_tree import Tree, parse_tree
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage, verify
+from sparsetc.ir.program.tile import TileProgram
 from sparsetc.streaming.compiler import Compiler, Variant
-from sparsetc.streaming.layout import Chunk, PartPlaces, Place
+from sparsetc.streaming.layout import Chunk, PackedPart, PartPlaces, Place, placed
+from sparsetc.support.fields import misfit
+from sparsetc.tensor.coords import checked_shape
 from sparsetc.tensor.inputs import DTYPES
 
 _DTYPES = {str(d).removeprefix("torch."): d for d in (*DTYPES, torch.uint8, torch.uint16, torch.uint32, torch.uint64)}
@@ -44,14 +51,12 @@ class Recipe:
 
     @classmethod
     def of(cls, known: dict[str, Any]) -> Recipe:
-        """From JSON; `ValueError` where it is none."""
-        found = dict(known) | {"dtype": dtype(known["dtype"]), "shapes": tuple(map(tuple, known["shapes"]))}
-        wanted = {f.name for f in fields(cls)}
-        if set(found) != wanted or not isinstance(found["equation"], str):
-            raise ValueError("no recipe")
-        if not all(isinstance(n, int) and n >= 0 for s in found["shapes"] for n in s):
-            raise ValueError("sizes that are none")
-        return cls(**found)
+        """From JSON; `ValueError`, `TypeError` or `KeyError` where it is none."""
+        shapes = tuple(map(checked_shape, known["shapes"]))
+        found = cls(**{**known, "dtype": dtype(known["dtype"]), "shapes": shapes})
+        if fault := misfit(found):
+            raise ValueError(fault)
+        return found
 
 
 def name(dtype: torch.dtype) -> str:
@@ -109,8 +114,8 @@ def _of_part(part: Part) -> dict[str, Any]:
 
 
 def _part(known: dict[str, Any]) -> Part:
-    storage = {key: _tuples(value) for key, value in known["storage"].items()}
-    schedule = {key: _tuples(value) for key, value in known["schedule"].items()}
+    storage = {key: _tuples(value) for key, value in dict(known["storage"]).items()}
+    schedule = {key: _tuples(value) for key, value in dict(known["schedule"]).items()}
     tree: Tree | None = None if schedule["tree"] is None else parse_tree(schedule["tree"])
     return Part(str(known["format"]), Storage(**storage), Schedule(**{**schedule, "tree": tree}))
 
@@ -126,16 +131,42 @@ def of_chunk(chunk: Chunk) -> list[Any]:
     return [chunk.nnz, chunk.nbytes, chunk.first, chunk.rows, chunk.variant, parts]
 
 
-def chunk(known: list[Any], variants: int, rows: int) -> Chunk:
-    """A chunk from JSON; `ValueError` where its arrays lie outside it, or its rows outside the result."""
+def chunk(known: list[Any], variants: Sequence[Variant], compiler: Compiler) -> Chunk:
+    """A chunk from JSON; `ValueError` where its arrays are not those of its programs."""
     nnz, nbytes, first, own, number, parts = known
-    found = tuple(PartPlaces(tuple(map(_place, i)), _place(v), int(items), int(n)) for i, v, items, n in parts)
-    places = [p for part in found for p in (*part.index, part.values)]
-    if not 0 <= number < variants or any(not 0 <= p.offset <= p.end <= nbytes for p in places):
-        raise ValueError("a chunk's arrays lie outside it")
-    if not 0 <= first <= first + own <= rows:
-        raise ValueError("a chunk's rows lie outside the result")
-    return Chunk(int(nnz), int(nbytes), int(first), int(own), int(number), found)
+    places = (PartPlaces(tuple(map(_place, i)), _place(v), items, n) for i, v, items, n in parts)
+    found = Chunk(nnz, nbytes, first, own, number, tuple(places))
+    if fault := misfit(found) or next(filter(None, map(misfit, found.parts)), ""):
+        raise ValueError(fault)
+    if not 0 <= found.variant < len(variants):
+        raise ValueError("a chunk's programs are not there")
+    if not all(map(partial(_read_by, compiler), variants[found.variant].programs, found.parts)):
+        raise ValueError("a chunk's arrays are not those that its programs read")
+    empty = [
+        PackedPart(PartArrays(tuple(map(_empty, p.index)), p.items, p.stored), _empty(p.values)) for p in found.parts
+    ]
+    if len(empty) != len(variants[found.variant].programs) or placed(empty) != (found.parts, found.nbytes):
+        raise ValueError("a chunk's arrays do not lie one after the other")
+    return found
+
+
+def _read_by(compiler: Compiler, program: TileProgram, part: PartPlaces) -> bool:
+    """Whether a part has the arrays that its program reads: as many, of those types, with one dimension each."""
+    on_cpu = compiler.backend == "torch"
+    words = {torch.int32, torch.int64} | (set() if on_cpu else {torch.uint8, torch.int16, torch.uint16})
+    bits, of_values = {WORDS[program.view.word]}, stored_dtype(program, compiler.dtype)
+    kinds = [bits if name == "bits" else words for name in program.arrays if name not in program.view.packed]
+    return (
+        len(kinds) == len(part.index)
+        and all(p.dtype in own and len(p.shape) == 1 for p, own in zip(part.index, kinds, strict=True))
+        and part.values.dtype == (accumulator(compiler.dtype) if on_cpu else of_values)
+        and part.values.shape == (part.stored,)
+        and part.items >= 0
+    )
+
+
+def _empty(place: Place) -> torch.Tensor:
+    return torch.empty(place.shape, dtype=place.dtype, device="meta")
 
 
 def _of_place(place: Place) -> list[Any]:
@@ -144,6 +175,7 @@ def _of_place(place: Place) -> list[Any]:
 
 def _place(known: list[Any]) -> Place:
     of, shape, offset = known
-    if any(not isinstance(n, int) or n < 0 for n in (*shape, offset)) or prod(shape) > 1 << 60:
-        raise ValueError("an array of no size")
-    return Place(dtype(of), tuple(shape), offset)
+    found = Place(dtype(of), checked_shape(shape), offset)
+    if prod(found.shape) > 1 << 59:
+        raise ValueError("an array of more bytes than there are")
+    return found

@@ -14,18 +14,20 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from operator import index
 from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO
 
 import torch
 
-from sparsetc.errors import IOFormatError
+from sparsetc.errors import FormatError, IOFormatError
 from sparsetc.streaming.layout import Chunk, host_bytes
 from sparsetc.streaming.store import Feed, Release
 
@@ -46,7 +48,7 @@ class Blob:
     """Bytes in a file, and the checksums of their blocks."""
 
     def __init__(self, offset: int, nbytes: int, crcs: Sequence[int]) -> None:
-        self.offset, self.nbytes, self.crcs = offset, nbytes, list(crcs)
+        self.offset, self.nbytes, self.crcs = index(offset), index(nbytes), list(map(index, crcs))
         self.checked = False
         """Whether all bytes were compared once."""
 
@@ -105,14 +107,18 @@ class Chunks:
         self.path, self.pinned = Path(path), pinned
         self._ring: list[torch.Tensor] = []
         self.lock = Lock()
-        self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115  # closed by `close`
+        self.check: Callable[[int, torch.Tensor], None] = nothing
+        """Raises `FormatError` for the bytes of a chunk of which programs would read what is not there."""
+        self._file = open(self.path, "rb", buffering=0, opener=_at_once)  # noqa: SIM115  # closed by `close`
         try:
             self.description = self._described()
             self.blobs = [Blob(*known) for known in self.description["blobs"]]
             end = self._described_at
             if any(not PAGE <= b.offset <= b.offset + b.nbytes <= end for b in self.blobs):
                 raise self.fault("a chunk lies outside the file")
-        except (KeyError, TypeError, ValueError) as error:
+            if any(len(b.crcs) != -(-b.nbytes // BLOCK) for b in self.blobs):
+                raise self.fault("a chunk has no checksum for each of its blocks")
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             self._file.close()
             raise error if isinstance(error, IOFormatError) else self.fault("its description is none") from None
         except BaseException:
@@ -134,6 +140,9 @@ class Chunks:
         return IOFormatError(f"{self.path}: {reason}")
 
     def _described(self) -> dict[str, Any]:
+        status = os.fstat(self._file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise self.fault("a file of packed chunks is a file on disk, this is none")
         head = self._file.read(PAGE)
         if len(head) < PAGE or not head.startswith(MAGIC):
             raise self.fault("not a file of packed chunks (.stcs)")
@@ -142,7 +151,7 @@ class Chunks:
         _, version, offset, nbytes, crc = HEADER.unpack_from(head)
         if version != VERSION:
             raise self.fault(f"header: version {version}, this package reads {VERSION}; pack the tensor again")
-        size = os.fstat(self._file.fileno()).st_size
+        size = status.st_size
         if offset + nbytes != size or nbytes > MOST:
             raise self.fault(f"truncated or extended: {size:,} bytes, the header says {offset + nbytes:,}")
         self._described_at = offset
@@ -150,6 +159,15 @@ class Chunks:
         if zlib.crc32(text) != crc:
             raise self.fault("description: damaged, its checksum is another")
         return json.loads(text)  # type: ignore[no-any-return]
+
+    def accept(self, number: int, buffer: torch.Tensor) -> None:
+        """Check a chunk that was read, once; its bytes are those that were written."""
+        if not self.blobs[number].checked:
+            try:
+                self.check(number, buffer)
+            except FormatError as error:
+                raise self.fault(f"chunk {number}: {error}; pack the tensor again") from None
+        self.blobs[number].checked = True
 
     def read(self, number: int, into: torch.Tensor) -> None:
         """The bytes of a blob, into (at least as many,) uint8, in this thread."""
@@ -182,6 +200,15 @@ class Chunks:
             pool.shutdown(wait=True, cancel_futures=True)  # none may write to a buffer that is freed
 
 
+def _at_once(path: str, flags: int) -> int:
+    """Open a file without waiting, as a pipe would have one do for a writer."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def nothing(number: int, buffer: torch.Tensor) -> None:
+    """Nothing is checked of chunks that were packed here."""
+
+
 class _Ahead:
     """Chunks of a file, a ring of buffers ahead of the one that is asked for."""
 
@@ -207,7 +234,7 @@ class _Ahead:
             self._next += 1
         for future in self._under_way.pop(position):
             future.result()
-        self._file.blobs[self._order[position]].checked = True
+        self._file.accept(self._order[position], self._buffers[position % ring])
         return self._buffers[position % ring]
 
     def _start(self, position: int) -> None:

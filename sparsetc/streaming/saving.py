@@ -6,15 +6,21 @@ the `Cut` that it describes.
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 
 from sparsetc.errors import PlanError
+from sparsetc.formats import Packed
+from sparsetc.formats.stored import check_arrays, check_coordinates, counts, require
+from sparsetc.ir.program.tile import Add, Row, Slot
 from sparsetc.streaming import description
 from sparsetc.streaming.compiler import Compiler
 from sparsetc.streaming.cutting import Cut
 from sparsetc.streaming.description import Recipe
 from sparsetc.streaming.file import Chunks, Writer
 from sparsetc.streaming.layout import host_bytes
+from sparsetc.tensor.coords import check_range, is_sorted_unique, sort_keys
 
 
 def finish(writer: Writer, recipe: Recipe, compiler: Compiler, made: Cut) -> None:
@@ -38,24 +44,60 @@ def finish(writer: Writer, recipe: Recipe, compiler: Compiler, made: Cut) -> Non
 
 
 def cut_of(file: Chunks, compiler: Compiler) -> Cut:
-    """What a file has of chunks; raises `IOFormatError` for what does not fit together."""
+    """What a file has of chunks; raises `IOFormatError` for what does not fit together.
+
+    The bytes of a chunk are checked when they are first read: programs read nothing outside what is there.
+    """
     known = file.description
     try:
         variants = tuple(description.variant(v, compiler) for v in known["variants"])
-        rows = int(known["rows"])
-        chunks = tuple(description.chunk(c, len(variants), rows) for c in known["chunks"])
-        if any(c.nbytes != b.nbytes for c, b in zip(chunks, file.blobs, strict=False)):
-            raise ValueError("sizes of chunks")
-        coords, kept = None, len(compiler.canonical.kept)
+        rows = known["rows"]
+        chunks = tuple(description.chunk(c, variants, compiler) for c in known["chunks"])
+        ends = [0, *(c.first + c.rows for c in chunks)]  # a chunk's first row may be the last of the one before
+        follow = all(max(end - 1, 0) <= c.first <= end for c, end in zip(chunks, ends, strict=False))
+        if ends[-1] != rows or not follow or any((c.rows > 0) != compiler.template.output.sparse for c in chunks):
+            raise ValueError("rows of chunks")
+        kept = compiler.template.output.kept_shape
+        sizes = [c.nbytes for c in chunks] + ([len(kept) * rows * 8] if rows else [])
+        if sizes != [b.nbytes for b in file.blobs]:
+            raise ValueError("sizes of chunks, or of coordinates of rows")
+        coords = None
         if rows:
-            blob = len(chunks)
-            if file.blobs[blob].nbytes != kept * rows * 8:
-                raise ValueError("coordinates of rows")
-            held = host_bytes(file.blobs[blob].nbytes)
-            file.read(blob, held)
-            coords = held.view(torch.long).view(kept, rows)
+            held = host_bytes(sizes[-1])
+            file.read(len(chunks), held)
+            coords = held.view(torch.long).view(len(kept), rows)
+            check_range(coords, kept)
+            if not is_sorted_unique(sort_keys(coords, kept)):
+                raise ValueError("rows that are not in order")
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise file.fault(
             f"its chunks were packed for other programs than this version of sparsetc makes ({error}); pack them again"
         ) from None
-    return Cut(chunks, variants, rows, coords)
+    made = Cut(chunks, variants, rows, coords)
+    file.check = lambda number, buffer: _check(made, compiler, number, buffer)
+    return made
+
+
+def _check(made: Cut, compiler: Compiler, number: int, buffer: torch.Tensor) -> None:
+    """Raise `FormatError` unless programs read nothing outside a chunk's arrays, operands and rows of the result."""
+    chunk = made.chunks[number]
+    variant, (arrays, values) = made.variants[chunk.variant], chunk.views(buffer)
+    for part, program, own, stored in zip(variant.parts, variant.programs, arrays, values, strict=True):
+        view, named = program.view, own.named(program) | {"values": stored}
+        shape = compiler.canonical.shape
+        packed = Packed(part.format, part.storage, shape, chunk.nnz, view, named, None, own.stored, own.items)
+        check_arrays(packed)
+        check_coordinates(packed)
+        if view.blocks:
+            require(not bool((named["block_full"] % program.unroll).any()), "steps of a block end within an unrolling")
+        key = next(s.key for s, _ in program.statements if isinstance(s, Add))
+        if isinstance(key, Row):  # of coordinates, which were looked at
+            continue
+        count = counts(view, named, own.items, own.stored)[view.axes[key.level]]
+        if isinstance(key, Slot):
+            sides = prod(view.sides[program.letters.index(letter)] for letter in key.letters)
+            slot, least = named[key.array], -1 if key.letters else 0
+            require(slot.numel() == count * sides, f"{key.array} has {slot.numel()} rows, expected {count * sides}")
+            require(bool(((slot >= least) & (slot < chunk.rows)).all()), f"{key.array} has a row outside the result")
+        else:
+            require(count <= chunk.rows, f"{count} rows are added to {chunk.rows}")

@@ -18,16 +18,15 @@ from random import Random
 
 import torch
 
-from sparsetc.errors import FormatError
 from sparsetc.formats import Packed, get_format, pack
 from sparsetc.formats import words as word_codec
+from sparsetc.formats.stored import check_arrays, positions, read, require
 from sparsetc.ir.nest.axes import ITEM, LANE, Fibers
 from sparsetc.ir.nest.checks import verify
 from sparsetc.ir.nest.view import word_bits
 from sparsetc.ir.plan import Storage
 from sparsetc.tensor import coords as crd
 from sparsetc.testing.scatter import SCATTERS, Place, Scatter
-from sparsetc.testing.stored import counts, positions, read, set_positions
 
 # -- coordinates worth trying -----------------------------------------------------------------------------------------
 
@@ -91,87 +90,28 @@ def check_view(packed: Packed) -> None:
     view = packed.view
     verify(view)
     promised = get_format(packed.format).view(packed.shape, packed.storage)
-    _require(view == promised, f"packing gave the view {view}, but view() promises {promised}")
-    _require(view.order == len(packed.shape), f"the view has order {view.order}, the shape {len(packed.shape)}")
+    require(view == promised, f"packing gave the view {view}, but view() promises {promised}")
+    require(view.order == len(packed.shape), f"the view has order {view.order}, the shape {len(packed.shape)}")
     fields = [(mode, field) for mode, c in view.coordinates.items() for field in c.fields]
     for mode, field in fields:
         size = view.stored_shape(packed.shape)[mode]
         bits = word_codec.bits_of(size)
         right = field.width == bits if field is view.coordinates[mode] else field.width > 0
-        _require(right, f"mode {mode} of size {size} takes {field.width} bits, not {bits}")
+        require(right, f"mode {mode} of size {size} takes {field.width} bits, not {bits}")
     for array in {f.word.array for _, f in fields}:
         own = sorted((f for _, f in fields if f.word.array == array), key=lambda f: (f.shift, f.width))
         ends = [f.shift + f.width for f in own]
         overlap = any(f.shift < end for f, end in zip(own[1:], ends, strict=False))
-        _require(not overlap, f"two modes share bits of {array!r}")
+        require(not overlap, f"two modes share bits of {array!r}")
         above = [f for f in own if f.top and any(g.width and g.shift >= f.shift + max(f.width, 1) for g in own)]
-        _require(not above, f"a mode of {array!r} is said to have no bits above it, and has")
-        _require(max(ends) <= word_codec.WORD_BITS, f"the words {array!r} need {max(ends)} bits")
-
-
-def check_arrays(packed: Packed) -> None:
-    """Every array the view names is there, of its length, and the pointers are in order."""
-    view, arrays = packed.view, packed.arrays
-    missing = set(view.arrays) - set(arrays) - {"values"}
-    _require(not missing, f"the view reads {', '.join(sorted(missing))}, which packing did not make")
-    number = counts(view, arrays, packed.items, packed.stored)
-    for lookup in (lookup for c in view.coordinates.values() for lookup in c.lookups):
-        found, expected = arrays[lookup.array].numel(), lookup.elements(number, view.stored_shape(packed.shape))
-        _require(expected in (found, None), f"{lookup.array!r} has {found} words, expected {expected}")
-    if view.single:
-        _require(packed.items == number["block"], f"{number['block']} blocks are {packed.items} items")
-    elif not view.chunk:
-        _check_pointers("item_ptr", arrays["item_ptr"], packed.items, number[view.loops[0].name])
-    else:
-        items = -(-packed.stored // view.chunk)
-        _require(packed.items == items, f"{packed.stored} nonzeros make {items} chunks, not {packed.items} items")
-    if any(isinstance(axis, Fibers) for axis in view.loops):
-        _check_fibers(packed, number["block"])
-    if view.bitmap:
-        _check_bits(packed, number[view.loops[-1].name])
-
-
-def _check_pointers(name: str, pointers: torch.Tensor, count: int, end: int) -> None:
-    found = pointers.tolist()
-    _require(len(found) == count + 1, f"{name} has {len(found)} elements, expected {count + 1}")
-    _require(found[0] == 0 and found[-1] == end, f"{name} goes from {found[0]} to {found[-1]}, expected 0 to {end}")
-    _require(found == sorted(found), f"{name} falls")
-
-
-def _check_bits(packed: Packed, tiles: int) -> None:
-    """Every tile has its words of bits, and a value for each bit that is set."""
-    pointers, words = packed.arrays["value_ptr"], packed.arrays["bits"]
-    _check_pointers("value_ptr", pointers, tiles, packed.stored)
-    expected = tiles * packed.view.words
-    _require(words.numel() == expected, f"bits has {words.numel()} words, expected {expected}")
-    own = set_positions(words, packed.view).sum(1)
-    _require(torch.equal(own, torch.diff(pointers.long())), "a tile has not a value for each bit that is set")
-
-
-def _check_fibers(packed: Packed, blocks: int) -> None:
-    """Fibers are no longer than their blocks, and steps that are said to be full are."""
-    lanes, longest = packed.view.lanes, packed.storage.max_fiber_len
-    _check_pointers("block_ptr", packed.arrays["block_ptr"], blocks, packed.stored)
-    length = packed.arrays["lane_len"].long()
-    full = packed.arrays["block_full"].long()
-    _require(length.numel() == blocks * lanes, f"lane_len has {length.numel()} elements, expected {blocks * lanes}")
-    _require(full.numel() == blocks, f"block_full has {full.numel()} elements, expected {blocks}")
-    _require(int(length.sum()) == packed.nnz, f"lane_len adds up to {int(length.sum())}, not to {packed.nnz} nonzeros")
-    if not blocks:
-        return
-    spans = torch.diff(packed.arrays["block_ptr"].long())
-    table = length.view(blocks, lanes)
-    _require(bool((spans % lanes == 0).all()), "a block's nonzeros are no multiple of its lanes")
-    _require(bool((table.amax(1) * lanes <= spans).all()), "a fiber is longer than its block")
-    _require(bool((full <= table.amin(1)).all()), "block_full counts a step in which a lane has no nonzero")
-    found = int(length.max())
-    _require(not longest or found <= longest, f"a fiber of {found} nonzeros is longer than max_fiber_len, {longest}")
+        require(not above, f"a mode of {array!r} is said to have no bits above it, and has")
+        require(max(ends) <= word_codec.WORD_BITS, f"the words {array!r} need {max(ends)} bits")
 
 
 def check_read(packed: Packed, coords: torch.Tensor) -> None:
     """A kernel that follows the view reads every nonzero once, at the position that packing says."""
     found, _, source, live = _nonzeros(packed)
-    _require(packed.padded or bool(live.all()), "there is padding, and padded is not set")
+    require(packed.padded or bool(live.all()), "there is padding, and padded is not set")
     _same(found, source, coords, "what the view reads")
 
 
@@ -185,14 +125,14 @@ def check_values(packed: Packed) -> None:
     """Values are packed to their nonzeros' places, and padding is 0."""
     values = torch.arange(1, packed.nnz + 1, dtype=torch.float64)
     stored = packed.pack_values(values)
-    _require(stored.shape == (packed.stored,), f"{stored.numel()} values were packed, expected {packed.stored}")
+    require(stored.shape == (packed.stored,), f"{stored.numel()} values were packed, expected {packed.stored}")
     _, at, source, _ = _nonzeros(packed)
-    _require(torch.equal(stored[at], values[source]), "values are not packed with their nonzeros")
+    require(torch.equal(stored[at], values[source]), "values are not packed with their nonzeros")
     padding = torch.ones_like(stored, dtype=torch.bool).index_fill_(0, at, False)
-    _require(bool((stored[padding] == 0).all()), "padding holds a value other than 0")
+    require(bool((stored[padding] == 0).all()), "padding holds a value other than 0")
     half = torch.arange(0, 2 * packed.nnz, 2)  # the part as every other nonzero of a larger tensor
     spread = torch.zeros(2 * packed.nnz, dtype=torch.float64).index_copy_(0, half, values)
-    _require(torch.equal(packed.of(half).pack_values(spread), stored), "values of a part of a tensor are misplaced")
+    require(torch.equal(packed.of(half).pack_values(spread), stored), "values of a part of a tensor are misplaced")
 
 
 def check_representatives(packed: Packed, coords: torch.Tensor) -> None:
@@ -204,15 +144,15 @@ def check_representatives(packed: Packed, coords: torch.Tensor) -> None:
         known = packed.representatives[level]
         modes = [c.mode for c in coordinates if not view.coordinates[c.mode].sides]  # lists are read along a side
         if not modes or known is None:
-            _require(not modes or level == LANE, "items share modes, which no nonzero stands for")
+            require(not modes or level == LANE, "items share modes, which no nonzero stands for")
             continue
         sides = torch.tensor([view.sides[m] if m in view.along else 1 for m in modes]).unsqueeze(1)
         shared = coords[modes] // sides
-        _require(
+        require(
             torch.equal(shared[:, known[at[view.axes[level]][live]]], shared[:, source]),
             f"a representative of level {level} has not what its nonzeros share",
         )
-    _require(found.shape[1] == packed.nnz, f"{found.shape[1]} nonzeros are read, expected {packed.nnz}")
+    require(found.shape[1] == packed.nnz, f"{found.shape[1]} nonzeros are read, expected {packed.nnz}")
 
 
 def check_splits(packed: Packed, coords: torch.Tensor) -> None:
@@ -223,15 +163,15 @@ def check_splits(packed: Packed, coords: torch.Tensor) -> None:
     rows, fibers = ([c.mode for c in view.item], [c.mode for c in (*view.item, *view.lane)])
     if not packed.split_rows and not (view.chunk and not view.item):
         items = _owners(at[view.axes[ITEM]][live], coords[rows][:, source])
-        _require(items <= 1, f"a row has {items} items, and split_rows is not set")
+        require(items <= 1, f"a row has {items} items, and split_rows is not set")
     if view.blocks and not packed.split_fibers:
         lanes = _owners(at[view.axes[LANE]][live], coords[fibers][:, source])
-        _require(lanes <= 1, f"a fiber has {lanes} lanes, and split_fibers is not set")
+        require(lanes <= 1, f"a fiber has {lanes} lanes, and split_fibers is not set")
     if view.sides and not packed.split_fibers:
         found, _ = read(view, packed.arrays, packed.items, packed.stored)
         inside = torch.stack([own < size for own, size in zip(found, packed.shape, strict=True)]).all(0)
         _, starts = crd.sorted_runs(crd.sort_keys(found[:, inside], packed.shape))
-        _require(bool(starts.all()), "positions share their coordinates, and split_fibers is not set")
+        require(bool(starts.all()), "positions share their coordinates, and split_fibers is not set")
 
 
 def _owners(places: torch.Tensor, shared: torch.Tensor) -> int:
@@ -245,10 +185,10 @@ def _owners(places: torch.Tensor, shared: torch.Tensor) -> int:
 def check_bytes(packed: Packed) -> None:
     """`nbytes` is what the arrays take, and index words are no wider than need be."""
     exact = sum(a.numel() * a.element_size() for a in packed.arrays.values())
-    _require(packed.nbytes == exact, f"nbytes is {packed.nbytes}, expected {exact}")
+    require(packed.nbytes == exact, f"nbytes is {packed.nbytes}, expected {exact}")
     for name, array in packed.arrays.items():
-        _require(array.is_contiguous(), f"array {name!r} is not contiguous")
-        _require(array.dtype != torch.int64 or _needs_64(packed, name), f"array {name!r} takes 64 bits needlessly")
+        require(array.is_contiguous(), f"array {name!r} is not contiguous")
+        require(array.dtype != torch.int64 or _needs_64(packed, name), f"array {name!r} takes 64 bits needlessly")
 
 
 def _needs_64(packed: Packed, name: str) -> bool:
@@ -268,22 +208,17 @@ def _nonzeros(packed: Packed) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor,
     source = at if packed.positions is None else packed.positions[at]
     live = source >= 0
     skipped = any(isinstance(axis, Fibers) for axis in view.loops)
-    _require(not skipped or bool(live.all()), "the view reads a stored place that is padding")
+    require(not skipped or bool(live.all()), "the view reads a stored place that is padding")
     for mode, size in enumerate(packed.shape):
         own = found[mode, live] if mode in view.along else found[mode]
-        _require(bool(((own >= 0) & (own < size)).all()), "the view reads a coordinate outside the shape")
+        require(bool(((own >= 0) & (own < size)).all()), "the view reads a coordinate outside the shape")
     return found[:, live], at[live], source[live], live
 
 
 def _same(found: torch.Tensor, positions: torch.Tensor, coords: torch.Tensor, what: str) -> None:
     nnz = coords.shape[1]
-    _require(found.shape == coords.shape, f"{what}: shape {tuple(found.shape)}, expected {tuple(coords.shape)}")
+    require(found.shape == coords.shape, f"{what}: shape {tuple(found.shape)}, expected {tuple(coords.shape)}")
     order = torch.argsort(positions)
     whole = torch.equal(positions[order], torch.arange(nnz, device=positions.device))
-    _require(whole, f"{what}: the positions are not those of all {nnz} nonzeros, once each")
-    _require(torch.equal(found[:, order], coords), f"{what}: coordinates differ from those packed")
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise FormatError(message)
+    require(whole, f"{what}: the positions are not those of all {nnz} nonzeros, once each")
+    require(torch.equal(found[:, order], coords), f"{what}: coordinates differ from those packed")

@@ -1,0 +1,209 @@
+"""What a packed part stores, read back as its view says, all of it at once: along its axes, by its coordinates.
+
+In: a view and its arrays. Out: a number for each value that a kernel reads, along every axis that the view has, and
+the coordinates there; or a `FormatError`, where a kernel would read outside the arrays, or outside its operands.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sparsetc.errors import FormatError
+from sparsetc.formats import words as word_codec
+from sparsetc.formats.base import Packed
+from sparsetc.ir.nest.axes import Fibers
+from sparsetc.ir.nest.coordinates import Expression, Reader
+from sparsetc.ir.nest.view import Tiles, View
+
+Arrays = dict[str, torch.Tensor]
+
+STORED, PLACE = "stored", "place"
+"""Beside the axes: where each value is stored, and its place in its tile, in the order in which tiles are stored."""
+BITS = 1 << 16
+"""Words of bits that are spread out at a time."""
+
+
+def read(view: View, arrays: Arrays, items: int, stored: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(coords (order, nnz), stored places (nnz,)) of all that a kernel reads, by the view's grammar alone."""
+    at = positions(view, arrays, items, stored)
+    found: dict[int, torch.Tensor] = {}
+    reader = Reader(
+        at.__getitem__,
+        found.__getitem__,
+        lambda mode: at[PLACE] // view.strides[mode] % view.sides[mode],
+        lambda array, where: word_codec.whole(arrays[array])[where],
+    )
+    for mode, coordinate in view.coordinates.items():
+        found[mode] = at[STORED] * 0 + coordinate.evaluate(reader)
+    strided = (mode for mode in view.along if not view.coordinates[mode].sides)
+    found |= {mode: view.along[mode].evaluate(reader) for mode in strided}  # last: others may follow from their tiles'
+    return torch.stack([found[mode] for mode in range(view.order)]), at[STORED]
+
+
+def counts(view: View, arrays: Arrays, items: int, stored: int) -> dict[str, int]:
+    """How many positions each axis of a part has in all."""
+    found = {"item": items}
+    for axis in view.loops[:-1]:  # each of its positions has a range of those of the next
+        found[axis.name] = arrays[f"{axis.name}_ptr"].numel() - 1
+        found["fiber"] = found[axis.name] * view.lanes
+    tiles = arrays["value_ptr"].numel() - 1 if view.bitmap else stored // view.volume
+    return {**found, view.loops[-1].name: tiles}
+
+
+def positions(view: View, arrays: Arrays, items: int, stored: int) -> Arrays:
+    """The position of every value that is read, by axis; with `STORED` and `PLACE`."""
+    device = next(iter(arrays.values())).device if arrays else torch.device("cpu")
+    at = {"item": torch.arange(items, device=device)}
+    if view.chunk or view.single:
+        bounds = _chunks(at["item"], *((1, items) if view.single else (view.chunk, stored)))
+    else:
+        bounds = _ranges(arrays, at, "item")
+    for axis in view.loops:
+        at, behind = _along(at, axis.name, *bounds)
+        if isinstance(axis, Fibers):
+            step, at["lane"] = behind // axis.lanes, behind % axis.lanes
+            at["fiber"] = at["block"] * axis.lanes + at["lane"]
+            live = step < arrays["lane_len"].long()[at["fiber"]]
+            return _stored({name: own[live] for name, own in at.items()}, view, arrays)
+        at["lane"] = behind % view.lanes
+        bounds = _ranges(arrays, at, axis.name) if axis is not view.loops[-1] else bounds
+    return _stored(at, view, arrays)
+
+
+def _chunks(item: torch.Tensor, chunk: int, stored: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where equal chunks start and end."""
+    starts = item * chunk
+    return starts, starts + (stored - starts).clamp(max=chunk)
+
+
+def _ranges(arrays: Arrays, at: Arrays, axis: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the ranges start and end that each position along an axis has."""
+    pointers = arrays[f"{axis}_ptr"].long()
+    return pointers[at[axis]], pointers[at[axis] + 1]
+
+
+def _along(at: Arrays, axis: str, starts: torch.Tensor, ends: torch.Tensor) -> tuple[Arrays, torch.Tensor]:
+    """Everything in ranges along an axis, with the positions of what they are ranges of; how far each is behind."""
+    lengths = ends - starts
+    own = torch.repeat_interleave(torch.arange(len(starts), device=starts.device), lengths)
+    behind = torch.arange(len(own), device=starts.device) - (torch.cumsum(lengths, 0) - lengths)[own]
+    return {name: numbers[own] for name, numbers in at.items()} | {axis: starts[own] + behind}, behind
+
+
+def _stored(at: Arrays, view: View, arrays: Arrays) -> Arrays:
+    """With the values of each tile that is read: of all its positions, or of those that have a bit."""
+    number = at[view.loops[-1].name]
+    if view.bitmap:
+        has, starts = set_positions(arrays["bits"], view)[number], arrays["value_ptr"].long()[number]
+    else:
+        has, starts = number.new_ones((len(number), view.volume)) == 1, number * view.volume
+    own, place = torch.nonzero(has, as_tuple=True)
+    stored = starts[own] + (has.cumsum(1) - 1)[own, place]
+    return {axis: numbers[own] for axis, numbers in at.items()} | {STORED: stored, PLACE: place}
+
+
+def set_positions(words: torch.Tensor, tiles: Tiles) -> torch.Tensor:
+    """(tiles, volume) bool: which positions have a bit, the lowest bit of a word first."""
+    bits = words.long().view(-1, tiles.words, 1) >> torch.arange(tiles.word, device=words.device) & 1
+    return bits.flatten(1)[:, : tiles.volume] == 1
+
+
+# -- what kernels rely on ---------------------------------------------------------------------------------------------
+def check_arrays(packed: Packed) -> None:
+    """Raise `FormatError` unless every array that the view names is there, of its length, and pointers are in order."""
+    view, arrays = packed.view, packed.arrays
+    missing = set(view.arrays) - set(arrays) - {"values"}
+    require(not missing, f"the view reads {', '.join(sorted(missing))}, which packing did not make")
+    number = counts(view, arrays, packed.items, packed.stored)
+    for lookup in (lookup for c in view.coordinates.values() for lookup in c.lookups):
+        found, expected = arrays[lookup.array].numel(), lookup.elements(number, view.stored_shape(packed.shape))
+        require(expected in (found, None), f"{lookup.array!r} has {found} words, expected {expected}")
+    if view.single:
+        require(packed.items == number["block"], f"{number['block']} blocks are {packed.items} items")
+    elif not view.chunk:
+        _check_pointers("item_ptr", arrays["item_ptr"], packed.items, number[view.loops[0].name])
+    else:
+        items = -(-packed.stored // view.chunk)
+        require(packed.items == items, f"{packed.stored} nonzeros make {items} chunks, not {packed.items} items")
+    if any(isinstance(axis, Fibers) for axis in view.loops):
+        _check_fibers(packed, number["block"])
+    if view.bitmap:
+        _check_bits(packed, number[view.loops[-1].name])
+
+
+def check_coordinates(packed: Packed) -> None:
+    """Raise `FormatError` unless all coordinates that kernels read lie in their modes; those of lists may lie beyond.
+
+    Arrays are such as `check_arrays` lets pass.
+    """
+    view, shape = packed.view, packed.view.stored_shape(packed.shape)
+    number = counts(view, packed.arrays, packed.items, packed.stored)
+    for axis, level in zip(view.axes, view.levels, strict=True):
+        for mode, e in ((c.mode, view.coordinates[c.mode]) for c in level):
+            if e.modes or e.axes - {axis}:  # not known by the position along one axis
+                found = read(view, packed.arrays, packed.items, packed.stored)[0][mode]
+                size = packed.shape[mode] if mode not in view.along else shape[mode] * view.sides[mode]
+            else:
+                found, size = _along_axis(packed, e, number[axis]), shape[mode]
+            least, most = (int(n) for n in found.aminmax()) if found.numel() else (0, 0)
+            inside = least >= 0 and (most < size or bool(e.sides))
+            require(inside, f"a coordinate of mode {mode} lies outside its size, {packed.shape[mode]}")
+
+
+def _along_axis(packed: Packed, e: Expression, count: int) -> torch.Tensor:
+    """An expression at all positions of the one axis that it is read along, and of the side if it has one."""
+    view, arrays = packed.view, packed.arrays
+    at = torch.arange(count, device=next(iter(arrays.values())).device)
+    at = at.unsqueeze(1) if e.sides else at
+    reader = Reader(
+        lambda _: at,
+        lambda mode: at,
+        lambda mode: torch.arange(view.sides[mode], device=at.device),
+        lambda array, where: word_codec.whole(arrays[array]) if where is at else word_codec.whole(arrays[array])[where],
+    )
+    found = e.evaluate(reader)
+    return found if isinstance(found, torch.Tensor) else torch.full_like(at, found)
+
+
+def _check_pointers(name: str, pointers: torch.Tensor, count: int, end: int) -> None:
+    require(pointers.numel() == count + 1 > 0, f"{name} has {pointers.numel()} elements, expected {count + 1}")
+    first, last = int(pointers[0]), int(pointers[-1])
+    require((first, last) == (0, end), f"{name} goes from {first} to {last}, expected 0 to {end}")
+    require(bool((pointers[1:] >= pointers[:-1]).all()), f"{name} falls")
+
+
+def _check_bits(packed: Packed, tiles: int) -> None:
+    """Every tile has its words of bits, and a value for each bit that is set."""
+    pointers, words = packed.arrays["value_ptr"], packed.arrays["bits"]
+    _check_pointers("value_ptr", pointers, tiles, packed.stored)
+    expected = tiles * packed.view.words
+    require(words.numel() == expected, f"bits has {words.numel()} words, expected {expected}")
+    some = max(1, BITS // packed.view.words) * packed.view.words
+    own = torch.cat([set_positions(part, packed.view).sum(1) for part in words.flatten().split(some)])
+    require(torch.equal(own, torch.diff(pointers.long())), "a tile has not a value for each bit that is set")
+
+
+def _check_fibers(packed: Packed, blocks: int) -> None:
+    """Fibers are no longer than their blocks, and steps that are said to be full are."""
+    lanes, longest = packed.view.lanes, packed.storage.max_fiber_len
+    _check_pointers("block_ptr", packed.arrays["block_ptr"], blocks, packed.stored)
+    length = packed.arrays["lane_len"].long()
+    full = packed.arrays["block_full"].long()
+    require(length.numel() == blocks * lanes, f"lane_len has {length.numel()} elements, expected {blocks * lanes}")
+    require(full.numel() == blocks, f"block_full has {full.numel()} elements, expected {blocks}")
+    if not blocks:
+        return
+    spans = torch.diff(packed.arrays["block_ptr"].long())
+    table = length.view(blocks, lanes)
+    require(bool((spans % lanes == 0).all()), "a block's nonzeros are no multiple of its lanes")
+    require(bool((table * lanes <= spans.unsqueeze(1)).all()), "a fiber is longer than its block")
+    require(bool((length >= 0).all()), "lane_len has a length below 0")
+    require(bool((full.unsqueeze(1) <= table).all()), "block_full counts a step in which a lane has no nonzero")
+    found = int(length.max())
+    require(not longest or found <= longest, f"a fiber of {found} nonzeros is longer than max_fiber_len, {longest}")
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise `FormatError` unless a condition holds."""
+    if not condition:
+        raise FormatError(message)
