@@ -349,6 +349,19 @@ def test_tile_programs_print(operands: list[Any]) -> None:
     assert "gather" in str(program)
 
 
+@pytest.mark.parametrize(("plan", "programs"), [("scalar", 1), ("bcb", 1), ("bcb+scalar", 2), ("dense", 0)], ids=str)
+def test_programs_of_several_sparse_operands(plan: Any, programs: int) -> None:
+    x, y = (random_sparse((20, 20), "random", torch.float32, seed) for seed in (1, 2))
+    plan = stc.plan_bcb(threshold=2, i=4, j=4, k=4) if plan == "bcb+scalar" else plan
+    kernel = stc.compile("ij,jk->ik", x, y, plan=plan)
+    assert len(kernel.programs) == programs
+    assert kernel.step is kernel.steps[0]
+    chain = stc.compile("ij,jk,kl->il", x, y, x)
+    assert len(chain.programs) == sum(len(step.programs) for step in chain.steps) > 1
+    with pytest.raises(stc.PlanError, match=r"takes 2 steps: see \.steps"):
+        _ = chain.step
+
+
 def test_the_lack_of_a_gpu_is_said_once(operands: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warn, "_said", set())
     with pytest.warns(UserWarning, match="no GPU: running the generated torch programs"):

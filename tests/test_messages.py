@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -49,6 +50,21 @@ def test_triton_without_a_gpu_is_told_before_a_launch() -> None:
     kernel = stc.compile("ijk,jr->ir", x(), dense(5, 2), backend="triton")
     assert "tl.load" in kernel.source
     assert ".visible .entry" in kernel.ptx("sm_90")
+
+
+def test_what_needs_triton_says_so_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    y = random_sparse((6, 5), "random", F32)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    kernels = [stc.compile("ijk,jr->ir", x(), dense(5, 2)), stc.compile("ijk,kl->ijl", x(), y, plan="bcb")]
+    calls: list[Call] = [lambda k=k: k.ptx("sm_90") for k in kernels]  # type: ignore[misc]
+    calls += [
+        lambda: stc.einsum("ijk,jr->ir", x(), dense(5, 2), backend="triton"),
+        lambda: stc.einsum("ijk,kl->ijl", x(), y, backend="triton", plan="scalar"),
+        lambda: stc.einsum("ijk,kl->ijl", x(), y, backend="triton", plan="bcb"),
+    ]
+    for call in calls:
+        with pytest.raises(stc.PlanError, match=r"Triton, which is not installed: pip install"):
+            call()
 
 
 @pytest.mark.parametrize("call", [stc.einsum, stc.compile, stc.explain])

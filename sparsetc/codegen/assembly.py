@@ -6,6 +6,7 @@ In: kernels, and the types of their arguments. Out: assembly.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -49,6 +50,15 @@ def assembled(
         target=GPUTarget(machine, arch, warp),
         options=dict(options(machine)),
     )
+
+
+def check_installed() -> None:
+    """PlanError where there is no Triton."""
+    if find_spec("triton") is None:
+        raise PlanError(
+            'generated Triton kernels need Triton, which is not installed: pip install "triton>=3.6" (Linux), or take '
+            'backend="torch"'
+        )
 
 
 def is_interpreted(kernel: Any) -> bool:

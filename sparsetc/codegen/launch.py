@@ -21,7 +21,7 @@ import torch
 
 from sparsetc.codegen import cache, magnitudes
 from sparsetc.codegen import torch as torch_source
-from sparsetc.codegen.assembly import TRITON_TYPES, assembled, check_device, check_products, text_of
+from sparsetc.codegen.assembly import TRITON_TYPES, assembled, check_device, check_installed, check_products, text_of
 from sparsetc.codegen.header import header
 from sparsetc.codegen.torch_chunks import chunks, few
 from sparsetc.device.targets import MACHINES, portable
@@ -181,6 +181,7 @@ class TritonPrograms:
         name: str,
         about: Sequence[str] = (),
     ) -> None:
+        check_installed()
         self.programs, self.dtype, self.fused, self.name = tuple(programs), dtype, fused, name
         self.machine = machine
         self.about = tuple(about)

@@ -18,8 +18,7 @@ from sparsetc.codegen.launch import Values
 from sparsetc.contraction.base import Contraction, Result
 from sparsetc.contraction.contraction import wrap
 from sparsetc.contraction.evaluate import evaluate
-from sparsetc.contraction.step import Step
-from sparsetc.errors import DtypeError, ShapeError
+from sparsetc.errors import DtypeError, PlanError, ShapeError
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.support import pickles
 from sparsetc.support.entry import entry_point, traced_by_modes
@@ -169,11 +168,11 @@ class Kernel:
         return self.contraction.steps
 
     @property
-    def step(self) -> Step:
-        """The only step of a kernel of one sparse operand."""
-        (step,) = self.contraction.steps
-        assert isinstance(step, Step)
-        return step
+    def step(self) -> Any:
+        """The only step; PlanError of a kernel that takes another number of them, which are `steps`."""
+        if len(self.steps) != 1:
+            raise PlanError(f'"{self.equation}" takes {len(self.steps)} steps: see .steps')
+        return self.steps[0]
 
     @property
     def plan(self) -> Any:
@@ -197,8 +196,8 @@ class Kernel:
 
     @property
     def programs(self) -> tuple[TileProgram, ...]:
-        """The tile programs of a kernel of one sparse operand, one a part."""
-        return self.step.programs
+        """The tile programs of all steps, one a part; torch's own products have none."""
+        return tuple(program for step in self.steps for program in step.programs)
 
     @property
     def pattern(self) -> Pattern | None:

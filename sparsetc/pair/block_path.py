@@ -68,6 +68,7 @@ class BlockPath:
         self.launch_of_halves = self._launch_of(backend, halves=True) if halves else None
         first = self.launch_of_halves or self.launch
         self.program, self.source, self.path = first.program, first.source, first.path
+        self.programs = (first.program,)
         stored = zip(blocking.elements, self.program.view.pairs, strict=True)
         whole = sum(elements for elements, tiles in stored if not tiles.bitmap)
         budget.require(whole * width, f"the blocks of {equation}")

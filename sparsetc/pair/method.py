@@ -10,6 +10,7 @@ import torch
 
 from sparsetc.codegen.split_float16 import Halves
 from sparsetc.ir.plan import Plan
+from sparsetc.ir.program.tile import TileProgram
 from sparsetc.pair.problem import PairProblem
 from sparsetc.planner.choice import Estimate
 from sparsetc.planner.method import Method
@@ -20,6 +21,10 @@ Sizes = tuple[tuple[int, int], ...]
 
 class NumericPath(Protocol):
     """One way to the values of a result whose pattern is known."""
+
+    @property
+    def programs(self) -> tuple[TileProgram, ...]:
+        """The tile programs; none of torch's own product."""
 
     @property
     def source(self) -> str:

@@ -18,6 +18,7 @@ from sparsetc.contraction.autograd import apply, one_by_one
 from sparsetc.contraction.dense import resolved
 from sparsetc.explain import PairReport, in_microseconds
 from sparsetc.ir.plan import Plan, requested
+from sparsetc.ir.program.tile import TileProgram
 from sparsetc.options import Options
 from sparsetc.pair.blocking import Blocking
 from sparsetc.pair.choose import choose, estimates
@@ -115,6 +116,11 @@ class PairStep:
         for part, (nnz, nbytes) in zip(self.choice.plan.parts, read, strict=True):
             parts.append(replace(part, nnz=nnz, nbytes=nbytes + nnz * width))
         return replace(self.choice.plan, parts=tuple(parts))
+
+    @property
+    def programs(self) -> tuple[TileProgram, ...]:
+        """The tile programs that compute values."""
+        return self.path.programs
 
     @property
     def nnz(self) -> int:

@@ -13,6 +13,7 @@ import torch
 
 from sparsetc.codegen.split_float16 import Halves
 from sparsetc.ir.plan import Plan
+from sparsetc.ir.program.tile import TileProgram
 from sparsetc.pair.join import JoinSubset
 from sparsetc.pair.method import NumericPath, PairMethod, Sizes
 from sparsetc.pair.methods.block_pairs import BlockPairs
@@ -130,6 +131,11 @@ class HybridPath:
         for branch, slots, own in zip(self.branches, self.slots, (halves, None), strict=True):
             out.index_add_(0, slots, branch.run(x, y, own))
         return out
+
+    @property
+    def programs(self) -> tuple[TileProgram, ...]:
+        """The programs of both branches."""
+        return tuple(program for branch in self.branches for program in branch.path.programs)
 
     @property
     def source(self) -> str:

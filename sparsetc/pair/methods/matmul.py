@@ -57,6 +57,7 @@ class DensePath:
 
     def __init__(self, unfolded: Unfolded, equation: str, budget: Budget, precision: str) -> None:
         self.unfolded, self.budget, self.precision = unfolded, budget, precision
+        self.programs = ()
         self.source = dense_source(equation, unfolded.join.roles)
         module, self.path = cache.load(self.source, budget.settings.cache_dir, source_name(equation, "dense"))
         self.module: Any = module

@@ -8,6 +8,7 @@ import torch
 
 from sparsetc.codegen.split_float16 import Halves
 from sparsetc.ir.plan import Plan
+from sparsetc.ir.program.tile import TileProgram
 from sparsetc.pair.method import PairMethod, Sizes
 from sparsetc.pair.prices import scalar_seconds
 from sparsetc.pair.problem import PairProblem
@@ -55,6 +56,11 @@ class ScalarPath:
     def run(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None = None) -> torch.Tensor:
         """Multiply and add up, task by task."""
         return self.sums.product("z", x, y)
+
+    @property
+    def programs(self) -> tuple[TileProgram, ...]:
+        """The program of the sums."""
+        return self.sums.of("z").programs.programs
 
     @property
     def source(self) -> str:
