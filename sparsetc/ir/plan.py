@@ -40,6 +40,10 @@ ROUNDED = "bf16"
 """The precision at which dense operands may be rounded before they are read."""
 MOST_REGISTERS = 255
 """Registers of a thread of a GPU, at most."""
+MOST_WARPS = 32
+"""Warps of a program of a GPU, at most."""
+MOST_STEPS = 64
+"""Steps of a loop that are taken together, or loaded ahead, at most: generated source has a copy of each."""
 F16X3 = "f16x3"
 """Precision of dots of float32 in halves of 16 bits: three dots, of high and high, high and low, low and high halves.
 Stored sides are in halves (`ir.nest.view.Tiles`); what is gathered is split in registers."""
@@ -368,17 +372,18 @@ def verify(plan: Plan) -> None:
         for axis in part.schedule.slabs:
             if axis not in known or part.schedule.slabs.count(axis) > 1:
                 raise PlanError(f"{where}: slabs are of axes that have a block, each named once, found {axis!r}")
-        for what, size, least in (
-            ("max_fiber_len", part.storage.max_fiber_len, 0),
-            ("max_item_nnz", part.storage.max_item_nnz, 0),
-            ("unroll", part.schedule.unroll, 1),
-            ("masked_unroll", part.schedule.masked_unroll, 1),
-            ("the number of registers", part.schedule.registers, 0),
+        for what, size, least, most in (
+            ("max_fiber_len", part.storage.max_fiber_len, 0, None),
+            ("max_item_nnz", part.storage.max_item_nnz, 0, None),
+            ("unroll", own.unroll, 1, MOST_STEPS),
+            ("masked_unroll", own.masked_unroll, 1, MOST_STEPS),
+            ("the number of stages", own.stages, 0, MOST_STEPS),
+            ("the number of warps", own.warps, 1, MOST_WARPS),
+            ("the number of registers", own.registers, 0, MOST_REGISTERS),
         ):
             if size < least:
                 raise PlanError(f"{where}: {what} must be {least} or more, found {size}")
-        if part.schedule.registers > MOST_REGISTERS:
-            found = part.schedule.registers
-            raise PlanError(f"{where}: the number of registers must be {MOST_REGISTERS} or less, found {found}")
+            if most is not None and size > most:
+                raise PlanError(f"{where}: {what} must be {most} or less, found {size}")
     if plan.fused and len({p.schedule.warps for p in plan.parts}) > 1:
         raise PlanError(f"plan {plan.name!r}: the parts of one fused launch must agree on the number of warps")
