@@ -157,6 +157,13 @@ def test_registers_are_limited_where_the_schedule_says_so() -> None:
     assert ".maxnreg" not in stc.compile("ij,jr->ir", *operands, plan=free, backend="triton").ptx("sm_90")
 
 
+def test_products_and_sums_are_fused_whatever_triton_does_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton import knobs
+
+    monkeypatch.setattr(knobs.language, "default_fp_fusion", False, raising=False)
+    assert "fma.rn.f32" in compiled(*CASES["mttkrp-coo"]).ptx("sm_90")
+
+
 def test_parts_run_apart_are_compiled_apart() -> None:
     plan = joined(fibers(r=32), short_rows(r=32), 14, fused=False)
     kernel = compiled(OPERATIONS["mttkrp-3-0"], plan, {**THIRTY_TWO, "i": 4})

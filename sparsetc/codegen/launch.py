@@ -21,7 +21,15 @@ import torch
 
 from sparsetc.codegen import cache, magnitudes
 from sparsetc.codegen import torch as torch_source
-from sparsetc.codegen.assembly import TRITON_TYPES, assembled, check_device, check_installed, check_products, text_of
+from sparsetc.codegen.assembly import (
+    FUSED,
+    TRITON_TYPES,
+    assembled,
+    check_device,
+    check_installed,
+    check_products,
+    text_of,
+)
 from sparsetc.codegen.header import header
 from sparsetc.codegen.torch_chunks import chunks, few
 from sparsetc.device.targets import MACHINES, portable
@@ -259,7 +267,7 @@ class TritonPrograms:
         """What Triton is told of a launch beside its arguments; registers where all parts say the same."""
         first, registers = self.programs[group[0]], {self.programs[n].registers for n in group}
         limited = {"maxnreg": first.registers} if machine == "cuda" and registers - {0} and len(registers) == 1 else {}
-        return {"num_warps": first.warps, "num_stages": first.stages, **limited}
+        return {"num_warps": first.warps, "num_stages": first.stages, **limited, **FUSED}
 
     def compile_for(self, target: str, arrays: Sequence[PartArrays], out_dtype: torch.dtype) -> list[Any]:
         """Triton's compiled kernels for a named target; needs no GPU."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from sparsetc.codegen.assembly import FUSED
 from sparsetc.decomposition.als import Equations, Sweep, Whole
 from sparsetc.decomposition.linear import INVERSE_RANK, LEAST_SQUARES, Update, inverse_of_product, warps_of, width_of
 from sparsetc.device.targets import machine_of
@@ -93,10 +94,10 @@ def advance(
     with torch.cuda.device_of(factor):
         kernels.advance[(programs,)](
             factor, rhs.contiguous(), *system, grams, inners, rows, rank, width, BLOCK,
-            num_warps=step_warps(width, machine_of([factor])), num_stages=STAGES,
+            num_warps=step_warps(width, machine_of([factor])), num_stages=STAGES, **FUSED,
         )  # fmt: skip
         size = rank * rank
-        kernels.total[(-(-size // CHUNK),)](grams, inners, gram, inner, programs, size, PROGRAMS, CHUNK)
+        kernels.total[(-(-size // CHUNK),)](grams, inners, gram, inner, programs, size, PROGRAMS, CHUNK, **FUSED)
 
 
 def measure(
@@ -109,7 +110,7 @@ def measure(
     scales, width = grams.new_empty(order, rank), width_of(rank)
     with torch.cuda.device_of(grams):
         kernels.measure[(1,)](
-            grams, inner, norm, is_free, fit, scales, rank, order, width, num_warps=warps_of(width)
+            grams, inner, norm, is_free, fit, scales, rank, order, width, num_warps=warps_of(width), **FUSED
         )  # fmt: skip
     return scales
 

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+from sparsetc.codegen.assembly import FUSED
+
 INVERSE_RANK = 64
 """The largest rank of which one program inverts a matrix in registers."""
 KERNEL_RANK = 256
@@ -83,7 +85,7 @@ def inverse_of_product(
     with torch.cuda.device_of(grams):
         invert[(1,)](
             grams, penalty, own, inverse, pivots, order, skip, rank, _share(rank, dtype),
-            width, least(dtype), num_warps=warps_of(width),
+            width, least(dtype), num_warps=warps_of(width), **FUSED,
         )  # fmt: skip
     return own, inverse
 
@@ -156,7 +158,7 @@ def hals_by_kernel(factor: torch.Tensor, rhs: torch.Tensor, gram: torch.Tensor) 
     with torch.cuda.device_of(factor):
         update[grid](
             factor, rhs.contiguous(), gram.contiguous(), rows, rank, HALS_PASSES,
-            width, block, gram.ndim == 3, least(factor.dtype),
+            width, block, gram.ndim == 3, least(factor.dtype), **FUSED,
         )  # fmt: skip
 
 
