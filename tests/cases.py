@@ -10,8 +10,10 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from random import Random
 from typing import Any
 
+import pytest
 import torch
 
 import sparsetc as stc
@@ -39,6 +41,29 @@ TOLERANCE = {
 """Of the error of an element, relative to the sum of the absolute values of its terms."""
 SMALLEST = {torch.float16: 1e-6}
 """What an element may be off by besides: float16 has few exponents."""
+
+
+# --- the ends of int64 ------------------------------------------------------------------------------------------------
+
+LIMITS = (2**63 - 1, 2**63, -(2**63), -(2**63) - 1)
+"""Integers at the ends of int64, and the first beyond."""
+WIDE = (
+    *((2**63 - 1,), (3577, (2**63 - 1) // 3577)),  # sizes multiply to 2**63 - 1
+    *((2**31, 2**32), (2**21, 2**21, 2**21)),  # 2**63, as many numbers as int64 has from 0 on
+    *((3, 2**62), (65535, (2**64 - 1) // 65535)),  # more, and 2**64 - 1
+    *((2**31, 2**33), (2**33, 2**31), (2**62, 1, 4)),  # 2**64
+    *((2**40, 2**40), (2**31, 2**33, 2**20), (2**20, 1, 2**62, 2**63 - 1), (2**24,) * 6),
+)
+"""Shapes whose linear index is about as large as int64 holds, or larger."""
+every_wide_shape = pytest.mark.parametrize("shape", WIDE, ids=lambda shape: "x".join(map(str, shape)))
+
+
+def ends(shape: tuple[int, ...], seed: int = 0) -> list[tuple[int, ...]]:
+    """Some ten different positions, in no order, each coordinate near an end or the middle of its mode."""
+    random = Random(seed)
+    near = [[at % n for at in (0, 1, n // 2 - 1, n // 2, n - 2, n - 1)] for n in shape]
+    found = {tuple(map(random.choice, near)) for _ in range(12)}
+    return random.sample(sorted(found), len(found))
 
 
 # --- operands ---------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import LIMITS, ends, every_wide_shape
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -73,6 +74,45 @@ def test_round_trip_of_any_order(tmp_path: Path, suffix: str, shape: tuple[int, 
     x = random_tensor(shape, 50)
     sio.write(tmp_path / f"x{suffix}", x)
     assert same(sio.read(tmp_path / f"x{suffix}"), x)
+
+
+@every_wide_shape
+def test_round_trip_of_wide_shapes(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    at = ends(shape)
+    x = SparseTensor(torch.tensor(at).T, torch.randint(-(2**63), 2**63 - 1, (len(at),)), shape)
+    for suffix in sio.SUFFIXES:
+        if len(shape) == 2 or ".mtx" not in suffix:
+            sio.write(tmp_path / f"x{suffix}", x)
+            assert same(sio.read(tmp_path / f"x{suffix}", dtype=torch.int64), x)
+    for suffix in (".tns", ".npz"):
+        sio.pack(tmp_path / f"x{suffix}", tmp_path / "packed.stc", dtype=torch.int64)
+        assert same(sio.read(tmp_path / "packed.stc"), x)
+
+
+@pytest.mark.parametrize("value", LIMITS)
+def test_integers_at_the_ends_of_int64(tmp_path: Path, value: int) -> None:
+    for name, head in ((".tns", ""), (".mtx", "%%MatrixMarket matrix coordinate integer general\n1 2 2\n")):
+        text = f"{head}1 1 {value}\n1 2 +1\n"
+        if -(2**63) <= value < 2**63:
+            assert from_text(tmp_path, text, torch.int64, f"x{name}").values.tolist() == [value, 1]
+        else:
+            with pytest.raises(
+                IOFormatError, match=rf"line {text.count(chr(10)) - 1}: the value '{value}' does not fit"
+            ):
+                from_text(tmp_path, text, torch.int64, f"x{name}")
+        assert from_text(tmp_path, text, torch.float64, f"x{name}").values.tolist() == [float(value), 1.0]
+    x = SparseTensor([[0]], torch.tensor([float(value)], dtype=torch.float64), (1,))
+    sio.write(tmp_path / "x.npz", x)
+    if value < 0:  # of which the second is the first, rounded
+        assert sio.read(tmp_path / "x.npz", dtype=torch.int64).values.tolist() == [-(2**63)]
+    else:
+        with pytest.raises(IOFormatError, match="does not fit"):
+            sio.read(tmp_path / "x.npz", dtype=torch.int64)
+    if value == 2**63 - 1:
+        assert from_text(tmp_path, f"{value} 1 5\n").shape == (value, 1)
+    else:
+        with pytest.raises(IOFormatError, match=f"line 1: coordinate {value} of mode 0 is out of range"):
+            from_text(tmp_path, f"{value} 1 5\n")
 
 
 @pytest.mark.parametrize("suffix", sio.SUFFIXES)

@@ -7,11 +7,12 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from cases import PATTERNS, assert_matches, bound_of, poisoned, random_sparse, random_values
+from cases import PATTERNS, assert_matches, bound_of, ends, every_wide_shape, poisoned, random_sparse, random_values
 from hypothesis import given, settings
 from pair_cases import (
     CHAINS,
@@ -341,6 +342,28 @@ def test_sizes_whose_product_passes_64_bits(plan: str) -> None:
             assert found.shape == (big,) * len(equation.split("->")[1])
             assert torch.equal(found.coords, expected.coords * (big // 4))
             torch.testing.assert_close(found.values, expected.values)
+
+
+@every_wide_shape
+@pytest.mark.parametrize("plan", ["auto", "scalar", "dense", "bcb"])
+def test_wide_shapes(plan: str, shape: tuple[int, ...]) -> None:
+    """Elementwise, one mode left of each, and an outer product in another order, against dictionaries."""
+    wanted = {p: n + 1.0 for n, p in enumerate(ends(shape))}
+    x = stc.SparseTensor(torch.tensor([*wanted]).T, torch.tensor([*wanted.values()]), shape)
+    own = "ijklmn"[: len(shape)]
+    other = own.upper()
+    equations: dict[str, dict[tuple[int, ...], float]] = {f"{own},{own}->{own}": {p: v * v for p, v in wanted.items()}}
+    gram = equations[f"{own},{other[0]}{own[1:]}->{own[0]}{other[0]}"] = {}
+    outer = equations[f"{own},{other}->{other[0]}{own}{other[1:]}"] = {}
+    for (p, a), (q, b) in product(wanted.items(), repeat=2):
+        outer[(q[0], *p, *q[1:])] = a * b
+        if p[1:] == q[1:]:
+            gram[p[0], q[0]] = gram.get((p[0], q[0]), 0.0) + a * b
+    for equation, expected in equations.items():
+        found = stc.einsum(equation, x, x, plan=plan)
+        assert isinstance(found, stc.SparseTensor)
+        assert [*map(tuple, found.coords.T.tolist())] == sorted(expected)
+        assert found.values.tolist() == [expected[p] for p in sorted(expected)]
 
 
 # --- several operands, dense operands ---------------------------------------------------------------------------------

@@ -5,10 +5,12 @@ Operands whose entries have no elements have no nonzeros. A sum over nothing of 
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
+from cases import ends, every_wide_shape
 
 import sparsetc as stc
 from sparsetc.testing.reference import Term, join, pattern, whole
@@ -160,3 +162,22 @@ def test_where_no_entries_meet_there_are_no_positions(equation: str, operands: l
     zero = [o.with_values(o.values * 0) if isinstance(o, stc.SparseTensor) else o for o in operands]
     check(equation, zero, output="sparse")
     assert float(stc.einsum(equation, *zero, output="dense").abs().sum()) == 0
+
+
+@every_wide_shape
+@pytest.mark.parametrize("plan", ["auto", "coo", "streamed"])
+def test_wide_shapes(plan: str, shape: tuple[int, ...]) -> None:
+    """Transposed, and projected on some modes, against a dictionary."""
+    at = ends(shape)
+    x, letters = stc.SparseTensor(torch.tensor(at).T, torch.arange(1.0, len(at) + 1), shape), "ijklmn"[: len(shape)]
+    for output in {letters[::-1], letters[0], letters[:0:-1] or letters}:
+        wanted = Counter[tuple[int, ...]]()
+        for n, p in enumerate(at):
+            wanted[tuple(p[letters.index(c)] for c in output)] += n + 1
+        if plan == "streamed":
+            found = stc.stream(f"{letters}->{output}", x, output="sparse", chunk_bytes=4096)
+        else:
+            found = stc.einsum(f"{letters}->{output}", x, output="sparse", plan=plan)
+        assert isinstance(found, stc.SparseTensor)
+        assert [*map(tuple, found.coords.T.tolist())] == sorted(wanted)
+        assert found.values.tolist() == [wanted[p] for p in sorted(wanted)]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 
 import numpy as np
 import processes
 import pytest
 import torch
+from cases import LIMITS, ends, every_wide_shape
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -139,6 +141,37 @@ def test_product_of_sizes_beyond_int64() -> None:
             x.to_dense(memory_limit=limit)
     with pytest.raises(ShapeError, match="2\\*\\*63"):
         x.to_torch()
+
+
+@every_wide_shape
+def test_wide_shapes_are_sorted_and_summed(shape: tuple[int, ...]) -> None:
+    at = ends(shape)
+    x = SparseTensor(torch.tensor([*at, *at]).T, torch.arange(2.0 * len(at)), shape)
+    wanted = {p: 2.0 * n + len(at) for n, p in enumerate(at)}
+    assert [*map(tuple, x.coords.T.tolist())] == sorted(at)
+    assert x.values.tolist() == [wanted[p] for p in sorted(at)]
+    for modes in itertools.permutations(range(len(shape))) if len(shape) < 5 else [(5, 4, 3, 2, 1, 0)]:
+        turned = x.permute(*modes)
+        assert [*map(tuple, turned.coords.T.tolist())] == sorted(tuple(p[m] for m in modes) for p in at)
+        assert torch.equal(turned.permute(*map(modes.index, range(len(shape)))).values, x.values)
+
+
+@pytest.mark.parametrize("value", LIMITS)
+def test_integers_at_the_ends_of_int64(value: int) -> None:
+    if -(2**63) <= value < 2**63:
+        assert SparseTensor([[0, 1]], [value, 1], (2,)).values.tolist() == [value, 1]
+        with pytest.raises(DtypeError, match=str(value + (1 if value > 0 else -1))):
+            SparseTensor([[0, 0]], [value, 1 if value > 0 else -1], (2,))
+        with pytest.raises(CoordinateError, match=str(value)):
+            SparseTensor([[value]], [1.0], (2,))
+    else:
+        with pytest.raises(DtypeError, match="values"):
+            SparseTensor([[0]], [value], (2,))
+        with pytest.raises(FormatError, match="coord"):
+            SparseTensor([[value]], [1.0], (2,))
+    if value != 2**63 - 1:
+        with pytest.raises(ShapeError, match="2\\*\\*63"):
+            SparseTensor([[0]], [1.0], (value,))
 
 
 def test_linear_key_up_to_the_last_value() -> None:

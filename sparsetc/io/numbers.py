@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal
 
 import numpy as np
 import torch
@@ -42,7 +43,8 @@ def fault(token: str, dtype: torch.dtype) -> str | None:
     value = float(token)
     if not dtype.is_floating_point:
         limits = torch.iinfo(dtype)
-        if not (value.is_integer() and limits.min <= value <= limits.max):
+        exact = Decimal(token) if token.lstrip("+-").isdigit() else value
+        if not (value.is_integer() and limits.min <= exact <= limits.max):
             return f"the value {_short(token)} does not fit {dtype}"
     elif "inf" not in token.lower() and bool(torch.tensor(value, dtype=torch.float64).to(dtype).isinf()):
         remedy = "write inf for an infinity" if math.isinf(value) else "read it with dtype=torch.float64"
@@ -60,7 +62,7 @@ def cast(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     else:
         lost = made.to(values.dtype) != values
         if values.is_floating_point():
-            lost |= values.abs() >= 2.0**63  # what becomes of those depends on the processor
+            lost |= (values >= 2.0**63) | (values < -(2.0**63))  # what becomes of those depends on the processor
     if bool(lost.any()):
         raise digits.BadToken(f"the value {values[lost][0].item()} does not fit {dtype}")
     return made

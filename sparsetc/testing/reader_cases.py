@@ -29,6 +29,7 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 
 NASTY = (
     *b"0 -1 +1 1.0 1e3 9223372036854775807 9223372036854775808 00000000000000000000001".split(),
+    *b"-9223372036854775808 -9223372036854775809".split(),
     *b"1e39 -1e400 nan -inf Infinity infinite 1_0 0x10 . - e5 1e 1e-99999".split(),
     *(b"\0", b"\x1c", b"\x85", b"\xa0", b"\xc2\xa0", b"\xff\xfe", b"\r", b"\r\n", b"\n", b"\x0b", b"\x0c"),
     *(b"# shape: 2 3", b"3\n4 5 6\n", b"%%MatrixMarket", b"0." + b"1" * 30, b"0" * 5000),
@@ -58,7 +59,7 @@ def draw(random: Random) -> Case:
     kind = random.choice((".tns", ".tns", ".tns.gz", ".mtx", ".mtx", ".mtx.gz", ".npz", ".stc", *FOREIGN))
     if kind in FOREIGN:
         return _arrays(random, *FOREIGN[kind](random))
-    x = _tensor(random, 2 if ".mtx" in kind else random.randint(1, 5), (1, 3, 10, 2000, 2**31, 2**62))
+    x = _tensor(random, 2 if ".mtx" in kind else random.randint(1, 5), (1, 3, 10, 2000, 2**31, 2**33, 2**62, 2**63 - 1))
     if kind == ".stc":
         return _packed(random, _written(x, kind), x)
     if kind == ".npz":
@@ -76,6 +77,8 @@ def _tensor(random: Random, order: int, sizes: tuple[int, ...]) -> SparseTensor:
     numbers: tuple[Callable[[], float], ...] = (lambda: random.randint(-limit // 60, limit // 60),)
     if dtype.is_floating_point:
         numbers += (lambda: random.gauss(0, 1), lambda: random.choice((0.0, -0.0, 1e-30, -3e38, float("inf"))))
+    elif dtype == torch.int64:
+        numbers += (lambda: random.choice((2**63 - 1, -(2**63), 2**53 + 1)),)
     values = torch.tensor([random.choice(numbers)() for _ in range(nonzeros)], dtype=dtype)
     held = torch.tensor(coords, dtype=torch.int64).clamp(max=torch.tensor(shape)[:, None] - 1)
     unique = torch.unique(held, dim=1)  # so that no sum depends on an order
