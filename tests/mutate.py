@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,9 +70,8 @@ class Mutation(NamedTuple):
 
 def mutations(source: bytes) -> list[Mutation]:
     """Return all changes of the functions of a module, in the order of the text."""
-    starts = [0]
-    for text in source.splitlines(keepends=True):
-        starts.append(starts[-1] + len(text))
+    lines = source.splitlines(keepends=True)
+    starts = [0, *accumulate(map(len, lines))]
 
     def inside(node: ast.AST, function: str) -> Iterator[Mutation]:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
@@ -79,7 +79,8 @@ def mutations(source: bytes) -> list[Mutation]:
         for place, after in changes(node) if function else ():
             start = starts[place.lineno - 1] + place.col_offset
             end = starts[(place.end_lineno or 0) - 1] + (place.end_col_offset or 0)
-            key = f"{function}: {ast.unparse(place)} → {after or 'nothing'}"
+            text = lines[place.lineno - 1].decode().strip()
+            key = f"{function}: {ast.unparse(place)} → {after or 'nothing'} in `{text}`"
             yield Mutation(start, end, after, place.lineno, key)
         strict = isinstance(node, ast.keyword) and node.arg == "strict"  # of `zip`: says what holds anyway
         if not strict and not isinstance(node, (ast.Raise, ast.JoinedStr)):  # messages are no behaviour
