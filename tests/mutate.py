@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,6 +49,7 @@ TESTS = {
     "sparsetc/distributed/": ["distributed_cuts", "distributed"],
     "sparsetc/similarity/": ["similarity blocking_curve", "windows mixed_mode"],
 }
+LOG = "output_of_tests.txt"
 SWAPS = """Lt-LtE LtE-Lt Gt-GtE GtE-Gt Eq-NotEq NotEq-Eq Is-IsNot IsNot-Is In-NotIn NotIn-In Add-Sub Sub-Add
 Mult-FloorDiv FloorDiv-Mult Div-Mult Mod-FloorDiv LShift-RShift RShift-LShift BitAnd-BitOr BitOr-BitAnd And-Or Or-And"""
 OPERATORS = dict(pair.split("-") for pair in SWAPS.split())
@@ -68,9 +70,8 @@ class Mutation(NamedTuple):
 
 def mutations(source: bytes) -> list[Mutation]:
     """Return all changes of the functions of a module, in the order of the text."""
-    starts = [0]
-    for text in source.splitlines(keepends=True):
-        starts.append(starts[-1] + len(text))
+    lines = source.splitlines(keepends=True)
+    starts = [0, *accumulate(map(len, lines))]
 
     def inside(node: ast.AST, function: str) -> Iterator[Mutation]:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
@@ -78,9 +79,11 @@ def mutations(source: bytes) -> list[Mutation]:
         for place, after in changes(node) if function else ():
             start = starts[place.lineno - 1] + place.col_offset
             end = starts[(place.end_lineno or 0) - 1] + (place.end_col_offset or 0)
-            key = f"{function}: {ast.unparse(place)} → {after or 'nothing'}"
+            text = lines[place.lineno - 1].decode().strip()
+            key = f"{function}: {ast.unparse(place)} → {after or 'nothing'} in `{text}`"
             yield Mutation(start, end, after, place.lineno, key)
-        if not isinstance(node, (ast.Raise, ast.JoinedStr)):  # messages are no behaviour
+        strict = isinstance(node, ast.keyword) and node.arg == "strict"  # of `zip`: says what holds anyway
+        if not strict and not isinstance(node, (ast.Raise, ast.JoinedStr)):  # messages are no behaviour
             for field, value in ast.iter_fields(node):
                 for child in value if isinstance(value, list) else [value]:
                     if isinstance(child, ast.AST) and field not in ("annotation", "returns", "decorator_list"):
@@ -150,8 +153,8 @@ def outcome(folder: Path, tests: list[str], seconds: float | None = None) -> str
     """Run tests on the code in a folder, and say what became of it."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-    quiet = subprocess.DEVNULL
-    run = subprocess.Popen(command, cwd=folder, env=environment, stdout=quiet, stderr=quiet, start_new_session=True)
+    with open(folder / LOG, "w") as log:
+        run = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True)
     try:
         return "killed" if run.wait(seconds) else "survived"
     except subprocess.TimeoutExpired:
@@ -167,7 +170,8 @@ def tried(mutant: tuple[str, Mutation], folder: Path, limits: dict[str, float]) 
         if str(tests) not in limits:
             started = time.monotonic()
             if outcome(folder, tests) != "survived":
-                raise SystemExit(f"These tests of {mutant[0]} fail without a mutation: {' '.join(tests)}")
+                log = (folder / LOG).read_text()[-2000:]
+                raise SystemExit(f"These tests of {mutant[0]} fail without a mutation: {' '.join(tests)}\n{log}")
             limits[str(tests)] = 10 + 4 * (time.monotonic() - started)
         path.write_bytes(mutant[1].applied(source))
         result = outcome(folder, tests, limits[str(tests)])

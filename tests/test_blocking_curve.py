@@ -83,6 +83,17 @@ def test_a_picture(tmp_path: Path) -> None:
         found.plot(tmp_path / "absent" / "curve.png")
 
 
+def test_a_picture_has_every_point_within_its_axes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure
+    drawn = []
+    monkeypatch.setattr(figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    found = stc.blocking_curve(stc.SparseTensor.from_dense(MATRIX), width=2)
+    found.plot(tmp_path / "curve.png")
+    (axes,) = drawn[0].axes
+    assert axes.lines[0].get_xydata().tolist() == [[p.height, p.density] for p in found.points]
+    assert axes.get_ylim() == (0, pytest.approx(1.1 * max(p.density for p in found.points)))
+
+
 def test_a_picture_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("matplotlib", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -116,6 +116,8 @@ def test_products_of_16_bits_have_sums_of_32() -> None:
     out = torch.empty(1, 1)
     multiply(left, right, out)
     assert out.item() == 409_600  # beyond float16
+    with pytest.raises(stc.DtypeError, match=r"of one dtype, found torch\.float16 and torch\.float32"):
+        multiply(left, right.float(), out)
 
 
 def test_an_output_is_overwritten_or_added_to() -> None:

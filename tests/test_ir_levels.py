@@ -461,6 +461,17 @@ def test_more_work_never_takes_less_time(format: str, profile: DeviceProfile) ->
     assert c.roofline(tenfold, profile)[1] > seconds
 
 
+@pytest.mark.parametrize("profile", [default_gpu(), cpu()], ids=lambda p: p.name)
+def test_rows_of_larger_tables_come_from_memory_more_often(profile: DeviceProfile) -> None:
+    statistics = Statistics(items=10, fibers=10, stored=10**8, nnz=10**8, itemsize=4)
+    tables = (20, 10**5, 10**6, 10**7)
+    seconds = [
+        cost(lowered("ijk,jr,kr->ir", "coo", ROWS, j=rows)).seconds(statistics, profile)["memory"] for rows in tables
+    ]
+    assert seconds == sorted(seconds)
+    assert seconds[-1] > 2 * seconds[0]
+
+
 def test_a_faster_device_takes_no_more_time() -> None:
     c = cost(lowered("ijk,jr,ks->irs", "coo", ROWS, dot=True, i=100_000, j=100_000, k=100_000))
     statistics = Statistics(items=1000, fibers=1000, stored=10**6, nnz=10**6, itemsize=4)
@@ -481,6 +492,22 @@ def test_rows_that_are_stored_take_no_additions() -> None:
         cost(lowered("ijk,jr,kr->ir", "coo", ROWS, Target(owned=owned, rows=10))) for owned in (False, True)
     )
     assert added.seconds(statistics, default_gpu())["add"] > stored.seconds(statistics, default_gpu())["add"] == 0
+
+
+def test_rows_that_are_added_to_in_no_order_are_counted() -> None:
+    def met(format: str, storage: Storage) -> int:
+        return cost(lowered("ijk,jr,kr->ir", format, storage, Target(rows=10))).met
+
+    assert met("coo", Storage((), (), (0, 1, 2))) == 10
+    assert met("coo", ROWS) == 0  # an item adds to one row
+    assert met("fiber", Storage((), (0,), (1, 2), lanes=4)) == 0  # a lane has one row, apart from those of others
+    assert met("fiber", Storage((), (0, 1), (2,), lanes=4)) == 10
+
+
+def test_only_sampled_results_have_no_rows_without_nonzeros() -> None:
+    assert not cost(mttkrp("coo")).sparse
+    assert not cost(mttkrp("fiber")).sparse
+    assert cost(lowered("ijk,ir,jr,kr->ijk", "coo", Storage((), (), (0, 1, 2)), Target(sparse=True))).sparse
 
 
 def test_a_cost_describes_itself() -> None:

@@ -24,11 +24,13 @@ def test_survivors_are_printed_unless_they_are_listed(
     arguments = ["toy.py", "--root", str(tmp_path)]
     assert mutate.main([*arguments, "--jobs", "2"]) == 1
     assert capsys.readouterr().out.splitlines() == [
-        "killed: toy.py:2 later: a > b → None",
-        "survived: toy.py:2 later: a > b → a >= b",
+        "killed: toy.py:2 later: a > b → None in `return a > b`",
+        "survived: toy.py:2 later: a > b → a >= b in `return a > b`",
         "2 mutants, 0 timed out, 1 survived",
     ]
-    (tmp_path / "tests" / "equivalent_mutants.txt").write_text("# A reason.\ntoy.py later: a > b → a >= b\n")
+    (tmp_path / "tests" / "equivalent_mutants.txt").write_text(
+        "# A reason.\ntoy.py later: a > b → a >= b in `return a > b`\n"
+    )
     assert mutate.main(arguments) == 0
 
 

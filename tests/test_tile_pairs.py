@@ -362,3 +362,5 @@ def test_what_a_program_says_of_itself() -> None:
     assert program.stored("y").letters == ("l", "k")
     assert program.stored("y").stride("l") == 16
     assert program.stored("y").array("bits") == "y_bits"
+    with pytest.raises(PlanError, match="a task list has operands x, y, not 'z'"):
+        program.stored("z")
