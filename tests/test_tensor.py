@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import warnings
+import weakref
 
 import numpy as np
 import processes
@@ -13,6 +15,7 @@ from cases import LIMITS, ends, every_wide_shape
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import sparsetc as stc
 from sparsetc.errors import (
     CoordinateError,
     DeviceError,
@@ -524,3 +527,33 @@ def test_cuda() -> None:
         SparseTensor(coords.cuda(), values.cuda(), (5, 4, 5))
     with pytest.raises(DeviceError):
         SparseTensor(coords, values.cuda(), (5, 5, 5))
+
+
+def test_what_a_sparse_tensor_is_not_is_refused() -> None:
+    x = SparseTensor([[0, 1], [1, 0]], [1.0, 2.0], (2, 2))
+    y = x.with_values([3.0, 4.0])
+    for call in (np.asarray, np.array, np.linalg.norm, lambda a: np.dot(a, np.ones(2))):
+        with pytest.raises(stc.DtypeError, match=r"no ndarray: call \.to_dense\(\)\.numpy\(\)"):
+            call(x)
+    for call in (np.sum, np.exp, lambda a: np.ones((2, 2)) * a, lambda a: np.add(1, a)):
+        with pytest.raises(stc.DtypeError, match=r"takes no SparseTensor: call \.to_dense\(\)"):
+            call(x)
+    for other in (y, x.to_dense(), np.ones((2, 2)), 0, 1.0, x.to_scipy()):
+        for compare in (operator.eq, operator.ne):
+            with pytest.raises(stc.DtypeError, match="== does not compare"):
+                compare(x, other)
+    with pytest.raises(stc.DtypeError, match="neither true nor false"):
+        bool(x)
+
+
+def test_collections_tell_tensors_apart_by_identity() -> None:
+    x, y = (SparseTensor([[0]], [value], (1,)) for value in (1.0, 1.0))
+    assert {x: 1, y: 2}[y] == 2
+    assert len({x, y}) == 2
+    assert [x, y].index(x) == 0
+    assert x in [None, "x", x]
+    assert (x, y) == (x, y)
+    weak = weakref.WeakKeyDictionary({x: 1, y: 2})
+    assert weak[x] == 1
+    assert y in weakref.WeakSet([y])
+    assert x != None  # noqa: E711

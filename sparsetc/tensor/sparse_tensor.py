@@ -7,12 +7,13 @@ one device, differentiable with respect to its values. The levels above keep wha
 from __future__ import annotations
 
 import math
-from typing import Any, TypeVar
+from numbers import Number
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
 
-from sparsetc.errors import DeviceError, ShapeError
+from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.support.entry import entry_point
 from sparsetc.support.lru import Lru
 from sparsetc.tensor import change, convert
@@ -226,6 +227,32 @@ class SparseTensor:
             f"SparseTensor(shape={self.shape}, nnz={self.nnz}{dense}, density={self.density:.3g}, "
             f"dtype={self.dtype}, device={self.device})"
         )
+
+    # ---- what it is not, though Python or numpy would take it for one -------------------------------------------
+
+    def __bool__(self) -> NoReturn:
+        raise DtypeError("a SparseTensor is neither true nor false: ask `is None`, or .nnz")
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:  # by which collections find it, and weak ones ask
+            return True
+        if not (hasattr(other, "shape") or isinstance(other, Number)):
+            return NotImplemented
+        raise DtypeError(
+            "== does not compare a SparseTensor's elements: take torch.equal of .to_dense(), or of .values where one "
+            "`is` the other's .pattern"
+        )
+
+    __hash__ = object.__hash__
+
+    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise DtypeError(
+            "a SparseTensor is no ndarray: call .to_dense().numpy(), .to_numpy() for coordinates and values, or "
+            ".to_scipy()"
+        )
+
+    def __array_ufunc__(self, ufunc: np.ufunc, *args: Any, **kwargs: Any) -> NoReturn:
+        raise DtypeError(f"numpy's {ufunc.__name__} takes no SparseTensor: call .to_dense(), or compute with .values")
 
     # ---- the same tensor, otherwise ---------------------------------------------------------------------------
 
