@@ -20,6 +20,7 @@ from sparsetc import __main__ as command_line
 from sparsetc.io import lines
 from sparsetc.io.packing import budget, runs, sources
 from sparsetc.io.packing.budget import Budget
+from sparsetc.io.packing.folder import Folder
 from sparsetc.io.stc_writer import Writer
 
 SMALL = Budget(run=300, fan_in=4, block=48)
@@ -476,6 +477,43 @@ def test_a_folder_that_others_may_write_to_or_that_is_in_use(tmp_path: Path, fru
 
 
 # ---- the command ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(os.name != "posix", reason="locks of POSIX")
+def test_a_lock_on_a_folder_that_is_gone_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fcntl
+
+    flock, removed = fcntl.flock, []
+
+    def late(descriptor: int, operation: int) -> None:
+        """The process that had the lock removes the folder between our opening and locking it."""
+        if not removed:
+            removed.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+            os.rmdir(removed[0])
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with Folder.claimed(tmp_path / "x.stc", fresh=False) as ours:
+        assert removed == [str(ours.path)]
+        with pytest.raises(OSError, match="another process"), Folder.claimed(tmp_path / "x.stc", fresh=False):
+            pass
+
+
+def test_what_is_in_the_way_is_told_first_and_stays(tmp_path: Path, parsed: list[int]) -> None:
+    source, target, other = text(tmp_path / "x.tns", *entries()), tmp_path / "x.stc", tmp_path / "other"
+    other.mkdir()
+    (other / "kept").write_text("kept")
+    with Folder.claimed(target, fresh=False) as folder:
+        place = folder.path
+    place.symlink_to(other)
+    with pytest.raises(OSError, match="is a link, where a folder of sorted runs is to be"):
+        stc.pack(source, target, fresh=True)
+    assert (other / "kept").read_text() == "kept"
+    place.unlink()
+    target.mkdir()
+    with pytest.raises(IsADirectoryError):
+        stc.pack(source, target)
+    assert not parsed
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,7 +40,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         OSError: naming ``path``, or its folder where that is missing or may not be written to.
     """
     target = Path(os.path.realpath(path))  # a link goes on pointing at what it did
-    old = _regular(path)
+    old = regular(path)
     prefix = f".sparsetc-{hashlib.sha256(os.fsencode(target.name)).hexdigest()[:12]}-"  # short, however long the name
     _remove_stale(target.parent, prefix)
     temporary = target.with_name(f"{prefix}{secrets.token_hex(6)}.tmp")
@@ -60,7 +60,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         raise
 
 
-def _regular(path: str | os.PathLike[str]) -> os.stat_result | None:
+def regular(path: str | os.PathLike[str]) -> os.stat_result | None:
     """What is to be replaced, None if nothing is; OSError if it is a folder, a pipe or a device."""
     try:
         status = os.stat(path)

@@ -64,6 +64,7 @@ def pack(
     """
     if not os.fspath(path).lower().endswith(".stc"):
         raise IOFormatError(f"{os.fspath(path)}: a packed file is called .stc")
+    atomic.regular(path)  # which replacing it asks at the end, when all has been sorted
     cpu = torch.device("cpu")  # not the default device in force, on which no ndarray is
     with cpu, Folder.claimed(path, fresh) as folder, _room(source, path, folder):
         limit = budget.limit(memory_limit, folder.limit)

@@ -75,7 +75,6 @@ class Folder:
         """
         real = Path(os.path.realpath(target))
         path = real.with_name(f".sparsetc-pack-{hashlib.sha256(os.fsencode(real.name)).hexdigest()[:12]}")
-        _make(path, Path(target).parent)
         with _locked(path, target):
             if fresh:
                 _remove_files(path)
@@ -152,26 +151,40 @@ def _make(path: Path, parent: Path) -> None:
             path.mkdir(mode=0o700)
     except OSError as error:
         raise OSError(error.errno, f"cannot write to the folder: {error.strerror}", str(parent)) from None
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "is a link, where a folder of sorted runs is to be", str(path))
     private.check(path)
 
 
 @contextmanager
 def _locked(path: Path, target: str | os.PathLike[str]) -> Iterator[None]:
-    """Hold a lock on the folder; a file system that has no locks goes without."""
-    if not fcntl:
-        yield
-        return
-    descriptor = os.open(path, os.O_RDONLY)
+    """Make the folder where there is none, and hold a lock on it; a file system that has no locks goes without."""
+    descriptor = _opened(path, target)
     try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _opened(path: Path, target: str | os.PathLike[str]) -> int | None:
+    """The folder with a lock on it; None on a system that has none."""
+    while True:
+        _make(path, Path(target).parent)
+        if not fcntl:
+            return None
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            os.close(descriptor)
             raise OSError(errno.EBUSY, "another process packs into this file", os.fspath(target)) from None
         except OSError:
-            pass
-        yield
-    finally:
-        os.close(descriptor)
+            return descriptor
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                return descriptor
+        os.close(descriptor)  # of a folder that whoever had the lock has removed in the meantime
 
 
 def _sound(folder: Path, runs: list[Run]) -> Iterator[Run]:
