@@ -189,7 +189,10 @@ def _checked(base: Options, settings: dict[str, Any]) -> Options:
     if given.get("backend") not in (None, *BACKENDS):
         raise PlanError(f"backend must be one of {', '.join(BACKENDS)}, found {given['backend']!r}")
     if "cache_dir" in given:
-        given["cache_dir"] = Path(given["cache_dir"])
+        try:
+            given["cache_dir"] = Path(os.fsdecode(given["cache_dir"]))
+        except TypeError:
+            raise PlanError(f"cache_dir must be a path, found {given['cache_dir']!r}") from None
     if "device" in given:
         given["device"] = torch.device(given["device"])
     if "memory_limit" in given:

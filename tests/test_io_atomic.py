@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import stat
@@ -10,8 +11,11 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+import sparsetc as stc
 import sparsetc.io as sio
 from sparsetc.io import atomic
 from sparsetc.io.atomic import replacing
@@ -213,3 +217,39 @@ def test_links_and_folders_with_such_names_are_left_alone(tmp_path: Path, monkey
         pass
     assert len(temporaries(tmp_path)) == 2
     assert (tmp_path / "precious").read_bytes() == b"1"
+
+
+@pytest.mark.parametrize("name", ["x.tns", "x.tns.gz", "x.mtx", "x.npz", "x.stc"])
+def test_a_full_disk_names_the_file(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(atomic.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left on device") as refused:
+        stc.write(tmp_path / name, stc.SparseTensor([[0], [1]], [1.0], (2, 2)))
+    assert refused.value.filename == str(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_paths_of_any_kind(tmp_path: Path) -> None:
+    x = stc.SparseTensor([[0], [1]], [1.0], (2, 2))
+    for name in ("x.tns", "x.mtx", "x.npz", "x.stc"):
+        path = os.fsencode(tmp_path / name)
+        stc.write(path, x)
+        assert torch.equal(stc.read(path).coords, x.coords)
+        with pytest.raises(stc.IOFormatError, match=r"names no file: it has a NUL"):
+            stc.read(f"a\0{name}")
+    with pytest.raises(stc.PlanError, match="cache_dir must be a path, found 3"), stc.options(cache_dir=3):
+        pass
+
+
+def test_what_a_file_says_is_no_command_of_a_terminal(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", **{"\x1b[31mred": np.ones(1)})
+    with pytest.raises(stc.IOFormatError) as refused:
+        stc.read(tmp_path / "x.npz")
+    assert "\x1b" not in str(refused.value)
+    arrays = {"data": np.ones(1), "coords": np.zeros((2, 1), np.int64), "shape": np.array([2, 2])}
+    np.savez(tmp_path / "y.npz", **arrays, fill_value=np.array("\x1b[31m"))
+    with pytest.raises(stc.IOFormatError, match="fill value is") as refused:
+        stc.read(tmp_path / "y.npz")
+    assert "\x1b" not in str(refused.value)

@@ -44,6 +44,7 @@ def read(
         OutOfMemoryError: the tensor would take more than ``options(memory_limit=)``, or than is available.
         FileNotFoundError: no such file.
     """
+    path = os.fsdecode(path)
     suffix = _suffix(path)
     with torch.device("cpu"):  # not the default device in force, on which no ndarray is
         if suffix.startswith(".tns"):
@@ -69,6 +70,7 @@ def write(path: str | os.PathLike[str], x: Any) -> None:
         DtypeError: complex values for ``.tns``.
         OSError: the folder that is named cannot be written to.
     """
+    path = os.fsdecode(path)
     suffix = _suffix(path)
     tensor = SparseTensor.coerce(x)
     if tensor is None:
@@ -85,10 +87,12 @@ def write(path: str | os.PathLike[str], x: Any) -> None:
         npz.write(path, tensor)
 
 
-def _suffix(path: str | os.PathLike[str]) -> str:
-    name = os.fspath(path).lower()
+def _suffix(path: str) -> str:
+    name = path.lower()
+    if "\0" in name:
+        raise IOFormatError(f"{name!r} names no file: it has a NUL")
     # longest first, so that .tns.gz is not taken for an unknown .gz
     for suffix in sorted(SUFFIXES, key=len, reverse=True):
         if name.endswith(suffix):
             return suffix
-    raise IOFormatError(f"{os.fspath(path)}: unknown suffix; known are {', '.join(SUFFIXES)}")
+    raise IOFormatError(f"{path}: unknown suffix; known are {', '.join(SUFFIXES)}")

@@ -54,9 +54,11 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
             os.utime(temporary)  # so that it is not stale between here, where the lock ends, and its new name
         _rename(temporary, target, path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             temporary.unlink()
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:  # a full disk, say
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from error
         raise
 
 

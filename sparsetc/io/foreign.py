@@ -35,7 +35,7 @@ def check_fill(archive: Archive) -> None:
     if "fill_value" in archive.names:
         fill = archive.array("fill_value") if archive.header("fill_value").count == 1 else np.ones(1)
         if fill.dtype.kind not in "biufc" or fill.any():
-            raise ValueError(f"its fill value is {fill}; that of a sparse tensor is 0")
+            raise ValueError(f"its fill value is {fill.reshape(-1)[0].item()!r}; that of a sparse tensor is 0")
 
 
 def _coo(archive: Archive, shape: tuple[int, ...]) -> Entries:
@@ -112,7 +112,7 @@ FORMATS: dict[str, Callable[[Archive, tuple[int, ...]], Entries]] = {
 def _sizes(archive: Archive, name: str, order: int) -> tuple[int, ...]:
     """Sizes of an array with ``order`` dimensions."""
     if name not in archive.names:
-        raise ValueError(f"no array {name} among {', '.join(archive.names)}")
+        raise ValueError(f"no array {name} among {archive.listed}")
     sizes = archive.header(name).shape
     if len(sizes) != order:
         raise ValueError(f"{name} should have {order} dimensions, found shape {sizes}")

@@ -75,6 +75,11 @@ class Archive:
         """Names of the arrays, in the order of the archive."""
         return list(self._members)
 
+    @property
+    def listed(self) -> str:
+        """The names for a message: a file may have chosen characters that a terminal obeys."""
+        return ", ".join(name if name.isprintable() else repr(name) for name in self._members)[:200]
+
     def header(self, name: str) -> Header:
         """What the array is; ValueError if it is none."""
         if name not in self._headers:

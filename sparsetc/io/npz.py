@@ -63,9 +63,7 @@ def contents(archive: npy.Archive) -> Contents:
     wanted = _OURS if form is None else ("data", "shape")
     missing = [name for name in wanted if name not in archive.names]
     if missing:
-        raise IOFormatError(
-            f"{archive.path}: no array {', '.join(missing)} among {', '.join(archive.names)[:200] or 'none'}"
-        )
+        raise IOFormatError(f"{archive.path}: no array {', '.join(missing)} among {archive.listed or 'none'}")
     shape = archive.header("shape")
     if len(shape.shape) != 1 or shape.dtype.kind not in "iu":
         raise ValueError(f"shape must be 1-D, of integers, found {len(shape.shape)} dimensions of {shape.dtype}")

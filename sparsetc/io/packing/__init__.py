@@ -62,8 +62,8 @@ def pack(
         OSError: the folder cannot be written to, the disk is full (what was sorted stays), or another process packs
             into the same file.
     """
-    if not os.fspath(path).lower().endswith(".stc"):
-        raise IOFormatError(f"{os.fspath(path)}: a packed file is called .stc")
+    if not os.fsdecode(path).lower().endswith(".stc"):
+        raise IOFormatError(f"{os.fsdecode(path)}: a packed file is called .stc")
     atomic.regular(path)  # which replacing it asks at the end, when all has been sorted
     cpu = torch.device("cpu")  # not the default device in force, on which no ndarray is
     with cpu, Folder.claimed(path, fresh) as folder, _room(source, path, folder):
