@@ -13,6 +13,8 @@ from decomposition_cases import F32, F64, planted, random_factors, random_tensor
 
 import sparsetc as stc
 from sparsetc.decomposition import CP, cp_als
+from sparsetc.decomposition.linear import balancing
+from sparsetc.decomposition.loop import settled
 
 SHAPES = [(6, 7), (8, 9, 10), (5, 6, 7, 8), (4, 5, 3, 6, 4)]
 
@@ -104,6 +106,33 @@ def test_a_component_that_weighs_nothing_is_nothing() -> None:
     found = cp_als(x, 2, init=(torch.tensor([2.0, 0.0], dtype=F64), factors), n_iter_max=0)
     assert found.weights[0] > 0
     assert found.weights[1] == 0
+
+
+@pytest.mark.parametrize("free", [(0, 1, 2), (0, 2)])
+def test_a_component_that_is_zero_in_a_free_mode_is_not_scaled(free: tuple[int, ...]) -> None:
+    """What it is in the others would vanish: shared among them, its length is 0."""
+    norms = torch.tensor([[8.0, 0.0, 3.0], [2.0, 5.0, 0.0], [0.5, 7.0, 4.0]], dtype=F64)
+    is_free = torch.tensor([[mode in free] for mode in range(3)])
+    scales = balancing(norms, is_free)
+    assert torch.equal(scales[:, 1], torch.ones(3, dtype=F64))
+    balanced = (norms * scales)[list(free)]
+    assert torch.equal(scales[~is_free.flatten()], torch.ones(3 - len(free), 3, dtype=F64))
+    for component in (0, 2) if 1 not in free else (0,):
+        assert balanced[:, component].tolist() == pytest.approx([float(balanced[0, component])] * len(free))
+        assert float(scales[list(free), component].prod()) == pytest.approx(1)
+    if 1 in free:
+        assert torch.equal(scales[:, 2], torch.ones(3, dtype=F64))
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_what_is_less_than_rounding_is_no_change(dtype: torch.dtype) -> None:
+    eps = torch.finfo(dtype).eps
+    for tol, change, ends in [
+        *((1e-30, eps / 2, True), (1e-30, 2 * eps, False), (0.0, 0.0, False)),
+        *((1e-3, 9e-4, True), (1e-3, -9e-4, True), (1e-3, 2e-3, False)),
+    ]:
+        assert settled(tol, dtype)([[0.5], [0.5 + change]]) == ends
+    assert not settled(1e-3, dtype)([[0.5]])
 
 
 def test_ctrl_c_ends_a_run_after_its_sweep_and_keeps_the_result() -> None:

@@ -17,7 +17,7 @@ from sparsetc.testing.around import Hang, time_limit
 from sparsetc.testing.build import build
 from sparsetc.testing.case import Case, Operand, PlanCall, Values
 from sparsetc.testing.check import check
-from sparsetc.testing.compare import Expected, Wrong, check_result, check_values
+from sparsetc.testing.compare import Expected, Wrong, check_result, check_values, tolerance
 from sparsetc.testing.draw import KINDS, draw
 from sparsetc.testing.expected import result_expected, terms_of, wide_leaves
 from sparsetc.testing.findings import failure, found
@@ -164,6 +164,21 @@ def test_patterns_are_compared() -> None:
             values = torch.tensor([1.0, 0.0, 1.0], dtype=F64)
         with pytest.raises(Wrong, match="pattern"):
             check_result(stc.SparseTensor(coords, values, (2, 2), coalesce=False), expected, "auto", True)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "complex64", "complex128"])
+def test_tolerances_are_of_the_dtypes_rounding(dtype: str) -> None:
+    """Two roundings of the terms are no fault; a thousand are, and of 16 bits, which are rounded once, eight."""
+    eps = torch.finfo(getattr(torch, dtype)).eps
+    ones = torch.ones(3, dtype=F64)
+    expected = Expected(ones, ones, getattr(torch, dtype), tolerance(dtype, "highest"))
+    check_values(ones + 2 * eps, expected)
+    with pytest.raises(Wrong, match="3 of 3 elements are wrong"):
+        check_values(ones + (8 if "16" in dtype else 1000) * eps, expected)
+    kept = dtype not in ("float32", "complex64")
+    assert (tolerance(dtype, "high") == tolerance(dtype, "highest")) == kept
+    for precision, bits in (("high", 10), ("medium", 7)):  # of tf32 and bfloat16
+        assert 2 < tolerance("float32", precision) * 2**bits < 5
 
 
 def test_values_that_are_not_finite_must_be_where_they_are_expected() -> None:

@@ -41,6 +41,32 @@ def umask() -> object:
     os.umask(before)
 
 
+@pytest.mark.parametrize("suffix", sio.SUFFIXES)
+def test_a_file_is_on_disk_before_it_takes_its_name(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a machine that stops may leave an empty file in the place of the old one."""
+    synced: dict[int, int] = {}
+    fsync, replace = os.fsync, os.replace
+
+    def watched_sync(descriptor: int) -> None:
+        fsync(descriptor)
+        status = os.fstat(descriptor)
+        synced[status.st_ino] = status.st_size
+
+    def watched_replace(temporary: Path, target: Path) -> None:
+        status = os.stat(temporary)
+        assert synced.get(status.st_ino) == status.st_size > 0
+        replace(temporary, target)
+        replaced.append(target)
+
+    replaced: list[Path] = []
+    monkeypatch.setattr(os, "fsync", watched_sync)
+    monkeypatch.setattr(os, "replace", watched_replace)
+    sio.write(tmp_path / f"x{suffix}", ONE)
+    assert replaced == [tmp_path / f"x{suffix}"]
+
+
 # ---- modes and owners -------------------------------------------------------------------------------------------
 
 
