@@ -9,15 +9,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import lru_cache
-from inspect import CO_VARARGS, CO_VARKEYWORDS
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -182,7 +178,9 @@ def _with(base: Options, names: tuple[str, ...], *values: Any) -> Options:
 def _checked(base: Options, settings: dict[str, Any]) -> Options:
     unknown = sorted(set(settings) - set(Options.__dataclass_fields__))
     if unknown:
-        raise TypeError(_refusal(unknown))
+        raise TypeError(
+            f"no option is called {', '.join(unknown)}; options are {', '.join(Options.__dataclass_fields__)}"
+        )
     given = {k: v for k, v in settings.items() if v is not None}
     if given.get("precision") not in (None, *PRECISIONS):
         raise DtypeError(f"precision must be one of {', '.join(PRECISIONS)}, found {given['precision']!r}")
@@ -198,23 +196,3 @@ def _checked(base: Options, settings: dict[str, Any]) -> Options:
     if "memory_limit" in given:
         given["memory_limit"] = as_bytes(given["memory_limit"])
     return replace(base, **given)
-
-
-def _refusal(unknown: list[str]) -> str:
-    """What the function that the user called takes in place of keywords that it does not know."""
-    options = list(Options.__dataclass_fields__)
-    name, own_names = "", list[str]()
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:  # outwards, to the outermost of the package's functions that was given these keywords
-        code, flags = frame.f_code, frame.f_code.co_flags
-        own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        if own and flags & CO_VARKEYWORDS and str(frame.f_globals.get("__name__")).startswith("sparsetc."):
-            rest = code.co_varnames[len(own) + bool(flags & CO_VARARGS)]
-            if unknown[0] in frame.f_locals.get(rest, ()):
-                name, own_names = code.co_name, [one for one in own if one != "self"]
-        frame = frame.f_back
-    said = f"no option is called {', '.join(unknown)}; options are {', '.join(options)}"
-    if name:
-        said += f"; {name}() also takes {', '.join(own_names)}"
-    near = [match for one in unknown for match in get_close_matches(one, [*own_names, *options], 1)]
-    return f"{said}. Did you mean {' or '.join(near)}?" if near else said

@@ -278,16 +278,3 @@ def test_other_values_must_fit(kernel: stc.Kernel) -> None:
         kernel.with_values(dense(nnz, dtype=torch.float32))
     with pytest.raises(stc.DtypeError, match=r"found torch\.float64 on meta"):
         kernel.with_values(dense(nnz).to("meta"))
-
-
-def test_an_unknown_keyword_is_answered_with_what_the_function_takes() -> None:
-    x, b = stc.SparseTensor.from_dense(torch.ones(3, 4)), torch.ones(4, 2)
-    for call, says in (
-        (lambda: stc.decomposition.cp_als(x, 2, maxiters=3), r"cp_als\(\) also takes x, rank, n_iter_max, "),
-        (lambda: stc.decomposition.cp_als(x, 2, n_iters=3), r"Did you mean n_iter_max\?"),
-        (lambda: stc.spmm(x, b, precison="high"), r"spmm\(\) also takes a, b\. Did you mean precision\?"),
-        (lambda: stc.compile("ij,jr->ir", x, b, outptu="dense"), r"compile\(\) .*Did you mean output\?"),
-        (lambda: stc.options(plans="coo").__enter__(), r"no option is called plans; .*backend\. Did you mean plan\?"),
-    ):
-        with pytest.raises(TypeError, match=says):
-            call()
