@@ -13,6 +13,10 @@ class EquationError(SparsetcError, ValueError):
     """The equation cannot be read, or does not fit the operands given with it."""
 
 
+class KeywordError(SparsetcError, TypeError):
+    """A keyword that the function does not take; the message names the nearest that it takes."""
+
+
 class ShapeError(SparsetcError, ValueError):
     """Two sizes that must agree do not."""
 

@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from sparsetc.errors import DeviceError, DtypeError, OutOfMemoryError, PlanError
+from sparsetc.errors import DeviceError, DtypeError, KeywordError, OutOfMemoryError, PlanError
+from sparsetc.support import keywords
 from sparsetc.support.memory import as_bytes
 from sparsetc.tensor.convert import available_memory
 
@@ -178,9 +179,7 @@ def _with(base: Options, names: tuple[str, ...], *values: Any) -> Options:
 def _checked(base: Options, settings: dict[str, Any]) -> Options:
     unknown = sorted(set(settings) - set(Options.__dataclass_fields__))
     if unknown:
-        raise TypeError(
-            f"no option is called {', '.join(unknown)}; options are {', '.join(Options.__dataclass_fields__)}"
-        )
+        raise KeywordError(keywords.refused(unknown, list(Options.__dataclass_fields__)))
     given = {k: v for k, v in settings.items() if v is not None}
     if given.get("precision") not in (None, *PRECISIONS):
         raise DtypeError(f"precision must be one of {', '.join(PRECISIONS)}, found {given['precision']!r}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,6 +29,7 @@ def dense(*shape: int, dtype: torch.dtype = F64) -> torch.Tensor:
         (ValueError, stc.EquationError),
         (ValueError, stc.ShapeError),
         (TypeError, stc.DtypeError),
+        (TypeError, stc.KeywordError),
         (RuntimeError, stc.DeviceError),
         (ValueError, stc.FormatError),
         (IndexError, stc.CoordinateError),
@@ -203,12 +206,45 @@ def test_parts_that_the_partition_does_not_deal() -> None:
         ({"output": "csr"}, stc.PlanError, 'output must be "auto", "dense" or "sparse", found \'csr\''),
         ({"precision": "best"}, stc.DtypeError, "precision must be one of highest, high, medium, found 'best'"),
         ({"backend": "cuda"}, stc.PlanError, "backend must be one of"),
-        ({"plans": "coo"}, TypeError, "no option is called plans; options are"),
+        (
+            {"plans": "coo"},
+            stc.KeywordError,
+            r"einsum takes no plans \(did you mean plan\?\); arguments are output, drop_ze",
+        ),
+        ({"max_n": 1, "plans": 2}, TypeError, "einsum takes no max_n, plans"),
     ],
 )
 def test_unknown_settings(settings: dict[str, Any], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         stc.einsum("ijk->i", x(), **settings)
+
+
+MATRIX, WIDE = stc.SparseTensor([[0, 1], [1, 0]], [1.0, 2.0], (2, 2)), torch.ones(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: stc.decomposition.cp_als(MATRIX, 1, maxiters=9),
+            "cp_als takes no maxiters (did you mean n_iter_max?); ",
+        ),
+        (lambda: stc.decomposition.tucker(MATRIX, 1, iters=9), "tucker takes no iters (did you mean n_iter_max?); "),
+        (
+            lambda: stc.spmm(MATRIX, WIDE, dropzeros=True),
+            "arguments are a, b, output, drop_zeros; options are precision",
+        ),
+        (lambda: stc.stream("ij,jr->ir", MATRIX, WIDE, chunk=9), "stream takes no chunk (did you mean chunk_bytes?); "),
+        (
+            lambda: stc.explain("ij,jr->ir", MATRIX, WIDE, foo=9),
+            "explain takes no foo; arguments are output, drop_zeros",
+        ),
+        (lambda: stc.options(memory=9).__enter__(), "there is no option memory (did you mean memory_limit?); options"),
+    ],
+)
+def test_an_unknown_keyword_hears_of_the_nearest(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(stc.KeywordError, match=re.escape(message)):
+        call()
 
 
 def test_a_sparse_output_needs_a_mode_of_the_sparse_operand() -> None:

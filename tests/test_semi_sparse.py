@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from cases import random_sparse, random_values
 
 import sparsetc as stc
+from sparsetc.contraction import contraction
 from sparsetc.tensor import coords
 
 SIZES = {"i": 5, "j": 6, "k": 7, "h": 3, "g": 2, "d": 4, "a": 2, "b": 3}
@@ -416,3 +418,33 @@ def test_three_sparse_operands_with_dense_modes() -> None:
     z = stc.SparseTensor([[0, 3], [1, 2]], torch.ones(2, dtype=torch.float64), (7, 4))
     expected = torch.einsum("ijh,jkh,kd->ihd", x.to_dense(), y.to_dense(), z.to_dense())
     torch.testing.assert_close(dense(stc.einsum("ijh,jkh,kd->ihd", x, y, z)), expected)
+
+
+def test_values_with_dense_modes_on_a_pattern_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values of several heads, new at each step: planned once, gradients too."""
+    x = random_sparse((5, 6), "random", torch.float64)
+    q = random_values((6, 3, 2), torch.float64, 1)
+    made = []
+    original = contraction._parsed
+    monkeypatch.setattr(contraction, "_parsed", lambda *a, **k: made.append(a[0]) or original(*a, **k))
+    for step in range(3):
+        heads = random_values((x.nnz, 3), torch.float64, step).requires_grad_()
+        y = x.with_values(heads)
+        assert y.pattern is x.pattern
+        assert y.shape == (5, 6, 3)
+        found = stc.einsum("ijh,jhd->ihd", y, q, output="dense")
+        (gradient,) = torch.autograd.grad(found.square().sum(), heads)
+        dense = torch.zeros(5, 6, 3, dtype=torch.float64).index_put(tuple(x.coords), heads)
+        expected = torch.einsum("ijh,jhd->ihd", dense, q)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(gradient, torch.autograd.grad(expected.square().sum(), heads)[0])
+        if not step:
+            count = len(made)
+    assert len(made) == count
+    assert y.with_values(x.values).shape == (5, 6)
+    with pytest.raises(stc.ShapeError, match=rf"values must have shape \({x.nnz},\), dense modes may follow"):
+        x.with_values(torch.ones(3, x.nnz))
+    blocks = stc.SparseTensor.from_blocks([[0], [1]], torch.ones(1, 2, 3), (4, 6))
+    assert blocks.with_values(torch.ones(1, 2, 3, 7)).shape == (4, 6, 7)
+    with pytest.raises(stc.ShapeError, match=r"values must have shape \(1, 2, 3\)"):
+        blocks.with_values(torch.ones(1, 3, 2))

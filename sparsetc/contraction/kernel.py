@@ -102,6 +102,9 @@ class Kernel:
     def with_values(self, *values: torch.Tensor | None) -> Kernel:
         """A kernel for other values of its patterns: (nnz, *dense sizes) for each sparse operand, None to keep one's.
 
+        The dense sizes are those that the kernel was compiled for, whose equation has a letter for each; for others
+        compile it of ``x.with_values(values)``.
+
         Nothing is planned, packed or generated again; only the values are put in place.
         """
         return self._with(self._given(values))

@@ -19,6 +19,7 @@ from sparsetc.distributed.cut import Cut, Range
 from sparsetc.distributed.deal import Nonzeros, exchanged, moved, taken
 from sparsetc.distributed.ranks import Ranks
 from sparsetc.distributed.source import Source, modes_to_cut, source_of
+from sparsetc.errors import ShapeError
 from sparsetc.options import current
 from sparsetc.support.entry import entry_point
 from sparsetc.support.lru import Lru
@@ -78,8 +79,11 @@ class Sharded:
         )
 
     def with_values(self, values: torch.Tensor) -> Sharded:
-        """Nonzeros as here with other values of this rank's share, as `SparseTensor.with_values`; sends nothing."""
-        return replace(self, local=self.local.with_values(values), kept=Lru(KERNELS))
+        """Nonzeros as here with other values of this rank's share, of the same shape; sends nothing."""
+        local = self.local.with_values(values)
+        if local.shape != self.local.shape:
+            raise ShapeError(f"values must have shape {tuple(self.local._values.shape)}, found {tuple(values.shape)}")
+        return replace(self, local=local, kept=Lru(KERNELS))
 
     def as_whole(self, modes: Sequence[int]) -> SparseTensor:
         """The local share with coordinates of the whole tensor in some modes, which then have their whole size."""

@@ -265,13 +265,22 @@ class SparseTensor:
         return SparseTensor._make(self._pattern.like(coords, True), values)
 
     def with_values(self, values: ArrayLike) -> SparseTensor:
-        """A tensor of this pattern with new values, of the same shape, on its device; the dtype may differ.
+        """A tensor of this pattern with new values, on its device; the dtype and the dense modes may differ.
 
-        Shares the pattern, and so whatever is kept for it. What blocks hold past the end of the shape is never read.
+        Shares the pattern, and so whatever is kept for it: an einsum that was compiled for values of this shape is not
+        planned again. What blocks hold past the end of the shape is never read.
+
+        Args:
+            values: (nnz, *dense sizes), or (nnz, *blocksize, *dense sizes) of a tensor in blocks. The dense sizes, of
+                which there may be none, become the last modes of the shape: ``(nnz, heads)`` on a matrix of n rows and
+                columns makes a tensor of shape ``(n, n, heads)``.
+
+        Raises:
+            ShapeError: another number of values than nonzeros, or of other blocks.
         """
-        new = as_values(values)
-        if new.shape != self._values.shape:
-            raise ShapeError(f"values must have shape {tuple(self._values.shape)}, found {tuple(new.shape)}")
+        new, entries = as_values(values), self._pattern.values_shape(())
+        if new.shape[: len(entries)] != entries:
+            raise ShapeError(f"values must have shape {entries}, dense modes may follow; found {tuple(new.shape)}")
         if new.device != self.device:
             raise DeviceError(f"values must be on {self.device} as the pattern is, found {new.device}")
         return SparseTensor._make(self._pattern, new)
