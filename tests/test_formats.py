@@ -317,3 +317,11 @@ def test_long_rows_of_fibers_are_ordered_by_length_a_window_at_a_time(monkeypatc
             for own in length.split(16):
                 assert bool((own[1:] <= own[:-1]).all())
             assert bool((length[1:] > length[:-1]).any())
+
+
+def test_fibers_that_fill_their_lanes_have_no_padding() -> None:
+    coords = torch.ones(4, 4, 6).nonzero().T
+    storage = Storage((0,), (1,), (2,), lanes=4)
+    full = check_format("fiber", coords, (4, 4, 6), storage)
+    assert (full.padded, full.stored) == (False, full.nnz)
+    assert check_format("fiber", coords[:, coords[1] < 3], (4, 4, 6), storage).padded

@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import pickle
 import random
+from math import prod
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ from torch.autograd import forward_ad
 
 import sparsetc as stc
 from sparsetc.streaming import Stream
+from sparsetc.streaming.budget import CHUNK, SMALLEST, Budget, Sizes, most_rows
 
 PLANS = ("auto", "coo", "rows", "fiber", "hls", "window", "1-sa", "mm-csf", "coo+rows", "fiber+rows")
 TILED = ("hls", "window", "1-sa")
@@ -538,3 +542,40 @@ def test_a_plan_that_is_none_is_refused_whatever_is_streamed(plan: str, nnz: int
     x, b = tensor(nnz=nnz), torch.rand(SIZES["k"], 5)
     with pytest.raises(stc.PlanError, match=plan):
         stc.stream_kernel("ijk,kr->ijr", x, b, plan=plan, device="cpu")
+
+
+SPACE = Sizes(dense=10_000, row=64, finished=32, coordinates=16)
+
+
+@pytest.mark.parametrize("kept", [(100, 200), (100,), ()], ids=str)
+@pytest.mark.parametrize("sparse", [False, True])
+def test_what_a_budget_allows_is_within_the_limit_and_uses_it(sparse: bool, kept: tuple[int, ...]) -> None:
+    output: Any = SimpleNamespace(sparse=sparse, kept_shape=kept, rows=prod(kept))
+    rows = most_rows(output, 5000)
+    kinds = set()
+    for limit in (12_000, 20_000, 40_000, 10**5, 3 * 10**5, 10**6, 10**7):
+        for streams in (1, 2, 5):
+            try:
+                own = Budget.of(SPACE, output, 5000, limit, streams, None, "cpu", "a test")
+            except stc.OutOfMemoryError:
+                kinds.add("none")
+                continue
+            kinds.add("resident" if own.resident else "in pieces")
+            result = SPACE.result(rows + (own.rows or 0)) if own.resident else streams * (own.rows or 0) * SPACE.row
+            assert SPACE.dense + result + streams * own.chunk <= limit
+            free = limit - SPACE.dense - (SPACE.result(rows) if own.resident else 0)
+            assert own.chunk >= max(SMALLEST, min(CHUNK, free // (2 * streams) - SMALLEST))
+            if not own.resident:
+                assert streams * (own.rows + 1) * SPACE.row > free - streams * own.chunk
+    assert kinds == {"none", "resident"} | ({"in pieces"} if kept else set())
+
+
+def test_what_fits_exactly_fits() -> None:
+    exact = SPACE.dense + 2 * 8192 + SPACE.result(30)
+    for limit, fits in ((exact, True), (exact - 1, False)):
+        pieces = Budget(limit, False, 8192, 10)
+        assert pieces.known(SPACE, 30, 8192, 2) == (Budget(limit, True, 8192, None) if fits else pieces)
+        assert pieces.opened(SPACE, 20, 1, 8192, 10, limit, 2, "cpu", "a test").resident == fits
+    assert pieces.opened(SPACE, 30, 1, 8192, None, exact, 2, "cpu", "a test").resident
+    with pytest.raises(stc.OutOfMemoryError, match="2 chunks 16,384, and the result 3,360; the limit is 29,743"):
+        pieces.opened(SPACE, 30, 1, 8192, None, exact - 1, 2, "cpu", "a test")

@@ -230,8 +230,6 @@ class FunctionPrinter(Layout):
     @cached_property
     def bf16(self) -> frozenset[str]:
         """The gathered tiles that stay rounded: those that are whole sides of dots in bfloat16, and nothing else."""
-        if self.p.precision != "bf16" or self.types.accumulate != "float32":
-            return frozenset()
         found = {s.out.name for s, _ in self.p.statements if isinstance(s, Gather) and s.operand.rounded}
         for s, _ in self.p.statements:
             sides = (s.left, s.right) if isinstance(s, Product) and s.dot else ()
