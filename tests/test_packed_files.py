@@ -251,3 +251,10 @@ def test_a_file_that_is_shortened_while_it_is_open(file: tuple[Path, Layout]) ->
             shorter.truncate(layout.size // 2)
         with pytest.raises(stc.IOFormatError, match="shortened"):
             opened.block(0, 1)
+
+
+def test_a_checksum_for_each_nonzero_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "Layout", lambda *fields: Layout(*fields, block=1))
+    stc.write(tmp_path / "x.stc", stc.SparseTensor([[0, 1], [1, 0]], [1.0, 2.0], (2, 2)))
+    with pytest.raises(stc.IOFormatError, match="a checksum every 1 nonzeros; a file has one every 16 or more"):
+        stc.read(tmp_path / "x.stc")
