@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from sparsetc.errors import DeviceError, DtypeError, OutOfMemoryError, PlanError
+from sparsetc.ir.plan import requested
 from sparsetc.support.memory import as_bytes
 from sparsetc.tensor.convert import available_memory
 
@@ -186,6 +187,8 @@ def _checked(base: Options, settings: dict[str, Any]) -> Options:
         raise DtypeError(f"precision must be one of {', '.join(PRECISIONS)}, found {given['precision']!r}")
     if given.get("backend") not in (None, *BACKENDS):
         raise PlanError(f"backend must be one of {', '.join(BACKENDS)}, found {given['backend']!r}")
+    if "plan" in given:  # here, so that none which is refused is kept for another that equals it
+        requested(given["plan"])
     if "cache_dir" in given:
         given["cache_dir"] = Path(given["cache_dir"])
     if "device" in given:
