@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from sparsetc.errors import DeviceError, DtypeError, KeywordError, OutOfMemoryError, PlanError
+from sparsetc.ir.plan import requested
 from sparsetc.support import keywords
 from sparsetc.support.memory import as_bytes
 from sparsetc.tensor.convert import available_memory
@@ -185,6 +186,8 @@ def _checked(base: Options, settings: dict[str, Any]) -> Options:
         raise DtypeError(f"precision must be one of {', '.join(PRECISIONS)}, found {given['precision']!r}")
     if given.get("backend") not in (None, *BACKENDS):
         raise PlanError(f"backend must be one of {', '.join(BACKENDS)}, found {given['backend']!r}")
+    if "plan" in given:  # here, so that none which is refused is kept for another that equals it
+        requested(given["plan"])
     if "cache_dir" in given:
         try:
             given["cache_dir"] = Path(os.fsdecode(given["cache_dir"]))

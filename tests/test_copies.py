@@ -7,10 +7,13 @@ import io
 import multiprocessing
 import os
 import pickle
+import random
 import subprocess
 import sys
 import threading
 import time
+import traceback
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
@@ -180,6 +183,97 @@ def test_a_damaged_kernel_is_refused() -> None:
     ):
         with pytest.raises(stc.SparsetcError):
             function(*wrong, *rest)
+
+
+class Made:
+    """What pickles as a call."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.call
+
+
+def test_elements_that_a_file_has_once_for_many_are_not_made_whole() -> None:
+    many = torch.zeros(1, 1, dtype=torch.long).expand(2, 10**12)
+    for coords in (many, many[:, :7], torch.arange(3).expand(2, 3)):
+        with pytest.raises(stc.FormatError, match="coordinates of its own"):
+            saved(Made(pickles.pattern, coords, (9, 9), False))
+    x = stc.SparseTensor(matrix().coords, torch.ones(1).expand(matrix().nnz, 1000), (6, 8, 1000))
+    assert saved(x).values.shape == x.values.shape
+    with stc.options(memory_limit=1000), pytest.raises(stc.OutOfMemoryError, match="which a file has once for many"):
+        saved(x)
+
+
+def test_a_refused_plan_hides_no_method_and_leaves_nothing_behind() -> None:
+    x, b = matrix(), random_values((8, 3), torch.float64, 1)
+    kernel = stc.compile(SPMM, x, b, plan=stc.compile(SPMM, x, b, plan="coo").plan)
+    function, (equation, operands, settings, *rest) = kernel.__reduce__()
+    (part,) = settings["plan"].parts
+
+    def fields(record: Any, **change: Any) -> Made:
+        kind, state = record.__reduce__()[1]
+        return Made(pickles.record, kind, state | change)
+
+    for schedule in (
+        fields(part.schedule, by_rule="no"),
+        fields(part.schedule, warps="1"),
+        fields(part.schedule, ruled=({},)),
+        fields(part.schedule, ruled="no"),
+        Made(pickles.record, "Lru", {}),
+        Made(pickles.record, "Part", {}),
+        Made(pickles.record, "Schedule"),
+        Made(pickles.record, 3, {}),
+    ):
+        plan = fields(settings["plan"], parts=(fields(part, schedule=schedule),))
+        with pytest.raises(stc.FormatError, match="a saved"):
+            saved(Made(function, equation, operands, settings | {"plan": plan}, *rest))
+        with pytest.raises(stc.FormatError, match="a saved"):
+            saved(plan)
+    assert torch.equal(stc.einsum(SPMM, x, b, plan=settings["plan"]), kernel(b))
+    bad = replace(settings["plan"], reason=3)
+    with pytest.raises(stc.PlanError, match=r"Plan\.reason must be str"):
+        stc.einsum(SPMM, x, b, plan=bad, memory_limit=10**9)
+    assert torch.equal(stc.einsum(SPMM, x, b, plan=settings["plan"], memory_limit=10**9), kernel(b))
+
+
+@pytest.mark.parametrize("what", ["tensor", "blocks", "plan", "kernel", "kernel of two"])
+def test_mutated_files(what: str) -> None:
+    """A file that was changed anywhere gives what it says, or an error of the package, or torch's before it is read."""
+    x, b = matrix(), random_values((8, 3), torch.float64, 1)
+    things: dict[str, Callable[[], Any]] = {
+        "tensor": lambda: x,
+        "blocks": lambda: stc.SparseTensor.from_blocks(x.coords[:, :3], torch.ones(3, 2, 2), (12, 16)),
+        "plan": lambda: stc.compile("ijk,jr,kr->ir", random_sparse((4, 8, 8), "random", torch.float64), b, b).plan,
+        "kernel": lambda: stc.compile(SPMM, x, b, plan=stc.compile(SPMM, x, b).plan),
+        "kernel of two": lambda: stc.compile("ij,kj->ik", x, x),
+    }
+    file, r = io.BytesIO(), random.Random(what)
+    torch.save(things[what](), file)
+    with zipfile.ZipFile(file) as whole:
+        entries = {name: whole.read(name) for name in whole.namelist()}
+    read, refused = 0, 0
+    for _ in range(60):
+        name = next(name for name in entries if name.endswith("data.pkl"))
+        name = r.choice([name, name, name, r.choice(list(entries))])
+        data, other = bytearray(entries[name]), io.BytesIO()
+        for _ in range(r.randint(1, 2)):
+            data[r.randrange(len(data))] = r.choice((0, 1, 2, 5, 255, ord("K"), ord("N"), ord(")"), r.randrange(256)))
+        with zipfile.ZipFile(other, "w") as damaged:
+            for one, own in entries.items():
+                damaged.writestr(one, bytes(data) if one == name else own)
+        other.seek(0)
+        try:
+            torch.load(other)
+            read += 1
+        except stc.SparsetcError:
+            refused += 1
+        except Exception as error:
+            where = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+            assert not any("sparsetc/" in name for name in where), where
+    assert read
+    assert refused
 
 
 def test_a_plan_cannot_write_into_the_source() -> None:

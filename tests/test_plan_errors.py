@@ -134,6 +134,8 @@ def test_numbers_that_no_tensor_reaches() -> None:
     with pytest.raises(stc.PlanError, match=r"the side of 'i' must be a power of two, below 2\*\*63"):
         stc.plan_bcb(i=2**80)
     planned(stc.plan_hls(2**62))
+    for most in (2**32, 2**70):  # a zero in 32 bits, and more than 64 hold
+        planned(of(parts=(Part("fiber", Storage((0,), (1,), (2,), max_item_nnz=most), of().parts[0].schedule),)))
 
 
 # --- modes and letters ------------------------------------------------------------------------------------------------

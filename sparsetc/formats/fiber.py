@@ -109,7 +109,7 @@ def _items(blocks: Blocks, most: int) -> tuple[torch.Tensor, int]:
     """
     flags = crd.starts_of_runs([blocks.row]) if blocks.row.numel() else blocks.row.bool()
     rows = torch.nonzero(flags).flatten()
-    if most:
+    if 0 < most < blocks.stored:
         number = blocks.ptr[:-1] - blocks.ptr.index_select(0, rows).index_select(0, blocks.row)
         number = number.div_(most, rounding_mode="floor")
         flags[1:] |= number[1:] != number[:-1]

@@ -19,14 +19,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from sparsetc.errors import PlanError
 from sparsetc.support.cached import cached_property
+from sparsetc.support.fields import Record
 
 
 @dataclass(frozen=True)
-class Tree:
-    """A node: how a tensor is made of factors."""
+class Tree(Record):
+    """A node: how a tensor is made of factors; a pickle has its text."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from sparsetc.support import pickles
+
+        return pickles.tree, (str(self),)
 
     @property
     def parts(self) -> tuple[Tree, ...]:
@@ -149,7 +156,8 @@ class _Parser:
     """Reads a tree from left to right."""
 
     def __init__(self, text: str) -> None:
-        self.text, self.words = text, re.findall(r"\w+|\S", text)
+        """Split a text into words, of which the next one to be read is the last."""
+        self.text, self.words = text, re.findall(r"\w+|\S", text)[::-1]
 
     def whole(self) -> Tree:
         tree = self.tree()
@@ -186,14 +194,14 @@ class _Parser:
         return tree
 
     def name(self, wanted: str) -> str:
-        if not self.words or not self.words[0].isidentifier():
+        if not self.words or not self.words[-1].isidentifier():
             self.fail(wanted)
-        return self.words.pop(0)
+        return self.words.pop()
 
     def taken(self, word: str) -> bool:
-        if self.words[:1] != [word]:
+        if self.words[-1:] != [word]:
             return False
-        self.words.pop(0)
+        self.words.pop()
         return True
 
     def expect(self, word: str) -> None:
@@ -201,5 +209,5 @@ class _Parser:
             self.fail(repr(word))
 
     def fail(self, wanted: str) -> None:
-        found = repr(self.words[0]) if self.words else "the end"
+        found = repr(self.words[-1]) if self.words else "the end"
         raise PlanError(f"tree {self.text!r}: expected {wanted}, found {found}")

@@ -19,7 +19,7 @@ from typing import Any
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.contraction_tree import Tree
-from sparsetc.support.fields import misfit
+from sparsetc.support.fields import Record, misfit
 
 FIXED = ("coo", "fiber", "rows", "coo+rows", "fiber+rows")
 """Plans of one sparse operand whose formats their names say."""
@@ -50,7 +50,7 @@ Stored sides are in halves (`ir.nest.view.Tiles`); what is gathered is split in 
 
 
 @dataclass(frozen=True)
-class Storage:
+class Storage(Record):
     """How a format stores nonzeros: all that its arrays depend on, beside coordinates and shape, and nothing else.
 
     Parts of one storage are packed once, whatever einsums they serve.
@@ -110,7 +110,7 @@ class Storage:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(Record):
     """How one tile program runs: every number a tuner may change, and nothing else."""
 
     warps: int = 1
@@ -182,7 +182,7 @@ def in_bf16(rounded: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Part:
+class Part(Record):
     """One disjoint piece of a sparse operand: what stores it and how it runs."""
 
     format: str
@@ -220,7 +220,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Record):
     """Parts whose results add up to the einsum, and why they were chosen; without parts, a request for such a plan.
 
     A kernel's own plan, given as ``plan=``, makes the same kernel of the same operands.

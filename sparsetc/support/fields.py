@@ -1,17 +1,96 @@
-"""Whether the fields of a dataclass hold what their annotations say: for records that users write by hand.
+"""Whether the fields of a dataclass hold what their annotations say: for records that users write, or files hold.
 
-In: an instance. Out: the first field that holds something else, in words; nothing is converted.
+In: an instance, or the state of one that a pickle has. Out: the first field that holds something else, in words;
+nothing is converted.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields
-from functools import lru_cache
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, fields
+from functools import lru_cache, wraps
+from inspect import signature
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+import torch
+
+from sparsetc.errors import FormatError
 
 LONGEST = 60
 """Characters of a value that a message quotes."""
+
+Made = TypeVar("Made")
+
+
+class Record:
+    """A dataclass of numbers, texts, other records and tuples of them, which is pickled as its fields."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from sparsetc.support import pickles
+
+        own: Any = self
+        return pickles.record, (type(self).__name__, {f.name: getattr(own, f.name) for f in fields(own)})
+
+
+def from_state(record: type[Made], state: dict[str, Any]) -> Made:
+    """A `Record` of the fields that a file has; `FormatError` unless all are known, and what they are to be."""
+    own: Any = record
+    needed = {f.name: f.default is MISSING for f in fields(own)}
+    if set(state) - set(needed) or any(needed[name] for name in set(needed) - set(state)):
+        raise FormatError(
+            f"a saved {record.__name__} has fields {', '.join(needed)}, found {quoted(state)}; it is damaged"
+        )
+    try:
+        fault = "" if plain(state.values()) else "it holds more than numbers and texts"
+    except RecursionError:
+        fault = "it is nested too deep"
+    made = None if fault else record(**state)
+    if fault := fault or misfit(made, (tuple, list)):
+        raise FormatError(f"a saved {record.__name__}: {fault}; it is damaged")
+    assert made is not None
+    return made
+
+
+def plain(values: Iterable[object]) -> bool:
+    """Whether all values are numbers, texts, records, or tuples of such."""
+    return all(
+        plain(value if isinstance(value, tuple | list) else vars(value).values())
+        if isinstance(value, tuple | list | Record)
+        else isinstance(value, int | float | str | None)
+        for value in values
+    )
+
+
+def saved(function: Callable[..., Made]) -> Callable[..., Made]:
+    """Decorator of what a pickle calls: arguments are what their annotations say, or `FormatError` says which is not.
+
+    ``torch.load`` takes it as it is by default.
+    """
+    what, parameters = f"a saved {function.__name__.replace('_', ' ')}", signature(function).parameters
+
+    @wraps(function)
+    def checked(*arguments: Any) -> Made:
+        kinds = get_type_hints(function)
+        least = sum(p.default is p.empty for p in parameters.values())
+        if not least <= len(arguments) <= len(parameters):
+            raise FormatError(f"{what} has {', '.join(parameters)}, found {len(arguments)} of them; it is damaged")
+        for (name, parameter), value in zip(parameters.items(), arguments, strict=False):
+            if not fits(value, kinds[name]):
+                kind = parameter.annotation
+                raise FormatError(f"{what} must have a {kind} as its {name}, found {quoted(value)}; it is damaged")
+        return function(*arguments)
+
+    torch.serialization.add_safe_globals([checked])
+    return checked
+
+
+def quoted(value: object) -> str:
+    """The beginning of a value as a message quotes it; its type where it has no text, as numbers of 5,000 digits."""
+    try:
+        return repr(value)[:LONGEST]
+    except (ValueError, RecursionError):
+        return type(value).__name__
 
 
 def misfit(record: Any, sequences: tuple[type, ...] = (tuple,)) -> str:
@@ -24,8 +103,8 @@ def misfit(record: Any, sequences: tuple[type, ...] = (tuple,)) -> str:
     own: Any = type(record)
     for name, (written, kind) in _kinds(own).items():
         value = getattr(record, name)
-        if not _fits(value, kind, sequences):
-            return f"{own.__name__}.{name} must be {written}, found {repr(value)[:LONGEST]}"
+        if not fits(value, kind, sequences):
+            return f"{own.__name__}.{name} must be {written}, found {quoted(value)}"
     return ""
 
 
@@ -36,7 +115,8 @@ def _kinds(record: Any) -> dict[str, tuple[Any, Any]]:
     return {field.name: (field.type, meant[field.name]) for field in fields(record)}
 
 
-def _fits(value: object, kind: Any, sequences: tuple[type, ...]) -> bool:
+def fits(value: object, kind: Any, sequences: tuple[type, ...] = (tuple,)) -> bool:
+    """Whether a value is what an annotation says."""
     if kind is Any:
         return True
     own = get_args(kind)
@@ -45,7 +125,7 @@ def _fits(value: object, kind: Any, sequences: tuple[type, ...]) -> bool:
             return False
         items: tuple[object, ...] = tuple(value)  # type: ignore[arg-type]
         kinds = own[:1] * len(items) if own[-1] is Ellipsis else own
-        return len(items) == len(kinds) and all(_fits(v, k, sequences) for v, k in zip(items, kinds, strict=True))
+        return len(items) == len(kinds) and all(fits(v, k, sequences) for v, k in zip(items, kinds, strict=True))
     if get_origin(kind) is UnionType:
-        return any(_fits(value, k, sequences) for k in own)
-    return isinstance(value, kind)
+        return any(fits(value, k, sequences) for k in own)
+    return isinstance(value, get_origin(kind) or kind)

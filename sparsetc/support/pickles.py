@@ -7,63 +7,69 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from sparsetc.errors import FormatError
-from sparsetc.ir.contraction_tree import Dot, Factor, Multiply, Sum
+from sparsetc.ir.contraction_tree import Tree, parse_tree
 from sparsetc.ir.equation.einsum import Bound, Einsum, verify
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.options import Options, current, with_settings
+from sparsetc.support.fields import from_state, misfit, quoted, saved
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import checked
 from sparsetc.tensor.inputs import as_coords, as_values
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
-if TYPE_CHECKING:
-    from sparsetc.contraction.kernel import Kernel
+
+@saved
+def sparse_tensor(coords: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], coalesced: bool) -> SparseTensor:
+    """A SparseTensor, as files had it before tensors shared patterns in them."""
+    found = tensor(pattern(coords, shape[: len(coords) if coords.ndim else 0], coalesced), values)
+    if found.shape != shape:
+        raise FormatError(f"a saved SparseTensor has shape {shape}, and values {tuple(values.shape)}; it is damaged")
+    return found
 
 
-def sparse_tensor(coords: Any, values: Any, shape: Any, coalesced: bool) -> SparseTensor:
-    """A SparseTensor. Nothing of what a file says is believed: coordinates in range, sorted and unique are checked."""
-    found = SparseTensor(coords, values, shape, coalesce=False)
-    if not coalesced:
-        return found
-    own = found.pattern
-    if not crd.is_sorted_unique(crd.sort_keys(own.coords, own.shape)):
-        raise FormatError("a saved SparseTensor must have sorted, unique coordinates, as it says; it is damaged")
-    return SparseTensor._make(Pattern(own.coords, own.shape, True), found._values)
-
-
-def tensor(pattern: Any, values: Any) -> SparseTensor:
+@saved
+def tensor(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
     """A SparseTensor of a Pattern, which several may share; values are checked to be of it."""
-    if not isinstance(pattern, Pattern):
-        raise FormatError(f"a saved SparseTensor must have a Pattern, found {type(pattern).__name__}; it is damaged")
     own = as_values(values)
     as_coords(pattern.coords, own)
     sides = () if pattern.blocks is None else pattern.blocks.sides
     if tuple(own.shape[1 : 1 + len(sides)]) != sides:
         raise FormatError(f"a saved SparseTensor has blocks of {sides}, and values {tuple(own.shape)}; it is damaged")
+    nbytes = own.numel() * own.element_size()
+    if nbytes > own.untyped_storage().nbytes():
+        current().check_memory(
+            nbytes, own.device, "the values of a saved SparseTensor, which a file has once for many,"
+        )
     return SparseTensor._make(pattern, own)
 
 
-def pattern(coords: Any, shape: Any, coalesced: bool) -> Pattern:
-    """A Pattern, checked as that of a tensor."""
-    stand_in = torch.zeros(()).expand(coords.shape[-1]).to(coords.device)
-    return sparse_tensor(coords, stand_in, shape, coalesced).pattern
+@saved
+def pattern(coords: torch.Tensor, shape: tuple[int, ...], coalesced: bool) -> Pattern:
+    """A Pattern. Nothing of what a file says is believed: coordinates in range, sorted and unique are checked."""
+    if coords.layout != torch.strided or coords.is_quantized:
+        raise FormatError(f"a saved Pattern must have plain coordinates, found {coords.layout}; it is damaged")
+    if coords.numel() * coords.element_size() > coords.untyped_storage().nbytes():
+        raise FormatError("a saved Pattern must have coordinates of its own, found one for many; it is damaged")
+    stand_in = torch.zeros((), device=coords.device).expand(coords.shape[-1:] or (0,))
+    own = SparseTensor(coords, stand_in, shape, coalesce=False).pattern
+    if coalesced and not crd.is_sorted_unique(crd.sort_keys(own.coords, own.shape)):
+        raise FormatError("a saved Pattern must have sorted, unique coordinates, as it says; it is damaged")
+    return Pattern(own.coords, own.shape, coalesced)
 
 
-def pattern_of_blocks(coords: Any, sides: Any, shape: Any, coalesced: bool) -> Pattern:
+@saved
+def pattern_of_blocks(coords: torch.Tensor, sides: tuple[int, ...], shape: tuple[int, ...], coalesced: bool) -> Pattern:
     """A Pattern of blocks, checked as the others."""
     blocks = checked(crd.checked_shape(sides), crd.checked_shape(shape))
     found = pattern(coords, blocks.grid, coalesced)
     return Pattern(found.coords, found.shape, coalesced, blocks)
 
-
-# A file from anywhere can then make these by ``torch.load``, which are data that is checked, and nothing else.
-torch.serialization.add_safe_globals([pattern, pattern_of_blocks, sparse_tensor, tensor])
 
 Spelled = tuple[tuple[tuple[str, ...], ...], tuple[str, ...], tuple[int, ...], str, tuple[tuple[str, int], ...]]
 """A `Bound` einsum as plain data."""
@@ -99,18 +105,44 @@ def settings_of(options: Options) -> dict[str, Any]:
     return {name: getattr(options, name) for name in SAVED if getattr(options, name) is not None}
 
 
+@saved
 def kernel(
-    equation: Spelled, sparse: Sequence[SparseTensor], settings: dict[str, Any], output: str, drop_zeros: bool = False
-) -> Kernel:
+    equation: Spelled,
+    sparse: tuple[SparseTensor, ...],
+    settings: dict[str, Any],
+    output: str,
+    drop_zeros: bool = False,
+) -> Any:
     """A kernel of one sparse operand or several, compiled here."""
     from sparsetc.contraction.contraction import contraction
     from sparsetc.contraction.kernel import Kernel
 
-    if set(settings) - set(SAVED):
-        raise FormatError(f"a saved kernel has options {', '.join(SAVED)}, found {', '.join(settings)}; it is damaged")
+    _check_settings(settings)
     own = with_settings(replace(Options(), cache_dir=current().cache_dir), settings)
     made = contraction(*_operands(equation, sparse), own, output)
     return Kernel(made, sparse, drop_zeros)
 
 
-torch.serialization.add_safe_globals([kernel, Plan, Part, Schedule, Storage, Factor, Multiply, Dot, Sum])
+def _check_settings(settings: dict[str, Any]) -> None:
+    """Raise unless options are those of a kernel, and of their types."""
+    if set(settings) - set(SAVED):
+        raise FormatError(f"a saved kernel has options {', '.join(SAVED)}, found {quoted(settings)}; it is damaged")
+    if fault := misfit(Options(**settings)):
+        raise FormatError(f"a saved kernel has other options: {fault}; it is damaged")
+
+
+@saved
+def tree(text: str) -> Tree:
+    """What is multiplied, contracted and summed, in which order."""
+    return parse_tree(text)
+
+
+RECORDS: dict[str, Any] = {kind.__name__: kind for kind in (Plan, Part, Schedule, Storage)}
+
+
+@saved
+def record(kind: str, state: dict[str, Any]) -> Any:
+    """A plan, or what one is made of, by its fields."""
+    if kind not in RECORDS:
+        raise FormatError(f"a saved record is one of {', '.join(RECORDS)}, found {kind!r}; it is damaged")
+    return from_state(RECORDS[kind], state)
