@@ -66,6 +66,16 @@ def test_dtypes(tmp_path: Path, dtype: torch.dtype) -> None:
     assert same(stc.read(tmp_path / "x.stc"), x)
 
 
+def test_blocks_of_single_nonzeros(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "BLOCK", 1)
+    monkeypatch.setattr(packed, "Layout", lambda *fields: Layout(*fields, block=1))
+    for nnz in (1024, 1025):
+        stc.write(tmp_path / f"{nnz}.stc", stc.SparseTensor(torch.arange(nnz).reshape(1, -1), torch.ones(nnz)))
+    assert stc.read(tmp_path / "1024.stc").nnz == 1024
+    with pytest.raises(stc.IOFormatError, match=r"1025\.stc: header: 1,025 nonzeros in blocks of 1;"):
+        stc.read(tmp_path / "1025.stc")
+
+
 def test_index_widths() -> None:
     sizes = (0, 1, 256, 257, 2**16, 2**16 + 1, 2**32, 2**32 + 1, 2**63 - 1)
     assert [index_dtype(size).itemsize for size in sizes] == [1, 1, 1, 2, 2, 4, 4, 8, 8]

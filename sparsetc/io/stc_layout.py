@@ -25,6 +25,8 @@ PAGE = 4096
 """Bytes of the header, and of what every array's offset is a multiple of, so that arrays can be mapped."""
 BLOCK = 1 << 16
 """Nonzeros that one checksum of an array covers."""
+SMALL = 1 << 10
+"""Nonzeros of a small block, of which there are no more than so many: each takes as long as thousands of nonzeros."""
 COALESCED = 1
 """The flag of nonzeros that are in lexicographic order and unique."""
 
@@ -163,6 +165,10 @@ def parsed(page: bytes, size: int) -> Header:
     shape = tuple(_ARRAY.unpack_from(page, _ARRAYS_AT + _ARRAY.size * mode)[0] for mode in range(order))
     if any(n >= INT64_SIZES for n in shape) or (nnz and 0 in shape) or nnz >= INT64_SIZES:
         raise ValueError(f"header: {nnz} nonzeros in shape {shape}")
+    if block < SMALL and nnz > SMALL * block:
+        raise ValueError(
+            f"header: {nnz:,} nonzeros in blocks of {block:,}; of so small ones a file has {SMALL:,} at most"
+        )
     layout = Layout(shape, nnz, CODES[code][0], block, bool(flags & COALESCED))
     _check_size(layout, size)  # before anything is made of the numbers
     if layout.header(b"")[_ARRAYS_AT : -_CHECK.size] != page[_ARRAYS_AT : -_CHECK.size] or not _same_fixed(
