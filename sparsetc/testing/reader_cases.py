@@ -233,7 +233,8 @@ def _arrays(random: Random, data: bytes, x: SparseTensor) -> Case:
     data = file.getvalue()
     if random.random() < 0.4:
         data, wanted = _damaged(random, data), None
-    dtype = None if wanted else random.choice((None, None, torch.float32, torch.float16, torch.int8, torch.complex64))
+    asked = (None, None, torch.float32, torch.float16, torch.int8, torch.complex64)
+    dtype = random.choice(asked) if wanted is None else None
     return Case("x.npz", data, dtype, wanted, None)
 
 
