@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from cases import SIZES, Problem, explicit_plan, tile_plan, two_parts
+from cases import SIZES, Problem, explicit_plan, poisoned, tile_plan, two_parts
 
 import sparsetc as stc
 from sparsetc.codegen.launch import Values
@@ -32,13 +32,13 @@ def in_copies(copies: int, format: str, levels: str, **how: Any) -> PlanOf:
     return plan
 
 
-def long_rows_added(kept: str, summed: str) -> PlanOf:
+def long_rows_added(kept: str, summed: str, most: int = 2) -> PlanOf:
     """A plan whose longest rows are cut and added to, and whose other rows are stored, a lane each."""
 
     def plan(equation: str, operands: list[Any]) -> stc.Plan:
         rows = operands[0].coords[[int(mode) for mode in kept]]
         longest = max(torch.unique(rows, dim=1, return_counts=True)[1].tolist())
-        long = explicit("coo", f"{kept}||{summed}", max_item_nnz=2, lanes=4)(equation, operands).parts[0]
+        long = explicit("coo", f"{kept}||{summed}", max_item_nnz=most, lanes=4)(equation, operands).parts[0]
         short = explicit("fiber", f"|{kept}|{summed}", max_item_nnz=4, lanes=4)(equation, operands).parts[0]
         return stc.Plan("coo+rows", (long, short), False, "run_length", (("threshold", longest),))
 
@@ -119,8 +119,9 @@ def made(name: str, backend: str, deterministic: bool = False) -> Made:
 
 
 def check_output(m: Made) -> None:
-    """What is made, and what is overwritten."""
-    torch.testing.assert_close(m.run(), m.expected)
+    """What is made, of memory that holds anything, and what is overwritten."""
+    with poisoned():
+        torch.testing.assert_close(m.run(), m.expected)
     out = torch.full_like(m.expected, torch.nan)
     for _ in range(2):
         assert m.run(out=out) is out
@@ -157,3 +158,18 @@ def check_no_items(m: Made) -> None:
     assert not m.run(items=none).any()
     assert not m.run(out=m.random(), items=none).any()
     assert torch.equal(m.run(out=m.random(), accumulate=True, items=none), m.random())
+
+
+def check_rows_without_nonzeros(plan: str | PlanOf, backend: str, deterministic: bool, added: int = 0) -> Arrays:
+    """Of a dense result they are zeroed, with those that are added to; the others are stored."""
+    x = torch.zeros(40, 200)
+    x[:32, 7], x[5:7, ::2] = 1.0, 2.0  # short rows, two of which are long, and eight empty ones
+    x, b = stc.SparseTensor.from_dense(x[torch.arange(40).roll(4)]), torch.randn(200, 64)
+    plan = plan if isinstance(plan, str) else plan("ij,jr->ir", [x, b])
+    kernel = stc.compile("ij,jr->ir", x, b, plan=plan, backend=backend, deterministic=deterministic)
+    arrays = kernel.step.arrays
+    assert arrays.zeroed is not None
+    assert arrays.zeroed.numel() == 8 + added
+    with poisoned():
+        torch.testing.assert_close(kernel(b), x.to_dense() @ b)
+    return arrays

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import SIZES, Problem, explicit_plan, poisoned
+from cases import SIZES, Problem, explicit_plan
 from executable_cases import (
     CASES,
     MTTKRP,
@@ -12,6 +12,7 @@ from executable_cases import (
     check_no_items,
     check_output,
     check_ranges,
+    check_rows_without_nonzeros,
     made,
 )
 
@@ -39,16 +40,7 @@ def test_rows_that_are_added_to_are_zeroed_alone() -> None:
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("plan", ["coo", "fiber", "rows", "window", "1-sa", "coo+rows"])
 def test_rows_without_nonzeros_are_zeroed_alone(plan: str, deterministic: bool) -> None:
-    """Of a dense result, of which the others are stored."""
-    x = torch.zeros(40, 200)
-    x[:30, 7], x[5:9, ::2] = 1.0, 2.0  # short rows, four of which are long, and ten empty ones
-    x, b = stc.SparseTensor.from_dense(x[torch.arange(40).roll(4)]), torch.randn(200, 64)
-    kernel = stc.compile("ij,jr->ir", x, b, plan=plan, backend="torch", deterministic=deterministic)
-    zeroed = kernel.step.arrays.zeroed
-    assert zeroed is not None
-    assert zeroed.numel() == 10
-    with poisoned():
-        torch.testing.assert_close(kernel(b), x.to_dense() @ b)
+    check_rows_without_nonzeros(plan, "torch", deterministic)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -193,8 +193,11 @@ def test_bitmaps_stored_for_other_dots_are_refused() -> None:
     plan = tile_plan(equation, given, "triton", "bitmap_tile planned")
     assert plan.parts[0].storage.sequence == (1, 0, 2)
     stc.compile(equation, *given, plan=plan, backend="triton")
-    with pytest.raises(stc.PlanError, match=r"in the order jik for dots over k; .* in the order kij, with dots over j"):
-        stc.compile("ijk,jr->ir", *given[:2], plan=plan, backend="triton")
+    sides = (("side_0", 8), ("side_1", 2), ("side_2", 2))
+    shorter = replace(plan.parts[0], storage=replace(plan.parts[0].storage, params=sides))
+    for faulty in (plan, replace(plan, parts=(shorter,))):
+        with pytest.raises(stc.PlanError, match=r"order jik for dots over k; .* in the order kij, with dots over j"):
+            stc.compile("ijk,jr->ir", *given[:2], plan=faulty, backend="triton")
     whole = replace(plan, parts=(replace(plan.parts[0], format="dense_tile"),))
     searched = replace(plan.parts[0], storage=replace(plan.parts[0].storage, sequence=(), contracted=0))
     for sound in (whole, replace(plan, parts=(searched,))):

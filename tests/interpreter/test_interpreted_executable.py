@@ -11,6 +11,8 @@ from executable_cases import (
     check_no_items,
     check_output,
     check_ranges,
+    check_rows_without_nonzeros,
+    long_rows_added,
     made,
 )
 
@@ -31,6 +33,11 @@ def test_outputs_are_made_overwritten_and_added_to(name: str, deterministic: boo
 @pytest.mark.parametrize(("name", "deterministic"), KINDS, ids=str)
 def test_ranges_of_items_add_up(name: str, deterministic: bool) -> None:
     check_ranges(made(name, "triton", deterministic), 3)
+
+
+def test_rows_without_nonzeros_are_zeroed_before_a_second_pass() -> None:
+    plan = long_rows_added("0", "1", most=50)
+    assert check_rows_without_nonzeros(plan, "triton", deterministic=True, added=2).second is not None
 
 
 def test_gradients_of_which_every_row_is_stored() -> None:
