@@ -58,6 +58,11 @@ WIDE = (
 every_wide_shape = pytest.mark.parametrize("shape", WIDE, ids=lambda shape: "x".join(map(str, shape)))
 
 
+def fits(number: int) -> bool:
+    """Whether int64 holds it."""
+    return -(2**63) <= number < 2**63
+
+
 def ends(shape: tuple[int, ...], seed: int = 0) -> list[tuple[int, ...]]:
     """Some ten different positions, in no order, each coordinate near an end or the middle of its mode."""
     random = Random(seed)

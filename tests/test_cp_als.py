@@ -15,6 +15,8 @@ import sparsetc as stc
 from sparsetc.decomposition import CP, cp_als
 from sparsetc.decomposition.linear import balancing
 from sparsetc.decomposition.loop import settled
+from sparsetc.decomposition.linear import balancing
+from sparsetc.decomposition.loop import settled
 
 SHAPES = [(6, 7), (8, 9, 10), (5, 6, 7, 8), (4, 5, 3, 6, 4)]
 
@@ -99,6 +101,25 @@ def test_a_run_continues_where_a_component_is_zero(nonnegative: bool, options: d
     assert float(whole.factors[mode][:, 1].abs().max()) > 0
     assert whole.fits == pytest.approx(rest.fits, abs=1e-12)
     torch.testing.assert_close(rest.to_dense(), whole.to_dense())
+
+
+def test_components_that_are_zero_in_a_free_mode_are_not_balanced() -> None:
+    norms = torch.tensor([[2.0, 0.0, 4.0], [8.0, 5.0, 9.0], [3.0, 7.0, 0.0]], dtype=F64)
+    free = torch.tensor([[True], [True], [False]])
+    balanced = norms * balancing(norms, free)
+    wanted = torch.tensor([[4.0, 0.0, 6.0], [4.0, 5.0, 6.0], [3.0, 7.0, 0.0]], dtype=F64)
+    torch.testing.assert_close(balanced, wanted)
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_a_fit_that_changes_by_rounding_errors_has_settled(dtype: torch.dtype) -> None:
+    eps = torch.finfo(dtype).eps
+    rounding, more = ([[0.5], [0.5 + change * eps]] for change in (0.5, 2))
+    assert settled(1e-30, dtype)(rounding)
+    assert not settled(1e-30, dtype)(more)
+    assert settled(4 * eps, dtype)(more)
+    assert not settled(0, dtype)(rounding)  # never
+    assert not settled(1.0, dtype)(rounding[:1])
 
 
 def test_a_component_that_weighs_nothing_is_nothing() -> None:

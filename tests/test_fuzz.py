@@ -191,6 +191,25 @@ def test_values_that_are_not_finite_must_be_where_they_are_expected() -> None:
             check_values(torch.tensor(wrong, dtype=F64), expected)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "precision", "right", "wrong"),
+    [
+        *(("float64", "highest", 1e-15, 1e-12), ("complex128", "highest", 1e-15, 1e-12)),
+        *(("float32", "highest", 1e-6, 1e-4), ("complex64", "highest", 1e-6, 1e-4)),
+        *(("float32", "high", 1e-3, 1e-2), ("complex64", "medium", 1e-2, 1e-1), ("float64", "medium", 1e-15, 1e-12)),
+        *(("float16", "highest", 1e-3, 1e-2), ("bfloat16", "highest", 1e-2, 1e-1), ("int64", "highest", 0.0, 1e-12)),
+    ],
+)
+def test_errors_far_above_rounding_are_wrong(dtype: str, precision: str, right: float, wrong: float) -> None:
+    wanted = torch.tensor([3.0, -0.5], dtype=F64)
+    magnitude = torch.tensor([3.0, 8.0], dtype=F64)
+    expected = Expected(wanted, magnitude, F64, tolerance(dtype, precision))
+    check_values(wanted + right * magnitude, expected)
+    for element in torch.eye(2, dtype=F64):
+        with pytest.raises(Wrong, match="1 of 2 elements are wrong"):
+            check_values(wanted + wrong * magnitude * element, expected)
+
+
 def test_a_case_that_hangs_is_ended() -> None:
     with pytest.raises(Hang), time_limit(0.05):
         time.sleep(10)

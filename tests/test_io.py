@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import LIMITS, ends, every_wide_shape
+from cases import LIMITS, ends, every_wide_shape, fits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -265,6 +265,45 @@ def test_int64_values_exactly(tmp_path: Path) -> None:
     sio.write(tmp_path / "x.tns", x)
     assert same(sio.read(tmp_path / "x.tns", dtype=torch.int64), x)
     assert from_text(tmp_path, "1 3.0\n2 1e2\n", torch.int64).values.tolist() == [3, 100]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("x.tns", "1 {}\n2 -3\n"),
+        ("x.mtx", "%%MatrixMarket matrix coordinate integer general\n2 2 2\n1 1 {}\n2 1 -3\n"),
+        ("x.mtx", "%%MatrixMarket matrix coordinate integer skew-symmetric\n3 3 2\n2 1 {}\n3 1 3\n"),
+    ],
+)
+@pytest.mark.parametrize("number", LIMITS)
+def test_integers_around_the_limits_of_int64(tmp_path: Path, number: int, name: str, text: str) -> None:
+    skew = "skew" in text
+    if fits(number) and not (skew and number == -(2**63)):  # whose negative int64 lacks
+        assert number in from_text(tmp_path, text.format(number), torch.int64, name).values.tolist()
+        with pytest.raises(IOFormatError, match="three"):  # not what stands before it
+            from_text(tmp_path, text.format(number).replace("3\n", "three\n"), torch.int64, name)
+    else:
+        with pytest.raises(IOFormatError, match=f"{name}.*{number}.* torch.int64"):
+            from_text(tmp_path, text.format(number), torch.int64, name)
+        with pytest.raises(IOFormatError, match=f"{name}.*{number}.* torch.int64"):
+            sio.pack(tmp_path / name, tmp_path / "packed.stc", dtype=torch.int64)
+    values = from_text(tmp_path, text.format(number), torch.float64, name).values.tolist()
+    assert float(number) in values
+    assert not skew or -float(number) in values
+
+
+@pytest.mark.parametrize("number", LIMITS)
+def test_coordinates_and_sizes_around_the_limits_of_int64(tmp_path: Path, number: int) -> None:
+    banner = "%%MatrixMarket matrix coordinate real general\n"
+    files = {"x.tns": f"1 {number} 2.0\n", "x.mtx": f"{banner}{number} {number} 1\n1 {number} 2.0\n"}
+    for name, content in files.items():
+        if number == 2**63 - 1:
+            x = from_text(tmp_path, content, name=name)
+            assert (x.coords.tolist(), x.shape[1]) == ([[0], [number - 1]], number)
+        else:
+            words = "sizes from 0 to 2\\*\\*63 - 1" if name == "x.mtx" else f"{number}.*int64"
+            with pytest.raises(IOFormatError, match=words):
+                from_text(tmp_path, content, name=name)
 
 
 # ---- .tns: what is refused, and where ---------------------------------------------------------------------------

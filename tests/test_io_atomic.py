@@ -83,6 +83,26 @@ def test_the_mode_is_that_of_the_file_before(tmp_path: Path, umask: object, mask
     assert mode(path) == old
 
 
+def test_a_file_is_on_the_disk_before_it_takes_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sync, rename = os.fsync, os.replace
+    synced: dict[int, int] = {}  # sizes by inode
+
+    def fsync(descriptor: int) -> None:
+        sync(descriptor)
+        synced[os.fstat(descriptor).st_ino] = os.fstat(descriptor).st_size
+
+    def replace(source: Path, target: Path) -> None:
+        status = os.stat(source)
+        assert synced[status.st_ino] == status.st_size > 0
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
+    for suffix in sio.SUFFIXES:
+        sio.write(tmp_path / f"x{suffix}", ONE)
+        assert (tmp_path / f"x{suffix}").exists()
+
+
 @posix
 def test_a_temporary_is_no_more_open_than_what_it_becomes(
     tmp_path: Path, umask: object, monkeypatch: pytest.MonkeyPatch

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import LIMITS, fits
 
 import sparsetc.io as sio
 from sparsetc.errors import DtypeError, IOFormatError, OutOfMemoryError
@@ -194,6 +195,32 @@ def test_dtypes_that_only_numpy_has(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", **{**GOOD, "values": np.array([1, 2**63], np.uint64)})
     with pytest.raises(IOFormatError, match="9223372036854775808 does not fit"):
         sio.read(tmp_path / "x.npz", dtype=torch.float32)
+
+
+@pytest.mark.parametrize("number", LIMITS[:3])  # which numpy has
+def test_integers_around_the_limits_of_int64(tmp_path: Path, number: int) -> None:
+    path = tmp_path / "x.npz"
+    array = np.array([number, 1], np.int64 if fits(number) else np.uint64)
+    np.savez(path, **{**GOOD, "values": array})
+    if fits(number):
+        assert sio.read(path, dtype=torch.int64).values.tolist() == array.tolist()
+    else:
+        refused(path, "values are uint64; read them with dtype=")
+        with pytest.raises(IOFormatError, match=f"{number} does not fit int64"):
+            sio.read(path, dtype=torch.int64)
+    np.savez(path, **{**GOOD, "values": array.astype(np.float64)})
+    if number < 0:
+        assert sio.read(path, dtype=torch.int64).values.tolist() == [number, 1]
+    else:  # float64 has no 2**63 - 1, but 2**63
+        with pytest.raises(IOFormatError, match="does not fit"):
+            sio.read(path, dtype=torch.int64)
+    np.savez(path, **{**GOOD, "coords": np.stack((array, array)), "shape": np.full(2, 2**63 - 1)})
+    refused(path, str(number))
+    np.savez(path, **{**GOOD, "coords": np.array([[0, 1]]), "shape": array[:1]})
+    if number == 2**63 - 1:
+        assert sio.read(path).shape == (number,)
+    else:
+        refused(path, str(number))
 
 
 @pytest.mark.filterwarnings("error")

@@ -11,7 +11,7 @@ import numpy as np
 import processes
 import pytest
 import torch
-from cases import LIMITS, ends, every_wide_shape
+from cases import LIMITS, ends, every_wide_shape, fits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -159,30 +159,33 @@ def test_wide_shapes_are_sorted_and_summed(shape: tuple[int, ...]) -> None:
         assert torch.equal(turned.permute(*map(modes.index, range(len(shape)))).values, x.values)
 
 
-@pytest.mark.parametrize("value", LIMITS)
-def test_integers_at_the_ends_of_int64(value: int) -> None:
-    if -(2**63) <= value < 2**63:
-        assert SparseTensor([[0, 1]], [value, 1], (2,)).values.tolist() == [value, 1]
-        with pytest.raises(DtypeError, match=str(value + (1 if value > 0 else -1))):
-            SparseTensor([[0, 0]], [value, 1 if value > 0 else -1], (2,))
-        with pytest.raises(CoordinateError, match=str(value)):
-            SparseTensor([[value]], [1.0], (2,))
-    else:
-        with pytest.raises(DtypeError, match="values"):
-            SparseTensor([[0]], [value], (2,))
-        with pytest.raises(FormatError, match="coord"):
-            SparseTensor([[value]], [1.0], (2,))
-    if value != 2**63 - 1:
-        with pytest.raises(ShapeError, match="2\\*\\*63"):
-            SparseTensor([[0]], [1.0], (value,))
-
-
 def test_linear_key_up_to_the_last_value() -> None:
     shape = (2**31, 2**32)
     key = crd.linear_key(torch.tensor([[2**31 - 1], [2**32 - 1]]), shape)
     assert key is not None
     assert key.tolist() == [2**63 - 1]
     assert crd.linear_key(torch.zeros(2, 0, dtype=torch.int64), (0, 2**63 - 1)) is not None
+
+
+@pytest.mark.parametrize("number", LIMITS)
+def test_integers_around_the_limits_of_int64(number: int) -> None:
+    below = number - 1 if number > 0 else number + 1  # by one nearer to 0
+    if fits(number):
+        assert SparseTensor([[0, 1]], [number, 1], (2,)).values.tolist() == [number, 1]
+        assert SparseTensor([[0, 0]], torch.tensor([below, number - below]), (2,)).values.tolist() == [number]
+    else:
+        with pytest.raises(DtypeError):
+            SparseTensor([[0, 1]], [number, 1], (2,))
+        with pytest.raises(DtypeError, match=f"sum to {number}, which"):
+            SparseTensor([[0, 0]], torch.tensor([below, number - below]), (2,))
+    for coords in ([[0, number]], [[number, number]]):
+        with pytest.raises((CoordinateError, FormatError), match=str(number)):
+            SparseTensor(coords, [1.0, 2.0], (2**63 - 1,))
+    if number == 2**63 - 1:
+        assert SparseTensor([[number - 1]], [1.0], (number,)).shape == (number,)
+    else:
+        with pytest.raises(ShapeError, match=str(number)):
+            SparseTensor([[0]], [1.0], (number,))
 
 
 @settings(max_examples=60, deadline=None)

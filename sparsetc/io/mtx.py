@@ -50,10 +50,18 @@ class Header:
     def entries_of(
         self, coords: torch.Tensor, reals: Sequence[torch.Tensor], dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(2, n) coordinates and (n,) values of rows of the table, those of the other triangle included."""
+        """(2, n) coordinates and (n,) values of rows of the table, those of the other triangle included.
+
+        Raises:
+            IOFormatError: an integer in a skew-symmetric matrix, of which ``dtype`` has no negative.
+        """
         one = torch.ones(coords.shape[1])
-        values = torch.complex(*reals) if len(reals) == 2 else reals[0] if reals else one
-        return _in_full(coords, values.to(dtype), self.symmetry)
+        values = (torch.complex(*reals) if len(reals) == 2 else reals[0] if reals else one).to(dtype)
+        if self.symmetry == "skew-symmetric" and not (dtype.is_floating_point or dtype.is_complex):
+            lowest = torch.iinfo(dtype).min
+            if bool((values == lowest).any()):
+                raise IOFormatError(f"{self.path}: the negative of the value {lowest} does not fit {dtype}")
+        return _in_full(coords, values, self.symmetry)
 
     def layout(self, dtype: torch.dtype) -> table.Layout:
         """The layout of the lines that follow, for values of ``dtype``."""
@@ -80,8 +88,9 @@ def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> Spar
         table.check_declared(reader, found.layout, found.rows, ended=True)
         if header.symmetry != "general":
             memory.check(path, "both triangles", 2 * found.rows * found.layout.row_bytes)
+        entries = header.entries_of(found.coords(), found.reals(), dtype)
         try:
-            return SparseTensor(*header.entries_of(found.coords(), found.reals(), dtype), header.shape)
+            return SparseTensor(*entries, header.shape)
         except SparsetcError as error:
             raise IOFormatError(f"{path}: {error}") from error
 
@@ -100,8 +109,10 @@ def head(reader: lines.Reader) -> Header:
             (head or reader.shown()).split(b"\n", 1)[0],
         )
     sizes = reader.peek() or []
-    if len(sizes) != 3 or not all(re.fullmatch(rb"\d{1,19}", size) for size in sizes):
-        raise reader.fault("no line of sizes, 'rows columns entries', follows the banner and its comments")
+    if len(sizes) != 3 or not all(re.fullmatch(rb"\d{1,19}", size) and int(size) < 2**63 for size in sizes):
+        raise reader.fault(
+            "no line of sizes from 0 to 2**63 - 1, 'rows columns entries', follows the banner and its comments"
+        )
     reader.take()
     rows, columns, entries = map(int, sizes)
     return Header(field, symmetry, (rows, columns), entries, reader.path)

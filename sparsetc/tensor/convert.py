@@ -76,7 +76,7 @@ def to_torch(x: SparseTensor, layout: torch.layout | None, blocksize: tuple[int,
     if layout != torch.sparse_coo and layout not in _COMPRESSED:
         raise FormatError(f"layout must be torch.sparse_coo, _csr, _csc, _bsr or _bsc, found {layout}")
     if math.prod(x.shape) >= crd.INT64_SIZES:
-        raise ShapeError(f"torch.sparse cannot hold shape {x.shape}: the product of its sizes passes 2**63")
+        raise ShapeError(f"torch.sparse cannot hold shape {x.shape}: the product of its sizes is 2**63 or more")
     blocked = layout in (torch.sparse_bsr, torch.sparse_bsc)
     if blocked and blocksize is None and len(x.blocksize) == 2:
         blocksize = (x.blocksize[0], x.blocksize[1])

@@ -117,7 +117,7 @@ def as_coords(coords: ArrayLike, values: torch.Tensor) -> torch.Tensor:
         coords = _from_sequences(coords)
     if isinstance(coords, np.ndarray) and coords.dtype == np.uint64:
         if coords.size and int(coords.max()) >= crd.INT64_SIZES:
-            raise FormatError(f"coordinates must be below 2**63, found {coords.max()}")
+            raise _outside_int64(int(coords.max()))
         coords = coords.astype(np.int64)
     given = isinstance(coords, torch.Tensor)
     raw = _tensor(coords, "coords", FormatError)
@@ -154,7 +154,15 @@ def _from_sequences(coords: ArrayLike) -> ArrayLike:
         array = np.asarray(coords)
     except ValueError as error:
         raise FormatError(f"coords must be a rectangle of integers (order x nnz): {error}") from None
+    if array.dtype.kind in "fO":  # what numpy makes of integers of which int64 does not hold all
+        for number in np.asarray(coords, dtype=object).flat:
+            if isinstance(number, int) and not -crd.INT64_SIZES <= number < crd.INT64_SIZES:
+                raise _outside_int64(number)
     return array.astype(np.int64) if array.size == 0 else array
+
+
+def _outside_int64(coordinate: int) -> FormatError:
+    return FormatError(f"coordinates must be from 0 to 2**63 - 1, found {coordinate}")
 
 
 def as_shape(shape: Any, coords: torch.Tensor, values: torch.Tensor) -> tuple[int, ...]:
