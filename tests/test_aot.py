@@ -14,7 +14,7 @@ from cases import OPERATIONS, SIZES, Problem, explicit_plan, joined, tile_plan
 from fiber_window_cases import plan as fiber_windows
 from matrix_units import CUDA, MATRIX, TARGETS, dealt, other_types
 from test_tiles import CASES as TILE_CASES
-from test_tiles import TILE_FORMATS
+from test_tiles import TILE_FORMATS, large_turns
 from test_tiles import operands as tile_operands
 
 import sparsetc as stc
@@ -99,6 +99,13 @@ def test_a_ttm_chain_runs_on_the_matrix_units(form: str, precision: str, target:
     assert re.search(MATRIX[target], text)
     if target == "sm_80":
         assert (".bf16.bf16." if precision == "bf16" else ".tf32.tf32.") in text
+
+
+def test_dots_that_hold_more_than_shared_memory_are_not_unrolled() -> None:
+    equation, (a, x) = large_turns("cpu")
+    source = stc.compile(equation, a, x, plan=stc.plan_hls(4), backend="triton").source
+    assert "tl.dot" in source
+    assert " in range(16)" in source
 
 
 @pytest.mark.parametrize("target", TARGETS)

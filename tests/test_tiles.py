@@ -66,6 +66,16 @@ CASES |= CHAIN_CASES
 TILE_FORMATS = ("dense_tile", "bitmap_tile", "bitmap_tile planned")
 
 
+def large_turns(device: str) -> tuple[str, tuple[torch.Tensor, stc.SparseTensor]]:
+    """An einsum of float64 whose tiles of 16 x 8 x 1 x 16 are multiplied in 16 turns, of 16 KiB each."""
+    coords = torch.tensor([[0, 0, 0, 0], [5, 0, 0, 3], [0, 0, 0, 0], [1, 0, 3, 4]], device=device)
+    values = torch.arange(1.0, 5.0, dtype=torch.float64, device=device)
+    return "xl,mylk->ykx", (
+        torch.full((1, 1), 2.0, dtype=torch.float64, device=device),
+        stc.SparseTensor(coords, values, (10, 8, 1, 17)),
+    )
+
+
 def operands(name: str, nnz: int = 400, seed: int = 0) -> tuple[str, list[stc.SparseTensor | torch.Tensor]]:
     equation, shape, ranks = (CASES | SPARSE_CASES)[name]
     g = torch.Generator().manual_seed(seed)

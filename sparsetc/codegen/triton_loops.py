@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 from sparsetc.codegen import triton_halves as halves
 from sparsetc.codegen import triton_results as results
 from sparsetc.codegen import triton_values as values
+from sparsetc.codegen.triton_places import sides_of
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, Blocks, Each, Fibers, Run, Turns
 from sparsetc.ir.nest.view import WHOLE
 from sparsetc.ir.program import names
-from sparsetc.ir.program.tile import DenseAxis, Loop
+from sparsetc.ir.program.tile import DenseAxis, Loop, Product
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
     Turn = Callable[[str, int], tuple[str, str]]
     """The position, and the condition that it holds something, of the copy with a suffix, so many steps ahead."""
+
+MOST_HELD = 128 << 10
+"""Bytes that dots of unrolled positions may hold in all. Each takes shared memory of its own, of which a program has
+227 KiB on an H100; and sums of 64-bit products take minutes to compile."""
 
 
 def by(stride: int) -> str:
@@ -209,9 +214,22 @@ class _Steps:
         printer.indent -= 1
 
 
+def _held(printer: FunctionPrinter, s: Loop) -> int:
+    """Bytes that the dots of a loop's body hold: their sides, or the products of each sum where no unit makes them."""
+    held = 0
+    for product in s.body:
+        if isinstance(product, Product) and product.dot:
+            rows, columns = (prod(map(printer.size, axes)) for axes in sides_of(product.out))
+            summed = prod(map(printer.size, product.contracted))
+            exact = printer.types.accumulate == "int64"
+            held += rows * summed * columns if exact else (rows + columns) * summed
+    return held * (4 if printer.types.accumulate == "float32" else 8)
+
+
 def _turns(printer: FunctionPrinter, s: Loop, axis: Turns) -> None:
     """Positions along a side; the innermost loop over few is unrolled, so that its loads overlap."""
     unrolled = axis.unrolled and not any(isinstance(inner, Loop) for inner in s.body)
+    unrolled = unrolled and axis.size // axis.take * _held(printer, s) <= MOST_HELD
     span, first = "tl.static_range" if unrolled else "range", printer.begin(axis.name)
     stop = f"{axis.size}" if axis.take == 1 else f"0, {axis.size}, {axis.take}"
     printer.put(f"for {first} in {span}({stop}):")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from cases import tile_plan
-from test_tiles import CASES, SPARSE_CASES, TILE_FORMATS, expected, operands
+from test_tiles import CASES, SPARSE_CASES, TILE_FORMATS, expected, large_turns, operands
 
 import sparsetc as stc
 
@@ -29,6 +29,12 @@ def test_tiles(name: str, format: str, dtype: torch.dtype) -> None:
     k = stc.compile(equation, *cast, plan=tile_plan(equation, cast, "triton", format), output="dense")
     tolerance = {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float32: 1e-5}.get(dtype, 1e-12)
     assert (k(*cast[1:]).to(torch.float64) - reference).norm() <= tolerance * reference.norm()
+
+
+def test_turns_whose_dots_together_pass_shared_memory() -> None:
+    equation, (a, x) = large_turns("cuda")
+    found = stc.einsum(equation, a, x, plan=stc.plan_hls(4))
+    torch.testing.assert_close(found, torch.einsum(equation, a, x.to_dense()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
