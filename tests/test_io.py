@@ -63,8 +63,7 @@ def test_round_trip(tmp_path: Path, suffix: str, dtype: torch.dtype) -> None:
         return
     sio.write(path, x)
     assert same(sio.read(path, dtype=dtype), x)
-    kept = dtype if suffix in (".npz", ".stc") else torch.complex64 if dtype.is_complex else torch.float32
-    assert sio.read(path).dtype == kept
+    assert same(sio.read(path), x)
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
@@ -254,10 +253,38 @@ def test_every_token_is_judged_as_python_does(token: str) -> None:
         assert found == wanted or (math.isnan(found) and wanted is not None and math.isnan(wanted))
 
 
+@pytest.mark.parametrize("name", ["x.tns", "x.mtx", "x.tns.gz"])
+@pytest.mark.parametrize(
+    ("number", "dtype"),
+    [
+        *((n, torch.float32) for n in ("0.1", "3", "16777216", "1.23456e-05", "nan", "-inf", "0.5000000000", "1e38")),
+        *(
+            (n, torch.float64)
+            for n in ("0.1234567", "16777217", "1e39", "1e-40", "1.000000000000001", "3.14159265358979")
+        ),
+    ],
+)
+def test_text_without_a_dtype_is_read_as_float32_if_that_holds_every_digit(
+    tmp_path: Path, name: str, number: str, dtype: torch.dtype
+) -> None:
+    text = f"2 1 {number}\n1 1 2\n"
+    path, packed = tmp_path / name, tmp_path / "packed.stc"
+    text = f"%%MatrixMarket matrix coordinate real general\n2 1 2\n{text}" if name == "x.mtx" else text
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
+    values = sio.read(path).values
+    torch.testing.assert_close(values, torch.tensor([2, float(number)], dtype=dtype), rtol=0, atol=0, equal_nan=True)
+    if dtype == torch.float32:
+        sio.pack(path, packed)
+        assert sio.read(packed).dtype == dtype
+    else:
+        with pytest.raises(IOFormatError, match=r"line \d: .*(more digits than|beyond the largest) torch.float32"):
+            sio.pack(path, packed)
+
+
 def test_float64_round_trip(tmp_path: Path) -> None:
     x = SparseTensor([list(range(4))], torch.tensor([math.pi, 1 / 3, 1e300, -5e-324], dtype=torch.float64), (4,))
     sio.write(tmp_path / "x.tns", x)
-    assert same(sio.read(tmp_path / "x.tns", dtype=torch.float64), x)
+    assert same(sio.read(tmp_path / "x.tns"), x)
 
 
 def test_int64_values_exactly(tmp_path: Path) -> None:

@@ -258,3 +258,13 @@ def test_a_checksum_for_each_nonzero_is_refused(tmp_path: Path, monkeypatch: pyt
     stc.write(tmp_path / "x.stc", stc.SparseTensor([[0, 1], [1, 0]], [1.0, 2.0], (2, 2)))
     with pytest.raises(stc.IOFormatError, match="a checksum every 1 nonzeros; a file has one every 16 or more"):
         stc.read(tmp_path / "x.stc")
+
+
+def test_duplicates_whose_sum_overflows_are_refused_with_the_file_s_name(tmp_path: Path) -> None:
+    path = tmp_path / "x.stc"
+    with path.open("wb") as file:
+        writer = packed.Writer(file, Layout((3,), 2, torch.int8, coalesced=False))
+        writer.append([torch.tensor([1, 1])], torch.tensor([100, 100], dtype=torch.int8))
+        writer.finish()
+    with pytest.raises(stc.IOFormatError, match=r"x\.stc.*duplicates holds 200"):
+        stc.read(path)

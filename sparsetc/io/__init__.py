@@ -33,8 +33,9 @@ def read(
     Args:
         path: ``.tns`` (FROSTT text), ``.mtx`` (Matrix Market), either with ``.gz``, or ``.npz``, also one that
             ``save_npz`` of scipy.sparse or pydata/sparse wrote, or ``.stc`` (packed). Text may come through a pipe.
-        dtype: of the values. By default text is read as float32 (complex64 if complex), .npz and .stc as they were
-            stored. A finite number that it cannot hold is an error, not an infinity.
+        dtype: of the values. By default .npz and .stc are read as they were stored, and text as a comment in it says,
+            which `write` leaves; other text as float32 if that holds every digit, else as float64 (complex64 or
+            complex128). A finite number that a dtype cannot hold is an error, not an infinity.
         progress: a progress bar on stderr (.tns only): None for files over 64 MB when stderr is a terminal,
             True always, False never. Needs rich; without it there is none.
 

@@ -39,16 +39,16 @@ class Header:
     shape: tuple[int, int]
     entries: int
     path: Path
+    stated: torch.dtype | None = None
+    """The dtype that a comment says."""
 
-    def dtype(self, wanted: torch.dtype | None) -> torch.dtype:
-        """The dtype of values, that of the field unless one is wanted; DtypeError where it cannot be had."""
-        dtype = wanted or (torch.complex64 if self.field == "complex" else torch.float32)
-        if dtype not in DTYPES or (self.field == "complex" and not dtype.is_complex):
+    def check(self, dtype: torch.dtype | None) -> None:
+        """DtypeError for a dtype that what the file holds cannot be read as."""
+        if dtype and (dtype not in DTYPES or (self.field == "complex" and not dtype.is_complex)):
             raise DtypeError(f"{self.path} is of field {self.field}; it cannot be read as {dtype}")
-        return dtype
 
     def entries_of(
-        self, coords: torch.Tensor, reals: Sequence[torch.Tensor], dtype: torch.dtype
+        self, coords: torch.Tensor, reals: Sequence[torch.Tensor], dtype: torch.dtype | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(2, n) coordinates and (n,) values of rows of the table, those of the other triangle included.
 
@@ -56,21 +56,28 @@ class Header:
             IOFormatError: an integer in a skew-symmetric matrix, of which ``dtype`` has no negative.
         """
         one = torch.ones(coords.shape[1])
-        values = (torch.complex(*reals) if len(reals) == 2 else reals[0] if reals else one).to(dtype)
+        values = torch.complex(*reals) if len(reals) == 2 else reals[0] if reals else one
+        values = values.to(dtype or values.dtype)
+        dtype = values.dtype
         if self.symmetry == "skew-symmetric" and not (dtype.is_floating_point or dtype.is_complex):
             lowest = torch.iinfo(dtype).min
             if bool((values == lowest).any()):
                 raise IOFormatError(f"{self.path}: the negative of the value {lowest} does not fit {dtype}")
         return _in_full(coords, values, self.symmetry)
 
-    def layout(self, dtype: torch.dtype) -> table.Layout:
-        """The layout of the lines that follow, for values of ``dtype``."""
-        real = {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
-        return table.Layout(2, _NUMBERS[self.field], real, COMMENT, self.shape, self.entries)
+    def layout(self, dtype: torch.dtype | None, default: torch.dtype = torch.float64) -> table.Layout:
+        """The layout of the lines that follow, of ``dtype``; None: of float32 if that holds all digits."""
+        dtype, reals = dtype or self.stated, _NUMBERS[self.field]
+        known = dtype or (default if reals else torch.float32)
+        real = {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(known, known)
+        return table.Layout(2, reals, real, COMMENT, self.shape, self.entries, open=not dtype and reals > 0)
 
 
 def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> SparseTensor:
-    """The matrix in a Matrix Market file: float32, or complex64 for a complex one, unless ``dtype`` is given.
+    """The matrix in a Matrix Market file: of ``dtype``, else as a comment ``% dtype: float64`` says.
+
+    `write` leaves one. Where there is none, float32 (complex64 for a complex one) if that holds all digits of all
+    values, else float64 (complex128).
 
     Raises:
         IOFormatError: with file, line number and text, for whatever is not Matrix Market.
@@ -82,13 +89,15 @@ def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> Spar
     with memory.named(path, lambda: found.footprint):
         with lines.opened(path, COMMENT, show=False) as reader:
             header = head(reader)
-            dtype = header.dtype(dtype)
+            header.check(dtype)
+            dtype = dtype or header.stated
             found = table.Table(header.layout(dtype))
             table.read(reader, found, fault)
         table.check_declared(reader, found.layout, found.rows, ended=True)
+        coords, reals = found.coords(), found.reals()
         if header.symmetry != "general":
             memory.check(path, "both triangles", 2 * found.rows * found.layout.row_bytes)
-        entries = header.entries_of(found.coords(), found.reals(), dtype)
+        entries = header.entries_of(coords, reals, dtype)
         try:
             return SparseTensor(*entries, header.shape)
         except SparsetcError as error:
@@ -115,7 +124,9 @@ def head(reader: lines.Reader) -> Header:
         )
     reader.take()
     rows, columns, entries = map(int, sizes)
-    return Header(field, symmetry, (rows, columns), entries, reader.path)
+    found = Header(field, symmetry, (rows, columns), entries, reader.path, table.stated_dtype(reader))
+    found.check(found.stated)
+    return found
 
 
 def _in_full(coords: torch.Tensor, values: torch.Tensor, symmetry: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,11 +160,13 @@ def write(path: str | os.PathLike[str], x: SparseTensor) -> None:
     if x.order != 2:
         raise ShapeError(f"a .mtx file holds a matrix; this tensor has shape {x.shape}: write .tns or .npz")
     x = x.expand_dense().to("cpu")
+    kind = table.name_of(x.dtype)
     if x.dtype in (torch.float16, torch.bfloat16):
         x = x.to(torch.float32)  # exact, and numpy knows it
     field = "complex" if x.dtype.is_complex else "real" if x.dtype.is_floating_point else "integer"
     coords, values, _ = x.to_numpy()
     columns = np.stack((values.real, values.imag)) if x.dtype.is_complex else values[None]
     with text.created(path) as out:
-        out.write(f"%%MatrixMarket matrix coordinate {field} general\n{x.shape[0]} {x.shape[1]} {x.nnz}\n".encode())
+        banner = f"%%MatrixMarket matrix coordinate {field} general\n% dtype: {kind}\n"
+        out.write(f"{banner}{x.shape[0]} {x.shape[1]} {x.nnz}\n".encode())
         text.write_lines(out, coords, columns)

@@ -14,6 +14,8 @@ import torch
 
 from sparsetc.io import digits
 
+TINY, MOST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+"""The smallest float32 that has all of its digits, and the largest."""
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|[+-]?(?:nan|inf|infinity)", re.ASCII | re.IGNORECASE)
 
 
@@ -34,6 +36,23 @@ def real(text: digits.Text, start: np.ndarray, end: np.ndarray, dtype: torch.dty
         if digits.begins_with_digit(text, start[where], end[where]).any():
             raise digits.BadToken(f"beyond the largest {dtype}")
     return number
+
+
+def single(number: torch.Tensor, length: np.ndarray) -> bool:
+    """Whether float64 numbers of tokens of these lengths lose no digit as float32, which has six and its range.
+
+    A token of seven characters has six digits beside a point or a sign. Of a longer one, of 14 at most, seven digits or
+    more are seen by 1e-8 of what makes a whole number of six.
+    """
+    size = number.abs()
+    if bool(((size < TINY) & (size > 0) | (size > MOST) & (size < math.inf)).any()):
+        return False
+    long = torch.from_numpy(length > 7)
+    size, short = size[long], length[length > 7] <= 14
+    lost = size.float() != size
+    lost &= ~size.isnan()
+    whole = size[lost] * 10.0 ** (5 - size[lost].log10().floor())
+    return bool(short[lost.numpy()].all()) and bool(((whole - whole.round()).abs() < 2e-9).all())
 
 
 def fault(token: str, dtype: torch.dtype) -> str | None:

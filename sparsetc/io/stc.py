@@ -286,12 +286,10 @@ def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> Spar
     if dtype not in (None, *DTYPES):
         raise DtypeError(f"{path}: values cannot be read as {dtype}")
     with memory.named(path, lambda: "a tensor, and its blocks as they are stored"), PackedFile(path) as file:
-        x = file.tensor()
-        if dtype is None:
-            return x
         try:
-            return x.with_values(numbers.cast(x.values, dtype))
-        except ValueError as error:
+            x = file.tensor()
+            return x if dtype is None else x.with_values(numbers.cast(x.values, dtype))
+        except (ValueError, DtypeError) as error:
             raise IOFormatError(f"{path}: {error}") from error
 
 

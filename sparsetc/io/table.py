@@ -7,6 +7,7 @@ that reads good files, and does not depend on where blocks are cut.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,6 +17,7 @@ import torch
 from sparsetc.errors import IOFormatError
 from sparsetc.io import bounds, digits, memory, numbers
 from sparsetc.io.lines import WASTE, Block, Reader
+from sparsetc.tensor.inputs import DTYPES
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Layout:
     """Largest coordinate of each mode, where the head of the file says."""
     rows: int | None = None
     """Lines of the table, where the head of the file says."""
+    open: bool = False
+    """Whether no dtype was asked for: what is read as float64 may be float32, and what would lose digits is refused."""
 
     @property
     def fields(self) -> int:
@@ -45,6 +49,7 @@ class Layout:
 Describe = Callable[[Sequence[str], Layout], str | None]
 """What is wrong with the fields of one bad line, in the terms of the format, or None where it finds nothing."""
 
+_DTYPE = re.compile(rb"^[ \t]*[#%][ \t]*dtype:[ \t]+(\w{1,20})[ \t]*$", re.MULTILINE)
 _LET_GO = np.empty(0, dtype=np.int64)
 
 
@@ -61,6 +66,8 @@ class Part:
     rows: int
     lines: int
     """Lines of text, those without fields included."""
+    single: bool = True
+    """Whether float32 holds all digits of the numbers; known where the layout is open."""
 
 
 _NOTHING = Part([], [], [], 0, 0)
@@ -94,7 +101,11 @@ class Table:
         return made
 
     def reals(self) -> list[torch.Tensor]:
-        """Columns of numbers, (rows,) each."""
+        """Columns of numbers, (rows,) each; where the layout is open float32 if that holds all their digits."""
+        if self.layout.open and all(part.single for part in self._parts):
+            self.layout = replace(self.layout, dtype=torch.float32)
+            for part in self._parts:
+                part.reals[:] = [column.float() for column in part.reals]
         empty = torch.zeros(0, dtype=self.layout.dtype)
         return [
             torch.cat([part.reals[at] for part in self._parts]) if self._parts else empty
@@ -150,6 +161,17 @@ def _check(reader: Reader, table: Table, limit: int) -> None:
         raise memory.refused(reader.path, f"its first {held + 1:,} nonzeros", nbytes, limit)
 
 
+def name_of(dtype: torch.dtype) -> str:
+    """A dtype as `stated_dtype` reads it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def stated_dtype(reader: Reader) -> torch.dtype | None:
+    """What a comment ``dtype: float64`` before the first number says; None where none does, or it is no dtype here."""
+    said = [_DTYPE.search(comments) for _, comments in reader.comments]
+    return next((d for d in DTYPES for found in said if found and name_of(d) == found[1].decode()), None)
+
+
 def check_declared(reader: Reader, layout: Layout, rows: int, ended: bool = False) -> None:
     """IOFormatError where a file that declares how many rows it has is found to have more or, once ended, fewer."""
     if layout.rows is None:
@@ -183,8 +205,13 @@ def _parse(block: Block, layout: Layout) -> Part:
         column -= 1
         coords.append(column.astype(np.int32) if high < 2**31 else column)
         largest.append(high)
-    reals = [numbers.real(text, *column, layout.dtype) for column in columns[layout.order :]]
-    return Part(coords, reals, largest, start.size // layout.fields, text.lines)
+    kind, written = torch.float64 if layout.open else layout.dtype, columns[layout.order :]
+    reals = [numbers.real(text, *column, kind) for column in written]
+    single = not layout.open or all(numbers.single(r, e - s) for r, (s, e) in zip(reals, written, strict=True))
+    if not single and layout.dtype != kind:
+        raise digits.BadToken(f"a number with more digits than {layout.dtype} holds; name the dtype to read it as")
+    reals = [column.to(layout.dtype) for column in reals]
+    return Part(coords, reals, largest, start.size // layout.fields, text.lines, single)
 
 
 def _check_waste(block: Block, layout: Layout) -> None:

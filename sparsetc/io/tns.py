@@ -24,15 +24,18 @@ _ONE_FIELD = "expected coordinates and a value, found 1 field that is not the or
 
 
 def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None, show: bool | None = None) -> SparseTensor:
-    """The tensor in a .tns file, values of ``dtype`` (float32 by default), duplicates summed.
+    """The tensor in a .tns file, values of ``dtype``, duplicates summed.
+
+    By default the dtype is what a comment ``# dtype: float64`` says, which `write` leaves; where there is none float32
+    if that holds all digits of all values, else float64.
 
     Raises:
         IOFormatError: with file, line number and text, for whatever is not as described above.
         OutOfMemoryError: the tensor would pass the memory limit, or memory did not suffice.
         FileNotFoundError: no such file.
     """
-    dtype = checked_dtype(dtype)
-    found = table.Table(table.Layout(0, 1, dtype, COMMENT))
+    checked_dtype(dtype)
+    found = table.Table(table.Layout(0, 1, dtype or torch.float64, COMMENT))
     with memory.named(path, lambda: found.footprint):
         with lines.opened(path, COMMENT, show) as reader:
             found = table.Table(head(reader, dtype))
@@ -44,16 +47,17 @@ def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None, show: b
             raise IOFormatError(f"{path}: {error}") from error
 
 
-def checked_dtype(dtype: torch.dtype | None) -> torch.dtype:
-    """The dtype of values, float32 unless one is given; DtypeError for one that a .tns file cannot be read as."""
-    dtype = dtype or torch.float32
-    if dtype not in DTYPES or dtype.is_complex:
+def checked_dtype(dtype: torch.dtype | None) -> None:
+    """DtypeError for a dtype that a .tns file cannot be read as."""
+    if dtype and (dtype not in DTYPES or dtype.is_complex):
         raise DtypeError(f"a .tns file holds real numbers; it cannot be read as {dtype}")
-    return dtype
 
 
-def head(reader: lines.Reader, dtype: torch.dtype) -> table.Layout:
-    """The layout of the lines that follow, with the sizes, if what comes before the first nonzero says them."""
+def head(reader: lines.Reader, dtype: torch.dtype | None, default: torch.dtype = torch.float64) -> table.Layout:
+    """The layout of the lines that follow, with the sizes and dtype, if what comes before the first nonzero says them.
+
+    Where nothing says the dtype the layout is open, of dtype `default`.
+    """
     first = reader.peek()
     declared = _declared(reader, first[0]) if first and len(first) == 1 else None
     first = reader.peek()
@@ -64,7 +68,8 @@ def head(reader: lines.Reader, dtype: torch.dtype) -> table.Layout:
     if order > bounds.ORDER:
         reason = f"a tensor of {order} modes; a file holds at most {bounds.ORDER}"
         raise reader.fault(reason, reader.line, reader.shown())
-    return table.Layout(order, 1, dtype, COMMENT, sizes)
+    dtype = dtype or table.stated_dtype(reader)
+    return table.Layout(order, 1, dtype or default, COMMENT, sizes, open=dtype is None)
 
 
 def _declared(reader: lines.Reader, order: bytes) -> tuple[int, ...]:
@@ -125,5 +130,5 @@ def write(path: str | os.PathLike[str], x: SparseTensor) -> None:
     coords = x.coords.cpu().numpy()
     values = x.values.detach().to("cpu", torch.float32 if narrow else x.dtype).numpy()
     with text.created(path) as out:
-        out.write(f"# shape: {_spaced(x.shape)}\n".encode())
+        out.write(f"# shape: {_spaced(x.shape)}\n# dtype: {table.name_of(x.dtype)}\n".encode())
         text.write_lines(out, coords, values[None])

@@ -47,7 +47,8 @@ def pack(
             scipy or pydata/sparse as COO, is read in blocks; of other kinds the tensor must fit in a quarter of the
             limit.
         path: where the packed file will be, ending in ``.stc``; a file that is there is replaced.
-        dtype: of the values, as in `read`.
+        dtype: of the values. By default as in `read`, but that text which does not say its own is refused where float32
+            does not hold every digit.
         memory_limit: bytes that packing may take, or text as in ``"2GB"``; at least 32 MiB. Default: that of
             ``options``, else what the interrupted call had, else a quarter of what is free.
         fresh: whether to start anew where an interrupted call could go on.

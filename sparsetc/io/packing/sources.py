@@ -90,12 +90,12 @@ def identity(path: str | os.PathLike[str], source: Source) -> dict[str, Any]:
 
 
 def _tns(stack: ExitStack, path: Any, dtype: torch.dtype | None, limit: int, show: bool | None) -> Source:
-    dtype = tns.checked_dtype(dtype)
+    tns.checked_dtype(dtype)
     reader = stack.enter_context(lines.opened(path, tns.COMMENT, show))
-    layout = tns.head(reader, dtype)
+    layout = tns.head(reader, dtype, torch.float32)
     return Source(
         layout.order,
-        dtype,
+        layout.dtype,
         layout.sizes,
         lambda place: _text(reader, layout, tns.fault, place, lambda coords, reals: (coords, reals[0])),
     )
@@ -104,8 +104,9 @@ def _tns(stack: ExitStack, path: Any, dtype: torch.dtype | None, limit: int, sho
 def _mtx(stack: ExitStack, path: Any, dtype: torch.dtype | None, limit: int, show: bool | None) -> Source:
     reader = stack.enter_context(lines.opened(path, mtx.COMMENT, show))
     header = mtx.head(reader)
-    dtype = header.dtype(dtype)
-    layout = header.layout(dtype)
+    header.check(dtype)
+    layout = header.layout(dtype, torch.float32)
+    dtype = dtype or header.stated or (torch.complex64 if header.field == "complex" else torch.float32)
 
     def entries(coords: list[torch.Tensor], reals: list[torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor]:
         found, values = header.entries_of(torch.stack([row.long() for row in coords]), reals, dtype)
