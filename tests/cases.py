@@ -18,13 +18,13 @@ import torch
 
 import sparsetc as stc
 from sparsetc.contraction.contraction import wrap
-from sparsetc.contraction.integers import summed_dtype
 from sparsetc.formats import FORMATS
 from sparsetc.formats.tiles import sides_of
 from sparsetc.ir.default_tree.groups import groups_of
 from sparsetc.ir.equation.einsum import Bound, run
 from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.equation.reference import coordinates
+from sparsetc.tensor.sums import summed_dtype
 
 TOLERANCE = {
     torch.float64: 1e-13,

@@ -25,13 +25,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparsetc.errors import EquationError, ShapeError, point_at
 from sparsetc.support.cached import cached_property
 
 if TYPE_CHECKING:
     import torch
+
+N = TypeVar("N")
+T = TypeVar("T")
 
 ELEMENT_LIMIT = 2**31
 """The most elements that the reference allocates unless told otherwise."""
@@ -40,6 +43,20 @@ ELEMENT_LIMIT = 2**31
 def distinct(indices: Iterable[str]) -> tuple[str, ...]:
     """The indices without repeats, in order of first appearance."""
     return tuple(dict.fromkeys(indices))
+
+
+def joined(things: Iterable[tuple[Iterable[N], T]]) -> list[tuple[set[N], list[T]]]:
+    """Things in groups: any two that have a name in common, directly or through others, are together.
+
+    Groups come in the order of their last thing, things of a group in the order in which they were joined.
+    """
+    groups: list[tuple[set[N], list[T]]] = []
+    for names, thing in things:
+        own = set(names)
+        touching = [g for g in groups if g[0] & own]
+        groups = [g for g in groups if not g[0] & own]
+        groups.append((own.union(*(g[0] for g in touching)), [t for g in touching for t in g[1]] + [thing]))
+    return groups
 
 
 @dataclass(frozen=True)
