@@ -25,19 +25,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TypeVar
 
 from sparsetc.errors import EquationError, ShapeError, point_at
 from sparsetc.support.cached import cached_property
 
-if TYPE_CHECKING:
-    import torch
-
 N = TypeVar("N")
 T = TypeVar("T")
-
-ELEMENT_LIMIT = 2**31
-"""The most elements that the reference allocates unless told otherwise."""
 
 
 def distinct(indices: Iterable[str]) -> tuple[str, ...]:
@@ -215,10 +209,3 @@ def _verify_sizes(b: Bound) -> None:
         if n < 0:
             text = str(b.einsum)
             raise ShapeError(point_at(text, text.index(i), f"index {i!r} has size {n}; expected 0 or more"))
-
-
-def run(e: Einsum, *operands: Any, limit: int = ELEMENT_LIMIT) -> torch.Tensor:
-    """Interpret this level: the reference for every test; see :func:`sparsetc.ir.equation.reference.run`."""
-    from sparsetc.ir.equation import reference  # torch is needed to run an einsum, not to describe one
-
-    return reference.run(e, *operands, limit=limit)
