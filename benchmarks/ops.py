@@ -15,7 +15,7 @@ from common import DEVICE, kernel_microseconds, microseconds, record, tensor
 
 import sparsetc as stc
 from sparsetc.ir.equation.parse import parse
-from sparsetc.ir.equation.reference import run, sampled
+from sparsetc.testing.reference import run, sampled
 
 CASES: list[tuple[str, str, dict[str, int]]] = [
     ("c2000_5_mat", "ij,jr->ir", {"r": 128}),

@@ -28,10 +28,10 @@ from common import DEVICE, device_microseconds, microseconds, record, relative_e
 
 import sparsetc as stc
 from sparsetc.contraction.kernel import Kernel
+from sparsetc.contraction.pair_step import PairStep
 from sparsetc.pair.blocking import Blocking
 from sparsetc.pair.join import Join
 from sparsetc.pair.methods import METHODS
-from sparsetc.pair.step import PairStep
 from sparsetc.pair.symbolic import pattern_of
 
 CASES = (

@@ -3,7 +3,18 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sparsetc.api import OPERATIONS, compile, compile_many, einsum, explain, register_op
+from sparsetc import restore as restore  # what pickles call
+from sparsetc.api import (
+    OPERATIONS,
+    CacheInfo,
+    cache_info,
+    clear_cache,
+    compile,
+    compile_many,
+    einsum,
+    explain,
+    register_op,
+)
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.errors import (
     CoordinateError,
@@ -29,7 +40,7 @@ from sparsetc.options import options
 from sparsetc.partition import register_partition
 from sparsetc.planner.registry import register_plan
 from sparsetc.planner.requests import plan_1sa, plan_bcb, plan_hls, plan_window
-from sparsetc.tensor.pattern import CacheInfo, Pattern, cache_info, clear_cache
+from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 if TYPE_CHECKING:

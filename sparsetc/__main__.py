@@ -20,11 +20,11 @@ import torch
 import sparsetc as stc
 from sparsetc.device import calibrate
 from sparsetc.device.profile import default_gpu
-from sparsetc.ir.equation import reference
 from sparsetc.ir.equation.parse import parse
 from sparsetc.options import current
 from sparsetc.planner.statistics import Counts
 from sparsetc.tensor.inputs import DTYPES
+from sparsetc.testing import reference
 
 ERROR_LIMIT = 1e-5
 """Largest error of the demo, relative to the float64 reference, in the Euclidean norm, at the default precision."""

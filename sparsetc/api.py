@@ -1,4 +1,4 @@
-"""What a user calls: `einsum`, `compile`, `explain`, and named operations as thin sugar over them.
+"""What a user calls: `einsum`, `compile`, `explain`, named operations as thin sugar over them, and what caches hold.
 
 In: an equation and operands, at least one of them sparse. Out: results, or a `Kernel` to call often.
 """
@@ -6,12 +6,14 @@ In: an equation and operands, at least one of them sparse. Out: results, or a `K
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, overload
 
 import numpy as np
 import torch
 
+from sparsetc.codegen import cache
 from sparsetc.contraction.base import Result
 from sparsetc.contraction.contraction import compiled, contraction, wrap
 from sparsetc.contraction.dense import promoted
@@ -20,11 +22,14 @@ from sparsetc.contraction.kernel import Kernel, SharedValues
 from sparsetc.contraction.workload import Workload, compiled_together, kept_together
 from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
 from sparsetc.explain import Explanation
+from sparsetc.formats.base import Packed
 from sparsetc.ir.equation.parse import parse, parse_arguments
 from sparsetc.options import of_call
 from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.support.names import check_free, check_identifier
+from sparsetc.tensor import foreign
 from sparsetc.tensor.inputs import as_dense
+from sparsetc.tensor.pattern import clear_patterns, used
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 Operand = Any
@@ -65,7 +70,7 @@ def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **setting
         DtypeError: a sum of integers does not fit in 64 bits, or in the result's dtype.
     """
     if torch.compiler.is_compiling() or traced_by_modes():
-        from sparsetc.runtime import library  # loaded by the first kernel
+        from sparsetc.contraction import library  # loaded by the first kernel
 
         return library.traced_einsum(_einsum, args, output, drop_zeros, settings)
     return _einsum(args, output, drop_zeros, settings)
@@ -270,3 +275,45 @@ def register_op(function: F | None = None, *, replace: bool = False) -> F | Call
     check_free(name, "operation", own, replace, PlanError, function)
     OPERATIONS[name] = function
     return function
+
+
+@dataclass(frozen=True)
+class CacheInfo:
+    """What this process keeps in memory for patterns."""
+
+    patterns: int
+    """Live patterns that anything is kept for."""
+    kernels: int
+    """Compiled einsums, without those of gradients."""
+    storages: int
+    """Packed index arrays, each with what reads it."""
+    nbytes: int
+    """Bytes of packed index arrays, on all devices."""
+    foreign: int
+    """Tensors of torch.sparse and scipy whose pattern is remembered."""
+    modules: int
+    """Generated programs in memory."""
+
+
+def cache_info() -> CacheInfo:
+    """Count what is kept in memory for the patterns of live tensors; `clear_cache` forgets it."""
+    kept = [value for pattern in list(used) for value in pattern.cache.values()]
+    stored = [value for value in kept if isinstance(value, Packed)]
+    return CacheInfo(
+        patterns=len(used),
+        kernels=sum(hasattr(one, "steps") for value in kept for one in (value if type(value) is tuple else (value,))),
+        storages=len(stored),
+        nbytes=sum(p.nbytes for p in stored),
+        foreign=foreign.count(),
+        modules=cache.count(),
+    )
+
+
+def clear_cache() -> None:
+    """Forget all that is kept in memory for patterns: counts, packed storages, kernels, and generated programs.
+
+    Kernels that are held go on as they are. The folder of generated sources (``cache_dir=``) is not touched.
+    """
+    clear_patterns()
+    foreign.clear()
+    cache.clear()

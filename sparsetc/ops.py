@@ -20,11 +20,11 @@ import torch
 
 from sparsetc.api import OPERATIONS, einsum, einsum_many, register_op
 from sparsetc.contraction.canonical import check_operand
-from sparsetc.contraction.integers import summed_dtype
 from sparsetc.contraction.output import without_zeros
 from sparsetc.errors import EquationError, ShapeError
 from sparsetc.tensor.inputs import as_dense, check_plain
 from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import summed_dtype
 
 MODES = "ijklmnopq"
 """Letters of modes; the rest of the alphabet follows where they run out."""

@@ -18,13 +18,13 @@ import torch
 
 import sparsetc as stc
 from sparsetc.contraction.contraction import wrap
-from sparsetc.contraction.integers import summed_dtype
 from sparsetc.formats import FORMATS
 from sparsetc.formats.tiles import sides_of
 from sparsetc.ir.default_tree.groups import groups_of
-from sparsetc.ir.equation.einsum import Bound, run
+from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
-from sparsetc.ir.equation.reference import coordinates
+from sparsetc.tensor.sums import summed_dtype
+from sparsetc.testing.reference import run, whole
 
 TOLERANCE = {
     torch.float64: 1e-13,
@@ -173,9 +173,9 @@ def densified(x: torch.Tensor | stc.SparseTensor) -> torch.Tensor:
     """A result as a dense tensor in a type wide enough to sum duplicates in."""
     if isinstance(x, torch.Tensor):
         return widened(x)
-    coords, values = coordinates(x)
-    out = torch.zeros(x.shape, dtype=widened(values).dtype, device=values.device)
-    return out.index_put_(tuple(coords), widened(values), accumulate=True)
+    term = whole("", x.coords, widened(x.values))
+    out = torch.zeros(x.shape, dtype=term.values.dtype, device=x.device)
+    return out.index_put_(tuple(term.coords), term.values, accumulate=True)
 
 
 def widened(x: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,7 @@ TESTS = {
     "sparsetc/tensor/": ["pattern formats blocks", "semi_sparse tensor transforms"],
     "sparsetc/tensor/numbering.py": ["formats windows", "similarity pair"],
     "sparsetc/io/digits.py": ["io", "io_bounds packing fuzz_readers"],
-    "sparsetc/io/atomic.py": ["io_atomic", "io packed_files"],
+    "sparsetc/support/files.py": ["io_atomic", "io packed_files"],
     "sparsetc/ir/": ["ir_levels golden", "coordinates place ir_runners tasks"],
     "sparsetc/ir/program/": ["ir_levels golden", "bounds choice slabs tile_pairs ir_runners"],
     "sparsetc/codegen/": ["golden executable", "ir_runners kernel halves slabs"],

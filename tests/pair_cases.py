@@ -17,10 +17,10 @@ from cases import PATTERNS, assert_matches, bound_of, poisoned, random_sparse, r
 from hypothesis import strategies as st
 
 import sparsetc as stc
-from sparsetc.ir.equation.einsum import run
 from sparsetc.pair import join, symbolic
 from sparsetc.pair import tasks as task_lists
 from sparsetc.tensor import numbering
+from sparsetc.testing.reference import run
 
 SIZES = {"i": 7, "j": 9, "k": 5, "l": 4, "m": 3, "n": 6, "b": 3, "r": 3, "s": 2}
 PLANS = ("auto", "scalar", "dense", "bcb", "bcb+scalar")

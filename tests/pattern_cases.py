@@ -13,7 +13,7 @@ from cases import Problem, explicit_plan, wrapped
 import sparsetc as stc
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.contraction.prepare import BoundPart
-from sparsetc.ir.equation import reference
+from sparsetc.testing import reference
 
 CASES: dict[str, tuple[str, str, str]] = {
     "neighbours": ("ij,jr->ir", "coo", "0||1"),

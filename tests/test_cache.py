@@ -26,7 +26,7 @@ from cases import Problem, assert_matches
 
 import sparsetc as stc
 from sparsetc.codegen import cache, source_files
-from sparsetc.support import cache_folder
+from sparsetc.support import files
 
 SOURCE = '"""A generated file."""\n\nanswer = 42\n'
 
@@ -199,15 +199,15 @@ def test_a_read_only_cache_still_serves_what_it_has(tmp_path: Path) -> None:
 
 def test_the_folder_is_the_first_of_option_variable_and_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARSETC_CACHE_DIR", str(tmp_path / "chosen"))
-    assert cache_folder.default_directory() == tmp_path / "chosen"
+    assert files.default_directory() == tmp_path / "chosen"
     monkeypatch.delenv("SPARSETC_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_folder.default_directory() == tmp_path / "xdg" / "sparsetc"
+    assert files.default_directory() == tmp_path / "xdg" / "sparsetc"
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert cache_folder.default_directory() == tmp_path / ".cache" / "sparsetc"
+    assert files.default_directory() == tmp_path / ".cache" / "sparsetc"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_folder.default_directory() == tmp_path / ".cache" / "sparsetc"
+    assert files.default_directory() == tmp_path / ".cache" / "sparsetc"
     monkeypatch.setenv("SPARSETC_CACHE_DIR", str(tmp_path / "chosen"))
     assert cache.load(SOURCE)[1].parent == tmp_path / "chosen"
 
@@ -467,7 +467,7 @@ def test_without_any_folder_source_is_kept_in_memory(tmp_path: Path, monkeypatch
         module, path = cache.load(FAILING, tmp_path / "file")
     assert not path.exists()
     assert inspect.getsource(module.f) == FAILING
-    monkeypatch.setattr(cache_folder, "default_directory", lambda: None)
+    monkeypatch.setattr(files, "default_directory", lambda: None)
     monkeypatch.chdir(tmp_path)
     with pytest.warns(UserWarning, match="kept in memory only"):
         module, path = cache.load(SOURCE)

@@ -30,7 +30,7 @@ from sparsetc.device.probes import Probe, ProbeLaunch, probes, starts, torch_pro
 from sparsetc.device.profile import NUMBERS, TABLES, DeviceProfile, cpu, default_gpu
 from sparsetc.device.targets import TARGETS
 from sparsetc.options import Options
-from sparsetc.support import cache_folder
+from sparsetc.support import files
 
 GPU = "NVIDIA Test GPU (80 GB)"
 DAY = "2026-11-20"
@@ -192,7 +192,7 @@ def test_writing_a_record_follows_no_link_and_lets_nobody_else_read(gpu: Path, t
 
 
 def test_without_a_home_there_are_no_records(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_folder, "default_directory", lambda: None)
+    monkeypatch.setattr(files, "default_directory", lambda: None)
     assert of_backend("triton") == default_gpu()
     with pytest.raises(OSError, match="set SPARSETC_CACHE_DIR"):
         record.write(PROFILE, SOFTWARE)

@@ -21,8 +21,8 @@ from sparsetc.ir.nest.formula import parsed
 from sparsetc.ir.nest.readable import Readable
 from sparsetc.ir.nest.view import Computed, Consecutive, Field, View
 from sparsetc.ir.plan import Schedule, Storage
-from sparsetc.ir.program.interpret import run_program
 from sparsetc.testing import check_format, pattern
+from sparsetc.testing.interpret import run_program
 
 HERE = Position("nonzero")
 NAMES = Readable(["i", "j", "k"], "nonzero")

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import sparsetc.io as sio
 from sparsetc.errors import DtypeError, FormatError, IOFormatError, ShapeError
-from sparsetc.io import atomic, digits, lines, text
-from sparsetc.support import progress
+from sparsetc.io import digits, lines, text
+from sparsetc.support import files, progress
 from sparsetc.tensor.inputs import DTYPES
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -322,8 +322,8 @@ def test_integers_around_the_limits_of_int64(tmp_path: Path, number: int, name: 
 @pytest.mark.parametrize("number", LIMITS)
 def test_coordinates_and_sizes_around_the_limits_of_int64(tmp_path: Path, number: int) -> None:
     banner = "%%MatrixMarket matrix coordinate real general\n"
-    files = {"x.tns": f"1 {number} 2.0\n", "x.mtx": f"{banner}{number} {number} 1\n1 {number} 2.0\n"}
-    for name, content in files.items():
+    contents = {"x.tns": f"1 {number} 2.0\n", "x.mtx": f"{banner}{number} {number} 1\n1 {number} 2.0\n"}
+    for name, content in contents.items():
         if number == 2**63 - 1:
             x = from_text(tmp_path, content, name=name)
             assert (x.coords.tolist(), x.shape[1]) == ([[0], [number - 1]], number)
@@ -448,7 +448,7 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, suffix: str, m
     def fails(fd: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(atomic.os, "fsync", fails)
+    monkeypatch.setattr(files.os, "fsync", fails)
     with pytest.raises(KeyboardInterrupt):
         sio.write(path, random_tensor((5, 6), 20))
     assert path.read_bytes() == old
@@ -457,7 +457,7 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, suffix: str, m
 
 def test_failure_in_the_middle_of_writing(tmp_path: Path) -> None:
     target = tmp_path / "x"
-    with pytest.raises(TypeError), atomic.replacing(target) as file:
+    with pytest.raises(TypeError), files.replacing(target) as file:
         file.writelines([b"half", None])  # type: ignore[list-item]
     assert list(tmp_path.iterdir()) == []
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 import sparsetc as stc
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.errors import FormatError, PlanError, ShapeError
-from sparsetc.ir.equation import reference
 from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
 from sparsetc.ir.nest.view import Computed, Field, View
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
-from sparsetc.ir.program.interpret import run_plan, run_program
 from sparsetc.ir.program.tile import Add, Position, Row, Slot, walk
+from sparsetc.testing import reference
+from sparsetc.testing.interpret import run_plan, run_program
 
 SIZES = {"i": 7, "j": 9, "k": 6, "l": 4, "m": 3, "r": 5, "s": 20, "t": 3}
 

@@ -11,7 +11,6 @@ from listed_cases import FORMATS_OF_LISTS, SIDES, Grouped
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.formats import FORMATS, Packed
 from sparsetc.formats.tiles import slots_along
-from sparsetc.ir.equation import reference
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.lower import Target, lower
@@ -19,9 +18,9 @@ from sparsetc.ir.nest.axes import LANE
 from sparsetc.ir.plan import Schedule, Storage
 from sparsetc.ir.program.count import FIBERS, ITEMS
 from sparsetc.ir.program.counting import cost
-from sparsetc.ir.program.interpret import run_program
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.testing import PATTERNS, check_format, pattern
+from sparsetc.testing import PATTERNS, check_format, pattern, reference
+from sparsetc.testing.interpret import run_program
 
 SHAPES = {2: (10, 13), 3: (7, 11, 9), 4: (7, 6, 5, 9)}
 RANKS = {"r": 5, "s": 3}

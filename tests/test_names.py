@@ -12,7 +12,7 @@ import sparsetc as stc
 from sparsetc.errors import FormatError
 from sparsetc.ir.nest.checks import verify
 from sparsetc.ir.nest.view import Field, View
-from sparsetc.ir.program import names
+from sparsetc.support import names
 
 PLANS = {"auto": "auto", "coo": "coo", "fiber": "fiber", "rows": "rows", "hls": stc.plan_hls(1)}
 

@@ -14,8 +14,8 @@ from sparsetc.ir.nest.checks import verify
 from sparsetc.ir.nest.view import Consecutive, Field, View
 from sparsetc.ir.program.count import STORED
 from sparsetc.ir.program.counting import cost
-from sparsetc.ir.program.interpret import run_program
 from sparsetc.ir.program.tile import Value, walk
+from sparsetc.testing.interpret import run_program
 
 
 @pytest.mark.parametrize("lanes", [1, 4, 32])

@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from pair_cases import EQUATIONS, SIZES, check_pair, marking, operands, pairs, small_chunks
 
 import sparsetc as stc
+from sparsetc.contraction.pair_step import PairStep
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.nest.checks import verify
 from sparsetc.ir.plan import Schedule
-from sparsetc.ir.program.interpret import run_program
 from sparsetc.pair import tasks as task_lists
 from sparsetc.pair.expansion import distinct, groups, spans
 from sparsetc.pair.scalar import EINSUMS, LETTER
-from sparsetc.pair.step import PairStep
 from sparsetc.pair.symbolic import JoinOrder
 from sparsetc.testing import check_arrays, read
+from sparsetc.testing.interpret import run_program
 
 
 def step_of(equation: str, given: list[stc.SparseTensor], **settings: object) -> PairStep:

@@ -27,9 +27,9 @@ from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.checks import verify
 from sparsetc.ir.program.count import FIBERS, ITEMS, STORED, ZERO
 from sparsetc.ir.program.counting import cost
-from sparsetc.ir.program.interpret import run_program
 from sparsetc.ir.program.statistics import Statistics
 from sparsetc.ir.program.tile import Add, Loop, Position, Product, Row, Scale, Statement, Tile, TileProgram, Value, walk
+from sparsetc.testing.interpret import run_program
 
 
 def run(case: DrawnTiles) -> torch.Tensor:

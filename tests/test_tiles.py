@@ -15,9 +15,9 @@ from sparsetc.formats.dense_tile import DenseTile
 from sparsetc.formats.tiles import VOLUME, sides_of
 from sparsetc.formats.words import bits_of
 from sparsetc.ir.equation.parse import parse
-from sparsetc.ir.program.interpret import run_program
 from sparsetc.ir.program.tile import Loop, walk
 from sparsetc.partition.threshold import tile_populations
+from sparsetc.testing.interpret import run_program
 
 CASES: dict[str, tuple[str, tuple[int, ...], dict[str, int]]] = {
     "mttkrp-0": ("ijk,jr,kr->ir", (40, 33, 50), {"r": 20}),

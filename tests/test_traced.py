@@ -13,8 +13,8 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import sparsetc as stc
+from sparsetc.contraction import library
 from sparsetc.options import latest
-from sparsetc.runtime import library
 
 MTTKRP = "ijk,jr,kr->ir"
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 from sparsetc.codegen import source_files
-from sparsetc.support import cache_folder
+from sparsetc.support.files import cache_folder
 from sparsetc.support.locks import Lock
 
 MAX_MODULES = 512
@@ -37,7 +37,7 @@ def path_of(source: str, directory: Path, name: str) -> Path:
 
 def load(source: str, directory: Path | None = None, name: str = "kernel") -> tuple[ModuleType, Path]:
     """The module that the text makes, made once, and the path of its copy in the cache, which is written if need be."""
-    folder = cache_folder.resolved(directory)
+    folder = cache_folder(directory)
     key = path_of(source, folder or Path(), name)
     with _lock.own:
         path = source_files.keep(source, folder, key.name)

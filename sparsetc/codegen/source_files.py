@@ -17,7 +17,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from sparsetc.support import cache_folder, private
+from sparsetc.support import files
 from sparsetc.support.warn import warn
 
 MAX_FILES = 4096
@@ -32,7 +32,7 @@ DIGITS = 20
 """Hexadecimal digits of the digest in a file name."""
 SOURCE = re.compile(rf"\w+_[0-9a-f]{{{DIGITS}}}\.py")
 """Names of files that are removed; a folder that was named may hold a user's own."""
-UNFINISHED = re.compile(rf"\.[0-9a-f]+{re.escape(private.TEMPORARY)}")
+UNFINISHED = re.compile(rf"\.[0-9a-f]+{re.escape(files.TEMPORARY)}")
 """Names of files that are being written."""
 
 _temporary: list[Path] = []
@@ -57,9 +57,9 @@ def _kept(source: str, folder: Path, name: str) -> Path:
 
 
 def _written(path: Path, data: bytes) -> Path:
-    cache_folder.claim(path.parent)
+    files.claim_cache(path.parent)
     if not _intact(path, data):
-        private.write(path, data)
+        files.write_private(path, data)
         if _evicts(path):
             evict(path.parent)
     return path
@@ -97,7 +97,7 @@ def _remove(folder: Path, owner: int) -> None:
 def _intact(path: Path, data: bytes) -> bool:
     """Whether the file has these bytes; its use is noted, so that it is not the next to go."""
     try:
-        same = private.read(path, len(data)) == data
+        same = files.read_private(path, len(data)) == data
     except OSError:
         return False
     if same:

@@ -12,10 +12,10 @@ from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
+from sparsetc.ir.equation.einsum import joined
 from sparsetc.ir.lower.place import place
 from sparsetc.ir.nest.axes import ITEM
 from sparsetc.ir.program.flow import made
-from sparsetc.ir.program.operands import joined
 from sparsetc.ir.program.tile import (
     LANES,
     Add,

@@ -15,8 +15,8 @@ import torch
 from torch.autograd import forward_ad
 
 from sparsetc.errors import TransformError
-from sparsetc.runtime.autocast import autocast_off
 from sparsetc.support.entry import entry_point
+from sparsetc.support.precision import autocast_off
 from sparsetc.tensor.pattern import transforming
 
 

@@ -1,7 +1,7 @@
 """What contractions have in common: what a kernel asks of them, and what those of each kind would write alike.
 
 In: a `Bound` einsum and its operands. Out: `Contraction`, the interface; `Compiled`, the base of the classes that have
-it: `Single` and, for what takes more than a step, `Blocked`, `Chained` and `sparsetc.pair.several.Several`.
+it: `Single` and, for what takes more than a step, `Blocked`, `Chained` and `sparsetc.contraction.several.Several`.
 """
 
 from __future__ import annotations

@@ -17,16 +17,16 @@ import torch
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.base import Compiled, Contraction, Operand, key_of
 from sparsetc.contraction.canonical import dense_of_call
+from sparsetc.contraction.chain import sparse_order
 from sparsetc.contraction.contraction import contraction
 from sparsetc.contraction.entries import is_sparse
-from sparsetc.contraction.integers import fitted, summed_dtype
 from sparsetc.explain import Explanation, device_name
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.plan import Plan, requested
 from sparsetc.options import Options, with_settings
-from sparsetc.pair.chain import sparse_order
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import fitted, summed_dtype
 
 
 class Chained(Compiled):

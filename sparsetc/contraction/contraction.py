@@ -201,7 +201,7 @@ def contraction(
     choice: Choice | None = None,
 ) -> Contraction:
     """Compile an einsum; `repeated` as `canonicalise` takes it, `choice` as `Step` does, where there is one step."""
-    from sparsetc.runtime import library
+    from sparsetc.contraction import library
 
     # Gradients are made, and copies compiled, in the precision that was in force here.
     settings = replace(settings, precision=settings.effective_precision())
@@ -234,7 +234,9 @@ def of_entries(
 ) -> Contraction:
     """Compile an einsum of operands that are in no blocks, by their entries where it has an einsum of these."""
     if len(bound.einsum.sparse) > 1 and entries is None:
-        from sparsetc.pair import Several  # imported where an einsum has two sparse operands, which few have
+        from sparsetc.contraction.several import (
+            Several,  # imported where an einsum has two sparse operands, which few have
+        )
 
         return Several(bound, operands, settings, form)
     return Single(bound, operands, settings, form, repeated, entries, choice)

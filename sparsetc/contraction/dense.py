@@ -15,9 +15,8 @@ from torch.autograd import forward_ad
 
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.options import Options
-from sparsetc.runtime.autocast import autocast_off, without_autocast
 from sparsetc.runtime.integer_einsum import integer_einsum
-from sparsetc.runtime.products import matmul_precision
+from sparsetc.support.precision import autocast_off, matmul_precision, without_autocast
 from sparsetc.tensor.pattern import transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 

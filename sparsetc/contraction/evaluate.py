@@ -13,11 +13,11 @@ import torch
 
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.canonical import dense_of_call
-from sparsetc.contraction.integers import INTEGERS, captured, refuse_wrapped
 from sparsetc.contraction.looked import Looked
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import INTEGERS, captured, refuse_wrapped
 
 if TYPE_CHECKING:
     from sparsetc.contraction.base import Contraction

@@ -60,7 +60,8 @@ class Facts:
             f"the result of {canonical.written.einsum.text or canonical.written}",
         )
         counts = Counts(canonical.coords, canonical.shape, own.counts, own.cache)
-        return cls(x, canonical, own, output, Problem.of(canonical, output, x, counts, backend, settings))
+        problem = Problem.of(canonical.bound, output.rows, output.sparse, x, counts, backend, settings)
+        return cls(x, canonical, own, output, problem)
 
 
 @contextmanager

@@ -26,6 +26,10 @@ from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 NewValues = torch.Tensor | Sequence[torch.Tensor | None]
+SAVED = ("precision", "plan", "deterministic", "memory_limit", "backend")
+"""Options that are a kernel's own; where source is kept is the business of whoever loads it."""
+Spelled = tuple[tuple[tuple[str, ...], ...], tuple[str, ...], tuple[int, ...], str, tuple[tuple[str, int], ...]]
+"""A `Bound` einsum as plain data."""
 
 
 class Kernel:
@@ -78,7 +82,7 @@ class Kernel:
             Gradients flow to dense operands and to the values of sparse ones.
         """
         if torch.compiler.is_compiling() or traced_by_modes():
-            from sparsetc.runtime import library  # loaded by the first kernel
+            from sparsetc.contraction import library  # loaded by the first kernel
 
             given = self._given(values)
             return library.traced(self._called, self.contraction, self._patterns, given, dense, self.drop_zeros)
@@ -150,9 +154,11 @@ class Kernel:
         return self.on([copy.deepcopy(o, memo) for o in self.operands])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        made = self.contraction
-        settings = pickles.settings_of(made.settings)
-        return pickles.kernel, (pickles.spelled(made.bound), self.operands, settings, made.form, self.drop_zeros)
+        made, e = self.contraction, self.contraction.bound.einsum
+        equation: Spelled = e.inputs, e.output, e.sparse, e.text, made.bound.sizes
+        options = ((name, getattr(made.settings, name)) for name in SAVED)
+        settings = {name: value for name, value in options if value is not None}
+        return pickles.kernel, (equation, self.operands, settings, made.form, self.drop_zeros)
 
     # -- what a user may look at ------------------------------------------------------------------------------------
     @property

@@ -21,7 +21,6 @@ from sparsetc.contraction.autograd import apply, followed
 from sparsetc.contraction.dense import resolved
 from sparsetc.contraction.facts import Facts, in_place
 from sparsetc.contraction.gradients import At, Rule
-from sparsetc.contraction.integers import fitted, summed_dtype
 from sparsetc.contraction.looked import Looked, finite, fit_for_halves
 from sparsetc.contraction.output import Slotted
 from sparsetc.contraction.prepare import Preparation
@@ -37,11 +36,11 @@ from sparsetc.options import Options, with_settings
 from sparsetc.planner.choice import Choice
 from sparsetc.planner.choose import choose
 from sparsetc.planner.registry import plan_of_derived
-from sparsetc.runtime.autocast import without_autocast
-from sparsetc.runtime.segments import in_order
 from sparsetc.support.cached import cached_property
+from sparsetc.support.precision import without_autocast
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import fitted, in_order, summed_dtype
 
 _numbers = itertools.count()
 

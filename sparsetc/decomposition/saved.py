@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from sparsetc.errors import DtypeError, IOFormatError, SparsetcError
-from sparsetc.io import atomic, memory, npy
+from sparsetc.io import memory, npy
+from sparsetc.support.files import replacing
 
 DTYPES = (torch.float32, torch.float64)
 """Dtypes that a model in a file may have: those that decompositions compute in, and numpy has."""
@@ -47,7 +48,7 @@ def write(
         raise DtypeError(f"a file of a model holds float32 or float64, found {dtype}; convert it: .to(torch.float32)")
     arrays = {name: t.detach().cpu().contiguous().numpy() for name, t in tensors.items()}
     lists = {name: np.array(given, np.float64) for name, given in numbers.items()}
-    with atomic.replacing(path) as file:
+    with replacing(path) as file:
         np.savez(file, **arrays, **lists, kind=np.array(kind), stopped=np.array(stopped))  # type: ignore[arg-type]
 
 

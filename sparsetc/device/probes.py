@@ -15,7 +15,7 @@ from sparsetc.device.profile import default_gpu
 from sparsetc.device.targets import portable
 from sparsetc.ir.plan import DOTS, F16X3
 from sparsetc.options import PRECISIONS
-from sparsetc.runtime.products import matmul_precision
+from sparsetc.support.precision import matmul_precision
 
 ROW = 32
 """Columns of a row: 128 bytes of float32."""

@@ -19,7 +19,7 @@ import torch
 
 from sparsetc.device.profile import TABLES, DeviceProfile, calibrated, default_gpu, measured_on
 from sparsetc.options import current
-from sparsetc.support import cache_folder, private
+from sparsetc.support import files
 from sparsetc.support.warn import warn
 
 VERSION = 2
@@ -48,7 +48,7 @@ def read() -> DeviceProfile | None:
 
 def path_of(gpu: str) -> Path | None:
     """Where the record of a GPU of that name lies, in the cache directory of the options in force; None without one."""
-    directory = cache_folder.resolved(current().cache_dir)
+    directory = files.cache_folder(current().cache_dir)
     name = f"{re.sub('[^a-z0-9]+', '-', gpu.lower()).strip('-')}.json"
     return None if directory is None else directory / "profiles" / name
 
@@ -64,9 +64,9 @@ def write(profile: DeviceProfile, software: Mapping[str, str | None]) -> Path:
         raise FileNotFoundError("profiles are kept below the home directory, and there is none; set SPARSETC_CACHE_DIR")
     entries = {n: {"value": getattr(profile, n), "source": measured_on(profile.calibrated)} for n in MEASURED}
     document = {"version": VERSION, "name": profile.name, "date": profile.calibrated, **software, "fields": entries}
-    cache_folder.claim(path.parent.parent)
-    private.claim(path.parent, tighten=True)
-    private.write(path, (json.dumps(document, indent=1) + "\n").encode())
+    files.claim_cache(path.parent.parent)
+    files.claim(path.parent, tighten=True)
+    files.write_private(path, (json.dumps(document, indent=1) + "\n").encode())
     _read.cache_clear()
     return path
 
@@ -75,9 +75,9 @@ def write(profile: DeviceProfile, software: Mapping[str, str | None]) -> Path:
 def _read(path: Path, gpu: str) -> DeviceProfile | None:
     """The recorded profile, None where there is none; remembered, so that a warning is given once."""
     try:
-        data = private.read(path, MAX_BYTES)
-        private.check(path.parent.parent)
-        private.check(path.parent)
+        data = files.read_private(path, MAX_BYTES)
+        files.check(path.parent.parent)
+        files.check(path.parent)
         # every number as a float, since an integer may have more digits than one holds
         return _profile(json.loads(data, parse_int=float), gpu)
     except FileNotFoundError:

@@ -12,7 +12,6 @@ from math import prod
 
 import torch
 
-from sparsetc.contraction.integers import INTEGERS, fitted, refuse_wrapped, wrapped
 from sparsetc.distributed.cut import Cut, Range
 from sparsetc.distributed.ranks import SUMMED_IN, Ranks
 from sparsetc.distributed.shard import Sharded
@@ -21,6 +20,7 @@ from sparsetc.errors import DtypeError
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor.numbering import numbered
 from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import INTEGERS, fitted, refuse_wrapped, wrapped
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ import torch
 from sparsetc.api import compile as compile_local
 from sparsetc.contraction.autograd import carry_derivatives
 from sparsetc.contraction.canonical import check_operand
-from sparsetc.contraction.integers import INTEGERS
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.distributed.agree import agreed, alike, bits
 from sparsetc.distributed.combine import Block, DenseResult, Send, SparseResult, sparse_result
@@ -30,6 +29,7 @@ from sparsetc.options import of_call
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import INTEGERS
 
 Result = torch.Tensor | Block | Sharded
 

@@ -20,9 +20,8 @@ from sparsetc.ir.plan import PLAN_NAMES, Storage
 from sparsetc.support.cached import cached_property
 from sparsetc.support.lru import Lru, given_to
 from sparsetc.support.names import check_free, check_identifier
+from sparsetc.tensor.coords import INT32_MAX
 from sparsetc.tensor.pattern import clear_patterns
-
-INT32_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True)

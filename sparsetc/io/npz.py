@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from sparsetc.errors import DtypeError, IOFormatError
-from sparsetc.io import atomic, bounds, foreign, memory, npy, numbers
+from sparsetc.io import bounds, foreign, memory, npy, numbers
+from sparsetc.support.files import replacing
 from sparsetc.tensor.blocks import inside_only
 from sparsetc.tensor.coords import checked_shape
 from sparsetc.tensor.inputs import DTYPES
@@ -152,5 +153,5 @@ def write(path: str | os.PathLike[str], x: SparseTensor) -> None:
     coords = x.coords.cpu().numpy()
     largest = int(coords.max()) if coords.size else 0
     small = coords.astype(np.min_scalar_type(largest))
-    with atomic.replacing(path) as file:
+    with replacing(path) as file:
         np.savez_compressed(file, coords=small, values=bits, shape=np.array(x.shape, np.int64), dtype=np.array(name))

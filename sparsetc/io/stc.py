@@ -21,9 +21,10 @@ import numpy as np
 import torch
 
 from sparsetc.errors import DtypeError, IOFormatError
-from sparsetc.io import atomic, memory, numbers
+from sparsetc.io import memory, numbers
 from sparsetc.io.stc_layout import BLOCK, PAGE, Array, Header, Layout, parsed
 from sparsetc.io.stc_writer import Writer
+from sparsetc.support.files import replacing
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.inputs import DTYPES
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -299,7 +300,7 @@ def write(path: str | os.PathLike[str], x: SparseTensor) -> None:
     The old file, if any, stays until the new one is complete.
     """
     x = x.expand_dense().coalesce().to("cpu")
-    with atomic.replacing(path) as file:
+    with replacing(path) as file:
         writer = Writer(file, Layout(x.shape, x.nnz, x.dtype))
         for start in range(0, x.nnz, BLOCK):
             writer.append(list(x.coords[:, start : start + BLOCK]), x.values[start : start + BLOCK])

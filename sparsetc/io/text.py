@@ -14,7 +14,7 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from sparsetc.io import atomic
+from sparsetc.support.files import replacing
 
 LINES = 50_000  # formatted at a time
 
@@ -22,7 +22,7 @@ LINES = 50_000  # formatted at a time
 @contextmanager
 def created(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A file to write text to, which takes the place of ``path`` once the block is done."""
-    with atomic.replacing(path) as file:
+    with replacing(path) as file:
         if not os.fspath(path).lower().endswith(".gz"):
             yield file
             return

@@ -22,17 +22,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparsetc.errors import PlanError
+from sparsetc.support import pickles
 from sparsetc.support.cached import cached_property
-from sparsetc.support.fields import Record
 
 
 @dataclass(frozen=True)
-class Tree(Record):
+class Tree(pickles.Record):
     """A node: how a tensor is made of factors; a pickle has its text."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from sparsetc.support import pickles
-
         return pickles.tree, (str(self),)
 
     @property

@@ -19,7 +19,7 @@ from typing import Any
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.contraction_tree import Tree
-from sparsetc.support.fields import Record, misfit
+from sparsetc.support.pickles import Record, misfit
 
 FIXED = ("coo", "fiber", "rows", "coo+rows", "fiber+rows")
 """Plans of one sparse operand whose formats their names say."""

@@ -1,6 +1,7 @@
 """Contractions of two or more sparse operands, with sparse results (BCB-SpTC, and two paths beside it).
 
-In: a `Bound` einsum whose operands are sparse in two places or more. Out: `Several`. Data flows down::
+In: a `Bound` einsum whose operands are sparse in two places or more. Out: which entries meet, and programs that add up
+their products. `contraction/several.py`, `chain.py` and `pair_step.py` make contractions of them. Data flows down::
 
     join_operand.py  letters by role; operands diagonal, summed
     join.py          which entries match, counted
@@ -19,11 +20,5 @@ In: a `Bound` einsum whose operands are sparse in two places or more. Out: `Seve
     problem.py       what a method is chosen by
     method.py, methods/   scalar, dense, blocks, and a hybrid: expected times, plans, and what runs them
     choose.py        the method
-    step.py          one contraction, differentiable
-    contraction_order.py, chain.py   more than two operands, two at a time
-    several.py       the chain, and what it returns
+    contraction_order.py   more than two operands, two at a time
 """
-
-from sparsetc.pair.several import Several
-
-__all__ = ["Several"]

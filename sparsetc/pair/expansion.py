@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 import torch
 
-from sparsetc.formats.base import INT32_MAX, index_dtype
+from sparsetc.formats.base import index_dtype
 from sparsetc.pair.symbolic import Expanded, JoinOrder
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor import numbering
+from sparsetc.tensor.coords import INT32_MAX
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from sparsetc.contraction.integers import fitted, refuse_wrapped
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import fitted, refuse_wrapped
 
 Result = torch.Tensor | SparseTensor
 

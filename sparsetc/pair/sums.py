@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from sparsetc.codegen.launch import accumulator as kept_dtype
-from sparsetc.runtime.segments import add_rows, in_order
+from sparsetc.tensor.sums import add_rows, in_order
 
 __all__ = ["add_up", "kept_dtype"]
 

@@ -1,6 +1,6 @@
 """What a plan of one sparse operand is chosen by.
 
-In: a canonical einsum, what it returns, the operand's type, options. Out: `Problem`.
+In: a canonical einsum, the rows that it returns, the operand's type, options. Out: `Problem`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from sparsetc.contraction.canonical import Canonical
-from sparsetc.contraction.output import Output
 from sparsetc.device.targets import MACHINES, machine_of, portable
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import DOTS
@@ -59,19 +57,24 @@ class Problem:
     @classmethod
     def of(
         cls,
-        canonical: Canonical,
-        output: Output,
+        bound: Bound,
+        rows: int,
+        sparse_output: bool,
         x: SparseTensor,
         counts: Counts,
         backend: str,
         settings: Options,
     ) -> Problem:
-        """The facts of an einsum whose sparse operand is `x`, of which values are only looked at for their dtype."""
+        """The facts of a canonical einsum with so many output rows.
+
+        Values of its sparse operand `x` are only looked at for their dtype.
+        """
+        letters = bound.einsum.sparse_indices
         precision, *finer = _dot_precisions(settings.effective_precision(), x)
         return cls(
-            bound=canonical.bound,
-            kept=canonical.kept,
-            order=len(canonical.letters),
+            bound=bound,
+            kept=tuple(letters.index(c) for c in bound.einsum.kept),
+            order=len(letters),
             backend=backend,
             precision=precision,
             deterministic=settings.deterministic,
@@ -80,11 +83,11 @@ class Problem:
             floating=x.dtype.is_floating_point,
             memory=settings.memory_on(x.device),
             coalesced=x.is_coalesced,
-            rows=max(1, output.rows),
-            distinct=x.is_coalesced or (output.sparse and output.rows == canonical.coords.shape[1]),
+            rows=max(1, rows),
+            distinct=x.is_coalesced or (sparse_output and rows == counts.nnz),
             finer=tuple(finer),
             products=x.dtype.is_floating_point or x.dtype.is_complex,
-            sparse_output=output.sparse,
+            sparse_output=sparse_output,
             halves=backend == "triton" and x.dtype == torch.float32 and MACHINES[machine_of((x._values,))].halves,
         )
 

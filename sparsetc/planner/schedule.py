@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from math import prod
 
-from sparsetc.ir.equation.einsum import Bound
+from sparsetc.ir.equation.einsum import Bound, joined
 from sparsetc.ir.plan import Schedule
-from sparsetc.ir.program.operands import MIN_DOT, dense_axes, joined
+from sparsetc.ir.program.operands import MIN_DOT, dense_axes
 from sparsetc.planner.problem import Problem
 
 # Measurements behind these numbers: benchmarks/results/schedule_sweep.json, mttkrp_plans.json, ops.json.

@@ -6,31 +6,10 @@ products of dense operands alone take it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 
 from sparsetc.errors import DtypeError
-from sparsetc.support.locks import Lock
-
-
-@contextmanager
-def matmul_precision(precision: str) -> Iterator[None]:
-    """The setting of torch for float32 products, for as long as a ``with`` block, or a function so decorated, takes.
-
-    The setting is the process's, so threads take turns: else one could restore what another had set for a while.
-    """
-    with _turns.own:
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision(precision)
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(before)
-
-
-_turns = Lock()
+from sparsetc.support.precision import matmul_precision as matmul_precision  # generated programs take both here
 
 
 def multiply(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:

@@ -9,9 +9,6 @@ on a GPU.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import lru_cache
 from math import prod
 
@@ -19,32 +16,10 @@ import torch
 import torch.nn.functional as F
 
 from sparsetc.runtime.integer_einsum import integer_einsum
+from sparsetc.tensor.sums import add_rows
 
 LONG_RUN = 32
 """Mean rows a run from which one matrix product a run beats outer products and a sum (2 cores, R = 16)."""
-
-
-_ordered: ContextVar[bool] = ContextVar("sparsetc_ordered", default=False)
-
-
-@contextmanager
-def in_order(wanted: bool) -> Iterator[None]:
-    """Have `add_rows` add in the same order at every run within a ``with`` block, where that is wanted."""
-    token = _ordered.set(wanted)
-    try:
-        yield
-    finally:
-        _ordered.reset(token)
-
-
-def add_rows(out: torch.Tensor, row: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Add ``values[n]`` to ``out[row[n]]`` for every n, in place.
-
-    On a GPU torch's `index_add_` adds in whatever order threads finish, `index_put_` after a sort.
-    """
-    if out.is_cuda and _ordered.get():
-        return out.index_put_((row.long(),), values, accumulate=True)
-    return out.index_add_(0, row, values)
 
 
 def bag(index: torch.Tensor, table: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

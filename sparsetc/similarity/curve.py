@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from sparsetc.errors import DtypeError, PlanError
-from sparsetc.io.atomic import replacing
 from sparsetc.similarity.groups import Groups, check_options, group_rows
 from sparsetc.similarity.unfolding import distinct_columns, group_of_nonzeros, unfolded
+from sparsetc.support.files import replacing
 from sparsetc.support.progress import bar
 from sparsetc.tensor.sparse_tensor import SparseTensor
 

@@ -17,7 +17,6 @@ from sparsetc.contraction.base import Result
 from sparsetc.contraction.canonical import check_operand
 from sparsetc.contraction.output import check_form
 from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
-from sparsetc.io import atomic
 from sparsetc.io.stc import PackedFile
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
@@ -35,6 +34,7 @@ from sparsetc.streaming.store import Memory
 from sparsetc.streaming.stream import ORDERS, Stream
 from sparsetc.support import progress as bars
 from sparsetc.support.entry import entry_point
+from sparsetc.support.files import replacing
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -307,7 +307,7 @@ def _packed(
     if file is None:
         memory = Memory(pinned)
         return cut(source, compiler, budget, memory, where, at), memory
-    with atomic.replacing(file) as opened:
+    with replacing(file) as opened:
         writer = Writer(opened)
         found = cut(source, compiler, budget, writer, where, at)
         finish(writer, recipe, compiler, found)

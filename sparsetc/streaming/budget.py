@@ -14,10 +14,10 @@ import torch
 
 from sparsetc.codegen.launch import accumulator
 from sparsetc.contraction.canonical import Canonical
-from sparsetc.contraction.integers import INTEGERS
 from sparsetc.contraction.output import Output
 from sparsetc.errors import OutOfMemoryError, PlanError
 from sparsetc.support.memory import as_bytes
+from sparsetc.tensor.sums import INTEGERS
 
 if TYPE_CHECKING:
     from sparsetc.streaming.compiler import Compiler

@@ -19,14 +19,10 @@ from sparsetc.contraction.autograd import carry_derivatives
 from sparsetc.contraction.base import Result
 from sparsetc.contraction.canonical import dense_of_call
 from sparsetc.contraction.contraction import arranged
-from sparsetc.contraction.integers import fitted, summed_dtype
 from sparsetc.contraction.looked import finite
 from sparsetc.contraction.output import Output, without_zeros
 from sparsetc.errors import DeviceError, DtypeError, PlanError, ShapeError, TransformError
-from sparsetc.io import atomic
 from sparsetc.ir.plan import Plan
-from sparsetc.runtime.autocast import without_autocast
-from sparsetc.runtime.segments import in_order
 from sparsetc.streaming.budget import Budget, Sizes, checked_streams
 from sparsetc.streaming.compiler import Compiler
 from sparsetc.streaming.cutting import Cut
@@ -37,9 +33,12 @@ from sparsetc.streaming.saving import finish
 from sparsetc.streaming.store import Memory, release_pinned
 from sparsetc.support import progress
 from sparsetc.support.entry import entry_point
+from sparsetc.support.files import replacing
+from sparsetc.support.precision import without_autocast
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import fitted, in_order, summed_dtype
 
 ORDERS = ("size", "given")
 
@@ -369,7 +368,7 @@ class Stream:
         """
         with self._lock:
             self._check_open()
-            with atomic.replacing(path) as file:
+            with replacing(path) as file:
                 writer = Writer(file)
                 numbers = range(self.chunks)
                 with self._store.feed(self.cut.chunks, numbers, 1) as feed:

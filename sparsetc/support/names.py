@@ -3,18 +3,46 @@
 In: names as an extension gives them. Out: nothing, or an error that says what is wrong. Formats and arrays are printed
 into generated programs, so they are words that can be nothing but a name there; what is only shown to people is one
 line of plain text.
+
+Generated programs have one name space. A letter of the equation stands in an identifier only behind one of the words of
+`LETTERED`, or behind a dense operand's name, and no other generated name has that form. So all 52 letters are free for
+equations: none can meet an accumulator, a format's array, or a name of Python or Triton.
 """
 
 from __future__ import annotations
 
-import keyword
+import builtins
+import re
 from collections.abc import Container
+from keyword import iskeyword, issoftkeyword
 
 from sparsetc.errors import SparsetcError
-from sparsetc.ir.program.names import is_free
 
 LONGEST = 80
 """Characters of a name."""
+
+LETTERED = ("at", "in", "block", "tile", "side", "first", "past", "most", "scale", "scaled", "unscale")
+"""The words that stand before a letter, or before the name of an operand."""
+
+WORDS = frozenset(
+    """
+    across add_rows along b0 b1 bag before behind below block chunks count counts every expanded fiber fiber_sum
+    first full has i0 i1 inside item items kernel lane length n0 n1 nonzeros number ok pair part passed pid place pos
+    position programs result row run_products run_sums scaled skipped slot start step steps stop summed term tile
+    tiles tl torch total triton within words
+    """.split()  # noqa: SIM905 (a list of 60 quoted words is no easier to read)
+)
+"""What generated programs call things that are no letter's."""
+STRUCTURE = frozenset(
+    """
+    bits block_full block_ptr high_values item_ptr lane_len low_values most value_ptr values
+    """.split()  # noqa: SIM905
+)
+"""The arrays of a packed part that hold no coordinates."""
+_LETTERED = re.compile(
+    rf"[A-Za-z]|({'|'.join(LETTERED)})_([A-Za-z]|operand)|([a-w]|operand_\d+)_[A-Za-z]+|.*_(bits|high|low)"
+)
+_NUMBER = re.compile(r"\d*(_\d+)*$")
 
 
 def check_identifier(name: object, kind: str, error: type[SparsetcError]) -> str:
@@ -22,7 +50,7 @@ def check_identifier(name: object, kind: str, error: type[SparsetcError]) -> str
     if (
         not isinstance(name, str)
         or not (name.isascii() and name.isidentifier())
-        or keyword.iskeyword(name)
+        or iskeyword(name)
         or len(name) > LONGEST
     ):
         raise error(
@@ -56,6 +84,16 @@ def check_array(name: object, error: type[SparsetcError]) -> None:
             f"a view calls an array {word!r}, which means something else in generated programs; name it by two letters "
             'or more that say what it holds, as in "item_word"'
         )
+
+
+def is_free(name: str) -> bool:
+    """Whether a format may call an array `name`: an identifier that no generated name can be, nor a copy of one."""
+    if not name.isidentifier() or not name.isascii() or iskeyword(name) or issoftkeyword(name):
+        return False
+    if hasattr(builtins, name):
+        return False
+    own = _NUMBER.sub("", name)  # what a tree makes several of is numbered, and so are steps taken together
+    return own not in WORDS | STRUCTURE and not _LETTERED.fullmatch(own)
 
 
 def check_free(

@@ -1,148 +1,141 @@
-"""How objects are made again from what they pickle as. These names stand in files, so they must not change.
+"""What a pickle calls to make an object again, and whether fields and arguments are what their annotations say.
 
-In: tensors and plain data, as a pickle or ``torch.save`` holds them. Out: the object; kernels are compiled again.
+In: functions that make objects of plain data (`saved`), registered here by whoever knows the objects; records. Out: the
+functions under the names ``sparsetc.support.pickles.…``, which stand in files and so must not change; of a field or an
+argument that is not as annotated, which it is, in words. Nothing is converted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, fields
+from functools import lru_cache, wraps
+from inspect import signature
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 
 from sparsetc.errors import FormatError
-from sparsetc.ir.contraction_tree import Tree, parse_tree
-from sparsetc.ir.equation.einsum import Bound, Einsum, verify
-from sparsetc.ir.plan import Part, Plan, Schedule, Storage
-from sparsetc.options import Options, current, with_settings
-from sparsetc.support.fields import from_state, misfit, quoted, saved
-from sparsetc.tensor import coords as crd
-from sparsetc.tensor.blocks import checked
-from sparsetc.tensor.inputs import as_coords, as_values
-from sparsetc.tensor.pattern import Pattern
-from sparsetc.tensor.sparse_tensor import SparseTensor
+
+LONGEST = 60
+"""Characters of a value that a message quotes."""
+
+Made = TypeVar("Made")
+_restorers: dict[str, Any] = {}
 
 
-@saved
-def sparse_tensor(coords: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], coalesced: bool) -> SparseTensor:
-    """A SparseTensor, as files had it before tensors shared patterns in them."""
-    found = tensor(pattern(coords, shape[: len(coords) if coords.ndim else 0], coalesced), values)
-    if found.shape != shape:
-        raise FormatError(f"a saved SparseTensor has shape {shape}, and values {tuple(values.shape)}; it is damaged")
-    return found
+def __getattr__(name: str) -> Any:
+    """What `saved` decorated under this name."""
+    try:
+        return _restorers[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
 
 
-@saved
-def tensor(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
-    """A SparseTensor of a Pattern, which several may share; values are checked to be of it."""
-    own = as_values(values)
-    as_coords(pattern.coords, own)
-    sides = () if pattern.blocks is None else pattern.blocks.sides
-    if tuple(own.shape[1 : 1 + len(sides)]) != sides:
-        raise FormatError(f"a saved SparseTensor has blocks of {sides}, and values {tuple(own.shape)}; it is damaged")
-    nbytes = own.numel() * own.element_size()
-    if nbytes > own.untyped_storage().nbytes():
-        current().check_memory(
-            nbytes, own.device, "the values of a saved SparseTensor, which a file has once for many,"
+class Record:
+    """A dataclass of numbers, texts, other records and tuples of them, which is pickled as its fields."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        own: Any = self
+        return __getattr__("record"), (type(self).__name__, {f.name: getattr(own, f.name) for f in fields(own)})
+
+
+def from_state(record: type[Made], state: dict[str, Any]) -> Made:
+    """A `Record` of the fields that a file has; `FormatError` unless all are known, and what they are to be."""
+    own: Any = record
+    needed = {f.name: f.default is MISSING for f in fields(own)}
+    if set(state) - set(needed) or any(needed[name] for name in set(needed) - set(state)):
+        raise FormatError(
+            f"a saved {record.__name__} has fields {', '.join(needed)}, found {quoted(state)}; it is damaged"
         )
-    return SparseTensor._make(pattern, own)
+    try:
+        fault = "" if plain(state.values()) else "it holds more than numbers and texts"
+    except RecursionError:
+        fault = "it is nested too deep"
+    made = None if fault else record(**state)
+    if fault := fault or misfit(made, (tuple, list)):
+        raise FormatError(f"a saved {record.__name__}: {fault}; it is damaged")
+    assert made is not None
+    return made
 
 
-@saved
-def pattern(coords: torch.Tensor, shape: tuple[int, ...], coalesced: bool) -> Pattern:
-    """A Pattern. Nothing of what a file says is believed: coordinates in range, sorted and unique are checked."""
-    if coords.layout != torch.strided or coords.is_quantized:
-        raise FormatError(f"a saved Pattern must have plain coordinates, found {coords.layout}; it is damaged")
-    if coords.numel() * coords.element_size() > coords.untyped_storage().nbytes():
-        raise FormatError("a saved Pattern must have coordinates of its own, found one for many; it is damaged")
-    stand_in = torch.zeros((), device=coords.device).expand(coords.shape[-1:] or (0,))
-    own = SparseTensor(coords, stand_in, shape, coalesce=False).pattern
-    if coalesced and not crd.is_sorted_unique(crd.sort_keys(own.coords, own.shape)):
-        raise FormatError("a saved Pattern must have sorted, unique coordinates, as it says; it is damaged")
-    return Pattern(own.coords, own.shape, coalesced)
+def plain(values: Iterable[object]) -> bool:
+    """Whether all values are numbers, texts, records, or tuples of such."""
+    return all(
+        plain(value if isinstance(value, tuple | list) else vars(value).values())
+        if isinstance(value, tuple | list | Record)
+        else isinstance(value, int | float | str | None)
+        for value in values
+    )
 
 
-@saved
-def pattern_of_blocks(coords: torch.Tensor, sides: tuple[int, ...], shape: tuple[int, ...], coalesced: bool) -> Pattern:
-    """A Pattern of blocks, checked as the others."""
-    blocks = checked(crd.checked_shape(sides), crd.checked_shape(shape))
-    found = pattern(coords, blocks.grid, coalesced)
-    return Pattern(found.coords, found.shape, coalesced, blocks)
+def saved(function: Callable[..., Made]) -> Callable[..., Made]:
+    """Decorator of what a pickle calls: arguments are what their annotations say, or `FormatError` says which is not.
 
-
-Spelled = tuple[tuple[tuple[str, ...], ...], tuple[str, ...], tuple[int, ...], str, tuple[tuple[str, int], ...]]
-"""A `Bound` einsum as plain data."""
-
-
-def spelled(bound: Bound) -> Spelled:
-    """A `Bound` einsum as plain data."""
-    e = bound.einsum
-    return e.inputs, e.output, e.sparse, e.text, bound.sizes
-
-
-def _operands(spelled: Spelled, sparse: Sequence[SparseTensor]) -> tuple[Bound, list[SparseTensor | torch.Tensor]]:
-    """The einsum, and its operands; dense ones as stand-ins of their shapes. Kernels read what these say, so both are
-    checked.
+    It is named as if it stood in this module. ``torch.load`` takes it as it is by default.
     """
-    inputs, output, positions, text, sizes = spelled
-    einsum = Einsum(inputs, output, positions)
-    bound = Bound(replace(einsum, text=text if text.isprintable() else str(einsum)), sizes)
-    verify(bound)
-    shapes = [bound.shape(p) for p in positions]
-    if [o.shape for o in sparse] != shapes:
-        raise FormatError(f"a saved kernel of {bound} must have operands of shapes {shapes}; it is damaged")
-    given, like = iter(sparse), torch.empty((), dtype=sparse[0].dtype, device=sparse[0].device)
-    return bound, [next(given) if p in positions else like.expand(bound.shape(p)) for p in range(len(inputs))]
+    what, parameters = f"a saved {function.__name__.replace('_', ' ')}", signature(function).parameters
+
+    @wraps(function)
+    def checked(*arguments: Any) -> Made:
+        kinds = get_type_hints(function)
+        least = sum(p.default is p.empty for p in parameters.values())
+        if not least <= len(arguments) <= len(parameters):
+            raise FormatError(f"{what} has {', '.join(parameters)}, found {len(arguments)} of them; it is damaged")
+        for (name, parameter), value in zip(parameters.items(), arguments, strict=False):
+            if not fits(value, kinds[name]):
+                kind = parameter.annotation
+                raise FormatError(f"{what} must have a {kind} as its {name}, found {quoted(value)}; it is damaged")
+        return function(*arguments)
+
+    checked.__module__ = __name__
+    _restorers[function.__name__] = checked
+    torch.serialization.add_safe_globals([checked])
+    return checked
 
 
-SAVED = ("precision", "plan", "deterministic", "memory_limit", "backend")
-"""Options that are a kernel's own; where source is kept is the business of whoever loads it."""
+def quoted(value: object) -> str:
+    """The beginning of a value as a message quotes it; its type where it has no text, as numbers of 5,000 digits."""
+    try:
+        return repr(value)[:LONGEST]
+    except (ValueError, RecursionError):
+        return type(value).__name__
 
 
-def settings_of(options: Options) -> dict[str, Any]:
-    """A kernel's options as plain data."""
-    return {name: getattr(options, name) for name in SAVED if getattr(options, name) is not None}
+def misfit(record: Any, sequences: tuple[type, ...] = (tuple,)) -> str:
+    """What is wrong with the first field that is not as annotated; empty where there is none.
+
+    Args:
+        record: an instance of a dataclass whose fields are annotated with classes, tuples, unions and `Any`.
+        sequences: the classes that may stand for a tuple.
+    """
+    own: Any = type(record)
+    for name, (written, kind) in _kinds(own).items():
+        value = getattr(record, name)
+        if not fits(value, kind, sequences):
+            return f"{own.__name__}.{name} must be {written}, found {quoted(value)}"
+    return ""
 
 
-@saved
-def kernel(
-    equation: Spelled,
-    sparse: tuple[SparseTensor, ...],
-    settings: dict[str, Any],
-    output: str,
-    drop_zeros: bool = False,
-) -> Any:
-    """A kernel of one sparse operand or several, compiled here."""
-    from sparsetc.contraction.contraction import contraction
-    from sparsetc.contraction.kernel import Kernel
-
-    _check_settings(settings)
-    own = with_settings(replace(Options(), cache_dir=current().cache_dir), settings)
-    made = contraction(*_operands(equation, sparse), own, output)
-    return Kernel(made, sparse, drop_zeros)
+@lru_cache(maxsize=16)
+def _kinds(record: Any) -> dict[str, tuple[Any, Any]]:
+    """The annotation of each field, as it is written and as it is meant."""
+    meant = get_type_hints(record)
+    return {field.name: (field.type, meant[field.name]) for field in fields(record)}
 
 
-def _check_settings(settings: dict[str, Any]) -> None:
-    """Raise unless options are those of a kernel, and of their types."""
-    if set(settings) - set(SAVED):
-        raise FormatError(f"a saved kernel has options {', '.join(SAVED)}, found {quoted(settings)}; it is damaged")
-    if fault := misfit(Options(**settings)):
-        raise FormatError(f"a saved kernel has other options: {fault}; it is damaged")
-
-
-@saved
-def tree(text: str) -> Tree:
-    """What is multiplied, contracted and summed, in which order."""
-    return parse_tree(text)
-
-
-RECORDS: dict[str, Any] = {kind.__name__: kind for kind in (Plan, Part, Schedule, Storage)}
-
-
-@saved
-def record(kind: str, state: dict[str, Any]) -> Any:
-    """A plan, or what one is made of, by its fields."""
-    if kind not in RECORDS:
-        raise FormatError(f"a saved record is one of {', '.join(RECORDS)}, found {kind!r}; it is damaged")
-    return from_state(RECORDS[kind], state)
+def fits(value: object, kind: Any, sequences: tuple[type, ...] = (tuple,)) -> bool:
+    """Whether a value is what an annotation says."""
+    if kind is Any:
+        return True
+    own = get_args(kind)
+    if get_origin(kind) is tuple:
+        if not isinstance(value, sequences):
+            return False
+        items: tuple[object, ...] = tuple(value)  # type: ignore[arg-type]
+        kinds = own[:1] * len(items) if own[-1] is Ellipsis else own
+        return len(items) == len(kinds) and all(fits(v, k, sequences) for v, k in zip(items, kinds, strict=True))
+    if get_origin(kind) is UnionType:
+        return any(fits(value, k, sequences) for k in own)
+    return isinstance(value, get_origin(kind) or kind)

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from sparsetc.errors import DtypeError, FormatError, OutOfMemoryError, ShapeError
-from sparsetc.runtime.autocast import without_autocast
 from sparsetc.support.memory import as_bytes
+from sparsetc.support.precision import without_autocast
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import Blocks
 from sparsetc.tensor.inputs import as_values, check_dtype, check_plain, not_plain

@@ -15,6 +15,7 @@ import torch
 
 from sparsetc.errors import CoordinateError, ShapeError
 
+INT32_MAX = 2**31 - 1
 INT64_SIZES = 2**63
 """How many different values an int64 coordinate can take: 0 .. 2**63 - 1."""
 

@@ -13,13 +13,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from sparsetc.contraction.integers import INTEGERS, add_up_exactly
 from sparsetc.errors import DeviceError, DtypeError, FormatError, ShapeError
-from sparsetc.runtime.autocast import without_autocast
-from sparsetc.runtime.segments import add_rows, in_order
+from sparsetc.support.precision import without_autocast
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import Blocks
 from sparsetc.tensor.pattern import Pattern, lasting
+from sparsetc.tensor.sums import INTEGERS, add_rows, add_up_exactly, in_order
 
 ArrayLike: TypeAlias = Any  # a torch tensor, an ndarray, or nested sequences of numbers
 

@@ -13,8 +13,8 @@ from math import prod
 
 import torch
 
-from sparsetc.formats.base import INT32_MAX
 from sparsetc.tensor import coords as crd
+from sparsetc.tensor.coords import INT32_MAX
 
 Rows = Sequence[torch.Tensor]
 """Coordinates: int64, (n,) a mode."""

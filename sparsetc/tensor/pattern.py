@@ -11,11 +11,11 @@ import itertools
 import weakref
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from sparsetc.support import pickles
 from sparsetc.support.lru import Lru
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import Blocks, Cut
@@ -89,8 +89,6 @@ class Pattern:
         _all[self.number] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from sparsetc.support import pickles
-
         if self._blocks is None:
             return pickles.pattern, (self._coords, self._shape, self._coalesced)
         return pickles.pattern_of_blocks, (self._coords, self._blocks.sides, self._blocks.shape, self._coalesced)
@@ -146,14 +144,14 @@ class Pattern:
         """Kernels, packed storages and derived patterns by what they depend on; made when first asked for."""
         if self._cache is None:
             self._cache = Lru(KEPT)
-            _used.add(self)
+            used.add(self)
         return self._cache
 
     def clear(self) -> None:
         """Forget everything that was made of the pattern; kernels that are held go on."""
         self._counts, self._cache = {}, None
         self._derived.clear()
-        _used.discard(self)
+        used.discard(self)
 
     @staticmethod
     def numbered(number: int) -> Pattern | None:
@@ -250,62 +248,13 @@ class Pattern:
 
 
 _numbers = itertools.count()
-_used: weakref.WeakSet[Pattern] = weakref.WeakSet()
+used: weakref.WeakSet[Pattern] = weakref.WeakSet()
 """Patterns that have a cache."""
 _all: weakref.WeakValueDictionary[int, Pattern] = weakref.WeakValueDictionary()
 """All patterns by number."""
 
 
-@dataclass(frozen=True)
-class CacheInfo:
-    """What this process keeps in memory for patterns."""
-
-    patterns: int
-    """Live patterns that anything is kept for."""
-    kernels: int
-    """Compiled einsums, without those of gradients."""
-    storages: int
-    """Packed index arrays, each with what reads it."""
-    nbytes: int
-    """Bytes of packed index arrays, on all devices."""
-    foreign: int
-    """Tensors of torch.sparse and scipy whose pattern is remembered."""
-    modules: int
-    """Generated programs in memory."""
-
-
-def cache_info() -> CacheInfo:
-    """Count what is kept in memory for the patterns of live tensors; `clear_cache` forgets it."""
-    from sparsetc.codegen import cache
-    from sparsetc.formats import Packed
-    from sparsetc.tensor import foreign
-
-    kept = [value for pattern in list(_used) for value in pattern.cache.values()]
-    stored = [value for value in kept if isinstance(value, Packed)]
-    return CacheInfo(
-        patterns=len(_used),
-        kernels=sum(hasattr(one, "steps") for value in kept for one in (value if type(value) is tuple else (value,))),
-        storages=len(stored),
-        nbytes=sum(p.nbytes for p in stored),
-        foreign=foreign.count(),
-        modules=cache.count(),
-    )
-
-
-def clear_cache() -> None:
-    """Forget all that is kept in memory for patterns: counts, packed storages, kernels, and generated programs.
-
-    Kernels that are held go on as they are. The folder of generated sources (``cache_dir=``) is not touched.
-    """
-    from sparsetc.codegen import cache
-    from sparsetc.tensor import foreign
-
-    clear_patterns()
-    foreign.clear()
-    cache.clear()
-
-
 def clear_patterns() -> None:
     """Forget all that was made of patterns; what is registered anew calls this, since it may be made otherwise now."""
-    for pattern in list(_used):
+    for pattern in list(used):
         pattern.clear()

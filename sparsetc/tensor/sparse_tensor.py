@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
+from sparsetc.support import pickles
 from sparsetc.support.entry import entry_point
 from sparsetc.support.lru import Lru
 from sparsetc.tensor import change, convert
@@ -130,8 +131,6 @@ class SparseTensor:
     # ---- copies -----------------------------------------------------------------------------------------------
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from sparsetc.support import pickles
-
         return pickles.tensor, (self._pattern, self.values)
 
     def __copy__(self) -> SparseTensor:

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from pair_cases import EQUATIONS, operands, pairs, structural
 
 import sparsetc as stc
+from sparsetc.contraction.pair_step import PairStep
 from sparsetc.pair import marks as marking
 from sparsetc.pair import tasks as task_lists
 from sparsetc.pair.marks import Marks, markable
-from sparsetc.pair.step import PairStep
 from sparsetc.pair.tasks import NonzeroPairList, Tasks
 
 

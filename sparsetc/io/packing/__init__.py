@@ -18,13 +18,14 @@ from typing import Any
 import torch
 
 from sparsetc.errors import IOFormatError, SparsetcError
-from sparsetc.io import atomic, memory
+from sparsetc.io import memory
 from sparsetc.io.packing import budget, merge, runs, sources, sums
 from sparsetc.io.packing.budget import Budget
 from sparsetc.io.packing.folder import Folder
 from sparsetc.io.stc_layout import Layout
 from sparsetc.io.stc_writer import Writer
 from sparsetc.support import progress
+from sparsetc.support.files import regular, replacing
 
 
 def pack(
@@ -65,7 +66,7 @@ def pack(
     """
     if not os.fsdecode(path).lower().endswith(".stc"):
         raise IOFormatError(f"{os.fsdecode(path)}: a packed file is called .stc")
-    atomic.regular(path)  # which replacing it asks at the end, when all has been sorted
+    regular(path)  # which replacing it asks at the end, when all has been sorted
     cpu = torch.device("cpu")  # not the default device in force, on which no ndarray is
     with cpu, Folder.claimed(path, fresh) as folder, _room(source, path, folder):
         limit = budget.limit(memory_limit, folder.limit)
@@ -90,7 +91,7 @@ def _pack(source: Any, path: Any, dtype: torch.dtype | None, folder: Folder, lim
 def _write(source: Any, path: Any, folder: Folder, most: Layout, share: Budget, show: bool | None) -> None:
     wanted = most.nnz * most.row_bytes > progress.LONG if show is None else show
     with (
-        atomic.replacing(path) as file,
+        replacing(path) as file,
         runs.opened(folder, folder.runs) as opened,
         progress.bar(most.nnz, "merging", wanted and (show or _watched()), "nonzeros") as at,
     ):

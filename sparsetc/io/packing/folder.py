@@ -20,7 +20,7 @@ from typing import Any
 
 from sparsetc.errors import SparsetcError
 from sparsetc.io.stc import PackedFile
-from sparsetc.support import private
+from sparsetc.support import files
 
 try:
     import fcntl
@@ -131,7 +131,7 @@ class Folder:
     def save(self) -> None:
         """Write down which runs there are."""
         found = {**self._about, "done": self.done, "runs": [asdict(run) for run in self.runs]}
-        private.write(self.path / MANIFEST, json.dumps(found).encode())
+        files.write_private(self.path / MANIFEST, json.dumps(found).encode())
 
     def remove(self) -> None:
         """Remove the folder and what is in it."""
@@ -139,7 +139,7 @@ class Folder:
 
     def _manifest(self) -> dict[str, Any]:
         try:
-            found = json.loads(private.read(self.path / MANIFEST, LARGEST))
+            found = json.loads(files.read_private(self.path / MANIFEST, LARGEST))
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
@@ -153,7 +153,7 @@ def _make(path: Path, parent: Path) -> None:
         raise OSError(error.errno, f"cannot write to the folder: {error.strerror}", str(parent)) from None
     if path.is_symlink():
         raise OSError(errno.ELOOP, "is a link, where a folder of sorted runs is to be", str(path))
-    private.check(path)
+    files.check(path)
 
 
 @contextmanager

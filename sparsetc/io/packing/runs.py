@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-from sparsetc.io import atomic
 from sparsetc.io.packing import merge
 from sparsetc.io.packing.budget import Budget
 from sparsetc.io.packing.folder import Folder, Place, Run
@@ -20,6 +19,7 @@ from sparsetc.io.packing.sources import Piece, Source
 from sparsetc.io.stc import PackedFile
 from sparsetc.io.stc_layout import Layout
 from sparsetc.io.stc_writer import Writer
+from sparsetc.support.files import replacing
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor import numbering
 
@@ -109,7 +109,7 @@ def _in_order(coords: list[torch.Tensor], values: torch.Tensor, sizes: tuple[int
 def _written(folder: Folder, layout: Layout, batches: Iterator[merge.Batch]) -> tuple[str, int, int]:
     """(name, nonzeros, checksum of the header) of a new run."""
     path: Path = folder.new()
-    with atomic.replacing(path) as file:
+    with replacing(path) as file:
         writer = Writer(file, layout)
         for coords, values in batches:
             writer.append(coords, values)

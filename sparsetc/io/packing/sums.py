@@ -11,12 +11,11 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from sparsetc.contraction.integers import INTEGERS, halves, joined
 from sparsetc.io.packing.merge import Batch
-from sparsetc.runtime.autocast import without_autocast
-from sparsetc.runtime.segments import add_rows, in_order
+from sparsetc.support.precision import without_autocast
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.inputs import SUMMED_IN
+from sparsetc.tensor.sums import INTEGERS, add_rows, halves, in_order, joined
 
 
 def summed(batches: Iterable[Batch], dtype: torch.dtype) -> Iterator[Batch]:

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from math import prod
 
 from sparsetc.ir.contraction_tree import Dot, Factor, Tree, product, total
+from sparsetc.ir.equation.einsum import joined
 from sparsetc.ir.inner import Inner
 from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS
 from sparsetc.ir.plan import Schedule
-from sparsetc.ir.program.operands import MIN_DOT, joined
+from sparsetc.ir.program.operands import MIN_DOT
 from sparsetc.ir.program.tile import LANES
 
 

@@ -20,9 +20,9 @@ from itertools import combinations
 from math import prod
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.equation.einsum import Bound
+from sparsetc.ir.equation.einsum import Bound, joined
 from sparsetc.ir.plan import Storage
-from sparsetc.ir.program.operands import MIN_DOT, joined, named_operands, printed_sizes
+from sparsetc.ir.program.operands import MIN_DOT, named_operands, printed_sizes
 from sparsetc.ir.program.tile import Operand
 
 SAMPLED = 4096

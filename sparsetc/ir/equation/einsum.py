@@ -25,21 +25,32 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TypeVar
 
 from sparsetc.errors import EquationError, ShapeError, point_at
 from sparsetc.support.cached import cached_property
 
-if TYPE_CHECKING:
-    import torch
-
-ELEMENT_LIMIT = 2**31
-"""The most elements that the reference allocates unless told otherwise."""
+N = TypeVar("N")
+T = TypeVar("T")
 
 
 def distinct(indices: Iterable[str]) -> tuple[str, ...]:
     """The indices without repeats, in order of first appearance."""
     return tuple(dict.fromkeys(indices))
+
+
+def joined(things: Iterable[tuple[Iterable[N], T]]) -> list[tuple[set[N], list[T]]]:
+    """Things in groups: any two that have a name in common, directly or through others, are together.
+
+    Groups come in the order of their last thing, things of a group in the order in which they were joined.
+    """
+    groups: list[tuple[set[N], list[T]]] = []
+    for names, thing in things:
+        own = set(names)
+        touching = [g for g in groups if g[0] & own]
+        groups = [g for g in groups if not g[0] & own]
+        groups.append((own.union(*(g[0] for g in touching)), [t for g in touching for t in g[1]] + [thing]))
+    return groups
 
 
 @dataclass(frozen=True)
@@ -198,10 +209,3 @@ def _verify_sizes(b: Bound) -> None:
         if n < 0:
             text = str(b.einsum)
             raise ShapeError(point_at(text, text.index(i), f"index {i!r} has size {n}; expected 0 or more"))
-
-
-def run(e: Einsum, *operands: Any, limit: int = ELEMENT_LIMIT) -> torch.Tensor:
-    """Interpret this level: the reference for every test; see :func:`sparsetc.ir.equation.reference.run`."""
-    from sparsetc.ir.equation import reference  # torch is needed to run an einsum, not to describe one
-
-    return reference.run(e, *operands, limit=limit)

@@ -12,8 +12,7 @@ from itertools import combinations
 from typing import TypeVar
 
 from sparsetc.errors import EquationError
-from sparsetc.ir.equation.einsum import Bound, Einsum, distinct, verify
-from sparsetc.ir.program.operands import joined
+from sparsetc.ir.equation.einsum import Bound, Einsum, distinct, joined, verify
 
 T = TypeVar("T")
 

@@ -5,9 +5,9 @@ In: a `Bound` einsum. Out: names that no index letter takes, `Operand`, and the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import prod
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
@@ -16,24 +16,6 @@ from sparsetc.ir.program.tile import Operand, TileProgram
 
 MIN_DOT = 16
 """Smallest side of a `tl.dot` that every supported Triton takes for every type."""
-
-
-N = TypeVar("N")
-T = TypeVar("T")
-
-
-def joined(things: Iterable[tuple[Iterable[N], T]]) -> list[tuple[set[N], list[T]]]:
-    """Things in groups: any two that have a name in common, directly or through others, are together.
-
-    Groups come in the order of their last thing, things of a group in the order in which they were joined.
-    """
-    groups: list[tuple[set[N], list[T]]] = []
-    for names, thing in things:
-        own = set(names)
-        touching = [g for g in groups if g[0] & own]
-        groups = [g for g in groups if not g[0] & own]
-        groups.append((own.union(*(g[0] for g in touching)), [t for g in touching for t in g[1]] + [thing]))
-    return groups
 
 
 def printed_sizes(bound: Bound) -> dict[str, int]:

@@ -18,7 +18,7 @@ from sparsetc.pair.problem import PairProblem
 from sparsetc.pair.source import dense_source
 from sparsetc.pair.symbolic import Budget, picked
 from sparsetc.runtime import integer_einsum
-from sparsetc.runtime.products import matmul_precision
+from sparsetc.support.precision import matmul_precision
 
 
 class Matmul(PairMethod):

@@ -1,10 +1,10 @@
 """The runners of levels 2 and 3: plain torch on the CPU, slow and obviously right, sharing no code with `codegen`.
 
 In: a `TileProgram` with its packed arrays, values and dense tables, or a `Plan` with coordinates, values and dense
-operands. Out: what they mean, in float64, int64 or complex128 (level 1's runner is `ir.equation.reference`).
+operands. Out: what they mean, in float64, int64 or complex128 (level 1's runner is `testing.reference`).
 
 `run_program` takes every work item in turn, for each block of the axes that are split over the grid
-(`evaluate`). Steps are taken one at a time: `unroll` changes no result. What a packed part promises beyond its
+(`work_item`). Steps are taken one at a time: `unroll` changes no result. What a packed part promises beyond its
 coordinates (`block_full`) is checked on the way.
 
 `run_plan` asks only what a plan stores: it deals the nonzeros, packs and unpacks each part, and adds up what the
@@ -22,16 +22,16 @@ import torch
 from sparsetc.errors import FormatError, PlanError, ShapeError
 from sparsetc.formats import get_format, pack
 from sparsetc.ir import plan as plans
-from sparsetc.ir.equation import reference
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.halves import largest
 from sparsetc.ir.program import names
 from sparsetc.ir.program.checks import verify
-from sparsetc.ir.program.evaluate import Memory, WorkItem
 from sparsetc.ir.program.tile import Operand, TileProgram
 from sparsetc.partition import shares
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.testing import reference
+from sparsetc.testing.work_item import Memory, WorkItem
 
 
 def run_program(
@@ -150,7 +150,7 @@ def run_plan(
         coords, values = coords[:, order], values[order]
     kept = tuple(letters.index(c) for c in e.kept)
     dealt = shares(plan, coords, shape, kept)
-    result = values.new_zeros(bound.output_shape, dtype=reference.reference_dtype([values, *dense]))
+    result = values.new_zeros(bound.output_shape, dtype=reference.wide(*(o.dtype for o in (values, *dense))))
     for part, share in zip(plan.parts, dealt, strict=True):
         own = coords if share is None else coords[:, share]
         own_values = values if share is None else values[share]

@@ -1,4 +1,7 @@
-"""Autocast kept out: the options say in which precision products are made."""
+"""Settings of torch that products are made under: its precision for float32, and no autocast.
+
+The options say in which precision products are made.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
+
+from sparsetc.support.locks import Lock
 
 
 @contextmanager
@@ -25,3 +30,21 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
 
 
 _NOTHING = nullcontext()
+
+
+@contextmanager
+def matmul_precision(precision: str) -> Iterator[None]:
+    """The setting of torch for float32 products, for as long as a ``with`` block, or a function so decorated, takes.
+
+    The setting is the process's, so threads take turns: else one could restore what another had set for a while.
+    """
+    with _turns.own:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(precision)
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+
+_turns = Lock()

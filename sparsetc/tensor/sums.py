@@ -1,16 +1,43 @@
-"""Sums and products of integers: made in 64 bits, and refused where they do not fit what they are to be returned in.
+"""Sums: rows added in an order that may be asked for, and integers, which are refused where they do not fit.
 
-In: results in int64. Out: the same in the dtype asked for, or `DtypeError`. int64 itself is made modulo 2**64, so what
-wrapped is found in another way: in float64, or by halves.
+In: rows, or results in int64. Out: their sums, or `DtypeError`. Sums and products of integers are made in 64 bits;
+int64 itself is made modulo 2**64, so what wrapped is found in another way: in float64, or by halves.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 
 from sparsetc.errors import DtypeError
 
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+_ordered: ContextVar[bool] = ContextVar("sparsetc_ordered", default=False)
+
+
+@contextmanager
+def in_order(wanted: bool) -> Iterator[None]:
+    """Have `add_rows` add in the same order at every run within a ``with`` block, where that is wanted."""
+    token = _ordered.set(wanted)
+    try:
+        yield
+    finally:
+        _ordered.reset(token)
+
+
+def add_rows(out: torch.Tensor, row: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Add ``values[n]`` to ``out[row[n]]`` for every n, in place.
+
+    On a GPU torch's `index_add_` adds in whatever order threads finish, `index_put_` after a sort.
+    """
+    if out.is_cuda and _ordered.get():
+        return out.index_put_((row.long(),), values, accumulate=True)
+    return out.index_add_(0, row, values)
 
 
 def summed_dtype(dtype: torch.dtype) -> torch.dtype:

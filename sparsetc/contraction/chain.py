@@ -19,13 +19,13 @@ import opt_einsum
 import torch
 
 from sparsetc.contraction import dense as tables
+from sparsetc.contraction.pair_step import PairStep
 from sparsetc.contraction.step import Step
 from sparsetc.explain import StepReport
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.plan import AUTO, requested
 from sparsetc.options import Options, with_settings
 from sparsetc.pair.contraction_order import SparseOrder
-from sparsetc.pair.step import PairStep
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 

@@ -15,7 +15,8 @@ import torch
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.base import Compiled, Operand, key_of
 from sparsetc.contraction.canonical import dense_of_call
-from sparsetc.contraction.integers import fitted, summed_dtype
+from sparsetc.contraction.chain import Chain
+from sparsetc.contraction.pair_step import PairStep
 from sparsetc.contraction.step import Step
 from sparsetc.device.lookup import of_backend
 from sparsetc.errors import PlanError
@@ -23,13 +24,12 @@ from sparsetc.explain import Explanation, device_name
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import Plan
 from sparsetc.options import Options
-from sparsetc.pair.chain import Chain
 from sparsetc.pair.join_operand import JoinOperand, prepared
 from sparsetc.pair.plans import check_pairs
-from sparsetc.pair.step import PairStep
 from sparsetc.pair.sums import kept_dtype
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import fitted, summed_dtype
 
 
 class Several(Compiled):

@@ -1,0 +1,128 @@
+"""How objects are made again from what they pickle as: the functions of `support.pickles`.
+
+In: tensors and plain data, as a pickle or ``torch.save`` holds them. Out: the object; kernels are compiled again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from sparsetc.contraction.contraction import contraction
+from sparsetc.contraction.kernel import SAVED, Kernel, Spelled
+from sparsetc.errors import FormatError
+from sparsetc.ir.contraction_tree import Tree, parse_tree
+from sparsetc.ir.equation.einsum import Bound, Einsum, verify
+from sparsetc.ir.plan import Part, Plan, Schedule, Storage
+from sparsetc.options import Options, current, with_settings
+from sparsetc.support.pickles import from_state, misfit, quoted, saved
+from sparsetc.tensor import coords as crd
+from sparsetc.tensor.blocks import checked
+from sparsetc.tensor.inputs import as_coords, as_values
+from sparsetc.tensor.pattern import Pattern
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+
+@saved
+def sparse_tensor(coords: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], coalesced: bool) -> SparseTensor:
+    """A SparseTensor, as files had it before tensors shared patterns in them."""
+    found = tensor(pattern(coords, shape[: len(coords) if coords.ndim else 0], coalesced), values)
+    if found.shape != shape:
+        raise FormatError(f"a saved SparseTensor has shape {shape}, and values {tuple(values.shape)}; it is damaged")
+    return found
+
+
+@saved
+def tensor(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
+    """A SparseTensor of a Pattern, which several may share; values are checked to be of it."""
+    own = as_values(values)
+    as_coords(pattern.coords, own)
+    sides = () if pattern.blocks is None else pattern.blocks.sides
+    if tuple(own.shape[1 : 1 + len(sides)]) != sides:
+        raise FormatError(f"a saved SparseTensor has blocks of {sides}, and values {tuple(own.shape)}; it is damaged")
+    nbytes = own.numel() * own.element_size()
+    if nbytes > own.untyped_storage().nbytes():
+        current().check_memory(
+            nbytes, own.device, "the values of a saved SparseTensor, which a file has once for many,"
+        )
+    return SparseTensor._make(pattern, own)
+
+
+@saved
+def pattern(coords: torch.Tensor, shape: tuple[int, ...], coalesced: bool) -> Pattern:
+    """A Pattern. Nothing of what a file says is believed: coordinates in range, sorted and unique are checked."""
+    if coords.layout != torch.strided or coords.is_quantized:
+        raise FormatError(f"a saved Pattern must have plain coordinates, found {coords.layout}; it is damaged")
+    if coords.numel() * coords.element_size() > coords.untyped_storage().nbytes():
+        raise FormatError("a saved Pattern must have coordinates of its own, found one for many; it is damaged")
+    stand_in = torch.zeros((), device=coords.device).expand(coords.shape[-1:] or (0,))
+    own = SparseTensor(coords, stand_in, shape, coalesce=False).pattern
+    if coalesced and not crd.is_sorted_unique(crd.sort_keys(own.coords, own.shape)):
+        raise FormatError("a saved Pattern must have sorted, unique coordinates, as it says; it is damaged")
+    return Pattern(own.coords, own.shape, coalesced)
+
+
+@saved
+def pattern_of_blocks(coords: torch.Tensor, sides: tuple[int, ...], shape: tuple[int, ...], coalesced: bool) -> Pattern:
+    """A Pattern of blocks, checked as the others."""
+    blocks = checked(crd.checked_shape(sides), crd.checked_shape(shape))
+    found = pattern(coords, blocks.grid, coalesced)
+    return Pattern(found.coords, found.shape, coalesced, blocks)
+
+
+def _operands(spelled: Spelled, sparse: Sequence[SparseTensor]) -> tuple[Bound, list[SparseTensor | torch.Tensor]]:
+    """The einsum, and its operands; dense ones as stand-ins of their shapes. Kernels read what these say, so both are
+    checked.
+    """
+    inputs, output, positions, text, sizes = spelled
+    einsum = Einsum(inputs, output, positions)
+    bound = Bound(replace(einsum, text=text if text.isprintable() else str(einsum)), sizes)
+    verify(bound)
+    shapes = [bound.shape(p) for p in positions]
+    if [o.shape for o in sparse] != shapes:
+        raise FormatError(f"a saved kernel of {bound} must have operands of shapes {shapes}; it is damaged")
+    given, like = iter(sparse), torch.empty((), dtype=sparse[0].dtype, device=sparse[0].device)
+    return bound, [next(given) if p in positions else like.expand(bound.shape(p)) for p in range(len(inputs))]
+
+
+@saved
+def kernel(
+    equation: Spelled,
+    sparse: tuple[SparseTensor, ...],
+    settings: dict[str, Any],
+    output: str,
+    drop_zeros: bool = False,
+) -> Kernel:
+    """A kernel of one sparse operand or several, compiled here."""
+    _check_settings(settings)
+    own = with_settings(replace(Options(), cache_dir=current().cache_dir), settings)
+    compiled = contraction(*_operands(equation, sparse), own, output)
+    return Kernel(compiled, sparse, drop_zeros)
+
+
+def _check_settings(settings: dict[str, Any]) -> None:
+    """Raise unless options are those of a kernel, and of their types."""
+    if set(settings) - set(SAVED):
+        raise FormatError(f"a saved kernel has options {', '.join(SAVED)}, found {quoted(settings)}; it is damaged")
+    if fault := misfit(Options(**settings)):
+        raise FormatError(f"a saved kernel has other options: {fault}; it is damaged")
+
+
+@saved
+def tree(text: str) -> Tree:
+    """What is multiplied, contracted and summed, in which order."""
+    return parse_tree(text)
+
+
+RECORDS: dict[str, Any] = {kind.__name__: kind for kind in (Plan, Part, Schedule, Storage)}
+
+
+@saved
+def record(kind: str, state: dict[str, Any]) -> Any:
+    """A plan, or what one is made of, by its fields."""
+    if kind not in RECORDS:
+        raise FormatError(f"a saved record is one of {', '.join(RECORDS)}, found {kind!r}; it is damaged")
+    return from_state(RECORDS[kind], state)

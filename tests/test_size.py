@@ -1,0 +1,25 @@
+"""The package grows no larger than it is, and no level of it imports one above."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from importlinter.cli import lint_imports
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "benchmarks"))
+
+import size  # noqa: E402
+
+MOST = {size.LINES: 29_735, size.COMPILER: 18_355, size.FILES: 330, size.CLASSES: 407, size.KNOT: 10}
+"""What no figure may pass. Lower them as they fall."""
+
+
+def test_no_figure_rises() -> None:
+    figures = size.static(ROOT)
+    assert {name: figures[name] for name, most in MOST.items() if figures[name] > most} == {}
+
+
+def test_no_level_imports_one_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert lint_imports(str(ROOT / "pyproject.toml"), no_cache=True) == 0
