@@ -41,7 +41,7 @@ def _by_level(inner: Inner) -> list[list[Tree]]:
     for level in range(len(LEVELS)):
         own = [Factor(name) for name in inner.operand if inner.level(name) == level]
         # A pattern's 1s are multiplied in only where nothing else says which lanes hold a nonzero.
-        if level == LEAF and not (inner.view.pattern and own):
+        if level == LEAF and not (inner.view.values.ones and own):
             found[LEAF][:0] = map(Factor, inner.stored)
         found[max(level, inner.key.level)] += own
     return found

@@ -3,7 +3,8 @@
 In: nothing but names and numbers. Out: read by `ir.lower`, which puts computations into loops, and by the walkers of
 tile programs, each of which says how it goes over an axis::
 
-    axis := each     # tiles, or pairs of tiles of two operands, one at a time: a range of numbers of the item's
+    axis := items    # work items, one grid program each, of a range of what the next axis numbers
+          | each     # tiles, or pairs of tiles of two operands, one at a time: a range of numbers of the item's
           | blocks   # likewise, blocks of `lanes` fibers that lie side by side
           | run      # the item's range of nonzeros, `lanes` consecutive ones at a time, the last of which may be fewer
           | fibers   # the nonzeros of a block, step by step: the next one of each of its `lanes` fibers
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 
 ITEM, LANE, LEAF = 0, 1, 2
 LEVELS = ("item", "lane", "leaf")
+WHOLE = 2**62
+"""A chunk that no tensor reaches: one item holds every nonzero."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,11 @@ class Axis:
 
     name: str
     """What its positions number."""
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """The arrays that say where it begins and ends."""
+        return ()
 
     @property
     def sums(self) -> str:
@@ -47,11 +55,32 @@ class Axis:
 
 
 @dataclass(frozen=True)
+class Items(Axis):
+    """Work items, one grid program each, with a range of what the next axis numbers: between two pointers, or equal."""
+
+    name: str = "item"
+    size: int = 0
+    """Positions of the next axis that every item has, but for the last: no pointers are stored then; 0: any number."""
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        return () if self.size else (f"{self.name}_ptr",)
+
+    @property
+    def level(self) -> int:
+        return ITEM
+
+
+@dataclass(frozen=True)
 class Each(Axis):
     """A range of numbers that the item has, one at a time: ``tile``, ``pair`` or ``block``."""
 
     operands: tuple[str, ...] = ()
     """The operands a tile of each of which a number stands for, where it does not stand for a tile itself."""
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        return tuple(f"{self.name}_{operand}" for operand in self.operands)
 
     @property
     def level(self) -> int:
@@ -63,6 +92,10 @@ class Blocks(Each):
     """A range of blocks that the item has, each of some fibers side by side."""
 
     lanes: int = 1
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        return ("block_ptr", "block_full", "lane_len")
 
     @property
     def side_by_side(self) -> int:
