@@ -67,7 +67,7 @@ def outline(body: Sequence[Statement]) -> str:
 
 
 def loops(view: Nest, turns: str = "") -> list[Loop]:
-    return [Loop(axis) for axis in (*view.loops, *(Turns(letter, 4, 1) for letter in turns))]
+    return [Loop(axis) for axis in (*view.loops, *(Turns(letter, size=4) for letter in turns))]
 
 
 @pytest.mark.parametrize(

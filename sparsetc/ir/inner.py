@@ -124,7 +124,7 @@ class Inner:
 
     def lanes(self, level: int) -> tuple[str, ...]:
         """The axis of what lies side by side at a level, where anything does."""
-        beside = any(axis.side_by_side for axis in self.view.loops if axis.level <= level)
+        beside = any(axis.lanes for axis in self.view.loops if axis.level <= level)
         return (LANES,) if beside else ()
 
     def loops(self, level: int) -> tuple[str, ...]:

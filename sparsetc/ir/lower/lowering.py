@@ -55,7 +55,7 @@ class Lowering:
         )
         # The tiles of two operands are longer along a side than what is worth unrolling.
         unrolled, turned = len(inner.stored) == 1, (c for c in schedule.turns if c in inner.sides)
-        turns = (Turns(c, inner.sides[c], self.take.get(c, 1), unrolled) for c in turned)
+        turns = (Turns(c, size=inner.sides[c], take=self.take.get(c, 1), unrolled=unrolled) for c in turned)
         self.around: tuple[Axis, ...] = (*self.view.loops, *turns)
         verify_tree(inner, schedule, self.around)
         self._check_order()

@@ -14,6 +14,7 @@ tile programs, each of which says how it goes over an axis::
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 ITEM, LANE, LEAF = 0, 1, 2
 LEVELS = ("item", "lane", "leaf")
@@ -23,40 +24,31 @@ WHOLE = 2**62
 
 @dataclass(frozen=True)
 class Axis:
-    """What a loop goes over."""
+    """What a loop goes over, or the grid."""
+
+    level: ClassVar[int] = LEAF
+    """The level of what is known in the loop and not outside it."""
+    sums: ClassVar[str] = "total"
+    """What a sum over it is called in a program."""
+    letter: ClassVar[str] = ""
+    """The letter whose positions are taken; empty where they are no letter's."""
 
     name: str
     """What its positions number."""
+    lanes: int = 0
+    """How many of what a turn takes lie side by side, each with coordinates of its own; 0 where there are no lanes."""
 
     @property
     def arrays(self) -> tuple[str, ...]:
         """The arrays that say where it begins and ends."""
         return ()
 
-    @property
-    def sums(self) -> str:
-        """What a sum over it is called in a program."""
-        return "total"
-
-    @property
-    def side_by_side(self) -> int:
-        """How many of what a turn takes lie in lanes, each with coordinates of its own; 0 where there are no lanes."""
-        return 0
-
-    @property
-    def level(self) -> int:
-        """The level of what is known in the loop and not outside it."""
-        return LEAF
-
-    @property
-    def letter(self) -> str:
-        """The letter whose positions are taken; empty where they are no letter's."""
-        return ""
-
 
 @dataclass(frozen=True)
 class Items(Axis):
     """Work items, one grid program each, with a range of what the next axis numbers: between two pointers, or equal."""
+
+    level = ITEM
 
     name: str = "item"
     size: int = 0
@@ -66,14 +58,12 @@ class Items(Axis):
     def arrays(self) -> tuple[str, ...]:
         return () if self.size else (f"{self.name}_ptr",)
 
-    @property
-    def level(self) -> int:
-        return ITEM
-
 
 @dataclass(frozen=True)
 class Each(Axis):
     """A range of numbers that the item has, one at a time: ``tile``, ``pair`` or ``block``."""
+
+    level = LANE
 
     operands: tuple[str, ...] = ()
     """The operands a tile of each of which a number stands for, where it does not stand for a tile itself."""
@@ -82,63 +72,37 @@ class Each(Axis):
     def arrays(self) -> tuple[str, ...]:
         return tuple(f"{self.name}_{operand}" for operand in self.operands)
 
-    @property
-    def level(self) -> int:
-        return LANE
-
 
 @dataclass(frozen=True)
 class Blocks(Each):
     """A range of blocks that the item has, each of some fibers side by side."""
 
-    lanes: int = 1
-
-    @property
-    def arrays(self) -> tuple[str, ...]:
-        return ("block_ptr", "block_full", "lane_len")
-
-    @property
-    def side_by_side(self) -> int:
-        return self.lanes
+    arrays = ("block_ptr", "block_full", "lane_len")  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
 class Run(Axis):
     """The range of nonzeros that the item has, some consecutive ones at a time."""
 
-    lanes: int
-
-    @property
-    def side_by_side(self) -> int:
-        return self.lanes
-
 
 @dataclass(frozen=True)
 class Fibers(Axis):
     """The steps of a block: a step takes the next nonzero of each of its fibers, which lie side by side."""
 
-    lanes: int
-
-    @property
-    def sums(self) -> str:
-        return "fiber_sum"
-
-    @property
-    def side_by_side(self) -> int:
-        return self.lanes
+    sums = "fiber_sum"
 
 
 @dataclass(frozen=True)
 class Turns(Axis):
     """The positions along a side of a tile, some at a time."""
 
-    size: int
-    take: int
+    size: int = 1
+    take: int = 1
     unrolled: bool = True
     """Whether the text of a turn is printed for each, where it holds no loop."""
 
     @property
-    def letter(self) -> str:
+    def letter(self) -> str:  # type: ignore[override]
         return self.name
 
     def __str__(self) -> str:

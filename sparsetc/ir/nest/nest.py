@@ -85,7 +85,7 @@ class Nest:
     @cached_property
     def lanes(self) -> int:
         """Fibers of a block; of runs, nonzeros of a step, which nothing stored depends on."""
-        return self.loops[-1].side_by_side or 1
+        return self.loops[-1].lanes or 1
 
     @property
     def blocks(self) -> bool:
@@ -212,9 +212,9 @@ class Nest:
         for level, coordinates in enumerate(self.levels[1:], 1):
             if coordinates and all(axis.level != level for axis in self.loops):
                 raise FormatError(f"no {LEVELS[level]} shares mode {coordinates[0].mode}; use blocks of fibers")
-        for lanes in (axis.lanes for axis in self.loops if isinstance(axis, Run | Fibers)):
-            if lanes < 1 or lanes & (lanes - 1):
-                raise FormatError(f"lanes must be a power of two, found {lanes}")
+        lanes = self.loops[-1].lanes
+        if lanes & (lanes - 1) or (not lanes and self.loops[-1].level == LEAF):
+            raise FormatError(f"lanes must be a power of two, found {lanes}")
         if self.values.sides and len(self.values.sides) != self.order:
             raise FormatError(f"tiles have a side for each mode, found {self.values.sides} of {self.order} modes")
         for values in (self.values, *self.pairs):
@@ -297,7 +297,7 @@ def runs(
 
 def blocks(item: Modes, lane: Modes, leaf: Modes, lanes: int, *, alone: bool = False, narrow: bool = False) -> Nest:
     """Blocks of `lanes` fibers side by side; `alone`: every item is the block of its own number."""
-    loops = Blocks("block", lanes=lanes), Fibers("nonzero", lanes)
+    loops = Blocks("block", lanes), Fibers("nonzero", lanes)
     return Nest(Items(size=int(alone)), loops, (item, lane, leaf), narrow=narrow)
 
 
@@ -308,4 +308,4 @@ def tiles(item: Modes, tile: Modes, values: Values) -> Nest:
 
 def pairs(x: Values, y: Values) -> Nest:
     """Pairs of tiles of two operands."""
-    return Nest(Items("pair"), (Each("pair", PAIRED),), pairs=(x, y))
+    return Nest(Items("pair"), (Each("pair", operands=PAIRED),), pairs=(x, y))
