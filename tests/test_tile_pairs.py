@@ -96,7 +96,7 @@ def test_without_a_dot_inner_positions_are_looped() -> None:
 def test_axes_too_short_for_a_dot_are_padded_but_not_stored() -> None:
     program = DrawnTiles(RAGGED).program
     assert [(a.letter, a.size, a.block) for a in program.axes] == [("i", 4, 16), ("lm", 32, 32), ("jk", 4, 16)]
-    assert program.view.pairs == tuple(Whole(sides, (0, 1)) for sides in ((4, 4), (32, 4)))
+    assert program.view.pairs == tuple(Whole(s, (0, 1), word=w) for s, w in (((4, 4), 16), ((32, 4), 32)))
     assert program.width == 128
     assert [a.block for a in replace(DrawnTiles(RAGGED), least=1).program.axes] == [4, 32, 4]
 
@@ -209,7 +209,6 @@ TILES = Whole((4, 8), (0, 1))
         (pairs(TILES, replace(TILES, sequence=(0, 0))), "by every mode once"),
         (pairs(TILES, Bitmap((4, 8), (0, 1), word=64)), "8, 16 or 32 bits"),
         (pairs(TILES, Halves((4, 8), (0, 1))), "tiles in halves are those of both"),
-        (replace(pairs(TILES, TILES), pairs=(TILES,)), "a task list pairs the tiles of two operands"),
     ],
 )
 def test_a_faulty_view_is_refused(view: Nest, message: str) -> None:

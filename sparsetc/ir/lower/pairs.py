@@ -102,6 +102,5 @@ def _stored(free: int, inner: int, bitmap: bool, halves: bool) -> Values:
     word = max(8, min(32, free * inner))
     if bitmap and halves:
         raise FormatError("what is in halves are tiles, stored whole")
-    if bitmap:
-        return Bitmap((free, inner), (0, 1), word=word)
-    return (Halves if halves else Whole)((free, inner), (0, 1))
+    kind = Bitmap if bitmap else Halves if halves else Whole
+    return kind((free, inner), (0, 1), word=word)

@@ -219,8 +219,6 @@ class Nest:
             raise FormatError(f"tiles have a side for each mode, found {self.values.sides} of {self.order} modes")
         for values in (self.values, *self.pairs):
             values.check()
-        if self.pairs and (len(self.pairs) != len(PAIRED) or self.order):
-            raise FormatError("a task list pairs the tiles of two operands, and reads no modes")
         if len({tiles.halves for tiles in self.pairs}) > 1:
             raise FormatError("tiles in halves are those of both operands of a task list, or of neither")
         for tiles in self.pairs:
