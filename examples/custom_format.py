@@ -20,7 +20,8 @@ import torch
 
 import sparsetc as stc
 from sparsetc.formats import Packed
-from sparsetc.ir.nest.view import Computed, View
+from sparsetc.ir.nest.modes import Computed
+from sparsetc.ir.nest.nest import Nest, runs
 from sparsetc.ir.program.statistics import Statistics
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Problem
@@ -38,7 +39,7 @@ class Banded:
 
     name = "banded"
 
-    def view(self, shape: tuple[int, ...], storage: stc.Storage) -> View:
+    def view(self, shape: tuple[int, ...], storage: stc.Storage) -> Nest:
         """Both coordinates are formulas; items are equal chunks of `width` values, so they need no pointers."""
         (row,), (column,) = storage.item, storage.leaf
         width, first = storage.param("width"), storage.param("first")
@@ -46,7 +47,7 @@ class Banded:
         # the matrix's edge hold zeros; they wrap around, so that they too name a column there is.
         shift = first + -(first // shape[column]) * shape[column]
         formula = f"({{p}} - {{m{row}}} * {width - 1} + {shift}) % {shape[column]}"
-        return View(2, (Computed(row, "{p}"),), (), (Computed(column, formula),), False, chunk=width)
+        return runs((Computed(row, "{p}"),), (Computed(column, formula),), chunk=width)
 
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: stc.Storage) -> Packed:
         """No index arrays: only where each value goes."""

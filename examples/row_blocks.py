@@ -22,7 +22,9 @@ import torch
 
 import sparsetc as stc
 from sparsetc.formats import Packed, words
-from sparsetc.ir.nest.view import Listed, View, tiles_along
+from sparsetc.ir.nest.modes import Listed
+from sparsetc.ir.nest.nest import Nest, tiles, tiles_along
+from sparsetc.ir.nest.values import Whole
 from sparsetc.testing import check_format
 
 
@@ -32,7 +34,7 @@ class RowBlocks:
 
     name = "row_blocks"
 
-    def view(self, shape: tuple[int, ...], storage: stc.Storage) -> View:
+    def view(self, shape: tuple[int, ...], storage: stc.Storage) -> Nest:
         """Rows are listed for each group; columns are for each window, or lie at a multiple of a strip's width."""
         if len(storage.item) != 1 or not storage.lane or storage.leaf:
             raise stc.FormatError(f"row blocks have one item mode, and the others at the lane, found {storage}")
@@ -44,13 +46,13 @@ class RowBlocks:
         else:
             lane = (*words.fields(others, shape, "tile_word"), Listed(column, "columns", width))
         item = (Listed(row, "rows", height),)
-        return View(len(shape), item, lane, (), False, sides=sides, sequence=(*others, row, column))
+        return tiles(item, lane, Whole(sides, (*others, row, column)))
 
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: stc.Storage) -> Packed:
         """Group the rows, number the windows or strips of each group, and put every nonzero into its tile."""
         view = self.view(shape, storage)
         (row,), (*others, column) = storage.item, storage.lane
-        height, width = view.sides[row], view.sides[column]
+        height, width = view.values.sides[row], view.values.sides[column]
         nonzeros = torch.arange(coords.shape[1], device=coords.device)
         ordered, rank = by_first(coords[row], coords[column])
         group, across = rank // height, rank % height
@@ -70,7 +72,7 @@ class RowBlocks:
         arrays = {
             "item_ptr": torch.searchsorted(tiles[0].contiguous(), torch.arange(groups + 1, device=coords.device)).int(),
             "rows": listed(torch.arange(ordered.numel(), device=coords.device), ordered, groups * height, shape[row]),
-            **words.encode(grid, [c for c in view.lane if not isinstance(c, Listed)]),
+            **words.encode(grid, [c for c in view.levels[1] if not isinstance(c, Listed)]),
         }
         if not storage.param("strips"):
             arrays["columns"] = listed(tile * width + along, coords[column], count * width, shape[column])
@@ -93,12 +95,12 @@ class RowBlocks:
         """Look up the row and the column of every position that holds a nonzero."""
         view, arrays, storage = packed.view, packed.arrays, packed.storage
         (row,), (*_, column) = storage.item, storage.lane
-        height, width = view.sides[row], view.sides[column]
+        height, width = view.values.sides[row], view.values.sides[column]
         assert packed.positions is not None
         at = torch.nonzero(packed.positions >= 0).flatten()
-        tile, across, along = at // view.volume, at % view.volume // width, at % width
+        tile, across, along = at // view.values.volume, at % view.values.volume // width, at % width
         item = torch.searchsorted(arrays["item_ptr"].long(), tile, right=True) - 1
-        found = {mode: own[tile] for mode, own in words.decode(arrays, [c for c in view.lane if c.fields]).items()}
+        found = {mode: own[tile] for mode, own in words.decode(arrays, [c for c in view.levels[1] if c.fields]).items()}
         found[row] = arrays["rows"].long()[item * height + across]
         strip = found[column] * width + along if storage.param("strips") else None
         found[column] = arrays["columns"].long()[tile * width + along] if strip is None else strip

@@ -10,7 +10,8 @@ import sparsetc as stc
 from sparsetc.formats import Packed, get_format
 from sparsetc.formats.words import bits_of
 from sparsetc.ir.nest.coordinates import Bits, Constant, Coordinate, Formula, Lookup, Position
-from sparsetc.ir.nest.view import Computed, View
+from sparsetc.ir.nest.modes import Computed
+from sparsetc.ir.nest.nest import Nest, runs
 
 
 class Diagonals:
@@ -18,15 +19,12 @@ class Diagonals:
 
     name = "diagonals"
 
-    def view(self, shape: tuple[int, ...], storage: stc.Storage) -> View:
+    def view(self, shape: tuple[int, ...], storage: stc.Storage) -> Nest:
         (row,), (column,) = storage.item, storage.leaf
         word = Bits(Lookup("word", Position("nonzero")), 0, bits_of(shape[column]), True)
         diagonal = Formula("+", Lookup("diagonals", word), Coordinate(row))
-        return replace(
-            get_format("coo").view(shape, storage),
-            item=(Computed(row, Lookup("item_word", Position("item"))),),
-            leaf=(Computed(column, Formula("%", diagonal, Constant(shape[column]))),),
-        )
+        item = (Computed(row, Lookup("item_word", Position("item"))),)
+        return runs(item, (Computed(column, Formula("%", diagonal, Constant(shape[column]))),))
 
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: stc.Storage) -> Packed:
         (row,), (column,) = storage.item, storage.leaf

@@ -21,7 +21,9 @@ from row_blocks import listed, place_among
 import sparsetc as stc
 from sparsetc.formats import FORMATS, Packed, words
 from sparsetc.formats.bits import packed_bits
-from sparsetc.ir.nest.view import Listed, View, tiles_along
+from sparsetc.ir.nest.modes import Listed
+from sparsetc.ir.nest.nest import Nest, tiles, tiles_along
+from sparsetc.ir.nest.values import Bitmap, Whole
 from sparsetc.testing import read
 
 
@@ -30,7 +32,7 @@ class FiberWindows:
 
     name = "fiber_windows"
 
-    def view(self, shape: tuple[int, ...], storage: stc.Storage) -> View:
+    def view(self, shape: tuple[int, ...], storage: stc.Storage) -> Nest:
         (*_, row), (*others, column) = storage.item, storage.lane
         height, width = storage.param("height"), storage.param("width")
         sides = tuple({row: height, column: width}.get(mode, 1) for mode in range(len(shape)))
@@ -39,8 +41,8 @@ class FiberWindows:
         own = words.fields([column], tiles_along(shape, sides), "tile_word")
         lane += own if storage.param("aligned") else (Listed(column, f"columns_{column}", width),)
         order = (*storage.item, *storage.lane)
-        bitmap = bool(storage.param("bitmap"))
-        return View(len(shape), item, lane, (), False, sides=sides, sequence=order, bitmap=bitmap, word=8)
+        values = Bitmap(sides, order, word=8) if storage.param("bitmap") else Whole(sides, order)
+        return tiles(item, lane, values)
 
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: stc.Storage) -> Packed:
         view, nonzeros = self.view(shape, storage), torch.arange(coords.shape[1])
@@ -59,18 +61,18 @@ class FiberWindows:
         arrays = {"item_ptr": torch.searchsorted(tiles[0].contiguous(), torch.arange(groups + 1)).int()}
         for mode, numbers in zip(storage.item, rows, strict=True):
             arrays[f"rows_{mode}"] = listed(torch.arange(len(numbers)), numbers, groups * height, shape[mode])
-        for c, numbers in zip(view.lane, columns[:, column], strict=True):
+        for c, numbers in zip(view.levels[1], columns[:, column], strict=True):
             if isinstance(c, Listed):
                 arrays[c.array] = listed(tile * width + along, numbers, count * width, shape[c.mode])
             else:
                 arrays |= words.encode({c.mode: tiles[1]}, [c])
         place = row % height * width + along
-        positions = torch.full((count * view.volume,), -1)
-        positions[tile * view.volume + place] = nonzeros
-        if view.bitmap:
+        positions = torch.full((count * view.values.volume,), -1)
+        positions[tile * view.values.volume + place] = nonzeros
+        if view.values.bitmap:
             starts = torch.nn.functional.pad(torch.bincount(tile, minlength=count).cumsum(0), (1, 0)).int()
-            stored = torch.argsort(tile * view.volume + place)
-            bits = packed_bits(tile[stored], place[stored], count, view.volume, view.word).flatten()
+            stored = torch.argsort(tile * view.values.volume + place)
+            bits = packed_bits(tile[stored], place[stored], count, view.values.volume, view.values.word).flatten()
             arrays, positions = arrays | {"value_ptr": starts, "bits": bits}, positions[positions >= 0]
         heads = torch.zeros(groups, dtype=torch.long).scatter_(0, group, nonzeros)
         own = (self.name, storage, shape, nonzeros.numel(), view, arrays, positions, positions.numel(), groups)

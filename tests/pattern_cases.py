@@ -13,6 +13,7 @@ from cases import Problem, explicit_plan, wrapped
 import sparsetc as stc
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.contraction.prepare import BoundPart
+from sparsetc.ir.nest.values import Ones
 from sparsetc.testing import reference
 
 CASES: dict[str, tuple[str, str, str]] = {
@@ -47,7 +48,7 @@ def without_values(kernel: Kernel) -> list[BoundPart]:
     """Its parts, as patterns."""
     made = []
     for part in kernel.step.parts:
-        view = replace(part.packed.view, pattern=True)
+        view = replace(part.packed.view, values=Ones())
         number = part.program.number
         bound = kernel.step.preparation.bound_part(
             kernel.plan.parts[number], replace(part.packed, view=view), number, len(kernel.step.parts) == 1

@@ -15,11 +15,12 @@ from sparsetc.errors import FormatError, PlanError
 from sparsetc.formats import FORMATS
 from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.lower import Target, lower
-from sparsetc.ir.nest.checks import verify
 from sparsetc.ir.nest.coordinates import Bits, Constant, Coordinate, Expression, Formula, Lookup, Position, Reader
 from sparsetc.ir.nest.formula import parsed
+from sparsetc.ir.nest.modes import Computed, Consecutive, Field
+from sparsetc.ir.nest.nest import runs, tiles
 from sparsetc.ir.nest.readable import Readable
-from sparsetc.ir.nest.view import Computed, Consecutive, Field, View
+from sparsetc.ir.nest.values import Whole
 from sparsetc.ir.plan import Schedule, Storage
 from sparsetc.testing import check_format, pattern
 from sparsetc.testing.interpret import run_program
@@ -122,7 +123,7 @@ def test_bits_below_others_bind_less_than_a_base() -> None:
 )
 def test_a_coordinate_reads_what_its_level_knows(item: Expression, leaf: Expression, message: str) -> None:
     with pytest.raises(FormatError, match=message):
-        verify(View(3, (Computed(0, item),), (), (Computed(1, leaf), Computed(2, "{p}")), False))
+        runs((Computed(0, item),), (Computed(1, leaf), Computed(2, "{p}"))).verify()
 
 
 @pytest.fixture
@@ -144,10 +145,8 @@ def test_lookups_of_words_run_on_torch(diagonals: None) -> None:
 
 def test_a_tile_s_coordinate_may_follow_from_another() -> None:
     """Tiles on a diagonal: their columns are their rows, read before."""
-    view = View(
-        2, (Field(0, "item_word", 0, 2, True),), (Computed(1, "{m0}"),), (), False, sides=(4, 4), sequence=(0, 1)
-    )
-    verify(view)
+    view = tiles((Field(0, "item_word", 0, 2, True),), (Computed(1, "{m0}"),), Whole((4, 4), (0, 1)))
+    view.verify()
     bound = parse("ij,jr->ir", [(12, 12), (12, 5)], [True, False])
     program = lower(bound, view, Schedule(blocks=(("r", 8),)), Target(rows=12))
     assert "tile_j = tile_i" in str(program)
@@ -168,7 +167,7 @@ def test_what_leaf_coordinates_read_of_items_is_cut_with_them() -> None:
     """A range of items takes its words along, wherever they are read; where an item's number counts, none is taken."""
     bound = parse("ij,j->i", [(8, 9), (9,)], [True, False])
     offset = Formula("+", Lookup("offsets", Position("item")), Bits(Lookup("word", HERE), 0, 4, True))
-    view = View(2, (Field(0, "item_word", 0, 3, True),), (), (Computed(1, offset),), False, 1)
+    view = runs((Field(0, "item_word", 0, 3, True),), (Computed(1, offset),))
     program = lower(bound, view, Schedule(), Target(rows=8))
     held = {
         "item_ptr": torch.arange(9),
@@ -179,6 +178,6 @@ def test_what_leaf_coordinates_read_of_items_is_cut_with_them() -> None:
     part = PartArrays(tuple(held[name] for name in view.arrays if name != "values"), 8, 8).some(program, 2, 5)
     found = {name: len(array) for name, array in part.named(program).items()}
     assert found == {"item_ptr": 4, "item_word": 3, "offsets": 3, "word": 8}
-    numbered = replace(view, leaf=(Computed(1, Formula("%", Position("item"), Constant(9))),))
+    numbered = replace(view, levels=(*view.levels[:2], (Computed(1, Formula("%", Position("item"), Constant(9))),)))
     with pytest.raises(PlanError, match="known by their numbers"):
         part.some(lower(bound, numbered, Schedule(), Target(rows=8)), 0, 1)

@@ -20,7 +20,8 @@ import sparsetc as stc
 from sparsetc.codegen.launch import PartArrays
 from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.lower import Target, lower
-from sparsetc.ir.nest.view import Computed, Field, View
+from sparsetc.ir.nest.modes import Computed, Field
+from sparsetc.ir.nest.nest import runs
 from sparsetc.ir.plan import Schedule
 
 
@@ -80,7 +81,7 @@ def test_ranges_of_equal_chunks_are_refused() -> None:
 
 
 def test_ranges_of_items_whose_coordinate_is_their_number_are_refused() -> None:
-    view = View(2, (Computed(0, "{p}"),), (), (Field(1, "word", 0, 4, True),), False, 1)
+    view = runs((Computed(0, "{p}"),), (Field(1, "word", 0, 4, True),))
     program = lower(parse("ij,j->i", [(8, 9), (9,)], [True, False]), view, Schedule(), Target(rows=8))
     pointers, word = torch.arange(9), torch.zeros(8, dtype=torch.int32)
     with pytest.raises(stc.PlanError, match="known by their numbers"):

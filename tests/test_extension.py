@@ -18,8 +18,8 @@ import sparsetc as stc
 from sparsetc.codegen.header import docstring
 from sparsetc.formats import FORMATS, Packed
 from sparsetc.formats.coo import Coo
-from sparsetc.ir.nest.checks import verify
-from sparsetc.ir.nest.view import Computed, Field, View
+from sparsetc.ir.nest.modes import Computed, Field
+from sparsetc.ir.nest.nest import runs
 from sparsetc.planner.methods.rows import rows
 from sparsetc.planner.methods.runs import coo
 from sparsetc.planner.registry import PLANS
@@ -122,15 +122,15 @@ def test_operations_are_called_by_identifiers() -> None:
 @pytest.mark.parametrize("array", ["x", "tl", "item", "lambda", "len", "two words", "a.b", "é"])
 def test_arrays_of_a_view_hide_nothing(array: str) -> None:
     with pytest.raises(stc.FormatError, match="array"):
-        verify(View(1, (), (), (Field(0, array, 0, 4, True),), False, 1))
-    verify(View(1, (), (), (Field(0, "item_place", 0, 4, True),), False, 1))
+        runs((), (Field(0, array, 0, 4, True),)).verify()
+    runs((), (Field(0, "item_place", 0, 4, True),)).verify()
 
 
 @pytest.mark.parametrize("formula", ["__import__('os')", "{m0}; x", "{p}\n", "{m0}.x", "{m0} / 2", ""])
 def test_formulas_of_coordinates_are_arithmetic(formula: str) -> None:
     with pytest.raises(stc.FormatError, match="formula of a coordinate"):
-        verify(View(1, (), (), (Computed(0, formula),), False, 1))
-    verify(View(1, (), (), (Computed(0, "({p} * 2 + 0x3f) % 5 >> 1"),), False, 1))
+        runs((), (Computed(0, formula),)).verify()
+    runs((), (Computed(0, "({p} * 2 + 0x3f) % 5 >> 1"),)).verify()
 
 
 @pytest.mark.parametrize("text", [BREAKING_OUT, "ends in \\", 'quotes """', "nul \0 bell \a\r", 'plain "text"\n', '"'])

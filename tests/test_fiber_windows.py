@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,9 @@ from test_ir_runners import interpreted
 import sparsetc as stc
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.formats import FORMATS, Packed
-from sparsetc.ir.nest.checks import verify
 from sparsetc.ir.nest.coordinates import Along, Constant, Formula, Lookup, Position
-from sparsetc.ir.nest.view import Computed, Field, Listed, View
+from sparsetc.ir.nest.modes import Computed, Field, Listed
+from sparsetc.ir.nest.nest import Nest, runs
 from sparsetc.ir.program.count import FIBERS
 from sparsetc.ir.program.counting import cost
 from sparsetc.testing import check_format, pattern
@@ -150,6 +151,11 @@ def test_a_tree_sums_over_sides() -> None:
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 PAIRS = FiberWindows().view((9, 10, 11), plan("columns", "ijk").parts[0].storage)
+ITEM, TILE, _ = PAIRS.levels
+
+
+def _with(item: Any = ITEM, tile: Any = TILE, sides: tuple[int, ...] = PAIRS.values.sides) -> Nest:
+    return replace(PAIRS, levels=(item, tile, ()), values=replace(PAIRS.values, sides=sides))
 
 
 def _twice(first: int, second: int) -> Computed:
@@ -160,28 +166,31 @@ def _twice(first: int, second: int) -> Computed:
 @pytest.mark.parametrize(
     ("view", "message"),
     [
-        (replace(PAIRS, sides=(16, 2, 16)), "along the side of mode 2, so its own has 1 position, found 2"),
         (
-            replace(PAIRS, lane=(Listed(1, "columns_1", 8, along=2), PAIRS.lane[1])),
+            replace(PAIRS, values=replace(PAIRS.values, sides=(16, 2, 16))),
+            "along the side of mode 2, so its own has 1 position, found 2",
+        ),
+        (
+            _with(tile=(Listed(1, "columns_1", 8, along=2), TILE[1])),
             "mode 1 is listed by 8 places, and rides along a side of 16 positions",
         ),
         (
-            replace(PAIRS, item=(*PAIRS.item, Listed(1, "columns_1", 16, along=2)), lane=PAIRS.lane[1:]),
+            _with((*ITEM, Listed(1, "columns_1", 16, along=2)), TILE[1:]),
             "along the side of mode 2, which is not itself read along it at that level",
         ),
         (
-            replace(PAIRS, sides=(16, 1, 1), lane=(PAIRS.lane[0], Listed(2, "columns_2", 1, along=1))),
+            _with(tile=(TILE[0], Listed(2, "columns_2", 1, along=1)), sides=(16, 1, 1)),
             "along the side of mode 2, which is not itself read along it at that level",
         ),
-        (replace(PAIRS, lane=(_twice(0, 2), PAIRS.lane[1])), "a coordinate of tiles is read along one side"),
-        (replace(PAIRS, lane=(Listed(1, "columns_1", 16, along=3), PAIRS.lane[1])), "along one side of theirs"),
+        (_with(tile=(_twice(0, 2), TILE[1])), "a coordinate of tiles is read along one side"),
+        (_with(tile=(Listed(1, "columns_1", 16, along=3), TILE[1])), "along one side of theirs"),
         (
-            View(2, (), (), (Field(0, "word", 0, 4, True), Listed(1, "lists", 4)), False),
+            runs((), (Field(0, "word", 0, 4, True), Listed(1, "lists", 4))),
             "a coordinate of tiles is read along one side",
         ),
     ],
 )
-def test_riders_are_checked(view: View, message: str) -> None:
-    verify(PAIRS)
+def test_riders_are_checked(view: Nest, message: str) -> None:
+    PAIRS.verify()
     with pytest.raises(FormatError, match=message):
-        verify(view)
+        view.verify()

@@ -17,7 +17,7 @@ from sparsetc.formats import FORMATS, Packed, fiber_blocks, get_format, pack, re
 from sparsetc.formats.base import OWN
 from sparsetc.formats.coo import Coo
 from sparsetc.formats.fiber import Fiber
-from sparsetc.ir.nest.view import Field
+from sparsetc.ir.nest.modes import Field
 from sparsetc.ir.plan import Storage
 from sparsetc.testing import PATTERNS, UNBOUNDED, check_format, pattern
 
@@ -111,7 +111,7 @@ def test_wide_shapes(name: str, shape: tuple[int, ...], kind: str) -> None:
         levels = cut(name, modes, items, lanes)
         if levels is not None and items + lanes <= order:
             packed = check(name, coords, shape, Storage(*levels, lanes=4, max_item_nnz=10, narrow=True))
-            if not items and not lanes and all(isinstance(c, Field) for c in packed.view.leaf):
+            if not items and not lanes and all(isinstance(c, Field) for c in packed.view.levels[2]):
                 large = sum((n - 1).bit_length() for n in shape) > 70  # tiles have fewer bits
                 assert any(name.endswith("word_1") for name in packed.view.arrays) or not large
 
@@ -265,7 +265,10 @@ class Whole(Broken):
 
 class Surprising(Broken):
     def spoil(self, packed: Packed) -> Packed:
-        return replace(packed, view=replace(packed.view, lanes=2 * packed.view.lanes))
+        return replace(
+            packed,
+            view=replace(packed.view, loops=tuple(replace(axis, lanes=2 * axis.lanes) for axis in packed.view.loops)),
+        )
 
 
 @pytest.mark.parametrize(

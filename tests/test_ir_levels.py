@@ -16,9 +16,9 @@ from sparsetc.ir import plan as plans
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
-from sparsetc.ir.nest.checks import verify as verify_view
 from sparsetc.ir.nest.coordinates import Position
-from sparsetc.ir.nest.view import Computed, Field, View
+from sparsetc.ir.nest.modes import Computed, Field
+from sparsetc.ir.nest.nest import Nest, blocks, runs
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ir.program import checks as tile_checks
 from sparsetc.ir.program import tile as tiles
@@ -141,7 +141,7 @@ def test_a_slot_and_strided_rows_print() -> None:
 
 
 def test_a_computed_coordinate_prints_its_formula() -> None:
-    band = View(2, (), (), (Field(0, "word", 0, 4, True), Computed(1, "{m0} + {p} % 3")), False, 4, chunk=8)
+    band = runs((), (Field(0, "word", 0, 4, True), Computed(1, "{m0} + {p} % 3")), 4, chunk=8)
     b = bound("ij,jr->ir")
     assert "at_j[lane] = at_i + position % 3" in str(lower(b, band, Schedule(blocks=(("r", 32),)), Target()))
 
@@ -164,28 +164,28 @@ def word(mode: int, array: str = "word", shift: int = 0, bits: int = 4, top: boo
 @pytest.mark.parametrize(
     ("view", "message"),
     [
-        (View(3, (word(0),), (), (word(2),), False, 4), r"order 3 must address each mode once, found modes \[0, 2\]"),
-        (View(2, (word(0),), (), (word(0), word(1)), False, 4), r"found modes \[0, 0, 1\]"),
-        (View(2, (word(0),), (word(1),), (), False, 4), "a run of nonzeros has no lanes to share a mode; use blocks"),
-        (View(1, (), (), (word(0),), False, 12), "lanes must be a power of two, found 12"),
-        (View(1, (), (), (word(0),), False, 0), "lanes must be a power of two, found 0"),
-        (View(1, (), (), (word(0),), True, 4, chunk=8), "equal chunks hold no blocks"),
+        (runs((word(0),), (word(2),), 4), r"must address each mode once, found modes \[0, 2\]"),
+        (runs((word(0),), (word(0), word(1)), 4), r"found modes \[0, 0, 1\]"),
+        (replace(runs((word(0),)), levels=((word(0),), (word(1),), ())), "no lane shares mode 1; use blocks of fibers"),
+        (runs((), (word(0),), 12), "lanes must be a power of two, found 12"),
+        (runs((), (word(0),), 0), "lanes must be a power of two, found 0"),
+        (blocks((), (word(0),), (), 0), "found 0"),
     ],
 )
-def test_a_faulty_view_is_refused(view: View, message: str) -> None:
+def test_a_faulty_view_is_refused(view: Nest, message: str) -> None:
     with pytest.raises(FormatError, match=message):
-        verify_view(view)
+        view.verify()
 
 
 def test_a_view_says_where_each_mode_is_read_and_what_a_part_must_hold() -> None:
     fiber = mttkrp("fiber").view
-    verify_view(fiber)
+    fiber.verify()
     assert [fiber.level_of(m) for m in range(3)] == [ITEM, LANE, LEAF]
     assert fiber.arrays == (
         *("item_ptr", "block_ptr", "block_full", "lane_len"),
         *("item_word", "lane_word", "word", "values"),
     )
-    assert View(2, (), (), (word(0), word(1)), False, 4, chunk=8).arrays == ("word", "values")
+    assert runs((), (word(0), word(1)), 4, chunk=8).arrays == ("word", "values")
     with pytest.raises(FormatError, match="the view addresses no mode 3"):
         fiber.level_of(3)
 

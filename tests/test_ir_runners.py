@@ -14,7 +14,8 @@ from sparsetc.errors import FormatError, PlanError, ShapeError
 from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
-from sparsetc.ir.nest.view import Computed, Field, View
+from sparsetc.ir.nest.modes import Computed, Field
+from sparsetc.ir.nest.nest import runs
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ir.program.tile import Add, Position, Row, Slot, walk
 from sparsetc.testing import reference
@@ -178,7 +179,7 @@ def interpreted(kernel: Kernel, dense: list[torch.Tensor]) -> torch.Tensor:
             assert places is not None
             assert values[places < 0].eq(0).all()
             values = torch.where(places < 0, torch.full_like(values, 10**9), values)
-        if part.program.view.halves:
+        if part.program.view.values.halves:
             arrays["most"], values = values.most, (torch.stack([values.high, values.low]),)
         run_program(part.program, arrays, values, tables, out, part.packed.items, part.packed.stored)
     result = wrapped(kernel, out)
@@ -317,7 +318,7 @@ def test_coordinates_of_more_than_63_bits_take_two_words(format: str, storage: S
 def test_a_coordinate_may_be_computed() -> None:
     """Three nonzeros a row, at the row's own column and the two after it; chunks of 8 cut through rows."""
     row = torch.arange(30) // 3
-    view = View(2, (), (), (Field(0, "word", 0, 4, True), Computed(1, "{m0} + {p} % 3")), False, 4, chunk=8)
+    view = runs((), (Field(0, "word", 0, 4, True), Computed(1, "{m0} + {p} % 3")), 4, chunk=8)
     bound = parse("ij,jr->ir", [(10, 12), (12, 5)], [True, False])
     program = lower(bound, view, Schedule(blocks=(("r", 8),)), Target(rows=10))
     values, b = torch.randn(30, dtype=torch.float64), torch.randn(12, 5, dtype=torch.float64)

@@ -66,7 +66,7 @@ def test_a_list_of_another_length_is_refused(format: Grouped, monkeypatch: pytes
     class Longer(Grouped):
         def view(self, shape: tuple[int, ...], storage: Storage):  # type: ignore[no-untyped-def]
             view = super().view(shape, storage)
-            return replace(view, item=(replace(view.item[0], side=SIDES[0] + 1),))
+            return replace(view, levels=((replace(view.levels[0][0], side=SIDES[0] + 1),), *view.levels[1:]))
 
     monkeypatch.setitem(FORMATS, format.name, Longer(format.name, format.columns, format.bitmap))
     with pytest.raises(FormatError, match="mode 0 is listed by 4 places, and has a side of 3 positions"):

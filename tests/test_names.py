@@ -10,8 +10,8 @@ from cases import assert_matches, random_sparse, random_values
 
 import sparsetc as stc
 from sparsetc.errors import FormatError
-from sparsetc.ir.nest.checks import verify
-from sparsetc.ir.nest.view import Field, View
+from sparsetc.ir.nest.modes import Field
+from sparsetc.ir.nest.nest import runs
 from sparsetc.support import names
 
 PLANS = {"auto": "auto", "coo": "coo", "fiber": "fiber", "rows": "rows", "hls": stc.plan_hls(1)}
@@ -82,9 +82,9 @@ TAKEN += ["values", "item_ptr", "high_values", "low_values", "most", "most_B", "
 def test_names_that_generated_programs_take_are_not(name: str) -> None:
     assert not names.is_free(name)
     if name:
-        view = View(order=1, item=(), lane=(), leaf=(Field(0, name, 0, 4, True),), blocks=False, lanes=1, chunk=8)
+        view = runs((), (Field(0, name, 0, 4, True),), chunk=8)
         with pytest.raises(FormatError, match="generated programs"):
-            verify(view)
+            view.verify()
 
 
 @pytest.mark.parametrize("equation", ["ij->ji", "ijk,ir->kjr", "ijk->kji", "ijk,ir,kr->jri"])

@@ -10,8 +10,9 @@ from pattern_cases import CASES, expected, finished, kernel, without_values, zer
 
 from sparsetc.codegen.launch import TorchPrograms
 from sparsetc.errors import FormatError
-from sparsetc.ir.nest.checks import verify
-from sparsetc.ir.nest.view import Consecutive, Field, View
+from sparsetc.ir.nest.modes import Consecutive, Field
+from sparsetc.ir.nest.nest import Nest, runs, tiles
+from sparsetc.ir.nest.values import Ones
 from sparsetc.ir.program.count import STORED
 from sparsetc.ir.program.counting import cost
 from sparsetc.ir.program.tile import Value, walk
@@ -70,13 +71,13 @@ WORD = Field(0, "word", 0, 8, True)
 @pytest.mark.parametrize(
     ("view", "message"),
     [
-        (View(1, (), (), (replace(WORD, frame=3),), False, 1, chunk=8), "a power of two of positions"),
-        (View(1, (replace(WORD, frame=4),), (), (), False, 1), "a frame is of a leaf mode"),
-        (View(2, (), (), (Consecutive(1, "shift", 0), WORD), False, 1, chunk=8), "must be read before it"),
-        (View(2, (WORD, Consecutive(1, "shift", 0)), (), (), False, 1), "must be read before it, at the leaf"),
-        (View(1, (), (WORD,), (), False, 1, sides=(4,), sequence=(0,), pattern=True), "tiles store their values"),
+        (runs((), (replace(WORD, frame=3),), chunk=8), "a power of two of positions"),
+        (runs((replace(WORD, frame=4),)), "a frame is of a leaf mode"),
+        (runs((), (Consecutive(1, "shift", 0), WORD), chunk=8), "must be read before it"),
+        (runs((WORD, Consecutive(1, "shift", 0))), "must be read before it, at the leaf"),
+        (tiles((), (WORD,), Ones((4,), (0,))), "tiles store their values"),
     ],
 )
-def test_malformed_views_are_refused(view: View, message: str) -> None:
+def test_malformed_views_are_refused(view: Nest, message: str) -> None:
     with pytest.raises(FormatError, match=message):
-        verify(view)
+        view.verify()

@@ -13,7 +13,9 @@ import sparsetc as stc
 from sparsetc.errors import PlanError
 from sparsetc.ir.lower.place import place
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, Turns
-from sparsetc.ir.nest.view import Field, Tiles, View
+from sparsetc.ir.nest.modes import Field
+from sparsetc.ir.nest.nest import Nest, blocks, pairs, runs, tiles
+from sparsetc.ir.nest.values import Whole
 from sparsetc.ir.program.flow import made
 from sparsetc.ir.program.tile import (
     LANES,
@@ -33,10 +35,10 @@ from sparsetc.ir.program.tile import (
     Zero,
 )
 
-RUNS = View(order=2, item=(), lane=(), leaf=(), blocks=False)
-BLOCKS = View(order=2, item=(), lane=(), leaf=(), blocks=True)
-TILES = View(order=2, item=(), lane=(), leaf=(), blocks=False, sides=(4, 4), sequence=(0, 1))
-PAIRS = View(order=0, item=(), lane=(), leaf=(), blocks=False, pairs=(Tiles(), Tiles()))
+RUNS = runs()
+BLOCKS = blocks((), (), (), 1)
+TILES = tiles((), (), Whole((4, 4), (0, 1)))
+PAIRS = pairs(Whole(), Whole())
 
 
 def value(name: str = "x") -> Value:
@@ -64,8 +66,8 @@ def outline(body: Sequence[Statement]) -> str:
     return " ".join(words)
 
 
-def loops(view: View, turns: str = "") -> list[Loop]:
-    return [Loop(axis) for axis in (*view.loops, *(Turns(letter, 4, 1) for letter in turns))]
+def loops(view: Nest, turns: str = "") -> list[Loop]:
+    return [Loop(axis) for axis in (*view.loops, *(Turns(letter, size=4) for letter in turns))]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +79,7 @@ def loops(view: View, turns: str = "") -> list[Loop]:
         (PAIRS, [(LANE, "pair")]),
     ],
 )
-def test_loops_of_each_view(view: View, expected: list[tuple[int, str]]) -> None:
+def test_loops_of_each_view(view: Nest, expected: list[tuple[int, str]]) -> None:
     assert [(axis.level, axis.name) for axis in view.loops] == expected
 
 

@@ -13,7 +13,6 @@ from pair_cases import EQUATIONS, SIZES, check_pair, marking, operands, pairs, s
 import sparsetc as stc
 from sparsetc.contraction.pair_step import PairStep
 from sparsetc.ir.lower import Target, lower
-from sparsetc.ir.nest.checks import verify
 from sparsetc.ir.plan import Schedule
 from sparsetc.pair import tasks as task_lists
 from sparsetc.pair.expansion import distinct, groups, spans
@@ -88,7 +87,7 @@ def test_a_list_stores_every_task(name: str, frame: int) -> None:
         tasks[2] = torch.searchsorted(step.pattern.places, tasks[2].contiguous())
         assert torch.equal(one.coordinates(), tasks)
         for packed in (one.chunks(), one.runs()):
-            verify(packed.view)
+            packed.view.verify()
             check_arrays(packed)
             found, at = read(packed.view, packed.arrays, packed.items, packed.stored)
             assert torch.equal(found, tasks)

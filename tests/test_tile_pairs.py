@@ -21,8 +21,8 @@ from sparsetc.device.profile import default_gpu
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.lower import Fold, Target, lower_pairs
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, Turns
-from sparsetc.ir.nest.checks import verify as verify_view
-from sparsetc.ir.nest.view import Field, Tiles, View
+from sparsetc.ir.nest.nest import Nest, pairs
+from sparsetc.ir.nest.values import Bitmap, Halves, Whole
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.checks import verify
 from sparsetc.ir.program.count import FIBERS, ITEMS, STORED, ZERO
@@ -96,9 +96,7 @@ def test_without_a_dot_inner_positions_are_looped() -> None:
 def test_axes_too_short_for_a_dot_are_padded_but_not_stored() -> None:
     program = DrawnTiles(RAGGED).program
     assert [(a.letter, a.size, a.block) for a in program.axes] == [("i", 4, 16), ("lm", 32, 32), ("jk", 4, 16)]
-    assert program.view.pairs == tuple(
-        Tiles(sides=s, sequence=(0, 1), word=w) for s, w in (((4, 4), 16), ((32, 4), 32))
-    )
+    assert program.view.pairs == tuple(Whole(s, (0, 1), word=w) for s, w in (((4, 4), 16), ((32, 4), 32)))
     assert program.width == 128
     assert [a.block for a in replace(DrawnTiles(RAGGED), least=1).program.axes] == [4, 32, 4]
 
@@ -201,28 +199,21 @@ def test_only_dots_in_f16x3_multiply_halves() -> None:
         verify(replace(one, body=(one.body[0], one.body[-1])))
 
 
-TILES = Tiles(sides=(4, 8), sequence=(0, 1))
+TILES = Whole((4, 8), (0, 1))
 
 
 @pytest.mark.parametrize(
     ("view", "message"),
     [
-        (View(0, (), (), (), False, 1, pairs=(TILES,)), "a task list pairs two operands' tiles"),
-        (View(0, (), (), (), True, 1, pairs=(TILES, TILES)), "neither modes, blocks, lanes nor chunks"),
-        (View(0, (), (), (), False, 4, pairs=(TILES, TILES)), "neither modes, blocks, lanes nor chunks"),
-        (View(1, (Field(0, "w", 0, 4, True),), (), (), False, 1, pairs=(TILES, TILES)), "neither modes"),
-        (View(0, (), (), (), False, 1, pairs=(TILES, replace(TILES, sides=(4, 3)))), r"powers of two, found \(4, 3\)"),
-        (View(0, (), (), (), False, 1, pairs=(TILES, replace(TILES, sequence=(0, 0)))), "by every mode once"),
-        (View(0, (), (), (), False, 1, pairs=(TILES, replace(TILES, bitmap=True, word=64))), "8, 16 or 32 bits"),
-        (
-            View(0, (), (), (), False, 1, pairs=(TILES, replace(TILES, halves=True))),
-            "tiles in halves are those of both",
-        ),
+        (pairs(TILES, replace(TILES, sides=(4, 3))), r"powers of two, found \(4, 3\)"),
+        (pairs(TILES, replace(TILES, sequence=(0, 0))), "by every mode once"),
+        (pairs(TILES, Bitmap((4, 8), (0, 1), word=64)), "8, 16 or 32 bits"),
+        (pairs(TILES, Halves((4, 8), (0, 1))), "tiles in halves are those of both"),
     ],
 )
-def test_a_faulty_view_is_refused(view: View, message: str) -> None:
+def test_a_faulty_view_is_refused(view: Nest, message: str) -> None:
     with pytest.raises(FormatError, match=message):
-        verify_view(view)
+        view.verify()
 
 
 @pytest.mark.parametrize(

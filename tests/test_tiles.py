@@ -189,8 +189,8 @@ def test_bitmaps_take_the_bits_of_the_paper(shape: tuple[int, ...]) -> None:
     x = stc.SparseTensor(torch.stack([torch.randint(0, n, (200,)) for n in shape]), torch.ones(200), shape)
     packed = pack(x.coords, shape, "bitmap_tile", stc.Storage((0,), tuple(range(1, len(shape))), ()))
     tiles = packed.arrays["value_ptr"].numel() - 1
-    index = sum(bits_of(-(-n // side)) for n, side in zip(shape, packed.view.sides, strict=True))
-    paper = tiles * (index + max(8, packed.view.volume)) / 8
+    index = sum(bits_of(-(-n // side)) for n, side in zip(shape, packed.view.values.sides, strict=True))
+    paper = tiles * (index + max(8, packed.view.values.volume)) / 8
     padding = 4 * tiles + 4 * packed.items  # a word of 32 bits for the index of a tile, and of an item
     pointers = 4 * (tiles + 1) + 4 * (packed.items + 1)
     assert packed.nbytes <= paper + padding + pointers

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sparsetc.codegen.split_float16 import Halves, TilePositions, split
 from sparsetc.formats.bits import packed_bits
 from sparsetc.ir.lower import Fold, Target, lower_pairs
-from sparsetc.ir.nest.view import Tiles
+from sparsetc.ir.nest.values import Values
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.operands import MIN_DOT
 from sparsetc.ir.program.tile import TileProgram
@@ -113,7 +113,7 @@ def _in_line(numbers: torch.Tensor, owner: torch.Tensor, tiles: int) -> torch.Te
     return torch.where(found < tiles, found, found - lines)
 
 
-def stored_as(values: torch.Tensor, tiles: Tiles) -> Sequence[torch.Tensor]:
+def stored_as(values: torch.Tensor, tiles: Values) -> Sequence[torch.Tensor]:
     """The arrays that tiles are read from."""
     if not tiles.bitmap:
         return [values.contiguous()]

@@ -10,8 +10,8 @@ from functools import lru_cache
 
 from sparsetc.ir.nest.axes import LEVELS, Fibers
 from sparsetc.ir.nest.halves import HEAD, LOW
+from sparsetc.ir.nest.nest import PAIRED, Nest
 from sparsetc.ir.nest.readable import Readable
-from sparsetc.ir.nest.view import PAIRED, View
 from sparsetc.ir.program.product_cost import cost_of
 from sparsetc.ir.program.stored import Stored, stored_of
 from sparsetc.ir.program.tile import TileProgram
@@ -42,7 +42,7 @@ def docstring(text: str) -> str:
 
 
 def _parts(p: TileProgram) -> str:
-    names = [f"X[{', '.join(p.letters)}] sparse{', of ones' if p.view.pattern else ''}"]
+    names = [f"X[{', '.join(p.letters)}] sparse{', of ones' if p.view.values.ones else ''}"]
     names += [f"{o.name}[{', '.join((*o.rows, *o.axes))}]" for o in p.operands]
     output = f"{p.output}[{', '.join(('row', *p.output_axes))}]"
     return f"{output} += X is the sum of its parts; operands: {'; '.join(names)}."
@@ -57,14 +57,14 @@ def _pairs(p: TileProgram) -> str:
 def task_list(p: TileProgram) -> list[str]:
     """What a pair is, and where the values of its tiles are stored."""
     lines = ["pair n, pair_ptr[item] <= n < pair_ptr[item + 1], is of tile pair_x[n] of X and tile pair_y[n] of Y"]
-    halves = [scaled_rows(p.stored(name)) for name in PAIRED if p.stored(name).tiles.halves]
+    halves = [scaled_rows(p.stored(name)) for name in PAIRED if p.stored(name).values.halves]
     return [*lines, *(stored_tiles(p.stored(name)) for name in PAIRED), *halves]
 
 
 def scaled_rows(operand: Stored) -> str:
     """The value that two halves and the scale of their row make."""
-    high, low, scales = map(operand.array, operand.tiles.stored.arrays)
-    row = f"item_{operand.name}[item] * {operand.tiles.sides[0]} + {operand.letters[0]}"
+    high, low, scales = map(operand.array, operand.values.arrays)
+    row = f"item_{operand.name}[item] * {operand.values.sides[0]} + {operand.letters[0]}"
     return f"{operand.name.upper()} = {scales}[{row}] * ({high} + {low} / {LOW}), float16 in rows scaled by powers of 2"
 
 
@@ -75,7 +75,7 @@ def scaled_values(operand: Stored) -> str:
 
 def stored_tiles(operand: Stored) -> str:
     """Where a tile's values lie."""
-    tiles, names = operand.tiles, [operand.letters[m] for m in operand.tiles.sequence]
+    tiles, names = operand.values, [operand.letters[m] for m in operand.values.sequence]
     sizes = "x".join(str(tiles.sides[m]) for m in tiles.sequence)
     order = f"row-major over {(', ' if operand.name else '').join(names)} = {sizes}"
     values, first, bits = map(operand.array, ("high_values" if tiles.halves else "values", "value_ptr", "bits"))
@@ -85,10 +85,10 @@ def stored_tiles(operand: Stored) -> str:
     return f"{values}[tile * {tiles.volume} + position]{also}, {order}"
 
 
-def sketch(view: View, letters: Sequence[str]) -> list[str]:
+def sketch(view: Nest, letters: Sequence[str]) -> list[str]:
     """Each array with the bits of its words, most significant first."""
     lines = []
-    for level, axis, coordinates in zip(LEVELS, view.axes, view.levels, strict=True):
+    for level, axis, coordinates in zip(LEVELS, view.positions, view.levels, strict=True):
         arrays: dict[str, list[str]] = {}
         for c in coordinates:
             letter, value = letters[c.mode], view.coordinates[c.mode]
@@ -101,11 +101,11 @@ def sketch(view: View, letters: Sequence[str]) -> list[str]:
         lines += [f"{name}[{level}] = | {' | '.join(bits)} |  bits a mode" for name, bits in arrays.items()]
     if view.along:
         own = stored_of(view, letters)
-        lines += [stored_tiles(own), *([scaled_values(own)] if view.halves else [])]
+        lines += [stored_tiles(own), *([scaled_values(own)] if view.values.halves else [])]
     elif isinstance(view.loops[-1], Fibers):
-        stored = "word" if view.pattern else "values"
-        also = "" if view.pattern else ", likewise word"
+        stored = "word" if view.values.ones else "values"
+        also = "" if view.values.ones else ", likewise word"
         lines.append(f"{stored}[block_ptr[block] + step * {view.lanes} + lane]{also}; step < lane_len[lane]")
-    elif not view.pattern:
+    elif not view.values.ones:
         lines.append("values[n], likewise word, for the n of an item")
     return lines

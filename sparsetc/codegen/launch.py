@@ -116,7 +116,7 @@ def _of_items(program: TileProgram) -> dict[str, int]:
     view = program.view
     levels = [("item", "item_", 1)]
     found = {}
-    if view.single:
+    if view.blocks and view.items.size:
         levels.append(("fiber", "lane_", view.lanes))
         found = {"block_ptr": 1, "block_full": 1}
     read = [lookup for c in view.coordinates.values() for lookup in c.lookups]
@@ -223,7 +223,7 @@ class TritonPrograms:
             if grid:
                 made = Launch(kernel, grid, *self._arguments(group, arrays), self._options(group, self.machine))
                 launches.append((made, [every.index(table) for table in self._tables(group)]))
-        plain, halves = not any(made for _, made in every), any(p.view.halves for p in self.programs)
+        plain, halves = not any(made for _, made in every), any(p.view.values.halves for p in self.programs)
 
         def call(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
             stored: Any = each(values) if halves else values
@@ -348,7 +348,7 @@ def stored_dtype(program: TileProgram, dtype: torch.dtype) -> torch.dtype:
 
 def types_of_values(program: TileProgram, dtype: torch.dtype) -> list[torch.dtype]:
     """The types of the tensors that `each` gives of a part's packed values."""
-    if program.view.halves:
+    if program.view.values.halves:
         return [torch.float16, torch.float16, torch.float32]
     return [stored_dtype(program, dtype)]
 

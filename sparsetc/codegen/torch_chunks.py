@@ -41,7 +41,7 @@ def chunks(program: TileProgram, arrays: PartArrays, most: int = CHUNK) -> list[
     items, stored, chunk = arrays.items, arrays.stored, program.view.chunk
     if items == 0:
         return []
-    if chunk and view.item:  # items of one size: as many whole ones as fit
+    if chunk and view.levels[0]:  # items of one size: as many whole ones as fit
         size = max(1, most // (per[LEAF] * chunk))
         bounds = pairwise([*range(0, items, size), items])
         return [(i0, i1, 0, 0, i0 * chunk, min(i1 * chunk, stored)) for i0, i1 in bounds]
@@ -71,9 +71,9 @@ def _begins(program: TileProgram, arrays: PartArrays) -> tuple[torch.Tensor, tor
         return torch.zeros_like(begins), begins
     if isinstance(axes.get(LEAF), Fibers):
         return begins, named["block_ptr"].long()[begins]
-    if isinstance(program.view.stored, Bitmap):
+    if isinstance(program.view.values, Bitmap):
         return begins, named["value_ptr"].long()[begins]
-    return begins, begins * program.view.volume  # each tile is stored with all positions
+    return begins, begins * program.view.values.volume  # each tile is stored with all positions
 
 
 @lru_cache(maxsize=256)

@@ -30,7 +30,7 @@ class TorchCoordinates(Writer):
         return f"{found}.long(){self.column}" if self.along_side else found
 
     def along(self, mode: int) -> str:
-        return f"torch.arange({self.rows.p.view.sides[mode]}, device={self.rows.device})"
+        return f"torch.arange({self.rows.p.view.values.sides[mode]}, device={self.rows.device})"
 
     def bits(self, bits: Bits) -> tuple[str, str]:
         text, last = bits.operations(self.lookup(bits.word))

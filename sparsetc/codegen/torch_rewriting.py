@@ -99,7 +99,7 @@ class _Rewriting:
         """The axes of what is loaded: all of its sides, then all of its dense axes."""
         if isinstance(s, Value):
             stored = self.p.stored(s.operand)
-            return tuple(stored.letters[mode] for mode in stored.tiles.sequence)
+            return tuple(stored.letters[mode] for mode in stored.values.sequence)
         if isinstance(s, Gather):
             return (*(c for c in self.p.read_along(s.operand.rows) if c in self.sides), *s.operand.axes)
         return ()

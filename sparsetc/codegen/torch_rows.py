@@ -30,7 +30,7 @@ class Rows:
     def offsets(self, level: int) -> str:
         """Where the rows of a level begin that belong to each row above, and where the last end, within the chunk."""
         view, (first, end) = self.p.view, ENDS[level]
-        if view.chunk and view.item:
+        if view.chunk and view.levels[0]:
             begins = f"torch.arange(i0, i1 + 1, device={self.device}).mul_({view.chunk})"
             return f"{begins}.sub_({first}).clamp_(max={end} - {first})"
         if view.chunk:
@@ -49,6 +49,6 @@ class Rows:
         if own == level:
             return name
         name = self.spread(name, own, self.above(level))
-        if self.p.view.chunk and self.p.view.item:
+        if self.p.view.chunk and self.p.view.levels[0]:
             return f"{name}.repeat_interleave({self.p.view.chunk}, 0)[: {COUNTS[level]}]"
         return f"{name}.repeat_interleave(torch.diff({self.offsets(level)}), 0, output_size={COUNTS[level]})"

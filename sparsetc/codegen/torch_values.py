@@ -15,7 +15,7 @@ from sparsetc.ir.program.tile import Scale, Stored, Value
 def value(rows: Rows, s: Value) -> str:
     """The values of a statement's tiles, their positions in the order in which they are stored."""
     stored = rows.p.stored(s.operand)
-    return _READ[type(stored.tiles.stored)](rows, stored)
+    return _READ[type(stored.values)](rows, stored)
 
 
 def scale(rows: Rows, s: Scale) -> str:
@@ -23,7 +23,7 @@ def scale(rows: Rows, s: Scale) -> str:
     if not s.by_row:
         return f"halves.scale({rows.p.largest(s)}, into={s.into})[0]"
     stored = rows.p.stored(s.operand)
-    table = f"{stored.array('scales')}.view(-1, {stored.tiles.sides[0]})"
+    table = f"{stored.array('scales')}.view(-1, {stored.values.sides[0]})"
     return f"{table}.index_select(0, item_{s.operand}[{RANGES[0]}])"
 
 
@@ -37,7 +37,7 @@ def _ones(rows: Rows, stored: Stored) -> str:
 
 
 def _bitmap(rows: Rows, stored: Stored) -> str:
-    kind = stored.tiles.stored
+    kind = stored.values
     assert isinstance(kind, Bitmap)
     bits, values = f"{stored.array('bits')}.view(-1, {kind.words})", stored.array("values")
     sizes = f"{kind.word}, {kind.volume}"
@@ -71,4 +71,4 @@ def _pair(stored: Stored) -> str:
 
 
 def _sides(stored: Stored) -> str:
-    return ", ".join(str(stored.tiles.sides[mode]) for mode in stored.tiles.sequence)
+    return ", ".join(str(stored.values.sides[mode]) for mode in stored.values.sequence)

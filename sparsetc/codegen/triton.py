@@ -25,7 +25,7 @@ __all__ = ["Types", "kernel_arguments", "module_source"]
 def module_source(programs: tuple[TileProgram, ...], types: Types, header: str, fused: bool) -> str:
     """The whole file: header, one function a part, and the kernels (`kernel`, or `kernel_0`, `kernel_1`, …)."""
     lines = [f'"""{header}"""', "", "import triton", "import triton.language as tl", ""]
-    if any(tiles.bitmap for program in programs for tiles in (program.view, *program.view.pairs)):
+    if any(tiles.bitmap for program in programs for tiles in (program.view.values, *program.view.pairs)):
         lines += ["", *(POPC if types.popcount else COUNT).splitlines(), ""]
     for program in programs:
         lines += ["", *FunctionPrinter(program, types).lines(), ""]

@@ -52,7 +52,7 @@ class CountedBits:
     @classmethod
     def of(cls, printer: FunctionPrinter, s: Value) -> CountedBits:
         """The bits that are counted for one step of a value that is in order."""
-        word, axes = printer.p.stored(s.operand).tiles.word, s.out.axes
+        word, axes = printer.p.stored(s.operand).values.word, s.out.axes
         positions, length = printer.positions(axes), prod(size(printer, c) for c in axes)
         if axes and padded(printer, axes[-1]):
             (row, column) = axes
@@ -78,10 +78,10 @@ def in_order(printer: FunctionPrinter, s: Value) -> bool:
     p, stored, axes = printer.p, printer.p.stored(s.operand), s.out.axes
     if p.looped and any(a.letter in axes for a in p.split):  # a share of the positions of a letter, again and again
         return False
-    if any(side & (side - 1) for side in p.stored(s.operand).tiles.sides):
+    if any(side & (side - 1) for side in p.stored(s.operand).values.sides):
         return False
     taken = [c for c in (*_before(printer, s), *axes) if size(printer, c) > 1]
-    tiles = stored.tiles
+    tiles = stored.values
     if taken != [stored.letters[m] for m in tiles.sequence if tiles.sides[m] > 1]:
         return False
     if not any(padded(printer, c) for c in axes):
@@ -109,7 +109,7 @@ def head(printer: FunctionPrinter, s: Value) -> None:
     printer.put(f"{place} = tl.arange(0, {counted.places}).to(tl.uint32)")
     printer.put(f"{below} = (tl.full([1], 1, tl.uint32) << {place}) - 1")
     if any(a.letter in printer.p.letters for a in printer.p.split):
-        printer.put(f"every = tl.arange(0, {1 << (stored.tiles.words - 1).bit_length()})")
+        printer.put(f"every = tl.arange(0, {1 << (stored.values.words - 1).bit_length()})")
 
 
 def first(printer: FunctionPrinter, s: Value) -> None:
@@ -120,13 +120,13 @@ def first(printer: FunctionPrinter, s: Value) -> None:
     split = [a.letter for a in p.split if a.letter in stored.letters]
     if split and in_order(printer, s):
         skipped = " + ".join(printer.placed(printer.begin(c), (), (), stored.stride(c)) for c in split)
-        printer.put(f"skipped = ({skipped}) // {stored.tiles.word}")
+        printer.put(f"skipped = ({skipped}) // {stored.values.word}")
         printer.put(f"{before} += tl.sum(count({word(printer, stored, 'every', 'every < skipped')}), 0)")
 
 
 def word(printer: FunctionPrinter, stored: Stored, at: str, mask: str = "") -> str:
     """The load of words of the tile, as unsigned numbers of 32 bits."""
-    tiles = stored.tiles
+    tiles = stored.values
     tile = printer.placed(number(printer, stored), (), (), tiles.words)
     text = printer.load(stored.array("bits"), f"{tile} + {at}", mask)
     return f"{text}.to(tl.uint32, bitcast=True)" if tiles.word == 32 else f"{text}.to(tl.uint32)"
@@ -146,8 +146,8 @@ def _step(printer: FunctionPrinter, s: Value) -> None:
     word_, counts, at, has, before, words, place, below = map(stored.array, called)
     mask = f"{words} < {counted.limit}" if counted.limit else ""
     printer.put(f"{word_} = {word(printer, stored, _word_numbers(printer, s, counted), mask)}")
-    if counted.unit < stored.tiles.word:
-        behind = f"({words} * {counted.unit} % {stored.tiles.word}).to(tl.uint32)"
+    if counted.unit < stored.values.word:
+        behind = f"({words} * {counted.unit} % {stored.values.word}).to(tl.uint32)"
         printer.put(f"{word_} = ({word_} >> {behind}) & {hex((1 << counted.unit) - 1)}")
     printer.put(f"{counts} = count({word_})")
     printer.put(f"{at} = {before} + tl.cumsum({counts}, 0) - {counts}")
@@ -166,7 +166,7 @@ def _step(printer: FunctionPrinter, s: Value) -> None:
 def _word_numbers(printer: FunctionPrinter, s: Value, counted: CountedBits) -> str:
     """The words of the tile that the counted units lie in."""
     p, stored = printer.p, printer.p.stored(s.operand)
-    bits, words = stored.tiles.word, stored.array("words")
+    bits, words = stored.values.word, stored.array("words")
     if counted.unit < bits:
         return f"{words} * {counted.unit} // {bits}"
     terms, apart = [], p.looped | {a.letter for a in p.split}
@@ -180,7 +180,7 @@ def _word_numbers(printer: FunctionPrinter, s: Value, counted: CountedBits) -> s
 
 def _search(printer: FunctionPrinter, s: Value) -> None:
     stored = printer.p.stored(s.operand)
-    tiles, values, bits = stored.tiles, stored.array("values"), stored.tiles.word
+    tiles, values, bits = stored.values, stored.array("values"), stored.values.word
     terms, mask = place(printer, s)
     groups = sides_of(s.out) if s.out.folded else tuple((c,) for c in s.out.axes)
     shape = [printer.positions(g) for g in groups]

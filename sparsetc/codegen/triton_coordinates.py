@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sparsetc.ir.nest.axes import LEAF
 from sparsetc.ir.nest.coordinates import AXIS_LEVEL, OPERATORS, Lookup, Writer
-from sparsetc.ir.nest.view import word_bits
+from sparsetc.ir.nest.modes import word_bits
 from sparsetc.ir.program import names
 
 if TYPE_CHECKING:
@@ -44,6 +44,6 @@ class TritonCoordinates(Writer):
         if word not in words:
             words.add(word)
             # Words of 16 bits, which only leaf words are stored in, are decoded as 32.
-            narrow = self.level == LEAF and word_bits(view.leaf, lookup.array) <= 16
+            narrow = self.level == LEAF and word_bits(view.levels[2], lookup.array) <= 16
             printer.put(f"{word} = {load}{'.to(tl.int32)' if narrow else ''}")
         return word

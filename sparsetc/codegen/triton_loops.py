@@ -14,8 +14,7 @@ from sparsetc.codegen import triton_halves as halves
 from sparsetc.codegen import triton_results as results
 from sparsetc.codegen import triton_values as values
 from sparsetc.codegen.triton_places import sides_of
-from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, Blocks, Each, Fibers, Run, Turns
-from sparsetc.ir.nest.view import WHOLE
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, WHOLE, Blocks, Each, Fibers, Run, Turns
 from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import DenseAxis, Loop, Product
 
@@ -105,15 +104,16 @@ def _side(printer: FunctionPrinter, axis: DenseAxis) -> None:
 
 def _range(printer: FunctionPrinter) -> None:
     """The range of numbers that the item has."""
-    chunk, pointer = printer.p.view.chunk, printer.p.arrays[0] if printer.p.arrays else ""
-    if chunk == WHOLE:
+    items = printer.p.view.items
+    if items.size == WHOLE:
         start, stop = "0", "nonzeros"
-    elif printer.p.view.single:
+    elif items.size and printer.p.view.blocks:
         # A loop that turns once, which Triton gives fewer registers than no loop (32, not 44: kernel_probes.json).
         start, stop = "item", "item + 1"
-    elif chunk:
-        start, stop = f"item * {chunk}", f"tl.minimum(start + {chunk}, nonzeros)"
+    elif items.size:
+        start, stop = f"item * {items.size}", f"tl.minimum(start + {items.size}, nonzeros)"
     else:
+        (pointer,) = items.arrays
         start, stop = f"tl.load({pointer} + item)", f"tl.load({pointer} + item + 1)"
     printer.put(f"start = {start}")
     printer.put(f"stop = {stop}")

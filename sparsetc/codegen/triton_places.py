@@ -35,7 +35,7 @@ def whole(printer: FunctionPrinter, s: Value, array: str) -> str:
     """What loads a tile of which all positions are stored."""
     stored = printer.p.stored(s.operand)
     terms, mask = place(printer, s)
-    return printer.load(array, " + ".join([f"{number(printer, stored)} * {stored.tiles.volume}", *terms]), mask)
+    return printer.load(array, " + ".join([f"{number(printer, stored)} * {stored.values.volume}", *terms]), mask)
 
 
 def number(printer: FunctionPrinter, stored: Stored) -> str:

@@ -32,21 +32,21 @@ def head(printer: FunctionPrinter) -> None:
         for name, group in zip(("across", "along"), sides_of(s.out), strict=True):
             if len(group) > 1:
                 printer.put(f"{name} = tl.arange(0, {printer.positions(group)})")
-        if isinstance(printer.p.stored(s.operand).tiles.stored, Bitmap):
+        if isinstance(printer.p.stored(s.operand).values, Bitmap):
             bitmaps.head(printer, s)
 
 
 def first(printer: FunctionPrinter) -> None:
     """Where the values of the turn's tiles begin, of those stored as bitmaps."""
     for s in statements(printer):
-        if isinstance(printer.p.stored(s.operand).tiles.stored, Bitmap):
+        if isinstance(printer.p.stored(s.operand).values, Bitmap):
             bitmaps.first(printer, s)
 
 
 def value(printer: FunctionPrinter, s: Value) -> None:
     """The values at the positions that a program, or a turn of a loop, has."""
     stored = printer.p.stored(s.operand)
-    match stored.tiles.stored:
+    match stored.values:
         case Bitmap():
             bitmaps.value(printer, s)
         case Halves():

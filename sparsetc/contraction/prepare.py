@@ -191,7 +191,7 @@ class Preparation:
         if program.slot:
             if partial is not None:
                 slot = torch.arange(partial.first, partial.end, device=self.canonical.device)
-            elif packed.view.sides:
+            elif packed.view.values.sides:
                 slot = slots_along(packed, self.canonical.kept, _key_level(program), self._rows_of_part(packed))
             else:
                 slot = packed.slots(_key_level(program), self._slot_of_nonzeros())
@@ -254,7 +254,7 @@ class Preparation:
         """Whether sums must not depend on the order of atomics, and would; integers' never do."""
         if not self.problem.ordered or all(owned(p.program) or not p.packed.nnz for p in parts):
             return False
-        if any(p.packed.view.sides for p in parts):
+        if any(p.packed.view.values.sides for p in parts):
             raise PlanError('dense tiles add by atomics, which is not deterministic; take "coo", "fiber" or "rows"')
         if any(a.letter not in p.program.output_axes for p in parts for a in p.program.split):
             raise PlanError(

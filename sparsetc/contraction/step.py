@@ -86,15 +86,15 @@ class Step:
         e = canonical.written.einsum
         self._plain_sum = len(e.inputs) == 1 and bool(e.contracted) if plain_sum is None else plain_sum
         self.result_dtype = summed_dtype(x.dtype) if self._plain_sum else x.dtype
-        whole = any(p.packed.view.sides or (p.packed.padded and not p.packed.view.blocks) for p in self.parts)
+        whole = any(p.packed.view.values.sides or (p.packed.padded and not p.packed.view.blocks) for p in self.parts)
         self._reads_zeros = whole and (x.dtype.is_floating_point or x.dtype.is_complex)
         """Whether a part multiplies positions that hold no nonzero, which an infinity would turn into NaN."""
-        self._in_halves = any(p.program.view.halves for p in self.parts)
+        self._in_halves = any(p.program.view.values.halves for p in self.parts)
         """Whether values, and rows of dense operands, are multiplied in halves of 16 bits."""
         self._looked = Looked(self._fit if self._in_halves else finite)
         self._others = dict[object, Step]()
         self._value_keys = [
-            (p.packed.token, self.preparation.stored_dtype(p.program), p.program.view.halves) for p in self.parts
+            (p.packed.token, self.preparation.stored_dtype(p.program), p.program.view.values.halves) for p in self.parts
         ]
         self._wide = accumulator(x.dtype) if self.backend == "torch" else x.dtype
         sizes = (x.nnz, *self.executable.shape, *(n for _, n in canonical.bound.sizes))

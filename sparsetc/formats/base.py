@@ -1,6 +1,6 @@
 """What a format is, what packing gives, and the registry of formats.
 
-In: coordinates of a part's nonzeros. Out: `Packed`: named arrays, the `View` that reads them, and where each stored
+In: coordinates of a part's nonzeros. Out: `Packed`: named arrays, the `Nest` that reads them, and where each stored
 value came from, so that new values of the same pattern can be packed without sorting again.
 """
 
@@ -14,8 +14,8 @@ from typing import Any, Protocol, TypeVar, overload, runtime_checkable
 import torch
 
 from sparsetc.errors import FormatError, PlanError
-from sparsetc.ir.nest.checks import verify
-from sparsetc.ir.nest.view import LEVELS, View
+from sparsetc.ir.nest.axes import LEVELS
+from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.plan import PLAN_NAMES, Storage
 from sparsetc.support.cached import cached_property
 from sparsetc.support.lru import Lru, given_to
@@ -32,7 +32,7 @@ class Packed:
     storage: Storage
     shape: tuple[int, ...]
     nnz: int
-    view: View
+    view: Nest
     arrays: dict[str, torch.Tensor]
     positions: torch.Tensor | None
     """(stored,) the nonzero each stored value came from, -1 for padding; None when stored in the order given."""
@@ -132,7 +132,7 @@ class Format(Protocol):
 
     name: str
 
-    def view(self, shape: tuple[int, ...], storage: Storage) -> View:
+    def view(self, shape: tuple[int, ...], storage: Storage) -> Nest:
         """How a part of this storage is read; what a plan is costed by before anything is packed."""
 
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
@@ -217,11 +217,13 @@ def pack(
         raise PlanError(fault)
     own = get_format(format).pack
     packed = own(coords, tuple(shape), storage, **given_to(own, cache))
-    verify(packed.view)
+    packed.view.verify()
+    if packed.view.order != coords.shape[0]:
+        raise FormatError(f"format {format!r} walks {packed.view.order} modes of {coords.shape[0]}")
     missing = set(packed.view.arrays) - set(packed.arrays) - {"values"}
     if missing:
         raise FormatError(f"format {format!r} packed no array {', '.join(sorted(missing))}, which its view reads")
-    shared = packed.view.item, packed.view.lane if packed.view.blocks else ()
+    shared = packed.view.levels[0], packed.view.levels[1] if packed.view.blocks else ()
     for level, modes, known in zip(LEVELS, shared, packed.representatives, strict=False):
         if modes and known is None:
             raise FormatError(f"format {format!r} gave no nonzero that stands for each {level}, which shares modes")

@@ -4,7 +4,7 @@
         item_word  [ ib0    | ib1 | …       block coordinates the tiles of an item share
         tile_word  [ jk jk jk | …           block coordinates of each tile's other modes
         value_ptr  [ 0 n0 n0+n1 …           first value of each tile
-        bits       [ tile 0 | tile 1 | …    a bit a position in the order of ``view.sequence``, in words
+        bits       [ tile 0 | tile 1 | …    a bit a position in the order of their sequence, in words
         values     [ n0 | n1 | …            the nonzeros of each tile, in that order
 
 A word holds the positions that one column of a dot contracts, 32 at most, so that a value's place is the count of the
@@ -18,7 +18,7 @@ import torch
 from sparsetc.formats.base import Packed, index_dtype, register_format
 from sparsetc.formats.bits import packed_bits
 from sparsetc.formats.tiles import coordinates, places_of, sides_named, tiled, tiles_of_nonzeros, view_of
-from sparsetc.ir.nest.view import View
+from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.plan import Storage
 
 
@@ -32,7 +32,7 @@ class BitmapTile:
         """The side of a tile along each mode."""
         return sides_named(order)
 
-    def view(self, shape: tuple[int, ...], storage: Storage) -> View:
+    def view(self, shape: tuple[int, ...], storage: Storage) -> Nest:
         """Ranges of tiles that share the item modes' block coordinates."""
         return view_of(shape, storage, bitmap=True)
 
@@ -44,7 +44,7 @@ class BitmapTile:
         value_ptr[1:] = torch.cumsum(torch.bincount(t.tile, minlength=t.tiles), 0)
         arrays = t.arrays | {
             "value_ptr": value_ptr.to(index_dtype(nnz)),
-            "bits": packed_bits(t.tile, t.place, t.tiles, view.volume, view.word).flatten(),
+            "bits": packed_bits(t.tile, t.place, t.tiles, view.values.volume, view.values.word).flatten(),
         }
         return t.packed(self.name, storage, shape, arrays, t.by_tile)
 

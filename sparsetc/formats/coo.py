@@ -16,7 +16,8 @@ from sparsetc.errors import FormatError
 from sparsetc.formats import words
 from sparsetc.formats.base import Packed, cut_runs, index_dtype, register_format
 from sparsetc.formats.nonzeros import Nonzeros, Taken
-from sparsetc.ir.nest.view import WHOLE, View
+from sparsetc.ir.nest.axes import WHOLE
+from sparsetc.ir.nest.nest import Nest, runs
 from sparsetc.ir.plan import Storage
 from sparsetc.tensor import coords as crd
 
@@ -31,21 +32,21 @@ class Coo:
         """None."""
         return ()
 
-    def view(self, shape: tuple[int, ...], storage: Storage) -> View:
+    def view(self, shape: tuple[int, ...], storage: Storage) -> Nest:
         """Runs of the item modes; equal chunks where there are none."""
         if storage.lane:
             raise FormatError(f"format 'coo' has no lanes that share modes {storage.lane}; deal them to other levels")
         leaf = words.fields(storage.leaf, shape, "word")
         item = words.fields(storage.item, shape, "item_word")
         chunk = 0 if item else storage.max_item_nnz or WHOLE
-        return View(len(shape), item, (), leaf, blocks=False, chunk=chunk, narrow=storage.narrow)
+        return runs(item, leaf, chunk=chunk, narrow=storage.narrow)
 
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
         """Sort by (item, leaf) modes unless that is the order given; cut runs of `max_item_nnz` nonzeros."""
         nnz, view = coords.shape[1], self.view(shape, storage)
         if not storage.item:
             first = torch.arange(0, nnz, min(view.chunk, max(nnz, 1)), device=coords.device)
-            arrays, items = words.encode(coords, view.leaf, narrow=storage.narrow), first.numel()
+            arrays, items = words.encode(coords, view.levels[2], narrow=storage.narrow), first.numel()
             return Packed(self.name, storage, shape, nnz, view, arrays, None, nnz, items, (first, None), items > 1)
         nonzeros = Nonzeros.sorted(coords, shape, (*storage.item, *storage.leaf))
         own, positions = [shape[m] for m in storage.item], nonzeros.positions
@@ -54,20 +55,20 @@ class Coo:
         first, leaves = nonzeros.numbers(starts), coords if positions is None else Taken(coords, positions)
         arrays = {
             "item_ptr": torch.cat([starts, starts.new_full((1,), nnz)]).to(index_dtype(nnz)),
-            **words.encode(Taken(coords, first), view.item),
-            **words.encode(leaves, view.leaf, narrow=storage.narrow),
+            **words.encode(Taken(coords, first), view.levels[0]),
+            **words.encode(leaves, view.levels[2], narrow=storage.narrow),
         }
         items = first.numel()
         return Packed(self.name, storage, shape, nnz, view, arrays, positions, nnz, items, (first, None), split)
 
     def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
         """Decode the words; an item's coordinates are repeated for each of its nonzeros."""
-        leaf = words.decode(packed.arrays, packed.view.leaf)
+        leaf = words.decode(packed.arrays, packed.view.levels[2])
         device = next(iter(packed.arrays.values())).device
         found = dict(leaf)
-        if packed.view.item:
+        if packed.view.levels[0]:
             lengths = torch.diff(packed.arrays["item_ptr"].long())
-            for mode, value in words.decode(packed.arrays, packed.view.item).items():
+            for mode, value in words.decode(packed.arrays, packed.view.levels[0]).items():
                 found[mode] = torch.repeat_interleave(value, lengths)
         coords = torch.stack([found[m] for m in range(len(packed.shape))])
         positions = packed.positions

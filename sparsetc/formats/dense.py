@@ -1,7 +1,7 @@
 """``dense``: the tensor as one tile of all its positions, which torch multiplies as it does any other dense tensor.
 
         item_ptr   [ 0  1 ]                 one work item, which has the one tile; no item where there is no nonzero
-        values     [ every position ]       in the order of ``view.sequence``, 0 where there is no nonzero
+        values     [ every position ]       in the order of ``view.values.sequence``, 0 where there is no nonzero
 
 A position along a side is a coordinate, so none is stored, and nothing is gathered by one. A zero position is
 multiplied like any other: an infinity or NaN of a dense operand therefore reaches every row.
@@ -17,7 +17,9 @@ from sparsetc.errors import FormatError
 from sparsetc.formats.base import Packed, register_format
 from sparsetc.formats.tiles import refuse_duplicates
 from sparsetc.ir.nest.coordinates import Along
-from sparsetc.ir.nest.view import Computed, View
+from sparsetc.ir.nest.modes import Computed
+from sparsetc.ir.nest.nest import Nest, tiles
+from sparsetc.ir.nest.values import Whole
 from sparsetc.ir.plan import Storage
 
 MOST = 2**40
@@ -34,7 +36,7 @@ class Dense:
         """None: the sides are the tensor's own."""
         return ()
 
-    def view(self, shape: tuple[int, ...], storage: Storage) -> View:
+    def view(self, shape: tuple[int, ...], storage: Storage) -> Nest:
         """One tile, whose positions are stored in the storage's sequence, or row-major where it has none.
 
         Raises:
@@ -43,23 +45,16 @@ class Dense:
         modes = tuple(range(len(shape)))
         if prod(shape) > MOST:
             raise FormatError(f"a dense tensor of shape {tuple(shape)} has {prod(shape):,} positions, {MOST:,} at most")
-        return View(
-            order=len(shape),
-            item=(),
-            lane=tuple(Computed(m, Along(m)) for m in modes),
-            leaf=(),
-            blocks=False,
-            sides=tuple(max(1, n) for n in shape),
-            sequence=storage.sequence or modes,
-            contracted=storage.contracted,
-        )
+        sides = tuple(max(1, n) for n in shape)
+        read = tuple(Computed(m, Along(m)) for m in modes)
+        return tiles((), read, Whole(sides, storage.sequence or modes, storage.contracted))
 
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
         """Number the nonzeros by position; raises `FormatError` where two have the same."""
         view, nnz = self.view(shape, storage), coords.shape[1]
-        stored, tiles = (view.volume, 1) if nnz else (0, 0)
+        stored, tiles = (view.values.volume, 1) if nnz else (0, 0)
         place, numbers = coords.new_zeros(nnz), torch.arange(nnz, device=coords.device)
-        for row, stride in zip(coords, view.strides, strict=True):
+        for row, stride in zip(coords, view.values.strides, strict=True):
             place.add_(row, alpha=stride)
         positions = coords.new_full((stored,), -1)
         positions[place] = numbers
@@ -73,5 +68,5 @@ class Dense:
         """The coordinates of the positions that came from a nonzero."""
         assert packed.positions is not None
         view, at = packed.view, torch.nonzero(packed.positions >= 0).flatten()
-        own = [at // stride % side for stride, side in zip(view.strides, view.sides, strict=True)]
+        own = [at // stride % side for stride, side in zip(view.values.strides, view.values.sides, strict=True)]
         return torch.stack(own) if own else at.new_zeros((0, at.numel())), packed.positions[at]

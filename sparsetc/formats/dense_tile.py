@@ -3,7 +3,7 @@
         item_ptr   [ 0        3     7 …     tiles of each work item, all of one row of output blocks
         item_word  [ ib0    | ib1 | …       block coordinates the tiles of an item share
         tile_word  [ jk jk jk | …           block coordinates of each tile's other modes
-        values     [ tile 0 | tile 1 | …    the positions of each tile in the order of ``view.sequence``, 0 where empty
+        values     [ tile 0 | tile 1 | …    the positions of each tile in the order of their sequence, 0 where empty
 
 Sides are `storage.param("side_m")`, else as long as the mode and a volume of 4,096 positions allow, 16 at most. A zero
 position is multiplied like any other: an infinity or NaN of a dense operand therefore reaches every row of its tiles.
@@ -15,7 +15,7 @@ import torch
 
 from sparsetc.formats.base import Packed, register_format
 from sparsetc.formats.tiles import coordinates, places_of, sides_named, tiled, tiles_of_nonzeros, view_of
-from sparsetc.ir.nest.view import View
+from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.plan import Storage
 
 
@@ -29,7 +29,7 @@ class DenseTile:
         """The side of a tile along each mode."""
         return sides_named(order)
 
-    def view(self, shape: tuple[int, ...], storage: Storage) -> View:
+    def view(self, shape: tuple[int, ...], storage: Storage) -> Nest:
         """Ranges of tiles that share the item modes' block coordinates."""
         return view_of(shape, storage, bitmap=False)
 
@@ -37,8 +37,8 @@ class DenseTile:
         """Sort tiles by (item, other) modes; cut the tiles of a row at `max_item_nnz` positions."""
         view = self.view(shape, storage)
         t = tiled(coords, shape, storage, view)
-        positions = torch.full((t.tiles * view.volume,), -1, dtype=torch.long, device=coords.device)
-        positions[t.tile.mul_(view.volume).add_(t.place)] = t.by_tile
+        positions = torch.full((t.tiles * view.values.volume,), -1, dtype=torch.long, device=coords.device)
+        positions[t.tile.mul_(view.values.volume).add_(t.place)] = t.by_tile
         return t.packed(self.name, storage, shape, t.arrays, positions)
 
     def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:

@@ -26,7 +26,8 @@ from sparsetc.formats import words
 from sparsetc.formats.base import Packed, index_dtype, register_format, runs
 from sparsetc.formats.fiber_blocks import Blocks, blocks_of
 from sparsetc.formats.nonzeros import Nonzeros, Taken
-from sparsetc.ir.nest.view import View
+from sparsetc.ir.nest.nest import Nest
+from sparsetc.ir.nest.nest import blocks as blocks_nest
 from sparsetc.ir.plan import Storage
 from sparsetc.tensor import coords as crd
 
@@ -41,14 +42,14 @@ class Fiber:
         """None."""
         return ()
 
-    def view(self, shape: tuple[int, ...], storage: Storage) -> View:
+    def view(self, shape: tuple[int, ...], storage: Storage) -> Nest:
         """Blocks of fibers that share the item and lane modes."""
         item = words.fields(storage.item, shape, "item_word")
         lane = words.fields(storage.lane, shape, "lane_word")
         leaf = words.fields(storage.leaf, shape, "word")
         # A block has a nonzero a lane or more, so that an item of so few has no other.
-        single = 1 < storage.lanes >= storage.max_item_nnz > 0
-        return View(len(shape), item, lane, leaf, True, storage.lanes, single=single, narrow=storage.narrow)
+        alone = 1 < storage.lanes >= storage.max_item_nnz > 0
+        return blocks_nest(item, lane, leaf, storage.lanes, alone=alone, narrow=storage.narrow)
 
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
         """Sort by (item, lane, leaf) modes, cut fibers, deal them to blocks and blocks to items."""
@@ -60,19 +61,19 @@ class Fiber:
         first = nonzeros.numbers(blocks.lane_start.index_select(0, item_ptr[:-1] * lanes))
         lane, lane_len = nonzeros.numbers(blocks.lane_start), blocks.lane_len
         unused = bool((lane < 0).any())
-        items = {} if view.single else {"item_ptr": item_ptr.to(index_dtype(lane.numel()))}
+        items = {} if view.items.size else {"item_ptr": item_ptr.to(index_dtype(lane.numel()))}
         arrays = {
             **items,
             "block_ptr": blocks.ptr,
             "block_full": lane_len.view(-1, lanes).amin(1) if lanes > 1 else lane_len,
             "lane_len": _lengths(lane_len, storage.narrow),
-            **words.encode(Taken(coords, first), view.item),
-            **words.encode(Taken(coords, lane), view.lane),
+            **words.encode(Taken(coords, first), view.levels[0]),
+            **words.encode(Taken(coords, lane), view.levels[1]),
         }
         split_rows, split, stored = first.numel() > rows, blocks.split, blocks.stored
         at = nonzeros.numbers(blocks.sources())
         del blocks, nonzeros
-        arrays |= words.encode(Taken(coords, at), view.leaf, narrow=storage.narrow)
+        arrays |= words.encode(Taken(coords, at), view.levels[2], narrow=storage.narrow)
         own = (self.name, storage, shape, nnz, view, arrays, at, stored, first.numel())
         return Packed(*own, (first, lane), split_rows, split, stored != nnz or unused)
 
@@ -85,7 +86,7 @@ class Fiber:
         fiber = block * lanes + (at - block_ptr[block]) % lanes
         live = (at - block_ptr[block]) // lanes < a["lane_len"][fiber].long()
         item = block
-        if not packed.view.single:
+        if not packed.view.items.size:
             blocks = torch.diff(a["item_ptr"].long())
             item = torch.repeat_interleave(torch.arange(packed.items, device=device), blocks)[block]
         found = {}

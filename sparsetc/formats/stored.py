@@ -13,7 +13,8 @@ from sparsetc.formats import words as word_codec
 from sparsetc.formats.base import Packed
 from sparsetc.ir.nest.axes import Fibers
 from sparsetc.ir.nest.coordinates import Expression, Reader
-from sparsetc.ir.nest.view import Tiles, View
+from sparsetc.ir.nest.nest import Nest
+from sparsetc.ir.nest.values import Values
 
 Arrays = dict[str, torch.Tensor]
 
@@ -23,14 +24,14 @@ BITS = 1 << 16
 """Words of bits that are spread out at a time."""
 
 
-def read(view: View, arrays: Arrays, items: int, stored: int) -> tuple[torch.Tensor, torch.Tensor]:
+def read(view: Nest, arrays: Arrays, items: int, stored: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(coords (order, nnz), stored places (nnz,)) of all that a kernel reads, by the view's grammar alone."""
     at = positions(view, arrays, items, stored)
     found: dict[int, torch.Tensor] = {}
     reader = Reader(
         at.__getitem__,
         found.__getitem__,
-        lambda mode: at[PLACE] // view.strides[mode] % view.sides[mode],
+        lambda mode: at[PLACE] // view.values.strides[mode] % view.values.sides[mode],
         lambda array, where: word_codec.whole(arrays[array])[where],
     )
     for mode, coordinate in view.coordinates.items():
@@ -40,24 +41,22 @@ def read(view: View, arrays: Arrays, items: int, stored: int) -> tuple[torch.Ten
     return torch.stack([found[mode] for mode in range(view.order)]), at[STORED]
 
 
-def counts(view: View, arrays: Arrays, items: int, stored: int) -> dict[str, int]:
+def counts(view: Nest, arrays: Arrays, items: int, stored: int) -> dict[str, int]:
     """How many positions each axis of a part has in all."""
     found = {"item": items}
     for axis in view.loops[:-1]:  # each of its positions has a range of those of the next
         found[axis.name] = arrays[f"{axis.name}_ptr"].numel() - 1
         found["fiber"] = found[axis.name] * view.lanes
-    tiles = arrays["value_ptr"].numel() - 1 if view.bitmap else stored // view.volume
+    tiles = arrays["value_ptr"].numel() - 1 if view.values.bitmap else stored // view.values.volume
     return {**found, view.loops[-1].name: tiles}
 
 
-def positions(view: View, arrays: Arrays, items: int, stored: int) -> Arrays:
+def positions(view: Nest, arrays: Arrays, items: int, stored: int) -> Arrays:
     """The position of every value that is read, by axis; with `STORED` and `PLACE`."""
     device = next(iter(arrays.values())).device if arrays else torch.device("cpu")
     at = {"item": torch.arange(items, device=device)}
-    if view.chunk or view.single:
-        bounds = _chunks(at["item"], *((1, items) if view.single else (view.chunk, stored)))
-    else:
-        bounds = _ranges(arrays, at, "item")
+    size = view.items.size
+    bounds = _chunks(at["item"], size, items if view.blocks else stored) if size else _ranges(arrays, at, "item")
     for axis in view.loops:
         at, behind = _along(at, axis.name, *bounds)
         if isinstance(axis, Fibers):
@@ -90,19 +89,19 @@ def _along(at: Arrays, axis: str, starts: torch.Tensor, ends: torch.Tensor) -> t
     return {name: numbers[own] for name, numbers in at.items()} | {axis: starts[own] + behind}, behind
 
 
-def _stored(at: Arrays, view: View, arrays: Arrays) -> Arrays:
+def _stored(at: Arrays, view: Nest, arrays: Arrays) -> Arrays:
     """With the values of each tile that is read: of all its positions, or of those that have a bit."""
     number = at[view.loops[-1].name]
-    if view.bitmap:
-        has, starts = set_positions(arrays["bits"], view)[number], arrays["value_ptr"].long()[number]
+    if view.values.bitmap:
+        has, starts = set_positions(arrays["bits"], view.values)[number], arrays["value_ptr"].long()[number]
     else:
-        has, starts = number.new_ones((len(number), view.volume)) == 1, number * view.volume
+        has, starts = number.new_ones((len(number), view.values.volume)) == 1, number * view.values.volume
     own, place = torch.nonzero(has, as_tuple=True)
     stored = starts[own] + (has.cumsum(1) - 1)[own, place]
     return {axis: numbers[own] for axis, numbers in at.items()} | {STORED: stored, PLACE: place}
 
 
-def set_positions(words: torch.Tensor, tiles: Tiles) -> torch.Tensor:
+def set_positions(words: torch.Tensor, tiles: Values) -> torch.Tensor:
     """(tiles, volume) bool: which positions have a bit, the lowest bit of a word first."""
     bits = words.long().view(-1, tiles.words, 1) >> torch.arange(tiles.word, device=words.device) & 1
     return bits.flatten(1)[:, : tiles.volume] == 1
@@ -118,7 +117,7 @@ def check_arrays(packed: Packed) -> None:
     for lookup in (lookup for c in view.coordinates.values() for lookup in c.lookups):
         found, expected = arrays[lookup.array].numel(), lookup.elements(number, view.stored_shape(packed.shape))
         require(expected in (found, None), f"{lookup.array!r} has {found} words, expected {expected}")
-    if view.single:
+    if view.blocks and view.items.size:
         require(packed.items == number["block"], f"{number['block']} blocks are {packed.items} items")
     elif not view.chunk:
         _check_pointers("item_ptr", arrays["item_ptr"], packed.items, number[view.loops[0].name])
@@ -127,7 +126,7 @@ def check_arrays(packed: Packed) -> None:
         require(packed.items == items, f"{packed.stored} nonzeros make {items} chunks, not {packed.items} items")
     if any(isinstance(axis, Fibers) for axis in view.loops):
         _check_fibers(packed, number["block"])
-    if view.bitmap:
+    if view.values.bitmap:
         _check_bits(packed, number[view.loops[-1].name])
 
 
@@ -138,11 +137,11 @@ def check_coordinates(packed: Packed) -> None:
     """
     view, shape = packed.view, packed.view.stored_shape(packed.shape)
     number = counts(view, packed.arrays, packed.items, packed.stored)
-    for axis, level in zip(view.axes, view.levels, strict=True):
+    for axis, level in zip(view.positions, view.levels, strict=True):
         for mode, e in ((c.mode, view.coordinates[c.mode]) for c in level):
             if e.modes or e.axes - {axis}:  # not known by the position along one axis
                 found = read(view, packed.arrays, packed.items, packed.stored)[0][mode]
-                size = packed.shape[mode] if mode not in view.along else shape[mode] * view.sides[mode]
+                size = packed.shape[mode] if mode not in view.along else shape[mode] * view.values.sides[mode]
             else:
                 found, size = _along_axis(packed, e, number[axis]), shape[mode]
             least, most = (int(n) for n in found.aminmax()) if found.numel() else (0, 0)
@@ -158,7 +157,7 @@ def _along_axis(packed: Packed, e: Expression, count: int) -> torch.Tensor:
     reader = Reader(
         lambda _: at,
         lambda mode: at,
-        lambda mode: torch.arange(view.sides[mode], device=at.device),
+        lambda mode: torch.arange(view.values.sides[mode], device=at.device),
         lambda array, where: word_codec.whole(arrays[array]) if where is at else word_codec.whole(arrays[array])[where],
     )
     found = e.evaluate(reader)
@@ -176,10 +175,10 @@ def _check_bits(packed: Packed, tiles: int) -> None:
     """Every tile has its words of bits, and a value for each bit that is set."""
     pointers, words = packed.arrays["value_ptr"], packed.arrays["bits"]
     _check_pointers("value_ptr", pointers, tiles, packed.stored)
-    expected = tiles * packed.view.words
+    expected = tiles * packed.view.values.words
     require(words.numel() == expected, f"bits has {words.numel()} words, expected {expected}")
-    some = max(1, BITS // packed.view.words) * packed.view.words
-    own = torch.cat([set_positions(part, packed.view).sum(1) for part in words.flatten().split(some)])
+    some = max(1, BITS // packed.view.values.words) * packed.view.values.words
+    own = torch.cat([set_positions(part, packed.view.values).sum(1) for part in words.flatten().split(some)])
     require(torch.equal(own, torch.diff(pointers.long())), "a tile has not a value for each bit that is set")
 
 

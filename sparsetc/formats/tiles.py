@@ -18,7 +18,8 @@ from sparsetc.formats import words
 from sparsetc.formats.base import Packed, cut_runs, index_dtype
 from sparsetc.formats.bits import set_bits
 from sparsetc.ir.nest.axes import ITEM
-from sparsetc.ir.nest.view import Tiles, View, tiles_along
+from sparsetc.ir.nest.nest import Nest, tiles, tiles_along
+from sparsetc.ir.nest.values import Bitmap, Whole
 from sparsetc.ir.plan import Storage
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.numbering import linear_key, narrowed
@@ -49,7 +50,7 @@ def sides_of(shape: Sequence[int], params: Iterable[tuple[str, int]] = ()) -> tu
     return found
 
 
-def view_of(shape: tuple[int, ...], storage: Storage, bitmap: bool) -> View:
+def view_of(shape: tuple[int, ...], storage: Storage, bitmap: bool) -> Nest:
     """Ranges of tiles that share the item modes' block coordinates.
 
     Positions are stored in the storage's own sequence; where it has none, the last mode of the tiles' own runs fastest,
@@ -63,8 +64,8 @@ def view_of(shape: tuple[int, ...], storage: Storage, bitmap: bool) -> View:
     last = storage.contracted if storage.sequence else len(rest[-1:])
     deep = prod(sides[m] for m in sequence[len(sequence) - last :])
     word = next((bits for bits in (32, 16) if deep % bits == 0), 8)
-    own = Tiles(sides=sides, sequence=sequence, bitmap=bitmap, word=word, contracted=storage.contracted)
-    return View(len(shape), item, tile, (), False, **vars(own))
+    stored = sides, sequence, storage.contracted
+    return tiles(item, tile, Bitmap(*stored, word) if bitmap else Whole(*stored))
 
 
 def in_tiles(
@@ -102,7 +103,7 @@ def _places(coords: torch.Tensor, sides: Sequence[int], strides: Sequence[int]) 
 class Tiled:
     """Nonzeros in the order of their tiles, and the tiles dealt to work items."""
 
-    view: View
+    view: Nest
     by_tile: torch.Tensor
     """(nnz,) which nonzero each is; those of a tile by their position."""
     tile: torch.Tensor
@@ -132,17 +133,17 @@ class Tiled:
         return Packed(*own, padded=stored != nnz)
 
 
-def tiled(coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, view: View) -> Tiled:
+def tiled(coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, view: Nest) -> Tiled:
     """Sort by tile, the item modes first; cut the tiles of a row of blocks at `max_item_nnz` positions.
 
     Raises:
         FormatError: two nonzeros have the same place.
     """
-    order, sides = (*storage.item, *storage.lane, *storage.leaf), view.sides
-    by_tile, key = in_tiles(coords, shape, sides, order, view.strides)
+    order, sides = (*storage.item, *storage.lane, *storage.leaf), view.values.sides
+    by_tile, key = in_tiles(coords, shape, sides, order, view.values.strides)
     if bool((key[1:] == key[:-1]).any()):
         refuse_duplicates()
-    place = key % view.volume
+    place = key % view.values.volume
     starts = crd.starts_of_runs([key.sub_(place)])
     del key
     tile, first = torch.cumsum(starts, 0).sub_(1), by_tile[starts]
@@ -157,18 +158,18 @@ def tiled(coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, view: 
     first_of_items = first.index_select(0, of_items)
     arrays = {
         "item_ptr": torch.cat([of_items, of_items.new_full((1,), tiles)]).to(index_dtype(tiles)),
-        **words.encode(of_tiles(storage.item, first_of_items), view.item),
-        **words.encode(of_tiles((*storage.lane, *storage.leaf), first), view.lane),
+        **words.encode(of_tiles(storage.item, first_of_items), view.levels[0]),
+        **words.encode(of_tiles((*storage.lane, *storage.leaf), first), view.levels[1]),
     }
     return Tiled(view, by_tile, tile, place, tiles, arrays, (first_of_items, first), of_items.numel(), split)
 
 
-def items_of(rows: torch.Tensor, storage: Storage, view: View) -> tuple[torch.Tensor, bool]:
+def items_of(rows: torch.Tensor, storage: Storage, view: Nest) -> tuple[torch.Tensor, bool]:
     """(items,) where each work item begins, given True at the first tile of each row; whether a row has several.
 
     An item has whole tiles, of `max_item_nnz` positions at most where there is more than one.
     """
-    start, _, split = cut_runs(rows, max(1, storage.max_item_nnz // view.volume) if storage.max_item_nnz else 0)
+    start, _, split = cut_runs(rows, max(1, storage.max_item_nnz // view.values.volume) if storage.max_item_nnz else 0)
     return start, split
 
 
@@ -181,11 +182,11 @@ def refuse_duplicates() -> NoReturn:
 
 def coordinates(packed: Packed, tile: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
     """(order, n) coordinates, from tiles and positions in them."""
-    view = packed.view
+    view, values = packed.view, packed.view.values
     item = items_of_tiles(packed)
-    found = {m: c[item[tile]] for m, c in words.decode(packed.arrays, view.item).items()}
-    found |= {m: c[tile] for m, c in words.decode(packed.arrays, view.lane).items()}
-    return torch.stack([found[m] * side + place // view.strides[m] % side for m, side in enumerate(view.sides)])
+    found = {m: c[item[tile]] for m, c in words.decode(packed.arrays, view.levels[0]).items()}
+    found |= {m: c[tile] for m, c in words.decode(packed.arrays, view.levels[1]).items()}
+    return torch.stack([found[m] * side + place // values.strides[m] % side for m, side in enumerate(values.sides)])
 
 
 def items_of_tiles(packed: Packed) -> torch.Tensor:
@@ -207,9 +208,9 @@ def slots_along(packed: Packed, modes: Sequence[int], level: int, slot: torch.Te
     (tile, nonzero), place = tiles_of_nonzeros(packed), places_of(packed)
     kept, sides = torch.zeros_like(place), view.read_along(range(view.order), modes)
     for mode in sides:
-        kept = kept * view.sides[mode] + place // view.strides[mode] % view.sides[mode]
+        kept = kept * view.values.sides[mode] + place // view.values.strides[mode] % view.values.sides[mode]
     owner = items_of_tiles(packed)[tile] if level == ITEM else tile
-    count = prod(view.sides[mode] for mode in sides)
+    count = prod(view.values.sides[mode] for mode in sides)
     owners = packed.items if level == ITEM else tile_count(packed)
     table = torch.full((owners * count,), -1, dtype=torch.long, device=place.device)
     table[owner * count + kept] = slot[nonzero]
@@ -218,24 +219,25 @@ def slots_along(packed: Packed, modes: Sequence[int], level: int, slot: torch.Te
 
 def tile_count(packed: Packed) -> int:
     """How many tiles a part stores."""
-    return packed.arrays["value_ptr"].numel() - 1 if packed.view.bitmap else packed.stored // packed.view.volume
+    values = packed.view.values
+    return packed.arrays["value_ptr"].numel() - 1 if values.bitmap else packed.stored // values.volume
 
 
 def tiles_of_nonzeros(packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
     """(tile of each stored nonzero, which nonzero it is)."""
     assert packed.positions is not None
-    if packed.view.bitmap:
+    if packed.view.values.bitmap:
         numbers = torch.arange(tile_count(packed), device=packed.positions.device)
         return torch.repeat_interleave(numbers, torch.diff(packed.arrays["value_ptr"].long())), packed.positions
     at = torch.nonzero(packed.positions >= 0).flatten()
-    return at // packed.view.volume, packed.positions[at]
+    return at // packed.view.values.volume, packed.positions[at]
 
 
 def places_of(packed: Packed) -> torch.Tensor:
     """(nnz,) the position in its tile of each nonzero, in the order in which `tiles_of_nonzeros` gives them."""
     view = packed.view
-    if view.bitmap:
-        found = torch.nonzero(set_bits(packed.arrays["bits"].view(-1, view.words)).flatten()).flatten()
-        return found % (view.words * view.word)
+    if view.values.bitmap:
+        found = torch.nonzero(set_bits(packed.arrays["bits"].view(-1, view.values.words)).flatten()).flatten()
+        return found % (view.values.words * view.values.word)
     assert packed.positions is not None
-    return torch.nonzero(packed.positions >= 0).flatten() % view.volume
+    return torch.nonzero(packed.positions >= 0).flatten() % view.values.volume

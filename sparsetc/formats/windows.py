@@ -28,7 +28,9 @@ from sparsetc.formats import words
 from sparsetc.formats.base import Packed, cut_runs, index_dtype, register_format
 from sparsetc.formats.row_groups import PARAMETERS, Rows, Windowing
 from sparsetc.formats.tiles import items_of, refuse_duplicates
-from sparsetc.ir.nest.view import Listed, View, tiles_along
+from sparsetc.ir.nest.modes import Listed
+from sparsetc.ir.nest.nest import Nest, tiles, tiles_along
+from sparsetc.ir.nest.values import Whole
 from sparsetc.ir.plan import Storage
 from sparsetc.support.lru import Lru
 from sparsetc.tensor import coords as crd
@@ -45,7 +47,7 @@ class _Windows:
         """The sides of a tile, and how rows are grouped."""
         return PARAMETERS
 
-    def view(self, shape: tuple[int, ...], storage: Storage) -> View:
+    def view(self, shape: tuple[int, ...], storage: Storage) -> Nest:
         """Rows are listed for each work item; columns are for each tile, or lie at a multiple of the width."""
         s = Windowing.of(storage)
         sides = s.sides(len(shape))
@@ -55,7 +57,7 @@ class _Windows:
             lane = words.fields(s.columns, tiles_along(shape, sides), "tile_word")
         item = _listed("rows", s.rows, s.height)
         sequence = (*s.rows[1:], *s.columns[:-1], s.rows[0], s.columns[-1])
-        return View(len(shape), item, lane, (), False, sides=sides, sequence=sequence)
+        return tiles(item, lane, Whole(sides, sequence))
 
     def pack(
         self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, cache: Lru[Any, Any] | None = None
@@ -64,7 +66,7 @@ class _Windows:
         s, view, nnz = Windowing.of(storage), self.view(shape, storage), coords.shape[1]
         rows = Rows.of(coords, shape, s, cache)
         t = tiled(coords, shape, s, rows.rank // s.height, self.compacted)
-        positions = self._positions(t, rows.rank % s.height, s, view.volume)
+        positions = self._positions(t, rows.rank % s.height, s, view.values.volume)
         groups = crd.starts_of_runs([t.group])
         of_items, split = items_of(groups, storage, view)
         arrays = {"item_ptr": torch.cat([of_items, of_items.new_full((1,), t.tiles)]).to(index_dtype(t.tiles))}
@@ -78,8 +80,8 @@ class _Windows:
                 lists = torch.full((t.tiles * s.width,), shape[mode], dtype=kind, device=coords.device)
                 arrays[array] = lists.scatter_(0, at, coords[mode].to(kind))
         else:
-            strips = {m: coords[m].index_select(0, t.first) // view.sides[m] for m in s.columns}
-            arrays |= words.encode(strips, view.lane)
+            strips = {m: coords[m].index_select(0, t.first) // view.values.sides[m] for m in s.columns}
+            arrays |= words.encode(strips, view.levels[1])
         return Packed(
             format=self.name,
             storage=storage,
@@ -110,13 +112,13 @@ class _Windows:
         s, arrays, view = Windowing.of(packed.storage), packed.arrays, packed.view
         assert packed.positions is not None
         at = torch.nonzero(packed.positions >= 0).flatten()
-        tile, across, along = at // view.volume, at // s.width % s.height, at % s.width
+        tile, across, along = at // view.values.volume, at // s.width % s.height, at % s.width
         item = torch.searchsorted(arrays["item_ptr"].long(), tile, right=True) - 1
         found = {mode: arrays[a].long()[item * s.height + across] for a, mode in _arrays("rows", s.rows)}
         if self.compacted:
             found |= {mode: arrays[a].long()[tile * s.width + along] for a, mode in _arrays("columns", s.columns)}
         else:
-            found |= {mode: own[tile] for mode, own in words.decode(arrays, view.lane).items()}
+            found |= {mode: own[tile] for mode, own in words.decode(arrays, view.levels[1]).items()}
             found[s.columns[-1]] = found[s.columns[-1]] * s.width + along
         return torch.stack([found[mode] for mode in range(len(packed.shape))]), packed.positions[at]
 

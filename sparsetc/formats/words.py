@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from sparsetc.ir.nest.view import Field, ModeCoordinate, word_bits
+from sparsetc.ir.nest.modes import Field, ModeCoordinate, word_bits
 
 
 class ByMode(Protocol):

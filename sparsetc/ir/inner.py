@@ -1,6 +1,6 @@
 """The einsum of one work item: stored values and dense operands over the axes of a view.
 
-In: a `Bound` einsum with one sparse operand and the `View` of a packed part, or whatever else says what is multiplied;
+In: a `Bound` einsum with one sparse operand and the `Nest` of a packed part, or whatever else says what is multiplied;
 a `Target`. Out: `Inner`, over which a tree is chosen, checked and lowered.
 """
 
@@ -13,7 +13,7 @@ from math import prod
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS
-from sparsetc.ir.nest.view import View
+from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.program.operands import dense_axes, named_operands, printed_sizes
 from sparsetc.ir.program.tile import LANES, Key, Operand, Position, Row, Slot
 from sparsetc.support.cached import cached_property
@@ -42,7 +42,7 @@ class Inner:
     """What one work item computes: factors by name, their letters, and what the result keeps."""
 
     equation: str
-    view: View
+    view: Nest
     target: Target
     letters: tuple[str, ...]
     """Letters of the sparse operand, by mode; of pairs of tiles, the axes of a pair."""
@@ -65,7 +65,7 @@ class Inner:
     """The letters, with their positions, of an axis along a tile that stands for several."""
 
     @classmethod
-    def of(cls, bound: Bound, view: View, target: Target) -> Inner:
+    def of(cls, bound: Bound, view: Nest, target: Target) -> Inner:
         """An einsum with one sparse operand; `PlanError` where the view is not of its order, or a letter repeats."""
         e = bound.einsum
         (sparse,) = e.sparse
@@ -79,7 +79,7 @@ class Inner:
             target=target,
             letters=letters,
             stored={X: letters},
-            sides={letters[mode]: view.sides[mode] for mode in view.sided},
+            sides={letters[mode]: view.values.sides[mode] for mode in view.sided},
             key=_key(letters, e.output, view, target, sizes),
             output=output,
             output_axes=tuple(c for c in e.output if c not in letters),
@@ -124,7 +124,7 @@ class Inner:
 
     def lanes(self, level: int) -> tuple[str, ...]:
         """The axis of what lies side by side at a level, where anything does."""
-        beside = any(axis.side_by_side for axis in self.view.loops if axis.level <= level)
+        beside = any(axis.lanes for axis in self.view.loops if axis.level <= level)
         return (LANES,) if beside else ()
 
     def loops(self, level: int) -> tuple[str, ...]:
@@ -153,7 +153,7 @@ class Inner:
 
 
 def _key(
-    letters: tuple[str, ...], output: tuple[str, ...], view: View, target: Target, sizes: Mapping[str, int]
+    letters: tuple[str, ...], output: tuple[str, ...], view: Nest, target: Target, sizes: Mapping[str, int]
 ) -> Key:
     """Where results go: known where all letters are that the output keeps."""
     kept = tuple(c for c in output if c in letters)

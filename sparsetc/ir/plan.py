@@ -46,7 +46,7 @@ MOST_STEPS = 64
 """Steps of a loop that are taken together, or loaded ahead, at most: generated source has a copy of each."""
 F16X3 = "f16x3"
 """Precision of dots of float32 in halves of 16 bits: three dots, of high and high, high and low, low and high halves.
-Stored sides are in halves (`ir.nest.view.Tiles`); what is gathered is split in registers."""
+Stored sides are in halves (`ir.nest.values.Halves`); what is gathered is split in registers."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import torch
 from sparsetc.device.targets import MACHINES, machine_of
 from sparsetc.formats.bcb import Bcb, Blocks
 from sparsetc.ir.lower import Target, lower_pairs
-from sparsetc.ir.nest.view import tiles_along
+from sparsetc.ir.nest.nest import tiles_along
 from sparsetc.ir.plan import DOTS, F16X3, Schedule
 from sparsetc.ir.program.operands import MIN_DOT
 from sparsetc.ir.program.tile import TileProgram

@@ -26,6 +26,7 @@ from sparsetc.formats import Packed, pack
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.nest.axes import LANE
+from sparsetc.ir.nest.values import Ones
 from sparsetc.ir.plan import Schedule, Storage
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.options import Options
@@ -138,7 +139,7 @@ class TaskSum:
         coords = one.coordinates()
         packed = pack(coords, one.shape, "fiber", storage)
         second = SecondPass.of(packed.slots(LANE, coords[mode]))
-        packed = replace(packed, view=replace(packed.view, pattern=True), positions=None, representatives=(None, None))
+        packed = replace(packed, view=replace(packed.view, values=Ones()), positions=None, representatives=(None, None))
         target = Target(sparse=True, owned=True, rows=max(1, second.partials), index64=packed.index64)
         slot = torch.arange(second.partials, dtype=torch.int32, device=coords.device)
         program, arrays = self._part(packed, Schedule(), target, slot)

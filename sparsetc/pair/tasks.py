@@ -15,7 +15,9 @@ import torch
 from sparsetc.formats import Packed
 from sparsetc.formats.base import index_dtype
 from sparsetc.formats.words import bits_of
-from sparsetc.ir.nest.view import Consecutive, Field, View
+from sparsetc.ir.nest.modes import Consecutive, Field
+from sparsetc.ir.nest.nest import Nest, runs
+from sparsetc.ir.nest.values import Ones
 from sparsetc.ir.plan import Storage
 from sparsetc.pair.expansion import TaskGroup, groups
 from sparsetc.pair.marks import Marks, markable
@@ -38,22 +40,20 @@ def keeps(tasks: int, budget: Budget) -> bool:
     return tasks <= min(KEPT_TASKS, budget.limit // (4 * KEPT_BYTES))
 
 
-def chunk_view(nnz: int) -> View:
+def chunk_view(nnz: int) -> Nest:
     """The view of equal chunks of tasks: balanced, however skewed a contracted index is."""
     leaf = (
         Field(0, "x_word", 0, 8, True, FRAME),
         Consecutive(1, "y_shift", 0),
         _result(nnz),
     )
-    return View(3, (), (), leaf, blocks=False, chunk=ITEM, pattern=True)
+    return runs((), leaf, chunk=ITEM, values=Ones())
 
 
-def run_view(entries: int, nnz: int) -> View:
+def run_view(entries: int, nnz: int) -> Nest:
     """The view of runs of tasks of one entry of x, which a work item shares."""
     leaf = (Consecutive(1, "y_shift", 0), _result(nnz))
-    return View(
-        3, (Field(0, "item_word", 0, bits_of(entries), True),), (), leaf, blocks=False, pattern=True, narrow=True
-    )
+    return runs((Field(0, "item_word", 0, bits_of(entries), True),), leaf, values=Ones(), narrow=True)
 
 
 def _result(nnz: int) -> Field:

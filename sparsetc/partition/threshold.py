@@ -9,7 +9,7 @@ import torch
 
 from sparsetc.errors import PlanError
 from sparsetc.formats.tiles import sides_of
-from sparsetc.ir.nest.view import tiles_along
+from sparsetc.ir.nest.nest import tiles_along
 from sparsetc.partition.base import register_partition
 from sparsetc.tensor.numbering import narrow_ranks
 

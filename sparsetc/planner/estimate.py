@@ -32,7 +32,7 @@ def estimate(candidate: Candidate, problem: Problem) -> Estimate:
     """What a candidate is expected to take; tiles' prices are of another kind than those of nonzeros alone."""
     candidate, seconds = in_order(replace(candidate, plan=suited(candidate.plan, problem)), problem)
     candidate, seconds = _apart(candidate, seconds, problem)
-    scalar = not any(view.sides for view in views(candidate, problem))
+    scalar = not any(view.values.sides for view in views(candidate, problem))
     return Estimate(describe(candidate, problem), candidate.plan, seconds, candidate.expected, scalar)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from sparsetc.formats import Packed
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
-from sparsetc.ir.nest.view import View
+from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.program.statistics import Statistics
 
 
@@ -27,7 +27,7 @@ class Circumstances:
     """No other part adds to the same rows."""
 
 
-def owns(view: View, at: Circumstances, how: Packed | Statistics, *, padded: bool) -> bool:
+def owns(view: Nest, at: Circumstances, how: Packed | Statistics, *, padded: bool) -> bool:
     """Whether no two work items of any part add to the same output row.
 
     Args:
@@ -39,9 +39,9 @@ def owns(view: View, at: Circumstances, how: Packed | Statistics, *, padded: boo
     kept = set(at.kept)
     if not at.alone:
         return False
-    if view.spanning and how.items == 1 and how.stored == view.volume:
+    if view.spanning and how.items == 1 and how.stored == view.values.volume:
         return True  # one tile has every row once
-    if padded and not view.blocks and not view.sides and (at.sparse_output or LEAF in map(view.level_of, kept)):
+    if padded and not view.blocks and not view.values.sides and (at.sparse_output or LEAF in map(view.level_of, kept)):
         return False  # runs do not mask padding: its zeros may be added to any row, but stored to none
     shared: set[int] = set()
     for level, coordinates in enumerate(view.levels):
@@ -49,7 +49,7 @@ def owns(view: View, at: Circumstances, how: Packed | Statistics, *, padded: boo
         if not kept <= shared:
             continue
         if level == ITEM:
-            chunks = view.chunk and not view.item and how.items > 1
+            chunks = view.chunk and not view.levels[0] and how.items > 1
             return shared == kept and not how.split_rows and not chunks
         return shared == kept and (not how.split_fibers if level == LANE else at.distinct)
     return False

@@ -14,7 +14,7 @@ from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.formats import get_format
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, lower
-from sparsetc.ir.nest.view import View
+from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.plan import Plan, Schedule
 from sparsetc.ir.program.cost import Cost
 from sparsetc.ir.program.laws import LISTED_BYTE
@@ -79,7 +79,7 @@ def _zeroed(parts: Sequence[Cost], statistics: Sequence[Statistics]) -> int:
     return max(0, min(output, int(LISTED_BYTE * (output - stored))))
 
 
-def views(candidate: Candidate, problem: Problem) -> list[View]:
+def views(candidate: Candidate, problem: Problem) -> list[Nest]:
     """The view that each part's format promises."""
     shape = problem.shape
     return [get_format(part.format).view(shape, part.storage) for part in candidate.plan.parts]
@@ -96,10 +96,10 @@ def orderly(candidate: Candidate, problem: Problem) -> bool:
     Rows have one owner each, or parts of nonzeros alone add them up.
     """
     own = views(candidate, problem)
-    return all(_owned(candidate, problem, own)) or not any(view.sides for view in own)
+    return all(_owned(candidate, problem, own)) or not any(view.values.sides for view in own)
 
 
-def _owned(candidate: Candidate, problem: Problem, views: Sequence[View]) -> tuple[bool, ...]:
+def _owned(candidate: Candidate, problem: Problem, views: Sequence[Nest]) -> tuple[bool, ...]:
     plan, expected = candidate.plan, candidate.expected
     alone = sum(s.nnz > 0 for s in expected) <= 1 or PARTITIONS[plan.partition].whole_rows
     at = Circumstances(problem.kept, problem.sparse_output, problem.distinct, alone)
@@ -116,6 +116,6 @@ def costs(candidate: Candidate, problem: Problem) -> list[Cost]:
 
 
 @lru_cache(maxsize=1024)
-def _cost(bound: Bound, view: View, schedule: Schedule, target: Target) -> Cost:
+def _cost(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> Cost:
     """The cost of a program, which is the same for every tensor of these sizes that is stored so."""
     return cost_of(lower(bound, view, schedule, target))

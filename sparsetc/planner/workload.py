@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
 
-from sparsetc.ir.nest.view import View
+from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.plan import SHARED, Plan, requested
 from sparsetc.ir.program.cost import Cost
 from sparsetc.ir.program.statistics import Statistics
@@ -101,7 +101,7 @@ def _option(estimate: Estimate, problem: Problem, other: bool) -> Option:
     return Option(estimate, copies, other, inf if estimate.total is None else estimate.total)
 
 
-def _stored(cost: Cost, view: View, sizes: Statistics) -> int:
+def _stored(cost: Cost, view: Nest, sizes: Statistics) -> int:
     """Bytes of a part: what its program streams, and what it reads once a block."""
     if not sizes.nnz:
         return 0

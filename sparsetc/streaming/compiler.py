@@ -204,7 +204,7 @@ class Compiler:
             tuple(replace(p.program, rows=1) for p in bound),
             plan.fused or len(bound) == 1,
             (self.dtype.is_floating_point or self.dtype.is_complex)
-            and any(p.view.sides or (p.padded and not p.view.blocks) for p in packed),
+            and any(p.view.values.sides or (p.padded and not p.view.blocks) for p in packed),
         )
 
     def _packed_part(self, made: Preparation, part: BoundPart, values: torch.Tensor) -> PackedPart:

@@ -154,7 +154,7 @@ def _read_by(compiler: Compiler, program: TileProgram, part: PartPlaces) -> bool
     """Whether a part has the arrays that its program reads: as many, of those types, with one dimension each."""
     on_cpu = compiler.backend == "torch"
     words = {torch.int32, torch.int64} | (set() if on_cpu else {torch.uint8, torch.int16, torch.uint16})
-    bits, of_values = {WORDS[program.view.word]}, stored_dtype(program, compiler.dtype)
+    bits, of_values = {WORDS[program.view.values.word]}, stored_dtype(program, compiler.dtype)
     kinds = [bits if name == "bits" else words for name in program.arrays if name not in program.view.packed]
     return (
         len(kinds) == len(part.index)

@@ -93,9 +93,9 @@ def _check(made: Cut, compiler: Compiler, number: int, buffer: torch.Tensor) -> 
         key = next(s.key for s, _ in program.statements if isinstance(s, Add))
         if isinstance(key, Row):  # of coordinates, which were looked at
             continue
-        count = counts(view, named, own.items, own.stored)[view.axes[key.level]]
+        count = counts(view, named, own.items, own.stored)[view.positions[key.level]]
         if isinstance(key, Slot):
-            sides = prod(view.sides[program.letters.index(letter)] for letter in key.letters)
+            sides = prod(view.values.sides[program.letters.index(letter)] for letter in key.letters)
             slot, least = named[key.array], -1 if key.letters else 0
             require(slot.numel() == count * sides, f"{key.array} has {slot.numel()} rows, expected {count * sides}")
             require(bool(((slot >= least) & (slot < chunk.rows)).all()), f"{key.array} has a row outside the result")

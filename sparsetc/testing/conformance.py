@@ -6,7 +6,7 @@ is broken. A format of one's own is tested by the same calls as those that come 
     from sparsetc.testing import check_format, pattern
     check_format("mine", pattern("skewed", (30, 40, 50)), (30, 40, 50), Storage(item=(0,), leaf=(1, 2)))
 
-What is checked follows from what a kernel reads: it knows a part by its `View` and nothing else, so the nonzeros are
+What is checked follows from what a kernel reads: it knows a part by its `Nest` and nothing else, so the nonzeros are
 first read back by the view's own grammar, then by the format's `unpack`, and both must give what was packed.
 """
 
@@ -22,8 +22,7 @@ from sparsetc.formats import Packed, get_format, pack
 from sparsetc.formats import words as word_codec
 from sparsetc.formats.stored import check_arrays, positions, read, require
 from sparsetc.ir.nest.axes import ITEM, LANE, Fibers
-from sparsetc.ir.nest.checks import verify
-from sparsetc.ir.nest.view import word_bits
+from sparsetc.ir.nest.modes import word_bits
 from sparsetc.ir.plan import Storage
 from sparsetc.tensor import coords as crd
 from sparsetc.testing.scatter import SCATTERS, Place, Scatter
@@ -88,7 +87,7 @@ def check_format(name: str, coords: torch.Tensor, shape: tuple[int, ...], storag
 def check_view(packed: Packed) -> None:
     """The view is well formed, is the one the format promises before packing, and its words hold what they must."""
     view = packed.view
-    verify(view)
+    view.verify()
     promised = get_format(packed.format).view(packed.shape, packed.storage)
     require(view == promised, f"packing gave the view {view}, but view() promises {promised}")
     require(view.order == len(packed.shape), f"the view has order {view.order}, the shape {len(packed.shape)}")
@@ -140,16 +139,16 @@ def check_representatives(packed: Packed, coords: torch.Tensor) -> None:
     view, arrays = packed.view, packed.arrays
     found, _, source, live = _nonzeros(packed)
     at = positions(view, arrays, packed.items, packed.stored)
-    for level, coordinates in ((ITEM, view.item), (LANE, view.lane)):
+    for level, coordinates in ((ITEM, view.levels[0]), (LANE, view.levels[1])):
         known = packed.representatives[level]
         modes = [c.mode for c in coordinates if not view.coordinates[c.mode].sides]  # lists are read along a side
         if not modes or known is None:
             require(not modes or level == LANE, "items share modes, which no nonzero stands for")
             continue
-        sides = torch.tensor([view.sides[m] if m in view.along else 1 for m in modes]).unsqueeze(1)
+        sides = torch.tensor([view.values.sides[m] if m in view.along else 1 for m in modes]).unsqueeze(1)
         shared = coords[modes] // sides
         require(
-            torch.equal(shared[:, known[at[view.axes[level]][live]]], shared[:, source]),
+            torch.equal(shared[:, known[at[view.positions[level]][live]]], shared[:, source]),
             f"a representative of level {level} has not what its nonzeros share",
         )
     require(found.shape[1] == packed.nnz, f"{found.shape[1]} nonzeros are read, expected {packed.nnz}")
@@ -160,14 +159,14 @@ def check_splits(packed: Packed, coords: torch.Tensor) -> None:
     view = packed.view
     _, _, source, live = _nonzeros(packed)
     at = positions(view, packed.arrays, packed.items, packed.stored)
-    rows, fibers = ([c.mode for c in view.item], [c.mode for c in (*view.item, *view.lane)])
-    if not packed.split_rows and not (view.chunk and not view.item):
-        items = _owners(at[view.axes[ITEM]][live], coords[rows][:, source])
+    rows, fibers = ([c.mode for c in view.levels[0]], [c.mode for c in (*view.levels[0], *view.levels[1])])
+    if not packed.split_rows and not (view.chunk and not view.levels[0]):
+        items = _owners(at[view.positions[ITEM]][live], coords[rows][:, source])
         require(items <= 1, f"a row has {items} items, and split_rows is not set")
     if view.blocks and not packed.split_fibers:
-        lanes = _owners(at[view.axes[LANE]][live], coords[fibers][:, source])
+        lanes = _owners(at[view.positions[LANE]][live], coords[fibers][:, source])
         require(lanes <= 1, f"a fiber has {lanes} lanes, and split_fibers is not set")
-    if view.sides and not packed.split_fibers:
+    if view.values.sides and not packed.split_fibers:
         found, _ = read(view, packed.arrays, packed.items, packed.stored)
         inside = torch.stack([own < size for own, size in zip(found, packed.shape, strict=True)]).all(0)
         _, starts = crd.sorted_runs(crd.sort_keys(found[:, inside], packed.shape))

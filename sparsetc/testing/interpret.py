@@ -87,7 +87,7 @@ def _memory(
     index = {name: arrays[name].flatten() for name in program.arrays if name not in held}
     known = {name: array.to(_widest(array.dtype)) for name, array in index.items()}
     for operand, own in zip(program.sparse, values, strict=True):
-        parts = own if operand.tiles.halves else (own,)
+        parts = own if operand.values.halves else (own,)
         known |= {name: part.to(dtype) for name, part in zip(operand.held, parts, strict=True)}
     tables = [_as_read(o, table).to(dtype) for o, table in zip(program.operands, dense, strict=True)]
     rows = {

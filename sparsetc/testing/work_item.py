@@ -168,7 +168,7 @@ class WorkItem:
         item, chunk = int(self.numbers["item"].at), self.view.chunk
         if chunk:
             return item * chunk, min((item + 1) * chunk, self.memory.nnz)
-        return (item, item + 1) if self.view.single else self.between(self.program.arrays[0], item)
+        return (item, item + 1) if self.view.items.size else self.between(self.program.arrays[0], item)
 
     def between(self, pointers: str, n: int) -> tuple[int, int]:
         """Where range `n` starts and ends."""
@@ -272,23 +272,23 @@ class WorkItem:
 
     def decode(self, s: Decode) -> None:
         """A coordinate, which stands for nothing at its mode's end and after it."""
-        at, live = self.evaluated(s.coordinate, self.position(self.view.axes[s.level]))
+        at, live = self.evaluated(s.coordinate, self.position(self.view.positions[s.level]))
         self.coordinates[s.name] = Spread(at, live & (at < s.end) if s.end else live)
 
     def value(self, s: Value) -> torch.Tensor | Halves:
         """The stored values: 1s where none are stored, 0 where a bitmap has no bit."""
         operand = self.program.stored(s.operand)
         number = self.evaluated(self.program.number_of(operand), self.number(0))
-        if self.view.pattern:
+        if self.view.values.ones:
             return self.shaped(s.out, number.live.to(self.memory.dtype))
         at = self.stored_at(operand, number)
         found = (self.load(self.memory.arrays[name], *at) for name in operand.held)
         made = [self.shaped(s.out, x) for x in found]
-        return Halves(*made) if operand.tiles.halves else made[0]
+        return Halves(*made) if operand.values.halves else made[0]
 
     def stored_at(self, operand: Stored, number: Spread) -> Spread:
         """Where the values of a tile are stored, for each of the positions that are taken of it."""
-        tiles = operand.tiles
+        tiles = operand.values
         cells = self.cells(operand.letters[mode] for mode in tiles.sequence)
         if not tiles.bitmap:
             return self.row_major([(number, 1), *cells])
@@ -363,7 +363,7 @@ class WorkItem:
                 at = self.coordinates[names.at(letter)]
                 row, live = row + at.at * stride, live & at.live
             return Spread(row, live)
-        own = self.position(self.view.axes[key.level])
+        own = self.position(self.view.positions[key.level])
         if not isinstance(key, Slot):
             return own
         row, live = self.read(key.array, self.row_major([(own, 1), *self.cells(key.letters)]))

@@ -55,7 +55,7 @@ class Lowering:
         )
         # The tiles of two operands are longer along a side than what is worth unrolling.
         unrolled, turned = len(inner.stored) == 1, (c for c in schedule.turns if c in inner.sides)
-        turns = (Turns(c, inner.sides[c], self.take.get(c, 1), unrolled) for c in turned)
+        turns = (Turns(c, size=inner.sides[c], take=self.take.get(c, 1), unrolled=unrolled) for c in turned)
         self.around: tuple[Axis, ...] = (*self.view.loops, *turns)
         verify_tree(inner, schedule, self.around)
         self._check_order()
@@ -125,7 +125,7 @@ class Lowering:
         total = made.run([*map(self.decodes, range(len(LEVELS)))], (*self.inner.stored, *self.inner.operand))
         for scale in [*map(flow.make, map(self.scale, self.inner.scaled))]:
             total = flow.scale(total, scale)
-        return in_halves(total, flow.statements) if self.view.halves else (total, flow.statements)
+        return in_halves(total, flow.statements) if self.view.values.halves else (total, flow.statements)
 
     # -- what is read -----------------------------------------------------------------------------------------------
     def load(self, factor: str) -> Value | Gather:
@@ -203,14 +203,15 @@ class Lowering:
 
     def _check_order(self) -> None:
         """Raise `PlanError` where bits are stored for the dots of another tree: values would be searched for."""
-        view, inner = self.view, self.inner
-        stored = [inner.letters[m] for m in view.sequence if m in view.sided]
+        view, inner, values = self.view, self.inner, self.view.values
+        stored = [inner.letters[m] for m in values.sequence if m in view.sided]
         found, wanted = (
             [c for c in own if inner.sides[c] > 1 and self._taken(c)] for own in (stored, self.stored_order)
         )
-        if view.bitmap and view.contracted and found != wanted:
+        if values.bitmap and values.contracted and found != wanted:
             raise PlanError(
-                f"tiles are stored in the order {''.join(stored)} for dots over {''.join(stored[-view.contracted :])}; "
+                f"tiles are stored in the order {''.join(stored)} for dots over "
+                f"{''.join(stored[-values.contracted :])}; "
                 f'"{inner.equation}" takes them in the order {"".join(self.stored_order)}, with dots over '
                 f"{''.join(self.contracted) or 'nothing'}: plan it anew, or leave out the storage's sequence"
             )

@@ -21,13 +21,13 @@ from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
-from sparsetc.errors import PlanError
+from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.default_tree.by_pairs import by_pairs
 from sparsetc.ir.inner import Inner, Target
 from sparsetc.ir.lower.lowering import Lowering
 from sparsetc.ir.nest.axes import ITEM
-from sparsetc.ir.nest.checks import verify as verify_view
-from sparsetc.ir.nest.view import PAIRED, Tiles, View
+from sparsetc.ir.nest.nest import PAIRED, pairs
+from sparsetc.ir.nest.values import Bitmap, Halves, Values, Whole
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.operands import MIN_DOT
 from sparsetc.ir.program.tile import LANES, Position, TileProgram
@@ -69,8 +69,8 @@ def lower_pairs(
     (row, column, inner), sides = named, {name: prod(side for _, side in fold) for name, fold in named.items()}
     free = zip((row, column), bitmaps, strict=True)
     stored = tuple(_stored(sides[c], sides[inner], bitmap, schedule.precision == F16X3) for c, bitmap in free)
-    view = View(0, (), (), (), False, pairs=stored)
-    verify_view(view)
+    view = pairs(*stored)
+    view.verify()
     made = Inner(
         equation=equation,
         view=view,
@@ -93,11 +93,14 @@ def _name(fold: Fold, role: str) -> str:
     return f"{name}_{role}" if name in NAMED else name
 
 
-def _stored(free: int, inner: int, bitmap: bool, halves: bool) -> Tiles:
+def _stored(free: int, inner: int, bitmap: bool, halves: bool) -> Values:
     """Row-major tiles, their bits in the widest words that they fill.
 
     Triton lays out a dot's sides by the narrowest load that their addresses depend on, and aborts where that is
     narrower than 32 bits and the values are of 64 (3.6, 3.7).
     """
     word = max(8, min(32, free * inner))
-    return Tiles(sides=(free, inner), sequence=(0, 1), bitmap=bitmap, word=word, halves=halves)
+    if bitmap and halves:
+        raise FormatError("what is in halves are tiles, stored whole")
+    kind = Bitmap if bitmap else Halves if halves else Whole
+    return kind((free, inner), (0, 1), word=word)

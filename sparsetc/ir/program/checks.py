@@ -106,11 +106,11 @@ def _verify_stored(p: TileProgram) -> None:
         raise PlanError(f"the operands {p.terms} do not have the modes of {p.view}")
     sides = {axis.letter for axis in p.axes} & {*p.letters}
     for operand in p.sparse:
-        if operand.tiles.halves != (p.precision == F16X3) or (operand.tiles.halves and not p.dots):
+        if operand.values.halves != (p.precision == F16X3) or (operand.values.halves and not p.dots):
             raise PlanError(f"{_name(operand)}: tiles in halves are multiplied by dots in {F16X3}, and only they")
         sizes = tuple(p.axis(c).size for c in operand.letters if c in sides)
-        if sizes != operand.tiles.sides:
-            raise PlanError(f"{_name(operand)}: a tile has {operand.tiles.sides} positions, its axes have {sizes}")
+        if sizes != operand.values.sides:
+            raise PlanError(f"{_name(operand)}: a tile has {operand.values.sides} positions, its axes have {sizes}")
     loops: list[Loop] = []
     for statement, depth in p.statements:
         del loops[depth:]
@@ -127,12 +127,13 @@ def _verify_stored(p: TileProgram) -> None:
 def _verify_scale(p: TileProgram, s: Scale, loops: list[Loop]) -> None:
     """Raise `PlanError` unless scales are of what dots take in halves, and the same for all that an item sums."""
     if not s.by_row:
-        halves = p.view.halves if p.largest(s) == "most" else any(o.split for o in p.operands if o.name == s.operand)
+        split = any(o.split for o in p.operands if o.name == s.operand)
+        halves = p.view.values.halves if p.largest(s) == "most" else split
         if not halves or loops or p.terms:
             raise PlanError(f"{s.out}: a scale is of all stored values in halves, or of an operand that dots split")
         return
     own = p.stored(s.operand)
-    if not p.terms or not own.tiles.halves or loops or s.out.axes != own.letters[:1]:
+    if not p.terms or not own.values.halves or loops or s.out.axes != own.letters[:1]:
         raise PlanError(f"{s.out}: scales are of the rows of tiles in halves, and the same for all pairs")
 
 

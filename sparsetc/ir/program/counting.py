@@ -65,7 +65,7 @@ class _Walk:
         self.splits = prod(a.programs for a in p.split)
         self.readers = prod(a.programs for a in p.split if a.letter not in self.sides)
         """Grid programs that read the same values."""
-        values, index = ZERO if p.view.pattern else 2 * STORED if p.half else STORED.bytes, self._index()
+        values, index = ZERO if p.view.values.ones else 2 * STORED if p.half else STORED.bytes, self._index()
         self.values, self.once = values * self.readers, values + index
         self.stream, self.registers = self.values + index * self.splits, self._words() * self.splits
         self.gathers: list[GatherTerm] = []
@@ -88,8 +88,8 @@ class _Walk:
         coordinates = {lookup.array for level in range(len(LEVELS)) for lookup in view.lookups(level)}
         known = STRUCTURE | ({"lane_len": SHORT * FIBERS} if view.narrow else {})
         found = sum((known.get(array, ZERO) for array in {*view.arrays} - coordinates), start=self._lists())
-        if view.bitmap:
-            found += FIBERS * (view.volume // 8)
+        if view.values.bitmap:
+            found += FIBERS * (view.values.volume // 8)
         if self.sides:
             return found + FIBERS * (TILE_WORD * len(self.p.sparse))
         return sum((n * sum(widths) for n, widths in zip(self._levels(), view.word_bytes, strict=True)), start=found)
@@ -153,10 +153,10 @@ class _Walk:
     def _value(self, s: Value) -> None:
         """Values: read once where each tile is, as often as a list names them where one does."""
         stored = self.p.stored(s.operand)
-        positions = FIBERS * (stored.tiles.volume * self.readers)
+        positions = FIBERS * (stored.values.volume * self.readers)
         named = isinstance(self.p.number_of(stored), Lookup)
         self.registers += positions.bytes if named else self.values
-        self.expanded += positions if stored.tiles.bitmap else ZERO
+        self.expanded += positions if stored.values.bitmap else ZERO
 
     def _gathered(self, s: Gather, visits: Count) -> GatherTerm:
         """The rows that a statement gathers."""
@@ -176,7 +176,7 @@ class _Walk:
             self.multiply += visits * (self._cells(s.out.axes) * len(s.inputs))
             return
         self.dot += visits * (2 * prod(a.block for a in self.p.axes if a.letter in {*s.out.axes, *s.contracted}))
-        if self.p.view.halves:  # of what is not stored in halves, they are made
+        if self.p.view.values.halves:  # of what is not stored in halves, they are made
             made = {*s.inputs} - {v.out for v, _ in self.p.statements if isinstance(v, Value)}
             self.converted += visits * (SPLIT * sum(self._cells(t.axes) for t in made))
         if not self.sides:  # what is gathered by lanes is multiplied into the sides, and stored for the dot to read
@@ -216,7 +216,7 @@ class _Walk:
     # -- all --------------------------------------------------------------------------------------------------------
     def cost(self) -> Cost:
         """What was counted."""
-        p, volume = self.p, self.p.view.volume
+        p, volume = self.p, self.p.view.values.volume
         tiles = any(axis.name == "tile" for axis in p.view.loops)
         share = volume * self.readers // self.splits
         return Cost(

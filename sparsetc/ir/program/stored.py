@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparsetc.ir.nest.view import Tiles, View
+from sparsetc.ir.nest.nest import Nest
+from sparsetc.ir.nest.values import Values
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Stored:
     name: str
     """Empty where it is the only one."""
     letters: tuple[str, ...]
-    tiles: Tiles
+    values: Values
 
     def array(self, name: str) -> str:
         """What one of its arrays, or a variable of its own, is called."""
@@ -30,14 +31,14 @@ class Stored:
     @property
     def held(self) -> tuple[str, ...]:
         """The arrays of its values; of tiles in halves, of the high and of the low ones."""
-        return tuple(map(self.array, ("high_values", "low_values") if self.tiles.halves else ("values",)))
+        return tuple(map(self.array, ("high_values", "low_values") if self.values.halves else ("values",)))
 
     def stride(self, letter: str) -> int:
         """How far apart a letter's positions are stored."""
-        return self.tiles.strides[self.letters.index(letter)]
+        return self.values.strides[self.letters.index(letter)]
 
 
-def stored_of(view: View, letters: Sequence[str]) -> Stored:
+def stored_of(view: Nest, letters: Sequence[str]) -> Stored:
     """The one sparse operand of a view, by the letters of its modes."""
-    own = [letters[mode] for mode in view.sided] if view.sides else letters
-    return Stored("", tuple(own), view.tiles)
+    own = [letters[mode] for mode in view.sided] if view.values.sides else letters
+    return Stored("", tuple(own), view.along_sides)

@@ -31,7 +31,7 @@ def lines(p: TileProgram) -> list[str]:
     """The program, a statement a line, indented by loops."""
     head = f'tile program  "{p.equation}"  part {p.number}: {p.format}, {p.view}'
     axes = ", ".join(map(_axis, p.axes))
-    over = f"chunks of {p.view.chunk}" if p.view.chunk else "blocks" if p.view.single else p.arrays[0]
+    over = f"chunks of {p.view.chunk}" if p.view.chunk else (*p.view.items.arrays, "blocks")[0]
     lines = [head, f"  item over {over}"]
     if axes:
         lines.append(f"  axes {axes}")
@@ -56,10 +56,10 @@ def line(p: TileProgram, s: Statement) -> str:
         return f"{s.name}{lanes} = {_coordinate(p, s)}"
     if isinstance(s, Value):
         if not p.stored(s.operand).name:
-            halves = "  # high and low parts" if p.view.halves else ""
-            return f"{s.out} = {'1' if p.view.pattern else 'load X.values'}{halves}"
-        how = "expand" if p.stored(s.operand).tiles.bitmap else "load"
-        halves = "  # high and low parts" if p.stored(s.operand).tiles.halves else ""
+            halves = "  # high and low parts" if p.view.values.halves else ""
+            return f"{s.out} = {'1' if p.view.values.ones else 'load X.values'}{halves}"
+        how = "expand" if p.stored(s.operand).values.bitmap else "load"
+        halves = "  # high and low parts" if p.stored(s.operand).values.halves else ""
         return f"{s.out} = {how} {s.operand.upper()}.tile[pair_{s.operand}]{halves}"
     if isinstance(s, Scale) and not s.by_row:
         exponent = f"exponent of {p.largest(s)}"
@@ -109,7 +109,7 @@ def _coordinate(p: TileProgram, s: Decode) -> str:
     notes = [f"{field.width} bits, {level}" for field in s.coordinate.fields]
     notes += [f"a base every {lookup.every}" for lookup in s.coordinate.lookups if lookup.every > 1]
     read = [names.tile(c) if p.view.along else names.at(c) for c in p.letters]
-    text = s.coordinate.text(Readable(read, p.view.axes[s.level]))
+    text = s.coordinate.text(Readable(read, p.view.positions[s.level]))
     return f"{text}  # {', '.join(notes)}" if notes else text
 
 

@@ -29,7 +29,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.nest import coordinates
 from sparsetc.ir.nest.axes import LEAF, Axis
 from sparsetc.ir.nest.coordinates import Expression
-from sparsetc.ir.nest.view import PAIRED, View
+from sparsetc.ir.nest.nest import PAIRED, Nest
 from sparsetc.ir.program import names
 from sparsetc.ir.program.stored import Stored, stored_of
 from sparsetc.support.cached import cached_property
@@ -279,7 +279,7 @@ class TileProgram:
     equation: str
     number: int
     format: str
-    view: View
+    view: Nest
     letters: tuple[str, ...]
     """The sparse operand's index letters, by mode."""
     axes: tuple[DenseAxis, ...]
@@ -338,7 +338,7 @@ class TileProgram:
         return self.view.spanning and not any(s.end for s, _ in self.statements if isinstance(s, Decode))
 
     def read_along(self, letters: Iterable[str]) -> tuple[str, ...]:
-        """The axes along which the coordinates of letters vary, as `View.read_along` gives them."""
+        """The axes along which the coordinates of letters vary, as `Nest.read_along` gives them."""
         return self.view.read_along(self.letters, letters)
 
     def stored(self, operand: str) -> Stored:

@@ -1,0 +1,309 @@
+"""How the stored nonzeros of a part are walked: axes, a coordinate a mode, and how values are stored.
+
+In: nothing but integers. Out: `Nest`, read by `ir.lower`. The grammar of the level::
+
+    nest        := items axis*  mode*  values
+    axis*       := run      # an item is a range of consecutive nonzeros; `lanes` of them are taken at a step
+                 | blocks fibers # an item is a range of blocks; a block is `lanes` fibers side by side (sliced ELL);
+                            # step n of a block takes the n-th nonzero of every one of its fibers
+                 | tiles    # an item is a range of tiles of some positions a mode; coordinates are of tiles
+                 | pairs    # an item is a range of a task list: pairs of tiles, one of each of two operands
+
+Of tiles, all but listed coordinates are of the tile: a position's is that times the side, plus its place along it. A
+mode may be listed along another's side, which it then *rides* along: the positions of that side are fibers.
+
+A mode is read at one of three levels: shared by the whole item, shared by one lane (a fiber) or tile, or the nonzero's
+own. The higher the level, the fewer times it is read, and the fewer times a factor row is gathered for it.
+
+Arrays a packed part must hold, beside those of its values (P items, B blocks, N stored nonzeros, T tiles):
+
+    item_ptr (P+1)        first nonzero (run), block or tile of each item; absent where items have equally many
+    item_word (P)         coordinates of the item modes
+    block_ptr (B+1)       first stored nonzero of each block, a multiple of `lanes`
+    block_full (B)        steps of the block in which every lane has a nonzero, rounded down to the unrolling
+    lane_len (B*lanes)    nonzeros of each fiber; 0 is an unused lane
+    lane_word (B*lanes)   coordinates of the lane modes
+    tile_word (T)         coordinates of each tile's own modes
+    word (N)              coordinates of the leaf modes
+    word_base (N/frame)   what the words of each `frame` positions are offsets from
+    shift (size of a mode) coordinate less position of a consecutive mode, by that of the mode it follows
+    pair_ptr (P+1)        first pair of each item
+    pair_x, pair_y        the tile of each operand that a pair reads; its arrays begin with ``x_`` and ``y_``
+    item_x, item_y (P)    of tiles in halves: the row of tiles of each operand that an item's pairs are of
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from sparsetc.errors import FormatError
+from sparsetc.ir.nest.axes import LEAF, LEVELS, Axis, Blocks, Each, Fibers, Items, Run
+from sparsetc.ir.nest.coordinates import Along, Constant, Coordinate, Expression, Formula, Lookup, Position
+from sparsetc.ir.nest.modes import ModeCoordinate, word_bits
+from sparsetc.ir.nest.values import ScaledHalves, Values, Whole
+from sparsetc.support.cached import cached_property
+from sparsetc.support.names import check_array
+
+Name = TypeVar("Name")
+Modes = tuple[ModeCoordinate, ...]
+
+PAIRED = ("x", "y")
+"""The operands of a task list, as the names of their arrays begin."""
+VALUES = Whole()
+
+
+def tiles_along(shape: Sequence[int], sides: Sequence[int]) -> tuple[int, ...]:
+    """Tiles along each mode; the last may reach past the end."""
+    return tuple(-(-n // side) for n, side in zip(shape, sides, strict=True))
+
+
+@dataclass(frozen=True)
+class Nest:
+    """Axes, outermost first; the modes of each level; how values are stored."""
+
+    items: Items
+    """Work items: what the range of each is known by."""
+    loops: tuple[Axis, ...]
+    """What a work item takes in turn, outermost first."""
+    levels: tuple[Modes, Modes, Modes] = ((), (), ())
+    """How each mode is read: by the item, by a fiber or a tile, by the nonzero; in each in the order of reading."""
+    values: Values = VALUES
+    """How values are stored; of pairs, of nothing."""
+    pairs: tuple[Values, ...] = ()
+    """How the two operands of a task list store their tiles; empty where there is none. Of such a nest no mode is read:
+    which tiles meet, and where results go, is what the list says."""
+    narrow: bool = False
+    """Words of leaf modes take 16 bits where they fit."""
+
+    @property
+    def order(self) -> int:
+        """Modes of the operand."""
+        return sum(map(len, self.levels))
+
+    @cached_property
+    def lanes(self) -> int:
+        """Fibers of a block; of runs, nonzeros of a step, which nothing stored depends on."""
+        return self.loops[-1].lanes or 1
+
+    @property
+    def blocks(self) -> bool:
+        """Whether fibers lie side by side."""
+        return isinstance(self.loops[-1], Fibers)
+
+    @property
+    def chunk(self) -> int:
+        """Nonzeros of an item, where all have equally many."""
+        return 0 if self.blocks else self.items.size
+
+    @property
+    def packed(self) -> tuple[str, ...]:
+        """The arrays that are made of values, and made anew for others of the same pattern."""
+        return () if self.pairs else self.values.packed
+
+    def stored_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """How many different coordinates of each mode are stored: its tiles, where there are tiles, else its size."""
+        return tiles_along(shape, self.values.sides) if self.values.sides else tuple(shape)
+
+    @cached_property
+    def positions(self) -> tuple[str, ...]:
+        """The axis whose positions each level has."""
+        return ("item", "tile" if self.values.sides else "fiber", "nonzero")
+
+    @cached_property
+    def coordinates(self) -> dict[int, Expression]:
+        """Each mode's coordinate, in the order in which they are read."""
+        levels = zip(self.positions, self.levels, strict=True)
+        return {c.mode: c.expression(Position(axis)) for axis, own in levels for c in own}
+
+    @cached_property
+    def along(self) -> dict[int, Expression]:
+        """Each mode's coordinates at the positions along its side, by the tile's; empty where there are no sides."""
+
+        def strided(mode: int) -> Expression:
+            return Formula("+", Formula("*", Coordinate(mode), Constant(self.values.sides[mode])), Along(mode))
+
+        read = self.coordinates.items() if self.values.sides else ()
+        return {mode: own if own.sides else strided(mode) for mode, own in read}
+
+    @cached_property
+    def sided(self) -> tuple[int, ...]:
+        """The modes along whose sides positions are read: those of tiles, but for modes that ride along others."""
+        return tuple(sorted({mode for own in self.along.values() for mode in own.sides}))
+
+    @cached_property
+    def along_sides(self) -> Values:
+        """How values are stored along the sides that are read, numbered from 0 on."""
+        return self.values if len(self.sided) == len(self.values.sides) else self.values.of_sides(self.sided)
+
+    def read_along(self, letters: Sequence[Name], some: Iterable[Name]) -> tuple[Name, ...]:
+        """The axes along which coordinates are read, once each: letters along whose sides they lie in a tile.
+
+        Args:
+            letters: of all modes.
+            some: letters; one that is no mode's, and where there are no sides each, stands for itself.
+        """
+        own = {letters[mode]: [letters[m] for m in sorted(at.sides)] for mode, at in self.along.items()}
+        return tuple(dict.fromkeys(axis for c in some for axis in own.get(c, [c])))
+
+    def within(self, mode: int, size: int) -> bool:
+        """Whether no coordinate along a mode's side reaches the size of the mode: lists may always hold such."""
+        own, side = self.coordinates[mode], self.values.sides[mode]
+        return side <= size if own == Along(mode) else not own.sides and size % side == 0
+
+    @cached_property
+    def spanning(self) -> bool:
+        """Whether tiles span the whole tensor: the positions along each side are the coordinates of its mode."""
+        return bool(self.values.sides) and all(own == Along(mode) for mode, own in self.coordinates.items())
+
+    def taking(self, lanes: int) -> Nest:
+        """The nest by so many lanes, where the storage leaves their number to the schedule: in runs of nonzeros."""
+        return replace(self, loops=(replace(run, lanes=lanes),)) if isinstance(run := self.loops[0], Run) else self
+
+    def in_halves(self) -> Nest:
+        """The nest of values in halves, where these are of tiles that are stored whole."""
+        v = self.values
+        fits = v.sides and not v.bitmap
+        return replace(self, values=ScaledHalves(v.sides, v.sequence, v.contracted)) if fits else self
+
+    def lookups(self, level: int) -> tuple[Lookup, ...]:
+        """What the coordinates of a level read of arrays."""
+        return tuple(lookup for c in self.levels[level] for lookup in self.coordinates[c.mode].lookups)
+
+    @cached_property
+    def word_bytes(self) -> tuple[tuple[int, ...], ...]:
+        """Bytes of a word of each array of words, by level."""
+        read = [dict.fromkeys(w.array for w in self.lookups(level) if w.every == 1) for level in range(len(LEVELS))]
+        return tuple(tuple(self._word_bytes(level, name) for name in own) for level, own in enumerate(read))
+
+    def _word_bytes(self, level: int, array: str) -> int:
+        bits, values = word_bits(self.levels[level], array), [self.coordinates[c.mode] for c in self.levels[level]]
+        framed = (v for v in values if any(lookup.every > 1 for lookup in v.lookups))
+        if bits <= 8 and any(array == f.word.array for v in framed for f in v.fields):
+            return 1
+        return 2 if bits <= 16 and level == LEAF and self.narrow else 4 if bits <= 31 else 8
+
+    def level_of(self, mode: int) -> int:
+        """The level at which `mode` is read."""
+        for level, coordinates in enumerate(self.levels):
+            if any(c.mode == mode for c in coordinates):
+                return level
+        raise FormatError(f"the view addresses no mode {mode}")
+
+    @cached_property
+    def arrays(self) -> tuple[str, ...]:
+        """Names of the arrays a packed part of this nest holds, in the order kernels take them."""
+        if self.pairs:
+            stored = list(zip(PAIRED, self.pairs, strict=True))
+            rows = [f"item_{name}" for name, tiles in stored if tiles.halves]
+            values = [f"{name}_{array}" for name, tiles in stored for array in tiles.arrays]
+            return (*self.items.arrays, *self.loops[0].arrays, *rows, *values)
+        read = (lookup.array for level in range(len(LEVELS)) for lookup in self.lookups(level))
+        walked = (array for axis in self.loops for array in axis.arrays)
+        names = (*self.items.arrays, *self.values.structure, *walked, *read)
+        return (*dict.fromkeys(names), *self.packed)
+
+    def verify(self) -> None:
+        """Raise `FormatError` unless every mode is read exactly once, by axes that are known."""
+        modes = [c.mode for level in self.levels for c in level]
+        if sorted(modes) != list(range(len(modes))):
+            raise FormatError(f"a nest must address each mode once, found modes {modes}")
+        for level, coordinates in enumerate(self.levels[1:], 1):
+            if coordinates and all(axis.level != level for axis in self.loops):
+                raise FormatError(f"no {LEVELS[level]} shares mode {coordinates[0].mode}; use blocks of fibers")
+        lanes = self.loops[-1].lanes
+        if lanes & (lanes - 1) or (not lanes and self.loops[-1].level == LEAF):
+            raise FormatError(f"lanes must be a power of two, found {lanes}")
+        if self.values.sides and len(self.values.sides) != self.order:
+            raise FormatError(f"tiles have a side for each mode, found {self.values.sides} of {self.order} modes")
+        for values in (self.values, *self.pairs):
+            values.check()
+        if len({tiles.halves for tiles in self.pairs}) > 1:
+            raise FormatError("tiles in halves are those of both operands of a task list, or of neither")
+        for tiles in self.pairs:
+            if tiles.halves and len(tiles.sides) != 2:
+                raise FormatError("paired tiles in halves are matrices")
+            if any(side & (side - 1) for side in tiles.sides):
+                raise FormatError(f"sides of paired tiles must be powers of two, found {tiles.sides}")
+        known: set[int] = set()
+        for level, coordinates in enumerate(self.levels):
+            for c in coordinates:
+                c.check(level == LEAF)
+                self._verify_coordinate(c.mode, level, known)
+                if not self.coordinates[c.mode].sides:
+                    known.add(c.mode)
+
+    def _verify_coordinate(self, mode: int, level: int, known: set[int]) -> None:
+        """Raise `FormatError` unless arrays have names that hide nothing, and what is read is known at the level."""
+        value, axes = self.coordinates[mode], self.positions[: level + 1]
+        for lookup in value.lookups:
+            check_array(lookup.array, FormatError)
+        if value.modes - known:
+            raise FormatError(f"mode {mode} follows from mode {min(value.modes - known)}, which must be read before it")
+        if value.axes - {*axes, "lane"}:
+            missing = min(value.axes - {*axes})
+            raise FormatError(f"mode {mode} is read at the level of {axes[-1]}, which has no {missing}")
+        if value.sides:
+            self._verify_side(mode, level, value)
+
+    def _verify_side(self, mode: int, level: int, value: Expression) -> None:
+        """Raise `FormatError` unless positions are read along one side at most, by lists of its length.
+
+        It is the mode's own, or that of another mode of its level, which that one is read along itself.
+        """
+        (side, *others), where = sorted(value.sides), f"mode {mode} is read along the side of mode"
+        sides = self.values.sides
+        if others or not sides or side not in self.coordinates:
+            raise FormatError(f"{where} {side}; a coordinate of tiles is read along one side of theirs")
+        if side != mode and (self.along[side].sides != {side} or self.level_of(side) != level):
+            raise FormatError(f"{where} {side}, which is not itself read along it at that level")
+        if side != mode and sides[mode] != 1:
+            raise FormatError(f"{where} {side}, so its own has 1 position, found {sides[mode]}")
+        wrong = [lookup.each for lookup in value.lookups if lookup.each not in (0, sides[side])]
+        if wrong:
+            has = f"{'has' if side == mode else 'rides along'} a side of {sides[side]} positions"
+            raise FormatError(f"mode {mode} is listed by {wrong[0]} places, and {has}")
+
+    def __str__(self) -> str:
+        if self.values.sides:
+            return str(self.values)
+        if self.pairs:
+            return f"pairs of {' and '.join(map(str, self.pairs))}"
+
+        def modes(coordinates: Modes) -> str:
+            return ",".join(str(c.mode) for c in coordinates) or "-"
+
+        nesting = "blocks of fibers" if self.blocks else "runs of nonzeros"
+        values = ", no values" if self.values.ones else ""
+        levels = " | ".join(map(modes, self.levels))
+        return f"{nesting}, {self.lanes} lanes, modes {levels}{values}"
+
+
+def runs(
+    item: Modes = (),
+    leaf: Modes = (),
+    lanes: int = 1,
+    *,
+    chunk: int = 0,
+    values: Values = VALUES,
+    narrow: bool = False,
+) -> Nest:
+    """Runs of consecutive nonzeros, `lanes` at a step; of equally many, where there is a `chunk`."""
+    return Nest(Items(size=chunk), (Run("nonzero", lanes),), (item, (), leaf), values, narrow=narrow)
+
+
+def blocks(item: Modes, lane: Modes, leaf: Modes, lanes: int, *, alone: bool = False, narrow: bool = False) -> Nest:
+    """Blocks of `lanes` fibers side by side; `alone`: every item is the block of its own number."""
+    loops = Blocks("block", lanes), Fibers("nonzero", lanes)
+    return Nest(Items(size=int(alone)), loops, (item, lane, leaf), narrow=narrow)
+
+
+def tiles(item: Modes, tile: Modes, values: Values) -> Nest:
+    """Tiles, whose sides and order of positions `values` has."""
+    return Nest(Items(), (Each("tile"),), (item, tile, ()), values)
+
+
+def pairs(x: Values, y: Values) -> Nest:
+    """Pairs of tiles of two operands."""
+    return Nest(Items("pair"), (Each("pair", operands=PAIRED),), pairs=(x, y))
