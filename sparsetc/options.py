@@ -21,8 +21,7 @@ import torch
 from sparsetc.errors import DeviceError, DtypeError, KeywordError, OutOfMemoryError, PlanError
 from sparsetc.ir.plan import requested
 from sparsetc.support import keywords
-from sparsetc.support.memory import as_bytes
-from sparsetc.tensor.convert import available_memory
+from sparsetc.support.memory import as_bytes, available_memory
 
 PRECISIONS = ("highest", "high", "medium")
 BACKENDS = ("auto", "triton", "torch")

@@ -38,7 +38,7 @@ from sparsetc.partition import PARTITIONS, stored_parts
 from sparsetc.planner.ownership import Circumstances, owns
 from sparsetc.planner.problem import Problem
 from sparsetc.runtime.executable import Arrays, Executable, owned
-from sparsetc.runtime.second_pass import SecondPass
+from sparsetc.runtime.segments import SecondPass
 from sparsetc.support.lru import Lru
 
 

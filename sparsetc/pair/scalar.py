@@ -33,7 +33,7 @@ from sparsetc.options import Options
 from sparsetc.pair.symbolic import picked
 from sparsetc.pair.tasks import NonzeroPairList, Tasks
 from sparsetc.runtime.executable import Arrays, Executable
-from sparsetc.runtime.second_pass import SecondPass
+from sparsetc.runtime.segments import SecondPass
 from sparsetc.support.cached import cached_property
 from sparsetc.support.progress import bar
 

@@ -14,7 +14,7 @@ import torch
 
 from sparsetc.codegen.launch import PartArrays, TorchPrograms, TritonPrograms, Values, each
 from sparsetc.ir.program.tile import Add, TileProgram
-from sparsetc.runtime.second_pass import SecondPass
+from sparsetc.runtime.segments import SecondPass
 
 Call = Callable[[Values, Sequence[torch.Tensor], torch.Tensor], None]
 """Programs bound to the arrays of storages: a function of values, tables and output."""

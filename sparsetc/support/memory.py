@@ -1,13 +1,16 @@
-"""Numbers of bytes as a user writes them.
+"""Numbers of bytes: as a user writes them, and those that a device has free.
 
-In: a number, or text as in ``"8GB"``. Out: bytes.
+In: a number, or text as in ``"8GB"``, or a device. Out: bytes.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import re
 from typing import Any
+
+import torch
 
 from sparsetc.errors import PlanError
 
@@ -45,3 +48,23 @@ def _of_number(number: Any) -> int | None:
         return int(number)
     except (TypeError, ValueError, OverflowError):
         return None
+
+
+def available_memory(device: torch.device) -> int:
+    """Bytes that a new tensor on ``device`` may take now; what torch holds and has no tensor in counts as free."""
+    if device.type == "cuda":
+        # As nested as torch keeps them: memory_reserved() flattens hundreds of counts each time.
+        held = torch.cuda.memory_stats_as_nested_dict(device)
+        unused = held["reserved_bytes"]["all"]["current"] - held["allocated_bytes"]["all"]["current"] if held else 0
+        return int(torch.cuda.mem_get_info(device)[0]) + int(unused)
+    try:
+        # MemAvailable counts the page cache, which the kernel gives back; SC_AVPHYS_PAGES does not.
+        with open("/proc/meminfo", encoding="utf-8") as lines:
+            fields = dict(line.split(":", 1) for line in lines)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
+        return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+available_memory._dynamo_marked_constant = True  # type: ignore[attr-defined]  # of a graph: nothing need be traced

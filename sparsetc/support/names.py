@@ -88,12 +88,9 @@ def check_array(name: object, error: type[SparsetcError]) -> None:
 
 def is_free(name: str) -> bool:
     """Whether a format may call an array `name`: an identifier that no generated name can be, nor a copy of one."""
-    if not name.isidentifier() or not name.isascii() or iskeyword(name) or issoftkeyword(name):
-        return False
-    if hasattr(builtins, name):
-        return False
     own = _NUMBER.sub("", name)  # what a tree makes several of is numbered, and so are steps taken together
-    return own not in WORDS | STRUCTURE and not _LETTERED.fullmatch(own)
+    word = iskeyword(name) or issoftkeyword(name) or hasattr(builtins, name) or own in WORDS | STRUCTURE
+    return name.isidentifier() and name.isascii() and not word and not _LETTERED.fullmatch(own)
 
 
 def check_free(

@@ -12,7 +12,7 @@ from dataclasses import MISSING, fields
 from functools import lru_cache, wraps
 from inspect import signature
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -22,15 +22,11 @@ LONGEST = 60
 """Characters of a value that a message quotes."""
 
 Made = TypeVar("Made")
-_restorers: dict[str, Any] = {}
 
+if TYPE_CHECKING:
 
-def __getattr__(name: str) -> Any:
-    """What `saved` decorated under this name."""
-    try:
-        return _restorers[name]
-    except KeyError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    def __getattr__(name: str) -> Any:
+        """What `saved` decorated under this name."""
 
 
 class Record:
@@ -38,7 +34,7 @@ class Record:
 
     def __reduce__(self) -> tuple[Any, ...]:
         own: Any = self
-        return __getattr__("record"), (type(self).__name__, {f.name: getattr(own, f.name) for f in fields(own)})
+        return globals()["record"], (type(self).__name__, {f.name: getattr(own, f.name) for f in fields(own)})
 
 
 def from_state(record: type[Made], state: dict[str, Any]) -> Made:
@@ -90,7 +86,7 @@ def saved(function: Callable[..., Made]) -> Callable[..., Made]:
         return function(*arguments)
 
     checked.__module__ = __name__
-    _restorers[function.__name__] = checked
+    globals()[function.__name__] = checked
     torch.serialization.add_safe_globals([checked])
     return checked
 

@@ -1,20 +1,21 @@
-"""SparseTensor to and from strided tensors, torch.sparse, scipy.sparse and pydata/sparse.
+"""SparseTensor to and from other libraries' tensors and dense ones, and in other forms of its own.
 
-In: any of them. Out: any of them. scipy and pydata/sparse are imported only when one of theirs is asked for; what an
-object is, is first read off its type's module name.
+In: a strided tensor, or one of torch.sparse, scipy.sparse or pydata/sparse. Out: any of them, or a SparseTensor with
+modes permuted, or dense modes and blocks expanded. scipy and pydata/sparse are imported only when one of theirs is
+asked for; what an object is, is first read off its type's module name.
 """
 
 from __future__ import annotations
 
 import math
-import os
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from sparsetc.errors import DtypeError, FormatError, OutOfMemoryError, ShapeError
-from sparsetc.support.memory import as_bytes
+from sparsetc.support.memory import as_bytes, available_memory
 from sparsetc.support.precision import without_autocast
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import Blocks
@@ -25,26 +26,6 @@ if TYPE_CHECKING:
     from sparsetc.tensor.sparse_tensor import SparseTensor
 
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
-
-
-def available_memory(device: torch.device) -> int:
-    """Bytes that a new tensor on ``device`` may take now; what torch holds and has no tensor in counts as free."""
-    if device.type == "cuda":
-        # As nested as torch keeps them: memory_reserved() flattens hundreds of counts each time.
-        held = torch.cuda.memory_stats_as_nested_dict(device)
-        unused = held["reserved_bytes"]["all"]["current"] - held["allocated_bytes"]["all"]["current"] if held else 0
-        return int(torch.cuda.mem_get_info(device)[0]) + int(unused)
-    try:
-        # MemAvailable counts the page cache, which the kernel gives back; SC_AVPHYS_PAGES does not.
-        with open("/proc/meminfo", encoding="utf-8") as lines:
-            fields = dict(line.split(":", 1) for line in lines)
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
-        return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
-
-
-available_memory._dynamo_marked_constant = True  # type: ignore[attr-defined]  # of a graph: nothing need be traced
 
 
 def to_dense(x: SparseTensor, memory_limit: int | str | None = None) -> torch.Tensor:
@@ -322,3 +303,38 @@ def _is_scipy(obj: object) -> bool:
 
 def _is_pydata(obj: object) -> bool:
     return _comes_from(obj, "sparse") and hasattr(obj, "fill_value")
+
+
+def permuted(x: SparseTensor, modes: tuple[Any, ...]) -> SparseTensor:
+    """See SparseTensor.permute."""
+    raw: Any = modes[0] if len(modes) == 1 and isinstance(modes[0], tuple | list) else modes
+    try:
+        wanted = tuple(m + x.order if m < 0 else m for m in map(index, raw))
+    except TypeError:  # no numbers
+        wanted = ()
+    if sorted(wanted) != list(range(x.order)):
+        raise ShapeError(f"permute needs each of the modes 0..{x.order - 1} once, found {tuple(raw)}")
+    if wanted == tuple(range(x.order)):
+        return x
+    split, values = x.sparse_order, x._values
+    if any(m >= split for m in wanted[:split]):
+        raise ShapeError(
+            f"permute{wanted} would move a dense mode ({split}..{x.order - 1}) before a sparse one; "
+            "call expand_dense() first"
+        )
+    pattern, order = x._pattern.permuted(wanted[:split])
+    sides = len(x.blocksize)
+    dense = (m - split + 1 + sides for m in wanted[split:])
+    values = values.permute(0, *(m + 1 for m in wanted[:sides]), *dense)
+    return type(x)._make(pattern, values if order is None else values.index_select(0, order))
+
+
+def expanded(x: SparseTensor) -> SparseTensor:
+    """See SparseTensor.expand_dense."""
+    if x.blocksize:
+        pattern, cut = x._pattern.cut((1,) * x.sparse_order)
+        found = cut.values(x._values)
+        return expanded(type(x)._make(pattern, found.reshape(pattern.nnz, *found.shape[1 + x.sparse_order :])))
+    if not x.dense_order:
+        return x
+    return type(x)._make(x._pattern.expanded(tuple(x._values.shape[1:])), x._values.reshape(-1))

@@ -17,7 +17,7 @@ from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.support import pickles
 from sparsetc.support.entry import entry_point
 from sparsetc.support.lru import Lru
-from sparsetc.tensor import change, convert
+from sparsetc.tensor import convert
 from sparsetc.tensor.inputs import ArrayLike, as_values, check_dtype, coalesced, in_blocks, nonzeros
 from sparsetc.tensor.pattern import Pattern, lasting
 
@@ -315,7 +315,7 @@ class SparseTensor:
         Blocks are permuted with their modes. Dense modes may change places among themselves only; call
         ``expand_dense()`` first to move them further. Tensors of one pattern have one permuted pattern, sorted once.
         """
-        return change.permuted(self, modes)
+        return convert.permuted(self, modes)
 
     def expand_dense(self) -> SparseTensor:
         """Dense modes, and blocks, turned into coordinates: a nonzero a stored value, zeros kept; differentiable.
@@ -324,7 +324,7 @@ class SparseTensor:
 
         Tensors of one pattern have one expanded pattern, made once.
         """
-        return change.expanded(self)
+        return convert.expanded(self)
 
     @classmethod
     def from_blocks(

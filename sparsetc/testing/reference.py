@@ -207,7 +207,7 @@ def sampled(e: Einsum, *operands: Any, chunk: int | None = None) -> torch.Tensor
     sizes["#"] = term.coords.shape[1]
     number = torch.arange(sizes["#"], device=term.coords.device).unsqueeze(0)
     terms[e.sparse[0]] = replace(term, letters=f"{term.letters}#", coords=torch.cat([term.coords, number]))
-    return _in_chunks(terms, "#" + "".join(c for c in e.output if c not in term.letters), sizes, chunk)
+    return _in_chunks(terms, "#" + "".join(e.free), sizes, chunk)
 
 
 def _terms(e: Einsum, operands: Sequence[Any]) -> tuple[list[Term], dict[str, int]]:

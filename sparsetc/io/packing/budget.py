@@ -13,8 +13,7 @@ import torch
 
 from sparsetc.errors import OutOfMemoryError
 from sparsetc.options import current
-from sparsetc.support.memory import as_bytes
-from sparsetc.tensor.convert import available_memory
+from sparsetc.support.memory import as_bytes, available_memory
 
 SHARE = 4
 """The share of free memory that is taken where no limit is given: one part in so many."""
