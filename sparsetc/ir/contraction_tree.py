@@ -17,8 +17,9 @@ matrix product over k for each j, scaled by a row of B and added up over j and t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from sparsetc.errors import PlanError
@@ -46,21 +47,20 @@ class Tree(pickles.Record):
     def __repr__(self) -> str:
         return f"parse_tree({str(self)!r})"
 
-    def nodes(self) -> Iterator[Tree]:
+    @cached_property
+    def nodes(self) -> tuple[Tree, ...]:
         """What it is made of, from left to right, each after its own parts; then itself."""
-        for part in self.parts:
-            yield from part.nodes()
-        yield self
+        return (*chain.from_iterable([part.nodes for part in self.parts]), self)
 
     @cached_property
     def factors(self) -> tuple[str, ...]:
         """The names of its factors, from left to right."""
-        return tuple(node.name for node in self.nodes() if isinstance(node, Factor))
+        return tuple(node.name for node in self.nodes if isinstance(node, Factor))
 
     @cached_property
     def dots(self) -> bool:
         """Whether a matrix product is part of it."""
-        return any(isinstance(node, Dot) for node in self.nodes())
+        return any(isinstance(node, Dot) for node in self.nodes)
 
 
 @dataclass(frozen=True, repr=False)

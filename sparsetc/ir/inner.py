@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import prod
 
 from sparsetc.errors import PlanError
@@ -65,6 +66,7 @@ class Inner:
     """The letters, with their positions, of an axis along a tile that stands for several."""
 
     @classmethod
+    @lru_cache(maxsize=1024)
     def of(cls, bound: Bound, view: Nest, target: Target) -> Inner:
         """An einsum with one sparse operand; `PlanError` where the view is not of its order, or a letter repeats."""
         e = bound.einsum
@@ -107,7 +109,7 @@ class Inner:
 
     def depth(self, letters: Iterable[str]) -> int:
         """The level at which the coordinates of all these letters are known."""
-        return max((self.view.level_of(self.letters.index(c)) for c in letters), default=ITEM)
+        return max(map(self.view.level_of, map(self.letters.index, letters)), default=ITEM)
 
     def along(self, letters: Iterable[str]) -> tuple[str, ...]:
         """The sides of a tile along which the coordinates of these letters vary, once each."""
@@ -124,12 +126,11 @@ class Inner:
 
     def lanes(self, level: int) -> tuple[str, ...]:
         """The axis of what lies side by side at a level, where anything does."""
-        beside = any(axis.lanes for axis in self.view.loops if axis.level <= level)
-        return (LANES,) if beside else ()
+        return (LANES,) if any([axis.lanes for axis in self.view.loops if axis.level <= level]) else ()
 
     def loops(self, level: int) -> tuple[str, ...]:
         """The loops of the view in which a level is known, outermost first."""
-        return tuple(axis.name for axis in self.view.loops if axis.level <= level)
+        return tuple([axis.name for axis in self.view.loops if axis.level <= level])
 
     def axes(self, factor: str) -> frozenset[str]:
         """The axes on which a factor depends."""

@@ -13,7 +13,7 @@ from sparsetc.device.lookup import of_backend
 from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.formats import get_format
 from sparsetc.ir.equation.einsum import Bound
-from sparsetc.ir.lower import Target, lower
+from sparsetc.ir.lower import Target, drafted
 from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.plan import Plan, Schedule
 from sparsetc.ir.program.cost import Cost
@@ -118,4 +118,4 @@ def costs(candidate: Candidate, problem: Problem) -> list[Cost]:
 @lru_cache(maxsize=1024)
 def _cost(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> Cost:
     """The cost of a program, which is the same for every tensor of these sizes that is stored so."""
-    return cost_of(lower(bound, view, schedule, target))
+    return cost_of(drafted(bound, view, schedule, target))

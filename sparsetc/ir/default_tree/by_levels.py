@@ -32,7 +32,7 @@ def by_levels(inner: Inner, schedule: Schedule) -> Tree:
             lanes = (LANES,) if axis.lanes and not inner.lanes(home) else ()
             inputs = [_total(inner, schedule, inputs, axis.name, lanes), *factors[home]]
     tree = product(inputs)
-    contracted = {a for node in tree.nodes() if isinstance(node, Dot) for a in node.over}
+    contracted = {a for node in tree.nodes if isinstance(node, Dot) for a in node.over}
     return total(tree, (a for a in inner.summed if a not in contracted))
 
 

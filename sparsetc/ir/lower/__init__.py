@@ -15,15 +15,25 @@ from sparsetc.ir.lower.lowering import Lowering
 from sparsetc.ir.lower.pairs import Fold, lower_pairs
 from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.plan import F16X3, Schedule
+from sparsetc.ir.program.checks import verify
 from sparsetc.ir.program.tile import TileProgram
 
-__all__ = ["Fold", "Target", "lower", "lower_pairs", "scheduled"]
+__all__ = ["Fold", "Target", "drafted", "lower", "lower_pairs", "scheduled"]
 
 
 def lower(
     bound: Bound, view: Nest, schedule: Schedule, target: Target, *, number: int = 0, format: str = ""
 ) -> TileProgram:
-    """The tile program of one part; raises `PlanError` when the view cannot serve the einsum."""
+    """The verified tile program of one part; raises `PlanError` when the view cannot serve the einsum."""
+    made = drafted(bound, view, schedule, target, number=number, format=format)
+    verify(made)
+    return made
+
+
+def drafted(
+    bound: Bound, view: Nest, schedule: Schedule, target: Target, *, number: int = 0, format: str = ""
+) -> TileProgram:
+    """The tile program of one part as it is priced: before it is one of those that run, and verified."""
     inner = _inner(bound, view, schedule, target)
     return Lowering(inner, completed(inner, schedule)).program(number, format)
 

@@ -112,7 +112,7 @@ class Contraction:
         """
         self.tree, self.flow, self.around, self.load, self._level = tree, flow, around, load, level
         self.made: dict[Tree, Tile] = {}
-        self.dots = [node for node in tree.nodes() if isinstance(node, Dot)]
+        self.dots = [node for node in tree.nodes if isinstance(node, Dot)]
         # What nothing but the last sums follows is the result.
         self.last = tree.tree if isinstance(tree, trees.Sum) and not self._over(tree) else tree
 
@@ -150,7 +150,7 @@ class Contraction:
     def _late(self) -> list[str]:
         """Factors that positions of a tile are multiplied by after a sum over loops: they are read then."""
         products = [
-            node for node in self.tree.nodes() if isinstance(node, Multiply) and any(map(self._along, node.factors))
+            node for node in self.tree.nodes if isinstance(node, Multiply) and any(map(self._along, node.factors))
         ]
         after = [p.trees for p in products if any(isinstance(t, trees.Sum) and self._loops(t.over) for t in p.trees)]
         return [t.name for own in after for t in own if isinstance(t, Factor)]

@@ -19,7 +19,6 @@ from sparsetc.ir.lower.halves import in_halves
 from sparsetc.ir.lower.place import place
 from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS, Axis, Turns
 from sparsetc.ir.plan import Schedule
-from sparsetc.ir.program.checks import verify
 from sparsetc.ir.program.tile import (
     Add,
     Decode,
@@ -61,14 +60,14 @@ class Lowering:
         self._check_order()
 
     def program(self, number: int, format: str) -> TileProgram:
-        """The verified program."""
+        """The program."""
         inner, schedule = self.inner, self.schedule
         total, computed = self.contract()
         # Results may be stored where rows have one owner, and no summed axis is split over the grid.
         owned = inner.target.owned and all(a.programs == 1 or a.letter in inner.output_axes for a in self.dense)
         copies = 1 if owned or not isinstance(inner.key, Row) else schedule.copies
         statements = (*computed, Add(total, inner.key, inner.output_axes, owned, copies))
-        made = TileProgram(
+        return TileProgram(
             equation=inner.equation,
             number=number,
             format=format,
@@ -90,8 +89,6 @@ class Lowering:
             index64=inner.target.index64,
             terms=inner.terms,
         )
-        verify(made)
-        return made
 
     def _dense(self, letter: str) -> DenseAxis:
         """A dense axis as the schedule takes it: one of a single block has no slabs, whatever the schedule says."""
@@ -184,19 +181,19 @@ class Lowering:
     @cached_property
     def _sides(self) -> list[tuple[tuple[str, ...], str]]:
         """(what a dot sums, a side of it) of the sides that are factors."""
-        dots = [node for node in self.tree.nodes() if isinstance(node, Dot)]
+        dots = [node for node in self.tree.nodes if isinstance(node, Dot)]
         return [(dot.over, str(side)) for dot in dots for side in dot.parts]
 
     @cached_property
     def contracted(self) -> tuple[str, ...]:
         """The letters of positions that dots sum, those of the first dot last."""
-        dots = [node.over for node in self.tree.nodes() if isinstance(node, Dot)]
+        dots = [node.over for node in self.tree.nodes if isinstance(node, Dot)]
         return tuple(c for over in reversed(dots) for c in self.inner.sides if c in over)
 
     @cached_property
     def stored_order(self) -> tuple[str, ...]:
         """Positions as a dot's side has them: what is summed beside dots, what is kept, what dots sum."""
-        summed = {c for node in self.tree.nodes() if isinstance(node, Sum) for c in node.over}
+        summed = {c for node in self.tree.nodes if isinstance(node, Sum) for c in node.over}
         beside = sorted((c for c in self.inner.sides if c in summed), key=lambda c: c not in self.schedule.turns)
         kept = [c for c in self.inner.sides if c not in summed and c not in self.contracted]
         return (*beside, *kept, *self.contracted)

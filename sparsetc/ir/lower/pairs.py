@@ -29,6 +29,7 @@ from sparsetc.ir.nest.axes import ITEM
 from sparsetc.ir.nest.nest import PAIRED, pairs
 from sparsetc.ir.nest.values import Bitmap, Halves, Values, Whole
 from sparsetc.ir.plan import F16X3, Schedule
+from sparsetc.ir.program.checks import verify
 from sparsetc.ir.program.operands import MIN_DOT
 from sparsetc.ir.program.tile import LANES, Position, TileProgram
 
@@ -84,7 +85,9 @@ def lower_pairs(
         folds=named,
     )
     chosen = by_pairs(made, schedule, least) if schedule.tree is None else schedule
-    return Lowering(made, chosen).program(0, " x ".join("bcb" if tiles.volume > 1 else "coo" for tiles in stored))
+    program = Lowering(made, chosen).program(0, " x ".join("bcb" if tiles.volume > 1 else "coo" for tiles in stored))
+    verify(program)
+    return program
 
 
 def _name(fold: Fold, role: str) -> str:

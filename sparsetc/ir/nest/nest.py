@@ -184,12 +184,15 @@ class Nest:
             return 1
         return 2 if bits <= 16 and level == LEAF and self.narrow else 4 if bits <= 31 else 8
 
+    @cached_property
+    def _levels(self) -> dict[int, int]:
+        return {c.mode: level for level, coordinates in enumerate(self.levels) for c in coordinates}
+
     def level_of(self, mode: int) -> int:
         """The level at which `mode` is read."""
-        for level, coordinates in enumerate(self.levels):
-            if any(c.mode == mode for c in coordinates):
-                return level
-        raise FormatError(f"the view addresses no mode {mode}")
+        if mode not in self._levels:
+            raise FormatError(f"the view addresses no mode {mode}")
+        return self._levels[mode]
 
     @cached_property
     def arrays(self) -> tuple[str, ...]:

@@ -26,14 +26,14 @@ class Count:
         return Count(tuple(map(add, self.factors, other.factors)))
 
     def __mul__(self, n: int) -> Count:
-        return Count(tuple(n * f for f in self.factors))
+        return Count(tuple(map(n.__mul__, self.factors)))
 
     __rmul__ = __mul__
 
     @property
     def bytes(self) -> Count:
         """The bytes of this many values; a count in bytes has none."""
-        return Count(tuple(f for plain in self.factors[1::2] for f in (plain, 0)))
+        return Count(tuple([f for plain in self.factors[1::2] for f in (plain, 0)]))
 
     def of(self, symbol: Count) -> int:
         """The factor of one symbol."""
