@@ -29,17 +29,23 @@ from typing import NamedTuple
 TESTS = {
     "sparsetc/tensor/": ["pattern formats blocks", "semi_sparse tensor transforms"],
     "sparsetc/tensor/numbering.py": ["formats windows", "similarity pair"],
+    "sparsetc/io/": ["io", "io_bounds fuzz_readers packed_files packing"],
     "sparsetc/io/digits.py": ["io", "io_bounds packing fuzz_readers"],
     "sparsetc/io/atomic.py": ["io_atomic", "io packed_files"],
-    "sparsetc/ir/": ["ir_levels golden", "coordinates place ir_runners tasks"],
+    "sparsetc/ir/": ["ir_levels golden", "tile_pairs trees coordinates place ir_runners tasks halves"],
     "sparsetc/ir/program/": ["ir_levels golden", "bounds choice slabs tile_pairs ir_runners"],
+    "sparsetc/ir/program/names.py": ["names", "extension golden"],
     "sparsetc/codegen/": ["golden executable", "ir_runners kernel halves slabs"],
+    "sparsetc/codegen/split_float16": ["split_float16", "halves magnitudes"],
     "sparsetc/formats/": ["formats tiles", "windows fiber_windows listed lifetime bitmaps"],
     "sparsetc/pair/": ["pair", "hybrid block_einsums tile_pairs"],
     "sparsetc/pair/tasks.py": ["tasks", "pair hybrid"],
     "sparsetc/contraction/": ["kernel kept", "autograd memory semi_sparse result_patterns dense_plan"],
+    "sparsetc/contraction/autograd.py": ["autograd", "kernel transforms traced stream"],
     "sparsetc/contraction/gradients.py": ["autograd", "kernel block_einsums semi_sparse"],
     "sparsetc/decomposition/": ["cp_als", "cp_apr dominant tucker decomposition_models completion"],
+    "sparsetc/runtime/autocast.py": ["dense_operands", "traced cp_als"],
+    "sparsetc/decomposition/fused.py": ["cp_als decomposition_aot", "cp_apr tucker decomposition_models completion"],
     "sparsetc/runtime/": [
         "executable second_pass integers integer_products",
         "traced kernel autograd dense_plan bitmaps",
@@ -47,6 +53,7 @@ TESTS = {
     "sparsetc/support/lru.py": ["lru", "cache kept"],
     "sparsetc/streaming/": ["stream_engine", "stream stream_files"],
     "sparsetc/distributed/": ["distributed_cuts", "distributed"],
+    "sparsetc/planner/": ["choice plan_errors rounded", "slab_choice bounds dense_plan extension mixed_mode windows"],
     "sparsetc/similarity/": ["similarity blocking_curve", "windows mixed_mode"],
 }
 LOG = "output_of_tests.txt"

@@ -504,6 +504,16 @@ def test_a_kernel_shows_its_plan_and_its_source(plan: str) -> None:
     assert "Kernel(" in repr(kernel)
 
 
+@pytest.mark.parametrize("equation", ["ijk,klm->ijlm", "ijk,klm->lmij"])
+def test_a_plan_with_its_parts_stores_blocks_as_they_say(equation: str) -> None:
+    given = operands(equation)
+    for storage in (("bitmap", "whole"), ("whole", "bitmap")):
+        kernel = stc.compile(equation, *given, plan=stc.plan_bcb(i=8, j=8, k=8, l=8, m=8, storage=storage))
+        assert [part.bitmap for part in kernel.plan.parts] == [name == "bitmap" for name in storage]
+        again = stc.compile(equation, *given, plan=kernel.plan)
+        assert [part.bitmap for part in again.plan.parts] == [name == "bitmap" for name in storage]
+
+
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_a_chain_without_pairs_says_what_it_runs_on(backend: str) -> None:
     x, y = random_sparse((3, 4), "random", torch.float32), random_sparse((5, 6), "random", torch.float32, 1)

@@ -212,6 +212,7 @@ TILES = Tiles(sides=(4, 8), sequence=(0, 1))
         (View(0, (), (), (), False, 4, pairs=(TILES, TILES)), "neither modes, blocks, lanes nor chunks"),
         (View(1, (Field(0, "w", 0, 4, True),), (), (), False, 1, pairs=(TILES, TILES)), "neither modes"),
         (View(0, (), (), (), False, 1, pairs=(TILES, replace(TILES, sides=(4, 3)))), r"powers of two, found \(4, 3\)"),
+        (View(0, (), (), (), False, 1, pairs=(TILES, replace(TILES, sides=(4, 0)))), r"1 or more, found \(4, 0\)"),
         (View(0, (), (), (), False, 1, pairs=(TILES, replace(TILES, sequence=(0, 0)))), "by every mode once"),
         (View(0, (), (), (), False, 1, pairs=(TILES, replace(TILES, bitmap=True, word=64))), "8, 16 or 32 bits"),
         (
