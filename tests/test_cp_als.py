@@ -15,8 +15,6 @@ import sparsetc as stc
 from sparsetc.decomposition import CP, cp_als
 from sparsetc.decomposition.linear import balancing
 from sparsetc.decomposition.loop import settled
-from sparsetc.decomposition.linear import balancing
-from sparsetc.decomposition.loop import settled
 
 SHAPES = [(6, 7), (8, 9, 10), (5, 6, 7, 8), (4, 5, 3, 6, 4)]
 
