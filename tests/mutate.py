@@ -44,6 +44,7 @@ TESTS = {
     "sparsetc/contraction/": ["kernel kept errors", "autograd memory semi_sparse result_patterns dense_plan"],
     "sparsetc/contraction/blocked.py": ["block_einsums", "blocks semi_sparse copies"],
     "sparsetc/contraction/autograd.py": ["autograd", "kernel transforms traced stream"],
+    "sparsetc/contraction/looked.py": ["modes halves", "kernel windows"],
     "sparsetc/contraction/gradients.py": ["autograd", "kernel block_einsums semi_sparse"],
     "sparsetc/decomposition/": ["cp_als", "cp_apr dominant tucker decomposition_models completion"],
     "sparsetc/runtime/autocast.py": ["dense_operands", "traced cp_als"],

@@ -325,3 +325,12 @@ def test_fibers_that_fill_their_lanes_have_no_padding() -> None:
     full = check_format("fiber", coords, (4, 4, 6), storage)
     assert (full.padded, full.stored) == (False, full.nnz)
     assert check_format("fiber", coords[:, coords[1] < 3], (4, 4, 6), storage).padded
+
+
+def test_padding_of_fibers_is_of_zeros() -> None:
+    coords = torch.tensor([[1, 2, 2], [0, 0, 0], [1, 0, 3]])
+    packed = pack(coords, (3, 1, 4), "fiber", Storage((), (0,), (1, 2), lanes=4))
+    assert packed.positions is not None
+    assert packed.arrays["lane_word"].tolist() == [2, 1, 0, 0]
+    stored = torch.cat((coords[2], torch.zeros(1, dtype=torch.long)))  # the mode of size 1 takes no bits
+    assert packed.arrays["word"].tolist() == stored[packed.positions].tolist()  # -1 is padding

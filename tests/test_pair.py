@@ -596,6 +596,11 @@ def test_operands_differ_in_format(name: str, formats: tuple[str, str]) -> None:
         check_pair(EQUATIONS[name], operands(EQUATIONS[name], pattern), plan=stc.plan_bcb(formats=formats))
 
 
+def test_blocks_of_two_positions_are_blocks() -> None:
+    kernel = stc.compile("ij,jk->ik", *operands("ij,jk->ik"), plan=stc.plan_bcb(i=2, j=1, k=1))
+    assert [part.format for part in kernel.plan.parts] == ["bcb", "coo"]
+
+
 def test_formats_follow_the_operands_of_the_equation() -> None:
     for equation, swapped in (("ijk,kl->ijl", False), ("ijk,kl->lij", True)):
         x, y = operands(equation, sizes={**SIZES, "i": 20, "j": 20, "k": 30, "l": 40})
