@@ -39,7 +39,7 @@ TESTS = {
     "sparsetc/codegen/source_files.py": ["cache", "golden executable"],
     "sparsetc/codegen/split_float16": ["split_float16", "halves magnitudes"],
     "sparsetc/formats/": ["formats tiles", "windows fiber_windows listed lifetime bitmaps"],
-    "sparsetc/pair/": ["pair", "hybrid block_einsums tile_pairs"],
+    "sparsetc/pair/": ["pair", "hybrid block_einsums tile_pairs pair_aot"],
     "sparsetc/pair/tasks.py": ["tasks", "pair hybrid"],
     "sparsetc/contraction/": ["kernel kept errors executable", "autograd memory semi_sparse result_patterns dense_plan"],
     "sparsetc/contraction/blocked.py": ["block_einsums", "blocks semi_sparse copies"],

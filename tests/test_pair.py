@@ -33,9 +33,10 @@ import sparsetc as stc
 from sparsetc.device.profile import default_gpu
 from sparsetc.pair import join, symbolic
 from sparsetc.pair import tasks as task_lists
-from sparsetc.pair.blocking import Blocking, sides_for
+from sparsetc.pair.blocking import Blocking, BlockWork, sides_for
+from sparsetc.pair.blocks import FEWEST_PAIRS
 from sparsetc.pair.join import Join
-from sparsetc.pair.prices import scalar_seconds
+from sparsetc.pair.prices import block_seconds, scalar_seconds
 from sparsetc.pair.scalar import FEW, MANY, waits
 
 DTYPES = (
@@ -547,6 +548,15 @@ def test_few_sums_cost_as_much_as_ordered_ones() -> None:
     assert waits(8281, MANY * 8281 + 1)
     assert not waits(8281, MANY * 8281)
     assert not waits(FEW, tasks)
+
+
+def test_pairs_of_one_block_of_the_result_wait_for_one_another() -> None:
+    kernel = stc.compile("ij,jk->ik", *operands("ij,jk->ik"), plan="bcb")
+    ((program,), gpu) = kernel.programs, replace(default_gpu(), pair_turn=1.0)
+    work = BlockWork(FEWEST_PAIRS, 1, (64, 64), 64)
+    one, two = (block_seconds(replace(work, made=n), program, 8, "float64", gpu) for n in (1, 2))
+    assert one == pytest.approx(FEWEST_PAIRS, rel=0.01)
+    assert two == pytest.approx(FEWEST_PAIRS / 2, rel=0.01)
 
 
 def test_einsum_keeps_kernels_by_both_patterns() -> None:
