@@ -41,12 +41,18 @@ TESTS = {
     "sparsetc/formats/": ["formats tiles", "windows fiber_windows listed lifetime bitmaps"],
     "sparsetc/pair/": ["pair", "hybrid block_einsums tile_pairs pair_aot"],
     "sparsetc/pair/tasks.py": ["tasks", "pair hybrid"],
-    "sparsetc/contraction/": ["kernel kept errors executable", "autograd memory semi_sparse result_patterns dense_plan"],
+    "sparsetc/contraction/": [
+        "kernel kept errors executable",
+        "autograd memory semi_sparse result_patterns dense_plan",
+    ],
     "sparsetc/contraction/blocked.py": ["block_einsums", "blocks semi_sparse copies"],
     "sparsetc/contraction/autograd.py": ["autograd", "kernel transforms traced stream"],
     "sparsetc/contraction/looked.py": ["modes halves", "kernel windows"],
     "sparsetc/contraction/gradients.py": ["autograd", "kernel block_einsums semi_sparse"],
-    "sparsetc/decomposition/": ["cp_als", "cp_apr dominant tucker decomposition_models decomposition_graphs completion"],
+    "sparsetc/decomposition/": [
+        "cp_als",
+        "cp_apr dominant tucker decomposition_models decomposition_graphs completion",
+    ],
     "sparsetc/runtime/autocast.py": ["dense_operands", "traced cp_als"],
     "sparsetc/decomposition/fused.py": ["cp_als decomposition_aot", "cp_apr tucker decomposition_models completion"],
     "sparsetc/runtime/": [
