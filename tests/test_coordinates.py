@@ -112,6 +112,11 @@ def test_bits_below_others_bind_less_than_a_base() -> None:
     assert framed.text(Plain([], "nonzero")) == "(w & 0xf) + base"
 
 
+def test_an_element_that_two_positions_share_is_named_alone() -> None:
+    assert Lookup("base", Formula(">>", HERE, Constant(1))).text(NAMES) == "base"
+    assert Lookup("word", HERE).text(NAMES) == "word[position]"
+
+
 @pytest.mark.parametrize(
     ("item", "leaf", "message"),
     [

@@ -68,6 +68,15 @@ def test_eigenvectors_that_are_not_the_largest_are_not_taken(monkeypatch: pytest
     assert full
 
 
+def test_small_eigenvalues_that_rounding_hides_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = torch.zeros(N, dtype=torch.float64)
+    values[-7:] = torch.tensor([1e-4, 4e-4, 0.6, 0.7, 0.8, 0.9, 1])
+    gram, known = torch.diag(values), [-1, -2, -3, -4, -5, -7]  # the sixth largest is 4e-4, its fourth power 3e-14
+    one, full = found(gram, torch.eye(N, dtype=torch.float64)[:, known], monkeypatch)
+    check(one, gram)
+    assert full
+
+
 def test_a_spectrum_that_hardly_falls_is_decomposed_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
     gram, vectors = spectrum(1 + falling(0.9))
     one, full = found(gram, vectors[:, :COUNT], monkeypatch)

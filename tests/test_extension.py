@@ -262,6 +262,8 @@ def test_shares_are_counted_as_they_are_packed() -> None:
     assert (whole.nnz, even.nnz, odd.nnz) == (6, 5, 1)
     assert (whole.distinct((0,)), even.distinct((0,)), odd.distinct((0,))) == (3, 2, 1)
     assert (whole.longest((1,)), even.longest((1,)), odd.longest((1,))) == (2, 2, 1)
+    assert [counts.short_share((0,), most) for most in (2, 3)] == [(1, 1), (3, 2)]
+    assert counts.short_share((), 9) == (0, 0)
     assert [share.nnz for share in counts.shares("run_length", (0,), threshold=2)] == [5, 1]
     assert [share.nnz for share in counts.shares("run_length", (1,), threshold=2)] == [6, 0]
     assert [share.nnz for share in even.shares("of a test")] == [5, 0]

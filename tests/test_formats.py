@@ -212,7 +212,7 @@ def test_a_storage_of_another_order_is_refused() -> None:
         pack(pattern("random", (4, 5)), (4, 5), "coo", Storage(leaf=(0, 1, 2)))
 
 
-@pytest.mark.parametrize("name", ["coo", "fiber", "dense_tile", "bitmap_tile", "window", "vbr"])
+@pytest.mark.parametrize("name", ["coo", "fiber", "dense", "dense_tile", "bitmap_tile", "window", "vbr"])
 def test_a_parameter_that_a_format_does_not_know_is_refused(name: str) -> None:
     with pytest.raises(PlanError, match=f"format '{name}' has no parameter 'sides'; known: "):
         pack(pattern("random", (4, 5)), (4, 5), name, Storage((0,), (1,), params=(("sides", 2),)))
@@ -328,3 +328,12 @@ def test_fibers_that_fill_their_lanes_have_no_padding() -> None:
     full = check_format("fiber", coords, (4, 4, 6), storage)
     assert (full.padded, full.stored) == (False, full.nnz)
     assert check_format("fiber", coords[:, coords[1] < 3], (4, 4, 6), storage).padded
+
+
+def test_padding_of_fibers_is_of_zeros() -> None:
+    coords = torch.tensor([[1, 2, 2], [0, 0, 0], [1, 0, 3]])
+    packed = pack(coords, (3, 1, 4), "fiber", Storage((), (0,), (1, 2), lanes=4))
+    assert packed.positions is not None
+    assert packed.arrays["lane_word"].tolist() == [2, 1, 0, 0]
+    stored = torch.cat((coords[2], torch.zeros(1, dtype=torch.long)))  # the mode of size 1 takes no bits
+    assert packed.arrays["word"].tolist() == stored[packed.positions].tolist()  # -1 is padding

@@ -9,6 +9,7 @@ import torch
 from cases import assert_matches, random_sparse
 
 import sparsetc as stc
+from sparsetc.contraction import evaluate
 
 SMALL = [torch.int8, torch.int16, torch.int32]
 
@@ -145,6 +146,18 @@ def test_a_kernel_looks_at_each_call() -> None:
     with pytest.raises(stc.DtypeError, match="past 64 bits"):
         kernel(b)
     assert kernel(b, values=torch.tensor([3, 1])).tolist() == [13]
+
+
+def test_sums_that_cannot_pass_64_bits_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    again: list[object] = []
+    made = evaluate._in_floats
+    monkeypatch.setattr(evaluate, "_in_floats", lambda *a: again.append(a) or made(*a))
+    x = random_sparse((6, 8), "random", torch.float64).to(torch.int64)
+    for most, expected in ((1, 0), (2**62, 1)):
+        b = torch.zeros(8, 2, dtype=torch.int64)
+        b[0] = most
+        stc.einsum("ij,jr->ir", x.with_values(torch.ones_like(x.values)), b)
+        assert len(again) == expected
 
 
 def test_results_are_scaled_and_added_to_within_their_type() -> None:

@@ -211,6 +211,7 @@ NUMBERS = st.one_of(
     st.floats(allow_nan=False, allow_infinity=False).map(lambda v: f"{v:.3e}"),
     st.floats(-1e6, 1e6).map(lambda v: f"{v:+.7f}"),
     st.from_regex(r"[+-]?([0-9]{1,12}\.[0-9]{0,12}|\.[0-9]{1,12})([eE][+-]?[0-9]{1,3})?", fullmatch=True),
+    st.sampled_from(["1e0012", "-2.5e-0003", "1e1000"]),
     st.sampled_from(["nan", "NaN", "inf", "-inf", "+Infinity", "1e400", "-0", "0.0", "1E5", "5e-324", "1e-400"]),
 )
 
@@ -359,6 +360,8 @@ def test_coordinates_and_sizes_around_the_limits_of_int64(tmp_path: Path, number
         ("1 2 1e\n", "line 1: the value"),
         ("1 x 3.0\n", "line 1: coordinate 'x' of mode 1"),
         (b"1 1 1\n1 2 \x00\n", "line 2: the value"),
+        (b"1 1 1\n1 2\x0e3\n", "line 2: expected 3 fields"),
+        (b"1 1 1\n1 2\x1f3\n", "line 2: expected 3 fields"),
         (b"1 1 1\n1 \xff 2\n", "line 2: coordinate"),
         ("1 1 1\n" + "9 " * 200 + "\n", "line 2: expected 3 fields.*\\.\\.\\.'"),
         ("", "no nonzeros"),

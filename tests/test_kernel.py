@@ -337,6 +337,13 @@ def test_explain(name: str, backend: str) -> None:
         assert expected in text
 
 
+def test_explain_shows_the_innermost_einsum_of_a_tile() -> None:
+    problem = Problem("ijk,jr,kr->ir")
+    for plan, einsum in (("coo", "n,nr,nr->nr"), ("fiber", "n,nr->nr")):
+        (part,) = stc.explain(problem.equation, *problem.operands(), plan=plan, backend="torch").to_dict()["parts"]
+        assert part["einsum"] == einsum
+
+
 def test_explain_of_an_empty_tensor() -> None:
     operands = Problem(MTTKRP, pattern="empty").operands()
     assert json.dumps(stc.explain(MTTKRP, *operands).to_dict())

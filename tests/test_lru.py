@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sparsetc.support.lru import Lru
+from sparsetc.support.lru import Lru, given_to
 
 
 class Thing:
@@ -44,6 +44,21 @@ def test_what_came_first_is_kept() -> None:
     assert cache.put("a", 2) == 2
     cache.clear()
     assert len(cache) == 0
+
+
+def test_what_is_made_once_is_given_each_time() -> None:
+    cache: Lru[str, int] = Lru(2)
+    assert [cache.once("a", lambda n=n: n) for n in (1, 2)] == [1, 1]  # type: ignore[misc]
+
+
+def test_who_takes_a_cache_is_given_it() -> None:
+    def takes(cache: Lru[str, int] | None = None) -> None:
+        pass
+
+    cache: Lru[str, int] = Lru(2)
+    assert given_to(takes, cache) == {"cache": cache}
+    assert given_to(takes, None) == {}
+    assert given_to(len, cache) == {}
 
 
 @pytest.mark.usefixtures("no_collector")

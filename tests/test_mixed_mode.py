@@ -294,3 +294,11 @@ def test_slices_are_apart_where_they_are_long_or_cost_nothing() -> None:
         x = random_sparse(shape, "dense", torch.float32)
         assert forests(x, "triton") == [on_gpu]
         assert forests(x, "torch") == ["0 | 1 | 2"]
+
+
+@pytest.mark.parametrize("rank", [4, 32, 128])
+def test_tiles_of_a_gpu_have_a_warp_for_each_of_their_usual_ones(rank: int) -> None:
+    pytest.importorskip("triton")
+    x = random_sparse((7, 9, 5), "random", torch.float32)
+    kernel = stc.compile(mttkrp(3, 0), *operands_of(x, 0, rank), plan=PLAN, backend="triton")
+    assert {part.schedule.warps * part.schedule.lanes for part in kernel.plan.parts} == {16}

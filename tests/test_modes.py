@@ -10,6 +10,7 @@ import torch
 from cases import OPERATIONS, Problem, assert_matches, explicit_plan, random_sparse, random_values
 
 import sparsetc as stc
+from sparsetc.contraction.looked import Looked
 from sparsetc.testing import check_format, pattern
 
 SPMM = "ij,jr->ir"
@@ -54,6 +55,23 @@ def test_values_given_under_inference_mode() -> None:
             values.mul_(2)  # of which torch keeps no count
     assert_matches(other(b), SPMM, [y, b])
     assert_matches(stc.einsum(SPMM, y, b), SPMM, [y, b])
+
+
+def test_operands_are_looked_at_again_where_they_changed_or_have_no_versions() -> None:
+    seen: list[object] = []
+    looked = Looked(lambda tables: not seen.append(tables))
+
+    def looks(operand: torch.Tensor) -> int:
+        """How often an operand is looked at that comes twice."""
+        before = len(seen)
+        assert all(looked.holds([operand], [operand]) for _ in range(2))
+        return len(seen) - before
+
+    b = torch.ones(3)
+    with torch.inference_mode():
+        c = torch.ones(3)
+    assert (looks(b), looks(b), looks(c), looks(b)) == (1, 0, 2, 0)
+    assert looks(b.add_(1)) == 1
 
 
 def test_what_is_compiled_under_inference_mode_serves_training() -> None:

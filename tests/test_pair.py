@@ -33,9 +33,10 @@ import sparsetc as stc
 from sparsetc.device.profile import default_gpu
 from sparsetc.pair import join, symbolic
 from sparsetc.pair import tasks as task_lists
-from sparsetc.pair.blocking import Blocking, sides_for
+from sparsetc.pair.blocking import Blocking, BlockWork, sides_for
+from sparsetc.pair.blocks import FEWEST_PAIRS
 from sparsetc.pair.join import Join
-from sparsetc.pair.prices import scalar_seconds
+from sparsetc.pair.prices import block_seconds, scalar_seconds
 from sparsetc.pair.scalar import FEW, MANY, waits
 
 DTYPES = (
@@ -504,6 +505,16 @@ def test_a_kernel_shows_its_plan_and_its_source(plan: str) -> None:
     assert "Kernel(" in repr(kernel)
 
 
+@pytest.mark.parametrize("equation", ["ijk,klm->ijlm", "ijk,klm->lmij"])
+def test_a_plan_with_its_parts_stores_blocks_as_they_say(equation: str) -> None:
+    given = operands(equation)
+    for storage in (("bitmap", "whole"), ("whole", "bitmap")):
+        kernel = stc.compile(equation, *given, plan=stc.plan_bcb(i=8, j=8, k=8, l=8, m=8, storage=storage))
+        assert [part.bitmap for part in kernel.plan.parts] == [name == "bitmap" for name in storage]
+        again = stc.compile(equation, *given, plan=kernel.plan)
+        assert [part.bitmap for part in again.plan.parts] == [name == "bitmap" for name in storage]
+
+
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_a_chain_without_pairs_says_what_it_runs_on(backend: str) -> None:
     x, y = random_sparse((3, 4), "random", torch.float32), random_sparse((5, 6), "random", torch.float32, 1)
@@ -537,6 +548,15 @@ def test_few_sums_cost_as_much_as_ordered_ones() -> None:
     assert waits(8281, MANY * 8281 + 1)
     assert not waits(8281, MANY * 8281)
     assert not waits(FEW, tasks)
+
+
+def test_pairs_of_one_block_of_the_result_wait_for_one_another() -> None:
+    kernel = stc.compile("ij,jk->ik", *operands("ij,jk->ik"), plan="bcb")
+    ((program,), gpu) = kernel.programs, replace(default_gpu(), pair_turn=1.0)
+    work = BlockWork(FEWEST_PAIRS, 1, (64, 64), 64)
+    one, two = (block_seconds(replace(work, made=n), program, 8, "float64", gpu) for n in (1, 2))
+    assert one == pytest.approx(FEWEST_PAIRS, rel=0.01)
+    assert two == pytest.approx(FEWEST_PAIRS / 2, rel=0.01)
 
 
 def test_einsum_keeps_kernels_by_both_patterns() -> None:
@@ -584,6 +604,11 @@ def test_operands_differ_in_format(name: str, formats: tuple[str, str]) -> None:
     """One operand's nonzeros, each with its coordinates, meet the other's blocks, or nonzeros."""
     for pattern in ("skewed", "dense"):
         check_pair(EQUATIONS[name], operands(EQUATIONS[name], pattern), plan=stc.plan_bcb(formats=formats))
+
+
+def test_blocks_of_two_positions_are_blocks() -> None:
+    kernel = stc.compile("ij,jk->ik", *operands("ij,jk->ik"), plan=stc.plan_bcb(i=2, j=1, k=1))
+    assert [part.format for part in kernel.plan.parts] == ["bcb", "coo"]
 
 
 def test_formats_follow_the_operands_of_the_equation() -> None:

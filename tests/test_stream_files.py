@@ -175,6 +175,12 @@ CHANGES = {
 }
 
 
+def test_a_mode_that_is_not_there_is_named(saved: Path) -> None:
+    rewritten(saved, lambda d: part(d)["storage"]["leaf"].append(5))
+    with pytest.raises(stc.IOFormatError, match="deals 6 modes, the tensor has 5: there is no mode 5"):
+        streamed(saved)
+
+
 @pytest.mark.parametrize("name", CHANGES)
 def test_descriptions_that_do_not_fit_are_refused(name: str, saved: Path) -> None:
     rewritten(saved, lambda d: None)

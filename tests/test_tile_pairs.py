@@ -206,6 +206,7 @@ TILES = Whole((4, 8), (0, 1))
     ("view", "message"),
     [
         (pairs(TILES, replace(TILES, sides=(4, 3))), r"powers of two, found \(4, 3\)"),
+        (pairs(TILES, replace(TILES, sides=(4, 0))), r"1 or more, found \(4, 0\)"),
         (pairs(TILES, replace(TILES, sequence=(0, 0))), "by every mode once"),
         (pairs(TILES, Bitmap((4, 8), (0, 1), word=64)), "8, 16 or 32 bits"),
         (pairs(TILES, Halves((4, 8), (0, 1))), "tiles in halves are those of both"),

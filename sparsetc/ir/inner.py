@@ -126,7 +126,7 @@ class Inner:
 
     def lanes(self, level: int) -> tuple[str, ...]:
         """The axis of what lies side by side at a level, where anything does."""
-        return (LANES,) if any([axis.lanes for axis in self.view.loops if axis.level <= level]) else ()
+        return (LANES,) if self.view.lanes_from <= level else ()
 
     def loops(self, level: int) -> tuple[str, ...]:
         """The loops of the view in which a level is known, outermost first."""

@@ -60,7 +60,7 @@ def available_memory(device: torch.device) -> int:
     try:
         # MemAvailable counts the page cache, which the kernel gives back; SC_AVPHYS_PAGES does not.
         with open("/proc/meminfo", encoding="utf-8") as lines:
-            fields = dict(line.split(":", 1) for line in lines)
+            fields = dict([line.split(":", 1) for line in lines])
         return int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"

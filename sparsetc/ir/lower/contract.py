@@ -39,8 +39,10 @@ class DataFlow:
 
     def called(self, name: str) -> str:
         """The name, with a number where it is taken."""
-        taken = {made(s) for s in self.statements}
-        return next(n for n in (name, *(f"{name}{n}" for n in range(2, len(taken) + 3))) if n not in taken)
+        taken, number = {made(s) for s in self.statements}, 1
+        while (own := f"{name}{number}" if number > 1 else name) in taken:
+            number += 1
+        return own
 
     def multiply(self, name: str, factors: Sequence[Tile]) -> Tile:
         """The product of tiles, which sums no axis: the axes of a dot stay together, and come first."""

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from sparsetc.errors import PlanError
+from sparsetc.ir.nest.axes import LEVELS
 from sparsetc.ir.program.flow import level_of, made, reads
 from sparsetc.ir.program.tile import Decode, Loop, Product, Statement, Zero
 
@@ -45,6 +46,8 @@ class _Placement:
         self.before: list[list[Statement]] = [[] for _ in (None, *around)]
         self.zeros, self.after = ([list(at) for at in self.before] for _ in range(2))
         self.turn = {loop.letter: n + 1 for n, loop in enumerate(around) if loop.letter}
+        self.depth = [sum([loop.level <= level for loop in around]) for level in range(len(LEVELS))]
+        """The loops around what is known at each level."""
         self.known: dict[str, int] = {}
         """The depth at which each name is known."""
         self.late: set[str] = set()
@@ -52,14 +55,13 @@ class _Placement:
 
     def add(self, statement: Statement) -> None:
         """Places one statement after all that were placed before it."""
-        name = made(statement) or "add"
-        unknown = [read for read in reads(statement) if read not in self.known]
+        name, inputs = made(statement) or "add", reads(statement)
+        unknown = [read for read in inputs if read not in self.known]
         if unknown:
             raise PlanError(f"{name}: {', '.join(unknown)} is not made before it")
-        known = (self.known[read] for read in reads(statement))
-        turns = (self.turn.get(c, 0) for c in statement.along) if isinstance(statement, Decode) else ()
-        depth = max([self._depth(level_of(statement)), *turns, *known])
-        ended = [read for read in reads(statement) if read in self.late and self.known[read] < depth]
+        turns = [self.turn.get(c, 0) for c in statement.along] if isinstance(statement, Decode) else ()
+        depth = max([self.depth[level_of(statement)], *turns, *[self.known[read] for read in inputs]])
+        ended = [read for read in inputs if read in self.late and self.known[read] < depth]
         if ended:
             raise PlanError(f"{name} stands in a loop after which {', '.join(ended)} is complete")
         after = bool(self.zeros[depth])
@@ -71,15 +73,12 @@ class _Placement:
 
     def _home(self, statement: Product, depth: int) -> int:
         """The depth at which an accumulator lives, where it is zeroed."""
-        home = self._depth(statement.out.level)
+        home = self.depth[statement.out.level]
         if home >= depth:
             raise PlanError(f"{statement.out} adds up over no loop: what it adds is known where it lives")
         if Zero(statement.out) not in self.zeros[home]:
             self.zeros[home].append(Zero(statement.out))
         return home
-
-    def _depth(self, level: int) -> int:
-        return sum(loop.level <= level for loop in self.around)
 
     def body(self) -> tuple[Statement, ...]:
         """The statements, nested."""

@@ -12,7 +12,7 @@ other, no more than 2**-50 of the largest is lost.
 
 from __future__ import annotations
 
-from math import inf, isfinite
+from math import inf
 
 import torch
 
@@ -66,9 +66,7 @@ def may_be_split(most: float, least: float) -> bool:
     """Whether halves are exact enough for an operand of one scale.
 
     Args:
-        most: the largest magnitude.
+        most: the largest magnitude; infinite or nan where one of them is.
         least: the smallest but 0; infinite where all are 0.
     """
-    if not isfinite(most):
-        return False
     return not most or (2.0**-RANGE <= most <= 2.0**RANGE and least >= most * 2.0**-FAR)

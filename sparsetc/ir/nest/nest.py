@@ -87,6 +87,11 @@ class Nest:
         """Fibers of a block; of runs, nonzeros of a step, which nothing stored depends on."""
         return self.loops[-1].lanes or 1
 
+    @cached_property
+    def lanes_from(self) -> int:
+        """The first level at which anything lies side by side."""
+        return min([axis.level for axis in self.loops if axis.lanes], default=len(LEVELS))
+
     @property
     def blocks(self) -> bool:
         """Whether fibers lie side by side."""
@@ -167,14 +172,15 @@ class Nest:
         fits = v.sides and not v.bitmap
         return replace(self, values=ScaledHalves(v.sides, v.sequence, v.contracted)) if fits else self
 
-    def lookups(self, level: int) -> tuple[Lookup, ...]:
-        """What the coordinates of a level read of arrays."""
-        return tuple(lookup for c in self.levels[level] for lookup in self.coordinates[c.mode].lookups)
+    @cached_property
+    def lookups(self) -> tuple[tuple[Lookup, ...], ...]:
+        """What the coordinates of each level read of arrays."""
+        return tuple([tuple([e for c in own for e in self.coordinates[c.mode].lookups]) for own in self.levels])
 
     @cached_property
     def word_bytes(self) -> tuple[tuple[int, ...], ...]:
         """Bytes of a word of each array of words, by level."""
-        read = [dict.fromkeys(w.array for w in self.lookups(level) if w.every == 1) for level in range(len(LEVELS))]
+        read = [dict.fromkeys([w.array for w in own if w.every == 1]) for own in self.lookups]
         return tuple(tuple(self._word_bytes(level, name) for name in own) for level, own in enumerate(read))
 
     def _word_bytes(self, level: int, array: str) -> int:
@@ -202,7 +208,7 @@ class Nest:
             rows = [f"item_{name}" for name, tiles in stored if tiles.halves]
             values = [f"{name}_{array}" for name, tiles in stored for array in tiles.arrays]
             return (*self.items.arrays, *self.loops[0].arrays, *rows, *values)
-        read = (lookup.array for level in range(len(LEVELS)) for lookup in self.lookups(level))
+        read = (lookup.array for own in self.lookups for lookup in own)
         walked = (array for axis in self.loops for array in axis.arrays)
         names = (*self.items.arrays, *self.values.structure, *walked, *read)
         return (*dict.fromkeys(names), *self.packed)

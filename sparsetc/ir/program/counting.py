@@ -85,7 +85,7 @@ class _Walk:
     def _index(self) -> Count:
         """Bytes of index arrays that are streamed."""
         view = self.p.view
-        coordinates = {lookup.array for level in range(len(LEVELS)) for lookup in view.lookups(level)}
+        coordinates = {lookup.array for own in view.lookups for lookup in own}
         known = STRUCTURE | ({"lane_len": SHORT * FIBERS} if view.narrow else {})
         found = sum((known.get(array, ZERO) for array in {*view.arrays} - coordinates), start=self._lists())
         if view.values.bitmap:
@@ -96,8 +96,8 @@ class _Walk:
 
     def _lists(self) -> Count:
         """Bytes of the lists of coordinates along sides."""
-        levels = enumerate(self._levels())
-        return sum((n * (WORD * look.each) for at, n in levels for look in self.p.view.lookups(at)), start=ZERO)
+        read = zip(self._levels(), self.p.view.lookups, strict=True)
+        return sum([n * (WORD * lookup.each) for n, own in read for lookup in own], start=ZERO)
 
     def _words(self) -> Count:
         """Bytes of coordinates that reach a thread's registers."""
@@ -105,7 +105,7 @@ class _Walk:
             return self._lists()
         view, found = self.p.view, ZERO
         for level, count in enumerate(self._levels()):
-            looked_up = sum(lookup.every != 1 for lookup in view.lookups(level))
+            looked_up = sum([lookup.every != 1 for lookup in view.lookups[level]])
             found += count * (WORD * (len(view.word_bytes[level]) + looked_up))
         return found
 

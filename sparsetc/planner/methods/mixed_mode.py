@@ -65,7 +65,7 @@ def mixed_mode(problem: Problem, counts: Counts) -> Candidate:
 def _schedule(problem: Problem) -> Schedule:
     """The schedule for blocks of as many fibers as a dot needs, whether there is one: warps of the usual tiles."""
     schedule = schedule_of(problem, blocks=True)
-    if schedule.dot or problem.backend != "triton":
+    if schedule.dot:
         return schedule
     return replace(schedule, warps=max(schedule.warps, DOT_LANES // schedule.lanes))
 
