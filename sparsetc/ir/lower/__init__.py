@@ -13,6 +13,7 @@ from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.inner import Inner, Target
 from sparsetc.ir.lower.lowering import Lowering
 from sparsetc.ir.lower.pairs import Fold, lower_pairs
+from sparsetc.ir.lower.whole import WholeLowering
 from sparsetc.ir.nest.view import View
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.tile import TileProgram
@@ -25,7 +26,7 @@ def lower(
 ) -> TileProgram:
     """The tile program of one part; raises `PlanError` when the view cannot serve the einsum."""
     inner = _inner(bound, view, schedule, target)
-    return Lowering(inner, completed(inner, schedule)).program(number, format)
+    return (WholeLowering if target.whole else Lowering)(inner, completed(inner, schedule)).program(number, format)
 
 
 def scheduled(bound: Bound, view: View, schedule: Schedule, target: Target) -> Schedule:
