@@ -8,7 +8,7 @@ without an axis in common, are dots.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -18,7 +18,7 @@ from sparsetc.ir.lower.lowering import Lowering
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.program.operands import joined
 from sparsetc.ir.program.stored import Stored, stored_of
-from sparsetc.ir.program.tile import LANES, Gather, Product, Tile, Value
+from sparsetc.ir.program.tile import LANES, Gather, Product, Scale, Sum, Tile, Value
 
 
 class WholeLowering(Lowering):
@@ -34,8 +34,7 @@ class WholeLowering(Lowering):
         sizes = {a.letter: a.size for a in (*self.dense, *self.positions)}
         stored = (a for name in self.inner.stored for a in self._stored(name))
         order = tuple(dict.fromkeys((*stored, *sizes)))
-        factors = {self.load(name).out.name: name for name in self.tree.factors}
-        return WholeFlow(self.inner, factors, {a: sizes[a] for a in order})
+        return WholeFlow(self.inner, self.tree.factors, {a: sizes[a] for a in order})
 
     def value(self, name: str) -> Value:
         """Stored values, their positions as they are stored."""
@@ -60,17 +59,25 @@ class WholeLowering(Lowering):
 class WholeFlow(DataFlow):
     """Computations, each product of which sums the axes that no factor outside of it has, nor the result."""
 
-    def __init__(self, inner: Inner, factors: Mapping[str, str], sizes: Mapping[str, int]) -> None:
+    def __init__(self, inner: Inner, factors: Iterable[str], sizes: Mapping[str, int]) -> None:
         """Nothing is computed yet.
 
         Args:
             inner: what is computed.
-            factors: the factor that each tile is which is loaded, by the tile's name.
+            factors: all of them.
             sizes: of all axes, in the order in which products have them.
         """
         super().__init__(inner.dense)
         self.inner, self.sizes, self.order = inner, sizes, (LANES, *sizes)
-        self.factors = {tile: frozenset((name,)) for tile, name in factors.items()}
+        self.axes = {name: inner.axes(name) for name in factors}
+        self.factors: dict[str, frozenset[str]] = {}
+        """The factors that each tile is made of, by its name."""
+
+    def make(self, statement: Value | Scale | Gather | Product | Sum) -> Tile:
+        if isinstance(statement, Value | Gather):
+            own = statement.operand
+            self.factors[statement.out.name] = frozenset((own.upper() if isinstance(own, str) else own.name,))
+        return super().make(statement)
 
     def multiply(self, name: str, factors: Sequence[Tile]) -> Tile:
         return self._product(name, factors, max(t.level for t in factors))
@@ -101,8 +108,7 @@ class WholeFlow(DataFlow):
         factor.
         """
         inside = frozenset().union(*(self.factors[t.name] for t in tiles))
-        every = frozenset().union(*self.factors.values())
-        needed = self.inner.keyed.union(*map(self.inner.axes, every - inside))
+        needed = self.inner.keyed.union(*(axes for name, axes in self.axes.items() if name not in inside))
         axes = self._within(tiles)
         sums = ({*axes} - needed) & self.inner.sides.keys() or not any({*axes} <= {*t.axes} for t in tiles)
         kept = tuple(a for a in axes if a in needed) if sums else axes

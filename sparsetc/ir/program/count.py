@@ -26,7 +26,7 @@ class Count:
         return Count(tuple(map(add, self.factors, other.factors)))
 
     def __mul__(self, n: int) -> Count:
-        return Count(tuple(n * f for f in self.factors))
+        return Count(tuple(map(n.__mul__, self.factors)))
 
     __rmul__ = __mul__
 

@@ -104,7 +104,7 @@ class Tile:
     """For the result of a dot, or of what torch makes of it: how many of the axes make up its rows; the others make up
     its columns."""
 
-    @property
+    @cached_property
     def within(self) -> tuple[str, ...]:
         """Its axes but the lanes."""
         return tuple(a for a in self.axes if a != LANES)
