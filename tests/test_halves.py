@@ -20,7 +20,6 @@ from test_ir_runners import interpreted
 from window_cases import PRODUCTS, problem
 
 import sparsetc as stc
-from sparsetc.codegen.launch import TorchPrograms
 from sparsetc.contraction.looked import fit_for_halves
 from sparsetc.ir.nest import halves
 from sparsetc.ir.plan import F16X3
@@ -86,19 +85,6 @@ def test_what_programs_mean(name: str) -> None:
     assert_matches(found.float(), equation, operands, 1e-6)
 
 
-@pytest.mark.parametrize("name", ["spmm", "mttkrp of order 2", "ttm"])
-def test_torch_programs_mean_the_same(name: str) -> None:
-    """The planner gives torch no halves; their programs are a walker's all the same."""
-    equation = TAKEN[name]
-    operands = problem(equation).operands()
-    kernel = compiled(equation, operands, output="dense")
-    step, (part,) = kernel.step, kernel.step.parts
-    made = TorchPrograms([part.program], torch.float32, None, "halves")
-    out = torch.zeros(step.executable.shape)
-    made.bind([part.arrays])(step.pack(operands[0]) or (), step.canonical.arrange(operands[1:]), out)
-    torch.testing.assert_close(out, interpreted(kernel, operands[1:]).float().view(out.shape), rtol=1e-5, atol=1e-5)
-
-
 def test_what_the_text_says() -> None:
     kernel = compiled(SPMM, [*spmm()])
     text = str(kernel.programs[0])
@@ -152,10 +138,14 @@ def test_other_types_take_the_same_plan_as_they_are(dtype: torch.dtype) -> None:
     assert "most_B" not in kernel.source
 
 
-def test_torch_programs_take_the_same_plan_as_they_are() -> None:
-    x, b = spmm()
-    kernel = stc.compile(SPMM, x, b, plan=compiled(SPMM, [x, b]).plan, backend="torch")
-    assert_matches(kernel(b), SPMM, [x, b])
+@pytest.mark.parametrize("name", ["spmm", "mttkrp of order 2", "ttm"])
+def test_torch_programs_take_the_same_plan_as_they_are(name: str) -> None:
+    equation = TAKEN[name]
+    operands = problem(equation).operands()
+    plan = compiled(equation, operands, output="dense").plan
+    kernel = stc.compile(equation, *operands, plan=plan, backend="torch", output="dense")
+    assert {p.schedule.precision for p in kernel.plan.parts} == {"tf32x3"}
+    assert_matches(kernel(*operands[1:]), equation, operands)
 
 
 def test_a_plan_makes_its_kernel_again() -> None:

@@ -98,7 +98,7 @@ def test_axes_too_short_for_a_dot_are_padded_but_not_stored() -> None:
     assert [(a.letter, a.size, a.block) for a in program.axes] == [("i", 4, 16), ("lm", 32, 32), ("jk", 4, 16)]
     assert program.view.pairs == tuple(Whole(s, (0, 1), word=w) for s, w in (((4, 4), 16), ((32, 4), 32)))
     assert program.width == 128
-    assert [a.block for a in replace(DrawnTiles(RAGGED), least=1).program.axes] == [4, 32, 4]
+    assert [a.block for a in DrawnTiles(RAGGED, whole=True).program.axes] == [4, 32, 4]
 
 
 def test_a_view_of_pairs_names_the_arrays_of_both_operands() -> None:
@@ -245,7 +245,8 @@ def test_the_runner_agrees_with_einsum(name: str, dot: bool, bitmap: bool) -> No
 @given(drawn_tiles((torch.float64, torch.int64)))
 def test_any_tiles_agree_with_einsum(case: DrawnTiles) -> None:
     assert torch.equal(run(case), case.expected())
-    found = TorchPairs(case.program, case.dtype, None)(case.arrays(), (0, sum(case.pairs)))
+    whole = replace(case, whole=True).program
+    found = TorchPairs(whole, case.dtype, None)(case.arrays(), (0, sum(case.pairs)))
     assert torch.equal(found.view_as(case.expected()).double(), case.expected())
 
 
@@ -270,17 +271,10 @@ def test_the_runner_wants_its_arrays() -> None:
 
 def test_the_torch_program_takes_pairs_of_a_part_of_the_list() -> None:
     """Items 1 and 2 alone, one at a time, their pairs counted from the list's beginning."""
-    case = DrawnTiles(ONE_MODE, pairs=(2, 0, 3))
+    case = DrawnTiles(ONE_MODE, pairs=(2, 0, 3), whole=True)
     launch, (ptr, *rest) = TorchPairs(case.program, case.dtype, None), case.arrays()
     launch.chunk = 1
     assert torch.equal(launch([ptr[1:], *rest], (2, 5)).view(2, 32, 16), case.expected()[1:])
-
-
-@pytest.mark.parametrize("name", FOLDS)
-def test_the_torch_program_multiplies_parts(name: str) -> None:
-    case = DrawnTiles(FOLDS[name], halves=True, dtype=torch.float32)
-    found = TorchPairs(case.program, case.dtype, None)(case.arrays(), (0, sum(case.pairs)))
-    assert torch.equal(found.view_as(case.expected()).double(), case.expected())
 
 
 def test_the_program_of_a_kernel_is_the_one_that_runs() -> None:

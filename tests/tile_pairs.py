@@ -13,7 +13,6 @@ from sparsetc.formats.bits import packed_bits
 from sparsetc.ir.lower import Fold, Target, lower_pairs
 from sparsetc.ir.nest.values import Values
 from sparsetc.ir.plan import F16X3, Schedule
-from sparsetc.ir.program.operands import MIN_DOT
 from sparsetc.ir.program.tile import TileProgram
 
 ONE_MODE: tuple[Fold, Fold, Fold] = ((("i", 8), ("j", 4)), (("l", 16),), (("k", 16),))
@@ -38,7 +37,8 @@ class DrawnTiles:
     """Pairs of each item."""
     density: float = 0.5
     index64: bool = False
-    least: int = MIN_DOT
+    whole: bool = False
+    """Lowered for torch."""
     seed: int = 0
     halves: bool = False
     """Tiles are stored in halves; those of an item are then of one row of tiles."""
@@ -48,9 +48,9 @@ class DrawnTiles:
     @property
     def program(self) -> TileProgram:
         schedule = Schedule(dot=self.dot, precision=F16X3 if self.halves else "ieee")
-        target = Target(rows=len(self.pairs), index64=self.index64)
+        target = Target(rows=len(self.pairs), index64=self.index64, whole=self.whole)
         bitmaps = (self.bitmap and not self.mixed, self.bitmap)
-        return lower_pairs("x,y->z", self.folds, schedule, target, bitmaps=bitmaps, least=self.least)
+        return lower_pairs("x,y->z", self.folds, schedule, target, bitmaps=bitmaps)
 
     def operands(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(tiles, free, inner) of both, small whole numbers, many of them 0."""
@@ -127,7 +127,7 @@ def stored_as(values: torch.Tensor, tiles: Values) -> Sequence[torch.Tensor]:
 def spread_tiles(draw: st.DrawFn, most: int = 1 << 11) -> DrawnTiles:
     """Tiles in halves, of values that differ as much as a row's may, in rows that differ by much more."""
     case = draw(drawn_tiles((torch.float32,), most))
-    case = replace(case, dot=True, bitmap=False, halves=True, least=MIN_DOT)
+    case = replace(case, dot=True, bitmap=False, halves=True, whole=False)
     spread, seed = draw(st.sampled_from([0, 4, 20, 27])), draw(st.integers(0, 1000))
     stored = zip(case.tiles, case.program.view.pairs, strict=True)
     made = [spread_values(tiles.sides, n, spread, case.density, seed) for n, tiles in stored]
@@ -182,6 +182,6 @@ def drawn_tiles(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...], most: int = 1 
         tuple(draw(st.lists(st.integers(0, 5), min_size=1, max_size=4))),
         draw(st.sampled_from([0.0, 0.1, 0.5, 1.0])),
         draw(st.booleans()),
-        draw(st.sampled_from([1, MIN_DOT])),
+        draw(st.booleans()),
         draw(st.integers(0, 1000)),
     )

@@ -38,7 +38,8 @@ def header(programs: tuple[TileProgram, ...], backend: str, about: tuple[str, ..
 def docstring(text: str) -> str:
     """Text that, between three double quotes, is a string of exactly these lines, whatever it holds."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"') if "\\" in text or '"""' in text else text
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in escaped)
+    odd = {c for c in {*escaped} - {"\n"} if not c.isprintable()}
+    return escaped.translate({ord(c): c.encode("unicode_escape").decode() for c in odd})
 
 
 def _parts(p: TileProgram) -> str:

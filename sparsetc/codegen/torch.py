@@ -1,6 +1,6 @@
 """Tile programs -> the text of one torch module: the default without a GPU, and the reference for tests.
 
-In: the same tile programs that `codegen.triton` prints, of views with one lane (so nothing is padded). Out: source in
+In: tile programs of whole axes (`ir.lower.whole`), of views with one lane, so that nothing is padded. Out: source in
 which every statement is done for a whole chunk of items at once. Chunks keep what is made on the way inside the cache.
 """
 
@@ -33,6 +33,5 @@ def module_source(programs: tuple[TileProgram, ...], header: str, integers: bool
     imports = [f"from {module} import {', '.join(own)}" for module, own in used.items() if own]
     head = [f'"""{header}"""']
     head += ["import torch"] if "torch." in body else []
-    head += ["from sparsetc.ir.nest import halves"] if "halves." in body else []
     head += ["\n".join(imports)] if imports else []
     return "\n\n".join(head) + f"\n\n\n{body}\n"

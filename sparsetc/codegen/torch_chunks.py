@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sparsetc.codegen.torch_fusion import bags
-from sparsetc.codegen.torch_rewriting import own_axes, rows_of, whole
+from sparsetc.codegen.torch_reads import bags, rows_of
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, Fibers
 from sparsetc.ir.nest.values import Bitmap
 from sparsetc.ir.program.tile import Gather, Product, Tile, TileProgram
@@ -77,9 +76,8 @@ def _begins(program: TileProgram, arrays: PartArrays) -> tuple[torch.Tensor, tor
 
 
 @lru_cache(maxsize=256)
-def elements(program: TileProgram) -> tuple[int, int, int]:
+def elements(p: TileProgram) -> tuple[int, int, int]:
     """Elements that are made for a row of each level."""
-    p = whole(program)
     made, bagged = Counter({ITEM: 1, LANE: 1, LEAF: 1}), bags(p)
     for s, _ in p.statements:
         if isinstance(s, Product):
@@ -91,4 +89,4 @@ def elements(program: TileProgram) -> tuple[int, int, int]:
 
 
 def _positions(p: TileProgram, tile: Tile) -> int:
-    return prod(p.axis(a).size for a in own_axes(tile))
+    return prod(p.axis(a).size for a in tile.within)

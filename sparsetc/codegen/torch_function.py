@@ -11,11 +11,7 @@ from collections.abc import Iterable, Sequence
 from math import prod
 from string import ascii_letters
 
-from sparsetc.codegen.torch_coordinates import TorchCoordinates
-from sparsetc.codegen.torch_fusion import bags, weight_axes
-from sparsetc.codegen.torch_rewriting import constants, own_axes, whole
-from sparsetc.codegen.torch_rows import COUNTS, RANGES, Rows
-from sparsetc.codegen.torch_values import scale, value
+from sparsetc.codegen.torch_reads import COUNTS, RANGES, Rows, TorchCoordinates, bags, value, weight_axes
 from sparsetc.ir.program import names
 from sparsetc.ir.program.operands import tables
 from sparsetc.ir.program.tile import (
@@ -27,7 +23,6 @@ from sparsetc.ir.program.tile import (
     Position,
     Product,
     Row,
-    Scale,
     Slot,
     Statement,
     Tile,
@@ -41,14 +36,13 @@ class FunctionPrinter:
     """Prints one tile program as a torch function of chunks."""
 
     def __init__(self, program: TileProgram, integers: bool = False) -> None:
-        p = self.p = whole(program)
+        p = self.p = program
         self.integers, self.einsum = integers, "integer_einsum" if integers else "torch.einsum"
         self.rows = Rows(p, f"{next(iter(p.view.packed), p.output)}.device")
         self.bags = bags(p)
         statements = [s for s, _ in p.statements]
         self.decodes = {s.letter: s for s in statements if isinstance(s, Decode) and not s.tile}
         self.gathers = {s.out.name: s for s in statements if isinstance(s, Gather)}
-        self.constants = constants(p)
         products = [s for s in statements if isinstance(s, Product)]
         self.read = [t.name for s in products for t in s.inputs]
         # a sum of one tile may be a view of it, where the side is 1
@@ -75,8 +69,6 @@ class FunctionPrinter:
                     self.decode(s)
                 case Value():
                     self.load(s)
-                case Scale():
-                    self.put(f"{s.out.name} = {scale(self.rows, s)}")
                 case Gather():
                     self.gather(s)
                 case Product():
@@ -131,7 +123,7 @@ class FunctionPrinter:
             return
         table = self.table(o) if o.axes else f"{o.name}.view({o.nrows})"
         rows = f"{table}.index_select(0, {self.index(o, level)})"
-        inner = own_axes(s.out)
+        inner = s.out.within
         self.put(f"{s.out.name} = {rows}" + (f".view(-1, {self.shape(inner)})" if inner != o.axes[:1] else ""))
         for letter in o.rows:
             if self.decodes[letter].end:
@@ -152,8 +144,8 @@ class FunctionPrinter:
     def product(self, s: Product) -> None:
         """The product of tiles; added up over the rows below each of its own, where it accumulates."""
         level = max(self.rows.of(t.level) for t in s.inputs)
-        axes = own_axes(s.out)
-        if s.dot:
+        axes = s.out.within
+        if s.right:
             sides = ((s.left, axes[: s.out.folded]), (s.right, axes[s.out.folded :]))
             matrices = ", ".join(self.flattened(*side, level) for side in sides)
             text = f"run_products({matrices}, {self.rows.offsets(level)})"
@@ -173,7 +165,7 @@ class FunctionPrinter:
     def bag(self, s: Product, rows: Gather, level: int) -> str:
         """Sums of weighted rows of an operand, or of the parts that its rows have for each position of the weights."""
         o, others = rows.operand, tuple(t for t in s.inputs if t.name != rows.out.name)
-        shared, axes = weight_axes(s, rows.out), own_axes(s.out)
+        shared, axes = weight_axes(s, rows.out), s.out.within
         weights, offsets = self.times(others, shared, level), self.rows.offsets(level)
         if not shared:
             text = f"bag({self.index(o, level)}, {self.table(o)}, {offsets}, {weights})"
@@ -186,8 +178,8 @@ class FunctionPrinter:
 
     def times(self, tiles: tuple[Tile, ...], axes: tuple[str, ...], level: int) -> str:
         """The product over rows of a level and all of the axes: into a factor that has them all, and no other use."""
-        tiles = tuple(sorted(tiles, key=lambda t: len(own_axes(t))))
-        into = [t for t in tiles if len(tiles) > 1 and self.is_spare(t) and own_axes(t) == axes]
+        tiles = tuple(sorted(tiles, key=lambda t: len(t.within)))
+        into = [t for t in tiles if len(tiles) > 1 and self.is_spare(t) and t.within == axes]
         into = [t for t in into if self.rows.of(t.level) == self.rows.of(level)][:1]
         factors = [self.factor(t, axes, level) for t in tiles if t not in into]
         return into[0].name + "".join(f".mul_({f})" for f in factors) if into else " * ".join(factors)
@@ -204,24 +196,24 @@ class FunctionPrinter:
         Where one factor has all axes, and others have some that are kept, the matrix products of a contraction would
         be of a vector each: multiplying, then adding up, is several times as fast.
         """
-        every = {a for t in tiles for a in own_axes(t)}
+        every = {a for t in tiles for a in t.within}
         summed = every - set(axes)
-        large = next((t for t in tiles if set(own_axes(t)) == every), None)
+        large = next((t for t in tiles if set(t.within) == every), None)
         if not summed:
             return self.times(tiles, axes, level)
-        vectors = any(set(own_axes(t)) - summed for t in tiles if t is not large)
+        vectors = any(set(t.within) - summed for t in tiles if t is not large)
         if large is None or not vectors or all(map(self.is_constant, tiles)):
             return self.contraction(tiles, axes, level)
-        text = self.times(tiles, own_axes(large), level)
-        return self.summed(f"({text})" if " * " in text else text, own_axes(large), axes)
+        text = self.times(tiles, large.within, level)
+        return self.summed(f"({text})" if " * " in text else text, large.within, axes)
 
     def contraction(self, tiles: tuple[Tile, ...], axes: tuple[str, ...], level: int) -> str:
         """The product, summed over the axes that it is not to have."""
         letters = self.einsum_letters
         terms, factors = [], []
-        for tile in sorted(tiles, key=lambda t: -len(own_axes(t))):
-            terms.append(("" if self.is_constant(tile) else letters[""]) + "".join(letters[a] for a in own_axes(tile)))
-            factors.append(self.factor(tile, own_axes(tile), level))
+        for tile in sorted(tiles, key=lambda t: -len(t.within)):
+            terms.append(("" if self.is_constant(tile) else letters[""]) + "".join(letters[a] for a in tile.within))
+            factors.append(self.factor(tile, tile.within, level))
         rows = "" if all(map(self.is_constant, tiles)) else letters[""]
         out = rows + "".join(letters[a] for a in axes)
         return f'{self.einsum}("{",".join(terms)}->{out}", {", ".join(factors)})'
@@ -235,7 +227,7 @@ class FunctionPrinter:
 
     def factor(self, tile: Tile, axes: tuple[str, ...], level: int) -> str:
         """A factor laid out over rows of a level, unless it has none, and the axes."""
-        own, constant = own_axes(tile), self.is_constant(tile)
+        own, constant = tile.within, self.is_constant(tile)
         name = tile.name if constant else self.rows.spread(tile.name, tile.level, level)
         order = [own.index(a) for a in axes if a in own]
         if order != sorted(order):
@@ -247,15 +239,29 @@ class FunctionPrinter:
         """Whether a tile is the same for all rows, and so has none."""
         return tile.name in self.constants
 
+    @cached_property
+    def constants(self) -> set[str]:
+        """The names of the tiles that are gathered by no coordinate, as all are for a tile that is the whole tensor,
+        or are products of such tiles.
+        """
+        found: set[str] = set()
+        for s, _ in self.p.statements:
+            match s:
+                case Gather(out, operand) if self.p.spanning or not operand.rows:
+                    found.add(out.name)
+                case Product(out) if not s.accumulate and all(t.name in found for t in s.inputs):
+                    found.add(out.name)
+        return found
+
     # -- results ----------------------------------------------------------------------------------------------------
     def add(self, s: Add) -> None:
         """Adds the rows to those of the output, or stores them where no others are added there."""
         p, level = self.p, self.rows.of(s.key.level)
-        kept = tuple(c for c in p.read_along(s.key.letters) if c in own_axes(s.source))
+        kept = tuple(c for c in p.read_along(s.key.letters) if c in s.source.within)
         numbers = p.width == 1
         rows = "-1" if isinstance(s.key, Position) else str(p.rows)
         size, shape = (rows, "-1") if numbers else (f"{rows}, {p.width}", f"-1, {p.width}")
-        total = self.summed(s.source.name, own_axes(s.source), (*kept, *s.axes))
+        total = self.summed(s.source.name, s.source.within, (*kept, *s.axes))
         if kept or len(s.axes) != (0 if numbers else 1):
             total = f"{total}.reshape({shape})"
         output = f"{p.output}.view({size})"

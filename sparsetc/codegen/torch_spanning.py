@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from sparsetc.codegen.torch_function import FunctionPrinter
-from sparsetc.codegen.torch_rewriting import own_axes
-from sparsetc.codegen.torch_values import value
+from sparsetc.codegen.torch_reads import value
 from sparsetc.ir.program.tile import Add, Decode, Gather, Product, Row, Tile, TileProgram, Value
 from sparsetc.support.cached import cached_property
 
@@ -42,7 +41,7 @@ class SpanningPrinter(FunctionPrinter):
 
     def __init__(self, program: TileProgram, integers: bool = False) -> None:
         super().__init__(program, integers)
-        self.half = program.half  # which dots say, and a rewritten program has none
+        self.half = program.half
 
     def lines(self) -> list[str]:
         """The function, in a block of the precision that its products are to have."""
@@ -68,7 +67,7 @@ class SpanningPrinter(FunctionPrinter):
             sides = f"{self.positions(self.matrices.inner)}, {self.positions(self.matrices.right)}"
             self.put(f"{s.out.name} = {s.operand.name}.view({sides})")
             return
-        shape = self.shape(own_axes(s.out)) or "()"
+        shape = self.shape(s.out.within) or "()"
         self.put(f"{s.out.name} = {s.operand.name}.view({shape}).to({self.p.output}.dtype)")
 
     def product(self, s: Product) -> None:
@@ -84,7 +83,7 @@ class SpanningPrinter(FunctionPrinter):
             self.multiply(self.matrices)
         else:
             axes = (*s.key.letters, *s.axes)
-            total = self.summed(s.source.name, own_axes(s.source), axes)
+            total = self.summed(s.source.name, s.source.within, axes)
             shape = ", ".join(filter(None, ("-1", self.shape(axes))))
             self.put(f"{self.p.output}.view({shape}).{'copy_' if s.owned else 'add_'}({total})")
 
@@ -118,8 +117,8 @@ class SpanningPrinter(FunctionPrinter):
     def _sides(made: Tile, x: Tile, other: Tile, kept: Sequence[str], axes: Sequence[str]) -> Matrices | None:
         """The product as one of matrices, where the result keeps these axes of its sides, in this order."""
         left, right = tuple(kept), tuple(axes)
-        inner = own_axes(x)[len(left) :]
-        fits = own_axes(x) == (*left, *inner) and own_axes(other) == (*inner, *right)
+        inner = x.within[len(left) :]
+        fits = x.within == (*left, *inner) and other.within == (*inner, *right)
         return Matrices(made, x, other, left, inner, right) if fits else None
 
     @cached_property

@@ -185,6 +185,7 @@ class Preparation:
             owned=partial is not None or owns(packed.view, at, packed, padded=packed.padded),
             rows=self.output.rows if partial is None else partial.every,
             index64=packed.index64,
+            whole=problem.backend == "torch" or packed.view.spanning,
         )
         program = lower(self.canonical.bound, packed.view, part.schedule, target, number=number, format=part.format)
         slot = None

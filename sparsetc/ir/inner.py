@@ -25,7 +25,9 @@ X = "X"
 
 @dataclass(frozen=True)
 class Target:
-    """Where results go: rows of a dense output, slots of a sparse one, or the nonzeros' own positions."""
+    """What a program is for: whose results go to rows of a dense output, slots of a sparse one, or the nonzeros' own
+    positions.
+    """
 
     sparse: bool = False
     in_operand_order: bool = False
@@ -36,6 +38,8 @@ class Target:
     """Rows of the output."""
     index64: bool = False
     """Whether positions of the stored nonzeros need 64 bits."""
+    whole: bool = False
+    """Whether torch is to run it, which takes all rows of a level at once, and whole axes."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,6 @@ from sparsetc.formats.bcb import Bcb, Blocks
 from sparsetc.ir.lower import Target, lower_pairs
 from sparsetc.ir.nest.nest import tiles_along
 from sparsetc.ir.plan import DOTS, F16X3, Schedule
-from sparsetc.ir.program.operands import MIN_DOT
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.pair.join import Join
 from sparsetc.pair.join_operand import JoinOperand
@@ -165,7 +164,6 @@ class Blocking:
             equation,
             (self.rows, self.columns, self.inner),
             schedule,
-            Target(rows=rows, index64=index64),
+            Target(rows=rows, index64=index64, whole=not triton),
             bitmaps=bitmaps if triton and dot else WHOLE,
-            least=MIN_DOT if triton else 1,
         )

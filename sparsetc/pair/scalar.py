@@ -128,9 +128,9 @@ class TaskSum:
         if self.ordered:
             return self._bind_ordered(one)
         schedule, packed = (RUNS, one.runs()) if self.role == "x" else (CHUNKS, one.chunks())
-        if self.backend == "torch":
-            schedule = replace(schedule, lanes=1)
-        return self._part(packed, schedule, Target(rows=self._rows, index64=packed.index64))
+        whole = self.backend == "torch"
+        schedule = replace(schedule, lanes=1) if whole else schedule
+        return self._part(packed, schedule, Target(rows=self._rows, index64=packed.index64, whole=whole))
 
     def _bind_ordered(self, one: NonzeroPairList) -> Lowered:
         mode = "pqz".index(self.letter)

@@ -108,11 +108,12 @@ def _owned(candidate: Candidate, problem: Problem, views: Sequence[Nest]) -> tup
 
 def costs(candidate: Candidate, problem: Problem) -> list[Cost]:
     """Costs of the parts' tile programs, lowered from the views their formats promise."""
-    made, parts = views(candidate, problem), candidate.plan.parts
-    return [
-        _cost(problem.bound, view, p.schedule, Target(problem.sparse_output, p.format == "coo", own, problem.rows))
-        for p, view, own in zip(parts, made, _owned(candidate, problem, made), strict=True)
-    ]
+    made, parts, found = views(candidate, problem), candidate.plan.parts, []
+    for p, view, own in zip(parts, made, _owned(candidate, problem, made), strict=True):
+        whole = problem.backend == "torch" and not view.values.sides  # which pay as the programs of a GPU take them
+        target = Target(problem.sparse_output, p.format == "coo", own, problem.rows, whole=whole)
+        found.append(_cost(problem.bound, view, p.schedule, target))
+    return found
 
 
 @lru_cache(maxsize=1024)

@@ -224,7 +224,7 @@ class Compiler:
         with in_place(self.settings, self.target):
             for number, (part, own, index64) in enumerate(zip(parts, ordered, wide, strict=True)):
                 view = get_format(part.format).view(c.shape, part.storage)
-                target = Target(self.template.output.sparse, own, False, 1, index64)
+                target = Target(self.template.output.sparse, own, False, 1, index64, self.backend == "torch")
                 found.append(lower(c.bound, view, part.schedule, target, number=number, format=part.format))
         return tuple(found)
 

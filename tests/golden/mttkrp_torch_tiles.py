@@ -7,10 +7,10 @@ Part 0, dense_tile: dense tiles of 16x16x16.
     tile_word[lane] = | j:4 | k:5 |  bits a mode
     values[tile * 4096 + position], row-major over jik = 16x16x16
     streams 4*L + N*w bytes, writes 3200*w bytes
-    gathers 16*L rows of 32*w bytes of C
     gathers 16*L rows of 32*w bytes of B
+    gathers 16*L rows of 32*w bytes of C
     adds 16*P rows
-    17408*L flops outside dots, 262144*L inside
+    16384*L flops outside dots, 262144*L inside
 """
 
 import torch
@@ -26,11 +26,11 @@ from sparsetc.runtime.segments import add_rows, run_sums
 #   total[i,r] = 0
 #   loop tiles of the item
 #     tile_j = decode tile_word  # 4 bits, tile
+#     at_j[j] = tile_j * 16 + place
 #     tile_k = decode tile_word  # 5 bits, tile
 #     at_k[k] = tile_k * 16 + place
-#     c_rk[k,r] = gather C[at_k, r]
-#     at_j[j] = tile_j * 16 + place
 #     b_rj[j,r] = gather B[at_j, r]
+#     c_rk[k,r] = gather C[at_k, r]
 #     x[j,i,k] = load X.values
 #     part[j,i,r] = einsum "kr,jik->jir" c_rk, x  # sum over k
 #     total[i,r] += einsum "jir,jr->ir" part, b_rj  # sum over j
@@ -42,17 +42,17 @@ def part_0(chunks, item_ptr, item_word, tile_word, values, B, C, A):
         past_i = at_i >= 100
         at_i = at_i.clamp(max=99)
         tile_j = tile_word[b0:b1] >> 5
+        at_j = tile_j.long()[:, None] * 16 + torch.arange(16, device=values.device)
+        past_j = at_j >= 200
+        at_j = at_j.clamp(max=199)
         tile_k = tile_word[b0:b1] & 0x1f
         at_k = tile_k.long()[:, None] * 16 + torch.arange(16, device=values.device)
         past_k = at_k >= 300
         at_k = at_k.clamp(max=299)
-        c_rk = C.view(300, 32).index_select(0, at_k.flatten()).view(-1, 16, 32)
-        c_rk.masked_fill_(past_k[:, :, None], 0)
-        at_j = tile_j.long()[:, None] * 16 + torch.arange(16, device=values.device)
-        past_j = at_j >= 200
-        at_j = at_j.clamp(max=199)
         b_rj = B.view(200, 32).index_select(0, at_j.flatten()).view(-1, 16, 32)
         b_rj.masked_fill_(past_j[:, :, None], 0)
+        c_rk = C.view(300, 32).index_select(0, at_k.flatten()).view(-1, 16, 32)
+        c_rk.masked_fill_(past_k[:, :, None], 0)
         x = values[n0:n1].view(-1, 16, 16, 16)
         part = torch.einsum("Zjik,Zkr->Zjir", x, c_rk)
         total = run_sums(part.mul_(b_rj[:, :, None, :]).sum(1), item_ptr[i0 : i1 + 1] - b0)

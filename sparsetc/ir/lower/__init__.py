@@ -13,6 +13,7 @@ from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.inner import Inner, Target
 from sparsetc.ir.lower.lowering import Lowering
 from sparsetc.ir.lower.pairs import Fold, lower_pairs
+from sparsetc.ir.lower.whole import WholeLowering
 from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.checks import verify
@@ -35,7 +36,7 @@ def drafted(
 ) -> TileProgram:
     """The tile program of one part as it is priced: before it is one of those that run, and verified."""
     inner = _inner(bound, view, schedule, target)
-    return Lowering(inner, completed(inner, schedule)).program(number, format)
+    return (WholeLowering if target.whole else Lowering)(inner, completed(inner, schedule)).program(number, format)
 
 
 def scheduled(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> Schedule:

@@ -87,6 +87,7 @@ class Lowering:
             slot=inner.key.array if isinstance(inner.key, Slot) else "",
             rows=inner.target.rows,
             index64=inner.target.index64,
+            whole=inner.target.whole,
             terms=inner.terms,
         )
 
@@ -117,12 +118,16 @@ class Lowering:
 
     def contract(self) -> tuple[Tile, list[Statement]]:
         """What is to be added to the output, and the computations that make it."""
-        flow = DataFlow(self.inner.dense, tuple(self.inner.sides))
+        flow = self.flow()
         made = Contraction(self.tree, flow, self.around, self.load, self.inner.level)
         total = made.run([*map(self.decodes, range(len(LEVELS)))], (*self.inner.stored, *self.inner.operand))
         for scale in [*map(flow.make, map(self.scale, self.inner.scaled))]:
             total = flow.scale(total, scale)
         return in_halves(total, flow.statements) if self.view.values.halves else (total, flow.statements)
+
+    def flow(self) -> DataFlow:
+        """Where computations go."""
+        return DataFlow(self.inner.dense, tuple(self.inner.sides))
 
     # -- what is read -----------------------------------------------------------------------------------------------
     def load(self, factor: str) -> Value | Gather:

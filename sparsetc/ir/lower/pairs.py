@@ -25,12 +25,12 @@ from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.default_tree.by_pairs import by_pairs
 from sparsetc.ir.inner import Inner, Target
 from sparsetc.ir.lower.lowering import Lowering
+from sparsetc.ir.lower.whole import WholeLowering
 from sparsetc.ir.nest.axes import ITEM
 from sparsetc.ir.nest.nest import PAIRED, pairs
 from sparsetc.ir.nest.values import Bitmap, Halves, Values, Whole
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.checks import verify
-from sparsetc.ir.program.operands import MIN_DOT
 from sparsetc.ir.program.tile import LANES, Position, TileProgram
 
 NAMED = (LANES, "pair")
@@ -47,7 +47,6 @@ def lower_pairs(
     target: Target,
     *,
     bitmaps: tuple[bool, bool] = (False, False),
-    least: int = MIN_DOT,
 ) -> TileProgram:
     """The tile program of a contraction of tiles.
 
@@ -57,7 +56,6 @@ def lower_pairs(
         schedule: dot or multiply, its precision, warps and stages. f16x3 has both operands stored in halves.
         target: rows of the output, a block each, and whether positions of stored values need 64 bits.
         bitmaps: whether each operand is stored as bitmaps and packed values.
-        least: positions of an axis, at least, where a dot contracts; 1 where nothing needs padding.
 
     Raises:
         PlanError, FormatError: sides that are not powers of two, letters that repeat, or bitmaps or multiplications in
@@ -84,8 +82,9 @@ def lower_pairs(
         output_axes=(row, column),
         folds=named,
     )
-    chosen = by_pairs(made, schedule, least) if schedule.tree is None else schedule
-    program = Lowering(made, chosen).program(0, " x ".join("bcb" if tiles.volume > 1 else "coo" for tiles in stored))
+    chosen = by_pairs(made, schedule) if schedule.tree is None else schedule
+    kind = WholeLowering if target.whole else Lowering
+    program = kind(made, chosen).program(0, " x ".join("bcb" if tiles.volume > 1 else "coo" for tiles in stored))
     verify(program)
     return program
 

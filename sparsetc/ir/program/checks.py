@@ -52,9 +52,9 @@ def verify(program: TileProgram) -> None:
                 unknown = [a for a in statement.out.axes if a not in brought]
                 raise PlanError(f"{statement.out}: no factor has axis {', '.join(unknown)}")
             summed = brought - {*statement.out.axes}
-            if statement.dot and (summed != left & right or not statement.out.folded):
+            if statement.dot and not program.whole and (summed != left & right or not statement.out.folded):
                 raise PlanError(f"{statement.out}: a dot contracts the axes of both sides and folds the others in two")
-            if summed and not statement.dot:
+            if summed and not statement.dot and not program.whole:
                 raise PlanError(f"{statement.out}: a product sums no axis, found {sorted(summed)}")
         elif isinstance(statement, Add):
             adds += 1

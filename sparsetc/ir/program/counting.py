@@ -172,10 +172,10 @@ class _Walk:
 
     def _product(self, s: Product, visits: Count) -> None:
         """Multiplications and additions; padding is included in dots and over tiles."""
-        if not s.dot:
-            self.multiply += visits * (self._cells(s.out.axes) * len(s.inputs))
+        if not (s.summed and s.out.folded if self.p.whole else s.dot):
+            self.multiply += visits * (self._cells({a for t in s.inputs for a in t.axes}) * len(s.inputs))
             return
-        self.dot += visits * (2 * prod(a.block for a in self.p.axes if a.letter in {*s.out.axes, *s.contracted}))
+        self.dot += visits * (2 * prod(a.block for a in self.p.axes if a.letter in {*s.out.axes, *s.summed}))
         if self.p.view.values.halves:  # of what is not stored in halves, they are made
             made = {*s.inputs} - {v.out for v, _ in self.p.statements if isinstance(v, Value)}
             self.converted += visits * (SPLIT * sum(self._cells(t.axes) for t in made))

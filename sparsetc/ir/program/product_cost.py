@@ -168,8 +168,8 @@ class _Work:
             self.flops += 2 * self._elements({a for t in s.inputs for a in t.axes} | around)
         if not last:
             self.formed += self._elements({*s.out.axes} | (frozenset() if s.accumulate else around))
-        if s.dot and of_values:
-            contracted = self._elements({*s.contracted})
+        if s.summed and of_values:
+            contracted = self._elements(s.summed)
             self.lengths += [contracted, self.p.width]
             self.summed += contracted
 

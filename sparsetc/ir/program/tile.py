@@ -101,7 +101,13 @@ class Tile:
     axes: tuple[str, ...]
     level: int
     folded: int = 0
-    """For the result of a dot: how many of the axes make up its rows; the others make up its columns."""
+    """For the result of a dot, or of what torch makes of it: how many of the axes make up its rows; the others make up
+    its columns."""
+
+    @cached_property
+    def within(self) -> tuple[str, ...]:
+        """Its axes but the lanes."""
+        return tuple(a for a in self.axes if a != LANES)
 
     def __str__(self) -> str:
         return f"{self.name}[{','.join(self.axes)}]" if self.axes else self.name
@@ -188,6 +194,11 @@ class Product:
     def dot(self) -> bool:
         """Whether axes are contracted by a matrix product."""
         return bool(self.right)
+
+    @cached_property
+    def summed(self) -> tuple[str, ...]:
+        """The axes but the lanes that it sums, as dots do, and einsums of torch."""
+        return tuple(dict.fromkeys(a for t in self.inputs for a in t.within if a not in self.out.axes))
 
     @cached_property
     def contracted(self) -> tuple[str, ...]:
@@ -300,6 +311,8 @@ class TileProgram:
     """Rows of the output; with its width, this decides whether an address needs 64 bits."""
     index64: bool = False
     """Whether the part stores so many nonzeros that their positions need 64 bits."""
+    whole: bool = False
+    """Whether torch runs it: no axis is split, and a product sums what nothing after it reads."""
     terms: tuple[tuple[str, ...], ...] = ()
     """Letters of each operand of a task list, by mode; empty without one."""
 
@@ -372,7 +385,8 @@ class TileProgram:
     @cached_property
     def dots(self) -> tuple[Product, ...]:
         """Its matrix products."""
-        return tuple(s for s, _ in self.statements if isinstance(s, Product) and s.dot)
+        products = (s for s, _ in self.statements if isinstance(s, Product))
+        return tuple(s for s in products if (s.out.folded if self.whole else s.dot))
 
     @cached_property
     def half(self) -> bool:

@@ -1,0 +1,172 @@
+"""What torch programs read, as text: the rows of a chunk by level, coordinates, stored values, rows of operands.
+
+In: a tile program and its statements. Out: texts over ``i0, i1, b0, b1, n0, n1``: the items of a chunk, their fibers,
+tiles or pairs, and their stored nonzeros. A chunk's words are slices; what is looked up besides, and the tiles that
+pairs name, are by `index_select`. Rows of an operand whose weighted sums one call of torch makes are never gathered.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, Fibers
+from sparsetc.ir.nest.coordinates import AXIS_LEVEL, Bits, Lookup, Writer
+from sparsetc.ir.nest.values import Bitmap, Ones
+from sparsetc.ir.program import names
+from sparsetc.ir.program.tile import Decode, Gather, Product, Stored, Tile, TileProgram, Value
+
+ENDS = (("i0", "i1"), ("b0", "b1"), ("n0", "n1"))
+"""Where the rows of each level begin and end in a chunk."""
+RANGES = tuple(":".join(ends) for ends in ENDS)
+COUNTS = tuple(f"{end} - {first}" for first, end in ENDS)
+
+
+def rows_of(program: TileProgram, level: int) -> int:
+    """The level whose positions are the rows of what is made at a level: positions along a side make no rows."""
+    return max((axis.level for axis in program.view.loops if axis.level <= level), default=ITEM)
+
+
+class Rows:
+    """What a chunk has of each level."""
+
+    def __init__(self, program: TileProgram, device: str) -> None:
+        self.p, self.device = program, device
+        self.axes = {axis.level: axis for axis in program.view.loops}
+
+    def of(self, level: int) -> int:
+        """The level whose positions are the rows of what is made at a level."""
+        return rows_of(self.p, level)
+
+    def offsets(self, level: int) -> str:
+        """Where the rows of a level begin that belong to each row above, and where the last end, within the chunk."""
+        view, (first, end) = self.p.view, ENDS[level]
+        if view.chunk and view.levels[0]:
+            begins = f"torch.arange(i0, i1 + 1, device={self.device}).mul_({view.chunk})"
+            return f"{begins}.sub_({first}).clamp_(max={end} - {first})"
+        if view.chunk:
+            return f"torch.tensor([0, {end} - {first}], device={self.device})"
+        above, last = ENDS[self.above(level)]
+        array = "block_ptr" if isinstance(self.axes[level], Fibers) else self.p.arrays[0]
+        return f"{array}[{above} : {last} + 1] - {first}"
+
+    def above(self, level: int) -> int:
+        """The next level up that has rows."""
+        return self.of(level - 1)
+
+    def spread(self, name: str, own: int, level: int) -> str:
+        """A row of one level repeated for each row of a deeper one that belongs to it."""
+        own, level = self.of(own), self.of(level)
+        if own == level:
+            return name
+        name = self.spread(name, own, self.above(level))
+        if self.p.view.chunk and self.p.view.levels[0]:
+            return f"{name}.repeat_interleave({self.p.view.chunk}, 0)[: {COUNTS[level]}]"
+        return f"{name}.repeat_interleave(torch.diff({self.offsets(level)}), 0, output_size={COUNTS[level]})"
+
+
+class TorchCoordinates(Writer):
+    """Writes the coordinates of a statement; those along a side are columns beside one another."""
+
+    def __init__(self, rows: Rows, statement: Decode) -> None:
+        self.rows, self.level, self.along_side = rows, statement.level, bool(statement.coordinate.sides)
+        self.column = "[:, None]" if self.along_side else ""
+
+    def position(self, axis: str) -> str:
+        device = self.rows.device
+        if axis == "lane":
+            return f"torch.zeros(1, dtype=torch.int64, device={device})"  # these programs have one
+        own = AXIS_LEVEL[axis]
+        return self.rows.spread(f"torch.arange({', '.join(ENDS[own])}, device={device})", own, self.level) + self.column
+
+    def coordinate(self, mode: int) -> str:
+        p, letter = self.rows.p, self.rows.p.letters[mode]
+        read = {s.name for s, _ in p.statements if isinstance(s, Decode)}
+        name = names.tile(letter) if names.tile(letter) in read else names.at(letter)
+        found = self.rows.spread(name, p.view.level_of(mode), self.level)
+        return f"{found}.long(){self.column}" if self.along_side else found
+
+    def along(self, mode: int) -> str:
+        return f"torch.arange({self.rows.p.view.values.sides[mode]}, device={self.rows.device})"
+
+    def bits(self, bits: Bits) -> tuple[str, str]:
+        text, last = bits.operations(self.lookup(bits.word))
+        return (text[1:-1], ">>") if bits.top and bits.shift and not last else (text, last)
+
+    def lookup(self, lookup: Lookup) -> str:
+        if lookup.every != 1:
+            where = lookup.where.text(self)
+            listed = f"{lookup.array}[{where}].long()"
+            return listed if self.along_side else f"{lookup.array}.index_select(0, {where})"
+        (own,) = (AXIS_LEVEL[axis] for axis in lookup.axes)
+        return self.rows.spread(f"{lookup.array}[{RANGES[own]}]", own, self.level) + self.column
+
+
+def value(rows: Rows, s: Value) -> str:
+    """The values of a statement's tiles, their positions in the order in which they are stored."""
+    stored = rows.p.stored(s.operand)
+    match stored.values:
+        case Ones():
+            return f"torch.ones({COUNTS[rows.of(LEAF)]}, dtype={rows.p.output}.dtype, device={rows.device})"
+        case Bitmap() as kind:
+            return _bitmap(stored, kind)
+    name, sides = stored.array("values"), _sides(stored)
+    if stored.name:
+        return f"{name}.view(-1, {sides}).index_select(0, {_pair(stored)})"
+    return f"{name}[{RANGES[LEAF]}]" + (f".view(-1, {sides})" if sides else "")
+
+
+def _bitmap(stored: Stored, kind: Bitmap) -> str:
+    bits, values = f"{stored.array('bits')}.view(-1, {kind.words})", stored.array("values")
+    sizes = f"{kind.word}, {kind.volume}"
+    if stored.name:
+        begins = f"{stored.array('value_ptr')}[{_pair(stored)}]"
+        tiles = f"expanded({bits}[{_pair(stored)}], {values}, {sizes}, {begins})"
+    else:
+        tiles = f"expanded({bits}[{RANGES[LANE]}], {values}[{RANGES[LEAF]}], {sizes})"
+    return f"{tiles}.view(-1, {_sides(stored)})"
+
+
+def _pair(stored: Stored) -> str:
+    """Which tiles of an operand the chunk's pairs are of."""
+    return f"pair_{stored.name}[{RANGES[LANE]}]"
+
+
+def _sides(stored: Stored) -> str:
+    return ", ".join(str(stored.values.sides[mode]) for mode in stored.values.sequence)
+
+
+def bags(program: TileProgram) -> dict[Product, Gather]:
+    """The products that add up rows of an operand, each weighted by the other factors, and what gathers those rows.
+
+    Weights have none of the rows' axes, or the first of them, where rows have as many elements for each position of
+    these.
+    """
+    gathers = {s.out.name: s for s, _ in program.statements if isinstance(s, Gather)}
+    found = {}
+    for s, _ in program.statements:
+        if isinstance(s, Product) and s.accumulate and not s.dot:
+            own = [gathers[t.name] for t in s.inputs if t.name in gathers and _is_bag(program, s, t)]
+            if own:
+                found[s] = own[-1]
+    return found
+
+
+def weight_axes(s: Product, rows: Tile) -> tuple[str, ...]:
+    """The axes that weights of rows have, the first of theirs."""
+    have = {a for tile in s.inputs if tile != rows for a in tile.within}
+    return rows.within[: len(have)] if have else ()
+
+
+def _is_bag(p: TileProgram, s: Product, rows: Tile) -> bool:
+    """Whether a factor's rows may be added up as they lie in its table."""
+    axes, others = rows.within, [tile for tile in s.inputs if tile != rows]
+    have, shared = {a for tile in others for a in tile.within}, weight_axes(s, rows)
+    if rows.level == ITEM or axes != s.out.within or have != set(shared) or set(axes) & set(p.letters):
+        return False
+    level = rows_of(p, rows.level)
+    inner = [rows_of(p, tile.level) for tile in others]
+    if any(own > level for own in inner) or all(own == ITEM for own in inner):
+        return False
+    apart = axes[len(shared) :]
+    positions = (prod(p.axis(a).size for a in part) for part in (shared, apart))
+    return not shared or (bool(apart) and next(positions) <= next(positions))
