@@ -28,10 +28,20 @@ if not torch.cuda.is_available():
         assembler.left_out()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest tests come first, so that none is left over when all others are done."""
+    long = ("test_distributed.py::test_groups", "test_pair.py::test_any", "test_examples.py", "test_packing.py")
+    items.sort(key=lambda item: not any(name in item.nodeid for name in long))
+
+
 def pytest_collection_finish() -> None:
-    """Thousands of collected tests stay to the end: no collection of garbage need look at them, again and again."""
+    """Thousands of collected tests stay to the end: no collection of garbage need look at them, again and again.
+
+    What a compile makes is rarely garbage in cycles: collections a hundred times as far apart take a tenth off a run.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 @pytest.fixture

@@ -27,8 +27,8 @@ def main(arguments: list[str]) -> int:
     """Run all checks, whether or not one before has failed, and sum up."""
     fast = "--fast" in arguments
     given = [a for a in arguments if a != "--fast"]
-    workers = ["-n", str(min(8, cores())), "--dist", "worksteal"]  # no worker waits for one that is behind
-    pytest = [*TOOL, "pytest", *workers, *given]
+    # One more than cores, for tests that wait for processes; and no worker waits for one that is behind.
+    pytest = [*TOOL, "pytest", "-n", str(min(8, cores() + 1)), "--dist", "worksteal", *given]
     interpreted = "tests/test_interpreter.py"  # starts the same process as the last check does, but shows no progress
     shown = Check("tests", [*pytest, "tests", f"--ignore={interpreted}"], output=None)
     others = [

@@ -191,3 +191,11 @@ def test_what_is_scaled_need_not_fit_before(form: str) -> None:
             total(x, y, *scalars)
     with pytest.raises(stc.DtypeError, match="alpha must be a number"):
         total(x, y, 2**63, 0)
+
+
+def test_values_changed_as_an_array_are_looked_at_again() -> None:
+    x, a = stc.SparseTensor([[0]], torch.tensor([-2]), (1,)), torch.tensor(-(2**61))
+    assert stc.einsum("i,->", x, a) == 2**62
+    x.values.numpy()[...] *= 2
+    with pytest.raises(stc.DtypeError, match=r"64 bits|torch\.int64"):
+        stc.einsum("i,->", x, a)

@@ -59,7 +59,7 @@ def from_state(record: type[Made], state: dict[str, Any]) -> Made:
 def plain(values: Iterable[object]) -> bool:
     """Whether all values are numbers, texts, records, or tuples of such."""
     return all(
-        plain(value if isinstance(value, tuple | list) else vars(value).values())
+        plain(value if isinstance(value, tuple | list) else [getattr(value, f.name) for f in fields(value)])  # type: ignore[arg-type]
         if isinstance(value, tuple | list | Record)
         else isinstance(value, int | float | str | None)
         for value in values

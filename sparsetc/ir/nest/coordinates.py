@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from sparsetc.support.cached import cached_property
@@ -81,7 +81,8 @@ class Expression:
     @cached_property
     def nodes(self) -> tuple[Expression, ...]:
         """The expression, then what it is made of, from left to right."""
-        parts = [part for part in vars(self).values() if isinstance(part, Expression)]
+        # Not vars(self), which another thread may be adding a cached property to.
+        parts = [part for f in fields(self) if isinstance(part := getattr(self, f.name), Expression)]  # type: ignore[arg-type]
         return (self, *(node for part in parts for node in part.nodes))
 
     @cached_property
