@@ -281,6 +281,21 @@ def test_text_without_a_dtype_is_read_as_float32_if_that_holds_every_digit(
             sio.pack(path, packed)
 
 
+@pytest.mark.parametrize("number", ["9007199254740993", "-9007199254740993", "9223372036854775807"])
+@pytest.mark.parametrize("head", ["", "%%MatrixMarket matrix coordinate integer general\n2 1 2\n"])
+def test_an_integer_that_float64_does_not_hold_is_read_as_int64_or_refused(
+    tmp_path: Path, head: str, number: str
+) -> None:
+    path = tmp_path / ("x.mtx" if head else "x.tns")
+    path.write_text(f"{head}1 1 1\n2 1 {number}\n")
+    for reader in (sio.read, lambda path: sio.pack(path, tmp_path / "packed.stc")):
+        with pytest.raises(IOFormatError, match=r"line \d: an integer that float64 does not hold; name the dtype"):
+            reader(path)
+    assert sio.read(path, dtype=torch.int64).values.tolist() == [1, int(number)]
+    path.write_text(f"{head}1 1 1\n2 1 9007199254740994\n")  # which float64 holds
+    assert sio.read(path).values.tolist() == [1, 9007199254740994]
+
+
 def test_float64_round_trip(tmp_path: Path) -> None:
     x = SparseTensor([list(range(4))], torch.tensor([math.pi, 1 / 3, 1e300, -5e-324], dtype=torch.float64), (4,))
     sio.write(tmp_path / "x.tns", x)
