@@ -282,6 +282,42 @@ def test_text_without_a_dtype_is_read_as_float32_if_that_holds_every_digit(
             sio.pack(path, packed)
 
 
+@pytest.mark.parametrize("number", ["9007199254740993", "-9007199254740993", "9223372036854775807"])
+@pytest.mark.parametrize("head", ["", "%%MatrixMarket matrix coordinate integer general\n2 1 2\n"])
+def test_an_integer_that_float64_does_not_hold_is_read_as_int64_or_refused(
+    tmp_path: Path, head: str, number: str
+) -> None:
+    path = tmp_path / ("x.mtx" if head else "x.tns")
+    path.write_text(f"{head}1 1 1\n2 1 {number}\n")
+    for reader in (sio.read, lambda path: sio.pack(path, tmp_path / "packed.stc")):
+        with pytest.raises(IOFormatError, match=r"line \d: an integer that float64 does not hold; name the dtype"):
+            reader(path)
+    assert sio.read(path, dtype=torch.int64).values.tolist() == [1, int(number)]
+    path.write_text(f"{head}1 1 1\n2 1 9007199254740994\n")  # which float64 holds
+    assert sio.read(path).values.tolist() == [1, 9007199254740994]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "wanted"),
+    [
+        ("x.tns", "# dtype: complex64\n1 1 2\n", torch.float64),
+        (
+            "x.mtx",
+            "%%MatrixMarket matrix coordinate complex general\n% dtype: float64\n1 1 1\n1 1 2 0\n",
+            torch.complex64,
+        ),
+    ],
+)
+def test_a_dtype_that_a_file_cannot_mean_is_refused_unless_another_is_asked_for(
+    tmp_path: Path, name: str, text: str, wanted: torch.dtype
+) -> None:
+    (tmp_path / name).write_text(text)
+    for reader in (sio.read, lambda path: sio.pack(path, tmp_path / "packed.stc")):
+        with pytest.raises(DtypeError, match=rf"x\.{name[2:]}.*cannot be read as torch"):
+            reader(tmp_path / name)
+    assert sio.read(tmp_path / name, dtype=wanted).values.tolist() == [2]
+
+
 def test_float64_round_trip(tmp_path: Path) -> None:
     x = SparseTensor([list(range(4))], torch.tensor([math.pi, 1 / 3, 1e300, -5e-324], dtype=torch.float64), (4,))
     sio.write(tmp_path / "x.tns", x)

@@ -35,7 +35,8 @@ def read(
             ``save_npz`` of scipy.sparse or pydata/sparse wrote, or ``.stc`` (packed). Text may come through a pipe.
         dtype: of the values. By default .npz and .stc are read as they were stored, and text as a comment in it says,
             which `write` leaves; other text as float32 if that holds every digit, else as float64 (complex64 or
-            complex128). A finite number that a dtype cannot hold is an error, not an infinity.
+            complex128). A finite number that a dtype cannot hold is an error, not an infinity; so is an integer of
+            int64 beyond 2**53 that float64 does not hold, unless a dtype is named.
         progress: a progress bar on stderr (.tns only): None for files over 64 MB when stderr is a terminal,
             True always, False never. Needs rich; without it there is none.
 

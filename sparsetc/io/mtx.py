@@ -89,8 +89,8 @@ def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> Spar
     with memory.named(path, lambda: found.footprint):
         with lines.opened(path, COMMENT, show=False) as reader:
             header = head(reader)
-            header.check(dtype)
             dtype = dtype or header.stated
+            header.check(dtype)
             found = table.Table(header.layout(dtype))
             table.read(reader, found, fault)
         table.check_declared(reader, found.layout, found.rows, ended=True)
@@ -124,9 +124,7 @@ def head(reader: lines.Reader) -> Header:
         )
     reader.take()
     rows, columns, entries = map(int, sizes)
-    found = Header(field, symmetry, (rows, columns), entries, reader.path, table.stated_dtype(reader))
-    found.check(found.stated)
-    return found
+    return Header(field, symmetry, (rows, columns), entries, reader.path, table.stated_dtype(reader))
 
 
 def _in_full(coords: torch.Tensor, values: torch.Tensor, symmetry: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,6 +16,8 @@ from sparsetc.io import digits
 
 TINY, MOST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 """The smallest float32 that has all of its digits, and the largest."""
+_TO_SIX = 10.0 ** np.minimum(5 - np.floor((np.arange(2048) - 1023) * math.log10(2)), 300)
+"""What brings float64 numbers of each exponent to 1e5 and more, and below 2e6."""
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|[+-]?(?:nan|inf|infinity)", re.ASCII | re.IGNORECASE)
 
 
@@ -38,21 +40,25 @@ def real(text: digits.Text, start: np.ndarray, end: np.ndarray, dtype: torch.dty
     return number
 
 
-def single(number: torch.Tensor, length: np.ndarray) -> bool:
-    """Whether float64 numbers of tokens of these lengths lose no digit as float32, which has six and its range.
+@np.errstate(all="ignore")  # of infinities, and what float32 makes one
+def single(text: digits.Text, start: np.ndarray, end: np.ndarray, number: torch.Tensor) -> bool:
+    """Whether tokens, whose float64 numbers these are, lose no digit as float32, which has six and its range.
 
-    A token of seven characters has six digits beside a point or a sign. Of a longer one, of 14 at most, seven digits or
-    more are seen by 1e-8 of what makes a whole number of six.
+    One of seven characters is exact, or has six digits beside a point or a sign. One of 14 at most has seven digits or
+    more where it is off by 1e-8 from what six make a whole number. BadToken for an integer that int64 holds and float64
+    does not.
     """
-    size = number.abs()
-    if bool(((size < TINY) & (size > 0) | (size > MOST) & (size < math.inf)).any()):
-        return False
-    long = torch.from_numpy(length > 7)
-    size, short = size[long], length[length > 7] <= 14
-    lost = size.float() != size
-    lost &= ~size.isnan()
-    whole = size[lost] * 10.0 ** (5 - size[lost].log10().floor())
-    return bool(short[lost.numpy()].all()) and bool(((whole - whole.round()).abs() < 2e-9).all())
+    size, length = number.abs().numpy(), end - start
+    more = (size < TINY) | (size > MOST)
+    if length.max() > 7:
+        for at in np.flatnonzero((length > 15) & (size >= 2.0**53) & (size <= 2.0**63)).tolist():
+            token = text.bytes[start[at] : end[at]].tobytes()
+            if token.lstrip(b"+-").isdigit() and int(token) != float(token):
+                raise digits.BadToken("an integer that float64 does not hold; name the dtype to read it as")
+        whole = size * _TO_SIX[size.view(np.int64) >> 52]
+        whole *= np.where(whole < 999_999.5, 1, 0.1)
+        more |= (np.abs(whole - np.rint(whole)) > 2e-9) | (length > 14)
+    return bool((size[more].astype(np.float32) == size[more]).all())
 
 
 def fault(token: str, dtype: torch.dtype) -> str | None:

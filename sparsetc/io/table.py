@@ -207,7 +207,7 @@ def _parse(block: Block, layout: Layout) -> Part:
         largest.append(high)
     kind, written = torch.float64 if layout.open else layout.dtype, columns[layout.order :]
     reals = [numbers.real(text, *column, kind) for column in written]
-    single = not layout.open or all(numbers.single(r, e - s) for r, (s, e) in zip(reals, written, strict=True))
+    single = not layout.open or min(numbers.single(text, *w, r) for w, r in zip(written, reals, strict=True))
     if not single and layout.dtype != kind:
         raise digits.BadToken(f"a number with more digits than {layout.dtype} holds; name the dtype to read it as")
     reals = [column.to(layout.dtype) for column in reals]

@@ -31,10 +31,10 @@ def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None, show: b
 
     Raises:
         IOFormatError: with file, line number and text, for whatever is not as described above.
+        DtypeError: complex numbers asked for, by ``dtype`` or that comment.
         OutOfMemoryError: the tensor would pass the memory limit, or memory did not suffice.
         FileNotFoundError: no such file.
     """
-    checked_dtype(dtype)
     found = table.Table(table.Layout(0, 1, dtype or torch.float64, COMMENT))
     with memory.named(path, lambda: found.footprint):
         with lines.opened(path, COMMENT, show) as reader:
@@ -47,16 +47,10 @@ def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None, show: b
             raise IOFormatError(f"{path}: {error}") from error
 
 
-def checked_dtype(dtype: torch.dtype | None) -> None:
-    """DtypeError for a dtype that a .tns file cannot be read as."""
-    if dtype and (dtype not in DTYPES or dtype.is_complex):
-        raise DtypeError(f"a .tns file holds real numbers; it cannot be read as {dtype}")
-
-
 def head(reader: lines.Reader, dtype: torch.dtype | None, default: torch.dtype = torch.float64) -> table.Layout:
     """The layout of the lines that follow, with the sizes and dtype, if what comes before the first nonzero says them.
 
-    Where nothing says the dtype the layout is open, of dtype `default`.
+    Where nothing says the dtype the layout is open, of dtype `default`. DtypeError for one that no .tns file holds.
     """
     first = reader.peek()
     declared = _declared(reader, first[0]) if first and len(first) == 1 else None
@@ -69,6 +63,8 @@ def head(reader: lines.Reader, dtype: torch.dtype | None, default: torch.dtype =
         reason = f"a tensor of {order} modes; a file holds at most {bounds.ORDER}"
         raise reader.fault(reason, reader.line, reader.shown())
     dtype = dtype or table.stated_dtype(reader)
+    if dtype and (dtype not in DTYPES or dtype.is_complex):
+        raise DtypeError(f"{reader.path}: a .tns file holds real numbers; it cannot be read as {dtype}")
     return table.Layout(order, 1, dtype or default, COMMENT, sizes, open=dtype is None)
 
 

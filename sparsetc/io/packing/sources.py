@@ -90,7 +90,6 @@ def identity(path: str | os.PathLike[str], source: Source) -> dict[str, Any]:
 
 
 def _tns(stack: ExitStack, path: Any, dtype: torch.dtype | None, limit: int, show: bool | None) -> Source:
-    tns.checked_dtype(dtype)
     reader = stack.enter_context(lines.opened(path, tns.COMMENT, show))
     layout = tns.head(reader, dtype, torch.float32)
     return Source(
@@ -104,7 +103,7 @@ def _tns(stack: ExitStack, path: Any, dtype: torch.dtype | None, limit: int, sho
 def _mtx(stack: ExitStack, path: Any, dtype: torch.dtype | None, limit: int, show: bool | None) -> Source:
     reader = stack.enter_context(lines.opened(path, mtx.COMMENT, show))
     header = mtx.head(reader)
-    header.check(dtype)
+    header.check(dtype or header.stated)
     layout = header.layout(dtype, torch.float32)
     dtype = dtype or header.stated or (torch.complex64 if header.field == "complex" else torch.float32)
 
