@@ -23,14 +23,13 @@ from sparsetc.device.profile import default_gpu
 from sparsetc.ir.equation.parse import parse
 from sparsetc.options import current
 from sparsetc.planner.statistics import Counts
-from sparsetc.tensor.inputs import DTYPES
+from sparsetc.tensor.inputs import NAMED, dtype_name
 from sparsetc.testing import reference
 
 ERROR_LIMIT = 1e-5
 """Largest error of the demo, relative to the float64 reference, in the Euclidean norm, at the default precision."""
 TIMED_SECONDS = 0.3
 """For which each of the demo's kernels is run to be timed."""
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 """Exit statuses; the last is what a shell reports of a program that an interrupt ended."""
 
@@ -113,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     pack.add_argument("source", help="a .tns, .mtx (either also .gz) or .npz file")
     pack.add_argument("target", help="the packed file to be, .stc; an interrupted call goes on where it was")
     pack.add_argument("--memory", help="bytes to take, such as 2GB (default: a quarter of what is free)")
-    pack.add_argument("--dtype", choices=_DTYPES, help="of the values (default: as sparsetc.read)")
+    pack.add_argument("--dtype", choices=NAMED, help="of the values (default: as sparsetc.read)")
     pack.add_argument("--fresh", action="store_true", help="start anew where an interrupted call could go on")
     pack.set_defaults(run=_pack)
 
@@ -269,7 +268,7 @@ def _info(options: argparse.Namespace) -> int:
     if options.file.lower().endswith(".stc"):
         return _info_packed(options.file)
     x = stc.read(options.file)
-    dtype = str(x.dtype).removeprefix("torch.")
+    dtype = dtype_name(x.dtype)
     unit = "block" if x.blocksize else "nonzero"
     of = f" of {' x '.join(map(str, x.blocksize))}" if x.blocksize else ""
     print(f"{options.file}: order {x.order}, {x.nnz:,} {unit}s{of}, density {x.density:.3g}, {dtype}")
@@ -294,7 +293,7 @@ def _print_table(rows: Sequence[Sequence[str]]) -> None:
 def _info_packed(path: str) -> int:
     """What the header of a packed file says; the file may be larger than memory."""
     with stc.open_packed(path) as file:
-        layout, dtype = file.layout, str(file.dtype).removeprefix("torch.")
+        layout, dtype = file.layout, dtype_name(file.dtype)
         print(f"{path}: packed, order {file.order}, {file.nnz:,} nonzeros, {dtype}, {layout.size:,} bytes")
         rows = [("array", "size", "bytes an element", "offset")]
         for array, size in zip(layout.arrays, (*map("{:,}".format, file.shape), "-"), strict=True):
@@ -305,7 +304,7 @@ def _info_packed(path: str) -> int:
 
 
 def _pack(options: argparse.Namespace) -> int:
-    dtype = _DTYPES[options.dtype] if options.dtype else None
+    dtype = NAMED[options.dtype] if options.dtype else None
     try:
         stc.pack(options.source, options.target, dtype=dtype, memory_limit=options.memory, fresh=options.fresh)
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""What a user calls: `einsum`, `compile`, `explain`, named operations as thin sugar over them, and what caches hold.
+"""Serve users: `einsum`, `compile`, `explain`, named operations as thin sugar over them, and what caches hold.
 
 In: an equation and operands, at least one of them sparse. Out: results, or a `Kernel` to call often.
 """
@@ -279,7 +279,7 @@ def register_op(function: F | None = None, *, replace: bool = False) -> F | Call
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """What this process keeps in memory for patterns."""
+    """Counts of what this process keeps in memory for patterns."""
 
     patterns: int
     """Live patterns that anything is kept for."""

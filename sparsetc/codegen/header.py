@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from sparsetc.ir.nest.axes import LEVELS, Fibers
+from sparsetc.ir.nest.axes import LEVELS
 from sparsetc.ir.nest.halves import HEAD, LOW
 from sparsetc.ir.nest.nest import PAIRED, Nest
 from sparsetc.ir.nest.readable import Readable
@@ -103,7 +103,7 @@ def sketch(view: Nest, letters: Sequence[str]) -> list[str]:
     if view.along:
         own = stored_of(view, letters)
         lines += [stored_tiles(own), *([scaled_values(own)] if view.values.halves else [])]
-    elif isinstance(view.loops[-1], Fibers):
+    elif view.blocks:
         stored = "word" if view.values.ones else "values"
         also = "" if view.values.ones else ", likewise word"
         lines.append(f"{stored}[block_ptr[block] + step * {view.lanes} + lane]{also}; step < lane_len[lane]")

@@ -1,4 +1,4 @@
-"""What torch programs read, as text: the rows of a chunk by level, coordinates, stored values, rows of operands.
+"""Write what torch programs read as text: the rows of a chunk by level, coordinates, stored values, rows of operands.
 
 In: a tile program and its statements. Out: texts over ``i0, i1, b0, b1, n0, n1``: the items of a chunk, their fibers,
 tiles or pairs, and their stored nonzeros. A chunk's words are slices; what is looked up besides, and the tiles that
@@ -27,7 +27,7 @@ def rows_of(program: TileProgram, level: int) -> int:
 
 
 class Rows:
-    """What a chunk has of each level."""
+    """The rows that a chunk has of each level."""
 
     def __init__(self, program: TileProgram, device: str) -> None:
         self.p, self.device = program, device
@@ -158,7 +158,7 @@ def weight_axes(s: Product, rows: Tile) -> tuple[str, ...]:
 
 
 def _is_bag(p: TileProgram, s: Product, rows: Tile) -> bool:
-    """Whether a factor's rows may be added up as they lie in its table."""
+    """Return True where a factor's rows may be added up as they lie in its table."""
     axes, others = rows.within, [tile for tile in s.inputs if tile != rows]
     have, shared = {a for tile in others for a in tile.within}, weight_axes(s, rows)
     if rows.level == ITEM or axes != s.out.within or have != set(shared) or set(axes) & set(p.letters):

@@ -18,7 +18,7 @@ from sparsetc.codegen import triton_values as values
 from sparsetc.codegen.triton_coordinates import TritonCoordinates
 from sparsetc.codegen.triton_layout import ADDRESS64, Layout, Term
 from sparsetc.codegen.triton_places import sides_of
-from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, Fibers
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
 from sparsetc.ir.program import names
 from sparsetc.ir.program.flow import reads
 from sparsetc.ir.program.operands import tables
@@ -90,7 +90,7 @@ class FunctionPrinter(Layout):
     def __init__(self, program: TileProgram, types: Types) -> None:
         super().__init__(program)
         self.types = types
-        self.fibers = any(isinstance(axis, Fibers) for axis in program.view.loops)
+        self.fibers = program.view.blocks
         self.acc = f"tl.{types.accumulate}"
         self.out: list[str] = []
         self.indent = 1

@@ -43,7 +43,7 @@ def head(printer: FunctionPrinter) -> None:
     """The numbers of the program's item and blocks, the positions of each axis, and the range of the item."""
     p = printer.p
     _numbers(printer)
-    if any(isinstance(axis, Run | Fibers) for axis in p.view.loops):
+    if p.view.loops[-1].lanes:
         printer.put(f"lane = tl.arange(0, {p.view.lanes})")
     for axis in p.axes:
         _side(printer, axis) if axis.letter in p.letters else _dense(printer, axis)

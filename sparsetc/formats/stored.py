@@ -124,7 +124,7 @@ def check_arrays(packed: Packed) -> None:
     else:
         items = -(-packed.stored // view.chunk)
         require(packed.items == items, f"{packed.stored} nonzeros make {items} chunks, not {packed.items} items")
-    if any(isinstance(axis, Fibers) for axis in view.loops):
+    if view.blocks:
         _check_fibers(packed, number["block"])
     if view.values.bitmap:
         _check_bits(packed, number[view.loops[-1].name])

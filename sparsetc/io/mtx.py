@@ -21,7 +21,7 @@ import torch
 
 from sparsetc.errors import DtypeError, IOFormatError, ShapeError, SparsetcError
 from sparsetc.io import lines, memory, numbers, table, text
-from sparsetc.tensor.inputs import DTYPES
+from sparsetc.tensor.inputs import DTYPES, dtype_name
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 COMMENT = b"%"
@@ -158,7 +158,7 @@ def write(path: str | os.PathLike[str], x: SparseTensor) -> None:
     if x.order != 2:
         raise ShapeError(f"a .mtx file holds a matrix; this tensor has shape {x.shape}: write .tns or .npz")
     x = x.expand_dense().to("cpu")
-    kind = table.name_of(x.dtype)
+    kind = dtype_name(x.dtype)
     if x.dtype in (torch.float16, torch.bfloat16):
         x = x.to(torch.float32)  # exact, and numpy knows it
     field = "complex" if x.dtype.is_complex else "real" if x.dtype.is_floating_point else "integer"

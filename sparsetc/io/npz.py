@@ -20,7 +20,7 @@ from sparsetc.io import bounds, foreign, memory, npy, numbers
 from sparsetc.support.files import replacing
 from sparsetc.tensor.blocks import inside_only
 from sparsetc.tensor.coords import checked_shape
-from sparsetc.tensor.inputs import DTYPES
+from sparsetc.tensor.inputs import DTYPES, dtype_name
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 _OURS = ("coords", "values", "shape")
@@ -144,7 +144,7 @@ def write(path: str | os.PathLike[str], x: SparseTensor) -> None:
 
     The old file, if any, stays until the new one is complete.
     """
-    name = str(x.dtype).removeprefix("torch.")
+    name = dtype_name(x.dtype)
     values = x.values.detach()
     if x.pattern.blocks is not None:
         values = inside_only(values, x.pattern.blocks.masks(x.coords))

@@ -17,7 +17,7 @@ import torch
 from sparsetc.errors import IOFormatError
 from sparsetc.io import bounds, digits, memory, numbers
 from sparsetc.io.lines import WASTE, Block, Reader
-from sparsetc.tensor.inputs import DTYPES
+from sparsetc.tensor.inputs import NAMED
 
 
 @dataclass(frozen=True)
@@ -161,15 +161,10 @@ def _check(reader: Reader, table: Table, limit: int) -> None:
         raise memory.refused(reader.path, f"its first {held + 1:,} nonzeros", nbytes, limit)
 
 
-def name_of(dtype: torch.dtype) -> str:
-    """A dtype as `stated_dtype` reads it."""
-    return str(dtype).removeprefix("torch.")
-
-
 def stated_dtype(reader: Reader) -> torch.dtype | None:
     """What a comment ``dtype: float64`` before the first number says; None where none does, or it is no dtype here."""
-    said = [_DTYPE.search(comments) for _, comments in reader.comments]
-    return next((d for d in DTYPES for found in said if found and name_of(d) == found[1].decode()), None)
+    said = [match[1].decode() for _, comments in reader.comments if (match := _DTYPE.search(comments))]
+    return next((dtype for name, dtype in NAMED.items() if name in said), None)
 
 
 def check_declared(reader: Reader, layout: Layout, rows: int, ended: bool = False) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from sparsetc.errors import DtypeError, IOFormatError, SparsetcError
 from sparsetc.io import bounds, lines, memory, numbers, table, text
-from sparsetc.tensor.inputs import DTYPES
+from sparsetc.tensor.inputs import DTYPES, dtype_name
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 COMMENT = b"#"
@@ -126,5 +126,5 @@ def write(path: str | os.PathLike[str], x: SparseTensor) -> None:
     coords = x.coords.cpu().numpy()
     values = x.values.detach().to("cpu", torch.float32 if narrow else x.dtype).numpy()
     with text.created(path) as out:
-        out.write(f"# shape: {_spaced(x.shape)}\n# dtype: {table.name_of(x.dtype)}\n".encode())
+        out.write(f"# shape: {_spaced(x.shape)}\n# dtype: {dtype_name(x.dtype)}\n".encode())
         text.write_lines(out, coords, values[None])

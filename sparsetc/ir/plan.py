@@ -14,7 +14,7 @@ In: choices made by `planner`. Out: `Plan`, packed by `formats` and lowered by `
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sparsetc.errors import PlanError
@@ -331,7 +331,7 @@ def _verify_plain(value: object) -> None:
         for one in value:
             _verify_plain(one)
     elif isinstance(value, Part | Storage | Schedule | Tree):
-        _verify_plain([getattr(value, f.name) for f in fields(value)])
+        _verify_plain([*value.state.values()])
     elif not isinstance(value, int | None):
         raise PlanError(f"a plan holds numbers and texts, found {type(value).__name__}")
 

@@ -14,7 +14,6 @@ from sparsetc.device.lookup import of_backend
 from sparsetc.explain import OperandReport, PartReport, in_microseconds
 from sparsetc.formats import FORMATS, Packed
 from sparsetc.formats.tiles import tile_count, tiles_of_nonzeros
-from sparsetc.ir.nest.axes import Fibers
 from sparsetc.ir.plan import Part, Plan, in_bf16
 from sparsetc.ir.program.product_cost import cost_of
 from sparsetc.ir.program.statistics import Statistics
@@ -94,7 +93,7 @@ def _part(number: int, part: Part, program: TileProgram, share: float, backend: 
 def _statistics(packed: Packed, problem: Problem, planned: Statistics | None) -> Statistics:
     """What there is of a part as it was packed, with what only the planner counted."""
     fibers = tile_count(packed) if packed.view.along else packed.items
-    if isinstance(packed.view.loops[-1], Fibers):
+    if packed.view.blocks:
         fibers = packed.arrays["lane_len"].numel()
     split = (packed.split_rows, packed.split_fibers)
     found = Statistics(packed.items, fibers, packed.stored, packed.nnz, problem.itemsize, (), 0, *split)

@@ -24,9 +24,9 @@ from sparsetc.streaming.compiler import Compiler, Variant
 from sparsetc.streaming.layout import Chunk, PackedPart, PartPlaces, Place, placed
 from sparsetc.support.pickles import misfit
 from sparsetc.tensor.coords import checked_shape
-from sparsetc.tensor.inputs import DTYPES
+from sparsetc.tensor.inputs import NAMED, dtype_name
 
-_DTYPES = {str(d).removeprefix("torch."): d for d in (*DTYPES, torch.uint8, torch.uint16, torch.uint32, torch.uint64)}
+_DTYPES = NAMED | {dtype_name(d): d for d in (torch.uint8, torch.uint16, torch.uint32, torch.uint64)}
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Recipe:
 
     def known(self) -> dict[str, Any]:
         """What JSON keeps of it."""
-        return {**asdict(self), "dtype": name(self.dtype), "shapes": [list(s) for s in self.shapes]}
+        return {**asdict(self), "dtype": dtype_name(self.dtype), "shapes": [list(s) for s in self.shapes]}
 
     @classmethod
     def of(cls, known: dict[str, Any]) -> Recipe:
@@ -57,11 +57,6 @@ class Recipe:
         if fault := misfit(found):
             raise ValueError(fault)
         return found
-
-
-def name(dtype: torch.dtype) -> str:
-    """A dtype's name."""
-    return str(dtype).removeprefix("torch.")
 
 
 def dtype(text: str) -> torch.dtype:
@@ -170,7 +165,7 @@ def _empty(place: Place) -> torch.Tensor:
 
 
 def _of_place(place: Place) -> list[Any]:
-    return [name(place.dtype), list(place.shape), place.offset]
+    return [dtype_name(place.dtype), list(place.shape), place.offset]
 
 
 def _place(known: list[Any]) -> Place:

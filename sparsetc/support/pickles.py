@@ -32,9 +32,14 @@ if TYPE_CHECKING:
 class Record:
     """A dataclass of numbers, texts, other records and tuples of them, which is pickled as its fields."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    @property
+    def state(self) -> dict[str, Any]:
+        """Its fields by name; not its dictionary, to which another thread may be adding a cached property."""
         own: Any = self
-        return globals()["record"], (type(self).__name__, {f.name: getattr(own, f.name) for f in fields(own)})
+        return {f.name: getattr(own, f.name) for f in fields(own)}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return globals()["record"], (type(self).__name__, self.state)
 
 
 def from_state(record: type[Made], state: dict[str, Any]) -> Made:
@@ -59,7 +64,7 @@ def from_state(record: type[Made], state: dict[str, Any]) -> Made:
 def plain(values: Iterable[object]) -> bool:
     """Whether all values are numbers, texts, records, or tuples of such."""
     return all(
-        plain(value if isinstance(value, tuple | list) else [getattr(value, f.name) for f in fields(value)])  # type: ignore[arg-type]
+        plain(value if isinstance(value, tuple | list) else value.state.values())
         if isinstance(value, tuple | list | Record)
         else isinstance(value, int | float | str | None)
         for value in values

@@ -32,11 +32,21 @@ SUMMED_IN = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 """What duplicates of a narrow dtype are summed in."""
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name that files and the command line have for a dtype: ``float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
+NAMED = {dtype_name(dtype): dtype for dtype in DTYPES}
+"""The dtypes of values, by name."""
+
+
 def check_dtype(dtype: torch.dtype) -> None:
     """DtypeError unless values may have ``dtype``."""
     if dtype not in DTYPES:
-        names = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
-        raise DtypeError(f"values must be one of {names}; found {dtype}; convert them first, e.g. with .to()")
+        raise DtypeError(
+            f"values must be one of {', '.join(NAMED)}; found {dtype}; convert them first, e.g. with .to()"
+        )
 
 
 def not_plain(data: object) -> str:

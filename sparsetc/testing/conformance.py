@@ -21,7 +21,7 @@ import torch
 from sparsetc.formats import Packed, get_format, pack
 from sparsetc.formats import words as word_codec
 from sparsetc.formats.stored import check_arrays, positions, read, require
-from sparsetc.ir.nest.axes import ITEM, LANE, Fibers
+from sparsetc.ir.nest.axes import ITEM, LANE
 from sparsetc.ir.nest.modes import word_bits
 from sparsetc.ir.plan import Storage
 from sparsetc.tensor import coords as crd
@@ -206,8 +206,7 @@ def _nonzeros(packed: Packed) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor,
     found, at = read(view, packed.arrays, packed.items, packed.stored)
     source = at if packed.positions is None else packed.positions[at]
     live = source >= 0
-    skipped = any(isinstance(axis, Fibers) for axis in view.loops)
-    require(not skipped or bool(live.all()), "the view reads a stored place that is padding")
+    require(not view.blocks or bool(live.all()), "the view reads a stored place that is padding")
     for mode, size in enumerate(packed.shape):
         own = found[mode, live] if mode in view.along else found[mode]
         require(bool(((own >= 0) & (own < size)).all()), "the view reads a coordinate outside the shape")

@@ -11,9 +11,8 @@ from __future__ import annotations
 from sparsetc.ir.default_tree import completed
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.inner import Inner, Target
-from sparsetc.ir.lower.lowering import Lowering
 from sparsetc.ir.lower.pairs import Fold, lower_pairs
-from sparsetc.ir.lower.whole import WholeLowering
+from sparsetc.ir.lower.whole import lowering
 from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.checks import verify
@@ -36,7 +35,7 @@ def drafted(
 ) -> TileProgram:
     """The tile program of one part as it is priced: before it is one of those that run, and verified."""
     inner = _inner(bound, view, schedule, target)
-    return (WholeLowering if target.whole else Lowering)(inner, completed(inner, schedule)).program(number, format)
+    return lowering(inner, completed(inner, schedule)).program(number, format)
 
 
 def scheduled(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> Schedule:

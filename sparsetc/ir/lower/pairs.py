@@ -24,8 +24,7 @@ from math import prod
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.default_tree.by_pairs import by_pairs
 from sparsetc.ir.inner import Inner, Target
-from sparsetc.ir.lower.lowering import Lowering
-from sparsetc.ir.lower.whole import WholeLowering
+from sparsetc.ir.lower.whole import lowering
 from sparsetc.ir.nest.axes import ITEM
 from sparsetc.ir.nest.nest import PAIRED, pairs
 from sparsetc.ir.nest.values import Bitmap, Halves, Values, Whole
@@ -83,8 +82,7 @@ def lower_pairs(
         folds=named,
     )
     chosen = by_pairs(made, schedule) if schedule.tree is None else schedule
-    kind = WholeLowering if target.whole else Lowering
-    program = kind(made, chosen).program(0, " x ".join("bcb" if tiles.volume > 1 else "coo" for tiles in stored))
+    program = lowering(made, chosen).program(0, " x ".join("bcb" if tiles.volume > 1 else "coo" for tiles in stored))
     verify(program)
     return program
 

@@ -21,6 +21,11 @@ from sparsetc.ir.program.stored import Stored, stored_of
 from sparsetc.ir.program.tile import LANES, Gather, Product, Scale, Sum, Tile, Value
 
 
+def lowering(inner: Inner, schedule: Schedule) -> Lowering:
+    """Begin the program of a complete schedule, by what is to run it."""
+    return (WholeLowering if inner.target.whole else Lowering)(inner, schedule)
+
+
 class WholeLowering(Lowering):
     """One part's program in the making, each of its axes one block."""
 

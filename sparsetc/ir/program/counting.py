@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from math import prod
 
-from sparsetc.ir.nest.axes import ITEM, LANE, LEVELS, Axis, Each, Fibers, Turns
+from sparsetc.ir.nest.axes import ITEM, LANE, LEVELS, Axis, Each, Turns
 from sparsetc.ir.nest.coordinates import Lookup
 from sparsetc.ir.plan import ROUNDED
 from sparsetc.ir.program.cost import Cost
@@ -234,7 +234,7 @@ class _Walk:
             threads=1 if self.sides else prod(1 << (a.block - 1).bit_length() for a in p.axes) // VECTOR,
             programs=self.splits,
             slabs=self._slabs(a.letter for a in p.axes),
-            fibers=any(isinstance(axis, Fibers) for axis in p.view.loops),
+            fibers=p.view.blocks,
             round_bytes=p.view.lanes * p.unroll * sum(p.view.word_bytes[-1]),
             expanded=self.expanded,
             turn=self.dot.of(FIBERS) // self.splits if tiles else None,
