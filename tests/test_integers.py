@@ -199,3 +199,12 @@ def test_values_changed_as_an_array_are_looked_at_again() -> None:
     x.values.numpy()[...] *= 2
     with pytest.raises(stc.DtypeError, match=r"64 bits|torch\.int64"):
         stc.einsum("i,->", x, a)
+
+
+def test_sums_are_looked_at_by_a_plan_of_its_own() -> None:
+    a, b = torch.tensor([[2**61, -(2**60), 0, 1]]), torch.ones(1, 5, dtype=torch.int64)
+    x = stc.SparseTensor([[0]], torch.tensor([[[1, 1]]]), (1, 1, 2))
+    plan = stc.compile("ir,js,kij->sr", a, b, x).plan
+    assert stc.einsum("ir,js,kij->sr", a, b, x, plan=plan).tolist() == [[2**62, -(2**61), 0, 2]] * 5
+    with pytest.raises(stc.DtypeError, match="past 64 bits"):
+        stc.einsum("ir,js,kij->sr", a * 2, b, x, plan=plan)

@@ -7,6 +7,7 @@ wrapped. Where the largest magnitudes of the operands leave it open, the same ei
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -115,4 +116,4 @@ def _in_floats(made: Contraction, values: Sequence[torch.Tensor]) -> Contraction
     with lasting():
         sparse = iter([SparseTensor._make(made.bare(n), like.expand(v.shape)) for n, v in enumerate(values)])
         operands = [next(sparse) if p in e.sparse else like.expand(made.bound.shape(p)) for p in range(len(e.inputs))]
-        return contraction(made.bound, operands, made.settings, made.form)  # by its plan, which says how entries lie
+        return contraction(made.bound, operands, replace(made.settings, plan="auto"), made.form)

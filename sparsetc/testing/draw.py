@@ -329,8 +329,9 @@ def _mixed(r: Random, case: Case) -> Case:
     if case.circumstance != "autocast" or not case.torch_dtype.is_floating_point or not plain or r.random() < 0.4:
         return case
     types = ["float32", "float64", "float16"] + ([] if _interpreted(case) else ["bfloat16"])
-    operands = tuple(replace(o, dtype=r.choice(types), memory="plain") for o in case.operands)
-    return replace(case, operands=operands)
+    laid_out = ["plain" if max(o.value_shape, default=0) <= HUGE else o.memory for o in case.operands]
+    operands = [replace(o, dtype=r.choice(types), memory=m) for o, m in zip(case.operands, laid_out, strict=True)]
+    return replace(case, operands=tuple(operands))
 
 
 def circumstance_fits(case: Case) -> bool:
