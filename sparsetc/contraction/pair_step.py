@@ -30,7 +30,7 @@ from sparsetc.pair.problem import PairProblem
 from sparsetc.pair.scalar import EINSUMS, LETTER, TaskSums
 from sparsetc.pair.symbolic import Budget, JoinOrder, ResultPattern, pattern_of
 from sparsetc.pair.tasks import Tasks
-from sparsetc.planner.choice import Choice, ranked
+from sparsetc.planner.candidate import Choice, ranked
 from sparsetc.support.precision import without_autocast
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import in_order

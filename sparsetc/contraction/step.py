@@ -33,9 +33,9 @@ from sparsetc.ir.nest.halves import scaled_halves
 from sparsetc.ir.plan import without_halves
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.options import Options, with_settings
-from sparsetc.planner.choice import Choice
+from sparsetc.planner.candidate import Choice
 from sparsetc.planner.choose import choose
-from sparsetc.planner.registry import plan_of_derived
+from sparsetc.planner.requests import plan_of_derived
 from sparsetc.support.cached import cached_property
 from sparsetc.support.precision import without_autocast
 from sparsetc.tensor.pattern import Pattern, lasting, transforming

@@ -17,7 +17,7 @@ from sparsetc.contraction.dense import repeated_dims
 from sparsetc.contraction.facts import Facts, in_place
 from sparsetc.ir.equation.parse import parse
 from sparsetc.options import Options
-from sparsetc.planner.choice import Choice
+from sparsetc.planner.candidate import Choice
 from sparsetc.tensor.pattern import lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
 

@@ -10,7 +10,7 @@ from sparsetc.pair.methods import HYBRID, METHODS, SCALAR
 from sparsetc.pair.plans import check_pairs
 from sparsetc.pair.prices import BLOCK_LAUNCHES, DENSE_LAUNCHES, HYBRID_LAUNCHES
 from sparsetc.pair.problem import PairProblem
-from sparsetc.planner.choice import Choice, Estimate, choice_of
+from sparsetc.planner.candidate import Choice, Estimate, choice_of
 from sparsetc.planner.choose import chosen
 
 FEW_TASKS = 4

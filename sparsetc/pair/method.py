@@ -12,7 +12,7 @@ from sparsetc.codegen.split_float16 import Halves
 from sparsetc.ir.plan import Plan
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.pair.problem import PairProblem
-from sparsetc.planner.choice import Estimate
+from sparsetc.planner.candidate import Estimate
 from sparsetc.planner.method import Method
 
 Sizes = tuple[tuple[int, int], ...]
