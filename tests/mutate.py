@@ -40,7 +40,7 @@ TESTS = {
     "sparsetc/codegen/split_float16": ["split_float16", "halves magnitudes"],
     "sparsetc/formats/": ["formats tiles", "windows fiber_windows listed lifetime bitmaps"],
     "sparsetc/pair/": ["pair", "hybrid block_einsums tile_pairs pair_aot"],
-    "sparsetc/pair/result.py": ["integers", "pair"],
+    "sparsetc/contraction/output.py": ["integers pair", "kernel errors result_patterns"],
     "sparsetc/pair/tasks.py": ["tasks", "pair hybrid"],
     "sparsetc/contraction/": [
         "kernel kept errors executable",

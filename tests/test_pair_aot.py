@@ -200,7 +200,7 @@ def test_memory_decides_which_operands_are_bitmaps(limit: int, bitmaps: list[boo
         for shape in ((64, 64, 32), (16, 64, 32))
     )
     kernel = stc.compile("ijk,ljk->il", x, y, plan="bcb", memory_limit=limit, backend="triton")
-    assert [tiles.bitmap for tiles in kernel.contraction.chain.pairs[0].path.program.view.pairs] == bitmaps
+    assert [tiles.bitmap for tiles in kernel.contraction.chain.pairs[0].numeric.program.view.pairs] == bitmaps
     assert re.search(NATIVE["sm_80"], kernel.ptx("sm_80"))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from sparsetc.codegen.launch import Values
+from sparsetc.codegen.launch import Values, accumulator
 from sparsetc.contraction.base import Compiled, Operand, key_of
 from sparsetc.contraction.canonical import dense_of_call
 from sparsetc.contraction.chain import Chain
@@ -24,9 +24,8 @@ from sparsetc.explain import Explanation, device_name
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import Plan
 from sparsetc.options import Options
-from sparsetc.pair.join_operand import JoinOperand, prepared
-from sparsetc.pair.plans import check_pairs
-from sparsetc.pair.sums import kept_dtype
+from sparsetc.pair.join import JoinOperand, prepared
+from sparsetc.pair.problem import check_pairs
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import fitted, summed_dtype
@@ -41,7 +40,7 @@ class Several(Compiled):
         super().__init__(bound, operands, settings, form)
         self.sparse = bool(e.kept) and form != "dense"
         if not self.sparse:
-            nbytes = prod(bound.output_shape) * kept_dtype(self.dtype).itemsize
+            nbytes = prod(bound.output_shape) * accumulator(self.dtype).itemsize
             settings.check_memory(nbytes, self.device, f"the result of {bound}")
         operands = [o.expand_dense() if isinstance(o, SparseTensor) else o for o in operands]
         # What is made on the way may need 64 bits where the result does not.
@@ -142,14 +141,14 @@ class Several(Compiled):
     @property
     def source(self) -> str:
         """The generated programs, one after the other."""
-        return "\n\n".join(step.path.source for step in self.pairs)
+        return "\n\n".join(step.source for step in self.pairs)
 
     @property
     def path(self) -> Path:
         """The file of the first contraction's program."""
         if not self.pairs:
             raise PlanError(f'"{self.bound.einsum.text}" contracts no two sparse operands; it has no program')
-        return self.pairs[0].path.path
+        return self.pairs[0].path
 
     def ptx(self, target: str) -> str:
         """The assembly of the kernels of every plan but ``"dense"``."""

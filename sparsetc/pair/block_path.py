@@ -9,20 +9,24 @@ for the pattern, for values that halves are not exact enough for, and for those 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from sparsetc.codegen.launch import accumulator
 from sparsetc.codegen.launch_pairs import PairLaunch, TorchPairs, TritonPairs
 from sparsetc.codegen.split_float16 import Halves, TilePositions, split
+from sparsetc.device.profile import DeviceProfile
 from sparsetc.device.targets import gpu, machine_of
 from sparsetc.errors import PlanError
 from sparsetc.formats.base import index_dtype
+from sparsetc.ir.plan import SIDE, Part, Plan, Storage
+from sparsetc.ir.program.counting import cost
+from sparsetc.ir.program.statistics import Statistics
 from sparsetc.ir.program.tile import TileProgram
-from sparsetc.pair.blocking import Bitmaps
-from sparsetc.pair.blocks import BlockPairList, Buffer
-from sparsetc.pair.problem import PairProblem
-from sparsetc.pair.sums import add_up, kept_dtype
+from sparsetc.pair.blocking import WHOLE, Bitmaps, BlockPairList, BlockWork, Buffer, pairs_a_program
+from sparsetc.pair.join import add_up
+from sparsetc.pair.problem import PairMethod, PairProblem, storages_of
 from sparsetc.pair.symbolic import TASK_BYTES, picked
 from sparsetc.support.cached import cached_property
 from sparsetc.tensor.numbering import sorted_keys
@@ -62,7 +66,7 @@ class BlockPath:
             )
         what = f"the task list of {equation}, {blocking.pairs.tasks:,} pairs of blocks,"
         budget.require(blocking.pairs.tasks * TASK_BYTES, what)
-        width = kept_dtype(dtype).itemsize
+        width = accumulator(dtype).itemsize
         self.tasks = BlockPairList.of(blocking, r * c * width, budget.limit)
         halves = blocking.in_halves(dtype, backend, self.precision, bitmaps)
         self.launch_of_halves = self._launch_of(backend, halves=True) if halves else None
@@ -244,7 +248,7 @@ class BlockPath:
         if len(self._reads) == 1 and self._reads[0].slot is None:
             ((_, _, blocks),) = made
             return blocks.view(-1).index_select(0, self._reads[0].at)
-        dtype = kept_dtype(self.dtype)
+        dtype = accumulator(self.dtype)
         out = torch.empty(sum(read.at.numel() for read in self._reads), dtype=dtype, device=self.budget.device)
         for (_, _, blocks), read in zip(made, self._reads, strict=True):
             assert read.slot is not None
@@ -259,7 +263,7 @@ class BlockPath:
             return self._multiplied(self.launch_of_halves, [[*items, *values] for items in self._items])
         m = self.blocking.join
         # Triton reads the operands' own type, torch the one that sums are kept in.
-        dtype = self.dtype if isinstance(self.launch, TritonPairs) else kept_dtype(self.dtype)
+        dtype = self.dtype if isinstance(self.launch, TritonPairs) else accumulator(self.dtype)
         return self._products(self.launch, picked(x, m.x_matched).to(dtype), picked(y, m.y_matched).to(dtype))
 
     def _products(self, launch: PairLaunch, x: torch.Tensor, y: torch.Tensor) -> Iterator[Made]:
@@ -289,3 +293,81 @@ class BlockPath:
     def nbytes(self) -> int:
         """Bytes of the list of pairs, and of halves that are kept to be overwritten."""
         return self.tasks.nbytes + sum(halves.nbytes for room in self._rooms.values() for halves in room)
+
+
+WORD = 32
+"""Bits of a word of a bitmap."""
+
+
+BLOCK_LAUNCHES = 6
+"""Calls that the path takes: values gathered, or scattered to zeros, the kernel, the result read."""
+
+
+def block_seconds(work: BlockWork, program: TileProgram, width: int, precision: str, profile: DeviceProfile) -> float:
+    """Seconds of pairs of blocks: scatter, multiply, gather."""
+    counts = Statistics(work.made, work.pairs, sum(work.elements), work.nnz, width)
+    moved, read, flops = cost(program).work(counts, profile)
+    far = sum(work.elements) * width > profile.near_bytes
+    read_rate = profile.far_blocks if far else profile.near_blocks
+    rate = profile.block_dot.get(program.precision, profile.block_dot[precision])
+    chain = min(pairs_a_program(work.pairs), work.pairs // max(1, work.made)) * profile.pair_turn
+    return BLOCK_LAUNCHES * profile.call + max(flops / rate, read / read_rate, chain) + moved / profile.moved
+
+
+class BlockPairs(PairMethod):
+    """Pairs of blocks are multiplied as matrices."""
+
+    name = "bcb"
+
+    def seconds(self, p: PairProblem, work: BlockWork | None = None) -> float | None:
+        """Time of so many pairs, or of all; None where the blocks, or the pairs, do not fit."""
+        work = work or p.blocking.work
+        stored = self.bitmaps(p, work)
+        if not _fits(p, work, stored) or work.pairs * TASK_BYTES > p.budget.limit // 2:
+            return None
+        how = (p.dtype, p.backend, p.precision, stored)
+        halves = p.blocking.in_halves(*how)
+        program = p.once(stored, lambda: p.blocking.program("", *how, halves=halves))  # not for every threshold
+        return block_seconds(work, program, p.width, p.rated, p.profile)
+
+    def plan(self, p: PairProblem) -> Plan:
+        """Both operands in blocks."""
+        return Plan(self.name, self.parts(p, p.blocking.work), False)
+
+    def parts(self, p: PairProblem, work: BlockWork) -> tuple[Part, ...]:
+        """Both operands in blocks, in the equation's order; sizes are known once they are packed."""
+        blocking = p.blocking
+        lengths = dict((*blocking.rows, *blocking.columns, *blocking.inner))
+        stored = p.given(list(zip((blocking.x, blocking.y), self.bitmaps(p, work), strict=True)))
+        return tuple(
+            replace(
+                part,
+                format=blocks.format,
+                storage=Storage(params=(("bitmap", int(bitmap)), *((SIDE + c, lengths[c]) for c in part.label))),
+            )
+            for part, (blocks, bitmap) in zip(p.parts("bcb"), stored, strict=True)
+        )
+
+    def prepare(self, p: PairProblem, plan: Plan) -> BlockPath:
+        """The task list and the kernel."""
+        x, y = p.given([part.bitmap for part in plan.parts[:2]])
+        return BlockPath(p, (x, y))
+
+    def bitmaps(self, p: PairProblem, work: BlockWork) -> Bitmaps:
+        """Which operands' blocks are read as bitmaps: as asked, or whole where that takes a quarter of the memory limit
+        or less; else the larger operand's, or both.
+
+        Blocks that do not fill a word of bits are read whole.
+        """
+        x, y = p.given(storages_of(p.wanted))
+        own = (x == "bitmap", y == "bitmap")
+        if x == y == "auto" and p.backend == "triton" and p.dtype.is_floating_point:
+            larger = work.elements[0] >= work.elements[1]
+            own = next((b for b in (WHOLE, (larger, not larger)) if _fits(p, work, b)), (True, True))
+        return own[0] and p.blocking.x.volume >= WORD, own[1] and p.blocking.y.volume >= WORD
+
+
+def _fits(p: PairProblem, work: BlockWork, bitmaps: Bitmaps) -> bool:
+    """Whether what is read whole takes a quarter of the memory limit or less."""
+    whole = sum(n for n, bitmap in zip(work.elements, bitmaps, strict=True) if not bitmap)
+    return whole * p.width <= p.budget.limit // 4
