@@ -48,7 +48,7 @@ TESTS = {
     ],
     "sparsetc/contraction/blocked.py": ["block_einsums", "blocks semi_sparse copies"],
     "sparsetc/contraction/autograd.py": ["autograd", "kernel transforms traced stream"],
-    "sparsetc/contraction/looked.py": ["modes halves", "kernel windows"],
+    "sparsetc/contraction/guard.py": ["modes halves integers", "kernel windows"],
     "sparsetc/contraction/gradients.py": ["autograd", "kernel block_einsums semi_sparse"],
     "sparsetc/decomposition/": [
         "cp_als",

@@ -10,7 +10,7 @@ import torch
 from cases import OPERATIONS, Problem, assert_matches, explicit_plan, random_sparse, random_values
 
 import sparsetc as stc
-from sparsetc.contraction.looked import Looked
+from sparsetc.contraction.guard import Looked
 from sparsetc.testing import check_format, pattern
 
 SPMM = "ij,jr->ir"

@@ -518,7 +518,7 @@ def test_a_plan_with_its_parts_stores_blocks_as_they_say(equation: str) -> None:
 def test_a_chain_without_pairs_says_what_it_runs_on(backend: str) -> None:
     x, y = random_sparse((3, 4), "random", torch.float32), random_sparse((5, 6), "random", torch.float32, 1)
     kernel = stc.compile("ij,ij,kl,kl->", x, torch.ones(3, 4), y, torch.ones(5, 6), backend=backend)
-    assert not kernel.contraction.pairs
+    assert not kernel.contraction.chain.pairs
     assert [step.backend for step in kernel.contraction.steps] == [backend] * 2
     assert kernel.backend == kernel.explain().backend == backend
 

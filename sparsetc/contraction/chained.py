@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from pathlib import Path
-from typing import Any
 
 import torch
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.base import Compiled, Contraction, Operand, key_of
+from sparsetc.contraction.base import Contraction, Operand, Patterns, Tensors
 from sparsetc.contraction.canonical import dense_of_call
-from sparsetc.contraction.chain import sparse_order
 from sparsetc.contraction.contraction import contraction
 from sparsetc.contraction.entries import is_sparse
+from sparsetc.contraction.several import sparse_order
 from sparsetc.explain import Explanation, device_name
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.plan import Plan, requested
@@ -29,7 +27,7 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import fitted, summed_dtype
 
 
-class Chained(Compiled):
+class Chained(Contraction):
     """A contraction of a pair of sparse operands, and one of its result with the other operands."""
 
     def __init__(self, bound: Bound, operands: Sequence[Operand], settings: Options, form: str) -> None:
@@ -49,8 +47,9 @@ class Chained(Compiled):
         self._pair = sparse_order(bound, terms, sizes, kept)[0]
         self.first, letters = self._first(stand_ins, coordinates)
         self.rest = self._rest(stand_ins, operands, letters)
+        self.inner, self.empty = (self.first, self.rest), self.first.empty or self.rest.empty
         self._nothing = self._without_entries()
-        self.key = key_of(self)
+        self.shape = self.rest.shape if self._nothing is None else (0, *self.rest.shape[1:])
 
     def _of_step(self, number: int) -> Options:
         return with_settings(self.settings, {"plan": requested(self.settings.plan).of_step(number, 2)})
@@ -89,37 +88,21 @@ class Chained(Compiled):
         found = self.rest.pattern_on(self._left(self._bare)) if self.first.empty and not self.first.sparse else None
         return None if found is None else found.like(found.coords[:, :0], True)
 
-    def _made_on(self, patterns: Sequence[Pattern]) -> Pattern | None:
+    def _made_on(self, patterns: Patterns) -> Pattern | None:
         """The pattern of the pair's result."""
         return self.first.pattern_on([patterns[n] for n in self._pair])
 
-    def _left(self, patterns: Sequence[Pattern]) -> list[Pattern]:
+    def _left(self, patterns: Patterns) -> list[Pattern]:
         """The patterns of the sparse operands of what is left."""
         made = self._made_on(patterns)
         return [*([] if made is None else [made]), *(p for n, p in enumerate(patterns) if n not in self._pair)]
 
     # -- calls ------------------------------------------------------------------------------------------------------
-    @property
-    def empty(self) -> bool:
-        """Whether no nonzeros meet."""
-        return self.first.empty or self.rest.empty
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of what `result` gives."""
-        return self.rest.shape if self._nothing is None else (0, *self.rest.shape[1:])
-
-    def pattern_on(self, patterns: Sequence[Pattern]) -> Pattern | None:
+    def pattern_on(self, patterns: Patterns) -> Pattern | None:
         """The pattern of a sparse result."""
         return self.rest.pattern_on(self._left(patterns)) if self._nothing is None else self._nothing
 
-    def result(
-        self,
-        patterns: Sequence[Pattern],
-        values: Sequence[torch.Tensor],
-        dense: Sequence[torch.Tensor],
-        packed: Values | None = None,
-    ) -> torch.Tensor:
+    def result(self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None) -> torch.Tensor:
         """A dense result, or a sparse one's values; differentiable."""
         dense = dense_of_call(self.bound, dense, self.dtype, self.device)
         own, tables = ([t.to(self._like.dtype) for t in given] for given in (values, dense))
@@ -136,33 +119,9 @@ class Chained(Compiled):
 
     # -- what a user may look at ------------------------------------------------------------------------------------
     @property
-    def backend(self) -> str:
-        """The backend that programs are generated for."""
-        return self.first.backend
-
-    @property
-    def steps(self) -> tuple[Any, ...]:
-        """The steps of both contractions."""
-        return (*self.first.steps, *self.rest.steps)
-
-    @property
     def plan(self) -> Plan:
         """The plans of both contractions."""
         return Plan("chain", (), False, steps=(self.first.plan, self.rest.plan), reason="a pair of operands at a time")
-
-    @property
-    def source(self) -> str:
-        """The generated programs, one after the other."""
-        return f"{self.first.source}\n\n{self.rest.source}"
-
-    @property
-    def path(self) -> Path:
-        """The file of the first."""
-        return self.first.path
-
-    def ptx(self, target: str) -> str:
-        """The assembly of all kernels."""
-        return f"{self.first.ptx(target)}\n{self.rest.ptx(target)}"
 
     def explain(self) -> Explanation:
         """The steps, one after the other."""

@@ -17,7 +17,7 @@ import torch
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.base import Contraction, Result
 from sparsetc.contraction.contraction import wrap
-from sparsetc.contraction.evaluate import evaluate
+from sparsetc.contraction.guard import evaluate
 from sparsetc.errors import DtypeError, PlanError, ShapeError
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.support import pickles

@@ -6,6 +6,7 @@ for shapes, gradients and batches. Eager calls take the shorter way, `autograd.a
 
 from __future__ import annotations
 
+import itertools
 import operator
 import weakref
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sparsetc.contraction.autograd import in_batches
 from sparsetc.contraction.dense import converted, promoted
-from sparsetc.contraction.evaluate import evaluate
+from sparsetc.contraction.guard import evaluate
 from sparsetc.errors import ShapeError, TransformError
 from sparsetc.ir.contraction_tree import Dot, Factor, Multiply, Sum
 from sparsetc.ir.equation.parse import parse_arguments
@@ -31,6 +32,7 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 if TYPE_CHECKING:
     from sparsetc.contraction.base import Contraction, Result
 
+_numbers = itertools.count()
 _known: weakref.WeakValueDictionary[str, Contraction] = weakref.WeakValueDictionary()
 _patterns: weakref.WeakKeyDictionary[Contraction, tuple[tuple[weakref.ref[Pattern], torch.Size], ...]] = (
     weakref.WeakKeyDictionary()
@@ -41,7 +43,12 @@ _traced: weakref.WeakKeyDictionary[Pattern, dict[str, Contraction]] = weakref.We
 
 
 def known(made: Contraction, sparse: Sequence[SparseTensor]) -> None:
-    """Have the operators know a contraction, of these sparse operands, by its key for as long as it lives."""
+    """Have the operators know a contraction, of these sparse operands, by its key for as long as it lives.
+
+    No other in this process has that name. It says what the shapes of operands and result follow from, so that what
+    torch keeps on disk of a graph that the contraction stands in is not taken for another's.
+    """
+    made.key = f"{made.bound} {made.dtype} {made.sparse} {tuple(made.shape)} #{next(_numbers)}"
     _known[made.key] = made
     _patterns[made] = tuple((weakref.ref(x.pattern), x._values.shape) for x in sparse)
 

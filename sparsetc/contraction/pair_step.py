@@ -15,7 +15,7 @@ import torch
 from sparsetc.codegen.split_float16 import EXACT, INFINITE
 from sparsetc.contraction.autograd import apply, one_by_one
 from sparsetc.contraction.dense import resolved
-from sparsetc.contraction.looked import finite
+from sparsetc.contraction.guard import finite
 from sparsetc.explain import PairReport, in_microseconds
 from sparsetc.ir.plan import Plan, requested
 from sparsetc.options import Options

@@ -21,7 +21,7 @@ from sparsetc.contraction.autograd import apply, followed
 from sparsetc.contraction.dense import resolved
 from sparsetc.contraction.facts import Facts, in_place
 from sparsetc.contraction.gradients import At, Rule
-from sparsetc.contraction.looked import Looked, finite, fit_for_halves
+from sparsetc.contraction.guard import Looked, finite, fit_for_halves
 from sparsetc.contraction.output import Slotted
 from sparsetc.contraction.prepare import Preparation
 from sparsetc.device.lookup import of_backend
