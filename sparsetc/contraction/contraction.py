@@ -18,8 +18,8 @@ from sparsetc.contraction.base import Contraction, Operand, Patterns, Result, Te
 from sparsetc.contraction.canonical import dense_of_call
 from sparsetc.contraction.dense import Dims, repeated_dims
 from sparsetc.contraction.entries import Entries, by_nonzeros
-from sparsetc.contraction.facts import Facts, in_place
 from sparsetc.contraction.output import Output, without_zeros
+from sparsetc.contraction.prepare import Preparation, in_place
 from sparsetc.contraction.step import Step
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
@@ -246,10 +246,12 @@ def compiled_together(
     plain = not x.dense_order and not x.blocksize and all(sum(map(_is_sparse, own)) == 1 for own in given)
     if plain:
         with lasting():
-            facts = [Facts.of(b, own, settings, form, repeated) for b, own in zip(bounds, given, strict=True)]
+            problems = [
+                Preparation.of(b, own, settings, form, repeated).problem for b, own in zip(bounds, given, strict=True)
+            ]
             with in_place(settings, x.device):
                 limit = settings.memory_on(x.device)
-                choices = choose_together(settings.plan, [f.problem for f in facts], limit)
+                choices = choose_together(settings.plan, problems, limit)
     choices = choices or [(None, settings.plan)] * len(bounds)
     return tuple(
         contraction(bound, own, replace(settings, plan=again), form, repeated, choice)

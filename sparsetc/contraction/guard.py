@@ -31,19 +31,19 @@ _SUMMED = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 """Dtypes whose sums would overflow where no element is infinite."""
 
 
-class Looked:
-    """What was last found of operands, so that those of a next call need not be looked at again.
+class Guard:
+    """Which operands may be taken; those of a next call are looked at again only where they changed.
 
     A change that leaves no trace in torch's count of versions (through ``.data``, or an ndarray) is not noticed.
     """
 
-    def __init__(self, test: Callable[[Sequence[torch.Tensor]], bool]) -> None:
-        """Nothing is known yet of what the test says of tables."""
-        self.test = test
+    def __init__(self, test: Callable[[Sequence[torch.Tensor]], bool], instead: str = "") -> None:
+        """Take a test of tables, and the name of what is run instead where it does not hold."""
+        self.test, self.instead = test, instead
         self._known: tuple[tuple[weakref.ref[torch.Tensor], int], ...] = ()
         self._held = True
 
-    def holds(self, operands: Sequence[torch.Tensor], tables: Sequence[torch.Tensor]) -> bool:
+    def admits(self, operands: Sequence[torch.Tensor], tables: Sequence[torch.Tensor]) -> bool:
         """Whether the test holds for the tables, which were made of these operands.
 
         To look waits for the GPU. While a CUDA graph is captured nothing can be looked at, and the answer is yes where
@@ -109,7 +109,7 @@ class IntegerSums:
 
     def __init__(self, terms: int) -> None:
         self.terms = terms
-        self._looked = Looked(self._bounded)
+        self._guard = Guard(self._bounded)
         self._in_floats: Contraction | None = None
 
     @classmethod
@@ -154,7 +154,7 @@ class IntegerSums:
         dense = dense_of_call(made.bound, dense, made.dtype, made.device)
         operands = [*values, *dense]
         # On the CPU an ndarray may have changed the memory, which leaves no trace, and to look waits for nothing.
-        if self._looked.holds(operands, operands) if operands[0].is_cuda else self._bounded(operands):
+        if self._guard.admits(operands, operands) if operands[0].is_cuda else self._bounded(operands):
             return
         floats = [t.double() for t in values], [t.double() for t in dense]
         if self._in_floats is None:
