@@ -20,7 +20,7 @@ from sparsetc.contraction.guard import IntegerSums
 from sparsetc.contraction.output import check_form
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.options import Options
-from sparsetc.pair.problem import Listed
+from sparsetc.runtime.executable import Listed
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 

@@ -22,7 +22,8 @@ from sparsetc.contraction.base import Contraction, Operand, Patterns, Tensors
 from sparsetc.contraction.canonical import dense_of_call
 from sparsetc.contraction.contraction import of_entries
 from sparsetc.contraction.dense import repeated_dims
-from sparsetc.contraction.entries import SPARE, Entries, by_nonzeros, is_sparse
+from sparsetc.contraction.entries import SPARE, Entries, by_nonzeros
+from sparsetc.contraction.output import is_sparse
 from sparsetc.errors import EquationError, OutOfMemoryError
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.options import Options

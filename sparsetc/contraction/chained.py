@@ -16,7 +16,7 @@ from sparsetc.codegen.launch import Values
 from sparsetc.contraction.base import Contraction, Operand, Patterns, Tensors
 from sparsetc.contraction.canonical import dense_of_call
 from sparsetc.contraction.contraction import contraction
-from sparsetc.contraction.entries import is_sparse
+from sparsetc.contraction.output import is_sparse
 from sparsetc.contraction.several import sparse_order
 from sparsetc.explain import Explanation, device_name
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct

@@ -7,16 +7,16 @@ sparse operand takes one step, whatever dense operands there are; several are co
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.base import Contraction, Operand, Patterns, Result, Tensors
 from sparsetc.contraction.canonical import dense_of_call
-from sparsetc.contraction.dense import Dims, repeated_dims
+from sparsetc.contraction.dense import repeated_dims
 from sparsetc.contraction.entries import Entries, by_nonzeros
 from sparsetc.contraction.output import Output, without_zeros
 from sparsetc.contraction.prepare import Preparation, in_place
@@ -28,6 +28,8 @@ from sparsetc.planner.choice import Choice
 from sparsetc.support.warn import warn_once
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
+
+T = TypeVar("T")
 
 
 class Single(Contraction):
@@ -186,36 +188,34 @@ def of_entries(
 
 def compiled(text: str, operands: Sequence[Operand], settings: Options, form: str) -> Contraction:
     """The contraction kept for these patterns, this equation and these sizes, or a new one."""
-    patterns = [o._pattern for o in operands if isinstance(o, SparseTensor)]
-    first, others = patterns[0], patterns[1:]
+
+    def make() -> Contraction:
+        return contraction(_parsed(text, operands), operands, settings, form, repeated=True)
+
+    first, *others = (o._pattern for o in operands if isinstance(o, SparseTensor))
+    return _kept(first, _key(text, operands, settings, form), make, others)
+
+
+def _kept(first: Pattern, key: Any, make: Callable[[], T], others: Sequence[Pattern] = ()) -> T:
+    """What is kept with a pattern by a key, for as long as the others live; made where it is not there."""
+    try:
+        found: T | None = first.cache.get(key)
+    except TypeError:  # a plan that cannot be hashed
+        return make()
+    return first.cache.put(key, make(), needs=others) if found is None else found
+
+
+def _key(text: str, operands: Sequence[Operand], settings: Options, form: str) -> tuple[Any, ...]:
+    """What a contraction is kept by, with the pattern of its first sparse operand."""
     # What of an operand, beside its shape, dtype and device, decides how it is read.
     dims = [repeated_dims(o) if isinstance(o, torch.Tensor) else None for o in operands]
-    key = cache_key(text, [(o.shape, o.dtype, o.device) for o in operands], dims, others, settings, form)
-    try:
-        found = first.cache.get(key)
-    except TypeError:  # a plan that cannot be hashed
-        return _parsed(text, operands, settings, form)
-    if found is None:
-        found = first.cache.put(key, _parsed(text, operands, settings, form), needs=others)
-    return found  # type: ignore[no-any-return]
+    kinds = [(o.shape, o.dtype, o.device) for o in operands]
+    others = [weakref.ref(o._pattern) for o in operands if isinstance(o, SparseTensor)][1:]
+    return "kernel", text, tuple(kinds), tuple(dims), tuple(others), settings, form, settings.effective_precision()
 
 
-def cache_key(
-    text: str,
-    kinds: Sequence[tuple[tuple[int, ...], torch.dtype, torch.device]],
-    dims: Sequence[Dims | None],
-    others: Sequence[Pattern],
-    settings: Options,
-    form: str,
-) -> tuple[Any, ...]:
-    """What a contraction is kept by, with the pattern of its first sparse operand."""
-    weak = tuple(map(weakref.ref, others))
-    return "kernel", text, tuple(kinds), tuple(dims), weak, settings, form, settings.effective_precision()
-
-
-def _parsed(text: str, operands: Sequence[Operand], settings: Options, form: str) -> Contraction:
-    bound = parse(text, [tuple(o.shape) for o in operands], [isinstance(o, SparseTensor) for o in operands])
-    return contraction(bound, operands, settings, form, repeated=True)
+def _parsed(text: str, operands: Sequence[Operand]) -> Bound:
+    return parse(text, [tuple(o.shape) for o in operands], [isinstance(o, SparseTensor) for o in operands])
 
 
 Workload = Sequence[tuple[str, Sequence[Operand]]]
@@ -238,12 +238,12 @@ def compiled_together(
     from sparsetc.planner.workload import choose_together  # which an import of the package does not need
 
     settings = replace(settings, precision=settings.effective_precision())
-    bounds = [parse(text, [tuple(o.shape) for o in own], list(map(_is_sparse, own))) for text, own in workload]
+    bounds = [_parsed(text, own) for text, own in workload]
     given = [own for _, own in workload]
     x = given[0][0]
     assert isinstance(x, SparseTensor)
     choices: Sequence[tuple[Choice | None, Any]] | None = None
-    plain = not x.dense_order and not x.blocksize and all(sum(map(_is_sparse, own)) == 1 for own in given)
+    plain = not x.dense_order and not x.blocksize and all(len(b.einsum.sparse) == 1 for b in bounds)
     if plain:
         with lasting():
             problems = [
@@ -264,19 +264,4 @@ def kept_together(workload: Workload, settings: Options, form: str) -> tuple[Con
     x = workload[0][1][0]
     assert isinstance(x, SparseTensor)
     key = ("workload", *(_key(text, own, settings, form) for text, own in workload))
-    try:
-        found = x._pattern.cache.get(key)
-    except TypeError:  # a plan that cannot be hashed
-        return compiled_together(workload, settings, form, repeated=True)
-    if found is None:
-        found = x._pattern.cache.put(key, compiled_together(workload, settings, form, repeated=True))
-    return found  # type: ignore[no-any-return]
-
-
-def _key(text: str, operands: Sequence[Operand], settings: Options, form: str) -> object:
-    dims = [repeated_dims(o) if isinstance(o, torch.Tensor) else None for o in operands]
-    return cache_key(text, [(o.shape, o.dtype, o.device) for o in operands], dims, (), settings, form)
-
-
-def _is_sparse(operand: Operand) -> bool:
-    return isinstance(operand, SparseTensor)
+    return _kept(x._pattern, key, lambda: compiled_together(workload, settings, form, repeated=True))

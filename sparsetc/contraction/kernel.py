@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from sparsetc.contraction.contraction import wrap
 from sparsetc.contraction.guard import evaluate
 from sparsetc.errors import DtypeError, PlanError, ShapeError
 from sparsetc.ir.program.tile import TileProgram
+from sparsetc.runtime.executable import Listed
 from sparsetc.support import pickles
 from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.tensor.pattern import Pattern
@@ -32,7 +32,7 @@ Spelled = tuple[tuple[tuple[str, ...], ...], tuple[str, ...], tuple[int, ...], s
 """A `Bound` einsum as plain data."""
 
 
-class Kernel:
+class Kernel(Listed):
     """A compiled einsum; call it with the dense operands, in the equation's order.
 
     A kernel of one sparse operand has its values packed, and packs them again at a call where torch's count of versions
@@ -52,7 +52,7 @@ class Kernel:
         shared: SharedValues | None = None,
     ) -> None:
         self.contraction, self.operands, self.drop_zeros = contraction, tuple(operands), drop_zeros
-        self._shared = shared
+        self.inner, self._shared = (contraction,), shared
         self._patterns = tuple(o._pattern for o in operands)
         self._values = tuple(o._values for o in operands)
         self._packed: Values | None = None
@@ -192,16 +192,6 @@ class Kernel:
     def backend(self) -> str:
         """The backend that programs are generated for: ``triton`` or ``torch``."""
         return self.contraction.backend
-
-    @property
-    def source(self) -> str:
-        """The generated programs' text."""
-        return self.contraction.source
-
-    @property
-    def path(self) -> Path:
-        """The file it lies in; of several contractions, that of the first."""
-        return self.contraction.path
 
     @property
     def programs(self) -> tuple[TileProgram, ...]:

@@ -7,6 +7,7 @@ formula (1)); nothing is changed in place.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -74,11 +75,22 @@ def check_form(form: str, e: Einsum) -> None:
         raise PlanError(f'"{e.text}" {why}; use output="dense"')
 
 
+def is_sparse(form: str, e: Einsum, coordinates: Sequence[Sequence[str]]) -> bool:
+    """Whether a result in this form is sparse, given the letters with coordinates of each sparse operand.
+
+    By itself (``auto``) it is where it keeps a letter with coordinates; of a single sparse operand's letters it must
+    keep two or more, or all.
+    """
+    own = e.inputs[e.sparse[0]]
+    kept = any(c in t for c in e.output for t in coordinates)
+    enough = len(e.sparse) > 1 or sum(c in own for c in e.output) >= min(2, len(set(own)))
+    return form == "sparse" or (form == "auto" and kept and enough)
+
+
 def output_of(canonical: Canonical, x: SparseTensor, own: Pattern, form: str) -> Output:
     """Shape and pattern of the result.
 
-    A result is sparse when it keeps two or more of the sparse operand's modes, or all of them (`form` "auto"). Einsums
-    that keep the same modes of `own`, the pattern that is lowered, share their results' pattern.
+    Einsums that keep the same modes of `own`, the pattern that is lowered, share their results' pattern.
     """
     bound, kept = canonical.bound, canonical.kept
     e = bound.einsum
@@ -89,8 +101,7 @@ def output_of(canonical: Canonical, x: SparseTensor, own: Pattern, form: str) ->
     shape, width = tuple(canonical.shape[m] for m in kept), bound.extents(width_letters)
     moved = None if permutation == tuple(range(len(order))) else permutation
     everything = len(kept) == len(canonical.letters)
-    sparse = form == "sparse" or (form == "auto" and bool(kept) and (len(kept) >= 2 or everything))
-    if not sparse:
+    if not is_sparse(form, e, [canonical.letters]):
         return Output(shape, width, moved, None, False, None)
     if everything and kept == tuple(range(len(kept))):
         slot = None if canonical.source is None else torch.arange(canonical.coords.shape[1], device=x.device)

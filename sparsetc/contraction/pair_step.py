@@ -21,10 +21,11 @@ from sparsetc.ir.plan import Plan, requested
 from sparsetc.options import Options
 from sparsetc.pair.join import Join, Roles, prepared
 from sparsetc.pair.methods import HYBRID, METHODS, choose, estimates
-from sparsetc.pair.problem import Listed, NumericPath, PairProblem, sides_of
+from sparsetc.pair.problem import NumericPath, PairProblem, sides_of
 from sparsetc.pair.scalar import EINSUMS, LETTER, TaskSums, sums_of
 from sparsetc.pair.symbolic import Budget, pattern_of
 from sparsetc.planner.choice import Choice, ranked
+from sparsetc.runtime.executable import Listed
 from sparsetc.support.precision import without_autocast
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import in_order

@@ -23,6 +23,7 @@ from sparsetc.codegen.launch import Values, accumulator
 from sparsetc.contraction import dense as tables
 from sparsetc.contraction.base import Contraction, Operand, Patterns, Tensors
 from sparsetc.contraction.canonical import dense_of_call
+from sparsetc.contraction.output import is_sparse
 from sparsetc.contraction.pair_step import PairStep
 from sparsetc.contraction.step import Step
 from sparsetc.device.lookup import of_backend
@@ -239,7 +240,7 @@ class Several(Contraction):
         e = bound.einsum
         check_pairs(settings.plan, e.indices)  # refused at once where it is not known
         super().__init__(bound, operands, settings, form)
-        self.sparse = bool(e.kept) and form != "dense"
+        self.sparse = is_sparse(form, e, [e.inputs[p] for p in e.sparse])
         if not self.sparse:
             nbytes = prod(bound.output_shape) * accumulator(self.dtype).itemsize
             settings.check_memory(nbytes, self.device, f"the result of {bound}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 
@@ -19,10 +20,11 @@ from sparsetc.ir.plan import Plan
 from sparsetc.pair.block_path import BLOCK_LAUNCHES, BlockPairs
 from sparsetc.pair.blocking import Blocking, BlockWork
 from sparsetc.pair.join import JoinSubset
-from sparsetc.pair.problem import Listed, NumericPath, PairMethod, PairProblem, Sizes
+from sparsetc.pair.problem import NumericPath, PairMethod, PairProblem, Sizes
 from sparsetc.pair.scalar import SCALAR_LAUNCHES, NonzeroPairs
 from sparsetc.planner.method import Hybrid
 from sparsetc.planner.requests import HYBRID
+from sparsetc.runtime.executable import Listed
 
 
 @dataclass(frozen=True)
@@ -169,29 +171,16 @@ class ByBlocks(PairMethod, Hybrid[PairProblem]):
         filled = self._populations(p).entries(plan.option("threshold", 1))
         blocks, rest = p.join.only(filled), p.join.only(~filled)
         return HybridPath(
-            Branch(blocks, self.blocks.prepare(p.of(blocks.join), plan)),
-            Branch(rest, self.rest.prepare(p.of(rest.join), plan)),
+            Branch(blocks, self.blocks.prepare(replace(p, join=blocks.join), plan)),
+            Branch(rest, self.rest.prepare(replace(p, join=rest.join), plan)),
         )
 
 
-@dataclass(frozen=True)
-class Branch:
+class Branch(NamedTuple):
     """One of the two paths, and what it takes."""
 
     subset: JoinSubset
     path: NumericPath
-
-    def places(self) -> torch.Tensor:
-        """Places of its results, ascending, among those of the whole."""
-        return self.subset.places(self.path.places())
-
-    def halves(self, x: torch.Tensor, y: torch.Tensor) -> Halves | None:
-        """Its values in halves, of the values of all entries."""
-        return self.path.halves(x.index_select(0, self.subset.entries), y)
-
-    def run(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None = None) -> torch.Tensor:
-        """Values by place of its own, of the values of all entries."""
-        return self.path.run(x.index_select(0, self.subset.entries), y, halves)
 
 
 class HybridPath(Listed):
@@ -210,7 +199,7 @@ class HybridPath(Listed):
 
     def places(self) -> torch.Tensor:
         """The union of both branches' places, (nnz,) int64."""
-        found = [branch.places() for branch in self.branches]
+        found = [branch.subset.places(branch.path.places()) for branch in self.branches]
         places = torch.unique(torch.cat(found))
         self.slots = [torch.searchsorted(places, own) for own in found]
         self.nnz = places.numel()
@@ -218,13 +207,14 @@ class HybridPath(Listed):
 
     def halves(self, x: torch.Tensor, y: torch.Tensor) -> Halves | None:
         """The halves of values that are multiplied in blocks."""
-        return self.branches[0].halves(x, y)
+        subset, path = self.branches[0]
+        return path.halves(x.index_select(0, subset.entries), y)
 
     def run(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None = None) -> torch.Tensor:
         """Multiply blocks, then nonzeros; an entry gets one value of each at most."""
         out = x.new_zeros(self.nnz)
-        for branch, slots, own in zip(self.branches, self.slots, (halves, None), strict=True):
-            out.index_add_(0, slots, branch.run(x, y, own))
+        for (subset, path), slots, own in zip(self.branches, self.slots, (halves, None), strict=True):
+            out.index_add_(0, slots, path.run(x.index_select(0, subset.entries), y, own))
         return out
 
     @property

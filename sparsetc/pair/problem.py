@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -126,10 +126,6 @@ class PairProblem:
         found: T = self._made[key]
         return found
 
-    def of(self, join: Join) -> PairProblem:
-        """The problem of some of the nonzeros that meet."""
-        return replace(self, join=join)
-
     # -- plans ------------------------------------------------------------------------------------------------------
     def given(self, x_and_y: Sequence[T]) -> tuple[T, ...]:
         """What is known of x and y in the equation's order, or the reverse."""
@@ -143,31 +139,6 @@ class PairProblem:
 
 Sizes = tuple[tuple[int, int], ...]
 """(nonzeros, bytes of indices) of x and of y as they are read; of a hybrid, those of its branches."""
-
-
-class Listed:
-    """What runs the generated programs of others, its `inner`, in order."""
-
-    inner: Sequence[Any]
-
-    @property
-    def programs(self) -> tuple[TileProgram, ...]:
-        """The tile programs; torch's own products have none."""
-        return tuple(program for one in self.inner for program in one.programs)
-
-    @property
-    def source(self) -> str:
-        """The generated programs, one after the other."""
-        return "\n\n".join(one.source for one in self.inner)
-
-    @property
-    def path(self) -> Path:
-        """The file of the first."""
-        return self.inner[0].path  # type: ignore[no-any-return]
-
-    def ptx(self, target: str) -> str:
-        """The assembly of all kernels for a named target; needs no GPU."""
-        return "\n".join(one.ptx(target) for one in self.inner)
 
 
 class NumericPath(Protocol):

@@ -32,10 +32,10 @@ from sparsetc.ir.nest.values import Ones
 from sparsetc.ir.plan import Plan, Schedule, Storage
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.options import Options
-from sparsetc.pair.problem import Listed, PairMethod, PairProblem, Sizes
+from sparsetc.pair.problem import PairMethod, PairProblem, Sizes
 from sparsetc.pair.symbolic import TASK_BYTES, Budget, JoinOrder, picked
 from sparsetc.pair.tasks import KEPT_BYTES, NonzeroPairList, Tasks, keeps
-from sparsetc.runtime.executable import Arrays, Executable
+from sparsetc.runtime.executable import Arrays, Executable, Listed
 from sparsetc.runtime.segments import SecondPass
 from sparsetc.support.progress import bar
 

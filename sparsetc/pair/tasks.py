@@ -13,7 +13,7 @@ a word. That is 5 bytes a task, read in order.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -177,6 +177,29 @@ class NonzeroPairList:
     z_word: torch.Tensor
     """(n,) the entry of the result of each task."""
 
+    @classmethod
+    def room(cls, join_order: JoinOrder, begin: int, end: int, most: int) -> NonzeroPairList:
+        """A list to be filled, group by group; `most` is the most entries that the result may have."""
+        device, tasks = join_order.ends.device, end - begin
+        entries = index_dtype(max(*join_order.matched, tasks))
+        frames = torch.arange(begin, end, FRAME, device=device)
+        return cls(
+            *(join_order, most, begin, end),
+            x_word=torch.empty(tasks, dtype=torch.uint8, device=device),
+            x_base=torch.searchsorted(join_order.ends, frames, right=True).to(entries),
+            y_shift=torch.empty(join_order.matched[0], dtype=entries, device=device),
+            z_word=torch.empty(tasks, dtype=index_dtype(most), device=device),
+        )
+
+    def take(self, group: TaskGroup) -> None:
+        """Write a group at the positions of its tasks."""
+        made = group.tasks
+        start, stop = made.begin - self.begin, made.end - self.begin
+        frame = torch.arange(start, stop, dtype=made.p.dtype, device=made.p.device) // FRAME
+        self.x_word[start:stop] = made.p - self.x_base.index_select(0, frame)
+        self.y_shift[made.first : made.first + made.shift.numel()] = made.shift - start
+        self.z_word[start:stop] = group.slot
+
     @property
     def shape(self) -> tuple[int, int, int]:
         """Sizes of T: matched entries of x and of y, entries of the result."""
@@ -228,35 +251,6 @@ class NonzeroPairList:
         return torch.stack([p, at + self.y_shift[p], self.z_word.long()])
 
 
-class PairListBuilder:
-    """The arrays of a `NonzeroPairList`, filled group by group."""
-
-    def __init__(self, join_order: JoinOrder, begin: int, end: int, nnz: int) -> None:
-        """Allocate arrays for tasks ``begin .. end``; `nnz` is the most entries that the result may have."""
-        device, tasks = join_order.ends.device, end - begin
-        entries = index_dtype(max(*join_order.matched, tasks))
-        self.join_order, self.begin, self.end = join_order, begin, end
-        self.x_word = torch.empty(tasks, dtype=torch.uint8, device=device)
-        frames = torch.arange(begin, end, FRAME, device=device)
-        self.x_base = torch.searchsorted(join_order.ends, frames, right=True).to(entries)
-        self.y_shift = torch.empty(join_order.matched[0], dtype=entries, device=device)
-        self.z_word = torch.empty(tasks, dtype=index_dtype(nnz), device=device)
-
-    def take(self, group: TaskGroup) -> None:
-        """Write a group at the positions of its tasks."""
-        made = group.tasks
-        start, stop = made.begin - self.begin, made.end - self.begin
-        frame = torch.arange(start, stop, dtype=made.p.dtype, device=made.p.device) // FRAME
-        self.x_word[start:stop] = made.p - self.x_base.index_select(0, frame)
-        self.y_shift[made.first : made.first + made.shift.numel()] = made.shift - start
-        self.z_word[start:stop] = group.slot
-
-    def list(self, nnz: int) -> NonzeroPairList:
-        """The list of the tasks written, for a result of `nnz` entries."""
-        arrays = (self.x_word, self.x_base, self.y_shift, self.z_word)
-        return NonzeroPairList(self.join_order, nnz, self.begin, self.end, *arrays)
-
-
 class Tasks:
     """All tasks as one list, kept, where it fits a share of the memory limit; else as lists made again at each use."""
 
@@ -267,10 +261,6 @@ class Tasks:
         """Number of entries of the result, once its pattern is known."""
         self._kept: NonzeroPairList | None = None
 
-    @property
-    def _most(self) -> int:
-        return self.join_order.join.most_results
-
     def places(self) -> torch.Tensor:
         """(nnz,) the distinct places of all tasks, ascending; the list is filled on the way if it is kept."""
         if self._marked:
@@ -280,7 +270,7 @@ class Tasks:
             self._kept = self._list_of(marks)
             return marks.places()
         done = [self.join_order.ends.new_zeros(0)]
-        filling = self._filling()
+        filling = self._room(0, self.join_order.tasks) if self.fits else None
         self.nnz = 0
         with bar(self.join_order.tasks, f"pattern of {self.budget.what}", unit="tasks") as at:
             for group in groups(self.join_order, self.budget.chunk):
@@ -290,7 +280,7 @@ class Tasks:
                 if filling is not None:
                     filling.take(group)
                 at(group.tasks.end)
-        self._kept = filling.list(self.nnz) if filling is not None else None
+        self._kept = None if filling is None else replace(filling, nnz=self.nnz)
         return torch.cat(done)
 
     def __iter__(self) -> Iterator[NonzeroPairList]:
@@ -299,16 +289,16 @@ class Tasks:
         if self._kept is not None:
             yield self._kept
             return
-        filling = self._filling()
+        filling = self._room(0, self.join_order.tasks) if self.fits else None
         for group in groups(self.join_order, self.budget.chunk):
             if filling is not None:
                 filling.take(group)
                 continue
-            alone = PairListBuilder(self.join_order, group.tasks.begin, group.tasks.end, self._most)
+            alone = self._room(group.tasks.begin, group.tasks.end)
             alone.take(group)
-            yield alone.list(self.nnz)
+            yield replace(alone, nnz=self.nnz)
         if filling is not None:
-            self._kept = filling.list(self.nnz)
+            self._kept = replace(filling, nnz=self.nnz)
             yield self._kept
 
     @property
@@ -320,13 +310,13 @@ class Tasks:
         arrays = (marks.x_word, marks.x_base, marks.y_shift, marks.z_word())
         return NonzeroPairList(self.join_order, self.nnz, 0, self.join_order.tasks, *arrays)
 
-    def _filling(self) -> PairListBuilder | None:
-        return PairListBuilder(self.join_order, 0, self.join_order.tasks, self._most) if self.fits else None
+    def _room(self, begin: int, end: int) -> NonzeroPairList:
+        return NonzeroPairList.room(self.join_order, begin, end, self.join_order.join.most_results)
 
     @property
     def none(self) -> NonzeroPairList:
         """A list of no tasks, by which programs are generated before there are any."""
-        return PairListBuilder(self.join_order, 0, 0, self._most).list(self.nnz)
+        return replace(self._room(0, 0), nnz=self.nnz)
 
     @property
     def nbytes(self) -> int:
