@@ -295,14 +295,21 @@ class Blocked(Contraction):
 
     def result(self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None) -> torch.Tensor:
         """A dense result, or a sparse one's values; differentiable."""
-        dense = dense_of_call(self.bound, dense, self.dtype, self.device)
-        tables = [self._cuts.table(d, p) for d, p in zip(dense, self.bound.einsum.dense, strict=True)]
-        own = [o.values(v) for o, v in zip(self._operands, values, strict=True)]
-        found = self._made.result([o.pattern for o in self._operands], own, tables)
+        found = self._made.result(*self._given(values, dense))
         if self._output is None:
             output = self.bound.einsum.output
             return joined(found, self._cuts.sides_of(output), self.bound.output_shape)
         return found.reshape(self.shape) if self._has_entries else found.reshape(-1)[:0].reshape(self.shape)
+
+    def _given(
+        self, values: Tensors, dense: Tensors, whole: int | None = None
+    ) -> tuple[list[Pattern], list[torch.Tensor], list[torch.Tensor]]:
+        """What the contraction of blocks is given; the table of one dense operand is `whole`."""
+        dense = dense_of_call(self.bound, dense, self.dtype, self.device)
+        of_blocks = [o.values(v) for o, v in zip(self._operands, values, strict=True)]
+        positions = enumerate(zip(dense, self.bound.einsum.dense, strict=True))
+        tables = [self._cuts.table(d, p, whole=n == whole) for n, (d, p) in positions]
+        return [o.pattern for o in self._operands], of_blocks, tables
 
     @property
     def _has_entries(self) -> bool:
@@ -313,17 +320,14 @@ class Blocked(Contraction):
     ) -> torch.Tensor:
         """The gradient for one of values and dense operands, given that of the result: views are linear."""
         e, count = self.bound.einsum, len(values)
-        dense = dense_of_call(self.bound, dense, self.dtype, self.device)
-        own = [o.values(v) for o, v in zip(self._operands, values, strict=True)]
-        pairs = zip(dense, e.dense, strict=True)
-        tables = [self._cuts.table(d, p, whole=n == operand - count) for n, (d, p) in enumerate(pairs)]
+        patterns, values_of_blocks, tables = self._given(values, dense, operand - count)
         if self._output is None:
             upstream = split(upstream, self._cuts.sides_of(e.output), self.bound.output_shape)
         elif self._has_entries:
             upstream = upstream.reshape(self._made.shape)
         else:
             upstream = upstream.new_zeros(self._made.shape)
-        found = self._made.gradient([o.pattern for o in self._operands], operand, own, tables, upstream)
+        found = self._made.gradient(patterns, operand, values_of_blocks, tables, upstream)
         if operand < count:
             return self._operands[operand].gradient(found, values[operand].shape)
         n = operand - count

@@ -214,16 +214,11 @@ def dense_of_call(
     Raises:
         ShapeError, DtypeError, DeviceError: the einsum was not compiled for them.
     """
-    own = tables.converted(_as_given(written, dense), dtype, device)
+    if len(dense) == len(written.einsum.dense):
+        dense = [as_dense(o, f"operand {p + 1}") for o, p in zip(dense, written.einsum.dense, strict=True)]
+    own = tables.converted(dense, dtype, device)
     _check_dense(written, own, dtype, device)
     return own
-
-
-def _as_given(written: Bound, dense: Sequence[Any]) -> tuple[Any, ...]:
-    """Dense operands of a call, ndarrays as tensors; `DtypeError` names one that holds no plain numbers."""
-    if len(dense) != len(written.einsum.dense):
-        return tuple(dense)
-    return tuple(as_dense(o, f"operand {p + 1}") for o, p in zip(dense, written.einsum.dense, strict=True))
 
 
 def _check_dense(written: Bound, dense: Sequence[torch.Tensor], dtype: torch.dtype, device: torch.device) -> None:
@@ -238,7 +233,10 @@ def _check_dense(written: Bound, dense: Sequence[torch.Tensor], dtype: torch.dty
             raise DtypeError(f"operand {position + 1} must be dense, as it was compiled; found {operand.layout}")
         check_operand(operand, position, dtype, device)
         expected = written.shape(position)
-        if operand.shape != expected and not _broadcasts(tuple(operand.shape), expected):
+        broadcasts = operand.ndim == len(expected) and all(
+            f in (1, n) for f, n in zip(operand.shape, expected, strict=True)
+        )
+        if not broadcasts:
             raise ShapeError(
                 f'operand {position + 1} of "{text}": the kernel was compiled for shape '
                 f"{tuple(expected)}, found {tuple(operand.shape)}; compile again for other sizes"
@@ -258,7 +256,3 @@ def check_operand(
         raise DeviceError(
             f"{what} is on {operand.device}, the sparse operand is on {device}; move one of them with .to()"
         )
-
-
-def _broadcasts(found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-    return len(found) == len(expected) and all(f in (1, e) for f, e in zip(found, expected, strict=True))

@@ -17,11 +17,11 @@ from sparsetc.contraction.base import Contraction, Operand, Patterns, Tensors
 from sparsetc.contraction.canonical import dense_of_call
 from sparsetc.contraction.contraction import contraction
 from sparsetc.contraction.output import is_sparse
-from sparsetc.contraction.several import sparse_order
+from sparsetc.contraction.several import of_step, sparse_order
 from sparsetc.explain import Explanation, device_name
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
-from sparsetc.ir.plan import Plan, requested
-from sparsetc.options import Options, with_settings
+from sparsetc.ir.plan import Plan
+from sparsetc.options import Options
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import fitted, summed_dtype
@@ -51,9 +51,6 @@ class Chained(Contraction):
         self._nothing = self._without_entries()
         self.shape = self.rest.shape if self._nothing is None else (0, *self.rest.shape[1:])
 
-    def _of_step(self, number: int) -> Options:
-        return with_settings(self.settings, {"plan": requested(self.settings.plan).of_step(number, 2)})
-
     def _first(
         self, given: Sequence[SparseTensor], coordinates: Sequence[tuple[str, ...]]
     ) -> tuple[Contraction, tuple[str, ...]]:
@@ -66,7 +63,7 @@ class Chained(Contraction):
         kept = distinct((*rows, *(c for t in terms for c in t if c in needed)))
         bound = Bound.of(Einsum((terms[0], terms[1]), kept, (0, 1), e.text), self.bound.by_index)
         form = "sparse" if rows else "dense"
-        return contraction(bound, [given[n] for n in pair], self._of_step(0), form), kept
+        return contraction(bound, [given[n] for n in pair], of_step(self.settings, 0, 2), form), kept
 
     def _rest(self, given: Sequence[SparseTensor], operands: Sequence[Operand], kept: tuple[str, ...]) -> Contraction:
         """The contraction of the pair's result with all other operands, which it precedes."""
@@ -81,7 +78,7 @@ class Chained(Contraction):
         places = tuple(range(count)) if pattern is not None else tuple(range(1, 1 + count))
         einsum = Einsum((kept, *(e.inputs[p] for p in others)), e.output, places, e.text)
         form = "sparse" if self.sparse else "dense"
-        return contraction(Bound.of(einsum, self.bound.by_index), views, self._of_step(1), form)
+        return contraction(Bound.of(einsum, self.bound.by_index), views, of_step(self.settings, 1, 2), form)
 
     def _without_entries(self) -> Pattern | None:
         """The pattern of a sparse result that has none since the pair, whose result is dense, has none that meet."""

@@ -47,7 +47,7 @@ class Rule:
         numbers = {p: n for n, p in enumerate(e.dense)} | {UPSTREAM: UPSTREAM}
         dense = tuple(numbers[s] for s in g.sources if s in numbers)
         sizes = tuple(step.canonical.narrow.by_index[c] for c in dict.fromkeys(g.target)) if operand in e.dense else ()
-        source = step.slotted.source if step.output.sparse else step.canonical.source
+        source = step.slot_source if step.output.sparse else step.canonical.source
         return cls(g, str(g.einsum), operand in e.sparse, dense, sizes, source)
 
 
@@ -111,7 +111,7 @@ class At:
             own = None if own is None else torch.conj_physical(own)
         if own is not None and output.sparse and rule.source is not None:
             own = own.index_select(0, rule.source)
-        pattern = step.slotted.pattern if output.sparse else self.pattern
+        pattern = step.slotted if output.sparse else self.pattern
         return Job(self._step_of(operand, rule, pattern, found), rule, pattern, own, found)
 
     def _finished(self, job: Job, rows: torch.Tensor) -> torch.Tensor:

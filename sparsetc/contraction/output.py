@@ -17,9 +17,8 @@ import torch
 from sparsetc.contraction.canonical import Canonical
 from sparsetc.errors import DeviceError, DtypeError, PlanError, ShapeError
 from sparsetc.ir.equation.einsum import Einsum
-from sparsetc.support.cached import cached_property
 from sparsetc.tensor.numbering import numbered
-from sparsetc.tensor.pattern import Pattern, lasting
+from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import fitted, refuse_wrapped
 
@@ -124,38 +123,6 @@ def without_zeros(z: SparseTensor) -> SparseTensor:
         return z
     pattern = z.pattern.like(z.coords.index_select(1, kept), z.is_coalesced)
     return SparseTensor._make(pattern, z.values.index_select(0, kept))
-
-
-class Slotted:
-    """An operand with one more mode in front: the slot of a sparse output that each nonzero adds to.
-
-    Gradients of a sparse result are einsums of it, so it is made once, when first asked for.
-    """
-
-    def __init__(self, canonical: Canonical, output: Output, x: SparseTensor) -> None:
-        self.canonical, self.output = canonical, output
-        self.coords, self.coalesced = x.coords, x.is_coalesced
-
-    @cached_property
-    def source(self) -> torch.Tensor | None:
-        """Which of the operand's nonzeros take part, sorted by slot; None for all, as they are."""
-        slot, source = self.output.slot, self.canonical.source
-        if slot is None:
-            return source
-        with lasting():
-            order = torch.argsort(slot, stable=True)
-            return order if source is None else source[order]
-
-    @cached_property
-    def pattern(self) -> Pattern:
-        """The operand's pattern with that mode."""
-        canonical, slot, source = self.canonical, self.output.slot, self.source
-        with lasting():
-            own = canonical.coords.shape[1]
-            slot = torch.arange(own, device=self.coords.device) if slot is None else slot.sort().values
-            coords = self.coords if source is None else self.coords[:, source]
-            shape = (self.output.rows, *canonical.written.shape(canonical.written.einsum.sparse[0]))
-            return Pattern(torch.cat([slot.unsqueeze(0), coords]), shape, self.coalesced)
 
 
 Result = torch.Tensor | SparseTensor

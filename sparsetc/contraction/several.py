@@ -59,19 +59,21 @@ class Link:
     work: PairStep | Step | None
     """None for two dense operands."""
     result: ChainOperand
-    precision: str
-    """Precision of products of dense operands."""
     pattern: Pattern | None = None
     """Pattern of the sparse operand, where one is dense."""
+    sparse_first: bool = True
+    """Whether it is the first of the two."""
+    precision: str = "highest"
+    """Precision of the product of two dense operands."""
 
-    def run(self, left: torch.Tensor, right: torch.Tensor, sparse_first: bool) -> torch.Tensor:
+    def run(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         """The values of a sparse result, or a dense one, from values of sparse operands and dense ones as they are."""
         if isinstance(self.work, PairStep):
             found = self.work(left, right)
             return found if self.result.letters else found.sum(dtype=found.dtype)  # of one entry, or none
         if self.work is None:
             return tables.einsum(self.equation, left, right, precision=self.precision)
-        values, dense = (left, right) if sparse_first else (right, left)
+        values, dense = (left, right) if self.sparse_first else (right, left)
         assert self.pattern is not None
         rows = self.work(self.pattern, values, [dense])
         return rows.reshape(-1) if self.work.output.sparse else self.work.output.shaped(rows)
@@ -81,52 +83,6 @@ class Link:
         if self.work is None:
             return StepReport(self.equation, "torch.einsum", "two dense operands")
         return self.work.report()
-
-
-class Chain:
-    """The contraction of any number of operands: links, in the order in which they run."""
-
-    def __init__(self, bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], settings: Options) -> None:
-        self._given, self._gone = bound, _empty_sums(bound)
-        self.bound = tables.without(bound, self._gone)
-        e = self.bound.einsum
-        terms = [ChainOperand(e.inputs[p], o if isinstance(o, SparseTensor) else None) for p, o in enumerate(operands)]
-        like = next(o for o in operands if isinstance(o, SparseTensor))
-        self.order = contraction_order(self.bound, terms)
-        self.links: list[Link] = []
-        self._sparse: list[tuple[bool, bool]] = []
-        for number, (left, right) in enumerate(self.order):
-            chosen = (terms[left], terms[right])
-            rest = [t for n, t in enumerate(terms) if n not in (left, right)]
-            output = _kept(chosen, rest, e.output)
-            own = _of_step(settings, number, len(self.order))
-            link = _link((left, right), chosen, output, bound.by_index, like, own)
-            self.links.append(link)
-            self._sparse.append((chosen[0].pattern is not None, chosen[1].pattern is not None))
-            terms = [*rest, link.result]
-        (self.result,) = terms
-        self._empty = self.result.pattern is not None and any(link.result.empty for link in self.links)
-        if self._empty:
-            self.result = replace(self.result, pattern=_without_nonzeros(self.result.pattern))
-
-    def run(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The values of the result, or a dense one, from the values of sparse operands and dense ones as they are."""
-        left = [o if p in self.bound.einsum.sparse else self._summed(o, p) for p, o in enumerate(operands)]
-        for link, sparse in zip(self.links, self._sparse, strict=True):
-            a, b = (left[n] for n in link.places)
-            made = link.run(a, b, sparse[0])
-            left = [o for n, o in enumerate(left) if n not in link.places] + [made]
-        return left[0][:0] if self._empty else left[0]
-
-    def _summed(self, operand: torch.Tensor, position: int) -> torch.Tensor:
-        """A dense operand in full, without the letters that it is summed over before all else."""
-        full, gone = operand.expand(self._given.shape(position)), self._gone.get(position)
-        return full.sum(gone, dtype=full.dtype) if gone else full
-
-    @property
-    def pairs(self) -> tuple[PairStep, ...]:
-        """The contractions of two sparse operands."""
-        return tuple(link.work for link in self.links if isinstance(link.work, PairStep))
 
 
 def _empty_sums(bound: Bound) -> dict[int, tables.Dims]:
@@ -140,21 +96,17 @@ def _empty_sums(bound: Bound) -> dict[int, tables.Dims]:
     return {p: own for p in e.dense if (own := tuple(n for n, c in enumerate(e.inputs[p]) if c in empty))}
 
 
-def _without_nonzeros(x: SparseTensor | None) -> SparseTensor:
-    assert x is not None
-    return SparseTensor._of(x.coords[:, :0], x.values[:0], x.shape, True)
-
-
-def contraction_order(bound: Bound, terms: Sequence[ChainOperand]) -> list[tuple[int, int]]:
-    """The pairs to contract, by their positions in the list of operands that are left, ascending in each pair."""
-    nonzeros = [prod(bound.extents(t.letters)) if t.pattern is None else t.pattern.nnz for t in terms]
-    return sparse_order(bound, [t.letters for t in terms], nonzeros, bound.einsum.output)
-
-
 def sparse_order(
     bound: Bound, terms: Sequence[tuple[str, ...]], nonzeros: Sequence[int], kept: Sequence[str]
 ) -> list[tuple[int, int]]:
-    """The pairs to contract, as `contraction_order` has them, of operands with so many nonzeros; `kept` are letters."""
+    """The pairs to contract, by their positions in the list of operands that are left, ascending in each pair.
+
+    Args:
+        bound: the einsum.
+        terms: the letters of each operand.
+        nonzeros: how many each operand has.
+        kept: letters of the result.
+    """
     if len(terms) == 2:
         return [(0, 1)]
     text = ",".join("".join(t) for t in terms) + "->" + "".join(kept)
@@ -172,65 +124,9 @@ def _kept(chosen: Sequence[ChainOperand], rest: Sequence[ChainOperand], output: 
     return tuple(c for c in own if c in needed)
 
 
-def _of_step(settings: Options, number: int, steps: int) -> Options:
-    """The settings of one link: those given, with its own plan where the plan has one for each."""
+def of_step(settings: Options, number: int, steps: int) -> Options:
+    """The settings of one contraction of several: those given, with its own plan where the plan has one for each."""
     return with_settings(settings, {"plan": requested(settings.plan).of_step(number, steps)})
-
-
-def _link(
-    places: tuple[int, int],
-    chosen: tuple[ChainOperand, ChainOperand],
-    output: tuple[str, ...],
-    sizes: dict[str, int],
-    like: SparseTensor,
-    settings: Options,
-) -> Link:
-    equation = f"{''.join(chosen[0].letters)},{''.join(chosen[1].letters)}->{''.join(output)}"
-    patterns, precision = [t.pattern for t in chosen], settings.effective_precision()
-    if all(p is None for p in patterns):
-        return Link(places, equation, None, ChainOperand(output, None), precision)
-    if all(p is not None for p in patterns):
-        x, y = (p for p in patterns if p is not None)
-        pair = PairStep((chosen[0].letters, chosen[1].letters), (x, y), output, sizes, settings)
-        zero = torch.zeros((), dtype=like.dtype, device=like.device)
-        result = ChainOperand(output, pair.result(zero.expand(pair.nnz)) if output else None, empty=pair.nnz == 0)
-        return Link(places, equation, pair, result, precision)
-    return _mixed(places, chosen, output, equation, sizes, like, settings)
-
-
-def _mixed(
-    places: tuple[int, int],
-    chosen: tuple[ChainOperand, ChainOperand],
-    output: tuple[str, ...],
-    equation: str,
-    sizes: dict[str, int],
-    like: SparseTensor,
-    settings: Options,
-) -> Link:
-    """The link of a sparse and a dense operand; the result has its sparse modes first, so it needs no permutation."""
-    (position,) = (n for n, t in enumerate(chosen) if t.pattern is not None)
-    sparse = chosen[position]
-    assert sparse.pattern is not None
-    kept = tuple(c for c in dict.fromkeys(sparse.letters) if c in output)
-    output = (*kept, *(c for c in output if c not in kept))
-    equation = f"{equation.split('->')[0]}->{''.join(output)}"
-    inputs = (chosen[0].letters, chosen[1].letters)
-    bound = Bound.of(Einsum(inputs, output, (position,), equation), sizes)
-    table = torch.empty((), dtype=like.dtype, device=like.device)
-    dense = table.expand(bound.shape(1 - position))
-    operands = [sparse.pattern if n == position else dense for n in range(2)]
-    precision = settings.effective_precision()
-    if settings.plan.is_request:  # one for pairs
-        settings = with_settings(settings, {"plan": AUTO})
-    pattern = sparse.pattern.pattern.bare()  # a chain is kept for its operands' patterns
-    step = Step(bound, operands, settings, "sparse" if kept else "dense")
-    if not kept:
-        term = ChainOperand(output, None, empty=step.canonical.coords.shape[1] == 0)
-        return Link(places, equation, step, term, precision, pattern)
-    assert step.output.pattern is not None
-    zeros = torch.zeros((), dtype=like.dtype, device=like.device).expand(step.executable.shape)
-    found = SparseTensor._make(step.output.pattern, zeros).expand_dense()
-    return Link(places, equation, step, ChainOperand(output, found), precision, pattern)
 
 
 class Several(Contraction):
@@ -244,18 +140,83 @@ class Several(Contraction):
         if not self.sparse:
             nbytes = prod(bound.output_shape) * accumulator(self.dtype).itemsize
             settings.check_memory(nbytes, self.device, f"the result of {bound}")
-        operands = [o.expand_dense() if isinstance(o, SparseTensor) else o for o in operands]
         # What is made on the way may need 64 bits where the result does not.
-        self._summed = summed_dtype(self.dtype)
-        self.chain = Chain(bound, [o.to(self._summed) for o in operands], settings)
-        self.inner, last = self.chain.pairs, self.chain.result.pattern
-        self.empty = any(link.result.empty for link in self.chain.links) or (last is not None and last.nnz == 0)
-        self._arrange([o.pattern for o in operands if isinstance(o, SparseTensor)])
+        self._like = torch.zeros((), dtype=summed_dtype(self.dtype), device=self.device)
+        self._dropped = _empty_sums(bound)
+        self._within = tables.without(bound, self._dropped)
+        patterns = [o.expand_dense().pattern if isinstance(o, SparseTensor) else None for o in operands]
+        self._chain(patterns)
+        self.pairs = tuple(link.work for link in self.links if isinstance(link.work, PairStep))
+        self.inner = self.pairs
+        self._arrange([p for p in patterns if p is not None])
         self.shape = (self.pattern.nnz,) if self.sparse and self.pattern is not None else bound.output_shape
+
+    def _chain(self, patterns: Sequence[Pattern | None]) -> None:
+        """Compile the links, in the order in which they run."""
+        e = self._within.einsum
+        terms = [ChainOperand(t, None if p is None else self._on(p)) for t, p in zip(e.inputs, patterns, strict=True)]
+        nonzeros = [prod(self.bound.extents(t.letters)) if t.pattern is None else t.pattern.nnz for t in terms]
+        self.order = sparse_order(self._within, [t.letters for t in terms], nonzeros, e.output)
+        self.links: list[Link] = []
+        for number, places in enumerate(self.order):
+            rest = [t for n, t in enumerate(terms) if n not in places]
+            settings = of_step(self.settings, number, len(self.order))
+            self.links.append(self._link(places, (terms[places[0]], terms[places[1]]), rest, settings))
+            terms = [*rest, self.links[-1].result]
+        (self._result,) = terms
+        last, self.empty = self._result.pattern, any(link.result.empty for link in self.links)
+        self._cleared = last is not None and self.empty
+        """Whether the result of the last link has positions that it is known to be 0 at."""
+        if last is not None and self.empty:
+            none = SparseTensor._of(last.coords[:, :0], last.values[:0], last.shape, True)
+            self._result = replace(self._result, pattern=none)
+        self.empty = self.empty or (last is not None and last.nnz == 0)
+
+    def _on(self, pattern: Pattern, *width: int) -> SparseTensor:
+        """A tensor of a pattern to compile for, with values of any dtype that sums are made in."""
+        return SparseTensor._make(pattern, self._like.expand(pattern.nnz, *width))
+
+    def _link(
+        self,
+        places: tuple[int, int],
+        chosen: tuple[ChainOperand, ChainOperand],
+        rest: Sequence[ChainOperand],
+        settings: Options,
+    ) -> Link:
+        """Compile one link; its result has the letters of the output, or those that the rest and the output need."""
+        inputs, output = (chosen[0].letters, chosen[1].letters), self._within.einsum.output
+        if rest:
+            needed = set(output).union(*(t.letters for t in rest))
+            output = tuple(c for c in dict.fromkeys((*inputs[0], *inputs[1])) if c in needed)
+        x, y = (t.pattern for t in chosen)
+        if x is not None and y is not None:
+            pair = PairStep(inputs, (x, y), output, self.bound.by_index, settings)
+            found = pair.result(self._like.expand(pair.nnz)) if output else None
+            return Link(places, pair.equation, pair, ChainOperand(output, found, pair.nnz == 0))
+        terms, sparse = ",".join(map("".join, inputs)), y if x is None else x
+        if sparse is None:
+            precision = settings.effective_precision()
+            return Link(places, f"{terms}->{''.join(output)}", None, ChainOperand(output, None), precision=precision)
+        # The result has its sparse modes first, so it needs no permutation.
+        position = int(x is None)
+        kept = tuple(c for c in dict.fromkeys(inputs[position]) if c in output)
+        output = (*kept, *(c for c in output if c not in kept))
+        equation = f"{terms}->{''.join(output)}"
+        bound = Bound.of(Einsum(inputs, output, (position,), equation), self.bound.by_index)
+        if settings.plan.is_request:  # one for pairs
+            settings = with_settings(settings, {"plan": AUTO})
+        operands = [sparse if n == position else self._like.expand(bound.shape(n)) for n in range(2)]
+        step = Step(bound, operands, settings, "sparse" if kept else "dense")
+        result = ChainOperand(output, None, not kept and not step.canonical.coords.shape[1])
+        if step.output.pattern is not None:
+            found = self._on(step.output.pattern, *step.output.width_shape).expand_dense()
+            result = ChainOperand(output, found)
+        # A chain is kept for its operands' patterns.
+        return Link(places, equation, step, result, sparse.pattern.bare(), position == 0)
 
     def _arrange(self, patterns: Patterns) -> None:
         """Find the pattern of the result, and how the values of the last link are brought to it."""
-        result, output = self.chain.result, self.bound.einsum.output
+        result, output = self._result, self.bound.einsum.output
         self.pattern: Pattern | None = None
         self._last: JoinOperand | None = None
         coords = None
@@ -283,16 +244,27 @@ class Several(Contraction):
         """The result's values on its pattern, or a dense result; differentiable."""
         dense = dense_of_call(self.bound, dense, self.dtype, self.device)
         given, others, e = iter(values), iter(dense), self.bound.einsum
-        terms = [next(given).reshape(-1) if p in e.sparse else next(others) for p in range(len(e.inputs))]
-        found = self.chain.run([t.to(self._summed) for t in terms])
+        terms = [
+            (next(given).reshape(-1) if p in e.sparse else self._without_dropped(next(others), p)).to(self._like.dtype)
+            for p in range(len(e.inputs))
+        ]
+        for link in self.links:
+            made = link.run(*(terms[n] for n in link.places))
+            terms = [*(t for n, t in enumerate(terms) if n not in link.places), made]
+        found = terms[0][:0] if self._cleared else terms[0]
         if self._last is not None:
             found = self._fitted(self._last.values(found, self.settings.deterministic))
         else:
-            order = tuple(self.chain.result.letters.index(c) for c in e.output)
+            order = tuple(self._result.letters.index(c) for c in e.output)
             found = self._fitted(found.permute(order) if order else found)
         if self.sparse or self.pattern is None:
             return found.reshape(self.shape)
         return SparseTensor._make(self.pattern, found.reshape(-1)).to_dense(self.settings.memory_limit)
+
+    def _without_dropped(self, operand: torch.Tensor, position: int) -> torch.Tensor:
+        """A dense operand in full, without the letters that it is summed over before all else."""
+        full, dropped = operand.expand(self.bound.shape(position)), self._dropped.get(position)
+        return full.sum(dropped, dtype=full.dtype) if dropped else full
 
     def _fitted(self, found: torch.Tensor) -> torch.Tensor:
         return fitted(found, self.dtype, f'the result of "{self.bound.einsum.text}"')
@@ -301,7 +273,7 @@ class Several(Contraction):
     @property
     def steps(self) -> tuple[PairStep | Step, ...]:
         """The contractions that have a sparse operand."""
-        return tuple(link.work for link in self.chain.links if link.work is not None)
+        return tuple(link.work for link in self.links if link.work is not None)
 
     @property
     def backend(self) -> str:
@@ -312,10 +284,10 @@ class Several(Contraction):
     def plan(self) -> Plan:
         """The plan of the contraction, with the plan of each link where there are several, named after the first."""
         plans = [step.plan for step in self.inner]
-        if len(self.chain.links) == 1 and plans:
+        if len(self.links) == 1 and plans:
             return plans[0]
         parts = tuple(part for plan in plans for part in plan.parts)
-        work = [link.work for link in self.chain.links]
+        work = [link.work for link in self.links]
         steps = tuple(None if own is None else own.plan for own in work)  # None: torch's own product
         name, reason = (plans[0].name, plans[0].reason) if plans else ("dense", "nothing sparse is left to pair")
         return Plan(name, parts, False, steps=steps, reason=reason)
@@ -341,6 +313,6 @@ class Several(Contraction):
             *(self.bound.einsum.text, plan.name, plan.reason, self.backend, device_name(self.device)),
             profile.describe() if profile else "",
             profile.measured if profile else (),
-            tuple(step.report() for step in self.chain.links),
+            tuple(step.report() for step in self.links),
             prod(self.shape) if self.pattern is None else self.pattern.nnz,
         )

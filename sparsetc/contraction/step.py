@@ -20,7 +20,6 @@ from sparsetc.contraction.autograd import apply, followed
 from sparsetc.contraction.dense import resolved
 from sparsetc.contraction.gradients import At, Rule
 from sparsetc.contraction.guard import Guard, finite, fit_for_halves
-from sparsetc.contraction.output import Slotted
 from sparsetc.contraction.prepare import Preparation, in_place
 from sparsetc.device.lookup import of_backend
 from sparsetc.device.targets import MACHINES, gpu
@@ -77,7 +76,6 @@ class Step(Listed):
         self.canonical, self.output, self.problem = made.canonical, made.output, made.problem
         self.settings, self.form, self.dtype = settings, form, x.dtype
         self._x, self.backend, self.nnz = x._bare(), self.problem.backend, x.nnz
-        self.slotted = Slotted(self.canonical, self.output, x)
         with self.in_place():
             self.choice: Choice = choice or choose(settings.plan, self.problem)
         self.plan, self.filled, self.parts, self.executable, self.arrays = made.prepare(self.choice.plan)
@@ -291,6 +289,26 @@ class Step(Listed):
         slot = self.spare("the gradient")
         inputs = tuple((slot, *t) if p in e.sparse else t for p, t in enumerate(e.inputs))
         return Einsum(inputs, (slot, *width), e.sparse, e.text)
+
+    @cached_property
+    def slot_source(self) -> torch.Tensor | None:
+        """Which of the operand's nonzeros take part in a sparse result, sorted by slot; None for all, as they are."""
+        slot, source = self.output.slot, self.canonical.source
+        if slot is None:
+            return source
+        with lasting():
+            order = torch.argsort(slot, stable=True)
+            return order if source is None else source[order]
+
+    @cached_property
+    def slotted(self) -> Pattern:
+        """The operand's pattern with one more mode in front: the slot of a sparse result that each nonzero adds to."""
+        x, slot, source = self._x, self.output.slot, self.slot_source
+        with lasting():
+            count = self.canonical.coords.shape[1]
+            slot = torch.arange(count, device=x.device) if slot is None else slot.sort().values
+            coords = x.coords if source is None else x.coords[:, source]
+            return Pattern(torch.cat([slot.unsqueeze(0), coords]), (self.output.rows, *x.shape), x.is_coalesced)
 
     def gradient(
         self,

@@ -55,47 +55,46 @@ class BlockPath:
     """The path of pairs of blocks: list of pairs, programs, and where results stand in their blocks."""
 
     def __init__(self, p: PairProblem, bitmaps: Bitmaps) -> None:
-        blocking, equation, dtype, backend, budget = p.blocking, p.equation, p.dtype, p.backend, p.budget
-        self.blocking, self.equation, self.dtype, self.backend, self.budget = blocking, equation, dtype, backend, budget
-        self.precision, self.bitmaps = p.precision, bitmaps
+        self.problem, self.bitmaps, self.blocking, self.budget, self.dtype = p, bitmaps, p.blocking, p.budget, p.dtype
+        blocking, budget = p.blocking, p.budget
         self._rooms: dict[int, list[Halves]] = {}
         r, c, k = blocking.extents
         if max(r * c, r * k, c * k) > MOST_POSITIONS:
             raise PlanError(
                 f"blocks of {r} x {k} and {k} x {c} positions are too large for one program; name smaller sides"
             )
-        what = f"the task list of {equation}, {blocking.pairs.tasks:,} pairs of blocks,"
+        what = f"the task list of {p.equation}, {blocking.pairs.tasks:,} pairs of blocks,"
         budget.require(blocking.pairs.tasks * TASK_BYTES, what)
-        width = accumulator(dtype).itemsize
+        width = p.width
         self.tasks = BlockPairList.of(blocking, r * c * width, budget.limit)
-        halves = blocking.in_halves(dtype, backend, self.precision, bitmaps)
-        self.launch_of_halves = self._launch_of(backend, halves=True) if halves else None
+        halves = blocking.in_halves(p.dtype, p.backend, p.precision, bitmaps)
+        self.launch_of_halves = self._launch_of(p.backend, halves=True) if halves else None
         first = self.launch_of_halves or self.launch
         self.program, self.source, self.path = first.program, first.source, first.path
         self.programs = (first.program,)
         stored = zip(blocking.elements, self.program.view.pairs, strict=True)
         whole = sum(elements for elements, tiles in stored if not tiles.bitmap)
-        budget.require(whole * width, f"the blocks of {equation}")
+        budget.require(whole * width, f"the blocks of {p.equation}")
 
     # -- programs ---------------------------------------------------------------------------------------------------
     @cached_property
     def launch(self) -> PairLaunch:
         """The launch of the program of blocks as they are, made when first asked for."""
-        return self._launch_of(self.backend)
-
-    def _program_of(self, backend: str, halves: bool) -> TileProgram:
-        rows = 2 * self.tasks.room  # runs that are cut take a block each, no more of them than there is room for
-        return self.blocking.program(self.equation, self.dtype, backend, self.precision, self.bitmaps, rows, halves)
+        return self._launch_of(self.problem.backend)
 
     def _launch_of(self, backend: str, halves: bool = False) -> PairLaunch:
-        folder, program = self.budget.settings.cache_dir, self._program_of(backend, halves)
+        p, folder = self.problem, self.budget.settings.cache_dir
+        rows = 2 * self.tasks.room  # runs that are cut take a block each, no more of them than there is room for
+        program = p.blocking.program(p.equation, p.dtype, backend, p.precision, self.bitmaps, rows, halves)
         if backend == "torch":
             return TorchPairs(program, self.dtype, folder)
         return TritonPairs(program, self.dtype, folder, machine_of((self.blocking.join.x_key,)))
 
     def ptx(self, target: str) -> str:
         """The kernel's assembly for a named target, whatever the backend; needs no GPU."""
-        halves = self.blocking.in_halves(self.dtype, "triton", self.precision, self.bitmaps, gpu(target).machine)
+        halves = self.blocking.in_halves(
+            self.dtype, "triton", self.problem.precision, self.bitmaps, gpu(target).machine
+        )
         launch = self._launch_of("triton", halves)
         assert isinstance(launch, TritonPairs)
         return launch.assembly_of(target, self.tasks.x.dtype, self.blocking.x.first.dtype, self.blocking.y.first.dtype)

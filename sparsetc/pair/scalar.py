@@ -226,7 +226,7 @@ def sums_of(p: PairProblem) -> TaskSums:
 
 def _about(equation: str, tasks: Tasks) -> Sequence[str]:
     """Lines that tell a reader of the source what it computes beside the einsum."""
-    roles = tasks.join_order.roles
+    roles = tasks.join_order.join.roles
     return (
         equation,
         f"{roles}." if str(roles) else "No letters are left.",

@@ -15,7 +15,7 @@ import torch
 
 from sparsetc.formats.base import index_dtype
 from sparsetc.options import Options
-from sparsetc.pair.join import PIECE, Join, Roles
+from sparsetc.pair.join import PIECE, Join
 from sparsetc.support.cached import cached_property
 from sparsetc.support.progress import bar
 from sparsetc.tensor import coords as crd
@@ -87,11 +87,6 @@ class JoinOrder:
             picked(m.column.rank, by_key),
             m.tasks,
         )
-
-    @property
-    def roles(self) -> Roles:
-        """The letters by role."""
-        return self.join.roles
 
     @property
     def rows(self) -> int:
