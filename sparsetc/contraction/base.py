@@ -15,22 +15,46 @@ from typing import Any
 import torch
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.canonical import check_operand
+from sparsetc.contraction.canonical import Operands, Patterns, Tensors, check_operand
 from sparsetc.contraction.guard import IntegerSums
 from sparsetc.contraction.output import check_form
 from sparsetc.ir.equation.einsum import Bound
+from sparsetc.ir.program.tile import TileProgram
 from sparsetc.options import Options
 from sparsetc.runtime.executable import Listed
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
-Operand = SparseTensor | torch.Tensor
-Result = SparseTensor | torch.Tensor
-Patterns = Sequence[Pattern]
-Tensors = Sequence[torch.Tensor]
+
+class Compiled(Listed):
+    """What follows for a user to look at from what is run, steps or contractions: the `inner` ones."""
+
+    @property
+    def steps(self) -> Sequence[Any]:
+        """The contractions of which one operand, or two, are sparse, in order; of one sparse operand there is one."""
+        return tuple(step for one in self.inner for step in one.steps)
+
+    @property
+    def programs(self) -> tuple[TileProgram, ...]:
+        """The tile programs of all steps, one a part; torch's own products have none."""
+        return tuple(program for step in self.steps for program in step.programs)
+
+    @property
+    def backend(self) -> str:
+        """The backend that programs are generated for: ``triton`` or ``torch``."""
+        return self.inner[0].backend  # type: ignore[no-any-return]
+
+    @property
+    def plan(self) -> Any:
+        """How it runs; given as ``plan=``, it makes the same of the same operands."""
+        return self.inner[0].plan
+
+    def explain(self) -> Any:
+        """Parts or steps, costs, and why this plan: prints as a table; ``to_dict()`` gives the same as data."""
+        return self.inner[0].explain()
 
 
-class Contraction(Listed, ABC):
+class Contraction(Compiled, ABC):
     """What a kernel runs: an einsum compiled for the patterns of its operands.
 
     What `inner` holds, steps or contractions, says all that is not said here.
@@ -47,7 +71,7 @@ class Contraction(Listed, ABC):
     result_dtype: torch.dtype
     """The dtype of what `result` gives."""
 
-    def __init__(self, bound: Bound, operands: Sequence[Operand], settings: Options, form: str) -> None:
+    def __init__(self, bound: Bound, operands: Operands, settings: Options, form: str) -> None:
         """Check dtypes, devices and the form; nothing is kept of the values.
 
         Args:
@@ -69,30 +93,8 @@ class Contraction(Listed, ABC):
         check_form(form, bound.einsum)
         self.sums = IntegerSums.of(bound, given)
         """What finds sums of integers that pass 64 bits; None where none can."""
-        self._bare = [x.pattern.bare() for x in given]
-
-    @property
-    def steps(self) -> Sequence[Any]:
-        """The contractions of which one operand, or two, are sparse, in order."""
-        return tuple(step for one in self.inner for step in one.steps)
-
-    @property
-    def backend(self) -> str:
-        """The backend that programs are generated for: ``triton`` or ``torch``."""
-        return self.inner[0].backend  # type: ignore[no-any-return]
-
-    @property
-    def plan(self) -> Any:
-        """The plan in the form that ``plan=`` takes, to make the same contraction again."""
-        return self.inner[0].plan
-
-    def explain(self) -> Any:
-        """Why it is as it is."""
-        return self.inner[0].explain()
-
-    def bare(self, number: int) -> Pattern:
-        """The pattern of a sparse operand, with nothing kept."""
-        return self._bare[number]
+        self.bare = [x.pattern.bare() for x in given]
+        """The patterns of the sparse operands, with nothing kept."""
 
     @abstractmethod
     def pattern_on(self, patterns: Patterns) -> Pattern | None:

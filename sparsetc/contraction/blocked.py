@@ -18,8 +18,8 @@ from string import ascii_letters
 import torch
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.base import Contraction, Operand, Patterns, Tensors
-from sparsetc.contraction.canonical import dense_of_call
+from sparsetc.contraction.base import Contraction
+from sparsetc.contraction.canonical import Operands, Patterns, Tensors, dense_of_call
 from sparsetc.contraction.contraction import of_entries
 from sparsetc.contraction.dense import repeated_dims
 from sparsetc.contraction.entries import SPARE, Entries, by_nonzeros
@@ -44,7 +44,7 @@ class Cuts:
     blocks: dict[str, str]
 
     @classmethod
-    def of(cls, bound: Bound, operands: Sequence[SparseTensor | torch.Tensor]) -> Cuts:
+    def of(cls, bound: Bound, operands: Operands) -> Cuts:
         """The cuts that the operands in blocks ask for.
 
         Raises:
@@ -222,9 +222,7 @@ class BlockOutput:
 class Blocked(Contraction):
     """A contraction of operands in blocks."""
 
-    def __init__(
-        self, bound: Bound, operands: Sequence[Operand], settings: Options, form: str, repeated: bool = False
-    ) -> None:
+    def __init__(self, bound: Bound, operands: Operands, settings: Options, form: str, repeated: bool = False) -> None:
         super().__init__(bound, operands, settings, form)
         e, given = bound.einsum, [o for o in operands if isinstance(o, SparseTensor)]
         self._cuts = cuts = Cuts.none(bound) if by_nonzeros(settings) else Cuts.of(bound, operands)
@@ -238,7 +236,7 @@ class Blocked(Contraction):
         self.inner, self.empty, self.result_dtype = (self._made,), self._made.empty, self._made.result_dtype
         self._arrange([x.pattern for x in given])
 
-    def _compiled(self, operands: Sequence[Operand], repeated: bool) -> tuple[Contraction, BlockOutput | None]:
+    def _compiled(self, operands: Operands, repeated: bool) -> tuple[Contraction, BlockOutput | None]:
         """The contraction of blocks, and what becomes of a sparse result."""
         cuts, own, settings = self._cuts, self._operands, self.settings
         tables = any(o.tables for o in own)
@@ -250,7 +248,7 @@ class Blocked(Contraction):
         einsum = cuts.einsum(own, cuts.term(self.bound.einsum.output) if output is None else output.letters)
         like = torch.zeros((), dtype=self.dtype, device=self.device)
         sparse = (o.stand_in(einsum, like) for o in own)
-        views: list[Operand] = [
+        views: list[SparseTensor | torch.Tensor] = [
             next(sparse) if isinstance(o, SparseTensor) else self._view(o, p, repeated) for p, o in enumerate(operands)
         ]
         entries = Entries.of(einsum, views, settings, form)

@@ -13,8 +13,8 @@ from math import prod
 import torch
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.base import Contraction, Operand, Patterns, Tensors
-from sparsetc.contraction.canonical import dense_of_call
+from sparsetc.contraction.base import Contraction
+from sparsetc.contraction.canonical import Operands, Patterns, Tensors, dense_of_call
 from sparsetc.contraction.contraction import contraction
 from sparsetc.contraction.output import is_sparse
 from sparsetc.contraction.several import of_step, sparse_order
@@ -30,13 +30,13 @@ from sparsetc.tensor.sums import fitted, summed_dtype
 class Chained(Contraction):
     """A contraction of a pair of sparse operands, and one of its result with the other operands."""
 
-    def __init__(self, bound: Bound, operands: Sequence[Operand], settings: Options, form: str) -> None:
+    def __init__(self, bound: Bound, operands: Operands, settings: Options, form: str) -> None:
         super().__init__(bound, operands, settings, form)
         e, given = bound.einsum, [o for o in operands if isinstance(o, SparseTensor)]
         # What is made on the way may need 64 bits where the result does not.
         self._like = torch.zeros((), dtype=summed_dtype(self.dtype), device=self.device)
         stand_ins = [
-            SparseTensor._make(p, self._like.expand(x._values.shape)) for p, x in zip(self._bare, given, strict=True)
+            SparseTensor._make(p, self._like.expand(x._values.shape)) for p, x in zip(self.bare, given, strict=True)
         ]
         coordinates = [e.inputs[p][: x.sparse_order] for p, x in zip(e.sparse, given, strict=True)]
         self.sparse = is_sparse(form, e, coordinates)
@@ -65,14 +65,17 @@ class Chained(Contraction):
         form = "sparse" if rows else "dense"
         return contraction(bound, [given[n] for n in pair], of_step(self.settings, 0, 2), form), kept
 
-    def _rest(self, given: Sequence[SparseTensor], operands: Sequence[Operand], kept: tuple[str, ...]) -> Contraction:
+    def _rest(self, given: Sequence[SparseTensor], operands: Operands, kept: tuple[str, ...]) -> Contraction:
         """The contraction of the pair's result with all other operands, which it precedes."""
         e = self.bound.einsum
-        pattern = self._made_on(self._bare)
+        pattern = self._made_on(self.bare)
         made = self._like.expand(self.first.shape)
         sparse = {p: x for n, (p, x) in enumerate(zip(e.sparse, given, strict=True)) if n not in self._pair}
         others = [*sparse, *e.dense]
-        views: list[Operand] = [made if pattern is None else SparseTensor._make(pattern, made), *sparse.values()]
+        views: list[SparseTensor | torch.Tensor] = [
+            made if pattern is None else SparseTensor._make(pattern, made),
+            *sparse.values(),
+        ]
         views += [self._like.expand(operands[p].shape) for p in e.dense]
         count = len(sparse) + (pattern is not None)
         places = tuple(range(count)) if pattern is not None else tuple(range(1, 1 + count))
@@ -82,7 +85,7 @@ class Chained(Contraction):
 
     def _without_entries(self) -> Pattern | None:
         """The pattern of a sparse result that has none since the pair, whose result is dense, has none that meet."""
-        found = self.rest.pattern_on(self._left(self._bare)) if self.first.empty and not self.first.sparse else None
+        found = self.rest.pattern_on(self._left(self.bare)) if self.first.empty and not self.first.sparse else None
         return None if found is None else found.like(found.coords[:, :0], True)
 
     def _made_on(self, patterns: Patterns) -> Pattern | None:
@@ -123,7 +126,7 @@ class Chained(Contraction):
     def explain(self) -> Explanation:
         """The steps, one after the other."""
         plan, one = self.plan, self.first.explain()
-        pattern = self.pattern_on(self._bare)
+        pattern = self.pattern_on(self.bare)
         return Explanation(
             *(self.bound.einsum.text, plan.name, plan.reason, self.backend, device_name(self.device)),
             *(one.profile, one.measured, tuple(step.report() for step in self.steps)),

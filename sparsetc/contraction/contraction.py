@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 import torch
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.base import Contraction, Operand, Patterns, Result, Tensors
-from sparsetc.contraction.canonical import dense_of_call
+from sparsetc.contraction.base import Contraction
+from sparsetc.contraction.canonical import Operands, Patterns, Tensors, dense_of_call
 from sparsetc.contraction.dense import repeated_dims
 from sparsetc.contraction.entries import Entries, by_nonzeros
-from sparsetc.contraction.output import Output, without_zeros
+from sparsetc.contraction.output import Output, Result, without_zeros
 from sparsetc.contraction.prepare import Preparation, in_place
 from sparsetc.contraction.step import Step
 from sparsetc.ir.equation.einsum import Bound
@@ -38,7 +38,7 @@ class Single(Contraction):
     def __init__(
         self,
         bound: Bound,
-        operands: Sequence[Operand],
+        operands: Operands,
         settings: Options,
         form: str,
         repeated: bool,
@@ -137,12 +137,7 @@ def wrap(made: Contraction, found: torch.Tensor, patterns: Patterns, drop_zeros:
 
 
 def contraction(
-    bound: Bound,
-    operands: Sequence[Operand],
-    settings: Options,
-    form: str,
-    repeated: bool = False,
-    choice: Choice | None = None,
+    bound: Bound, operands: Operands, settings: Options, form: str, repeated: bool = False, choice: Choice | None = None
 ) -> Contraction:
     """Compile an einsum; `repeated` as `canonicalise` takes it, `choice` as `Step` does, where there is one step."""
     from sparsetc.contraction import library
@@ -169,7 +164,7 @@ def contraction(
 
 def of_entries(
     bound: Bound,
-    operands: Sequence[Operand],
+    operands: Operands,
     settings: Options,
     form: str,
     repeated: bool,
@@ -186,7 +181,7 @@ def of_entries(
     return Single(bound, operands, settings, form, repeated, entries, choice)
 
 
-def compiled(text: str, operands: Sequence[Operand], settings: Options, form: str) -> Contraction:
+def compiled(text: str, operands: Operands, settings: Options, form: str) -> Contraction:
     """The contraction kept for these patterns, this equation and these sizes, or a new one."""
 
     def make() -> Contraction:
@@ -205,7 +200,7 @@ def _kept(first: Pattern, key: Any, make: Callable[[], T], others: Sequence[Patt
     return first.cache.put(key, make(), needs=others) if found is None else found
 
 
-def _key(text: str, operands: Sequence[Operand], settings: Options, form: str) -> tuple[Any, ...]:
+def _key(text: str, operands: Operands, settings: Options, form: str) -> tuple[Any, ...]:
     """What a contraction is kept by, with the pattern of its first sparse operand."""
     # What of an operand, beside its shape, dtype and device, decides how it is read.
     dims = [repeated_dims(o) if isinstance(o, torch.Tensor) else None for o in operands]
@@ -214,11 +209,11 @@ def _key(text: str, operands: Sequence[Operand], settings: Options, form: str) -
     return "kernel", text, tuple(kinds), tuple(dims), tuple(others), settings, form, settings.effective_precision()
 
 
-def _parsed(text: str, operands: Sequence[Operand]) -> Bound:
+def _parsed(text: str, operands: Operands) -> Bound:
     return parse(text, [tuple(o.shape) for o in operands], [isinstance(o, SparseTensor) for o in operands])
 
 
-Workload = Sequence[tuple[str, Sequence[Operand]]]
+Workload = Sequence[tuple[str, Operands]]
 """Equations with their operands, the first of each being the sparse one."""
 
 

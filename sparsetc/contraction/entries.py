@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from sparsetc.contraction.canonical import Operands
 from sparsetc.contraction.output import check_form, is_sparse
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.plan import PAIRED_PLANS, requested
@@ -47,9 +48,7 @@ class Entries:
     """The pattern of ones."""
 
     @classmethod
-    def of(
-        cls, bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], settings: Options, form: str
-    ) -> Entries | None:
+    def of(cls, bound: Bound, operands: Operands, settings: Options, form: str) -> Entries | None:
         """The einsum of entries.
 
         None where no operand has dense modes, and where they have to be expanded: there is a plan for two operands, no
@@ -86,7 +85,7 @@ class Entries:
         plain_sum = len(e.inputs) == 1 and bool(e.contracted)
         return cls(Bound.of(einsum, sizes), "sparse" if on_pattern else "dense", own, plain_sum, pattern)
 
-    def operands(self, given: Sequence[SparseTensor | torch.Tensor]) -> list[Any]:
+    def operands(self, given: Operands) -> list[Any]:
         """Operands of that einsum to compile it for, of those as written."""
         values = [o._values for o in given if isinstance(o, SparseTensor)]
         with lasting():

@@ -17,10 +17,10 @@ import torch
 
 from sparsetc.codegen import magnitudes
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.canonical import dense_of_call
+from sparsetc.contraction.canonical import Patterns, Tensors, dense_of_call, stand_ins
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.halves import may_be_split
-from sparsetc.tensor.pattern import Pattern, lasting, transforming
+from sparsetc.tensor.pattern import lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, captured, refuse_wrapped
 
@@ -37,13 +37,13 @@ class Guard:
     A change that leaves no trace in torch's count of versions (through ``.data``, or an ndarray) is not noticed.
     """
 
-    def __init__(self, test: Callable[[Sequence[torch.Tensor]], bool], instead: str = "") -> None:
+    def __init__(self, test: Callable[[Tensors], bool], instead: str = "") -> None:
         """Take a test of tables, and the name of what is run instead where it does not hold."""
         self.test, self.instead = test, instead
         self._known: tuple[tuple[weakref.ref[torch.Tensor], int], ...] = ()
         self._held = True
 
-    def admits(self, operands: Sequence[torch.Tensor], tables: Sequence[torch.Tensor]) -> bool:
+    def admits(self, operands: Tensors, tables: Tensors) -> bool:
         """Whether the test holds for the tables, which were made of these operands.
 
         To look waits for the GPU. While a CUDA graph is captured nothing can be looked at, and the answer is yes where
@@ -63,7 +63,7 @@ class Guard:
         return held
 
 
-def finite(tables: Sequence[torch.Tensor]) -> bool:
+def finite(tables: Tensors) -> bool:
     """Whether no element is infinite or NaN; a sum that overflows counts as infinite."""
     if not tables:
         return True
@@ -73,7 +73,7 @@ def finite(tables: Sequence[torch.Tensor]) -> bool:
     return isfinite(total.item())
 
 
-def fit_for_halves(tables: Sequence[torch.Tensor], split: Sequence[bool]) -> bool:
+def fit_for_halves(tables: Tensors, split: Sequence[bool]) -> bool:
     """Whether no element is infinite or NaN, and halves are exact enough for the tables that are `split`; float32.
 
     The GPU is waited for once.
@@ -86,11 +86,7 @@ def fit_for_halves(tables: Sequence[torch.Tensor], split: Sequence[bool]) -> boo
 
 
 def evaluate(
-    made: Contraction,
-    patterns: Sequence[Pattern],
-    values: Sequence[torch.Tensor],
-    dense: Sequence[torch.Tensor],
-    packed: Values | None = None,
+    made: Contraction, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None
 ) -> torch.Tensor:
     """Return `made.result` of the same arguments.
 
@@ -133,7 +129,7 @@ class IntegerSums:
         most = -torch.iinfo(dtype).min
         return cls(terms) if most ** len(e.inputs) * terms > LARGEST else None
 
-    def _bounded(self, operands: Sequence[torch.Tensor]) -> bool:
+    def _bounded(self, operands: Tensors) -> bool:
         """Whether the product of the largest magnitudes, times the number of terms of a sum, fits in 64 bits."""
         if not self.terms or not all(operand.numel() for operand in operands):
             return True
@@ -143,12 +139,7 @@ class IntegerSums:
         return bound <= LARGEST
 
     def check(
-        self,
-        made: Contraction,
-        found: torch.Tensor,
-        patterns: Sequence[Pattern],
-        values: Sequence[torch.Tensor],
-        dense: Sequence[torch.Tensor],
+        self, made: Contraction, found: torch.Tensor, patterns: Patterns, values: Tensors, dense: Tensors
     ) -> None:
         """Raise DtypeError unless the result is what its sums are, of these values and dense operands."""
         dense = dense_of_call(made.bound, dense, made.dtype, made.device)
@@ -169,12 +160,12 @@ class IntegerSums:
 LARGEST = 2**63 - 1
 
 
-def _in_floats(made: Contraction, values: Sequence[torch.Tensor]) -> Contraction:
+def _in_floats(made: Contraction, values: Tensors) -> Contraction:
     """The contraction of operands of the same patterns and shapes in float64."""
     from sparsetc.contraction.contraction import contraction
 
-    e, like = made.bound.einsum, torch.zeros((), dtype=torch.float64, device=made.device)
+    like = torch.zeros((), dtype=torch.float64, device=made.device)
     with lasting():
-        sparse = iter([SparseTensor._make(made.bare(n), like.expand(v.shape)) for n, v in enumerate(values)])
-        operands = [next(sparse) if p in e.sparse else like.expand(made.bound.shape(p)) for p in range(len(e.inputs))]
+        sparse = [SparseTensor._make(p, like.expand(v.shape)) for p, v in zip(made.bare, values, strict=True)]
+        operands = stand_ins(made.bound, sparse, like)
         return contraction(made.bound, operands, replace(made.settings, plan="auto"), made.form)

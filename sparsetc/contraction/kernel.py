@@ -14,12 +14,11 @@ from typing import Any
 import torch
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.base import Contraction, Result
+from sparsetc.contraction.base import Compiled, Contraction
 from sparsetc.contraction.contraction import wrap
 from sparsetc.contraction.guard import evaluate
+from sparsetc.contraction.output import Result
 from sparsetc.errors import DtypeError, PlanError, ShapeError
-from sparsetc.ir.program.tile import TileProgram
-from sparsetc.runtime.executable import Listed
 from sparsetc.support import pickles
 from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.tensor.pattern import Pattern
@@ -32,7 +31,7 @@ Spelled = tuple[tuple[tuple[str, ...], ...], tuple[str, ...], tuple[int, ...], s
 """A `Bound` einsum as plain data."""
 
 
-class Kernel(Listed):
+class Kernel(Compiled):
     """A compiled einsum; call it with the dense operands, in the equation's order.
 
     A kernel of one sparse operand has its values packed, and packs them again at a call where torch's count of versions
@@ -172,31 +171,11 @@ class Kernel(Listed):
         return self.operands[0]
 
     @property
-    def steps(self) -> Sequence[Any]:
-        """The contractions that it is made of, in order; of one sparse operand there is one `Step`."""
-        return self.contraction.steps
-
-    @property
     def step(self) -> Any:
         """The only step; PlanError of a kernel that takes another number of them, which are `steps`."""
         if len(self.steps) != 1:
             raise PlanError(f'"{self.equation}" takes {len(self.steps)} steps: see .steps')
         return self.steps[0]
-
-    @property
-    def plan(self) -> Any:
-        """How it runs; given as ``plan=``, it makes the same kernel of the same operands."""
-        return self.contraction.plan
-
-    @property
-    def backend(self) -> str:
-        """The backend that programs are generated for: ``triton`` or ``torch``."""
-        return self.contraction.backend
-
-    @property
-    def programs(self) -> tuple[TileProgram, ...]:
-        """The tile programs of all steps, one a part; torch's own products have none."""
-        return tuple(program for step in self.steps for program in step.programs)
 
     @property
     def pattern(self) -> Pattern | None:
@@ -211,10 +190,6 @@ class Kernel(Listed):
     def ptx(self, target: str = "sm_90") -> str:
         """The assembly for a named target (``sm_80``, ``sm_90``, ``sm_100``, ``gfx942``, …); needs no GPU."""
         return self.contraction.ptx(target)
-
-    def explain(self) -> Any:
-        """Parts or steps, costs, and why this plan: prints as a table; ``to_dict()`` gives the same as data."""
-        return self.contraction.explain()
 
     def __repr__(self) -> str:
         where = self.path.name if len(self.operands) == 1 else f"{self.nnz:,} nonzeros"

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from sparsetc.contraction.autograd import in_batches
 from sparsetc.contraction.dense import converted, promoted
 from sparsetc.contraction.guard import evaluate
+from sparsetc.contraction.output import Result
 from sparsetc.errors import ShapeError, TransformError
 from sparsetc.ir.contraction_tree import Dot, Factor, Multiply, Sum
 from sparsetc.ir.equation.parse import parse_arguments
@@ -30,7 +31,7 @@ from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 if TYPE_CHECKING:
-    from sparsetc.contraction.base import Contraction, Result
+    from sparsetc.contraction.base import Contraction
 
 _numbers = itertools.count()
 _known: weakref.WeakValueDictionary[str, Contraction] = weakref.WeakValueDictionary()
@@ -61,7 +62,7 @@ def _of(key: str) -> tuple[Contraction, list[Pattern]]:
             f"the graph was traced with the kernel {key!r}, which this process has no more; keep the kernel, or the "
             "tensor that einsum was called with, and trace again"
         )
-    return made, [ref() or made.bare(n) for n, (ref, _) in enumerate(_patterns[made])]
+    return made, [ref() or bare for bare, (ref, _) in zip(made.bare, _patterns[made], strict=True)]
 
 
 # -- operators --------------------------------------------------------------------------------------------------------

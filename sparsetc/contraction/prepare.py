@@ -21,7 +21,7 @@ from sparsetc.codegen.launch import (
     source_name,
     stored_dtype,
 )
-from sparsetc.contraction.canonical import Canonical, canonicalise
+from sparsetc.contraction.canonical import Canonical, Operands, canonicalise
 from sparsetc.contraction.output import Output, output_of
 from sparsetc.device.targets import machine_of
 from sparsetc.errors import PlanError
@@ -84,14 +84,7 @@ class Preparation:
     settings: Options
 
     @classmethod
-    def of(
-        cls,
-        bound: Bound,
-        operands: Sequence[SparseTensor | torch.Tensor],
-        settings: Options,
-        form: str,
-        repeated: bool = False,
-    ) -> Preparation:
+    def of(cls, bound: Bound, operands: Operands, settings: Options, form: str, repeated: bool = False) -> Preparation:
         """The canonical einsum and the problem of planning it; arguments as of `Step`.
 
         Raises:

@@ -21,8 +21,8 @@ import torch
 
 from sparsetc.codegen.launch import Values, accumulator
 from sparsetc.contraction import dense as tables
-from sparsetc.contraction.base import Contraction, Operand, Patterns, Tensors
-from sparsetc.contraction.canonical import dense_of_call
+from sparsetc.contraction.base import Contraction
+from sparsetc.contraction.canonical import Operands, Patterns, Tensors, dense_of_call, stand_ins
 from sparsetc.contraction.output import is_sparse
 from sparsetc.contraction.pair_step import PairStep
 from sparsetc.contraction.step import Step
@@ -132,7 +132,7 @@ def of_step(settings: Options, number: int, steps: int) -> Options:
 class Several(Contraction):
     """A contraction of several sparse operands."""
 
-    def __init__(self, bound: Bound, operands: Sequence[Operand], settings: Options, form: str) -> None:
+    def __init__(self, bound: Bound, operands: Operands, settings: Options, form: str) -> None:
         e = bound.einsum
         check_pairs(settings.plan, e.indices)  # refused at once where it is not known
         super().__init__(bound, operands, settings, form)
@@ -205,8 +205,7 @@ class Several(Contraction):
         bound = Bound.of(Einsum(inputs, output, (position,), equation), self.bound.by_index)
         if settings.plan.is_request:  # one for pairs
             settings = with_settings(settings, {"plan": AUTO})
-        operands = [sparse if n == position else self._like.expand(bound.shape(n)) for n in range(2)]
-        step = Step(bound, operands, settings, "sparse" if kept else "dense")
+        step = Step(bound, stand_ins(bound, [sparse], self._like), settings, "sparse" if kept else "dense")
         result = ChainOperand(output, None, not kept and not step.canonical.coords.shape[1])
         if step.output.pattern is not None:
             found = self._on(step.output.pattern, *step.output.width_shape).expand_dense()

@@ -17,6 +17,7 @@ import torch
 from sparsetc.codegen import magnitudes
 from sparsetc.codegen.launch import InHalves, TritonPrograms, Values, accumulator
 from sparsetc.contraction.autograd import apply, followed
+from sparsetc.contraction.canonical import Operands, stand_ins
 from sparsetc.contraction.dense import resolved
 from sparsetc.contraction.gradients import At, Rule
 from sparsetc.contraction.guard import Guard, finite, fit_for_halves
@@ -50,7 +51,7 @@ class Step(Listed):
     def __init__(
         self,
         bound: Bound,
-        operands: Sequence[SparseTensor | torch.Tensor],
+        operands: Operands,
         settings: Options,
         form: str,
         repeated: bool = False,
@@ -237,17 +238,11 @@ class Step(Listed):
             with lasting():
                 bound, changes = (changed or INSTEAD[why])(self)
                 settings = with_settings(self.settings, changes)
-                found = Step(bound, self._stand_ins(bound), settings, self.form, plain_sum=self._plain_sum)
+                like = torch.empty((), dtype=self.dtype, device=self.canonical.device)
+                operands = stand_ins(bound, [self._x], like)
+                found = Step(bound, operands, settings, self.form, plain_sum=self._plain_sum)
             self._others[why] = found
         return found
-
-    def _stand_ins(self, bound: Bound) -> list[SparseTensor | torch.Tensor]:
-        """Operands of an einsum of the same sparse operand: dense ones are of its shapes, and of no memory."""
-        like = torch.empty((), dtype=self.dtype, device=self.canonical.device)
-        return [
-            self._x if p in bound.einsum.sparse else like.expand(bound.shape(p))
-            for p in range(len(bound.einsum.inputs))
-        ]
 
     # -- gradients and batches --------------------------------------------------------------------------------------
     def batched(self, size: int, which: Sequence[bool]) -> Step:
