@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.canonical import Operands, Patterns, Tensors, check_operand
+from sparsetc.contraction.canonical import Operands, Patterns, check_operand
+from sparsetc.contraction.dense import Tensors
 from sparsetc.contraction.guard import IntegerSums
 from sparsetc.contraction.output import check_form
 from sparsetc.ir.equation.einsum import Bound

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from sparsetc.contraction import dense as tables
+from sparsetc.contraction.dense import Tensors
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.equation.rewrite import Reduction, dense_subexpressions
@@ -27,7 +28,6 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 
 Operands = Sequence[SparseTensor | torch.Tensor]
 Patterns = Sequence[Pattern]
-Tensors = Sequence[torch.Tensor]
 
 
 @dataclass(frozen=True)

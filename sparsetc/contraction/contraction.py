@@ -15,8 +15,8 @@ import torch
 
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.base import Contraction
-from sparsetc.contraction.canonical import Operands, Patterns, Tensors, dense_of_call
-from sparsetc.contraction.dense import repeated_dims
+from sparsetc.contraction.canonical import Operands, Patterns, dense_of_call
+from sparsetc.contraction.dense import Tensors, repeated_dims
 from sparsetc.contraction.entries import Entries, by_nonzeros
 from sparsetc.contraction.output import Output, Result, without_zeros
 from sparsetc.contraction.prepare import Preparation, in_place

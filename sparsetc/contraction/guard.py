@@ -17,7 +17,8 @@ import torch
 
 from sparsetc.codegen import magnitudes
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.canonical import Patterns, Tensors, dense_of_call, stand_ins
+from sparsetc.contraction.canonical import Patterns, dense_of_call, stand_ins
+from sparsetc.contraction.dense import Tensors
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.halves import may_be_split
 from sparsetc.tensor.pattern import lasting, transforming

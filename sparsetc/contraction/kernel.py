@@ -16,6 +16,7 @@ import torch
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.base import Compiled, Contraction
 from sparsetc.contraction.contraction import wrap
+from sparsetc.contraction.dense import Tensors
 from sparsetc.contraction.guard import evaluate
 from sparsetc.contraction.output import Result
 from sparsetc.errors import DtypeError, PlanError, ShapeError
@@ -112,7 +113,7 @@ class Kernel(Compiled):
         """
         return self._with(self._given(values))
 
-    def _with(self, values: Sequence[torch.Tensor]) -> Kernel:
+    def _with(self, values: Tensors) -> Kernel:
         pairs = zip(self.operands, values, strict=True)
         return self.on([o if o._values is v else SparseTensor._make(o._pattern, v) for o, v in pairs])
 

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sparsetc.contraction.autograd import in_batches
-from sparsetc.contraction.dense import converted, promoted
+from sparsetc.contraction.dense import Tensors, converted, promoted
 from sparsetc.contraction.guard import evaluate
 from sparsetc.contraction.output import Result
 from sparsetc.errors import ShapeError, TransformError
@@ -72,7 +72,7 @@ _library.define("contract(str kernel, Tensor[] values, Tensor[] dense) -> Tensor
 _library.define("gradient(str kernel, int operand, Tensor[] values, Tensor[] dense, Tensor upstream) -> Tensor")
 
 
-def _running(key: str, values: Sequence[torch.Tensor]) -> tuple[Contraction, list[Pattern]]:
+def _running(key: str, values: Tensors) -> tuple[Contraction, list[Pattern]]:
     """A contraction and its patterns, of which the values are: kernels read them without a look at their size."""
     made, patterns = _of(key)
     expected = [(tuple(shape), made.dtype, made.device) for _, shape in _patterns[made]]
@@ -125,7 +125,7 @@ def _check_tangents(tensor: torch.Tensor) -> None:
         raise TransformError("forward mode cannot look into this compiled graph; call the function eagerly") from None
 
 
-def _fresh(found: torch.Tensor, given: Sequence[torch.Tensor]) -> torch.Tensor:
+def _fresh(found: torch.Tensor, given: Tensors) -> torch.Tensor:
     """A result with memory of its own, as the rules for operators' shapes promise."""
     memory = found.untyped_storage().data_ptr()
     shared = any(t.untyped_storage().data_ptr() == memory for t in given)
@@ -223,8 +223,8 @@ def traced(
     opaque: Callable[..., Result],
     made: Contraction,
     patterns: Sequence[Pattern],
-    values: Sequence[torch.Tensor],
-    dense: Sequence[torch.Tensor],
+    values: Tensors,
+    dense: Tensors,
     drop_zeros: bool,
 ) -> Result:
     """A kernel's call as a node of the graph that is being traced; where it cannot be one, the graph breaks here."""

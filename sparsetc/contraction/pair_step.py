@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from sparsetc.codegen.split_float16 import EXACT, INFINITE
-from sparsetc.contraction.autograd import apply, one_by_one
-from sparsetc.contraction.dense import resolved
+from sparsetc.contraction.autograd import Multilinear, apply
+from sparsetc.contraction.dense import Tensors, resolved
 from sparsetc.contraction.guard import finite
 from sparsetc.explain import PairReport, in_microseconds
 from sparsetc.ir.plan import Plan, requested
@@ -172,27 +172,21 @@ class PairStep(Listed):
 
 
 @dataclass(frozen=True)
-class TaskProduct:
+class TaskProduct(Multilinear):
     """`PairStep.product` as a function of two tensors: an einsum over tasks, as its gradients are in other roles."""
 
     step: PairStep
     role: str
 
-    def rows(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    def rows(self, tensors: Tensors) -> torch.Tensor:
         """The sums over tasks, (entries,) of the tensor that is summed for."""
         return self.step.product(self.role, *tensors)
 
-    def of_any(self) -> TaskProduct:
-        """The function itself, which has nothing prepared."""
-        return self
-
-    def gradients(
-        self, wanted: Sequence[bool], tensors: Sequence[torch.Tensor], upstream: torch.Tensor
-    ) -> list[torch.Tensor | None]:
+    def gradients(self, wanted: Sequence[bool], tensors: Tensors, upstream: torch.Tensor) -> list[torch.Tensor | None]:
         """The gradient for each of both factors where it is wanted."""
         return [self.gradient(n, tensors, upstream) if w else None for n, w in enumerate(wanted)]
 
-    def gradient(self, n: int, tensors: Sequence[torch.Tensor], upstream: torch.Tensor) -> torch.Tensor:
+    def gradient(self, n: int, tensors: Tensors, upstream: torch.Tensor) -> torch.Tensor:
         """The einsum in which the operand and the result change places."""
         factors, role = EINSUMS[self.role], self.role
         other = tensors[1 - n]
@@ -200,10 +194,6 @@ class TaskProduct:
         wanted = next(r for r, letter in LETTER.items() if letter == factors[n])
         left, right = EINSUMS[wanted]
         return apply(TaskProduct(self.step, wanted), (given[left], given[right]))
-
-    def batched(self, tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> tuple[torch.Tensor, int]:
-        """The sums of a batch, one after the other."""
-        return one_by_one(self, tensors, dims)
 
 
 def _conjugate(t: torch.Tensor) -> torch.Tensor:

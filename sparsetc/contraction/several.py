@@ -1,9 +1,9 @@
 """Any number of operands, two or more of them sparse: contracted two at a time, in an order found once.
 
-In: a `Bound` einsum and its operands. Out: `Several`, a contraction of a `Chain`: links whose patterns are known, and a
-function from values and dense operands to a result. A pair of sparse operands is a `PairStep`. A sparse and a dense
-operand are a `Step` like any other: so a dense operand is contracted into a sparse one, or applied to a product of
-sparse ones, whichever is expected to make fewer tasks. Two dense operands are torch's.
+In: a `Bound` einsum and its operands. Out: `Several`, a chain of links whose patterns are all known. A pair of sparse
+operands is a `PairStep`. A sparse and a dense operand are a `Step` like any other: so a dense operand is contracted
+into a sparse one, or applied to a product of sparse ones, whichever is expected to make fewer tasks. Two dense operands
+are torch's.
 
 Every intermediate that keeps a mode of a sparse operand is sparse. A mode that only a dense operand has gets
 coordinates like the others. The pattern of the result does not depend on values, so a call computes values only.
@@ -22,7 +22,8 @@ import torch
 from sparsetc.codegen.launch import Values, accumulator
 from sparsetc.contraction import dense as tables
 from sparsetc.contraction.base import Contraction
-from sparsetc.contraction.canonical import Operands, Patterns, Tensors, dense_of_call, stand_ins
+from sparsetc.contraction.canonical import Operands, Patterns, dense_of_call, stand_ins
+from sparsetc.contraction.dense import Tensors
 from sparsetc.contraction.output import is_sparse
 from sparsetc.contraction.pair_step import PairStep
 from sparsetc.contraction.step import Step

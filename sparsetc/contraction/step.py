@@ -18,7 +18,7 @@ from sparsetc.codegen import magnitudes
 from sparsetc.codegen.launch import InHalves, TritonPrograms, Values, accumulator
 from sparsetc.contraction.autograd import apply, followed
 from sparsetc.contraction.canonical import Operands, stand_ins
-from sparsetc.contraction.dense import resolved
+from sparsetc.contraction.dense import Tensors, resolved
 from sparsetc.contraction.gradients import At, Rule
 from sparsetc.contraction.guard import Guard, finite, fit_for_halves
 from sparsetc.contraction.prepare import Preparation, in_place
@@ -177,7 +177,7 @@ class Step(Listed):
 
     # -- calls ------------------------------------------------------------------------------------------------------
     def __call__(
-        self, pattern: Pattern, values: torch.Tensor | None, dense: Sequence[torch.Tensor], packed: Values | None = None
+        self, pattern: Pattern, values: torch.Tensor | None, dense: Tensors, packed: Values | None = None
     ) -> torch.Tensor:
         """(rows, *dense sizes) of values and dense operands; differentiable.
 
@@ -200,9 +200,7 @@ class Step(Listed):
         at = At(self, pattern, values is None, packed)
         return apply(at, expanded if values is None else [values, *expanded])
 
-    def rows(
-        self, values: torch.Tensor | None, dense: Sequence[torch.Tensor], packed: Values | None = None
-    ) -> torch.Tensor:
+    def rows(self, values: torch.Tensor | None, dense: Tensors, packed: Values | None = None) -> torch.Tensor:
         """The result as (rows, *dense sizes), of the dense operands of the narrow einsum, outside autograd."""
         device, ordered = self.canonical.device, self.settings.deterministic and self.backend == "torch"
         if not ordered and not torch.is_autocast_enabled(device.type):
@@ -210,7 +208,7 @@ class Step(Listed):
         with without_autocast(device), in_order(ordered):
             return self._rows(values, dense, packed)
 
-    def _rows(self, values: torch.Tensor | None, dense: Sequence[torch.Tensor], packed: Values | None) -> torch.Tensor:
+    def _rows(self, values: torch.Tensor | None, dense: Tensors, packed: Values | None) -> torch.Tensor:
         run = self.executable
         if self._empty:
             return torch.zeros(run.shape, dtype=self.result_dtype, device=self.canonical.device)
@@ -306,12 +304,7 @@ class Step(Listed):
             return Pattern(torch.cat([slot.unsqueeze(0), coords]), (self.output.rows, *x.shape), x.is_coalesced)
 
     def gradient(
-        self,
-        pattern: Pattern,
-        operand: int,
-        values: torch.Tensor | None,
-        dense: Sequence[torch.Tensor],
-        upstream: torch.Tensor,
+        self, pattern: Pattern, operand: int, values: torch.Tensor | None, dense: Tensors, upstream: torch.Tensor
     ) -> torch.Tensor:
         """The gradient for the values (`operand` 0), or for a dense operand as it was given; outside autograd."""
         own = self.canonical.settled(dense)
