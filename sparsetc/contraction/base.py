@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from math import prod
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from sparsetc.contraction.canonical import Operands, Patterns, check_operand
 from sparsetc.contraction.dense import Tensors
 from sparsetc.contraction.guard import IntegerSums
 from sparsetc.contraction.output import check_form
+from sparsetc.explain import Explanation, StepReport, device_name
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.options import Options
@@ -28,7 +30,7 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
 class Compiled(Listed):
-    """What follows for a user to look at from what is run, steps or contractions: the `inner` ones."""
+    """What a user may look at, derived from what is run: `inner`, steps or contractions, in order."""
 
     @property
     def steps(self) -> Sequence[Any]:
@@ -96,6 +98,14 @@ class Contraction(Compiled, ABC):
         """What finds sums of integers that pass 64 bits; None where none can."""
         self.bare = [x.pattern.bare() for x in given]
         """The patterns of the sparse operands, with nothing kept."""
+
+    def _explained(
+        self, profile: str, measured: tuple[str, ...], steps: Sequence[StepReport], pattern: Pattern | None
+    ) -> Explanation:
+        """The explanation of several steps, whose times a profile predicts; a sparse result has a pattern."""
+        plan, entries = self.plan, prod(self.shape) if pattern is None else pattern.nnz
+        about = self.bound.einsum.text, plan.name, plan.reason, self.backend, device_name(self.device)
+        return Explanation(*about, profile, measured, tuple(steps), entries)
 
     @abstractmethod
     def pattern_on(self, patterns: Patterns) -> Pattern | None:

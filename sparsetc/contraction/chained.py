@@ -8,7 +8,6 @@ So nothing is expanded, and dense operands join the last of the pairs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 import torch
 
@@ -19,7 +18,7 @@ from sparsetc.contraction.contraction import contraction
 from sparsetc.contraction.dense import Tensors
 from sparsetc.contraction.output import is_sparse
 from sparsetc.contraction.several import of_step, sparse_order
-from sparsetc.explain import Explanation, device_name
+from sparsetc.explain import Explanation
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.plan import Plan
 from sparsetc.options import Options
@@ -126,10 +125,5 @@ class Chained(Contraction):
 
     def explain(self) -> Explanation:
         """The steps, one after the other."""
-        plan, one = self.plan, self.first.explain()
-        pattern = self.pattern_on(self.bare)
-        return Explanation(
-            *(self.bound.einsum.text, plan.name, plan.reason, self.backend, device_name(self.device)),
-            *(one.profile, one.measured, tuple(step.report() for step in self.steps)),
-            prod(self.shape) if pattern is None else pattern.nnz,
-        )
+        one, reports = self.first.explain(), [step.report() for step in self.steps]
+        return self._explained(one.profile, one.measured, reports, self.pattern_on(self.bare))

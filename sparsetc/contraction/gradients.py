@@ -31,7 +31,6 @@ class Rule:
     """How the gradient for one operand of a step's raw einsum is computed: by another einsum."""
 
     gradient: Gradient
-    text: str
     of_values: bool
     dense: tuple[int, ...]
     """Dense inputs of that einsum: dense operands of the step by number, or `UPSTREAM`."""
@@ -48,7 +47,7 @@ class Rule:
         dense = tuple(numbers[s] for s in g.sources if s in numbers)
         sizes = tuple(step.canonical.narrow.by_index[c] for c in dict.fromkeys(g.target)) if operand in e.dense else ()
         source = step.slot_source if step.output.sparse else step.canonical.source
-        return cls(g, str(g.einsum), operand in e.sparse, dense, sizes, source)
+        return cls(g, operand in e.sparse, dense, sizes, source)
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ class At(Multilinear):
             given, e = iter(dense), rule.gradient.einsum
             operands = [x if p in e.sparse else next(given) for p in range(len(e.inputs))]
             form = "sparse" if rule.of_values else "dense"
-            (made,) = compiled(rule.text, operands, self.step.derived, form).steps
+            (made,) = compiled(str(e), operands, self.step.derived, form).steps
             found = pattern.cache.put(key, made)
         return found  # type: ignore[no-any-return]
 

@@ -1,8 +1,9 @@
-"""What a step may take, found by looking at operands, once for each that changed; and results refused where it is not.
+"""Which operands a step may take, found by looking at them once for each that changed; and sums that did not fit.
 
 In: dense operands, or values, as the caller has them, and the tables that kernels read. Out: a verdict, for which the
 GPU is waited for once: no infinities, values fit for halves. Programs make integers modulo 2**64, so a result does not
-tell if it wrapped. Where the largest magnitudes of the operands leave it open, the same einsum in float64 tells.
+tell if it wrapped. Where the largest magnitudes of the operands leave it open, the same einsum in float64 tells, and
+the result is refused.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from sparsetc.contraction.pair_step import PairStep
 from sparsetc.contraction.step import Step
 from sparsetc.device.lookup import of_backend
 from sparsetc.errors import PlanError
-from sparsetc.explain import Explanation, StepReport, device_name
+from sparsetc.explain import Explanation, StepReport
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.plan import AUTO, Plan, requested
 from sparsetc.options import Options, with_settings
@@ -116,15 +116,6 @@ def sparse_order(
     return [(min(pair), max(pair)) for pair in path]
 
 
-def _kept(chosen: Sequence[ChainOperand], rest: Sequence[ChainOperand], output: tuple[str, ...]) -> tuple[str, ...]:
-    """Letters of a result: in the order of the output for the last link, of the operands for those before."""
-    own = dict.fromkeys(c for t in chosen for c in t.letters)
-    if not rest:
-        return output
-    needed = set(output).union(*(t.letters for t in rest))
-    return tuple(c for c in own if c in needed)
-
-
 def of_step(settings: Options, number: int, steps: int) -> Options:
     """The settings of one contraction of several: those given, with its own plan where the plan has one for each."""
     return with_settings(settings, {"plan": requested(settings.plan).of_step(number, steps)})
@@ -174,7 +165,7 @@ class Several(Contraction):
         self.empty = self.empty or (last is not None and last.nnz == 0)
 
     def _on(self, pattern: Pattern, *width: int) -> SparseTensor:
-        """A tensor of a pattern to compile for, with values of any dtype that sums are made in."""
+        """A tensor of a pattern, to compile for."""
         return SparseTensor._make(pattern, self._like.expand(pattern.nnz, *width))
 
     def _link(
@@ -307,12 +298,7 @@ class Several(Contraction):
 
     def explain(self) -> Explanation:
         """The steps of the chain: how much matches, the paths and their expected times."""
-        plan, own = self.plan, self.steps
-        profile = self.inner[0].problem.profile if self.inner else of_backend(own[0].backend) if own else None
-        return Explanation(
-            *(self.bound.einsum.text, plan.name, plan.reason, self.backend, device_name(self.device)),
-            profile.describe() if profile else "",
-            profile.measured if profile else (),
-            tuple(step.report() for step in self.links),
-            prod(self.shape) if self.pattern is None else self.pattern.nnz,
-        )
+        steps = self.steps
+        profile = self.pairs[0].problem.profile if self.pairs else of_backend(steps[0].backend) if steps else None
+        about = (profile.describe(), profile.measured) if profile else ("", ())
+        return self._explained(*about, [link.report() for link in self.links], self.pattern)

@@ -92,7 +92,6 @@ class Step(Listed):
         self._value_keys = [
             (p.packed.token, made.stored_dtype(p.program), p.program.view.values.halves) for p in self.parts
         ]
-        self._wide = accumulator(x.dtype) if self.backend == "torch" else x.dtype
         sizes = (x.nnz, *self.executable.shape, *(n for _, n in self.canonical.bound.sizes))
         self._empty = 0 in sizes
         """Whether there is nothing to sum."""
@@ -149,7 +148,7 @@ class Step(Listed):
         """(nnz,) values as the parts store them, or as some of them do, by number."""
         numbers = range(len(self.parts)) if parts is None else parts
         own = resolved(values.detach() if values.requires_grad else values)
-        own = own if own.dtype == self._wide else own.to(self._wide)
+        own = own.to(accumulator(self.dtype) if self.backend == "torch" else self.dtype)
         with without_autocast(own.device):
             halves = None
             if any(self._value_keys[n][2] for n in numbers):

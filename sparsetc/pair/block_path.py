@@ -28,6 +28,7 @@ from sparsetc.pair.blocking import WHOLE, Bitmaps, BlockPairList, BlockWork, Buf
 from sparsetc.pair.join import add_up
 from sparsetc.pair.problem import PairMethod, PairProblem, storages_of
 from sparsetc.pair.symbolic import TASK_BYTES, picked
+from sparsetc.runtime.executable import Listed
 from sparsetc.support.cached import cached_property
 from sparsetc.tensor.numbering import sorted_keys
 
@@ -47,11 +48,7 @@ class Read:
     """(n,) the entries of the result at these positions; None when they are all entries, in order."""
 
 
-Made = tuple[int, int, torch.Tensor]
-"""The first block of the result, the end, and the blocks, dense."""
-
-
-class BlockPath:
+class BlockPath(Listed):
     """The path of pairs of blocks: list of pairs, programs, and where results stand in their blocks."""
 
     def __init__(self, p: PairProblem, bitmaps: Bitmaps) -> None:
@@ -65,16 +62,14 @@ class BlockPath:
             )
         what = f"the task list of {p.equation}, {blocking.pairs.tasks:,} pairs of blocks,"
         budget.require(blocking.pairs.tasks * TASK_BYTES, what)
-        width = p.width
-        self.tasks = BlockPairList.of(blocking, r * c * width, budget.limit)
+        self.tasks = BlockPairList.of(blocking, r * c * p.width, budget.limit)
         halves = blocking.in_halves(p.dtype, p.backend, p.precision, bitmaps)
         self.launch_of_halves = self._launch_of(p.backend, halves=True) if halves else None
         first = self.launch_of_halves or self.launch
-        self.program, self.source, self.path = first.program, first.source, first.path
-        self.programs = (first.program,)
+        self.inner, self.program = (first,), first.program
         stored = zip(blocking.elements, self.program.view.pairs, strict=True)
         whole = sum(elements for elements, tiles in stored if not tiles.bitmap)
-        budget.require(whole * width, f"the blocks of {p.equation}")
+        budget.require(whole * p.width, f"the blocks of {p.equation}")
 
     # -- programs ---------------------------------------------------------------------------------------------------
     @cached_property
@@ -126,18 +121,14 @@ class BlockPath:
         made = self._products(launch, x, y)
         r, c, _ = self.blocking.extents
         if len(self._buffers) == 1 and m.rows * m.columns <= SPREAD * self.tasks.blocks * r * c:
-            ((_, _, blocks),) = made
+            (blocks,) = made
             return self._unfolded(blocks.view(-1))
         return self._sorted(made)
 
     def _unfolded(self, made: torch.Tensor) -> torch.Tensor:
         """(nnz,) the places where the unfolded result takes hardly more than its blocks, found without sorting."""
-        (r, c, _), (row, column), tasks, columns = (
-            self.blocking.extents,
-            self._lines,
-            self.tasks,
-            self.blocking.pairs.columns,
-        )
+        (r, c, _), (row, column), tasks = self.blocking.extents, self._lines, self.tasks
+        columns = self.blocking.pairs.columns
         narrow = index_dtype(made.numel())
         block = torch.full((self.blocking.pairs.rows * columns,), -1, dtype=narrow, device=row.device)
         block.index_copy_(0, tasks.places, torch.arange(tasks.blocks, dtype=narrow, device=row.device))
@@ -153,14 +144,14 @@ class BlockPath:
         self._reads = [Read(at.index_select(0, places), None)]
         return places
 
-    def _sorted(self, made: Iterable[tuple[int, int, torch.Tensor]]) -> torch.Tensor:
+    def _sorted(self, made: Iterable[torch.Tensor]) -> torch.Tensor:
         """(nnz,) the places in any number of buffers, found among blocks and sorted."""
         r, c, _ = self.blocking.extents
         found, total = [self.blocking.join.x_key[:0]], 0
-        for start, stop, blocks in made:
-            at = torch.nonzero(blocks.view(-1)).flatten() + start * r * c
+        for b, blocks in zip(self._buffers, made, strict=True):
+            at = torch.nonzero(blocks.view(-1)).flatten() + b.start * r * c
             total += at.numel()
-            self.budget.check(total, least=stop < self.tasks.blocks)
+            self.budget.check(total, least=b.stop < self.tasks.blocks)
             found.append(at)
         at = torch.cat(found)
         places, order = sorted_keys(self._place_of(at), self.blocking.join.rows * self.blocking.join.columns)
@@ -242,19 +233,19 @@ class BlockPath:
             self._room.append(halves)
         return found
 
-    def _read(self, made: Iterator[Made]) -> torch.Tensor:
+    def _read(self, made: Iterator[torch.Tensor]) -> torch.Tensor:
         """(nnz,) the results, read from the blocks."""
         if len(self._reads) == 1 and self._reads[0].slot is None:
-            ((_, _, blocks),) = made
+            (blocks,) = made
             return blocks.view(-1).index_select(0, self._reads[0].at)
         dtype = accumulator(self.dtype)
         out = torch.empty(sum(read.at.numel() for read in self._reads), dtype=dtype, device=self.budget.device)
-        for (_, _, blocks), read in zip(made, self._reads, strict=True):
+        for blocks, read in zip(made, self._reads, strict=True):
             assert read.slot is not None
             out.index_copy_(0, read.slot, blocks.view(-1).index_select(0, read.at))
         return out
 
-    def _made(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None) -> Iterator[Made]:
+    def _made(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None) -> Iterator[torch.Tensor]:
         """Blocks of the result, made of the values of all entries or of their halves."""
         if halves is not None:
             assert self.launch_of_halves is not None
@@ -265,7 +256,7 @@ class BlockPath:
         dtype = self.dtype if isinstance(self.launch, TritonPairs) else accumulator(self.dtype)
         return self._products(self.launch, picked(x, m.x_matched).to(dtype), picked(y, m.y_matched).to(dtype))
 
-    def _products(self, launch: PairLaunch, x: torch.Tensor, y: torch.Tensor) -> Iterator[Made]:
+    def _products(self, launch: PairLaunch, x: torch.Tensor, y: torch.Tensor) -> Iterator[torch.Tensor]:
         """Blocks of the result, made of the values of the matched entries as they are."""
         operands = zip((self.blocking.x, self.blocking.y), launch.program.view.pairs, (x, y), strict=True)
         arrays = [
@@ -275,13 +266,13 @@ class BlockPath:
         ]
         return self._multiplied(launch, [arrays] * len(self._buffers))
 
-    def _multiplied(self, launch: PairLaunch, arrays: list[list[torch.Tensor]]) -> Iterator[Made]:
+    def _multiplied(self, launch: PairLaunch, arrays: list[list[torch.Tensor]]) -> Iterator[torch.Tensor]:
         """Blocks of the result, some at a time; `arrays` has those of each buffer, without the list of pairs."""
         for b, own in zip(self._buffers, arrays, strict=True):
             made = launch([b.ptr, self.tasks.x, self.tasks.y, *own], (b.first, b.last))
             if b.owner is not None:
                 made = add_up(made, b.owner, b.stop - b.start, self.budget.settings.deterministic)
-            yield b.start, b.stop, made
+            yield made
 
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
@@ -296,8 +287,6 @@ class BlockPath:
 
 WORD = 32
 """Bits of a word of a bitmap."""
-
-
 BLOCK_LAUNCHES = 6
 """Calls that the path takes: values gathered, or scattered to zeros, the kernel, the result read."""
 

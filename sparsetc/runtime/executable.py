@@ -47,7 +47,7 @@ class BoundPrograms:
 
 
 class Listed:
-    """What runs the generated programs of others, its `inner`, in order."""
+    """Programs, source, file and assembly, derived from what is run: `inner`, whatever has these, in order."""
 
     inner: Sequence[Any]
 
