@@ -5,7 +5,7 @@
         values  [ v v v | v v | …      in the order of the set bits
 
 Blocks are in lexicographic order, so words are too. Where a block's values begin is not stored: it is the number of
-bits set in the bitmaps before. The format is read by contractions of two sparse operands (`sparsetc.pair.blocks`).
+bits set in the bitmaps before. The format is read by contractions of two sparse operands (`sparsetc.pair.blocking`).
 """
 
 from __future__ import annotations
