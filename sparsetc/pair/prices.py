@@ -6,7 +6,7 @@ In: counts that are known before any task is made, and a device's profile. Out: 
 from __future__ import annotations
 
 from sparsetc.device.profile import DeviceProfile
-from sparsetc.ir.program.counting import cost
+from sparsetc.ir.program.product_cost import cost_of
 from sparsetc.ir.program.statistics import Statistics
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.pair.blocking import BlockWork
@@ -40,7 +40,7 @@ def dense_seconds(sizes: UnfoldedSizes, width: int, precision: str, profile: Dev
 def block_seconds(work: BlockWork, program: TileProgram, width: int, precision: str, profile: DeviceProfile) -> float:
     """Seconds of pairs of blocks: scatter, multiply, gather."""
     counts = Statistics(work.made, work.pairs, sum(work.elements), work.nnz, width)
-    moved, read, flops = cost(program).work(counts, profile)
+    moved, read, flops = cost_of(program).work(counts, profile)
     far = sum(work.elements) * width > profile.near_bytes
     read_rate = profile.far_blocks if far else profile.near_blocks
     rate = profile.block_dot.get(program.precision, profile.block_dot[precision])

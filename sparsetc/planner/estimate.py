@@ -11,7 +11,7 @@ from sparsetc.errors import PlanError
 from sparsetc.formats import get_format
 from sparsetc.ir.lower import Target, scheduled
 from sparsetc.ir.plan import Part, Plan, in_bf16
-from sparsetc.ir.program.laws import UNCROWDED
+from sparsetc.ir.program.cost import UNCROWDED
 from sparsetc.ir.program.operands import dense_axes
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.choice import Estimate

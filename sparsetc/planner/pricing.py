@@ -16,8 +16,7 @@ from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, drafted
 from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.plan import Plan, Schedule
-from sparsetc.ir.program.cost import Cost
-from sparsetc.ir.program.laws import LISTED_BYTE
+from sparsetc.ir.program.cost import LISTED_BYTE, Cost
 from sparsetc.ir.program.product_cost import cost_of
 from sparsetc.ir.program.statistics import Statistics
 from sparsetc.partition import PARTITIONS

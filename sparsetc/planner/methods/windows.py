@@ -17,9 +17,8 @@ from sparsetc.errors import OutOfMemoryError, PlanError
 from sparsetc.formats.row_groups import Rows, Windowing
 from sparsetc.formats.windows import populations
 from sparsetc.ir.plan import DOTS, F16X3, Part, Plan, Schedule, Storage
-from sparsetc.ir.program.count import ZERO
 from sparsetc.ir.program.operands import MIN_DOT, dense_axes, named_operands
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.statistics import ZERO, Statistics
 from sparsetc.planner.candidate import CPU_ITEM_NNZ, Candidate
 from sparsetc.planner.estimate import in_order
 from sparsetc.planner.method import OperandMethod
