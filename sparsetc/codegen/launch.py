@@ -57,7 +57,7 @@ class InHalves(NamedTuple):
     low: torch.Tensor
     """(stored,) float16."""
     most: torch.Tensor
-    """(1,) float32, the largest magnitude of all values, which says how they were scaled (`ir.nest.halves`)."""
+    """(1,) float32, the largest magnitude of all values, which says how they were scaled (`ir.nest.values`)."""
 
 
 def each(values: Values) -> Sequence[torch.Tensor | None]:

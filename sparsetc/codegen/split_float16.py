@@ -2,7 +2,7 @@
 
 In: (nnz,) float32 values and their positions in whole tiles. Out: `Halves`, high and low. Of a row of an operand (a
 free position, whatever the tile) the largest magnitude says by which power of two, the row's scale, it is brought into
-the range of a float16 (`ir.nest.halves`). All 23 bits are there where a row's nonzeros are at least 2**-28 of its
+the range of a float16 (`ir.nest.values`). All 23 bits are there where a row's nonzeros are at least 2**-28 of its
 largest: below that bits are lost. The scales of two rows are multiplied to a sum one after the other; of magnitudes
 between 2**-80 and 2**80 neither step overflows for sums of fewer than 2**30 terms, nor leaves the normal numbers for a
 term. Of anything else the verdict is that halves are not exact enough, or that there is an infinity or a NaN.
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from sparsetc.codegen.magnitudes import TOP
-from sparsetc.ir.nest.halves import BIAS, HEAD, RANGE, exponents, halved, power
+from sparsetc.ir.nest.values import BIAS, HEAD, RANGE, exponents, halved, power
 
 SPREAD = 28
 """Exponent of two: how far below its row's largest a nonzero may be."""

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from sparsetc.codegen import split_float16 as rules
 from sparsetc.codegen.magnitudes_kernels import magnitude
-from sparsetc.ir.nest import halves
+from sparsetc.ir.nest import values as halves
 
 BLOCK, GROUP = tl.constexpr(rules.BLOCK), tl.constexpr(rules.GROUP)
 INFINITE_BITS = tl.constexpr(rules.INFINITE_BITS)

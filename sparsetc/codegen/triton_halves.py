@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sparsetc.codegen.triton_places import whole
-from sparsetc.ir.nest.halves import BIAS, HEAD, LOW
+from sparsetc.ir.nest.values import BIAS, HEAD, LOW
 from sparsetc.ir.plan import F16X3
 from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import Loop, Product, Scale, Tile, Value, walk

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from sparsetc.codegen import magnitudes
-from sparsetc.ir.nest.halves import may_be_split
+from sparsetc.ir.nest.values import may_be_split
 
 _SUMMED = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 """Dtypes whose sums would overflow where no element is infinite."""

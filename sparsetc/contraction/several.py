@@ -18,7 +18,7 @@ from sparsetc.contraction.canonical import dense_of_call
 from sparsetc.contraction.chain import Chain
 from sparsetc.contraction.pair_step import PairStep
 from sparsetc.contraction.step import Step
-from sparsetc.device.lookup import of_backend
+from sparsetc.device.record import of_backend
 from sparsetc.errors import PlanError
 from sparsetc.explain import Explanation, device_name
 from sparsetc.ir.equation.einsum import Bound

@@ -24,12 +24,12 @@ from sparsetc.contraction.gradients import At, Rule
 from sparsetc.contraction.looked import Looked, finite, fit_for_halves
 from sparsetc.contraction.output import Slotted
 from sparsetc.contraction.prepare import Preparation
-from sparsetc.device.lookup import of_backend
+from sparsetc.device.record import of_backend
 from sparsetc.device.targets import MACHINES, gpu
 from sparsetc.errors import EquationError, PlanError
 from sparsetc.explain import Explanation, OperandReport, device_name
 from sparsetc.ir.equation.einsum import Bound, Einsum
-from sparsetc.ir.nest.halves import scaled_halves
+from sparsetc.ir.nest.values import scaled_halves
 from sparsetc.ir.plan import without_halves
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.options import Options, with_settings

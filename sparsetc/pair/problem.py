@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from sparsetc.device.lookup import profile_of
 from sparsetc.device.profile import DeviceProfile
+from sparsetc.device.record import profile_of
 from sparsetc.ir.plan import SIDE, Part, Plan, Storage
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.pair.blocking import Bitmaps, Blocking

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from sparsetc.device.lookup import of_backend
 from sparsetc.device.profile import DeviceProfile, by_precision
+from sparsetc.device.record import of_backend
 from sparsetc.formats import get_format
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, drafted

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from sparsetc.formats.tiles import VOLUME, sides_of
-from sparsetc.ir.default_tree.groups import groups_of
+from sparsetc.ir.default_tree.by_groups import groups_of
 from sparsetc.ir.plan import Plan
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.method import Hybrid, OperandMethod
