@@ -31,7 +31,7 @@ from sparsetc.codegen.assembly import (
     text_of,
 )
 from sparsetc.codegen.header import header
-from sparsetc.codegen.torch_chunks import chunks, few
+from sparsetc.codegen.torch_rows import chunks, few
 from sparsetc.device.targets import MACHINES, portable
 from sparsetc.errors import PlanError
 from sparsetc.formats import Packed

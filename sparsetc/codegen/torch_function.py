@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from math import prod
 from string import ascii_letters
 
-from sparsetc.codegen.torch_reads import COUNTS, RANGES, Rows, TorchCoordinates, bags, value, weight_axes
+from sparsetc.codegen.torch_rows import COUNTS, RANGES, Rows, TorchCoordinates, bags, value, weight_axes
 from sparsetc.ir.program import names
 from sparsetc.ir.program.operands import tables
 from sparsetc.ir.program.tile import (

@@ -11,9 +11,8 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from sparsetc.codegen import triton_halves as halves
-from sparsetc.codegen import triton_results as results
 from sparsetc.codegen import triton_values as values
-from sparsetc.codegen.triton_places import sides_of
+from sparsetc.codegen.triton_layout import sides_of
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, WHOLE, Blocks, Each, Fibers, Run, Turns
 from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import DenseAxis, Loop, Product
@@ -21,7 +20,7 @@ from sparsetc.ir.program.tile import DenseAxis, Loop, Product
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sparsetc.codegen.triton_function import FunctionPrinter
+    from sparsetc.codegen.triton import FunctionPrinter
 
     Turn = Callable[[str, int], tuple[str, str]]
     """The position, and the condition that it holds something, of the copy with a suffix, so many steps ahead."""
@@ -48,7 +47,7 @@ def head(printer: FunctionPrinter) -> None:
     for axis in p.axes:
         _side(printer, axis) if axis.letter in p.letters else _dense(printer, axis)
     values.head(printer)
-    results.ahead(printer, ITEM)
+    values.ahead(printer, ITEM)
     _range(printer)
 
 
@@ -160,7 +159,7 @@ def _block(printer: FunctionPrinter, lanes: int) -> None:
     printer.put("full = tl.load(block_full + block)")
     printer.put(f"fiber = block * {lanes} + lane")
     printer.put("length = tl.load(lane_len + fiber)")
-    results.ahead(printer, LANE)
+    values.ahead(printer, LANE)
     printer.words[LANE].clear()
 
 
