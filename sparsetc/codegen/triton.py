@@ -24,7 +24,6 @@ from sparsetc.codegen.triton_bitmaps import COUNT, POPC
 from sparsetc.codegen.triton_layout import ADDRESS64, Layout, Term, TritonCoordinates, sides_of
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
 from sparsetc.ir.program import names
-from sparsetc.ir.program.flow import reads
 from sparsetc.ir.program.operands import tables, tables_of
 from sparsetc.ir.program.tile import (
     LANES,
@@ -39,6 +38,7 @@ from sparsetc.ir.program.tile import (
     TileProgram,
     Value,
     Zero,
+    reads,
 )
 from sparsetc.support.cached import cached_property
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from sparsetc.codegen.triton_layout import number, place, sides_of, widened
 from sparsetc.ir.program import names
-from sparsetc.ir.program.stored import Stored
+from sparsetc.ir.program.operands import Stored
 from sparsetc.ir.program.tile import Loop, Value
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from sparsetc.ir.nest.axes import LEAF
 from sparsetc.ir.nest.coordinates import AXIS_LEVEL, OPERATORS, Lookup, Writer
 from sparsetc.ir.nest.modes import word_bits
 from sparsetc.ir.program import names
-from sparsetc.ir.program.stored import Stored
+from sparsetc.ir.program.operands import Stored
 from sparsetc.ir.program.tile import LANES, Add, DenseAxis, Tile, TileProgram, Value
 from sparsetc.support.cached import cached_property
 

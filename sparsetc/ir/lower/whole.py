@@ -17,7 +17,7 @@ from sparsetc.ir.inner import Inner
 from sparsetc.ir.lower.contract import DataFlow
 from sparsetc.ir.lower.lowering import Lowering
 from sparsetc.ir.plan import Schedule
-from sparsetc.ir.program.stored import Stored, stored_of
+from sparsetc.ir.program.operands import Stored, stored_of
 from sparsetc.ir.program.tile import LANES, Gather, Product, Scale, Sum, Tile, Value
 
 

@@ -11,8 +11,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.nest.axes import ITEM
 from sparsetc.ir.plan import F16X3
 from sparsetc.ir.program import names
-from sparsetc.ir.program.flow import made, reads
-from sparsetc.ir.program.stored import Stored
+from sparsetc.ir.program.operands import Stored
 from sparsetc.ir.program.text import line
 from sparsetc.ir.program.tile import (
     LANES,
@@ -27,6 +26,8 @@ from sparsetc.ir.program.tile import (
     TileProgram,
     Value,
     Zero,
+    made,
+    reads,
 )
 
 MOST_ELEMENTS = 1 << 20
