@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.contraction_tree import Dot, Sum, Tree
+from sparsetc.ir.contraction_tree import Sum
 from sparsetc.ir.inner import Inner, X
 from sparsetc.ir.lower.check import verify_tree
-from sparsetc.ir.lower.contract import Contraction, DataFlow
+from sparsetc.ir.lower.contract import Contraction
 from sparsetc.ir.lower.halves import in_halves
 from sparsetc.ir.lower.place import place
-from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS, Axis, Turns
+from sparsetc.ir.nest.axes import ITEM, LEAF, Turns
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.program.tile import (
     Add,
@@ -26,6 +26,7 @@ from sparsetc.ir.program.tile import (
     Gather,
     Loop,
     Operand,
+    Product,
     Row,
     Scale,
     Slot,
@@ -37,14 +38,14 @@ from sparsetc.ir.program.tile import (
 from sparsetc.support.cached import cached_property
 
 
-class Lowering:
+class Lowering(Contraction):
     """One part's program in the making."""
 
     def __init__(self, inner: Inner, schedule: Schedule) -> None:
         """Raises `PlanError` where the schedule's tree is none of the einsum's."""
         assert schedule.tree is not None
-        self.inner, self.schedule, self.view = inner, schedule, inner.view
-        self.tree: Tree = schedule.tree
+        super().__init__(inner, schedule.tree)
+        self.schedule, self.view = schedule, inner.view
         self.dense = tuple(map(self._dense, inner.dense))
         self.operand = {o.name: self._operand(o) for o in inner.operands}
         self._check_rounded()
@@ -55,7 +56,7 @@ class Lowering:
         # The tiles of two operands are longer along a side than what is worth unrolling.
         unrolled, turned = len(inner.stored) == 1, (c for c in schedule.turns if c in inner.sides)
         turns = (Turns(c, size=inner.sides[c], take=self.take.get(c, 1), unrolled=unrolled) for c in turned)
-        self.around: tuple[Axis, ...] = (*self.view.loops, *turns)
+        self.around = (*self.view.loops, *turns)
         verify_tree(inner, schedule, self.around)
         self._check_order()
 
@@ -118,16 +119,10 @@ class Lowering:
 
     def contract(self) -> tuple[Tile, list[Statement]]:
         """What is to be added to the output, and the computations that make it."""
-        flow = self.flow()
-        made = Contraction(self.tree, flow, self.around, self.load, self.inner.level)
-        total = made.run([*map(self.decodes, range(len(LEVELS)))], (*self.inner.stored, *self.inner.operand))
-        for scale in [*map(flow.make, map(self.scale, self.inner.scaled))]:
-            total = flow.scale(total, scale)
-        return in_halves(total, flow.statements) if self.view.values.halves else (total, flow.statements)
-
-    def flow(self) -> DataFlow:
-        """Where computations go."""
-        return DataFlow(self.inner.dense, tuple(self.inner.sides))
+        total = self.run()
+        for scale in [self.make(self.scale(name)) for name in self.inner.scaled]:
+            total = self.make(Product(replace(total, folded=0), (total, scale)))
+        return in_halves(total, self.statements) if self.view.values.halves else (total, self.statements)
 
     # -- what is read -----------------------------------------------------------------------------------------------
     def load(self, factor: str) -> Value | Gather:
@@ -186,14 +181,12 @@ class Lowering:
     @cached_property
     def _sides(self) -> list[tuple[tuple[str, ...], str]]:
         """(what a dot sums, a side of it) of the sides that are factors."""
-        dots = [node for node in self.tree.nodes if isinstance(node, Dot)]
-        return [(dot.over, str(side)) for dot in dots for side in dot.parts]
+        return [(dot.over, str(side)) for dot in self.dots for side in dot.parts]
 
     @cached_property
     def contracted(self) -> tuple[str, ...]:
         """The letters of positions that dots sum, those of the first dot last."""
-        dots = [node.over for node in self.tree.nodes if isinstance(node, Dot)]
-        return tuple(c for over in reversed(dots) for c in self.inner.sides if c in over)
+        return tuple(c for dot in reversed(self.dots) for c in self.inner.sides if c in dot.over)
 
     @cached_property
     def stored_order(self) -> tuple[str, ...]:
