@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sparsetc.support.cached import cached_property
@@ -82,7 +82,8 @@ class Expression:
     def nodes(self) -> tuple[Expression, ...]:
         """The expression, then what it is made of, from left to right."""
         # Not vars(self), which another thread may be adding a cached property to.
-        parts = [part for f in fields(self) if isinstance(part := getattr(self, f.name), Expression)]  # type: ignore[arg-type]
+        names = self.__dataclass_fields__  # type: ignore[attr-defined]
+        parts = [part for name in names if isinstance(part := getattr(self, name), Expression)]
         return (self, *(node for part in parts for node in part.nodes))
 
     @cached_property

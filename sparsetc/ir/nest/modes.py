@@ -172,6 +172,6 @@ class Listed(ModeCoordinate):
         return Lookup(self.array, Formula("+", Formula("*", at, Constant(self.side)), place))
 
 
-def word_bits(coordinates: Iterable[ModeCoordinate], name: str) -> int:
+def word_bits(coordinates: Iterable[ModeCoordinate | Expression], name: str) -> int:
     """Bits in use of the words called `name`; 31 of those that are read whole."""
     return max((f.shift + f.width for c in coordinates for f in c.fields if f.word.array == name), default=31)
