@@ -94,45 +94,29 @@ def groups_of(bound: Bound, sides: Sequence[int], dot: bool = True) -> TileGroup
     """
     e = bound.einsum
     side = dict(zip(e.inputs[e.sparse[0]], sides, strict=True))
-    return divided(side, printed_sizes(bound), e.output, named_operands(bound)[1], dot)
+    return Division(side, printed_sizes(bound), e.output, named_operands(bound)[1]).groups(dot)
 
 
-def divided(
-    side: Mapping[str, int],
-    sizes: Mapping[str, int],
-    output: Collection[str],
-    operands: Sequence[Operand],
-    dot: bool,
-    wide: bool = True,
-    columns: float = COLUMNS,
-) -> TileGroups:
-    """The division of letters that have sides, of an output and of dense operands.
+class Division:
+    """Ways to divide the letters that have sides, of an output and of dense operands."""
 
-    Args:
-        side: positions of a tile by letter.
-        sizes: of all letters.
-        output: letters of the result.
-        operands: the dense ones.
-        dot: whether the type has a matrix instruction.
-        wide: whether a program has enough of the dense axes for a dot to sum them.
-        columns: most of a dot; one program has no more.
-    """
-    problem = _Problem(side, sizes, output, operands, columns)
-    found = [*problem.single(), *problem.chained()] if dot else []
-    if found:
-        return min(found, key=lambda f: f[0])[1]
-    return (problem.sampled() if dot and wide else None) or problem.elementwise()
-
-
-class _Problem:
     def __init__(
         self,
         side: Mapping[str, int],
         sizes: Mapping[str, int],
         output: Collection[str],
         operands: Sequence[Operand],
-        columns: float,
+        columns: float = COLUMNS,
     ) -> None:
+        """Find which letters must stay together.
+
+        Args:
+            side: positions of a tile by letter.
+            sizes: of all letters.
+            output: letters of the result.
+            operands: the dense ones.
+            columns: most of a dot; one program has no more.
+        """
         self.side, self.sizes, self.letters, self.most = side, sizes, tuple(side), columns
         self.kept = tuple(c for c in self.letters if c in output)
         self.summed = tuple(c for c in self.letters if c not in output)
@@ -143,6 +127,18 @@ class _Problem:
         self.gridded = tuple(c for c in self.kept if c in tied)
         self.free = tuple(c for c in self.kept if c not in tied)
         self.classes = self._classes()
+
+    def groups(self, dot: bool, wide: bool = True) -> TileGroups:
+        """The division that takes the fewest multiplications.
+
+        Args:
+            dot: whether the type has a matrix instruction.
+            wide: whether a program has enough of the dense axes for a dot to sum them.
+        """
+        found = [*self.single(), *self.chained()] if dot else []
+        if found:
+            return min(found, key=lambda f: f[0])[1]
+        return (self.sampled() if dot and wide else None) or self.elementwise()
 
     def _classes(self) -> list[tuple[tuple[str, ...], tuple[Operand, ...]]]:
         """Summed letters that must stay together, since an operand has them all, with their operands."""
@@ -254,7 +250,7 @@ def by_groups(inner: Inner, schedule: Schedule) -> Schedule:
     inner = inner.by_sides()
     output, wide = (*inner.kept, *inner.output_axes), all(schedule.block(c) >= MIN_DOT for c in inner.summed)
     columns = inf if inner.view.spanning else COLUMNS
-    groups = divided(inner.sides, inner.sizes, output, inner.operands, schedule.dot, wide, columns)
+    groups = Division(inner.sides, inner.sizes, output, inner.operands, columns).groups(schedule.dot, wide)
     block = _Blocks(inner, schedule, groups).found
     turns = tuple(c for c in groups.spread if block[c] < inner.sides[c] or inner.sides[c] == 1)
     take = tuple((c, n) for c, n in block.items() if n > 1)

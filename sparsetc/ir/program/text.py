@@ -55,17 +55,16 @@ def line(p: TileProgram, s: Statement) -> str:
         lanes = f"[{','.join(axes)}]" if axes else ""
         return f"{s.name}{lanes} = {_coordinate(p, s)}"
     if isinstance(s, Value):
-        if not p.stored(s.operand).name:
-            halves = "  # high and low parts" if p.view.values.halves else ""
-            return f"{s.out} = {'1' if p.view.values.ones else 'load X.values'}{halves}"
-        how = "expand" if p.stored(s.operand).values.bitmap else "load"
-        halves = "  # high and low parts" if p.stored(s.operand).values.halves else ""
-        return f"{s.out} = {how} {s.operand.upper()}.tile[pair_{s.operand}]{halves}"
-    if isinstance(s, Scale) and not s.by_row:
+        stored = p.stored(s.operand)
+        where = f"{s.operand.upper()}.tile[pair_{s.operand}]" if stored.name else "X.values"
+        how = "expand" if stored.name and stored.values.bitmap else "load"
+        halves = "  # high and low parts" if stored.values.halves else ""
+        return f"{s.out} = {'1' if stored.values.ones else f'{how} {where}'}{halves}"
+    if isinstance(s, Scale):
+        if s.by_row:
+            return f"{s.out} = load {s.operand.upper()}.scale[item_{s.operand}]"
         exponent = f"exponent of {p.largest(s)}"
         return f"{s.out} = 2 ** ({f'{HEAD} - {exponent}' if s.into else f'{exponent} - {HEAD}'})"
-    if isinstance(s, Scale):
-        return f"{s.out} = load {s.operand.upper()}.scale[item_{s.operand}]"
     if isinstance(s, Gather):
         how = "gather" if s.operand.rows else "load"
         note = "  # bf16" if s.operand.rounded else "  # to be split" if s.operand.split else ""
