@@ -24,22 +24,8 @@ from sparsetc.codegen.triton_bitmaps import COUNT, POPC
 from sparsetc.codegen.triton_layout import ADDRESS64, Layout, Term, TritonCoordinates, sides_of
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
 from sparsetc.ir.program import names
+from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.operands import tables, tables_of
-from sparsetc.ir.program.tile import (
-    LANES,
-    Decode,
-    Gather,
-    Loop,
-    Product,
-    Scale,
-    Statement,
-    Sum,
-    Tile,
-    TileProgram,
-    Value,
-    Zero,
-    reads,
-)
 from sparsetc.support.cached import cached_property
 
 
@@ -82,7 +68,7 @@ def signature(head: str, args: list[str], tail: str) -> list[str]:
     return [*lines, line.rstrip(), f"){tail}"]
 
 
-def counts_of(program: TileProgram) -> list[str]:
+def counts_of(program: ir.TileProgram) -> list[str]:
     """What a part's function is told of its size: its programs where the grid takes slabs, nonzeros of equal chunks."""
     slabs = any(axis.slab for axis in program.axes)
     return [*(["programs"] if slabs else []), *(["nonzeros"] if program.view.chunk else [])]
@@ -91,7 +77,7 @@ def counts_of(program: TileProgram) -> list[str]:
 class FunctionPrinter(Layout):
     """Prints one tile program as a Triton function of its program number."""
 
-    def __init__(self, program: TileProgram, types: Types) -> None:
+    def __init__(self, program: ir.TileProgram, types: Types) -> None:
         super().__init__(program)
         self.types = types
         self.fibers = program.view.blocks
@@ -124,7 +110,7 @@ class FunctionPrinter(Layout):
     @cached_property
     def ends(self) -> dict[str, int]:
         """The sizes of the modes whose ends coordinates along a side may pass."""
-        return {s.letter: s.end for s, _ in self.p.statements if isinstance(s, Decode) and s.end}
+        return {s.letter: s.end for s, _ in self.p.statements if isinstance(s, ir.Decode) and s.end}
 
     @property
     def half(self) -> bool:
@@ -162,41 +148,41 @@ class FunctionPrinter(Layout):
         """The axes on which a coordinate depends: positions along a side, or the lanes, below the item."""
         if self.p.along:
             return tuple(c for c in self.p.read_along(letters) if c in axes)
-        return (LANES,) if level != ITEM else ()
+        return (ir.LANES,) if level != ITEM else ()
 
     # -- statements -------------------------------------------------------------------------------------------------
-    def nested(self, body: Sequence[Statement]) -> None:
+    def nested(self, body: Sequence[ir.Statement]) -> None:
         """Statements in their order."""
         for s in body:
             self.statement(s)
 
-    def statement(self, s: Statement) -> None:
-        if isinstance(s, Loop):
+    def statement(self, s: ir.Statement) -> None:
+        if isinstance(s, ir.Loop):
             loops.loop(self, s)
-        elif isinstance(s, Decode):
+        elif isinstance(s, ir.Decode):
             for u in self.each(s.level):
                 self.decode(s, u)
-        elif isinstance(s, Value):
+        elif isinstance(s, ir.Value):
             values.value(self, s)
-        elif isinstance(s, Scale):
+        elif isinstance(s, ir.Scale):
             halves.scale(self, s)
-        elif isinstance(s, Zero):
+        elif isinstance(s, ir.Zero):
             for u in self.copied(s.out.axes, ITEM):
                 self.put(f"{self.named(s.out, u)} = tl.zeros({self.shape(s.out)}, {self.acc})")
-        elif isinstance(s, Gather):
+        elif isinstance(s, ir.Gather):
             for u in self.copied(s.out.axes, s.out.level):
                 self.gather(s, u)
-        elif isinstance(s, Sum):
+        elif isinstance(s, ir.Sum):
             for u in self.copied(s.source.axes, ITEM):
                 self.put(f"{self.named(s.out, u)} = {self.summed(s.source, u, s.out.axes)[0]}")
-        elif isinstance(s, Product):
+        elif isinstance(s, ir.Product):
             for u in self.copied(s.out.axes, max(t.level for t in s.inputs) if s.accumulate else s.out.level):
                 self.product(s, u)
         else:
             for u in self.copied(s.source.axes, s.key.level):
                 values.add(self, s, u)
 
-    def decode(self, s: Decode, u: str) -> None:
+    def decode(self, s: ir.Decode, u: str) -> None:
         """A coordinate; of those along a side, also whether they lie inside the tile and the mode."""
         self.put(f"{self.decoded(s, u)} = {s.coordinate.text(TritonCoordinates(self, s.level, u))}")
         inside = self.all_of([*map(self.limit, s.along), f"{s.name} < {s.end}" if s.end else ""])
@@ -204,7 +190,7 @@ class FunctionPrinter(Layout):
             self.put(f"{names.inside(s.letter)} = {inside}")
 
     @staticmethod
-    def decoded(s: Decode, u: str) -> str:
+    def decoded(s: ir.Decode, u: str) -> str:
         """The name of a coordinate in a copy of its statement."""
         return f"{s.name}{u if s.level == LEAF else ''}"
 
@@ -213,19 +199,19 @@ class FunctionPrinter(Layout):
         own = self.p.view.level_of(self.p.letters.index(letter))
         return f"{names.at(letter)}{u if own == LEAF else ''}"
 
-    def gather(self, s: Gather, u: str) -> None:
+    def gather(self, s: ir.Gather, u: str) -> None:
         """Rows of a dense operand at the coordinates of its letters."""
         o, level, axes, stride, rows = s.operand, s.out.level, s.out.axes, s.operand.nrows * s.operand.width, []
         for letter, extent in zip(o.rows, o.extents, strict=True):
             stride //= extent
             rows.append(Term(self.coordinate(letter, u), self.own((letter,), axes, level), stride))
         terms = [*self.terms(rows, axes, o.nrows * o.width >= ADDRESS64), *self.columns(o.axes, axes)]
-        lanes = self.placed(self.guard(level, u), (LANES,), axes) if o.rows else ""
+        lanes = self.placed(self.guard(level, u), (ir.LANES,), axes) if o.rows else ""
         bounds = self.bounds([c for c in o.axes if c not in self.written], axes)
         mask = self.all_of([lanes, *(self.inside(c, axes) for c in o.rows), *bounds])
         self.put(f"{self.named(s.out, u)} = {self.load(o.name, self.address(terms), mask)}{self.summable(s)}")
 
-    def summable(self, s: Gather) -> str:
+    def summable(self, s: ir.Gather) -> str:
         """What brings gathered rows to the type of the sums, but for those that only dots take, rounded as they are."""
         if not s.operand.rounded:
             return self.widen
@@ -234,14 +220,14 @@ class FunctionPrinter(Layout):
     @cached_property
     def bf16(self) -> frozenset[str]:
         """The gathered tiles that stay rounded: those that are whole sides of dots in bfloat16, and nothing else."""
-        found = {s.out.name for s, _ in self.p.statements if isinstance(s, Gather) and s.operand.rounded}
+        found = {s.out.name for s, _ in self.p.statements if isinstance(s, ir.Gather) and s.operand.rounded}
         for s, _ in self.p.statements:
-            sides = (s.left, s.right) if isinstance(s, Product) and s.dot else ()
-            found -= {*reads(s)} - {side[0].name for side in sides if len(side) == 1}
+            sides = (s.left, s.right) if isinstance(s, ir.Product) and s.dot else ()
+            found -= {*ir.reads(s)} - {side[0].name for side in sides if len(side) == 1}
         return frozenset(found)
 
     # -- tile einsums -----------------------------------------------------------------------------------------------
-    def product(self, s: Product, u: str) -> None:
+    def product(self, s: ir.Product, u: str) -> None:
         """A product of factors, or of two matrices."""
         name = self.named(s.out, u)
         if not s.dot:
@@ -255,7 +241,7 @@ class FunctionPrinter(Layout):
         else:
             self.dot(s, name, u)
 
-    def dot(self, s: Product, name: str, u: str) -> None:
+    def dot(self, s: ir.Product, name: str, u: str) -> None:
         """A matrix product: of (rows, summed) by (summed, columns)."""
         precision = self.p.precision if self.types.accumulate == "float32" else "ieee"
         cast = ".to(tl.bfloat16)" if precision == "bf16" else ""
@@ -265,13 +251,15 @@ class FunctionPrinter(Layout):
         self.put(f"{name} = tl.dot({left.by(False)}, {right.by(True)}{total}{how}, out_dtype={self.acc})")
 
     @staticmethod
-    def factors(s: Product) -> tuple[tuple[Sequence[Tile], tuple[str, ...]], tuple[Sequence[Tile], tuple[str, ...]]]:
+    def factors(
+        s: ir.Product,
+    ) -> tuple[tuple[Sequence[ir.Tile], tuple[str, ...]], tuple[Sequence[ir.Tile], tuple[str, ...]]]:
         """The factors of each side of a dot, with the axes that they leave."""
         rows, columns = sides_of(s.out)
         return (s.left, rows), (s.right, columns)
 
     def matrix(
-        self, tiles: Sequence[Tile], summed: tuple[str, ...], free: tuple[str, ...], u: str, cast: str = ""
+        self, tiles: Sequence[ir.Tile], summed: tuple[str, ...], free: tuple[str, ...], u: str, cast: str = ""
     ) -> Matrix:
         """A side of a dot, its summed axes and the others folded in the order in which its largest factor has them."""
         largest = max(tiles, key=lambda t: len(t.axes))
@@ -288,7 +276,7 @@ class FunctionPrinter(Layout):
 
 
 @lru_cache(maxsize=256)
-def module_source(programs: tuple[TileProgram, ...], types: Types, header: str, fused: bool) -> str:
+def module_source(programs: tuple[ir.TileProgram, ...], types: Types, header: str, fused: bool) -> str:
     """The whole file: header, one function a part, and the kernels (`kernel`, or `kernel_0`, `kernel_1`, …)."""
     lines = [f'"""{header}"""', "", "import triton", "import triton.language as tl", ""]
     if any(tiles.bitmap for program in programs for tiles in (program.view.values, *program.view.pairs)):
@@ -301,7 +289,7 @@ def module_source(programs: tuple[TileProgram, ...], types: Types, header: str, 
     return "\n".join(lines).rstrip() + "\n"
 
 
-def kernel_arguments(group: tuple[TileProgram, ...]) -> tuple[list[str], list[str]]:
+def kernel_arguments(group: tuple[ir.TileProgram, ...]) -> tuple[list[str], list[str]]:
     """(counts, pointers): the kernel's integer arguments and then its pointers, in order.
 
     Counts are, a part: the programs it takes, and its nonzeros where items are equal chunks.
@@ -315,7 +303,7 @@ def kernel_arguments(group: tuple[TileProgram, ...]) -> tuple[list[str], list[st
     return counts, [*pointers, *(t.name for t in tables_of(group)), group[0].output]
 
 
-def _kernel(group: tuple[TileProgram, ...], name: str) -> list[str]:
+def _kernel(group: tuple[ir.TileProgram, ...], name: str) -> list[str]:
     counts, pointers = kernel_arguments(group)
     quoted = ", ".join(f'"{c}"' for c in counts)
     lines = [f"@triton.jit(do_not_specialize=[{quoted}])", *signature(f"def {name}", [*counts, *pointers], ":")]
@@ -332,7 +320,7 @@ def _kernel(group: tuple[TileProgram, ...], name: str) -> list[str]:
     return lines
 
 
-def _call(p: TileProgram, pid: str, indent: str) -> list[str]:
+def _call(p: ir.TileProgram, pid: str, indent: str) -> list[str]:
     own = [f"{name}_{p.number}" for name in (*counts_of(p), *p.arrays)]
     args = [pid, *own, *(t.name for o in p.operands for t in tables(o)), p.output]
     return [indent + line for line in signature(f"part_{p.number}", args, "")]

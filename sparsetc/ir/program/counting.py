@@ -16,20 +16,8 @@ from sparsetc.device.profile import DeviceProfile
 from sparsetc.ir.nest.axes import ITEM, LANE, LEVELS, Axis, Each, Turns
 from sparsetc.ir.nest.coordinates import Lookup
 from sparsetc.ir.plan import ROUNDED
+from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.statistics import FIBERS, ITEMS, ONE, STORED, ZERO, Count, Statistics
-from sparsetc.ir.program.tile import (
-    Add,
-    Gather,
-    Loop,
-    Position,
-    Product,
-    Row,
-    Scale,
-    Statement,
-    Tile,
-    TileProgram,
-    Value,
-)
 from sparsetc.support.cached import cached_property
 
 CONVERSION = 16
@@ -116,7 +104,7 @@ class Counted:
     reads its own part of a tile. Others mask what is padded, and all threads of a row read its coordinates.
     """
 
-    def __init__(self, program: TileProgram) -> None:
+    def __init__(self, program: ir.TileProgram) -> None:
         """Count what is stored, then each statement as often as the loops around it turn."""
         self.p = p = program
         self.sides = {a.letter for a in p.axes} & {*p.letters}
@@ -189,10 +177,10 @@ class Counted:
         return found
 
     # -- statements -------------------------------------------------------------------------------------------------
-    def visits(self, body: Iterable[Statement], count: Count) -> Iterator[tuple[Statement, Count]]:
+    def visits(self, body: Iterable[ir.Statement], count: Count) -> Iterator[tuple[ir.Statement, Count]]:
         """The statements, each with how often it is executed."""
         for s in body:
-            if not isinstance(s, Loop):
+            if not isinstance(s, ir.Loop):
                 yield s, count
             elif isinstance(s.axis, Turns):
                 yield from self.visits(s.body, count * -(-s.axis.size // s.axis.take))
@@ -204,32 +192,32 @@ class Counted:
         """What a loop that is no side's goes over in all; of blocks, their fibers."""
         return FIBERS if isinstance(axis, Each) else STORED
 
-    def count(self, s: Statement, visits: Count) -> None:
+    def count(self, s: ir.Statement, visits: Count) -> None:
         """Count one statement that is executed so often."""
         match s:
-            case Value():
+            case ir.Value():
                 self._value(s)
-            case Scale() if s.by_row:
+            case ir.Scale() if s.by_row:
                 self.registers += visits * (self.p.axis(s.out.axes[0]).size * WORD)
-            case Gather() if s.operand.rows:
+            case ir.Gather() if s.operand.rows:
                 self.gathers.append(self._gathered(s, visits))
                 if self.sides and s.out in self._brought:
                     self.converted += visits * (CONVERSION * self._cells(s.out.axes))
                 if s.operand.rounded and not self.p.dots:  # not measured: an instruction widens an element
                     self.multiply += visits * (2 * self._cells(s.out.axes))
-            case Product():
+            case ir.Product():
                 self._product(s, visits)
-            case Add():
+            case ir.Add():
                 self._add(s, visits)
 
     @cached_property
-    def _brought(self) -> set[Tile]:
+    def _brought(self) -> set[ir.Tile]:
         """What dots in bfloat16 read and was gathered in another type."""
-        gathered = {s.out for s, _ in self.p.statements if isinstance(s, Gather) and not s.operand.rounded}
+        gathered = {s.out for s, _ in self.p.statements if isinstance(s, ir.Gather) and not s.operand.rounded}
         dots = self.p.dots if self.p.precision == ROUNDED else ()
         return gathered & {t for dot in dots for t in dot.inputs}
 
-    def _value(self, s: Value) -> None:
+    def _value(self, s: ir.Value) -> None:
         """Values: read once where each tile is, as often as a list names them where one does."""
         stored = self.p.stored(s.operand)
         positions = FIBERS * (stored.values.volume * self.readers)
@@ -237,7 +225,7 @@ class Counted:
         self.registers += positions.bytes if named else self.values
         self.expanded += positions if stored.values.bitmap else ZERO
 
-    def _gathered(self, s: Gather, visits: Count) -> GatherTerm:
+    def _gathered(self, s: ir.Gather, visits: Count) -> GatherTerm:
         """The rows that a statement gathers."""
         o, width, size = s.operand, self._cells(s.operand.axes), 2 * ONE if s.operand.rounded else ONE.bytes
         held = prod(min(a.size, a.block) if a.slab else a.size for a in self.p.axes if a.letter in o.axes)
@@ -249,20 +237,20 @@ class Counted:
         slabs = self._slabs(o.axes)
         return GatherTerm(o.name, visits, width, o.nrows, width, held, o.width, o.rows, SECTOR, slabs, size)
 
-    def _product(self, s: Product, visits: Count) -> None:
+    def _product(self, s: ir.Product, visits: Count) -> None:
         """Multiplications and additions; padding is included in dots and over tiles."""
         if not (s.summed and s.out.folded if self.p.whole else s.dot):
             self.multiply += visits * (self._cells({a for t in s.inputs for a in t.axes}) * len(s.inputs))
             return
         self.dot += visits * (2 * prod(a.block for a in self.p.axes if a.letter in {*s.out.axes, *s.summed}))
         if self.p.view.values.halves:  # of what is not stored in halves, they are made
-            made = {*s.inputs} - {v.out for v, _ in self.p.statements if isinstance(v, Value)}
+            made = {*s.inputs} - {v.out for v, _ in self.p.statements if isinstance(v, ir.Value)}
             self.converted += visits * (SPLIT * sum(self._cells(t.axes) for t in made))
         if not self.sides:  # what is gathered by lanes is multiplied into the sides, and stored for the dot to read
             rows = visits * sum(self._cells(t.axes) for t in s.inputs)
             self.multiply, self.staged = self.multiply + rows, self.staged + rows.bytes
 
-    def _add(self, s: Add, visits: Count) -> None:
+    def _add(self, s: ir.Add, visits: Count) -> None:
         """Rows added to the output, or stored; a block of an item's own is all that the item writes."""
         p = self.p
         self.added_rows = visits * self._cells({*s.source.axes} & {*p.letters} - {*s.axes})
@@ -270,15 +258,15 @@ class Counted:
         padded = self.sides and not self.sides & {*s.axes}
         self.added_bytes = (self.added_rows * (self._cells(s.axes) if padded else p.width // programs)).bytes
         self.owned, self.copies = s.owned, s.copies
-        if not s.owned and isinstance(s.key, Row) and s.key.level > ITEM and not self.sides and self._often(s.key):
+        if not s.owned and isinstance(s.key, ir.Row) and s.key.level > ITEM and not self.sides and self._often(s.key):
             self.met = p.rows * s.copies
-        if s.key == Position(ITEM):
+        if s.key == ir.Position(ITEM):
             self.output = self.added_bytes
-        self.sparse = not isinstance(s.key, Row)
+        self.sparse = not isinstance(s.key, ir.Row)
         if s.owned and s.key.level == LANE and not self.sides:
             self.lane = p.warps * WARP / p.view.lanes
 
-    def _often(self, key: Row) -> bool:
+    def _often(self, key: ir.Row) -> bool:
         """Whether what is added to one row lies apart: a lane, or a nonzero, has coordinates that the row has not."""
         levels = self.p.view.levels[: key.level + 1]
         return {self.p.letters[c.mode] for own in levels for c in own} != {*key.letters}
