@@ -254,9 +254,7 @@ class FunctionPrinter:
         if isinstance(s.key, ir.Position):
             self.put(f"{output}[{RANGES[level]}] = {total}")
             return
-        row = (
-            self.slots(s.key, level, s.owned) if isinstance(s.key, ir.Slot) else self.output_rows(s.key, level, s.owned)
-        )
+        row = self.output_rows(s.key, level, s.owned)
         if kept and (isinstance(s.key, ir.Slot) or any(self.decodes[c].end for c in s.key.letters)):
             self.put(f"row = {row}")
             self.put("inside = row >= 0")
@@ -274,8 +272,10 @@ class FunctionPrinter:
             text += f".permute({', '.join(map(str, (0, *(left.index(a) + 1 for a in axes))))})"
         return text
 
-    def output_rows(self, key: ir.Row, level: int, owned: bool) -> str:
-        """The output's rows, as a sum of coordinates; -1 past the end of a mode."""
+    def output_rows(self, key: ir.Row | ir.Slot, level: int, owned: bool) -> str:
+        """The output's rows, as they are stored or as a sum of coordinates; -1 past the end of a mode."""
+        if isinstance(key, ir.Slot):
+            return self.slots(key, level, owned)
         letters = [c for c, _ in key.terms]
         if not letters:
             return f"torch.zeros({COUNTS[level]}, dtype=torch.int64, device={self.rows.device})"
