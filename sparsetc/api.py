@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ from sparsetc.tensor import foreign
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.pattern import clear_patterns, used
 from sparsetc.tensor.sparse_tensor import SparseTensor
+
+if TYPE_CHECKING:
+    from sparsetc.planner.symbolic import SymbolicCost
 
 Operand = Any
 
@@ -206,9 +209,16 @@ def _with_own(text: str, sparse: SparseTensor, own: Any) -> tuple[str, list[Spar
     return text, operands
 
 
-def explain(*args: Any, **settings: Any) -> Explanation:
-    """How `einsum` would run: parts, formats, costs, why this plan. Arguments as for `einsum`."""
-    return compile(*args, **settings).explain()  # type: ignore[no-any-return]
+@overload
+def explain(*args: Any, symbolic: Literal[False] = False, **settings: Any) -> Explanation: ...
+@overload
+def explain(*args: Any, symbolic: Literal[True], **settings: Any) -> SymbolicCost: ...
+def explain(*args: Any, symbolic: bool = False, **settings: Any) -> Explanation | SymbolicCost:
+    """Return how `einsum` would run: parts, formats, costs, why this plan; or its cost as formulas, where `symbolic`.
+
+    Arguments as for `einsum`.
+    """
+    return compile(*args, **settings).explain(symbolic)  # type: ignore[no-any-return]
 
 
 def _is_plain(operand: Any) -> bool:

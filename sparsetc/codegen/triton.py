@@ -41,6 +41,10 @@ class Types:
     """The target counts bits by an instruction of PTX; elsewhere, and under the interpreter, shifts and masks do."""
 
 
+Side = tuple[Sequence[ir.Tile], tuple[str, ...]]
+"""The factors of a side of a dot, and the axes that they leave."""
+
+
 @dataclass(frozen=True)
 class Matrix:
     """A side of a dot."""
@@ -251,9 +255,7 @@ class FunctionPrinter(Layout):
         self.put(f"{name} = tl.dot({left.by(False)}, {right.by(True)}{total}{how}, out_dtype={self.acc})")
 
     @staticmethod
-    def factors(
-        s: ir.Product,
-    ) -> tuple[tuple[Sequence[ir.Tile], tuple[str, ...]], tuple[Sequence[ir.Tile], tuple[str, ...]]]:
+    def factors(s: ir.Product) -> tuple[Side, Side]:
         """The factors of each side of a dot, with the axes that they leave."""
         rows, columns = sides_of(s.out)
         return (s.left, rows), (s.right, columns)

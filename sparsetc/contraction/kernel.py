@@ -10,7 +10,7 @@ import copy
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,12 +18,16 @@ from sparsetc.codegen.launch import Values
 from sparsetc.contraction.base import Contraction, Result
 from sparsetc.contraction.contraction import wrap
 from sparsetc.contraction.evaluate import evaluate
+from sparsetc.contraction.step import Step
 from sparsetc.errors import DtypeError, PlanError, ShapeError
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.support import pickles
 from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
+
+if TYPE_CHECKING:
+    from sparsetc.planner.symbolic import SymbolicCost
 
 NewValues = torch.Tensor | Sequence[torch.Tensor | None]
 SAVED = ("precision", "plan", "deterministic", "memory_limit", "backend")
@@ -222,9 +226,28 @@ class Kernel:
         """The assembly for a named target (``sm_80``, ``sm_90``, ``sm_100``, ``gfx942``, …); needs no GPU."""
         return self.contraction.ptx(target)
 
-    def explain(self) -> Any:
-        """Parts or steps, costs, and why this plan: prints as a table; ``to_dict()`` gives the same as data."""
-        return self.contraction.explain()
+    @property
+    def cost(self) -> SymbolicCost:
+        """What a call costs as sympy expressions of nonzeros, sizes and the rates of the device.
+
+        Example:
+            ``k.cost["seconds"]``, and ``k.cost.at(nonzeros=10**9, r=128)`` for the numbers with other sizes.
+
+        Raises:
+            PlanError: the kernel has several sparse operands, or steps.
+        """
+        (step,) = self.contraction.steps if len(self.contraction.steps) == 1 else (None,)
+        if not isinstance(step, Step):
+            raise PlanError(f'only an einsum with one sparse operand has symbolic costs, not "{self.equation}"')
+        return step.cost()
+
+    def explain(self, symbolic: bool = False) -> Any:
+        """Parts or steps, costs, and why this plan: prints as a table; ``to_dict()`` gives the same as data.
+
+        Args:
+            symbolic: give `cost` instead, which prints as formulas.
+        """
+        return self.cost if symbolic else self.contraction.explain()
 
     def __repr__(self) -> str:
         where = self.path.name if len(self.operands) == 1 else f"{self.nnz:,} nonzeros"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from string import ascii_letters
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -41,6 +41,9 @@ from sparsetc.support.precision import without_autocast
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import fitted, in_order, summed_dtype
+
+if TYPE_CHECKING:
+    from sparsetc.planner.symbolic import SymbolicCost
 
 _numbers = itertools.count()
 
@@ -384,6 +387,16 @@ class Step:
             plan, own, where = self.plan, of_backend(self.backend), device_name(self.canonical.device)
             profile = (own.describe(), own.measured)
             return Explanation(self.equation, plan.name, plan.reason, self.backend, where, *profile, (self.report(),))
+
+    def cost(self) -> SymbolicCost:
+        """What a call costs, as expressions."""
+        from sparsetc.planner.report import statistics_of
+        from sparsetc.planner.symbolic import symbolic_cost
+
+        with self.in_place():
+            stored = statistics_of(self.choice, [p.packed for p in self.parts], self.filled, self.problem)
+            about = self.plan, self.programs, stored, self.backend, of_backend(self.backend)
+            return symbolic_cost(self.canonical.bound, *about)
 
     def report(self) -> OperandReport:
         """What an explanation says of this einsum, alone or as a step of several."""

@@ -67,7 +67,7 @@ def seconds_of(
     return tuple(found)
 
 
-def _zeroed(parts: Sequence[Cost], statistics: Sequence[Statistics]) -> int:
+def _zeroed(parts: Sequence[Cost], statistics: Sequence[Statistics]) -> float:
     """Bytes of the result that are zeros before programs run: all copies, or what no part stores, if that is little."""
     both = list(zip(parts, statistics, strict=True))
     output, stored = parts[0].output.at(statistics[0].symbols), sum(part.stored(own) for part, own in both)
@@ -75,7 +75,7 @@ def _zeroed(parts: Sequence[Cost], statistics: Sequence[Statistics]) -> int:
         return max(part.copies for part in parts) * output
     if parts[0].sparse:  # of which every row is stored or added to
         return sum(min(output, part.added_bytes.at(own.symbols)) for part, own in both if not part.owned)
-    return max(0, min(output, int(LISTED_BYTE * (output - stored))))
+    return max(0, min(output, LISTED_BYTE * (output - stored) // 1))
 
 
 def views(candidate: Candidate, problem: Problem) -> list[Nest]:

@@ -51,10 +51,7 @@ def report(
     """
     profile = of_backend(problem.backend)
     costs = [cost_of(program) for program in programs]
-    statistics = [
-        _statistics(own, problem, choice.expected[n] if choice.expected else None)
-        for own, n in zip(packed, filled, strict=True)
-    ]
+    statistics = statistics_of(choice, packed, filled, problem)
     if choice.seconds:
         seconds = [choice.seconds[n] for n in filled]
     else:  # a plan that the caller gave
@@ -88,6 +85,14 @@ def _part(number: int, part: Part, program: TileProgram, share: float, backend: 
     held = (part.nnz, share, part.nbytes)
     times = (1e6 * seconds, 1e6 * floor, resource)
     return PartReport(number, part.format, named, *held, tile_einsum(program), instruction, *times, part.label)
+
+
+def statistics_of(
+    choice: Choice, packed: Sequence[Packed], filled: Sequence[int], problem: Problem
+) -> list[Statistics]:
+    """What there is of each part as it was packed, with what only the planner counted."""
+    expected = [choice.expected[n] if choice.expected else None for n in filled]
+    return [_statistics(own, problem, planned) for own, planned in zip(packed, expected, strict=True)]
 
 
 def _statistics(packed: Packed, problem: Problem, planned: Statistics | None) -> Statistics:

@@ -120,9 +120,8 @@ class Lowering(Contraction):
         axes = tuple(c for c in self.stored_order if c in self.inner.stored[name] and c in self.take)
         rows = tuple(c for c in axes if c not in over)
         columns = tuple(c for c in axes if c in over)
-        out = ir.Tile(
-            name.lower(), (*self.inner.lanes(LEAF), *rows, *columns), LEAF, folded=len(rows) if columns else 0
-        )
+        lanes, folded = self.inner.lanes(LEAF), len(rows) if columns else 0
+        out = ir.Tile(name.lower(), (*lanes, *rows, *columns), LEAF, folded)
         return ir.Value(out, name.lower()) if name != X or len(self.inner.stored) > 1 else ir.Value(out)
 
     def scale(self, name: str) -> ir.Scale:

@@ -1,0 +1,210 @@
+"""What a kernel costs as expressions that people read: of nonzeros, fibers, items, sizes and the rates of a device.
+
+In: the programs of a plan and what was packed for them. Out: a `SymbolicCost` of sympy expressions. The code that
+prices plans runs on numbers that remember how they were made, so an expression is what is priced, and holds as long as
+the model's choices (what fits into a cache, which of two bounds is larger) are those of this kernel.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from math import prod
+from typing import Any
+
+from sparsetc.device.profile import NUMBERS, DeviceProfile
+from sparsetc.errors import PlanError
+from sparsetc.ir.equation.einsum import Bound
+from sparsetc.ir.plan import Plan
+from sparsetc.ir.program.cost import Cost
+from sparsetc.ir.program.product_cost import cost_of
+from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.tile import Gather, Loop, Statement, TileProgram
+from sparsetc.planner.pricing import seconds_of
+
+COUNTED = {"items": "items", "fibers": "fibers", "stored": "nonzeros", "chain": "chain"}
+"""The numbers of a part's `Statistics` that expressions have symbols for, and what these are called."""
+
+
+class Traced:
+    """A number and the expression that it is the value of; comparisons are those of the numbers."""
+
+    def __init__(self, value: float, expression: Any) -> None:
+        self.value, self.expression = value, expression
+
+    def __hash__(self) -> int:
+        return hash((self.value, self.expression))  # so that no cache takes it for the number alone
+
+    def __neg__(self) -> Traced:
+        return Traced(-self.value, -self.expression)
+
+    def __mod__(self, other: int) -> float:
+        return self.value % other
+
+
+def _both(own: Any) -> tuple[Any, Any]:
+    return (own.value, own.expression) if isinstance(own, Traced) else (own, own)
+
+
+def _arithmetic(apply: Callable[[Any, Any], Any], reflected: bool) -> Callable[[Traced, Any], Traced]:
+    def method(self: Traced, other: Any) -> Traced:
+        pairs = zip(_both(self), _both(other), strict=True)
+        return Traced(*(apply(b, a) if reflected else apply(a, b) for a, b in pairs))
+
+    return method
+
+
+def _comparison(compare: Callable[[Any, Any], bool]) -> Callable[[Traced, Any], bool]:
+    return lambda self, other: compare(self.value, _both(other)[0])
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "pow"):
+    setattr(Traced, f"__{_name}__", _arithmetic(getattr(operator, _name), False))
+    setattr(Traced, f"__r{_name}__", _arithmetic(getattr(operator, _name), True))
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(Traced, f"__{_name}__", _comparison(getattr(operator, _name)))
+
+
+@dataclass(frozen=True, eq=False)
+class SymbolicCost(Mapping[str, Any]):
+    """What a call of a kernel does: ``bytes``, ``gathered rows``, ``atomics``, ``products`` and ``seconds``.
+
+    Each is a sympy expression: bytes that device memory moves at least, rows gathered of dense operands, elements added
+    by atomics, multiplications and additions, and the seconds expected of the device. Symbols are the sizes by their
+    letters; ``items``, ``fibers``, ``nonzeros`` as they are stored, ``itemsize`` and ``chain`` (rounds of dependent
+    loads) of each part, numbered where there are several; and the fields of the device's profile.
+    """
+
+    expressions: Mapping[str, Any]
+    symbols: Mapping[Any, float]
+    """The value that each symbol has for this kernel."""
+
+    def __getitem__(self, name: str) -> Any:
+        return self.expressions[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.expressions)
+
+    def __len__(self) -> int:
+        return len(self.expressions)
+
+    def at(self, **changed: float) -> dict[str, float]:
+        """The numbers for this kernel, but for what is changed: ``k.cost.at(nonzeros=10**9, r=128)["seconds"]``.
+
+        Raises:
+            PlanError: there is no symbol of a name.
+        """
+        known = {str(symbol): symbol for symbol in self.symbols}
+        if unknown := [name for name in changed if name not in known]:
+            raise PlanError(f"no symbol is called {unknown[0]!r}; symbols: {', '.join(sorted(known))}")
+        values = dict(self.symbols) | {known[name]: number for name, number in changed.items()}
+        return {name: float(found.subs(values)) for name, found in self.expressions.items()}
+
+    def __str__(self) -> str:
+        where = ", ".join(f"{symbol} = {value:.6g}" for symbol, value in self.symbols.items())
+        return "\n".join([*(f"{name:<13} {found}" for name, found in self.expressions.items()), f"where {where}"])
+
+
+def symbolic_cost(
+    bound: Bound,
+    plan: Plan,
+    programs: Sequence[TileProgram],
+    statistics: Sequence[Statistics],
+    backend: str,
+    profile: DeviceProfile,
+) -> SymbolicCost:
+    """The costs of the parts of a plan, in all.
+
+    Args:
+        bound: the einsum.
+        plan: of these parts.
+        programs: one a part.
+        statistics: of what each part stores.
+        backend: which runs them.
+        profile: the device they are priced for.
+    """
+    traced = _Symbols()
+    one = len(programs) == 1
+    sizes = {c: traced(c, size) for c, size in bound.sizes if size}
+    costs = [cost_of(_of_sizes(program, bound, sizes)) for program in programs]
+    stored = [_counted(own, traced, "" if one else f"_{n}") for n, own in enumerate(statistics)]
+    rates = replace(profile, **{name: _rate(name, getattr(profile, name), traced) for name in NUMBERS})
+    each = [*zip(costs, stored, strict=True)]
+    found = {
+        "bytes": sum(cost.work(own, rates)[0] for cost, own in each),
+        "gathered rows": sum(g.rows.at(own.symbols) for cost, own in each for g in cost.gathers),
+        "atomics": sum(_added(cost, own) for cost, own in each),
+        "products": sum(cost.work(own, rates)[2] for cost, own in each),
+        "seconds": sum(seconds_of(plan, costs, stored, backend, rates)),
+    }
+    expressions = {name: traced.expression(number) for name, number in found.items()}
+    used = {symbol for expression in expressions.values() for symbol in expression.free_symbols}
+    return SymbolicCost(expressions, {symbol: value for symbol, value in traced.values.items() if symbol in used})
+
+
+class _Symbols:
+    """The symbols of one cost, by the values that they have."""
+
+    def __init__(self) -> None:
+        import sympy  # which takes a while to import
+
+        self.sympy = sympy
+        self.values: dict[Any, float] = {}
+
+    def __call__(self, name: str, value: float) -> Traced:
+        symbol = self.sympy.Symbol(name, positive=True)
+        self.values[symbol] = value
+        return Traced(value, symbol)
+
+    def expression(self, number: Any) -> Any:
+        """What a number was made of, rounded up where that is how it was."""
+        floor, ceiling = self.sympy.floor, self.sympy.ceiling
+        found = self.sympy.sympify(_both(number)[1])
+        return found.replace(floor, lambda of: -ceiling(-of) if of.could_extract_minus_sign() else floor(of))
+
+
+def _of_sizes(program: TileProgram, bound: Bound, sizes: Mapping[str, Any]) -> TileProgram:
+    """The program with sizes that are traced."""
+
+    def known(letter: str, size: int) -> Any:
+        return sizes[letter] if sizes.get(letter) == size else size  # a tile's side is not its mode's size
+
+    axes = tuple(replace(a, size=known(a.letter, a.size)) for a in program.axes)
+    operands = []
+    for o in program.operands:
+        extents = tuple(map(known, o.rows, o.extents))
+        operands.append(replace(o, extents=extents, width=prod(sizes.get(c, 1) for c in o.axes)))
+    rows = prod(sizes.get(c, 1) for c in bound.einsum.output if c in program.letters)
+    named = {o.name: o for o in operands}
+
+    def of(s: Statement) -> Statement:
+        if isinstance(s, Loop):
+            return replace(s, body=tuple(map(of, s.body)))
+        return replace(s, operand=named[s.operand.name]) if isinstance(s, Gather) else s
+
+    made = replace(program, axes=axes, operands=tuple(operands), body=tuple(map(of, program.body)))
+    return replace(made, rows=rows) if rows == program.rows else made  # those of a sparse result are its entries
+
+
+def _counted(statistics: Statistics, traced: _Symbols, number: str) -> Statistics:
+    """The statistics with traced numbers."""
+    named = {field: traced(name + number, getattr(statistics, field)) for field, name in COUNTED.items()}
+    named["itemsize"] = traced("itemsize", statistics.itemsize)
+    runs = tuple((c, traced(f"runs_{c}{number}", count)) for c, count in statistics.runs)
+    own = {f.name: getattr(statistics, f.name) for f in fields(statistics)}
+    return Statistics(**own | named | {"runs": runs})  # type: ignore[arg-type]
+
+
+def _rate(name: str, value: Any, traced: _Symbols) -> Any:
+    """A number of a profile, or a table of them, traced."""
+    return (
+        {key: traced(f"{name}_{key}", v) for key, v in value.items()}
+        if isinstance(value, Mapping)
+        else traced(name, value)
+    )
+
+
+def _added(cost: Cost, statistics: Statistics) -> Any:
+    """Elements that a part adds by atomics."""
+    return 0 if cost.owned else cost.added_bytes.at(statistics.symbols) / statistics.itemsize
