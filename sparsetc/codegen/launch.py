@@ -19,17 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from sparsetc.codegen import cache, magnitudes
+from sparsetc.codegen import assembly, cache, magnitudes
 from sparsetc.codegen import torch as torch_source
-from sparsetc.codegen.assembly import (
-    FUSED,
-    TRITON_TYPES,
-    assembled,
-    check_device,
-    check_installed,
-    check_products,
-    text_of,
-)
 from sparsetc.codegen.header import header
 from sparsetc.codegen.torch_rows import chunks, few
 from sparsetc.device.targets import MACHINES, portable
@@ -189,7 +180,7 @@ class TritonPrograms:
         name: str,
         about: Sequence[str] = (),
     ) -> None:
-        check_installed()
+        assembly.check_installed()
         self.programs, self.dtype, self.fused, self.name = tuple(programs), dtype, fused, name
         self.machine = machine
         self.about = tuple(about)
@@ -216,7 +207,7 @@ class TritonPrograms:
             PlanError: Triton interprets, which gives wrong products of matrices in bfloat16.
         """
         if any(p.precision == "bf16" and p.dots for p in self.programs):
-            check_products(next(iter(self.kernels.values())))
+            assembly.check_products(next(iter(self.kernels.values())))
         launches, every = [], self._tables(range(len(self.programs)))
         for kernel, group in zip(self.kernels.values(), self.groups, strict=True):
             grid = sum(arrays[n].programs(self.programs[n]) for n in group)
@@ -267,7 +258,7 @@ class TritonPrograms:
         """What Triton is told of a launch beside its arguments; registers where all parts say the same."""
         first, registers = self.programs[group[0]], {self.programs[n].registers for n in group}
         limited = {"maxnreg": first.registers} if machine == "cuda" and registers - {0} and len(registers) == 1 else {}
-        return {"num_warps": first.warps, "num_stages": first.stages, **limited, **FUSED}
+        return {"num_warps": first.warps, "num_stages": first.stages, **limited, **assembly.FUSED}
 
     def compile_for(self, target: str, arrays: Sequence[PartArrays], out_dtype: torch.dtype) -> list[Any]:
         """Triton's compiled kernels for a named target; needs no GPU."""
@@ -278,12 +269,12 @@ class TritonPrograms:
         compiled = []
         for name, group in zip(self.kernels, self.groups, strict=True):
             types, options = self._signature(group, arrays, out_dtype), partial(self._options, group)
-            compiled.append(assembled(partial(load, name), types, target, options))
+            compiled.append(assembly.assembled(partial(load, name), types, target, options))
         return compiled
 
     def assembly(self, target: str, arrays: Sequence[PartArrays], out_dtype: torch.dtype) -> str:
         """PTX, or AMD's assembly, of all kernels."""
-        return "\n".join(map(text_of, self.compile_for(target, arrays, out_dtype)))
+        return "\n".join(map(assembly.text_of, self.compile_for(target, arrays, out_dtype)))
 
     def _signature(self, group: Sequence[int], arrays: Sequence[PartArrays], out_dtype: torch.dtype) -> list[str]:
         """The types of a kernel's arguments, in order."""
@@ -293,11 +284,11 @@ class TritonPrograms:
         types = []
         for n, value in enumerate(fixed):
             if n in own:
-                types.append(f"*{TRITON_TYPES[own[n]]}")
+                types.append(f"*{assembly.TRITON_TYPES[own[n]]}")
             else:
-                types.append("i32" if isinstance(value, int) else f"*{TRITON_TYPES[value.dtype]}")
+                types.append("i32" if isinstance(value, int) else f"*{assembly.TRITON_TYPES[value.dtype]}")
         tables = (torch.bfloat16 if made == "rounded" else self.dtype for _, made in self._tables(group))
-        return [*types, *(f"*{TRITON_TYPES[t]}" for t in tables), f"*{TRITON_TYPES[out_dtype]}"]
+        return [*types, *(f"*{assembly.TRITON_TYPES[t]}" for t in tables), f"*{assembly.TRITON_TYPES[out_dtype]}"]
 
 
 class Launch:
@@ -331,7 +322,7 @@ class Launch:
         if run is not None:
             run(*arguments, *dense, out)
             return
-        check_device(self.kernel, out.device)
+        assembly.check_device(self.kernel, out.device)
         compiled = self.kernel[(self.grid,)](*arguments, *dense, out, **self.options)
         if compiled is not None:  # Triton's interpreter compiles nothing
             self._forms[form] = compiled[self.grid, 1, 1]

@@ -145,23 +145,13 @@ def launched(values: Sequence[torch.Tensor], positions: Sequence[TilePositions],
 def computed(values: Sequence[torch.Tensor], positions: Sequence[TilePositions], halves: Halves) -> None:
     """Fill halves by torch, to the bits that the kernels give."""
     for v, p, m, arrays in zip(values, positions, halves.most, halves.arrays, strict=True):
-        _computed(v, p, m, arrays, halves.verdict)
-
-
-def _computed(
-    values: torch.Tensor,
-    positions: TilePositions,
-    most: torch.Tensor,
-    arrays: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    verdict: torch.Tensor,
-) -> None:
-    (high, low, scales), at = arrays, positions.at.long()
-    row, bits = positions.row, values.view(torch.int32) & TOP
-    top = most.scatter_reduce_(0, row, bits, "amax")[row]
-    first, second = halved(values * power(2 * BIAS + HEAD - exponents(top)))
-    high.index_copy_(0, at, first)
-    low.index_copy_(0, at, second)
-    scales.copy_(power(exponents(most) - HEAD))
-    far = (bits > 0) & ((bits < top - SPREAD_BITS) | (top < LEAST_BITS) | (top > MOST_BITS))
-    found = torch.where(top >= INFINITE_BITS, INFINITE, far.int() * INEXACT)
-    verdict.copy_(torch.cat([verdict, found.int()]).amax(0, keepdim=True))
+        (high, low, scales), at = arrays, p.at.long()
+        row, bits = p.row, v.view(torch.int32) & TOP
+        top = m.scatter_reduce_(0, row, bits, "amax")[row]
+        first, second = halved(v * power(2 * BIAS + HEAD - exponents(top)))
+        high.index_copy_(0, at, first)
+        low.index_copy_(0, at, second)
+        scales.copy_(power(exponents(m) - HEAD))
+        far = (bits > 0) & ((bits < top - SPREAD_BITS) | (top < LEAST_BITS) | (top > MOST_BITS))
+        found = torch.where(top >= INFINITE_BITS, INFINITE, far.int() * INEXACT)
+        halves.verdict.copy_(torch.cat([halves.verdict, found.int()]).amax(0, keepdim=True))

@@ -11,7 +11,6 @@ einsums make.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -116,15 +115,10 @@ class SpanningPrinter(FunctionPrinter):
         (other,) = (tile for tile in made.inputs if tile != x)
         if not last.owned or not isinstance(last.key, Row) or not self.is_constant(other):
             return None
-        return self._sides(made.out, x, other, last.key.letters, last.axes)
-
-    @staticmethod
-    def _sides(made: Tile, x: Tile, other: Tile, kept: Sequence[str], axes: Sequence[str]) -> Matrices | None:
-        """The product as one of matrices, where the result keeps these axes of its sides, in this order."""
-        left, right = tuple(kept), tuple(axes)
-        inner = x.within[len(left) :]
-        fits = x.within == (*left, *inner) and other.within == (*inner, *right)
-        return Matrices(made, x, other, left, inner, right) if fits else None
+        kept, axes = last.key.letters, last.axes
+        inner = x.within[len(kept) :]
+        fits = x.within == (*kept, *inner) and other.within == (*inner, *axes)
+        return Matrices(made.out, x, other, kept, inner, axes) if fits else None
 
     @cached_property
     def is_direct(self) -> bool:

@@ -99,8 +99,9 @@ class _Check:
             return self.inner.axes(node.name)
         parts = [self.axes(part) for part in node.parts]
         found = frozenset().union(*parts)
-        for axis in node.summed:
-            if node.summed.count(axis) > 1 or any(axis not in part for part in parts):
+        over = node.over if isinstance(node, Dot | Sum) else ()
+        for axis in over:
+            if over.count(axis) > 1 or any(axis not in part for part in parts):
                 raise self.fail(node, f"cannot sum over {axis}, which it has not, or sums twice")
             outside = Counter(self.tree.factors) - Counter(node.factors)
             late = [name for name in outside if axis in self.inner.axes(name)]
@@ -110,7 +111,7 @@ class _Check:
             self.dot(node, *parts)
         elif isinstance(node, Sum):
             self.sum(node, found)
-        return found - set(node.summed)
+        return found - set(over)
 
     def dot(self, node: Dot, left: frozenset[str], right: frozenset[str]) -> None:
         """The axes of a dot are in registers, and its sides have axes of their own."""
