@@ -80,7 +80,7 @@ def _by_level(inner: Inner) -> list[list[Tree]]:
     """The factors that are multiplied in at each level."""
     found: list[list[Tree]] = [[] for _ in LEVELS]
     for level in range(len(LEVELS)):
-        own = [Factor(name) for name in inner.operand if inner.level(name) == level]
+        own = [Factor(name) for name in inner.operand if inner.levels[name] == level]
         # A pattern's 1s are multiplied in only where nothing else says which lanes hold a nonzero.
         if level == LEAF and not (inner.view.values.ones and own):
             found[LEAF][:0] = map(Factor, inner.stored)

@@ -60,7 +60,7 @@ def _verify_factors(tree: Tree, inner: Inner) -> None:
         if times > 1:
             raise PlanError(f"tree {tree}: factor {name} occurs {times} times")
     # A pattern's 1s may be left out where something else says which lanes hold a nonzero.
-    told = inner.view.values.ones and any(inner.level(name) == LEAF for name in found)
+    told = inner.view.values.ones and any(inner.levels[name] == LEAF for name in found)
     for name in known:
         if name not in found and not (told and name in inner.stored):
             raise PlanError(f"tree {tree}: factor {name} is missing")

@@ -103,7 +103,7 @@ class Contraction:
         for level in range(len(LEVELS)):
             self.statements += self.decodes(level)
             for name in wanted:
-                if self.inner.level(name) == level:
+                if self.inner.levels[name] == level:
                     self.tile(Factor(name))
             for node in self._early(level):
                 self.tile(node)
@@ -112,7 +112,7 @@ class Contraction:
     def level(self, node: Tree) -> int:
         """The level at which a node is known."""
         if isinstance(node, Factor):
-            return self.inner.level(node.name)
+            return self.inner.levels[node.name]
         if isinstance(node, trees.Sum) and self._loops(node.over):
             return home(self.around, node.over)
         return max(map(self.level, node.parts))

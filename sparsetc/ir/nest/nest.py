@@ -293,13 +293,7 @@ class Nest:
 
 
 def runs(
-    item: Modes = (),
-    leaf: Modes = (),
-    lanes: int = 1,
-    *,
-    chunk: int = 0,
-    values: Values = VALUES,
-    narrow: bool = False,
+    item: Modes = (), leaf: Modes = (), lanes: int = 1, *, chunk: int = 0, values: Values = VALUES, narrow: bool = False
 ) -> Nest:
     """Runs of consecutive nonzeros, `lanes` at a step; of equally many, where there is a `chunk`."""
     return Nest(Items(size=chunk), (Run("nonzero", lanes),), (item, (), leaf), values, narrow=narrow)

@@ -106,7 +106,9 @@ def _verify_stored(p: ir.TileProgram) -> None:
             _verify_value(p, statement, loops, sides)
         elif isinstance(statement, ir.Scale):
             _verify_scale(p, statement, loops)
-        elif isinstance(statement, ir.Add) and sides & {*statement.axes} and not _own_block(statement):
+        elif isinstance(statement, ir.Add) and sides & {*statement.axes}:
+            if statement.key == ir.Position(ITEM) and statement.owned:
+                continue
             raise PlanError(f"{line(p, statement).strip()}: a block of the result is stored at its item's number")
 
 
@@ -134,11 +136,6 @@ def _verify_value(p: ir.TileProgram, s: ir.Value, loops: list[ir.Loop], sides: s
             f"{s.out}: in the loop over {over}s, a tile of {_name(operand)} is read along "
             f"{', '.join(wanted) or 'none'}, each an axis or a loop; found {', '.join(taken) or 'none'}"
         )
-
-
-def _own_block(s: ir.Add) -> bool:
-    """Whether an item stores its own block, whose positions are those along sides and no coordinates."""
-    return s.key == ir.Position(ITEM) and s.owned
 
 
 def _name(operand: Stored) -> str:

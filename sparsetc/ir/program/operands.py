@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
@@ -127,6 +128,7 @@ def operand_names(bound: Bound) -> tuple[str, tuple[str, ...]]:
     return names[0], tuple(names[1 : 1 + len(bound.einsum.dense)])
 
 
+@lru_cache(maxsize=1024)
 def named_operands(bound: Bound) -> tuple[str, tuple[Operand, ...]]:
     """The output's name and the dense operands, each stored as (sparse letters, dense letters).
 
