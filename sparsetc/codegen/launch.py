@@ -290,7 +290,7 @@ class TritonPrograms:
             return f"*{assembly.TRITON_TYPES[dtype]}"
 
         types = [
-            "i32" if isinstance(value, int) else pointer(own[n] if n in own else value.dtype)
+            "i32" if isinstance(value, int) else pointer(own[n] if value is None else value.dtype)
             for n, value in enumerate(fixed)
         ]
         return [*types, *map(pointer, tables), pointer(out_dtype)]
