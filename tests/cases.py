@@ -20,7 +20,7 @@ import sparsetc as stc
 from sparsetc.contraction.contraction import wrap
 from sparsetc.formats import FORMATS
 from sparsetc.formats.tiles import sides_of
-from sparsetc.ir.default_tree.groups import groups_of
+from sparsetc.ir.default_tree.by_groups import groups_of
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
 from sparsetc.tensor.sums import summed_dtype

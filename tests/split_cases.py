@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tile_pairs import spread_values
 
 from sparsetc.codegen.split_float16 import TilePositions
-from sparsetc.ir.nest.halves import LOW
+from sparsetc.ir.nest.values import LOW
 
 Operand = tuple[torch.Tensor, TilePositions]
 """Values, and where they stand."""

@@ -25,9 +25,9 @@ from sparsetc.codegen.assembly import TRITON_TYPES
 from sparsetc.device import calibrate as calibration
 from sparsetc.device import profile as profiles
 from sparsetc.device import record
-from sparsetc.device.lookup import of_backend, profile_of
 from sparsetc.device.probes import Probe, ProbeLaunch, probes, starts, torch_probes
 from sparsetc.device.profile import NUMBERS, TABLES, DeviceProfile, cpu, default_gpu
+from sparsetc.device.record import of_backend, profile_of
 from sparsetc.device.targets import TARGETS
 from sparsetc.options import Options
 from sparsetc.support import files

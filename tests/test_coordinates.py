@@ -15,11 +15,19 @@ from sparsetc.errors import FormatError, PlanError
 from sparsetc.formats import FORMATS
 from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.lower import Target, lower
-from sparsetc.ir.nest.coordinates import Bits, Constant, Coordinate, Expression, Formula, Lookup, Position, Reader
-from sparsetc.ir.nest.formula import parsed
-from sparsetc.ir.nest.modes import Computed, Consecutive, Field
+from sparsetc.ir.nest.coordinates import (
+    Bits,
+    Constant,
+    Coordinate,
+    Expression,
+    Formula,
+    Lookup,
+    Position,
+    Readable,
+    Reader,
+)
+from sparsetc.ir.nest.modes import Computed, Consecutive, Field, parsed
 from sparsetc.ir.nest.nest import runs, tiles
-from sparsetc.ir.nest.readable import Readable
 from sparsetc.ir.nest.values import Whole
 from sparsetc.ir.plan import Schedule, Storage
 from sparsetc.testing import check_format, pattern

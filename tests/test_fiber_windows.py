@@ -16,8 +16,8 @@ from sparsetc.formats import FORMATS, Packed
 from sparsetc.ir.nest.coordinates import Along, Constant, Formula, Lookup, Position
 from sparsetc.ir.nest.modes import Computed, Field, Listed
 from sparsetc.ir.nest.nest import Nest, runs
-from sparsetc.ir.program.count import FIBERS
-from sparsetc.ir.program.counting import cost
+from sparsetc.ir.program.product_cost import cost_of
+from sparsetc.ir.program.statistics import FIBERS
 from sparsetc.testing import check_format, pattern
 from sparsetc.testing.conformance import PATTERNS
 
@@ -106,7 +106,10 @@ def test_a_khatri_rao_row_is_formed_once_a_window() -> None:
     assert "tl.dot(w, tl.trans(x), total" in loop
     assert "j = columns_1[position * 16 + place], along k" in k.source
     assert str(k.step.programs[0]).count("at_j[k] = columns_1[") == 1
-    assert [(g.operand, g.rows) for g in cost(k.step.programs[0]).gathers] == [("B", FIBERS * 32), ("C", FIBERS * 32)]
+    assert [(g.operand, g.rows) for g in cost_of(k.step.programs[0]).gathers] == [
+        ("B", FIBERS * 32),
+        ("C", FIBERS * 32),
+    ]
     assert "fiber_windows" in str(k.explain())
 
 

@@ -21,10 +21,10 @@ from window_cases import PRODUCTS, problem
 
 import sparsetc as stc
 from sparsetc.contraction.guard import fit_for_halves
-from sparsetc.ir.nest import halves
 from sparsetc.ir.plan import F16X3
-from sparsetc.ir.program.counting import cost
+from sparsetc.ir.program.product_cost import cost_of
 from sparsetc.ir.program.tile import Scale
+from sparsetc.tensor.sums import halves
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -221,9 +221,9 @@ def test_for_float32_on_a_gpu_at_highest_alone(how: dict[str, Any]) -> None:
 
 def test_what_it_costs() -> None:
     kernel = compiled(SPMM, [*spmm()])
-    found, (part,) = cost(kernel.programs[0]), kernel.plan.parts
+    found, (part,) = cost_of(kernel.programs[0]), kernel.plan.parts
     plain = replace(kernel.plan, parts=(replace(part, schedule=replace(part.schedule, precision="tf32x3")),))
-    other = cost(stc.compile(SPMM, *spmm(), plan=plain, backend="triton").programs[0])
+    other = cost_of(stc.compile(SPMM, *spmm(), plan=plain, backend="triton").programs[0])
     assert (found.stream, found.dot, found.gathers) == (other.stream, other.dot, other.gathers), "4 bytes a value"
     assert found.split == (("B", 34 * 8),)
     assert other.split == ()

@@ -22,10 +22,9 @@ from sparsetc.ir.nest.nest import Nest, blocks, runs
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ir.program import checks as tile_checks
 from sparsetc.ir.program import tile as tiles
-from sparsetc.ir.program.count import FIBERS, ITEMS, ONE, STORED, ZERO
-from sparsetc.ir.program.counting import cost
 from sparsetc.ir.program.operands import operand_names
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.product_cost import cost_of
+from sparsetc.ir.program.statistics import FIBERS, ITEMS, ONE, STORED, ZERO, Statistics
 from sparsetc.ir.program.tile import (
     LANES,
     Add,
@@ -391,7 +390,7 @@ P, L, N, R = ITEMS, FIBERS, STORED, 32
 
 
 def test_the_counts_of_mttkrp_on_runs() -> None:
-    c = cost(mttkrp("coo"))
+    c = cost_of(mttkrp("coo"))
     # A value and a word of 10 bits (2 bytes) for each nonzero, a row number (4 bytes) for each item.
     assert c.stream == N.bytes + 2 * N + 4 * P
     assert [(g.operand, g.table_rows) for g in c.gathers] == [("B", 20), ("C", 30)]
@@ -405,7 +404,7 @@ def test_the_counts_of_mttkrp_on_runs() -> None:
 
 
 def test_the_counts_of_mttkrp_on_fibers() -> None:
-    c = cost(mttkrp("fiber"))
+    c = cost_of(mttkrp("fiber"))
     # A value and a word of 5 bits for each nonzero; a length and a word for each fiber; a row number for each item.
     assert c.stream == N.bytes + 2 * N + (2 + 4) * L + 4 * P
     assert {g.operand: g.rows for g in c.gathers} == {"B": L, "C": N}
@@ -415,7 +414,7 @@ def test_the_counts_of_mttkrp_on_fibers() -> None:
 
 
 def test_the_counts_of_a_dot_and_of_split_axes() -> None:
-    c = cost(lowered("ijk,jr,ks->irs", "coo", ROWS, dot=True, r=24, s=80))
+    c = cost_of(lowered("ijk,jr,ks->irs", "coo", ROWS, dot=True, r=24, s=80))
     assert c.dot == 3 * 2 * 32 * 32 * N  # s in 3 blocks, each executed whole; r padded to 32
     assert c.programs == 3
     assert c.added_rows == 3 * P
@@ -436,7 +435,7 @@ def test_the_counts_agree_with_what_is_packed() -> None:
         packed = kernel.step.parts[0].packed
         fibers = packed.arrays["lane_len"].numel() if format == "fiber" else packed.items
         statistics = Statistics(packed.items, fibers, packed.stored, packed.nnz, 4)
-        found = cost(kernel.step.parts[0].program).stream.at(statistics.symbols)
+        found = cost_of(kernel.step.parts[0].program).stream.at(statistics.symbols)
         uncounted = sum(packed.arrays[n].nbytes for n in (*pointers, "block_full") if n in packed.arrays)
         assert found == packed.nbytes - uncounted + 4 * packed.stored
 
@@ -444,7 +443,7 @@ def test_the_counts_agree_with_what_is_packed() -> None:
 @pytest.mark.parametrize("profile", [default_gpu(), cpu()], ids=lambda p: p.name)
 @pytest.mark.parametrize("format", ["coo", "fiber"])
 def test_more_work_never_takes_less_time(format: str, profile: DeviceProfile) -> None:
-    c = cost(mttkrp(format))
+    c = cost_of(mttkrp(format))
     least = Statistics(items=10, fibers=200, stored=10_000, nnz=9_000, itemsize=4)
     each = c.seconds(least, profile)
     assert set(each) == {"memory", "l2", "l1", "add", "multiply", "dot"}
@@ -466,14 +465,14 @@ def test_rows_of_larger_tables_come_from_memory_more_often(profile: DeviceProfil
     statistics = Statistics(items=10, fibers=10, stored=10**8, nnz=10**8, itemsize=4)
     tables = (20, 10**5, 10**6, 10**7)
     seconds = [
-        cost(lowered("ijk,jr,kr->ir", "coo", ROWS, j=rows)).seconds(statistics, profile)["memory"] for rows in tables
+        cost_of(lowered("ijk,jr,kr->ir", "coo", ROWS, j=rows)).seconds(statistics, profile)["memory"] for rows in tables
     ]
     assert seconds == sorted(seconds)
     assert seconds[-1] > 2 * seconds[0]
 
 
 def test_a_faster_device_takes_no_more_time() -> None:
-    c = cost(lowered("ijk,jr,ks->irs", "coo", ROWS, dot=True, i=100_000, j=100_000, k=100_000))
+    c = cost_of(lowered("ijk,jr,ks->irs", "coo", ROWS, dot=True, i=100_000, j=100_000, k=100_000))
     statistics = Statistics(items=1000, fibers=1000, stored=10**6, nnz=10**6, itemsize=4)
     slow = default_gpu()
     before = c.seconds(statistics, slow)
@@ -483,20 +482,20 @@ def test_a_faster_device_takes_no_more_time() -> None:
         assert {k: v for k, v in after.items() if k != resource} == {k: v for k, v in before.items() if k != resource}
     exact = lowered("ijk,jr,ks->irs", "coo", ROWS, dot=True)
     fast = replace(exact, precision="bf16")
-    assert cost(fast).seconds(statistics, slow)["dot"] < cost(exact).seconds(statistics, slow)["dot"]
+    assert cost_of(fast).seconds(statistics, slow)["dot"] < cost_of(exact).seconds(statistics, slow)["dot"]
 
 
 def test_rows_that_are_stored_take_no_additions() -> None:
     statistics = Statistics(items=1000, fibers=1000, stored=10**4, nnz=10**4, itemsize=4)
     added, stored = (
-        cost(lowered("ijk,jr,kr->ir", "coo", ROWS, Target(owned=owned, rows=10))) for owned in (False, True)
+        cost_of(lowered("ijk,jr,kr->ir", "coo", ROWS, Target(owned=owned, rows=10))) for owned in (False, True)
     )
     assert added.seconds(statistics, default_gpu())["add"] > stored.seconds(statistics, default_gpu())["add"] == 0
 
 
 def test_rows_that_are_added_to_in_no_order_are_counted() -> None:
     def met(format: str, storage: Storage) -> int:
-        return cost(lowered("ijk,jr,kr->ir", format, storage, Target(rows=10))).met
+        return cost_of(lowered("ijk,jr,kr->ir", format, storage, Target(rows=10))).met
 
     assert met("coo", Storage((), (), (0, 1, 2))) == 10
     assert met("coo", ROWS) == 0  # an item adds to one row
@@ -505,17 +504,17 @@ def test_rows_that_are_added_to_in_no_order_are_counted() -> None:
 
 
 def test_only_sampled_results_have_no_rows_without_nonzeros() -> None:
-    assert not cost(mttkrp("coo")).sparse
-    assert not cost(mttkrp("fiber")).sparse
-    assert cost(lowered("ijk,ir,jr,kr->ijk", "coo", Storage((), (), (0, 1, 2)), Target(sparse=True))).sparse
+    assert not cost_of(mttkrp("coo")).sparse
+    assert not cost_of(mttkrp("fiber")).sparse
+    assert cost_of(lowered("ijk,ir,jr,kr->ijk", "coo", Storage((), (), (0, 1, 2)), Target(sparse=True))).sparse
 
 
 def test_a_cost_describes_itself() -> None:
-    assert cost(mttkrp("fiber")).describe() == [
+    assert cost_of(mttkrp("fiber")).describe() == [
         "streams 6*L + N*w + 2*N + 4*P bytes, writes 320*w bytes",
         "gathers L rows of 32*w bytes of B",
         "gathers N rows of 32*w bytes of C",
         "adds P rows",
         "64*L + 64*N flops outside dots",
     ]
-    assert cost(lowered("ijk,jr,ks->irs", "coo", ROWS, dot=True)).describe()[-1].endswith(", 2048*N inside")
+    assert cost_of(lowered("ijk,jr,ks->irs", "coo", ROWS, dot=True)).describe()[-1].endswith(", 2048*N inside")

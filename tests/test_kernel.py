@@ -15,7 +15,7 @@ import torch
 from cases import OPERATIONS, Problem, assert_matches, check, explicit_plan, random_sparse, random_values, two_parts
 
 import sparsetc as stc
-from sparsetc.codegen import cache, torch_chunks
+from sparsetc.codegen import cache, torch_rows
 from sparsetc.contraction import contraction
 from sparsetc.options import current
 from sparsetc.support import warn
@@ -54,7 +54,7 @@ def test_a_small_program_runs_on_one_thread(operands: list[Any], small: bool, mo
 
     seen: set[int] = set()
     if not small:
-        monkeypatch.setattr(torch_chunks, "FEW", 0)
+        monkeypatch.setattr(torch_rows, "FEW", 0)
     torch.set_num_threads(2)
     kernel = stc.compile(MTTKRP, *operands, backend="torch")
     with Threads():

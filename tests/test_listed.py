@@ -16,8 +16,8 @@ from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.nest.axes import LANE
 from sparsetc.ir.plan import Schedule, Storage
-from sparsetc.ir.program.count import FIBERS, ITEMS
-from sparsetc.ir.program.counting import cost
+from sparsetc.ir.program.product_cost import cost_of
+from sparsetc.ir.program.statistics import FIBERS, ITEMS
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.testing import PATTERNS, check_format, pattern, reference
 from sparsetc.testing.interpret import run_program
@@ -115,7 +115,7 @@ def test_the_runner_adds_to_slots_of_listed_positions(format: Grouped) -> None:
 def test_lists_are_streamed_by_what_has_them(format: Grouped) -> None:
     bound, x, _ = problem("ij,jr->ir")
     program = lower(bound, format.view(x.shape, storage(2)), Schedule(blocks=(("r", 8),)), Target(rows=10))
-    found = cost(program).stream
+    found = cost_of(program).stream
     assert found.of(ITEMS) == 4 * SIDES[0]
     columns = 4 * SIDES[1] if format.columns else 0
     assert found.of(FIBERS) == 4 + columns + (4 + 15 // 8 if format.bitmap else 0)

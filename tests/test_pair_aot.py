@@ -207,7 +207,7 @@ def test_memory_decides_which_operands_are_bitmaps(limit: int, bitmaps: list[boo
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_finds_magnitudes_compiles(target: str) -> None:
     """Four neighbours are loaded at once, and nothing spills."""
-    from sparsetc.codegen.magnitudes_kernels import find
+    from sparsetc.codegen.split_float16_kernels import find
 
     found = assembly.assembled(lambda _: find, ["*fp32", "*i32", "i64", "i32"], target, lambda _: OPTIONS)
     if target in CUDA:

@@ -13,8 +13,8 @@ from sparsetc.errors import FormatError
 from sparsetc.ir.nest.modes import Consecutive, Field
 from sparsetc.ir.nest.nest import Nest, runs, tiles
 from sparsetc.ir.nest.values import Ones
-from sparsetc.ir.program.count import STORED
-from sparsetc.ir.program.counting import cost
+from sparsetc.ir.program.product_cost import cost_of
+from sparsetc.ir.program.statistics import STORED
 from sparsetc.ir.program.tile import Value, walk
 from sparsetc.testing.interpret import run_program
 
@@ -61,8 +61,8 @@ def test_ones_are_multiplied_in_only_where_nothing_else_is_of_the_nonzero() -> N
 def test_values_that_are_not_stored_are_not_streamed() -> None:
     k, _ = kernel("neighbours", 4)
     (part,) = without_values(k)
-    stored = cost(k.step.parts[0].program)
-    assert stored.stream == cost(part.program).stream + STORED.bytes
+    stored = cost_of(k.step.parts[0].program)
+    assert stored.stream == cost_of(part.program).stream + STORED.bytes
 
 
 WORD = Field(0, "word", 0, 8, True)

@@ -16,7 +16,6 @@ from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, Turns
 from sparsetc.ir.nest.modes import Field
 from sparsetc.ir.nest.nest import Nest, blocks, pairs, runs, tiles
 from sparsetc.ir.nest.values import Whole
-from sparsetc.ir.program.flow import made
 from sparsetc.ir.program.tile import (
     LANES,
     Add,
@@ -33,6 +32,7 @@ from sparsetc.ir.program.tile import (
     TileProgram,
     Value,
     Zero,
+    made,
 )
 
 RUNS = runs()

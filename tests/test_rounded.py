@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from rounded_cases import DOTS, MIXED, SCALAR, SPMM, Case, rounding
 from test_ir_runners import interpreted
 
 import sparsetc as stc
-from sparsetc.ir.program.counting import cost
+from sparsetc.ir.program.product_cost import cost_of
 from sparsetc.ir.program.tile import Gather
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -219,7 +220,7 @@ def test_a_plan_makes_its_kernel_again(x: stc.SparseTensor) -> None:
 def test_half_the_bytes_and_a_call_more() -> None:
     case = SCALAR["rows"]
     wide = stc.compile(case.equation, *case.problem.operands(), plan=case.plan(case.problem), backend="triton")
-    costs = [cost(k.programs[0]) for k in (case.compiled(), wide)]
+    costs = [cost_of(k.programs[0]) for k in (case.compiled(), wide)]
     assert [c.rounded for c in costs] == [(("B", 9 * 8), ("C", 5 * 8)), ()]
     assert "gathers N rows of 16 bytes of B" in costs[0].describe()
     assert "gathers N rows of 8*w bytes of B" in costs[1].describe()
@@ -227,13 +228,15 @@ def test_half_the_bytes_and_a_call_more() -> None:
 
 
 def test_what_parts_share_is_rounded_once() -> None:
-    from sparsetc.device.lookup import of_backend
+    from sparsetc.device.record import of_backend
     from sparsetc.planner.pricing import seconds_of
     from sparsetc.planner.report import _statistics
 
     def seconds(case: Case) -> float:
         kernel = case.compiled()
-        costs = [replace(cost(p), multiply=cost(p).output) for p in kernel.programs]
+        costs = [copy(cost_of(p)) for p in kernel.programs]
+        for cost in costs:
+            cost.multiply = cost.output
         own = [_statistics(p.packed, kernel.step.problem, None) for p in kernel.step.parts]
         profile = of_backend("triton")
         return sum(seconds_of(kernel.plan, costs, own, "triton", profile)) / profile.call

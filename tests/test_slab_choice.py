@@ -11,10 +11,9 @@ from test_choice import matrix
 
 import sparsetc as stc
 from sparsetc.device.profile import default_gpu
-from sparsetc.ir.program.count import STORED
-from sparsetc.ir.program.counting import cost
-from sparsetc.ir.program.gathers import GatherTerm
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.counting import GatherTerm
+from sparsetc.ir.program.product_cost import cost_of
+from sparsetc.ir.program.statistics import STORED, Statistics
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.pricing import price
@@ -114,7 +113,7 @@ def in_order(name: str, slab: bool) -> TileProgram:
 def test_every_format_is_priced_in_both_orders(name: str) -> None:
     """Tables that only a slab of fits the L2 cache make the other order dearer, and long storage makes slabs dearer."""
     few, many = (Statistics(items=10**n, fibers=10**n, stored=10**n, nnz=10**n, itemsize=4) for n in (5, 9))
-    slab, plain = (cost(in_order(name, slab)) for slab in (True, False))
+    slab, plain = (cost_of(in_order(name, slab)) for slab in (True, False))
     assert slab.describe() == plain.describe()
     assert slab.seconds(few, GPU)["memory"] == plain.seconds(few, GPU)["memory"]
     (table, *_) = plain.gathers

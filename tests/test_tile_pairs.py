@@ -25,9 +25,8 @@ from sparsetc.ir.nest.nest import Nest, pairs
 from sparsetc.ir.nest.values import Bitmap, Halves, Whole
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.checks import verify
-from sparsetc.ir.program.count import FIBERS, ITEMS, STORED, ZERO
-from sparsetc.ir.program.counting import cost
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.product_cost import cost_of
+from sparsetc.ir.program.statistics import FIBERS, ITEMS, STORED, ZERO, Statistics
 from sparsetc.ir.program.tile import Add, Loop, Position, Product, Row, Scale, Statement, Tile, TileProgram, Value, walk
 from sparsetc.testing.interpret import run_program
 
@@ -299,7 +298,7 @@ def test_the_program_of_a_kernel_is_the_one_that_runs() -> None:
 
 
 def test_the_counts_of_pairs() -> None:
-    found = cost(DrawnTiles(RAGGED).program)
+    found = cost_of(DrawnTiles(RAGGED).program)
     assert found.dot == 2 * 16 * 32 * 16 * FIBERS  # as executed, padding included
     assert found.multiply == ZERO
     assert found.output == 4 * 32 * ITEMS.bytes
@@ -313,16 +312,16 @@ def test_the_counts_of_pairs() -> None:
 
 
 def test_the_counts_of_multiplied_pairs_and_of_bitmaps() -> None:
-    found = cost(DrawnTiles(RAGGED, dot=False).program)
+    found = cost_of(DrawnTiles(RAGGED, dot=False).program)
     assert found.multiply == 2 * 4 * 32 * 4 * FIBERS
     assert found.dot == ZERO
     assert found.registers == (4 + 32) * 4 * FIBERS.bytes
-    assert cost(DrawnTiles(RAGGED, bitmap=True).program).expanded == (4 + 32) * 4 * FIBERS
+    assert cost_of(DrawnTiles(RAGGED, bitmap=True).program).expanded == (4 + 32) * 4 * FIBERS
 
 
 def test_the_counts_of_pairs_in_halves() -> None:
     """Those of whole tiles, and scales: read, and multiplied in twice, once a block of the result."""
-    whole, halves = (cost(DrawnTiles(RAGGED, halves=p).program) for p in (False, True))
+    whole, halves = (cost_of(DrawnTiles(RAGGED, halves=p).program) for p in (False, True))
     assert halves.dot == whole.dot
     assert halves.multiply == 2 * 2 * 16 * 32 * ITEMS
     assert halves.registers == whole.registers + 4 * (4 + 32) * ITEMS

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import accumulate
 from math import prod
@@ -19,19 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from sparsetc.codegen import cache, magnitudes
+from sparsetc.codegen import assembly, cache, magnitudes
 from sparsetc.codegen import torch as torch_source
-from sparsetc.codegen.assembly import (
-    FUSED,
-    TRITON_TYPES,
-    assembled,
-    check_device,
-    check_installed,
-    check_products,
-    text_of,
-)
 from sparsetc.codegen.header import header
-from sparsetc.codegen.torch_chunks import chunks, few
+from sparsetc.codegen.torch_rows import chunks, few
 from sparsetc.device.targets import MACHINES, portable
 from sparsetc.errors import PlanError
 from sparsetc.formats import Packed
@@ -57,7 +48,7 @@ class InHalves(NamedTuple):
     low: torch.Tensor
     """(stored,) float16."""
     most: torch.Tensor
-    """(1,) float32, the largest magnitude of all values, which says how they were scaled (`ir.nest.halves`)."""
+    """(1,) float32, the largest magnitude of all values, which says how they were scaled (`ir.nest.values`)."""
 
 
 def each(values: Values) -> Sequence[torch.Tensor | None]:
@@ -152,7 +143,13 @@ class TorchPrograms:
             known: tensors of what the arrays hold when a call is made, where they do not hold it yet.
         """
         parts = [
-            (getattr(self.module, f"part_{p.number}"), chunks(p, own), a.index, p, _tables_of_one(p))
+            (
+                getattr(self.module, f"part_{p.number}"),
+                chunks(p, own),
+                a.index,
+                p,
+                [(n, t.made) for n, o in enumerate(p.operands) for t in tables(o)],
+            )
             for p, a, own in zip(self.programs, arrays, known or arrays, strict=True)
         ]
 
@@ -189,7 +186,7 @@ class TritonPrograms:
         name: str,
         about: Sequence[str] = (),
     ) -> None:
-        check_installed()
+        assembly.check_installed()
         self.programs, self.dtype, self.fused, self.name = tuple(programs), dtype, fused, name
         self.machine = machine
         self.about = tuple(about)
@@ -206,7 +203,8 @@ class TritonPrograms:
         """The module that runs on a machine (`machine_of`), which `compile_for` compiles for its targets."""
         from sparsetc.codegen.triton import module_source  # a call on the CPU needs none of Triton's printers
 
-        programs, types = made_for(machine, self.programs, types_of(self.dtype))
+        programs = tuple(replace(p, precision=portable(p.precision, machine)) for p in self.programs)
+        types = replace(types_of(self.dtype), popcount=MACHINES[machine].popcount)
         return module_source(programs, types, header(programs, "triton", self.about), self.fused)
 
     def bind(self, arrays: Sequence[PartArrays]) -> Callable[[Values, Sequence[torch.Tensor], torch.Tensor], None]:
@@ -216,13 +214,13 @@ class TritonPrograms:
             PlanError: Triton interprets, which gives wrong products of matrices in bfloat16.
         """
         if any(p.precision == "bf16" and p.dots for p in self.programs):
-            check_products(next(iter(self.kernels.values())))
-        launches, every = [], self._tables(range(len(self.programs)))
+            assembly.check_products(next(iter(self.kernels.values())))
+        launches, every = [], _tables(self.programs)
         for kernel, group in zip(self.kernels.values(), self.groups, strict=True):
             grid = sum(arrays[n].programs(self.programs[n]) for n in group)
             if grid:
                 made = Launch(kernel, grid, *self._arguments(group, arrays), self._options(group, self.machine))
-                launches.append((made, [every.index(table) for table in self._tables(group)]))
+                launches.append((made, [every.index(table) for table in _tables([self.programs[n] for n in group])]))
         plain, halves = not any(made for _, made in every), any(p.view.values.halves for p in self.programs)
 
         def call(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
@@ -234,11 +232,6 @@ class TritonPrograms:
                     launch(stored, dense if plain else [tables[n] for n in own], out)
 
         return call
-
-    def _tables(self, group: Sequence[int]) -> list[tuple[int, str]]:
-        """(number of a dense operand, what is made of it) of each table that programs are given, in order."""
-        numbers = {o.name: n for n, o in enumerate(self.programs[0].operands)}
-        return [(numbers[t.operand], t.made) for t in tables_of([self.programs[n] for n in group])]
 
     def _arguments(
         self, group: Sequence[int], arrays: Sequence[PartArrays]
@@ -267,7 +260,7 @@ class TritonPrograms:
         """What Triton is told of a launch beside its arguments; registers where all parts say the same."""
         first, registers = self.programs[group[0]], {self.programs[n].registers for n in group}
         limited = {"maxnreg": first.registers} if machine == "cuda" and registers - {0} and len(registers) == 1 else {}
-        return {"num_warps": first.warps, "num_stages": first.stages, **limited, **FUSED}
+        return {"num_warps": first.warps, "num_stages": first.stages, **limited, **assembly.FUSED}
 
     def compile_for(self, target: str, arrays: Sequence[PartArrays], out_dtype: torch.dtype) -> list[Any]:
         """Triton's compiled kernels for a named target; needs no GPU."""
@@ -278,28 +271,32 @@ class TritonPrograms:
         compiled = []
         for name, group in zip(self.kernels, self.groups, strict=True):
             types, options = self._signature(group, arrays, out_dtype), partial(self._options, group)
-            compiled.append(assembled(partial(load, name), types, target, options))
+            compiled.append(assembly.assembled(partial(load, name), types, target, options))
         return compiled
 
     def assembly(self, target: str, arrays: Sequence[PartArrays], out_dtype: torch.dtype) -> str:
         """PTX, or AMD's assembly, of all kernels."""
-        return "\n".join(map(text_of, self.compile_for(target, arrays, out_dtype)))
+        return "\n".join(map(assembly.text_of, self.compile_for(target, arrays, out_dtype)))
 
     def _signature(self, group: Sequence[int], arrays: Sequence[PartArrays], out_dtype: torch.dtype) -> list[str]:
         """The types of a kernel's arguments, in order."""
         fixed, places = self._arguments(group, arrays)
         stored = [t for p in self.programs for t in types_of_values(p, self.dtype)]
         own = {place: stored[number] for place, number in places}
-        types = []
-        for n, value in enumerate(fixed):
-            if n in own:
-                types.append(f"*{TRITON_TYPES[own[n]]}")
-            else:
-                types.append("i32" if isinstance(value, int) else f"*{TRITON_TYPES[value.dtype]}")
-        tables = (torch.bfloat16 if made == "rounded" else self.dtype for _, made in self._tables(group))
-        return [*types, *(f"*{TRITON_TYPES[t]}" for t in tables), f"*{TRITON_TYPES[out_dtype]}"]
+        given = _tables([self.programs[n] for n in group])
+        tables = (torch.bfloat16 if made == "rounded" else self.dtype for _, made in given)
+
+        def pointer(dtype: torch.dtype) -> str:
+            return f"*{assembly.TRITON_TYPES[dtype]}"
+
+        types = [
+            "i32" if isinstance(value, int) else pointer(own[n] if value is None else value.dtype)
+            for n, value in enumerate(fixed)
+        ]
+        return [*types, *map(pointer, tables), pointer(out_dtype)]
 
 
+@dataclass(slots=True, eq=False)
 class Launch:
     """One kernel on one grid with its fixed arguments.
 
@@ -307,18 +304,12 @@ class Launch:
     call's time. So the form that it found for tensors of one kind is kept for others that are aligned alike.
     """
 
-    __slots__ = ("_forms", "arguments", "grid", "kernel", "options", "places")
-
-    def __init__(
-        self,
-        kernel: Any,
-        grid: int,
-        arguments: list[Any],
-        places: tuple[tuple[int, int], ...],
-        options: Mapping[str, int],
-    ) -> None:
-        self.kernel, self.grid, self.arguments, self.places, self.options = kernel, grid, arguments, places, options
-        self._forms: dict[Any, Any] = {}
+    kernel: Any
+    grid: int
+    arguments: list[Any]
+    places: tuple[tuple[int, int], ...]
+    options: Mapping[str, int]
+    _forms: dict[Any, Any] = field(default_factory=dict)
 
     def __call__(self, values: Sequence[torch.Tensor | None], dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """Launch on the current device; returns before the kernel has run."""
@@ -331,7 +322,7 @@ class Launch:
         if run is not None:
             run(*arguments, *dense, out)
             return
-        check_device(self.kernel, out.device)
+        assembly.check_device(self.kernel, out.device)
         compiled = self.kernel[(self.grid,)](*arguments, *dense, out, **self.options)
         if compiled is not None:  # Triton's interpreter compiles nothing
             self._forms[form] = compiled[self.grid, 1, 1]
@@ -353,9 +344,10 @@ def types_of_values(program: TileProgram, dtype: torch.dtype) -> list[torch.dtyp
     return [stored_dtype(program, dtype)]
 
 
-def _tables_of_one(program: TileProgram) -> list[tuple[int, str]]:
-    """(number of a dense operand, what is made of it) of each table that a program is given, in order."""
-    return [(n, t.made) for n, o in enumerate(program.operands) for t in tables(o)]
+def _tables(programs: Sequence[TileProgram]) -> list[tuple[int, str]]:
+    """(number of a dense operand, what is made of it) of each table that programs are given, in order."""
+    numbers = {o.name: n for n, o in enumerate(programs[0].operands)}
+    return [(numbers[t.operand], t.made) for t in tables_of(programs)]
 
 
 def _as_read(table: torch.Tensor, made: str) -> torch.Tensor:
@@ -378,12 +370,6 @@ def types_of(dtype: torch.dtype) -> Types:
 
     kept = accumulator(dtype)
     return Types(str(kept).removeprefix("torch."), widen=kept != dtype)
-
-
-def made_for(machine: str, programs: tuple[TileProgram, ...], types: Types) -> tuple[tuple[TileProgram, ...], Types]:
-    """Programs and types as a machine runs them: in precisions and by instructions that it has."""
-    made = tuple(replace(p, precision=portable(p.precision, machine)) for p in programs)
-    return made, replace(types, popcount=MACHINES[machine].popcount)
 
 
 def source_name(equation: str, backend: str) -> str:

@@ -53,7 +53,7 @@ def read(found: list[torch.Tensor]) -> list[Magnitudes]:
 
 def launched(values: torch.Tensor, found: torch.Tensor) -> None:
     """Fill in what is found, by Triton's kernel."""
-    from sparsetc.codegen.magnitudes_kernels import find
+    from sparsetc.codegen.split_float16_kernels import find
 
     programs = min(PROGRAMS, -(-values.numel() // BLOCK))
     with torch.cuda.device_of(values):

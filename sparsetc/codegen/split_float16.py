@@ -2,7 +2,7 @@
 
 In: (nnz,) float32 values and their positions in whole tiles. Out: `Halves`, high and low. Of a row of an operand (a
 free position, whatever the tile) the largest magnitude says by which power of two, the row's scale, it is brought into
-the range of a float16 (`ir.nest.halves`). All 23 bits are there where a row's nonzeros are at least 2**-28 of its
+the range of a float16 (`ir.nest.values`). All 23 bits are there where a row's nonzeros are at least 2**-28 of its
 largest: below that bits are lost. The scales of two rows are multiplied to a sum one after the other; of magnitudes
 between 2**-80 and 2**80 neither step overflows for sums of fewer than 2**30 terms, nor leaves the normal numbers for a
 term. Of anything else the verdict is that halves are not exact enough, or that there is an infinity or a NaN.
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from sparsetc.codegen.magnitudes import TOP
-from sparsetc.ir.nest.halves import BIAS, HEAD, RANGE, exponents, halved, power
+from sparsetc.ir.nest.values import BIAS, HEAD, RANGE, exponents, halved, power
 
 SPREAD = 28
 """Exponent of two: how far below its row's largest a nonzero may be."""
@@ -145,23 +145,13 @@ def launched(values: Sequence[torch.Tensor], positions: Sequence[TilePositions],
 def computed(values: Sequence[torch.Tensor], positions: Sequence[TilePositions], halves: Halves) -> None:
     """Fill halves by torch, to the bits that the kernels give."""
     for v, p, m, arrays in zip(values, positions, halves.most, halves.arrays, strict=True):
-        _computed(v, p, m, arrays, halves.verdict)
-
-
-def _computed(
-    values: torch.Tensor,
-    positions: TilePositions,
-    most: torch.Tensor,
-    arrays: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    verdict: torch.Tensor,
-) -> None:
-    (high, low, scales), at = arrays, positions.at.long()
-    row, bits = positions.row, values.view(torch.int32) & TOP
-    top = most.scatter_reduce_(0, row, bits, "amax")[row]
-    first, second = halved(values * power(2 * BIAS + HEAD - exponents(top)))
-    high.index_copy_(0, at, first)
-    low.index_copy_(0, at, second)
-    scales.copy_(power(exponents(most) - HEAD))
-    far = (bits > 0) & ((bits < top - SPREAD_BITS) | (top < LEAST_BITS) | (top > MOST_BITS))
-    found = torch.where(top >= INFINITE_BITS, INFINITE, far.int() * INEXACT)
-    verdict.copy_(torch.cat([verdict, found.int()]).amax(0, keepdim=True))
+        (high, low, scales), at = arrays, p.at.long()
+        row, bits = p.row, v.view(torch.int32) & TOP
+        top = m.scatter_reduce_(0, row, bits, "amax")[row]
+        first, second = halved(v * power(2 * BIAS + HEAD - exponents(top)))
+        high.index_copy_(0, at, first)
+        low.index_copy_(0, at, second)
+        scales.copy_(power(exponents(m) - HEAD))
+        far = (bits > 0) & ((bits < top - SPREAD_BITS) | (top < LEAST_BITS) | (top > MOST_BITS))
+        found = torch.where(top >= INFINITE_BITS, INFINITE, far.int() * INEXACT)
+        halves.verdict.copy_(torch.cat([halves.verdict, found.int()]).amax(0, keepdim=True))

@@ -15,10 +15,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from sparsetc.codegen import magnitudes
 from sparsetc.codegen import split_float16 as rules
-from sparsetc.codegen.magnitudes_kernels import magnitude
-from sparsetc.ir.nest import halves
+from sparsetc.ir.nest import values as halves
 
+LOOKED, TOP = tl.constexpr(magnitudes.BLOCK), tl.constexpr(magnitudes.TOP)
 BLOCK, GROUP = tl.constexpr(rules.BLOCK), tl.constexpr(rules.GROUP)
 INFINITE_BITS = tl.constexpr(rules.INFINITE_BITS)
 LEAST_BITS, MOST_BITS = tl.constexpr(rules.LEAST_BITS), tl.constexpr(rules.MOST_BITS)
@@ -26,6 +27,29 @@ SPREAD_BITS = tl.constexpr(rules.SPREAD_BITS)
 HEAD, BIAS, LOW = tl.constexpr(halves.HEAD), tl.constexpr(halves.BIAS), tl.constexpr(halves.LOW)
 INEXACT, INFINITE = tl.constexpr(rules.INEXACT), tl.constexpr(rules.INFINITE)
 COUNTS = ["of_x"] + [f"{operand}_{count}" for operand in "xy" for count in ("nnz", "rows", "inner", "side")]
+
+
+@triton.jit
+def magnitude(v):
+    """The bits of absolute values."""
+    return v.to(tl.int32, bitcast=True) & TOP
+
+
+@triton.jit(do_not_specialize=["programs"])
+def find(values, found, count, programs):
+    """Each program: the extremes of every so many blocks, and two atomics."""
+    program, lane = tl.program_id(0), tl.arange(0, LOOKED).to(tl.int64)
+    full, wide = count // LOOKED, tl.full([], LOOKED, tl.int64)
+    # The last values, of which no block is full, are the first program's.
+    at = lane + full * wide
+    most = magnitude(tl.load(values + at, mask=(at < count) & (program == 0), other=0))
+    least = tl.where(most > 0, TOP - most, 0)
+    for block in range(program, full, programs):
+        bits = magnitude(tl.load(values + (lane + block * wide)))
+        most = tl.maximum(most, bits)
+        least = tl.maximum(least, tl.where(bits > 0, TOP - bits, 0))
+    tl.atomic_max(found, tl.max(most, 0), sem="relaxed")
+    tl.atomic_max(found + 1, tl.max(least, 0), sem="relaxed")
 
 
 @triton.jit

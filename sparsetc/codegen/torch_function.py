@@ -11,39 +11,25 @@ from collections.abc import Iterable, Sequence
 from math import prod
 from string import ascii_letters
 
-from sparsetc.codegen.torch_reads import COUNTS, RANGES, Rows, TorchCoordinates, bags, value, weight_axes
+from sparsetc.codegen.torch_rows import COUNTS, RANGES, Rows, TorchCoordinates, bags, value, weight_axes
 from sparsetc.ir.program import names
+from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.operands import tables
-from sparsetc.ir.program.tile import (
-    Add,
-    Decode,
-    Gather,
-    Loop,
-    Operand,
-    Position,
-    Product,
-    Row,
-    Slot,
-    Statement,
-    Tile,
-    TileProgram,
-    Value,
-)
 from sparsetc.support.cached import cached_property
 
 
 class FunctionPrinter:
     """Prints one tile program as a torch function of chunks."""
 
-    def __init__(self, program: TileProgram, integers: bool = False) -> None:
+    def __init__(self, program: ir.TileProgram, integers: bool = False) -> None:
         p = self.p = program
         self.integers, self.einsum = integers, "integer_einsum" if integers else "torch.einsum"
         self.rows = Rows(p, f"{next(iter(p.view.packed), p.output)}.device")
         self.bags = bags(p)
         statements = [s for s, _ in p.statements]
-        self.decodes = {s.letter: s for s in statements if isinstance(s, Decode) and not s.tile}
-        self.gathers = {s.out.name: s for s in statements if isinstance(s, Gather)}
-        products = [s for s in statements if isinstance(s, Product)]
+        self.decodes = {s.letter: s for s in statements if isinstance(s, ir.Decode) and not s.tile}
+        self.gathers = {s.out.name: s for s in statements if isinstance(s, ir.Gather)}
+        products = [s for s in statements if isinstance(s, ir.Product)]
         self.read = [t.name for s in products for t in s.inputs]
         # a sum of one tile may be a view of it, where the side is 1
         self.products = {s.out.name for s in products if s.accumulate or len(s.inputs) > 1}
@@ -60,24 +46,24 @@ class FunctionPrinter:
         head = [f"def part_{p.number}({', '.join(arguments)}):", "    for i0, i1, b0, b1, n0, n1 in chunks:"]
         return [*comment, *head, *self.out]
 
-    def walk(self, body: Iterable[Statement]) -> None:
+    def walk(self, body: Iterable[ir.Statement]) -> None:
         for s in body:
             match s:
-                case Loop():
+                case ir.Loop():
                     self.walk(s.body)
-                case Decode():
+                case ir.Decode():
                     self.decode(s)
-                case Value():
+                case ir.Value():
                     self.load(s)
-                case Gather():
+                case ir.Gather():
                     self.gather(s)
-                case Product():
+                case ir.Product():
                     self.product(s)
-                case Add():
+                case ir.Add():
                     self.add(s)
 
     # -- coordinates ------------------------------------------------------------------------------------------------
-    def decode(self, s: Decode) -> None:
+    def decode(self, s: ir.Decode) -> None:
         """Coordinates, a row each; along a side, of each of its positions."""
         self.put(f"{s.name} = {s.coordinate.text(TorchCoordinates(self.rows, s))}")
         if s.end:
@@ -94,7 +80,7 @@ class FunctionPrinter:
         own = self.decodes[letter].along
         return _laid_out(text, [":", *(":" if c in own else "None" for c in sides), *("None" for _ in range(dense))])
 
-    def index(self, operand: Operand, level: int) -> str:
+    def index(self, operand: ir.Operand, level: int) -> str:
         """The rows of an operand that are gathered, of all positions along sides one after another."""
         text, big = "", ".long()" if operand.nrows >= 2**31 else ""
         for letter, extent in zip(operand.rows, operand.extents, strict=True):
@@ -109,11 +95,11 @@ class FunctionPrinter:
         return f"{text}{then}.flatten()" if text.isidentifier() else f"({text}){then}.flatten()"
 
     # -- loads ------------------------------------------------------------------------------------------------------
-    def load(self, s: Value) -> None:
+    def load(self, s: ir.Value) -> None:
         """Stored values."""
         self.put(f"{s.out.name} = {value(self.rows, s)}")
 
-    def gather(self, s: Gather) -> None:
+    def gather(self, s: ir.Gather) -> None:
         """Rows of a dense operand, unless a sum adds them up as they lie there; 0 past the end of a mode."""
         o, level = s.operand, s.out.level
         if s in self.bags.values():
@@ -130,7 +116,7 @@ class FunctionPrinter:
                 past = self.over(names.past(letter), letter, level, o.rows, len(o.axes))
                 self.put(f"{s.out.name}.masked_fill_({past}, 0)")
 
-    def table(self, operand: Operand) -> str:
+    def table(self, operand: ir.Operand) -> str:
         """An operand as rows."""
         return f"{operand.name}.view({operand.nrows}, {operand.width})"
 
@@ -141,7 +127,7 @@ class FunctionPrinter:
         return prod(self.p.axis(a).size for a in axes)
 
     # -- products ---------------------------------------------------------------------------------------------------
-    def product(self, s: Product) -> None:
+    def product(self, s: ir.Product) -> None:
         """The product of tiles; added up over the rows below each of its own, where it accumulates."""
         level = max(self.rows.of(t.level) for t in s.inputs)
         axes = s.out.within
@@ -157,12 +143,12 @@ class FunctionPrinter:
             text = f"run_sums({text}, {self.rows.offsets(level)})" if s.accumulate else text
         self.put(f"{s.out.name} = {text}")
 
-    def flattened(self, tiles: tuple[Tile, ...], axes: tuple[str, ...], level: int) -> str:
+    def flattened(self, tiles: tuple[ir.Tile, ...], axes: tuple[str, ...], level: int) -> str:
         """The product of one side of a dot, its axes as one."""
         text = self.times(tiles, axes, level)
         return f"({text}).flatten(1)" if len(axes) > 1 else text
 
-    def bag(self, s: Product, rows: Gather, level: int) -> str:
+    def bag(self, s: ir.Product, rows: ir.Gather, level: int) -> str:
         """Sums of weighted rows of an operand, or of the parts that its rows have for each position of the weights."""
         o, others = rows.operand, tuple(t for t in s.inputs if t.name != rows.out.name)
         shared, axes = weight_axes(s, rows.out), s.out.within
@@ -176,7 +162,7 @@ class FunctionPrinter:
         text = f"bags({self.index(o, level)}, {table}, {offsets}, {weights})"
         return text if len(axes) == 2 else f"{text}.view(-1, {self.shape(axes)})"
 
-    def times(self, tiles: tuple[Tile, ...], axes: tuple[str, ...], level: int) -> str:
+    def times(self, tiles: tuple[ir.Tile, ...], axes: tuple[str, ...], level: int) -> str:
         """The product over rows of a level and all of the axes: into a factor that has them all, and no other use."""
         tiles = tuple(sorted(tiles, key=lambda t: len(t.within)))
         into = [t for t in tiles if len(tiles) > 1 and self.is_spare(t) and t.within == axes]
@@ -184,13 +170,13 @@ class FunctionPrinter:
         factors = [self.factor(t, axes, level) for t in tiles if t not in into]
         return into[0].name + "".join(f".mul_({f})" for f in factors) if into else " * ".join(factors)
 
-    def is_spare(self, tile: Tile) -> bool:
+    def is_spare(self, tile: ir.Tile) -> bool:
         """Whether a tile is a tensor of its own that one product alone reads."""
         gather = self.gathers.get(tile.name)
         own = gather.operand.rows if gather else tile.name in self.products
         return bool(own) and not self.is_constant(tile) and self.read.count(tile.name) == 1
 
-    def multiplied(self, tiles: tuple[Tile, ...], axes: tuple[str, ...], level: int) -> str:
+    def multiplied(self, tiles: tuple[ir.Tile, ...], axes: tuple[str, ...], level: int) -> str:
         """The product, summed over the axes that it is not to have.
 
         Where one factor has all axes, and others have some that are kept, the matrix products of a contraction would
@@ -207,7 +193,7 @@ class FunctionPrinter:
         text = self.times(tiles, large.within, level)
         return self.summed(f"({text})" if " * " in text else text, large.within, axes)
 
-    def contraction(self, tiles: tuple[Tile, ...], axes: tuple[str, ...], level: int) -> str:
+    def contraction(self, tiles: tuple[ir.Tile, ...], axes: tuple[str, ...], level: int) -> str:
         """The product, summed over the axes that it is not to have."""
         letters = self.einsum_letters
         terms, factors = [], []
@@ -225,7 +211,7 @@ class FunctionPrinter:
         free = (c for c in reversed(ascii_letters) if c not in own)
         return own | {"": next(free)} | {a.letter: next(free) for a in self.p.axes if a.letter not in own}
 
-    def factor(self, tile: Tile, axes: tuple[str, ...], level: int) -> str:
+    def factor(self, tile: ir.Tile, axes: tuple[str, ...], level: int) -> str:
         """A factor laid out over rows of a level, unless it has none, and the axes."""
         own, constant = tile.within, self.is_constant(tile)
         name = tile.name if constant else self.rows.spread(tile.name, tile.level, level)
@@ -235,7 +221,7 @@ class FunctionPrinter:
             name = f"{name}.permute({', '.join(map(str, numbers))})"
         return _laid_out(name, [*([] if constant else [":"]), *(":" if a in own else "None" for a in axes)])
 
-    def is_constant(self, tile: Tile) -> bool:
+    def is_constant(self, tile: ir.Tile) -> bool:
         """Whether a tile is the same for all rows, and so has none."""
         return tile.name in self.constants
 
@@ -247,29 +233,29 @@ class FunctionPrinter:
         found: set[str] = set()
         for s, _ in self.p.statements:
             match s:
-                case Gather(out, operand) if self.p.spanning or not operand.rows:
+                case ir.Gather(out, operand) if self.p.spanning or not operand.rows:
                     found.add(out.name)
-                case Product(out) if not s.accumulate and all(t.name in found for t in s.inputs):
+                case ir.Product(out) if not s.accumulate and all(t.name in found for t in s.inputs):
                     found.add(out.name)
         return found
 
     # -- results ----------------------------------------------------------------------------------------------------
-    def add(self, s: Add) -> None:
+    def add(self, s: ir.Add) -> None:
         """Adds the rows to those of the output, or stores them where no others are added there."""
         p, level = self.p, self.rows.of(s.key.level)
         kept = tuple(c for c in p.read_along(s.key.letters) if c in s.source.within)
         numbers = p.width == 1
-        rows = "-1" if isinstance(s.key, Position) else str(p.rows)
+        rows = "-1" if isinstance(s.key, ir.Position) else str(p.rows)
         size, shape = (rows, "-1") if numbers else (f"{rows}, {p.width}", f"-1, {p.width}")
         total = self.summed(s.source.name, s.source.within, (*kept, *s.axes))
         if kept or len(s.axes) != (0 if numbers else 1):
             total = f"{total}.reshape({shape})"
         output = f"{p.output}.view({size})"
-        if isinstance(s.key, Position):
+        if isinstance(s.key, ir.Position):
             self.put(f"{output}[{RANGES[level]}] = {total}")
             return
-        row = self.slots(s.key, level, s.owned) if isinstance(s.key, Slot) else self.output_rows(s.key, level, s.owned)
-        if kept and (isinstance(s.key, Slot) or any(self.decodes[c].end for c in s.key.letters)):
+        row = self.output_rows(s.key, level, s.owned)
+        if kept and (isinstance(s.key, ir.Slot) or any(self.decodes[c].end for c in s.key.letters)):
             self.put(f"row = {row}")
             self.put("inside = row >= 0")
             row, total = "row[inside]", f"{total}[inside]"
@@ -286,8 +272,10 @@ class FunctionPrinter:
             text += f".permute({', '.join(map(str, (0, *(left.index(a) + 1 for a in axes))))})"
         return text
 
-    def output_rows(self, key: Row, level: int, owned: bool) -> str:
-        """The output's rows, as a sum of coordinates; -1 past the end of a mode."""
+    def output_rows(self, key: ir.Row | ir.Slot, level: int, owned: bool) -> str:
+        """The output's rows, as they are stored or as a sum of coordinates; -1 past the end of a mode."""
+        if isinstance(key, ir.Slot):
+            return self.slots(key, level, owned)
         letters = [c for c, _ in key.terms]
         if not letters:
             return f"torch.zeros({COUNTS[level]}, dtype=torch.int64, device={self.rows.device})"
@@ -299,7 +287,7 @@ class FunctionPrinter:
         past = [self.over(names.past(c), c, level, letters) for c in letters if self.decodes[c].end]
         return self.flat(" + ".join(terms), letters, "".join(f".masked_fill({each}, -1)" for each in past))
 
-    def slots(self, key: Slot, level: int, owned: bool) -> str:
+    def slots(self, key: ir.Slot, level: int, owned: bool) -> str:
         """The output's rows, as they are stored; of tiles, for each of the positions that are kept."""
         if not key.letters:
             return f"{key.array}[{RANGES[level]}]"

@@ -1,8 +1,9 @@
-"""Tile programs -> the text of one Triton module.
+"""Tile programs -> the text of one Triton module, whose functions have a method for each kind of statement.
 
 In: the verified tile programs of a plan's parts, and the types they run in. Out: source that a reader can follow alone:
 one function a part, named as its statements are, and one kernel that runs a part (or, fused, all of them: programs
-below the first part's count take the first part, and so on).
+below the first part's count take the first part, and so on). `triton_loops` prints axes, `triton_values` what is stored
+and results, `triton_layout` the dimensions and positions of tensors.
 
 Rules the text keeps: no inline assembly and no device library (the interpreter has neither); memory gathers only;
 addresses in 64 bits only where a product of sizes can pass 2**31; padding is masked when loaded, so that it never
@@ -11,18 +12,273 @@ reaches memory or a sum.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 
+from sparsetc.codegen import triton_halves as halves
+from sparsetc.codegen import triton_loops as loops
+from sparsetc.codegen import triton_values as values
 from sparsetc.codegen.triton_bitmaps import COUNT, POPC
-from sparsetc.codegen.triton_function import FunctionPrinter, Types, counts_of, signature
+from sparsetc.codegen.triton_layout import ADDRESS64, Layout, Term, TritonCoordinates, sides_of
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
+from sparsetc.ir.program import names
+from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.operands import tables, tables_of
-from sparsetc.ir.program.tile import TileProgram
+from sparsetc.support.cached import cached_property
 
-__all__ = ["Types", "kernel_arguments", "module_source"]
+
+@dataclass(frozen=True)
+class Types:
+    """Element types of a program: how sums are kept, and whether what is loaded must be widened to that."""
+
+    accumulate: str
+    """``float32``, ``float64`` or ``int64``."""
+    widen: bool
+    """The operands are narrower than the sums."""
+    popcount: bool = False
+    """The target counts bits by an instruction of PTX; elsewhere, and under the interpreter, shifts and masks do."""
+
+
+Side = tuple[Sequence[ir.Tile], tuple[str, ...]]
+"""The factors of a side of a dot, and the axes that they leave."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A side of a dot."""
+
+    text: str
+    turned: bool
+    """Whether what is summed are its rows."""
+
+    def by(self, turned: bool) -> str:
+        """The matrix with what is summed in its rows, or in its columns."""
+        return self.text if turned == self.turned else f"tl.trans({self.text})"
+
+
+def signature(head: str, args: list[str], tail: str) -> list[str]:
+    """A head and its arguments in parentheses, over as many lines as it takes."""
+    one = f"{head}({', '.join(args)}){tail}"
+    if len(one) <= 112:
+        return [one]
+    lines, line = [f"{head}("], "    "
+    for arg in args:
+        if len(line) + len(arg) > 110:
+            lines.append(line.rstrip())
+            line = "    "
+        line += f"{arg}, "
+    return [*lines, line.rstrip(), f"){tail}"]
+
+
+def counts_of(program: ir.TileProgram) -> list[str]:
+    """What a part's function is told of its size: its programs where the grid takes slabs, nonzeros of equal chunks."""
+    slabs = any(axis.slab for axis in program.axes)
+    return [*(["programs"] if slabs else []), *(["nonzeros"] if program.view.chunk else [])]
+
+
+class FunctionPrinter(Layout):
+    """Prints one tile program as a Triton function of its program number."""
+
+    def __init__(self, program: ir.TileProgram, types: Types) -> None:
+        super().__init__(program)
+        self.types = types
+        self.fibers = program.view.blocks
+        self.acc = f"tl.{types.accumulate}"
+        self.out: list[str] = []
+        self.indent = 1
+        self.masked = False
+        self.copies = 1
+        self.words: tuple[set[str], ...] = (set(), set(), set())
+        """Words loaded so far in the scope of each level."""
+
+    # -- text -------------------------------------------------------------------------------------------------------
+    def put(self, text: str) -> None:
+        self.out.append("    " * self.indent + text)
+
+    def lines(self) -> list[str]:
+        p = self.p
+        arguments = ["pid", *counts_of(p), *p.arrays, *(t.own for o in p.operands for t in tables(o)), p.output]
+        loops.head(self)
+        self.nested(p.body)
+        comment = ["# " + line for line in str(p).splitlines()]
+        return [*comment, "@triton.jit", *signature(f"def part_{p.number}", arguments, ":"), *self.out]
+
+    # -- what is known of the program -------------------------------------------------------------------------------
+    @cached_property
+    def spanned(self) -> frozenset[str]:
+        """Axes of which stored values have several positions at once."""
+        return frozenset(a for s in values.statements(self) for a in s.out.axes)
+
+    @cached_property
+    def ends(self) -> dict[str, int]:
+        """The sizes of the modes whose ends coordinates along a side may pass."""
+        return {s.letter: s.end for s, _ in self.p.statements if isinstance(s, ir.Decode) and s.end}
+
+    @property
+    def half(self) -> bool:
+        """Whether the values are stored in bfloat16."""
+        return self.p.half and self.types.accumulate == "float32" and not self.types.widen
+
+    @property
+    def widen(self) -> str:
+        """What brings what is loaded to the type of the sums."""
+        return f".to({self.acc})" if self.types.widen else ""
+
+    # -- copies, vectors and guards ---------------------------------------------------------------------------------
+    def each(self, level: int) -> list[str]:
+        """Suffixes of the copies a statement is printed for: one a step taken together."""
+        return [f"_{n}" for n in range(self.copies)] if level == LEAF and self.copies > 1 else [""]
+
+    def copied(self, axes: Sequence[str], level: int) -> Iterator[str]:
+        """The suffixes of a statement over these axes, for each of the vectors that an axis is in."""
+        for _ in self.vectors(axes):
+            yield from self.each(level)
+
+    def guard(self, level: int, u: str) -> str:
+        """The condition under which a lane of this level holds something; empty where all do."""
+        if level == LEAF:
+            return f"ok{u}" if self.masked else ""
+        return "length > 0" if level == LANE and self.fibers else ""
+
+    def inside(self, letter: str, axes: Sequence[str]) -> str:
+        """The condition that a coordinate is one of its tile and its mode, laid out over axes; empty where all are."""
+        sides = self.p.read_along((letter,)) if self.p.along else ()
+        guarded = letter in self.ends or any(self.p.axis(c).ragged for c in sides)
+        return self.placed(names.inside(letter), self.own((letter,), axes), axes) if guarded else ""
+
+    def own(self, letters: Sequence[str], axes: Sequence[str], level: int = LANE) -> tuple[str, ...]:
+        """The axes on which a coordinate depends: positions along a side, or the lanes, below the item."""
+        if self.p.along:
+            return tuple(c for c in self.p.read_along(letters) if c in axes)
+        return (ir.LANES,) if level != ITEM else ()
+
+    # -- statements -------------------------------------------------------------------------------------------------
+    def nested(self, body: Sequence[ir.Statement]) -> None:
+        """Statements in their order."""
+        for s in body:
+            self.statement(s)
+
+    def statement(self, s: ir.Statement) -> None:
+        if isinstance(s, ir.Loop):
+            loops.loop(self, s)
+        elif isinstance(s, ir.Decode):
+            for u in self.each(s.level):
+                self.decode(s, u)
+        elif isinstance(s, ir.Value):
+            values.value(self, s)
+        elif isinstance(s, ir.Scale):
+            halves.scale(self, s)
+        elif isinstance(s, ir.Zero):
+            for u in self.copied(s.out.axes, ITEM):
+                self.put(f"{self.named(s.out, u)} = tl.zeros({self.shape(s.out)}, {self.acc})")
+        elif isinstance(s, ir.Gather):
+            for u in self.copied(s.out.axes, s.out.level):
+                self.gather(s, u)
+        elif isinstance(s, ir.Sum):
+            for u in self.copied(s.source.axes, ITEM):
+                self.put(f"{self.named(s.out, u)} = {self.summed(s.source, u, s.out.axes)[0]}")
+        elif isinstance(s, ir.Product):
+            for u in self.copied(s.out.axes, max(t.level for t in s.inputs) if s.accumulate else s.out.level):
+                self.product(s, u)
+        else:
+            for u in self.copied(s.source.axes, s.key.level):
+                values.add(self, s, u)
+
+    def decode(self, s: ir.Decode, u: str) -> None:
+        """A coordinate; of those along a side, also whether they lie inside the tile and the mode."""
+        self.put(f"{self.decoded(s, u)} = {s.coordinate.text(TritonCoordinates(self, s.level, u))}")
+        inside = self.all_of([*map(self.limit, s.along), f"{s.name} < {s.end}" if s.end else ""])
+        if inside:
+            self.put(f"{names.inside(s.letter)} = {inside}")
+
+    @staticmethod
+    def decoded(s: ir.Decode, u: str) -> str:
+        """The name of a coordinate in a copy of its statement."""
+        return f"{s.name}{u if s.level == LEAF else ''}"
+
+    def coordinate(self, letter: str, u: str) -> str:
+        """The name of a letter's coordinate in a copy of a statement that reads it."""
+        own = self.p.view.level_of(self.p.letters.index(letter))
+        return f"{names.at(letter)}{u if own == LEAF else ''}"
+
+    def gather(self, s: ir.Gather, u: str) -> None:
+        """Rows of a dense operand at the coordinates of its letters."""
+        o, level, axes, stride, rows = s.operand, s.out.level, s.out.axes, s.operand.nrows * s.operand.width, []
+        for letter, extent in zip(o.rows, o.extents, strict=True):
+            stride //= extent
+            rows.append(Term(self.coordinate(letter, u), self.own((letter,), axes, level), stride))
+        terms = [*self.terms(rows, axes, o.nrows * o.width >= ADDRESS64), *self.columns(o.axes, axes)]
+        lanes = self.placed(self.guard(level, u), (ir.LANES,), axes) if o.rows else ""
+        bounds = self.bounds([c for c in o.axes if c not in self.written], axes)
+        mask = self.all_of([lanes, *(self.inside(c, axes) for c in o.rows), *bounds])
+        self.put(f"{self.named(s.out, u)} = {self.load(o.name, self.address(terms), mask)}{self.summable(s)}")
+
+    def summable(self, s: ir.Gather) -> str:
+        """What brings gathered rows to the type of the sums, but for those that only dots take, rounded as they are."""
+        if not s.operand.rounded:
+            return self.widen
+        return "" if s.out.name in self.bf16 else f".to({self.acc})"
+
+    @cached_property
+    def bf16(self) -> frozenset[str]:
+        """The gathered tiles that stay rounded: those that are whole sides of dots in bfloat16, and nothing else."""
+        found = {s.out.name for s, _ in self.p.statements if isinstance(s, ir.Gather) and s.operand.rounded}
+        for s, _ in self.p.statements:
+            sides = (s.left, s.right) if isinstance(s, ir.Product) and s.dot else ()
+            found -= {*ir.reads(s)} - {side[0].name for side in sides if len(side) == 1}
+        return frozenset(found)
+
+    # -- tile einsums -----------------------------------------------------------------------------------------------
+    def product(self, s: ir.Product, u: str) -> None:
+        """A product of factors, or of two matrices."""
+        name = self.named(s.out, u)
+        if not s.dot:
+            self.put(f"{name} {'+=' if s.accumulate else '='} {self.times(s.inputs, u, s.out.axes)}")
+        elif halves.multiplies(self, s):
+            halves.product(self, s, u)
+        elif self.types.accumulate == "int64":  # no matrix unit multiplies 64-bit integers
+            left, right = (self.matrix(side, s.contracted, own, u) for side, own in self.factors(s))
+            sums = "+=" if s.accumulate else "="
+            self.put(f"{name} {sums} tl.sum(({left.by(True)})[:, :, None] * ({right.by(True)})[:, None, :], 0)")
+        else:
+            self.dot(s, name, u)
+
+    def dot(self, s: ir.Product, name: str, u: str) -> None:
+        """A matrix product: of (rows, summed) by (summed, columns)."""
+        precision = self.p.precision if self.types.accumulate == "float32" else "ieee"
+        cast = ".to(tl.bfloat16)" if precision == "bf16" else ""
+        how = "" if precision == "bf16" else f', input_precision="{precision}"'
+        left, right = (self.matrix(side, s.contracted, own, u, cast) for side, own in self.factors(s))
+        total = f", {name}" if s.accumulate else ""
+        self.put(f"{name} = tl.dot({left.by(False)}, {right.by(True)}{total}{how}, out_dtype={self.acc})")
+
+    @staticmethod
+    def factors(s: ir.Product) -> tuple[Side, Side]:
+        """The factors of each side of a dot, with the axes that they leave."""
+        rows, columns = sides_of(s.out)
+        return (s.left, rows), (s.right, columns)
+
+    def matrix(
+        self, tiles: Sequence[ir.Tile], summed: tuple[str, ...], free: tuple[str, ...], u: str, cast: str = ""
+    ) -> Matrix:
+        """A side of a dot, its summed axes and the others folded in the order in which its largest factor has them."""
+        largest = max(tiles, key=lambda t: len(t.axes))
+        first = largest.axes[0] in summed
+        rows, columns = (summed, free) if first else (free, summed)
+        stored = largest.name in self.bf16 or (self.half and any(s.out == largest for s in values.statements(self)))
+        cast = "" if stored else cast
+        if len(tiles) == 1 and largest.folded == len(rows) and largest.axes == (*rows, *columns):
+            return Matrix(f"{self.named(largest, u)}{cast}", first)
+        text = self.times(tiles, u, (*rows, *columns))
+        if len(rows) != 1 or len(columns) != 1:
+            text = f"tl.reshape({text}, {[prod(map(self.size, axes)) for axes in (rows, columns)]})"
+        return Matrix(f"({text}){cast}" if cast and " * " in text else text + cast, first)
 
 
 @lru_cache(maxsize=256)
-def module_source(programs: tuple[TileProgram, ...], types: Types, header: str, fused: bool) -> str:
+def module_source(programs: tuple[ir.TileProgram, ...], types: Types, header: str, fused: bool) -> str:
     """The whole file: header, one function a part, and the kernels (`kernel`, or `kernel_0`, `kernel_1`, …)."""
     lines = [f'"""{header}"""', "", "import triton", "import triton.language as tl", ""]
     if any(tiles.bitmap for program in programs for tiles in (program.view.values, *program.view.pairs)):
@@ -35,7 +291,7 @@ def module_source(programs: tuple[TileProgram, ...], types: Types, header: str, 
     return "\n".join(lines).rstrip() + "\n"
 
 
-def kernel_arguments(group: tuple[TileProgram, ...]) -> tuple[list[str], list[str]]:
+def kernel_arguments(group: tuple[ir.TileProgram, ...]) -> tuple[list[str], list[str]]:
     """(counts, pointers): the kernel's integer arguments and then its pointers, in order.
 
     Counts are, a part: the programs it takes, and its nonzeros where items are equal chunks.
@@ -49,7 +305,7 @@ def kernel_arguments(group: tuple[TileProgram, ...]) -> tuple[list[str], list[st
     return counts, [*pointers, *(t.name for t in tables_of(group)), group[0].output]
 
 
-def _kernel(group: tuple[TileProgram, ...], name: str) -> list[str]:
+def _kernel(group: tuple[ir.TileProgram, ...], name: str) -> list[str]:
     counts, pointers = kernel_arguments(group)
     quoted = ", ".join(f'"{c}"' for c in counts)
     lines = [f"@triton.jit(do_not_specialize=[{quoted}])", *signature(f"def {name}", [*counts, *pointers], ":")]
@@ -66,7 +322,7 @@ def _kernel(group: tuple[TileProgram, ...], name: str) -> list[str]:
     return lines
 
 
-def _call(p: TileProgram, pid: str, indent: str) -> list[str]:
+def _call(p: ir.TileProgram, pid: str, indent: str) -> list[str]:
     own = [f"{name}_{p.number}" for name in (*counts_of(p), *p.arrays)]
     args = [pid, *own, *(t.name for o in p.operands for t in tables(o)), p.output]
     return [indent + line for line in signature(f"part_{p.number}", args, "")]

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from sparsetc.codegen.triton_places import number, place, sides_of, widened
+from sparsetc.codegen.triton_layout import number, place, sides_of, widened
 from sparsetc.ir.program import names
-from sparsetc.ir.program.stored import Stored
+from sparsetc.ir.program.operands import Stored
 from sparsetc.ir.program.tile import Loop, Value
 
 if TYPE_CHECKING:
-    from sparsetc.codegen.triton_function import FunctionPrinter
+    from sparsetc.codegen.triton import FunctionPrinter
 
 COUNT = """@triton.jit
 def count(v):

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sparsetc.codegen.triton_places import whole
-from sparsetc.ir.nest.halves import BIAS, HEAD, LOW
+from sparsetc.codegen.triton_layout import whole
+from sparsetc.ir.nest.values import BIAS, HEAD, LOW
 from sparsetc.ir.plan import F16X3
 from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import Loop, Product, Scale, Tile, Value, walk
@@ -19,7 +19,7 @@ from sparsetc.ir.program.tile import Loop, Product, Scale, Tile, Value, walk
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparsetc.codegen.triton_function import FunctionPrinter, Matrix
+    from sparsetc.codegen.triton import FunctionPrinter, Matrix
 
 
 def multiplies(printer: FunctionPrinter, s: Product) -> bool:

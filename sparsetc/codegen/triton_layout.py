@@ -1,7 +1,9 @@
 """Tiles laid out over axes -> the text of Triton's tensors: indices, shapes, addresses and conditions.
 
 In: a tile program. Out: text. An axis of a tile is a dimension of a tensor, or, of a tile with folds, one of several
-that are numbered together. An axis in pieces is taken by several vectors, of which one is at hand.
+that are numbered together. Positions along several sides at once are numbered ``across`` (the columns of a dot) and
+``along`` (what it sums). Coordinates are loads of words, once a scope, and of what is looked up besides, under the
+lanes' masks. An axis in pieces is taken by several vectors, of which one is at hand.
 """
 
 from __future__ import annotations
@@ -10,11 +12,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import prod
+from typing import TYPE_CHECKING
 
 from sparsetc.ir.nest.axes import LEAF
+from sparsetc.ir.nest.coordinates import AXIS_LEVEL, OPERATORS, Lookup, Writer
+from sparsetc.ir.nest.modes import word_bits
 from sparsetc.ir.program import names
-from sparsetc.ir.program.tile import LANES, Add, DenseAxis, Tile, TileProgram
+from sparsetc.ir.program.operands import Stored
+from sparsetc.ir.program.tile import LANES, Add, DenseAxis, Tile, TileProgram, Value
 from sparsetc.support.cached import cached_property
+
+if TYPE_CHECKING:
+    from sparsetc.codegen.triton import FunctionPrinter
+
 
 ADDRESS64 = 2**31
 """Elements from which on an array's addresses take 64 bits."""
@@ -190,3 +200,107 @@ class Layout:
     def load(pointer: str, at: str, mask: str = "") -> str:
         """What loads elements of an array, 0 where they are masked."""
         return f"tl.load({pointer} + {at}, mask={mask}, other=0)" if mask else f"tl.load({pointer} + {at})"
+
+
+def sides_of(tile: Tile) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(axes of a matrix's rows, of its columns)."""
+    return tile.axes[: tile.folded], tile.axes[tile.folded :]
+
+
+def widened(printer: FunctionPrinter, s: Value) -> str:
+    """What brings values to the type of the sums, where they are not in it and must be.
+
+    Dots of two stored operands take narrow values as they are, and add up wide.
+    """
+    as_they_are = printer.half or (printer.p.stored(s.operand).name and printer.p.dots)
+    return "" if as_they_are else printer.widen
+
+
+def whole(printer: FunctionPrinter, s: Value, array: str) -> str:
+    """What loads a tile of which all positions are stored."""
+    stored = printer.p.stored(s.operand)
+    terms, mask = place(printer, s)
+    return printer.load(array, " + ".join([f"{number(printer, stored)} * {stored.values.volume}", *terms]), mask)
+
+
+def number(printer: FunctionPrinter, stored: Stored) -> str:
+    """The number of an operand's tile, as addresses take it."""
+    return f"{stored.array('tile')}.to(tl.int64)" if printer.p.index64 else stored.array("tile")
+
+
+def place(printer: FunctionPrinter, s: Value) -> tuple[list[str], str]:
+    """(terms of the positions of a tile of values, the condition that they are of the tile)."""
+    stored = printer.p.stored(s.operand)
+    groups = sides_of(s.out) if s.out.folded else tuple((c,) for c in s.out.axes)
+    called = ("across", "along") if s.out.folded else s.out.axes
+    axes = tuple(str(n) for n in range(len(groups)))
+    terms, conditions = [], []
+    for letter in stored.letters:  # positions that are the same for the whole tile of values
+        if letter not in s.out.axes:
+            terms.append(printer.placed(names.side(letter), (), axes, stored.stride(letter)))
+        elif printer.apart(letter) and len(groups) == 2 and any(letter in g and len(g) > 1 for g in groups):
+            terms.append(printer.placed(printer.begin(letter), (), axes, stored.stride(letter)))
+    for axis, name, group in zip(axes, called, groups, strict=True):
+        text, stride, limit = _flat(printer, stored, name, group)
+        terms.append(printer.placed(text, (axis,), axes, stride))
+        conditions.append(printer.placed(limit, (axis,), axes))
+    return [t for t in terms if t], printer.all_of(conditions)
+
+
+def _flat(printer: FunctionPrinter, stored: Stored, name: str, letters: tuple[str, ...]) -> tuple[str, int, str]:
+    """(positions along several sides as one number, its stride, the condition that they are of the tile)."""
+    last = letters[-1]
+    if len(letters) == 1:
+        return names.side(last), stored.stride(last), printer.limit(last)
+    block = [printer.p.axis(c).block for c in letters]
+    within = [prod(block[n + 1 :]) for n in range(len(letters))]
+    strides = [stored.stride(c) for c in letters]
+    terms, limits = [], []
+    for n, (letter, w, b, stride) in enumerate(zip(letters, within, block, strides, strict=True)):
+        text = f"{name} // {w}" if w > 1 else name
+        text = f"{text} % {b}" if n else text
+        terms.append(f"({text}) * {stride}" if stride > 1 else text)
+        if printer.p.axis(letter).ragged:
+            begin = f"{printer.begin(letter)} + " if printer.apart(letter) else ""
+            limits.append(f"{begin}{text} < {printer.p.axis(letter).size}")
+    limit = " & ".join(f"({own})" for own in limits) if len(limits) > 1 else "".join(limits)
+    if all(s == w * strides[-1] for s, w in zip(strides, within, strict=True)):
+        return name, strides[-1], limit
+    return " + ".join(terms), 1, limit
+
+
+FACTOR = OPERATORS["+"][0] + 1
+"""How tightly an operand of a sum must bind."""
+
+
+class TritonCoordinates(Writer):
+    """Writes the coordinates of one level, of the copy of a step that has the suffix `u`."""
+
+    def __init__(self, printer: FunctionPrinter, level: int, u: str) -> None:
+        self.printer, self.level, self.u = printer, level, u
+
+    def position(self, axis: str) -> str:
+        return f"pos{self.u}" if axis == "nonzero" else axis
+
+    def coordinate(self, mode: int) -> str:
+        printer, letter = self.printer, self.printer.p.letters[mode]
+        return names.tile(letter) if printer.p.view.along else printer.coordinate(letter, self.u)
+
+    def along(self, mode: int) -> str:
+        return names.side(self.printer.p.letters[mode])
+
+    def lookup(self, lookup: Lookup) -> str:
+        printer, view = self.printer, self.printer.p.view
+        known = [*(AXIS_LEVEL[axis] for axis in lookup.axes), *map(view.level_of, lookup.modes)]
+        within = (printer.limit(printer.p.letters[mode]) for mode in sorted(lookup.sides))
+        mask = " & ".join(filter(None, (printer.guard(min(max(known, default=0), self.level), self.u), *within)))
+        load = printer.load(lookup.array, lookup.where.text(self, FACTOR), mask)
+        if lookup.every != 1:
+            return load
+        word, words = f"{lookup.array}_bits{self.u}", printer.words[self.level]
+        if word not in words:
+            words.add(word)
+            # Words of 16 bits, which only leaf words are stored in, are decoded as 32.
+            narrow = self.level == LEAF and word_bits(view.levels[2], lookup.array) <= 16
+            printer.put(f"{word} = {load}{'.to(tl.int32)' if narrow else ''}")
+        return word

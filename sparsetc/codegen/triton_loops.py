@@ -7,21 +7,19 @@ that their loads overlap.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparsetc.codegen import triton_halves as halves
-from sparsetc.codegen import triton_results as results
 from sparsetc.codegen import triton_values as values
-from sparsetc.codegen.triton_places import sides_of
-from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, WHOLE, Blocks, Each, Fibers, Run, Turns
+from sparsetc.codegen.triton_layout import sides_of
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, WHOLE, Axis, Blocks, Each, Fibers, Run, Turns
 from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import DenseAxis, Loop, Product
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sparsetc.codegen.triton_function import FunctionPrinter
+    from sparsetc.codegen.triton import FunctionPrinter
 
     Turn = Callable[[str, int], tuple[str, str]]
     """The position, and the condition that it holds something, of the copy with a suffix, so many steps ahead."""
@@ -48,7 +46,7 @@ def head(printer: FunctionPrinter) -> None:
     for axis in p.axes:
         _side(printer, axis) if axis.letter in p.letters else _dense(printer, axis)
     values.head(printer)
-    results.ahead(printer, ITEM)
+    values.ahead(printer, ITEM)
     _range(printer)
 
 
@@ -122,20 +120,6 @@ def _range(printer: FunctionPrinter) -> None:
 # -- loops -------------------------------------------------------------------------------------------------------------
 
 
-def loop(printer: FunctionPrinter, s: Loop) -> None:
-    """A loop, by the kind of its axis."""
-    axis = s.axis
-    if isinstance(axis, Turns):
-        _turns(printer, s, axis)
-    elif isinstance(axis, Run):
-        _run(printer, s, axis)
-    elif isinstance(axis, Fibers):
-        _fibers(printer, s, axis)
-    else:
-        assert isinstance(axis, Each)
-        _each(printer, s, axis)
-
-
 def _each(printer: FunctionPrinter, s: Loop, axis: Each) -> None:
     summed = halves.sums(printer, s)
     for total in summed:
@@ -160,7 +144,7 @@ def _block(printer: FunctionPrinter, lanes: int) -> None:
     printer.put("full = tl.load(block_full + block)")
     printer.put(f"fiber = block * {lanes} + lane")
     printer.put("length = tl.load(lane_len + fiber)")
-    results.ahead(printer, LANE)
+    values.ahead(printer, LANE)
     printer.words[LANE].clear()
 
 
@@ -173,9 +157,8 @@ def _run(printer: FunctionPrinter, s: Loop, axis: Run) -> None:
         return f"first{f' + {n * lanes}' if n else ''} + lane", f"pos{u} < stop"
 
     printer.put(f"full = start + (stop - start) // {stride} * {stride}")
-    steps = _Steps(printer, s, turn)
-    steps.put(f"for first in range(start, full, {stride}):", unroll, masked=False)
-    steps.put(f"for first in range(full, stop{by(lanes * masked)}):", masked, masked=True)
+    _steps(printer, s, turn, f"for first in range(start, full, {stride}):", unroll, masked=False)
+    _steps(printer, s, turn, f"for first in range(full, stop{by(lanes * masked)}):", masked, masked=True)
 
 
 def _fibers(printer: FunctionPrinter, s: Loop, axis: Fibers) -> None:
@@ -186,32 +169,24 @@ def _fibers(printer: FunctionPrinter, s: Loop, axis: Fibers) -> None:
         ahead = f" + {n * lanes}" if n else ""
         return f"first + step * {lanes}{ahead} + lane", f"{f'step + {n}' if n else 'step'} < length"
 
-    steps = _Steps(printer, s, turn)
-    steps.put(f"for step in range(0, full{by(unroll)}):", unroll, masked=False)
-    steps.put(f"for step in range(full, steps{by(masked)}):", masked, masked=True)
+    _steps(printer, s, turn, f"for step in range(0, full{by(unroll)}):", unroll, masked=False)
+    _steps(printer, s, turn, f"for step in range(full, steps{by(masked)}):", masked, masked=True)
 
 
-class _Steps:
-    """A loop over steps, some of which are taken together."""
-
-    def __init__(self, printer: FunctionPrinter, s: Loop, turn: Turn) -> None:
-        self.printer, self.s, self.turn = printer, s, turn
-
-    def put(self, head: str, copies: int, masked: bool) -> None:
-        """Print the loop for so many steps at a time."""
-        printer = self.printer
-        printer.put(head)
-        printer.indent += 1
-        printer.masked, printer.copies = masked, copies
-        printer.words[LEAF].clear()
-        for n, u in enumerate(printer.each(LEAF)):
-            position, condition = self.turn(u, n)
-            printer.put(f"pos{u} = {position}")
-            if masked:
-                printer.put(f"ok{u} = {condition}")
-        printer.nested(self.s.body)
-        printer.masked, printer.copies = False, 1
-        printer.indent -= 1
+def _steps(printer: FunctionPrinter, s: Loop, turn: Turn, head: str, copies: int, masked: bool) -> None:
+    """A loop over steps, so many of which are taken together."""
+    printer.put(head)
+    printer.indent += 1
+    printer.masked, printer.copies = masked, copies
+    printer.words[LEAF].clear()
+    for n, u in enumerate(printer.each(LEAF)):
+        position, condition = turn(u, n)
+        printer.put(f"pos{u} = {position}")
+        if masked:
+            printer.put(f"ok{u} = {condition}")
+    printer.nested(s.body)
+    printer.masked, printer.copies = False, 1
+    printer.indent -= 1
 
 
 def _held(printer: FunctionPrinter, s: Loop) -> int:
@@ -238,3 +213,12 @@ def _turns(printer: FunctionPrinter, s: Loop, axis: Turns) -> None:
         printer.put(f"{names.side(axis.name)} = {first} + tl.arange(0, {axis.take})")
     printer.nested(s.body)
     printer.indent -= 1
+
+
+LOOPS: dict[type[Axis], Callable[[FunctionPrinter, Loop, Any], None]]
+LOOPS = {Run: _run, Fibers: _fibers, Turns: _turns, Each: _each, Blocks: _each}
+
+
+def loop(printer: FunctionPrinter, s: Loop) -> None:
+    """A loop, by the kind of its axis."""
+    LOOPS[type(s.axis)](printer, s, s.axis)

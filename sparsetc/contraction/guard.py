@@ -21,7 +21,7 @@ from sparsetc.codegen.launch import Values
 from sparsetc.contraction.canonical import Patterns, dense_of_call, stand_ins
 from sparsetc.contraction.dense import Tensors
 from sparsetc.ir.equation.einsum import Bound
-from sparsetc.ir.nest.halves import may_be_split
+from sparsetc.ir.nest.values import may_be_split
 from sparsetc.tensor.pattern import lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, captured, refuse_wrapped

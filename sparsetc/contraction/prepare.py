@@ -31,7 +31,7 @@ from sparsetc.formats.tiles import slots_along
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.plan import Part, Plan, without_halves
-from sparsetc.ir.program.laws import LISTED_BYTE, LISTED_ROW
+from sparsetc.ir.program.cost import LISTED_BYTE, LISTED_ROW
 from sparsetc.ir.program.tile import Add, TileProgram, walk
 from sparsetc.options import Options, in_force
 from sparsetc.partition import PARTITIONS, stored_parts

@@ -27,7 +27,7 @@ from sparsetc.contraction.dense import Tensors
 from sparsetc.contraction.output import is_sparse
 from sparsetc.contraction.pair_step import PairStep
 from sparsetc.contraction.step import Step
-from sparsetc.device.lookup import of_backend
+from sparsetc.device.record import of_backend
 from sparsetc.errors import PlanError
 from sparsetc.explain import Explanation, StepReport
 from sparsetc.ir.equation.einsum import Bound, Einsum

@@ -22,12 +22,12 @@ from sparsetc.contraction.dense import Tensors, resolved
 from sparsetc.contraction.gradients import At, Rule
 from sparsetc.contraction.guard import Guard, finite, fit_for_halves
 from sparsetc.contraction.prepare import Preparation, in_place
-from sparsetc.device.lookup import of_backend
+from sparsetc.device.record import of_backend
 from sparsetc.device.targets import MACHINES, gpu
 from sparsetc.errors import EquationError, PlanError
 from sparsetc.explain import Explanation, OperandReport, device_name
 from sparsetc.ir.equation.einsum import Bound, Einsum
-from sparsetc.ir.nest.halves import scaled_halves
+from sparsetc.ir.nest.values import scaled_halves
 from sparsetc.ir.plan import without_halves
 from sparsetc.options import Options, with_settings
 from sparsetc.planner.candidate import Choice

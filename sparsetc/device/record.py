@@ -1,6 +1,7 @@
 """A GPU's profile on disk: what `calibrate` measured there, for later processes to plan with.
 
-In: a GPU's `DeviceProfile`. Out: ``<cache directory>/profiles/<GPU>.json``, of the form that profiles of the package
+In: a GPU's `DeviceProfile`; then a backend, or a device, whose plans are to be priced. Out:
+``<cache directory>/profiles/<GPU>.json``, of the form that profiles of the package
 have, and the profile again. A record is written under a temporary name and renamed. It is read once a process, so that
 all plans of a process are made by the same numbers. One that is damaged, another GPU's, or where others may write to
 it, is passed over with one warning: a profile changes which plan is chosen, never a result.
@@ -17,8 +18,8 @@ from typing import Any
 
 import torch
 
-from sparsetc.device.profile import TABLES, DeviceProfile, calibrated, default_gpu, measured_on
-from sparsetc.options import current
+from sparsetc.device.profile import TABLES, DeviceProfile, calibrated, cpu, default_gpu, measured_on
+from sparsetc.options import Options, current, in_force
 from sparsetc.support import files
 from sparsetc.support.warn import warn
 
@@ -122,3 +123,25 @@ def _number(name: str, value: Any, usual: float) -> float:
     if not isinstance(value, float) or not usual / FACTOR <= value <= usual * FACTOR:
         raise ValueError(f"{name} is {value!r}")
     return value
+
+
+def of_current_device() -> DeviceProfile:
+    """The profile of the current CUDA device; the default GPU's without one, or without a record that can be read."""
+    return read() or default_gpu()
+
+
+def of_backend(backend: str) -> DeviceProfile:
+    """The profile that generated programs of a backend are priced by: ``torch``'s run on CPU cores."""
+    return cpu() if backend == "torch" else of_current_device()
+
+
+def profile_of(device: torch.device, settings: Options, backend: str = "torch") -> DeviceProfile:
+    """The profile of the device that operands are on, recorded where the settings say; elsewhere that of the backend.
+
+    Operands on a CPU, of which Triton programs are made, are priced as on the GPU that these are for.
+    """
+    with in_force(settings):
+        if device.type != "cuda":
+            return of_backend(backend)
+        with torch.cuda.device(device):
+            return of_current_device()

@@ -39,11 +39,6 @@ class Tree(pickles.Record):
         """The trees that it is made of."""
         return ()
 
-    @property
-    def summed(self) -> tuple[str, ...]:
-        """The axes that the node itself sums over."""
-        return ()
-
     def __repr__(self) -> str:
         return f"parse_tree({str(self)!r})"
 
@@ -99,10 +94,6 @@ class Dot(Tree):
     def parts(self) -> tuple[Tree, ...]:
         return self.left, self.right
 
-    @property
-    def summed(self) -> tuple[str, ...]:
-        return self.over
-
     def __str__(self) -> str:
         return f"dot[{' '.join(self.over)}]({self.left}, {self.right})"
 
@@ -117,10 +108,6 @@ class Sum(Tree):
     @property
     def parts(self) -> tuple[Tree, ...]:
         return (self.tree,)
-
-    @property
-    def summed(self) -> tuple[str, ...]:
-        return self.over
 
     def __str__(self) -> str:
         return f"sum[{' '.join(self.over)}]({self.tree})"

@@ -124,9 +124,10 @@ class Inner:
         operands = tuple(replace(o, rows=self.along(o.rows)) for o in self.operands)
         return replace(self, operands=operands, kept=self.along(self.kept))
 
-    def level(self, factor: str) -> int:
-        """The level at which a factor is read."""
-        return LEAF if factor in self.stored else self.depth(self.operand[factor].rows)
+    @cached_property
+    def levels(self) -> dict[str, int]:
+        """The level at which each factor is read."""
+        return dict.fromkeys(self.stored, LEAF) | {o.name: self.depth(o.rows) for o in self.operands}
 
     def lanes(self, level: int) -> tuple[str, ...]:
         """The axis of what lies side by side at a level, where anything does."""
@@ -138,7 +139,7 @@ class Inner:
 
     def axes(self, factor: str) -> frozenset[str]:
         """The axes on which a factor depends."""
-        level = self.level(factor)
+        level = self.levels[factor]
         around = {*self.loops(level), *self.lanes(level)}
         if factor in self.stored:
             return frozenset({*around, *(c for c in self.stored[factor] if c in self.sides)})

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 from sparsetc.errors import PlanError
@@ -351,39 +352,40 @@ def verify(plan: Plan) -> None:
         if dealt != list(range(len(dealt))):
             lacking = next((f"; mode {m} is at none" for m in range(dealt[-1]) if m not in dealt), "")
             raise PlanError(f"{where}: each mode must be at one level, found {dealt}{lacking}")
-        if part.schedule.precision not in (*PRECISIONS, F16X3):
+        storage, own = part.storage, part.schedule
+        if own.precision not in (*PRECISIONS, F16X3):
             named = ", ".join((*PRECISIONS, F16X3))
-            raise PlanError(f"{where}: precision {part.schedule.precision!r} is not one of {named}")
-        sizes = [(f"the block of axis {axis}", block) for axis, block in part.schedule.blocks]
-        sizes += [(f"a piece of axis {axis}", piece) for axis, pieces in part.schedule.pieces for piece in pieces]
-        own = part.schedule
-        sizes += [("warps", own.warps), ("columns", own.columns), ("the number of copies", own.copies)]
-        sizes += [("the number of lanes", own.lanes) for own in (part.storage, part.schedule)]
-        for what, size in sizes:
+            raise PlanError(f"{where}: precision {own.precision!r} is not one of {named}")
+        for what, size in (
+            *((f"the block of axis {axis}", block) for axis, block in own.blocks),
+            *((f"a piece of axis {axis}", piece) for axis, pieces in own.pieces for piece in pieces),
+            ("warps", own.warps),
+            ("columns", own.columns),
+            ("the number of copies", own.copies),
+            *(("the number of lanes", lanes) for lanes in (storage.lanes, own.lanes)),
+        ):
             if size < 1 or size & (size - 1):
                 raise PlanError(f"{where}: {what} must be a power of two, found {size}")
-        tree = part.schedule.by_rule().tree
-        dots = part.schedule.dot if tree is None else tree.dots
-        if len(part.schedule.pieces) > 1 or (part.schedule.pieces and dots):
+        tree = own.by_rule().tree
+        dots = own.dot if tree is None else tree.dots
+        if len(own.pieces) > 1 or (own.pieces and dots):
             raise PlanError(f"{where}: one axis at most is taken in pieces, where nothing is contracted by dots")
-        if part.schedule.rounded and part.schedule.precision != ROUNDED:
-            raise PlanError(f"{where}: operands are rounded at precision {ROUNDED}, not at {part.schedule.precision}")
-        known = dict(part.schedule.blocks) | dict(part.schedule.pieces)
-        for axis in part.schedule.slabs:
-            if axis not in known or part.schedule.slabs.count(axis) > 1:
+        if own.rounded and own.precision != ROUNDED:
+            raise PlanError(f"{where}: operands are rounded at precision {ROUNDED}, not at {own.precision}")
+        for axis in own.slabs:
+            if axis not in dict((*own.blocks, *own.pieces)) or own.slabs.count(axis) > 1:
                 raise PlanError(f"{where}: slabs are of axes that have a block, each named once, found {axis!r}")
         for what, size, least, most in (
-            ("max_fiber_len", part.storage.max_fiber_len, 0, None),
-            ("max_item_nnz", part.storage.max_item_nnz, 0, None),
+            ("max_fiber_len", storage.max_fiber_len, 0, inf),
+            ("max_item_nnz", storage.max_item_nnz, 0, inf),
             ("unroll", own.unroll, 1, MOST_STEPS),
             ("masked_unroll", own.masked_unroll, 1, MOST_STEPS),
             ("the number of stages", own.stages, 0, MOST_STEPS),
             ("the number of warps", own.warps, 1, MOST_WARPS),
             ("the number of registers", own.registers, 0, MOST_REGISTERS),
         ):
-            if size < least:
-                raise PlanError(f"{where}: {what} must be {least} or more, found {size}")
-            if most is not None and size > most:
-                raise PlanError(f"{where}: {what} must be {most} or less, found {size}")
+            if not least <= size <= most:
+                bound = f"{least} or more" if size < least else f"{most} or less"
+                raise PlanError(f"{where}: {what} must be {bound}, found {size}")
     if plan.fused and len({p.schedule.warps for p in plan.parts}) > 1:
         raise PlanError(f"plan {plan.name!r}: the parts of one fused launch must agree on the number of warps")

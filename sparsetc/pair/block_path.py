@@ -21,7 +21,7 @@ from sparsetc.device.targets import gpu, machine_of
 from sparsetc.errors import PlanError
 from sparsetc.formats.base import index_dtype
 from sparsetc.ir.plan import SIDE, Part, Plan, Storage
-from sparsetc.ir.program.counting import cost
+from sparsetc.ir.program.product_cost import cost_of
 from sparsetc.ir.program.statistics import Statistics
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.pair.blocking import WHOLE, Bitmaps, BlockPairList, BlockWork, Buffer, pairs_a_program
@@ -294,7 +294,7 @@ BLOCK_LAUNCHES = 6
 def block_seconds(work: BlockWork, program: TileProgram, width: int, precision: str, profile: DeviceProfile) -> float:
     """Seconds of pairs of blocks: scatter, multiply, gather."""
     counts = Statistics(work.made, work.pairs, sum(work.elements), work.nnz, width)
-    moved, read, flops = cost(program).work(counts, profile)
+    moved, read, flops = cost_of(program).work(counts, profile)
     far = sum(work.elements) * width > profile.near_bytes
     read_rate = profile.far_blocks if far else profile.near_blocks
     rate = profile.block_dot.get(program.precision, profile.block_dot[precision])

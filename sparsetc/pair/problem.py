@@ -18,8 +18,8 @@ import torch
 
 from sparsetc.codegen.launch import accumulator
 from sparsetc.codegen.split_float16 import Halves
-from sparsetc.device.lookup import profile_of
 from sparsetc.device.profile import DeviceProfile
+from sparsetc.device.record import profile_of
 from sparsetc.errors import PlanError
 from sparsetc.ir.plan import PAIRED_PLANS, SIDE, Part, Plan, requested
 from sparsetc.ir.program.tile import TileProgram

@@ -14,7 +14,7 @@ from sparsetc.errors import PlanError
 from sparsetc.formats import get_format
 from sparsetc.ir.lower import Target, scheduled
 from sparsetc.ir.plan import ROUNDED, Part, Plan, in_bf16
-from sparsetc.ir.program.laws import UNCROWDED
+from sparsetc.ir.program.cost import UNCROWDED
 from sparsetc.ir.program.operands import dense_axes, named_operands
 from sparsetc.planner.candidate import APART, Candidate, Estimate
 from sparsetc.planner.pricing import costs, price, views

@@ -10,16 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from sparsetc.device.lookup import of_backend
 from sparsetc.device.profile import DeviceProfile, by_precision
+from sparsetc.device.record import of_backend
 from sparsetc.formats import Packed, get_format
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, drafted
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
 from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.plan import Plan, Schedule
-from sparsetc.ir.program.cost import Cost
-from sparsetc.ir.program.laws import LISTED_BYTE
+from sparsetc.ir.program.cost import LISTED_BYTE, Cost
 from sparsetc.ir.program.product_cost import cost_of
 from sparsetc.ir.program.statistics import Statistics
 from sparsetc.partition import PARTITIONS

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from sparsetc.device.lookup import of_backend
+from sparsetc.device.record import of_backend
 from sparsetc.explain import OperandReport, PartReport, in_microseconds
 from sparsetc.formats import FORMATS, Packed
 from sparsetc.formats.tiles import tile_count, tiles_of_nonzeros

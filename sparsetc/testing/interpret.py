@@ -23,7 +23,7 @@ from sparsetc.errors import FormatError, PlanError, ShapeError
 from sparsetc.formats import get_format, pack
 from sparsetc.ir import plan as plans
 from sparsetc.ir.equation.einsum import Bound
-from sparsetc.ir.nest.halves import largest
+from sparsetc.ir.nest.values import largest
 from sparsetc.ir.program import names
 from sparsetc.ir.program.checks import verify
 from sparsetc.ir.program.tile import Operand, TileProgram

@@ -11,8 +11,8 @@ import torch
 
 import sparsetc as stc
 from sparsetc.device import record
-from sparsetc.device.lookup import of_backend
 from sparsetc.device.profile import TABLES, DeviceProfile, default_gpu
+from sparsetc.device.record import of_backend
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -165,7 +165,15 @@ def verify(e: Einsum | Bound) -> None:
         _verify_sizes(e)
         return
     _verify_terms(e)
-    _verify_sparse(e)
+    text, count = str(e), len(e.inputs)
+    if not e.sparse:
+        raise EquationError(
+            point_at(text, 0, "no operand is sparse; use torch.einsum for dense operands", text.index("->"))
+        )
+    if tuple(sorted(set(e.sparse))) != e.sparse or not all(0 <= p < count for p in e.sparse):
+        raise EquationError(
+            point_at(text, 0, f"the sparse positions are {e.sparse}; expected ascending, of 0..{count - 1}", len(text))
+        )
 
 
 def _verify_terms(e: Einsum) -> None:
@@ -186,18 +194,6 @@ def _verify_name(text: str, index: str, where: str) -> None:
     if not (len(index) == 1 and index.isascii() and index.isalpha()):
         raise EquationError(
             point_at(text, 0, f"{where} has index {index!r}; expected a single letter, a-z or A-Z", len(text))
-        )
-
-
-def _verify_sparse(e: Einsum) -> None:
-    text, count = str(e), len(e.inputs)
-    if not e.sparse:
-        raise EquationError(
-            point_at(text, 0, "no operand is sparse; use torch.einsum for dense operands", text.index("->"))
-        )
-    if tuple(sorted(set(e.sparse))) != e.sparse or not all(0 <= p < count for p in e.sparse):
-        raise EquationError(
-            point_at(text, 0, f"the sparse positions are {e.sparse}; expected ascending, of 0..{count - 1}", len(text))
         )
 
 

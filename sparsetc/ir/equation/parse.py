@@ -235,18 +235,10 @@ class _Place:
     at: int
 
     def __str__(self) -> str:
-        return (
-            f"the ellipsis of operand {self.operand + 1}" if self.label == ELLIPSIS else f"operand {self.operand + 1}"
-        )
+        return f"{'the ellipsis of ' if self.label == ELLIPSIS else ''}operand {self.operand + 1}"
 
     def fault(self, text: str, message: str) -> str:
         return point_at(text, self.at, message, len(self.label))
-
-
-def _places(term: _Term, operand: int, shape: tuple[int, ...]) -> list[_Place]:
-    count = term.covered(len(shape))
-    spots = [s for s in zip(term.labels, term.at, strict=True) for _ in range(count if s[0] == ELLIPSIS else 1)]
-    return [_Place(operand, n, label, at) for n, (label, at) in zip(shape, spots, strict=True)]
 
 
 def _sizes(
@@ -259,8 +251,10 @@ def _sizes(
     """The full size of each index; every place that has it is either of that size, or dense and 1."""
     places: dict[str, list[_Place]] = {}
     for p, (term, names, shape) in enumerate(zip(terms, inputs, shapes, strict=True)):
-        for i, place in zip(names, _places(term, p, shape), strict=True):
-            places.setdefault(i, []).append(place)
+        count = term.covered(len(shape))
+        spots = [s for s in zip(term.labels, term.at, strict=True) for _ in range(count if s[0] == ELLIPSIS else 1)]
+        for i, n, (label, at) in zip(names, shape, spots, strict=True):
+            places.setdefault(i, []).append(_Place(p, n, label, at))
     return {i: _agreed_size(text, found, sparse) for i, found in places.items()}
 
 
@@ -277,14 +271,10 @@ def _agreed_size(text: str, places: Sequence[_Place], sparse: Sequence[bool]) ->
             )
             raise ShapeError(place.fault(text, message))
         if place.size != full.size and sparse[place.operand]:
-            _refuse_sparse_broadcast(text, place, full)
+            message = (
+                f"{place}, which is sparse, has size 1 at {place.label!r}; expected {full.size}, as {full} has: only "
+                "dense operands broadcast. Take that slice of it instead"
+            )
+            raise (EquationError if place.label == ELLIPSIS else ShapeError)(place.fault(text, message))
         previous = place
     return full.size
-
-
-def _refuse_sparse_broadcast(text: str, place: _Place, full: _Place) -> None:
-    message = (
-        f"{place}, which is sparse, has size 1 at {place.label!r}; expected {full.size}, as {full} has: only dense "
-        "operands broadcast. Take that slice of it instead"
-    )
-    raise (EquationError if place.label == ELLIPSIS else ShapeError)(place.fault(text, message))

@@ -102,8 +102,6 @@ class DenseStep:
     """Where its operands stand, ascending, in the list that the steps before have left."""
     equation: str
     """In the grammar of `torch.einsum`."""
-    result: tuple[str, ...]
-    """The indices of the result."""
 
     def __str__(self) -> str:
         return f"{self.equation}  of operands {', '.join(str(p + 1) for p in self.positions)}"
@@ -144,11 +142,9 @@ def dense_subexpressions(b: Bound) -> Reduction:
     steps: list[DenseStep] = []
     for p in b.einsum.dense:
         if (result := _single(b.einsum, p)) != b.einsum.inputs[p]:
-            steps.append(_step(b.einsum, (p,), result))
-            b = _after(b, steps[-1])
-    while (pair := _next_pair(b)) is not None:
-        steps.append(_step(b.einsum, pair, _pair_result(b.einsum, pair)))
-        b = _after(b, steps[-1])
+            b = _run(b, (p,), result, steps)
+    while (pair := next((pair for pair in _candidates(b) if _pays(b, pair)), None)) is not None:
+        b = _run(b, pair, _pair_result(b.einsum, pair), steps)
     verify(b)
     return Reduction(tuple(steps), b)
 
@@ -162,10 +158,6 @@ def _pair_result(e: Einsum, pair: tuple[int, ...]) -> tuple[str, ...]:
     """The indices of a pair that the output or another operand still needs."""
     names = distinct(i for p in pair for i in e.inputs[p])
     return tuple(i for i in names if i in e.output or any(p not in pair for p in e.holders(i)))
-
-
-def _next_pair(b: Bound) -> tuple[int, ...] | None:
-    return next((pair for pair in _candidates(b) if _pays(b, pair)), None)
 
 
 def _candidates(b: Bound) -> Iterator[tuple[int, ...]]:
@@ -217,15 +209,12 @@ def _pays(b: Bound, pair: tuple[int, ...]) -> bool:
     return (sums or folds) and b.elements(result) <= (max(sizes) if spans else GROWTH * sum(sizes))
 
 
-def _step(e: Einsum, positions: tuple[int, ...], result: tuple[str, ...]) -> DenseStep:
+def _run(b: Bound, positions: tuple[int, ...], result: tuple[str, ...], steps: list[DenseStep]) -> Bound:
+    """What is left to compute when one more step has run, which is added to the steps."""
+    e, (first, *gone) = b.einsum, positions
     terms = ",".join("".join(e.inputs[p]) for p in positions)
-    return DenseStep(positions, f"{terms}->{''.join(result)}", result)
-
-
-def _after(b: Bound, step: DenseStep) -> Bound:
-    """What is left to compute when a step has run."""
-    e, gone = b.einsum, step.positions[1:]
+    steps.append(DenseStep(positions, f"{terms}->{''.join(result)}"))
     order = [p for p in range(len(e.inputs)) if p not in gone]
-    inputs = tuple(step.result if p == step.positions[0] else e.inputs[p] for p in order)
+    inputs = tuple(result if p == first else e.inputs[p] for p in order)
     sparse = tuple(order.index(p) for p in e.sparse)
     return Bound.of(Einsum(inputs, e.output, sparse, e.text), b.by_index)

@@ -60,7 +60,7 @@ def _verify_factors(tree: Tree, inner: Inner) -> None:
         if times > 1:
             raise PlanError(f"tree {tree}: factor {name} occurs {times} times")
     # A pattern's 1s may be left out where something else says which lanes hold a nonzero.
-    told = inner.view.values.ones and any(inner.level(name) == LEAF for name in found)
+    told = inner.view.values.ones and any(inner.levels[name] == LEAF for name in found)
     for name in known:
         if name not in found and not (told and name in inner.stored):
             raise PlanError(f"tree {tree}: factor {name} is missing")
@@ -99,8 +99,9 @@ class _Check:
             return self.inner.axes(node.name)
         parts = [self.axes(part) for part in node.parts]
         found = frozenset().union(*parts)
-        for axis in node.summed:
-            if node.summed.count(axis) > 1 or any(axis not in part for part in parts):
+        over = node.over if isinstance(node, Dot | Sum) else ()
+        for axis in over:
+            if over.count(axis) > 1 or any(axis not in part for part in parts):
                 raise self.fail(node, f"cannot sum over {axis}, which it has not, or sums twice")
             outside = Counter(self.tree.factors) - Counter(node.factors)
             late = [name for name in outside if axis in self.inner.axes(name)]
@@ -110,7 +111,7 @@ class _Check:
             self.dot(node, *parts)
         elif isinstance(node, Sum):
             self.sum(node, found)
-        return found - set(node.summed)
+        return found - set(over)
 
     def dot(self, node: Dot, left: frozenset[str], right: frozenset[str]) -> None:
         """The axes of a dot are in registers, and its sides have axes of their own."""

@@ -8,29 +8,41 @@ result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from sparsetc.ir import contraction_tree as trees
 from sparsetc.ir.contraction_tree import Dot, Factor, Multiply, Tree
+from sparsetc.ir.inner import Inner
 from sparsetc.ir.lower.check import home, turns_of_sums
-from sparsetc.ir.nest.axes import Axis
-from sparsetc.ir.program.flow import made
-from sparsetc.ir.program.tile import LANES, Decode, Gather, Product, Scale, Statement, Sum, Tile, Value
+from sparsetc.ir.nest.axes import LEVELS, Axis
+from sparsetc.ir.program.tile import LANES, Decode, Gather, Product, Scale, Statement, Sum, Tile, Value, made
 
 
-class DataFlow:
-    """Computations, each of which reads what those before it made."""
+class Contraction:
+    """A tree in the making: computations, each of which reads what those before it made, and the tiles of nodes."""
 
-    def __init__(self, dense: Sequence[str], positions: Sequence[str] = ()) -> None:
-        """Nothing is computed yet.
+    around: tuple[Axis, ...]
+    """The loops, outermost first."""
 
-        Args:
-            dense: axes that only dense operands have, in the order in which tiles have them.
-            positions: axes along a stored tile, in the order in which tiles have them.
-        """
-        self.dense, self.order = frozenset(dense), (LANES, *dense, *positions)
+    def __init__(self, inner: Inner, tree: Tree) -> None:
+        """Nothing is computed yet."""
+        self.inner, self.tree = inner, tree
+        self.order: tuple[str, ...] = (LANES, *inner.dense, *inner.sides)
+        """Axes in the order in which tiles have them."""
         self.statements: list[Statement] = []
+        self.made: dict[Tree, Tile] = {}
+        self.dots = [node for node in tree.nodes if isinstance(node, Dot)]
+        # What nothing but the last sums follows is the result.
+        self.last = tree.tree if isinstance(tree, trees.Sum) and not self._over(tree) else tree
+
+    def load(self, factor: str) -> Value | Gather:
+        """What reads a factor."""
+        raise NotImplementedError
+
+    def decodes(self, level: int) -> list[Decode]:
+        """What reads the coordinates of one level."""
+        raise NotImplementedError
 
     def make(self, statement: Value | Scale | Gather | Product | Sum) -> Tile:
         """What a statement makes."""
@@ -49,10 +61,6 @@ class DataFlow:
         axes = [a for t in factors if t.folded for a in t.axes]
         axes += [a for a in self._axes(factors) if a not in axes]
         return self.make(Product(Tile(self.called(name), tuple(axes), _level(factors)), tuple(factors)))
-
-    def scale(self, tile: Tile, factor: Tile) -> Tile:
-        """A tile times a factor of some of its axes, by the name of the tile."""
-        return self.make(Product(replace(tile, folded=0), (tile, factor)))
 
     def dot(self, name: str, left: Sequence[Tile], right: Sequence[Tile], over: Iterable[str]) -> Tile:
         """The matrix product of two sides, whose rows and columns are the axes of each side that are not summed."""
@@ -84,67 +92,32 @@ class DataFlow:
 
     def _free(self, side: Sequence[Tile], over: set[str]) -> list[str]:
         """The axes of a dot's side that are not summed, positions of a stored tile before dense ones."""
-        return sorted((a for a in self._axes(side) if a not in over), key=self.dense.__contains__)
+        return sorted((a for a in self._axes(side) if a not in over), key=self.inner.dense.__contains__)
 
-
-def _level(tiles: Iterable[Tile]) -> int:
-    """The level at which the product of some tiles is known."""
-    return max(t.level for t in tiles)
-
-
-class Contraction:
-    """A tree in the making: the tiles of its nodes, by node."""
-
-    def __init__(
-        self,
-        tree: Tree,
-        flow: DataFlow,
-        around: Sequence[Axis],
-        load: Callable[[str], Value | Gather],
-        level: Callable[[str], int],
-    ) -> None:
-        """Nothing is made yet.
-
-        Args:
-            tree: what is computed.
-            flow: where statements go.
-            around: the loops, outermost first.
-            load: what reads a factor.
-            level: the level at which a factor is read.
-        """
-        self.tree, self.flow, self.around, self.load, self._level = tree, flow, around, load, level
-        self.made: dict[Tree, Tile] = {}
-        self.dots = [node for node in tree.nodes if isinstance(node, Dot)]
-        # What nothing but the last sums follows is the result.
-        self.last = tree.tree if isinstance(tree, trees.Sum) and not self._over(tree) else tree
-
-    def run(self, levels: Sequence[Sequence[Decode]], factors: Iterable[str]) -> Tile:
-        """What is to be added to the output: factors are read, and what dots take is multiplied, as soon as known.
-
-        Args:
-            levels: what reads the coordinates of each level.
-            factors: all of them, in the order in which they are read.
-        """
+    # -- the tree ---------------------------------------------------------------------------------------------------
+    def run(self) -> Tile:
+        """What is to be added to the output: factors are read, and what dots take is multiplied, as soon as known."""
         late = set(self._late())
+        factors = (*self.inner.stored, *self.inner.operand)
         wanted = [name for name in factors if name in self.tree.factors and name not in late]
-        for level, decodes in enumerate(levels):
-            self.flow.statements += decodes
+        for level in range(len(LEVELS)):
+            self.statements += self.decodes(level)
             for name in wanted:
-                if self._level(name) == level:
+                if self.inner.levels[name] == level:
                     self.tile(Factor(name))
-            for node in self._sides(level):
+            for node in self._early(level):
                 self.tile(node)
         return self.tile(self.tree)
 
     def level(self, node: Tree) -> int:
         """The level at which a node is known."""
         if isinstance(node, Factor):
-            return self._level(node.name)
+            return self.inner.levels[node.name]
         if isinstance(node, trees.Sum) and self._loops(node.over):
             return home(self.around, node.over)
         return max(map(self.level, node.parts))
 
-    def _sides(self, level: int) -> list[Tree]:
+    def _early(self, level: int) -> list[Tree]:
         """The products of factors that a dot takes, and that are known at a level above the dot's."""
         sides = [(side, dot) for dot in self.dots for side in dot.parts if isinstance(side, Multiply)]
         return [side for side, dot in sides if self.level(side) == level < self.level(dot)]
@@ -159,7 +132,7 @@ class Contraction:
 
     def _along(self, factor: str) -> bool:
         """Whether a program has several positions along a stored tile of a factor at once."""
-        return bool(set(self.load(factor).out.axes) - {LANES, *self.flow.dense})
+        return bool(set(self.load(factor).out.axes) - {LANES, *self.inner.dense})
 
     # -- nodes ------------------------------------------------------------------------------------------------------
     def tile(self, node: Tree) -> Tile:
@@ -170,11 +143,11 @@ class Contraction:
 
     def _make(self, node: Tree) -> Tile:
         if isinstance(node, Factor):
-            return self.flow.make(self.load(node.name))
+            return self.make(self.load(node.name))
         if isinstance(node, Multiply):
-            return self.flow.multiply(self._product_name(node), [self.tile(part) for part in node.trees])
+            return self.multiply(self._product_name(node), [self.tile(part) for part in node.trees])
         if isinstance(node, Dot):
-            return self.flow.dot("part", self._side(node.left, node), self._side(node.right, node), node.over)
+            return self.dot("part", self._side(node.left, node), self._side(node.right, node), node.over)
         assert isinstance(node, trees.Sum)
         return self._sum(node)
 
@@ -198,7 +171,7 @@ class Contraction:
         """What a sum is over, without what is left to the end."""
         if node != self.tree:
             return node.over
-        end = [a == LANES or a in self.flow.dense for a in node.over]
+        end = [a == LANES or a in self.inner.dense for a in node.over]
         while end and end[-1]:
             end.pop()
         return node.over[: len(end)]
@@ -208,14 +181,19 @@ class Contraction:
         tile = self.tile(node.tree)
         looped = [axis.name for axis in self.around]
         for beside, loops in turns_of_sums(self._over(node), looped, tile.axes):
-            tile = self.flow.sum("step" if loops else "summed", tile, beside)
-            for name, own in self._apart(loops):
-                tile = self.flow.accumulate(name, tile, home(self.around, own))
+            tile = self.sum("step" if loops else "summed", tile, beside)
+            for name, own in self._named(loops):
+                tile = self.accumulate(name, tile, home(self.around, own))
         return tile
 
-    def _apart(self, loops: Sequence[str]) -> list[tuple[str, list[str]]]:
+    def _named(self, loops: Sequence[str]) -> list[tuple[str, list[str]]]:
         """(what the sum over some loops is called, the loops), the innermost first."""
         found: dict[str, list[str]] = {}
         for axis in reversed(self._loops(loops)):
             found.setdefault(axis.sums, []).append(axis.name)
         return [*found.items()]
+
+
+def _level(tiles: Iterable[Tile]) -> int:
+    """The level at which the product of some tiles is known."""
+    return max(t.level for t in tiles)

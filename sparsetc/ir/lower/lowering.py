@@ -11,63 +11,49 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.contraction_tree import Dot, Sum, Tree
+from sparsetc.ir.contraction_tree import Sum
 from sparsetc.ir.inner import Inner, X
 from sparsetc.ir.lower.check import verify_tree
-from sparsetc.ir.lower.contract import Contraction, DataFlow
+from sparsetc.ir.lower.contract import Contraction
 from sparsetc.ir.lower.halves import in_halves
 from sparsetc.ir.lower.place import place
-from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS, Axis, Turns
+from sparsetc.ir.nest.axes import ITEM, LEAF, Turns
 from sparsetc.ir.plan import Schedule
-from sparsetc.ir.program.tile import (
-    Add,
-    Decode,
-    DenseAxis,
-    Gather,
-    Loop,
-    Operand,
-    Row,
-    Scale,
-    Slot,
-    Statement,
-    Tile,
-    TileProgram,
-    Value,
-)
+from sparsetc.ir.program import tile as ir
 from sparsetc.support.cached import cached_property
 
 
-class Lowering:
+class Lowering(Contraction):
     """One part's program in the making."""
 
     def __init__(self, inner: Inner, schedule: Schedule) -> None:
         """Raises `PlanError` where the schedule's tree is none of the einsum's."""
         assert schedule.tree is not None
-        self.inner, self.schedule, self.view = inner, schedule, inner.view
-        self.tree: Tree = schedule.tree
+        super().__init__(inner, schedule.tree)
+        self.schedule, self.view = schedule, inner.view
         self.dense = tuple(map(self._dense, inner.dense))
         self.operand = {o.name: self._operand(o) for o in inner.operands}
         self._check_rounded()
         self.take = dict(schedule.take)
         self.positions = tuple(
-            DenseAxis(c, side, self.take.get(c, 1), inner.folds.get(c, ())) for c, side in inner.sides.items()
+            ir.DenseAxis(c, side, self.take.get(c, 1), inner.folds.get(c, ())) for c, side in inner.sides.items()
         )
         # The tiles of two operands are longer along a side than what is worth unrolling.
         unrolled, turned = len(inner.stored) == 1, (c for c in schedule.turns if c in inner.sides)
         turns = (Turns(c, size=inner.sides[c], take=self.take.get(c, 1), unrolled=unrolled) for c in turned)
-        self.around: tuple[Axis, ...] = (*self.view.loops, *turns)
+        self.around = (*self.view.loops, *turns)
         verify_tree(inner, schedule, self.around)
         self._check_order()
 
-    def program(self, number: int, format: str) -> TileProgram:
+    def program(self, number: int, format: str) -> ir.TileProgram:
         """The program."""
         inner, schedule = self.inner, self.schedule
         total, computed = self.contract()
         # Results may be stored where rows have one owner, and no summed axis is split over the grid.
         owned = inner.target.owned and all(a.programs == 1 or a.letter in inner.output_axes for a in self.dense)
-        copies = 1 if owned or not isinstance(inner.key, Row) else schedule.copies
-        statements = (*computed, Add(total, inner.key, inner.output_axes, owned, copies))
-        return TileProgram(
+        copies = 1 if owned or not isinstance(inner.key, ir.Row) else schedule.copies
+        statements = (*computed, ir.Add(total, inner.key, inner.output_axes, owned, copies))
+        return ir.TileProgram(
             equation=inner.equation,
             number=number,
             format=format,
@@ -77,27 +63,27 @@ class Lowering:
             operands=self._read(computed),
             output=inner.output,
             output_axes=inner.output_axes,
-            body=place(statements, list(map(Loop, self.around))),
+            body=place(statements, list(map(ir.Loop, self.around))),
             unroll=schedule.unroll,
             masked_unroll=schedule.masked_unroll,
             warps=schedule.warps,
             stages=schedule.stages,
             precision=schedule.precision,
             registers=schedule.registers,
-            slot=inner.key.array if isinstance(inner.key, Slot) else "",
+            slot=inner.key.array if isinstance(inner.key, ir.Slot) else "",
             rows=inner.target.rows,
             index64=inner.target.index64,
             whole=inner.target.whole,
             terms=inner.terms,
         )
 
-    def _dense(self, letter: str) -> DenseAxis:
+    def _dense(self, letter: str) -> ir.DenseAxis:
         """A dense axis as the schedule takes it: one of a single block has no slabs, whatever the schedule says."""
         size, pieces = self.inner.sizes[letter], self.schedule.pieces_of(letter)
         block = sum(pieces) or self.schedule.block(letter)
-        return DenseAxis(letter, size, block, pieces=pieces, slab=letter in self.schedule.slabs and size > block)
+        return ir.DenseAxis(letter, size, block, pieces=pieces, slab=letter in self.schedule.slabs and size > block)
 
-    def _operand(self, o: Operand) -> Operand:
+    def _operand(self, o: ir.Operand) -> ir.Operand:
         """A dense operand as the schedule has it read."""
         return replace(o, rounded=True) if o.name in self.schedule.rounded else o
 
@@ -111,66 +97,61 @@ class Lowering:
                     f"{', '.join(gathered) or 'nothing'}"
                 )
 
-    def _read(self, statements: Sequence[Statement]) -> tuple[Operand, ...]:
+    def _read(self, statements: Sequence[ir.Statement]) -> tuple[ir.Operand, ...]:
         """The dense operands as statements read them."""
-        read = {s.operand.name: s.operand for s in statements if isinstance(s, Gather)}
+        read = {s.operand.name: s.operand for s in statements if isinstance(s, ir.Gather)}
         return tuple((self.operand | read).values())
 
-    def contract(self) -> tuple[Tile, list[Statement]]:
+    def contract(self) -> tuple[ir.Tile, list[ir.Statement]]:
         """What is to be added to the output, and the computations that make it."""
-        flow = self.flow()
-        made = Contraction(self.tree, flow, self.around, self.load, self.inner.level)
-        total = made.run([*map(self.decodes, range(len(LEVELS)))], (*self.inner.stored, *self.inner.operand))
-        for scale in [*map(flow.make, map(self.scale, self.inner.scaled))]:
-            total = flow.scale(total, scale)
-        return in_halves(total, flow.statements) if self.view.values.halves else (total, flow.statements)
-
-    def flow(self) -> DataFlow:
-        """Where computations go."""
-        return DataFlow(self.inner.dense, tuple(self.inner.sides))
+        total = self.run()
+        for scale in [self.make(self.scale(name)) for name in self.inner.scaled]:
+            total = self.make(ir.Product(replace(total, folded=0), (total, scale)))
+        return in_halves(total, self.statements) if self.view.values.halves else (total, self.statements)
 
     # -- what is read -----------------------------------------------------------------------------------------------
-    def load(self, factor: str) -> Value | Gather:
+    def load(self, factor: str) -> ir.Value | ir.Gather:
         """What reads a factor."""
         return self.value(factor) if factor in self.inner.stored else self.gather(factor)
 
-    def value(self, name: str) -> Value:
+    def value(self, name: str) -> ir.Value:
         """Stored values: what a dot sums is behind the others, as the columns of a matrix."""
         over = next((own for own, side in self._sides if side == name), ())
         axes = tuple(c for c in self.stored_order if c in self.inner.stored[name] and c in self.take)
         rows = tuple(c for c in axes if c not in over)
         columns = tuple(c for c in axes if c in over)
-        out = Tile(name.lower(), (*self.inner.lanes(LEAF), *rows, *columns), LEAF, folded=len(rows) if columns else 0)
-        return Value(out, name.lower()) if name != X or len(self.inner.stored) > 1 else Value(out)
+        lanes, folded = self.inner.lanes(LEAF), len(rows) if columns else 0
+        out = ir.Tile(name.lower(), (*lanes, *rows, *columns), LEAF, folded)
+        return ir.Value(out, name.lower()) if name != X or len(self.inner.stored) > 1 else ir.Value(out)
 
-    def scale(self, name: str) -> Scale:
+    def scale(self, name: str) -> ir.Scale:
         """What the rows of tiles in halves are worth."""
-        return Scale(Tile(f"{name.lower()}_scale", self.inner.stored[name][:1], ITEM), name.lower())
+        return ir.Scale(ir.Tile(f"{name.lower()}_scale", self.inner.stored[name][:1], ITEM), name.lower())
 
-    def gather(self, name: str) -> Gather:
+    def gather(self, name: str) -> ir.Gather:
         """Rows of a dense operand, one a lane where its rows are known by lane, along the positions of its letters."""
         o = self.operand[name]
         level = self.inner.depth(o.rows)
         lanes, own = self.inner.lanes(level), tuple(c for c in self.inner.along(o.rows) if c in self.take)
         letters = (*o.axes, *o.rows) if self.inner.sides else (*o.rows, *o.axes)
-        return Gather(Tile(f"{name.lower()}_{''.join(letters) or 'scalar'}", (*lanes, *o.axes, *own), level), o)
+        return ir.Gather(ir.Tile(f"{name.lower()}_{''.join(letters) or 'scalar'}", (*lanes, *o.axes, *own), level), o)
 
-    def decodes(self, level: int) -> list[Decode]:
+    def decodes(self, level: int) -> list[ir.Decode]:
         """What reads the coordinates of one level that are wanted; along the sides of a tile, once the tile's are."""
         view, letters, found = self.view, self.inner.letters, []
         for mode in (c.mode for c in view.levels[level] if letters[c.mode] in self._wanted):
             letter, placed = letters[mode], view.along.get(mode)
             if not view.coordinates[mode].sides:
-                found.append(Decode(letter, view.coordinates[mode], level, tile=placed is not None))
+                found.append(ir.Decode(letter, view.coordinates[mode], level, tile=placed is not None))
             if placed is not None and letter in self._addressed:
                 size, along = self.inner.sizes[letter], self.inner.along((letter,))
-                found.append(Decode(letter, placed, level, along=along, end=0 if view.within(mode, size) else size))
+                found.append(ir.Decode(letter, placed, level, along=along, end=0 if view.within(mode, size) else size))
         return found
 
     @cached_property
     def _addressed(self) -> set[str]:
         """Letters whose coordinates an operand or the key reads."""
-        kept = self.inner.kept if isinstance(self.inner.key, Row) else ()
+        kept = self.inner.kept if isinstance(self.inner.key, ir.Row) else ()
         return {c for o in self.inner.operands for c in o.rows} | set(kept)
 
     @cached_property
@@ -186,14 +167,12 @@ class Lowering:
     @cached_property
     def _sides(self) -> list[tuple[tuple[str, ...], str]]:
         """(what a dot sums, a side of it) of the sides that are factors."""
-        dots = [node for node in self.tree.nodes if isinstance(node, Dot)]
-        return [(dot.over, str(side)) for dot in dots for side in dot.parts]
+        return [(dot.over, str(side)) for dot in self.dots for side in dot.parts]
 
     @cached_property
     def contracted(self) -> tuple[str, ...]:
         """The letters of positions that dots sum, those of the first dot last."""
-        dots = [node.over for node in self.tree.nodes if isinstance(node, Dot)]
-        return tuple(c for over in reversed(dots) for c in self.inner.sides if c in over)
+        return tuple(c for dot in reversed(self.dots) for c in self.inner.sides if c in dot.over)
 
     @cached_property
     def stored_order(self) -> tuple[str, ...]:

@@ -16,8 +16,7 @@ from dataclasses import replace
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.nest.axes import LEVELS
-from sparsetc.ir.program.flow import level_of, made, reads
-from sparsetc.ir.program.tile import Decode, Loop, Product, Statement, Zero
+from sparsetc.ir.program.tile import Decode, Loop, Product, Statement, Zero, level_of, made, reads
 
 
 def place(statements: Iterable[Statement], around: Sequence[Loop]) -> tuple[Statement, ...]:

@@ -8,16 +8,15 @@ without an axis in common, are dots.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from math import prod
 
 from sparsetc.ir.equation.einsum import joined
 from sparsetc.ir.inner import Inner
-from sparsetc.ir.lower.contract import DataFlow
 from sparsetc.ir.lower.lowering import Lowering
 from sparsetc.ir.plan import Schedule
-from sparsetc.ir.program.stored import Stored, stored_of
+from sparsetc.ir.program.operands import Stored, stored_of
 from sparsetc.ir.program.tile import LANES, Gather, Product, Scale, Sum, Tile, Value
 
 
@@ -34,12 +33,14 @@ class WholeLowering(Lowering):
         self.dense = tuple(replace(a, block=a.size, pieces=(), slab=False) for a in self.dense)
         self.positions = tuple(replace(a, block=a.size) for a in self.positions)
         self.around, self.take = self.view.loops, dict(inner.sides)
-
-    def flow(self) -> DataFlow:
         sizes = {a.letter: a.size for a in (*self.dense, *self.positions)}
-        stored = (a for name in self.inner.stored for a in self._stored(name))
-        order = tuple(dict.fromkeys((*stored, *sizes)))
-        return WholeFlow(self.inner, self.tree.factors, {a: sizes[a] for a in order})
+        stored = (a for name in inner.stored for a in self._stored(name))
+        self.sizes = {a: sizes[a] for a in dict.fromkeys((*stored, *sizes))}
+        """Of all axes, in the order in which products have them."""
+        self.order = (LANES, *self.sizes)
+        self.axes = {name: inner.axes(name) for name in self.tree.factors}
+        self.factors: dict[str, frozenset[str]] = {}
+        """The factors that each tile is made of, by its name."""
 
     def value(self, name: str) -> Value:
         """Stored values, their positions as they are stored."""
@@ -60,24 +61,7 @@ class WholeLowering(Lowering):
             stored = Stored(name, self.inner.stored[name], self.view.pairs[number])
         return tuple(stored.letters[mode] for mode in stored.values.sequence)
 
-
-class WholeFlow(DataFlow):
-    """Computations, each product of which sums the axes that no factor outside of it has, nor the result."""
-
-    def __init__(self, inner: Inner, factors: Iterable[str], sizes: Mapping[str, int]) -> None:
-        """Nothing is computed yet.
-
-        Args:
-            inner: what is computed.
-            factors: all of them.
-            sizes: of all axes, in the order in which products have them.
-        """
-        super().__init__(inner.dense)
-        self.inner, self.sizes, self.order = inner, sizes, (LANES, *sizes)
-        self.axes = {name: inner.axes(name) for name in factors}
-        self.factors: dict[str, frozenset[str]] = {}
-        """The factors that each tile is made of, by its name."""
-
+    # -- products, each of which sums the axes that no factor outside of it has, nor the result ----------------------
     def make(self, statement: Value | Scale | Gather | Product | Sum) -> Tile:
         if isinstance(statement, Value | Gather):
             own = statement.operand
@@ -117,7 +101,7 @@ class WholeFlow(DataFlow):
         axes = self._within(tiles)
         sums = ({*axes} - needed) & self.inner.sides.keys() or not any({*axes} <= {*t.axes} for t in tiles)
         kept = tuple(a for a in axes if a in needed) if sums else axes
-        left, right = self._apart(tiles) if accumulate and kept == axes else (tuple(tiles), ())
+        left, right = self._separate(tiles) if accumulate and kept == axes else (tuple(tiles), ())
         if right:
             rows, kept = self._within(left), (*self._within(left), *self._within(right))
         folded = sum(a in rows for a in kept)
@@ -125,7 +109,7 @@ class WholeFlow(DataFlow):
         self.factors[out.name] = inside
         return self.make(Product(out, left, right, accumulate))
 
-    def _apart(self, tiles: Sequence[Tile]) -> tuple[tuple[Tile, ...], tuple[Tile, ...]]:
+    def _separate(self, tiles: Sequence[Tile]) -> tuple[tuple[Tile, ...], tuple[Tile, ...]]:
         """Two sets of factors with no axis in common, so that the sum over rows is a matrix product; or all, none."""
         groups = [g for g in joined((t.within, t) for t in tiles) if g[0]]
         if len(groups) < 2:

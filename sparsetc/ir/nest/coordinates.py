@@ -10,8 +10,8 @@ source text through a `Writer`, of which each backend has its own.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sparsetc.support.cached import cached_property
@@ -82,7 +82,8 @@ class Expression:
     def nodes(self) -> tuple[Expression, ...]:
         """The expression, then what it is made of, from left to right."""
         # Not vars(self), which another thread may be adding a cached property to.
-        parts = [part for f in fields(self) if isinstance(part := getattr(self, f.name), Expression)]  # type: ignore[arg-type]
+        names = self.__dataclass_fields__  # type: ignore[attr-defined]
+        parts = [part for name in names if isinstance(part := getattr(self, name), Expression)]
         return (self, *(node for part in parts for node in part.nodes))
 
     @cached_property
@@ -262,3 +263,26 @@ class Formula(Expression):
 def enclosed(text: str, last: str, least: int) -> str:
     """The text, in parentheses where the operator that it ends in binds less than `least`."""
     return f"({text})" if last and OPERATORS[last][0] < least else text
+
+
+class Readable(Writer):
+    """Writes coordinates with the names of modes; positions along the axis `own` go without its name."""
+
+    def __init__(self, names: Sequence[str], own: str, field: str = "decode {array}") -> None:
+        self.names, self.own, self.field = names, own, field
+
+    def position(self, axis: str) -> str:
+        return "position" if axis == self.own else axis
+
+    def coordinate(self, mode: int) -> str:
+        return self.names[mode]
+
+    def along(self, mode: int) -> str:
+        return "place"
+
+    def lookup(self, lookup: Lookup) -> str:
+        """An element; of bases, which several positions share, the array alone."""
+        return lookup.array if lookup.every > 1 else f"{lookup.array}[{lookup.where.text(self)}]"
+
+    def bits(self, bits: Bits) -> tuple[str, str]:
+        return self.field.format(array=bits.word.array, bits=bits.width), ""

@@ -149,8 +149,10 @@ class Nest:
             letters: of all modes.
             some: letters; one that is no mode's, and where there are no sides each, stands for itself.
         """
+        if not self.along:
+            return tuple(dict.fromkeys(some))
         own = {letters[mode]: [letters[m] for m in sorted(at.sides)] for mode, at in self.along.items()}
-        return tuple(dict.fromkeys(axis for c in some for axis in own.get(c, [c])))
+        return tuple(dict.fromkeys([axis for c in some for axis in own.get(c, [c])]))
 
     def within(self, mode: int, size: int) -> bool:
         """Whether no coordinate along a mode's side reaches the size of the mode: lists may always hold such."""
@@ -184,7 +186,8 @@ class Nest:
         return tuple(tuple(self._word_bytes(level, name) for name in own) for level, own in enumerate(read))
 
     def _word_bytes(self, level: int, array: str) -> int:
-        bits, values = word_bits(self.levels[level], array), [self.coordinates[c.mode] for c in self.levels[level]]
+        values = [self.coordinates[c.mode] for c in self.levels[level]]
+        bits = word_bits(values, array)
         framed = (v for v in values if any(lookup.every > 1 for lookup in v.lookups))
         if bits <= 8 and any(array == f.word.array for v in framed for f in v.fields):
             return 1
@@ -290,13 +293,7 @@ class Nest:
 
 
 def runs(
-    item: Modes = (),
-    leaf: Modes = (),
-    lanes: int = 1,
-    *,
-    chunk: int = 0,
-    values: Values = VALUES,
-    narrow: bool = False,
+    item: Modes = (), leaf: Modes = (), lanes: int = 1, *, chunk: int = 0, values: Values = VALUES, narrow: bool = False
 ) -> Nest:
     """Runs of consecutive nonzeros, `lanes` at a step; of equally many, where there is a `chunk`."""
     return Nest(Items(size=chunk), (Run("nonzero", lanes),), (item, (), leaf), values, narrow=narrow)

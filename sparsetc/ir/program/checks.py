@@ -11,39 +11,25 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.nest.axes import ITEM
 from sparsetc.ir.plan import F16X3
 from sparsetc.ir.program import names
-from sparsetc.ir.program.flow import made, reads
-from sparsetc.ir.program.stored import Stored
+from sparsetc.ir.program import tile as ir
+from sparsetc.ir.program.operands import Stored
 from sparsetc.ir.program.text import line
-from sparsetc.ir.program.tile import (
-    LANES,
-    Add,
-    Decode,
-    Gather,
-    Loop,
-    Position,
-    Product,
-    Scale,
-    Sum,
-    TileProgram,
-    Value,
-    Zero,
-)
 
 MOST_ELEMENTS = 1 << 20
 """Elements of the largest tensor that a Triton program may have."""
 
 
-def verify(program: TileProgram) -> None:
+def verify(program: ir.TileProgram) -> None:
     """Raise `PlanError` naming the statement that reads what was not made, or adds what it should not."""
     scopes: list[set[str]] = []  # what has been made so far, by loop: what a loop makes is gone after it
     adds = 0
     # What others follow from: a mode's first coordinate, which is that of the tile where there are tiles.
-    read = {s.letter: s.name for s, _ in reversed(program.statements) if isinstance(s, Decode)}
+    read = {s.letter: s.name for s, _ in reversed(program.statements) if isinstance(s, ir.Decode)}
     for statement, depth in program.statements:
         del scopes[depth + 1 :]
         scopes += [set() for _ in range(depth + 1 - len(scopes))]
-        inputs = reads(statement)
-        if isinstance(statement, Product):
+        inputs = ir.reads(statement)
+        if isinstance(statement, ir.Product):
             if statement.accumulate:
                 inputs += (statement.out.name,)
             left, right = ({a for t in side for a in t.axes} for side in (statement.left, statement.right))
@@ -56,18 +42,18 @@ def verify(program: TileProgram) -> None:
                 raise PlanError(f"{statement.out}: a dot contracts the axes of both sides and folds the others in two")
             if summed and not statement.dot and not program.whole:
                 raise PlanError(f"{statement.out}: a product sums no axis, found {sorted(summed)}")
-        elif isinstance(statement, Add):
+        elif isinstance(statement, ir.Add):
             adds += 1
             missing = set(statement.axes) - set(statement.source.axes)
             if missing:
                 raise PlanError(f"add of {statement.source}: it has no axis {', '.join(sorted(missing))}")
-        elif isinstance(statement, Sum):
+        elif isinstance(statement, ir.Sum):
             summed = set(statement.source.axes) - set(statement.out.axes)
-            if not summed or not summed <= {LANES, *program.letters}:
+            if not summed or not summed <= {ir.LANES, *program.letters}:
                 raise PlanError(
                     f"{statement.out}: a sum of {statement.source} is over the lanes, or a tile's positions"
                 )
-        elif isinstance(statement, Decode):
+        elif isinstance(statement, ir.Decode):
             c = statement.coordinate
             lacking = [lookup.array for lookup in c.lookups if lookup.array not in program.view.arrays]
             if lacking:
@@ -76,7 +62,7 @@ def verify(program: TileProgram) -> None:
         unknown = [name for name in inputs if not any(name in scope for scope in scopes)]
         if unknown:
             raise PlanError(f"{line(program, statement).strip()}: {', '.join(unknown)} is not made before it")
-        scopes[depth].add(made(statement))
+        scopes[depth].add(ir.made(statement))
     if adds != 1:
         raise PlanError(f"a tile program adds to its output once, found {adds}")
     for axis in program.axes:
@@ -85,14 +71,14 @@ def verify(program: TileProgram) -> None:
     _verify_stored(program)
 
 
-def check_sizes(p: TileProgram) -> None:
+def check_sizes(p: ir.TileProgram) -> None:
     """Raise `PlanError` where a tile of the program holds more elements than Triton's tensors may (`MOST_ELEMENTS`)."""
     for statement, _ in p.statements:
-        if not isinstance(statement, Value | Gather | Zero | Product | Sum):
+        if not isinstance(statement, ir.Value | ir.Gather | ir.Zero | ir.Product | ir.Sum):
             continue
-        tiles = (statement.out, *(statement.inputs if isinstance(statement, Product) else ()))
+        tiles = (statement.out, *(statement.inputs if isinstance(statement, ir.Product) else ()))
         for tile in tiles:
-            elements = prod(p.view.lanes if a == LANES else p.axis(a).block for a in tile.axes)
+            elements = prod(p.view.lanes if a == ir.LANES else p.axis(a).block for a in tile.axes)
             if elements > MOST_ELEMENTS:
                 raise PlanError(
                     f'part {p.number} ({p.format}) of "{p.equation}": {tile} would hold {elements:,} elements, and a '
@@ -100,7 +86,7 @@ def check_sizes(p: TileProgram) -> None:
                 )
 
 
-def _verify_stored(p: TileProgram) -> None:
+def _verify_stored(p: ir.TileProgram) -> None:
     """Raise `PlanError` unless the axes are those of what is stored, and values and scales are read where they are."""
     if [len(term) for term in p.terms] != [len(tiles.sides) for tiles in p.view.pairs]:
         raise PlanError(f"the operands {p.terms} do not have the modes of {p.view}")
@@ -111,20 +97,22 @@ def _verify_stored(p: TileProgram) -> None:
         sizes = tuple(p.axis(c).size for c in operand.letters if c in sides)
         if sizes != operand.values.sides:
             raise PlanError(f"{_name(operand)}: a tile has {operand.values.sides} positions, its axes have {sizes}")
-    loops: list[Loop] = []
+    loops: list[ir.Loop] = []
     for statement, depth in p.statements:
         del loops[depth:]
-        if isinstance(statement, Loop):
+        if isinstance(statement, ir.Loop):
             loops.append(statement)
-        elif isinstance(statement, Value):
+        elif isinstance(statement, ir.Value):
             _verify_value(p, statement, loops, sides)
-        elif isinstance(statement, Scale):
+        elif isinstance(statement, ir.Scale):
             _verify_scale(p, statement, loops)
-        elif isinstance(statement, Add) and sides & {*statement.axes} and not _own_block(statement):
+        elif isinstance(statement, ir.Add) and sides & {*statement.axes}:
+            if statement.key == ir.Position(ITEM) and statement.owned:
+                continue
             raise PlanError(f"{line(p, statement).strip()}: a block of the result is stored at its item's number")
 
 
-def _verify_scale(p: TileProgram, s: Scale, loops: list[Loop]) -> None:
+def _verify_scale(p: ir.TileProgram, s: ir.Scale, loops: list[ir.Loop]) -> None:
     """Raise `PlanError` unless scales are of what dots take in halves, and the same for all that an item sums."""
     if not s.by_row:
         split = any(o.split for o in p.operands if o.name == s.operand)
@@ -137,22 +125,17 @@ def _verify_scale(p: TileProgram, s: Scale, loops: list[Loop]) -> None:
         raise PlanError(f"{s.out}: scales are of the rows of tiles in halves, and the same for all pairs")
 
 
-def _verify_value(p: TileProgram, s: Value, loops: list[Loop], sides: set[str]) -> None:
+def _verify_value(p: ir.TileProgram, s: ir.Value, loops: list[ir.Loop], sides: set[str]) -> None:
     """Raise `PlanError` unless stored values are read in the loop that is at them, along all sides that they have."""
     operand, over = p.stored(s.operand), p.view.loops[-1].name
     wanted = [c for c in operand.letters if c in sides]
     alone = {c for c in wanted if p.axis(c).block == 1} - p.looped  # a position of these is a program's
-    taken = dict.fromkeys(a for a in (*s.out.axes, *(loop.letter for loop in loops), *alone) if a not in ("", LANES))
+    taken = dict.fromkeys(a for a in (*s.out.axes, *(loop.letter for loop in loops), *alone) if a not in ("", ir.LANES))
     if all(loop.axis.name != over for loop in loops) or taken.keys() != {*wanted}:
         raise PlanError(
             f"{s.out}: in the loop over {over}s, a tile of {_name(operand)} is read along "
             f"{', '.join(wanted) or 'none'}, each an axis or a loop; found {', '.join(taken) or 'none'}"
         )
-
-
-def _own_block(s: Add) -> bool:
-    """Whether an item stores its own block, whose positions are those along sides and no coordinates."""
-    return s.key == Position(ITEM) and s.owned
 
 
 def _name(operand: Stored) -> str:

@@ -15,94 +15,72 @@ Resources, each with the time it alone would take:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from math import prod
 
 from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.ir.plan import F16X3, ROUNDED
-from sparsetc.ir.program.count import STORED, ZERO, Count
-from sparsetc.ir.program.gathers import GatherTerm
-from sparsetc.ir.program.laws import (
-    ADDED_FROM_TILES,
-    CROWDING,
-    FAR_BUSY_WAIT,
-    FAR_WAIT,
-    FIRST_WAITS,
-    LANE_WAIT,
-    LARGE_SHARE,
-    LARGE_TURN,
-    LINE,
-    LISTED_TURN,
-    NEAR_WAIT,
-    OVERLAP,
-    ROOMY,
-    ROOMY_WAITS,
-    STORED_RATE,
-    TALL,
-    TALL_WAITS,
-    TURN_POWER,
-    UNCROWDED,
-    WAITS_A_TURN,
-)
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.counting import VECTOR, Counted
+from sparsetc.ir.program.statistics import FIBERS, STORED, ZERO, Statistics
+from sparsetc.ir.program.tile import TileProgram
+
+OVERLAP = 3
+"""Exponent of the norm that adds resources' times: 1 would be one after another, infinity perfect overlap."""
+TURN_POWER = 0.6
+"""Power of its share of a whole tile that a turn over a smaller one takes (H200, TTMc of rank 32 x 32 and matrices in
+tiles of 16 x 16; `benchmarks/results/ttmc_tiles.json`, `choices.json`)."""
+WAITS_A_TURN, FIRST_WAITS = 0.55, 4.0
+"""Rounds of loads that a turn over a tile waits for, while those of later turns are under way, and that the first turns
+wait for beside (H200, SpMM by windows, of 8 tiles an item to 344: `benchmarks/results/windows.json`, `spmm.json`)."""
+LISTED_TURN = 0.4
+"""What part of a turn over a tile one over a window takes in bfloat16, whose side is loaded for the dot at once (H200,
+SpMM at `"medium"`, 16 matrices at 32 to 512 columns: `benchmarks/results/spmm.json`, as what follows)."""
+TALL, TALL_WAITS = 4096, 3.0
+"""Positions of windows from which those of 16 bits wait for so many rounds of loads more, before the first dot."""
+ADDED_FROM_TILES = 3
+"""How many times as long as the profile's single rows those take that programs of tiles add, many at once (ditto)."""
+UNCROWDED, CROWDING = 16384, 0.35
+"""Rows, copies included, from which additions in no order do not wait for one another, and the power of what they lack
+by which additions to fewer rows take longer (H200, leaves of MM-CSF at rank 32, copies of which 4, 16 and 64 were
+added to: 91 rows 293 to 103 us, 686 rows 353 to 116, 875 rows 590 to 362, 18,154 rows 744 to 670;
+`benchmarks/results/one_copy.json`)."""
+LANE_WAIT, STORED_RATE = 0.31, 0.68
+"""Share of the profile's `fiber` that a lane which stores a row of its own takes for each thread, up to all of it; and
+share of the rate at which memory is read at which such lanes store, neighbours in time not lying side by side (H200,
+TTV and TTM of rank 16 and 64 of 35 M nonzeros to 22 M rows, within 5 %: `benchmarks/results/rows_stored.json`)."""
+LINE, NEAR_WAIT = 128, 0.35
+"""Bytes of a cache line; and share of the profile's `wait` that a round of loads over fibers takes where a line of
+words serves many rounds and there is little else to load (H200, SpMM by rows of 13 matrices: rounds of 128 bytes of
+words at 32 columns took 0.8 to 1.2 us, of 16 bytes 0.33 to 0.4 at 128, 0.8 at 4096; `benchmarks/results/spmm.json`)."""
+ROOMY, ROOMY_WAITS = 64, (0.09, 0.78, 0.35)
+"""Registers of a thread from which a round's loads are under way together; and the share of the profile's `wait` that a
+round then takes where a line of words serves many, where it serves one, and where there is as much else to load as
+rounds take (H200, as before: 0.17 us at 128 columns, 0.78 at 32)."""
+FAR_WAIT, FAR_BUSY_WAIT = 1.5, 3.0
+"""How many of the profile's `wait` a round over fibers takes whose gathered rows lie in device memory, where there is
+little else to load, and where there is as much as rounds take (H200, MTTKRP in mode 1 of a tensor like delicious by
+rows that are not cut: 1,112 rounds, 4.2 ms; `benchmarks/results/deterministic.json`)."""
+LISTED_ROW, LISTED_BYTE = 80, 3.4
+"""Bytes that are zeroed in one piece in the time that a row, and each byte of it, takes which is zeroed by its number
+(H200: rows of 4 to 16,384 bytes, a tenth and two fifths of them, 0.2 to 1.4 TB/s where all of them went at 4.65)."""
+LARGE_TURN, LARGE_SHARE = 1 << 19, 1.25
+"""Flops of a turn's dots from which they run at so many times the share of the peak that those of smaller turns do
+(H200, SpMM by windows of 64 rows in tf32x3: c2000_5 at 4,096 columns, 527 us, 872 by windows of 16)."""
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What a program does, counted in the symbols."""
+class Cost(Counted):
+    """What a program takes of a device's resources."""
 
-    stream: Count
-    gathers: tuple[GatherTerm, ...]
-    registers: Count
-    """Bytes that each of a row's threads reads into registers, beside gathered rows."""
-    added_rows: Count
-    added_bytes: Count
-    output: Count
-    multiply: Count
-    dot: Count
-    precision: str
-    owned: bool
-    threads: int = 1
-    """Threads of a row, were a warp as large."""
-    programs: int = 1
-    """Grid programs an item."""
-    slabs: int = 1
-    """Programs of an item that are apart on the grid, since an axis is taken in slabs."""
-    once: Count = ZERO
-    """What of `stream` is read by the first of these programs."""
-    fibers: bool = False
-    """Whether nonzeros are reached through fibers."""
-    round_bytes: int = LINE
-    """Bytes of the words that a round of loads begins with, of nonzeros that are reached through fibers."""
-    expanded: Count = ZERO
-    """Positions of bitmap tiles."""
-    turn: int | None = None
-    """Flops of dots in one turn of a program over a tile; None where there are no tiles."""
-    taken: int = 0
-    """Bytes of a tile that a program takes in one turn, where it does not take all."""
-    volume: int = 0
-    """Positions of a tile."""
-    listed: bool = False
-    """Whether lists say which coordinates a tile has, as those of windows do."""
-    warps: int = 1
-    """Warps of a program."""
-    most_registers: int = 0
-    """Registers that a thread may have; 0 where the compiler decides."""
-    sides: Count = ZERO
-    """Bytes of gathered rows that are sides of dots."""
-    converted: Count = ZERO
-    """Multiplications that take as long as bringing elements of gathered rows to 16 bits for dots."""
-    met: int = 0
-    """Rows, copies included, that are added to in no order; 0 where results are stored, or added in order."""
-    copies: int = 1
-    """Copies of the output that are added to, and summed afterwards."""
-    rounded: tuple[tuple[str, int], ...] = ()
-    """The operands that are rounded before the program runs, and how many elements each has."""
-    lane: float = 0.0
-    """Threads that a lane has which stores a row of its own; 0 where lanes do not."""
-    sparse: bool = False
-    """Whether the result has the rows alone to which something is added."""
-    split: tuple[tuple[str, int], ...] = ()
-    """The operands whose largest magnitude is found before the program runs, and how many elements each has."""
+    def __init__(self, program: TileProgram) -> None:
+        """Count the program's statements."""
+        super().__init__(program)
+        self.precision = program.precision
+        tiles = any(axis.name == "tile" for axis in program.view.loops)
+        self.turn = self.dot.of(FIBERS) // self.programs if tiles else None
+        """Flops of dots in one turn of a program over a tile; None where there are no tiles."""
+        self.rounded = tuple((o.name, o.nrows * o.width) for o in program.operands if o.rounded)
+        """The operands that are rounded before the program runs, and how many elements each has."""
+        self.split = tuple((o.name, o.nrows * o.width) for o in program.operands if o.split)
+        """The operands whose largest magnitude is found before the program runs, and how many elements each has."""
 
     def describe(self) -> list[str]:
         """Lines for a reader: each count as an expression."""
@@ -123,7 +101,8 @@ class Cost:
     def _read(self, statistics: Statistics, profile: DeviceProfile) -> int:
         """Bytes that reach registers."""
         at = statistics.symbols
-        own = self.registers.at(at) * max(1, min(profile.warp_size, self.threads))
+        row = 1 if self.sides else prod(1 << (a.block - 1).bit_length() for a in self.p.axes) // VECTOR
+        own = self.registers.at(at) * max(1, min(profile.warp_size, row))
         return own + sum(g.rows.at(at) * max(g.width * g.itemsize.at(at), g.sector) for g in self.gathers)
 
     def seconds(self, statistics: Statistics, profile: DeviceProfile) -> dict[str, float]:
@@ -164,9 +143,9 @@ class Cost:
         each["memory"] += self.stored(statistics) / rate - self.output.at(at) / profile.memory
         if self.met:
             each["add"] *= max(1, UNCROWDED / self.met) ** CROWDING
-        staged = self.sides.at(statistics.symbols) * by_precision(profile.staged, self.precision)
-        each["dot"] += staged / profile.l1 + self.converted.at(statistics.symbols) / profile.multiply
-        if self.fibers:
+        staged = self.staged.at(at) * by_precision(profile.staged, self.precision)
+        each["dot"] += staged / profile.l1 + self.converted.at(at) / profile.multiply
+        if self.p.view.blocks:
             share = min(1.0, self.lane * LANE_WAIT) if self.lane else 1.0
             each["l1"] += self.programs * statistics.fibers * profile.fiber * share
         if self.turn is not None:
@@ -178,19 +157,21 @@ class Cost:
         if self.turn is None:
             return max(busy, self._waited(busy, statistics, profile))
         # The last programs run alone, and a tile's dots wait for its loads and for one another.
-        alone = self.turn / (self._matrix_rate(profile) / profile.warps * self.warps)
+        alone = self.turn / (self._matrix_rate(profile) / profile.warps * self.p.warps)
         waits = WAITS_A_TURN * statistics.chain + FIRST_WAITS
-        if self.listed and self.precision in (ROUNDED, F16X3) and self.volume >= TALL:
+        tall = self.p.view.values.volume >= TALL
+        if tall and self.listed != ZERO and self.precision in (ROUNDED, F16X3):
             waits += TALL_WAITS
         return busy + waits * profile.wait + statistics.chain * alone
 
     def _waited(self, busy: float, statistics: Statistics, profile: DeviceProfile) -> float:
         """Seconds of the longest program: its rounds of dependent loads, which take longer while others load."""
         chain = statistics.chain * profile.wait
-        if not self.fibers:
+        if not self.p.view.blocks:
             return chain * min(1.0, profile.idle_wait * (1 + sum(g.rows.of(STORED) > 0 for g in self.gathers)))
-        near, line, among_others = ROOMY_WAITS if self.most_registers >= ROOMY else (NEAR_WAIT, 1.0, 1.0)
-        idle = near + (line - near) * min(1.0, self.round_bytes / LINE)
+        near, line, among_others = ROOMY_WAITS if self.p.registers >= ROOMY else (NEAR_WAIT, 1.0, 1.0)
+        words = self.p.view.lanes * self.p.unroll * sum(self.p.view.word_bytes[-1])
+        idle = near + (line - near) * min(1.0, words / LINE)
         if any(g.far(statistics, profile) for g in self.gathers):
             idle, among_others = FAR_WAIT, FAR_BUSY_WAIT
         first = min(profile.wait, chain)  # which finds nothing near
@@ -198,10 +179,12 @@ class Cost:
 
     def _turn_share(self, profile: DeviceProfile) -> float:
         """What a turn over a tile takes beside its dots, of the profile's `tile`."""
-        if self.taken:
-            return min(1.0, self.taken / profile.whole_turn) ** TURN_POWER
-        share = min(1.0, (self.volume / profile.whole_tile) ** TURN_POWER * max(2, self.warps) / profile.turn_warps)
-        return LISTED_TURN * share if self.listed and self.precision == ROUNDED else share
+        volume = self.p.view.values.volume
+        if self.readers < self.programs:  # each program takes a share of the tile
+            taken = volume * self.readers // self.programs * (2 if self.p.half else 4)
+            return min(1.0, taken / profile.whole_turn) ** TURN_POWER
+        share = min(1.0, (volume / profile.whole_tile) ** TURN_POWER * max(2, self.p.warps) / profile.turn_warps)
+        return LISTED_TURN * share if self.listed != ZERO and self.precision == ROUNDED else share
 
     def _matrix_rate(self, profile: DeviceProfile) -> float:
         """Flops a second of dots at this precision."""

@@ -1,78 +1,144 @@
 """What a tile program does, counted from its own statements: bytes, gathers, additions, flops.
 
-In: a `TileProgram`. Out: a `Cost`: a `Count` of each resource, linear in a part's `Statistics`.
+In: a `TileProgram`. Out: a `Count` of each resource, linear in a part's `Statistics`, of which `cost` makes seconds;
+and what gathered rows of a dense operand move, through the L2 cache and from device memory. How much of a table must be
+near follows from the order of programs: of an axis that is split over the grid, one block, where the grid takes slabs,
+and else all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from dataclasses import dataclass
 from math import prod
 
+from sparsetc.device.profile import DeviceProfile
 from sparsetc.ir.nest.axes import ITEM, LANE, LEVELS, Axis, Each, Turns
 from sparsetc.ir.nest.coordinates import Lookup
 from sparsetc.ir.plan import ROUNDED
-from sparsetc.ir.program.cost import Cost
-from sparsetc.ir.program.count import FIBERS, ITEMS, ONE, STORED, ZERO, Count
-from sparsetc.ir.program.gathers import GatherTerm
-from sparsetc.ir.program.laws import (
-    CONVERSION,
-    SECTOR,
-    SHORT,
-    SPLIT,
-    STRUCTURE,
-    TILE_WORD,
-    VECTOR,
-    WARP,
-    WORD,
-)
-from sparsetc.ir.program.tile import (
-    Add,
-    Gather,
-    Loop,
-    Position,
-    Product,
-    Row,
-    Scale,
-    Statement,
-    Tile,
-    TileProgram,
-    Value,
-)
+from sparsetc.ir.program import tile as ir
+from sparsetc.ir.program.statistics import FIBERS, ITEMS, ONE, STORED, ZERO, Count, Statistics
 from sparsetc.support.cached import cached_property
 
+CONVERSION = 16
+"""Multiplications that take as long as bringing an element of a dot's side to 16 bits, out of shared memory and back
+(H200, SpMM by windows of operands that were rounded before, or were not: 3e12 elements a second)."""
+WARP = 32
+"""Threads of a warp."""
+SPLIT = 2
+"""Multiplications that take as long as making halves of an element of a dot's side (H200, SpMM by windows of 16 to 128
+rows, 7 matrices: 106 cases, of which the model is 14 % off; `benchmarks/results/windows_halves.json`)."""
+SECTOR = 32
+"""Bytes that reach registers of a gathered row at least."""
+WORD = 4
+"""Bytes of an element of an index array, of most kinds, and of a row's scale."""
+SHORT = 2
+"""Bytes of a fiber's length where kernels alone read it, and fibers are cut before 2**15 nonzeros."""
+TILE_WORD = 4
+"""Bytes that say where a tile lies: the coordinates of each, however many words they take, or its number in a list of
+pairs. What an item's words take was not counted when rates of tiles were measured."""
+STRUCTURE = {
+    "pair_ptr": 8 * ITEMS,
+    "item_x": WORD * ITEMS,
+    "item_y": WORD * ITEMS,
+    "lane_len": WORD * FIBERS,
+    "value_ptr": WORD * FIBERS,
+}
+"""Bytes of the arrays that hold no coordinates. Of those not here little is read, once an item or a block: such was the
+program whose rates were measured."""
+VECTOR = 4
+"""Elements a thread loads at once of a gathered row."""
+SLAB_POWER = 0.085
+"""Power of the number of slabs by which gathers from the L2 cache are faster than in any order of blocks (H200: rows of
+128 bytes were gathered at 11.3, 9.1 and 8.1 TB/s from tables of 1, 13 and 51 MB; SpMM of 4,096 columns in 32 slabs, of
+matrices of which all such rows lie in L2, was 1.34 to 1.8 times as fast)."""
 
-@lru_cache(maxsize=1024)
-def cost(program: TileProgram) -> Cost:
-    """Count a program's statements, each as often as the loops around it turn."""
-    walk = _Walk(program)
-    for statement, visits in walk.visits(program.body, ITEMS * walk.splits):
-        walk.count(statement, visits)
-    return walk.cost()
+
+@dataclass(frozen=True)
+class GatherTerm:
+    """Rows of one operand that a program gathers."""
+
+    operand: str
+    rows: Count
+    width: int
+    """Elements of a row."""
+    table_rows: int
+    table_width: int
+    """Elements of a row that caches must hold for it to be found there again by neighbours."""
+    held_width: int
+    """Elements of a row that one program or another takes at a time: all of it, but of slabs."""
+    whole_width: int
+    """Elements of a row of the operand."""
+    letters: tuple[str, ...] = ()
+    """Sparse letters of the operand whose coordinates may repeat as stored."""
+    sector: int = 0
+    """Bytes that reach registers of a row at least."""
+    slabs: int = 1
+    """Slabs that the operand is taken in, where these are known to be gathered faster."""
+    itemsize: Count = ONE.bytes
+    """Bytes of an element: those of a value, or of bfloat16."""
+
+    def far(self, statistics: Statistics, profile: DeviceProfile) -> bool:
+        """Whether the table is too large for the L2 cache to hold most of it."""
+        held = self.table_rows * self.held_width * self.itemsize.at(statistics.symbols)
+        return held > 2 * profile.l2_bytes
+
+    def moved(self, statistics: Statistics, profile: DeviceProfile, programs: int) -> tuple[float, float]:
+        """(bytes from the L2 cache, at the profile's rate; those of them from device memory), by programs an item."""
+        size, runs = self.itemsize.at(statistics.symbols), dict(statistics.runs)
+        rows = self.rows.at(statistics.symbols)
+        fresh = max((programs * runs.get(c, statistics.stored) for c in self.letters), default=rows)
+        moved = min(rows, fresh) * self.width * size
+        own, held, whole = (
+            self.table_rows * width * size for width in (self.table_width, self.held_width, self.whole_width)
+        )
+        far = moved if own > profile.l1_bytes else moved * max(0.0, 1 - profile.l1_bytes / max(1, whole))
+        missed = moved * (1 - profile.l2_bytes / held) if held > profile.l2_bytes else min(moved, whole)
+        return far * self.slabs**-SLAB_POWER, missed
 
 
-class _Walk:
-    """What has been counted of one program.
+class Counted:
+    """What a program does, counted in the symbols.
 
     Some programs have *sides*, axes that are positions along stored tiles: they execute what is padded, and a thread
     reads its own part of a tile. Others mask what is padded, and all threads of a row read its coordinates.
     """
 
-    def __init__(self, program: TileProgram) -> None:
-        """Counts what is stored; the statements are still to be counted."""
+    def __init__(self, program: ir.TileProgram) -> None:
+        """Count what is stored, then each statement as often as the loops around it turn."""
         self.p = p = program
         self.sides = {a.letter for a in p.axes} & {*p.letters}
-        self.splits = prod(a.programs for a in p.split)
+        self.programs = prod(a.programs for a in p.split)
+        """Grid programs an item."""
         self.readers = prod(a.programs for a in p.split if a.letter not in self.sides)
         """Grid programs that read the same values."""
+        self.slabs = self._slabs(a.letter for a in p.axes)
+        """Programs of an item that are apart on the grid, since an axis is taken in slabs."""
         values, index = ZERO if p.view.values.ones else 2 * STORED if p.half else STORED.bytes, self._index()
-        self.values, self.once = values * self.readers, values + index
-        self.stream, self.registers = self.values + index * self.splits, self._words() * self.splits
+        self.values = values * self.readers
+        self.stream, self.once = self.values + index * self.programs, values + index
+        """Bytes of what is stored, as all programs read it, and as the first of an item does."""
+        self.registers = self._words() * self.programs
+        """Bytes that each of a row's threads reads into registers, beside gathered rows."""
         self.gathers: list[GatherTerm] = []
-        self.multiply = self.dot = self.staged = self.converted = ZERO
-        self.expanded = self.added = self.added_bytes = ZERO
-        self.output, self.owned, self.met, self.copies = ONE.bytes * (p.rows * p.width), True, 0, 1
-        self.lane, self.sparse = 0.0, False
+        self.multiply = self.dot = ZERO
+        """Multiplications and additions outside dots, and inside them."""
+        self.staged = ZERO
+        """Bytes of gathered rows that are sides of dots."""
+        self.converted = ZERO
+        """Multiplications that take as long as bringing elements of gathered rows to 16 bits for dots."""
+        self.expanded = ZERO
+        """Positions of bitmap tiles."""
+        self.added_rows = self.added_bytes = ZERO
+        self.output, self.owned, self.copies = ONE.bytes * (p.rows * p.width), True, 1
+        self.met = 0
+        """Rows, copies included, that are added to in no order; 0 where results are stored, or added in order."""
+        self.lane = 0.0
+        """Threads that a lane has which stores a row of its own; 0 where lanes do not."""
+        self.sparse = False
+        """Whether the result has the rows alone to which something is added."""
+        for statement, visits in self.visits(p.body, ITEMS * self.programs):
+            self.count(statement, visits)
 
     # -- what is stored ---------------------------------------------------------------------------------------------
     def _levels(self) -> list[Count]:
@@ -87,22 +153,23 @@ class _Walk:
         view = self.p.view
         coordinates = {lookup.array for own in view.lookups for lookup in own}
         known = STRUCTURE | ({"lane_len": SHORT * FIBERS} if view.narrow else {})
-        found = sum((known.get(array, ZERO) for array in {*view.arrays} - coordinates), start=self._lists())
+        found = sum((known.get(array, ZERO) for array in {*view.arrays} - coordinates), start=self.listed)
         if view.values.bitmap:
             found += FIBERS * (view.values.volume // 8)
         if self.sides:
             return found + FIBERS * (TILE_WORD * len(self.p.sparse))
         return sum((n * sum(widths) for n, widths in zip(self._levels(), view.word_bytes, strict=True)), start=found)
 
-    def _lists(self) -> Count:
-        """Bytes of the lists of coordinates along sides."""
+    @cached_property
+    def listed(self) -> Count:
+        """Bytes of the lists of coordinates along sides, as those of windows."""
         read = zip(self._levels(), self.p.view.lookups, strict=True)
         return sum([n * (WORD * lookup.each) for n, own in read for lookup in own], start=ZERO)
 
     def _words(self) -> Count:
         """Bytes of coordinates that reach a thread's registers."""
         if self.sides:
-            return self._lists()
+            return self.listed
         view, found = self.p.view, ZERO
         for level, count in enumerate(self._levels()):
             looked_up = sum([lookup.every != 1 for lookup in view.lookups[level]])
@@ -110,47 +177,47 @@ class _Walk:
         return found
 
     # -- statements -------------------------------------------------------------------------------------------------
-    def visits(self, body: Iterable[Statement], count: Count) -> Iterator[tuple[Statement, Count]]:
+    def visits(self, body: Iterable[ir.Statement], count: Count) -> Iterator[tuple[ir.Statement, Count]]:
         """The statements, each with how often it is executed."""
         for s in body:
-            if not isinstance(s, Loop):
+            if not isinstance(s, ir.Loop):
                 yield s, count
             elif isinstance(s.axis, Turns):
                 yield from self.visits(s.body, count * -(-s.axis.size // s.axis.take))
             else:
-                yield from self.visits(s.body, self._over(s.axis) * self.splits)
+                yield from self.visits(s.body, self._over(s.axis) * self.programs)
 
     @staticmethod
     def _over(axis: Axis) -> Count:
         """What a loop that is no side's goes over in all; of blocks, their fibers."""
         return FIBERS if isinstance(axis, Each) else STORED
 
-    def count(self, s: Statement, visits: Count) -> None:
+    def count(self, s: ir.Statement, visits: Count) -> None:
         """Count one statement that is executed so often."""
         match s:
-            case Value():
+            case ir.Value():
                 self._value(s)
-            case Scale() if s.by_row:
+            case ir.Scale() if s.by_row:
                 self.registers += visits * (self.p.axis(s.out.axes[0]).size * WORD)
-            case Gather() if s.operand.rows:
+            case ir.Gather() if s.operand.rows:
                 self.gathers.append(self._gathered(s, visits))
                 if self.sides and s.out in self._brought:
                     self.converted += visits * (CONVERSION * self._cells(s.out.axes))
                 if s.operand.rounded and not self.p.dots:  # not measured: an instruction widens an element
                     self.multiply += visits * (2 * self._cells(s.out.axes))
-            case Product():
+            case ir.Product():
                 self._product(s, visits)
-            case Add():
+            case ir.Add():
                 self._add(s, visits)
 
     @cached_property
-    def _brought(self) -> set[Tile]:
+    def _brought(self) -> set[ir.Tile]:
         """What dots in bfloat16 read and was gathered in another type."""
-        gathered = {s.out for s, _ in self.p.statements if isinstance(s, Gather) and not s.operand.rounded}
+        gathered = {s.out for s, _ in self.p.statements if isinstance(s, ir.Gather) and not s.operand.rounded}
         dots = self.p.dots if self.p.precision == ROUNDED else ()
         return gathered & {t for dot in dots for t in dot.inputs}
 
-    def _value(self, s: Value) -> None:
+    def _value(self, s: ir.Value) -> None:
         """Values: read once where each tile is, as often as a list names them where one does."""
         stored = self.p.stored(s.operand)
         positions = FIBERS * (stored.values.volume * self.readers)
@@ -158,7 +225,7 @@ class _Walk:
         self.registers += positions.bytes if named else self.values
         self.expanded += positions if stored.values.bitmap else ZERO
 
-    def _gathered(self, s: Gather, visits: Count) -> GatherTerm:
+    def _gathered(self, s: ir.Gather, visits: Count) -> GatherTerm:
         """The rows that a statement gathers."""
         o, width, size = s.operand, self._cells(s.operand.axes), 2 * ONE if s.operand.rounded else ONE.bytes
         held = prod(min(a.size, a.block) if a.slab else a.size for a in self.p.axes if a.letter in o.axes)
@@ -170,36 +237,36 @@ class _Walk:
         slabs = self._slabs(o.axes)
         return GatherTerm(o.name, visits, width, o.nrows, width, held, o.width, o.rows, SECTOR, slabs, size)
 
-    def _product(self, s: Product, visits: Count) -> None:
+    def _product(self, s: ir.Product, visits: Count) -> None:
         """Multiplications and additions; padding is included in dots and over tiles."""
         if not (s.summed and s.out.folded if self.p.whole else s.dot):
             self.multiply += visits * (self._cells({a for t in s.inputs for a in t.axes}) * len(s.inputs))
             return
         self.dot += visits * (2 * prod(a.block for a in self.p.axes if a.letter in {*s.out.axes, *s.summed}))
         if self.p.view.values.halves:  # of what is not stored in halves, they are made
-            made = {*s.inputs} - {v.out for v, _ in self.p.statements if isinstance(v, Value)}
+            made = {*s.inputs} - {v.out for v, _ in self.p.statements if isinstance(v, ir.Value)}
             self.converted += visits * (SPLIT * sum(self._cells(t.axes) for t in made))
         if not self.sides:  # what is gathered by lanes is multiplied into the sides, and stored for the dot to read
             rows = visits * sum(self._cells(t.axes) for t in s.inputs)
             self.multiply, self.staged = self.multiply + rows, self.staged + rows.bytes
 
-    def _add(self, s: Add, visits: Count) -> None:
+    def _add(self, s: ir.Add, visits: Count) -> None:
         """Rows added to the output, or stored; a block of an item's own is all that the item writes."""
         p = self.p
-        self.added = visits * self._cells({*s.source.axes} & {*p.letters} - {*s.axes})
+        self.added_rows = visits * self._cells({*s.source.axes} & {*p.letters} - {*s.axes})
         programs = prod(a.programs for a in p.axes if a.letter in p.output_axes)
         padded = self.sides and not self.sides & {*s.axes}
-        self.added_bytes = (self.added * (self._cells(s.axes) if padded else p.width // programs)).bytes
+        self.added_bytes = (self.added_rows * (self._cells(s.axes) if padded else p.width // programs)).bytes
         self.owned, self.copies = s.owned, s.copies
-        if not s.owned and isinstance(s.key, Row) and s.key.level > ITEM and not self.sides and self._often(s.key):
+        if not s.owned and isinstance(s.key, ir.Row) and s.key.level > ITEM and not self.sides and self._often(s.key):
             self.met = p.rows * s.copies
-        if s.key == Position(ITEM):
+        if s.key == ir.Position(ITEM):
             self.output = self.added_bytes
-        self.sparse = not isinstance(s.key, Row)
+        self.sparse = not isinstance(s.key, ir.Row)
         if s.owned and s.key.level == LANE and not self.sides:
             self.lane = p.warps * WARP / p.view.lanes
 
-    def _often(self, key: Row) -> bool:
+    def _often(self, key: ir.Row) -> bool:
         """Whether what is added to one row lies apart: a lane, or a nonzero, has coordinates that the row has not."""
         levels = self.p.view.levels[: key.level + 1]
         return {self.p.letters[c.mode] for own in levels for c in own} != {*key.letters}
@@ -212,43 +279,3 @@ class _Walk:
     def _slabs(self, axes: Iterable[str]) -> int:
         """Slabs that the grid makes of axes."""
         return prod(a.programs for a in self.p.axes if a.slab and a.letter in axes)
-
-    # -- all --------------------------------------------------------------------------------------------------------
-    def cost(self) -> Cost:
-        """What was counted."""
-        p, volume = self.p, self.p.view.values.volume
-        tiles = any(axis.name == "tile" for axis in p.view.loops)
-        share = volume * self.readers // self.splits
-        return Cost(
-            stream=self.stream,
-            once=self.once,
-            gathers=tuple(self.gathers),
-            registers=self.registers,
-            added_rows=self.added,
-            added_bytes=self.added_bytes,
-            output=self.output,
-            multiply=self.multiply,
-            dot=self.dot,
-            precision=p.precision,
-            owned=self.owned,
-            threads=1 if self.sides else prod(1 << (a.block - 1).bit_length() for a in p.axes) // VECTOR,
-            programs=self.splits,
-            slabs=self._slabs(a.letter for a in p.axes),
-            fibers=p.view.blocks,
-            round_bytes=p.view.lanes * p.unroll * sum(p.view.word_bytes[-1]),
-            expanded=self.expanded,
-            turn=self.dot.of(FIBERS) // self.splits if tiles else None,
-            taken=share * (2 if p.half else 4) if self.readers < self.splits else 0,
-            volume=volume,
-            listed=self._lists() != ZERO,
-            warps=p.warps,
-            most_registers=p.registers,
-            sides=self.staged,
-            converted=self.converted,
-            met=self.met,
-            copies=self.copies,
-            lane=self.lane,
-            sparse=self.sparse,
-            rounded=tuple((o.name, o.nrows * o.width) for o in p.operands if o.rounded),
-            split=tuple((o.name, o.nrows * o.width) for o in p.operands if o.split),
-        )

@@ -1,21 +1,118 @@
-"""The dense operands of an einsum with one sparse operand: their names, their axes, and how they are stored.
+"""The operands and axes of a tile program: the dense ones of an einsum, and sparse ones as their values are read.
 
-In: a `Bound` einsum. Out: names that no index letter takes, `Operand`, and the order of dense axes.
+In: a `Bound` einsum, or a view and its letters. Out: names that no index letter takes, `Operand`, `DenseAxis` and the
+order of dense axes; `Stored`, which says from which arrays values are read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
+from sparsetc.ir.nest.nest import Nest
+from sparsetc.ir.nest.values import Values
 from sparsetc.ir.program.names import most, rounded
-from sparsetc.ir.program.tile import Operand, TileProgram
+from sparsetc.support.cached import cached_property
+
+if TYPE_CHECKING:
+    from sparsetc.ir.program.tile import TileProgram
 
 MIN_DOT = 16
 """Smallest side of a `tl.dot` that every supported Triton takes for every type."""
+
+
+@dataclass(frozen=True)
+class DenseAxis:
+    """An axis only dense operands have (a rank): its size, and the block one program takes of it."""
+
+    letter: str
+    size: int
+    block: int
+    fold: tuple[tuple[str, int], ...] = ()
+    """The letters that an axis of a pair of tiles is a fold of, and how many positions of each, row-major."""
+    pieces: tuple[int, ...] = ()
+    """Powers of two that add up to the block, where a program takes it in several vectors; empty for one."""
+    slab: bool = False
+    """Whether the grid takes one block after the other, all items each time, and not all blocks of an item."""
+
+    @cached_property
+    def programs(self) -> int:
+        """Grid programs the axis is split over."""
+        return -(-self.size // self.block)
+
+    @property
+    def ragged(self) -> bool:
+        """Whether the last block reaches past the end."""
+        return self.size % self.block != 0
+
+    @cached_property
+    def vectors(self) -> tuple[tuple[int, int, bool], ...]:
+        """What a program has of the axis: the first place in its block, the length, and whether it may pass the end."""
+        if not self.pieces:
+            return ((0, self.block, self.ragged),)
+        ends = list(accumulate(self.pieces))
+        last = (self.programs - 1) * self.block
+        return tuple((end - n, n, last + end > self.size) for n, end in zip(self.pieces, ends, strict=True))
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A dense operand, stored contiguously as (sparse letters, then dense letters)."""
+
+    name: str
+    position: int
+    rows: tuple[str, ...]
+    extents: tuple[int, ...]
+    axes: tuple[str, ...]
+    width: int
+    """Elements of one row: the product of the sizes of `axes`."""
+    rounded: bool = False
+    """Whether it is read in bfloat16, to which it is rounded once a call."""
+    split: bool = False
+    """Whether a dot takes its rows in halves, so that its largest magnitude is found once a call."""
+
+    @cached_property
+    def nrows(self) -> int:
+        """Rows of the table."""
+        return prod(self.extents)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A sparse operand as a `Value` reads it: its letters by mode, and how its tiles, if it has any, are stored.
+
+    Of tiles, the letters are those along whose sides values lie.
+    """
+
+    name: str
+    """Empty where it is the only one."""
+    letters: tuple[str, ...]
+    values: Values
+
+    def array(self, name: str) -> str:
+        """What one of its arrays, or a variable of its own, is called."""
+        return f"{self.name}_{name}" if self.name else name
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """The arrays of its values; of tiles in halves, of the high and of the low ones."""
+        return tuple(map(self.array, ("high_values", "low_values") if self.values.halves else ("values",)))
+
+    def stride(self, letter: str) -> int:
+        """How far apart a letter's positions are stored."""
+        return self.values.strides[self.letters.index(letter)]
+
+
+def stored_of(view: Nest, letters: Sequence[str]) -> Stored:
+    """The one sparse operand of a view, by the letters of its modes."""
+    own = [letters[mode] for mode in view.sided] if view.values.sides else letters
+    return Stored("", tuple(own), view.along_sides)
 
 
 def printed_sizes(bound: Bound) -> dict[str, int]:
@@ -31,6 +128,7 @@ def operand_names(bound: Bound) -> tuple[str, tuple[str, ...]]:
     return names[0], tuple(names[1 : 1 + len(bound.einsum.dense)])
 
 
+@lru_cache(maxsize=1024)
 def named_operands(bound: Bound) -> tuple[str, tuple[Operand, ...]]:
     """The output's name and the dense operands, each stored as (sparse letters, dense letters).
 

@@ -6,14 +6,12 @@ In: a `TileProgram`; then a part's `Statistics` and a `DeviceProfile`. Out: a `C
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
 from sparsetc.device.profile import DeviceProfile
 from sparsetc.ir.plan import ROUNDED
 from sparsetc.ir.program.cost import Cost
-from sparsetc.ir.program.counting import cost
 from sparsetc.ir.program.statistics import Statistics
 from sparsetc.ir.program.tile import Add, Loop, Product, Statement, Sum, TileProgram, Value
 
@@ -38,32 +36,51 @@ ROUNDING_CALL = 1e-6
 """Seconds of the rounding beside its bytes."""
 
 
-@dataclass(frozen=True)
 class ProductCost(Cost):
-    """What torch does, in place of what a kernel's loops would."""
+    """What torch does, in place of what a kernel's loops would: all positions at once, whatever loops are around."""
 
-    flops: int = 0
-    """Multiplications and additions; torch pads none."""
-    tables: int = 0
-    """Elements of dense operands."""
-    results: int = 0
-    """Elements of the result."""
-    formed: int = 0
-    """Elements of what is made on the way, which is written and read again."""
-    calls: int = 1
-    """Calls of torch."""
-    products: int = 1
-    """Products of what is stored, and of what was made of it."""
-    rounded_once: bool = False
-    """Whether what is stored is in bfloat16, and multiplied as it is by what is rounded to it."""
-    direct: bool = False
-    """Whether what is stored is multiplied by one operand, so that matrices of 16 bits are multiplied as they are."""
-    lengths: tuple[int, ...] = ()
-    """Elements of the rows of the matrices that are multiplied."""
-    summed: int = 0
-    """Positions that products sum, one after another."""
-    matrix: tuple[int, int] = (1, 1)
-    """Rows and columns of the result."""
+    def __init__(self, program: TileProgram) -> None:
+        """Count the program's products."""
+        super().__init__(program)
+        self.turn = 0
+        self.tables = sum(o.nrows * o.width for o in program.operands)
+        """Elements of dense operands."""
+        self.flops = 0
+        """Multiplications and additions; torch pads none."""
+        self.formed = 0
+        """Elements of what is made on the way, which is written and read again."""
+        self.calls = self.products = 0
+        """Calls of torch, and those of them that multiply what is stored, or what was made of it."""
+        self.lengths: list[int] = []
+        """Elements of the rows of the matrices that are multiplied."""
+        self.summed = 0
+        """Positions that products sum, one after another."""
+        statements = [s for s, _ in program.statements]
+        own = {s.out.name for s in statements if isinstance(s, Value)}  # what is made of stored values
+        last = {s.source.name for s in statements if isinstance(s, Add)}
+        last |= {s.source.name for s in statements if isinstance(s, Sum) and s.out.name in last}
+        for s, around in _products(program.body):
+            of_values = any(t.name in own for t in s.inputs)
+            own |= {s.out.name} if of_values else set()
+            self._multiplied(s, around, of_values, s.out.name in last)
+
+    def _multiplied(self, s: Product, around: frozenset[str], of_values: bool, last: bool) -> None:
+        """Count a product of stored values, or of operands alone; what is no result is formed on the way."""
+        self.calls += 1
+        if of_values:
+            self.products += 1
+            self.flops += 2 * self._elements({a for t in s.inputs for a in t.axes} | around)
+        if not last:
+            self.formed += self._elements({*s.out.axes} | (frozenset() if s.accumulate else around))
+        if s.summed and of_values:
+            contracted = self._elements(s.summed)
+            self.lengths += [contracted, self.p.width]
+            self.summed += contracted
+
+    def _elements(self, letters: Iterable[str]) -> int:
+        """Elements over axes that have sizes: lanes have none."""
+        wanted = set(letters)
+        return prod(a.size for a in self.p.axes if a.letter in wanted)
 
     def describe(self) -> list[str]:
         """Lines for a reader."""
@@ -88,15 +105,18 @@ class ProductCost(Cost):
         """Seconds expected: a product reads while it multiplies; what is made before it, or rounded, takes its own."""
         size, rounding = statistics.itemsize, 0.0
         if self._narrow(size):  # operands are rounded, or the result is
-            rounding = ROUNDING_CALL + ROUNDING * (self.results if size == 2 else self.tables) / profile.memory
-        made = (self.calls - 1) * profile.launch + 2 * size * self.formed / profile.memory
+            elements = self.p.rows * self.p.width if size == 2 else self.tables
+            rounding = ROUNDING_CALL + ROUNDING * elements / profile.memory
+        made = (max(1, self.calls) - 1) * profile.launch + 2 * size * self.formed / profile.memory
         multiplied = max(self.seconds(statistics, profile).values()) + SUMMED * self.summed
         call = max(0.0, profile.call - profile.launch)  # a launch is counted for every plan
         return call + made + rounding + multiplied
 
     def _narrow(self, itemsize: int) -> bool:
-        """Whether torch multiplies 16-bit numbers."""
-        return self.direct if itemsize == 2 else self.rounded_once
+        """Whether torch multiplies 16-bit numbers: one operand and what is stored, as they are or rounded once."""
+        if itemsize == 2:
+            return self.calls == len(self.p.dots) == 1 and len(self.p.dots[0].inputs) == 2
+        return self.p.half and self.products == 1
 
     def _rate(self, itemsize: int, profile: DeviceProfile) -> float:
         """Flops a second of torch's products of this type, in this precision, while parts of the result are left."""
@@ -111,72 +131,14 @@ class ProductCost(Cost):
 
     def _busy(self, side: int, profile: DeviceProfile) -> float:
         """The share of multiprocessors that have a part of the result, on average over the rounds that it takes."""
-        parts, each = prod(-(-n // side) for n in self.matrix), max(1, profile.warps // WARPS)
+        parts, each = prod(-(-n // side) for n in (self.p.rows, self.p.width)), max(1, profile.warps // WARPS)
         return parts / (each * -(-parts // each))
 
 
 @lru_cache(maxsize=1024)
 def cost_of(program: TileProgram) -> Cost:
     """What a program costs, by what runs it: a generated kernel, or torch."""
-    found = cost(program)
-    if not program.spanning:
-        return found
-    work = _Work(program)
-    counted = {
-        "turn": 0,
-        "flops": work.flops,
-        "tables": sum(o.nrows * o.width for o in program.operands),
-        "results": program.rows * program.width,
-        "formed": work.formed,
-        "calls": max(1, work.calls),
-        "products": work.products,
-        "rounded_once": program.half and work.products == 1,
-        "direct": work.direct,
-        "lengths": tuple(work.lengths),
-        "summed": work.summed,
-        "matrix": (program.rows, program.width),
-    }
-    return ProductCost(**{**vars(found), **counted})
-
-
-class _Work:
-    """The products of a program, as torch takes them: all positions at once, whatever loops are around."""
-
-    def __init__(self, program: TileProgram) -> None:
-        self.p, self.flops, self.formed, self.calls, self.products = program, 0, 0, 0, 0
-        self.lengths: list[int] = []
-        self.summed = 0
-        statements = [s for s, _ in program.statements]
-        own = {s.out.name for s in statements if isinstance(s, Value)}  # what is made of stored values
-        last = {s.source.name for s in statements if isinstance(s, Add)}
-        last |= {s.source.name for s in statements if isinstance(s, Sum) and s.out.name in last}
-        for s, around in _products(program.body):
-            of_values = any(t.name in own for t in s.inputs)
-            own |= {s.out.name} if of_values else set()
-            self._count(s, around, of_values, s.out.name in last)
-
-    @property
-    def direct(self) -> bool:
-        """Whether all is one dot of what is stored with one operand."""
-        return self.calls == 1 and len(self.p.dots) == 1 and len(self.p.dots[0].inputs) == 2
-
-    def _count(self, s: Product, around: frozenset[str], of_values: bool, last: bool) -> None:
-        """Count a product of stored values, or of operands alone; what is no result is formed on the way."""
-        self.calls += 1
-        if of_values:
-            self.products += 1
-            self.flops += 2 * self._elements({a for t in s.inputs for a in t.axes} | around)
-        if not last:
-            self.formed += self._elements({*s.out.axes} | (frozenset() if s.accumulate else around))
-        if s.summed and of_values:
-            contracted = self._elements(s.summed)
-            self.lengths += [contracted, self.p.width]
-            self.summed += contracted
-
-    def _elements(self, letters: Iterable[str]) -> int:
-        """Elements over axes that have sizes: lanes have none."""
-        wanted = set(letters)
-        return prod(a.size for a in self.p.axes if a.letter in wanted)
+    return (ProductCost if program.spanning else Cost)(program)
 
 
 def _products(

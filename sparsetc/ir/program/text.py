@@ -6,28 +6,13 @@ In: a `TileProgram`. Out: lines in the notation that `ir.program.tile` gives as 
 from __future__ import annotations
 
 from sparsetc.ir.nest.axes import ITEM, LANE, LEVELS, Axis, Each, Fibers, Run
-from sparsetc.ir.nest.halves import HEAD
-from sparsetc.ir.nest.readable import Readable
+from sparsetc.ir.nest.coordinates import Readable
+from sparsetc.ir.nest.values import HEAD
 from sparsetc.ir.program import names
-from sparsetc.ir.program.tile import (
-    LANES,
-    Decode,
-    DenseAxis,
-    Gather,
-    Loop,
-    Product,
-    Row,
-    Scale,
-    Slot,
-    Statement,
-    Sum,
-    TileProgram,
-    Value,
-    Zero,
-)
+from sparsetc.ir.program import tile as ir
 
 
-def lines(p: TileProgram) -> list[str]:
+def lines(p: ir.TileProgram) -> list[str]:
     """The program, a statement a line, indented by loops."""
     head = f'tile program  "{p.equation}"  part {p.number}: {p.format}, {p.view}'
     axes = ", ".join(map(_axis, p.axes))
@@ -38,7 +23,7 @@ def lines(p: TileProgram) -> list[str]:
     return [*lines, *("  " * (depth + 1) + line(p, s) for s, depth in p.statements)]
 
 
-def _axis(a: DenseAxis) -> str:
+def _axis(a: ir.DenseAxis) -> str:
     if a.fold:
         letters = " ".join(f"{c}:{n}" for c, n in a.fold)
         return f"{a.letter} = {a.size}" + (f" ({letters})" if len(a.fold) > 1 else "")
@@ -46,57 +31,56 @@ def _axis(a: DenseAxis) -> str:
     return f"{a.letter} = {a.size}{blocks}" + (f" as {' + '.join(map(str, a.pieces))}" if a.pieces else "")
 
 
-def line(p: TileProgram, s: Statement) -> str:
+def line(p: ir.TileProgram, s: ir.Statement) -> str:
     """One statement."""
-    if isinstance(s, Loop):
+    if isinstance(s, ir.Loop):
         return _loop(p, s.axis)
-    if isinstance(s, Decode):
-        axes = s.along if p.view.along else (LANES,) if s.level != ITEM else ()
+    if isinstance(s, ir.Decode):
+        axes = s.along if p.view.along else (ir.LANES,) if s.level != ITEM else ()
         lanes = f"[{','.join(axes)}]" if axes else ""
         return f"{s.name}{lanes} = {_coordinate(p, s)}"
-    if isinstance(s, Value):
-        if not p.stored(s.operand).name:
-            halves = "  # high and low parts" if p.view.values.halves else ""
-            return f"{s.out} = {'1' if p.view.values.ones else 'load X.values'}{halves}"
-        how = "expand" if p.stored(s.operand).values.bitmap else "load"
-        halves = "  # high and low parts" if p.stored(s.operand).values.halves else ""
-        return f"{s.out} = {how} {s.operand.upper()}.tile[pair_{s.operand}]{halves}"
-    if isinstance(s, Scale) and not s.by_row:
+    if isinstance(s, ir.Value):
+        stored = p.stored(s.operand)
+        where = f"{s.operand.upper()}.tile[pair_{s.operand}]" if stored.name else "X.values"
+        how = "expand" if stored.name and stored.values.bitmap else "load"
+        halves = "  # high and low parts" if stored.values.halves else ""
+        return f"{s.out} = {'1' if stored.values.ones else f'{how} {where}'}{halves}"
+    if isinstance(s, ir.Scale):
+        if s.by_row:
+            return f"{s.out} = load {s.operand.upper()}.scale[item_{s.operand}]"
         exponent = f"exponent of {p.largest(s)}"
         return f"{s.out} = 2 ** ({f'{HEAD} - {exponent}' if s.into else f'{exponent} - {HEAD}'})"
-    if isinstance(s, Scale):
-        return f"{s.out} = load {s.operand.upper()}.scale[item_{s.operand}]"
-    if isinstance(s, Gather):
+    if isinstance(s, ir.Gather):
         how = "gather" if s.operand.rows else "load"
         note = "  # bf16" if s.operand.rounded else "  # to be split" if s.operand.split else ""
         return f"{s.out} = {how} {s.operand.name}[{', '.join((*map(names.at, s.operand.rows), *s.operand.axes))}]{note}"
-    if isinstance(s, Zero):
+    if isinstance(s, ir.Zero):
         return f"{s.out} = 0"
-    if isinstance(s, Sum):
+    if isinstance(s, ir.Sum):
         return f"{s.out} = sum {', '.join(a for a in s.source.axes if a not in s.out.axes)} of {s.source.name}"
-    if isinstance(s, Product):
+    if isinstance(s, ir.Product):
         spec = ",".join("".join(_short(a) for a in t.axes) for t in s.inputs) + "->" + "".join(map(_short, s.out.axes))
         factors = ", ".join(t.name for t in s.inputs)
-        over = ["the lanes" if a == LANES else a for a in s.contracted]
-        present = dict.fromkeys(a for t in s.inputs for a in t.axes if a != LANES)
+        over = ["the lanes" if a == ir.LANES else a for a in s.contracted]
+        present = dict.fromkeys(a for t in s.inputs for a in t.axes if a != ir.LANES)
         summed = ", ".join(a for a in present if a not in s.out.axes)
         how = f"dot over {', '.join(over)}, {p.precision}" if s.dot else f"sum over {summed}" if summed else "multiply"
         return f'{s.out} {"+=" if s.accumulate else "="} einsum "{spec}" {factors}  # {how}'
     key = s.key
-    if isinstance(key, Row):
+    if isinstance(key, ir.Row):
         terms = [(names.at(letter), stride) for letter, stride in key.terms]
         row = " + ".join(f"{at}*{stride}" if stride != 1 else at for at, stride in terms) or "0"
     else:
-        row = key.array if isinstance(key, Slot) else "item" if key.level == ITEM else "position"
-    keyed = p.read_along(key.letters) if isinstance(key, Row) else ()
-    late = [a for a in s.source.axes if a not in {*s.axes, *keyed} and not (a == LANES and key.level != ITEM)]
+        row = key.array if isinstance(key, ir.Slot) else "item" if key.level == ITEM else "position"
+    keyed = p.read_along(key.letters) if isinstance(key, ir.Row) else ()
+    late = [a for a in s.source.axes if a not in {*s.axes, *keyed} and not (a == ir.LANES and key.level != ITEM)]
     notes = [f"{', '.join(late)} summed here, once"] if late else []
     notes += [f"in one of {s.copies} copies"] if s.copies > 1 else []
     note = f"  # {'; '.join(notes)}" if notes else ""
     return f"{'store' if s.owned else 'add'} {p.output}[{', '.join((row, *s.axes))}] {s.source}{note}"
 
 
-def _loop(p: TileProgram, axis: Axis) -> str:
+def _loop(p: ir.TileProgram, axis: Axis) -> str:
     if isinstance(axis, Each):
         return f"loop {axis.name}s of the item"
     if isinstance(axis, Run | Fibers):
@@ -104,7 +88,7 @@ def _loop(p: TileProgram, axis: Axis) -> str:
     return f"loop {axis}"
 
 
-def _coordinate(p: TileProgram, s: Decode) -> str:
+def _coordinate(p: ir.TileProgram, s: ir.Decode) -> str:
     level = "tile" if p.view.along and s.level == LANE else LEVELS[s.level]
     notes = [f"{field.width} bits, {level}" for field in s.coordinate.fields]
     notes += [f"a base every {lookup.every}" for lookup in s.coordinate.lookups if lookup.every > 1]
@@ -114,6 +98,6 @@ def _coordinate(p: TileProgram, s: Decode) -> str:
 
 
 def _short(axis: str) -> str:
-    if axis == LANES:
+    if axis == ir.LANES:
         return "n"
     return "" if "_" in axis else axis  # an axis that stands for no letter

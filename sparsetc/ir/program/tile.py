@@ -21,76 +21,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate
 from math import prod
 from typing import ClassVar
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.nest import coordinates
-from sparsetc.ir.nest.axes import LEAF, Axis
+from sparsetc.ir.nest.axes import ITEM, LEAF, Axis
 from sparsetc.ir.nest.coordinates import Expression
 from sparsetc.ir.nest.nest import PAIRED, Nest
 from sparsetc.ir.program import names
-from sparsetc.ir.program.stored import Stored, stored_of
+from sparsetc.ir.program.operands import DenseAxis, Operand, Stored, stored_of
 from sparsetc.support.cached import cached_property
 
 LANES = "lane"
-
-
-@dataclass(frozen=True)
-class DenseAxis:
-    """An axis only dense operands have (a rank): its size, and the block one program takes of it."""
-
-    letter: str
-    size: int
-    block: int
-    fold: tuple[tuple[str, int], ...] = ()
-    """The letters that an axis of a pair of tiles is a fold of, and how many positions of each, row-major."""
-    pieces: tuple[int, ...] = ()
-    """Powers of two that add up to the block, where a program takes it in several vectors; empty for one."""
-    slab: bool = False
-    """Whether the grid takes one block after the other, all items each time, and not all blocks of an item."""
-
-    @cached_property
-    def programs(self) -> int:
-        """Grid programs the axis is split over."""
-        return -(-self.size // self.block)
-
-    @property
-    def ragged(self) -> bool:
-        """Whether the last block reaches past the end."""
-        return self.size % self.block != 0
-
-    @cached_property
-    def vectors(self) -> tuple[tuple[int, int, bool], ...]:
-        """What a program has of the axis: the first place in its block, the length, and whether it may pass the end."""
-        if not self.pieces:
-            return ((0, self.block, self.ragged),)
-        ends = list(accumulate(self.pieces))
-        last = (self.programs - 1) * self.block
-        return tuple((end - n, n, last + end > self.size) for n, end in zip(self.pieces, ends, strict=True))
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A dense operand, stored contiguously as (sparse letters, then dense letters)."""
-
-    name: str
-    position: int
-    rows: tuple[str, ...]
-    extents: tuple[int, ...]
-    axes: tuple[str, ...]
-    width: int
-    """Elements of one row: the product of the sizes of `axes`."""
-    rounded: bool = False
-    """Whether it is read in bfloat16, to which it is rounded once a call."""
-    split: bool = False
-    """Whether a dot takes its rows in halves, so that its largest magnitude is found once a call."""
-
-    @cached_property
-    def nrows(self) -> int:
-        """Rows of the table."""
-        return prod(self.extents)
 
 
 @dataclass(frozen=True)
@@ -409,3 +352,32 @@ def walk(body: tuple[Statement, ...], depth: int = 0) -> list[tuple[Statement, i
     for statement in body:
         found += [(statement, depth), *(walk(statement.body, depth + 1) if isinstance(statement, Loop) else ())]
     return found
+
+
+def reads(s: Statement) -> tuple[str, ...]:
+    """The names of the tiles and coordinates that a statement takes as inputs."""
+    if isinstance(s, Product):
+        return tuple(t.name for t in s.inputs)
+    if isinstance(s, Sum):
+        return (s.source.name,)
+    if isinstance(s, Gather):
+        return tuple(map(names.at, s.operand.rows))
+    if isinstance(s, Add):
+        return (s.source.name, *map(names.at, s.key.letters if isinstance(s.key, Row) else ()))
+    return ()
+
+
+def made(s: Statement) -> str:
+    """The name of what a statement makes; empty where that is no tile and no coordinate."""
+    if isinstance(s, Decode):
+        return s.name
+    return "" if isinstance(s, Loop | Add) else s.out.name
+
+
+def level_of(s: Statement) -> int:
+    """The level at which a statement is executed."""
+    if isinstance(s, Product):
+        return max((t.level for t in s.inputs), default=ITEM)
+    if isinstance(s, Add):
+        return s.key.level
+    return s.level if isinstance(s, Loop | Decode) else s.out.level

@@ -13,8 +13,7 @@ from math import prod
 import torch
 
 from sparsetc.formats.tiles import VOLUME, sides_of
-from sparsetc.ir.default_tree.by_groups import MOST_SUMS
-from sparsetc.ir.default_tree.groups import TileGroups, groups_of
+from sparsetc.ir.default_tree.by_groups import MOST_SUMS, TileGroups, groups_of
 from sparsetc.ir.nest.nest import tiles_along
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ir.program.operands import MIN_DOT, dense_axes, named_operands

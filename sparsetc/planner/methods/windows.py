@@ -16,9 +16,8 @@ import torch
 from sparsetc.errors import OutOfMemoryError, PlanError
 from sparsetc.formats.windows import Rows, Windowing, populations
 from sparsetc.ir.plan import DOTS, F16X3, Part, Plan, Schedule, Storage
-from sparsetc.ir.program.count import ZERO
 from sparsetc.ir.program.operands import MIN_DOT, dense_axes, named_operands
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.statistics import ZERO, Statistics
 from sparsetc.planner.candidate import CPU_ITEM_NNZ, Candidate
 from sparsetc.planner.estimate import in_order, rounded
 from sparsetc.planner.method import OperandMethod
