@@ -24,7 +24,7 @@ from sparsetc.contraction.step import Step
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
 from sparsetc.options import Options
-from sparsetc.planner.choice import Choice
+from sparsetc.planner.candidate import Choice
 from sparsetc.support.warn import warn_once
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor

@@ -24,7 +24,7 @@ from sparsetc.pair.methods import HYBRID, METHODS, choose, estimates
 from sparsetc.pair.problem import NumericPath, PairProblem, sides_of
 from sparsetc.pair.scalar import EINSUMS, LETTER, TaskSums, sums_of
 from sparsetc.pair.symbolic import Budget, pattern_of
-from sparsetc.planner.choice import Choice, ranked
+from sparsetc.planner.candidate import Choice, ranked
 from sparsetc.runtime.executable import Listed
 from sparsetc.support.precision import without_autocast
 from sparsetc.tensor.sparse_tensor import SparseTensor

@@ -35,7 +35,7 @@ from sparsetc.ir.program.laws import LISTED_BYTE, LISTED_ROW
 from sparsetc.ir.program.tile import Add, TileProgram, walk
 from sparsetc.options import Options, in_force
 from sparsetc.partition import PARTITIONS, stored_parts
-from sparsetc.planner.ownership import Circumstances, owns
+from sparsetc.planner.pricing import Circumstances, owns
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.statistics import Counts
 from sparsetc.runtime.executable import Arrays, Executable, owned

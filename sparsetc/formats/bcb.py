@@ -19,7 +19,7 @@ import torch
 from sparsetc.errors import FormatError
 from sparsetc.formats import words
 from sparsetc.formats.base import index_dtype
-from sparsetc.formats.bits import narrowed, packed_bits, set_bits
+from sparsetc.formats.words import narrowed, packed_bits, set_bits
 from sparsetc.ir.nest.modes import Field
 from sparsetc.ir.nest.nest import tiles_along
 from sparsetc.support.cached import cached_property

@@ -17,7 +17,7 @@ from sparsetc.pair.dense import DENSE_LAUNCHES, Matmul
 from sparsetc.pair.hybrid import HYBRID_LAUNCHES, ByBlocks
 from sparsetc.pair.problem import PairMethod, PairProblem, check_pairs
 from sparsetc.pair.scalar import NonzeroPairs
-from sparsetc.planner.choice import Choice, Estimate, choice_of
+from sparsetc.planner.candidate import Choice, Estimate, choice_of
 from sparsetc.planner.choose import chosen
 
 SCALAR = NonzeroPairs()

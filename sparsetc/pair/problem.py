@@ -26,7 +26,7 @@ from sparsetc.ir.program.tile import TileProgram
 from sparsetc.pair.blocking import Blocking
 from sparsetc.pair.join import Join
 from sparsetc.pair.symbolic import Budget
-from sparsetc.planner.choice import Estimate
+from sparsetc.planner.candidate import Estimate
 from sparsetc.planner.method import Method
 from sparsetc.planner.requests import check_blocks
 from sparsetc.support.cached import cached_property
