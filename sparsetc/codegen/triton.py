@@ -188,15 +188,10 @@ class FunctionPrinter(Layout):
 
     def decode(self, s: ir.Decode, u: str) -> None:
         """A coordinate; of those along a side, also whether they lie inside the tile and the mode."""
-        self.put(f"{self.decoded(s, u)} = {s.coordinate.text(TritonCoordinates(self, s.level, u))}")
+        self.put(f"{s.name}{u if s.level == LEAF else ''} = {s.coordinate.text(TritonCoordinates(self, s.level, u))}")
         inside = self.all_of([*map(self.limit, s.along), f"{s.name} < {s.end}" if s.end else ""])
         if inside:
             self.put(f"{names.inside(s.letter)} = {inside}")
-
-    @staticmethod
-    def decoded(s: ir.Decode, u: str) -> str:
-        """The name of a coordinate in a copy of its statement."""
-        return f"{s.name}{u if s.level == LEAF else ''}"
 
     def coordinate(self, letter: str, u: str) -> str:
         """The name of a letter's coordinate in a copy of a statement that reads it."""
