@@ -33,7 +33,7 @@ import sparsetc as stc
 from sparsetc.formats import pack
 from sparsetc.formats.tiles import sides_of
 from sparsetc.partition import deal
-from sparsetc.partition.threshold import tile_populations
+from sparsetc.partition.rules import tile_populations
 
 SYNTHETIC["clustered 600"] = lambda: synthetic.clustered(per_tile=600, device=DEVICE)
 SYNTHETIC["clustered 2000"] = lambda: synthetic.clustered(per_tile=2000, device=DEVICE)

@@ -172,7 +172,7 @@ def pair_of(kernel: Kernel) -> PairStep:
 def entry_values(kernel: Kernel) -> list[torch.Tensor]:
     """Values of the entries of both operands of a step: what its path takes."""
     step = pair_of(kernel)
-    given = [o.values for o in (kernel.operands[::-1] if step.swapped else kernel.operands)]
+    given = [o.values for o in (kernel.operands[::-1] if step.problem.swapped else kernel.operands)]
     return [own.values(values) for own, values in zip((step.join.x, step.join.y), given, strict=True)]
 
 
@@ -180,7 +180,7 @@ def phases(kernel: Kernel) -> dict[str, float]:
     """Times of the phases of a contraction of two operands."""
     step = pair_of(kernel)
     x, y = entry_values(kernel)
-    numeric = device_microseconds(lambda: step.path.run(x, y, step.path.halves(x, y)))
+    numeric = device_microseconds(lambda: step.numeric.run(x, y, step.numeric.halves(x, y)))
     return {
         "us": round(microseconds(kernel), 1),
         "numeric_us": round(numeric, 1),
@@ -195,7 +195,7 @@ def stored(step: PairStep) -> dict[str, int]:
     sizes = [(len(own.letters), keys.numel()) for own, keys in ((m.x, m.x_key), (m.y, m.y_key))]
     values = sum(n for _, n in sizes) * itemsize
     return {
-        "bcb_bytes": step.blocking.x.nbytes + step.blocking.y.nbytes + values,
+        "bcb_bytes": step.problem.blocking.x.nbytes + step.problem.blocking.y.nbytes + values,
         "coo_bytes": sum(order * n * 4 for order, n in sizes) + values,
     }
 
@@ -220,7 +220,7 @@ def plan_rows(case: Case, plan: str | stc.Plan) -> list[dict[str, Any]]:
                 "precision": precision,
                 "nnz": k.nnz,
                 "tasks": case.tasks,
-                "pairs": step.blocking.pairs.tasks,
+                "pairs": step.problem.blocking.pairs.tasks,
                 **phases(k),
                 "compile_ms": round(compiling, 1),
                 "expected_us": round(dict(k.explain().steps[0].considered)[k.plan.name] or 0, 1),

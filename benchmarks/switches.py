@@ -120,8 +120,8 @@ def sums_row(tensors: str, equation: str, x: stc.SparseTensor, y: stc.SparseTens
             error = relative_error(k().values, expected)  # the first call decides
         assert error < ERROR["highest"], (tensors, equation, form, error)
         assert step.sums.of("z").ordered == (GPU and form == "ordered"), form  # torch's programs have one form
-        us[form] = microseconds(lambda: step.path.run(*values))  # noqa: B023
-    tasks = step.join_order.tasks
+        us[form] = microseconds(lambda: step.numeric.run(*values))  # noqa: B023
+    tasks = step.sums.tasks.join_order.tasks
     return {
         "switch": "sums",
         "tensors": tensors,
@@ -178,7 +178,7 @@ def blocks() -> Iterator[Row]:
 
 def blocks_of(k: stc.Kernel) -> Row:
     """The time of the launches, and what it makes a pair and an operation; padding is multiplied too."""
-    path = pair_of(k).path
+    path = pair_of(k).numeric
     assert isinstance(path, BlockPath)
     blocking, values = path.blocking, entry_values(k)
     with mock.patch.object(path, "_multiplied", wraps=path._multiplied) as multiplied:

@@ -38,8 +38,7 @@ from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ops import contract, mttkrp, sddmm, spmm, ttm, ttmc, ttv
 from sparsetc.options import options
 from sparsetc.partition import register_partition
-from sparsetc.planner.registry import register_plan
-from sparsetc.planner.requests import plan_1sa, plan_bcb, plan_hls, plan_window
+from sparsetc.planner.requests import plan_1sa, plan_bcb, plan_hls, plan_window, register_plan
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 

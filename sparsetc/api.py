@@ -14,12 +14,11 @@ import numpy as np
 import torch
 
 from sparsetc.codegen import cache
-from sparsetc.contraction.base import Result
-from sparsetc.contraction.contraction import compiled, contraction, wrap
+from sparsetc.contraction.contraction import Workload, compiled, compiled_together, contraction, kept_together, wrap
 from sparsetc.contraction.dense import promoted
-from sparsetc.contraction.evaluate import evaluate
+from sparsetc.contraction.guard import evaluate
 from sparsetc.contraction.kernel import Kernel, SharedValues
-from sparsetc.contraction.workload import Workload, compiled_together, kept_together
+from sparsetc.contraction.output import Result
 from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
 from sparsetc.explain import Explanation
 from sparsetc.formats.base import Packed

@@ -209,7 +209,7 @@ def contract(
         when any mode is left. With `out`, ``alpha * contraction + beta * out``: sparse, on the union of the patterns,
         if both are sparse, else dense. Integers are added up in 64 bits, and refused where the sum does not fit.
     """
-    from sparsetc.pair.result import accumulated, check_accumulation, check_scalars, narrowed
+    from sparsetc.contraction.output import accumulated, check_accumulation, check_scalars, narrowed
 
     sparse = _sparse(x, "contract")
     y = as_dense(y, "contract: y")

@@ -330,7 +330,7 @@ def check(
 def plan_names() -> list[str]:
     """Every plan known by a name, those that formats offer included; "auto" is not among them."""
     from sparsetc.ir.plan import FIXED
-    from sparsetc.planner.registry import PLANS
+    from sparsetc.planner.requests import PLANS
 
     return [*FIXED, *(n for n in sorted({*PLANS, *FORMATS}) if n not in FIXED and (n in PLANS or offers(n)))]
 
@@ -341,7 +341,7 @@ def offers(name: str) -> bool:
 
 def longest_row(kernel: stc.Kernel) -> int:
     """Nonzeros of the longest output row."""
-    from sparsetc.partition.run_length import row_lengths
+    from sparsetc.partition.rules import row_lengths
 
     c = kernel.step.canonical
     return int(row_lengths(c.coords, c.shape, c.kept).max())

@@ -12,7 +12,7 @@ from typing import Any
 import sparsetc as stc
 from sparsetc.formats import FORMATS
 from sparsetc.partition import PARTITIONS
-from sparsetc.planner.registry import PLANS
+from sparsetc.planner.requests import PLANS
 
 REGISTRIES: tuple[dict[str, Any], ...] = (FORMATS, PARTITIONS, PLANS, stc.OPERATIONS)
 

@@ -20,7 +20,7 @@ from row_blocks import listed, place_among
 
 import sparsetc as stc
 from sparsetc.formats import FORMATS, Packed, words
-from sparsetc.formats.bits import packed_bits
+from sparsetc.formats.words import packed_bits
 from sparsetc.ir.nest.modes import Listed
 from sparsetc.ir.nest.nest import Nest, tiles, tiles_along
 from sparsetc.ir.nest.values import Bitmap, Whole

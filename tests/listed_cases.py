@@ -15,7 +15,7 @@ import torch
 
 import sparsetc as stc
 from sparsetc.formats import Packed, words
-from sparsetc.formats.bits import packed_bits
+from sparsetc.formats.words import packed_bits
 from sparsetc.ir.nest.modes import Listed
 from sparsetc.ir.nest.nest import Nest, tiles, tiles_along
 from sparsetc.ir.nest.values import Bitmap, Whole

@@ -40,7 +40,7 @@ TESTS = {
     "sparsetc/codegen/split_float16": ["split_float16", "halves magnitudes"],
     "sparsetc/formats/": ["formats tiles", "windows fiber_windows listed lifetime bitmaps"],
     "sparsetc/pair/": ["pair", "hybrid block_einsums tile_pairs pair_aot"],
-    "sparsetc/pair/result.py": ["integers", "pair"],
+    "sparsetc/contraction/output.py": ["integers pair", "kernel errors result_patterns"],
     "sparsetc/pair/tasks.py": ["tasks", "pair hybrid"],
     "sparsetc/contraction/": [
         "kernel kept errors executable",
@@ -48,7 +48,7 @@ TESTS = {
     ],
     "sparsetc/contraction/blocked.py": ["block_einsums", "blocks semi_sparse copies"],
     "sparsetc/contraction/autograd.py": ["autograd", "kernel transforms traced stream"],
-    "sparsetc/contraction/looked.py": ["modes halves", "kernel windows"],
+    "sparsetc/contraction/guard.py": ["modes halves integers", "kernel windows"],
     "sparsetc/contraction/gradients.py": ["autograd", "kernel block_einsums semi_sparse"],
     "sparsetc/decomposition/": [
         "cp_als",

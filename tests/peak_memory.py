@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import sparsetc as stc
 from sparsetc.formats import pack
-from sparsetc.partition.dealing import deal
+from sparsetc.partition.base import deal
 
 
 def peak(function: Callable[[], Any]) -> tuple[int, int, Any]:

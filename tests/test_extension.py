@@ -20,10 +20,8 @@ from sparsetc.formats import FORMATS, Packed
 from sparsetc.formats.coo import Coo
 from sparsetc.ir.nest.modes import Computed, Field
 from sparsetc.ir.nest.nest import runs
-from sparsetc.planner.methods.rows import rows
-from sparsetc.planner.methods.runs import coo
-from sparsetc.planner.registry import PLANS
-from sparsetc.planner.requests import plan_preferring
+from sparsetc.planner.methods.rows import coo, rows
+from sparsetc.planner.requests import PLANS, plan_preferring
 from sparsetc.planner.statistics import Counts
 
 

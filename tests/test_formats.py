@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsetc.errors import FormatError, PlanError
-from sparsetc.formats import FORMATS, Packed, fiber_blocks, get_format, pack, register_format, words
+from sparsetc.formats import FORMATS, Packed, fiber, get_format, pack, register_format, words
 from sparsetc.formats.base import OWN
 from sparsetc.formats.coo import Coo
 from sparsetc.formats.fiber import Fiber
@@ -308,7 +308,7 @@ def test_the_suite_finds_fibers_that_are_split_in_silence(monkeypatch: pytest.Mo
 
 
 def test_long_rows_of_fibers_are_ordered_by_length_a_window_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fiber_blocks, "WINDOW", 16)
+    monkeypatch.setattr(fiber, "WINDOW", 16)
     shape = (3, 50, 40)
     coords = torch.nonzero(torch.rand(shape, generator=torch.Generator().manual_seed(0)) < 0.15).T.contiguous()
     for item in ((), (0,)):

@@ -20,7 +20,7 @@ from test_ir_runners import interpreted
 from window_cases import PRODUCTS, problem
 
 import sparsetc as stc
-from sparsetc.contraction.looked import fit_for_halves
+from sparsetc.contraction.guard import fit_for_halves
 from sparsetc.ir.nest import values as halves
 from sparsetc.ir.plan import F16X3
 from sparsetc.ir.program.product_cost import cost_of

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from pair_cases import EQUATIONS, SIZES, check_pair, marking, operands, pairs, small_blocks, structural
 
 import sparsetc as stc
-from sparsetc.pair.choose import estimates
+from sparsetc.pair.hybrid import Populations
 from sparsetc.pair.join import Join, JoinSubset
-from sparsetc.pair.populations import Populations
+from sparsetc.pair.methods import estimates
 from sparsetc.pair.symbolic import JoinOrder, composed
 
 HUGE = 10**6
@@ -34,7 +34,7 @@ def clustered(shape: tuple[int, int], seed: int = 0) -> stc.SparseTensor:
 
 
 def step_of(kernel: stc.Kernel) -> Any:
-    (step,) = kernel.contraction.chain.pairs
+    (step,) = kernel.contraction.pairs
     return step
 
 
@@ -85,7 +85,7 @@ def test_populations_by_hand() -> None:
     x = stc.SparseTensor([[0, 0, 1, 1, 3], [0, 1, 0, 1, 3]], torch.ones(5), (4, 4))
     y = stc.SparseTensor([[0, 0, 1, 1, 3, 3], [0, 1, 0, 1, 0, 1]], torch.ones(6), (4, 2))
     step = step_of(stc.compile("ij,jk->ik", x, y, plan=stc.plan_bcb(i=2, j=2, k=2, threshold=2)))
-    counts = step.problem.populations
+    counts = Populations.of(step.problem.blocking)
     assert counts.blocking.x.counts.tolist() == [4, 1]
     assert counts.tasks.tolist() == [8, 2]
     assert counts.entries(2).tolist() == [True] * 4 + [False]
@@ -148,7 +148,7 @@ def test_a_dense_block_among_scattered_nonzeros(swapped: bool) -> None:
         found[threshold] = kernel.plan.name
     assert found == {1: "bcb", 4: "bcb+scalar", 16: "bcb+scalar", 64: "bcb+scalar", HUGE: "scalar"}
     kernel = stc.compile(equation, x, y, plan=stc.plan_bcb(threshold=16, i=8, j=8, k=8))
-    blocks, rest = step_of(kernel).path.branches
+    blocks, rest = step_of(kernel).numeric.branches
     assert blocks.subset.entries.numel() == 64
     assert rest.subset.entries.numel() == (y if swapped else x).nnz - 64
     assert [p.format for p in kernel.plan.parts] == ["bcb", "bcb", "coo", "coo"]
@@ -196,7 +196,7 @@ def test_the_model_finds_a_threshold() -> None:
     kernel = check_pair("ij,jk->ik", [x, y], plan="bcb+scalar")
     threshold = step_of(kernel).choice.plan.option("threshold", 0)
     assert kernel.plan.name == "bcb+scalar"
-    assert threshold in [s.threshold for s in step_of(kernel).problem.populations.powers()]
+    assert threshold in [s.threshold for s in Populations.of(step_of(kernel).problem.blocking).powers()]
     considered = dict(kernel.explain().to_dict()["steps"][0]["considered"])
     assert set(considered) == {"scalar", "dense", "bcb", "bcb+scalar"}
     assert "nonzeros of x in blocks of" in str(kernel.explain())

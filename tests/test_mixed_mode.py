@@ -24,7 +24,7 @@ from torch.autograd import gradcheck, gradgradcheck
 import sparsetc as stc
 from sparsetc import partition
 from sparsetc.formats import Packed
-from sparsetc.partition.mixed_mode import by_mixed_mode, one_by_one
+from sparsetc.partition.rules import by_mixed_mode, one_by_one
 from sparsetc.planner.statistics import Counts
 
 PLAN = "mm-csf"

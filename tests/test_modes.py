@@ -10,7 +10,7 @@ import torch
 from cases import OPERATIONS, Problem, assert_matches, explicit_plan, random_sparse, random_values
 
 import sparsetc as stc
-from sparsetc.contraction.looked import Looked
+from sparsetc.contraction.guard import Guard
 from sparsetc.testing import check_format, pattern
 
 SPMM = "ij,jr->ir"
@@ -59,12 +59,12 @@ def test_values_given_under_inference_mode() -> None:
 
 def test_operands_are_looked_at_again_where_they_changed_or_have_no_versions() -> None:
     seen: list[object] = []
-    looked = Looked(lambda tables: not seen.append(tables))
+    looked = Guard(lambda tables: not seen.append(tables))
 
     def looks(operand: torch.Tensor) -> int:
         """How often an operand is looked at that comes twice."""
         before = len(seen)
-        assert all(looked.holds([operand], [operand]) for _ in range(2))
+        assert all(looked.admits([operand], [operand]) for _ in range(2))
         return len(seen) - before
 
     b = torch.ones(3)

@@ -33,11 +33,10 @@ import sparsetc as stc
 from sparsetc.device.profile import default_gpu
 from sparsetc.pair import join, symbolic
 from sparsetc.pair import tasks as task_lists
-from sparsetc.pair.blocking import Blocking, BlockWork, sides_for
-from sparsetc.pair.blocks import FEWEST_PAIRS
+from sparsetc.pair.block_path import block_seconds
+from sparsetc.pair.blocking import FEWEST_PAIRS, Blocking, BlockWork, sides_for
 from sparsetc.pair.join import Join
-from sparsetc.pair.prices import block_seconds, scalar_seconds
-from sparsetc.pair.scalar import FEW, MANY, waits
+from sparsetc.pair.scalar import FEW, MANY, scalar_seconds, waits
 
 DTYPES = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
@@ -261,7 +260,7 @@ def test_memory_stays_below_the_limit_however_many_tasks() -> None:
     small = stc.SparseTensor(torch.stack([i, j]), torch.rand(n * width, dtype=torch.float64), (n, width))
     with stc.options(memory_limit=n * n * 24), Largest() as largest:
         kernel = stc.compile("ij,kj->ik", small, small, plan="scalar")
-        assert kernel.contraction.chain.pairs[0].join_order.tasks == width * n * n
+        assert kernel.contraction.pairs[0].sums.tasks.join_order.tasks == width * n * n
         found = kernel()
     assert largest.nbytes <= n * n * 24
     torch.testing.assert_close(found.values.view(n, n), small.to_dense() @ small.to_dense().T)
@@ -424,8 +423,8 @@ def test_a_path_takes_the_sparser_side_first() -> None:
         return stc.SparseTensor(coords, torch.rand(nnz, generator=g), (rows, columns))
 
     a, b, c = sparse(200, 200, 5000), sparse(200, 200, 5000), sparse(200, 200, 10)
-    assert stc.compile("ij,jk,kl->il", a, b, c).contraction.chain.order[0] == (1, 2)
-    assert stc.compile("ij,jk,kl->il", c, a, b).contraction.chain.order[0] == (0, 1)
+    assert stc.compile("ij,jk,kl->il", a, b, c).contraction.order[0] == (1, 2)
+    assert stc.compile("ij,jk,kl->il", c, a, b).contraction.order[0] == (0, 1)
 
 
 def test_ten_operands_by_the_greedy_path() -> None:
@@ -537,12 +536,12 @@ def test_the_cheapest_path_is_taken() -> None:
 
 def test_few_sums_cost_as_much_as_ordered_ones() -> None:
     """Additions by atomics wait for one another, or are ordered; those to many addresses do not."""
-    (step,) = stc.compile("ij,jk->ik", *operands("ij,jk->ik")).contraction.chain.pairs
-    exact = replace(step.budget, settings=replace(step.settings, deterministic=True), limit=10**12)
+    (step,) = stc.compile("ij,jk->ik", *operands("ij,jk->ik")).contraction.pairs
+    exact = replace(step.problem.budget, settings=replace(step.settings, deterministic=True), limit=10**12)
     tasks, gpu, few = 10**8, default_gpu(), default_gpu().crowded_below
     for places, crowded in [(8281, True), (few - 1, True), (few, False), (tasks, False)]:
         seconds, always = (
-            scalar_seconds(tasks, places, 4, b, gpu) for b in (replace(step.budget, limit=10**12), exact)
+            scalar_seconds(tasks, places, 4, b, gpu) for b in (replace(step.problem.budget, limit=10**12), exact)
         )
         assert (seconds == always) == crowded
     assert waits(8281, MANY * 8281 + 1)
@@ -584,12 +583,12 @@ def test_third_order_contracted_over_one_mode_has_blocks_of_64_by_32() -> None:
     g = torch.Generator().manual_seed(0)
     coords = torch.randint(0, 40, (3, 150), generator=g)
     x = stc.SparseTensor(coords, torch.rand(150, generator=g), (40, 40, 40))
-    (step,) = stc.compile("ijk,klm->ijlm", x, x, plan="bcb").contraction.chain.pairs
-    assert step.blocking.extents == (64, 64, 32)
-    assert isinstance(step.blocking, Blocking)
-    assert isinstance(step.blocking.pairs, Join)
-    named = stc.compile("ijk,klm->ijlm", x, x, plan=stc.plan_bcb(i=4, j=4, k=16)).contraction.chain.pairs[0]
-    assert named.blocking.extents == (16, 64, 16)
+    (step,) = stc.compile("ijk,klm->ijlm", x, x, plan="bcb").contraction.pairs
+    assert step.problem.blocking.extents == (64, 64, 32)
+    assert isinstance(step.problem.blocking, Blocking)
+    assert isinstance(step.problem.blocking.pairs, Join)
+    named = stc.compile("ijk,klm->ijlm", x, x, plan=stc.plan_bcb(i=4, j=4, k=16)).contraction.pairs[0]
+    assert named.problem.blocking.extents == (16, 64, 16)
     assert_matches(named.result(named(x.values, x.values)), "ijk,klm->ijlm", [x, x])
 
 
@@ -615,9 +614,13 @@ def test_formats_follow_the_operands_of_the_equation() -> None:
     for equation, swapped in (("ijk,kl->ijl", False), ("ijk,kl->lij", True)):
         x, y = operands(equation, sizes={**SIZES, "i": 20, "j": 20, "k": 30, "l": 40})
         kernel = stc.compile(equation, x, y, plan=stc.plan_bcb(formats=("bcb", "coo")))
-        (step,) = kernel.contraction.chain.pairs
-        assert step.swapped == swapped
-        blocks, single = (step.blocking.y, step.blocking.x) if swapped else (step.blocking.x, step.blocking.y)
+        (step,) = kernel.contraction.pairs
+        assert step.problem.swapped == swapped
+        blocks, single = (
+            (step.problem.blocking.y, step.problem.blocking.x)
+            if swapped
+            else (step.problem.blocking.x, step.problem.blocking.y)
+        )
         assert blocks.sides in ((8, 8, 1), (1, 8, 8))
         assert single.sides == (1, 1)
         assert single.blocks == single.nnz  # of matched entries
@@ -685,7 +688,7 @@ def test_a_dropped_kernel_gives_its_memory_back(plan: str) -> None:
     try:
         kernel = stc.compile("ijk,abk->ijab", x, x, plan=plan)
         kernel()
-        kept = weakref.ref(kernel.contraction.chain.pairs[0].join)
+        kept = weakref.ref(kernel.contraction.pairs[0].join)
         del kernel
         assert kept() is None
     finally:

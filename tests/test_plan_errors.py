@@ -13,7 +13,7 @@ from extensions import as_before
 import sparsetc as stc
 from sparsetc import Part, Plan, Schedule, Storage
 from sparsetc.planner.candidate import Candidate
-from sparsetc.planner.methods.runs import coo
+from sparsetc.planner.methods.rows import coo
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.statistics import Counts
 

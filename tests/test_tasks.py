@@ -15,15 +15,15 @@ from sparsetc.contraction.pair_step import PairStep
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.plan import Schedule
 from sparsetc.pair import tasks as task_lists
-from sparsetc.pair.expansion import distinct, groups, spans
 from sparsetc.pair.scalar import EINSUMS, LETTER
 from sparsetc.pair.symbolic import JoinOrder
+from sparsetc.pair.tasks import distinct, groups, spans
 from sparsetc.testing import check_arrays, read
 from sparsetc.testing.interpret import run_program
 
 
 def step_of(equation: str, given: list[stc.SparseTensor], **settings: object) -> PairStep:
-    (step,) = stc.compile(equation, *given, plan="scalar", **settings).contraction.chain.pairs
+    (step,) = stc.compile(equation, *given, plan="scalar", **settings).contraction.pairs
     return step
 
 
@@ -45,7 +45,7 @@ def by_hand(m: JoinOrder) -> torch.Tensor:
 @pytest.mark.parametrize("name", ["one-mode", "two-modes", "outer", "inner", "batch", "elementwise", "vectors-outer"])
 def test_groups_make_every_task_once_and_find_every_place(name: str, marked: bool, chunk: int) -> None:
     step = step_of(EQUATIONS[name], operands(EQUATIONS[name], "skewed"))
-    m, tasks = step.join_order, by_hand(step.join_order)
+    m, tasks = step.sums.tasks.join_order, by_hand(step.sums.tasks.join_order)
     places, slot = torch.unique(tasks[2], return_inverse=True)
     with marking(marked):
         made = list(groups(m, chunk))
@@ -59,7 +59,7 @@ def test_groups_make_every_task_once_and_find_every_place(name: str, marked: boo
 
 def test_spans_are_of_whole_rows() -> None:
     step = step_of("ijk,klm->ijlm", operands("ijk,klm->ijlm", "skewed"))
-    m = step.join_order
+    m = step.sums.tasks.join_order
     found = list(spans(m, 10))
     assert (found[0].begin, found[-1].end) == (0, m.tasks)
     assert (found[0].row, found[-1].last) == (0, m.rows)
@@ -82,9 +82,10 @@ def test_distinct(key: list[int], marked: bool) -> None:
 def test_a_list_stores_every_task(name: str, frame: int) -> None:
     with mock.patch.object(task_lists, "FRAME", frame):
         step = step_of(EQUATIONS[name], operands(EQUATIONS[name], "skewed"))
-        (one,) = step.tasks
-        tasks = by_hand(step.join_order)
-        tasks[2] = torch.searchsorted(step.pattern.places, tasks[2].contiguous())
+        places = step.sums.tasks.places()
+        (one,) = step.sums.tasks
+        tasks = by_hand(step.sums.tasks.join_order)
+        tasks[2] = torch.searchsorted(places, tasks[2].contiguous())
         assert torch.equal(one.coordinates(), tasks)
         for packed in (one.chunks(), one.runs()):
             packed.view.verify()
@@ -106,7 +107,7 @@ def test_tile_programs_of_the_three_sums(role: str, lanes: int, item: int) -> No
     equation = "ijk,klm->ijlm"
     with mock.patch.object(task_lists, "ITEM", item):
         step = step_of(equation, operands(equation, "skewed"))
-        (one,) = step.tasks
+        (one,) = step.sums.tasks
         total = step.sums.of(role)
         g = torch.Generator().manual_seed(0)
         given = [torch.rand(total.bound.by_index[c], generator=g, dtype=torch.float64) for c in EINSUMS[role]]
@@ -129,9 +130,9 @@ def test_tile_programs_of_the_three_sums(role: str, lanes: int, item: int) -> No
 def test_lists_made_again_give_the_same(name: str, chunk: int, kept: bool) -> None:
     with small_chunks(chunk, kept):
         kernel = check_pair(EQUATIONS[name], operands(EQUATIONS[name], "skewed", coalesce=False), plan="scalar")
-        (step,) = kernel.contraction.chain.pairs
-        assert step.tasks.fits == (kept or step.join_order.tasks == 0)
-        assert step.tasks.nbytes == (step.join_order.tasks * 5 if kept else 0)
+        (step,) = kernel.contraction.pairs
+        assert step.sums.tasks.fits == (kept or step.sums.tasks.join_order.tasks == 0)
+        assert step.sums.tasks.nbytes == (step.sums.tasks.join_order.tasks * 5 if kept else 0)
 
 
 @settings(max_examples=100)
@@ -164,7 +165,7 @@ def test_one_row_with_most_of_the_tasks() -> None:
             with small_chunks(chunk, kept):
                 kernel = stc.compile("ij,jk->ik", x, x, plan="scalar")
                 found = kernel()
-            assert kernel.contraction.chain.pairs[0].join_order.tasks > n * n
+            assert kernel.contraction.pairs[0].sums.tasks.join_order.tasks > n * n
             torch.testing.assert_close(found.to_dense(), x.to_dense() @ x.to_dense())
 
 
@@ -172,10 +173,10 @@ def test_a_limit_of_a_few_bytes_a_task_keeps_no_list() -> None:
     x, y = random_sparse((60, 50), "dense", torch.float64, 1), random_sparse((50, 60), "dense", torch.float64, 2)
     limit = 60 * 60 * 24
     kernel = stc.compile("ij,jk->ik", x, y, plan="scalar", memory_limit=limit)
-    (step,) = kernel.contraction.chain.pairs
-    assert step.join_order.tasks == 60 * 60 * 50
-    assert not step.tasks.fits
-    assert len(list(step.tasks)) > 60
+    (step,) = kernel.contraction.pairs
+    assert step.sums.tasks.join_order.tasks == 60 * 60 * 50
+    assert not step.sums.tasks.fits
+    assert len(list(step.sums.tasks)) > 60
     torch.testing.assert_close(kernel().to_dense(), x.to_dense() @ y.to_dense())
 
 
@@ -183,6 +184,6 @@ def test_the_source_says_what_is_stored_and_what_for() -> None:
     kernel = stc.compile("ijk,klm->ijlm", *operands("ijk,klm->ijlm"), plan="scalar")
     for text in ("p   nonzeros over ijk", "q = position + y_shift[p]", "p:8 + x_word_base", 'einsum "n,n->n"'):
         assert text in kernel.source
-    step = kernel.contraction.chain.pairs[0]
+    step = kernel.contraction.pairs[0]
     back = step.sums.of("x").programs.source
     assert '"pqz,q,z->p"' in back

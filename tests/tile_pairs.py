@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from sparsetc.codegen.split_float16 import Halves, TilePositions, split
-from sparsetc.formats.bits import packed_bits
+from sparsetc.formats.words import packed_bits
 from sparsetc.ir.lower import Fold, Target, lower_pairs
 from sparsetc.ir.nest.values import Values
 from sparsetc.ir.plan import F16X3, Schedule

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch.autograd import forward_ad
 
+from sparsetc.contraction.dense import Tensors
 from sparsetc.errors import TransformError
 from sparsetc.support.entry import entry_point
 from sparsetc.support.precision import autocast_off
@@ -23,25 +24,28 @@ from sparsetc.tensor.pattern import transforming
 class Multilinear(Protocol):
     """A compiled function of tensors, linear in each of them."""
 
-    def rows(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    def rows(self, tensors: Tensors) -> torch.Tensor:
         """The result, outside autograd."""
 
     def of_any(self) -> Multilinear:
         """The function with nothing prepared for the tensors that it is first called with."""
+        return self
 
-    def gradients(
-        self, wanted: Sequence[bool], tensors: Sequence[torch.Tensor], upstream: torch.Tensor
-    ) -> list[torch.Tensor | None]:
+    def gradients(self, wanted: Sequence[bool], tensors: Tensors, upstream: torch.Tensor) -> list[torch.Tensor | None]:
         """The gradient for each tensor where it is wanted, given the result's; differentiable.
 
         What a tensor holds is not read for its own gradient.
         """
 
-    def batched(self, tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> tuple[torch.Tensor, int]:
-        """The results of a batch, differentiable, and their batch dimension, given that of each tensor."""
+    def batched(self, tensors: Tensors, dims: Sequence[int | None]) -> tuple[torch.Tensor, int]:
+        """The results of a batch, differentiable, and their batch dimension, given that of each tensor.
+
+        Where no other rule is known, they are made one after the other.
+        """
+        return one_by_one(self.of_any(), tensors, dims)
 
 
-def apply(function: Multilinear, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def apply(function: Multilinear, tensors: Tensors) -> torch.Tensor:
     """The result, with a graph to those tensors that want one."""
     if not followed(tensors):
         return function.rows(tensors)
@@ -114,7 +118,7 @@ class _Transformed(_Rows):
         return function.batched(tensors, dims[1:])
 
 
-def _remember(ctx: Any, function: Multilinear, tensors: Sequence[torch.Tensor]) -> None:
+def _remember(ctx: Any, function: Multilinear, tensors: Tensors) -> None:
     ctx.function = function.of_any()
     ctx.save_for_backward(*tensors)
     ctx.save_for_forward(*tensors)
@@ -159,9 +163,7 @@ def in_batches(function: Callable[..., list[torch.Tensor]], *given: torch.Tensor
     return [torch._add_batch_dim(t.contiguous(), 0, level) for t in found]  # type: ignore[attr-defined]
 
 
-def one_by_one(
-    function: Multilinear, tensors: Sequence[torch.Tensor], dims: Sequence[int | None]
-) -> tuple[torch.Tensor, int]:
+def one_by_one(function: Multilinear, tensors: Tensors, dims: Sequence[int | None]) -> tuple[torch.Tensor, int]:
     """The results of a batch, a call each."""
     size = next(t.shape[d] for t, d in zip(tensors, dims, strict=True) if d is not None)
 

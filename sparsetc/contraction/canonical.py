@@ -6,7 +6,7 @@ call's dense operands are brought to the form that the kernels read. Nothing her
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from sparsetc.contraction import dense as tables
+from sparsetc.contraction.dense import Tensors
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.equation.rewrite import Reduction, dense_subexpressions
@@ -24,6 +25,9 @@ from sparsetc.tensor import coords as crd
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
+
+Operands = Sequence[SparseTensor | torch.Tensor]
+Patterns = Sequence[Pattern]
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ class Canonical:
         """The shapes of the dense operands of the reduced einsum."""
         return tuple(torch.Size(self.bound.shape(p)) for p in self.bound.einsum.dense)
 
-    def settled(self, dense: Sequence[Any]) -> Sequence[torch.Tensor]:
+    def settled(self, dense: Sequence[Any]) -> Tensors:
         """The dense operands of a call as tensors of the kernel's dtype; raises unless it was compiled for them."""
         if len(dense) == len(self._full_shapes) and all(map(self._is_plain, dense, self._full_shapes)):
             return dense
@@ -95,14 +99,14 @@ class Canonical:
             and operand.device == self.device
         )
 
-    def slices(self, dense: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+    def slices(self, dense: Tensors) -> list[torch.Tensor] | None:
         """The operands of `narrow`; None where an operand is not broadcast as those were that were compiled for."""
         if self.narrow is self.written:
             return list(dense)
         found = [tables.slices(operand, dims) for operand, dims in zip(dense, self.broadcast, strict=True)]
         return None if any(f is None for f in found) else found  # type: ignore[return-value]
 
-    def arrange(self, dense: Sequence[torch.Tensor], settings: Options | None = None) -> list[torch.Tensor]:
+    def arrange(self, dense: Tensors, settings: Options | None = None) -> list[torch.Tensor]:
         """Dense operands of `narrow` -> contiguous tables, in the reduced einsum's order.
 
         Raises:
@@ -118,7 +122,7 @@ class Canonical:
             for operand, shape, permutation in zip(dense, self._table_shapes, self.arrangement, strict=True)
         ]
 
-    def _reduced(self, dense: Sequence[torch.Tensor], precision: str) -> list[torch.Tensor]:
+    def _reduced(self, dense: Tensors, precision: str) -> list[torch.Tensor]:
         given: list[torch.Tensor | None] = [None] * len(self.narrow.einsum.inputs)
         for operand, position in zip(dense, self.narrow.einsum.dense, strict=True):
             given[position] = operand.expand(self.narrow.shape(position))
@@ -127,9 +131,7 @@ class Canonical:
         return [reduced[p] for p in self.reduction.bound.einsum.dense]  # type: ignore[misc]
 
 
-def canonicalise(
-    bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], repeated: bool = False
-) -> tuple[Canonical, Pattern]:
+def canonicalise(bound: Bound, operands: Operands, repeated: bool = False) -> tuple[Canonical, Pattern]:
     """Check dtypes and devices, reduce the dense operands' own expressions, take diagonals of the sparse one.
 
     Args:
@@ -198,7 +200,7 @@ def _derived(pattern: Pattern, first: tuple[int, ...]) -> tuple[Pattern, torch.T
     return Pattern(coords.contiguous(), shape, pattern.is_coalesced), source
 
 
-def _broadcast(bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], repeated: bool) -> dict[int, tables.Dims]:
+def _broadcast(bound: Bound, operands: Operands, repeated: bool) -> dict[int, tables.Dims]:
     given = {p: o for p in bound.einsum.dense if isinstance(o := operands[p], torch.Tensor)}
     shapes = {p: tuple(o.shape) for p, o in given.items()}
     return tables.broadcast_dims(
@@ -206,27 +208,20 @@ def _broadcast(bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], re
     )
 
 
-def dense_of_call(
-    written: Bound, dense: Sequence[Any], dtype: torch.dtype, device: torch.device
-) -> Sequence[torch.Tensor]:
+def dense_of_call(written: Bound, dense: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensors:
     """The dense operands of a call of a compiled einsum, as tensors of its dtype: ndarrays too, and autocast's floats.
 
     Raises:
         ShapeError, DtypeError, DeviceError: the einsum was not compiled for them.
     """
-    own = tables.converted(_as_given(written, dense), dtype, device)
+    if len(dense) == len(written.einsum.dense):
+        dense = [as_dense(o, f"operand {p + 1}") for o, p in zip(dense, written.einsum.dense, strict=True)]
+    own = tables.converted(dense, dtype, device)
     _check_dense(written, own, dtype, device)
     return own
 
 
-def _as_given(written: Bound, dense: Sequence[Any]) -> tuple[Any, ...]:
-    """Dense operands of a call, ndarrays as tensors; `DtypeError` names one that holds no plain numbers."""
-    if len(dense) != len(written.einsum.dense):
-        return tuple(dense)
-    return tuple(as_dense(o, f"operand {p + 1}") for o, p in zip(dense, written.einsum.dense, strict=True))
-
-
-def _check_dense(written: Bound, dense: Sequence[torch.Tensor], dtype: torch.dtype, device: torch.device) -> None:
+def _check_dense(written: Bound, dense: Tensors, dtype: torch.dtype, device: torch.device) -> None:
     """Raise unless these are the dense operands of an einsum as written, of its shapes or broadcast to them."""
     text, positions = written.einsum.text, written.einsum.dense
     if len(dense) != len(positions):
@@ -238,11 +233,23 @@ def _check_dense(written: Bound, dense: Sequence[torch.Tensor], dtype: torch.dty
             raise DtypeError(f"operand {position + 1} must be dense, as it was compiled; found {operand.layout}")
         check_operand(operand, position, dtype, device)
         expected = written.shape(position)
-        if operand.shape != expected and not _broadcasts(tuple(operand.shape), expected):
+        broadcasts = operand.ndim == len(expected) and all(
+            f in (1, n) for f, n in zip(operand.shape, expected, strict=True)
+        )
+        if not broadcasts:
             raise ShapeError(
                 f'operand {position + 1} of "{text}": the kernel was compiled for shape '
                 f"{tuple(expected)}, found {tuple(operand.shape)}; compile again for other sizes"
             )
+
+
+def stand_ins(bound: Bound, sparse: Iterable[SparseTensor], like: torch.Tensor) -> list[SparseTensor | torch.Tensor]:
+    """Operands to compile an einsum for: these sparse ones, and dense ones of its shapes that take no memory."""
+    given = iter(sparse)
+    return [
+        next(given) if p in bound.einsum.sparse else like.expand(bound.shape(p))
+        for p in range(len(bound.einsum.inputs))
+    ]
 
 
 def check_operand(
@@ -258,7 +265,3 @@ def check_operand(
         raise DeviceError(
             f"{what} is on {operand.device}, the sparse operand is on {device}; move one of them with .to()"
         )
-
-
-def _broadcasts(found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-    return len(found) == len(expected) and all(f in (1, e) for f, e in zip(found, expected, strict=True))

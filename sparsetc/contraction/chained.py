@@ -8,37 +8,35 @@ So nothing is expanded, and dense operands join the last of the pairs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
-from pathlib import Path
-from typing import Any
 
 import torch
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.base import Compiled, Contraction, Operand, key_of
-from sparsetc.contraction.canonical import dense_of_call
-from sparsetc.contraction.chain import sparse_order
+from sparsetc.contraction.base import Contraction
+from sparsetc.contraction.canonical import Operands, Patterns, dense_of_call
 from sparsetc.contraction.contraction import contraction
-from sparsetc.contraction.entries import is_sparse
-from sparsetc.explain import Explanation, device_name
+from sparsetc.contraction.dense import Tensors
+from sparsetc.contraction.output import is_sparse
+from sparsetc.contraction.several import of_step, sparse_order
+from sparsetc.explain import Explanation
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
-from sparsetc.ir.plan import Plan, requested
-from sparsetc.options import Options, with_settings
+from sparsetc.ir.plan import Plan
+from sparsetc.options import Options
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import fitted, summed_dtype
 
 
-class Chained(Compiled):
+class Chained(Contraction):
     """A contraction of a pair of sparse operands, and one of its result with the other operands."""
 
-    def __init__(self, bound: Bound, operands: Sequence[Operand], settings: Options, form: str) -> None:
+    def __init__(self, bound: Bound, operands: Operands, settings: Options, form: str) -> None:
         super().__init__(bound, operands, settings, form)
         e, given = bound.einsum, [o for o in operands if isinstance(o, SparseTensor)]
         # What is made on the way may need 64 bits where the result does not.
         self._like = torch.zeros((), dtype=summed_dtype(self.dtype), device=self.device)
         stand_ins = [
-            SparseTensor._make(p, self._like.expand(x._values.shape)) for p, x in zip(self._bare, given, strict=True)
+            SparseTensor._make(p, self._like.expand(x._values.shape)) for p, x in zip(self.bare, given, strict=True)
         ]
         coordinates = [e.inputs[p][: x.sparse_order] for p, x in zip(e.sparse, given, strict=True)]
         self.sparse = is_sparse(form, e, coordinates)
@@ -49,11 +47,9 @@ class Chained(Compiled):
         self._pair = sparse_order(bound, terms, sizes, kept)[0]
         self.first, letters = self._first(stand_ins, coordinates)
         self.rest = self._rest(stand_ins, operands, letters)
+        self.inner, self.empty = (self.first, self.rest), self.first.empty or self.rest.empty
         self._nothing = self._without_entries()
-        self.key = key_of(self)
-
-    def _of_step(self, number: int) -> Options:
-        return with_settings(self.settings, {"plan": requested(self.settings.plan).of_step(number, 2)})
+        self.shape = self.rest.shape if self._nothing is None else (0, *self.rest.shape[1:])
 
     def _first(
         self, given: Sequence[SparseTensor], coordinates: Sequence[tuple[str, ...]]
@@ -67,59 +63,46 @@ class Chained(Compiled):
         kept = distinct((*rows, *(c for t in terms for c in t if c in needed)))
         bound = Bound.of(Einsum((terms[0], terms[1]), kept, (0, 1), e.text), self.bound.by_index)
         form = "sparse" if rows else "dense"
-        return contraction(bound, [given[n] for n in pair], self._of_step(0), form), kept
+        return contraction(bound, [given[n] for n in pair], of_step(self.settings, 0, 2), form), kept
 
-    def _rest(self, given: Sequence[SparseTensor], operands: Sequence[Operand], kept: tuple[str, ...]) -> Contraction:
+    def _rest(self, given: Sequence[SparseTensor], operands: Operands, kept: tuple[str, ...]) -> Contraction:
         """The contraction of the pair's result with all other operands, which it precedes."""
         e = self.bound.einsum
-        pattern = self._made_on(self._bare)
+        pattern = self._made_on(self.bare)
         made = self._like.expand(self.first.shape)
         sparse = {p: x for n, (p, x) in enumerate(zip(e.sparse, given, strict=True)) if n not in self._pair}
         others = [*sparse, *e.dense]
-        views: list[Operand] = [made if pattern is None else SparseTensor._make(pattern, made), *sparse.values()]
+        views: list[SparseTensor | torch.Tensor] = [
+            made if pattern is None else SparseTensor._make(pattern, made),
+            *sparse.values(),
+        ]
         views += [self._like.expand(operands[p].shape) for p in e.dense]
         count = len(sparse) + (pattern is not None)
         places = tuple(range(count)) if pattern is not None else tuple(range(1, 1 + count))
         einsum = Einsum((kept, *(e.inputs[p] for p in others)), e.output, places, e.text)
         form = "sparse" if self.sparse else "dense"
-        return contraction(Bound.of(einsum, self.bound.by_index), views, self._of_step(1), form)
+        return contraction(Bound.of(einsum, self.bound.by_index), views, of_step(self.settings, 1, 2), form)
 
     def _without_entries(self) -> Pattern | None:
         """The pattern of a sparse result that has none since the pair, whose result is dense, has none that meet."""
-        found = self.rest.pattern_on(self._left(self._bare)) if self.first.empty and not self.first.sparse else None
+        found = self.rest.pattern_on(self._left(self.bare)) if self.first.empty and not self.first.sparse else None
         return None if found is None else found.like(found.coords[:, :0], True)
 
-    def _made_on(self, patterns: Sequence[Pattern]) -> Pattern | None:
+    def _made_on(self, patterns: Patterns) -> Pattern | None:
         """The pattern of the pair's result."""
         return self.first.pattern_on([patterns[n] for n in self._pair])
 
-    def _left(self, patterns: Sequence[Pattern]) -> list[Pattern]:
+    def _left(self, patterns: Patterns) -> list[Pattern]:
         """The patterns of the sparse operands of what is left."""
         made = self._made_on(patterns)
         return [*([] if made is None else [made]), *(p for n, p in enumerate(patterns) if n not in self._pair)]
 
     # -- calls ------------------------------------------------------------------------------------------------------
-    @property
-    def empty(self) -> bool:
-        """Whether no nonzeros meet."""
-        return self.first.empty or self.rest.empty
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of what `result` gives."""
-        return self.rest.shape if self._nothing is None else (0, *self.rest.shape[1:])
-
-    def pattern_on(self, patterns: Sequence[Pattern]) -> Pattern | None:
+    def pattern_on(self, patterns: Patterns) -> Pattern | None:
         """The pattern of a sparse result."""
         return self.rest.pattern_on(self._left(patterns)) if self._nothing is None else self._nothing
 
-    def result(
-        self,
-        patterns: Sequence[Pattern],
-        values: Sequence[torch.Tensor],
-        dense: Sequence[torch.Tensor],
-        packed: Values | None = None,
-    ) -> torch.Tensor:
+    def result(self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None) -> torch.Tensor:
         """A dense result, or a sparse one's values; differentiable."""
         dense = dense_of_call(self.bound, dense, self.dtype, self.device)
         own, tables = ([t.to(self._like.dtype) for t in given] for given in (values, dense))
@@ -136,40 +119,11 @@ class Chained(Compiled):
 
     # -- what a user may look at ------------------------------------------------------------------------------------
     @property
-    def backend(self) -> str:
-        """The backend that programs are generated for."""
-        return self.first.backend
-
-    @property
-    def steps(self) -> tuple[Any, ...]:
-        """The steps of both contractions."""
-        return (*self.first.steps, *self.rest.steps)
-
-    @property
     def plan(self) -> Plan:
         """The plans of both contractions."""
         return Plan("chain", (), False, steps=(self.first.plan, self.rest.plan), reason="a pair of operands at a time")
 
-    @property
-    def source(self) -> str:
-        """The generated programs, one after the other."""
-        return f"{self.first.source}\n\n{self.rest.source}"
-
-    @property
-    def path(self) -> Path:
-        """The file of the first."""
-        return self.first.path
-
-    def ptx(self, target: str) -> str:
-        """The assembly of all kernels."""
-        return f"{self.first.ptx(target)}\n{self.rest.ptx(target)}"
-
     def explain(self) -> Explanation:
         """The steps, one after the other."""
-        plan, one = self.plan, self.first.explain()
-        pattern = self.pattern_on(self._bare)
-        return Explanation(
-            *(self.bound.einsum.text, plan.name, plan.reason, self.backend, device_name(self.device)),
-            *(one.profile, one.measured, tuple(step.report() for step in self.steps)),
-            prod(self.shape) if pattern is None else pattern.nnz,
-        )
+        one, reports = self.first.explain(), [step.report() for step in self.steps]
+        return self._explained(one.profile, one.measured, reports, self.pattern_on(self.bare))

@@ -7,36 +7,38 @@ sparse operand takes one step, whatever dense operands there are; several are co
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.base import Compiled, Contraction, Operand, Result, key_of
-from sparsetc.contraction.canonical import dense_of_call
-from sparsetc.contraction.dense import Dims, repeated_dims
+from sparsetc.contraction.base import Contraction
+from sparsetc.contraction.canonical import Operands, Patterns, dense_of_call
+from sparsetc.contraction.dense import Tensors, repeated_dims
 from sparsetc.contraction.entries import Entries, by_nonzeros
-from sparsetc.contraction.output import Output, without_zeros
+from sparsetc.contraction.output import Output, Result, without_zeros
+from sparsetc.contraction.prepare import Preparation, in_place
 from sparsetc.contraction.step import Step
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
 from sparsetc.options import Options
-from sparsetc.planner.choice import Choice
+from sparsetc.planner.candidate import Choice
 from sparsetc.support.warn import warn_once
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
+T = TypeVar("T")
 
-class Single(Compiled):
+
+class Single(Contraction):
     """A contraction that takes one step: of one sparse operand, or of the entries of operands with dense modes."""
 
     def __init__(
         self,
         bound: Bound,
-        operands: Sequence[Operand],
+        operands: Operands,
         settings: Options,
         form: str,
         repeated: bool,
@@ -52,80 +54,35 @@ class Single(Compiled):
         else:
             own = entries.operands(operands)
             self.step = Step(entries.bound, own, settings, entries.form, repeated, entries.plain_sum)
-        self._pattern, self._order = arranged(self.step.output)
-        self.key = key_of(self)
+        self.inner, self.result_dtype, output = (self.step,), self.step.result_dtype, self.step.output
+        self._pattern, self._order = arranged(output)
+        self.sparse, self.empty = output.sparse, not self.step.canonical.coords.shape[1]
+        rows = self.step.executable.shape if self._order is None else tuple(self._order.shape)
+        self.shape = rows if self.sparse else self.step.canonical.narrow.output_shape
         if self.backend == "torch" and settings.effective_backend(self.device) == "torch":
             warn_once("no GPU: running the generated torch programs on the CPU")
-
-    @property
-    def backend(self) -> str:
-        """The backend of the step: ``triton`` or ``torch``."""
-        return self.step.backend
 
     @property
     def steps(self) -> tuple[Step]:
         """The one step."""
         return (self.step,)
 
-    @property
-    def plan(self) -> Any:
-        """The step's plan."""
-        return self.step.plan
-
-    @property
-    def source(self) -> str:
-        """The step's program."""
-        return self.step.source
-
-    @property
-    def path(self) -> Path:
-        """The file it lies in."""
-        return self.step.path
-
-    @property
-    def sparse(self) -> bool:
-        """Whether the result is a SparseTensor."""
-        return self.step.output.sparse
-
-    @property
-    def empty(self) -> bool:
-        """Whether no nonzeros take part."""
-        return self.step.canonical.coords.shape[1] == 0
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of what `result` gives."""
-        if not self.sparse:
-            return self.step.canonical.narrow.output_shape
-        return self.step.executable.shape if self._order is None else tuple(self._order.shape)
-
-    @property
-    def result_dtype(self) -> torch.dtype:
-        """The dtype of what `result` gives."""
-        return self.step.result_dtype
-
-    def pattern_on(self, patterns: Sequence[Pattern]) -> Pattern | None:
+    def pattern_on(self, patterns: Patterns) -> Pattern | None:
         """The operand's own pattern where all of its modes are kept."""
         if self._entries is not None and self._entries.own:
             return patterns[0]
         return patterns[0].expanded(self._sizes) if self.step.output.own else self._pattern
 
     def _given(
-        self, patterns: Sequence[Pattern], values: Sequence[torch.Tensor], dense: Sequence[torch.Tensor]
-    ) -> tuple[Pattern, torch.Tensor | None, Sequence[torch.Tensor]]:
+        self, patterns: Patterns, values: Tensors, dense: Tensors
+    ) -> tuple[Pattern, torch.Tensor | None, Tensors]:
         """What the step is called with: its pattern, its sparse operand's values, its dense operands."""
         if self._entries is None:
             return patterns[0].expanded(self._sizes), values[0].reshape(-1) if self._sizes else values[0], dense
         dense = dense_of_call(self.bound, dense, self.dtype, self.device)
         return self._entries.pattern, None, [*dense, *values]
 
-    def result(
-        self,
-        patterns: Sequence[Pattern],
-        values: Sequence[torch.Tensor],
-        dense: Sequence[torch.Tensor],
-        packed: Values | None = None,
-    ) -> torch.Tensor:
+    def result(self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None) -> torch.Tensor:
         """A dense result, or (rows, *dense sizes) values; differentiable."""
         rows = self.step(*self._given(patterns, values, dense), packed)
         if not self.step.output.sparse:
@@ -133,12 +90,7 @@ class Single(Compiled):
         return rows if self._order is None else rows.reshape(-1).index_select(0, self._order)
 
     def gradient(
-        self,
-        patterns: Sequence[Pattern],
-        operand: int,
-        values: Sequence[torch.Tensor],
-        dense: Sequence[torch.Tensor],
-        upstream: torch.Tensor,
+        self, patterns: Patterns, operand: int, values: Tensors, dense: Tensors, upstream: torch.Tensor
     ) -> torch.Tensor:
         """The gradient for values, or for a dense operand; outside autograd."""
         permutation, shape = self.step.output.permutation, self.step.executable.shape
@@ -155,14 +107,6 @@ class Single(Compiled):
     def packed(self, operands: Sequence[SparseTensor], known: dict[Any, Any] | None = None) -> Values | None:
         """Values as the step's parts store them; None where they are dense operands of it."""
         return self.step.pack(operands[0].expand_dense(), known) if self._entries is None else None
-
-    def ptx(self, target: str) -> str:
-        """The assembly of the step's kernels."""
-        return self.step.ptx(target)
-
-    def explain(self) -> Any:
-        """The step's explanation."""
-        return self.step.explain()
 
 
 def arranged(output: Output) -> tuple[Pattern | None, torch.Tensor | None]:
@@ -183,7 +127,7 @@ def inverse(permutation: tuple[int, ...]) -> list[int]:
     return sorted(range(len(permutation)), key=permutation.__getitem__)
 
 
-def wrap(made: Contraction, found: torch.Tensor, patterns: Sequence[Pattern], drop_zeros: bool = False) -> Result:
+def wrap(made: Contraction, found: torch.Tensor, patterns: Patterns, drop_zeros: bool = False) -> Result:
     """The result of a contraction on operands of these patterns, from its values."""
     pattern = made.pattern_on(patterns)
     if pattern is None:
@@ -193,12 +137,7 @@ def wrap(made: Contraction, found: torch.Tensor, patterns: Sequence[Pattern], dr
 
 
 def contraction(
-    bound: Bound,
-    operands: Sequence[Operand],
-    settings: Options,
-    form: str,
-    repeated: bool = False,
-    choice: Choice | None = None,
+    bound: Bound, operands: Operands, settings: Options, form: str, repeated: bool = False, choice: Choice | None = None
 ) -> Contraction:
     """Compile an einsum; `repeated` as `canonicalise` takes it, `choice` as `Step` does, where there is one step."""
     from sparsetc.contraction import library
@@ -225,7 +164,7 @@ def contraction(
 
 def of_entries(
     bound: Bound,
-    operands: Sequence[Operand],
+    operands: Operands,
     settings: Options,
     form: str,
     repeated: bool,
@@ -242,35 +181,82 @@ def of_entries(
     return Single(bound, operands, settings, form, repeated, entries, choice)
 
 
-def compiled(text: str, operands: Sequence[Operand], settings: Options, form: str) -> Contraction:
+def compiled(text: str, operands: Operands, settings: Options, form: str) -> Contraction:
     """The contraction kept for these patterns, this equation and these sizes, or a new one."""
-    patterns = [o._pattern for o in operands if isinstance(o, SparseTensor)]
-    first, others = patterns[0], patterns[1:]
+
+    def make() -> Contraction:
+        return contraction(_parsed(text, operands), operands, settings, form, repeated=True)
+
+    first, *others = (o._pattern for o in operands if isinstance(o, SparseTensor))
+    return _kept(first, _key(text, operands, settings, form), make, others)
+
+
+def _kept(first: Pattern, key: Any, make: Callable[[], T], others: Sequence[Pattern] = ()) -> T:
+    """What is kept with a pattern by a key, for as long as the others live; made where it is not there."""
+    try:
+        found: T | None = first.cache.get(key)
+    except TypeError:  # a plan that cannot be hashed
+        return make()
+    return first.cache.put(key, make(), needs=others) if found is None else found
+
+
+def _key(text: str, operands: Operands, settings: Options, form: str) -> tuple[Any, ...]:
+    """What a contraction is kept by, with the pattern of its first sparse operand."""
     # What of an operand, beside its shape, dtype and device, decides how it is read.
     dims = [repeated_dims(o) if isinstance(o, torch.Tensor) else None for o in operands]
-    key = cache_key(text, [(o.shape, o.dtype, o.device) for o in operands], dims, others, settings, form)
-    try:
-        found = first.cache.get(key)
-    except TypeError:  # a plan that cannot be hashed
-        return _parsed(text, operands, settings, form)
-    if found is None:
-        found = first.cache.put(key, _parsed(text, operands, settings, form), needs=others)
-    return found  # type: ignore[no-any-return]
+    kinds = [(o.shape, o.dtype, o.device) for o in operands]
+    others = [weakref.ref(o._pattern) for o in operands if isinstance(o, SparseTensor)][1:]
+    return "kernel", text, tuple(kinds), tuple(dims), tuple(others), settings, form, settings.effective_precision()
 
 
-def cache_key(
-    text: str,
-    kinds: Sequence[tuple[tuple[int, ...], torch.dtype, torch.device]],
-    dims: Sequence[Dims | None],
-    others: Sequence[Pattern],
-    settings: Options,
-    form: str,
-) -> tuple[Any, ...]:
-    """What a contraction is kept by, with the pattern of its first sparse operand."""
-    weak = tuple(map(weakref.ref, others))
-    return "kernel", text, tuple(kinds), tuple(dims), weak, settings, form, settings.effective_precision()
+def _parsed(text: str, operands: Operands) -> Bound:
+    return parse(text, [tuple(o.shape) for o in operands], [isinstance(o, SparseTensor) for o in operands])
 
 
-def _parsed(text: str, operands: Sequence[Operand], settings: Options, form: str) -> Contraction:
-    bound = parse(text, [tuple(o.shape) for o in operands], [isinstance(o, SparseTensor) for o in operands])
-    return contraction(bound, operands, settings, form, repeated=True)
+Workload = Sequence[tuple[str, Operands]]
+"""Equations with their operands, the first of each being the sparse one."""
+
+
+def compiled_together(
+    workload: Workload, settings: Options, form: str, repeated: bool = False
+) -> tuple[Contraction, ...]:
+    """Compile einsums of one sparse operand.
+
+    They are planned together where each is one step of a tensor without dense modes and blocks; otherwise each alone.
+
+    Args:
+        workload: equations with operands; values are only looked at for their dtypes.
+        settings: the plan, the memory limit and all else that is common to them.
+        form: of the results, ``auto``, ``dense`` or ``sparse``.
+        repeated: as `canonicalise` takes it.
+    """
+    from sparsetc.planner.workload import choose_together  # which an import of the package does not need
+
+    settings = replace(settings, precision=settings.effective_precision())
+    bounds = [_parsed(text, own) for text, own in workload]
+    given = [own for _, own in workload]
+    x = given[0][0]
+    assert isinstance(x, SparseTensor)
+    choices: Sequence[tuple[Choice | None, Any]] | None = None
+    plain = not x.dense_order and not x.blocksize and all(len(b.einsum.sparse) == 1 for b in bounds)
+    if plain:
+        with lasting():
+            problems = [
+                Preparation.of(b, own, settings, form, repeated).problem for b, own in zip(bounds, given, strict=True)
+            ]
+            with in_place(settings, x.device):
+                limit = settings.memory_on(x.device)
+                choices = choose_together(settings.plan, problems, limit)
+    choices = choices or [(None, settings.plan)] * len(bounds)
+    return tuple(
+        contraction(bound, own, replace(settings, plan=again), form, repeated, choice)
+        for bound, own, (choice, again) in zip(bounds, given, choices, strict=True)
+    )
+
+
+def kept_together(workload: Workload, settings: Options, form: str) -> tuple[Contraction, ...]:
+    """The contractions that are kept with the sparse operand's pattern for this workload, or new ones."""
+    x = workload[0][1][0]
+    assert isinstance(x, SparseTensor)
+    key = ("workload", *(_key(text, own, settings, form) for text, own in workload))
+    return _kept(x._pattern, key, lambda: compiled_together(workload, settings, form, repeated=True))

@@ -23,6 +23,7 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 # -- broadcasts -------------------------------------------------------------------------------------------------------
 
 Dims = tuple[int, ...]
+Tensors = Sequence[torch.Tensor]
 Operand = TypeVar("Operand", torch.Tensor, SparseTensor, torch.Tensor | SparseTensor)
 
 
@@ -127,7 +128,7 @@ def promoted(operands: Sequence[Operand]) -> list[Operand]:
     return [o.to(widest) if o.dtype.is_floating_point else o for o in operands]
 
 
-def converted(operands: Sequence[torch.Tensor], dtype: torch.dtype, device: torch.device) -> Sequence[torch.Tensor]:
+def converted(operands: Tensors, dtype: torch.dtype, device: torch.device) -> Tensors:
     """Dense operands of a compiled kernel, floats brought to its dtype where autocast is on."""
     if not dtype.is_floating_point or not torch.is_autocast_enabled(device.type):
         return operands
@@ -163,7 +164,7 @@ class _Einsum(torch.autograd.Function):
         return (None, None, *(next(found) if needed else None for needed in ctx.needs_input_grad[2:]))
 
 
-def _contracted(equation: str, precision: str, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+def _contracted(equation: str, precision: str, operands: Tensors) -> torch.Tensor:
     dtype = operands[0].dtype
     with without_autocast(operands[0].device), matmul_precision(precision):
         if dtype in (torch.float16, torch.bfloat16):

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from sparsetc.contraction.output import check_form
+from sparsetc.contraction.canonical import Operands
+from sparsetc.contraction.output import check_form, is_sparse
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.plan import PAIRED_PLANS, requested
 from sparsetc.options import Options
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.numbering import histogram, joint_keys
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -48,9 +48,7 @@ class Entries:
     """The pattern of ones."""
 
     @classmethod
-    def of(
-        cls, bound: Bound, operands: Sequence[SparseTensor | torch.Tensor], settings: Options, form: str
-    ) -> Entries | None:
+    def of(cls, bound: Bound, operands: Operands, settings: Options, form: str) -> Entries | None:
         """The einsum of entries.
 
         None where no operand has dense modes, and where they have to be expanded: there is a plan for two operands, no
@@ -87,7 +85,7 @@ class Entries:
         plain_sum = len(e.inputs) == 1 and bool(e.contracted)
         return cls(Bound.of(einsum, sizes), "sparse" if on_pattern else "dense", own, plain_sum, pattern)
 
-    def operands(self, given: Sequence[SparseTensor | torch.Tensor]) -> list[Any]:
+    def operands(self, given: Operands) -> list[Any]:
         """Operands of that einsum to compile it for, of those as written."""
         values = [o._values for o in given if isinstance(o, SparseTensor)]
         with lasting():
@@ -104,14 +102,6 @@ def by_nonzeros(settings: Options) -> bool:
     return plan.name in PAIRED_PLANS or any(part.operand is not None for part in plan.parts)
 
 
-def is_sparse(form: str, e: Einsum, coordinates: Sequence[Letters]) -> bool:
-    """Whether a result in this form is sparse, given the letters with coordinates of each sparse operand."""
-    own = e.inputs[e.sparse[0]]
-    kept = any(c in t for c in e.output for t in coordinates)
-    enough = len(e.sparse) > 1 or sum(c in own for c in e.output) >= min(2, len(set(own)))
-    return form == "sparse" or (form == "auto" and kept and enough)
-
-
 def _pattern(
     sparse: Sequence[SparseTensor], terms: Sequence[Letters], letters: Letters, settings: Options
 ) -> Pattern | None:
@@ -125,13 +115,10 @@ def _pattern(
     found = first.cache.get(key)
     if found is None:
         with lasting():
-            numbers = [_taking_part(x, t) for x, t in zip(sparse, terms, strict=True)]
-            if others:
-                most = settings.memory_on(first.device) // (SHARE * 8 * (2 + len(letters)))
-                met = _meeting(sparse, terms, numbers, most)
-                if met is None:
-                    return None
-                numbers = met
+            most = settings.memory_on(first.device) // (SHARE * 8 * (2 + len(letters)))
+            numbers = _meeting(sparse, terms, most) if others else [_taking_part(sparse[0], terms[0])]
+            if numbers is None:
+                return None
             patterns, lines, sizes = (first, *others), list(numbers), [x.nnz for x in sparse]
             for letter in letters:
                 n = next(n for n, t in enumerate(terms) if letter in t)
@@ -155,25 +142,26 @@ def _taking_part(x: SparseTensor, letters: Letters) -> torch.Tensor:
     return torch.arange(x.nnz, device=x.device) if found is None else found
 
 
-def _meeting(
-    sparse: Sequence[SparseTensor], terms: Sequence[Letters], numbers: Sequence[torch.Tensor], most: int
-) -> list[torch.Tensor] | None:
+def _meeting(sparse: Sequence[SparseTensor], terms: Sequence[Letters], most: int) -> list[torch.Tensor] | None:
     """The numbers of both entries of every pair that agrees in shared letters, in lexicographic order.
 
     None where there are more than `most`.
     """
-    shared = [c for c in distinct(terms[0]) if c in terms[1]]
-    rows, others = ([x.coords[t.index(c)][n] for c in shared] for x, t, n in zip(sparse, terms, numbers, strict=True))
-    sizes = [sparse[0].pattern.shape[terms[0].index(c)] for c in shared]
-    left, right = numbers
-    keys = joint_keys(rows, others, sizes, left, (left.numel(), right.numel()))
-    order = torch.argsort(keys.right, stable=True)
-    each = histogram(keys.right, keys.count)
-    own = each.index_select(0, keys.left)
-    pairs = int(own.sum())
-    if pairs > most:
+    from sparsetc.pair.join import Join, JoinOperand, Roles, prepared  # which few einsums need
+    from sparsetc.pair.symbolic import JoinOrder, composed
+
+    shared = tuple(c for c in distinct(terms[0]) if c in terms[1])
+
+    def operand(x: SparseTensor, letters: Letters, number: str) -> JoinOperand:
+        coords = torch.stack([torch.arange(x.nnz, device=x.device), *x.coords])[:, : 0 if _is_empty(x) else None]
+        sizes = dict(zip((number, *letters), (x.nnz, *x.pattern.shape), strict=True))
+        return prepared((number, *letters), coords, sizes, (number, *shared))
+
+    numbers = "number in x", "number in y"
+    x, y = (operand(*own) for own in zip(sparse, terms, numbers, strict=True))
+    join = Join.of(x, y, Roles.of(x.letters, y.letters, numbers))
+    if join.tasks > most:
         return None
-    at = torch.repeat_interleave(own, output_size=pairs)
-    first = (torch.cumsum(each, 0) - each).index_select(0, keys.left) - (torch.cumsum(own, 0) - own)
-    place = torch.arange(pairs, device=left.device) + first.index_select(0, at)
-    return [left.index_select(0, at), right.index_select(0, order.index_select(0, place))]
+    order = JoinOrder.of(join)
+    tasks = order.expand(0, join.tasks)
+    return [x.coords[0][composed(order.x_entry, tasks.p)], y.coords[0][composed(order.y_entry, tasks.q)]]

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.autograd import followed, one_by_one
-from sparsetc.contraction.dense import repeated_dims, resolved
+from sparsetc.contraction.autograd import Multilinear, followed
+from sparsetc.contraction.dense import Tensors, repeated_dims, resolved
 from sparsetc.formats.base import Packed, after_zero
 from sparsetc.ir.equation.rewrite import UPSTREAM, Gradient, gradient
 from sparsetc.tensor.pattern import Pattern, lasting
@@ -31,7 +31,6 @@ class Rule:
     """How the gradient for one operand of a step's raw einsum is computed: by another einsum."""
 
     gradient: Gradient
-    text: str
     of_values: bool
     dense: tuple[int, ...]
     """Dense inputs of that einsum: dense operands of the step by number, or `UPSTREAM`."""
@@ -47,12 +46,12 @@ class Rule:
         numbers = {p: n for n, p in enumerate(e.dense)} | {UPSTREAM: UPSTREAM}
         dense = tuple(numbers[s] for s in g.sources if s in numbers)
         sizes = tuple(step.canonical.narrow.by_index[c] for c in dict.fromkeys(g.target)) if operand in e.dense else ()
-        source = step.slotted.source if step.output.sparse else step.canonical.source
-        return cls(g, str(g.einsum), operand in e.sparse, dense, sizes, source)
+        source = step.slot_source if step.output.sparse else step.canonical.source
+        return cls(g, operand in e.sparse, dense, sizes, source)
 
 
 @dataclass(frozen=True)
-class At:
+class At(Multilinear):
     """A step as a function of tensors, for autograd: of values and dense operands, or of dense operands alone."""
 
     step: Step
@@ -61,10 +60,10 @@ class At:
     """Whether values are 1 at each nonzero, and not among the tensors."""
     packed: Values | None = None
 
-    def _split(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, Sequence[torch.Tensor]]:
+    def _split(self, tensors: Tensors) -> tuple[torch.Tensor | None, Tensors]:
         return (None, tensors) if self.ones else (tensors[0], tensors[1:])
 
-    def rows(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    def rows(self, tensors: Tensors) -> torch.Tensor:
         """The rows of the step's result, outside autograd."""
         values, dense = self._split(tensors)
         return self.step.rows(values, dense, self.packed)
@@ -73,32 +72,30 @@ class At:
         """The function without packed values."""
         return self if self.packed is None else replace(self, packed=None)
 
-    def batched(self, tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> tuple[torch.Tensor, int]:
+    def batched(self, tensors: Tensors, dims: Sequence[int | None]) -> tuple[torch.Tensor, int]:
         """Batches of dense operands as one more letter of theirs; of values one after the other."""
         values, dense = self._split(tensors)
         if not self.ones and dims[0] is not None:
-            return one_by_one(self.of_any(), tensors, dims)
+            return super().batched(tensors, dims)
         own = dims if self.ones else dims[1:]
         size = next(t.shape[d] for t, d in zip(dense, own, strict=True) if d is not None)
         moved = [t if d is None else t.movedim(d, 0) for t, d in zip(dense, own, strict=True)]
         step = self.step.batched(size, [d is not None for d in own])
         return step(self.pattern, values, moved), 1
 
-    def gradients(
-        self, wanted: Sequence[bool], tensors: Sequence[torch.Tensor], upstream: torch.Tensor
-    ) -> list[torch.Tensor | None]:
+    def gradients(self, wanted: Sequence[bool], tensors: Tensors, upstream: torch.Tensor) -> list[torch.Tensor | None]:
         """The gradient for each tensor where it is wanted: an einsum in which it and the result change places."""
         jobs = [self._job(n, tensors, upstream) if w else None for n, w in enumerate(wanted)]
         made = iter(run_all([job for job in jobs if job is not None]))
         return [None if job is None else self._finished(job, next(made)) for job in jobs]
 
-    def gradient(self, n: int, tensors: Sequence[torch.Tensor], upstream: torch.Tensor) -> torch.Tensor:
+    def gradient(self, n: int, tensors: Tensors, upstream: torch.Tensor) -> torch.Tensor:
         """The gradient for one tensor."""
         job = self._job(n, tensors, upstream)
         (rows,) = run_all([job])
         return self._finished(job, rows)
 
-    def _job(self, n: int, tensors: Sequence[torch.Tensor], upstream: torch.Tensor) -> Job:
+    def _job(self, n: int, tensors: Tensors, upstream: torch.Tensor) -> Job:
         values, dense = self._split(tensors)
         step, e = self.step, self.step.raw
         operand = e.sparse[0] if n == 0 and not self.ones else e.dense[n if self.ones else n - 1]
@@ -111,7 +108,7 @@ class At:
             own = None if own is None else torch.conj_physical(own)
         if own is not None and output.sparse and rule.source is not None:
             own = own.index_select(0, rule.source)
-        pattern = step.slotted.pattern if output.sparse else self.pattern
+        pattern = step.slotted if output.sparse else self.pattern
         return Job(self._step_of(operand, rule, pattern, found), rule, pattern, own, found)
 
     def _finished(self, job: Job, rows: torch.Tensor) -> torch.Tensor:
@@ -119,7 +116,7 @@ class At:
             return self._of_values(rows, job.rule)
         return self._of_dense(job.step.output.shaped(rows), job.rule)
 
-    def _step_of(self, operand: int, rule: Rule, pattern: Pattern, dense: Sequence[torch.Tensor]) -> Step:
+    def _step_of(self, operand: int, rule: Rule, pattern: Pattern, dense: Tensors) -> Step:
         """The gradient's step, kept with the pattern that it is of."""
         key = ("gradient", self.step.number, operand, *map(repeated_dims, dense))
         found = pattern.cache.get(key)
@@ -132,7 +129,7 @@ class At:
             given, e = iter(dense), rule.gradient.einsum
             operands = [x if p in e.sparse else next(given) for p in range(len(e.inputs))]
             form = "sparse" if rule.of_values else "dense"
-            (made,) = compiled(rule.text, operands, self.step.derived, form).steps
+            (made,) = compiled(str(e), operands, self.step.derived, form).steps
             found = pattern.cache.put(key, made)
         return found  # type: ignore[no-any-return]
 

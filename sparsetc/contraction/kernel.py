@@ -9,18 +9,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.base import Contraction, Result
+from sparsetc.contraction.base import Compiled, Contraction
 from sparsetc.contraction.contraction import wrap
-from sparsetc.contraction.evaluate import evaluate
+from sparsetc.contraction.dense import Tensors
+from sparsetc.contraction.guard import evaluate
+from sparsetc.contraction.output import Result
 from sparsetc.contraction.step import Step
 from sparsetc.errors import DtypeError, PlanError, ShapeError
-from sparsetc.ir.program.tile import TileProgram
 from sparsetc.support import pickles
 from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.tensor.pattern import Pattern
@@ -36,7 +36,7 @@ Spelled = tuple[tuple[tuple[str, ...], ...], tuple[str, ...], tuple[int, ...], s
 """A `Bound` einsum as plain data."""
 
 
-class Kernel:
+class Kernel(Compiled):
     """A compiled einsum; call it with the dense operands, in the equation's order.
 
     A kernel of one sparse operand has its values packed, and packs them again at a call where torch's count of versions
@@ -56,7 +56,7 @@ class Kernel:
         shared: SharedValues | None = None,
     ) -> None:
         self.contraction, self.operands, self.drop_zeros = contraction, tuple(operands), drop_zeros
-        self._shared = shared
+        self.inner, self._shared = (contraction,), shared
         self._patterns = tuple(o._pattern for o in operands)
         self._values = tuple(o._values for o in operands)
         self._packed: Values | None = None
@@ -117,7 +117,7 @@ class Kernel:
         """
         return self._with(self._given(values))
 
-    def _with(self, values: Sequence[torch.Tensor]) -> Kernel:
+    def _with(self, values: Tensors) -> Kernel:
         pairs = zip(self.operands, values, strict=True)
         return self.on([o if o._values is v else SparseTensor._make(o._pattern, v) for o, v in pairs])
 
@@ -176,41 +176,11 @@ class Kernel:
         return self.operands[0]
 
     @property
-    def steps(self) -> Sequence[Any]:
-        """The contractions that it is made of, in order; of one sparse operand there is one `Step`."""
-        return self.contraction.steps
-
-    @property
     def step(self) -> Any:
         """The only step; PlanError of a kernel that takes another number of them, which are `steps`."""
         if len(self.steps) != 1:
             raise PlanError(f'"{self.equation}" takes {len(self.steps)} steps: see .steps')
         return self.steps[0]
-
-    @property
-    def plan(self) -> Any:
-        """How it runs; given as ``plan=``, it makes the same kernel of the same operands."""
-        return self.contraction.plan
-
-    @property
-    def backend(self) -> str:
-        """The backend that programs are generated for: ``triton`` or ``torch``."""
-        return self.contraction.backend
-
-    @property
-    def source(self) -> str:
-        """The generated programs' text."""
-        return self.contraction.source
-
-    @property
-    def path(self) -> Path:
-        """The file it lies in; of several contractions, that of the first."""
-        return self.contraction.path
-
-    @property
-    def programs(self) -> tuple[TileProgram, ...]:
-        """The tile programs of all steps, one a part; torch's own products have none."""
-        return tuple(program for step in self.steps for program in step.programs)
 
     @property
     def pattern(self) -> Pattern | None:
@@ -236,7 +206,7 @@ class Kernel:
         Raises:
             PlanError: the kernel has several sparse operands, or steps.
         """
-        (step,) = self.contraction.steps if len(self.contraction.steps) == 1 else (None,)
+        (step,) = self.steps if len(self.steps) == 1 else (None,)
         if not isinstance(step, Step):
             raise PlanError(f'only an einsum with one sparse operand has symbolic costs, not "{self.equation}"')
         return step.cost()
@@ -247,7 +217,7 @@ class Kernel:
         Args:
             symbolic: give `cost` instead, which prints as formulas.
         """
-        return self.cost if symbolic else self.contraction.explain()
+        return self.cost if symbolic else super().explain()
 
     def __repr__(self) -> str:
         where = self.path.name if len(self.operands) == 1 else f"{self.nnz:,} nonzeros"

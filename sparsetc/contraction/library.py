@@ -6,6 +6,7 @@ for shapes, gradients and batches. Eager calls take the shorter way, `autograd.a
 
 from __future__ import annotations
 
+import itertools
 import operator
 import weakref
 from collections.abc import Callable, Sequence
@@ -18,8 +19,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sparsetc.contraction.autograd import in_batches
-from sparsetc.contraction.dense import converted, promoted
-from sparsetc.contraction.evaluate import evaluate
+from sparsetc.contraction.dense import Tensors, converted, promoted
+from sparsetc.contraction.guard import evaluate
+from sparsetc.contraction.output import Result
 from sparsetc.errors import ShapeError, TransformError
 from sparsetc.ir.contraction_tree import Dot, Factor, Multiply, Sum
 from sparsetc.ir.equation.parse import parse_arguments
@@ -29,8 +31,9 @@ from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 if TYPE_CHECKING:
-    from sparsetc.contraction.base import Contraction, Result
+    from sparsetc.contraction.base import Contraction
 
+_numbers = itertools.count()
 _known: weakref.WeakValueDictionary[str, Contraction] = weakref.WeakValueDictionary()
 _patterns: weakref.WeakKeyDictionary[Contraction, tuple[tuple[weakref.ref[Pattern], torch.Size], ...]] = (
     weakref.WeakKeyDictionary()
@@ -41,7 +44,12 @@ _traced: weakref.WeakKeyDictionary[Pattern, dict[str, Contraction]] = weakref.We
 
 
 def known(made: Contraction, sparse: Sequence[SparseTensor]) -> None:
-    """Have the operators know a contraction, of these sparse operands, by its key for as long as it lives."""
+    """Have the operators know a contraction, of these sparse operands, by its key for as long as it lives.
+
+    No other in this process has that name. It says what the shapes of operands and result follow from, so that what
+    torch keeps on disk of a graph that the contraction stands in is not taken for another's.
+    """
+    made.key = f"{made.bound} {made.dtype} {made.sparse} {tuple(made.shape)} #{next(_numbers)}"
     _known[made.key] = made
     _patterns[made] = tuple((weakref.ref(x.pattern), x._values.shape) for x in sparse)
 
@@ -54,7 +62,7 @@ def _of(key: str) -> tuple[Contraction, list[Pattern]]:
             f"the graph was traced with the kernel {key!r}, which this process has no more; keep the kernel, or the "
             "tensor that einsum was called with, and trace again"
         )
-    return made, [ref() or made.bare(n) for n, (ref, _) in enumerate(_patterns[made])]
+    return made, [ref() or bare for bare, (ref, _) in zip(made.bare, _patterns[made], strict=True)]
 
 
 # -- operators --------------------------------------------------------------------------------------------------------
@@ -64,7 +72,7 @@ _library.define("contract(str kernel, Tensor[] values, Tensor[] dense) -> Tensor
 _library.define("gradient(str kernel, int operand, Tensor[] values, Tensor[] dense, Tensor upstream) -> Tensor")
 
 
-def _running(key: str, values: Sequence[torch.Tensor]) -> tuple[Contraction, list[Pattern]]:
+def _running(key: str, values: Tensors) -> tuple[Contraction, list[Pattern]]:
     """A contraction and its patterns, of which the values are: kernels read them without a look at their size."""
     made, patterns = _of(key)
     expected = [(tuple(shape), made.dtype, made.device) for _, shape in _patterns[made]]
@@ -117,7 +125,7 @@ def _check_tangents(tensor: torch.Tensor) -> None:
         raise TransformError("forward mode cannot look into this compiled graph; call the function eagerly") from None
 
 
-def _fresh(found: torch.Tensor, given: Sequence[torch.Tensor]) -> torch.Tensor:
+def _fresh(found: torch.Tensor, given: Tensors) -> torch.Tensor:
     """A result with memory of its own, as the rules for operators' shapes promise."""
     memory = found.untyped_storage().data_ptr()
     shared = any(t.untyped_storage().data_ptr() == memory for t in given)
@@ -215,8 +223,8 @@ def traced(
     opaque: Callable[..., Result],
     made: Contraction,
     patterns: Sequence[Pattern],
-    values: Sequence[torch.Tensor],
-    dense: Sequence[torch.Tensor],
+    values: Tensors,
+    dense: Tensors,
     drop_zeros: bool,
 ) -> Result:
     """A kernel's call as a node of the graph that is being traced; where it cannot be one, the graph breaks here."""

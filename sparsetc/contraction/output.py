@@ -1,22 +1,26 @@
 """What an einsum returns: a dense tensor, or values on a pattern that is known once the sparse operand is.
 
-In: a canonical einsum and its sparse operand. Out: `Output`: shapes, the pattern, and the row each nonzero adds to.
+In: a canonical einsum and its sparse operand. Out: `Output`: shapes, the pattern, and the row each nonzero adds to. And
+what may be done to results once they are made: zeros dropped, another tensor added (``alpha Z + beta out``: BCB-SpTC,
+formula (1)); nothing is changed in place.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 
 from sparsetc.contraction.canonical import Canonical
-from sparsetc.errors import PlanError
+from sparsetc.errors import DeviceError, DtypeError, PlanError, ShapeError
 from sparsetc.ir.equation.einsum import Einsum
-from sparsetc.support.cached import cached_property
 from sparsetc.tensor.numbering import numbered
-from sparsetc.tensor.pattern import Pattern, lasting
+from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import fitted, refuse_wrapped
 
 
 @dataclass(frozen=True)
@@ -70,11 +74,22 @@ def check_form(form: str, e: Einsum) -> None:
         raise PlanError(f'"{e.text}" {why}; use output="dense"')
 
 
+def is_sparse(form: str, e: Einsum, coordinates: Sequence[Sequence[str]]) -> bool:
+    """Whether a result in this form is sparse, given the letters with coordinates of each sparse operand.
+
+    By itself (``auto``) it is where it keeps a letter with coordinates; of a single sparse operand's letters it must
+    keep two or more, or all.
+    """
+    own = e.inputs[e.sparse[0]]
+    kept = any(c in t for c in e.output for t in coordinates)
+    enough = len(e.sparse) > 1 or sum(c in own for c in e.output) >= min(2, len(set(own)))
+    return form == "sparse" or (form == "auto" and kept and enough)
+
+
 def output_of(canonical: Canonical, x: SparseTensor, own: Pattern, form: str) -> Output:
     """Shape and pattern of the result.
 
-    A result is sparse when it keeps two or more of the sparse operand's modes, or all of them (`form` "auto"). Einsums
-    that keep the same modes of `own`, the pattern that is lowered, share their results' pattern.
+    Einsums that keep the same modes of `own`, the pattern that is lowered, share their results' pattern.
     """
     bound, kept = canonical.bound, canonical.kept
     e = bound.einsum
@@ -85,8 +100,7 @@ def output_of(canonical: Canonical, x: SparseTensor, own: Pattern, form: str) ->
     shape, width = tuple(canonical.shape[m] for m in kept), bound.extents(width_letters)
     moved = None if permutation == tuple(range(len(order))) else permutation
     everything = len(kept) == len(canonical.letters)
-    sparse = form == "sparse" or (form == "auto" and bool(kept) and (len(kept) >= 2 or everything))
-    if not sparse:
+    if not is_sparse(form, e, [canonical.letters]):
         return Output(shape, width, moved, None, False, None)
     if everything and kept == tuple(range(len(kept))):
         slot = None if canonical.source is None else torch.arange(canonical.coords.shape[1], device=x.device)
@@ -111,33 +125,64 @@ def without_zeros(z: SparseTensor) -> SparseTensor:
     return SparseTensor._make(pattern, z.values.index_select(0, kept))
 
 
-class Slotted:
-    """An operand with one more mode in front: the slot of a sparse output that each nonzero adds to.
+Result = torch.Tensor | SparseTensor
 
-    Gradients of a sparse result are einsums of it, so it is made once, when first asked for.
+
+def check_accumulation(out: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    """Raise unless `out` can be added to a result of this shape, dtype and device; before anything is computed."""
+    if not isinstance(out, SparseTensor | torch.Tensor):
+        raise DtypeError(f"out must be a SparseTensor or a torch tensor, found {type(out).__name__}")
+    if tuple(out.shape) != shape:
+        raise ShapeError(f"out must have the result's shape {shape}, found {tuple(out.shape)}")
+    if out.dtype != dtype:
+        raise DtypeError(f"out must have the operands' dtype {dtype}, found {out.dtype}")
+    if out.device != device:
+        raise DeviceError(f"out is on {out.device}, the operands are on {device}")
+
+
+def check_scalars(dtype: torch.dtype, **scalars: Any) -> None:
+    """Raise DtypeError unless each scalar can multiply values of this dtype and give the same dtype."""
+    for name, value in scalars.items():
+        whole = isinstance(value, int) and -(2**63) <= value < 2**63
+        fits = whole or (isinstance(value, float) and (dtype.is_floating_point or dtype.is_complex))
+        if not fits and not (isinstance(value, complex) and dtype.is_complex):
+            raise DtypeError(f"{name} must be a number that {dtype} can be multiplied by, found {value!r}")
+
+
+def accumulated(result: Result, out: Result | None, alpha: Any, beta: Any) -> Result:
+    """``alpha * result + beta * out``: on the union of both patterns if both are sparse, dense if either is.
+
+    With ``beta=0`` `out` is not read, as in BLAS. Integers are int64, and refused where they pass it.
     """
+    scaled = _times(result, alpha, "alpha")
+    if out is None or beta == 0:
+        return scaled
+    other = _times(out.to(result.dtype), beta, "beta")
+    if isinstance(scaled, SparseTensor) and isinstance(other, SparseTensor):
+        if scaled.pattern.blocks is None or scaled.pattern.blocks != other.pattern.blocks:
+            scaled, other = scaled.expand_dense(), other.expand_dense()
+        pattern = scaled.pattern.like(torch.cat([scaled.coords, other.coords], dim=1), False)
+        return SparseTensor._make(pattern, torch.cat([scaled.values, other.values])).coalesce()
+    dense = [t.to_dense() if isinstance(t, SparseTensor) else t for t in (scaled, other)]
+    total = dense[0] + dense[1]
+    if total.dtype == torch.int64:
+        refuse_wrapped(total, dense[0].double() + dense[1], "an element of alpha times the result and beta times out")
+    return total
 
-    def __init__(self, canonical: Canonical, output: Output, x: SparseTensor) -> None:
-        self.canonical, self.output = canonical, output
-        self.coords, self.coalesced = x.coords, x.is_coalesced
 
-    @cached_property
-    def source(self) -> torch.Tensor | None:
-        """Which of the operand's nonzeros take part, sorted by slot; None for all, as they are."""
-        slot, source = self.output.slot, self.canonical.source
-        if slot is None:
-            return source
-        with lasting():
-            order = torch.argsort(slot, stable=True)
-            return order if source is None else source[order]
+def _times(z: Any, factor: Any, name: str) -> Any:
+    if factor == 1:
+        return z
+    if isinstance(z, SparseTensor):
+        return z.with_values(_times(z.values, factor, name))
+    scaled = z * factor
+    if scaled.dtype == torch.int64:
+        refuse_wrapped(scaled, z.double() * factor, f"an element times {name}={factor}")
+    return scaled
 
-    @cached_property
-    def pattern(self) -> Pattern:
-        """The operand's pattern with that mode."""
-        canonical, slot, source = self.canonical, self.output.slot, self.source
-        with lasting():
-            own = canonical.coords.shape[1]
-            slot = torch.arange(own, device=self.coords.device) if slot is None else slot.sort().values
-            coords = self.coords if source is None else self.coords[:, source]
-            shape = (self.output.rows, *canonical.written.shape(canonical.written.einsum.sparse[0]))
-            return Pattern(torch.cat([slot.unsqueeze(0), coords]), shape, self.coalesced)
+
+def narrowed(result: Result, dtype: torch.dtype, what: str) -> Result:
+    """The result in a dtype; DtypeError for an integer that does not fit."""
+    if isinstance(result, SparseTensor):
+        return result.with_values(fitted(result.values, dtype, what))
+    return fitted(result, dtype, what)

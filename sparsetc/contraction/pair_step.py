@@ -7,36 +7,31 @@ gradients of gradients follow; they take the scalar path, whatever path the valu
 
 from __future__ import annotations
 
-from cmath import isfinite
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from sparsetc.codegen.split_float16 import EXACT, INEXACT, INFINITE
-from sparsetc.contraction.autograd import apply, one_by_one
-from sparsetc.contraction.dense import resolved
+from sparsetc.codegen.split_float16 import EXACT, INFINITE
+from sparsetc.contraction.autograd import Multilinear, apply
+from sparsetc.contraction.dense import Tensors, resolved
+from sparsetc.contraction.guard import finite
 from sparsetc.explain import PairReport, in_microseconds
 from sparsetc.ir.plan import Plan, requested
-from sparsetc.ir.program.tile import TileProgram
 from sparsetc.options import Options
-from sparsetc.pair.blocking import Blocking
-from sparsetc.pair.choose import choose, estimates
-from sparsetc.pair.join import Join
-from sparsetc.pair.join_operand import Roles, prepared
-from sparsetc.pair.methods import HYBRID, METHODS, NumericPath
-from sparsetc.pair.plans import sides_of
-from sparsetc.pair.problem import PairProblem
-from sparsetc.pair.scalar import EINSUMS, LETTER, TaskSums
-from sparsetc.pair.symbolic import Budget, JoinOrder, ResultPattern, pattern_of
-from sparsetc.pair.tasks import Tasks
-from sparsetc.planner.choice import Choice, ranked
+from sparsetc.pair.join import Join, Roles, prepared
+from sparsetc.pair.methods import HYBRID, METHODS, choose, estimates
+from sparsetc.pair.problem import NumericPath, PairProblem, sides_of
+from sparsetc.pair.scalar import EINSUMS, LETTER, TaskSums, sums_of
+from sparsetc.pair.symbolic import Budget, pattern_of
+from sparsetc.planner.candidate import Choice, ranked
+from sparsetc.runtime.executable import Listed
 from sparsetc.support.precision import without_autocast
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import in_order
 
 
-class PairStep:
+class PairStep(Listed):
     """``x,y->output``, compiled for two patterns."""
 
     def __init__(
@@ -62,9 +57,9 @@ class PairStep:
         """
         self.equation = f"{','.join(map(''.join, terms))}->{''.join(output)}"
         # Results come row by row of the first operand, so it had better be the one that the output begins with.
-        self.swapped = bool(output) and output[0] not in terms[0]
+        swapped = bool(output) and output[0] not in terms[0]
         given = list(zip(terms, operands, strict=True))
-        (x_letters, x), (y_letters, y) = reversed(given) if self.swapped else given
+        (x_letters, x), (y_letters, y) = reversed(given) if swapped else given
         self.dtype, self.device, self.settings = x.dtype, x.device, settings
         self.shape = tuple(sizes[c] for c in output)
         roles = Roles.of(x_letters, y_letters, output)
@@ -73,73 +68,53 @@ class PairStep:
             prepared(y_letters, y.coords, sizes, roles.y, y.is_coalesced),
             roles,
         )
-        limit = settings.memory_on(self.device)
-        what = f"the result of {self.equation}"
-        self.budget = Budget(settings, self.device, len(self.shape), self.dtype.itemsize, what, limit)
-        self.budget.check_least(self.join)
+        what, limit = f"the result of {self.equation}", settings.memory_on(self.device)
+        budget = Budget(settings, self.device, len(self.shape), self.dtype.itemsize, what, limit)
+        budget.check_least(self.join)
         self.backend = "torch" if self.dtype.is_complex else settings.effective_backend(self.device)
         wanted = requested(settings.plan)
         sides, types = sides_of(wanted, terms), (self.dtype, self.backend)
-        self.problem = PairProblem(self.join, self.equation, wanted, sides, *types, self.budget, self.swapped)
+        self.problem = PairProblem(self.join, self.equation, wanted, sides, *types, budget, swapped)
         self.choice: Choice = choose(self.problem)
-        self.path: NumericPath = METHODS[self.choice.plan.name].prepare(self.problem, self.choice.plan)
+        self.numeric: NumericPath = METHODS[self.choice.plan.name].prepare(self.problem, self.choice.plan)
+        self.inner = (self.numeric,)
         with without_autocast(self.device):
-            places = self.path.places()
-        self.budget.check(places.numel())
-        self.pattern: ResultPattern = pattern_of(self.join, places)
+            places = self.numeric.places()
+        budget.check(places.numel())
+        self.coords, self._order = pattern_of(self.join, places)
 
     @property
     def sums(self) -> TaskSums:
         """Sums over the tasks of all nonzeros: what the scalar path and gradients take, made when first asked for."""
-        return self.problem.sums
-
-    @property
-    def join_order(self) -> JoinOrder:
-        """The join with its tasks in order."""
-        return self.sums.tasks.join_order
-
-    @property
-    def tasks(self) -> Tasks:
-        """The list of tasks."""
-        return self.sums.tasks
-
-    @property
-    def blocking(self) -> Blocking:
-        """The operands in blocks."""
-        return self.problem.blocking
+        return sums_of(self.problem)
 
     @property
     def plan(self) -> Plan:
         """The plan that was chosen, with how much of both operands each part has."""
-        sizes, width, parts = self.path.sizes, self.dtype.itemsize, []
+        sizes, width, parts = self.numeric.sizes, self.dtype.itemsize, []
         read = [own for n in range(0, len(sizes), 2) for own in self.problem.given(sizes[n : n + 2])]
         for part, (nnz, nbytes) in zip(self.choice.plan.parts, read, strict=True):
             parts.append(replace(part, nnz=nnz, nbytes=nbytes + nnz * width))
         return replace(self.choice.plan, parts=tuple(parts))
 
     @property
-    def programs(self) -> tuple[TileProgram, ...]:
-        """The tile programs that compute values."""
-        return self.path.programs
-
-    @property
     def nnz(self) -> int:
         """Entries of the result."""
-        return self.pattern.nnz
+        return self.coords.shape[1]
 
     def __call__(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         """(nnz,) the result's values in lexicographic order, of the operands' values in their own; differentiable."""
         m = self.join
-        x, y = (right, left) if self.swapped else (left, right)
+        x, y = (right, left) if self.problem.swapped else (left, right)
         deterministic = self.settings.deterministic
         x, y = m.x.values(x, deterministic), m.y.values(y, deterministic)
         by_place = apply(TaskProduct(self, "z"), (x, y))
-        values = by_place if self.pattern.order is None else by_place.index_select(0, self.pattern.order)
+        values = by_place if self._order is None else by_place.index_select(0, self._order)
         return values.to(self.dtype)
 
     def result(self, values: torch.Tensor) -> SparseTensor:
         """The result as a sparse tensor of given values, where it has at least one mode."""
-        return SparseTensor._of(self.pattern.coords, values, self.shape, True)
+        return SparseTensor._of(self.coords, values, self.shape, True)
 
     def product(self, role: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         """The sum over tasks for one of x, y and the result z, the `role`, of the product of the other two."""
@@ -150,83 +125,68 @@ class PairStep:
             return self._over_tasks(role, left, right)
 
     def _over_tasks(self, role: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        self.tasks.nnz = self.nnz
+        self.sums.tasks.nnz = self.nnz
         return self.sums.product(role, left, right)
 
     def _values(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """The result's values by place, after the one wait of a call: for the verdict on the values.
+        """The result's values by place, by the first of three ways that takes such values; waits once to look at them.
 
-        Where a value is infinite or NaN, they are computed nonzero by nonzero: zeros of a block, or of an unfolded
-        operand, are multiplied like any other value, and would carry it to entries that it has no part in. Where halves
-        would be less exact than float32, blocks are taken as they are. While a CUDA graph is captured nothing can be
-        looked at.
+        In halves, blocks are multiplied where those are as exact as float32; else as they are. Where a value is
+        infinite or NaN, values are computed nonzero by nonzero: zeros of a block, or of an unfolded operand, are
+        multiplied like any other value, and would carry it to entries that it has no part in. While a CUDA graph is
+        captured nothing can be looked at.
         """
-        if self.choice.plan.name == "scalar" or (not x.dtype.is_floating_point and not x.dtype.is_complex):
-            return self.path.run(x, y)
-        if x.is_cuda and torch.cuda.is_current_stream_capturing():
-            return self.path.run(x, y)
-        halves = self.path.halves(x, y)
-        verdict = _verdict(x, y) if halves is None else int(halves.verdict.item())
+        takes_all = self.choice.plan.name == "scalar" or not (x.dtype.is_floating_point or x.dtype.is_complex)
+        if takes_all or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return self.numeric.run(x, y)
+        halves = self.numeric.halves(x, y)
+        if halves is None:
+            verdict = EXACT if finite((x, y)) else INFINITE
+        else:
+            verdict = int(halves.verdict.item())
         if verdict == INFINITE:
             return self._over_tasks("z", x, y)
-        if verdict == INEXACT:
-            halves = None
-        return self.path.run(x, y, halves)
+        return self.numeric.run(x, y, halves if verdict == EXACT else None)
 
     def report(self) -> PairReport:
         """What an explanation says of the contraction."""
         m, sizes, plan = self.join, self.join.sizes, self.plan
         split = HYBRID.split(self.problem) if plan.name == HYBRID.name else None
-        filled = [nnz for nnz, _ in self.path.sizes[::2]]  # nonzeros of x, of each branch
+        filled = [nnz for nnz, _ in self.numeric.sizes[::2]]  # nonzeros of x, of each branch
         return PairReport(
             equation=self.equation,
             plan=plan.name,
             reason=plan.reason,
-            path=str(self.path.path),
+            path=str(self.path),
             considered=in_microseconds((e.name, e.total) for e in ranked(estimates(self.problem, every=True))),
             roles=str(m.roles),
             tasks=m.tasks,
-            pairs=self.blocking.pairs.tasks,
-            block=self.blocking.extents,
+            pairs=self.problem.blocking.pairs.tasks,
+            block=self.problem.blocking.extents,
             unfolded=(sizes.batch, sizes.free_x, sizes.contracted, sizes.free_y),
             nnz=self.nnz,
-            nbytes=self.path.nbytes,
+            nbytes=self.numeric.nbytes,
             threshold=split.threshold if split else 0,
             shares=tuple(zip(filled, (split.blocks.pairs, split.tasks), strict=True)) if split else (),
         )
 
-    def ptx(self, target: str) -> str:
-        """The assembly of the kernel, or PlanError where the step takes the dense path, which has none of its own."""
-        return self.path.ptx(target)
-
-
-def _verdict(x: torch.Tensor, y: torch.Tensor) -> int:
-    """The verdict on values multiplied as they are; sums may overflow where none is infinite: right, and slow."""
-    return EXACT if isfinite((x.sum() + y.sum()).item()) else INFINITE
-
 
 @dataclass(frozen=True)
-class TaskProduct:
+class TaskProduct(Multilinear):
     """`PairStep.product` as a function of two tensors: an einsum over tasks, as its gradients are in other roles."""
 
     step: PairStep
     role: str
 
-    def rows(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    def rows(self, tensors: Tensors) -> torch.Tensor:
         """The sums over tasks, (entries,) of the tensor that is summed for."""
         return self.step.product(self.role, *tensors)
 
-    def of_any(self) -> TaskProduct:
-        """The function itself, which has nothing prepared."""
-        return self
-
-    def gradients(
-        self, wanted: Sequence[bool], tensors: Sequence[torch.Tensor], upstream: torch.Tensor
-    ) -> list[torch.Tensor | None]:
+    def gradients(self, wanted: Sequence[bool], tensors: Tensors, upstream: torch.Tensor) -> list[torch.Tensor | None]:
         """The gradient for each of both factors where it is wanted."""
         return [self.gradient(n, tensors, upstream) if w else None for n, w in enumerate(wanted)]
 
-    def gradient(self, n: int, tensors: Sequence[torch.Tensor], upstream: torch.Tensor) -> torch.Tensor:
+    def gradient(self, n: int, tensors: Tensors, upstream: torch.Tensor) -> torch.Tensor:
         """The einsum in which the operand and the result change places."""
         factors, role = EINSUMS[self.role], self.role
         other = tensors[1 - n]
@@ -234,10 +194,6 @@ class TaskProduct:
         wanted = next(r for r, letter in LETTER.items() if letter == factors[n])
         left, right = EINSUMS[wanted]
         return apply(TaskProduct(self.step, wanted), (given[left], given[right]))
-
-    def batched(self, tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> tuple[torch.Tensor, int]:
-        """The sums of a batch, one after the other."""
-        return one_by_one(self, tensors, dims)
 
 
 def _conjugate(t: torch.Tensor) -> torch.Tensor:

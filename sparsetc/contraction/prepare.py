@@ -1,20 +1,19 @@
-"""A plan of one sparse operand -> what runs it: its parts dealt, packed, lowered and generated.
+"""An einsum of one sparse operand -> what its plan is chosen by; then a plan -> what runs it, packed and generated.
 
-In: a `Preparation`: a canonical einsum, its output and the facts its plan was chosen by; then a `Plan`. Out:
-`Prepared`, an executable and the arrays that it reads. Nothing here touches values.
+In: a `Bound` einsum, its operands, options. Out: `Preparation`: the canonical einsum, its output and the problem of
+planning it; of a `Plan`, an executable and the arrays that it reads. Nothing here touches values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Any
 
 import torch
 
 from sparsetc.codegen.launch import (
-    InHalves,
     PartArrays,
     TorchPrograms,
     TritonPrograms,
@@ -22,24 +21,26 @@ from sparsetc.codegen.launch import (
     source_name,
     stored_dtype,
 )
-from sparsetc.contraction.canonical import Canonical
-from sparsetc.contraction.output import Output
+from sparsetc.contraction.canonical import Canonical, Operands, canonicalise
+from sparsetc.contraction.output import Output, output_of
 from sparsetc.device.targets import machine_of
 from sparsetc.errors import PlanError
 from sparsetc.formats import Packed
 from sparsetc.formats.base import index_dtype
 from sparsetc.formats.tiles import slots_along
+from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.plan import Part, Plan, without_halves
 from sparsetc.ir.program.cost import LISTED_BYTE, LISTED_ROW
 from sparsetc.ir.program.tile import Add, TileProgram, walk
-from sparsetc.options import Options
+from sparsetc.options import Options, in_force
 from sparsetc.partition import PARTITIONS, stored_parts
-from sparsetc.planner.ownership import Circumstances, owns
+from sparsetc.planner.pricing import Circumstances, owns
 from sparsetc.planner.problem import Problem
+from sparsetc.planner.statistics import Counts
 from sparsetc.runtime.executable import Arrays, Executable, owned
 from sparsetc.runtime.segments import SecondPass
-from sparsetc.support.lru import Lru
+from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,10 @@ class BoundPart:
         """The result row of each thing that the program adds, where it reads them."""
         return self.arrays.index[-1] if self.program.slot else None
 
-    def in_halves(self, high: torch.Tensor, low: torch.Tensor, most: torch.Tensor) -> InHalves:
-        """Halves of the values of the whole tensor, as the part stores them."""
-        return InHalves(self.packed.pack_values(high), self.packed.pack_values(low), most)
+    @property
+    def reads_zeros(self) -> bool:
+        """Whether the program multiplies positions that hold no nonzero, which an infinity would turn into NaN."""
+        return bool(self.packed.view.values.sides) or (self.packed.padded and not self.packed.view.blocks)
 
 
 @dataclass(frozen=True)
@@ -70,19 +72,6 @@ class Partial:
     """How many rows there are of all parts."""
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A plan, ready to run."""
-
-    plan: Plan
-    """The plan of the parts that are run, in the form that ``plan=`` takes."""
-    filled: tuple[int, ...]
-    """For each part that is run, which one of the chosen plan it is: a part of nothing is not run."""
-    parts: tuple[BoundPart, ...]
-    executable: Executable
-    arrays: Arrays
-
-
 @dataclass(frozen=True, eq=False)
 class Preparation:
     """What plans of one einsum and one pattern are made ready from."""
@@ -92,17 +81,38 @@ class Preparation:
     output: Output
     nnz: int
     """Nonzeros of the operand as it was written, of which the canonical einsum may take some."""
-    dtype: torch.dtype
     settings: Options
-    adding: bool = False
-    """Whether the nonzeros are some of a larger tensor's, so that others add to the same rows of the result."""
 
-    def prepare(self, plan: Plan, cache: Lru[Any, Any]) -> Prepared:
+    @classmethod
+    def of(cls, bound: Bound, operands: Operands, settings: Options, form: str, repeated: bool = False) -> Preparation:
+        """The canonical einsum and the problem of planning it; arguments as of `Step`.
+
+        Raises:
+            OutOfMemoryError: the result would pass the memory limit.
+        """
+        x = operands[bound.einsum.sparse[0]]
+        assert isinstance(x, SparseTensor)
+        canonical, own = canonicalise(bound, operands, repeated)
+        backend = "torch" if x.dtype.is_complex else settings.effective_backend(x.device)
+        output = output_of(canonical, x, own, form)
+        settings.check_memory(
+            output.rows * output.width * accumulator(x.dtype).itemsize,
+            x.device,
+            f"the result of {canonical.written.einsum.text or canonical.written}",
+        )
+        counts = Counts(canonical.coords, canonical.shape, own.counts, own.cache)
+        problem = Problem.of(canonical.bound, output.rows, output.sparse, x, counts, backend, settings)
+        return cls(problem, canonical, output, x.nnz, settings)
+
+    def prepare(self, plan: Plan) -> tuple[Plan, tuple[int, ...], tuple[BoundPart, ...], Executable, Arrays]:
         """Deal and pack the nonzeros, lower each part, and generate its program.
 
         Args:
             plan: with parts.
-            cache: of the operand's pattern, where parts that other einsums packed are found.
+
+        Returns:
+            The plan of the parts that are run, in the form that ``plan=`` takes, and for each of them which one of the
+            given plan it is: a part of nothing is not run. Then these parts, their executable and its arrays.
 
         Raises:
             PlanError: the partition does not deal as the plan says, a schedule has blocks of what is no dense axis, or
@@ -110,7 +120,7 @@ class Preparation:
             FormatError: a format does not take its part.
         """
         plan = plan if self.problem.halves else without_halves(plan)
-        filled, parts = self.bound_parts(plan, cache)
+        filled, parts = self.bound_parts(plan)
         chosen, second, zeroed = [plan.parts[n] for n in filled], None, self._zeroed(parts)
         if self._needs_second_pass(plan, parts):
             second, parts = self._in_partial_rows(chosen, parts)
@@ -124,7 +134,7 @@ class Preparation:
         )
         executable = self._executable(plan, parts, second is not None)
         arrays = Arrays(tuple(p.arrays for p in parts), second, zeroed)
-        return Prepared(_of_parts(plan, used, filled), filled, tuple(parts), executable, arrays)
+        return _of_parts(plan, used, filled), filled, tuple(parts), executable, arrays
 
     def _in_partial_rows(
         self, chosen: Sequence[Part], parts: Sequence[BoundPart]
@@ -142,7 +152,9 @@ class Preparation:
         ]
         ends = list(accumulate((own.numel() for own in each), initial=first))
         count = ends[-1] - first
-        nbytes = 2 * count * self.output.width * accumulator(self.dtype).itemsize  # as they are stored, and in order
+        nbytes = (
+            2 * count * self.output.width * accumulator(self.canonical.dtype).itemsize
+        )  # as they are stored, and in order
         what = f'partial rows of a deterministic sum, two for each of {count:,} additions of "{self.problem.equation}"'
         self.settings.check_memory(nbytes, self.canonical.device, what)
         made = [
@@ -151,15 +163,15 @@ class Preparation:
         ]
         return SecondPass.of(torch.cat(each), first), made
 
-    def bound_parts(self, plan: Plan, cache: Lru[Any, Any]) -> tuple[tuple[int, ...], list[BoundPart]]:
+    def bound_parts(self, plan: Plan) -> tuple[tuple[int, ...], list[BoundPart]]:
         """The parts of a plan that hold nonzeros, each packed and lowered, and which ones of the plan these are.
 
         Arguments and errors as of `prepare`.
         """
         self._verify_axes(plan)
-        packed = self._packed(plan, cache)
+        packed = self._packed(plan)
         filled = tuple(n for n, p in enumerate(packed) if p.nnz) or (len(packed) - 1,)
-        alone = not self.adding and (len(filled) == 1 or PARTITIONS[plan.partition].whole_rows)
+        alone = not self.problem.adding and (len(filled) == 1 or PARTITIONS[plan.partition].whole_rows)
         return filled, [self.bound_part(plan.parts[n], packed[n], own, alone) for own, n in enumerate(filled)]
 
     def bound_part(
@@ -198,7 +210,7 @@ class Preparation:
                 slot = packed.slots(_key_level(program), self._slot_of_nonzeros())
             if problem.backend == "triton":  # torch's own functions take 64 bits
                 slot = slot.to(index_dtype(target.rows))
-        if program.dots and self.dtype == torch.float64 and problem.backend == "triton":
+        if program.dots and self.canonical.dtype == torch.float64 and problem.backend == "triton":
             packed = _wide_words(packed)
         packed = packed.unrolled(program.unroll)
         return BoundPart(program, packed, PartArrays.of(program, packed, slot))
@@ -206,7 +218,7 @@ class Preparation:
     def stored_dtype(self, program: TileProgram) -> torch.dtype:
         """How a part's values are stored."""
         torch_runs = self.problem.backend == "torch"
-        return accumulator(self.dtype) if torch_runs else stored_dtype(program, self.dtype)
+        return accumulator(self.canonical.dtype) if torch_runs else stored_dtype(program, self.canonical.dtype)
 
     def _verify_axes(self, plan: Plan) -> None:
         """Raise `PlanError` where a schedule has blocks or pieces of a letter that no dense operand alone has.
@@ -223,10 +235,10 @@ class Preparation:
                         f'{letter!r}; "{e.text or e}" has these dense axes: {known}'
                     )
 
-    def _packed(self, plan: Plan, cache: Lru[Any, Any]) -> list[Packed]:
+    def _packed(self, plan: Plan) -> list[Packed]:
         """The parts, packed, or as other einsums left them; they number the operand's own nonzeros."""
         c = self.canonical
-        found = stored_parts(plan, c.coords, c.shape, c.kept, cache)
+        found = stored_parts(plan, c.coords, c.shape, c.kept, self.problem.counts.cache)
         if c.source is None:
             return found
         return [p.of(c.source if p.source is None else c.source[p.source]) for p in found]
@@ -241,13 +253,15 @@ class Preparation:
         made: TorchPrograms | TritonPrograms
         narrow = False
         if backend == "torch":
-            made = TorchPrograms(programs, self.dtype, folder, name)
+            made = TorchPrograms(programs, self.canonical.dtype, folder, name)
         else:
             # Sums that are stored once need not be kept wide.
-            narrow = not partial and all(map(owned, programs)) and self.dtype.is_floating_point
+            narrow = not partial and all(map(owned, programs)) and self.canonical.dtype.is_floating_point
             machine = machine_of((self.canonical.coords,))
-            made = TritonPrograms(programs, self.dtype, plan.fused or len(programs) == 1, machine, folder, name)
-        dtype = self.dtype if narrow else accumulator(self.dtype)
+            made = TritonPrograms(
+                programs, self.canonical.dtype, plan.fused or len(programs) == 1, machine, folder, name
+            )
+        dtype = self.canonical.dtype if narrow else accumulator(self.canonical.dtype)
         covered = self.output.sparse or all(p.program.spanning and p.packed.items for p in parts)
         return Executable(made, self.output.rows, self.output.width_shape, dtype, covered)
 
@@ -300,7 +314,7 @@ class Preparation:
         for packed in adding if sparse else storing:  # every row of a sparse result has a nonzero
             reached[self._rows_of_part(packed)] = True
         found = torch.nonzero(reached if sparse else ~reached).flatten()
-        row = self.output.width * accumulator(self.dtype).itemsize
+        row = self.output.width * accumulator(self.canonical.dtype).itemsize
         return found if found.numel() * (LISTED_ROW + LISTED_BYTE * row) <= count * row else None
 
     def _of_whole(self, given: torch.Tensor) -> torch.Tensor:
@@ -328,3 +342,10 @@ def _wide_words(packed: Packed) -> Packed:
     """Words of 16 bits as 32: Triton 3.6 and 3.7 abort on a float64 dot of rows addressed by narrower words."""
     arrays = {name: a.int() if a.element_size() == 2 else a for name, a in packed.arrays.items()}
     return replace(packed, arrays=arrays)
+
+
+@contextmanager
+def in_place(settings: Options, device: torch.device) -> Iterator[None]:
+    """A block under these options, on this GPU, whose rates are looked up there."""
+    with in_force(settings), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        yield

@@ -7,9 +7,8 @@ differentiable function from values and dense operands to the result's rows.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from string import ascii_letters
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +17,11 @@ import torch
 from sparsetc.codegen import magnitudes
 from sparsetc.codegen.launch import InHalves, TritonPrograms, Values, accumulator
 from sparsetc.contraction.autograd import apply, followed
-from sparsetc.contraction.dense import resolved
-from sparsetc.contraction.facts import Facts, in_place
+from sparsetc.contraction.canonical import Operands, stand_ins
+from sparsetc.contraction.dense import Tensors, resolved
 from sparsetc.contraction.gradients import At, Rule
-from sparsetc.contraction.looked import Looked, finite, fit_for_halves
-from sparsetc.contraction.output import Slotted
-from sparsetc.contraction.prepare import Preparation
+from sparsetc.contraction.guard import Guard, finite, fit_for_halves
+from sparsetc.contraction.prepare import Preparation, in_place
 from sparsetc.device.record import of_backend
 from sparsetc.device.targets import MACHINES, gpu
 from sparsetc.errors import EquationError, PlanError
@@ -31,11 +29,11 @@ from sparsetc.explain import Explanation, OperandReport, device_name
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.nest.values import scaled_halves
 from sparsetc.ir.plan import without_halves
-from sparsetc.ir.program.tile import TileProgram
 from sparsetc.options import Options, with_settings
-from sparsetc.planner.choice import Choice
+from sparsetc.planner.candidate import Choice
 from sparsetc.planner.choose import choose
-from sparsetc.planner.registry import plan_of_derived
+from sparsetc.planner.requests import plan_of_derived
+from sparsetc.runtime.executable import Listed
 from sparsetc.support.cached import cached_property
 from sparsetc.support.precision import without_autocast
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
@@ -46,15 +44,17 @@ if TYPE_CHECKING:
     from sparsetc.planner.symbolic import SymbolicCost
 
 _numbers = itertools.count()
+Changed = tuple[Bound, dict[str, object]]
+"""An einsum and settings that differ."""
 
 
-class Step:
+class Step(Listed):
     """``x,b,c->output``, compiled for the pattern of x."""
 
     def __init__(
         self,
         bound: Bound,
-        operands: Sequence[SparseTensor | torch.Tensor],
+        operands: Operands,
         settings: Options,
         form: str,
         repeated: bool = False,
@@ -74,47 +74,51 @@ class Step:
             choice: of the plan, where it was chosen together with those of other einsums.
         """
         self.number = next(_numbers)
-        facts = Facts.of(bound, operands, settings, form, repeated)
-        x, canonical = facts.x, facts.canonical
-        self.canonical, self.output, self.problem = canonical, facts.output, facts.problem
+        x = operands[bound.einsum.sparse[0]]
+        assert isinstance(x, SparseTensor)
+        self.preparation = made = Preparation.of(bound, operands, settings, form, repeated)
+        self.canonical, self.output, self.problem = made.canonical, made.output, made.problem
         self.settings, self.form, self.dtype = settings, form, x.dtype
-        self._x, self.backend = x._bare(), self.problem.backend
-        self.slotted = Slotted(canonical, self.output, x)
+        self._x, self.backend, self.nnz = x._bare(), self.problem.backend, x.nnz
         with self.in_place():
             self.choice: Choice = choice or choose(settings.plan, self.problem)
-        self.preparation = Preparation(self.problem, canonical, self.output, x.nnz, self.dtype, settings)
-        made = self.preparation.prepare(self.choice.plan, facts.own.cache)
-        self.plan, self.filled, self.parts = made.plan, made.filled, made.parts
-        self.executable, self.arrays = made.executable, made.arrays
-        e = canonical.written.einsum
+        self.plan, self.filled, self.parts, self.executable, self.arrays = made.prepare(self.choice.plan)
+        self.inner = (self.executable.programs,)
+        e = self.canonical.written.einsum
         self._plain_sum = len(e.inputs) == 1 and bool(e.contracted) if plain_sum is None else plain_sum
         self.result_dtype = summed_dtype(x.dtype) if self._plain_sum else x.dtype
-        whole = any(p.packed.view.values.sides or (p.packed.padded and not p.packed.view.blocks) for p in self.parts)
-        self._reads_zeros = whole and (x.dtype.is_floating_point or x.dtype.is_complex)
-        """Whether a part multiplies positions that hold no nonzero, which an infinity would turn into NaN."""
-        self._in_halves = any(p.program.view.values.halves for p in self.parts)
-        """Whether values, and rows of dense operands, are multiplied in halves of 16 bits."""
-        self._looked = Looked(self._fit if self._in_halves else finite)
+        self.guard = self._guard()
         self._others = dict[object, Step]()
         self._value_keys = [
-            (p.packed.token, self.preparation.stored_dtype(p.program), p.program.view.values.halves) for p in self.parts
+            (p.packed.token, made.stored_dtype(p.program), p.program.view.values.halves) for p in self.parts
         ]
-        self._wide = accumulator(x.dtype) if self.backend == "torch" else x.dtype
-        sizes = (x.nnz, *self.executable.shape, *(n for _, n in canonical.bound.sizes))
+        sizes = (x.nnz, *self.executable.shape, *(n for _, n in self.canonical.bound.sizes))
         self._empty = 0 in sizes
         """Whether there is nothing to sum."""
         self.alone = (
             self.backend == "triton"
-            and not (self._empty or self._reads_zeros or self.arrays.second)
-            and (canonical.narrow is canonical.written and not canonical.reduction.steps)
+            and not (self._empty or self.guard or self.arrays.second)
+            and (self.canonical.narrow is self.canonical.written and not self.canonical.reduction.steps)
             and {self.executable.dtype, *(t for _, t, _ in self._value_keys)} == {self.result_dtype}
         )
         """Whether a call is a launch and nothing else, so that calls may share what they need beside it."""
-        self.nnz = x.nnz
-        """Nonzeros of the sparse operand."""
         self._gradients: dict[int, Rule] = {}
         self.derived = with_settings(settings, {"plan": plan_of_derived(settings.plan)})
         """The settings of gradients and batches."""
+
+    def _guard(self) -> Guard | None:
+        """What says which operands the step takes; None where it takes all.
+
+        Parts that multiply positions which hold no nonzero take no infinities. Parts in halves of 16 bits take values,
+        which come first where there are any, and dense operands that halves are exact enough for.
+        """
+        if not (self.dtype.is_floating_point or self.dtype.is_complex) or not any(p.reads_zeros for p in self.parts):
+            return None
+        if not any(p.program.view.values.halves for p in self.parts):
+            return Guard(finite, "coo")
+        operands = range(len(self.programs[0].operands))
+        read = [any(p.operands[n].split for p in self.programs) for n in operands]
+        return Guard(lambda tables: fit_for_halves(tables, [True] * (len(tables) - len(read)) + read), "floats")
 
     def in_place(self) -> AbstractContextManager[None]:
         """A block under the step's own options, on its own GPU, whose rates are looked up there."""
@@ -144,7 +148,7 @@ class Step:
         """(nnz,) values as the parts store them, or as some of them do, by number."""
         numbers = range(len(self.parts)) if parts is None else parts
         own = resolved(values.detach() if values.requires_grad else values)
-        own = own if own.dtype == self._wide else own.to(self._wide)
+        own = own.to(accumulator(self.dtype) if self.backend == "torch" else self.dtype)
         with without_autocast(own.device):
             halves = None
             if any(self._value_keys[n][2] for n in numbers):
@@ -158,7 +162,8 @@ class Step:
         """(nnz,) values as one part stores them, made of their halves where these are stored."""
         (_, dtype, split), own = self._value_keys[part], self.parts[part]
         if halves is not None and split:
-            return own.in_halves(*halves)
+            high, low, most = halves
+            return InHalves(own.packed.pack_values(high), own.packed.pack_values(low), most)
         packed = own.packed.pack_values(values)
         return packed if packed.dtype == dtype else packed.to(dtype)
 
@@ -174,7 +179,7 @@ class Step:
 
     # -- calls ------------------------------------------------------------------------------------------------------
     def __call__(
-        self, pattern: Pattern, values: torch.Tensor | None, dense: Sequence[torch.Tensor], packed: Values | None = None
+        self, pattern: Pattern, values: torch.Tensor | None, dense: Tensors, packed: Values | None = None
     ) -> torch.Tensor:
         """(rows, *dense sizes) of values and dense operands; differentiable.
 
@@ -187,7 +192,7 @@ class Step:
         own = self.canonical.settled(dense)
         given = self.canonical.slices(own)
         if given is None:  # in full, along a dimension that was broadcast when this was compiled
-            return self._unbroadcast(pattern, values, own)
+            return self.instead("full")(pattern, values, own)
         tensors = given if values is None else [values, *given]
         if not followed(tensors):
             return self.rows(values, given, packed)
@@ -197,9 +202,7 @@ class Step:
         at = At(self, pattern, values is None, packed)
         return apply(at, expanded if values is None else [values, *expanded])
 
-    def rows(
-        self, values: torch.Tensor | None, dense: Sequence[torch.Tensor], packed: Values | None = None
-    ) -> torch.Tensor:
+    def rows(self, values: torch.Tensor | None, dense: Tensors, packed: Values | None = None) -> torch.Tensor:
         """The result as (rows, *dense sizes), of the dense operands of the narrow einsum, outside autograd."""
         device, ordered = self.canonical.device, self.settings.deterministic and self.backend == "torch"
         if not ordered and not torch.is_autocast_enabled(device.type):
@@ -207,79 +210,53 @@ class Step:
         with without_autocast(device), in_order(ordered):
             return self._rows(values, dense, packed)
 
-    def _rows(self, values: torch.Tensor | None, dense: Sequence[torch.Tensor], packed: Values | None) -> torch.Tensor:
+    def _rows(self, values: torch.Tensor | None, dense: Tensors, packed: Values | None) -> torch.Tensor:
         run = self.executable
         if self._empty:
             return torch.zeros(run.shape, dtype=self.result_dtype, device=self.canonical.device)
         tables = self.canonical.arrange(dense, self.settings)
         if self.backend == "torch" and run.dtype != self.dtype:
             tables = [t.to(run.dtype) for t in tables]
-        other = self._other_for(values, dense, tables) if self._reads_zeros else None
-        if other is not None:
-            return other.rows(values, dense)
+        if self.guard is not None:
+            looked = [values] if values is not None and self.guard.instead == "floats" else []  # 1s are exact
+            if not self.guard.admits([*looked, *dense], [*looked, *tables]):
+                return self.instead(self.guard.instead).rows(values, dense)
         result = run.run(self.arrays, self.packed_or_ones(values) if packed is None else packed, tables)
         if result.dtype == self.result_dtype:
             return result
         return fitted(result, self.result_dtype, f'the result of "{self.equation}"')
 
-    def _other_for(
-        self, values: torch.Tensor | None, dense: Sequence[torch.Tensor], tables: Sequence[torch.Tensor]
-    ) -> Step | None:
-        """The step that takes what this one's tiles cannot, looking at operands where they changed; else None."""
-        if not self._in_halves:
-            return None if self._looked.holds(dense, tables) else self._by_nonzeros
-        own = [] if values is None else [values]  # 1 at each nonzero is exact
-        return None if self._looked.holds([*own, *dense], [*own, *tables]) else self._in_floats
+    def instead(self, why: Hashable, changed: Callable[[Step], Changed] | None = None) -> Step:
+        """The step to take in place of this one; made when first asked for.
 
-    def _fit(self, tables: Sequence[torch.Tensor]) -> bool:
-        """Whether halves are exact enough for values, which come first where there are any, and for dense operands."""
-        read = [any(p.operands[n].split for p in self.programs) for n in range(len(self.programs[0].operands))]
-        return fit_for_halves(tables, [True] * (len(tables) - len(read)) + read)
-
-    @property
-    def _in_floats(self) -> Step:
-        """The einsum by the same plan, in dots of float32 as it is; made when halves are first not exact enough."""
-        return self._other("floats", self.canonical.narrow, {"plan": without_halves(self.plan)})
-
-    @property
-    def _by_nonzeros(self) -> Step:
-        """The einsum by a plan that multiplies nonzeros alone; made when a dense operand is first not finite."""
-        return self._other("coo", self.canonical.narrow, {"plan": "coo"})
-
-    @property
-    def _unbroadcast(self) -> Step:
-        """The einsum for dense operands of full size."""
-        return self._other("full", self.canonical.written, {})
-
-    def _other(self, key: object, bound: Bound, changes: dict[str, object]) -> Step:
-        found = self._others.get(key)
+        Args:
+            why: one of `INSTEAD`, or the name of what is `changed`.
+            changed: gives the einsum, of the same sparse operand, and the settings that differ.
+        """
+        found = self._others.get(why)
         if found is None:
             with lasting():
+                bound, changes = (changed or INSTEAD[why])(self)
                 settings = with_settings(self.settings, changes)
-                found = Step(bound, self._stand_ins(bound), settings, self.form, plain_sum=self._plain_sum)
-            self._others[key] = found
+                like = torch.empty((), dtype=self.dtype, device=self.canonical.device)
+                operands = stand_ins(bound, [self._x], like)
+                found = Step(bound, operands, settings, self.form, plain_sum=self._plain_sum)
+            self._others[why] = found
         return found
-
-    def _stand_ins(self, bound: Bound) -> list[SparseTensor | torch.Tensor]:
-        """Operands of an einsum of the same sparse operand: dense ones are of its shapes, and of no memory."""
-        like = torch.empty((), dtype=self.dtype, device=self.canonical.device)
-        return [
-            self._x if p in bound.einsum.sparse else like.expand(bound.shape(p))
-            for p in range(len(bound.einsum.inputs))
-        ]
 
     # -- gradients and batches --------------------------------------------------------------------------------------
     def batched(self, size: int, which: Sequence[bool]) -> Step:
         """The step whose dense operands, those named, and result have one more mode in front: a batch."""
-        key, bound = ("batch", size, tuple(which)), self.canonical.narrow
-        if key not in self._others:
-            e, letter = bound.einsum, self.spare("a batch")
-            given = iter(which)
+
+        def in_batches(step: Step) -> Changed:
+            bound, letter = step.canonical.narrow, step.spare("a batch")
+            e, given = bound.einsum, iter(which)
             inputs = tuple(t if p in e.sparse or not next(given) else (letter, *t) for p, t in enumerate(e.inputs))
-            kept, width = self._output_letters
+            kept, width = step._output_letters
             einsum = Einsum(inputs, (*kept, letter, *width), e.sparse, e.text)
-            bound = Bound.of(einsum, {**bound.by_index, letter: size})
-        return self._other(key, bound, {"plan": self.derived.plan})
+            return Bound.of(einsum, {**bound.by_index, letter: size}), {"plan": step.derived.plan}
+
+        return self.instead(("batch", size, tuple(which)), in_batches)
 
     def spare(self, what: str) -> str:
         """A letter that the einsum has not."""
@@ -308,19 +285,34 @@ class Step:
         inputs = tuple((slot, *t) if p in e.sparse else t for p, t in enumerate(e.inputs))
         return Einsum(inputs, (slot, *width), e.sparse, e.text)
 
+    @cached_property
+    def slot_source(self) -> torch.Tensor | None:
+        """Which of the operand's nonzeros take part in a sparse result, sorted by slot; None for all, as they are."""
+        slot, source = self.output.slot, self.canonical.source
+        if slot is None:
+            return source
+        with lasting():
+            order = torch.argsort(slot, stable=True)
+            return order if source is None else source[order]
+
+    @cached_property
+    def slotted(self) -> Pattern:
+        """The operand's pattern with one more mode in front: the slot of a sparse result that each nonzero adds to."""
+        x, slot, source = self._x, self.output.slot, self.slot_source
+        with lasting():
+            count = self.canonical.coords.shape[1]
+            slot = torch.arange(count, device=x.device) if slot is None else slot.sort().values
+            coords = x.coords if source is None else x.coords[:, source]
+            return Pattern(torch.cat([slot.unsqueeze(0), coords]), (self.output.rows, *x.shape), x.is_coalesced)
+
     def gradient(
-        self,
-        pattern: Pattern,
-        operand: int,
-        values: torch.Tensor | None,
-        dense: Sequence[torch.Tensor],
-        upstream: torch.Tensor,
+        self, pattern: Pattern, operand: int, values: torch.Tensor | None, dense: Tensors, upstream: torch.Tensor
     ) -> torch.Tensor:
         """The gradient for the values (`operand` 0), or for a dense operand as it was given; outside autograd."""
         own = self.canonical.settled(dense)
         given = self.canonical.slices(own)
         if given is None:
-            return self._unbroadcast.gradient(pattern, operand, values, own, upstream)
+            return self.instead("full").gradient(pattern, operand, values, own, upstream)
         expanded = [d.expand(s) for d, s in zip(given, self.canonical.narrow_shapes, strict=True)]
         if values is None:
             found = At(self, pattern, True).gradient(operand - 1, expanded, upstream)
@@ -339,31 +331,11 @@ class Step:
             self._gradients[operand] = Rule.of(self, operand)
         return self._gradients[operand]
 
-    @property
-    def programs(self) -> tuple[TileProgram, ...]:
-        """The tile programs of the parts."""
-        return tuple(p.program for p in self.parts)
-
-    @property
-    def bare(self) -> Pattern:
-        """The sparse operand's pattern, with nothing kept."""
-        return self._x.pattern
-
     # -- what a user may look at ------------------------------------------------------------------------------------
     @property
     def equation(self) -> str:
         """The einsum as written."""
         return self.canonical.written.einsum.text
-
-    @property
-    def source(self) -> str:
-        """The generated program's text."""
-        return self.executable.programs.source
-
-    @property
-    def path(self) -> Path:
-        """The file it lies in."""
-        return self.executable.programs.path
 
     def ptx(self, target: str) -> str:
         """The assembly for a named target; needs no GPU.
@@ -371,15 +343,15 @@ class Step:
         Where the generated torch programs run, this is that of the Triton kernels which a GPU would run instead.
         """
         made = self.executable.programs
-        if self._in_halves and not MACHINES[gpu(target).machine].halves:
-            return self._in_floats.ptx(target)
+        if self.guard and self.guard.instead == "floats" and not MACHINES[gpu(target).machine].halves:
+            return self.instead("floats").ptx(target)
         if isinstance(made, TritonPrograms):
             return made.assembly(target, self.arrays.parts, self.executable.dtype)
         if self.backend == "triton":
             raise PlanError(f"plan {self.plan.name!r} runs torch's own kernels, which have no PTX; others have")
         if self.dtype.is_complex:
             raise PlanError("complex einsums run the generated torch programs, which have no PTX")
-        return self._other("triton", self.canonical.written, {"backend": "triton"}).ptx(target)
+        return self.instead("triton").ptx(target)
 
     def explain(self) -> Explanation:
         """Parts, formats, costs, and why this plan."""
@@ -406,3 +378,14 @@ class Step:
             programs, stored = list(self.programs), [p.packed for p in self.parts]
             about = self.filled, self.problem, str(self.path)
             return report(self.equation, self.plan, self.choice, programs, stored, *about)
+
+
+INSTEAD: dict[Hashable, Callable[[Step], Changed]] = {
+    "full": lambda step: (step.canonical.written, {}),
+    "coo": lambda step: (step.canonical.narrow, {"plan": "coo"}),
+    "floats": lambda step: (step.canonical.narrow, {"plan": without_halves(step.plan)}),
+    "triton": lambda step: (step.canonical.written, {"backend": "triton"}),
+}
+"""What is run instead of a step: for dense operands of full size, where some were broadcast when it was compiled; by
+nonzeros alone, where an operand is not finite; by the same plan in dots of float32 as it is, where halves are not exact
+enough; and for the kernels that a GPU would run, whose assembly is asked for."""

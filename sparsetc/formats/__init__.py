@@ -1,16 +1,15 @@
 """Formats: how a part's nonzeros are stored. One file each; importing this package registers them."""
 
-from sparsetc.formats import bitmap_tile, coo, dense, dense_tile, fiber, windows
+from sparsetc.formats import coo, cut_tiles, dense, fiber, windows
 from sparsetc.formats.base import FORMATS, Format, Packed, get_format, pack, register_format
 
 __all__ = [
     "FORMATS",
     "Format",
     "Packed",
-    "bitmap_tile",
     "coo",
+    "cut_tiles",
     "dense",
-    "dense_tile",
     "fiber",
     "get_format",
     "pack",

@@ -5,7 +5,7 @@
         values  [ v v v | v v | …      in the order of the set bits
 
 Blocks are in lexicographic order, so words are too. Where a block's values begin is not stored: it is the number of
-bits set in the bitmaps before. The format is read by contractions of two sparse operands (`sparsetc.pair.blocks`).
+bits set in the bitmaps before. The format is read by contractions of two sparse operands (`sparsetc.pair.blocking`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from sparsetc.errors import FormatError
 from sparsetc.formats import words
 from sparsetc.formats.base import index_dtype
-from sparsetc.formats.bits import narrowed, packed_bits, set_bits
+from sparsetc.formats.words import narrowed, packed_bits, set_bits
 from sparsetc.ir.nest.modes import Field
 from sparsetc.ir.nest.nest import tiles_along
 from sparsetc.support.cached import cached_property

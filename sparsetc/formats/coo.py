@@ -15,7 +15,7 @@ import torch
 from sparsetc.errors import FormatError
 from sparsetc.formats import words
 from sparsetc.formats.base import Packed, cut_runs, index_dtype, register_format
-from sparsetc.formats.nonzeros import Nonzeros, Taken
+from sparsetc.formats.words import Nonzeros, Taken
 from sparsetc.ir.nest.axes import WHOLE
 from sparsetc.ir.nest.nest import Nest, runs
 from sparsetc.ir.plan import Storage

@@ -16,7 +16,7 @@ import torch
 from sparsetc.errors import FormatError
 from sparsetc.formats import words
 from sparsetc.formats.base import Packed, cut_runs, index_dtype
-from sparsetc.formats.bits import set_bits
+from sparsetc.formats.words import set_bits
 from sparsetc.ir.nest.axes import ITEM
 from sparsetc.ir.nest.nest import Nest, tiles, tiles_along
 from sparsetc.ir.nest.values import Bitmap, Whole

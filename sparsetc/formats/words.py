@@ -1,17 +1,62 @@
-"""Linearised coordinates: several modes in one stored word, ceil(log2 dim) bits each (HLS, section V-B; BLCO).
+"""What is stored of coordinates: nonzeros in the order that a format wants, words of several coordinates, and bitmaps.
 
-In: coordinates and sizes. Out: integer words and the `Field`s that say where each mode's bits lie. The first mode has
-the highest bits, so words sort as coordinates do. A set of modes that needs more than 63 bits takes a second word.
+In: coordinates, and which nonzeros; modes and sizes; positions of a tile that have a value. Out: rows of coordinates,
+of which few are held at a time; integer words with ceil(log2 size) bits a mode (HLS, section V-B; BLCO) and the
+`Field`s that say where these lie; bits, one a position of a tile, the first in the lowest bit of a word. The first mode
+has the highest bits, so words sort as coordinates do; modes that need more than 63 bits take a second word.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from sparsetc.ir.nest.modes import Field, ModeCoordinate, word_bits
+from sparsetc.tensor.numbering import lexsort
+
+
+@dataclass(frozen=True)
+class Nonzeros:
+    """Nonzeros in the order in which they are stored."""
+
+    coords: torch.Tensor
+    positions: torch.Tensor | None
+    """(nnz,) which nonzero each is; None in the order given."""
+
+    @classmethod
+    def sorted(cls, coords: torch.Tensor, shape: Sequence[int], modes: tuple[int, ...]) -> Nonzeros:
+        """Nonzeros that are given in lexicographic order, sorted by their modes in another order."""
+        if modes == tuple(range(len(shape))):
+            return cls(coords, None)
+        return cls(coords, lexsort((coords[m] for m in modes), [shape[m] for m in modes]))
+
+    def rows(self, modes: Sequence[int], places: torch.Tensor | None = None) -> list[torch.Tensor]:
+        """(n,) for each of these modes, the coordinates of the nonzeros at some places of the order, or at all."""
+        own = self.positions if places is None else places if self.positions is None else self.positions[places]
+        return [self.coords[m] if own is None else self.coords[m].index_select(0, own) for m in modes]
+
+    def numbers(self, places: torch.Tensor) -> torch.Tensor:
+        """Places of the order -> which nonzeros these are, int64; -1 stays."""
+        if self.positions is None or not self.positions.numel():
+            return places.long()
+        return self.positions.index_select(0, places.clamp(min=0)).masked_fill_(places < 0, -1)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Coordinates by mode of some nonzeros, each mode taken when it is asked for; 0 for a nonzero -1."""
+
+    coords: torch.Tensor
+    nonzeros: torch.Tensor
+
+    def __getitem__(self, mode: int) -> torch.Tensor:
+        if not self.coords.shape[1]:
+            return torch.zeros_like(self.nonzeros)
+        found = self.coords[mode].index_select(0, self.nonzeros.clamp(min=0))
+        return found.masked_fill_(self.nonzeros < 0, 0)
 
 
 class ByMode(Protocol):
@@ -82,3 +127,32 @@ def _shrunk(word: torch.Tensor, name: str, coordinates: Sequence[ModeCoordinate]
     if narrow and bits <= 16:  # unsigned, so that a GPU loads it with its upper bits zero and no instruction more
         return word.to(torch.int32).to(torch.int16).view(torch.uint16)
     return word.to(torch.int32 if bits <= 31 else torch.int64).contiguous()
+
+
+WORDS = {8: torch.uint8, 16: torch.uint16, 32: torch.int32, 64: torch.int64}
+"""Types of words by their bits: unsigned where torch has it, so that a kernel loads them with upper bits zero."""
+_SIGNED = {16: torch.int16, 32: torch.int32, 64: torch.int64}
+
+
+def packed_bits(tile: torch.Tensor, place: torch.Tensor, tiles: int, volume: int, word: int) -> torch.Tensor:
+    """(tiles, words of a tile): `word` bits each, those of the positions `place` (n,) of tiles `tile` (n,) set."""
+    each, bit = -(-volume // word), (place % word).long()
+    value = 1 << bit  # of 64 bits the last is the sign already
+    if word in (16, 32):
+        value.masked_fill_(bit == word - 1, -(1 << (word - 1)))
+    del bit
+    sums = torch.zeros(tiles * each, dtype=_SIGNED.get(word, torch.uint8), device=tile.device)
+    sums.index_add_(0, (tile * each).add_(place // word), value.to(sums.dtype))  # distinct bits, so adding sets them
+    return sums.view(WORDS[word]).view(tiles, each)
+
+
+def narrowed(words: torch.Tensor, word: int) -> torch.Tensor:
+    """Bits in words of fewer, as a little-endian machine has them in memory; (tiles, words) likewise."""
+    return words.contiguous().view(WORDS[word])
+
+
+def set_bits(words: torch.Tensor) -> torch.Tensor:
+    """(tiles, words) -> (tiles, positions) bool, padding of the last word included."""
+    bits = words.element_size() * 8
+    wide = (words.view(_SIGNED[bits]) if bits > 8 else words).long()
+    return ((wide.unsqueeze(-1) >> torch.arange(bits, device=words.device)) & 1).flatten(1) == 1

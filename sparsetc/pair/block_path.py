@@ -9,21 +9,26 @@ for the pattern, for values that halves are not exact enough for, and for those 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from sparsetc.codegen.launch import accumulator
 from sparsetc.codegen.launch_pairs import PairLaunch, TorchPairs, TritonPairs
 from sparsetc.codegen.split_float16 import Halves, TilePositions, split
+from sparsetc.device.profile import DeviceProfile
 from sparsetc.device.targets import gpu, machine_of
 from sparsetc.errors import PlanError
 from sparsetc.formats.base import index_dtype
+from sparsetc.ir.plan import SIDE, Part, Plan, Storage
+from sparsetc.ir.program.product_cost import cost_of
+from sparsetc.ir.program.statistics import Statistics
 from sparsetc.ir.program.tile import TileProgram
-from sparsetc.pair.blocking import Bitmaps
-from sparsetc.pair.blocks import BlockPairList, Buffer
-from sparsetc.pair.problem import PairProblem
-from sparsetc.pair.sums import add_up, kept_dtype
+from sparsetc.pair.blocking import WHOLE, Bitmaps, BlockPairList, BlockWork, Buffer, pairs_a_program
+from sparsetc.pair.join import add_up
+from sparsetc.pair.problem import PairMethod, PairProblem, storages_of
 from sparsetc.pair.symbolic import TASK_BYTES, picked
+from sparsetc.runtime.executable import Listed
 from sparsetc.support.cached import cached_property
 from sparsetc.tensor.numbering import sorted_keys
 
@@ -43,55 +48,48 @@ class Read:
     """(n,) the entries of the result at these positions; None when they are all entries, in order."""
 
 
-Made = tuple[int, int, torch.Tensor]
-"""The first block of the result, the end, and the blocks, dense."""
-
-
-class BlockPath:
+class BlockPath(Listed):
     """The path of pairs of blocks: list of pairs, programs, and where results stand in their blocks."""
 
     def __init__(self, p: PairProblem, bitmaps: Bitmaps) -> None:
-        blocking, equation, dtype, backend, budget = p.blocking, p.equation, p.dtype, p.backend, p.budget
-        self.blocking, self.equation, self.dtype, self.backend, self.budget = blocking, equation, dtype, backend, budget
-        self.precision, self.bitmaps = p.precision, bitmaps
+        self.problem, self.bitmaps, self.blocking, self.budget, self.dtype = p, bitmaps, p.blocking, p.budget, p.dtype
+        blocking, budget = p.blocking, p.budget
         self._rooms: dict[int, list[Halves]] = {}
         r, c, k = blocking.extents
         if max(r * c, r * k, c * k) > MOST_POSITIONS:
             raise PlanError(
                 f"blocks of {r} x {k} and {k} x {c} positions are too large for one program; name smaller sides"
             )
-        what = f"the task list of {equation}, {blocking.pairs.tasks:,} pairs of blocks,"
+        what = f"the task list of {p.equation}, {blocking.pairs.tasks:,} pairs of blocks,"
         budget.require(blocking.pairs.tasks * TASK_BYTES, what)
-        width = kept_dtype(dtype).itemsize
-        self.tasks = BlockPairList.of(blocking, r * c * width, budget.limit)
-        halves = blocking.in_halves(dtype, backend, self.precision, bitmaps)
-        self.launch_of_halves = self._launch_of(backend, halves=True) if halves else None
+        self.tasks = BlockPairList.of(blocking, r * c * p.width, budget.limit)
+        halves = blocking.in_halves(p.dtype, p.backend, p.precision, bitmaps)
+        self.launch_of_halves = self._launch_of(p.backend, halves=True) if halves else None
         first = self.launch_of_halves or self.launch
-        self.program, self.source, self.path = first.program, first.source, first.path
-        self.programs = (first.program,)
+        self.inner, self.program = (first,), first.program
         stored = zip(blocking.elements, self.program.view.pairs, strict=True)
         whole = sum(elements for elements, tiles in stored if not tiles.bitmap)
-        budget.require(whole * width, f"the blocks of {equation}")
+        budget.require(whole * p.width, f"the blocks of {p.equation}")
 
     # -- programs ---------------------------------------------------------------------------------------------------
     @cached_property
     def launch(self) -> PairLaunch:
         """The launch of the program of blocks as they are, made when first asked for."""
-        return self._launch_of(self.backend)
-
-    def _program_of(self, backend: str, halves: bool) -> TileProgram:
-        rows = 2 * self.tasks.room  # runs that are cut take a block each, no more of them than there is room for
-        return self.blocking.program(self.equation, self.dtype, backend, self.precision, self.bitmaps, rows, halves)
+        return self._launch_of(self.problem.backend)
 
     def _launch_of(self, backend: str, halves: bool = False) -> PairLaunch:
-        folder, program = self.budget.settings.cache_dir, self._program_of(backend, halves)
+        p, folder = self.problem, self.budget.settings.cache_dir
+        rows = 2 * self.tasks.room  # runs that are cut take a block each, no more of them than there is room for
+        program = p.blocking.program(p.equation, p.dtype, backend, p.precision, self.bitmaps, rows, halves)
         if backend == "torch":
             return TorchPairs(program, self.dtype, folder)
         return TritonPairs(program, self.dtype, folder, machine_of((self.blocking.join.x_key,)))
 
     def ptx(self, target: str) -> str:
         """The kernel's assembly for a named target, whatever the backend; needs no GPU."""
-        halves = self.blocking.in_halves(self.dtype, "triton", self.precision, self.bitmaps, gpu(target).machine)
+        halves = self.blocking.in_halves(
+            self.dtype, "triton", self.problem.precision, self.bitmaps, gpu(target).machine
+        )
         launch = self._launch_of("triton", halves)
         assert isinstance(launch, TritonPairs)
         return launch.assembly_of(target, self.tasks.x.dtype, self.blocking.x.first.dtype, self.blocking.y.first.dtype)
@@ -123,18 +121,14 @@ class BlockPath:
         made = self._products(launch, x, y)
         r, c, _ = self.blocking.extents
         if len(self._buffers) == 1 and m.rows * m.columns <= SPREAD * self.tasks.blocks * r * c:
-            ((_, _, blocks),) = made
+            (blocks,) = made
             return self._unfolded(blocks.view(-1))
         return self._sorted(made)
 
     def _unfolded(self, made: torch.Tensor) -> torch.Tensor:
         """(nnz,) the places where the unfolded result takes hardly more than its blocks, found without sorting."""
-        (r, c, _), (row, column), tasks, columns = (
-            self.blocking.extents,
-            self._lines,
-            self.tasks,
-            self.blocking.pairs.columns,
-        )
+        (r, c, _), (row, column), tasks = self.blocking.extents, self._lines, self.tasks
+        columns = self.blocking.pairs.columns
         narrow = index_dtype(made.numel())
         block = torch.full((self.blocking.pairs.rows * columns,), -1, dtype=narrow, device=row.device)
         block.index_copy_(0, tasks.places, torch.arange(tasks.blocks, dtype=narrow, device=row.device))
@@ -150,14 +144,14 @@ class BlockPath:
         self._reads = [Read(at.index_select(0, places), None)]
         return places
 
-    def _sorted(self, made: Iterable[tuple[int, int, torch.Tensor]]) -> torch.Tensor:
+    def _sorted(self, made: Iterable[torch.Tensor]) -> torch.Tensor:
         """(nnz,) the places in any number of buffers, found among blocks and sorted."""
         r, c, _ = self.blocking.extents
         found, total = [self.blocking.join.x_key[:0]], 0
-        for start, stop, blocks in made:
-            at = torch.nonzero(blocks.view(-1)).flatten() + start * r * c
+        for b, blocks in zip(self._buffers, made, strict=True):
+            at = torch.nonzero(blocks.view(-1)).flatten() + b.start * r * c
             total += at.numel()
-            self.budget.check(total, least=stop < self.tasks.blocks)
+            self.budget.check(total, least=b.stop < self.tasks.blocks)
             found.append(at)
         at = torch.cat(found)
         places, order = sorted_keys(self._place_of(at), self.blocking.join.rows * self.blocking.join.columns)
@@ -239,19 +233,19 @@ class BlockPath:
             self._room.append(halves)
         return found
 
-    def _read(self, made: Iterator[Made]) -> torch.Tensor:
+    def _read(self, made: Iterator[torch.Tensor]) -> torch.Tensor:
         """(nnz,) the results, read from the blocks."""
         if len(self._reads) == 1 and self._reads[0].slot is None:
-            ((_, _, blocks),) = made
+            (blocks,) = made
             return blocks.view(-1).index_select(0, self._reads[0].at)
-        dtype = kept_dtype(self.dtype)
+        dtype = accumulator(self.dtype)
         out = torch.empty(sum(read.at.numel() for read in self._reads), dtype=dtype, device=self.budget.device)
-        for (_, _, blocks), read in zip(made, self._reads, strict=True):
+        for blocks, read in zip(made, self._reads, strict=True):
             assert read.slot is not None
             out.index_copy_(0, read.slot, blocks.view(-1).index_select(0, read.at))
         return out
 
-    def _made(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None) -> Iterator[Made]:
+    def _made(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None) -> Iterator[torch.Tensor]:
         """Blocks of the result, made of the values of all entries or of their halves."""
         if halves is not None:
             assert self.launch_of_halves is not None
@@ -259,10 +253,10 @@ class BlockPath:
             return self._multiplied(self.launch_of_halves, [[*items, *values] for items in self._items])
         m = self.blocking.join
         # Triton reads the operands' own type, torch the one that sums are kept in.
-        dtype = self.dtype if isinstance(self.launch, TritonPairs) else kept_dtype(self.dtype)
+        dtype = self.dtype if isinstance(self.launch, TritonPairs) else accumulator(self.dtype)
         return self._products(self.launch, picked(x, m.x_matched).to(dtype), picked(y, m.y_matched).to(dtype))
 
-    def _products(self, launch: PairLaunch, x: torch.Tensor, y: torch.Tensor) -> Iterator[Made]:
+    def _products(self, launch: PairLaunch, x: torch.Tensor, y: torch.Tensor) -> Iterator[torch.Tensor]:
         """Blocks of the result, made of the values of the matched entries as they are."""
         operands = zip((self.blocking.x, self.blocking.y), launch.program.view.pairs, (x, y), strict=True)
         arrays = [
@@ -272,13 +266,13 @@ class BlockPath:
         ]
         return self._multiplied(launch, [arrays] * len(self._buffers))
 
-    def _multiplied(self, launch: PairLaunch, arrays: list[list[torch.Tensor]]) -> Iterator[Made]:
+    def _multiplied(self, launch: PairLaunch, arrays: list[list[torch.Tensor]]) -> Iterator[torch.Tensor]:
         """Blocks of the result, some at a time; `arrays` has those of each buffer, without the list of pairs."""
         for b, own in zip(self._buffers, arrays, strict=True):
             made = launch([b.ptr, self.tasks.x, self.tasks.y, *own], (b.first, b.last))
             if b.owner is not None:
                 made = add_up(made, b.owner, b.stop - b.start, self.budget.settings.deterministic)
-            yield b.start, b.stop, made
+            yield made
 
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
@@ -289,3 +283,79 @@ class BlockPath:
     def nbytes(self) -> int:
         """Bytes of the list of pairs, and of halves that are kept to be overwritten."""
         return self.tasks.nbytes + sum(halves.nbytes for room in self._rooms.values() for halves in room)
+
+
+WORD = 32
+"""Bits of a word of a bitmap."""
+BLOCK_LAUNCHES = 6
+"""Calls that the path takes: values gathered, or scattered to zeros, the kernel, the result read."""
+
+
+def block_seconds(work: BlockWork, program: TileProgram, width: int, precision: str, profile: DeviceProfile) -> float:
+    """Seconds of pairs of blocks: scatter, multiply, gather."""
+    counts = Statistics(work.made, work.pairs, sum(work.elements), work.nnz, width)
+    moved, read, flops = cost_of(program).work(counts, profile)
+    far = sum(work.elements) * width > profile.near_bytes
+    read_rate = profile.far_blocks if far else profile.near_blocks
+    rate = profile.block_dot.get(program.precision, profile.block_dot[precision])
+    chain = min(pairs_a_program(work.pairs), work.pairs // max(1, work.made)) * profile.pair_turn
+    return BLOCK_LAUNCHES * profile.call + max(flops / rate, read / read_rate, chain) + moved / profile.moved
+
+
+class BlockPairs(PairMethod):
+    """Pairs of blocks are multiplied as matrices."""
+
+    name = "bcb"
+
+    def seconds(self, p: PairProblem, work: BlockWork | None = None) -> float | None:
+        """Time of so many pairs, or of all; None where the blocks, or the pairs, do not fit."""
+        work = work or p.blocking.work
+        stored = self.bitmaps(p, work)
+        if not _fits(p, work, stored) or work.pairs * TASK_BYTES > p.budget.limit // 2:
+            return None
+        how = (p.dtype, p.backend, p.precision, stored)
+        halves = p.blocking.in_halves(*how)
+        program = p.once(stored, lambda: p.blocking.program("", *how, halves=halves))  # not for every threshold
+        return block_seconds(work, program, p.width, p.rated, p.profile)
+
+    def plan(self, p: PairProblem) -> Plan:
+        """Both operands in blocks."""
+        return Plan(self.name, self.parts(p, p.blocking.work), False)
+
+    def parts(self, p: PairProblem, work: BlockWork) -> tuple[Part, ...]:
+        """Both operands in blocks, in the equation's order; sizes are known once they are packed."""
+        blocking = p.blocking
+        lengths = dict((*blocking.rows, *blocking.columns, *blocking.inner))
+        stored = p.given(list(zip((blocking.x, blocking.y), self.bitmaps(p, work), strict=True)))
+        return tuple(
+            replace(
+                part,
+                format=blocks.format,
+                storage=Storage(params=(("bitmap", int(bitmap)), *((SIDE + c, lengths[c]) for c in part.label))),
+            )
+            for part, (blocks, bitmap) in zip(p.parts("bcb"), stored, strict=True)
+        )
+
+    def prepare(self, p: PairProblem, plan: Plan) -> BlockPath:
+        """The task list and the kernel."""
+        x, y = p.given([part.bitmap for part in plan.parts[:2]])
+        return BlockPath(p, (x, y))
+
+    def bitmaps(self, p: PairProblem, work: BlockWork) -> Bitmaps:
+        """Which operands' blocks are read as bitmaps: as asked, or whole where that takes a quarter of the memory limit
+        or less; else the larger operand's, or both.
+
+        Blocks that do not fill a word of bits are read whole.
+        """
+        x, y = p.given(storages_of(p.wanted))
+        own = (x == "bitmap", y == "bitmap")
+        if x == y == "auto" and p.backend == "triton" and p.dtype.is_floating_point:
+            larger = work.elements[0] >= work.elements[1]
+            own = next((b for b in (WHOLE, (larger, not larger)) if _fits(p, work, b)), (True, True))
+        return own[0] and p.blocking.x.volume >= WORD, own[1] and p.blocking.y.volume >= WORD
+
+
+def _fits(p: PairProblem, work: BlockWork, bitmaps: Bitmaps) -> bool:
+    """Whether what is read whole takes a quarter of the memory limit or less."""
+    whole = sum(n for n, bitmap in zip(work.elements, bitmaps, strict=True) if not bitmap)
+    return whole * p.width <= p.budget.limit // 4

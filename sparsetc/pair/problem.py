@@ -1,30 +1,75 @@
-"""A contraction of two sparse operands, as the methods to run it see it.
+"""A contraction of two sparse operands as the methods to run it see it, and what each of them has to say.
 
-In: a `Join`, the types and the settings. Out: `PairProblem`: what a method is chosen by, and prepares its path from.
-Forms of the operands that take counting or sorting are made when they are first asked for.
+In: a `Join`, the types, the settings, and a `Plan`, whose parts say the sides of blocks and how these are stored, or a
+request for one, whose options do. Out: `PairProblem`: what a method is chosen by, and prepares its path from. Forms of
+the operands that take counting or sorting are made when they are first asked for. A `PairMethod` is one way to
+contract, with what that is expected to take; a `NumericPath` is what runs it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import torch
 
+from sparsetc.codegen.launch import accumulator
+from sparsetc.codegen.split_float16 import Halves
 from sparsetc.device.profile import DeviceProfile
 from sparsetc.device.record import profile_of
-from sparsetc.ir.plan import SIDE, Part, Plan, Storage
+from sparsetc.errors import PlanError
+from sparsetc.ir.plan import PAIRED_PLANS, SIDE, Part, Plan, requested
 from sparsetc.ir.program.tile import TileProgram
-from sparsetc.pair.blocking import Bitmaps, Blocking
-from sparsetc.pair.dense import Unfolded
+from sparsetc.pair.blocking import Blocking
 from sparsetc.pair.join import Join
-from sparsetc.pair.populations import Populations
-from sparsetc.pair.scalar import TaskSums
-from sparsetc.pair.sums import kept_dtype
-from sparsetc.pair.symbolic import Budget, JoinOrder
-from sparsetc.pair.tasks import Tasks
+from sparsetc.pair.symbolic import Budget
+from sparsetc.planner.candidate import Estimate
+from sparsetc.planner.method import Method
+from sparsetc.planner.requests import check_blocks
 from sparsetc.support.cached import cached_property
+
+
+def named_sides(plan: Plan) -> dict[str, int]:
+    """Sides of blocks by letter, as the options of a request or the parts of a plan name them."""
+    if plan.is_request:
+        return {name.removeprefix(SIDE): n for name, n in plan.options if name.startswith(SIDE)}
+    return {letter: n for part in plan.parts for letter, n in part.sides.items()}
+
+
+def sides_of(plan: Plan, terms: Sequence[Sequence[str]]) -> dict[str, int]:
+    """Sides of blocks by letter, for operands of given letters: an operand in ``coo`` has blocks of one position."""
+    formats = plan.option("formats", ("bcb", "bcb"))
+    single = [c for term, name in zip(terms, formats, strict=True) if name == "coo" for c in term]
+    return named_sides(plan) | dict.fromkeys(single, 1)
+
+
+def storages_of(plan: Plan) -> tuple[str, str]:
+    """How blocks are stored, ``auto``, ``whole`` or ``bitmap``, for each operand in the equation's order."""
+    if not plan.parts:
+        x, y = plan.option("storage", ("auto", "auto"))
+        return x, y
+    x, y = ("bitmap" if part.bitmap else "whole" for part in plan.parts[:2])
+    return x, y
+
+
+def check_pairs(wanted: Any, letters: Iterable[str] | None = None) -> Plan:
+    """The plan wanted, or PlanError where it is not of two sparse operands, or has sides of other letters."""
+    plan = requested(wanted)
+    if not plan.pairs and not (plan.is_request and plan.name in ("auto", *PAIRED_PLANS)):
+        raise PlanError(
+            f"plan must be auto, {', '.join(PAIRED_PLANS)} or plan_bcb(...) for two sparse operands, found {wanted!r}"
+        )
+    if plan.is_request:
+        storages, formats = plan.option("storage", ("auto", "auto")), plan.option("formats", ("bcb", "bcb"))
+        check_blocks(storages, plan.option("threshold", None), formats, named_sides(plan))
+    unknown = sorted(set(named_sides(plan)) - set(letters)) if plan.is_request and letters is not None else ()
+    if unknown:
+        raise PlanError(f"the plan gives sides to {', '.join(unknown)}, which the equation does not have")
+    return plan
+
 
 T = TypeVar("T")
 
@@ -48,7 +93,7 @@ class PairProblem:
     @property
     def width(self) -> int:
         """Bytes of a value as sums keep it."""
-        return kept_dtype(self.dtype).itemsize
+        return accumulator(self.dtype).itemsize
 
     @property
     def precision(self) -> str:
@@ -81,31 +126,6 @@ class PairProblem:
         found: T = self._made[key]
         return found
 
-    def block_program(self, bitmaps: Bitmaps) -> TileProgram:
-        """What a pair of blocks is priced by: lowered once a storage, and not for every threshold."""
-        how = (self.dtype, self.backend, self.precision, bitmaps)
-        return self.once(bitmaps, lambda: self.blocking.program("", *how, halves=self.blocking.in_halves(*how)))
-
-    @cached_property
-    def unfolded(self) -> Unfolded:
-        """The operands' places, were they dense."""
-        return Unfolded(self.join)
-
-    @cached_property
-    def populations(self) -> Populations:
-        """What thresholds are found by."""
-        return Populations.of(self.blocking)
-
-    @cached_property
-    def sums(self) -> TaskSums:
-        """Sums over the tasks of all nonzeros."""
-        tasks = Tasks(JoinOrder.of(self.join), self.budget)
-        return TaskSums(tasks, self.equation, kept_dtype(self.dtype), self.backend, self.budget.settings)
-
-    def of(self, join: Join) -> PairProblem:
-        """The problem of some of the nonzeros that meet."""
-        return replace(self, join=join)
-
     # -- plans ------------------------------------------------------------------------------------------------------
     def given(self, x_and_y: Sequence[T]) -> tuple[T, ...]:
         """What is known of x and y in the equation's order, or the reverse."""
@@ -116,16 +136,75 @@ class PairProblem:
         operands = self.given((self.join.x, self.join.y))
         return tuple(Part(format, label="".join(own.letters), operand=n) for n, own in enumerate(operands))
 
-    def block_parts(self, bitmaps: Bitmaps) -> tuple[Part, ...]:
-        """Both operands in blocks, in the equation's order; sizes are known once they are packed."""
-        blocking = self.blocking
-        lengths = dict((*blocking.rows, *blocking.columns, *blocking.inner))
-        stored = self.given(list(zip((blocking.x, blocking.y), bitmaps, strict=True)))
-        return tuple(
-            replace(
-                part,
-                format=blocks.format,
-                storage=Storage(params=(("bitmap", int(bitmap)), *((SIDE + c, lengths[c]) for c in part.label))),
-            )
-            for part, (blocks, bitmap) in zip(self.parts("bcb"), stored, strict=True)
-        )
+
+Sizes = tuple[tuple[int, int], ...]
+"""(nonzeros, bytes of indices) of x and of y as they are read; of a hybrid, those of its branches."""
+
+
+class NumericPath(Protocol):
+    """One way to the values of a result whose pattern is known."""
+
+    @property
+    def programs(self) -> tuple[TileProgram, ...]:
+        """The tile programs; none of torch's own product."""
+
+    @property
+    def source(self) -> str:
+        """The text of the generated program."""
+
+    @property
+    def path(self) -> Path:
+        """The file it lies in."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes kept for later calls."""
+
+    @property
+    def sizes(self) -> Sizes:
+        """How much of each operand is read."""
+
+    def places(self) -> torch.Tensor:
+        """(nnz,) the result's places, ascending; called once, before `run`."""
+
+    def halves(self, x: torch.Tensor, y: torch.Tensor) -> Halves | None:
+        """The operands' values in halves, and whether those are exact enough; None where they are multiplied as they
+        are.
+        """
+
+    def run(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None = None) -> torch.Tensor:
+        """(nnz,) values by place, of the values of the operands' entries, in the order of their `JoinOperand`s.
+
+        Args:
+            x: values of the first.
+            y: values of the second.
+            halves: what `halves` made of both, where they are to be multiplied so.
+        """
+
+    def ptx(self, target: str) -> str:
+        """The assembly of the kernel."""
+
+
+class PairMethod(Method[PairProblem]):
+    """One way to run a contraction of two sparse operands."""
+
+    @abstractmethod
+    def seconds(self, p: PairProblem) -> float | None:
+        """Time of a call; None where the operands, stored so, do not fit, or there is no kernel for their type."""
+
+    @abstractmethod
+    def plan(self, p: PairProblem) -> Plan:
+        """The method's plan for the problem, whatever it takes."""
+
+    @abstractmethod
+    def prepare(self, p: PairProblem, plan: Plan) -> NumericPath:
+        """What runs the plan; `PlanError` or `OutOfMemoryError` where that cannot be."""
+
+    def estimates(self, problem: PairProblem) -> tuple[Estimate, ...]:
+        """The method's one plan."""
+        seconds = self.seconds(problem)
+        return (Estimate(self.name, self.plan(problem), None if seconds is None else (seconds,)),)
+
+    def requested(self, problem: PairProblem, request: Plan) -> Estimate:
+        """The method's plan, unpriced: pricing takes counts that what runs the plan may not need."""
+        return Estimate(self.name, self.plan(problem), None)

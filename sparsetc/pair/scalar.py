@@ -20,21 +20,23 @@ from dataclasses import replace
 
 import torch
 
-from sparsetc.codegen.launch import PartArrays, TorchPrograms, TritonPrograms, source_name
+from sparsetc.codegen.launch import PartArrays, TorchPrograms, TritonPrograms, accumulator, source_name
+from sparsetc.codegen.split_float16 import Halves
+from sparsetc.device.profile import DeviceProfile
 from sparsetc.device.targets import machine_of
 from sparsetc.formats import Packed, pack
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.nest.axes import LANE
 from sparsetc.ir.nest.values import Ones
-from sparsetc.ir.plan import Schedule, Storage
+from sparsetc.ir.plan import Plan, Schedule, Storage
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.options import Options
-from sparsetc.pair.symbolic import picked
-from sparsetc.pair.tasks import NonzeroPairList, Tasks
-from sparsetc.runtime.executable import Arrays, Executable
+from sparsetc.pair.problem import PairMethod, PairProblem, Sizes
+from sparsetc.pair.symbolic import TASK_BYTES, Budget, JoinOrder, picked
+from sparsetc.pair.tasks import KEPT_BYTES, NonzeroPairList, Tasks, keeps
+from sparsetc.runtime.executable import Arrays, Executable, Listed
 from sparsetc.runtime.segments import SecondPass
-from sparsetc.support.cached import cached_property
 from sparsetc.support.progress import bar
 
 EINSUMS = {"z": ("p", "q"), "x": ("q", "z"), "y": ("p", "z")}
@@ -153,19 +155,16 @@ class TaskSum:
     def _rows(self) -> int:
         return max(1, self.bound.by_index[self.letter])
 
-    @cached_property
-    def _triton_twin(self) -> TaskSum:
-        return TaskSum(self.tasks, self.role, self.programs.about[0], self.dtype, "triton", self.settings)
-
     def ptx(self, target: str) -> str:
         """The assembly of the kernel for a named target; needs no GPU."""
         if isinstance(self.programs, TorchPrograms):
-            return self._triton_twin.ptx(target)
+            about = self.programs.about[0]
+            return TaskSum(self.tasks, self.role, about, self.dtype, "triton", self.settings).ptx(target)
         return self.programs.assembly(target, self._none.parts, self.dtype)
 
 
-class TaskSums:
-    """The three sums over one set of tasks, each generated when first needed."""
+class TaskSums(Listed):
+    """The three sums over one set of tasks, each generated when first needed; those of the result are the path."""
 
     def __init__(self, tasks: Tasks, equation: str, dtype: torch.dtype, backend: str, settings: Options) -> None:
         self.tasks, self._arguments = tasks, (equation, dtype, backend, settings)
@@ -187,10 +186,47 @@ class TaskSums:
             self._made[role] = TaskSum(self.tasks, role, *self._arguments)
         return self._made[role]
 
+    @property
+    def inner(self) -> tuple[TorchPrograms | TritonPrograms]:  # type: ignore[override]
+        """The program of the result's sums."""
+        return (self.of("z").programs,)
+
+    @property
+    def sizes(self) -> Sizes:
+        """The entries that meet any, and the coordinates of all."""
+        m = self.tasks.join_order.join
+        return (m.x_key.numel(), m.x.nbytes), (m.y_key.numel(), m.y.nbytes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the kept tasks."""
+        return self.tasks.nbytes
+
+    def places(self) -> torch.Tensor:
+        """(nnz,) the distinct places of all tasks: expand, sort, compress."""
+        return self.tasks.places()
+
+    def halves(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """None, since values are multiplied as they are."""
+
+    def run(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None = None) -> torch.Tensor:
+        """Multiply and add up, task by task."""
+        return self.product("z", x, y)
+
+    def ptx(self, target: str) -> str:
+        """The assembly of the kernel."""
+        return self.of("z").ptx(target)
+
+
+def sums_of(p: PairProblem) -> TaskSums:
+    """Sums over the tasks of all nonzeros, made once."""
+    arguments = p.equation, accumulator(p.dtype), p.backend, p.budget.settings
+    return p.once("sums", lambda: TaskSums(Tasks(JoinOrder.of(p.join), p.budget), *arguments))
+
 
 def _about(equation: str, tasks: Tasks) -> Sequence[str]:
     """Lines that tell a reader of the source what it computes beside the einsum."""
-    roles = tasks.join_order.roles
+    roles = tasks.join_order.join.roles
     return (
         equation,
         f"{roles}." if str(roles) else "No letters are left.",
@@ -199,3 +235,35 @@ def _about(equation: str, tasks: Tasks) -> Sequence[str]:
         f"    q   nonzeros over {''.join(roles.y) or 'nothing'}, likewise",
         f"    z   entries of the result over {''.join(roles.result_order) or 'nothing'}, in this order",
     )
+
+
+SCALAR_LAUNCHES = 4
+"""Calls that the path takes: values gathered, the kernel, the result zeroed."""
+
+
+def scalar_seconds(tasks: int, places: int, width: int, budget: Budget, profile: DeviceProfile) -> float:
+    """The list streamed, for each task a value of y and one of the result; x's values and columns change seldom."""
+    again = 0 if keeps(tasks, budget) else tasks * TASK_BYTES / profile.expanded_bytes
+    each = (KEPT_BYTES + 2 * width) / profile.task_bytes
+    if budget.settings.deterministic or places < profile.crowded_below:
+        each = max(each, profile.crowded)
+    return SCALAR_LAUNCHES * profile.call + tasks * each + again
+
+
+class NonzeroPairs(PairMethod):
+    """Pairs of nonzeros are multiplied one by one."""
+
+    name = "scalar"
+
+    def seconds(self, p: PairProblem, tasks: int | None = None) -> float:
+        """Time of so many pairs, or of all."""
+        tasks = p.join.tasks if tasks is None else tasks
+        return scalar_seconds(tasks, p.join.rows * p.join.columns, p.width, p.budget, p.profile)
+
+    def plan(self, p: PairProblem) -> Plan:
+        """Coordinates and values of both operands."""
+        return Plan(self.name, p.parts("coo"), False)
+
+    def prepare(self, p: PairProblem, plan: Plan) -> TaskSums:
+        """The sums over all tasks."""
+        return sums_of(p)

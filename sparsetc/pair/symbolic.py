@@ -1,7 +1,7 @@
 """The tasks of a contraction in order, and where its result has entries (BCB-SpTC, section IV-A).
 
-In: a `Join`. Out: `JoinOrder`: the tasks, pairs of entries that match, counted before any is made; and
-`ResultPattern`: the result's coordinates. The stages are the paper's (pairing, sorting, compression), which it takes
+In: a `Join`. Out: `JoinOrder`: the tasks, pairs of entries that match, counted before any is made; and the
+result's coordinates. The stages are the paper's (pairing, sorting, compression), which it takes
 from expand-sort-compress; `expansion` makes the tasks, a chunk at a time, so memory is bounded however skewed a
 contracted index is.
 """
@@ -16,7 +16,6 @@ import torch
 from sparsetc.formats.base import index_dtype
 from sparsetc.options import Options
 from sparsetc.pair.join import PIECE, Join
-from sparsetc.pair.join_operand import Roles
 from sparsetc.support.cached import cached_property
 from sparsetc.support.progress import bar
 from sparsetc.tensor import coords as crd
@@ -90,11 +89,6 @@ class JoinOrder:
         )
 
     @property
-    def roles(self) -> Roles:
-        """The letters by role."""
-        return self.join.roles
-
-    @property
     def rows(self) -> int:
         """Number of rows of the matched entries of x."""
         return self.join.rows
@@ -140,28 +134,15 @@ def composed(first: torch.Tensor | None, then: torch.Tensor) -> torch.Tensor:
     return then if first is None else first.index_select(0, then)
 
 
-@dataclass(frozen=True)
-class ResultPattern:
-    """The places and coordinates of the entries of a result."""
+def pattern_of(join: Join, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The coordinates of a result with entries at ascending places, and the order they put these in.
 
-    places: torch.Tensor
-    """(nnz,) ascending: row * columns + column."""
-    coords: torch.Tensor
-    """(letters of the result, nnz), in lexicographic order."""
-    order: torch.Tensor | None
-    """(nnz,) which place each column of `coords` has; None when both are in the same order."""
-
-    @property
-    def nnz(self) -> int:
-        """Number of entries of the result."""
-        return self.places.numel()
-
-
-def pattern_of(join: Join, places: torch.Tensor) -> ResultPattern:
-    """The pattern of a result with entries at ascending places; coordinates are in its own lexicographic order."""
+    Coordinates are (letters of the result, nnz), in lexicographic order. The order is (nnz,), or None where places are
+    in that order already.
+    """
     roles, n = join.roles, places.numel()
     if roles.output == roles.result_order:
-        return ResultPattern(places, join.coordinates(places, roles.output), None)
+        return join.coordinates(places, roles.output), None
     sizes = [(join.x if c in roles.kept_x else join.y).extents([c])[0] for c in roles.output]
     coords, order = places.new_empty((len(sizes), n)), torch.empty_like(places)
     with bar(n, f"order of results over {''.join(roles.output)}", unit="results") as done:
@@ -171,7 +152,7 @@ def pattern_of(join: Join, places: torch.Tensor) -> ResultPattern:
             coords[:, begin:end] = piece.index_select(1, own)
             torch.add(own, begin, out=order[begin:end])
             done(end)
-    return ResultPattern(places, coords, order)
+    return coords, order
 
 
 def _bounds(join: Join, places: torch.Tensor) -> list[int]:

@@ -1,14 +1,19 @@
 """The tasks of a contraction as a sparse tensor of ones: ``T[p, q, z]`` where entry p of x matches q of y for result z.
 
-In: a `JoinOrder` and its groups, or its marks. Out: `NonzeroPairList`, packed in two ways, and the views that read it.
-Nothing is stored that the order of tasks tells: p rises, by less than a frame within a frame, so a byte says it; q is
-consecutive while p stays the same; z alone takes a word. That is 5 bytes a task, read in order.
+In: a `JoinOrder`, which has counted the tasks. They are made a chunk at a time and grouped by the entry of the result
+that each adds to (`TaskGroup`), or found by marks. Chunks are of whole rows: rows come in order, so what a chunk
+reaches follows all that was reached before, nothing is sorted twice, and one sort gives both the pattern and each
+task's entry of it. A row with more tasks than a chunk is gone through twice, in pieces.
+
+Out: `NonzeroPairList`, packed in two ways, and the views that read it. Nothing is stored that the order of tasks tells:
+p rises, by less than a frame within a frame, so a byte says it; q is consecutive while p stays the same; z alone takes
+a word. That is 5 bytes a task, read in order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,11 +24,105 @@ from sparsetc.ir.nest.modes import Consecutive, Field
 from sparsetc.ir.nest.nest import Nest, runs
 from sparsetc.ir.nest.values import Ones
 from sparsetc.ir.plan import Storage
-from sparsetc.pair.expansion import TaskGroup, groups
 from sparsetc.pair.marks import Marks, markable
-from sparsetc.pair.symbolic import Budget, JoinOrder
+from sparsetc.pair.symbolic import Budget, Expanded, JoinOrder
 from sparsetc.support.cached import cached_property
 from sparsetc.support.progress import bar
+from sparsetc.tensor import coords as crd
+from sparsetc.tensor import numbering
+from sparsetc.tensor.coords import INT32_MAX
+
+
+@dataclass(frozen=True)
+class TaskGroup:
+    """Consecutive tasks, and the entries of the result that they add to."""
+
+    tasks: Expanded
+    slot: torch.Tensor
+    """(n,) the entry of the result that each task adds to."""
+    fresh: torch.Tensor
+    """(m,) int64, ascending: the places that no group before has reached."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """All tasks of rows ``row .. last`` of the result: ``begin .. end``."""
+
+    begin: int
+    end: int
+    row: int
+    last: int
+
+
+def spans(join_order: JoinOrder, size: int) -> Iterator[Span]:
+    """Spans of as many whole rows as have `size` tasks, or of one row that has more."""
+    if not join_order.tasks:
+        return
+    starts = join_order.row_starts
+    ends = join_order.ends[torch.cat([starts[1:], starts.new_tensor([join_order.matched[0]])]) - 1].cpu()
+    begin, row = 0, 0
+    while begin < join_order.tasks:
+        last = max(row + 1, int(torch.searchsorted(ends, begin + size, right=True)))
+        end = int(ends[last - 1])
+        yield Span(begin, end, row, last)
+        begin, row = end, last
+
+
+def groups(join_order: JoinOrder, size: int) -> Iterator[TaskGroup]:
+    """All tasks of a join in groups of about `size`."""
+    narrow = index_dtype(max(join_order.rows, join_order.columns))
+    row, column = join_order.row.to(narrow), join_order.column.to(narrow)
+    reached = 0
+    for span in spans(join_order, size):
+        found = _long_row if span.end - span.begin > size else _whole_rows
+        for group in found(join_order, span, size, (row, column), reached):
+            reached += group.fresh.numel()
+            yield group
+
+
+def _whole_rows(
+    join_order: JoinOrder, span: Span, size: int, lines: tuple[torch.Tensor, torch.Tensor], reached: int
+) -> Iterator[TaskGroup]:
+    row, column = lines
+    spread = (span.last - span.row) * join_order.columns
+    tasks = join_order.expand(span.begin, span.end)
+    key = row.index_select(0, tasks.p).to(torch.int32 if spread <= INT32_MAX else torch.int64)
+    key = key.sub_(span.row).mul_(join_order.columns).add_(column.index_select(0, tasks.q))
+    fresh, slot = distinct(key, spread, reached)
+    yield TaskGroup(tasks, slot, fresh.long() + span.row * join_order.columns)
+
+
+def _long_row(
+    join_order: JoinOrder, span: Span, size: int, lines: tuple[torch.Tensor, torch.Tensor], reached: int
+) -> Iterator[TaskGroup]:
+    column = lines[1]
+    pieces = [(begin, min(begin + size, span.end)) for begin in range(span.begin, span.end, size)]
+    fresh = column[:0]
+    for piece in pieces:
+        own, _ = distinct(column.index_select(0, join_order.expand(*piece).q), join_order.columns)
+        fresh = torch.unique(torch.cat([fresh, own.to(fresh.dtype)]))
+    places = fresh.long() + span.row * join_order.columns
+    for number, piece in enumerate(pieces):
+        tasks = join_order.expand(*piece)
+        rank = torch.searchsorted(fresh, column.index_select(0, tasks.q))
+        yield TaskGroup(tasks, rank + reached, places[:0] if number else places)
+
+
+def distinct(key: torch.Tensor, spread: int, offset: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """The distinct keys of some below `spread`, ascending, and which of them each key is, counted from `offset`.
+
+    Where few keys are possible each is marked, a byte a possible one, and the marks are counted; else keys are sorted.
+    """
+    if numbering.markable(spread, key.numel()):
+        marked = torch.zeros(spread, dtype=torch.bool, device=key.device)
+        marked[key] = True
+        rank = torch.cumsum(marked, 0, dtype=index_dtype(offset + spread)).add_(offset - 1)
+        return torch.nonzero(marked).flatten(), rank.index_select(0, key)
+    if crd.is_sorted_unique([key]):
+        return key, torch.arange(offset, offset + key.numel(), device=key.device)
+    fresh, rank = torch.unique(key, return_inverse=True)
+    return fresh, rank.add_(offset)
+
 
 KEPT_TASKS = (1 << 31) - (1 << 13)
 """Most tasks whose list is kept: as many as 32 bits number."""
@@ -78,6 +177,29 @@ class NonzeroPairList:
     z_word: torch.Tensor
     """(n,) the entry of the result of each task."""
 
+    @classmethod
+    def room(cls, join_order: JoinOrder, begin: int, end: int, most: int) -> NonzeroPairList:
+        """A list to be filled, group by group; `most` is the most entries that the result may have."""
+        device, tasks = join_order.ends.device, end - begin
+        entries = index_dtype(max(*join_order.matched, tasks))
+        frames = torch.arange(begin, end, FRAME, device=device)
+        return cls(
+            *(join_order, most, begin, end),
+            x_word=torch.empty(tasks, dtype=torch.uint8, device=device),
+            x_base=torch.searchsorted(join_order.ends, frames, right=True).to(entries),
+            y_shift=torch.empty(join_order.matched[0], dtype=entries, device=device),
+            z_word=torch.empty(tasks, dtype=index_dtype(most), device=device),
+        )
+
+    def take(self, group: TaskGroup) -> None:
+        """Write a group at the positions of its tasks."""
+        made = group.tasks
+        start, stop = made.begin - self.begin, made.end - self.begin
+        frame = torch.arange(start, stop, dtype=made.p.dtype, device=made.p.device) // FRAME
+        self.x_word[start:stop] = made.p - self.x_base.index_select(0, frame)
+        self.y_shift[made.first : made.first + made.shift.numel()] = made.shift - start
+        self.z_word[start:stop] = group.slot
+
     @property
     def shape(self) -> tuple[int, int, int]:
         """Sizes of T: matched entries of x and of y, entries of the result."""
@@ -129,35 +251,6 @@ class NonzeroPairList:
         return torch.stack([p, at + self.y_shift[p], self.z_word.long()])
 
 
-class PairListBuilder:
-    """The arrays of a `NonzeroPairList`, filled group by group."""
-
-    def __init__(self, join_order: JoinOrder, begin: int, end: int, nnz: int) -> None:
-        """Allocate arrays for tasks ``begin .. end``; `nnz` is the most entries that the result may have."""
-        device, tasks = join_order.ends.device, end - begin
-        entries = index_dtype(max(*join_order.matched, tasks))
-        self.join_order, self.begin, self.end = join_order, begin, end
-        self.x_word = torch.empty(tasks, dtype=torch.uint8, device=device)
-        frames = torch.arange(begin, end, FRAME, device=device)
-        self.x_base = torch.searchsorted(join_order.ends, frames, right=True).to(entries)
-        self.y_shift = torch.empty(join_order.matched[0], dtype=entries, device=device)
-        self.z_word = torch.empty(tasks, dtype=index_dtype(nnz), device=device)
-
-    def take(self, group: TaskGroup) -> None:
-        """Write a group at the positions of its tasks."""
-        made = group.tasks
-        start, stop = made.begin - self.begin, made.end - self.begin
-        frame = torch.arange(start, stop, dtype=made.p.dtype, device=made.p.device) // FRAME
-        self.x_word[start:stop] = made.p - self.x_base.index_select(0, frame)
-        self.y_shift[made.first : made.first + made.shift.numel()] = made.shift - start
-        self.z_word[start:stop] = group.slot
-
-    def list(self, nnz: int) -> NonzeroPairList:
-        """The list of the tasks written, for a result of `nnz` entries."""
-        arrays = (self.x_word, self.x_base, self.y_shift, self.z_word)
-        return NonzeroPairList(self.join_order, nnz, self.begin, self.end, *arrays)
-
-
 class Tasks:
     """All tasks as one list, kept, where it fits a share of the memory limit; else as lists made again at each use."""
 
@@ -168,10 +261,6 @@ class Tasks:
         """Number of entries of the result, once its pattern is known."""
         self._kept: NonzeroPairList | None = None
 
-    @property
-    def _most(self) -> int:
-        return self.join_order.join.most_results
-
     def places(self) -> torch.Tensor:
         """(nnz,) the distinct places of all tasks, ascending; the list is filled on the way if it is kept."""
         if self._marked:
@@ -181,7 +270,7 @@ class Tasks:
             self._kept = self._list_of(marks)
             return marks.places()
         done = [self.join_order.ends.new_zeros(0)]
-        filling = self._filling()
+        filling = self._room(0, self.join_order.tasks) if self.fits else None
         self.nnz = 0
         with bar(self.join_order.tasks, f"pattern of {self.budget.what}", unit="tasks") as at:
             for group in groups(self.join_order, self.budget.chunk):
@@ -191,7 +280,7 @@ class Tasks:
                 if filling is not None:
                     filling.take(group)
                 at(group.tasks.end)
-        self._kept = filling.list(self.nnz) if filling is not None else None
+        self._kept = None if filling is None else replace(filling, nnz=self.nnz)
         return torch.cat(done)
 
     def __iter__(self) -> Iterator[NonzeroPairList]:
@@ -200,16 +289,16 @@ class Tasks:
         if self._kept is not None:
             yield self._kept
             return
-        filling = self._filling()
+        filling = self._room(0, self.join_order.tasks) if self.fits else None
         for group in groups(self.join_order, self.budget.chunk):
             if filling is not None:
                 filling.take(group)
                 continue
-            alone = PairListBuilder(self.join_order, group.tasks.begin, group.tasks.end, self._most)
+            alone = self._room(group.tasks.begin, group.tasks.end)
             alone.take(group)
-            yield alone.list(self.nnz)
+            yield replace(alone, nnz=self.nnz)
         if filling is not None:
-            self._kept = filling.list(self.nnz)
+            self._kept = replace(filling, nnz=self.nnz)
             yield self._kept
 
     @property
@@ -221,13 +310,13 @@ class Tasks:
         arrays = (marks.x_word, marks.x_base, marks.y_shift, marks.z_word())
         return NonzeroPairList(self.join_order, self.nnz, 0, self.join_order.tasks, *arrays)
 
-    def _filling(self) -> PairListBuilder | None:
-        return PairListBuilder(self.join_order, 0, self.join_order.tasks, self._most) if self.fits else None
+    def _room(self, begin: int, end: int) -> NonzeroPairList:
+        return NonzeroPairList.room(self.join_order, begin, end, self.join_order.join.most_results)
 
     @property
     def none(self) -> NonzeroPairList:
         """A list of no tasks, by which programs are generated before there are any."""
-        return PairListBuilder(self.join_order, 0, 0, self._most).list(self.nnz)
+        return replace(self._room(0, 0), nnz=self.nnz)
 
     @property
     def nbytes(self) -> int:

@@ -1,20 +1,16 @@
 """Partitions: how nonzeros are dealt to the parts of a plan. One file a rule; importing this package registers them."""
 
-from sparsetc.partition import mixed_mode, row_similarity, run_length, threshold
-from sparsetc.partition.base import PARTITIONS, get_partition, register_partition
-from sparsetc.partition.dealing import deal, shares
+from sparsetc.partition import rules
+from sparsetc.partition.base import PARTITIONS, deal, get_partition, register_partition, shares
 from sparsetc.partition.stored import storage_keys, stored_parts
 
 __all__ = [
     "PARTITIONS",
     "deal",
     "get_partition",
-    "mixed_mode",
     "register_partition",
-    "row_similarity",
-    "run_length",
+    "rules",
     "shares",
     "storage_keys",
     "stored_parts",
-    "threshold",
 ]

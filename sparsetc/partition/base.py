@@ -1,19 +1,24 @@
-"""The registry of partitions: rules that deal nonzeros to the parts of a plan.
+"""Partitions: rules that deal nonzeros to the parts of a plan, their registry, and the check that each is dealt once.
 
-In: coordinates, sizes, the rule's own options, and the modes the output keeps where the rule asks for them. Out: for
-each part, which nonzeros it takes (None for all of them); together they are every nonzero once.
+In: coordinates, sizes, a rule's name and options, and the modes the output keeps where the rule asks for them. Out: for
+each part, which nonzeros it takes (None for all of them). An einsum is a sum over the nonzeros, so one that is dealt
+twice, or to no part, makes a wrong result: rules are not believed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from inspect import signature
+from typing import Any, TypeVar
 
 import torch
 
 from sparsetc.errors import PlanError
+from sparsetc.ir.plan import Plan
+from sparsetc.support.lru import Lru, given_to
 from sparsetc.support.names import check_free, check_label
+from sparsetc.tensor.numbering import linear_key, ranked
 from sparsetc.tensor.pattern import clear_patterns
 
 Deal = Callable[..., list[torch.Tensor | None]]
@@ -76,3 +81,139 @@ def get_partition(name: str) -> Partition:
 def everything(coords: torch.Tensor, shape: tuple[int, ...]) -> list[torch.Tensor | None]:
     """One part of everything."""
     return [None]
+
+
+def deal(
+    name: str,
+    coords: torch.Tensor,
+    shape: tuple[int, ...],
+    kept: tuple[int, ...],
+    options: dict[str, int],
+    cache: Lru[Any, Any] | None = None,
+) -> list[torch.Tensor | None]:
+    """Deal by the named rule.
+
+    Args:
+        name: of a registered partition.
+        coords: (order, nnz).
+        shape: sizes of the modes.
+        kept: modes that the output keeps.
+        options: the rule's own arguments.
+        cache: of the pattern's, which a rule that has a parameter of this name is given too.
+
+    Returns:
+        For each part the numbers of its nonzeros, rising; None for all of them.
+
+    Raises:
+        PlanError: the rule is not known, does not take these options, deals a nonzero to no part or to several, or cuts
+            an output row that it promised to leave whole.
+    """
+    rule = get_partition(name)
+    from_outside = not rule.deal.__module__.startswith("sparsetc.")  # the package's own keep what they promise
+    for option, number in options.items():
+        if not from_outside and not (isinstance(number, int) and abs(number) < 2**63):
+            raise PlanError(f"partition {name!r} takes numbers of 64 bits, found {option}={number!r}")
+    given = (coords, shape, kept) if rule.by_rows else (coords, shape)
+    kept_with = given_to(rule.deal, cache)
+    try:
+        signature(rule.deal).bind(*given, **kept_with, **options)
+    except TypeError as error:
+        raise PlanError(f"partition {name!r} does not take the options {options}: {error}") from None
+    dealt = list(rule.deal(*given, **kept_with, **options))
+    if len(dealt) == 1 and dealt[0] is None:
+        return dealt
+    nnz = coords.shape[1]
+    parts = [_numbers(name, part, coords) for part in dealt]
+    ordered = _check_each_once(name, parts, nnz)
+    if not ordered:  # formats rely on lexicographic order
+        parts = [part.sort().values for part in parts]
+    if rule.whole_rows and from_outside and sum(part.numel() > 0 for part in parts) > 1:
+        sizes = [shape[m] for m in kept]
+        row = row_numbers((coords[m] for m in kept), sizes) if kept else torch.zeros_like(coords[0])
+        _check_whole_rows(name, parts, row)
+    return [None if nnz and part.numel() == nnz else part for part in parts]
+
+
+def shares(
+    plan: Plan, coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...]
+) -> list[torch.Tensor | None]:
+    """The nonzeros of each part of a plan, as `deal` gives them; `PlanError` where the plan has no part for some."""
+    return taken(plan, deal(plan.partition, coords, shape, kept, dict(plan.options)))
+
+
+def taken(plan: Plan, dealt: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """The shares that the parts of a plan take; `PlanError` where the plan has no part for some."""
+    own = plan.shares or tuple(range(len(dealt)))
+    if len(own) != len(plan.parts) or not set(own) <= set(range(len(dealt))):
+        raise PlanError(f"plan {plan.name!r} has {len(plan.parts)} parts, its partition deals {len(dealt)}")
+    left = [n for n, part in enumerate(dealt) if n not in own and (part is None or part.numel())]
+    if left:
+        raise PlanError(f"plan {plan.name!r} has no part for share {left[0]} of its partition, which has nonzeros here")
+    return [dealt[n] for n in own]
+
+
+def _numbers(name: str, part: torch.Tensor | None, coords: torch.Tensor) -> torch.Tensor:
+    """(n,) int64: the nonzeros of a part."""
+    if part is None:
+        return torch.arange(coords.shape[1], device=coords.device)
+    if not isinstance(part, torch.Tensor) or part.ndim != 1 or part.dtype not in (torch.int64, torch.int32):
+        found = f"{part.dtype}, shape {tuple(part.shape)}" if isinstance(part, torch.Tensor) else type(part).__name__
+        raise PlanError(
+            f"partition {name!r} must give each part's nonzeros by their numbers, one-dimensional integers, "
+            f"or None for all; found {found}"
+        )
+    if part.device != coords.device:
+        raise PlanError(f"partition {name!r} gave numbers on {part.device}, the nonzeros are on {coords.device}")
+    return part.long()
+
+
+def _check_each_once(name: str, parts: Sequence[torch.Tensor], nnz: int) -> bool:
+    """Raise `PlanError`, naming the first nonzero at fault; waits for the device once where there is none.
+
+    Returns whether each part's numbers rise.
+    """
+    numbers = torch.cat([*parts]) if parts else torch.zeros(0, dtype=torch.long, device="cpu")
+    if numbers.numel() == nnz == 0:
+        return True
+    seen = torch.zeros(nnz, dtype=torch.bool, device=numbers.device)
+    inside = (numbers >= 0) & (numbers < nnz)
+    if nnz:
+        seen[numbers.clamp(0, nnz - 1)] = True
+    # As many numbers as nonzeros, of which none is missing, are each nonzero once.
+    rising = [(part[1:] > part[:-1]).all() for part in parts]
+    *once, ordered = torch.stack([inside.all(), seen.all(), torch.stack(rising or [inside.all()]).all()]).tolist()
+    if numbers.numel() == nnz and all(once):
+        return bool(ordered)
+    wrong = f"partition {name!r} must deal each of the {nnz:,} nonzeros to one part"
+    if not bool(inside.all()):
+        raise PlanError(f"{wrong}; it dealt a nonzero {int(numbers[~inside][0])}, which there is not")
+    times = torch.bincount(numbers, minlength=nnz)
+    first = int(torch.nonzero(times != 1)[0])
+    raise PlanError(f"{wrong}; nonzero {first} is dealt {int(times[first])} times")
+
+
+def _check_whole_rows(name: str, parts: Sequence[torch.Tensor], row: torch.Tensor) -> None:
+    """Raise `PlanError` where two nonzeros of a row went to different parts."""
+    owner = torch.empty_like(row)
+    for n, part in enumerate(parts):
+        owner[part] = n
+    of_row = torch.zeros(int(row.max()) + 1, dtype=row.dtype, device=row.device)
+    of_row[row] = owner  # of a row that is cut, that of some nonzero
+    apart = of_row[row] != owner
+    if bool(apart.any()):
+        first = int(torch.nonzero(apart)[0])
+        raise PlanError(
+            f"partition {name!r} was registered with whole_rows=True, and dealt the nonzeros of one output row, that "
+            f"of nonzero {first}, to several parts; register it without, or leave rows whole"
+        )
+
+
+def row_numbers(coords: Iterable[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
+    """(nnz,) a number for each nonzero's output row: its linear index, or its rank where that would be too large.
+
+    Args:
+        coords: (nnz,) int64 for each of at least one mode.
+        sizes: of the modes.
+    """
+    key, spread = linear_key(coords, sizes)
+    return key if spread <= 8 * key.numel() + (1 << 20) else ranked(key, spread)[0]

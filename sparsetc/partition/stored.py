@@ -15,8 +15,7 @@ import torch
 from sparsetc.errors import PlanError
 from sparsetc.formats import Packed, pack
 from sparsetc.ir.plan import Plan
-from sparsetc.partition.base import get_partition
-from sparsetc.partition.dealing import deal, taken
+from sparsetc.partition.base import deal, get_partition, taken
 from sparsetc.support.lru import Lru
 
 

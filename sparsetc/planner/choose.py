@@ -13,7 +13,7 @@ from typing import TypeVar
 from sparsetc.errors import PlanError
 from sparsetc.formats.base import unknown_parameter
 from sparsetc.ir.plan import FIXED, PAIRED_PLANS, Plan, requested, verify
-from sparsetc.planner.choice import Choice, Estimate, choice_of
+from sparsetc.planner.candidate import Choice, Estimate, choice_of
 from sparsetc.planner.estimate import suited
 from sparsetc.planner.method import Method
 from sparsetc.planner.problem import Problem

@@ -16,11 +16,9 @@ from typing import Generic, TypeVar
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.plan import Plan
-from sparsetc.planner.candidate import Candidate
-from sparsetc.planner.choice import Estimate
-from sparsetc.planner.estimate import without_idle_precision
+from sparsetc.planner.candidate import Candidate, Estimate
+from sparsetc.planner.estimate import estimates, without_idle_precision
 from sparsetc.planner.problem import Problem
-from sparsetc.planner.rounding import estimates
 from sparsetc.planner.statistics import Counts
 
 P = TypeVar("P")

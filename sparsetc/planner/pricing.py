@@ -1,19 +1,21 @@
-"""What a candidate is expected to cost, before anything is packed.
+"""What a candidate is expected to cost, before anything is packed, and whether its work items own the rows they write.
 
 In: a `Candidate` and its `Problem`. Out: seconds of one call, by part, from the tile programs that its parts would be
-lowered to.
+lowered to; and the answer to whether a row has one owner, which the kernel asks for here too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.device.record import of_backend
-from sparsetc.formats import get_format
+from sparsetc.formats import Packed, get_format
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, drafted
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
 from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.plan import Plan, Schedule
 from sparsetc.ir.program.cost import LISTED_BYTE, Cost
@@ -21,8 +23,49 @@ from sparsetc.ir.program.product_cost import cost_of
 from sparsetc.ir.program.statistics import Statistics
 from sparsetc.partition import PARTITIONS
 from sparsetc.planner.candidate import Candidate
-from sparsetc.planner.ownership import Circumstances, owns
 from sparsetc.planner.problem import Problem
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """What a view does not say."""
+
+    kept: tuple[int, ...]
+    """Modes that the output keeps."""
+    sparse_output: bool
+    distinct: bool
+    """No two nonzeros have the same coordinates, or each has an output row of its own."""
+    alone: bool
+    """No other part adds to the same rows."""
+
+
+def owns(view: Nest, at: Circumstances, how: Packed | Statistics, *, padded: bool) -> bool:
+    """Whether no two work items of any part add to the same output row.
+
+    Args:
+        view: of the part.
+        at: output and the other parts.
+        how: the part as it was packed, or is expected to be.
+        padded: whether zeros are stored beside the nonzeros.
+    """
+    kept = set(at.kept)
+    if not at.alone:
+        return False
+    if view.spanning and how.items == 1 and how.stored == view.values.volume:
+        return True  # one tile has every row once
+    if padded and not view.blocks and not view.values.sides and (at.sparse_output or LEAF in map(view.level_of, kept)):
+        return False  # runs do not mask padding: its zeros may be added to any row, but stored to none
+    shared: set[int] = set()
+    for level, coordinates in enumerate(view.levels):
+        shared |= {c.mode for c in coordinates}
+        if not kept <= shared:
+            continue
+        if level == ITEM:
+            chunks = view.chunk and not view.levels[0] and how.items > 1
+            return shared == kept and not how.split_rows and not chunks
+        return shared == kept and (not how.split_fibers if level == LANE else at.distinct)
+    return False
+
 
 ROUNDING = 4 + 2
 """Bytes that are read and written of an element of an operand that is rounded."""

@@ -18,7 +18,7 @@ from sparsetc.ir.plan import Part, Plan, in_bf16
 from sparsetc.ir.program.product_cost import cost_of
 from sparsetc.ir.program.statistics import Statistics
 from sparsetc.ir.program.tile import LANES, Product, TileProgram, walk
-from sparsetc.planner.choice import Choice
+from sparsetc.planner.candidate import Choice
 from sparsetc.planner.methods.tiles import populations
 from sparsetc.planner.pricing import seconds_of
 from sparsetc.planner.problem import Problem

@@ -1,16 +1,24 @@
-"""Requests for plans: a plan's name, and what of it is not to be chosen.
+"""Requests for plans: a plan's name, and what of it is not to be chosen; and the plans that users add.
 
-In: what a user names. Out: a `Plan` with options and no parts, for any number of equations; PlanError for what no plan
-can have.
+In: what a user names, or a function from a `Problem` and counts to a `Candidate`, None where it does not apply. Out: a
+`Plan` with options and no parts, for any number of equations; PlanError for what no plan can have. A registered plan
+takes part in ``plan="auto"`` by its expected cost, and is known by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.plan import SIDE, Plan
+from sparsetc.formats.base import OWN
+from sparsetc.ir.plan import PLAN_NAMES, SHARED, SIDE, Plan, requested
+from sparsetc.planner.candidate import Candidate
+from sparsetc.planner.problem import Problem
+from sparsetc.planner.statistics import Counts
+from sparsetc.support.names import check_free, check_label
+from sparsetc.tensor.pattern import clear_patterns
 
 BLOCKS, HYBRID = "bcb", "bcb+scalar"
 STORAGES = ("auto", "whole", "bitmap")
@@ -149,3 +157,55 @@ def plan_bcb(
     options: list[tuple[str, Any]] = [(SIDE + letter, side) for letter, side in sorted(sides.items())]
     options += [own for own, free in zip(named, chosen, strict=True) if own[1] != free]
     return Plan(BLOCKS if threshold is None else HYBRID, options=tuple(options))
+
+
+MakePlan = Callable[[Problem, Counts], Candidate | None]
+
+
+@dataclass(frozen=True)
+class RegisteredPlan:
+    """A function and what is known of its plans."""
+
+    name: str
+    make: MakePlan
+    shared: bool
+    """Parts are dealt and stored alike for every einsum."""
+
+
+PLANS: dict[str, RegisteredPlan] = {}
+F = TypeVar("F", bound=MakePlan)
+
+
+def register_plan(name: str, *, shared: bool = False, replace: bool = False) -> Callable[[F], F]:
+    """Decorator: make ``make(problem, counts) -> Candidate | None`` known to plans by `name`.
+
+    Args:
+        name: one line of printable characters, without quotes and backslashes, that ``plan=`` takes.
+        shared: the plan deals and stores nonzeros alike for every einsum, so that one packed copy serves them all.
+            Where it is asked for, gradients and batches take it too, if it applies to them; those of other plans are
+            planned anew.
+        replace: put the plan in the place of one that comes with the package, or of a format's.
+
+    Raises:
+        PlanError: a name that cannot be one, or is taken by the package.
+    """
+    check_label(name, "a plan", PlanError)
+
+    def register(function: F) -> F:
+        check_free(name, "plan", (*PLAN_NAMES, *OWN), replace, PlanError, function)
+        PLANS[name] = RegisteredPlan(name, function, shared)
+        clear_patterns()
+        return function
+
+    return register
+
+
+def plan_of_derived(wanted: str | Plan) -> str | Plan:
+    """The request for einsums that follow from one by this plan, as its gradients do: "auto", or a shared plan first.
+
+    A plan that was chosen for one einsum does not serve another, unless it says so.
+    """
+    plan = requested(wanted)
+    name = preferred(plan) or plan.name
+    shared = PLANS[name].shared if name in PLANS else name in SHARED
+    return plan_preferring(name) if shared else "auto"

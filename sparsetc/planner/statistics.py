@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from sparsetc.partition.run_length import row_numbers
+from sparsetc.partition.base import row_numbers
 from sparsetc.partition.stored import Dealing
 from sparsetc.support.cached import cached_property
 from sparsetc.support.lru import Lru

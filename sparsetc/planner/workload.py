@@ -17,8 +17,7 @@ from sparsetc.ir.plan import SHARED, Plan, requested
 from sparsetc.ir.program.cost import Cost
 from sparsetc.ir.program.statistics import Statistics
 from sparsetc.partition import storage_keys
-from sparsetc.planner.candidate import Candidate
-from sparsetc.planner.choice import Choice, Estimate, ranked
+from sparsetc.planner.candidate import Candidate, Choice, Estimate, ranked
 from sparsetc.planner.choose import choose, considered
 from sparsetc.planner.methods import methods
 from sparsetc.planner.pricing import costs, views

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,6 +21,9 @@ from sparsetc.runtime.segments import SecondPass
 
 Call = Callable[[Values, Sequence[torch.Tensor], torch.Tensor], None]
 """Programs bound to the arrays of storages: a function of values, tables and output."""
+Write = Callable[[torch.Tensor], None]
+"""Programs bound to all that they read: a function of the output."""
+Rows = torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,31 @@ class BoundPrograms:
     arrays: Arrays
     call: Call
     device: torch.device
+
+
+class Listed:
+    """Programs, source, file and assembly, derived from what is run: `inner`, whatever has these, in order."""
+
+    inner: Sequence[Any]
+
+    @property
+    def programs(self) -> tuple[TileProgram, ...]:
+        """The tile programs; torch's own products have none."""
+        return tuple(program for one in self.inner for program in one.programs)
+
+    @property
+    def source(self) -> str:
+        """The generated programs, one after the other."""
+        return "\n\n".join(one.source for one in self.inner)
+
+    @property
+    def path(self) -> Path:
+        """The file of the first."""
+        return self.inner[0].path  # type: ignore[no-any-return]
+
+    def ptx(self, target: str) -> str:
+        """The assembly of all kernels for a named target; needs no GPU."""
+        return "\n".join(one.ptx(target) for one in self.inner)
 
 
 class Executable:
@@ -93,9 +124,9 @@ class Executable:
         bound = self._bound_to(arrays, items, values, dense)
         zeroed = arrays.zeroed if items is None else None
         if arrays.second is not None:
-            return self._ordered(bound, arrays.second, zeroed, values, dense, out, accumulate)
+            return self._ordered(partial(bound.call, values, dense), arrays.second, zeroed, out, accumulate)
         if self.copies > 1:
-            return self._in_copies(bound, values, dense, out, accumulate)
+            return self._in_copies(partial(bound.call, values, dense), bound.device, out, accumulate)
         if out is not None and accumulate and self.stores:  # what is stored would overwrite
             return out.add_(self.run(arrays, values, dense, items=items))
         zeroes = zeroed is None and (self.zeroes or items is not None)
@@ -108,56 +139,39 @@ class Executable:
         bound.call(values, dense, out)
         return out
 
-    def _in_copies(
-        self,
-        bound: BoundPrograms,
-        values: Values,
-        dense: Sequence[torch.Tensor],
-        out: torch.Tensor | None,
-        accumulate: bool,
-    ) -> torch.Tensor:
+    def _in_copies(self, write: Write, device: torch.device, out: Rows, accumulate: bool) -> torch.Tensor:
         """All copies of the result, and their sum."""
-        partial = torch.zeros((self.copies, *self.shape), dtype=self.dtype, device=bound.device)
-        bound.call(values, dense, partial)
+        every = torch.zeros((self.copies, *self.shape), dtype=self.dtype, device=device)
+        write(every)
         if out is not None and accumulate:
-            return out.add_(partial.sum(0))
-        return torch.sum(partial, 0, out=out) if out is not None else partial.sum(0)
+            return out.add_(every.sum(0))
+        return torch.sum(every, 0, out=out) if out is not None else every.sum(0)
 
-    def _ordered(
-        self,
-        bound: BoundPrograms,
-        second: SecondPass,
-        zeroed: torch.Tensor | None,
-        values: Values,
-        dense: Sequence[torch.Tensor],
-        out: torch.Tensor | None,
-        accumulate: bool,
-    ) -> torch.Tensor:
+    def _ordered(self, write: Write, second: SecondPass, zeroed: Rows, out: Rows, accumulate: bool) -> torch.Tensor:
         """Partial rows, zeros first since what is padding stores nothing; then their sums.
 
         Where some parts store rows of the result, all rows of it lie before the partial ones.
         """
         count = second.stored + second.partials
         make = torch.zeros if zeroed is None else torch.empty
-        rows = make((count, *self.shape[1:]), dtype=self.dtype, device=bound.device)
+        rows = make((count, *self.shape[1:]), dtype=self.dtype, device=second.rows.device)
         if zeroed is not None:
             rows[second.stored :].zero_()
             _zero(rows, zeroed)
-        bound.call(values, dense, rows)
-        partial = rows[second.stored :]
+        write(rows)
+        found, added = rows[: second.stored], rows[second.stored :]
         if second.stored:
-            second(partial, rows[: second.stored])
-            found = rows[: second.stored]
+            second(added, found)
             if out is None:
                 return found
             return out.add_(found) if accumulate else out.copy_(found)
         if out is None:
-            out = torch.zeros(self.shape, dtype=self.dtype, device=bound.device)
+            out = torch.zeros(self.shape, dtype=self.dtype, device=rows.device)
         elif accumulate:
-            return second.add(partial, out)
+            return second.add(added, out)
         else:
             out.zero_()
-        second(partial, out)
+        second(added, out)
         return out
 
     def _bound_to(

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from sparsetc.contraction.base import Result
 from sparsetc.contraction.canonical import check_operand
-from sparsetc.contraction.output import check_form
+from sparsetc.contraction.output import Result, check_form
 from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
 from sparsetc.io.stc import PackedFile
 from sparsetc.ir.equation.einsum import Bound

@@ -16,8 +16,7 @@ import torch
 
 from sparsetc.codegen.launch import TorchPrograms, TritonPrograms, accumulator, source_name
 from sparsetc.contraction.canonical import Canonical
-from sparsetc.contraction.facts import Facts, in_place
-from sparsetc.contraction.prepare import BoundPart, Preparation
+from sparsetc.contraction.prepare import BoundPart, Preparation, in_place
 from sparsetc.device.targets import machine_of
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.formats import get_format
@@ -89,10 +88,10 @@ class Compiler:
         """Gives other nonzeros to choose a plan by: coordinates and values, as `pack` takes them."""
 
     @cached_property
-    def template(self) -> Facts:
+    def template(self) -> Preparation:
         """The einsum of a tensor without nonzeros: what is known before any is seen."""
         coords = torch.empty((len(self.shape), 0), dtype=torch.long, device="cpu")
-        return self.facts(self.tensor(coords, torch.empty(0, dtype=self.dtype, device="cpu")))
+        return self.prepared(self.tensor(coords, torch.empty(0, dtype=self.dtype, device="cpu")))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -113,11 +112,11 @@ class Compiler:
         """A chunk as a tensor of its own."""
         return SparseTensor._of(coords, values, self.shape, True)
 
-    def facts(self, x: SparseTensor) -> Facts:
+    def prepared(self, x: SparseTensor) -> Preparation:
         """The einsum of a chunk."""
         like = torch.empty((), dtype=self.dtype, device=x.device)
         dense = [like.expand(self.bound.shape(p)) for p in self.bound.einsum.dense]
-        found = Facts.of(self.bound, [x, *dense], self.settings, self.form)
+        found = Preparation.of(self.bound, [x, *dense], self.settings, self.form)
         return replace(found, problem=replace(found.problem, adding=True))
 
     def pack(self, coords: torch.Tensor, values: torch.Tensor) -> PackedChunk | None:
@@ -132,48 +131,47 @@ class Compiler:
         """
         x = self.tensor(coords, values)
         with in_place(self.settings, self.target):
-            facts = self.facts(x)
-            if not facts.canonical.coords.shape[1]:
+            made = self.prepared(x)
+            if not made.canonical.coords.shape[1]:
                 return None
-            made = Preparation(facts.problem, facts.canonical, facts.output, x.nnz, x.dtype, self.settings, adding=True)
-            chosen, filled, bound = self._bound(facts, made)
-            variant = self._variant(chosen, filled, bound, facts.output.sparse and facts.output.slot is None)
+            chosen, filled, bound = self._bound(made)
+            variant = self._variant(chosen, filled, bound, made.output.sparse and made.output.slot is None)
             parts = tuple(self._packed_part(made, p, values) for p in bound)
-        rows = None if facts.output.pattern is None else facts.output.pattern.coords
+        rows = None if made.output.pattern is None else made.output.pattern.coords
         return PackedChunk(variant, parts, rows)
 
-    def _bound(self, facts: Facts, made: Preparation) -> tuple[Plan, tuple[int, ...], list[BoundPart]]:
+    def _bound(self, made: Preparation) -> tuple[Plan, tuple[int, ...], list[BoundPart]]:
         """The plan of a chunk, its parts that hold nonzeros by number, and these packed and lowered.
 
         Where the partition deals otherwise here than where the plan was chosen, any plan will do, since a chunk is a
         tensor of its own: one of the same name, or else the one that is expected to be fastest.
         """
-        cache = facts.own.cache
         if self.plan is None:
-            self.plan = self._chosen(facts)
-            return self.plan, *made.bound_parts(self.plan, cache)
+            self.plan = self._chosen(made)
+            return self.plan, *made.bound_parts(self.plan)
         own = requested(self.settings.plan)
         named = own if own.is_request else Plan(own.name)
         for wanted in (None, named, AUTO):
             try:
-                plan = self.plan if wanted is None else self._fitted(choose(wanted, facts.problem).plan)
-                return plan, *made.bound_parts(plan, cache)
+                plan = self.plan if wanted is None else self._fitted(choose(wanted, made.problem).plan)
+                return plan, *made.bound_parts(plan)
             except (PlanError, FormatError):
                 if wanted is AUTO:
                     raise
         raise AssertionError("the last of the plans raises")
 
-    def _chosen(self, facts: Facts) -> Plan:
+    def _chosen(self, made: Preparation) -> Plan:
         """The plan by which all chunks are packed, chosen by the first, or by other nonzeros where it has none for it.
 
         A plan of long rows and short ones, for example, is none for a chunk whose rows are all long.
         """
         try:
-            return self._fitted(choose(self.settings.plan, facts.problem).plan)
+            return self._fitted(choose(self.settings.plan, made.problem).plan)
         except PlanError as first:
             error = first
             for coords, values in self.samples():
-                other = self.facts(self.tensor(coords, values))
+                x = self.tensor(coords, values)  # alive while its counts are asked for
+                other = self.prepared(x)
                 if other.canonical.coords.shape[1]:
                     try:
                         return self._fitted(choose(self.settings.plan, other.problem).plan)
@@ -203,8 +201,7 @@ class Compiler:
             tuple(p.index64 for p in packed),
             tuple(replace(p.program, rows=1) for p in bound),
             plan.fused or len(bound) == 1,
-            (self.dtype.is_floating_point or self.dtype.is_complex)
-            and any(p.view.values.sides or (p.padded and not p.view.blocks) for p in packed),
+            (self.dtype.is_floating_point or self.dtype.is_complex) and any(p.reads_zeros for p in bound),
         )
 
     def _packed_part(self, made: Preparation, part: BoundPart, values: torch.Tensor) -> PackedPart:

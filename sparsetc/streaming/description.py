@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from sparsetc.codegen.launch import PartArrays, accumulator, stored_dtype
-from sparsetc.formats.bits import WORDS
+from sparsetc.formats.words import WORDS
 from sparsetc.ir.contraction_tree import Tree, parse_tree
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage, verify
 from sparsetc.ir.program.tile import TileProgram

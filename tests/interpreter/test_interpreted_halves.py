@@ -122,8 +122,8 @@ def test_a_change_is_noticed() -> None:
 def test_what_is_known_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     x, b = spmm()
     kernel, seen = compiled(SPMM, [x, b]), []
-    test = kernel.step._looked.test
-    monkeypatch.setattr(kernel.step._looked, "test", lambda tables: seen.append(len(tables)) or test(tables))
+    test = kernel.step.guard.test
+    monkeypatch.setattr(kernel.step.guard, "test", lambda tables: seen.append(len(tables)) or test(tables))
     for _ in range(3):
         kernel(b)
     assert seen == [2], "values and the table, together"

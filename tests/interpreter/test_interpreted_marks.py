@@ -21,18 +21,18 @@ from sparsetc.pair.tasks import NonzeroPairList, Tasks
 
 
 def step_of(equation: str, given: list[Any], **settings: object) -> PairStep:
-    (step,) = stc.compile(equation, *given, plan="scalar", **settings).contraction.chain.pairs
+    (step,) = stc.compile(equation, *given, plan="scalar", **settings).contraction.pairs
     return step
 
 
 def made(step: PairStep, marked: bool) -> tuple[torch.Tensor, NonzeroPairList]:
     """(places, list), by marks or by groups."""
     with mock.patch.object(task_lists, "markable", return_value=marked), poisoned():
-        tasks = Tasks(step.join_order, step.budget)
+        tasks = Tasks(step.sums.tasks.join_order, step.problem.budget)
         places = tasks.places()
         (one,) = tasks
         # A list made again, of a pattern that another path has found.
-        again = Tasks(step.join_order, step.budget)
+        again = Tasks(step.sums.tasks.join_order, step.problem.budget)
         again.nnz = tasks.nnz
         (other,) = again
     assert one.nnz == tasks.nnz == places.numel()
@@ -49,9 +49,9 @@ def same(left: NonzeroPairList, right: NonzeroPairList) -> None:
 
 
 def check(step: PairStep) -> None:
-    assert markable(step.join_order, step.budget) == (step.join_order.tasks > 0)
+    assert markable(step.sums.tasks.join_order, step.problem.budget) == (step.sums.tasks.join_order.tasks > 0)
     places, one = made(step, False)
-    if step.join_order.tasks:
+    if step.sums.tasks.join_order.tasks:
         found, other = made(step, True)
         assert found.dtype == places.dtype == torch.int64
         assert torch.equal(found, places)
@@ -71,7 +71,7 @@ def test_any_pair(drawn: Any) -> None:
     step = step_of(drawn.equation, operands)
     check(step)
     if step.shape:
-        assert torch.equal(step.pattern.coords, structural(drawn.equation, operands))
+        assert torch.equal(step.coords, structural(drawn.equation, operands))
 
 
 @pytest.mark.parametrize("frame", [1, 4, 256])
@@ -97,7 +97,7 @@ def test_one_row_with_most_of_the_tasks() -> None:
         coords = torch.unique(torch.cat([n - 1 - c if flipped else c for c in lines], 1), dim=1)
         x = stc.SparseTensor(coords, torch.ones(coords.shape[1]), (n, n))
         step = step_of("ij,jk->ik", [x, x])
-        assert step.join_order.tasks > n * n
+        assert step.sums.tasks.join_order.tasks > n * n
         check(step)
 
 
@@ -113,30 +113,35 @@ def test_runs_longer_than_programs() -> None:
 def test_one_task_and_none() -> None:
     one = stc.SparseTensor(torch.tensor([[3], [5]]), torch.ones(1), (7, 7))
     step = step_of("ij,kj->ik", [one, one])
-    assert step.join_order.tasks == 1
+    assert step.sums.tasks.join_order.tasks == 1
     check(step)
     none = step_of("ij,jk->ik", [one, one])
-    assert none.join_order.tasks == 0
+    assert none.sums.tasks.join_order.tasks == 0
     check(none)
 
 
 def test_marks_are_for_places_that_are_few_a_task_and_fit() -> None:
     step = step_of("ij,jk->ik", operands("ij,jk->ik", "skewed"))
-    m, places = step.join_order, step.join_order.rows * step.join_order.columns
+    m, places = step.sums.tasks.join_order, step.sums.tasks.join_order.rows * step.sums.tasks.join_order.columns
     with mock.patch.object(marking, "FEW", 0):
         for spread, wanted in [(places // m.tasks + 1, True), (0, False)]:
             with mock.patch.object(marking, "SPREAD", spread):
-                assert markable(m, step.budget) == wanted
+                assert markable(m, step.problem.budget) == wanted
     for limit, wanted in [(places, True), (places - 1, False)]:  # a quarter of a byte a place, a quarter of the limit
-        assert markable(m, replace(step.budget, limit=limit)) == wanted
+        assert markable(m, replace(step.problem.budget, limit=limit)) == wanted
     other = step_of("ij,jk->ik", operands("ij,jk->ik", "skewed"), backend="torch")
-    assert not markable(other.join_order, other.budget)
+    assert not markable(other.sums.tasks.join_order, other.problem.budget)
 
 
 def test_the_count_is_checked_before_places_are_made() -> None:
     x, y = operands("i,j->ij", "dense", sizes={"i": 10, "j": 1})
     step = step_of("i,j->ij", [x, y])
-    budget = mock.Mock(wraps=step.budget, limit=step.budget.limit, settings=step.budget.settings, device=x.device)
+    budget = mock.Mock(
+        wraps=step.problem.budget,
+        limit=step.problem.budget.limit,
+        settings=step.problem.budget.settings,
+        device=x.device,
+    )
     budget.check.side_effect = stc.OutOfMemoryError("too many")
     late = mock.Mock()
     with (
@@ -144,6 +149,6 @@ def test_the_count_is_checked_before_places_are_made() -> None:
         mock.patch.object(Marks, "z_word", late),
         pytest.raises(stc.OutOfMemoryError),
     ):
-        Tasks(step.join_order, budget).places()
+        Tasks(step.sums.tasks.join_order, budget).places()
     budget.check.assert_called_once_with(10)
     late.assert_not_called()

@@ -24,17 +24,14 @@ from sparsetc.formats import FORMATS
 from sparsetc.ir.plan import Plan, verify
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.method import OperandMethod
-from sparsetc.planner.methods.by_rows import ByRows
-from sparsetc.planner.methods.by_tiles import ByTiles
 from sparsetc.planner.methods.dense import Dense
-from sparsetc.planner.methods.fibers import Fibers
-from sparsetc.planner.methods.mixed_mode import MixedMode
-from sparsetc.planner.methods.rows import Rows
-from sparsetc.planner.methods.runs import Runs, coo
+from sparsetc.planner.methods.fibers import Fibers, MixedMode
+from sparsetc.planner.methods.rows import ByRows, Rows, Runs, coo
+from sparsetc.planner.methods.tiles import ByTiles
 from sparsetc.planner.methods.windows import TAUS, USUAL, Windows
 from sparsetc.planner.pricing import orderly
 from sparsetc.planner.problem import Problem
-from sparsetc.planner.registry import PLANS, MakePlan
+from sparsetc.planner.requests import PLANS, MakePlan
 from sparsetc.planner.statistics import Counts
 
 FIBERS = Fibers()

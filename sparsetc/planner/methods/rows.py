@@ -1,13 +1,27 @@
-"""``rows``: an output row a lane, for rows of few nonzeros."""
+"""``coo``, ``rows``, ``coo+rows``, ``fiber+rows``: runs of an output row, a row a lane, long rows and short ones apart.
+
+In: a `Problem` and counts of its pattern. Out: candidates of one part, or of two: long output rows by one method, short
+ones a lane each, in one result.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.plan import Plan, Schedule, Storage
-from sparsetc.planner.candidate import CPU_ITEM_NNZ, Candidate, blocked, repeats, single
+from sparsetc.ir.plan import Part, Plan, Schedule, Storage
+from sparsetc.ir.program.statistics import Statistics
+from sparsetc.planner.candidate import (
+    CPU_ITEM_NNZ,
+    FUSE_BELOW,
+    Candidate,
+    blocked,
+    items_of,
+    max_item_nnz_of,
+    repeats,
+    single,
+)
 from sparsetc.planner.method import OperandMethod
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.schedule import ROW_WARPS, schedule_of
@@ -96,3 +110,115 @@ def _registers(problem: Problem, counts: Counts, schedule: Schedule, steps: int,
         return 64 if steps > LONG_ROW // 4 else 40
     programs = max(counts.distinct(problem.kept), counts.nnz // (4 * LONG_ROW)) // schedule.lanes
     return 32 if steps <= SHORT_ROW else 64 if programs <= FEW_PROGRAMS else 40
+
+
+LONG_RUN = 32
+"""Nonzeros a run must have on average to be dealt to work items by one more mode than the output's."""
+
+
+class Runs(OperandMethod):
+    """Runs of output rows; and of one mode more, where the nonzeros of such a run fill work items of their own."""
+
+    name = "coo"
+
+    def candidates(self, problem: Problem, counts: Counts) -> Iterator[Candidate]:
+        """Runs of rows, and of rows and each of the summed modes that such runs are long enough for."""
+        yield coo(problem, counts)
+        for mode in problem.rest if len(problem.rest) > 1 and problem.backend == "triton" else ():
+            if counts.nnz >= LONG_RUN * counts.distinct((*problem.kept, mode)):
+                yield coo(problem, counts, (mode,))
+
+    def candidate(self, problem: Problem, counts: Counts, request: Plan) -> Candidate:
+        """Runs of rows."""
+        return coo(problem, counts)
+
+
+def coo(problem: Problem, counts: Counts, also: tuple[int, ...] = ()) -> Candidate:
+    """Runs of one output row, or equal chunks where there is no row to share (or every nonzero is one).
+
+    Modes in `also` are shared by a run too: their factor rows are read once a run, which is then one of several of
+    its output row.
+    """
+    shared = (*problem.kept, *also) if problem.rest else ()
+    leaf = tuple(m for m in range(problem.order) if m not in shared)
+    schedule = schedule_of(problem, blocks=False)
+    most = max_item_nnz_of(problem, counts.nnz, schedule)
+    storage = Storage(shared, (), leaf, max_item_nnz=most, narrow=problem.backend == "triton")
+    n, distinct = counts.nnz, counts.distinct(shared)
+    items = items_of(n, distinct if shared else 1, most)
+    longest = counts.longest(shared)
+    rounds = min(most, longest) // (schedule.lanes * schedule.unroll)
+    runs = repeats(problem, counts, storage)
+    expected = Statistics(items, items, n, n, problem.itemsize, runs, rounds, longest > most)
+    return single("coo", storage, schedule, expected)
+
+
+class ByRows(OperandMethod):
+    """Rows of many nonzeros by another method, all others a lane each."""
+
+    def __init__(self, name: str, longs: Callable[[Problem, Counts], Iterable[Candidate]]) -> None:
+        self.name, self.longs = name, longs
+
+    def candidates(self, problem: Problem, counts: Counts) -> Iterable[Candidate]:
+        """A hybrid for each candidate of the other method, on a GPU."""
+        applies = problem.backend == "triton" and problem.kept and problem.rest
+        return self._hybrids(problem, counts) if applies else ()
+
+    def candidate(self, problem: Problem, counts: Counts, request: Plan) -> Candidate:
+        """The first of the hybrids."""
+        found = next(self._hybrids(problem, counts), None)
+        if found is None:
+            raise PlanError(f"plan {request.name!r} needs {self._lacking(problem, counts)}")
+        return found
+
+    def _lacking(self, problem: Problem, counts: Counts) -> str:
+        """What an einsum and a tensor lack of which there is no hybrid."""
+        few, _ = counts.short_share(problem.kept, LONG_ROW)
+        if 0 < few < counts.nnz:
+            return f'two modes of the sparse operand or more to be summed; "{problem.equation}" sums fewer'
+        rows = f"output rows both of {LONG_ROW} nonzeros or more and of fewer"
+        return f'{rows}; those of "{problem.equation}" on this tensor are all of one kind'
+
+    def _hybrids(self, problem: Problem, counts: Counts) -> Iterator[Candidate]:
+        """Hybrids where there are long rows and short ones."""
+        few, short_rows = counts.short_share(problem.kept, LONG_ROW)
+        if not few or few == counts.nnz:
+            return
+        short = _short_rows(problem, counts)
+        side = blocked(problem, few, short_rows, 1, short.storage, short.schedule)
+        side = replace(side, chain=LONG_ROW // short.schedule.unroll)  # the longest of the short rows
+        long_rows = counts.distinct(problem.kept) - short_rows
+        for long in self.longs(problem, counts):
+            yield self._joined(long, _of_long_rows(long, problem, counts.nnz - few, long_rows), short, side)
+
+    def _joined(self, long: Candidate, beside: Statistics, short: Part, side: Statistics) -> Candidate:
+        first = replace(long.plan.parts[0], label=f"rows of {LONG_ROW} nonzeros or more")
+        # One launch has one number of warps; of many nonzeros each part has programs enough for its own launch.
+        fused = beside.nnz + side.nnz < FUSE_BELOW
+        if fused:
+            short = _with_warps(short, first.schedule.warps)
+        plan = Plan(self.name, (first, short), fused, "run_length", (("threshold", LONG_ROW),))
+        return Candidate(plan, (beside, side))
+
+
+def _with_warps(short: Part, warps: int) -> Part:
+    """The part with so many warps a program, as many elements a thread as it had, and what registers its launch has."""
+    lanes = max(4, short.storage.lanes * warps // short.schedule.warps)
+    storage = replace(short.storage, lanes=lanes, max_item_nnz=lanes)
+    return replace(short, storage=storage, schedule=replace(short.schedule, warps=warps, lanes=lanes, registers=0))
+
+
+def _of_long_rows(long: Candidate, problem: Problem, nnz: int, rows: int) -> Statistics:
+    """What is expected of the other method's part: its share of the nonzeros, in items of the long rows alone."""
+    whole, storage = long.expected[0], long.plan.parts[0].storage
+    found = whole.scaled(nnz / whole.nnz)
+    if {*storage.item} != {*problem.kept}:
+        return found
+    items = min(found.items, items_of(nnz, rows, storage.max_item_nnz))
+    return replace(found, items=items, fibers=items if whole.fibers == whole.items else found.fibers)
+
+
+def _short_rows(problem: Problem, counts: Counts) -> Part:
+    """The part of short rows, none of which is cut."""
+    part = rows(problem, counts).plan.parts[0]
+    return replace(part, storage=replace(part.storage, max_fiber_len=0), label=f"rows of fewer than {LONG_ROW}")

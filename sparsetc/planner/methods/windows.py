@@ -14,21 +14,18 @@ from typing import Any
 import torch
 
 from sparsetc.errors import OutOfMemoryError, PlanError
-from sparsetc.formats.row_groups import Rows, Windowing
-from sparsetc.formats.windows import populations
+from sparsetc.formats.windows import Rows, Windowing, populations
 from sparsetc.ir.plan import DOTS, F16X3, Part, Plan, Schedule, Storage
 from sparsetc.ir.program.operands import MIN_DOT, dense_axes, named_operands
 from sparsetc.ir.program.statistics import ZERO, Statistics
 from sparsetc.planner.candidate import CPU_ITEM_NNZ, Candidate
-from sparsetc.planner.estimate import in_order
+from sparsetc.planner.estimate import in_order, rounded
 from sparsetc.planner.method import OperandMethod
 from sparsetc.planner.methods.rows import Rows as ShortRows
-from sparsetc.planner.methods.rows import rows
-from sparsetc.planner.methods.runs import coo
+from sparsetc.planner.methods.rows import coo, rows
 from sparsetc.planner.pricing import costs
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.requests import check_windows
-from sparsetc.planner.rounding import rounded
 from sparsetc.planner.schedule import fit
 from sparsetc.planner.statistics import Counts
 

@@ -1,20 +1,115 @@
-"""Dealing by fibers: each nonzero to the mode along which its fiber is longest (MM-CSF, section 4.1).
+"""The rules that come with the package: by how full tiles are, by the length and the likeness of rows, by fibers.
 
-A nonzero of a tensor of order d lies on d fibers, one along each mode, and is stored in one of them. Longer fibers are
-fewer, and a fiber's coordinates are stored, and its rows gathered, once. The paper's *dynamic* strategy goes through
-the nonzeros one by one (`one_by_one`) and counts a fiber anew whenever a nonzero of it went elsewhere. That is a loop
-which cannot be cut, and it takes fibers apart that a later nonzero would have made whole. What runs here takes whole
-fibers, the longest first, as many at a time as are about equally long.
+``threshold`` (HLS, section V-A) deals nonzeros of well-filled tiles apart from all others, which add to the same output
+rows. ``run_length`` deals output rows of many nonzeros apart from rows of few: a long row fills the lanes of a work
+item by itself, short rows run side by side, one a lane, and no single kernel serves both
+(`benchmarks/results/mttkrp_plans.json`: of 11 M nonzeros in rows of about 4, one row an item took 1.5 ms, one row a
+lane 0.43). ``row_similarity`` (1-SA; DTC-SpMM) deals rows whose group makes well-filled tiles apart from rows left
+over.
+
+``mixed_mode`` deals each nonzero to the mode along which its fiber is longest (MM-CSF, section 4.1). A nonzero of a
+tensor of order d lies on d fibers, one along each mode, and is stored in one of them. Longer fibers are fewer, and a
+fiber's coordinates are stored, and its rows gathered, once. The paper's *dynamic* strategy goes through the nonzeros
+one by one (`one_by_one`) and counts a fiber anew whenever a nonzero of it went elsewhere. That is a loop which cannot
+be cut, and it takes fibers apart that a later nonzero would have made whole. What runs here takes whole fibers, the
+longest first, as many at a time as are about equally long.
 """
 
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import torch
 
-from sparsetc.partition.base import register_partition
+from sparsetc.errors import PlanError
+from sparsetc.formats.tiles import sides_of
+from sparsetc.formats.windows import PARAMETERS, Rows, Windowing, populations
+from sparsetc.ir.nest.nest import tiles_along
+from sparsetc.ir.plan import Storage
+from sparsetc.partition.base import register_partition, row_numbers
+from sparsetc.support.lru import Lru
 from sparsetc.tensor.numbering import narrow_ranks
+
+
+@register_partition("threshold")
+def by_threshold(
+    coords: torch.Tensor, shape: tuple[int, ...], *, threshold: int, whole: int = 0, **sides: int
+) -> list[torch.Tensor | None]:
+    """[nonzeros of tiles that hold at least `threshold`, the others]; tiles of the default sides, or of `side_m`.
+
+    With `whole`, tiles of at least so many come first, apart from those of at least `threshold`.
+    """
+    unknown = set(sides) - {f"side_{mode}" for mode in range(len(shape))}
+    if unknown:
+        raise PlanError(f"partition 'threshold' takes a threshold, whole and a side_m a mode, found {min(unknown)!r}")
+    held = tile_populations(coords, shape, sides_of(shape, sides.items()))
+    bounds = (*((whole,) if whole else ()), threshold)
+    part = torch.stack([held < least for least in bounds]).sum(0)
+    return [torch.nonzero(part == n).flatten() for n in range(len(bounds) + 1)]
+
+
+def tile_populations(coords: torch.Tensor, shape: tuple[int, ...], sides: tuple[int, ...]) -> torch.Tensor:
+    """(nnz,) for every nonzero, how many its tile holds."""
+    if coords.shape[1] == 0:
+        return coords.new_zeros(0)
+    rows = (row // side for row, side in zip(coords, sides, strict=True))
+    tile, _ = narrow_ranks(rows, tiles_along(shape, sides), coords[0])
+    return torch.bincount(tile).index_select(0, tile)
+
+
+@register_partition("run_length", whole_rows=True)
+def by_run_length(
+    coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...], *, threshold: int
+) -> list[torch.Tensor | None]:
+    """[nonzeros of rows with at least `threshold` of them, the others]. A row shares the kept modes' coordinates."""
+    lengths = row_lengths(coords, shape, kept)
+    long = lengths >= threshold
+    return [torch.nonzero(long).flatten(), torch.nonzero(~long).flatten()]
+
+
+def row_lengths(coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...]) -> torch.Tensor:
+    """(nnz,) for every nonzero, how many share its output row."""
+    nnz = coords.shape[1]
+    if not kept or nnz == 0:
+        return torch.full((nnz,), nnz, device=coords.device)
+    row = row_numbers((coords[m] for m in kept), [shape[m] for m in kept])
+    return torch.bincount(row)[row]
+
+
+@register_partition("row_similarity", whole_rows=True)
+def by_row_similarity(
+    coords: torch.Tensor,
+    shape: tuple[int, ...],
+    kept: tuple[int, ...],
+    *,
+    threshold: int,
+    cache: Lru[Any, Any] | None = None,
+    **params: int,
+) -> list[torch.Tensor | None]:
+    """[nonzeros of the groups of rows whose tiles hold at least `threshold` on average, the others].
+
+    Args:
+        coords: (order, nnz).
+        shape: sizes of the modes.
+        kept: modes that the output keeps, whose fibers are the rows.
+        threshold: nonzeros a tile.
+        cache: where groups of rows are kept, and found.
+        params: ``height``, ``width``, ``tau`` and ``strip``, as the storage of windows has them; where there is no
+            ``tau``, neighbouring rows are a group.
+
+    Raises:
+        PlanError: an option of another name, or an output that keeps no mode, or all.
+    """
+    if unknown := set(params) - set(PARAMETERS):
+        raise PlanError(f"windows have a height, a width, tau and a strip, found {min(unknown)!r}")
+    others = tuple(m for m in range(len(shape)) if m not in kept)
+    if not kept or not others:
+        raise PlanError("rows are fibers of the modes that the output keeps, columns those of the others: found none")
+    s = Windowing.of(Storage(item=kept, lane=others, params=tuple(params.items())))
+    group, nonzeros, tiles = populations(coords, shape, s, Rows.of(coords, shape, s, cache))
+    filled = (nonzeros // tiles >= threshold)[group]
+    return [torch.nonzero(filled).flatten(), torch.nonzero(~filled).flatten()]
 
 
 @register_partition("mixed_mode")

@@ -1,17 +1,31 @@
-"""Which method a contraction of two sparse operands takes, from counts made before any task is.
+"""The ways to run a contraction of two sparse operands, and which of them one takes.
 
-In: a `PairProblem`. Out: a `Choice`. A method that would not fit, or that the type has no kernel for, is left out under
-``plan="auto"`` and refused by name.
+In: a `PairProblem`, with counts made before any task is. Out: a `Choice`. A method that would not fit, or that the type
+has no kernel for, is left out under ``plan="auto"`` and refused by name. Each method says what it is expected to take
+and what its plan is, and prepares the path that runs a plan::
+
+    scalar.py       scalar       a product a pair of nonzeros
+    dense.py        dense        torch's product of the operands, unfolded
+    block_path.py   bcb          a matrix product a pair of blocks
+    hybrid.py       bcb+scalar   blocks of x by one method, its other nonzeros by another
 """
 
 from __future__ import annotations
 
-from sparsetc.pair.methods import HYBRID, METHODS, SCALAR
-from sparsetc.pair.plans import check_pairs
-from sparsetc.pair.prices import BLOCK_LAUNCHES, DENSE_LAUNCHES, HYBRID_LAUNCHES
-from sparsetc.pair.problem import PairProblem
-from sparsetc.planner.choice import Choice, Estimate, choice_of
+from sparsetc.pair.block_path import BLOCK_LAUNCHES, BlockPairs
+from sparsetc.pair.dense import DENSE_LAUNCHES, Matmul
+from sparsetc.pair.hybrid import HYBRID_LAUNCHES, ByBlocks
+from sparsetc.pair.problem import PairMethod, PairProblem, check_pairs
+from sparsetc.pair.scalar import NonzeroPairs
+from sparsetc.planner.candidate import Choice, Estimate, choice_of
 from sparsetc.planner.choose import chosen
+
+SCALAR = NonzeroPairs()
+BLOCKS = BlockPairs()
+HYBRID = ByBlocks(BLOCKS, SCALAR)
+METHODS: dict[str, PairMethod] = {method.name: method for method in (SCALAR, Matmul(), BLOCKS, HYBRID)}
+"""Every method, by the name of its plan."""
+
 
 FEW_TASKS = 4
 """Tasks a nonzero up to which the scalar path is taken unseen: it then costs no more than cutting into blocks does."""

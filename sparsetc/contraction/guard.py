@@ -1,0 +1,173 @@
+"""Which operands a step may take, found by looking at them once for each that changed; and sums that did not fit.
+
+In: dense operands, or values, as the caller has them, and the tables that kernels read. Out: a verdict, for which the
+GPU is waited for once: no infinities, values fit for halves. Programs make integers modulo 2**64, so a result does not
+tell if it wrapped. Where the largest magnitudes of the operands leave it open, the same einsum in float64 tells, and
+the result is refused.
+"""
+
+from __future__ import annotations
+
+import weakref
+from cmath import isfinite
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from sparsetc.codegen import magnitudes
+from sparsetc.codegen.launch import Values
+from sparsetc.contraction.canonical import Patterns, dense_of_call, stand_ins
+from sparsetc.contraction.dense import Tensors
+from sparsetc.ir.equation.einsum import Bound
+from sparsetc.ir.nest.values import may_be_split
+from sparsetc.tensor.pattern import lasting, transforming
+from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import INTEGERS, captured, refuse_wrapped
+
+if TYPE_CHECKING:
+    from sparsetc.contraction.base import Contraction
+
+_SUMMED = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+"""Dtypes whose sums would overflow where no element is infinite."""
+
+
+class Guard:
+    """Which operands may be taken; those of a next call are looked at again only where they changed.
+
+    A change that leaves no trace in torch's count of versions (through ``.data``, or an ndarray) is not noticed.
+    """
+
+    def __init__(self, test: Callable[[Tensors], bool], instead: str = "") -> None:
+        """Take a test of tables, and the name of what is run instead where it does not hold."""
+        self.test, self.instead = test, instead
+        self._known: tuple[tuple[weakref.ref[torch.Tensor], int], ...] = ()
+        self._held = True
+
+    def admits(self, operands: Tensors, tables: Tensors) -> bool:
+        """Whether the test holds for the tables, which were made of these operands.
+
+        To look waits for the GPU. While a CUDA graph is captured nothing can be looked at, and the answer is yes where
+        it is not known.
+        """
+        known = self._known
+        if len(known) == len(operands) and all(
+            ref() is operand and operand._version == version
+            for operand, (ref, version) in zip(operands, known, strict=True)
+        ):
+            return self._held
+        if tables and tables[0].is_cuda and torch.cuda.is_current_stream_capturing():
+            return True
+        held = self.test(tables)
+        if not any(operand.is_inference() for operand in operands):  # which have no versions
+            self._known, self._held = tuple((weakref.ref(operand), operand._version) for operand in operands), held
+        return held
+
+
+def finite(tables: Tensors) -> bool:
+    """Whether no element is infinite or NaN; a sum that overflows counts as infinite."""
+    if not tables:
+        return True
+    total, *others = (t.sum(dtype=_SUMMED.get(t.dtype)) for t in tables)
+    for other in others:
+        total = total + other
+    return isfinite(total.item())
+
+
+def fit_for_halves(tables: Tensors, split: Sequence[bool]) -> bool:
+    """Whether no element is infinite or NaN, and halves are exact enough for the tables that are `split`; float32.
+
+    The GPU is waited for once.
+    """
+    found = magnitudes.read([magnitudes.extremes(t) for t in tables])
+    return all(
+        may_be_split(own.most, own.least) if halved else isfinite(own.most)
+        for own, halved in zip(found, split, strict=True)
+    )
+
+
+def evaluate(
+    made: Contraction, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None
+) -> torch.Tensor:
+    """Return `made.result` of the same arguments.
+
+    Raises:
+        DtypeError: a sum of integers does not fit in 64 bits. Nothing is looked at while a CUDA graph is captured or a
+            transform of `torch.func` is active.
+    """
+    found = made.result(patterns, values, dense, packed)
+    if made.sums is not None and not transforming() and not captured(found):
+        made.sums.check(made, found, patterns, values, dense)
+    return found
+
+
+class IntegerSums:
+    """Whether the sums of a contraction of integers fit in 64 bits, looked at again where operands changed."""
+
+    def __init__(self, terms: int) -> None:
+        self.terms = terms
+        self._guard = Guard(self._bounded)
+        self._in_floats: Contraction | None = None
+
+    @classmethod
+    def of(cls, bound: Bound, sparse: Sequence[SparseTensor]) -> IntegerSums | None:
+        """Return the check of an einsum; None where operands of their dtype cannot pass 64 bits.
+
+        Args:
+            bound: the einsum.
+            sparse: its sparse operands, in order.
+        """
+        dtype, e = sparse[0].dtype, bound.einsum
+        if dtype not in INTEGERS:
+            return None
+        terms, left = 1, set(e.contracted)
+        for position, x in zip(e.sparse, sparse, strict=True):
+            summed = left & set(e.inputs[position])
+            nonzeros = x._values.numel()
+            terms *= min(nonzeros, bound.elements(summed)) if x.is_coalesced else nonzeros
+            left -= summed
+        terms *= bound.elements(left)
+        most = -torch.iinfo(dtype).min
+        return cls(terms) if most ** len(e.inputs) * terms > LARGEST else None
+
+    def _bounded(self, operands: Tensors) -> bool:
+        """Whether the product of the largest magnitudes, times the number of terms of a sum, fits in 64 bits."""
+        if not self.terms or not all(operand.numel() for operand in operands):
+            return True
+        bound = self.terms
+        for low, high in torch.stack([torch.stack(torch.aminmax(operand)) for operand in operands]).tolist():
+            bound *= max(-low, high)
+        return bound <= LARGEST
+
+    def check(
+        self, made: Contraction, found: torch.Tensor, patterns: Patterns, values: Tensors, dense: Tensors
+    ) -> None:
+        """Raise DtypeError unless the result is what its sums are, of these values and dense operands."""
+        dense = dense_of_call(made.bound, dense, made.dtype, made.device)
+        operands = [*values, *dense]
+        # On the CPU an ndarray may have changed the memory, which leaves no trace, and to look waits for nothing.
+        if self._guard.admits(operands, operands) if operands[0].is_cuda else self._bounded(operands):
+            return
+        floats = [t.double() for t in values], [t.double() for t in dense]
+        if self._in_floats is None:
+            self._in_floats = _in_floats(made, floats[0])
+        close = self._in_floats.result(patterns, *floats)
+        terms = self._in_floats.result(patterns, *([t.abs() for t in given] for given in floats))
+        # Rounding errors stay below 2**63, so that a multiple of 2**64 shows, unless terms are this large.
+        blurred = terms * self.terms > 2.0**100
+        refuse_wrapped(found, torch.where(blurred, terms, close), f'a sum of "{made.bound.einsum.text}"')
+
+
+LARGEST = 2**63 - 1
+
+
+def _in_floats(made: Contraction, values: Tensors) -> Contraction:
+    """The contraction of operands of the same patterns and shapes in float64."""
+    from sparsetc.contraction.contraction import contraction
+
+    like = torch.zeros((), dtype=torch.float64, device=made.device)
+    with lasting():
+        sparse = [SparseTensor._make(p, like.expand(v.shape)) for p, v in zip(made.bare, values, strict=True)]
+        operands = stand_ins(made.bound, sparse, like)
+        return contraction(made.bound, operands, replace(made.settings, plan="auto"), made.form)

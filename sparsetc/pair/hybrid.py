@@ -1,0 +1,224 @@
+"""``bcb+scalar``: well-filled blocks of x by one method, its other nonzeros by another, one result.
+
+In: a `Blocking`, whose populations say the work that a threshold leaves to blocks and to single nonzeros; then the
+`JoinSubset`s that the two take, and their paths. Out: the result's values by place. The pattern is the union of both
+patterns. Where they overlap values are added, two to an entry, so bits do not depend on an order. A threshold is found
+by counts alone, those of all thresholds at once: no task is made, and no nonzero sorted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+
+from sparsetc.codegen.split_float16 import Halves
+from sparsetc.ir.plan import Plan
+from sparsetc.pair.block_path import BLOCK_LAUNCHES, BlockPairs
+from sparsetc.pair.blocking import Blocking, BlockWork
+from sparsetc.pair.join import JoinSubset
+from sparsetc.pair.problem import NumericPath, PairMethod, PairProblem, Sizes
+from sparsetc.pair.scalar import SCALAR_LAUNCHES, NonzeroPairs
+from sparsetc.planner.method import Hybrid
+from sparsetc.planner.requests import HYBRID
+from sparsetc.runtime.executable import Listed
+
+
+@dataclass(frozen=True)
+class Split:
+    """The work of a contraction that a threshold splits in two."""
+
+    threshold: int
+    """Fewest nonzeros of a block of x that is multiplied as a block."""
+    blocks: BlockWork
+    """Work of such blocks of x, with all blocks of y that match one of them, and all their nonzeros."""
+    tasks: int
+    """Pairs of nonzeros that the other blocks of x are in."""
+
+    @property
+    def pure(self) -> str | None:
+        """The plan that takes all the work, if one does."""
+        if not self.blocks.pairs:
+            return "scalar"
+        return None if self.tasks else "bcb"
+
+
+@dataclass(frozen=True)
+class Populations:
+    """The number of nonzeros of each block of x, and what those match."""
+
+    blocking: Blocking
+    tasks: torch.Tensor
+    """(x blocks,) number of pairs of nonzeros that the nonzeros of each block are in."""
+    most: torch.Tensor
+    """(keys of blocks,) number of nonzeros of the fullest block of x with each shared coordinate."""
+
+    @classmethod
+    def of(cls, blocking: Blocking) -> Populations:
+        """The populations of a blocking."""
+        counts = blocking.x.counts
+        tasks = torch.zeros_like(counts).index_add_(0, blocking.x.block, blocking.join.counts)
+        most = _most(counts, blocking.pairs.x_key, blocking.pairs.y_each.numel())
+        return cls(blocking, tasks, most)
+
+    def entries(self, threshold: int) -> torch.Tensor:
+        """(matched x,) bool, whether each nonzero is in a block of at least `threshold`."""
+        return (self.blocking.x.counts >= threshold).index_select(0, self.blocking.x.block)
+
+    def powers(self) -> list[Split]:
+        """The splits by powers of two from 2 on, up to the largest that leaves a block."""
+        volume = self.blocking.x.volume
+        found = self.splits([1 << n for n in range(1, volume.bit_length())])
+        return [s for s in found if s.blocks.pairs]
+
+    def ends(self) -> list[Split]:
+        """The splits that leave one side empty: all blocks, and none."""
+        return self.splits([1, self.blocking.x.volume + 1])
+
+    def splits(self, thresholds: Sequence[int]) -> list[Split]:
+        """The splits by ascending thresholds, in one transfer from the device."""
+        blocking, pairs, counts = self.blocking, self.blocking.pairs, self.blocking.x.counts
+        edges = counts.new_tensor(thresholds)
+        fullest = self.most[pairs.y_key]  # of each block of y, the fullest block of x that it matches
+        rows, columns = _most(counts, pairs.row.rank, pairs.rows), _most(fullest, pairs.column.rank, pairs.columns)
+
+        def at_least(population: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+            """(1 + weights, thresholds + 1) the number of blocks and sums of weights, by the thresholds reached."""
+            reached = torch.bucketize(population, edges, right=True)
+            own = torch.stack([torch.ones_like(population), *weights])
+            return own.new_zeros((len(own), len(thresholds) + 1)).index_add_(1, reached, own)
+
+        table = torch.cat(
+            [
+                at_least(counts, counts, self.tasks, pairs.counts),
+                at_least(fullest, blocking.y.counts),
+                at_least(rows),
+                at_least(columns),
+            ]
+        ).tolist()
+        sums = [list(accumulate(reversed(line)))[::-1] for line in table]
+        return [self._split(t, n + 1, sums) for n, t in enumerate(thresholds)]
+
+    def _split(self, threshold: int, reached: int, sums: list[list[int]]) -> Split:
+        x, x_nnz, tasks, pairs, y, y_nnz, rows, columns = (line[reached] for line in sums)
+        elements = (x * self.blocking.x.volume, y * self.blocking.y.volume)
+        work = BlockWork(pairs, min(pairs, rows * columns), elements, x_nnz + y_nnz)
+        return Split(threshold, work, self.blocking.join.tasks - tasks)
+
+
+def _most(of: torch.Tensor, owner: torch.Tensor, owners: int) -> torch.Tensor:
+    """(owners,) the largest element of each owner, 0 where it has none."""
+    return of.new_zeros(owners).scatter_reduce(0, owner, of, "amax")
+
+
+MERGE_LAUNCHES = 7
+"""Calls of torch that a hybrid takes beside its branches: values chosen for each, zeros, and two additions."""
+HYBRID_LAUNCHES = SCALAR_LAUNCHES + BLOCK_LAUNCHES + MERGE_LAUNCHES
+
+
+class ByBlocks(PairMethod, Hybrid[PairProblem]):
+    """Blocks of x with as many nonzeros as a threshold, or more, take one method, its other nonzeros another."""
+
+    name = HYBRID
+
+    def __init__(self, blocks: BlockPairs, rest: NonzeroPairs) -> None:
+        self.blocks, self.rest = blocks, rest
+
+    def split(self, p: PairProblem) -> Split:
+        """What either side gets by the threshold asked for, or by the one expected to be fastest.
+
+        One side gets all where no threshold parts blocks.
+        """
+        return p.once("split", lambda: self._split(p))
+
+    def _populations(self, p: PairProblem) -> Populations:
+        return p.once("populations", lambda: Populations.of(p.blocking))
+
+    def _split(self, p: PairProblem) -> Split:
+        threshold, counts = p.wanted.option("threshold", None), self._populations(p)
+        if threshold is not None:
+            return counts.splits([threshold])[0]
+        splits = [s for s in counts.powers() if s.pure is None] or counts.ends()
+        return self.best(p, splits, lambda split: self.seconds(p, split))
+
+    def seconds(self, p: PairProblem, split: Split | None = None) -> float | None:
+        """Time of both sides, one after the other; None where blocks do not fit."""
+        split = split or self.split(p)
+        scalar = self.rest.seconds(p, split.tasks) if split.tasks else 0.0
+        blocks = self.blocks.seconds(p, split.blocks) if split.blocks.pairs else 0.0
+        if blocks is None:
+            return None
+        r, c, _ = p.blocking.extents
+        results = min(split.blocks.made * r * c + split.tasks, p.join.rows * p.join.columns)
+        merged = results * (8 + 3 * p.width) / p.profile.moved  # an entry's slot, its value, and the sum
+        return scalar + blocks + merged + MERGE_LAUNCHES * p.profile.call
+
+    def plan(self, p: PairProblem) -> Plan:
+        """The parts of both sides; of one side whose other is empty, that side's own plan."""
+        split = self.split(p)
+        if split.pure is not None:
+            none = split.pure == self.rest.name
+            why = f"{'no block' if none else 'every block'} of x has {split.threshold:,} nonzeros or more"
+            return replace((self.rest if none else self.blocks).plan(p), reason=why)
+        parts = (*self.blocks.parts(p, split.blocks), *p.parts("coo"))
+        return Plan(self.name, parts, False, "threshold", (("threshold", split.threshold),))
+
+    def prepare(self, p: PairProblem, plan: Plan) -> HybridPath:
+        """The paths of both sides."""
+        filled = self._populations(p).entries(plan.option("threshold", 1))
+        blocks, rest = p.join.only(filled), p.join.only(~filled)
+        return HybridPath(
+            Branch(blocks, self.blocks.prepare(replace(p, join=blocks.join), plan)),
+            Branch(rest, self.rest.prepare(replace(p, join=rest.join), plan)),
+        )
+
+
+class Branch(NamedTuple):
+    """One of the two paths, and what it takes."""
+
+    subset: JoinSubset
+    path: NumericPath
+
+
+class HybridPath(Listed):
+    """Blocks by one method, then the other nonzeros by another."""
+
+    def __init__(self, *branches: Branch) -> None:
+        self.branches, self.inner = branches, [branch.path for branch in branches]
+        self.slots: list[torch.Tensor] = []
+        """Entries of the result that each branch's results belong to."""
+        self.nnz = 0
+
+    @property
+    def sizes(self) -> Sizes:
+        """How much of each operand both branches read."""
+        return tuple(own for branch in self.branches for own in branch.path.sizes)
+
+    def places(self) -> torch.Tensor:
+        """The union of both branches' places, (nnz,) int64."""
+        found = [branch.subset.places(branch.path.places()) for branch in self.branches]
+        places = torch.unique(torch.cat(found))
+        self.slots = [torch.searchsorted(places, own) for own in found]
+        self.nnz = places.numel()
+        return places
+
+    def halves(self, x: torch.Tensor, y: torch.Tensor) -> Halves | None:
+        """The halves of values that are multiplied in blocks."""
+        subset, path = self.branches[0]
+        return path.halves(x.index_select(0, subset.entries), y)
+
+    def run(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None = None) -> torch.Tensor:
+        """Multiply blocks, then nonzeros; an entry gets one value of each at most."""
+        out = x.new_zeros(self.nnz)
+        for (subset, path), slots, own in zip(self.branches, self.slots, (halves, None), strict=True):
+            out.index_add_(0, slots, path.run(x.index_select(0, subset.entries), y, own))
+        return out
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both lists of tasks, and of where their values go."""
+        own = [branch.subset.entries for branch in self.branches] + self.slots
+        return sum(branch.path.nbytes for branch in self.branches) + sum(a.numel() * 8 for a in own)
