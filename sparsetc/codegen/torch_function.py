@@ -260,8 +260,7 @@ class FunctionPrinter:
     @staticmethod
     def summed(text: str, own: tuple[str, ...], axes: tuple[str, ...]) -> str:
         """A tile of some axes with these in an order, summed over those that it has besides."""
-        late = [str(n + 1) for n, a in enumerate(own) if a not in axes]
-        if late:
+        if late := [str(n + 1) for n, a in enumerate(own) if a not in axes]:
             text += f".sum(({', '.join(late)}))" if len(late) > 1 else f".sum({late[0]})"
         left = [a for a in own if a in axes]
         if left != list(axes):

@@ -189,8 +189,7 @@ class FunctionPrinter(Layout):
     def decode(self, s: ir.Decode, u: str) -> None:
         """A coordinate; of those along a side, also whether they lie inside the tile and the mode."""
         self.put(f"{s.name}{u if s.level == LEAF else ''} = {s.coordinate.text(TritonCoordinates(self, s.level, u))}")
-        inside = self.all_of([*map(self.limit, s.along), f"{s.name} < {s.end}" if s.end else ""])
-        if inside:
+        if inside := self.all_of([*map(self.limit, s.along), f"{s.name} < {s.end}" if s.end else ""]):
             self.put(f"{names.inside(s.letter)} = {inside}")
 
     def coordinate(self, letter: str, u: str) -> str:
