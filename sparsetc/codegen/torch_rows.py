@@ -156,7 +156,9 @@ def bags(program: TileProgram) -> dict[Product, Gather]:
     found: dict[Product, Gather] = {}
     for s, _ in program.statements:
         if isinstance(s, Product) and s.accumulate and not s.dot:
-            found |= {s: gathers[t.name] for t in s.inputs if t.name in gathers and _is_bag(program, s, t)}
+            for t in s.inputs:
+                if t.name in gathers and _is_bag(program, s, t):
+                    found[s] = gathers[t.name]
     return found
 
 
