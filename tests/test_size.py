@@ -11,7 +11,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.LINES: 29_877, size.COMPILER: 18_476, size.FILES: 326, size.CLASSES: 411, size.KNOT: 10}
+MOST = {size.LINES: 28_861, size.COMPILER: 17_465, size.FILES: 270, size.CLASSES: 401, size.KNOT: 10}
 """What no figure may pass. Lower them as they fall."""
 
 
