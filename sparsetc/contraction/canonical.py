@@ -52,7 +52,7 @@ class Canonical:
     arrangement: tuple[tuple[int, ...] | None, ...]
     """For each reduced dense operand, the permutation to (sparse letters, dense letters); None when it is so."""
 
-    @property
+    @cached_property
     def letters(self) -> tuple[str, ...]:
         """The sparse operand's letters, which are distinct, by mode."""
         return self.bound.einsum.sparse_indices

@@ -265,12 +265,12 @@ class Join:
             shared,
         )
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Number of rows of the matched entries of x."""
         return self.row.count
 
-    @property
+    @cached_property
     def columns(self) -> int:
         """Number of columns of the matched entries of y."""
         return self.column.count

@@ -90,12 +90,12 @@ class PairProblem:
     swapped: bool
     """Whether x is the equation's second operand."""
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Bytes of a value as sums keep it."""
         return accumulator(self.dtype).itemsize
 
-    @property
+    @cached_property
     def precision(self) -> str:
         """``highest``, ``high`` or ``medium``."""
         return self.budget.settings.effective_precision()
