@@ -217,8 +217,7 @@ class TritonPrograms:
             assembly.check_products(next(iter(self.kernels.values())))
         launches, every = [], _tables(self.programs)
         for kernel, group in zip(self.kernels.values(), self.groups, strict=True):
-            grid = sum(arrays[n].programs(self.programs[n]) for n in group)
-            if grid:
+            if grid := sum(arrays[n].programs(self.programs[n]) for n in group):
                 made = Launch(kernel, grid, *self._arguments(group, arrays), self._options(group, self.machine))
                 launches.append((made, [every.index(table) for table in _tables([self.programs[n] for n in group])]))
         plain, halves = not any(made for _, made in every), any(p.view.values.halves for p in self.programs)

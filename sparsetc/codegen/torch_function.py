@@ -133,7 +133,8 @@ class FunctionPrinter:
         axes = s.out.within
         if s.right:
             sides = ((s.left, axes[: s.out.folded]), (s.right, axes[s.out.folded :]))
-            matrices = ", ".join(self.flattened(*side, level) for side in sides)
+            texts = [(self.times(tiles, own, level), len(own) > 1) for tiles, own in sides]
+            matrices = ", ".join(f"({text}).flatten(1)" if several else text for text, several in texts)
             text = f"run_products({matrices}, {self.rows.offsets(level)})"
             text += f".view(-1, {self.shape(axes)})" if len(axes) > 2 else ""
         elif s in self.bags:
@@ -142,11 +143,6 @@ class FunctionPrinter:
             text = self.multiplied(s.inputs, axes, level)
             text = f"run_sums({text}, {self.rows.offsets(level)})" if s.accumulate else text
         self.put(f"{s.out.name} = {text}")
-
-    def flattened(self, tiles: tuple[ir.Tile, ...], axes: tuple[str, ...], level: int) -> str:
-        """The product of one side of a dot, its axes as one."""
-        text = self.times(tiles, axes, level)
-        return f"({text}).flatten(1)" if len(axes) > 1 else text
 
     def bag(self, s: ir.Product, rows: ir.Gather, level: int) -> str:
         """Sums of weighted rows of an operand, or of the parts that its rows have for each position of the weights."""
@@ -264,8 +260,7 @@ class FunctionPrinter:
     @staticmethod
     def summed(text: str, own: tuple[str, ...], axes: tuple[str, ...]) -> str:
         """A tile of some axes with these in an order, summed over those that it has besides."""
-        late = [str(n + 1) for n, a in enumerate(own) if a not in axes]
-        if late:
+        if late := [str(n + 1) for n, a in enumerate(own) if a not in axes]:
             text += f".sum(({', '.join(late)}))" if len(late) > 1 else f".sum({late[0]})"
         left = [a for a in own if a in axes]
         if left != list(axes):

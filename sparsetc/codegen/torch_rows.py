@@ -153,12 +153,12 @@ def bags(program: TileProgram) -> dict[Product, Gather]:
     these.
     """
     gathers = {s.out.name: s for s, _ in program.statements if isinstance(s, Gather)}
-    found = {}
+    found: dict[Product, Gather] = {}
     for s, _ in program.statements:
         if isinstance(s, Product) and s.accumulate and not s.dot:
-            own = [gathers[t.name] for t in s.inputs if t.name in gathers and _is_bag(program, s, t)]
-            if own:
-                found[s] = own[-1]
+            for t in s.inputs:
+                if t.name in gathers and _is_bag(program, s, t):
+                    found[s] = gathers[t.name]
     return found
 
 

@@ -188,15 +188,9 @@ class FunctionPrinter(Layout):
 
     def decode(self, s: ir.Decode, u: str) -> None:
         """A coordinate; of those along a side, also whether they lie inside the tile and the mode."""
-        self.put(f"{self.decoded(s, u)} = {s.coordinate.text(TritonCoordinates(self, s.level, u))}")
-        inside = self.all_of([*map(self.limit, s.along), f"{s.name} < {s.end}" if s.end else ""])
-        if inside:
+        self.put(f"{s.name}{u if s.level == LEAF else ''} = {s.coordinate.text(TritonCoordinates(self, s.level, u))}")
+        if inside := self.all_of([*map(self.limit, s.along), f"{s.name} < {s.end}" if s.end else ""]):
             self.put(f"{names.inside(s.letter)} = {inside}")
-
-    @staticmethod
-    def decoded(s: ir.Decode, u: str) -> str:
-        """The name of a coordinate in a copy of its statement."""
-        return f"{s.name}{u if s.level == LEAF else ''}"
 
     def coordinate(self, letter: str, u: str) -> str:
         """The name of a letter's coordinate in a copy of a statement that reads it."""
@@ -291,22 +285,11 @@ def module_source(programs: tuple[ir.TileProgram, ...], types: Types, header: st
     return "\n".join(lines).rstrip() + "\n"
 
 
-def kernel_arguments(group: tuple[ir.TileProgram, ...]) -> tuple[list[str], list[str]]:
-    """(counts, pointers): the kernel's integer arguments and then its pointers, in order.
-
-    Counts are, a part: the programs it takes, and its nonzeros where items are equal chunks.
-    """
-    counts, pointers = [], []
-    for p in group:
-        counts.append(f"programs_{p.number}")
-        if p.view.chunk:
-            counts.append(f"nonzeros_{p.number}")
-        pointers += [f"{name}_{p.number}" for name in p.arrays]
-    return counts, [*pointers, *(t.name for t in tables_of(group)), group[0].output]
-
-
 def _kernel(group: tuple[ir.TileProgram, ...], name: str) -> list[str]:
-    counts, pointers = kernel_arguments(group)
+    """A kernel: its arguments are a part's programs, its nonzeros where items are equal chunks, then pointers."""
+    counts = [f"{count}_{p.number}" for p in group for count in ("programs", *(["nonzeros"] if p.view.chunk else []))]
+    pointers = [f"{array}_{p.number}" for p in group for array in p.arrays]
+    pointers += [*(t.name for t in tables_of(group)), group[0].output]
     quoted = ", ".join(f'"{c}"' for c in counts)
     lines = [f"@triton.jit(do_not_specialize=[{quoted}])", *signature(f"def {name}", [*counts, *pointers], ":")]
     if len(group) == 1:

@@ -32,16 +32,6 @@ def sums(printer: FunctionPrinter, s: Loop) -> list[Tile]:
     return [inner.out for inner, _ in walk(s.body) if isinstance(inner, Product) and multiplies(printer, inner)]
 
 
-def zero(printer: FunctionPrinter, total: Tile) -> None:
-    """The sum of the products with low halves, before a loop."""
-    printer.put(f"{total.name}_low = tl.zeros({printer.shape(total)}, {printer.acc})")
-
-
-def total(printer: FunctionPrinter, total: Tile) -> None:
-    """What the products with low halves add, after a loop."""
-    printer.put(f"{total.name} += {total.name}_low * {1 / LOW}")
-
-
 def value(printer: FunctionPrinter, s: Value) -> None:
     """Both halves of a tile."""
     stored = printer.p.stored(s.operand)

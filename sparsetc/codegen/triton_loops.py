@@ -15,6 +15,7 @@ from sparsetc.codegen import triton_halves as halves
 from sparsetc.codegen import triton_values as values
 from sparsetc.codegen.triton_layout import sides_of
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, WHOLE, Axis, Blocks, Each, Fibers, Run, Turns
+from sparsetc.ir.nest.values import LOW
 from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import DenseAxis, Loop, Product
 
@@ -122,8 +123,8 @@ def _range(printer: FunctionPrinter) -> None:
 
 def _each(printer: FunctionPrinter, s: Loop, axis: Each) -> None:
     summed = halves.sums(printer, s)
-    for total in summed:
-        halves.zero(printer, total)
+    for total in summed:  # products with low halves are summed apart
+        printer.put(f"{total.name}_low = tl.zeros({printer.shape(total)}, {printer.acc})")
     printer.put(f"for {axis.name} in range(start, stop):")
     printer.indent += 1
     if isinstance(axis, Blocks):
@@ -134,7 +135,7 @@ def _each(printer: FunctionPrinter, s: Loop, axis: Each) -> None:
     printer.nested(s.body)
     printer.indent -= 1
     for total in summed:
-        halves.total(printer, total)
+        printer.put(f"{total.name} += {total.name}_low * {1 / LOW}")
 
 
 def _block(printer: FunctionPrinter, lanes: int) -> None:

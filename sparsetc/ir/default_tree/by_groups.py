@@ -135,8 +135,7 @@ class Division:
             dot: whether the type has a matrix instruction.
             wide: whether a program has enough of the dense axes for a dot to sum them.
         """
-        found = [*self.single(), *self.chained()] if dot else []
-        if found:
+        if found := [*self.single(), *self.chained()] if dot else []:
             return min(found, key=lambda f: f[0])[1]
         return (self.sampled() if dot and wide else None) or self.elementwise()
 

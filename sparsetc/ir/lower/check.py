@@ -104,8 +104,7 @@ class _Check:
             if over.count(axis) > 1 or any(axis not in part for part in parts):
                 raise self.fail(node, f"cannot sum over {axis}, which it has not, or sums twice")
             outside = Counter(self.tree.factors) - Counter(node.factors)
-            late = [name for name in outside if axis in self.inner.axes(name)]
-            if late:
+            if late := [name for name in outside if axis in self.inner.axes(name)]:
                 raise self.fail(node, f"sums over {axis}, on which {late[0]} depends, a factor outside of it")
         if isinstance(node, Dot):
             self.dot(node, *parts)
@@ -142,8 +141,7 @@ class _Check:
     def loops(self, node: Sum, over: Sequence[str], left: Collection[str]) -> None:
         """What is summed over loops depends on no loop inside, and its sum lives where a loop of the view ends."""
         first = min(map(self.looped.index, over))
-        inside = [axis for axis in self.looped[first:] if axis in left]
-        if inside:
+        if inside := [axis for axis in self.looped[first:] if axis in left]:
             raise self.fail(node, f"sums over {over[0]} before {inside[0]}, whose loop lies inside")
         if sum(axis.level <= home(self.around, over) for axis in self.around) > first:
             raise self.fail(node, f"sums over {over[0]} apart from {self.looped[first - 1]}: both are one sum")

@@ -32,7 +32,7 @@ class Lowering(Contraction):
         super().__init__(inner, schedule.tree)
         self.schedule, self.view = schedule, inner.view
         self.dense = tuple(map(self._dense, inner.dense))
-        self.operand = {o.name: self._operand(o) for o in inner.operands}
+        self.operand = {o.name: replace(o, rounded=o.name in schedule.rounded) for o in inner.operands}
         self._check_rounded()
         self.take = dict(schedule.take)
         self.positions = tuple(
@@ -82,10 +82,6 @@ class Lowering(Contraction):
         size, pieces = self.inner.sizes[letter], self.schedule.pieces_of(letter)
         block = sum(pieces) or self.schedule.block(letter)
         return ir.DenseAxis(letter, size, block, pieces=pieces, slab=letter in self.schedule.slabs and size > block)
-
-    def _operand(self, o: ir.Operand) -> ir.Operand:
-        """A dense operand as the schedule has it read."""
-        return replace(o, rounded=True) if o.name in self.schedule.rounded else o
 
     def _check_rounded(self) -> None:
         """Raise `PlanError` where the schedule rounds what is no dense operand of gathered rows."""
@@ -186,9 +182,8 @@ class Lowering(Contraction):
         """Raise `PlanError` where bits are stored for the dots of another tree: values would be searched for."""
         view, inner, values = self.view, self.inner, self.view.values
         stored = [inner.letters[m] for m in values.sequence if m in view.sided]
-        found, wanted = (
-            [c for c in own if inner.sides[c] > 1 and self._taken(c)] for own in (stored, self.stored_order)
-        )
+        taken = {*self.take, *self.schedule.turns}  # at once or in turn, and not over the grid
+        found, wanted = ([c for c in own if inner.sides[c] > 1 and c in taken] for own in (stored, self.stored_order))
         if values.bitmap and values.contracted and found != wanted:
             raise PlanError(
                 f"tiles are stored in the order {''.join(stored)} for dots over "
@@ -196,7 +191,3 @@ class Lowering(Contraction):
                 f'"{inner.equation}" takes them in the order {"".join(self.stored_order)}, with dots over '
                 f"{''.join(self.contracted) or 'nothing'}: plan it anew, or leave out the storage's sequence"
             )
-
-    def _taken(self, letter: str) -> bool:
-        """Whether positions of a letter are taken at once or in turn, and not over the grid."""
-        return letter in self.take or letter in self.schedule.turns

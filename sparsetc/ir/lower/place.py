@@ -55,13 +55,11 @@ class _Placement:
     def add(self, statement: Statement) -> None:
         """Places one statement after all that were placed before it."""
         name, inputs = made(statement) or "add", reads(statement)
-        unknown = [read for read in inputs if read not in self.known]
-        if unknown:
+        if unknown := [read for read in inputs if read not in self.known]:
             raise PlanError(f"{name}: {', '.join(unknown)} is not made before it")
         turns = [self.turn.get(c, 0) for c in statement.along] if isinstance(statement, Decode) else ()
         depth = max([self.depth[level_of(statement)], *turns, *[self.known[read] for read in inputs]])
-        ended = [read for read in inputs if read in self.late and self.known[read] < depth]
-        if ended:
+        if ended := [read for read in inputs if read in self.late and self.known[read] < depth]:
             raise PlanError(f"{name} stands in a loop after which {', '.join(ended)} is complete")
         after = bool(self.zeros[depth])
         (self.after if after else self.before)[depth].append(statement)

@@ -272,8 +272,7 @@ class Nest:
             raise FormatError(f"{where} {side}, which is not itself read along it at that level")
         if side != mode and sides[mode] != 1:
             raise FormatError(f"{where} {side}, so its own has 1 position, found {sides[mode]}")
-        wrong = [lookup.each for lookup in value.lookups if lookup.each not in (0, sides[side])]
-        if wrong:
+        if wrong := [lookup.each for lookup in value.lookups if lookup.each not in (0, sides[side])]:
             has = f"{'has' if side == mode else 'rides along'} a side of {sides[side]} positions"
             raise FormatError(f"mode {mode} is listed by {wrong[0]} places, and {has}")
 

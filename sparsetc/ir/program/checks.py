@@ -44,8 +44,7 @@ def verify(program: ir.TileProgram) -> None:
                 raise PlanError(f"{statement.out}: a product sums no axis, found {sorted(summed)}")
         elif isinstance(statement, ir.Add):
             adds += 1
-            missing = set(statement.axes) - set(statement.source.axes)
-            if missing:
+            if missing := set(statement.axes) - set(statement.source.axes):
                 raise PlanError(f"add of {statement.source}: it has no axis {', '.join(sorted(missing))}")
         elif isinstance(statement, ir.Sum):
             summed = set(statement.source.axes) - set(statement.out.axes)
@@ -55,12 +54,10 @@ def verify(program: ir.TileProgram) -> None:
                 )
         elif isinstance(statement, ir.Decode):
             c = statement.coordinate
-            lacking = [lookup.array for lookup in c.lookups if lookup.array not in program.view.arrays]
-            if lacking:
+            if lacking := [lookup.array for lookup in c.lookups if lookup.array not in program.view.arrays]:
                 raise PlanError(f"decode {statement.letter}: the view has no array {lacking[0]!r}")
             inputs = tuple(read.get(program.letters[mode], names.at(program.letters[mode])) for mode in c.modes)
-        unknown = [name for name in inputs if not any(name in scope for scope in scopes)]
-        if unknown:
+        if unknown := [name for name in inputs if not any(name in scope for scope in scopes)]:
             raise PlanError(f"{line(program, statement).strip()}: {', '.join(unknown)} is not made before it")
         scopes[depth].add(ir.made(statement))
     if adds != 1:
