@@ -402,7 +402,11 @@ def joined(first: stc.Plan, second: stc.Plan, threshold: int, fused: bool = True
 
 
 def tile_plan(
-    equation: str, operands: Sequence[stc.SparseTensor | torch.Tensor], backend: str, format: str = "dense_tile"
+    equation: str,
+    operands: Sequence[stc.SparseTensor | torch.Tensor],
+    backend: str,
+    format: str = "dense_tile",
+    warps: int = 1,
 ) -> stc.Plan:
     """A plan of tiles alone, two tiles a work item; positions stored in mode order, or as the planner has them."""
     inputs, output = equation.split("->")
@@ -420,7 +424,7 @@ def tile_plan(
         bound = parse(equation, shapes, [True, *(False for _ in shapes[1:])])
         dots = not isinstance(x, stc.SparseTensor) or x.dtype.is_floating_point or x.dtype.is_complex
         storage = groups_of(bound, sides_of(x.shape), dots).storage(letters, 2 * 4096)
-    return stc.Plan("tiles", (stc.Part(format, storage, stc.Schedule(1, tuple(blocks.items()))),))
+    return stc.Plan("tiles", (stc.Part(format, storage, stc.Schedule(warps, tuple(blocks.items()))),))
 
 
 def wrapped(kernel: stc.Kernel, rows: torch.Tensor) -> torch.Tensor | stc.SparseTensor:

@@ -27,17 +27,17 @@ def main(arguments: list[str]) -> int:
     """Run all checks, whether or not one before has failed, and sum up."""
     fast = "--fast" in arguments
     given = [a for a in arguments if a != "--fast"]
-    # One more than cores, for tests that wait for processes; and no worker waits for one that is behind.
-    pytest = [*TOOL, "pytest", "-n", str(min(8, cores() + 1)), "--dist", "worksteal", *given]
+    pytest = [*TOOL, "pytest", *given]
     interpreted = "tests/test_interpreter.py"  # starts the same process as the last check does, but shows no progress
-    shown = Check("tests", [*pytest, "tests", f"--ignore={interpreted}"], output=None)
+    shown = Check("tests", [*pytest, *workers(min(8, cores())), "tests", f"--ignore={interpreted}"], output=None)
     others = [
         Check("lint", [*TOOL, "ruff", "check", "."]),
         Check("format", [*TOOL, "ruff", "format", "--check", "."]),
         Check("types", [*TOOL, "mypy"]),
     ]
     if not fast:
-        others.append(Check("interpreter", [*pytest, "tests/interpreter"], {"TRITON_INTERPRET": "1"}))
+        own = [*pytest, *workers(min(4, cores() // 2)), "tests/interpreter"]
+        others.append(Check("interpreter", own, {"TRITON_INTERPRET": "1"}))
     checks = [shown, *others]
     while sum(check.running() for check in checks):
         time.sleep(0.1)
@@ -74,6 +74,11 @@ class Check:
         assert self._output
         self._output.seek(0)
         return self._output.read().decode(errors="replace")
+
+
+def workers(count: int) -> list[str]:
+    """Arguments for so many processes, of which none waits for one that is behind; none beside pytest's own for one."""
+    return ["-n", str(count), "--dist", "worksteal"] if count > 1 else ["-n", "0"]
 
 
 def cores() -> int:

@@ -237,7 +237,7 @@ MATRIX, WIDE = stc.SparseTensor([[0, 1], [1, 0]], [1.0, 2.0], (2, 2)), torch.one
         (lambda: stc.stream("ij,jr->ir", MATRIX, WIDE, chunk=9), "stream takes no chunk (did you mean chunk_bytes?); "),
         (
             lambda: stc.explain("ij,jr->ir", MATRIX, WIDE, foo=9),
-            "explain takes no foo; arguments are output, drop_zeros",
+            "explain takes no foo; arguments are symbolic, output, drop_zeros",
         ),
         (lambda: stc.options(memory=9).__enter__(), "there is no option memory (did you mean memory_limit?); options"),
     ],
