@@ -208,3 +208,15 @@ def test_sums_are_looked_at_by_a_plan_of_its_own() -> None:
     assert stc.einsum("ir,js,kij->sr", a, b, x, plan=plan).tolist() == [[2**62, -(2**61), 0, 2]] * 5
     with pytest.raises(stc.DtypeError, match="past 64 bits"):
         stc.einsum("ir,js,kij->sr", a * 2, b, x, plan=plan)
+
+
+@pytest.mark.parametrize("plan", ["auto", "scalar", "bcb"])
+def test_sums_are_looked_at_where_values_lie_as_the_plan_says(plan: str) -> None:
+    x = stc.SparseTensor(torch.tensor([[0]]), torch.tensor([[[2**62 - 1]]]), (1, 1, 1))
+    y = stc.SparseTensor(torch.tensor([[0, 1]]), torch.tensor([1, 2]), (2,))
+    found = stc.einsum("ijk,m->mj", x, y, plan=plan)
+    assert found.to_dense().tolist() == [[2**62 - 1], [2**63 - 2]]
+    own = stc.compile("ijk,m->mj", x, y, plan=plan).plan
+    assert stc.einsum("ijk,m->mj", x, y, plan=own).to_dense().tolist() == found.to_dense().tolist()
+    with pytest.raises(stc.DtypeError, match="past 64 bits"):
+        stc.einsum("ijk,m->mj", x.with_values(2 * x.values), y, plan=plan)

@@ -22,6 +22,7 @@ from sparsetc.contraction.canonical import Patterns, dense_of_call, stand_ins
 from sparsetc.contraction.dense import Tensors
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.values import may_be_split
+from sparsetc.ir.plan import requested
 from sparsetc.tensor.pattern import lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, captured, refuse_wrapped
@@ -165,9 +166,12 @@ LARGEST = 2**63 - 1
 def _in_floats(made: Contraction, values: Tensors) -> Contraction:
     """The contraction of operands of the same patterns and shapes in float64."""
     from sparsetc.contraction.contraction import contraction
+    from sparsetc.contraction.entries import by_nonzeros
 
     like = torch.zeros((), dtype=torch.float64, device=made.device)
+    # The plan's name alone says whether values lie by nonzeros; its parts are for the strides of these operands.
+    plan = requested(made.settings.plan).name if by_nonzeros(made.settings) else "auto"
     with lasting():
         sparse = [SparseTensor._make(p, like.expand(v.shape)) for p, v in zip(made.bare, values, strict=True)]
         operands = stand_ins(made.bound, sparse, like)
-        return contraction(made.bound, operands, replace(made.settings, plan="auto"), made.form)
+        return contraction(made.bound, operands, replace(made.settings, plan=plan), made.form)
