@@ -29,8 +29,7 @@ def main(arguments: list[str]) -> int:
     given = [a for a in arguments if a != "--fast"]
     pytest = [*TOOL, "pytest", *given]
     interpreted = "tests/test_interpreter.py"  # starts the same process as the last check does, but shows no progress
-    most = min(8, cores() + 1)  # one more than cores, for tests that wait for processes
-    shown = Check("tests", [*pytest, *workers(most), "tests", f"--ignore={interpreted}"], output=None)
+    shown = Check("tests", [*pytest, *workers(min(8, cores())), "tests", f"--ignore={interpreted}"], output=None)
     others = [
         Check("lint", [*TOOL, "ruff", "check", "."]),
         Check("format", [*TOOL, "ruff", "format", "--check", "."]),
