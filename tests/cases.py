@@ -412,7 +412,7 @@ def tile_plan(
     inputs, output = equation.split("->")
     letters, *terms = inputs.split(",")
     sizes = {c: n for t, o in zip(terms, operands[1:], strict=True) for c, n in zip(t, o.shape, strict=True)}
-    least = 16 if backend == "triton" else 1
+    least = 16 if backend == "triton" and operands[0].dtype.is_floating_point else 1  # dots take 16
     blocks = {c: max(least, 1 << (n - 1).bit_length()) for c, n in sizes.items() if c not in letters}
     kept = tuple(letters.index(c) for c in output if c in letters)
     others = tuple(m for m in range(len(letters)) if m not in kept)

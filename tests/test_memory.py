@@ -44,6 +44,17 @@ def test_errors_of_allocations_are_ours(error: Exception, monkeypatch: pytest.Mo
         stc.compile("ij,ir->jr", x, torch.ones(4, 2, dtype=torch.float64))
 
 
+def test_a_plan_that_takes_more_than_a_gpu_has_is_the_plans_error() -> None:
+    errors = pytest.importorskip("triton.runtime.errors")
+
+    @entry_point
+    def fail() -> None:
+        raise errors.OutOfResources(262144, 232448, "shared memory")
+
+    with pytest.raises(stc.PlanError, match=r"262144.*smaller blocks"):
+        fail()
+
+
 def test_other_errors_are_left_alone() -> None:
     @entry_point
     def fail(error: Exception) -> None:

@@ -1,7 +1,7 @@
 """What is true of every call from outside, in one place.
 
 In: a function that users call. Out: the same function, which Dynamo does not look into, and which raises
-`OutOfMemoryError` where torch, numpy or Python had no memory left.
+`OutOfMemoryError` where torch, numpy or Python had no memory left, and `PlanError` where a GPU lacks what a plan takes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from sparsetc.errors import OutOfMemoryError, SparsetcError
+from sparsetc.errors import OutOfMemoryError, PlanError, SparsetcError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,6 +41,10 @@ def entry_point(function: Callable[P, R]) -> Callable[P, R]:
             if not lacks_memory(error):
                 raise
             raise OutOfMemoryError(_lack(error)) from error
+        except Exception as error:
+            if type(error).__name__ != "OutOfResources":  # Triton's, which need not be installed
+                raise
+            raise PlanError(f"this GPU cannot run the plan: {error}; take smaller blocks or other warps") from error
 
     # What `torch.compiler.disable` marks its functions with: one break of the graph, before anything is traced.
     entry._torchdynamo_disable = True  # type: ignore[attr-defined]
