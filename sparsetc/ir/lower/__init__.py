@@ -42,22 +42,35 @@ def lower(
     bound: Bound, view: Nest, schedule: Schedule, target: Target, *, number: int = 0, format: str = ""
 ) -> TileProgram:
     """The verified tile program of one part; raises `PlanError` when the view cannot serve the einsum."""
-    made = drafted(bound, view, schedule, target, number=number, format=format)
+    return _verified(bound, view, scheduled(bound, view, schedule, target), target, number, format)
+
+
+@lru_cache(maxsize=1024)
+def _verified(bound: Bound, view: Nest, schedule: Schedule, target: Target, number: int, format: str) -> TileProgram:
+    made = replace(_drafted(bound, view, schedule, target), number=number, format=format)
     verify(made)
     return made
 
 
-def drafted(
-    bound: Bound, view: Nest, schedule: Schedule, target: Target, *, number: int = 0, format: str = ""
-) -> TileProgram:
+def drafted(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> TileProgram:
     """The tile program of one part as it is priced: before it is one of those that run, and verified."""
-    inner = _inner(bound, view, schedule, target)
-    return lowering(inner, completed(inner, schedule)).program(number, format)
+    return _drafted(bound, view, scheduled(bound, view, schedule, target), target)
+
+
+@lru_cache(maxsize=1024)
+def _drafted(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> TileProgram:
+    return lowering(_inner(bound, view, schedule, target), schedule).program(0, "")
 
 
 def scheduled(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> Schedule:
-    """The schedule with the tree that is lowered."""
-    return completed(_inner(bound, view, schedule, target), schedule)
+    """The schedule with the tree that is lowered: its author's, or the default rule's."""
+    given = schedule.by_rule()
+    return given if given.tree is not None else _by_rule(bound, view, given, target.sparse, target.in_operand_order)
+
+
+@lru_cache(maxsize=1024)
+def _by_rule(bound: Bound, view: Nest, schedule: Schedule, sparse: bool, in_operand_order: bool) -> Schedule:
+    return completed(_inner(bound, view, schedule, Target(sparse, in_operand_order)), schedule)
 
 
 def _inner(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> Inner:
