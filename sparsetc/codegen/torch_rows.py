@@ -34,7 +34,7 @@ COUNTS = tuple(f"{end} - {first}" for first, end in ENDS)
 
 def rows_of(program: TileProgram, level: int) -> int:
     """The level whose positions are the rows of what is made at a level: positions along a side make no rows."""
-    return max((axis.level for axis in program.view.loops if axis.level <= level), default=ITEM)
+    return max([axis.level for axis in program.view.loops if axis.level <= level], default=ITEM)
 
 
 class Rows:
@@ -179,7 +179,7 @@ def _is_bag(p: TileProgram, s: Product, rows: Tile) -> bool:
     if any(own > level for own in inner) or all(own == ITEM for own in inner):
         return False
     apart = axes[len(shared) :]
-    positions = (prod(p.axis(a).size for a in part) for part in (shared, apart))
+    positions = (prod([p.axis(a).size for a in part]) for part in (shared, apart))
     return not shared or (bool(apart) and next(positions) <= next(positions))
 
 

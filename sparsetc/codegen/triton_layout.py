@@ -131,7 +131,7 @@ class Layout:
         name = self.unfolded(tile, self.named(tile, u))
         order = [a for a in axes if a in tile.axes]
         if tuple(order) != tile.axes:
-            name = f"tl.permute({name}, {tuple(tile.axes.index(a) for a in order)})"
+            name = f"tl.permute({name}, {tuple([tile.axes.index(a) for a in order])})"
         if len(order) == len(axes) or not order:
             return name
         return f"{name}[{', '.join(':' if a in order else 'None' for a in axes)}]"

@@ -45,8 +45,8 @@ class Dense:
         modes = tuple(range(len(shape)))
         if prod(shape) > MOST:
             raise FormatError(f"a dense tensor of shape {tuple(shape)} has {prod(shape):,} positions, {MOST:,} at most")
-        sides = tuple(max(1, n) for n in shape)
-        read = tuple(Computed(m, Along(m)) for m in modes)
+        sides = tuple([max(1, n) for n in shape])
+        read = tuple([Computed(m, Along(m)) for m in modes])
         return tiles((), read, Whole(sides, storage.sequence or modes, storage.contracted))
 
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:

@@ -31,7 +31,7 @@ SIDE = 16
 
 def sides_named(order: int) -> tuple[str, ...]:
     """The parameters by which a storage names the sides of its tiles."""
-    return tuple(f"side_{m}" for m in range(order))
+    return tuple([f"side_{m}" for m in range(order)])
 
 
 def sides_of(shape: Sequence[int], params: Iterable[tuple[str, int]] = ()) -> tuple[int, ...]:
@@ -44,7 +44,7 @@ def sides_of(shape: Sequence[int], params: Iterable[tuple[str, int]] = ()) -> tu
     sides = [min(SIDE, 1 << max(n - 1, 0).bit_length()) for n in shape]
     while prod(sides) > VOLUME:
         sides[sides.index(max(sides))] //= 2
-    found = tuple(given.get(name, side) for name, side in zip(sides_named(len(sides)), sides, strict=True))
+    found = tuple([given.get(name, side) for name, side in zip(sides_named(len(sides)), sides, strict=True)])
     if min(found, default=1) < 1:
         raise FormatError(f"sides of tiles must be 1 or more, found {found}")
     return found
@@ -62,7 +62,7 @@ def view_of(shape: tuple[int, ...], storage: Storage, bitmap: bool) -> Nest:
     tile = words.fields(rest, grid, "tile_word")
     sequence = storage.sequence or (*rest[:-1], *storage.item, *rest[-1:])
     last = storage.contracted if storage.sequence else len(rest[-1:])
-    deep = prod(sides[m] for m in sequence[len(sequence) - last :])
+    deep = prod([sides[m] for m in sequence[len(sequence) - last :]])
     word = next((bits for bits in (32, 16) if deep % bits == 0), 8)
     stored = sides, sequence, storage.contracted
     return tiles(item, tile, Bitmap(*stored, word) if bitmap else Whole(*stored))

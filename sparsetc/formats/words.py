@@ -79,13 +79,13 @@ def fields(modes: Sequence[int], shape: Sequence[int], name: str) -> tuple[Field
     """Where each mode's bits lie in words called `name`, `name_1`, …"""
     groups: list[list[int]] = [[]]
     for mode in modes:
-        if sum(bits_of(shape[m]) for m in groups[-1]) + bits_of(shape[mode]) > WORD_BITS:
+        if sum([bits_of(shape[m]) for m in groups[-1]]) + bits_of(shape[mode]) > WORD_BITS:
             groups.append([])
         groups[-1].append(mode)
     found: list[Field] = []
     for number, group in enumerate(groups):
         array = name if number == 0 else f"{name}_{number}"
-        below = sum(bits_of(shape[m]) for m in group)
+        below = sum([bits_of(shape[m]) for m in group])
         for place, mode in enumerate(group):
             bits = bits_of(shape[mode])
             below -= bits

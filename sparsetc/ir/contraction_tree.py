@@ -50,7 +50,7 @@ class Tree(pickles.Record):
     @cached_property
     def factors(self) -> tuple[str, ...]:
         """The names of its factors, from left to right."""
-        return tuple(node.name for node in self.nodes if isinstance(node, Factor))
+        return tuple([node.name for node in self.nodes if isinstance(node, Factor)])
 
     @cached_property
     def dots(self) -> bool:

@@ -88,10 +88,10 @@ class Inner:
             sides={letters[mode]: view.values.sides[mode] for mode in view.sided},
             key=_key(letters, e.output, view, target, sizes),
             output=output,
-            output_axes=tuple(c for c in e.output if c not in letters),
+            output_axes=tuple([c for c in e.output if c not in letters]),
             operands=operands,
             dense=dense_axes(bound),
-            kept=tuple(c for c in e.output if c in letters),
+            kept=tuple([c for c in e.output if c in letters]),
             sizes=sizes,
         )
 
@@ -117,7 +117,7 @@ class Inner:
 
     def along(self, letters: Iterable[str]) -> tuple[str, ...]:
         """The sides of a tile along which the coordinates of these letters vary, once each."""
-        return tuple(c for c in self.view.read_along(self.letters, letters) if c in self.sides)
+        return tuple([c for c in self.view.read_along(self.letters, letters) if c in self.sides])
 
     def by_sides(self) -> Inner:
         """The einsum whose letters are the sides of a tile: those that ride along one are one letter with it."""
@@ -162,11 +162,11 @@ def _key(
     letters: tuple[str, ...], output: tuple[str, ...], view: Nest, target: Target, sizes: Mapping[str, int]
 ) -> Key:
     """Where results go: known where all letters are that the output keeps."""
-    kept = tuple(c for c in output if c in letters)
+    kept = tuple([c for c in output if c in letters])
     modes = [letters.index(c) for c in kept]
     level = max(map(view.level_of, modes), default=ITEM)
     if not target.sparse:  # the row-major index of the kept letters
-        return Row(tuple((c, prod(sizes[d] for d in kept[n + 1 :])) for n, c in enumerate(kept)), level)
+        return Row(tuple([(c, prod([sizes[d] for d in kept[n + 1 :]])) for n, c in enumerate(kept)]), level)
     if target.in_operand_order and not view.along and len(kept) == len(letters):
         return Position()
     return Slot(f"{LEVELS[level]}_slot", level, view.read_along(letters, kept) if view.along else ())

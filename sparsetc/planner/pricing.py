@@ -99,7 +99,7 @@ def seconds_of(
         found[run[0]] += profile.launch + ROUNDING * elements / profile.memory
     for _, elements in {operand for n in run for operand in parts[n].split}:
         found[run[0]] += profile.launch + LARGEST * elements / profile.memory
-    most = max((parts[n] for n in run), key=lambda part: part.copies)
+    most = max([parts[n] for n in run], key=lambda part: part.copies)
     if most.copies > 1:  # summed once, whatever parts add to them
         found[run[0]] += profile.launch + most.copies * most.output.at(statistics[run[0]].symbols) / profile.l2
     found[run[0]] += _zeroed([parts[n] for n in run], [statistics[n] for n in run]) / profile.memory
@@ -113,11 +113,11 @@ def seconds_of(
 def _zeroed(parts: Sequence[Cost], statistics: Sequence[Statistics]) -> float:
     """Bytes of the result that are zeros before programs run: all copies, or what no part stores, if that is little."""
     both = list(zip(parts, statistics, strict=True))
-    output, stored = parts[0].output.at(statistics[0].symbols), sum(part.stored(own) for part, own in both)
+    output, stored = parts[0].output.at(statistics[0].symbols), sum([part.stored(own) for part, own in both])
     if not stored:
-        return max(part.copies for part in parts) * output
+        return max([part.copies for part in parts]) * output
     if parts[0].sparse:  # of which every row is stored or added to
-        return sum(min(output, part.added_bytes.at(own.symbols)) for part, own in both if not part.owned)
+        return sum([min(output, part.added_bytes.at(own.symbols)) for part, own in both if not part.owned])
     return max(0, min(output, LISTED_BYTE * (output - stored) // 1))
 
 
@@ -143,9 +143,9 @@ def orderly(candidate: Candidate, problem: Problem) -> bool:
 
 def _owned(candidate: Candidate, problem: Problem, views: Sequence[Nest]) -> tuple[bool, ...]:
     plan, expected = candidate.plan, candidate.expected
-    alone = sum(s.nnz > 0 for s in expected) <= 1 or PARTITIONS[plan.partition].whole_rows
+    alone = sum([s.nnz > 0 for s in expected]) <= 1 or PARTITIONS[plan.partition].whole_rows
     at = Circumstances(problem.kept, problem.sparse_output, problem.distinct, alone)
-    return tuple(owns(view, at, s, padded=s.stored > s.nnz) for view, s in zip(views, expected, strict=True))
+    return tuple([owns(view, at, s, padded=s.stored > s.nnz) for view, s in zip(views, expected, strict=True)])
 
 
 def costs(candidate: Candidate, problem: Problem) -> list[Cost]:

@@ -114,7 +114,7 @@ class Problem:
     @property
     def rest(self) -> tuple[int, ...]:
         """Modes that are summed away."""
-        return tuple(m for m in range(self.order) if m not in self.kept)
+        return tuple([m for m in range(self.order) if m not in self.kept])
 
 
 def _dot_precisions(precision: str, x: SparseTensor) -> list[str]:

@@ -114,7 +114,7 @@ def _matrix_halves(
 ) -> tuple[list[Tree], list[Tree]] | None:
     """Two sets of factors with no dense axis in common but some that are summed, each with enough of its own."""
     groups = joined((_dense(inner, tree) - summed, tree) for tree in factors)
-    sized = sorted((g for g in groups if g[0]), key=lambda g: -prod(map(schedule.block, g[0])))
+    sized = sorted([g for g in groups if g[0]], key=lambda g: -prod(map(schedule.block, g[0])))
     if len(sized) < 2:
         return None
     # The largest group is one side; all others, and the values, are multiplied into the other.

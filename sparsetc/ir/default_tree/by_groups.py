@@ -77,7 +77,7 @@ class TileGroups:
         """Tiles of one block of output rows together, `most` positions an item, stored as the dots take them."""
 
         def modes(*names: str) -> tuple[int, ...]:
-            return tuple(letters.index(c) for c in names)
+            return tuple([letters.index(c) for c in names])
 
         item, rest = modes(*self.gridded, *self.columns), modes(*self.spread, *self.contracted)
         sequence, contracted = modes(*self.sequence), len(self.contracted)
@@ -118,14 +118,14 @@ class Division:
             columns: most of a dot; one program has no more.
         """
         self.side, self.sizes, self.letters, self.most = side, sizes, tuple(side), columns
-        self.kept = tuple(c for c in self.letters if c in output)
-        self.summed = tuple(c for c in self.letters if c not in output)
+        self.kept = tuple([c for c in self.letters if c in output])
+        self.summed = tuple([c for c in self.letters if c not in output])
         self.operands, self.output = operands, output
-        self.inner = tuple(o for o in operands if set(o.rows) & set(self.summed))
+        self.inner = tuple([o for o in operands if set(o.rows) & set(self.summed)])
         """Operands that vary along what is summed; the others scale the result once."""
         tied = {c for o in self.inner for c in o.rows if c in self.kept}
-        self.gridded = tuple(c for c in self.kept if c in tied)
-        self.free = tuple(c for c in self.kept if c not in tied)
+        self.gridded = tuple([c for c in self.kept if c in tied])
+        self.free = tuple([c for c in self.kept if c not in tied])
         self.classes = self._classes()
 
     def groups(self, dot: bool, wide: bool = True) -> TileGroups:
@@ -142,16 +142,16 @@ class Division:
     def _classes(self) -> list[tuple[tuple[str, ...], tuple[Operand, ...]]]:
         """Summed letters that must stay together, since an operand has them all, with their operands."""
         groups = joined((set(o.rows) & set(self.summed), o) for o in self.inner)
-        named = [(tuple(c for c in self.letters if c in s), tuple(ops)) for s, ops in groups]
+        named = [(tuple([c for c in self.letters if c in s]), tuple(ops)) for s, ops in groups]
         return sorted(named, key=lambda g: -self.letters.index(g[0][-1]))  # of equals, the last letter is contracted
 
     def positions(self, letters: Iterable[str]) -> int:
         """Positions of a tile along these letters."""
-        return prod(self.side[c] for c in letters)
+        return prod([self.side[c] for c in letters])
 
     def width(self, operands: Sequence[Operand]) -> int:
         """Elements over all dense axes of these operands."""
-        return prod(self.sizes[a] for a in {a for o in operands for a in o.axes})
+        return prod([self.sizes[a] for a in {a for o in operands for a in o.axes}])
 
     def _subsets(self, what: Sequence[object]) -> Iterator[tuple[int, ...]]:
         for n in range(1, len(what) + 1):
@@ -164,8 +164,8 @@ class Division:
             operands = [o for n in chosen for o in self.classes[n][1]]
             if not axes or {a for o in operands for a in o.axes} != axes:
                 continue
-            first = tuple(c for c in self.letters if any(c in self.classes[n][0] for n in chosen))
-            spread = tuple(c for c in self.summed if c not in first)
+            first = tuple([c for c in self.letters if any(c in self.classes[n][0] for n in chosen)])
+            spread = tuple([c for c in self.summed if c not in first])
             columns, gridded = self._columns(self.free)
             wide = self.positions((*columns, *spread))
             if wide < 2 or (not columns and wide < MIN_DOT):
@@ -251,8 +251,8 @@ def by_groups(inner: Inner, schedule: Schedule) -> Schedule:
     columns = inf if inner.view.spanning else COLUMNS
     groups = Division(inner.sides, inner.sizes, output, inner.operands, columns).groups(schedule.dot, wide)
     block = _Blocks(inner, schedule, groups).found
-    turns = tuple(c for c in groups.spread if block[c] < inner.sides[c] or inner.sides[c] == 1)
-    take = tuple((c, n) for c, n in block.items() if n > 1)
+    turns = tuple([c for c in groups.spread if block[c] < inner.sides[c] or inner.sides[c] == 1])
+    take = tuple([(c, n) for c, n in block.items() if n > 1])
     return replace(schedule, tree=_tree(inner, groups, turns), take=take, turns=turns)
 
 
@@ -313,7 +313,7 @@ class _Blocks:
         return sum(self.schedule.pieces_of(axis)) or self.schedule.block(axis)
 
     def _positions(self, letters: Iterable[str]) -> int:
-        return prod(self.found[c] for c in letters)
+        return prod([self.found[c] for c in letters])
 
     def _missing(self, letters: Iterable[str]) -> int:
         """What positions must be multiplied by to be enough for a dot."""

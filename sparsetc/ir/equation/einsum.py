@@ -111,7 +111,7 @@ class Einsum:
 
     def holders(self, index: str) -> tuple[int, ...]:
         """The positions of the operands that have ``index``."""
-        return tuple(p for p, term in enumerate(self.inputs) if index in term)
+        return tuple([p for p, term in enumerate(self.inputs) if index in term])
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Bound:
 
     def extents(self, indices: Iterable[str]) -> tuple[int, ...]:
         """The sizes of ``indices``, in their order."""
-        return tuple(self.by_index[i] for i in indices)
+        return tuple([self.by_index[i] for i in indices])
 
     def elements(self, indices: Iterable[str]) -> int:
         """The number of elements of a dense tensor with these indices."""

@@ -109,7 +109,7 @@ class _Term:
 
     @property
     def letters(self) -> tuple[str, ...]:
-        return tuple(x for x in self.labels if x != ELLIPSIS)
+        return tuple([x for x in self.labels if x != ELLIPSIS])
 
     def covered(self, ndim: int) -> int:
         """How many dimensions the ellipsis of this term stands for."""
@@ -222,7 +222,7 @@ def _ellipsis_letters(text: str, terms: Sequence[_Term], count: int) -> tuple[st
     if len(used) + count > len(ascii_letters):
         message = f"found {len(used)} indices and an ellipsis of {count} dimensions; expected at most 52 together"
         raise EquationError(point_at(text, text.index(ELLIPSIS), message, 3))
-    return tuple(i for i in ascii_letters if i not in used)[:count]
+    return tuple([i for i in ascii_letters if i not in used])[:count]
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class Contraction:
     def sum(self, name: str, tile: Tile, over: Iterable[str]) -> Tile:
         """A tile summed over those of the axes that it has; itself where it has none of them."""
         summed = set(over)
-        axes = tuple(a for a in tile.axes if a not in summed)
+        axes = tuple([a for a in tile.axes if a not in summed])
         return self.make(Sum(Tile(self.called(name), axes, tile.level), tile)) if axes != tile.axes else tile
 
     def accumulate(self, name: str, tile: Tile, level: int) -> Tile:
@@ -88,11 +88,11 @@ class Contraction:
     def _axes(self, tiles: Sequence[Tile]) -> tuple[str, ...]:
         """The axes that tiles have together; one alone keeps the order of its own."""
         present = {a for t in tiles for a in t.axes}
-        return tuple(a for a in self.order if a in present) if len(tiles) > 1 else tiles[0].axes
+        return tuple([a for a in self.order if a in present]) if len(tiles) > 1 else tiles[0].axes
 
     def _free(self, side: Sequence[Tile], over: set[str]) -> list[str]:
         """The axes of a dot's side that are not summed, positions of a stored tile before dense ones."""
-        return sorted((a for a in self._axes(side) if a not in over), key=self.inner.dense.__contains__)
+        return sorted([a for a in self._axes(side) if a not in over], key=self.inner.dense.__contains__)
 
     # -- the tree ---------------------------------------------------------------------------------------------------
     def run(self) -> Tile:
@@ -196,4 +196,4 @@ class Contraction:
 
 def _level(tiles: Iterable[Tile]) -> int:
     """The level at which the product of some tiles is known."""
-    return max(t.level for t in tiles)
+    return max([t.level for t in tiles])

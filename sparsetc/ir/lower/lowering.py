@@ -36,7 +36,7 @@ class Lowering(Contraction):
         self._check_rounded()
         self.take = dict(schedule.take)
         self.positions = tuple(
-            ir.DenseAxis(c, side, self.take.get(c, 1), inner.folds.get(c, ())) for c, side in inner.sides.items()
+            [ir.DenseAxis(c, side, self.take.get(c, 1), inner.folds.get(c, ())) for c, side in inner.sides.items()]
         )
         # The tiles of two operands are longer along a side than what is worth unrolling.
         unrolled, turned = len(inner.stored) == 1, (c for c in schedule.turns if c in inner.sides)
@@ -113,9 +113,9 @@ class Lowering(Contraction):
     def value(self, name: str) -> ir.Value:
         """Stored values: what a dot sums is behind the others, as the columns of a matrix."""
         over = next((own for own, side in self._sides if side == name), ())
-        axes = tuple(c for c in self.stored_order if c in self.inner.stored[name] and c in self.take)
-        rows = tuple(c for c in axes if c not in over)
-        columns = tuple(c for c in axes if c in over)
+        axes = tuple([c for c in self.stored_order if c in self.inner.stored[name] and c in self.take])
+        rows = tuple([c for c in axes if c not in over])
+        columns = tuple([c for c in axes if c in over])
         lanes, folded = self.inner.lanes(LEAF), len(rows) if columns else 0
         out = ir.Tile(name.lower(), (*lanes, *rows, *columns), LEAF, folded)
         return ir.Value(out, name.lower()) if name != X or len(self.inner.stored) > 1 else ir.Value(out)
@@ -128,7 +128,7 @@ class Lowering(Contraction):
         """Rows of a dense operand, one a lane where its rows are known by lane, along the positions of its letters."""
         o = self.operand[name]
         level = self.inner.depth(o.rows)
-        lanes, own = self.inner.lanes(level), tuple(c for c in self.inner.along(o.rows) if c in self.take)
+        lanes, own = self.inner.lanes(level), tuple([c for c in self.inner.along(o.rows) if c in self.take])
         letters = (*o.axes, *o.rows) if self.inner.sides else (*o.rows, *o.axes)
         return ir.Gather(ir.Tile(f"{name.lower()}_{''.join(letters) or 'scalar'}", (*lanes, *o.axes, *own), level), o)
 

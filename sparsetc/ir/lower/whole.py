@@ -30,8 +30,8 @@ class WholeLowering(Lowering):
 
     def __init__(self, inner: Inner, schedule: Schedule) -> None:
         super().__init__(inner, schedule)
-        self.dense = tuple(replace(a, block=a.size, pieces=(), slab=False) for a in self.dense)
-        self.positions = tuple(replace(a, block=a.size) for a in self.positions)
+        self.dense = tuple([replace(a, block=a.size, pieces=(), slab=False) for a in self.dense])
+        self.positions = tuple([replace(a, block=a.size) for a in self.positions])
         self.around, self.take = self.view.loops, dict(inner.sides)
         sizes = {a.letter: a.size for a in (*self.dense, *self.positions)}
         stored = (a for name in inner.stored for a in self._stored(name))
@@ -69,7 +69,7 @@ class WholeLowering(Lowering):
         return super().make(statement)
 
     def multiply(self, name: str, factors: Sequence[Tile]) -> Tile:
-        return self._product(name, factors, max(t.level for t in factors))
+        return self._product(name, factors, max([t.level for t in factors]))
 
     def dot(self, name: str, left: Sequence[Tile], right: Sequence[Tile], over: object) -> Tile:
         """A product like any other, whose rows are the axes of its left side."""
@@ -100,11 +100,11 @@ class WholeLowering(Lowering):
         needed = self.inner.keyed.union(*(axes for name, axes in self.axes.items() if name not in inside))
         axes = self._within(tiles)
         sums = ({*axes} - needed) & self.inner.sides.keys() or not any({*axes} <= {*t.axes} for t in tiles)
-        kept = tuple(a for a in axes if a in needed) if sums else axes
+        kept = tuple([a for a in axes if a in needed]) if sums else axes
         left, right = self._separate(tiles) if accumulate and kept == axes else (tuple(tiles), ())
         if right:
             rows, kept = self._within(left), (*self._within(left), *self._within(right))
-        folded = sum(a in rows for a in kept)
+        folded = sum([a in rows for a in kept])
         out = Tile(self.called(name), (*self.inner.lanes(level), *kept), level, folded)
         self.factors[out.name] = inside
         return self.make(Product(out, left, right, accumulate))
@@ -114,8 +114,8 @@ class WholeLowering(Lowering):
         groups = [g for g in joined((t.within, t) for t in tiles) if g[0]]
         if len(groups) < 2:
             return tuple(tiles), ()
-        axes, largest = max(groups, key=lambda g: prod(self.sizes[a] for a in g[0]))
-        sides = tuple(largest), tuple(t for t in tiles if t not in largest)
+        axes, largest = max(groups, key=lambda g: prod([self.sizes[a] for a in g[0]]))
+        sides = tuple(largest), tuple([t for t in tiles if t not in largest])
         if any(all(map(self._is_constant, side)) for side in sides):
             return tuple(tiles), ()  # a side without rows has nothing that is summed over them
         return sides if self._within(tiles)[0] in axes else sides[::-1]
@@ -127,4 +127,4 @@ class WholeLowering(Lowering):
 
     def _within(self, tiles: Sequence[Tile]) -> tuple[str, ...]:
         """The axes that tiles have together, but the lanes."""
-        return tuple(a for a in self._axes(tiles) if a != LANES)
+        return tuple([a for a in self._axes(tiles) if a != LANES])

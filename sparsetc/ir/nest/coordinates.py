@@ -89,12 +89,12 @@ class Expression:
     @cached_property
     def modes(self) -> frozenset[int]:
         """Modes whose coordinates are read."""
-        return frozenset(node.mode for node in self.nodes if isinstance(node, Coordinate))
+        return frozenset([node.mode for node in self.nodes if isinstance(node, Coordinate)])
 
     @cached_property
     def sides(self) -> frozenset[int]:
         """Modes along whose sides positions are read."""
-        return frozenset(node.mode for node in self.nodes if isinstance(node, Along))
+        return frozenset([node.mode for node in self.nodes if isinstance(node, Along)])
 
     @cached_property
     def axes(self) -> frozenset[str]:
@@ -104,12 +104,12 @@ class Expression:
     @cached_property
     def lookups(self) -> tuple[Lookup, ...]:
         """What is read of arrays."""
-        return tuple(node for node in self.nodes if isinstance(node, Lookup))
+        return tuple([node for node in self.nodes if isinstance(node, Lookup)])
 
     @cached_property
     def fields(self) -> tuple[Bits, ...]:
         """The bits of words that are read."""
-        return tuple(node for node in self.nodes if isinstance(node, Bits))
+        return tuple([node for node in self.nodes if isinstance(node, Bits)])
 
     @cached_property
     def counted(self) -> frozenset[str]:

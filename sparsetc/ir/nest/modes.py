@@ -174,4 +174,4 @@ class Listed(ModeCoordinate):
 
 def word_bits(coordinates: Iterable[ModeCoordinate | Expression], name: str) -> int:
     """Bits in use of the words called `name`; 31 of those that are read whole."""
-    return max((f.shift + f.width for c in coordinates for f in c.fields if f.word.array == name), default=31)
+    return max([f.shift + f.width for c in coordinates for f in c.fields if f.word.array == name], default=31)

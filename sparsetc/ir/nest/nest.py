@@ -56,7 +56,7 @@ VALUES = Whole()
 
 def tiles_along(shape: Sequence[int], sides: Sequence[int]) -> tuple[int, ...]:
     """Tiles along each mode; the last may reach past the end."""
-    return tuple(-(-n // side) for n, side in zip(shape, sides, strict=True))
+    return tuple([-(-n // side) for n, side in zip(shape, sides, strict=True)])
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class Nest:
     def word_bytes(self) -> tuple[tuple[int, ...], ...]:
         """Bytes of a word of each array of words, by level."""
         read = [dict.fromkeys([w.array for w in own if w.every == 1]) for own in self.lookups]
-        return tuple(tuple(self._word_bytes(level, name) for name in own) for level, own in enumerate(read))
+        return tuple([tuple([self._word_bytes(level, name) for name in own]) for level, own in enumerate(read)])
 
     def _word_bytes(self, level: int, array: str) -> int:
         values = [self.coordinates[c.mode] for c in self.levels[level]]

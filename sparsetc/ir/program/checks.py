@@ -56,7 +56,7 @@ def verify(program: ir.TileProgram) -> None:
             c = statement.coordinate
             if lacking := [lookup.array for lookup in c.lookups if lookup.array not in program.view.arrays]:
                 raise PlanError(f"decode {statement.letter}: the view has no array {lacking[0]!r}")
-            inputs = tuple(read.get(program.letters[mode], names.at(program.letters[mode])) for mode in c.modes)
+            inputs = tuple([read.get(program.letters[mode], names.at(program.letters[mode])) for mode in c.modes])
         if unknown := [name for name in inputs if not any(name in scope for scope in scopes)]:
             raise PlanError(f"{line(program, statement).strip()}: {', '.join(unknown)} is not made before it")
         scopes[depth].add(ir.made(statement))
@@ -75,7 +75,7 @@ def check_sizes(p: ir.TileProgram) -> None:
             continue
         tiles = (statement.out, *(statement.inputs if isinstance(statement, ir.Product) else ()))
         for tile in tiles:
-            elements = prod(p.view.lanes if a == ir.LANES else p.axis(a).block for a in tile.axes)
+            elements = prod([p.view.lanes if a == ir.LANES else p.axis(a).block for a in tile.axes])
             if elements > MOST_ELEMENTS:
                 raise PlanError(
                     f'part {p.number} ({p.format}) of "{p.equation}": {tile} would hold {elements:,} elements, and a '

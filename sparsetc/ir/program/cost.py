@@ -77,9 +77,9 @@ class Cost(Counted):
         tiles = any(axis.name == "tile" for axis in program.view.loops)
         self.turn = self.dot.of(FIBERS) // self.programs if tiles else None
         """Flops of dots in one turn of a program over a tile; None where there are no tiles."""
-        self.rounded = tuple((o.name, o.nrows * o.width) for o in program.operands if o.rounded)
+        self.rounded = tuple([(o.name, o.nrows * o.width) for o in program.operands if o.rounded])
         """The operands that are rounded before the program runs, and how many elements each has."""
-        self.split = tuple((o.name, o.nrows * o.width) for o in program.operands if o.split)
+        self.split = tuple([(o.name, o.nrows * o.width) for o in program.operands if o.split])
         """The operands whose largest magnitude is found before the program runs, and how many elements each has."""
 
     def describe(self) -> list[str]:
@@ -101,21 +101,21 @@ class Cost(Counted):
     def _read(self, statistics: Statistics, profile: DeviceProfile) -> int:
         """Bytes that reach registers."""
         at = statistics.symbols
-        row = 1 if self.sides else prod(1 << (a.block - 1).bit_length() for a in self.p.axes) // VECTOR
+        row = 1 if self.sides else prod([1 << (a.block - 1).bit_length() for a in self.p.axes]) // VECTOR
         own = self.registers.at(at) * max(1, min(profile.warp_size, row))
-        return own + sum(g.rows.at(at) * max(g.width * g.itemsize.at(at), g.sector) for g in self.gathers)
+        return own + sum([g.rows.at(at) * max(g.width * g.itemsize.at(at), g.sector) for g in self.gathers])
 
     def seconds(self, statistics: Statistics, profile: DeviceProfile) -> dict[str, float]:
         """Seconds each resource alone would take."""
         at = statistics.symbols
         gathered = [g.moved(statistics, profile, self.programs) for g in self.gathers]
-        missed, again = sum(missed for _, missed in gathered), self.stream.at(at) - self.once.at(at)
+        missed, again = sum([missed for _, missed in gathered]), self.stream.at(at) - self.once.at(at)
         # Blocks of one item follow one another and find its storage near; slabs read all of it again.
         if self.slabs > 1 and self.once.at(at) > profile.l2_bytes:
             missed, again = missed + again, 0
         return {
             "memory": (self.once.at(at) + self.output.at(at) + missed) / profile.memory,
-            "l2": (sum(far for far, _ in gathered) + again) / profile.l2,
+            "l2": (sum([far for far, _ in gathered]) + again) / profile.l2,
             "l1": self._read(statistics, profile) / profile.l1,
             "add": 0.0 if self.owned else self.added_bytes.at(at) / profile.add,
             "multiply": self.multiply.at(at) / profile.multiply + self.expanded.at(at) / profile.expand,
@@ -153,7 +153,7 @@ class Cost(Counted):
             each["dot"] += self.programs * statistics.fibers * profile.tile * self._turn_share(profile)
         if not self.lane:  # whose programs' waits are those of their lanes
             each["programs"] = self.programs * statistics.items * profile.program
-        busy = sum(t**OVERLAP for t in each.values()) ** (1 / OVERLAP)
+        busy = sum([t**OVERLAP for t in each.values()]) ** (1 / OVERLAP)
         if self.turn is None:
             return max(busy, self._waited(busy, statistics, profile))
         # The last programs run alone, and a tile's dots wait for its loads and for one another.
@@ -168,7 +168,7 @@ class Cost(Counted):
         """Seconds of the longest program: its rounds of dependent loads, which take longer while others load."""
         chain = statistics.chain * profile.wait
         if not self.p.view.blocks:
-            return chain * min(1.0, profile.idle_wait * (1 + sum(g.rows.of(STORED) > 0 for g in self.gathers)))
+            return chain * min(1.0, profile.idle_wait * (1 + sum([g.rows.of(STORED) > 0 for g in self.gathers])))
         near, line, among_others = ROOMY_WAITS if self.p.registers >= ROOMY else (NEAR_WAIT, 1.0, 1.0)
         words = self.p.view.lanes * self.p.unroll * sum(self.p.view.word_bytes[-1])
         idle = near + (line - near) * min(1.0, words / LINE)

@@ -87,7 +87,7 @@ class GatherTerm:
         """(bytes from the L2 cache, at the profile's rate; those of them from device memory), by programs an item."""
         size, runs = self.itemsize.at(statistics.symbols), dict(statistics.runs)
         rows = self.rows.at(statistics.symbols)
-        fresh = max((programs * runs.get(c, statistics.stored) for c in self.letters), default=rows)
+        fresh = max([programs * runs.get(c, statistics.stored) for c in self.letters], default=rows)
         moved = min(rows, fresh) * self.width * size
         own, held, whole = (
             self.table_rows * width * size for width in (self.table_width, self.held_width, self.whole_width)
@@ -108,9 +108,9 @@ class Counted:
         """Count what is stored, then each statement as often as the loops around it turn."""
         self.p = p = program
         self.sides = {a.letter for a in p.axes} & {*p.letters}
-        self.programs = prod(a.programs for a in p.split)
+        self.programs = prod([a.programs for a in p.split])
         """Grid programs an item."""
-        self.readers = prod(a.programs for a in p.split if a.letter not in self.sides)
+        self.readers = prod([a.programs for a in p.split if a.letter not in self.sides])
         """Grid programs that read the same values."""
         self.slabs = self._slabs(a.letter for a in p.axes)
         """Programs of an item that are apart on the grid, since an axis is taken in slabs."""
@@ -153,12 +153,12 @@ class Counted:
         view = self.p.view
         coordinates = {lookup.array for own in view.lookups for lookup in own}
         known = STRUCTURE | ({"lane_len": SHORT * FIBERS} if view.narrow else {})
-        found = sum((known.get(array, ZERO) for array in {*view.arrays} - coordinates), start=self.listed)
+        found = sum([known.get(array, ZERO) for array in {*view.arrays} - coordinates], start=self.listed)
         if view.values.bitmap:
             found += FIBERS * (view.values.volume // 8)
         if self.sides:
             return found + FIBERS * (TILE_WORD * len(self.p.sparse))
-        return sum((n * sum(widths) for n, widths in zip(self._levels(), view.word_bytes, strict=True)), start=found)
+        return sum([n * sum(widths) for n, widths in zip(self._levels(), view.word_bytes, strict=True)], start=found)
 
     @cached_property
     def listed(self) -> Count:
@@ -228,7 +228,7 @@ class Counted:
     def _gathered(self, s: ir.Gather, visits: Count) -> GatherTerm:
         """The rows that a statement gathers."""
         o, width, size = s.operand, self._cells(s.operand.axes), 2 * ONE if s.operand.rounded else ONE.bytes
-        held = prod(min(a.size, a.block) if a.slab else a.size for a in self.p.axes if a.letter in o.axes)
+        held = prod([min(a.size, a.block) if a.slab else a.size for a in self.p.axes if a.letter in o.axes])
         if self.sides:
             # All columns: programs that follow one another take a tile's blocks of them in turn.
             rows = visits * self._cells({*self.p.read_along(o.rows)} & {*s.out.axes})
@@ -242,19 +242,19 @@ class Counted:
         if not (s.summed and s.out.folded if self.p.whole else s.dot):
             self.multiply += visits * (self._cells({a for t in s.inputs for a in t.axes}) * len(s.inputs))
             return
-        self.dot += visits * (2 * prod(a.block for a in self.p.axes if a.letter in {*s.out.axes, *s.summed}))
+        self.dot += visits * (2 * prod([a.block for a in self.p.axes if a.letter in {*s.out.axes, *s.summed}]))
         if self.p.view.values.halves:  # of what is not stored in halves, they are made
             made = {*s.inputs} - {v.out for v, _ in self.p.statements if isinstance(v, ir.Value)}
-            self.converted += visits * (SPLIT * sum(self._cells(t.axes) for t in made))
+            self.converted += visits * (SPLIT * sum([self._cells(t.axes) for t in made]))
         if not self.sides:  # what is gathered by lanes is multiplied into the sides, and stored for the dot to read
-            rows = visits * sum(self._cells(t.axes) for t in s.inputs)
+            rows = visits * sum([self._cells(t.axes) for t in s.inputs])
             self.multiply, self.staged = self.multiply + rows, self.staged + rows.bytes
 
     def _add(self, s: ir.Add, visits: Count) -> None:
         """Rows added to the output, or stored; a block of an item's own is all that the item writes."""
         p = self.p
         self.added_rows = visits * self._cells({*s.source.axes} & {*p.letters} - {*s.axes})
-        programs = prod(a.programs for a in p.axes if a.letter in p.output_axes)
+        programs = prod([a.programs for a in p.axes if a.letter in p.output_axes])
         padded = self.sides and not self.sides & {*s.axes}
         self.added_bytes = (self.added_rows * (self._cells(s.axes) if padded else p.width // programs)).bytes
         self.owned, self.copies = s.owned, s.copies
@@ -274,8 +274,8 @@ class Counted:
     def _cells(self, axes: Iterable[str]) -> int:
         """Elements that a program takes of axes but the lanes; over tiles padding is executed, and counted."""
         taken = (a for a in self.p.axes if a.letter in axes)
-        return prod(a.block if self.sides else min(a.size, a.block) for a in taken)
+        return prod([a.block if self.sides else min(a.size, a.block) for a in taken])
 
     def _slabs(self, axes: Iterable[str]) -> int:
         """Slabs that the grid makes of axes."""
-        return prod(a.programs for a in self.p.axes if a.slab and a.letter in axes)
+        return prod([a.programs for a in self.p.axes if a.slab and a.letter in axes])

@@ -143,10 +143,10 @@ def named_operands(bound: Bound) -> tuple[str, tuple[Operand, ...]]:
         letters = e.inputs[position]
         if len(set(letters)) != len(letters):
             raise PlanError(f"operand {position + 1} repeats a letter; take its diagonal first")
-        rows = tuple(c for c in e.inputs[sparse] if c in letters)
-        axes = tuple(c for c in order if c in letters)
-        width = prod(sizes[c] for c in axes)
-        operands.append(Operand(name, position, rows, tuple(sizes[c] for c in rows), axes, width))
+        rows = tuple([c for c in e.inputs[sparse] if c in letters])
+        axes = tuple([c for c in order if c in letters])
+        width = prod([sizes[c] for c in axes])
+        operands.append(Operand(name, position, rows, tuple([sizes[c] for c in rows]), axes, width))
     return output, tuple(operands)
 
 

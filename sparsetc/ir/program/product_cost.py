@@ -80,7 +80,7 @@ class ProductCost(Cost):
     def _elements(self, letters: Iterable[str]) -> int:
         """Elements over axes that have sizes: lanes have none."""
         wanted = set(letters)
-        return prod(a.size for a in self.p.axes if a.letter in wanted)
+        return prod([a.size for a in self.p.axes if a.letter in wanted])
 
     def describe(self) -> list[str]:
         """Lines for a reader."""

@@ -86,4 +86,4 @@ class Statistics:
     def symbols(self) -> tuple[int, ...]:
         """The values of the products of symbols that a `Count` is a sum of."""
         plain = self.fibers, self.stored, self.items, 1
-        return tuple(n * w for n in plain for w in (self.itemsize, 1))
+        return tuple([n * w for n in plain for w in (self.itemsize, 1)])

@@ -50,7 +50,7 @@ class Tile:
     @cached_property
     def within(self) -> tuple[str, ...]:
         """Its axes but the lanes."""
-        return tuple(a for a in self.axes if a != LANES)
+        return tuple([a for a in self.axes if a != LANES])
 
     def __str__(self) -> str:
         return f"{self.name}[{','.join(self.axes)}]" if self.axes else self.name
@@ -185,7 +185,7 @@ class Row:
     @property
     def letters(self) -> tuple[str, ...]:
         """Letters whose coordinates say which row it is."""
-        return tuple(letter for letter, _ in self.terms)
+        return tuple([letter for letter, _ in self.terms])
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ class TileProgram:
     @cached_property
     def width(self) -> int:
         """Elements of one output row."""
-        return prod(self.axis(letter).size for letter in self.output_axes)
+        return prod([self.axis(letter).size for letter in self.output_axes])
 
     @cached_property
     def statements(self) -> tuple[tuple[Statement, int], ...]:
@@ -357,7 +357,7 @@ def walk(body: tuple[Statement, ...], depth: int = 0) -> list[tuple[Statement, i
 def reads(s: Statement) -> tuple[str, ...]:
     """The names of the tiles and coordinates that a statement takes as inputs."""
     if isinstance(s, Product):
-        return tuple(t.name for t in s.inputs)
+        return tuple([t.name for t in s.inputs])
     if isinstance(s, Sum):
         return (s.source.name,)
     if isinstance(s, Gather):
@@ -377,7 +377,7 @@ def made(s: Statement) -> str:
 def level_of(s: Statement) -> int:
     """The level at which a statement is executed."""
     if isinstance(s, Product):
-        return max((t.level for t in s.inputs), default=ITEM)
+        return max([t.level for t in s.inputs], default=ITEM)
     if isinstance(s, Add):
         return s.key.level
     return s.level if isinstance(s, Loop | Decode) else s.out.level

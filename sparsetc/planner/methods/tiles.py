@@ -96,7 +96,7 @@ def tiles_part(
     stored = tiles * prod(sides) if format == "dense_tile" else nnz
     part = Part(format, storage, _schedule(problem, groups, fused), nnz, label="tiles of many nonzeros")
     chain = max(each, most // 2)  # a program of fewer tiles ends little sooner
-    rows = prod(n for m, n in enumerate(tiles_along(counts.shape, sides)) if m in problem.kept)
+    rows = prod([n for m, n in enumerate(tiles_along(counts.shape, sides)) if m in problem.kept])
     split = tiles > each * rows
     return part, Statistics(-(-tiles // each), tiles, stored, nnz, problem.itemsize, chain=chain, split_rows=split)
 
@@ -108,7 +108,7 @@ def one_launch(problem: Problem, nnz: int) -> bool:
     """
     if dot_axes(problem.bound):  # a matrix for each kept position
         return False
-    ranks = max((problem.bound.by_index[c] for c in dense_axes(problem.bound)), default=1)
+    ranks = max([problem.bound.by_index[c] for c in dense_axes(problem.bound)], default=1)
     if problem.precision == "tf32x3":
         return ranks <= 32 and nnz < FUSE_BELOW
     return ranks <= 32 or nnz < FUSE_BELOW
@@ -141,7 +141,7 @@ def _schedule(problem: Problem, groups: TileGroups, fused: bool) -> Schedule:
     blocks = {c: max(MIN_DOT, min(n, most)) for c, n in padded.items()}
     own = min(most, max(MIN_DOT, _most_elements(problem, 2 if problem.precision == "tf32" else 4) // deep))
     blocks |= fit({c: blocks[c] for c in rows}, list(rows), own, [rows])
-    ranks = prod(blocks[c] for c in rows)
+    ranks = prod([blocks[c] for c in rows])
     blocks |= fit({c: blocks[c] for c in beside}, beside, max(1, MATRIX // (MIN_DOT * ranks)))
     matrix = FUSED_MATRIX.get(problem.precision, 4096) if fused else MATRIX
     columns = max(MIN_DOT, min(64 if fused else 128, matrix // prod(blocks.values())))
@@ -198,7 +198,7 @@ def _dot_sides(problem: Problem, groups: TileGroups) -> list[tuple[dict[str, Non
     found = []
     for letters in filter(None, (groups.first, groups.second)):
         axes = dict.fromkeys(a for o in operands if set(o.rows) & set(letters) for a in o.axes)
-        found.append((axes, max(MIN_DOT, prod(side[c] for c in letters))))
+        found.append((axes, max(MIN_DOT, prod([side[c] for c in letters]))))
     return found
 
 
@@ -265,7 +265,7 @@ def _split(
     """Tiles from a population on, those from another on stored whole, and what is left."""
     populated = {"dense_tile": (whole, VOLUME + 1), "bitmap_tile": (threshold, whole)}
     held = {format: populations.between(*bounds) for format, bounds in populated.items()}
-    nnz = sum(n for n, _ in held.values())
+    nnz = sum([n for n, _ in held.values()])
     fused = 0 < nnz < counts.nnz and rest.plan.name == "coo" and one_launch(problem, counts.nnz)
     if held["dense_tile"][0] or not nnz:
         held = held if held["bitmap_tile"][0] else {"dense_tile": held["dense_tile"]}
