@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from math import prod
 from typing import NoReturn
@@ -50,6 +51,7 @@ def sides_of(shape: Sequence[int], params: Iterable[tuple[str, int]] = ()) -> tu
     return found
 
 
+@lru_cache(maxsize=256)
 def view_of(shape: tuple[int, ...], storage: Storage, bitmap: bool) -> Nest:
     """Ranges of tiles that share the item modes' block coordinates.
 

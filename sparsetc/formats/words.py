@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -75,7 +76,8 @@ def bits_of(size: int) -> int:
     return max(size - 1, 0).bit_length()
 
 
-def fields(modes: Sequence[int], shape: Sequence[int], name: str) -> tuple[Field, ...]:
+@lru_cache(maxsize=1024)
+def fields(modes: tuple[int, ...], shape: tuple[int, ...], name: str) -> tuple[Field, ...]:
     """Where each mode's bits lie in words called `name`, `name_1`, …"""
     groups: list[list[int]] = [[]]
     for mode in modes:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 from sparsetc.errors import PlanError
@@ -45,7 +44,11 @@ class Tree(pickles.Record):
     @cached_property
     def nodes(self) -> tuple[Tree, ...]:
         """What it is made of, from left to right, each after its own parts; then itself."""
-        return (*chain.from_iterable([part.nodes for part in self.parts]), self)
+        found, left = [], [self]
+        while left:  # the last first
+            found.append(node := left.pop())
+            left += node.parts
+        return tuple(reversed(found))
 
     @cached_property
     def factors(self) -> tuple[str, ...]:

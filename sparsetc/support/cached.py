@@ -6,22 +6,19 @@ In: a method. Out: an attribute that is computed when first read, on frozen data
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING or sys.version_info >= (3, 12):
     from functools import cached_property as cached_property
 else:
 
-    class cached_property:
+    class cached_property(functools.cached_property):
         """The value of a method, kept in the instance's ``__dict__`` under the method's name."""
 
         def __init__(self, method: Callable[[Any], Any]) -> None:
-            self.method, self.__doc__ = method, method.__doc__
-
-        def __set_name__(self, owner: type, name: str) -> None:
-            self.name = name
-
-        def __get__(self, instance: Any, owner: type | None = None) -> Any:
-            return self if instance is None else instance.__dict__.setdefault(self.name, self.method(instance))
+            super().__init__(method)
+            self.lock = nullcontext()

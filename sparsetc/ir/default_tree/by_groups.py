@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import combinations
 from math import inf, prod
 
@@ -84,6 +85,7 @@ class TileGroups:
         return Storage(item, rest, max_item_nnz=most, sequence=sequence, contracted=contracted)
 
 
+@lru_cache(maxsize=256)
 def groups_of(bound: Bound, sides: Sequence[int], dot: bool = True) -> TileGroups:
     """The division of the sparse operand's letters that takes the fewest multiplications.
 

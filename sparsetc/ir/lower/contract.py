@@ -16,7 +16,7 @@ from sparsetc.ir.contraction_tree import Dot, Factor, Multiply, Tree
 from sparsetc.ir.inner import Inner
 from sparsetc.ir.lower.check import home, turns_of_sums
 from sparsetc.ir.nest.axes import LEVELS, Axis
-from sparsetc.ir.program.tile import LANES, Decode, Gather, Product, Scale, Statement, Sum, Tile, Value, made
+from sparsetc.ir.program.tile import LANES, Decode, Gather, Product, Scale, Statement, Sum, Tile, Value
 
 
 class Contraction:
@@ -51,7 +51,7 @@ class Contraction:
 
     def called(self, name: str) -> str:
         """The name, with a number where it is taken."""
-        taken, number = {made(s) for s in self.statements}, 1
+        taken, number = {s.out.name for s in self.statements if isinstance(s, Product | Sum)}, 1
         while (own := f"{name}{number}" if number > 1 else name) in taken:
             number += 1
         return own

@@ -55,12 +55,13 @@ class _Placement:
     def add(self, statement: Statement) -> None:
         """Places one statement after all that were placed before it."""
         name, inputs = made(statement) or "add", reads(statement)
-        if unknown := [read for read in inputs if read not in self.known]:
-            raise PlanError(f"{name}: {', '.join(unknown)} is not made before it")
+        if unknown := {*inputs} - self.known.keys():
+            raise PlanError(f"{name}: {', '.join(sorted(unknown))} is not made before it")
         turns = [self.turn.get(c, 0) for c in statement.along] if isinstance(statement, Decode) else ()
-        depth = max([self.depth[level_of(statement)], *turns, *[self.known[read] for read in inputs]])
-        if ended := [read for read in inputs if read in self.late and self.known[read] < depth]:
-            raise PlanError(f"{name} stands in a loop after which {', '.join(ended)} is complete")
+        depth = max([self.depth[level_of(statement)], *turns, *map(self.known.__getitem__, inputs)])
+        for read in self.late.intersection(inputs):
+            if self.known[read] < depth:
+                raise PlanError(f"{name} stands in a loop after which {read} is complete")
         after = bool(self.zeros[depth])
         (self.after if after else self.before)[depth].append(statement)
         if isinstance(statement, Product) and statement.accumulate:

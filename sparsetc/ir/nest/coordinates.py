@@ -12,6 +12,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Protocol
 
 from sparsetc.support.cached import cached_property
@@ -81,10 +82,14 @@ class Expression:
     @cached_property
     def nodes(self) -> tuple[Expression, ...]:
         """The expression, then what it is made of, from left to right."""
-        # Not vars(self), which another thread may be adding a cached property to.
-        names = self.__dataclass_fields__  # type: ignore[attr-defined]
-        parts = [part for name in names if isinstance(part := getattr(self, name), Expression)]
-        return (self, *(node for part in parts for node in part.nodes))
+        found: list[Expression] = []
+        left: list[object] = [self]
+        while left:
+            if isinstance(node := left.pop(), Expression):
+                found.append(node)
+                # Not vars(node), which another thread may be adding a cached property to.
+                left += map(getattr, repeat(node), reversed(node.__dataclass_fields__))  # type: ignore[attr-defined]
+        return tuple(found)
 
     @cached_property
     def modes(self) -> frozenset[int]:
@@ -99,7 +104,7 @@ class Expression:
     @cached_property
     def axes(self) -> frozenset[str]:
         """Axes whose positions are read."""
-        return frozenset(node.axis for node in self.nodes if isinstance(node, Position))
+        return frozenset([node.axis for node in self.nodes if isinstance(node, Position)])
 
     @cached_property
     def lookups(self) -> tuple[Lookup, ...]:

@@ -36,6 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TypeVar
 
 from sparsetc.errors import FormatError
@@ -291,6 +292,7 @@ class Nest:
         return f"{nesting}, {self.lanes} lanes, modes {levels}{values}"
 
 
+@lru_cache(maxsize=1024)
 def runs(
     item: Modes = (), leaf: Modes = (), lanes: int = 1, *, chunk: int = 0, values: Values = VALUES, narrow: bool = False
 ) -> Nest:
@@ -298,6 +300,7 @@ def runs(
     return Nest(Items(size=chunk), (Run("nonzero", lanes),), (item, (), leaf), values, narrow=narrow)
 
 
+@lru_cache(maxsize=1024)
 def blocks(item: Modes, lane: Modes, leaf: Modes, lanes: int, *, alone: bool = False, narrow: bool = False) -> Nest:
     """Blocks of `lanes` fibers side by side; `alone`: every item is the block of its own number."""
     loops = Blocks("block", lanes), Fibers("nonzero", lanes)

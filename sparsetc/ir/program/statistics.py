@@ -29,7 +29,7 @@ class Count:
         return Count(tuple(map(add, self.factors, other.factors)))
 
     def __mul__(self, n: int) -> Count:
-        return Count(tuple([n * factor for factor in self.factors]))
+        return Count(tuple(map(n.__mul__, self.factors)))
 
     __rmul__ = __mul__
 
