@@ -180,7 +180,7 @@ class FunctionPrinter(Layout):
             for u in self.copied(s.source.axes, ITEM):
                 self.put(f"{self.named(s.out, u)} = {self.summed(s.source, u, s.out.axes)[0]}")
         elif isinstance(s, ir.Product):
-            for u in self.copied(s.out.axes, max(t.level for t in s.inputs) if s.accumulate else s.out.level):
+            for u in self.copied(s.out.axes, max([t.level for t in s.inputs]) if s.accumulate else s.out.level):
                 self.product(s, u)
         else:
             for u in self.copied(s.source.axes, s.key.level):

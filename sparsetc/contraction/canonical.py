@@ -65,7 +65,7 @@ class Canonical:
     @property
     def kept(self) -> tuple[int, ...]:
         """Modes of the sparse operand that the output has, in the output's order."""
-        return tuple(self.letters.index(c) for c in self.bound.einsum.output if c in self.letters)
+        return tuple([self.letters.index(c) for c in self.bound.einsum.output if c in self.letters])
 
     @cached_property
     def _full_shapes(self) -> tuple[torch.Size, ...]:

@@ -64,7 +64,7 @@ def without(bound: Bound, dropped: dict[int, Dims]) -> Bound:
     """The einsum whose dense operands lack these dimensions."""
     e = bound.einsum
     inputs = tuple(
-        tuple(c for n, c in enumerate(term) if n not in dropped.get(p, ())) for p, term in enumerate(e.inputs)
+        [tuple([c for n, c in enumerate(term) if n not in dropped.get(p, ())]) for p, term in enumerate(e.inputs)]
     )
     return bound if inputs == e.inputs else Bound.of(Einsum(inputs, e.output, e.sparse, e.text), bound.by_index)
 

@@ -94,10 +94,10 @@ def output_of(canonical: Canonical, x: SparseTensor, own: Pattern, form: str) ->
     bound, kept = canonical.bound, canonical.kept
     e = bound.einsum
     check_form(form, e)
-    width_letters = tuple(c for c in e.output if c not in canonical.letters)
+    width_letters = tuple([c for c in e.output if c not in canonical.letters])
     order = (*(canonical.letters[m] for m in kept), *width_letters)
-    permutation = tuple(order.index(c) for c in e.output)
-    shape, width = tuple(canonical.shape[m] for m in kept), bound.extents(width_letters)
+    permutation = tuple([order.index(c) for c in e.output])
+    shape, width = tuple([canonical.shape[m] for m in kept]), bound.extents(width_letters)
     moved = None if permutation == tuple(range(len(order))) else permutation
     everything = len(kept) == len(canonical.letters)
     if not is_sparse(form, e, [canonical.letters]):

@@ -5,7 +5,7 @@ In: coordinates and a storage. Out: `Tiled`, from which `dense_tile` and `bitmap
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -35,7 +35,8 @@ def sides_named(order: int) -> tuple[str, ...]:
     return tuple([f"side_{m}" for m in range(order)])
 
 
-def sides_of(shape: Sequence[int], params: Iterable[tuple[str, int]] = ()) -> tuple[int, ...]:
+@lru_cache(maxsize=256)
+def sides_of(shape: tuple[int, ...], params: tuple[tuple[str, int], ...] = ()) -> tuple[int, ...]:
     """The sides that parameters name, ``side_m`` of mode m, or the largest powers of two that suit sizes and volume.
 
     Raises:

@@ -104,7 +104,7 @@ class Inner:
     def scaled(self) -> tuple[str, ...]:
         """Factors whose rows the result is multiplied by the scales of: those of tiles in halves."""
         own = zip(self.stored, self.view.pairs, strict=False)
-        return tuple(name for name, tiles in own if tiles.halves)
+        return tuple([name for name, tiles in own if tiles.halves])
 
     @cached_property
     def operand(self) -> dict[str, Operand]:
@@ -121,7 +121,7 @@ class Inner:
 
     def by_sides(self) -> Inner:
         """The einsum whose letters are the sides of a tile: those that ride along one are one letter with it."""
-        operands = tuple(replace(o, rows=self.along(o.rows)) for o in self.operands)
+        operands = tuple([replace(o, rows=self.along(o.rows)) for o in self.operands])
         return replace(self, operands=operands, kept=self.along(self.kept))
 
     @cached_property

@@ -43,7 +43,7 @@ def by_threshold(
     unknown = set(sides) - {f"side_{mode}" for mode in range(len(shape))}
     if unknown:
         raise PlanError(f"partition 'threshold' takes a threshold, whole and a side_m a mode, found {min(unknown)!r}")
-    held = tile_populations(coords, shape, sides_of(shape, sides.items()))
+    held = tile_populations(coords, shape, sides_of(shape, tuple(sides.items())))
     bounds = (*((whole,) if whole else ()), threshold)
     part = torch.stack([held < least for least in bounds]).sum(0)
     return [torch.nonzero(part == n).flatten() for n in range(len(bounds) + 1)]

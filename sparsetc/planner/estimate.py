@@ -41,14 +41,14 @@ def estimate(candidate: Candidate, problem: Problem) -> Estimate:
 def in_order(candidate: Candidate, problem: Problem) -> tuple[Candidate, tuple[float, ...]]:
     """The candidate, parts of which take the axes that are split over the grid in slabs where that pays; its prices."""
     plan = candidate.plan
-    slabs = tuple(_in_slabs(part, problem) for part in plan.parts)
+    slabs = tuple([_in_slabs(part, problem) for part in plan.parts])
     seconds = price(candidate, problem)
     if slabs == plan.parts:
         return candidate, seconds
     others = price(replace(candidate, plan=replace(plan, parts=slabs)), problem)
     taken = [LEAST_GAIN * other < own for own, other in zip(seconds, others, strict=True)]
-    parts = tuple(slab if take else part for part, slab, take in zip(plan.parts, slabs, taken, strict=True))
-    found = tuple(other if take else own for own, other, take in zip(seconds, others, taken, strict=True))
+    parts = tuple([slab if take else part for part, slab, take in zip(plan.parts, slabs, taken, strict=True)])
+    found = tuple([other if take else own for own, other, take in zip(seconds, others, taken, strict=True)])
     return replace(candidate, plan=replace(plan, parts=parts)), found
 
 
@@ -66,7 +66,7 @@ def _apart(candidate: Candidate, seconds: tuple[float, ...], problem: Problem) -
         return candidate, seconds
     if not any(cost.met for cost in costs(candidate, problem)):  # copies of what nothing waits for only take longer
         return candidate, seconds
-    parts = tuple(replace(p, schedule=replace(p.schedule, copies=copies)) for p in candidate.plan.parts)
+    parts = tuple([replace(p, schedule=replace(p.schedule, copies=copies)) for p in candidate.plan.parts])
     other = replace(candidate, plan=replace(candidate.plan, parts=parts))
     found = price(other, problem)
     return (other, found) if LEAST_GAIN * sum(found) < sum(seconds) else (candidate, seconds)
@@ -81,7 +81,7 @@ def suited(plan: Plan, problem: Problem) -> Plan:
         parts = [replace(p, schedule=replace(p.schedule, copies=1)) for p in parts]
     if not problem.products:
         parts = [replace(p, schedule=replace(p.schedule, dot=False)) for p in parts]
-    return replace(plan, parts=tuple(_with_tree(p, problem) for p in parts))
+    return replace(plan, parts=tuple([_with_tree(p, problem) for p in parts]))
 
 
 def _with_tree(part: Part, problem: Problem) -> Part:

@@ -14,6 +14,7 @@ from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import DOTS
 from sparsetc.options import Options
 from sparsetc.planner.statistics import Counts
+from sparsetc.support.cached import cached_property
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
@@ -101,12 +102,12 @@ class Problem:
         """Whether sums that programs add by atomics have to be put in an order: torch has one, integers need none."""
         return self.deterministic and self.backend == "triton" and self.floating
 
-    @property
+    @cached_property
     def letters(self) -> tuple[str, ...]:
         """The sparse operand's letters, by mode."""
         return self.bound.einsum.sparse_indices
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """The sparse operand's sizes, by mode."""
         return self.bound.extents(self.letters)

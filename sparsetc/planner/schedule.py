@@ -6,6 +6,7 @@ In: a `Problem`. Out: a `Schedule`, from the sizes of the dense axes alone.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 from math import prod
 
 from sparsetc.ir.equation.einsum import Bound, joined
@@ -116,12 +117,13 @@ def _pieces(sizes: dict[str, int], block: dict[str, int]) -> tuple[tuple[str, tu
     for c, most in block.items():
         programs = max(1, -(-sizes[c] // most))
         own = LEAST_PIECE * -(-sizes[c] // (programs * LEAST_PIECE))
-        pieces = tuple(1 << n for n in reversed(range(own.bit_length())) if own >> n & 1)
+        pieces = tuple([1 << n for n in reversed(range(own.bit_length())) if own >> n & 1])
         if 1 < len(pieces) <= MOST_PIECES and 5 * most >= 6 * own:
             found[c] = pieces
     return tuple(sorted(found.items(), key=lambda axis: -block[axis[0]] / sum(axis[1]))[:1])
 
 
+@lru_cache(maxsize=256)
 def dot_axes(bound: Bound) -> bool:
     """Whether two dense operands with sparse letters have no dense axis in common: a matrix product may form."""
     return len(_axis_groups(bound)) > 1

@@ -46,10 +46,15 @@ def joined(things: Iterable[tuple[Iterable[N], T]]) -> list[tuple[set[N], list[T
     """
     groups: list[tuple[set[N], list[T]]] = []
     for names, thing in things:
-        own = set(names)
-        touching = [g for g in groups if g[0] & own]
-        groups = [g for g in groups if not g[0] & own]
-        groups.append((own.union(*(g[0] for g in touching)), [t for g in touching for t in g[1]] + [thing]))
+        own: set[N] = set(names)
+        apart, together = [], []
+        for group in groups:
+            if own.isdisjoint(group[0]):
+                apart.append(group)
+            else:
+                own |= group[0]
+                together += group[1]
+        groups = [*apart, (own, [*together, thing])]
     return groups
 
 
@@ -133,7 +138,7 @@ class Bound:
 
     def extents(self, indices: Iterable[str]) -> tuple[int, ...]:
         """The sizes of ``indices``, in their order."""
-        return tuple([self.by_index[i] for i in indices])
+        return tuple(map(self.by_index.__getitem__, indices))
 
     def elements(self, indices: Iterable[str]) -> int:
         """The number of elements of a dense tensor with these indices."""
@@ -198,7 +203,7 @@ def _verify_name(text: str, index: str, where: str) -> None:
 
 
 def _verify_sizes(b: Bound) -> None:
-    named = tuple(i for i, _ in b.sizes)
+    named = tuple([i for i, _ in b.sizes])
     if named != b.einsum.indices:
         raise ShapeError(f"sizes are given for {named}; expected one for each of {b.einsum.indices}, in this order")
     for i, n in b.sizes:

@@ -118,7 +118,7 @@ class _Term:
     def spelled(self, ellipsis: Sequence[str], count: int) -> tuple[str, ...]:
         """The labels, with the last ``count`` letters of ``ellipsis`` in place of "..."."""
         names = tuple(ellipsis[len(ellipsis) - count :])
-        return tuple(i for x in self.labels for i in (names if x == ELLIPSIS else (x,)))
+        return tuple([i for x in self.labels for i in (names if x == ELLIPSIS else (x,))])
 
 
 @lru_cache(maxsize=4096)

@@ -124,11 +124,9 @@ class Contraction:
 
     def _late(self) -> list[str]:
         """Factors that positions of a tile are multiplied by after a sum over loops: they are read then."""
-        products = [
-            node for node in self.tree.nodes if isinstance(node, Multiply) and any(map(self._along, node.factors))
-        ]
-        after = [p.trees for p in products if any(isinstance(t, trees.Sum) and self._loops(t.over) for t in p.trees)]
-        return [t.name for own in after for t in own if isinstance(t, Factor)]
+        products = [node for node in self.tree.nodes if isinstance(node, Multiply)]
+        after = [p for p in products if any(isinstance(t, trees.Sum) and self._loops(t.over) for t in p.trees)]
+        return [t.name for p in after if any(map(self._along, p.factors)) for t in p.trees if isinstance(t, Factor)]
 
     def _along(self, factor: str) -> bool:
         """Whether a program has several positions along a stored tile of a factor at once."""

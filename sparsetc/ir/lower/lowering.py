@@ -135,7 +135,7 @@ class Lowering(Contraction):
     def decodes(self, level: int) -> list[ir.Decode]:
         """What reads the coordinates of one level that are wanted; along the sides of a tile, once the tile's are."""
         view, letters, found = self.view, self.inner.letters, []
-        for mode in (c.mode for c in view.levels[level] if letters[c.mode] in self._wanted):
+        for mode in [c.mode for c in view.levels[level] if letters[c.mode] in self._wanted]:
             letter, placed = letters[mode], view.along.get(mode)
             if not view.coordinates[mode].sides:
                 found.append(ir.Decode(letter, view.coordinates[mode], level, tile=placed is not None))
@@ -168,13 +168,13 @@ class Lowering(Contraction):
     @cached_property
     def contracted(self) -> tuple[str, ...]:
         """The letters of positions that dots sum, those of the first dot last."""
-        return tuple(c for dot in reversed(self.dots) for c in self.inner.sides if c in dot.over)
+        return tuple([c for dot in reversed(self.dots) for c in self.inner.sides if c in dot.over])
 
     @cached_property
     def stored_order(self) -> tuple[str, ...]:
         """Positions as a dot's side has them: what is summed beside dots, what is kept, what dots sum."""
         summed = {c for node in self.tree.nodes if isinstance(node, Sum) for c in node.over}
-        beside = sorted((c for c in self.inner.sides if c in summed), key=lambda c: c not in self.schedule.turns)
+        beside = sorted([c for c in self.inner.sides if c in summed], key=lambda c: c not in self.schedule.turns)
         kept = [c for c in self.inner.sides if c not in summed and c not in self.contracted]
         return (*beside, *kept, *self.contracted)
 

@@ -59,7 +59,7 @@ class WholeLowering(Lowering):
         if self.view.pairs:
             number = [*self.inner.stored].index(name)
             stored = Stored(name, self.inner.stored[name], self.view.pairs[number])
-        return tuple(stored.letters[mode] for mode in stored.values.sequence)
+        return tuple([stored.letters[mode] for mode in stored.values.sequence])
 
     # -- products, each of which sums the axes that no factor outside of it has, nor the result ----------------------
     def make(self, statement: Value | Scale | Gather | Product | Sum) -> Tile:

@@ -152,8 +152,16 @@ class Nest:
         """
         if not self.along:
             return tuple(dict.fromkeys(some))
-        own = {letters[mode]: [letters[m] for m in sorted(at.sides)] for mode, at in self.along.items()}
-        return tuple(dict.fromkeys([axis for c in some for axis in own.get(c, [c])]))
+        own = {letters[mode]: sides for mode, sides in self._read_along.items()}
+        found: dict[Name, None] = {}
+        for c in some:
+            found |= dict.fromkeys(map(letters.__getitem__, own[c]) if c in own else (c,))
+        return tuple(found)
+
+    @cached_property
+    def _read_along(self) -> dict[int, list[int]]:
+        """The modes along whose sides each mode is read."""
+        return {mode: sorted(at.sides) for mode, at in self.along.items()}
 
     def within(self, mode: int, size: int) -> bool:
         """Whether no coordinate along a mode's side reaches the size of the mode: lists may always hold such."""

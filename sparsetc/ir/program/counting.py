@@ -8,7 +8,7 @@ and else all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
@@ -89,9 +89,8 @@ class GatherTerm:
         rows = self.rows.at(statistics.symbols)
         fresh = max([programs * runs.get(c, statistics.stored) for c in self.letters], default=rows)
         moved = min(rows, fresh) * self.width * size
-        own, held, whole = (
-            self.table_rows * width * size for width in (self.table_width, self.held_width, self.whole_width)
-        )
+        table = self.table_rows * size
+        own, held, whole = table * self.table_width, table * self.held_width, table * self.whole_width
         far = moved if own > profile.l1_bytes else moved * max(0.0, 1 - profile.l1_bytes / max(1, whole))
         missed = moved * (1 - profile.l2_bytes / held) if held > profile.l2_bytes else min(moved, whole)
         return far * self.slabs**-SLAB_POWER, missed
@@ -137,8 +136,7 @@ class Counted:
         """Threads that a lane has which stores a row of its own; 0 where lanes do not."""
         self.sparse = False
         """Whether the result has the rows alone to which something is added."""
-        for statement, visits in self.visits(p.body, ITEMS * self.programs):
-            self.count(statement, visits)
+        self.visit(p.body, ITEMS * self.programs)
 
     # -- what is stored ---------------------------------------------------------------------------------------------
     def _levels(self) -> list[Count]:
@@ -177,15 +175,15 @@ class Counted:
         return found
 
     # -- statements -------------------------------------------------------------------------------------------------
-    def visits(self, body: Iterable[ir.Statement], count: Count) -> Iterator[tuple[ir.Statement, Count]]:
-        """The statements, each with how often it is executed."""
+    def visit(self, body: Iterable[ir.Statement], visits: Count) -> None:
+        """Count statements that are executed so often, and those in their loops."""
         for s in body:
             if not isinstance(s, ir.Loop):
-                yield s, count
+                self.count(s, visits)
             elif isinstance(s.axis, Turns):
-                yield from self.visits(s.body, count * -(-s.axis.size // s.axis.take))
+                self.visit(s.body, visits * -(-s.axis.size // s.axis.take))
             else:
-                yield from self.visits(s.body, self._over(s.axis) * self.programs)
+                self.visit(s.body, self._over(s.axis) * self.programs)
 
     @staticmethod
     def _over(axis: Axis) -> Count:
@@ -273,7 +271,7 @@ class Counted:
 
     def _cells(self, axes: Iterable[str]) -> int:
         """Elements that a program takes of axes but the lanes; over tiles padding is executed, and counted."""
-        taken = (a for a in self.p.axes if a.letter in axes)
+        taken = [a for a in self.p.axes if a.letter in axes]
         return prod([a.block if self.sides else min(a.size, a.block) for a in taken])
 
     def _slabs(self, axes: Iterable[str]) -> int:

@@ -182,9 +182,10 @@ def tables_of(programs: Sequence[TileProgram]) -> tuple[Table, ...]:
     """The tables that a launch of programs is given: of an operand that some have rounded and others have not, both."""
     each = zip(*(p.operands for p in programs), strict=True)
     given = ({t for o in own for t in tables(o)} for own in each)
-    return tuple(t for own in given for t in sorted(own, key=lambda t: MADE.index(t.made)))
+    return tuple([t for own in given for t in sorted(own, key=lambda t: MADE.index(t.made))])
 
 
+@lru_cache(maxsize=1024)
 def dense_axes(bound: Bound) -> tuple[str, ...]:
     """The dense letters in the order all tiles keep them: those of the output first, as there, then the summed ones."""
     e = bound.einsum

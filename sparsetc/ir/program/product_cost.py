@@ -43,7 +43,7 @@ class ProductCost(Cost):
         """Count the program's products."""
         super().__init__(program)
         self.turn = 0
-        self.tables = sum(o.nrows * o.width for o in program.operands)
+        self.tables = sum([o.nrows * o.width for o in program.operands])
         """Elements of dense operands."""
         self.flops = 0
         """Multiplications and additions; torch pads none."""

@@ -75,11 +75,8 @@ class Statistics:
 
     def scaled(self, share: float) -> Statistics:
         """The statistics of a share of the nonzeros."""
-
-        def part(n: int) -> int:
-            return max(1, int(n * share)) if share else 0
-
-        items, fibers, stored, nnz = (part(n) for n in (self.items, self.fibers, self.stored, self.nnz))
+        counts = self.items, self.fibers, self.stored, self.nnz
+        items, fibers, stored, nnz = [max(1, int(n * share)) if share else 0 for n in counts]
         return replace(self, items=items, fibers=fibers, stored=stored, nnz=nnz)
 
     @cached_property

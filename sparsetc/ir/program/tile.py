@@ -261,7 +261,11 @@ class TileProgram:
 
     def axis(self, letter: str) -> DenseAxis:
         """The dense axis of a letter."""
-        return next(a for a in self.axes if a.letter == letter)
+        return self._axis[letter]
+
+    @cached_property
+    def _axis(self) -> dict[str, DenseAxis]:
+        return {a.letter: a for a in self.axes}
 
     @cached_property
     def width(self) -> int:
@@ -276,12 +280,12 @@ class TileProgram:
     @cached_property
     def split(self) -> tuple[DenseAxis, ...]:
         """Axes split over the grid."""
-        return tuple(a for a in self.axes if a.programs > 1 and a.letter not in self.looped)
+        return tuple([a for a in self.axes if a.programs > 1 and a.letter not in self.looped])
 
     @cached_property
     def looped(self) -> frozenset[str]:
         """Letters of a tile whose positions a loop takes."""
-        return frozenset(s.letter for s, _ in self.statements if isinstance(s, Loop) and s.letter)
+        return frozenset([s.letter for s, _ in self.statements if isinstance(s, Loop) and s.letter])
 
     @cached_property
     def along(self) -> frozenset[str]:

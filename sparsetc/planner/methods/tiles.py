@@ -151,7 +151,7 @@ def _schedule(problem: Problem, groups: TileGroups, fused: bool) -> Schedule:
 
 def _sampled(problem: Problem, groups: TileGroups, padded: dict[str, int]) -> Schedule:
     """A dot of dense rows, as long as a side's matrix has room for, times what is stored."""
-    side = dict(zip(problem.letters, sides_of(problem.bound.extents(problem.letters)), strict=True))
+    side = dict(zip(problem.letters, sides_of(problem.shape), strict=True))
     rows = {o.name: o.rows for o in named_operands(problem.bound)[1]}
     wide = max(prod(side[c] for name in names for c in rows[name]) for names in groups.sampled)
     most = max(MIN_DOT, min(SAMPLED_RANKS, MATRIX // wide))
@@ -161,7 +161,7 @@ def _sampled(problem: Problem, groups: TileGroups, padded: dict[str, int]) -> Sc
 
 def _elementwise(problem: Problem, groups: TileGroups, padded: dict[str, int]) -> Schedule:
     """No dot: the positions of one letter, by all dense axes, are what a program multiplies and keeps."""
-    side = dict(zip(problem.letters, sides_of(problem.bound.extents(problem.letters)), strict=True))
+    side = dict(zip(problem.letters, sides_of(problem.shape), strict=True))
     positions = prod(side[c] for c in (*groups.columns, *groups.second))
     limit = max(1, ELEMENTWISE_BYTES // (positions * (4 if problem.floating and problem.itemsize <= 4 else 8)))
     blocks = fit({c: min(n, RANKS) for c, n in padded.items()}, list(padded), limit)
@@ -193,7 +193,7 @@ def _most_elements(problem: Problem, warps: int) -> int:
 
 def _dot_sides(problem: Problem, groups: TileGroups) -> list[tuple[dict[str, None], int]]:
     """The dense axes of what each dot contracts with, in their order, and the positions that it contracts."""
-    side = dict(zip(problem.letters, sides_of(problem.bound.extents(problem.letters)), strict=True))
+    side = dict(zip(problem.letters, sides_of(problem.shape), strict=True))
     _, operands = named_operands(problem.bound)
     found = []
     for letters in filter(None, (groups.first, groups.second)):
