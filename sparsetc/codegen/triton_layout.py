@@ -156,7 +156,7 @@ class Layout:
             return ""
         expanded = name
         if len(axes) > 1 and own:
-            index = ", ".join(":" if a in own else "None" for a in axes)
+            index = ", ".join([":" if a in own else "None" for a in axes])
             expanded = f"({name})[{index}]" if " " in name else f"{name}[{index}]"
         elif " " in name and stride != 1:
             expanded = f"({name})"
@@ -194,7 +194,7 @@ class Layout:
     @staticmethod
     def address(terms: Iterable[str]) -> str:
         """Terms of an address as one."""
-        return " + ".join(t for t in terms if t) or "0"
+        return " + ".join(filter(None, terms)) or "0"
 
     @staticmethod
     def load(pointer: str, at: str, mask: str = "") -> str:
@@ -291,8 +291,8 @@ class TritonCoordinates(Writer):
 
     def lookup(self, lookup: Lookup) -> str:
         printer, view = self.printer, self.printer.p.view
-        known = [*(AXIS_LEVEL[axis] for axis in lookup.axes), *map(view.level_of, lookup.modes)]
-        within = (printer.limit(printer.p.letters[mode]) for mode in sorted(lookup.sides))
+        known = [*map(AXIS_LEVEL.__getitem__, lookup.axes), *map(view.level_of, lookup.modes)]
+        within = [printer.limit(printer.p.letters[mode]) for mode in sorted(lookup.sides)]
         mask = " & ".join(filter(None, (printer.guard(min(max(known, default=0), self.level), self.u), *within)))
         load = printer.load(lookup.array, lookup.where.text(self, FACTOR), mask)
         if lookup.every != 1:

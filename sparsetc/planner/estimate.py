@@ -112,7 +112,7 @@ def describe(candidate: Candidate, problem: Problem) -> str:
     """A candidate's name, and its parts' levels by letters and precisions of dots, on one line."""
     parts = []
     for p in candidate.plan.parts:
-        own = " | ".join("".join(problem.letters[m] for m in modes) or "-" for modes in p.storage.levels)
+        own = " | ".join(["".join(map(problem.letters.__getitem__, modes)) or "-" for modes in p.storage.levels])
         dots = p.schedule.dot and problem.backend == "triton"
         sizes = ", ".join(f"{name}={size}" for name, size in p.storage.params)
         parts.append(f"{p.format}{f'({sizes})' if sizes else ''}[{own}]{f' {p.schedule.precision}' if dots else ''}")
@@ -129,7 +129,7 @@ def estimates(candidate: Candidate, problem: Problem) -> list[Estimate]:
 
 def rounded(candidate: Candidate, problem: Problem, seconds: Callable[[Candidate], float]) -> Candidate:
     """The candidate with those operands rounded of which each saves time that the cost model tells apart."""
-    if problem.backend != "triton" or all(p.schedule.precision != ROUNDED for p in candidate.plan.parts):
+    if problem.backend != "triton" or ROUNDED not in [p.schedule.precision for p in candidate.plan.parts]:
         return candidate
     left = [o.name for o in named_operands(problem.bound)[1] if o.rows]
     best, least = candidate, seconds(candidate)

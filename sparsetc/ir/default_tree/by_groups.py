@@ -33,6 +33,7 @@ from sparsetc.ir.nest.axes import ITEM, LEAF
 from sparsetc.ir.plan import Schedule, Storage
 from sparsetc.ir.program.operands import MIN_DOT, named_operands, printed_sizes
 from sparsetc.ir.program.tile import Operand
+from sparsetc.support.cached import cached_property
 
 SAMPLED = 4096
 """Most positions of a tile at which a dense product is sampled."""
@@ -64,7 +65,7 @@ class TileGroups:
         """Whether a dot contracts anything."""
         return bool(self.first)
 
-    @property
+    @cached_property
     def contracted(self) -> tuple[str, ...]:
         """Letters that a column of the first dot has all positions of: what the second dot sums, and the first."""
         return (*self.second, *self.first)

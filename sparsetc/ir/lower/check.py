@@ -19,8 +19,12 @@ from sparsetc.ir.program.tile import LANES
 
 def home(around: Sequence[Axis], over: Collection[str]) -> int:
     """The level at which a sum over loops, one or more, lives: outside of the outermost."""
-    outermost = next(n for n, axis in enumerate(around) if axis.name in over)
-    return max([axis.level for axis in around[:outermost]], default=ITEM)
+    level = ITEM
+    for axis in around:
+        if axis.name in over:
+            break
+        level = max(level, axis.level)
+    return level
 
 
 def turns_of_sums(
@@ -143,5 +147,6 @@ class _Check:
         first = min(map(self.looped.index, over))
         if inside := [axis for axis in self.looped[first:] if axis in left]:
             raise self.fail(node, f"sums over {over[0]} before {inside[0]}, whose loop lies inside")
-        if sum([axis.level <= home(self.around, over) for axis in self.around]) > first:
+        level = home(self.around, over)
+        if sum([axis.level <= level for axis in self.around]) > first:
             raise self.fail(node, f"sums over {over[0]} apart from {self.looped[first - 1]}: both are one sum")

@@ -43,9 +43,10 @@ class _Placement:
     def __init__(self, around: Sequence[Loop]) -> None:
         self.around = around
         self.before: list[list[Statement]] = [[] for _ in (None, *around)]
-        self.zeros, self.after = ([list(at) for at in self.before] for _ in range(2))
+        self.zeros, self.after = [[list(at) for at in self.before] for _ in range(2)]
         self.turn = {loop.letter: n + 1 for n, loop in enumerate(around) if loop.letter}
-        self.depth = [sum([loop.level <= level for loop in around]) for level in range(len(LEVELS))]
+        levels = [loop.level for loop in around]
+        self.depth = [sum(map(level.__ge__, levels)) for level in range(len(LEVELS))]
         """The loops around what is known at each level."""
         self.known: dict[str, int] = {}
         """The depth at which each name is known."""

@@ -220,8 +220,8 @@ class Nest:
             rows = [f"item_{name}" for name, tiles in stored if tiles.halves]
             values = [f"{name}_{array}" for name, tiles in stored for array in tiles.arrays]
             return (*self.items.arrays, *self.loops[0].arrays, *rows, *values)
-        read = (lookup.array for own in self.lookups for lookup in own)
-        walked = (array for axis in self.loops for array in axis.arrays)
+        read = [lookup.array for own in self.lookups for lookup in own]
+        walked = [array for axis in self.loops for array in axis.arrays]
         names = (*self.items.arrays, *self.values.structure, *walked, *read)
         return (*dict.fromkeys(names), *self.packed)
 

@@ -74,7 +74,7 @@ class Cost(Counted):
         """Count the program's statements."""
         super().__init__(program)
         self.precision = program.precision
-        tiles = any(axis.name == "tile" for axis in program.view.loops)
+        tiles = "tile" in [axis.name for axis in program.view.loops]
         self.turn = self.dot.of(FIBERS) // self.programs if tiles else None
         """Flops of dots in one turn of a program over a tile; None where there are no tiles."""
         self.rounded = tuple([(o.name, o.nrows * o.width) for o in program.operands if o.rounded])
@@ -108,13 +108,13 @@ class Cost(Counted):
     def seconds(self, statistics: Statistics, profile: DeviceProfile) -> dict[str, float]:
         """Seconds each resource alone would take."""
         at = statistics.symbols
-        gathered = [g.moved(statistics, profile, self.programs) for g in self.gathers]
-        missed, again = sum([missed for _, missed in gathered]), self.stream.at(at) - self.once.at(at)
+        gathered, once = [g.moved(statistics, profile, self.programs) for g in self.gathers], self.once.at(at)
+        missed, again = sum([missed for _, missed in gathered]), self.stream.at(at) - once
         # Blocks of one item follow one another and find its storage near; slabs read all of it again.
-        if self.slabs > 1 and self.once.at(at) > profile.l2_bytes:
+        if self.slabs > 1 and once > profile.l2_bytes:
             missed, again = missed + again, 0
         return {
-            "memory": (self.once.at(at) + self.output.at(at) + missed) / profile.memory,
+            "memory": (once + self.output.at(at) + missed) / profile.memory,
             "l2": (sum([far for far, _ in gathered]) + again) / profile.l2,
             "l1": self._read(statistics, profile) / profile.l1,
             "add": 0.0 if self.owned else self.added_bytes.at(at) / profile.add,

@@ -6,8 +6,9 @@ In: a `Problem`, and the population from which a tile is dense, or none to take 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
 
 import torch
@@ -83,7 +84,7 @@ def _width(problem: Problem) -> int:
 
 
 def tiles_part(
-    problem: Problem, counts: Counts, format: str, nnz: int, tiles: int, fused: bool
+    problem: Problem, counts: Counts, format: str, nnz: int, tiles: int, schedule: Schedule
 ) -> tuple[Part, Statistics]:
     """A part of tiles, and what packing it is expected to give."""
     sides = sides_of(counts.shape)
@@ -94,7 +95,7 @@ def tiles_part(
         each = min(each, most // 2)
     storage = _storage(problem, groups, each * prod(sides))
     stored = tiles * prod(sides) if format == "dense_tile" else nnz
-    part = Part(format, storage, _schedule(problem, groups, fused), nnz, label="tiles of many nonzeros")
+    part = Part(format, storage, schedule, nnz, label="tiles of many nonzeros")
     chain = max(each, most // 2)  # a program of fewer tiles ends little sooner
     rows = prod([n for m, n in enumerate(tiles_along(counts.shape, sides)) if m in problem.kept])
     split = tiles > each * rows
@@ -236,10 +237,12 @@ class ByTiles(OperandMethod, Hybrid[Problem]):
 def _splits(problem: Problem, counts: Counts, thresholds: Sequence[int] | None = None) -> list[Candidate]:
     """The hybrid by each threshold, or by each that is worth trying, and each way to take what tiles leave."""
     histogram, rest = populations(counts), _leftovers(problem, counts)
-    held, made = Held.of(histogram), []
+    held, made = Held.of(histogram), list[Candidate]()
+    groups = groups_of(problem.bound, sides_of(counts.shape), problem.floating)
+    schedule_of = cache(lambda fused: _schedule(problem, groups, fused))
     for least in _worth_trying(histogram) if thresholds is None else thresholds:
         whole = max(least, stored_whole(problem, counts, least, histogram))
-        made += [_split(problem, counts, least, whole, held, leftovers) for leftovers in rest]
+        made += [_split(problem, counts, least, whole, held, leftovers, schedule_of) for leftovers in rest]
     return made
 
 
@@ -260,9 +263,15 @@ def _worth_trying(histogram: torch.Tensor) -> list[int]:
 
 
 def _split(
-    problem: Problem, counts: Counts, threshold: int, whole: int, populations: Held, rest: Candidate
+    problem: Problem,
+    counts: Counts,
+    threshold: int,
+    whole: int,
+    populations: Held,
+    rest: Candidate,
+    schedule_of: Callable[[bool], Schedule],
 ) -> Candidate:
-    """Tiles from a population on, those from another on stored whole, and what is left."""
+    """Tiles from a population on, those from another on stored whole, and what is left; fused or not is scheduled."""
     populated = {"dense_tile": (whole, VOLUME + 1), "bitmap_tile": (threshold, whole)}
     held = {format: populations.between(*bounds) for format, bounds in populated.items()}
     nnz = sum([n for n, _ in held.values()])
@@ -271,17 +280,18 @@ def _split(
         held = held if held["bitmap_tile"][0] else {"dense_tile": held["dense_tile"]}
     else:
         del held["dense_tile"]
-    made = [tiles_part(problem, counts, format, *held[format], fused) for format in held]
+    each = [tiles_part(problem, counts, format, *held[format], schedule_of(fused)) for format in held]
+    made, expected = zip(*each, strict=True)
     leftovers = replace(rest.plan.parts[0], label="the other nonzeros")
     if fused:  # one launch has one number of warps and of stages
-        tiles = made[0][0].schedule
+        tiles = made[0].schedule
         leftovers = replace(leftovers, schedule=replace(leftovers.schedule, warps=tiles.warps, stages=tiles.stages))
     options = (("threshold", threshold),) if len(held) == 1 else (("threshold", threshold), ("whole", whole))
-    plan = Plan("hls", (*(part for part, _ in made), leftovers), fused, "threshold", options)
+    plan = Plan("hls", (*made, leftovers), fused, "threshold", options)
     left = rest.expected[0].scaled((counts.nnz - nnz) / max(1, counts.nnz))
     if rest.plan.name == "fiber":  # they are not fewer, but shorter
         left = replace(left, fibers=min(left.nnz, rest.expected[0].fibers))
-    return Candidate(plan, (*(expected for _, expected in made), left))
+    return Candidate(plan, (*expected, left))
 
 
 @dataclass(frozen=True)
