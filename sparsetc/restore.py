@@ -1,4 +1,7 @@
-"""How objects are made again from what they pickle as: the functions of `support.pickles`.
+"""How objects are made again from what they pickle as.
+
+`saved` publishes these functions as ``sparsetc.support.pickles.…``, the names that files have; importing this module
+is what makes them known. Nothing else calls them.
 
 In: tensors and plain data, as a pickle or ``torch.save`` holds them. Out: the object; kernels are compiled again.
 """
@@ -28,7 +31,7 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 
 @saved
 def sparse_tensor(coords: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], coalesced: bool) -> SparseTensor:
-    """A SparseTensor, as files had it before tensors shared patterns in them."""
+    """A SparseTensor with coordinates of its own, as older files have it."""
     found = tensor(pattern(coords, shape[: len(coords) if coords.ndim else 0], coalesced), values)
     if found.shape != shape:
         raise FormatError(f"a saved SparseTensor has shape {shape}, and values {tuple(values.shape)}; it is damaged")
@@ -93,13 +96,13 @@ def kernel(
     equation: Spelled,
     sparse: tuple[SparseTensor, ...],
     settings: dict[str, Any],
-    output: str,
+    form: str,
     drop_zeros: bool = False,
 ) -> Kernel:
-    """A kernel of one sparse operand or several, compiled here."""
+    """A kernel of one sparse operand or several, compiled here; the form of its output is auto, dense or sparse."""
     _check_settings(settings)
     own = with_settings(replace(Options(), cache_dir=current().cache_dir), settings)
-    compiled = contraction(*_operands(equation, sparse), own, output)
+    compiled = contraction(*_operands(equation, sparse), own, form)
     return Kernel(compiled, sparse, drop_zeros)
 
 

@@ -1,9 +1,9 @@
-"""Which operands a step may take, found by looking at them once for each that changed; and sums that did not fit.
+"""Which operands a step may take, found by looking at all of them again where one changed; and sums that did not fit.
 
 In: dense operands, or values, as the caller has them, and the tables that kernels read. Out: a verdict, for which the
 GPU is waited for once: no infinities, values fit for halves. Programs make integers modulo 2**64, so a result does not
-tell if it wrapped. Where the largest magnitudes of the operands leave it open, the same einsum in float64 tells, and
-the result is refused.
+tell if it wrapped. Where the largest magnitudes of the operands leave it open, the same einsum in float64 tells, or the
+sum of its products' magnitudes where that is too large for float64 to tell; a result that may have wrapped is refused.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _SUMMED = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 class Guard:
-    """Which operands may be taken; those of a next call are looked at again only where they changed.
+    """Which operands may be taken: the last verdict, for as long as every operand is the same tensor, unchanged.
 
     A change that leaves no trace in torch's count of versions (through ``.data``, or an ndarray) is not noticed.
     """
 
     def __init__(self, test: Callable[[Tensors], bool], instead: str = "") -> None:
-        """Take a test of tables, and the name of what is run instead where it does not hold."""
+        """Take a test of tables, and the name of what the caller runs instead where it does not hold."""
         self.test, self.instead = test, instead
         self._known: tuple[tuple[weakref.ref[torch.Tensor], int], ...] = ()
         self._held = True
@@ -77,9 +77,9 @@ def finite(tables: Tensors) -> bool:
 
 
 def fit_for_halves(tables: Tensors, split: Sequence[bool]) -> bool:
-    """Whether no element is infinite or NaN, and halves are exact enough for the tables that are `split`; float32.
+    """Whether no element is infinite or NaN, and halves are exact enough for the tables that are `split`.
 
-    The GPU is waited for once.
+    Tables are of float32. The GPU is waited for once.
     """
     found = magnitudes.read([magnitudes.extremes(t) for t in tables])
     return all(
@@ -144,7 +144,7 @@ class IntegerSums:
     def check(
         self, made: Contraction, found: torch.Tensor, patterns: Patterns, values: Tensors, dense: Tensors
     ) -> None:
-        """Raise DtypeError unless the result is what its sums are, of these values and dense operands."""
+        """Raise DtypeError where a sum of these values and dense operands wrapped, or float64 cannot tell whether."""
         dense = dense_of_call(made.bound, dense, made.dtype, made.device)
         operands = [*values, *dense]
         # On the CPU an ndarray may have changed the memory, which leaves no trace, and to look waits for nothing.
@@ -154,10 +154,10 @@ class IntegerSums:
         if self._in_floats is None:
             self._in_floats = _in_floats(made, floats[0])
         close = self._in_floats.result(patterns, *floats)
-        terms = self._in_floats.result(patterns, *([t.abs() for t in given] for given in floats))
-        # Rounding errors stay below 2**63, so that a multiple of 2**64 shows, unless terms are this large.
-        blurred = terms * self.terms > 2.0**100
-        refuse_wrapped(found, torch.where(blurred, terms, close), f'a sum of "{made.bound.einsum.text}"')
+        magnitude = self._in_floats.result(patterns, *([t.abs() for t in given] for given in floats))
+        # Rounding errors stay below 2**63, so that a multiple of 2**64 shows, unless products are this large.
+        blurred = magnitude * self.terms > 2.0**100
+        refuse_wrapped(found, torch.where(blurred, magnitude, close), f'a sum of "{made.bound.einsum.text}"')
 
 
 LARGEST = 2**63 - 1

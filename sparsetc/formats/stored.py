@@ -25,7 +25,7 @@ BITS = 1 << 16
 
 
 def read(view: Nest, arrays: Arrays, items: int, stored: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(coords (order, nnz), stored places (nnz,)) of all that a kernel reads, by the view's grammar alone."""
+    """(coords (order, n), where each is stored (n,)) of the n values that a kernel reads, padding included."""
     at = positions(view, arrays, items, stored)
     found: dict[int, torch.Tensor] = {}
     reader = Reader(
@@ -112,7 +112,7 @@ def check_arrays(packed: Packed) -> None:
     """Raise `FormatError` unless every array that the view names is there, of its length, and pointers are in order."""
     view, arrays = packed.view, packed.arrays
     missing = set(view.arrays) - set(arrays) - {"values"}
-    require(not missing, f"the view reads {', '.join(sorted(missing))}, which packing did not make")
+    require(not missing, f"the view reads {', '.join(sorted(missing))}, which is missing")
     number = counts(view, arrays, packed.items, packed.stored)
     for lookup in (lookup for c in view.coordinates.values() for lookup in c.lookups):
         found, expected = arrays[lookup.array].numel(), lookup.elements(number, view.stored_shape(packed.shape))
@@ -131,7 +131,7 @@ def check_arrays(packed: Packed) -> None:
 
 
 def check_coordinates(packed: Packed) -> None:
-    """Raise `FormatError` unless all coordinates that kernels read lie in their modes; those of lists may lie beyond.
+    """Raise `FormatError` unless all coordinates that kernels read lie in their modes; listed ones of tiles may not.
 
     Arrays are such as `check_arrays` lets pass.
     """

@@ -70,7 +70,7 @@ class Header:
         dtype, reals = dtype or self.stated, _NUMBERS[self.field]
         known = dtype or (default if reals else torch.float32)
         real = {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(known, known)
-        return table.Layout(2, reals, real, COMMENT, self.shape, self.entries, open=not dtype and reals > 0)
+        return table.Layout(2, reals, real, COMMENT, self.shape, self.entries, dtype_open=not dtype and reals > 0)
 
 
 def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> SparseTensor:

@@ -31,8 +31,8 @@ class Layout:
     sizes: tuple[int, ...] | None = None
     """Largest coordinate of each mode, where the head of the file says."""
     rows: int | None = None
-    """Lines of the table, where the head of the file says."""
-    open: bool = False
+    """Rows that the head of the file declares, which messages call entries; None where it says nothing."""
+    dtype_open: bool = False
     """Whether no dtype was asked for: what is read as float64 may be float32, and what would lose digits is refused."""
 
     @property
@@ -50,7 +50,7 @@ Describe = Callable[[Sequence[str], Layout], str | None]
 """What is wrong with the fields of one bad line, in the terms of the format, or None where it finds nothing."""
 
 _DTYPE = re.compile(rb"^[ \t]*[#%][ \t]*dtype:[ \t]+(\w{1,20})[ \t]*$", re.MULTILINE)
-_LET_GO = np.empty(0, dtype=np.int64)
+_EMPTY = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -97,12 +97,12 @@ class Table:
         for mode in range(self.layout.order if self._parts else 0):
             np.concatenate([part.coords[mode] for part in self._parts], out=made[mode].numpy())
             for part in self._parts:
-                part.coords[mode] = _LET_GO  # memory never holds two copies of all modes
+                part.coords[mode] = _EMPTY  # memory never holds two copies of all modes
         return made
 
     def reals(self) -> list[torch.Tensor]:
         """Columns of numbers, (rows,) each; where the layout is open float32 if that holds all their digits."""
-        if self.layout.open and all(part.single for part in self._parts):
+        if self.layout.dtype_open and all(part.single for part in self._parts):
             self.layout = replace(self.layout, dtype=torch.float32)
             for part in self._parts:
                 part.reals[:] = [column.float() for column in part.reals]
@@ -133,7 +133,9 @@ def read(reader: Reader, table: Table, describe: Describe) -> None:
 
 
 def parts(reader: Reader, layout: Layout, describe: Describe) -> Iterator[Part]:
-    """The rest of the file a block at a time, those without rows included; the reader moves on when the next is asked.
+    """The rest of the file a block at a time, those without rows included.
+
+    While a part is with the caller, `reader.line` and `reader.numbers` are those before it.
 
     Raises:
         IOFormatError: a line that is not as the layout says, after the rows before it.
@@ -162,7 +164,7 @@ def _check(reader: Reader, table: Table, limit: int) -> None:
 
 
 def stated_dtype(reader: Reader) -> torch.dtype | None:
-    """What a comment ``dtype: float64`` before the first number says; None where none does, or it is no dtype here."""
+    """What a comment ``dtype: float64`` before the first number says; None where none does, or no known dtype."""
     said = [match[1].decode() for _, comments in reader.comments if (match := _DTYPE.search(comments))]
     return next((dtype for name, dtype in NAMED.items() if name in said), None)
 
@@ -200,9 +202,9 @@ def _parse(block: Block, layout: Layout) -> Part:
         column -= 1
         coords.append(column.astype(np.int32) if high < 2**31 else column)
         largest.append(high)
-    kind, written = torch.float64 if layout.open else layout.dtype, columns[layout.order :]
+    kind, written = torch.float64 if layout.dtype_open else layout.dtype, columns[layout.order :]
     reals = [numbers.real(text, *column, kind) for column in written]
-    single = not layout.open or min(numbers.single(text, *w, r) for w, r in zip(written, reals, strict=True))
+    single = not layout.dtype_open or min(numbers.single(text, *w, r) for w, r in zip(written, reals, strict=True))
     if not single and layout.dtype != kind:
         raise digits.BadToken(f"a number with more digits than {layout.dtype} holds; name the dtype to read it as")
     reals = [column.to(layout.dtype) for column in reals]

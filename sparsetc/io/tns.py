@@ -65,7 +65,7 @@ def head(reader: lines.Reader, dtype: torch.dtype | None, default: torch.dtype =
     dtype = dtype or table.stated_dtype(reader)
     if dtype and (dtype not in DTYPES or dtype.is_complex):
         raise DtypeError(f"{reader.path}: a .tns file holds real numbers; it cannot be read as {dtype}")
-    return table.Layout(order, 1, dtype or default, COMMENT, sizes, open=dtype is None)
+    return table.Layout(order, 1, dtype or default, COMMENT, sizes, dtype_open=dtype is None)
 
 
 def _declared(reader: lines.Reader, order: bytes) -> tuple[int, ...]:

@@ -2,7 +2,8 @@
 
 In: functions that make objects of plain data (`saved`), registered here by whoever knows the objects; records. Out: the
 functions under the names ``sparsetc.support.pickles.…``, which stand in files and so must not change; of a field or an
-argument that is not as annotated, which it is, in words. Nothing is converted.
+argument that is not as annotated, which it is, in words. Nothing is converted. Of containers only a tuple's contents
+are looked at: a ``dict[str, Any]`` need only be a dict. Users' plans, and streams' descriptions, too.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def from_state(record: type[Made], state: dict[str, Any]) -> Made:
 
 
 def plain(values: Iterable[object]) -> bool:
-    """Whether all values are numbers, texts, records, or tuples of such."""
+    """Whether all values are numbers, texts, None, records, or tuples or lists of such."""
     return all(
         plain(value if isinstance(value, tuple | list) else value.state.values())
         if isinstance(value, tuple | list | Record)
