@@ -36,7 +36,7 @@ TESTS = {
     "sparsetc/ir/program/": ["ir_levels golden", "bounds choice slabs tile_pairs ir_runners"],
     "sparsetc/support/names.py": ["names", "extension golden"],
     "sparsetc/codegen/": ["golden executable", "ir_runners kernel halves slabs"],
-    "sparsetc/codegen/source_files.py": ["cache", "golden executable"],
+    "sparsetc/codegen/cache.py": ["cache", "golden executable"],
     "sparsetc/codegen/split_float16": ["split_float16", "halves magnitudes"],
     "sparsetc/formats/": ["formats tiles", "windows fiber_windows listed lifetime bitmaps"],
     "sparsetc/pair/": ["pair", "hybrid block_einsums tile_pairs pair_aot"],

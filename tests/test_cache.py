@@ -25,7 +25,7 @@ import torch
 from cases import Problem, assert_matches
 
 import sparsetc as stc
-from sparsetc.codegen import cache, source_files
+from sparsetc.codegen import cache
 from sparsetc.support import files
 
 SOURCE = '"""A generated file."""\n\nanswer = 42\n'
@@ -36,8 +36,8 @@ def _forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As in a new process: no module is in memory, and no folder was refused. Others may not write to what is made."""
     before = os.umask(0o022)
     monkeypatch.setattr(cache, "_modules", type(cache._modules)())
-    monkeypatch.setattr(source_files, "_temporary", [])
-    monkeypatch.setattr(source_files, "_refused", set())
+    monkeypatch.setattr(cache, "_temporary", [])
+    monkeypatch.setattr(cache, "_refused", set())
     yield
     os.umask(before)
 
@@ -111,8 +111,8 @@ def test_two_processes_may_write_at_once(tmp_path: Path) -> None:
 
 
 def _looks_at_each_write(monkeypatch: pytest.MonkeyPatch, files: int) -> None:
-    monkeypatch.setattr(source_files, "MAX_FILES", files)
-    monkeypatch.setattr(source_files, "WRITES_AN_EVICTION", 1)
+    monkeypatch.setattr(cache, "MAX_FILES", files)
+    monkeypatch.setattr(cache, "WRITES_AN_EVICTION", 1)
 
 
 def test_the_least_recently_used_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,10 +147,10 @@ def test_files_that_are_not_the_caches_stay(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_new_file_does_not_cost_a_look_at_every_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
-    monkeypatch.setattr(source_files, "evict", looks.append)
+    monkeypatch.setattr(cache, "evict", looks.append)
     for n in range(1000):
-        source_files.keep(f"answer = {n}\n", tmp_path, cache.path_of(f"answer = {n}\n", tmp_path, "x").name)
-    expected = 1000 / source_files.WRITES_AN_EVICTION
+        cache.keep(f"answer = {n}\n", tmp_path, cache.path_of(f"answer = {n}\n", tmp_path, "x").name)
+    expected = 1000 / cache.WRITES_AN_EVICTION
     assert 0 < len(looks) < 4 * expected
 
 
@@ -171,7 +171,8 @@ def test_a_folder_that_cannot_be_written_to_is_replaced_with_a_warning(name: str
     operands = problem.operands()
     with pytest.warns(UserWarning, match=r"cannot write generated source to .*Set SPARSETC_CACHE_DIR") as told:
         kernel = stc.compile(problem.equation, *operands, cache_dir=tmp_path / name)
-    assert [w.filename for w in told] == [__file__], "it points at the user's line"
+    own = [w.filename for w in told if "cannot write" in str(w.message)]  # not that there is no GPU, said once
+    assert own == [__file__], "it points at the user's line"
     assert_matches(kernel(operands[1]), problem.equation, operands)
     assert kernel.path.exists()
     assert tmp_path not in kernel.path.parents
@@ -273,14 +274,14 @@ def test_text_that_is_swapped_after_it_was_compared_does_not_run(
 ) -> None:
     path = cache.path_of(SOURCE, tmp_path, "kernel")
     path.write_text(SOURCE, encoding="utf-8")
-    compare = source_files._intact
+    compare = cache._intact
 
     def swap(compared: Path, data: bytes) -> bool:
         same = compare(compared, data)
         compared.write_text("answer = 'swapped'\n", encoding="utf-8")
         return same
 
-    monkeypatch.setattr(source_files, "_intact", swap)
+    monkeypatch.setattr(cache, "_intact", swap)
     module, _ = cache.load(SOURCE, tmp_path)
     assert module.answer == 42
     assert "swapped" in path.read_text(encoding="utf-8")
@@ -488,7 +489,7 @@ def _churn(folder: Path, name: str, rounds: int) -> None:
 
 
 def _churn_in_a_process(folder: str, rounds: int) -> None:
-    cache.MAX_MODULES, source_files.MAX_FILES, source_files.WRITES_AN_EVICTION = 2, 2, 1
+    cache.MAX_MODULES, cache.MAX_FILES, cache.WRITES_AN_EVICTION = 2, 2, 1
     cache._modules.clear()
     warnings.simplefilter("error")  # a file that goes is no reason for another folder
     with ThreadPoolExecutor(2) as pool:
@@ -548,7 +549,7 @@ def test_a_forked_child_is_not_held_up_by_its_parents_threads(tmp_path: Path) ->
 
 
 def test_the_temporary_folder_is_its_makers_to_remove(tmp_path: Path) -> None:
-    source_files._remove(tmp_path, os.getpid() + 1)
+    cache._remove(tmp_path, os.getpid() + 1)
     assert tmp_path.exists()
-    source_files._remove(tmp_path, os.getpid())
+    cache._remove(tmp_path, os.getpid())
     assert not tmp_path.exists()

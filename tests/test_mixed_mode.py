@@ -254,9 +254,7 @@ def test_a_share_of_nothing_is_not_kept(pattern: str, parts: int) -> None:
 
 def test_nonzeros_are_dealt_once(monkeypatch: pytest.MonkeyPatch) -> None:
     deals: list[str] = []
-    monkeypatch.setattr(
-        "sparsetc.partition.stored.deal", lambda name, *a: deals.append(name) or partition.deal(name, *a)
-    )
+    monkeypatch.setattr("sparsetc.partition.base.deal", lambda name, *a: deals.append(name) or partition.deal(name, *a))
     x = random_sparse((7, 9, 5), "random", torch.float64)
     for mode in range(3):
         stc.einsum(mttkrp(3, mode), *operands_of(x, mode), plan=PLAN)

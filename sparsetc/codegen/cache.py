@@ -1,26 +1,36 @@
 """Generated source as modules: compiled from the text in memory, of which a file is a copy for readers.
 
-In: source text. Out: its module, and the path of its file (`sparsetc/codegen/source_files.py`). The text that was
-generated is what runs: neither the file nor compiled bytecode of it is ever imported. Tracebacks, `inspect` and Triton,
-which reads the source of its kernels, are given the text by the module's loader and by `linecache`, so the file may go
-or change at any moment.
+In: source text, a folder, a name. Out: its module, and the path of its copy. The text that was generated is what runs:
+neither the file nor compiled bytecode of it is ever imported. Tracebacks, `inspect` and Triton, which reads the source
+of its kernels, are given the text by the module's loader and by `linecache`. So a copy that is absent, damaged or
+another's is only written anew, and any file or folder may go at any moment. Copies are a bounded number, named by their
+content. A folder that cannot be written to, or that is not the user's alone, is replaced, with a warning, by a
+temporary one for as long as the process lives.
 """
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import linecache
+import os
+import re
+import shutil
 import sys
+import tempfile
+import time
 import weakref
 from collections import OrderedDict
+from contextlib import suppress
 from importlib.abc import InspectLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from sparsetc.codegen import source_files
+from sparsetc.support import files
 from sparsetc.support.files import cache_folder
 from sparsetc.support.locks import Lock
+from sparsetc.support.warn import warn
 
 MAX_MODULES = 512
 """Modules kept in memory."""
@@ -31,7 +41,7 @@ _lock = Lock()
 
 def path_of(source: str, directory: Path, name: str) -> Path:
     """Where this source lives: ``<name>_<digest of the text>.py``."""
-    digest = hashlib.sha256(source.encode()).hexdigest()[: source_files.DIGITS]
+    digest = hashlib.sha256(source.encode()).hexdigest()[:DIGITS]
     return directory / f"{name}_{digest}.py"
 
 
@@ -40,7 +50,7 @@ def load(source: str, directory: Path | None = None, name: str = "kernel") -> tu
     folder = cache_folder(directory)
     key = path_of(source, folder or Path(), name)
     with _lock.own:
-        path = source_files.keep(source, folder, key.name)
+        path = keep(source, folder, key.name)
         module = _modules.get(key)
         if module is None:
             module = _modules[key] = _module(source, path)
@@ -111,3 +121,120 @@ def _forget(module: ModuleType) -> None:
     """Take the module from those that can be imported; kernels that have it keep it."""
     if sys.modules.get(module.__name__) is module:
         del sys.modules[module.__name__]
+
+
+# -- copies for readers -----------------------------------------------------------------------------------------------
+
+MAX_FILES = 4096
+"""Files kept in a folder."""
+WRITES_AN_EVICTION = 256
+"""New files, on average, between two looks for files to remove: a look takes a call for each file."""
+STALE_SECONDS = 3600
+"""Age at which a temporary file is that of a killed writer."""
+ATTEMPTS = 3
+"""At writing a file to a folder that other processes may be removing."""
+DIGITS = 20
+"""Hexadecimal digits of the digest in a file name."""
+SOURCE = re.compile(rf"\w+_[0-9a-f]{{{DIGITS}}}\.py")
+"""Names of files that are removed; a folder that was named may hold a user's own."""
+UNFINISHED = re.compile(rf"\.[0-9a-f]+{re.escape(files.TEMPORARY)}")
+"""Names of files that are being written."""
+
+_temporary: list[Path] = []
+_refused: set[Path | None] = set()
+
+
+def keep(source: str, folder: Path | None, name: str) -> Path:
+    """The path of a file with this text, written where there is none yet; the folder is None where there is no home."""
+    try:
+        if folder is None:
+            raise FileNotFoundError("there is no home directory")
+        return _kept(source, folder, name)
+    except OSError as error:
+        return _kept_for_now(source, folder, name, error)
+
+
+def _kept(source: str, folder: Path, name: str) -> Path:
+    for _ in range(ATTEMPTS - 1):
+        with suppress(FileNotFoundError):  # the folder went between two steps
+            return _written(folder / name, source.encode())
+    return _written(folder / name, source.encode())
+
+
+def _written(path: Path, data: bytes) -> Path:
+    files.claim_cache(path.parent)
+    if not _intact(path, data):
+        files.write_private(path, data)
+        if _evicts(path):
+            evict(path.parent)
+    return path
+
+
+def _kept_for_now(source: str, folder: Path | None, name: str, error: OSError) -> Path:
+    """Keep the file in the temporary folder of this process; without one either, name a path that is not there."""
+    try:
+        where = _kept(source, _temporary_folder(), name)
+        instead = f"in {where.parent} until this process ends"
+    except OSError:
+        where = (folder or Path(os.devnull)) / name  # below no folder, so that nothing is ever written there
+        instead = "in memory only"
+    if folder not in _refused:
+        _refused.add(folder)
+        warn(
+            f"cannot write generated source to {folder or 'a cache folder'} ({error}); it is kept {instead}. Set "
+            "SPARSETC_CACHE_DIR to a folder that only you can write to; one that is absent is made"
+        )
+    return where
+
+
+def _temporary_folder() -> Path:
+    if not _temporary:
+        _temporary.append(Path(tempfile.mkdtemp(prefix="sparsetc-")))
+        atexit.register(_remove, _temporary[0], os.getpid())
+    return _temporary[0]
+
+
+def _remove(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:  # a forked child goes on with its parent's folder
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _intact(path: Path, data: bytes) -> bool:
+    """Whether the file has these bytes; its use is noted, so that it is not the next to go."""
+    try:
+        same = files.read_private(path, len(data)) == data
+    except OSError:
+        return False
+    if same:
+        with suppress(OSError):  # a folder that may only be read still serves
+            os.utime(path)
+    return same
+
+
+# -- eviction ---------------------------------------------------------------------------------------------------------
+
+
+def _evicts(path: Path) -> bool:
+    """Whether files are removed after this one is written: its digest, as good as a random number, says so."""
+    return int(path.stem[-DIGITS:], 16) % WRITES_AN_EVICTION == 0
+
+
+def evict(folder: Path) -> None:
+    """Remove the least recently used files above the bound, and what killed writers left; others may be at it too."""
+    sources, unfinished = _files(folder, SOURCE), _files(folder, UNFINISHED)
+    stale = time.time() - STALE_SECONDS
+    oldest = sources[: max(0, len(sources) - MAX_FILES)]
+    for _, path in [*oldest, *(file for file in unfinished if file[0] < stale)]:
+        with suppress(OSError):
+            os.unlink(path)
+
+
+def _files(folder: Path, names: re.Pattern[str]) -> list[tuple[float, str]]:
+    """(time of last use, path) of the files of such names, the oldest first."""
+    found = []
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if names.fullmatch(entry.name):
+                with suppress(OSError):
+                    found.append((entry.stat(follow_symlinks=False).st_mtime, entry.path))
+    return sorted(found)

@@ -1,8 +1,15 @@
 """Partitions: how nonzeros are dealt to the parts of a plan. One file a rule; importing this package registers them."""
 
 from sparsetc.partition import rules
-from sparsetc.partition.base import PARTITIONS, deal, get_partition, register_partition, shares
-from sparsetc.partition.stored import storage_keys, stored_parts
+from sparsetc.partition.base import (
+    PARTITIONS,
+    deal,
+    get_partition,
+    register_partition,
+    shares,
+    storage_keys,
+    stored_parts,
+)
 
 __all__ = [
     "PARTITIONS",

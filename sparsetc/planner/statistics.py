@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from sparsetc.partition.base import row_numbers
-from sparsetc.partition.stored import Dealing
+from sparsetc.partition.base import Dealing, row_numbers
 from sparsetc.support.cached import cached_property
 from sparsetc.support.lru import Lru
 from sparsetc.tensor import coords as crd
