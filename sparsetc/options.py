@@ -56,6 +56,8 @@ class Options:
 
     def check_memory(self, nbytes: int, device: torch.device, what: str, limit: int | None = None) -> None:
         """Raise `OutOfMemoryError`, before anything is allocated, when `what` would pass the limit, known or not."""
+        if limit is None and self.memory_limit is None and nbytes < FREE:
+            return
         limit = self.memory_on(device) if limit is None else limit
         if nbytes > limit:
             raise OutOfMemoryError(
@@ -64,6 +66,8 @@ class Options:
             )
 
 
+FREE = 1 << 20
+"""Bytes up to which nobody asks what a device has free: to ask takes longer than to allocate them."""
 _DEFAULT = Options()
 _current: ContextVar[Options | None] = ContextVar("sparsetc_options", default=None)
 

@@ -15,6 +15,7 @@ from sparsetc.ir.plan import DOTS
 from sparsetc.options import Options
 from sparsetc.planner.statistics import Counts
 from sparsetc.support.cached import cached_property
+from sparsetc.support.memory import available_memory
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
@@ -36,8 +37,8 @@ class Problem:
     """Counts of the sparse operand's pattern."""
     floating: bool = True
     """Whether a GPU has a matrix instruction for the type."""
-    memory: int | None = None
-    """Bytes that stored tiles may take; None for any."""
+    memory_limit: int | None = None
+    """Bytes that stored tiles may take; None for what is free."""
     coalesced: bool = True
     """Whether no coordinate occurs twice: tiles hold one value a position."""
     rows: int = 1
@@ -82,7 +83,7 @@ class Problem:
             itemsize=x.dtype.itemsize,
             counts=counts,
             floating=x.dtype.is_floating_point,
-            memory=settings.memory_on(x.device),
+            memory_limit=settings.memory_limit,
             coalesced=x.is_coalesced,
             rows=max(1, rows),
             distinct=x.is_coalesced or (sparse_output and rows == counts.nnz),
@@ -91,6 +92,11 @@ class Problem:
             sparse_output=sparse_output,
             halves=backend == "triton" and x.dtype == torch.float32 and MACHINES[machine_of((x._values,))].halves,
         )
+
+    @cached_property
+    def memory(self) -> int:
+        """Bytes that stored tiles may take."""
+        return available_memory(self.counts.coords.device) if self.memory_limit is None else self.memory_limit
 
     @property
     def equation(self) -> str:

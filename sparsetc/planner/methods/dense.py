@@ -55,7 +55,7 @@ def dense(problem: Problem, counts: Counts) -> Candidate:
     if problem.precision == ROUNDED and found.products != 1:  # what is made on the way is not rounded
         made = _of_precision(problem, counts, DOTS["high"])
     taken = (problem.itemsize + PACKING) * prod(problem.shape) + problem.itemsize * found.formed
-    if problem.memory is not None and taken > problem.memory:
+    if taken > problem.memory:
         on_the_way = " and what is made on the way" if found.formed else ""
         fault = f"the dense tensor, with what packs it{on_the_way}, takes {taken:,} bytes, the limit is"
         raise _refusal(problem, f"{fault} {problem.memory:,}")

@@ -67,8 +67,6 @@ def stored_whole(problem: Problem, counts: Counts, threshold: int, histogram: to
     Bitmaps take fewer bytes, and longer, since every position is expanded (`benchmarks/results/tile_formats.json`): so
     they are what does not fit the memory limit otherwise, the emptiest tiles first, of which they save most.
     """
-    if problem.memory is None:
-        return 0
     volume, width = prod(sides_of(counts.shape)), _width(problem)
     sizes = torch.arange(histogram.numel(), device=histogram.device)
     tiles = torch.where(sizes >= max(1, threshold), histogram // sizes.clamp(min=1), 0)

@@ -115,7 +115,7 @@ def _worthwhile(problem: Problem) -> Callable[[Candidate], bool]:
 
 def _fitting(problem: Problem, found: Iterable[Candidate]) -> Iterator[Candidate]:
     """The candidates whose tiles are within the memory limit."""
-    return (split for split in found if problem.memory is None or _nbytes(problem, split) <= problem.memory)
+    return (split for split in found if _nbytes(problem, split) <= problem.memory)
 
 
 class Windows(OperandMethod):
