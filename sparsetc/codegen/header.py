@@ -12,8 +12,8 @@ from sparsetc.ir.nest.axes import LEVELS
 from sparsetc.ir.nest.coordinates import Readable
 from sparsetc.ir.nest.nest import PAIRED, Nest
 from sparsetc.ir.nest.values import HEAD, LOW
+from sparsetc.ir.program.cost import cost_of
 from sparsetc.ir.program.operands import Stored, stored_of
-from sparsetc.ir.program.product_cost import cost_of
 from sparsetc.ir.program.tile import TileProgram
 
 

@@ -156,7 +156,7 @@ def contraction(
 
             made = Blocked(bound, operands, settings, form, repeated)
         else:
-            entries = Entries.of(bound, operands, settings, form)
+            entries = Entries.of(bound, operands, settings, form) if any(x.dense_order for x in sparse) else None
             made = of_entries(bound, operands, settings, form, repeated, entries, choice)
     library.known(made, sparse)
     return made

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from sparsetc.contraction.canonical import Operands
-from sparsetc.contraction.output import check_form, is_sparse
+from sparsetc.contraction.output import is_sparse
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.plan import PAIRED_PLANS, requested
 from sparsetc.options import Options
@@ -56,7 +56,6 @@ class Entries:
         memory.
         """
         e = bound.einsum
-        check_form(form, e)
         sparse = [o for o in operands if isinstance(o, SparseTensor)]
         if not any(x.dense_order for x in sparse) or by_nonzeros(settings):
             return None

@@ -103,8 +103,11 @@ class Step(Listed):
         )
         """Whether a call is a launch and nothing else, so that calls may share what they need beside it."""
         self._gradients: dict[int, Rule] = {}
-        self.derived = with_settings(settings, {"plan": plan_of_derived(settings.plan)})
+
+    @cached_property
+    def derived(self) -> Options:
         """The settings of gradients and batches."""
+        return with_settings(self.settings, {"plan": plan_of_derived(self.settings.plan)})
 
     def _guard(self) -> Guard | None:
         """What says which operands the step takes; None where it takes all.

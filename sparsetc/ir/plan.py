@@ -26,6 +26,7 @@ FIXED = ("coo", "fiber", "rows", "coo+rows", "fiber+rows")
 """Plans of one sparse operand whose formats their names say."""
 PAIRED_PLANS = ("bcb", "scalar", "dense", "bcb+scalar")
 """Plans of two sparse operands."""
+PREFERRED = "preferred"
 SHARED = ("mm-csf",)
 """Plans that store nonzeros alike for every einsum, so that one packed copy serves them all."""
 PLAN_NAMES = ("auto", "hls", "window", "1-sa", *FIXED, *SHARED, *PAIRED_PLANS)
@@ -250,6 +251,11 @@ class Plan(Record):
     def pairs(self) -> bool:
         """Whether the plan is of two sparse operands or more, which no single operand can take."""
         return bool(self.steps) or any(p.operand is not None for p in self.parts)
+
+    @property
+    def preferred(self) -> str:
+        """The name of the plan that a request prefers to all others where that applies; empty where it names none."""
+        return str(self.option(PREFERRED, "")) if self.name == "auto" else ""
 
     def option(self, name: str, default: Any) -> Any:
         """One of the options, or what stands for it where it is not named."""

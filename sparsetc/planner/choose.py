@@ -12,12 +12,11 @@ from typing import TypeVar
 
 from sparsetc.errors import PlanError
 from sparsetc.formats.base import unknown_parameter
-from sparsetc.ir.plan import FIXED, PAIRED_PLANS, Plan, requested, verify
+from sparsetc.ir.plan import FIXED, PAIRED_PLANS, PREFERRED, Plan, requested, verify
 from sparsetc.planner.candidate import Choice, Estimate, choice_of
 from sparsetc.planner.estimate import suited
 from sparsetc.planner.method import Method
 from sparsetc.planner.problem import Problem
-from sparsetc.planner.requests import PREFERRED, preferred
 
 P = TypeVar("P")
 
@@ -70,7 +69,7 @@ def chosen(problem: P, known: Mapping[str, Method[P]], request: Plan) -> Choice:
     """
     if request.name in known:
         return choice_of([known[request.name].requested(problem, request)], "asked for by name")
-    first = known.get(preferred(request))
+    first = known.get(request.preferred)
     if first and (found := list(first.estimates(problem))):
         return choice_of(found, "preferred where it applies")
     return choice_of(considered(problem, known))

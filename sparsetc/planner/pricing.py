@@ -18,8 +18,7 @@ from sparsetc.ir.lower import Target, drafted
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
 from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.plan import Plan, Schedule
-from sparsetc.ir.program.cost import LISTED_BYTE, Cost
-from sparsetc.ir.program.product_cost import cost_of
+from sparsetc.ir.program.cost import LISTED_BYTE, Cost, cost_of
 from sparsetc.ir.program.statistics import Statistics
 from sparsetc.partition import PARTITIONS
 from sparsetc.planner.candidate import Candidate

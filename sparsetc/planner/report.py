@@ -15,7 +15,7 @@ from sparsetc.explain import OperandReport, PartReport, in_microseconds
 from sparsetc.formats import FORMATS, Packed
 from sparsetc.formats.tiles import tile_count, tiles_of_nonzeros
 from sparsetc.ir.plan import Part, Plan, in_bf16
-from sparsetc.ir.program.product_cost import cost_of
+from sparsetc.ir.program.cost import cost_of
 from sparsetc.ir.program.statistics import Statistics
 from sparsetc.ir.program.tile import LANES, Product, TileProgram, walk
 from sparsetc.planner.candidate import Choice

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from sparsetc.errors import PlanError
 from sparsetc.formats.base import OWN
-from sparsetc.ir.plan import PLAN_NAMES, SHARED, SIDE, Plan, requested
+from sparsetc.ir.plan import PLAN_NAMES, PREFERRED, SHARED, SIDE, Plan, requested
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.statistics import Counts
@@ -22,17 +22,11 @@ from sparsetc.tensor.pattern import clear_patterns
 
 BLOCKS, HYBRID = "bcb", "bcb+scalar"
 STORAGES = ("auto", "whole", "bitmap")
-PREFERRED = "preferred"
 
 
 def plan_preferring(name: str) -> Plan:
     """The plan of this name where it applies, and elsewhere the one that is expected to be fastest."""
     return Plan("auto", options=((PREFERRED, name),))
-
-
-def preferred(request: Plan) -> str:
-    """The name of the plan that is preferred to all others; empty where none is."""
-    return str(request.option(PREFERRED, "")) if request.name == "auto" else ""
 
 
 def check_threshold(threshold: object, least: int) -> None:
@@ -206,6 +200,6 @@ def plan_of_derived(wanted: str | Plan) -> str | Plan:
     A plan that was chosen for one einsum does not serve another, unless it says so.
     """
     plan = requested(wanted)
-    name = preferred(plan) or plan.name
+    name = plan.preferred or plan.name
     shared = PLANS[name].shared if name in PLANS else name in SHARED
     return plan_preferring(name) if shared else "auto"

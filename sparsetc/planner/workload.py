@@ -22,7 +22,6 @@ from sparsetc.planner.choose import choose, considered
 from sparsetc.planner.methods import methods
 from sparsetc.planner.pricing import costs, views
 from sparsetc.planner.problem import Problem
-from sparsetc.planner.requests import preferred
 
 BLOCK = 8
 """Bytes of ``block_ptr`` and ``block_full`` for a block of fibers."""
@@ -66,7 +65,7 @@ def choose_together(
         None where there is nothing to weigh: a plan was given with its parts, or the shared one is asked for.
     """
     request = requested(wanted)
-    if not request.is_request or request.name in SHARED or preferred(request) or len(problems) < 2:
+    if not request.is_request or request.name in SHARED or request.preferred or len(problems) < 2:
         return None
     options = [_options(request, problem) for problem in problems]
     most = max(2, int(MOST_SETS ** (1 / len(options))))

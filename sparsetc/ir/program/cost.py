@@ -15,6 +15,7 @@ Resources, each with the time it alone would take:
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 
 from sparsetc.device.profile import DeviceProfile, by_precision
@@ -193,3 +194,13 @@ class Cost(Counted):
             return peak
         unit = ROUNDED if self.precision == F16X3 else self.precision  # halves go as bfloat16
         return peak * by_precision(profile.tile_share, unit) * (LARGE_SHARE if self.turn >= LARGE_TURN else 1)
+
+
+@lru_cache(maxsize=1024)
+def cost_of(program: TileProgram) -> Cost:
+    """What a program costs, by what runs it: a generated kernel, or torch, for which the tile is the whole tensor."""
+    if not program.spanning:
+        return Cost(program)
+    from sparsetc.ir.program.product_cost import ProductCost  # which is one, and which few programs need
+
+    return ProductCost(program)

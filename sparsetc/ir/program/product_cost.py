@@ -6,7 +6,6 @@ In: a `TileProgram`; then a part's `Statistics` and a `DeviceProfile`. Out: a `C
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from math import prod
 
 from sparsetc.device.profile import DeviceProfile
@@ -133,12 +132,6 @@ class ProductCost(Cost):
         """The share of multiprocessors that have a part of the result, on average over the rounds that it takes."""
         parts, each = prod(-(-n // side) for n in (self.p.rows, self.p.width)), max(1, profile.warps // WARPS)
         return parts / (each * -(-parts // each))
-
-
-@lru_cache(maxsize=1024)
-def cost_of(program: TileProgram) -> Cost:
-    """What a program costs, by what runs it: a generated kernel, or torch."""
-    return (ProductCost if program.spanning else Cost)(program)
 
 
 def _products(
