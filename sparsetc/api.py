@@ -16,7 +16,6 @@ import torch
 from sparsetc.codegen import cache
 from sparsetc.contraction.contraction import Workload, compiled, compiled_together, contraction, kept_together, wrap
 from sparsetc.contraction.dense import promoted
-from sparsetc.contraction.guard import evaluate
 from sparsetc.contraction.kernel import Kernel, SharedValues
 from sparsetc.contraction.output import Result
 from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
@@ -85,7 +84,7 @@ def _einsum(args: tuple[Any, ...], output: str, drop_zeros: bool, settings: dict
     sparse = [o for o in operands if type(o) is SparseTensor]
     patterns, values = [o._pattern for o in sparse], [o._values for o in sparse]
     dense = [o for o in operands if type(o) is not SparseTensor]
-    return wrap(made, evaluate(made, patterns, values, dense, made.packed(sparse)), patterns, drop_zeros)  # type: ignore[arg-type]
+    return wrap(made, made.evaluate(patterns, values, dense, made.packed(sparse)), patterns, drop_zeros)  # type: ignore[arg-type]
 
 
 @entry_point
@@ -173,7 +172,7 @@ def _einsum_many(
         sparse, dense = own[0], [o for o in own if isinstance(o, torch.Tensor)]
         assert isinstance(sparse, SparseTensor)
         patterns, packed = [sparse._pattern], made.packed([sparse], shared.of((sparse._values,)))
-        found.append(wrap(made, evaluate(made, patterns, [sparse._values], dense, packed), patterns, drop_zeros))
+        found.append(wrap(made, made.evaluate(patterns, [sparse._values], dense, packed), patterns, drop_zeros))
     return tuple(found)
 
 

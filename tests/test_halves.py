@@ -23,7 +23,7 @@ import sparsetc as stc
 from sparsetc.contraction.guard import fit_for_halves
 from sparsetc.ir.nest import values as halves
 from sparsetc.ir.plan import F16X3
-from sparsetc.ir.program.product_cost import cost_of
+from sparsetc.ir.program.cost import cost_of
 from sparsetc.ir.program.tile import Scale
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -16,7 +16,7 @@ from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.nest.axes import LANE
 from sparsetc.ir.plan import Schedule, Storage
-from sparsetc.ir.program.product_cost import cost_of
+from sparsetc.ir.program.cost import cost_of
 from sparsetc.ir.program.statistics import FIBERS, ITEMS
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.testing import PATTERNS, check_format, pattern, reference

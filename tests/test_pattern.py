@@ -13,7 +13,7 @@ from sparsetc.errors import FormatError
 from sparsetc.ir.nest.modes import Consecutive, Field
 from sparsetc.ir.nest.nest import Nest, runs, tiles
 from sparsetc.ir.nest.values import Ones
-from sparsetc.ir.program.product_cost import cost_of
+from sparsetc.ir.program.cost import cost_of
 from sparsetc.ir.program.statistics import STORED
 from sparsetc.ir.program.tile import Value, walk
 from sparsetc.testing.interpret import run_program

@@ -11,7 +11,7 @@ from tile_pairs import FOLDS, DrawnTiles
 
 import sparsetc as stc
 from sparsetc.errors import PlanError
-from sparsetc.ir.lower.place import place
+from sparsetc.ir.lower.lowering import place
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, Turns
 from sparsetc.ir.nest.modes import Field
 from sparsetc.ir.nest.nest import Nest, blocks, pairs, runs, tiles

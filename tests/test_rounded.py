@@ -17,7 +17,7 @@ from rounded_cases import DOTS, MIXED, SCALAR, SPMM, Case, rounding
 from test_ir_runners import interpreted
 
 import sparsetc as stc
-from sparsetc.ir.program.product_cost import cost_of
+from sparsetc.ir.program.cost import cost_of
 from sparsetc.ir.program.tile import Gather
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

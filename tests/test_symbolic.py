@@ -13,7 +13,7 @@ from cases import random_sparse, random_values
 
 import sparsetc as stc
 from sparsetc.device.record import of_backend
-from sparsetc.ir.program.product_cost import cost_of
+from sparsetc.ir.program.cost import cost_of
 from sparsetc.planner.pricing import seconds_of
 from sparsetc.planner.report import statistics_of
 

@@ -25,7 +25,7 @@ from sparsetc.ir.nest.nest import Nest, pairs
 from sparsetc.ir.nest.values import Bitmap, Halves, Whole
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.checks import verify
-from sparsetc.ir.program.product_cost import cost_of
+from sparsetc.ir.program.cost import cost_of
 from sparsetc.ir.program.statistics import FIBERS, ITEMS, STORED, ZERO, Statistics
 from sparsetc.ir.program.tile import Add, Loop, Position, Product, Row, Scale, Statement, Tile, TileProgram, Value, walk
 from sparsetc.testing.interpret import run_program

@@ -25,8 +25,9 @@ from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.options import Options
 from sparsetc.runtime.executable import Listed
-from sparsetc.tensor.pattern import Pattern
+from sparsetc.tensor.pattern import Pattern, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import INTEGERS, captured
 
 
 class Compiled(Listed):
@@ -94,7 +95,7 @@ class Contraction(Compiled, ABC):
         for position, operand in enumerate(operands):
             check_operand(operand, position, self.dtype, self.device)
         check_form(form, bound.einsum)
-        self.sums = IntegerSums.of(bound, given)
+        self.sums = IntegerSums.of(bound, given) if self.dtype in INTEGERS else None
         """What finds sums of integers that pass 64 bits; None where none can."""
         self.bare = [x.pattern.bare() for x in given]
         """The patterns of the sparse operands, with nothing kept."""
@@ -123,6 +124,20 @@ class Contraction(Compiled, ABC):
     @abstractmethod
     def result(self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None) -> torch.Tensor:
         """A dense result, or a sparse one's values; differentiable. Integers are made modulo 2**64: see `evaluate`."""
+
+    def evaluate(
+        self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None
+    ) -> torch.Tensor:
+        """The result of the same arguments.
+
+        Raises:
+            DtypeError: a sum of integers does not fit in 64 bits. Nothing is looked at while a CUDA graph is captured
+                or a transform of `torch.func` is active.
+        """
+        found = self.result(patterns, values, dense, packed)
+        if self.sums is not None and not transforming() and not captured(found):
+            self.sums.check(self, found, patterns, values, dense)
+        return found
 
     def gradient(
         self, patterns: Patterns, operand: int, values: Tensors, dense: Tensors, upstream: torch.Tensor

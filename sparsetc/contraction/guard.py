@@ -17,15 +17,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from sparsetc.codegen import magnitudes
-from sparsetc.codegen.launch import Values
 from sparsetc.contraction.canonical import Patterns, dense_of_call, stand_ins
 from sparsetc.contraction.dense import Tensors
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.values import may_be_split
 from sparsetc.ir.plan import requested
-from sparsetc.tensor.pattern import lasting, transforming
+from sparsetc.tensor.pattern import lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import INTEGERS, captured, refuse_wrapped
+from sparsetc.tensor.sums import refuse_wrapped
 
 if TYPE_CHECKING:
     from sparsetc.contraction.base import Contraction
@@ -88,21 +87,6 @@ def fit_for_halves(tables: Tensors, split: Sequence[bool]) -> bool:
     )
 
 
-def evaluate(
-    made: Contraction, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None
-) -> torch.Tensor:
-    """Return `made.result` of the same arguments.
-
-    Raises:
-        DtypeError: a sum of integers does not fit in 64 bits. Nothing is looked at while a CUDA graph is captured or a
-            transform of `torch.func` is active.
-    """
-    found = made.result(patterns, values, dense, packed)
-    if made.sums is not None and not transforming() and not captured(found):
-        made.sums.check(made, found, patterns, values, dense)
-    return found
-
-
 class IntegerSums:
     """Whether the sums of a contraction of integers fit in 64 bits, looked at again where operands changed."""
 
@@ -113,15 +97,13 @@ class IntegerSums:
 
     @classmethod
     def of(cls, bound: Bound, sparse: Sequence[SparseTensor]) -> IntegerSums | None:
-        """Return the check of an einsum; None where operands of their dtype cannot pass 64 bits.
+        """Return the check of an einsum of integers; None where operands of their dtype cannot pass 64 bits.
 
         Args:
             bound: the einsum.
             sparse: its sparse operands, in order.
         """
         dtype, e = sparse[0].dtype, bound.einsum
-        if dtype not in INTEGERS:
-            return None
         terms, left = 1, set(e.contracted)
         for position, x in zip(e.sparse, sparse, strict=True):
             summed = left & set(e.inputs[position])

@@ -17,7 +17,6 @@ from sparsetc.codegen.launch import Values
 from sparsetc.contraction.base import Compiled, Contraction
 from sparsetc.contraction.contraction import wrap
 from sparsetc.contraction.dense import Tensors
-from sparsetc.contraction.guard import evaluate
 from sparsetc.contraction.output import Result
 from sparsetc.contraction.step import Step
 from sparsetc.errors import DtypeError, PlanError, ShapeError
@@ -104,7 +103,7 @@ class Kernel(Compiled):
                     self._pack()
                     packed = self._packed
                     break
-        found = evaluate(self.contraction, self._patterns, self._values, dense, packed)
+        found = self.contraction.evaluate(self._patterns, self._values, dense, packed)
         return wrap(self.contraction, found, self._patterns, self.drop_zeros)
 
     def with_values(self, *values: torch.Tensor | None) -> Kernel:

@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sparsetc.contraction.autograd import in_batches
 from sparsetc.contraction.dense import Tensors, converted, promoted
-from sparsetc.contraction.guard import evaluate
 from sparsetc.contraction.output import Result
 from sparsetc.errors import ShapeError, TransformError
 from sparsetc.ir.contraction_tree import Dot, Factor, Multiply, Sum
@@ -87,7 +86,7 @@ def _contract(kernel: str, values: list[torch.Tensor], dense: list[torch.Tensor]
     made, patterns = _running(kernel, values)
     _check_tangents(values[0])
     with torch.no_grad():
-        return _fresh(evaluate(made, patterns, values, dense), [*values, *dense])
+        return _fresh(made.evaluate(patterns, values, dense), [*values, *dense])
 
 
 @torch.library.register_fake("sparsetc::contract", lib=_library)

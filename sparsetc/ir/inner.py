@@ -117,7 +117,7 @@ class Inner:
 
     def along(self, letters: Iterable[str]) -> tuple[str, ...]:
         """The sides of a tile along which the coordinates of these letters vary, once each."""
-        return tuple([c for c in self.view.read_along(self.letters, letters) if c in self.sides])
+        return tuple(filter(self.sides.__contains__, self.view.read_along(self.letters, letters)))
 
     def by_sides(self) -> Inner:
         """The einsum whose letters are the sides of a tile: those that ride along one are one letter with it."""

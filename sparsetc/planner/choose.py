@@ -14,8 +14,7 @@ from sparsetc.errors import PlanError
 from sparsetc.formats.base import unknown_parameter
 from sparsetc.ir.plan import FIXED, PAIRED_PLANS, PREFERRED, Plan, requested, verify
 from sparsetc.planner.candidate import Choice, Estimate, choice_of
-from sparsetc.planner.estimate import suited
-from sparsetc.planner.method import Method
+from sparsetc.planner.method import Method, suited
 from sparsetc.planner.problem import Problem
 
 P = TypeVar("P")

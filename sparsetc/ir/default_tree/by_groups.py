@@ -167,7 +167,7 @@ class Division:
             operands = [o for n in chosen for o in self.classes[n][1]]
             if not axes or {a for o in operands for a in o.axes} != axes:
                 continue
-            first = tuple([c for c in self.letters if any(c in self.classes[n][0] for n in chosen)])
+            first = self._letters(chosen)
             spread = tuple([c for c in self.summed if c not in first])
             columns, gridded = self._columns(self.free)
             wide = self.positions((*columns, *spread))
@@ -190,15 +190,18 @@ class Division:
                 if not left or not right:
                     continue
                 one, two = ([o for n in ns for o in self.classes[n][1]] for ns in (left, right))
-                first, second = (
-                    tuple(c for c in self.letters if any(c in self.classes[n][0] for n in ns)) for ns in (left, right)
-                )
+                first, second = self._letters(left), self._letters(right)
                 m, n = self.width(one), self.width(two)
                 deep, wide = max(MIN_DOT, self.positions(first)), max(MIN_DOT, self.positions(second))
                 formed = (deep * m if len(one) > 1 else 0) + (wide * n if len(two) > 1 else 0)
                 spread = tuple(c for c in self.summed if c not in (*first, *second))
                 cost = (formed + m * wide * (deep + n) // MATRIX_RATE) * self.positions((*spread, *self.kept))
                 yield cost, TileGroups(first, second, spread, self.free, self.gridded)
+
+    def _letters(self, classes: Iterable[int]) -> tuple[str, ...]:
+        """The letters of some classes, in their order."""
+        own = {c for n in classes for c in self.classes[n][0]}
+        return tuple([c for c in self.letters if c in own])
 
     def _components(self) -> list[list[int]]:
         """Classes with dense axes, those that share an axis together."""

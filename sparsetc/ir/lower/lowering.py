@@ -1,13 +1,19 @@
 """The one lowering: a tree over the axes of a view -> a verified tile program.
 
 In: an `Inner` einsum and a `Schedule` that has a tree. Out: a `TileProgram`. The tree says what is computed
-(`contract`), and one rule where each computation stands (`place`); what is read, and along which axes, follows from the
-axes of the view and from the positions that the schedule takes of them.
+(`contract`); what is read, and along which axes, follows from the axes of the view and from the positions that the
+schedule takes of them. Where each computation stands follows from one rule (`place`):
+
+- A computation stands at the depth where its inputs are known, inside as few loops as that takes. A coordinate is known
+  at its level, a position along a tile in the loop that takes it, and a stored value inside all loops.
+- An accumulator is zeroed where it lives, before the loop that adds it up, and is read after that loop.
+- The computations of one depth keep their order. Those listed before an accumulation that lives there stand before the
+  loop, and the others after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from sparsetc.errors import PlanError
@@ -16,10 +22,10 @@ from sparsetc.ir.inner import Inner, X
 from sparsetc.ir.lower.check import verify_tree
 from sparsetc.ir.lower.contract import Contraction
 from sparsetc.ir.lower.halves import in_halves
-from sparsetc.ir.lower.place import place
-from sparsetc.ir.nest.axes import ITEM, LEAF, Turns
+from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS, Turns
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.program import tile as ir
+from sparsetc.ir.program.tile import Decode, Loop, Product, Statement, Zero, level_of, made, reads
 from sparsetc.support.cached import cached_property
 
 
@@ -191,3 +197,75 @@ class Lowering(Contraction):
                 f'"{inner.equation}" takes them in the order {"".join(self.stored_order)}, with dots over '
                 f"{''.join(self.contracted) or 'nothing'}: plan it anew, or leave out the storage's sequence"
             )
+
+
+# -- where each statement stands --------------------------------------------------------------------------------------
+
+
+def place(statements: Iterable[Statement], around: Sequence[Loop]) -> tuple[Statement, ...]:
+    """The statements where they stand, with the loops around them and the zeros of their accumulators.
+
+    Args:
+        statements: in an order of data flow, without loops and zeros. A product that accumulates makes an accumulator,
+            which lives at the level of its tile.
+        around: the loops, outermost first.
+
+    Raises:
+        PlanError: a statement reads what none before it makes, or what is complete only after a loop that the
+            statement stands in, or adds up over no loop.
+    """
+    placement = _Placement(around)
+    for statement in statements:
+        placement.add(statement)
+    return placement.body()
+
+
+class _Placement:
+    """Statements that have been placed; depth n is inside the first n loops."""
+
+    def __init__(self, around: Sequence[Loop]) -> None:
+        self.around = around
+        self.before: list[list[Statement]] = [[] for _ in (None, *around)]
+        self.zeros, self.after = [[list(at) for at in self.before] for _ in range(2)]
+        self.turn = {loop.letter: n + 1 for n, loop in enumerate(around) if loop.letter}
+        levels = [loop.level for loop in around]
+        self.depth = [sum(map(level.__ge__, levels)) for level in range(len(LEVELS))]
+        """The loops around what is known at each level."""
+        self.known: dict[str, int] = {}
+        """The depth at which each name is known."""
+        self.late: set[str] = set()
+        """Names that are known only after the loop at their depth."""
+
+    def add(self, statement: Statement) -> None:
+        """Places one statement after all that were placed before it."""
+        name, inputs = made(statement) or "add", reads(statement)
+        if unknown := {*inputs} - self.known.keys():
+            raise PlanError(f"{name}: {', '.join(sorted(unknown))} is not made before it")
+        turns = [self.turn.get(c, 0) for c in statement.along] if isinstance(statement, Decode) else ()
+        depth = max([self.depth[level_of(statement)], *turns, *map(self.known.__getitem__, inputs)])
+        for read in self.late.intersection(inputs):
+            if self.known[read] < depth:
+                raise PlanError(f"{name} stands in a loop after which {read} is complete")
+        after = bool(self.zeros[depth])
+        (self.after if after else self.before)[depth].append(statement)
+        if isinstance(statement, Product) and statement.accumulate:
+            depth, after = self._home(statement, depth), True
+        self.known[name] = depth
+        self.late |= {name} if after else set()
+
+    def _home(self, statement: Product, depth: int) -> int:
+        """The depth at which an accumulator lives, where it is zeroed."""
+        home = self.depth[statement.out.level]
+        if home >= depth:
+            raise PlanError(f"{statement.out} adds up over no loop: what it adds is known where it lives")
+        if Zero(statement.out) not in self.zeros[home]:
+            self.zeros[home].append(Zero(statement.out))
+        return home
+
+    def body(self) -> tuple[Statement, ...]:
+        """The statements, nested."""
+        body: tuple[Statement, ...] = ()
+        for n in reversed(range(len(self.before))):
+            inner = (replace(self.around[n], body=body),) if n < len(self.around) else ()
+            body = (*self.before[n], *self.zeros[n], *inner, *self.after[n])
+        return body

@@ -21,8 +21,7 @@ from sparsetc.ir.program.operands import MIN_DOT, dense_axes, named_operands
 from sparsetc.ir.program.statistics import Statistics
 from sparsetc.partition.rules import tile_populations
 from sparsetc.planner.candidate import CPU_ITEM_NNZ, FUSE_BELOW, Candidate
-from sparsetc.planner.estimate import rounded
-from sparsetc.planner.method import Hybrid, OperandMethod
+from sparsetc.planner.method import Hybrid, OperandMethod, rounded
 from sparsetc.planner.methods.fibers import best_leaf, fiber
 from sparsetc.planner.methods.rows import coo
 from sparsetc.planner.pricing import price

@@ -19,8 +19,7 @@ from sparsetc.ir.plan import DOTS, F16X3, Part, Plan, Schedule, Storage
 from sparsetc.ir.program.operands import MIN_DOT, dense_axes, named_operands
 from sparsetc.ir.program.statistics import ZERO, Statistics
 from sparsetc.planner.candidate import CPU_ITEM_NNZ, Candidate
-from sparsetc.planner.estimate import in_order, rounded
-from sparsetc.planner.method import OperandMethod
+from sparsetc.planner.method import OperandMethod, in_order, rounded
 from sparsetc.planner.methods.rows import Rows as ShortRows
 from sparsetc.planner.methods.rows import coo, rows
 from sparsetc.planner.pricing import costs
