@@ -72,15 +72,6 @@ class Banded:
             padded=nnz < rows * width,
         )
 
-    def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
-        """Row and column of every place that holds a nonzero."""
-        (row,), (column,) = packed.storage.item, packed.storage.leaf
-        width, first = packed.storage.param("width"), packed.storage.param("first")
-        assert packed.positions is not None
-        at = torch.nonzero(packed.positions >= 0).flatten()
-        found = {row: at // width, column: at // width + first + at % width}
-        return torch.stack([found[0], found[1]]), packed.positions[at]
-
     def offer(self, problem: Problem, counts: Counts) -> Candidate | None:
         """The plan for a matrix that is banded and fills its band; None for any other tensor."""
         if problem.order != 2 or counts.nnz == 0 or (problem.deterministic and not problem.kept):

@@ -91,21 +91,6 @@ class RowBlocks:
             padded=positions.numel() > nonzeros.numel(),
         )
 
-    def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
-        """Look up the row and the column of every position that holds a nonzero."""
-        view, arrays, storage = packed.view, packed.arrays, packed.storage
-        (row,), (*_, column) = storage.item, storage.lane
-        height, width = view.values.sides[row], view.values.sides[column]
-        assert packed.positions is not None
-        at = torch.nonzero(packed.positions >= 0).flatten()
-        tile, across, along = at // view.values.volume, at % view.values.volume // width, at % width
-        item = torch.searchsorted(arrays["item_ptr"].long(), tile, right=True) - 1
-        found = {mode: own[tile] for mode, own in words.decode(arrays, [c for c in view.levels[1] if c.fields]).items()}
-        found[row] = arrays["rows"].long()[item * height + across]
-        strip = found[column] * width + along if storage.param("strips") else None
-        found[column] = arrays["columns"].long()[tile * width + along] if strip is None else strip
-        return torch.stack([found[mode] for mode in range(len(packed.shape))]), packed.positions[at]
-
 
 def by_first(rows: torch.Tensor, columns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Put rows that begin at neighbouring columns side by side.

@@ -35,14 +35,6 @@ class Diagonals:
         arrays = packed.arrays | {"diagonals": diagonals.to(torch.int32)}
         return replace(packed, format=self.name, view=self.view(shape, storage), arrays=arrays)
 
-    def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
-        (row,), (column,) = packed.storage.item, packed.storage.leaf
-        whole = get_format("coo").view(packed.shape, packed.storage)
-        coords, positions = get_format("coo").unpack(replace(packed, view=whole))
-        found = coords.clone()
-        found[column] = (packed.arrays["diagonals"][coords[column]] + coords[row]) % packed.shape[column]
-        return found, positions
-
 
 def check_einsums(backend: str) -> None:
     """Run einsums over a matrix of diagonals, stored by either mode, and compare with torch."""

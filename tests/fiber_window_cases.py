@@ -24,7 +24,6 @@ from sparsetc.formats.words import packed_bits
 from sparsetc.ir.nest.modes import Listed
 from sparsetc.ir.nest.nest import Nest, tiles, tiles_along
 from sparsetc.ir.nest.values import Bitmap, Whole
-from sparsetc.testing import read
 
 
 class FiberWindows:
@@ -77,12 +76,6 @@ class FiberWindows:
         heads = torch.zeros(groups, dtype=torch.long).scatter_(0, group, nonzeros)
         own = (self.name, storage, shape, nonzeros.numel(), view, arrays, positions, positions.numel(), groups)
         return Packed(*own, (heads, None), padded=positions.numel() > nonzeros.numel())
-
-    def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
-        found, at = read(packed.view, packed.arrays, packed.items, packed.stored)
-        assert packed.positions is not None
-        source = packed.positions[at]
-        return found[:, source >= 0], source[source >= 0]
 
 
 FORMATS[FiberWindows.name] = FiberWindows()

@@ -112,12 +112,6 @@ class Grouped:
         own = (self.name, storage, shape, nnz, view, arrays, positions, positions.numel(), items, known)
         return Packed(*own, padded=positions.numel() != nnz)
 
-    def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
-        found, at = stc.testing.read(packed.view, packed.arrays, packed.items, packed.stored)
-        assert packed.positions is not None
-        source = packed.positions[at]
-        return found[:, source >= 0], source[source >= 0]
-
 
 FORMATS_OF_LISTS = (
     Grouped(),

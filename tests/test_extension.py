@@ -192,9 +192,6 @@ def test_a_format_that_lacks_its_view_is_told_so() -> None:
         def pack(self) -> None:
             """Nothing."""
 
-        def unpack(self) -> None:
-            """Nothing."""
-
     with pytest.raises(stc.FormatError, match=r"Half is not a format: it has no view\(shape, storage\)$"):
         stc.register_format(Half)  # type: ignore[call-overload]
 

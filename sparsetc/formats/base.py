@@ -138,9 +138,6 @@ class Format(Protocol):
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
         """Coordinates (order, nnz), int64, in lexicographic order -> arrays and their view."""
 
-    def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
-        """(coords (order, nnz), positions (nnz,)): every nonzero stored, and which of the given ones it is."""
-
 
 FORMATS: dict[str, Format] = {}
 
@@ -153,7 +150,6 @@ PARTS = {
     "name": "name",
     "view": "view(shape, storage)",
     "pack": "pack(coords, shape, storage)",
-    "unpack": "unpack(packed)",
 }
 """What a format must have, as its author writes it."""
 

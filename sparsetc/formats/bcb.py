@@ -5,7 +5,8 @@
         values  [ v v v | v v | …      in the order of the set bits
 
 Blocks are in lexicographic order, so words are too. Where a block's values begin is not stored: it is the number of
-bits set in the bitmaps before. The format is read by contractions of two sparse operands (`sparsetc.pair.blocking`).
+bits set in the bitmaps before. The format is read by contractions of two sparse operands (`sparsetc.pair.blocking`),
+which know where blocks lie from the list of pairs: the words count in `Blocks.nbytes`, and no kernel reads them.
 """
 
 from __future__ import annotations
@@ -17,16 +18,11 @@ from math import prod
 import torch
 
 from sparsetc.errors import FormatError
-from sparsetc.formats import words
 from sparsetc.formats.base import index_dtype
-from sparsetc.formats.words import narrowed, packed_bits, set_bits
-from sparsetc.ir.nest.modes import Field
+from sparsetc.formats.words import fields, narrowed, packed_bits, widths
 from sparsetc.ir.nest.nest import tiles_along
 from sparsetc.support.cached import cached_property
 from sparsetc.tensor.numbering import histogram, numbered
-
-SIDE = 8
-"""Positions a mode (BCB-SpTC, section III-C)."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +32,6 @@ class Blocks:
     shape: tuple[int, ...]
     sides: tuple[int, ...]
     """Positions a mode, powers of two."""
-    fields: tuple[Field, ...]
-    """Where each mode's bits lie in the words."""
     block_coords: tuple[torch.Tensor, ...]
     """(blocks,) int64 a mode: coordinates of the non-empty blocks, in lexicographic order."""
     blocks: int
@@ -73,12 +67,8 @@ class Blocks:
         one position need no bitmap.
         """
         bitmap = -(-self.volume // self.word) * self.word // 8 if self.volume > 1 else 0
-        return self.blocks * (sum(words.widths(self.fields)) + bitmap)
-
-    @cached_property
-    def words(self) -> dict[str, torch.Tensor]:
-        """(blocks,) each: ``word``, and ``word_1``, … where more than 63 bits are needed."""
-        return words.encode(self.block_coords, self.fields)
+        index = fields(range(len(self.shape)), tiles_along(self.shape, self.sides), "word")
+        return self.blocks * (sum(widths(index)) + bitmap)
 
     @cached_property
     def bitmap(self) -> torch.Tensor:
@@ -124,13 +114,6 @@ class Blocks:
         """
         return self.first, narrowed(self.bitmap, word), self.pack_values(values).contiguous()
 
-    def coordinates(self) -> torch.Tensor:
-        """(order, blocks) int64, coordinates of blocks, read from the words alone."""
-        found = words.decode(self.words, self.fields)
-        if not found:
-            return self.block.new_zeros((0, self.blocks))
-        return torch.stack([found[m] for m in range(len(self.shape))])
-
     def pack_values(self, values: torch.Tensor) -> torch.Tensor:
         """(nnz,) values in the operand's order -> in the order of the set bits."""
         return values.index_select(0, self.positions)
@@ -141,69 +124,28 @@ class Blocks:
         return out.index_copy_(0, self.at, values).view(self.blocks, self.volume)
 
 
-class Bcb:
-    """Bitmap blocks."""
+def in_blocks(
+    rows: Sequence[torch.Tensor], shape: Sequence[int], sides: Sequence[int], like: torch.Tensor, n: int
+) -> Blocks:
+    """Put nonzeros in blocks.
 
-    name = "bcb"
+    Args:
+        rows: (n,) int64 a mode, on the device of `like`: coordinates, all distinct, in any order.
+        shape: sizes of the modes.
+        sides: positions of a block a mode, powers of two.
+        like: what has the device, where there is no mode.
+        n: nonzeros.
 
-    def pack(self, coords: torch.Tensor, shape: Sequence[int], sides: Sequence[int] | None = None) -> Blocks:
-        """Put nonzeros in blocks.
-
-        Args:
-            coords: (order, nnz) int64, without duplicates, in any order.
-            shape: sizes of the modes.
-            sides: positions of a block a mode, powers of two; 8 each by default.
-
-        Raises:
-            FormatError: sides that do not fit the shape, or duplicates.
-        """
-        packed = self.pack_distinct(tuple(coords), shape, sides, coords[:0].flatten(), coords.shape[1])
-        sorted_ = packed.dense
-        if packed.nnz and bool((sorted_[1:] == sorted_[:-1]).any()):
-            raise FormatError("blocks hold one value a position, and the operand has duplicates: take its coalesce()")
-        return packed
-
-    def pack_distinct(
-        self,
-        rows: Sequence[torch.Tensor],
-        shape: Sequence[int],
-        sides: Sequence[int] | None,
-        like: torch.Tensor,
-        n: int,
-    ) -> Blocks:
-        """The blocks of coordinates that are known to be distinct: (n,) int64 a mode, on the device of `like`."""
-        shape = tuple(shape)
-        sides = tuple(sides) if sides is not None else (SIDE,) * len(shape)
-        if len(sides) != len(shape) or any(s < 1 or s & (s - 1) for s in sides):
-            raise FormatError(f"sides must be powers of two, one a mode of {shape}, found {sides}")
-        grid = tiles_along(shape, sides)
-        inside = [(row & (s - 1), s) for row, s in zip(rows, sides, strict=True) if s > 1]
-        place = inside[0][0] if inside else like.new_zeros(n)
-        for row, side in inside[1:]:
-            place = torch.add(row, place, alpha=side)
-        at = [row >> (s.bit_length() - 1) if s > 1 else row for row, s in zip(rows, sides, strict=True)]
-        found = numbered(at, grid, n, like)
-        fields = words.fields(range(len(shape)), grid, "word")
-        return Blocks(shape, sides, fields, found.coords, found.count, found.rank, place)
-
-    def unpack(self, packed: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
-        """(coords (order, nnz), positions (nnz,)): every set bit, and which of the given nonzeros it is."""
-        bits = positions_of_bits(packed)
-        block, rest = bits // packed.volume, bits % packed.volume
-        at = packed.coordinates()[:, block]
-        coords = []
-        for mode in reversed(range(len(packed.shape))):
-            coords.append(at[mode] * packed.sides[mode] + rest % packed.sides[mode])
-            rest = rest // packed.sides[mode]
-        return torch.stack(coords[::-1]) if coords else bits.new_zeros((0, bits.numel())), packed.positions
-
-
-def positions_of_bits(packed: Blocks) -> torch.Tensor:
-    """(nnz,) block * volume + position of every set bit, ascending, read from the bitmaps alone."""
-    return torch.nonzero(set_bits(packed.bitmap)[:, : packed.volume].flatten()).flatten()
-
-
-def storage_bits(shape: Sequence[int], sides: Sequence[int], blocks: int, nnz: int, value_bits: int = 32) -> int:
-    """Formula (8): (sum of ceil(log2(S / H)) + product of H) M + w N bits."""
-    index = sum(words.bits_of(n) for n in tiles_along(shape, sides))
-    return (index + prod(sides)) * blocks + value_bits * nnz
+    Raises:
+        FormatError: sides that do not fit the shape.
+    """
+    shape, sides = tuple(shape), tuple(sides)
+    if len(sides) != len(shape) or any(s < 1 or s & (s - 1) for s in sides):
+        raise FormatError(f"sides must be powers of two, one a mode of {shape}, found {sides}")
+    inside = [(row & (s - 1), s) for row, s in zip(rows, sides, strict=True) if s > 1]
+    place = inside[0][0] if inside else like.new_zeros(n)
+    for row, side in inside[1:]:
+        place = torch.add(row, place, alpha=side)
+    at = [row >> (s.bit_length() - 1) if s > 1 else row for row, s in zip(rows, sides, strict=True)]
+    found = numbered(at, tiles_along(shape, sides), n, like)
+    return Blocks(shape, sides, found.coords, found.count, found.rank, place)

@@ -60,16 +60,3 @@ class Coo:
         }
         items = first.numel()
         return Packed(self.name, storage, shape, nnz, view, arrays, positions, nnz, items, (first, None), split)
-
-    def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
-        """Decode the words; an item's coordinates are repeated for each of its nonzeros."""
-        leaf = words.decode(packed.arrays, packed.view.levels[2])
-        device = next(iter(packed.arrays.values())).device
-        found = dict(leaf)
-        if packed.view.levels[0]:
-            lengths = torch.diff(packed.arrays["item_ptr"].long())
-            for mode, value in words.decode(packed.arrays, packed.view.levels[0]).items():
-                found[mode] = torch.repeat_interleave(value, lengths)
-        coords = torch.stack([found[m] for m in range(len(packed.shape))])
-        positions = packed.positions
-        return coords, torch.arange(packed.nnz, device=device) if positions is None else positions

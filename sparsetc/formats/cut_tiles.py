@@ -21,7 +21,7 @@ from __future__ import annotations
 import torch
 
 from sparsetc.formats.base import Packed, index_dtype, register_format
-from sparsetc.formats.tiles import coordinates, places_of, sides_named, tiled, tiles_of_nonzeros, view_of
+from sparsetc.formats.tiles import sides_named, tiled, view_of
 from sparsetc.formats.words import packed_bits
 from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.plan import Storage
@@ -49,11 +49,6 @@ class DenseTile:
         positions[t.tile.mul_(view.values.volume).add_(t.place)] = t.by_tile
         return t.packed(self.name, storage, shape, t.arrays, positions)
 
-    def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
-        """Walk positions back to coordinates; those that came from a nonzero are kept."""
-        tile, nonzero = tiles_of_nonzeros(packed)
-        return coordinates(packed, tile, places_of(packed)), nonzero
-
 
 @register_format
 class BitmapTile:
@@ -80,8 +75,3 @@ class BitmapTile:
             "bits": packed_bits(t.tile, t.place, t.tiles, view.values.volume, view.values.word).flatten(),
         }
         return t.packed(self.name, storage, shape, arrays, t.by_tile)
-
-    def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
-        """Walk the bits that are set back to coordinates."""
-        tile, nonzero = tiles_of_nonzeros(packed)
-        return coordinates(packed, tile, places_of(packed)), nonzero

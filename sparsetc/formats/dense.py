@@ -63,10 +63,3 @@ class Dense:
         arrays = {"item_ptr": torch.arange(tiles + 1, dtype=torch.int32, device=coords.device)}
         known = (self.name, storage, shape, nnz, view, arrays, positions, stored)
         return Packed(*known, items=tiles, padded=nnz != stored)
-
-    def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
-        """The coordinates of the positions that came from a nonzero."""
-        assert packed.positions is not None
-        view, at = packed.view, torch.nonzero(packed.positions >= 0).flatten()
-        own = [at // stride % side for stride, side in zip(view.values.strides, view.values.sides, strict=True)]
-        return torch.stack(own) if own else at.new_zeros((0, at.numel())), packed.positions[at]

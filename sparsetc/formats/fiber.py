@@ -207,25 +207,6 @@ class Fiber:
         own = (self.name, storage, shape, nnz, view, arrays, at, stored, first.numel())
         return Packed(*own, (first, lane), split_rows, split, stored != nnz or unused)
 
-    def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
-        """Walk blocks back to nonzeros: position -> block -> lane and step."""
-        a, lanes, device = packed.arrays, packed.view.lanes, packed.arrays["block_ptr"].device
-        block_ptr = a["block_ptr"].long()
-        at = torch.arange(packed.stored, device=device)
-        block = torch.repeat_interleave(torch.arange(block_ptr.numel() - 1, device=device), torch.diff(block_ptr))
-        fiber = block * lanes + (at - block_ptr[block]) % lanes
-        live = (at - block_ptr[block]) // lanes < a["lane_len"][fiber].long()
-        item = block
-        if not packed.view.items.size:
-            blocks = torch.diff(a["item_ptr"].long())
-            item = torch.repeat_interleave(torch.arange(packed.items, device=device), blocks)[block]
-        found = {}
-        for level, index in zip(packed.view.levels, (item, fiber, at), strict=True):
-            for mode, value in words.decode(a, level).items():
-                found[mode] = value[index][live]
-        positions = packed.positions if packed.positions is not None else at
-        return torch.stack([found[m] for m in range(len(packed.shape))]), positions[live]
-
 
 def _lengths(lane_len: torch.Tensor, narrow: bool) -> torch.Tensor:
     """Nonzeros of each lane in 16 bits, where they fit and only kernels read them."""

@@ -41,6 +41,13 @@ def read(view: Nest, arrays: Arrays, items: int, stored: int) -> tuple[torch.Ten
     return torch.stack([found[mode] for mode in range(view.order)]), at[STORED]
 
 
+def unpack(packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
+    """(coords (order, nnz), (nnz,) which of the nonzeros given to `pack` each is), padding left out."""
+    found, at = read(packed.view, packed.arrays, packed.items, packed.stored)
+    source = at if packed.positions is None else packed.positions[at]
+    return found[:, source >= 0], source[source >= 0]
+
+
 def counts(view: Nest, arrays: Arrays, items: int, stored: int) -> dict[str, int]:
     """How many positions each axis of a part has in all."""
     found = {"item": items}
@@ -102,9 +109,8 @@ def _stored(at: Arrays, view: Nest, arrays: Arrays) -> Arrays:
 
 
 def set_positions(words: torch.Tensor, tiles: Values) -> torch.Tensor:
-    """(tiles, volume) bool: which positions have a bit, the lowest bit of a word first."""
-    bits = words.long().view(-1, tiles.words, 1) >> torch.arange(tiles.word, device=words.device) & 1
-    return bits.flatten(1)[:, : tiles.volume] == 1
+    """(tiles, volume) bool: which positions have a bit."""
+    return word_codec.set_bits(words.view(-1, tiles.words))[:, : tiles.volume]
 
 
 # -- what kernels rely on ---------------------------------------------------------------------------------------------

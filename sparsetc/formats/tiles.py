@@ -183,15 +183,6 @@ def refuse_duplicates() -> NoReturn:
     )
 
 
-def coordinates(packed: Packed, tile: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-    """(order, n) coordinates, from tiles and positions in them."""
-    view, values = packed.view, packed.view.values
-    item = items_of_tiles(packed)
-    found = {m: c[item[tile]] for m, c in words.decode(packed.arrays, view.levels[0]).items()}
-    found |= {m: c[tile] for m, c in words.decode(packed.arrays, view.levels[1]).items()}
-    return torch.stack([found[m] * side + place // values.strides[m] % side for m, side in enumerate(values.sides)])
-
-
 def items_of_tiles(packed: Packed) -> torch.Tensor:
     """(tiles,) the work item each tile belongs to."""
     lengths = torch.diff(packed.arrays["item_ptr"].long())

@@ -200,21 +200,6 @@ class _Windows:
             refuse_duplicates()
         return positions
 
-    def unpack(self, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
-        """Look up the row and the column of every position that holds a nonzero."""
-        s, arrays, view = Windowing.of(packed.storage), packed.arrays, packed.view
-        assert packed.positions is not None
-        at = torch.nonzero(packed.positions >= 0).flatten()
-        tile, across, along = at // view.values.volume, at // s.width % s.height, at % s.width
-        item = torch.searchsorted(arrays["item_ptr"].long(), tile, right=True) - 1
-        found = {mode: arrays[a].long()[item * s.height + across] for a, mode in _arrays("rows", s.rows)}
-        if self.compacted:
-            found |= {mode: arrays[a].long()[tile * s.width + along] for a, mode in _arrays("columns", s.columns)}
-        else:
-            found |= {mode: own[tile] for mode, own in words.decode(arrays, view.levels[1]).items()}
-            found[s.columns[-1]] = found[s.columns[-1]] * s.width + along
-        return torch.stack([found[mode] for mode in range(len(packed.shape))]), packed.positions[at]
-
 
 @register_format
 class Window(_Windows):

@@ -118,11 +118,6 @@ def encode(
     return {name: _shrunk(words.pop(name), name, coordinates, narrow) for name in list(words)}
 
 
-def decode(words: dict[str, torch.Tensor], coordinates: Sequence[ModeCoordinate]) -> dict[int, torch.Tensor]:
-    """Coordinates by mode, int64."""
-    return {c.mode: field.of(whole(words[field.word.array])) for c in coordinates for field in c.fields}
-
-
 def whole(word: torch.Tensor) -> torch.Tensor:
     """Words as int64; those of 16 bits are unsigned."""
     return word.view(torch.int16).long() & 0xFFFF if word.dtype == torch.uint16 else word.long()

@@ -20,7 +20,7 @@ import torch
 
 from sparsetc.device.targets import MACHINES, machine_of
 from sparsetc.formats.base import index_dtype
-from sparsetc.formats.bcb import Bcb, Blocks
+from sparsetc.formats.bcb import Blocks, in_blocks
 from sparsetc.ir.lower import Target, lower_pairs
 from sparsetc.ir.nest.nest import tiles_along
 from sparsetc.ir.plan import DOTS, F16X3, Schedule
@@ -94,7 +94,7 @@ class Blocking:
             operand: JoinOperand, matched: torch.Tensor | None, n: int, letters: tuple[str, ...]
         ) -> tuple[Blocks, JoinOperand]:
             own = [side[c] for c in letters]
-            blocks = Bcb().pack_distinct(operand.rows(letters, matched), operand.extents(letters), own, operand.like, n)
+            blocks = in_blocks(operand.rows(letters, matched), operand.extents(letters), own, operand.like, n)
             grid = tiles_along(blocks.shape, own)
             return blocks, JoinOperand(
                 letters, grid, blocks.block_coords, blocks.blocks, True, None, None, operand.like

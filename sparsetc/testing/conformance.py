@@ -7,7 +7,7 @@ is broken. A format of one's own is tested by the same calls as those that come 
     check_format("mine", pattern("skewed", (30, 40, 50)), (30, 40, 50), Storage(item=(0,), leaf=(1, 2)))
 
 What is checked follows from what a kernel reads: it knows a part by its `Nest` and nothing else, so the nonzeros are
-first read back by the view's own grammar, then by the format's `unpack`, and both must give what was packed.
+read back by the view's own grammar, which must give what was packed.
 """
 
 from __future__ import annotations
@@ -76,7 +76,6 @@ def check_format(name: str, coords: torch.Tensor, shape: tuple[int, ...], storag
         check_view(packed)
         check_arrays(packed)
         check_read(packed, coords)
-        check_unpack(packed, coords)
         check_values(packed)
         check_representatives(packed, coords)
         check_splits(packed, coords)
@@ -112,12 +111,6 @@ def check_read(packed: Packed, coords: torch.Tensor) -> None:
     found, _, source, live = _nonzeros(packed)
     require(packed.padded or bool(live.all()), "there is padding, and padded is not set")
     _same(found, source, coords, "what the view reads")
-
-
-def check_unpack(packed: Packed, coords: torch.Tensor) -> None:
-    """Unpacking gives back the coordinates, and which nonzero each of them is."""
-    found, positions = get_format(packed.format).unpack(packed)
-    _same(found, positions, coords, "unpack")
 
 
 def check_values(packed: Packed) -> None:

@@ -7,7 +7,7 @@ operands. Out: what they mean, in float64, int64 or complex128 (level 1's runner
 (`work_item`). Steps are taken one at a time: `unroll` changes no result. What a packed part promises beyond its
 coordinates (`block_full`) is checked on the way.
 
-`run_plan` asks only what a plan stores: it deals the nonzeros, packs and unpacks each part, and adds up what the
+`run_plan` asks only what a plan stores: it deals the nonzeros, packs each part and reads it back, and adds up what the
 reference makes of them.
 """
 
@@ -20,7 +20,8 @@ from math import prod
 import torch
 
 from sparsetc.errors import FormatError, PlanError, ShapeError
-from sparsetc.formats import get_format, pack
+from sparsetc.formats import pack
+from sparsetc.formats.stored import unpack
 from sparsetc.ir import plan as plans
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.values import largest
@@ -154,7 +155,7 @@ def run_plan(
     for part, share in zip(plan.parts, dealt, strict=True):
         own = coords if share is None else coords[:, share]
         own_values = values if share is None else values[share]
-        found, places = get_format(part.format).unpack(pack(own, shape, part.format, part.storage))
+        found, places = unpack(pack(own, shape, part.format, part.storage))
         x = SparseTensor(found, own_values[places], shape, coalesce=False)
         operands: list[SparseTensor | torch.Tensor] = list(dense)
         operands.insert(position, x)
