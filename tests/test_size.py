@@ -11,7 +11,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.LINES: 28_771, size.COMPILER: 17_375, size.FILES: 266, size.CLASSES: 401, size.KNOT: 10}
+MOST = {size.LINES: 28_767, size.COMPILER: 17_371, size.FILES: 266, size.CLASSES: 401, size.KNOT: 10}
 """What no figure may pass. Lower them as they fall."""
 
 

@@ -41,13 +41,6 @@ def read(view: Nest, arrays: Arrays, items: int, stored: int) -> tuple[torch.Ten
     return torch.stack([found[mode] for mode in range(view.order)]), at[STORED]
 
 
-def unpack(packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
-    """(coords (order, nnz), (nnz,) which of the nonzeros given to `pack` each is), padding left out."""
-    found, at = read(packed.view, packed.arrays, packed.items, packed.stored)
-    source = at if packed.positions is None else packed.positions[at]
-    return found[:, source >= 0], source[source >= 0]
-
-
 def counts(view: Nest, arrays: Arrays, items: int, stored: int) -> dict[str, int]:
     """How many positions each axis of a part has in all."""
     found = {"item": items}

@@ -108,9 +108,15 @@ def check_view(packed: Packed) -> None:
 
 def check_read(packed: Packed, coords: torch.Tensor) -> None:
     """A kernel that follows the view reads every nonzero once, at the position that packing says."""
-    found, _, source, live = _nonzeros(packed)
+    found, _, source, live = nonzeros(packed)
     require(packed.padded or bool(live.all()), "there is padding, and padded is not set")
-    _same(found, source, coords, "what the view reads")
+    require(
+        found.shape == coords.shape, f"what the view reads: shape {tuple(found.shape)}, expected {tuple(coords.shape)}"
+    )
+    order = torch.argsort(source)
+    whole = torch.equal(source[order], torch.arange(coords.shape[1], device=source.device))
+    require(whole, f"what the view reads: the positions are not those of all {coords.shape[1]} nonzeros, once each")
+    require(torch.equal(found[:, order], coords), "what the view reads: coordinates differ from those packed")
 
 
 def check_values(packed: Packed) -> None:
@@ -118,7 +124,7 @@ def check_values(packed: Packed) -> None:
     values = torch.arange(1, packed.nnz + 1, dtype=torch.float64)
     stored = packed.pack_values(values)
     require(stored.shape == (packed.stored,), f"{stored.numel()} values were packed, expected {packed.stored}")
-    _, at, source, _ = _nonzeros(packed)
+    _, at, source, _ = nonzeros(packed)
     require(torch.equal(stored[at], values[source]), "values are not packed with their nonzeros")
     padding = torch.ones_like(stored, dtype=torch.bool).index_fill_(0, at, False)
     require(bool((stored[padding] == 0).all()), "padding holds a value other than 0")
@@ -130,7 +136,7 @@ def check_values(packed: Packed) -> None:
 def check_representatives(packed: Packed, coords: torch.Tensor) -> None:
     """What is read off the nonzero that stands for an item, or for a lane, is what the item or the lane shares."""
     view, arrays = packed.view, packed.arrays
-    found, _, source, live = _nonzeros(packed)
+    found, _, source, live = nonzeros(packed)
     at = positions(view, arrays, packed.items, packed.stored)
     for level, coordinates in ((ITEM, view.levels[0]), (LANE, view.levels[1])):
         known = packed.representatives[level]
@@ -150,7 +156,7 @@ def check_representatives(packed: Packed, coords: torch.Tensor) -> None:
 def check_splits(packed: Packed, coords: torch.Tensor) -> None:
     """Where two items hold nonzeros of one row, or two lanes those of one fiber, packing says so: results are added."""
     view = packed.view
-    _, _, source, live = _nonzeros(packed)
+    _, _, source, live = nonzeros(packed)
     at = positions(view, packed.arrays, packed.items, packed.stored)
     rows, fibers = ([c.mode for c in view.levels[0]], [c.mode for c in (*view.levels[0], *view.levels[1])])
     if not packed.split_rows and not (view.chunk and not view.levels[0]):
@@ -189,7 +195,7 @@ def _needs_64(packed: Packed, name: str) -> bool:
     return listed or packed.index64 or any(word_bits(level, name) > 31 for level in packed.view.levels)
 
 
-def _nonzeros(packed: Packed) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def nonzeros(packed: Packed) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(coords, stored places, numbers, mask) of what is read and is a nonzero; the mask is over all that is read.
 
     Kernels skip the padding of fibers but not that of runs, which is read as zeros at some coordinate of the shape, and
@@ -204,12 +210,3 @@ def _nonzeros(packed: Packed) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor,
         own = found[mode, live] if mode in view.along else found[mode]
         require(bool(((own >= 0) & (own < size)).all()), "the view reads a coordinate outside the shape")
     return found[:, live], at[live], source[live], live
-
-
-def _same(found: torch.Tensor, positions: torch.Tensor, coords: torch.Tensor, what: str) -> None:
-    nnz = coords.shape[1]
-    require(found.shape == coords.shape, f"{what}: shape {tuple(found.shape)}, expected {tuple(coords.shape)}")
-    order = torch.argsort(positions)
-    whole = torch.equal(positions[order], torch.arange(nnz, device=positions.device))
-    require(whole, f"{what}: the positions are not those of all {nnz} nonzeros, once each")
-    require(torch.equal(found[:, order], coords), f"{what}: coordinates differ from those packed")

@@ -21,7 +21,6 @@ import torch
 
 from sparsetc.errors import FormatError, PlanError, ShapeError
 from sparsetc.formats import pack
-from sparsetc.formats.stored import unpack
 from sparsetc.ir import plan as plans
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.values import largest
@@ -32,6 +31,7 @@ from sparsetc.partition import shares
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.testing import reference
+from sparsetc.testing.conformance import nonzeros
 from sparsetc.testing.work_item import Memory, WorkItem
 
 
@@ -155,8 +155,8 @@ def run_plan(
     for part, share in zip(plan.parts, dealt, strict=True):
         own = coords if share is None else coords[:, share]
         own_values = values if share is None else values[share]
-        found, places = unpack(pack(own, shape, part.format, part.storage))
-        x = SparseTensor(found, own_values[places], shape, coalesce=False)
+        stored, _, places, _ = nonzeros(pack(own, shape, part.format, part.storage))
+        x = SparseTensor(stored, own_values[places], shape, coalesce=False)
         operands: list[SparseTensor | torch.Tensor] = list(dense)
         operands.insert(position, x)
         result += reference.run(e, *operands)
