@@ -2,7 +2,7 @@
 
     python examples/quickstart.py
 
-`python -m sparsetc demo` runs more of the same, with times. Without a GPU the generated torch programs run instead.
+Without a GPU the generated torch programs run instead of Triton's.
 """
 
 import torch

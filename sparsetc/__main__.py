@@ -1,7 +1,7 @@
-"""The command line: ``python -m sparsetc demo | explain | info | pack | blocking | calibrate``.
+"""The command line: ``python -m sparsetc explain | info | pack | blocking | calibrate``.
 
-In: arguments. Out: text, and an exit status: 0, 1 where a check of the demo fails, or 2 where arguments or a file are
-refused, or there is no GPU to calibrate. What is refused is said in one message on stderr.
+In: arguments. Out: text, and an exit status: 0, or 2 where arguments or a file are refused, or there is no GPU to
+calibrate. What is refused is said in one message on stderr.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import NoReturn
 
@@ -20,18 +19,12 @@ import torch
 import sparsetc as stc
 from sparsetc.device import calibrate
 from sparsetc.device.profile import default_gpu
-from sparsetc.ir.equation.parse import parse
 from sparsetc.options import current
 from sparsetc.planner.statistics import Counts
 from sparsetc.tensor.inputs import NAMED, dtype_name
-from sparsetc.testing import reference
 
-ERROR_LIMIT = 1e-5
-"""Largest error of the demo, relative to the float64 reference, in the Euclidean norm, at the default precision."""
-TIMED_SECONDS = 0.3
-"""For which each of the demo's kernels is run to be timed."""
-FAILED, REFUSED, INTERRUPTED = 1, 2, 130
-"""Exit statuses; the last is what a shell reports of a program that an interrupt ended."""
+CUT, REFUSED, INTERRUPTED = 1, 2, 130
+"""Exit statuses: of output that nobody reads on, of what is refused, and what a shell reports of an interrupt."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return status
         except BrokenPipeError:  # who reads has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return FAILED
+            return CUT
         except KeyboardInterrupt:
             return INTERRUPTED
         except (stc.SparsetcError, OSError, ImportError, MemoryError) as error:
@@ -88,10 +81,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"sparsetc {stc.__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
 
-    demo = commands.add_parser("demo", help="run and check einsums on the tensor that comes with the package")
-    demo.add_argument("--rank", type=_size, default=32, help="columns of the factor matrices (default: 32)")
-    demo.set_defaults(run=_demo)
-
     explain = commands.add_parser("explain", help="print the plan of an einsum on a tensor from a file")
     explain.add_argument("equation", help='for example "ijk,jr,kr->ir"; the first operand is the file\'s tensor')
     explain.add_argument("file", help="a .tns, .mtx (either also .gz), .npz or .stc file")
@@ -129,102 +118,6 @@ def _parser() -> argparse.ArgumentParser:
     measure = commands.add_parser("calibrate", help="measure the GPU, for the planner to use its profile from then on")
     measure.set_defaults(run=_calibrate)
     return parser
-
-
-# -- demo -------------------------------------------------------------------------------------------------------------
-
-
-def _demo(options: argparse.Namespace) -> int:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    x = stc.datasets.uber().to(device)
-    print(f"Uber pickups by day, hour, latitude and longitude: {' x '.join(map(str, x.shape))}, {x.nnz:,} nonzeros")
-    if device.type == "cuda":
-        print(f"running the generated Triton kernels on {torch.cuda.get_device_name(device)}\n")
-    else:
-        print("no GPU: running the generated torch programs on the CPU\n")
-    failed = [name for name, equation, dense in _operations(x, options.rank) if not _one(name, equation, x, dense)]
-    print("all results agree with the float64 reference" if not failed else f"FAILED: {', '.join(failed)}")
-    return FAILED if failed else 0
-
-
-def _operations(x: stc.SparseTensor, rank: int) -> list[tuple[str, str, list[torch.Tensor]]]:
-    """(name, equation, dense operands) of every einsum the demo runs."""
-    generator = torch.Generator().manual_seed(0)
-    _check_memory([(size, rank) for size in x.shape], torch.float32, x.device)
-
-    def rand(*shape: int) -> torch.Tensor:
-        return torch.rand(shape, generator=generator).to(x.device)
-
-    letters = "ijkl"
-    factors = [rand(size, rank) for size in x.shape]
-    found = []
-    for mode, letter in enumerate(letters):
-        others = [m for m in range(4) if m != mode]
-        terms = ",".join([letters, *(f"{letters[m]}r" for m in others)])
-        found.append((f"MTTKRP, mode {mode}", f"{terms}->{letter}r", [factors[m] for m in others]))
-    small = [rand(size, 8) for size in x.shape]
-    found.append(("TTM chain, mode 0", "ijkl,jr,ks,lt->irst", small[1:]))
-    found.append(("TTV, mode 3", "ijkl,l->ijk", [rand(x.shape[3])]))
-    found.append(("sampled product", "ijkl,ir,jr,kr,lr->ijkl", factors))
-    return found
-
-
-def _one(name: str, equation: str, x: stc.SparseTensor, dense: list[torch.Tensor]) -> bool:
-    """Compile, check, time and print one einsum; whether its error is within the limit."""
-    kernel = stc.compile(equation, x, *dense)
-    assert isinstance(kernel, stc.Kernel)  # one operand is sparse
-    error = _error(kernel(*dense), equation, x, dense)
-    passed = error <= ERROR_LIMIT
-    explained = kernel.explain()
-    print(f'{name}: "{equation}"')
-    print(f"  plan    {explained.plan}, {explained.reason}")
-    for p in explained.parts:
-        print(
-            f"  part {p.number}  {p.format} {p.levels}, {p.nnz:,} nonzeros, {p.nbytes / 1e6:.2f} MB, "
-            f'"{p.einsum}" by {p.instruction}, expected {_time(p.predicted_us * 1e-6)}'
-        )
-    print(f"  error   {error:.1e} {'<=' if passed else 'IS ABOVE'} {ERROR_LIMIT:.0e}")
-    print(f"  time    {_time(_seconds(lambda: kernel(*dense), x.device))} a call")
-    print(f"  source  {explained.path}\n")
-    return passed
-
-
-def _error(
-    found: torch.Tensor | stc.SparseTensor, equation: str, x: stc.SparseTensor, dense: list[torch.Tensor]
-) -> float:
-    """Relative to the float64 reference; infinite where something is not a number."""
-    shapes = [x.shape, *(tuple(d.shape) for d in dense)]
-    einsum = parse(equation, shapes, [True] + [False] * len(dense)).einsum
-    if isinstance(found, stc.SparseTensor) and len(einsum.kept) == x.order:
-        expected, result = reference.sampled(einsum, x, *dense), found.values
-    else:
-        expected = reference.run(einsum, x, *dense)
-        result = found.to_dense() if isinstance(found, stc.SparseTensor) else found
-    error = float((result.double() - expected).norm() / expected.norm())
-    return error if error == error else float("inf")
-
-
-def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Median time of a call that has run before, waiting for the device each time."""
-
-    def once() -> float:
-        start = time.perf_counter()
-        call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter() - start
-
-    times = [once()]
-    while sum(times) < TIMED_SECONDS and len(times) < 100:
-        times.append(once())
-    return sorted(times)[len(times) // 2]
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
-
-
-# -- explain, info, pack, blocking, calibrate -------------------------------------------------------------------------
 
 
 def _explain(options: argparse.Namespace) -> int:

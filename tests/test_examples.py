@@ -33,19 +33,6 @@ def test_extensions_serve_the_triton_kernels_too(tmp_path, name):
     passed(run(tmp_path, EXAMPLES / f"{name}.py", TRITON_INTERPRET="1", SPARSETC_BACKEND="triton"))
 
 
-def test_demo_checks_every_einsum(tmp_path):
-    said = passed(run(tmp_path, "-m", "sparsetc", "demo", "--rank", "8"))
-    assert said.count("<= 1e-05") == 7
-    assert "all results agree" in said
-
-
-def test_demo_fails_when_a_check_does(tmp_path):
-    script = "import sys, sparsetc.__main__ as m; m.ERROR_LIMIT = -1.0; sys.exit(m.main(['demo', '--rank', '2']))"
-    result = run(tmp_path, "-c", script)
-    assert result.returncode == 1
-    assert "FAILED: MTTKRP, mode 0" in result.stdout
-
-
 def test_explain_and_info_read_a_file(tmp_path):
     said = passed(run(tmp_path, "-m", "sparsetc", "explain", "ijkl,jr,kr,lr->ir", UBER, "--rank", "16", "--source"))
     assert "considered" in said
