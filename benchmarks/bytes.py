@@ -18,7 +18,7 @@ from common import mttkrp_equation
 from synthetic import like
 
 import sparsetc as stc
-from sparsetc.formats import Packed, pack
+from sparsetc.packing.base import Packed, pack
 from sparsetc.planner.statistics import Counts
 
 RANK = 32

@@ -30,10 +30,9 @@ from common import (
 )
 
 import sparsetc as stc
-from sparsetc.formats import pack
-from sparsetc.formats.tiles import sides_of
-from sparsetc.partition import deal
-from sparsetc.partition.rules import tile_populations
+from sparsetc.packing.base import pack
+from sparsetc.packing.deal import deal
+from sparsetc.packing.tiles import sides_of, tile_populations
 
 SYNTHETIC["clustered 600"] = lambda: synthetic.clustered(per_tile=600, device=DEVICE)
 SYNTHETIC["clustered 2000"] = lambda: synthetic.clustered(per_tile=2000, device=DEVICE)

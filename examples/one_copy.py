@@ -11,8 +11,8 @@ fibers (SPLATT-ONE), of which all einsums share the packed part, since nothing o
 import torch
 
 import sparsetc as stc
+from sparsetc.formats.fiber import expected_fibers
 from sparsetc.planner.candidate import Candidate
-from sparsetc.planner.methods.fibers import expected_fibers
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.schedule import schedule_of
 from sparsetc.planner.statistics import Counts

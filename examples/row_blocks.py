@@ -21,10 +21,11 @@ for tensor cores or without, on a GPU or on none, follow from it. Sides may be o
 import torch
 
 import sparsetc as stc
-from sparsetc.formats import Packed, words
+from sparsetc.formats import Packed
 from sparsetc.ir.nest.modes import Listed
 from sparsetc.ir.nest.nest import Nest, tiles, tiles_along
 from sparsetc.ir.nest.values import Whole
+from sparsetc.packing import words
 from sparsetc.testing import check_format
 
 

@@ -32,13 +32,15 @@ from sparsetc.errors import (
     SparsetcError,
     TransformError,
 )
-from sparsetc.formats import register_format
+from sparsetc.formats.hls import plan_hls
+from sparsetc.formats.window import plan_1sa, plan_window
 from sparsetc.ir.contraction_tree import parse_tree
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ops import contract, mttkrp, sddmm, spmm, ttm, ttmc, ttv
 from sparsetc.options import options
-from sparsetc.partition import register_partition
-from sparsetc.planner.requests import plan_1sa, plan_bcb, plan_hls, plan_window, register_plan
+from sparsetc.packing.deal import register_partition
+from sparsetc.pair.requests import plan_bcb
+from sparsetc.planner.registry import register_format, register_plan
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 

@@ -20,9 +20,9 @@ from sparsetc.contraction.kernel import Kernel, SharedValues
 from sparsetc.contraction.output import Result
 from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
 from sparsetc.explain import Explanation
-from sparsetc.formats.base import Packed
 from sparsetc.ir.equation.parse import parse, parse_arguments
 from sparsetc.options import of_call
+from sparsetc.packing.base import Packed
 from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.support.names import check_free, check_identifier
 from sparsetc.tensor import foreign

@@ -18,11 +18,10 @@ import torch
 
 import sparsetc as stc
 from sparsetc.contraction.contraction import wrap
-from sparsetc.formats import FORMATS
-from sparsetc.formats.tiles import sides_of
 from sparsetc.ir.default_tree.by_groups import groups_of
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
+from sparsetc.packing.tiles import sides_of
 from sparsetc.tensor.sums import summed_dtype
 from sparsetc.testing.reference import run, whole
 
@@ -328,20 +327,16 @@ def check(
 
 
 def plan_names() -> list[str]:
-    """Every plan known by a name, those that formats offer included; "auto" is not among them."""
-    from sparsetc.ir.plan import FIXED
-    from sparsetc.planner.requests import PLANS
+    """Every plan whose formats its name says, and those that formats offer or are registered."""
+    from sparsetc.planner.registry import PLANS, Registered
 
-    return [*FIXED, *(n for n in sorted({*PLANS, *FORMATS}) if n not in FIXED and (n in PLANS or offers(n)))]
-
-
-def offers(name: str) -> bool:
-    return hasattr(FORMATS[name], "offer")
+    registered = sorted(name for name, method in PLANS.items() if isinstance(method, Registered))
+    return [*dict.fromkeys(("coo", "fiber", "rows", "coo+rows", "fiber+rows", *registered))]
 
 
 def longest_row(kernel: stc.Kernel) -> int:
     """Nonzeros of the longest output row."""
-    from sparsetc.partition.rules import row_lengths
+    from sparsetc.formats.by_rows import row_lengths
 
     c = kernel.step.canonical
     return int(row_lengths(c.coords, c.shape, c.kept).max())

@@ -10,9 +10,9 @@ from types import ModuleType
 from typing import Any
 
 import sparsetc as stc
-from sparsetc.formats import FORMATS
-from sparsetc.partition import PARTITIONS
-from sparsetc.planner.requests import PLANS
+from sparsetc.packing.base import FORMATS
+from sparsetc.packing.deal import PARTITIONS
+from sparsetc.planner.registry import PLANS
 
 REGISTRIES: tuple[dict[str, Any], ...] = (FORMATS, PARTITIONS, PLANS, stc.OPERATIONS)
 

@@ -19,11 +19,12 @@ from row_block_cases import SIZES, sparse_letters
 from row_blocks import listed, place_among
 
 import sparsetc as stc
-from sparsetc.formats import FORMATS, Packed, words
-from sparsetc.formats.words import packed_bits
 from sparsetc.ir.nest.modes import Listed
 from sparsetc.ir.nest.nest import Nest, tiles, tiles_along
 from sparsetc.ir.nest.values import Bitmap, Whole
+from sparsetc.packing import words
+from sparsetc.packing.base import FORMATS, Packed
+from sparsetc.packing.words import packed_bits
 
 
 class FiberWindows:

@@ -14,11 +14,12 @@ from math import prod
 import torch
 
 import sparsetc as stc
-from sparsetc.formats import Packed, words
-from sparsetc.formats.words import packed_bits
 from sparsetc.ir.nest.modes import Listed
 from sparsetc.ir.nest.nest import Nest, tiles, tiles_along
 from sparsetc.ir.nest.values import Bitmap, Whole
+from sparsetc.packing import words
+from sparsetc.packing.base import Packed
+from sparsetc.packing.words import packed_bits
 
 SIDES = (3, 5, 2, 4)
 """Positions along the first, the second, … mode of a tile."""

@@ -38,7 +38,11 @@ TESTS = {
     "sparsetc/codegen/": ["golden executable", "ir_runners kernel halves slabs"],
     "sparsetc/codegen/cache.py": ["cache", "golden executable"],
     "sparsetc/codegen/split_float16": ["split_float16", "halves magnitudes"],
-    "sparsetc/formats/": ["formats tiles", "windows fiber_windows listed lifetime bitmaps"],
+    "sparsetc/packing/": ["formats tiles", "windows fiber_windows listed lifetime bitmaps"],
+    "sparsetc/formats/": [
+        "formats tiles",
+        "choice extension mixed_mode dense_plan windows fiber_windows listed lifetime bitmaps",
+    ],
     "sparsetc/pair/": ["pair", "hybrid block_einsums tile_pairs pair_aot"],
     "sparsetc/contraction/output.py": ["integers pair", "kernel errors result_patterns"],
     "sparsetc/pair/tasks.py": ["tasks", "pair hybrid"],

@@ -12,8 +12,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import sparsetc as stc
-from sparsetc.formats import pack
-from sparsetc.partition.base import deal
+from sparsetc.packing.base import pack
+from sparsetc.packing.deal import deal
 
 
 def peak(function: Callable[[], Any]) -> tuple[int, int, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparsetc.formats.words import packed_bits
+from sparsetc.packing.words import packed_bits
 from sparsetc.runtime.bitmaps import expanded
 
 

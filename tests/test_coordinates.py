@@ -12,7 +12,6 @@ from coordinate_cases import Diagonals, check_einsums
 from sparsetc.codegen.launch import PartArrays
 from sparsetc.codegen.torch import module_source
 from sparsetc.errors import FormatError, PlanError
-from sparsetc.formats import FORMATS
 from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.nest.coordinates import (
@@ -30,6 +29,7 @@ from sparsetc.ir.nest.modes import Computed, Consecutive, Field, parsed
 from sparsetc.ir.nest.nest import runs, tiles
 from sparsetc.ir.nest.values import Whole
 from sparsetc.ir.plan import Schedule, Storage
+from sparsetc.packing.base import FORMATS
 from sparsetc.testing import check_format, pattern
 from sparsetc.testing.interpret import run_program
 

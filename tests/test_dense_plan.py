@@ -15,7 +15,7 @@ from cases import Problem, assert_matches, poisoned, random_sparse
 import sparsetc as stc
 from sparsetc.codegen.launch import TorchPrograms
 from sparsetc.ir.plan import Plan
-from sparsetc.planner.methods import methods
+from sparsetc.planner.registry import PLANS
 from sparsetc.runtime.products import multiply
 
 F32 = torch.float32
@@ -277,7 +277,7 @@ def estimated(x: stc.SparseTensor, b: torch.Tensor, **settings: Any) -> tuple[st
     """A kernel by ``"auto"``, and the microseconds that the dense tensor is expected to take where it is considered."""
     kernel = stc.compile("ij,jr->ir", x, b, backend="triton", **settings)
     with kernel.step.in_place():
-        return kernel, [1e6 * sum(e.seconds) for e in methods()["dense"].estimates(kernel.step.problem)]
+        return kernel, [1e6 * sum(e.seconds) for e in PLANS["dense"].estimates(kernel.step.problem)]
 
 
 def test_a_half_full_matrix_is_multiplied_dense_where_precision_allows() -> None:

@@ -16,12 +16,12 @@ from extensions import as_before
 
 import sparsetc as stc
 from sparsetc.codegen.header import docstring
-from sparsetc.formats import FORMATS, Packed
-from sparsetc.formats.coo import Coo
+from sparsetc.formats.coo import Coo, coo
+from sparsetc.formats.rows import rows
 from sparsetc.ir.nest.modes import Computed, Field
 from sparsetc.ir.nest.nest import runs
-from sparsetc.planner.methods.rows import coo, rows
-from sparsetc.planner.requests import PLANS, plan_preferring
+from sparsetc.packing.base import FORMATS, Packed
+from sparsetc.planner.registry import PLANS, plan_preferring
 from sparsetc.planner.statistics import Counts
 
 

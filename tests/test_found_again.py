@@ -32,7 +32,7 @@ def packs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         made.append(args[2])
         return formats.pack(*args)
 
-    monkeypatch.setattr("sparsetc.partition.base.pack", pack)
+    monkeypatch.setattr("sparsetc.packing.deal.pack", pack)
     return made
 
 

@@ -11,7 +11,6 @@ import torch
 import sparsetc as stc
 from sparsetc.device.profile import DeviceProfile, cpu, default_gpu
 from sparsetc.errors import FormatError, PlanError
-from sparsetc.formats import get_format
 from sparsetc.ir import plan as plans
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.lower import Target, lower
@@ -39,6 +38,7 @@ from sparsetc.ir.program.tile import (
     Value,
     Zero,
 )
+from sparsetc.packing.base import get_format
 
 SIZES = {"i": 10, "j": 20, "k": 30, "r": 32, "s": 32}
 ROWS, FIBER = Storage((0,), (), (1, 2), narrow=True), Storage((0,), (1,), (2,), lanes=4, narrow=True)

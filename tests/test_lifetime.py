@@ -14,8 +14,8 @@ import torch
 from cases import OPERATIONS, Problem, assert_matches, random_sparse, random_values
 
 import sparsetc as stc
-from sparsetc import partition
-from sparsetc.formats import Packed
+from sparsetc.packing.base import Packed
+from sparsetc.packing.deal import deal
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +138,7 @@ def test_ranks_share_what_is_packed(backend: str) -> None:
 
 def test_outputs_share_a_partition_that_does_not_deal_by_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     deals: list[str] = []
-    monkeypatch.setattr("sparsetc.partition.base.deal", lambda name, *a: deals.append(name) or partition.deal(name, *a))
+    monkeypatch.setattr("sparsetc.packing.deal.deal", lambda name, *a: deals.append(name) or deal(name, *a))
     x = random_sparse((20, 20, 20), "dense", torch.float64)
     storages = stc.Storage((0,), (), (1, 2)), stc.Storage((), (0, 1), (2,))
     parts = tuple(

@@ -9,8 +9,6 @@ import torch
 from listed_cases import FORMATS_OF_LISTS, SIDES, Grouped
 
 from sparsetc.errors import FormatError, PlanError
-from sparsetc.formats import FORMATS, Packed
-from sparsetc.formats.tiles import slots_along
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.lower import Target, lower
@@ -18,6 +16,8 @@ from sparsetc.ir.nest.axes import LANE
 from sparsetc.ir.plan import Schedule, Storage
 from sparsetc.ir.program.cost import cost_of
 from sparsetc.ir.program.statistics import FIBERS, ITEMS
+from sparsetc.packing.base import FORMATS, Packed
+from sparsetc.packing.tiles import slots_along
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.testing import PATTERNS, check_format, pattern, reference
 from sparsetc.testing.interpret import run_program

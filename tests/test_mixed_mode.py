@@ -22,9 +22,9 @@ from mixed_mode_cases import crossed
 from torch.autograd import gradcheck, gradgradcheck
 
 import sparsetc as stc
-from sparsetc import partition
-from sparsetc.formats import Packed
-from sparsetc.partition.rules import by_mixed_mode, one_by_one
+from sparsetc.formats.mixed_mode import by_mixed_mode, one_by_one
+from sparsetc.packing.base import Packed
+from sparsetc.packing.deal import deal
 from sparsetc.planner.statistics import Counts
 
 PLAN = "mm-csf"
@@ -254,7 +254,7 @@ def test_a_share_of_nothing_is_not_kept(pattern: str, parts: int) -> None:
 
 def test_nonzeros_are_dealt_once(monkeypatch: pytest.MonkeyPatch) -> None:
     deals: list[str] = []
-    monkeypatch.setattr("sparsetc.partition.base.deal", lambda name, *a: deals.append(name) or partition.deal(name, *a))
+    monkeypatch.setattr("sparsetc.packing.deal.deal", lambda name, *a: deals.append(name) or deal(name, *a))
     x = random_sparse((7, 9, 5), "random", torch.float64)
     for mode in range(3):
         stc.einsum(mttkrp(3, mode), *operands_of(x, mode), plan=PLAN)

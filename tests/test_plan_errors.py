@@ -12,8 +12,8 @@ from extensions import as_before
 
 import sparsetc as stc
 from sparsetc import Part, Plan, Schedule, Storage
+from sparsetc.formats.coo import coo
 from sparsetc.planner.candidate import Candidate
-from sparsetc.planner.methods.rows import coo
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.statistics import Counts
 

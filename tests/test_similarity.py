@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparsetc as stc
-from sparsetc.partition import deal
+from sparsetc.packing.deal import deal
 from sparsetc.similarity import quotient as quotients
 from sparsetc.similarity.groups import Groups, group_rows, group_rows_by_definition
 

@@ -10,13 +10,12 @@ from cases import tile_plan, wrapped
 from extensions import as_before
 
 import sparsetc as stc
-from sparsetc.formats import pack
 from sparsetc.formats.cut_tiles import DenseTile
-from sparsetc.formats.tiles import VOLUME, sides_of
-from sparsetc.formats.words import bits_of
 from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.program.tile import Loop, walk
-from sparsetc.partition.rules import tile_populations
+from sparsetc.packing.base import pack
+from sparsetc.packing.tiles import VOLUME, sides_of, tile_populations
+from sparsetc.packing.words import bits_of
 from sparsetc.testing.interpret import run_program
 
 CASES: dict[str, tuple[str, tuple[int, ...], dict[str, int]]] = {

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from window_cases import MODES, OTHERS, PRODUCTS, REQUESTS, WHOLE, checked, problem, scrambled, stored, uneven, whole
 
 import sparsetc as stc
-from sparsetc.formats import windows
-from sparsetc.planner.methods.windows import TAUS, Windows
+from sparsetc.formats import window
+from sparsetc.formats.window import TAUS, Windows
 from sparsetc.testing import check_format
 from sparsetc.testing import pattern as conformance_pattern
 from sparsetc.testing.conformance import PATTERNS as CONFORMANCE
@@ -279,13 +279,13 @@ def test_rows_are_grouped_once_for_all_that_asks(monkeypatch: pytest.MonkeyPatch
     """For tiles of each height that the planner looks at, to deal, and to pack all nonzeros; a share has groups of its
     own.
     """
-    grouped, calls = windows.group_rows, list[int]()
+    grouped, calls = window.group_rows, list[int]()
 
     def counting(rows: torch.Tensor, *given: Any, **options: Any) -> Any:
         calls.append(rows.numel())
         return grouped(rows, *given, **options)
 
-    monkeypatch.setattr(windows, "group_rows", counting)
+    monkeypatch.setattr(window, "group_rows", counting)
     x, b = uneven()
     for plan, shared in ((stc.plan_1sa(40, 2, 8, 16, 60), True), (stc.plan_1sa(40, 2, threshold=0), False)):
         x.pattern.clear()

@@ -11,7 +11,7 @@ from cases import assert_matches, densified, mttkrp, random_sparse, random_value
 from mixed_mode_cases import crossed
 
 import sparsetc as stc
-from sparsetc.formats import Packed
+from sparsetc.packing.base import Packed
 from sparsetc.planner import workload
 
 MANY = 10**12

@@ -9,11 +9,11 @@ import torch
 from hypothesis import strategies as st
 
 from sparsetc.codegen.split_float16 import Halves, TilePositions, split
-from sparsetc.formats.words import packed_bits
 from sparsetc.ir.lower import Fold, Target, lower_pairs
 from sparsetc.ir.nest.values import Values
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.tile import TileProgram
+from sparsetc.packing.words import packed_bits
 
 ONE_MODE: tuple[Fold, Fold, Fold] = ((("i", 8), ("j", 4)), (("l", 16),), (("k", 16),))
 RAGGED: tuple[Fold, Fold, Fold] = ((("i", 4),), (("l", 8), ("m", 4)), (("j", 2), ("k", 2)))

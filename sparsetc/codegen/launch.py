@@ -25,11 +25,11 @@ from sparsetc.codegen.header import header
 from sparsetc.codegen.torch_rows import chunks, few
 from sparsetc.device.targets import MACHINES, portable
 from sparsetc.errors import PlanError
-from sparsetc.formats import Packed
 from sparsetc.ir.nest.coordinates import Position
 from sparsetc.ir.program.checks import check_sizes
 from sparsetc.ir.program.operands import tables, tables_of
 from sparsetc.ir.program.tile import TileProgram
+from sparsetc.packing.base import Packed
 
 if TYPE_CHECKING:
     from sparsetc.codegen.triton import Types

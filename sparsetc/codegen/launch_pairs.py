@@ -13,9 +13,9 @@ import torch
 
 from sparsetc.codegen.launch import PartArrays, TorchPrograms, TritonPrograms, accumulator, source_name
 from sparsetc.codegen.torch_rows import CHUNK, chunks
-from sparsetc.formats.words import WORDS
 from sparsetc.ir.nest.nest import PAIRED
 from sparsetc.ir.program.tile import TileProgram
+from sparsetc.packing.words import WORDS
 
 
 class TritonPairs(TritonPrograms):

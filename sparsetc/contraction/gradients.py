@@ -17,8 +17,8 @@ import torch
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.autograd import Multilinear, followed
 from sparsetc.contraction.dense import Tensors, repeated_dims, resolved
-from sparsetc.formats.base import Packed, after_zero
 from sparsetc.ir.equation.rewrite import UPSTREAM, Gradient, gradient
+from sparsetc.packing.base import Packed, after_zero
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
 

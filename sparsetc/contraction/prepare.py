@@ -25,16 +25,15 @@ from sparsetc.contraction.canonical import Canonical, Operands, canonicalise
 from sparsetc.contraction.output import Output, output_of
 from sparsetc.device.targets import machine_of
 from sparsetc.errors import PlanError
-from sparsetc.formats import Packed
-from sparsetc.formats.base import index_dtype
-from sparsetc.formats.tiles import slots_along
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.plan import Part, Plan, without_halves
 from sparsetc.ir.program.cost import LISTED_BYTE, LISTED_ROW
 from sparsetc.ir.program.tile import Add, TileProgram, walk
 from sparsetc.options import Options, in_force
-from sparsetc.partition import PARTITIONS, stored_parts
+from sparsetc.packing.base import Packed, index_dtype
+from sparsetc.packing.deal import PARTITIONS, stored_parts
+from sparsetc.packing.tiles import slots_along
 from sparsetc.planner.pricing import Circumstances, owns
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.statistics import Counts

@@ -32,7 +32,7 @@ from sparsetc.ir.plan import without_halves
 from sparsetc.options import Options, with_settings
 from sparsetc.planner.candidate import Choice
 from sparsetc.planner.choose import choose
-from sparsetc.planner.requests import plan_of_derived
+from sparsetc.planner.registry import plan_of_derived
 from sparsetc.runtime.executable import Listed
 from sparsetc.support.cached import cached_property
 from sparsetc.support.precision import without_autocast

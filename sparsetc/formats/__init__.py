@@ -1,18 +1,32 @@
-"""Formats: how a part's nonzeros are stored. One file each; importing this package registers them."""
+"""Formats: one file a storage. Each says how nonzeros are stored, how they are dealt, and which plans store them so.
 
-from sparsetc.formats import coo, cut_tiles, dense, fiber, windows
-from sparsetc.formats.base import FORMATS, Format, Packed, get_format, pack, register_format
+Importing this package registers them::
+
+    coo.py         coo                     runs of an output row
+    rows.py        rows                    an output row a lane
+    fiber.py       fiber                   fibers along one mode, side by side
+    by_rows.py     coo+rows, fiber+rows    long rows by one of these, short ones a lane each
+    cut_tiles.py                           dense_tile and bitmap_tile, the tiles of hls
+    hls.py         hls                     dense tiles, and what they leave as runs or fibers
+    window.py      window, 1-sa            groups of rows in dense tiles over their columns, and other rows as runs
+    dense.py       dense                   the dense tensor, multiplied by torch
+    mixed_mode.py  mm-csf                  fibers along every mode, one copy for the einsums of all modes
+"""
+
+from sparsetc.formats import by_rows, coo, cut_tiles, dense, fiber, hls, mixed_mode, rows, window
+from sparsetc.packing.base import Packed
+from sparsetc.planner.registry import register_format
 
 __all__ = [
-    "FORMATS",
-    "Format",
     "Packed",
+    "by_rows",
     "coo",
     "cut_tiles",
     "dense",
     "fiber",
-    "get_format",
-    "pack",
+    "hls",
+    "mixed_mode",
     "register_format",
-    "windows",
+    "rows",
+    "window",
 ]

@@ -6,19 +6,36 @@
         values     [ v  v  v  … v  v  … v  … ]
 
 With no item modes and a `max_item_nnz`, items are equal chunks in the operand's own order, and no pointers are stored.
+
+The plan ``coo`` stores all nonzeros so: by output row, or by output row and one mode more.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from sparsetc.errors import FormatError
-from sparsetc.formats import words
-from sparsetc.formats.base import Packed, cut_runs, index_dtype, register_format
-from sparsetc.formats.words import Nonzeros, Taken
 from sparsetc.ir.nest.axes import WHOLE
 from sparsetc.ir.nest.nest import Nest, runs
-from sparsetc.ir.plan import Storage
+from sparsetc.ir.plan import Plan, Storage
+from sparsetc.ir.program.statistics import Statistics
+from sparsetc.packing import words
+from sparsetc.packing.base import Packed, cut_runs, index_dtype
+from sparsetc.packing.words import Nonzeros, Taken
+from sparsetc.planner.candidate import (
+    Candidate,
+    items_of,
+    max_item_nnz_of,
+    repeats,
+    single,
+)
+from sparsetc.planner.method import OperandMethod
+from sparsetc.planner.problem import Problem
+from sparsetc.planner.registry import add_plans, register_format
+from sparsetc.planner.schedule import schedule_of
+from sparsetc.planner.statistics import Counts
 from sparsetc.tensor import coords as crd
 
 
@@ -60,3 +77,47 @@ class Coo:
         }
         items = first.numel()
         return Packed(self.name, storage, shape, nnz, view, arrays, positions, nnz, items, (first, None), split)
+
+
+LONG_RUN = 32
+"""Nonzeros a run must have on average to be dealt to work items by one more mode than the output's."""
+
+
+class Runs(OperandMethod):
+    """Runs of output rows; and of one mode more, where the nonzeros of such a run fill work items of their own."""
+
+    name = "coo"
+
+    def candidates(self, problem: Problem, counts: Counts) -> Iterator[Candidate]:
+        """Runs of rows, and of rows and each of the summed modes that such runs are long enough for."""
+        yield coo(problem, counts)
+        for mode in problem.rest if len(problem.rest) > 1 and problem.backend == "triton" else ():
+            if counts.nnz >= LONG_RUN * counts.distinct((*problem.kept, mode)):
+                yield coo(problem, counts, (mode,))
+
+    def candidate(self, problem: Problem, counts: Counts, request: Plan) -> Candidate:
+        """Runs of rows."""
+        return coo(problem, counts)
+
+
+def coo(problem: Problem, counts: Counts, also: tuple[int, ...] = ()) -> Candidate:
+    """Runs of one output row, or equal chunks where there is no row to share (or every nonzero is one).
+
+    Modes in `also` are shared by a run too: their factor rows are read once a run, which is then one of several of
+    its output row.
+    """
+    shared = (*problem.kept, *also) if problem.rest else ()
+    leaf = tuple(m for m in range(problem.order) if m not in shared)
+    schedule = schedule_of(problem, blocks=False)
+    most = max_item_nnz_of(problem, counts.nnz, schedule)
+    storage = Storage(shared, (), leaf, max_item_nnz=most, narrow=problem.backend == "triton")
+    n, distinct = counts.nnz, counts.distinct(shared)
+    items = items_of(n, distinct if shared else 1, most)
+    longest = counts.longest(shared)
+    rounds = min(most, longest) // (schedule.lanes * schedule.unroll)
+    runs = repeats(problem, counts, storage)
+    expected = Statistics(items, items, n, n, problem.itemsize, runs, rounds, longest > most)
+    return single("coo", storage, schedule, expected)
+
+
+add_plans(Runs())

@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import torch
 
-from sparsetc.formats.base import Packed, index_dtype, register_format
-from sparsetc.formats.tiles import sides_named, tiled, view_of
-from sparsetc.formats.words import packed_bits
 from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.plan import Storage
+from sparsetc.packing.base import Packed, index_dtype
+from sparsetc.packing.tiles import sides_named, tiled, view_of
+from sparsetc.packing.words import packed_bits
+from sparsetc.planner.registry import register_format
 
 
 @register_format

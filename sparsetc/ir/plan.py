@@ -22,16 +22,9 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.contraction_tree import Tree
 from sparsetc.support.pickles import Record, misfit
 
-FIXED = ("coo", "fiber", "rows", "coo+rows", "fiber+rows")
-"""Plans of one sparse operand whose formats their names say."""
 PAIRED_PLANS = ("bcb", "scalar", "dense", "bcb+scalar")
 """Plans of two sparse operands."""
 PREFERRED = "preferred"
-SHARED = ("mm-csf",)
-"""Plans that store nonzeros alike for every einsum, so that one packed copy serves them all."""
-PLAN_NAMES = ("auto", "hls", "window", "1-sa", *FIXED, *SHARED, *PAIRED_PLANS)
-"""Every plan that comes with the package, as ``plan=`` takes it."""
-
 SIDE = "side_"
 """What stands before a letter in the name of the parameter that is a block's side along it."""
 
@@ -307,6 +300,12 @@ def requested(wanted: str | Plan) -> Plan:
         return Plan(wanted)
     verify_fields(wanted)
     return wanted
+
+
+def check_threshold(threshold: object, least: int) -> None:
+    """Raise `PlanError` unless this is a number of nonzeros, `least` or more, or None."""
+    if threshold is not None and not (isinstance(threshold, int) and least <= threshold < 2**63):
+        raise PlanError(f"threshold must be a number of nonzeros, {least} or more and below 2**63, found {threshold!r}")
 
 
 def verify_fields(plan: Plan) -> None:

@@ -19,11 +19,11 @@ from sparsetc.codegen.split_float16 import Halves, TilePositions, split
 from sparsetc.device.profile import DeviceProfile
 from sparsetc.device.targets import gpu, machine_of
 from sparsetc.errors import PlanError
-from sparsetc.formats.base import index_dtype
 from sparsetc.ir.plan import SIDE, Part, Plan, Storage
 from sparsetc.ir.program.cost import cost_of
 from sparsetc.ir.program.statistics import Statistics
 from sparsetc.ir.program.tile import TileProgram
+from sparsetc.packing.base import index_dtype
 from sparsetc.pair.blocking import WHOLE, Bitmaps, BlockPairList, BlockWork, Buffer, pairs_a_program
 from sparsetc.pair.join import add_up
 from sparsetc.pair.problem import PairMethod, PairProblem, storages_of

@@ -19,12 +19,12 @@ from math import prod
 import torch
 
 from sparsetc.device.targets import MACHINES, machine_of
-from sparsetc.formats.base import index_dtype
-from sparsetc.formats.bcb import Blocks, in_blocks
 from sparsetc.ir.lower import Target, lower_pairs
 from sparsetc.ir.nest.nest import tiles_along
 from sparsetc.ir.plan import DOTS, F16X3, Schedule
 from sparsetc.ir.program.tile import TileProgram
+from sparsetc.packing.base import index_dtype
+from sparsetc.packing.bcb import Blocks, in_blocks
 from sparsetc.pair.join import Join, JoinOperand
 from sparsetc.pair.symbolic import JoinOrder, composed
 from sparsetc.tensor import coords as crd

@@ -21,9 +21,9 @@ from sparsetc.pair.block_path import BLOCK_LAUNCHES, BlockPairs
 from sparsetc.pair.blocking import Blocking, BlockWork
 from sparsetc.pair.join import JoinSubset
 from sparsetc.pair.problem import NumericPath, PairMethod, PairProblem, Sizes
+from sparsetc.pair.requests import HYBRID
 from sparsetc.pair.scalar import SCALAR_LAUNCHES, NonzeroPairs
 from sparsetc.planner.method import Hybrid
-from sparsetc.planner.requests import HYBRID
 from sparsetc.runtime.executable import Listed
 
 

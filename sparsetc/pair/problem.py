@@ -25,10 +25,10 @@ from sparsetc.ir.plan import PAIRED_PLANS, SIDE, Part, Plan, requested
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.pair.blocking import Blocking
 from sparsetc.pair.join import Join
+from sparsetc.pair.requests import check_blocks
 from sparsetc.pair.symbolic import Budget
 from sparsetc.planner.candidate import Estimate
 from sparsetc.planner.method import Method
-from sparsetc.planner.requests import check_blocks
 from sparsetc.support.cached import cached_property
 
 

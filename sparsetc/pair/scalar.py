@@ -24,7 +24,6 @@ from sparsetc.codegen.launch import PartArrays, TorchPrograms, TritonPrograms, a
 from sparsetc.codegen.split_float16 import Halves
 from sparsetc.device.profile import DeviceProfile
 from sparsetc.device.targets import machine_of
-from sparsetc.formats import Packed, pack
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.nest.axes import LANE
@@ -32,6 +31,7 @@ from sparsetc.ir.nest.values import Ones
 from sparsetc.ir.plan import Plan, Schedule, Storage
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.options import Options
+from sparsetc.packing.base import Packed, pack
 from sparsetc.pair.problem import PairMethod, PairProblem, Sizes
 from sparsetc.pair.symbolic import TASK_BYTES, Budget, JoinOrder, picked
 from sparsetc.pair.tasks import KEPT_BYTES, NonzeroPairList, Tasks, keeps

@@ -13,8 +13,8 @@ from itertools import pairwise
 
 import torch
 
-from sparsetc.formats.base import index_dtype
 from sparsetc.options import Options
+from sparsetc.packing.base import index_dtype
 from sparsetc.pair.join import PIECE, Join
 from sparsetc.support.cached import cached_property
 from sparsetc.support.progress import bar

@@ -17,13 +17,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sparsetc.formats import Packed
-from sparsetc.formats.base import index_dtype
-from sparsetc.formats.words import bits_of
 from sparsetc.ir.nest.modes import Consecutive, Field
 from sparsetc.ir.nest.nest import Nest, runs
 from sparsetc.ir.nest.values import Ones
 from sparsetc.ir.plan import Storage
+from sparsetc.packing.base import Packed, index_dtype
+from sparsetc.packing.words import bits_of
 from sparsetc.pair.marks import Marks, markable
 from sparsetc.pair.symbolic import Budget, Expanded, JoinOrder
 from sparsetc.support.cached import cached_property

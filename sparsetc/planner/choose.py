@@ -11,28 +11,23 @@ from dataclasses import replace
 from typing import TypeVar
 
 from sparsetc.errors import PlanError
-from sparsetc.formats.base import unknown_parameter
-from sparsetc.ir.plan import FIXED, PAIRED_PLANS, PREFERRED, Plan, requested, verify
+from sparsetc.ir.plan import PAIRED_PLANS, PREFERRED, Plan, requested, verify
+from sparsetc.packing.base import unknown_parameter
 from sparsetc.planner.candidate import Choice, Estimate, choice_of
 from sparsetc.planner.method import Method, suited
 from sparsetc.planner.problem import Problem
+from sparsetc.planner.registry import PLANS
 
 P = TypeVar("P")
-
-WINDOW = ("height", "width", "threshold", "halves")
-OPTIONS = {"hls": ("threshold",), "window": WINDOW, "1-sa": ("tau", "strip", *WINDOW), "auto": (PREFERRED,)}
-"""What a request for a plan of one sparse operand may name beside the plan."""
 
 
 def choose(wanted: str | Plan, problem: Problem) -> Choice:
     """The plan of one sparse operand: as given, as a request names it, or the one expected to be fastest."""
-    from sparsetc.planner.methods import methods  # which an import of the package does not need
-
-    plan, known = requested(wanted), methods()
-    if plan.pairs or (plan.is_request and plan.name in PAIRED_PLANS and plan.name not in known):
+    plan = requested(wanted)
+    if plan.pairs or (plan.is_request and plan.name in PAIRED_PLANS and plan.name not in PLANS):
         raise PlanError(
             f'plan {plan.name!r} is for two or more sparse operands, and "{problem.equation}" has one; known for '
-            f"one: {_names(known)}"
+            f"one: {_names()}"
         )
     if not plan.is_request:
         verify(plan)
@@ -43,20 +38,19 @@ def choose(wanted: str | Plan, problem: Problem) -> Choice:
                 raise PlanError(f"plan {plan.name!r}, part {number}: {fault}")
         return Choice(replace(suited(plan, problem), reason="given by the caller"))
     check_request(plan)
-    return chosen(problem, known, plan)
+    return chosen(problem, PLANS, plan)
 
 
 def check_request(wanted: str | Plan) -> None:
     """Raise `PlanError` where a request for a plan of one sparse operand names none, or an option that it has not."""
-    from sparsetc.planner.methods import methods  # which an import of the package does not need
-
-    plan, known = requested(wanted), methods()
+    plan = requested(wanted)
     if not plan.is_request:
         return
-    if plan.name not in ("auto", *known):
+    if plan.name not in ("auto", *PLANS):
         called = repr(plan.name)
-        raise PlanError(f"plan {called} has no parts, and no plan is called {called}; known: {_names(known)}")
-    unknown = [name for name, _ in plan.options if name not in OPTIONS.get(plan.name, ())]
+        raise PlanError(f"plan {called} has no parts, and no plan is called {called}; known: {_names()}")
+    options = (PREFERRED,) if plan.name == "auto" else PLANS[plan.name].options
+    unknown = [name for name, _ in plan.options if name not in options]
     if unknown:
         raise PlanError(f"plan {plan.name!r} has no option {unknown[0]!r}")
 
@@ -79,5 +73,5 @@ def considered(problem: P, known: Mapping[str, Method[P]]) -> list[Estimate]:
     return [found for method in known.values() if method.alone for found in method.estimates(problem)]
 
 
-def _names(known: Mapping[str, Method[Problem]]) -> str:
-    return ", ".join(dict.fromkeys(("auto", "hls", *FIXED, *known)))
+def _names() -> str:
+    return ", ".join(("auto", *PLANS))

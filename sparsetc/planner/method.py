@@ -18,11 +18,11 @@ from math import inf
 from typing import Generic, TypeVar
 
 from sparsetc.errors import PlanError
-from sparsetc.formats import get_format
 from sparsetc.ir.lower import Target, scheduled
 from sparsetc.ir.plan import ROUNDED, Part, Plan, in_bf16
 from sparsetc.ir.program.cost import UNCROWDED
 from sparsetc.ir.program.operands import dense_axes, named_operands
+from sparsetc.packing.base import get_format
 from sparsetc.planner.candidate import APART, Candidate, Estimate
 from sparsetc.planner.pricing import costs, price, views
 from sparsetc.planner.problem import Problem
@@ -173,6 +173,10 @@ class Method(ABC, Generic[P]):
     """The name of the method's plans."""
     alone: bool = True
     """Whether ``"auto"`` considers the method for an einsum by itself, and not only for several that share a copy."""
+    shared: bool = False
+    """Whether nonzeros are dealt and stored alike for every einsum, so that one packed copy serves them all."""
+    options: tuple[str, ...] = ()
+    """What a request by the method's name may say beside it."""
 
     @abstractmethod
     def estimates(self, problem: P) -> Iterable[Estimate]:

@@ -12,14 +12,13 @@ import torch
 
 from sparsetc.device.record import of_backend
 from sparsetc.explain import OperandReport, PartReport, in_microseconds
-from sparsetc.formats import FORMATS, Packed
-from sparsetc.formats.tiles import tile_count, tiles_of_nonzeros
 from sparsetc.ir.plan import Part, Plan, in_bf16
 from sparsetc.ir.program.cost import cost_of
 from sparsetc.ir.program.statistics import Statistics
 from sparsetc.ir.program.tile import LANES, Product, TileProgram, walk
+from sparsetc.packing.base import FORMATS, Packed
+from sparsetc.packing.tiles import tile_count, tiles_of_nonzeros
 from sparsetc.planner.candidate import Choice
-from sparsetc.planner.methods.tiles import populations
 from sparsetc.planner.pricing import seconds_of
 from sparsetc.planner.problem import Problem
 
@@ -109,7 +108,7 @@ def _populations(packed: Sequence[Packed], problem: Problem) -> torch.Tensor:
     """(most + 1,) nonzeros in tiles of each population: in stored windows, or in all of a tensor cut evenly."""
     tiles = [p for p in packed if p.view.along and not p.view.spanning]
     if any(getattr(FORMATS.get(p.format), "even", False) for p in tiles):
-        return populations(problem.counts)
+        return problem.counts.tiles()
     own = [tiles_of_nonzeros(p)[0].bincount().cpu() for p in tiles if p.positions is not None]
     held = torch.cat([torch.zeros(1, dtype=torch.long, device="cpu"), *own])
     return torch.bincount(held) * torch.arange(int(held.max()) + 1, device="cpu")

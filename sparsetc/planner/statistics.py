@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from sparsetc.partition.base import Dealing, row_numbers
+from sparsetc.packing.deal import Dealing, row_numbers
+from sparsetc.packing.tiles import VOLUME, sides_of, tile_populations
 from sparsetc.support.cached import cached_property
 from sparsetc.support.lru import Lru
 from sparsetc.tensor import coords as crd
@@ -88,13 +89,14 @@ class Counts:
             self._memory[key] = int(torch.bincount(numbers).max())
         return int(self._memory[key])
 
-    def histogram(self, name: str, values: Callable[[], torch.Tensor], largest: int) -> torch.Tensor:
-        """(largest + 1,) how often each value occurs, on the CPU; counted once a name."""
-        key = ("histogram", name)
-        if key not in self._memory:
-            self._memory[key] = torch.bincount(values(), minlength=largest + 1).cpu()
-        found: torch.Tensor = self._memory[key]
-        return found
+    def tiles(self) -> torch.Tensor:
+        """Count the nonzeros that lie in tiles of each population, of the default sides: (volume + 1,), on the CPU."""
+
+        def count() -> torch.Tensor:
+            held = tile_populations(self.coords, self.shape, sides_of(self.shape))
+            return torch.bincount(held, minlength=VOLUME + 1).cpu()
+
+        return self.once("tiles", count)
 
     def once(self, name: Hashable, count: Callable[[], T]) -> T:
         """What a method counts of the nonzeros, counted once a name."""

@@ -13,15 +13,15 @@ from itertools import product
 from math import inf
 
 from sparsetc.ir.nest.nest import Nest
-from sparsetc.ir.plan import SHARED, Plan, requested
+from sparsetc.ir.plan import Plan, requested
 from sparsetc.ir.program.cost import Cost
 from sparsetc.ir.program.statistics import Statistics
-from sparsetc.partition import storage_keys
+from sparsetc.packing.deal import storage_keys
 from sparsetc.planner.candidate import Candidate, Choice, Estimate, ranked
 from sparsetc.planner.choose import choose, considered
-from sparsetc.planner.methods import methods
 from sparsetc.planner.pricing import costs, views
 from sparsetc.planner.problem import Problem
+from sparsetc.planner.registry import PLANS
 
 BLOCK = 8
 """Bytes of ``block_ptr`` and ``block_full`` for a block of fibers."""
@@ -65,7 +65,7 @@ def choose_together(
         None where there is nothing to weigh: a plan was given with its parts, or the shared one is asked for.
     """
     request = requested(wanted)
-    if not request.is_request or request.name in SHARED or request.preferred or len(problems) < 2:
+    if not request.is_request or _is_shared(request) or request.preferred or len(problems) < 2:
         return None
     options = [_options(request, problem) for problem in problems]
     most = max(2, int(MOST_SETS ** (1 / len(options))))
@@ -79,9 +79,9 @@ def choose_together(
 
 def _options(request: Plan, problem: Problem) -> list[Option]:
     """The plans of one einsum, the fastest first, and the shared ones."""
-    shared = [found for name in SHARED for found in methods()[name].estimates(problem)]
+    shared = [found for method in PLANS.values() if not method.alone for found in method.estimates(problem)]
     if request.name == "auto":
-        first, *others = [_option(e, problem, False) for e in ranked(considered(problem, methods()))]
+        first, *others = [_option(e, problem, False) for e in ranked(considered(problem, PLANS))]
         least = min((o.seconds for o in others), default=inf)
         # Of plans that the cost model does not tell apart, the first is the simplest.
         first = replace(first, seconds=min(first.seconds, least))
@@ -108,7 +108,7 @@ def _stored(cost: Cost, view: Nest, sizes: Statistics) -> int:
 
 def _worth_trying(options: Sequence[Option], most: int) -> list[Option]:
     """The first, the shared ones, the smallest, and of the others the fastest."""
-    shared = [o for o in options if o.estimate.plan.name in SHARED]
+    shared = [o for o in options if _is_shared(o.estimate.plan)]
     own = [o for o in options if o not in shared]
     first = [*own[:1], *shared, min(options, key=lambda o: (o.nbytes, o.seconds))][:most]
     found: list[Option] = []
@@ -174,4 +174,9 @@ def _again(option: Option, options: Sequence[Option], wanted: str | Plan) -> str
     if option is options[0]:
         return wanted
     own = option.estimate.plan
-    return Plan(own.name) if own.name in SHARED else own
+    return Plan(own.name) if _is_shared(own) else own
+
+
+def _is_shared(plan: Plan) -> bool:
+    """Whether a plan stores nonzeros alike for every einsum."""
+    return plan.name in PLANS and PLANS[plan.name].shared

@@ -19,12 +19,12 @@ from sparsetc.contraction.canonical import Canonical
 from sparsetc.contraction.prepare import BoundPart, Preparation, in_place
 from sparsetc.device.targets import machine_of
 from sparsetc.errors import FormatError, PlanError
-from sparsetc.formats import get_format
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.plan import AUTO, Part, Plan, requested, without_halves
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.options import Options
+from sparsetc.packing.base import get_format
 from sparsetc.planner.choose import choose
 from sparsetc.runtime.executable import copies
 from sparsetc.streaming.layout import PackedPart

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from sparsetc.codegen.launch import PartArrays, accumulator, stored_dtype
-from sparsetc.formats.words import WORDS
 from sparsetc.ir.contraction_tree import Tree, parse_tree
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage, verify
 from sparsetc.ir.program.tile import TileProgram
+from sparsetc.packing.words import WORDS
 from sparsetc.streaming.compiler import Compiler, Variant
 from sparsetc.streaming.layout import Chunk, PackedPart, PartPlaces, Place, placed
 from sparsetc.support.pickles import misfit

@@ -11,9 +11,9 @@ from math import prod
 import torch
 
 from sparsetc.errors import PlanError
-from sparsetc.formats import Packed
-from sparsetc.formats.stored import check_arrays, check_coordinates, counts, require
 from sparsetc.ir.program.tile import Add, Row, Slot
+from sparsetc.packing.base import Packed
+from sparsetc.packing.stored import check_arrays, check_coordinates, counts, require
 from sparsetc.streaming import description
 from sparsetc.streaming.compiler import Compiler
 from sparsetc.streaming.cutting import Cut

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import builtins
 import re
-from collections.abc import Container
+from collections.abc import Iterable
 from keyword import iskeyword, issoftkeyword
 
 from sparsetc.errors import SparsetcError
@@ -94,24 +94,28 @@ def is_free(name: str) -> bool:
 
 
 def check_free(
-    name: str, kind: str, own: Container[str], replace: bool, error: type[SparsetcError], by: object = None
+    name: str, kind: str, holders: Iterable[object], replace: bool, error: type[SparsetcError], by: object
 ) -> None:
-    """Raise `error` where a name of the package's `own` would be taken unnoticed.
+    """Raise `error` where a name of the package's own would be taken unnoticed.
 
     Args:
         name: what is registered.
         kind: of thing, as the message calls it.
-        own: names that the package itself gives meaning to.
+        holders: what has the name now.
         replace: whether the caller means to put something else in their place.
         error: class of the error.
         by: what is registered; the package's own things take their names freely.
     """
-    module = getattr(by, "__module__", None) or ""
-    if name in own and not replace and not f"{module}.".startswith("sparsetc."):
+    if any(map(_is_own, holders)) and not replace and not _is_own(by):
         raise error(
             f"{kind} {name!r} comes with sparsetc, and another of that name would take its place everywhere; choose "
             "another name, or register it with replace=True"
         )
+
+
+def _is_own(thing: object) -> bool:
+    """Whether something comes with the package."""
+    return f"{getattr(thing, '__module__', None) or ''}.".startswith("sparsetc.")
 
 
 def shown(name: object) -> str:

@@ -4,7 +4,7 @@
 contractions of sparse operands, or files, for as long as it is told to, and prints a reproducer of what it finds.
 """
 
-from sparsetc.formats.stored import check_arrays, read
+from sparsetc.packing.stored import check_arrays, read
 from sparsetc.testing.conformance import PATTERNS, UNBOUNDED, check_format, pattern
 
 __all__ = ["PATTERNS", "UNBOUNDED", "check_arrays", "check_format", "pattern", "read"]

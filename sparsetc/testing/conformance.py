@@ -18,12 +18,12 @@ from random import Random
 
 import torch
 
-from sparsetc.formats import Packed, get_format, pack
-from sparsetc.formats import words as word_codec
-from sparsetc.formats.stored import check_arrays, positions, read, require
 from sparsetc.ir.nest.axes import ITEM, LANE
 from sparsetc.ir.nest.modes import word_bits
 from sparsetc.ir.plan import Storage
+from sparsetc.packing import words as word_codec
+from sparsetc.packing.base import Packed, get_format, pack
+from sparsetc.packing.stored import check_arrays, positions, read, require
 from sparsetc.tensor import coords as crd
 from sparsetc.testing.scatter import SCATTERS, Place, Scatter
 

@@ -20,14 +20,14 @@ from math import prod
 import torch
 
 from sparsetc.errors import FormatError, PlanError, ShapeError
-from sparsetc.formats import pack
 from sparsetc.ir import plan as plans
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.values import largest
 from sparsetc.ir.program import names
 from sparsetc.ir.program.checks import verify
 from sparsetc.ir.program.tile import Operand, TileProgram
-from sparsetc.partition import shares
+from sparsetc.packing.base import pack
+from sparsetc.packing.deal import shares
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.testing import reference

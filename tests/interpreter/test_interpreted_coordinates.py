@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from coordinate_cases import Diagonals, check_einsums
 
-from sparsetc.formats import FORMATS
+from sparsetc.packing.base import FORMATS
 
 
 def test_lookups_of_words_run_on_triton(monkeypatch: pytest.MonkeyPatch) -> None:

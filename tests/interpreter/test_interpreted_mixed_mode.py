@@ -23,8 +23,8 @@ from mixed_mode_cases import crossed
 
 import sparsetc as stc
 from sparsetc.codegen.launch import TritonPrograms
-from sparsetc.formats import Packed
 from sparsetc.ir.nest.axes import LANE, LEAF
+from sparsetc.packing.base import Packed
 
 PLAN = "mm-csf"
 

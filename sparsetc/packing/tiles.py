@@ -15,15 +15,15 @@ from typing import NoReturn
 import torch
 
 from sparsetc.errors import FormatError
-from sparsetc.formats import words
-from sparsetc.formats.base import Packed, cut_runs, index_dtype
-from sparsetc.formats.words import set_bits
 from sparsetc.ir.nest.axes import ITEM
 from sparsetc.ir.nest.nest import Nest, tiles, tiles_along
 from sparsetc.ir.nest.values import Bitmap, Whole
 from sparsetc.ir.plan import Storage
+from sparsetc.packing import words
+from sparsetc.packing.base import Packed, cut_runs, index_dtype
+from sparsetc.packing.words import set_bits
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.numbering import linear_key, narrowed
+from sparsetc.tensor.numbering import linear_key, narrow_ranks, narrowed
 
 VOLUME = 4096
 """Positions of a tile: 16 a mode of a third-order tensor (HLSTO, section VII-A3)."""
@@ -235,3 +235,12 @@ def places_of(packed: Packed) -> torch.Tensor:
         return found % (view.values.words * view.values.word)
     assert packed.positions is not None
     return torch.nonzero(packed.positions >= 0).flatten() % view.values.volume
+
+
+def tile_populations(coords: torch.Tensor, shape: tuple[int, ...], sides: tuple[int, ...]) -> torch.Tensor:
+    """(nnz,) for every nonzero, how many its tile holds."""
+    if coords.shape[1] == 0:
+        return coords.new_zeros(0)
+    rows = (row // side for row, side in zip(coords, sides, strict=True))
+    tile, _ = narrow_ranks(rows, tiles_along(shape, sides), coords[0])
+    return torch.bincount(tile).index_select(0, tile)

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Protocol, TypeVar, overload, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.nest.axes import LEVELS
 from sparsetc.ir.nest.nest import Nest
-from sparsetc.ir.plan import PLAN_NAMES, Storage
+from sparsetc.ir.plan import Storage
 from sparsetc.support.cached import cached_property
 from sparsetc.support.lru import Lru, given_to
-from sparsetc.support.names import check_free, check_identifier
 from sparsetc.tensor.coords import INT32_MAX
-from sparsetc.tensor.pattern import clear_patterns
 
 
 @dataclass(frozen=True)
@@ -126,7 +123,7 @@ class Format(Protocol):
 
     Where `pack` has a parameter ``cache``, it is given what is kept with a pattern when it packs all of its nonzeros.
 
-    With ``even = True`` tiles are those of a tensor cut evenly, by `sparsetc.formats.tiles.sides_of`: `explain` counts
+    With ``even = True`` tiles are those of a tensor cut evenly, by `sparsetc.packing.tiles.sides_of`: `explain` counts
     those of all nonzeros, whichever part they were dealt to, and of other formats the tiles that are stored.
     """
 
@@ -140,45 +137,6 @@ class Format(Protocol):
 
 
 FORMATS: dict[str, Format] = {}
-
-F = TypeVar("F", bound=Callable[..., Format])
-
-
-OWN = ("coo", "fiber", "dense", "dense_tile", "bitmap_tile", "window", "vbr")
-"""Names of the formats that come with the package."""
-PARTS = {
-    "name": "name",
-    "view": "view(shape, storage)",
-    "pack": "pack(coords, shape, storage)",
-}
-"""What a format must have, as its author writes it."""
-
-
-@overload
-def register_format(cls: F) -> F: ...
-@overload
-def register_format(*, replace: bool) -> Callable[[F], F]: ...
-def register_format(cls: F | None = None, *, replace: bool = False) -> F | Callable[[F], F]:
-    """Class decorator: make a format known by its ``name``, to plans, to `explain` and to the conformance suite.
-
-    Args:
-        cls: the class; one instance of it is made here, without arguments.
-        replace: put the format in the place of one that comes with the package, or under the name of a plan that does.
-
-    Raises:
-        FormatError: the class lacks what a format has, or its name is no identifier, or is taken by the package.
-    """
-    if cls is None:
-        return partial(register_format, replace=replace)  # type: ignore[call-overload, no-any-return]
-    instance, called = cls(), getattr(cls, "__name__", repr(cls))
-    missing = [written for name, written in PARTS.items() if not hasattr(instance, name)]
-    if missing:
-        raise FormatError(f"{called} is not a format: it has no {', no '.join(missing)}")
-    name = check_identifier(instance.name, f"a format ({called})", FormatError)
-    check_free(name, "the name", (*OWN, *PLAN_NAMES), replace, FormatError, cls)
-    FORMATS[name] = instance
-    clear_patterns()
-    return cls
 
 
 def get_format(name: str) -> Format:

@@ -13,20 +13,21 @@ from math import prod
 
 import torch
 
-from sparsetc.formats.tiles import VOLUME, sides_of
+from sparsetc.errors import PlanError
+from sparsetc.formats.coo import coo
+from sparsetc.formats.fiber import best_leaf, fiber
 from sparsetc.ir.default_tree.by_groups import MOST_SUMS, TileGroups, groups_of
 from sparsetc.ir.nest.nest import tiles_along
-from sparsetc.ir.plan import Part, Plan, Schedule, Storage
+from sparsetc.ir.plan import Part, Plan, Schedule, Storage, check_threshold
 from sparsetc.ir.program.operands import MIN_DOT, dense_axes, named_operands
 from sparsetc.ir.program.statistics import Statistics
-from sparsetc.partition.rules import tile_populations
+from sparsetc.packing.deal import register_partition
+from sparsetc.packing.tiles import VOLUME, sides_of, tile_populations
 from sparsetc.planner.candidate import CPU_ITEM_NNZ, FUSE_BELOW, Candidate
 from sparsetc.planner.method import Hybrid, OperandMethod, rounded
-from sparsetc.planner.methods.fibers import best_leaf, fiber
-from sparsetc.planner.methods.rows import coo
 from sparsetc.planner.pricing import price
 from sparsetc.planner.problem import Problem
-from sparsetc.planner.requests import check_threshold
+from sparsetc.planner.registry import add_plans
 from sparsetc.planner.schedule import dot_axes, fit
 from sparsetc.planner.statistics import Counts
 
@@ -51,13 +52,6 @@ SAMPLED_RANKS, SAMPLED_WARPS = 64, 4
 """Most elements of a dense axis that a sampled product contracts, and the warps of its program; not measured."""
 FUSED_RANKS, FUSED_MATRIX = 64, {"tf32x3": 1024}
 """`RANKS` and `MATRIX` in a fused launch (4,096 elsewhere): registers it takes are lost to the scalar programs too."""
-
-
-def populations(counts: Counts) -> torch.Tensor:
-    """(volume + 1,) how many nonzeros lie in tiles of each population."""
-    return counts.histogram(
-        "tiles", lambda: tile_populations(counts.coords, counts.shape, sides_of(counts.shape)), VOLUME
-    )
 
 
 def stored_whole(problem: Problem, counts: Counts, threshold: int, histogram: torch.Tensor) -> int:
@@ -207,7 +201,7 @@ THRESHOLDS = tuple(sorted({round(2 ** (n / 2)) for n in range(25)}))
 class ByTiles(OperandMethod, Hybrid[Problem]):
     """Tiles of many nonzeros dense, or as bitmaps; what they leave as nonzeros."""
 
-    name = "hls"
+    name, options = "hls", ("threshold",)
 
     def candidates(self, problem: Problem, counts: Counts) -> Iterator[Candidate]:
         """The hybrid by the best threshold: on a GPU, with dots, and with tiles worth making dense."""
@@ -233,7 +227,7 @@ class ByTiles(OperandMethod, Hybrid[Problem]):
 
 def _splits(problem: Problem, counts: Counts, thresholds: Sequence[int] | None = None) -> list[Candidate]:
     """The hybrid by each threshold, or by each that is worth trying, and each way to take what tiles leave."""
-    histogram, rest = populations(counts), _leftovers(problem, counts)
+    histogram, rest = counts.tiles(), _leftovers(problem, counts)
     held, made = Held.of(histogram), list[Candidate]()
     groups = groups_of(problem.bound, sides_of(counts.shape), problem.floating)
     schedule_of = cache(lambda fused: _schedule(problem, groups, fused))
@@ -313,3 +307,32 @@ class Held:
         if first >= end:
             return 0, 0
         return self.nonzeros[end] - self.nonzeros[first], self.tiles[end] - self.tiles[first]
+
+
+@register_partition("threshold")
+def by_threshold(
+    coords: torch.Tensor, shape: tuple[int, ...], *, threshold: int, whole: int = 0, **sides: int
+) -> list[torch.Tensor | None]:
+    """[nonzeros of tiles that hold at least `threshold`, the others]; tiles of the default sides, or of `side_m`.
+
+    With `whole`, tiles of at least so many come first, apart from those of at least `threshold`.
+    """
+    unknown = set(sides) - {f"side_{mode}" for mode in range(len(shape))}
+    if unknown:
+        raise PlanError(f"partition 'threshold' takes a threshold, whole and a side_m a mode, found {min(unknown)!r}")
+    held = tile_populations(coords, shape, sides_of(shape, tuple(sides.items())))
+    bounds = (*((whole,) if whole else ()), threshold)
+    part = torch.stack([held < least for least in bounds]).sum(0)
+    return [torch.nonzero(part == n).flatten() for n in range(len(bounds) + 1)]
+
+
+def plan_hls(threshold: int | None = None) -> Plan:
+    """The hybrid plan with tiles of at least `threshold` nonzeros dense; without one, the cost model finds it.
+
+    0 or 1 makes every tile dense, a threshold above a tile's volume none.
+    """
+    check_threshold(threshold, 0)
+    return Plan("hls", options=() if threshold is None else (("threshold", threshold),))
+
+
+add_plans(ByTiles())

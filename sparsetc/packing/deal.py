@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import torch
 
 from sparsetc.errors import PlanError
-from sparsetc.formats import Packed, pack
 from sparsetc.ir.plan import Plan
+from sparsetc.packing.base import Packed, pack
 from sparsetc.support.lru import Lru, given_to
 from sparsetc.support.names import check_free, check_label
 from sparsetc.tensor.numbering import linear_key, ranked
@@ -40,8 +40,6 @@ class Partition:
 
 
 PARTITIONS: dict[str, Partition] = {}
-OWN = ("all", "mixed_mode", "row_similarity", "run_length", "threshold")
-"""Names of the rules that come with the package."""
 F = TypeVar("F", bound=Deal)
 
 
@@ -64,7 +62,8 @@ def register_partition(
     check_label(name, "a partition", PlanError)
 
     def register(function: F) -> F:
-        check_free(name, "partition", OWN, replace, PlanError, function)
+        held = PARTITIONS.get(name)
+        check_free(name, "partition", [held and held.deal], replace, PlanError, function)
         PARTITIONS[name] = Partition(name, function, by_rows or whole_rows, whole_rows)
         clear_patterns()
         return function

@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 
 from sparsetc.errors import FormatError
-from sparsetc.formats import words as word_codec
-from sparsetc.formats.base import Packed
 from sparsetc.ir.nest.axes import Fibers
 from sparsetc.ir.nest.coordinates import Expression, Reader
 from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.nest.values import Values
+from sparsetc.packing import words as word_codec
+from sparsetc.packing.base import Packed
 
 Arrays = dict[str, torch.Tensor]
 

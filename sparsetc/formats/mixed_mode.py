@@ -1,115 +1,106 @@
-"""The rules that come with the package: by how full tiles are, by the length and the likeness of rows, by fibers.
+"""``mm-csf``: fibers along every mode, one copy for the einsums of all modes.
 
-``threshold`` (HLS, section V-A) deals nonzeros of well-filled tiles apart from all others, which add to the same output
-rows. ``run_length`` deals output rows of many nonzeros apart from rows of few: a long row fills the lanes of a work
-item by itself, short rows run side by side, one a lane, and no single kernel serves both
-(`benchmarks/results/mttkrp_plans.json`: of 11 M nonzeros in rows of about 4, one row an item took 1.5 ms, one row a
-lane 0.43). ``row_similarity`` (1-SA; DTC-SpMM) deals rows whose group makes well-filled tiles apart from rows left
-over.
+In: a `Problem` and counts of its pattern. Out: a candidate of a part a mode (MM-CSF, section 4).
 
-``mixed_mode`` deals each nonzero to the mode along which its fiber is longest (MM-CSF, section 4.1). A nonzero of a
-tensor of order d lies on d fibers, one along each mode, and is stored in one of them. Longer fibers are fewer, and a
-fiber's coordinates are stored, and its rows gathered, once. The paper's *dynamic* strategy goes through the nonzeros
-one by one (`one_by_one`) and counts a fiber anew whenever a nonzero of it went elsewhere. That is a loop which cannot
-be cut, and it takes fibers apart that a later nonzero would have made whole. What runs here takes whole fibers, the
-longest first, as many at a time as are about equally long.
+The partition ``mixed_mode`` deals each nonzero to the mode along which its fiber is longest (MM-CSF, section 4.1). A
+nonzero of a tensor of order d lies on d fibers, one along each mode, and is stored in one of them. Longer fibers are
+fewer, and a fiber's coordinates are stored, and its rows gathered, once. The paper's *dynamic* strategy goes through
+the nonzeros one by one (`one_by_one`) and counts a fiber anew whenever a nonzero of it went elsewhere. That is a loop
+which cannot be cut, and it takes fibers apart that a later nonzero would have made whole. What runs here takes whole
+fibers, the longest first, as many at a time as are about equally long.
+
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import torch
 
 from sparsetc.errors import PlanError
-from sparsetc.formats.tiles import sides_of
-from sparsetc.formats.windows import PARAMETERS, Rows, Windowing, populations
-from sparsetc.ir.nest.nest import tiles_along
-from sparsetc.ir.plan import Storage
-from sparsetc.partition.base import register_partition, row_numbers
-from sparsetc.support.lru import Lru
+from sparsetc.formats.fiber import MAX_FIBER_LEN, expected_fibers
+from sparsetc.ir.plan import Part, Plan, Schedule, Storage
+from sparsetc.packing.deal import register_partition
+from sparsetc.planner.candidate import CPU_ITEM_NNZ, Candidate
+from sparsetc.planner.method import OperandMethod
+from sparsetc.planner.problem import Problem
+from sparsetc.planner.registry import add_plans
+from sparsetc.planner.schedule import DOT_LANES, schedule_of
+from sparsetc.planner.statistics import Counts
 from sparsetc.tensor.numbering import narrow_ranks
 
+PARTITION = "mixed_mode"
+ITEM_NNZ = 128
+"""Most nonzeros of a forest that one work item takes on a GPU (H200, MTTKRP of all modes at rank 32, with 512 and with
+128: Uber 326 and 190 us, guanine_TEvv_3d 231 and 186, clustered 658 and 593; `benchmarks/results/one_copy.json`)."""
+ALONE = 0.95
+"""Share of the nonzeros from which a mode's forest takes all of them. A few fibers fewer would cost a part for each
+mode (H200, guanine_TEvv_3d: parts of 1.9 % took a kernel from 31 to 54 us, `benchmarks/results/one_copy.json`)."""
+ROOT_BLOCKS = 4
+"""Blocks of fibers that a slice must fill on average for slices to be apart. A slice's last block is half empty: with
+so many, a tenth is padding at most, and with fewer a forest without a root takes less memory (like nell-2, 2 %: 2.3
+bytes a nonzero beside the values in place of 3.5, and 4.0 of values in place of 6.0)."""
 
-@register_partition("threshold")
-def by_threshold(
-    coords: torch.Tensor, shape: tuple[int, ...], *, threshold: int, whole: int = 0, **sides: int
-) -> list[torch.Tensor | None]:
-    """[nonzeros of tiles that hold at least `threshold`, the others]; tiles of the default sides, or of `side_m`.
 
-    With `whole`, tiles of at least so many come first, apart from those of at least `threshold`.
+class MixedMode(OperandMethod):
+    """A forest of fibers for each mode; for a single einsum only where it is asked for."""
+
+    name, alone, shared = "mm-csf", False, True
+
+    def candidates(self, problem: Problem, counts: Counts) -> Iterable[Candidate]:
+        """The one candidate, where it applies."""
+        return (mixed_mode(problem, counts),) if problem.order > 1 else ()
+
+    def candidate(self, problem: Problem, counts: Counts, request: Plan) -> Candidate:
+        """The candidate, or why there is none."""
+        if problem.order < 2:
+            why = "a vector has no fibers to choose from"
+            raise PlanError(f'plan {self.name!r} does not apply to "{problem.equation}": {why}')
+        return mixed_mode(problem, counts)
+
+
+def mixed_mode(problem: Problem, counts: Counts) -> Candidate:
+    """A forest for each mode, of the nonzeros that the partition deals to it; one of all, where it has most of them."""
+    schedule, parts, expected = _schedule(problem), [], []
+    shares = dict(enumerate(counts.shares(PARTITION)))
+    most = max(shares, key=lambda mode: shares[mode].nnz)
+    alone = shares[most].nnz >= ALONE * counts.nnz
+    for along, share in ({most: counts} if alone else shares).items():
+        storage = forest(along, share, problem.backend == "triton")
+        parts.append(Part("fiber", storage, schedule, share.nnz, label=f"fibers along mode {along}"))
+        expected.append(expected_fibers(problem, share, storage, schedule))
+    return Candidate(Plan(MixedMode.name, tuple(parts), partition="all" if alone else PARTITION), tuple(expected))
+
+
+def _schedule(problem: Problem) -> Schedule:
+    """The schedule for blocks of as many fibers as a dot needs, whether there is one: warps of the usual tiles."""
+    schedule = schedule_of(problem, blocks=True)
+    if schedule.dot:
+        return schedule
+    return replace(schedule, warps=max(schedule.warps, DOT_LANES // schedule.lanes))
+
+
+def forest(along: int, share: Counts, on_gpu: bool) -> Storage:
+    """Fibers along a mode, those of a slice together; the slices are of the mode that has fewest of them.
+
+    On a GPU there are no slices where they would fill too few blocks of fibers: each fiber then has all of its own
+    coordinates, and fibers of one length are together, wherever they lie.
     """
-    unknown = set(sides) - {f"side_{mode}" for mode in range(len(shape))}
-    if unknown:
-        raise PlanError(f"partition 'threshold' takes a threshold, whole and a side_m a mode, found {min(unknown)!r}")
-    held = tile_populations(coords, shape, sides_of(shape, tuple(sides.items())))
-    bounds = (*((whole,) if whole else ()), threshold)
-    part = torch.stack([held < least for least in bounds]).sum(0)
-    return [torch.nonzero(part == n).flatten() for n in range(len(bounds) + 1)]
+    others = [m for m in range(len(share.shape)) if m != along]
+    root = min(others, key=lambda m: share.distinct((m,)))
+    apart = len(others) > 1 and (not on_gpu or _fills_blocks(share, tuple(others), root))
+    item = (root,) if apart else ()
+    middle = tuple(m for m in others if m not in item)
+    if on_gpu:
+        return Storage(item, middle, (along,), DOT_LANES, MAX_FIBER_LEN, ITEM_NNZ, narrow=True)
+    return Storage(item, middle, (along,), max_item_nnz=CPU_ITEM_NNZ)
 
 
-def tile_populations(coords: torch.Tensor, shape: tuple[int, ...], sides: tuple[int, ...]) -> torch.Tensor:
-    """(nnz,) for every nonzero, how many its tile holds."""
-    if coords.shape[1] == 0:
-        return coords.new_zeros(0)
-    rows = (row // side for row, side in zip(coords, sides, strict=True))
-    tile, _ = narrow_ranks(rows, tiles_along(shape, sides), coords[0])
-    return torch.bincount(tile).index_select(0, tile)
-
-
-@register_partition("run_length", whole_rows=True)
-def by_run_length(
-    coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...], *, threshold: int
-) -> list[torch.Tensor | None]:
-    """[nonzeros of rows with at least `threshold` of them, the others]. A row shares the kept modes' coordinates."""
-    lengths = row_lengths(coords, shape, kept)
-    long = lengths >= threshold
-    return [torch.nonzero(long).flatten(), torch.nonzero(~long).flatten()]
-
-
-def row_lengths(coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...]) -> torch.Tensor:
-    """(nnz,) for every nonzero, how many share its output row."""
-    nnz = coords.shape[1]
-    if not kept or nnz == 0:
-        return torch.full((nnz,), nnz, device=coords.device)
-    row = row_numbers((coords[m] for m in kept), [shape[m] for m in kept])
-    return torch.bincount(row)[row]
-
-
-@register_partition("row_similarity", whole_rows=True)
-def by_row_similarity(
-    coords: torch.Tensor,
-    shape: tuple[int, ...],
-    kept: tuple[int, ...],
-    *,
-    threshold: int,
-    cache: Lru[Any, Any] | None = None,
-    **params: int,
-) -> list[torch.Tensor | None]:
-    """[nonzeros of the groups of rows whose tiles hold at least `threshold` on average, the others].
-
-    Args:
-        coords: (order, nnz).
-        shape: sizes of the modes.
-        kept: modes that the output keeps, whose fibers are the rows.
-        threshold: nonzeros a tile.
-        cache: where groups of rows are kept, and found.
-        params: ``height``, ``width``, ``tau`` and ``strip``, as the storage of windows has them; where there is no
-            ``tau``, neighbouring rows are a group.
-
-    Raises:
-        PlanError: an option of another name, or an output that keeps no mode, or all.
-    """
-    if unknown := set(params) - set(PARAMETERS):
-        raise PlanError(f"windows have a height, a width, tau and a strip, found {min(unknown)!r}")
-    others = tuple(m for m in range(len(shape)) if m not in kept)
-    if not kept or not others:
-        raise PlanError("rows are fibers of the modes that the output keeps, columns those of the others: found none")
-    s = Windowing.of(Storage(item=kept, lane=others, params=tuple(params.items())))
-    group, nonzeros, tiles = populations(coords, shape, s, Rows.of(coords, shape, s, cache))
-    filled = (nonzeros // tiles >= threshold)[group]
-    return [torch.nonzero(filled).flatten(), torch.nonzero(~filled).flatten()]
+def _fills_blocks(share: Counts, others: tuple[int, ...], root: int) -> bool:
+    pieces = share.distinct(others) + share.nnz // MAX_FIBER_LEN
+    return pieces >= ROOT_BLOCKS * DOT_LANES * share.distinct((root,))
 
 
 @register_partition("mixed_mode")
@@ -221,3 +212,6 @@ def one_by_one(coords: torch.Tensor, shape: tuple[int, ...]) -> list[int]:
                 lengths[m][c[:m] + c[m + 1 :]] -= 1
         found.append(own)
     return found
+
+
+add_plans(MixedMode())

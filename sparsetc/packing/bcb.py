@@ -18,9 +18,9 @@ from math import prod
 import torch
 
 from sparsetc.errors import FormatError
-from sparsetc.formats.base import index_dtype
-from sparsetc.formats.words import fields, narrowed, packed_bits, widths
 from sparsetc.ir.nest.nest import tiles_along
+from sparsetc.packing.base import index_dtype
+from sparsetc.packing.words import fields, narrowed, packed_bits, widths
 from sparsetc.support.cached import cached_property
 from sparsetc.tensor.numbering import histogram, numbered
 

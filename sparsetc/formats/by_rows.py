@@ -1,0 +1,128 @@
+"""``coo+rows`` and ``fiber+rows``: long output rows by one method, short ones a lane each, in one result.
+
+A long row fills the lanes of a work item by itself, short rows run side by side, and no single kernel serves both
+(`benchmarks/results/mttkrp_plans.json`: of 11 M nonzeros in rows of about 4, one row an item took 1.5 ms, one row a
+lane 0.43).
+
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+import torch
+
+from sparsetc.errors import PlanError
+from sparsetc.formats.coo import coo
+from sparsetc.formats.fiber import FIBERS
+from sparsetc.formats.rows import LONG_ROW, rows
+from sparsetc.ir.plan import Part, Plan
+from sparsetc.ir.program.statistics import Statistics
+from sparsetc.packing.deal import register_partition, row_numbers
+from sparsetc.planner.candidate import (
+    FUSE_BELOW,
+    Candidate,
+    blocked,
+    items_of,
+)
+from sparsetc.planner.method import OperandMethod
+from sparsetc.planner.problem import Problem
+from sparsetc.planner.registry import add_plans
+from sparsetc.planner.statistics import Counts
+
+
+class ByRows(OperandMethod):
+    """Rows of many nonzeros by another method, all others a lane each."""
+
+    def __init__(self, name: str, longs: Callable[[Problem, Counts], Iterable[Candidate]]) -> None:
+        self.name, self.longs = name, longs
+
+    def candidates(self, problem: Problem, counts: Counts) -> Iterable[Candidate]:
+        """A hybrid for each candidate of the other method, on a GPU."""
+        applies = problem.backend == "triton" and problem.kept and problem.rest
+        return self._hybrids(problem, counts) if applies else ()
+
+    def candidate(self, problem: Problem, counts: Counts, request: Plan) -> Candidate:
+        """The first of the hybrids."""
+        found = next(self._hybrids(problem, counts), None)
+        if found is None:
+            raise PlanError(f"plan {request.name!r} needs {self._lacking(problem, counts)}")
+        return found
+
+    def _lacking(self, problem: Problem, counts: Counts) -> str:
+        """What an einsum and a tensor lack of which there is no hybrid."""
+        few, _ = counts.short_share(problem.kept, LONG_ROW)
+        if 0 < few < counts.nnz:
+            return f'two modes of the sparse operand or more to be summed; "{problem.equation}" sums fewer'
+        rows = f"output rows both of {LONG_ROW} nonzeros or more and of fewer"
+        return f'{rows}; those of "{problem.equation}" on this tensor are all of one kind'
+
+    def _hybrids(self, problem: Problem, counts: Counts) -> Iterator[Candidate]:
+        """Hybrids where there are long rows and short ones."""
+        few, short_rows = counts.short_share(problem.kept, LONG_ROW)
+        if not few or few == counts.nnz:
+            return
+        short = _short_rows(problem, counts)
+        side = blocked(problem, few, short_rows, 1, short.storage, short.schedule)
+        side = replace(side, chain=LONG_ROW // short.schedule.unroll)  # the longest of the short rows
+        long_rows = counts.distinct(problem.kept) - short_rows
+        for long in self.longs(problem, counts):
+            yield self._joined(long, _of_long_rows(long, problem, counts.nnz - few, long_rows), short, side)
+
+    def _joined(self, long: Candidate, beside: Statistics, short: Part, side: Statistics) -> Candidate:
+        first = replace(long.plan.parts[0], label=f"rows of {LONG_ROW} nonzeros or more")
+        # One launch has one number of warps; of many nonzeros each part has programs enough for its own launch.
+        fused = beside.nnz + side.nnz < FUSE_BELOW
+        if fused:
+            short = _with_warps(short, first.schedule.warps)
+        plan = Plan(self.name, (first, short), fused, "run_length", (("threshold", LONG_ROW),))
+        return Candidate(plan, (beside, side))
+
+
+def _with_warps(short: Part, warps: int) -> Part:
+    """The part with so many warps a program, as many elements a thread as it had, and what registers its launch has."""
+    lanes = max(4, short.storage.lanes * warps // short.schedule.warps)
+    storage = replace(short.storage, lanes=lanes, max_item_nnz=lanes)
+    return replace(short, storage=storage, schedule=replace(short.schedule, warps=warps, lanes=lanes, registers=0))
+
+
+def _of_long_rows(long: Candidate, problem: Problem, nnz: int, rows: int) -> Statistics:
+    """What is expected of the other method's part: its share of the nonzeros, in items of the long rows alone."""
+    whole, storage = long.expected[0], long.plan.parts[0].storage
+    found = whole.scaled(nnz / whole.nnz)
+    if {*storage.item} != {*problem.kept}:
+        return found
+    items = min(found.items, items_of(nnz, rows, storage.max_item_nnz))
+    return replace(found, items=items, fibers=items if whole.fibers == whole.items else found.fibers)
+
+
+def _short_rows(problem: Problem, counts: Counts) -> Part:
+    """The part of short rows, none of which is cut."""
+    part = rows(problem, counts).plan.parts[0]
+    return replace(part, storage=replace(part.storage, max_fiber_len=0), label=f"rows of fewer than {LONG_ROW}")
+
+
+@register_partition("run_length", whole_rows=True)
+def by_run_length(
+    coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...], *, threshold: int
+) -> list[torch.Tensor | None]:
+    """[nonzeros of rows with at least `threshold` of them, the others]. A row shares the kept modes' coordinates."""
+    lengths = row_lengths(coords, shape, kept)
+    long = lengths >= threshold
+    return [torch.nonzero(long).flatten(), torch.nonzero(~long).flatten()]
+
+
+def row_lengths(coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...]) -> torch.Tensor:
+    """(nnz,) for every nonzero, how many share its output row."""
+    nnz = coords.shape[1]
+    if not kept or nnz == 0:
+        return torch.full((nnz,), nnz, device=coords.device)
+    row = row_numbers((coords[m] for m in kept), [shape[m] for m in kept])
+    return torch.bincount(row)[row]
+
+
+add_plans(
+    ByRows("coo+rows", lambda problem, counts: (coo(problem, counts),)),
+    ByRows("fiber+rows", FIBERS.candidates),
+)

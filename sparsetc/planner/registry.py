@@ -1,0 +1,146 @@
+"""What is registered by name: formats, and plans with the methods that make them, the package's own and users'.
+
+In: a class, a method, or a function from a `Problem` and counts to a `Candidate`, None where it does not apply. Out: an
+entry of `FORMATS` or `PLANS`. A registered plan takes part in ``plan="auto"`` by its expected cost, and is known by
+name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace as changed
+from functools import partial
+from typing import TypeVar, overload
+
+from sparsetc.errors import FormatError, PlanError
+from sparsetc.ir.plan import PAIRED_PLANS, PREFERRED, Plan, requested, verify
+from sparsetc.packing.base import FORMATS, Format
+from sparsetc.planner.candidate import Candidate
+from sparsetc.planner.method import OperandMethod
+from sparsetc.planner.pricing import orderly
+from sparsetc.planner.problem import Problem
+from sparsetc.planner.statistics import Counts
+from sparsetc.support.names import check_free, check_identifier, check_label
+from sparsetc.tensor.pattern import clear_patterns
+
+MakePlan = Callable[[Problem, Counts], Candidate | None]
+F = TypeVar("F", bound=Callable[..., Format])
+M = TypeVar("M", bound=MakePlan)
+
+PLANS: dict[str, OperandMethod] = {}
+"""The methods that run one sparse operand, by the names of their plans, in the order in which they are considered."""
+
+
+def add_plans(*methods: OperandMethod) -> None:
+    """Make methods of the package known."""
+    PLANS.update({method.name: method for method in methods})
+
+
+class Registered(OperandMethod):
+    """A function that a format offers or a user registers, as a method."""
+
+    def __init__(self, name: str, make: MakePlan, shared: bool = False) -> None:
+        self.name, self.make, self.shared = name, make, shared
+
+    def candidates(self, problem: Problem, counts: Counts) -> Iterable[Candidate]:
+        """The function's plan, where it has one and its sums need not be in an order that it cannot keep."""
+        found = self.candidate(problem, counts, Plan(self.name))
+        return () if found is None or (problem.ordered and not orderly(found, problem)) else (found,)
+
+    def candidate(self, problem: Problem, counts: Counts, request: Plan) -> Candidate | None:
+        """The function's plan, where it has one, by its registered name; `PlanError` where it is malformed."""
+        found = self.make(problem, counts)
+        if found is None:
+            return None
+        if not isinstance(found, Candidate):
+            raise PlanError(
+                f"what makes plan {self.name!r} must give a Candidate or None, found {type(found).__name__}"
+            )
+        plan, sizes = changed(found.plan, name=self.name), len(found.expected)
+        verify(plan)
+        if sizes != len(plan.parts):
+            raise PlanError(f"plan {self.name!r} has {len(plan.parts)} parts, and the expected sizes of {sizes}")
+        return changed(found, plan=plan)
+
+
+def register_plan(name: str, *, shared: bool = False, replace: bool = False) -> Callable[[M], M]:
+    """Decorator: make ``make(problem, counts) -> Candidate | None`` known to plans by `name`.
+
+    Args:
+        name: one line of printable characters, without quotes and backslashes, that ``plan=`` takes.
+        shared: the plan deals and stores nonzeros alike for every einsum, so that one packed copy serves them all.
+            Where it is asked for, gradients and batches take it too, if it applies to them; those of other plans are
+            planned anew.
+        replace: put the plan in the place of one that comes with the package, or of a format's.
+
+    Raises:
+        PlanError: a name that cannot be one, or is taken by the package.
+    """
+    check_label(name, "a plan", PlanError)
+
+    def register(function: M) -> M:
+        check_free(name, "plan", _holders(name), replace, PlanError, function)
+        PLANS[name] = Registered(name, function, shared)
+        clear_patterns()
+        return function
+
+    return register
+
+
+@overload
+def register_format(cls: F) -> F: ...
+@overload
+def register_format(*, replace: bool) -> Callable[[F], F]: ...
+def register_format(cls: F | None = None, *, replace: bool = False) -> F | Callable[[F], F]:
+    """Class decorator: make a format known by its ``name``, to plans, to `explain` and to the conformance suite.
+
+    Args:
+        cls: the class; one instance of it is made here, without arguments.
+        replace: put the format in the place of one that comes with the package, or under the name of a plan that does.
+
+    Raises:
+        FormatError: the class lacks what a format has, or its name is no identifier, or is taken by the package.
+    """
+    if cls is None:
+        return partial(register_format, replace=replace)  # type: ignore[call-overload, no-any-return]
+    instance, called = cls(), getattr(cls, "__name__", repr(cls))
+    missing = [written for part, written in PARTS.items() if not hasattr(instance, part)]
+    if missing:
+        raise FormatError(f"{called} is not a format: it has no {', no '.join(missing)}")
+    name = check_identifier(instance.name, f"a format ({called})", FormatError)
+    check_free(name, "the name", _holders(name), replace, FormatError, cls)
+    FORMATS[name] = instance
+    if offer := getattr(instance, "offer", None):
+        PLANS[name] = Registered(name, offer)
+    clear_patterns()
+    return cls
+
+
+PARTS = {
+    "name": "name",
+    "view": "view(shape, storage)",
+    "pack": "pack(coords, shape, storage)",
+}
+"""What a format must have, as its author writes it."""
+
+
+def _holders(name: str) -> list[object]:
+    """What has this name, among formats and plans."""
+    held = PLANS.get(name)
+    made = getattr(held, "make", held)
+    return [FORMATS.get(name), made, requested if name in ("auto", *PAIRED_PLANS) else None]
+
+
+def plan_preferring(name: str) -> Plan:
+    """The plan of this name where it applies, and elsewhere the one that is expected to be fastest."""
+    return Plan("auto", options=((PREFERRED, name),))
+
+
+def plan_of_derived(wanted: str | Plan) -> str | Plan:
+    """The request for einsums that follow from one by this plan, as its gradients do: "auto", or a shared plan first.
+
+    A plan that was chosen for one einsum does not serve another, unless it says so.
+    """
+    plan = requested(wanted)
+    name = plan.preferred or plan.name
+    return plan_preferring(name) if name in PLANS and PLANS[name].shared else "auto"
