@@ -22,8 +22,7 @@ import torch
 from common import DEVICE, record
 
 from sparsetc.similarity.curve import BlockingPoint, measured
-from sparsetc.similarity.groups import Groups, group_rows, group_rows_by_definition
-from sparsetc.similarity.unfolding import group_of_nonzeros
+from sparsetc.similarity.groups import Groups, group_of_nonzeros, group_rows, group_rows_by_definition
 
 SMALL = "--small" in sys.argv
 WIDTH = 64

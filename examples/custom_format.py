@@ -20,9 +20,9 @@ import torch
 
 import sparsetc as stc
 from sparsetc.formats import Packed
-from sparsetc.ir.nest.modes import Computed
+from sparsetc.ir.nest.coordinates import Computed
 from sparsetc.ir.nest.nest import Nest, runs
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.counting import Statistics
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.schedule import schedule_of

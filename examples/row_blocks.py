@@ -22,7 +22,7 @@ import torch
 
 import sparsetc as stc
 from sparsetc.formats import Packed
-from sparsetc.ir.nest.modes import Listed
+from sparsetc.ir.nest.coordinates import Listed
 from sparsetc.ir.nest.nest import Nest, tiles, tiles_along
 from sparsetc.ir.nest.values import Whole
 from sparsetc.packing import words

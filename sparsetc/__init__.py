@@ -39,7 +39,6 @@ from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ops import contract, mttkrp, sddmm, spmm, ttm, ttmc, ttv
 from sparsetc.options import options
 from sparsetc.packing.deal import register_partition
-from sparsetc.pair.requests import plan_bcb
 from sparsetc.planner.registry import register_format, register_plan
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from sparsetc.device.calibrate import calibrate
     from sparsetc.device.profile import DeviceProfile
     from sparsetc.io import PackedFile, open_packed, pack, read, write
+    from sparsetc.pair.requests import plan_bcb
     from sparsetc.similarity.curve import BlockingCurve, blocking_curve
     from sparsetc.streaming import Stream, open_stream, stream, stream_kernel
 
@@ -125,6 +125,7 @@ _ON_DEMAND = {
     **dict.fromkeys(("BlockingCurve", "blocking_curve"), "similarity.curve"),
     **dict.fromkeys(("Stream", "open_stream", "stream", "stream_kernel"), "streaming"),
     "calibrate": "device.calibrate",
+    "plan_bcb": "pair.requests",
     "DeviceProfile": "device.profile",
     "datasets": "",
     "decomposition": "",

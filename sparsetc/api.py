@@ -279,8 +279,7 @@ def register_op(function: F | None = None, *, replace: bool = False) -> F | Call
     if function is None:
         return partial(register_op, replace=replace)  # type: ignore[call-overload, no-any-return]
     name = check_identifier(getattr(function, "__name__", None), "an operation", PlanError)
-    own = [known for known, f in OPERATIONS.items() if f.__module__ == "sparsetc.ops"]
-    check_free(name, "operation", own, replace, PlanError, function)
+    check_free(name, "operation", [OPERATIONS.get(name)], replace, PlanError, function)
     OPERATIONS[name] = function
     return function
 

@@ -20,8 +20,8 @@ import torch
 
 from sparsetc.errors import DeviceError, DtypeError, KeywordError, OutOfMemoryError, PlanError
 from sparsetc.ir.plan import requested
-from sparsetc.support import keywords
 from sparsetc.support.memory import as_bytes, available_memory
+from sparsetc.support.names import refused
 
 PRECISIONS = ("highest", "high", "medium")
 BACKENDS = ("auto", "triton", "torch")
@@ -183,7 +183,7 @@ def _with(base: Options, names: tuple[str, ...], *values: Any) -> Options:
 def _checked(base: Options, settings: dict[str, Any]) -> Options:
     unknown = sorted(set(settings) - set(Options.__dataclass_fields__))
     if unknown:
-        raise KeywordError(keywords.refused(unknown, list(Options.__dataclass_fields__)))
+        raise KeywordError(refused(unknown, list(Options.__dataclass_fields__)))
     given = {k: v for k, v in settings.items() if v is not None}
     if given.get("precision") not in (None, *PRECISIONS):
         raise DtypeError(f"precision must be one of {', '.join(PRECISIONS)}, found {given['precision']!r}")

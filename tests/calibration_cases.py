@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparsetc.device.probes import ProbeSizes
+from sparsetc.device.calibrate import ProbeSizes
 
 TINY = ProbeSizes(
     streamed=64,

@@ -7,8 +7,7 @@ from dataclasses import replace
 import torch
 
 import sparsetc as stc
-from sparsetc.ir.nest.coordinates import Bits, Constant, Coordinate, Formula, Lookup, Position
-from sparsetc.ir.nest.modes import Computed
+from sparsetc.ir.nest.coordinates import Bits, Computed, Constant, Coordinate, Formula, Lookup, Position
 from sparsetc.ir.nest.nest import Nest, runs
 from sparsetc.packing.base import Packed, get_format
 from sparsetc.packing.words import bits_of

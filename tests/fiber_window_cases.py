@@ -19,7 +19,7 @@ from row_block_cases import SIZES, sparse_letters
 from row_blocks import listed, place_among
 
 import sparsetc as stc
-from sparsetc.ir.nest.modes import Listed
+from sparsetc.ir.nest.coordinates import Listed
 from sparsetc.ir.nest.nest import Nest, tiles, tiles_along
 from sparsetc.ir.nest.values import Bitmap, Whole
 from sparsetc.packing import words

@@ -14,7 +14,7 @@ from math import prod
 import torch
 
 import sparsetc as stc
-from sparsetc.ir.nest.modes import Listed
+from sparsetc.ir.nest.coordinates import Listed
 from sparsetc.ir.nest.nest import Nest, tiles, tiles_along
 from sparsetc.ir.nest.values import Bitmap, Whole
 from sparsetc.packing import words

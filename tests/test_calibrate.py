@@ -24,10 +24,9 @@ import sparsetc as stc
 from sparsetc.codegen.assembly import TRITON_TYPES
 from sparsetc.device import calibrate as calibration
 from sparsetc.device import profile as profiles
-from sparsetc.device import record
-from sparsetc.device.probes import Probe, ProbeLaunch, probes, starts, torch_probes
-from sparsetc.device.profile import NUMBERS, TABLES, DeviceProfile, cpu, default_gpu
-from sparsetc.device.record import of_backend, profile_of
+from sparsetc.device import profile as record
+from sparsetc.device.calibrate import Probe, ProbeLaunch, probes, starts, torch_probes
+from sparsetc.device.profile import NUMBERS, TABLES, DeviceProfile, cpu, default_gpu, of_backend, profile_of
 from sparsetc.device.targets import TARGETS
 from sparsetc.options import Options
 from sparsetc.support import files

@@ -16,16 +16,19 @@ from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.nest.coordinates import (
     Bits,
+    Computed,
+    Consecutive,
     Constant,
     Coordinate,
     Expression,
+    Field,
     Formula,
     Lookup,
     Position,
     Readable,
     Reader,
+    parsed,
 )
-from sparsetc.ir.nest.modes import Computed, Consecutive, Field, parsed
 from sparsetc.ir.nest.nest import runs, tiles
 from sparsetc.ir.nest.values import Whole
 from sparsetc.ir.plan import Schedule, Storage

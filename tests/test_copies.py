@@ -28,7 +28,7 @@ from cases import assert_matches, random_sparse, random_values
 
 import sparsetc as stc
 from sparsetc.support import pickles
-from sparsetc.support.cached import cached_property
+from sparsetc.support.lru import cached_property
 
 SPMM = "ij,jr->ir"
 

@@ -20,7 +20,7 @@ import sparsetc as stc
 from sparsetc.codegen.launch import PartArrays
 from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.lower import Target, lower
-from sparsetc.ir.nest.modes import Computed, Field
+from sparsetc.ir.nest.coordinates import Computed, Field
 from sparsetc.ir.nest.nest import runs
 from sparsetc.ir.plan import Schedule
 

@@ -16,7 +16,7 @@ from sparsetc.errors import FormatError, PlanError
 from sparsetc.formats import fiber, register_format
 from sparsetc.formats.coo import Coo
 from sparsetc.formats.fiber import Fiber
-from sparsetc.ir.nest.modes import Field
+from sparsetc.ir.nest.coordinates import Field
 from sparsetc.ir.plan import Storage
 from sparsetc.packing import words
 from sparsetc.packing.base import FORMATS, Packed, get_format, pack

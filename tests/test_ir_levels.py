@@ -14,16 +14,14 @@ from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir import plan as plans
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.lower import Target, lower
-from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
-from sparsetc.ir.nest.coordinates import Position
-from sparsetc.ir.nest.modes import Computed, Field
-from sparsetc.ir.nest.nest import Nest, blocks, runs
+from sparsetc.ir.nest.coordinates import Computed, Field, Position
+from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Nest, blocks, runs
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ir.program import checks as tile_checks
 from sparsetc.ir.program import tile as tiles
 from sparsetc.ir.program.cost import cost_of
+from sparsetc.ir.program.counting import FIBERS, ITEMS, ONE, STORED, ZERO, Statistics
 from sparsetc.ir.program.operands import operand_names
-from sparsetc.ir.program.statistics import FIBERS, ITEMS, ONE, STORED, ZERO, Statistics
 from sparsetc.ir.program.tile import (
     LANES,
     Add,

@@ -10,7 +10,7 @@ from cases import assert_matches, random_sparse, random_values
 
 import sparsetc as stc
 from sparsetc.errors import FormatError
-from sparsetc.ir.nest.modes import Field
+from sparsetc.ir.nest.coordinates import Field
 from sparsetc.ir.nest.nest import runs
 from sparsetc.support import names
 

@@ -12,9 +12,8 @@ from tile_pairs import FOLDS, DrawnTiles
 import sparsetc as stc
 from sparsetc.errors import PlanError
 from sparsetc.ir.lower.lowering import place
-from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, Turns
-from sparsetc.ir.nest.modes import Field
-from sparsetc.ir.nest.nest import Nest, blocks, pairs, runs, tiles
+from sparsetc.ir.nest.coordinates import Field
+from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Nest, Turns, blocks, pairs, runs, tiles
 from sparsetc.ir.nest.values import Whole
 from sparsetc.ir.program.tile import (
     LANES,

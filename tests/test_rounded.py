@@ -228,7 +228,7 @@ def test_half_the_bytes_and_a_call_more() -> None:
 
 
 def test_what_parts_share_is_rounded_once() -> None:
-    from sparsetc.device.record import of_backend
+    from sparsetc.device.profile import of_backend
     from sparsetc.planner.pricing import seconds_of
     from sparsetc.planner.report import _statistics
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import sparsetc as stc
 from sparsetc.packing.deal import deal
-from sparsetc.similarity import quotient as quotients
+from sparsetc.similarity import clusters as quotients
 from sparsetc.similarity.groups import Groups, group_rows, group_rows_by_definition
 
 BOTH = pytest.mark.parametrize("grouping", [group_rows, group_rows_by_definition], ids=["rounds", "definition"])

@@ -12,7 +12,7 @@ import torch
 from cases import random_sparse, random_values
 
 import sparsetc as stc
-from sparsetc.device.record import of_backend
+from sparsetc.device.profile import of_backend
 from sparsetc.ir.program.cost import cost_of
 from sparsetc.planner.pricing import seconds_of
 from sparsetc.planner.report import statistics_of

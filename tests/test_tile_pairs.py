@@ -15,18 +15,17 @@ from tile_pairs import FOLDS, NOTHING_FREE, ONE_MODE, RAGGED, DrawnTiles, drawn_
 
 import sparsetc as stc
 from sparsetc.codegen.header import header
-from sparsetc.codegen.launch_pairs import TorchPairs
+from sparsetc.codegen.launch import TorchPairs
 from sparsetc.codegen.split_float16 import EXACT
 from sparsetc.device.profile import default_gpu
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.lower import Fold, Target, lower_pairs
-from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, Turns
-from sparsetc.ir.nest.nest import Nest, pairs
+from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Nest, Turns, pairs
 from sparsetc.ir.nest.values import Bitmap, Halves, Whole
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.checks import verify
 from sparsetc.ir.program.cost import cost_of
-from sparsetc.ir.program.statistics import FIBERS, ITEMS, STORED, ZERO, Statistics
+from sparsetc.ir.program.counting import FIBERS, ITEMS, STORED, ZERO, Statistics
 from sparsetc.ir.program.tile import Add, Loop, Position, Product, Row, Scale, Statement, Tile, TileProgram, Value, walk
 from sparsetc.testing.interpret import run_program
 

@@ -10,7 +10,7 @@ from cases import tile_plan, wrapped
 from extensions import as_before
 
 import sparsetc as stc
-from sparsetc.formats.cut_tiles import DenseTile
+from sparsetc.formats.hls import DenseTile
 from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.program.tile import Loop, walk
 from sparsetc.packing.base import pack

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from sparsetc.ir.nest.axes import LEVELS
 from sparsetc.ir.nest.coordinates import Readable
-from sparsetc.ir.nest.nest import PAIRED, Nest
+from sparsetc.ir.nest.nest import LEVELS, PAIRED, Nest
 from sparsetc.ir.nest.values import HEAD, LOW
 from sparsetc.ir.program.cost import cost_of
 from sparsetc.ir.program.operands import Stored, stored_of

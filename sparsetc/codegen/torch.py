@@ -17,7 +17,7 @@ from typing import NamedTuple
 from sparsetc.codegen.torch_function import FunctionPrinter
 from sparsetc.codegen.torch_rows import value
 from sparsetc.ir.program.tile import Add, Decode, Gather, Product, Row, Tile, TileProgram, Value
-from sparsetc.support.cached import cached_property
+from sparsetc.support.lru import cached_property
 
 SETTINGS = {"tf32": "high", "bf16": "high"}
 """How float32 is to be multiplied by torch where it is not as exactly as can be, by the precision of dots."""

@@ -15,7 +15,7 @@ from sparsetc.codegen.torch_rows import COUNTS, RANGES, Rows, TorchCoordinates, 
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.operands import tables
-from sparsetc.support.cached import cached_property
+from sparsetc.support.lru import cached_property
 
 
 class FunctionPrinter:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, Fibers
 from sparsetc.ir.nest.coordinates import AXIS_LEVEL, Bits, Lookup, Writer
+from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Fibers
 from sparsetc.ir.nest.values import Bitmap, Ones
 from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import Decode, Gather, Product, Stored, Tile, TileProgram, Value

@@ -22,11 +22,11 @@ from sparsetc.codegen import triton_loops as loops
 from sparsetc.codegen import triton_values as values
 from sparsetc.codegen.triton_bitmaps import COUNT, POPC
 from sparsetc.codegen.triton_layout import ADDRESS64, Layout, Term, TritonCoordinates, sides_of
-from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
+from sparsetc.ir.nest.nest import ITEM, LANE, LEAF
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.operands import tables, tables_of
-from sparsetc.support.cached import cached_property
+from sparsetc.support.lru import cached_property
 
 
 @dataclass(frozen=True)

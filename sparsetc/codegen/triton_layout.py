@@ -14,13 +14,12 @@ from itertools import groupby
 from math import prod
 from typing import TYPE_CHECKING
 
-from sparsetc.ir.nest.axes import LEAF
-from sparsetc.ir.nest.coordinates import AXIS_LEVEL, OPERATORS, Lookup, Writer
-from sparsetc.ir.nest.modes import word_bits
+from sparsetc.ir.nest.coordinates import AXIS_LEVEL, OPERATORS, Lookup, Writer, word_bits
+from sparsetc.ir.nest.nest import LEAF
 from sparsetc.ir.program import names
 from sparsetc.ir.program.operands import Stored
 from sparsetc.ir.program.tile import LANES, Add, DenseAxis, Tile, TileProgram, Value
-from sparsetc.support.cached import cached_property
+from sparsetc.support.lru import cached_property
 
 if TYPE_CHECKING:
     from sparsetc.codegen.triton import FunctionPrinter

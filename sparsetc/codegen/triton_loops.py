@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sparsetc.codegen import triton_halves as halves
 from sparsetc.codegen import triton_values as values
 from sparsetc.codegen.triton_layout import sides_of
-from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, WHOLE, Axis, Blocks, Each, Fibers, Run, Turns
+from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, WHOLE, Axis, Blocks, Each, Fibers, Run, Turns
 from sparsetc.ir.nest.values import LOW
 from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import DenseAxis, Loop, Product

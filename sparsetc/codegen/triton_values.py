@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sparsetc.codegen import triton_bitmaps as bitmaps
 from sparsetc.codegen import triton_halves as halves
 from sparsetc.codegen.triton_layout import ADDRESS64, Term, sides_of, whole, widened
-from sparsetc.ir.nest.axes import ITEM, LEAF
+from sparsetc.ir.nest.nest import ITEM, LEAF
 from sparsetc.ir.nest.values import Bitmap, Halves, Ones
 from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import LANES, Add, Position, Row, Slot, Value

@@ -18,9 +18,8 @@ from string import ascii_letters
 import torch
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.base import Contraction
 from sparsetc.contraction.canonical import Operands, Patterns, dense_of_call
-from sparsetc.contraction.contraction import of_entries
+from sparsetc.contraction.contraction import Contraction, of_entries
 from sparsetc.contraction.dense import Tensors, repeated_dims
 from sparsetc.contraction.entries import SPARE, Entries, by_nonzeros
 from sparsetc.contraction.output import is_sparse

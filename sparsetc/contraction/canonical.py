@@ -20,7 +20,7 @@ from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.equation.rewrite import Reduction, dense_subexpressions
 from sparsetc.ir.program.operands import dense_axes
 from sparsetc.options import Options, current
-from sparsetc.support.cached import cached_property
+from sparsetc.support.lru import cached_property
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.pattern import Pattern

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 import torch
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.base import Contraction
 from sparsetc.contraction.canonical import Operands, Patterns, dense_of_call
-from sparsetc.contraction.contraction import contraction
+from sparsetc.contraction.contraction import Contraction, contraction
 from sparsetc.contraction.dense import Tensors
 from sparsetc.contraction.output import is_sparse
 from sparsetc.contraction.several import of_step, sparse_order

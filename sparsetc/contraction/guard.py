@@ -27,7 +27,7 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import refuse_wrapped
 
 if TYPE_CHECKING:
-    from sparsetc.contraction.base import Contraction
+    from sparsetc.contraction.contraction import Contraction
 
 _SUMMED = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 """Dtypes whose sums would overflow where no element is infinite."""

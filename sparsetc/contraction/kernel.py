@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.base import Compiled, Contraction
-from sparsetc.contraction.contraction import wrap
+from sparsetc.contraction.contraction import Compiled, Contraction, wrap
 from sparsetc.contraction.dense import Tensors
 from sparsetc.contraction.output import Result
 from sparsetc.contraction.step import Step

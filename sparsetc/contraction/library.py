@@ -30,7 +30,7 @@ from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 if TYPE_CHECKING:
-    from sparsetc.contraction.base import Contraction
+    from sparsetc.contraction.contraction import Contraction
 
 _numbers = itertools.count()
 _known: weakref.WeakValueDictionary[str, Contraction] = weakref.WeakValueDictionary()

@@ -21,13 +21,13 @@ import torch
 
 from sparsetc.codegen.launch import Values, accumulator
 from sparsetc.contraction import dense as tables
-from sparsetc.contraction.base import Contraction
 from sparsetc.contraction.canonical import Operands, Patterns, dense_of_call, stand_ins
+from sparsetc.contraction.contraction import Contraction
 from sparsetc.contraction.dense import Tensors
 from sparsetc.contraction.output import is_sparse
 from sparsetc.contraction.pair_step import PairStep
 from sparsetc.contraction.step import Step
-from sparsetc.device.record import of_backend
+from sparsetc.device.profile import of_backend
 from sparsetc.errors import PlanError
 from sparsetc.explain import Explanation, StepReport
 from sparsetc.ir.equation.einsum import Bound, Einsum

@@ -22,7 +22,7 @@ from sparsetc.contraction.dense import Tensors, resolved
 from sparsetc.contraction.gradients import At, Rule
 from sparsetc.contraction.guard import Guard, finite, fit_for_halves
 from sparsetc.contraction.prepare import Preparation, in_place
-from sparsetc.device.record import of_backend
+from sparsetc.device.profile import of_backend
 from sparsetc.device.targets import MACHINES, gpu
 from sparsetc.errors import EquationError, PlanError
 from sparsetc.explain import Explanation, OperandReport, device_name
@@ -34,7 +34,7 @@ from sparsetc.planner.candidate import Choice
 from sparsetc.planner.choose import choose
 from sparsetc.planner.registry import plan_of_derived
 from sparsetc.runtime.executable import Listed
-from sparsetc.support.cached import cached_property
+from sparsetc.support.lru import cached_property
 from sparsetc.support.precision import without_autocast
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor

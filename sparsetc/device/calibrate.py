@@ -1,14 +1,17 @@
 """The profile of the GPU at hand, measured: `calibrate`.
 
-In: a CUDA device. Out: its `DeviceProfile`, and a record of it that later processes plan with (`device/record.py`).
+In: a CUDA device. Out: its `DeviceProfile`, and a record of it that later processes plan with (`device/profile.py`).
 Times are medians of CUDA events around single launches with the L2 cache cleared in between. What no short probe shows
 alone is the default GPU's, some of it scaled by what was measured (`device/profile.py`).
+
+A `Probe` is a short piece of work, a kernel or a call of torch, with the bytes or operations that it does.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import chain
 from pathlib import Path
@@ -16,12 +19,215 @@ from typing import Any
 
 import torch
 
-from sparsetc.device import profile, record
-from sparsetc.device.probes import ProbeSizes, probes, starts, torch_probes
+from sparsetc.device import profile
 from sparsetc.device.profile import DeviceProfile, default_gpu
 from sparsetc.device.targets import portable
 from sparsetc.errors import DeviceError
-from sparsetc.options import current
+from sparsetc.ir.plan import DOTS, F16X3
+from sparsetc.options import PRECISIONS, current
+from sparsetc.support.precision import matmul_precision
+
+ROW = 32
+"""Columns of a row: 128 bytes of float32."""
+SIDE, DEEP = 64, 16
+"""Rows and columns of a dot's operands."""
+FORMS = ((32, 2), (64, 4), (128, 4))
+"""(rows at once, warps) of gathers and additions; the best of them counts."""
+NEAR_ROWS = 256
+"""Rows of the table that stays in the L1 cache: 32 KB."""
+KEPT_TASK = 13
+"""Bytes of a kept task: 5 of the list, and float32 values of y and of the result."""
+TASKS_A_RUN = 32
+"""Tasks whose places in the result rise."""
+BLOCK, INNER, PAIRS = 64, 32, 64
+"""Rows, or columns, and inner positions of a block of the two operands; pairs of one program."""
+BLOCK_DOTS = {"f16x3": F16X3, **DOTS, "float64": "ieee"}
+"""How pairs of blocks are multiplied, by ``precision=``; ``f16x3`` where they are in halves."""
+SPARSE = 16
+"""Places of an array for each value that is scattered to it and gathered from it."""
+
+
+@dataclass(frozen=True)
+class ProbeSizes:
+    """How much the probes do: on an H200 0.1 to 4 ms each, 1.4 GB of device memory at most."""
+
+    streamed: int = 1 << 28
+    """Elements read, in blocks of `block`."""
+    block: int = 8192
+    table: int = 100_000
+    """Rows of the table gathered from and added to: 12.8 MB."""
+    gathered: int = 1 << 24
+    added: int = 1 << 23
+    programs: int = 1 << 12
+    steps: int = 256
+    started: tuple[int, int] = (1 << 16, 1 << 18)
+    tasks: int = 1 << 24
+    sums: int = 1 << 22
+    """Entries of the result that tasks are added to."""
+    product: tuple[int, int, int] = (6700, 686, 6700)
+    """Rows, inner side and columns of a dense product, those to which a contraction of `benchmarks/pair.py` unfolds."""
+    pairs: int = 1 << 18
+    """Pairs of blocks."""
+    blocks: int = 2560
+    """Blocks of either operand: 42 MB of both, as many as those of `benchmarks/switches.py` take."""
+    moved: int = 1 << 26
+    """Elements of the array that torch zeroes, scatters to and gathers from."""
+    calls: int = 256
+    """Calls of torch, one after another."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory that any one probe, and its timer, take at most."""
+        return 4 * (self.streamed + self.gathered) + (1 << 28)
+
+
+@dataclass(frozen=True)
+class ProbeLaunch:
+    """A kernel with its arguments; called, it starts."""
+
+    kernel: Any
+    grid: int
+    arguments: tuple[torch.Tensor | int, ...]
+    constants: dict[str, int | str]
+    warps: int = 4
+    stages: int = 1
+
+    def __call__(self) -> None:
+        """Start it on the current device; returns before it has run."""
+        self.kernel[(self.grid,)](*self.arguments, **self.constants, num_warps=self.warps, num_stages=self.stages)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Ways to do the same `work` (bytes, operations or calls), of which the fastest counts."""
+
+    rate: str
+    """The field of a profile, and for tables the precision behind it."""
+    work: int
+    launches: tuple[Callable[[], object], ...]
+
+
+def probes(device: torch.device, sizes: ProbeSizes, machine: str) -> Iterator[Probe]:
+    """Kernels for each rate that is work a second; a probe's arrays are made when its turn comes."""
+    from sparsetc.device import calibration_kernels as kernels
+
+    source, blocks = torch.ones(sizes.streamed, device=device), sizes.streamed // sizes.block
+    read = ProbeLaunch(kernels.stream, blocks, (source, _zeros(blocks, device)), {"BLOCK": sizes.block}, warps=8)
+    yield Probe("memory", 4 * sizes.streamed, (read,))
+    del source, read
+
+    rows = torch.randint(0, sizes.table, (sizes.gathered,), dtype=torch.int32, device=device)
+    values = torch.ones(sizes.table, ROW, device=device)
+    gathers = []
+    for block, warps in FORMS:
+        grid = sizes.gathered // (block * 8)
+        constants: dict[str, int | str] = {"BLOCK": block, "ROW": ROW, "STEPS": 8}
+        sums = _zeros(grid * ROW, device)
+        gathers.append(ProbeLaunch(kernels.gather, grid, (rows, values, sums), constants, warps))
+    yield Probe("l2", 4 * ROW * sizes.gathered, tuple(gathers))
+
+    adds = [
+        ProbeLaunch(kernels.add, sizes.added // block, (rows, values), {"BLOCK": block, "ROW": ROW}, warps)
+        for block, warps in FORMS
+    ]
+    yield Probe("add", 4 * ROW * sizes.added, tuple(adds))
+
+    near = torch.randint(0, NEAR_ROWS, (sizes.programs * 32,), dtype=torch.int32, device=device)
+    values, sums = torch.ones(NEAR_ROWS, ROW, device=device), _zeros(sizes.programs * ROW, device)
+    constants = {"BLOCK": 32, "ROW": ROW, "TABLE": NEAR_ROWS, "STEPS": sizes.steps}
+    launch = ProbeLaunch(kernels.gather_near, sizes.programs, (near, values, sums), constants)
+    yield Probe("l1", 4 * ROW * 32 * sizes.steps * sizes.programs, (launch,))
+
+    pair, out = torch.full((2,), 0.5, device=device), _zeros(sizes.programs * 1024, device)
+    launch = ProbeLaunch(kernels.multiply, sizes.programs, (pair, out), {"BLOCK": 1024, "STEPS": 4 * sizes.steps})
+    yield Probe("multiply", 2 * 1024 * 4 * sizes.steps * sizes.programs, (launch,))
+
+    matrix, sums = torch.full((SIDE, DEEP), 0.25, device=device), _zeros(sizes.programs * SIDE, device)
+    for precision in dict.fromkeys(portable(name, machine) for name in default_gpu().dot):
+        constants = {"SIDE": SIDE, "DEEP": DEEP, "PRECISION": precision}
+        launch = ProbeLaunch(kernels.dot, sizes.programs, (matrix, sums, sizes.steps), constants)
+        yield Probe(f"dot {precision}", 2 * SIDE * SIDE * DEEP * sizes.steps * sizes.programs, (launch,))
+    yield Probe("task_bytes", KEPT_TASK * sizes.tasks, (_tasks(device, sizes),))
+    launches = {name: _pairs(device, sizes, name, portable(dot, machine)) for name, dot in BLOCK_DOTS.items()}
+    for name, launch in launches.items():
+        yield Probe(f"block_dot {name}", 2 * BLOCK * BLOCK * INNER * sizes.pairs, (launch,))
+    yield Probe("near_blocks", 2 * 4 * BLOCK * INNER * sizes.pairs, (launches["high"], launches["medium"]))
+
+
+def _tasks(device: torch.device, sizes: ProbeSizes) -> ProbeLaunch:
+    """Kept tasks: in a run the places rise, from a random one on, as those of a row of the result do."""
+    from sparsetc.device import calibration_kernels as kernels
+
+    runs = torch.randint(1, 8, (sizes.tasks // TASKS_A_RUN, TASKS_A_RUN), dtype=torch.int32, device=device)
+    runs[:, 0] = torch.randint(0, sizes.sums, (runs.shape[0],), dtype=torch.int32, device=device)
+    places = (torch.cumsum(runs, 1, dtype=torch.int32) % sizes.sums).flatten()
+    words = torch.randint(0, 256, (sizes.tasks,), dtype=torch.uint8, device=device)
+    values, sums = (torch.ones(max(256, sizes.sums), device=device) for _ in range(2))
+    constants: dict[str, int | str] = {"BLOCK": 128, "TABLE": sizes.sums, "STEPS": 16}
+    return ProbeLaunch(kernels.tasks, sizes.tasks // (128 * 16), (words, places, values, sums), constants)
+
+
+def _pairs(device: torch.device, sizes: ProbeSizes, name: str, precision: str) -> ProbeLaunch:
+    """Pairs of blocks, which lie in cache; halves of 16 bits are two blocks."""
+    from sparsetc.device import calibration_kernels as kernels
+
+    dtype = {"f16x3": torch.float16, "float64": torch.float64}.get(name, torch.float32)
+    shape = sizes.blocks * (2 if name == "f16x3" else 1), BLOCK, INNER
+    left, right = (torch.ones(shape, dtype=dtype, device=device) for _ in range(2))
+    numbers = torch.randint(0, sizes.blocks, (sizes.pairs, 2), dtype=torch.int32, device=device)
+    grid = sizes.pairs // PAIRS
+    out = torch.zeros(grid * BLOCK, dtype=torch.float64 if name == "float64" else torch.float32, device=device)
+    constants: dict[str, int | str] = {"PAIRS": PAIRS, "SIDE": BLOCK, "INNER": INNER, "PRECISION": precision}
+    return ProbeLaunch(kernels.pairs, grid, (numbers, left, right, out), constants, stages=2 if name == "f16x3" else 3)
+
+
+def torch_probes(device: torch.device, sizes: ProbeSizes) -> Iterator[Probe]:
+    """Calls of torch, which contractions of two sparse operands make beside their kernels."""
+    rows, inner, columns = sizes.product
+    for name in (*PRECISIONS, "float64"):
+        dtype = torch.float64 if name == "float64" else torch.float32
+        left, right = (torch.ones(shape, dtype=dtype, device=device) for shape in ((rows, inner), (inner, columns)))
+
+        def product(left: torch.Tensor = left, right: torch.Tensor = right, name: str = name) -> torch.Tensor:
+            with matmul_precision(name if name in PRECISIONS else "highest"):
+                return left @ right
+
+        yield Probe(f"product {name}", 2 * rows * inner * columns, (product,))
+
+    places = torch.arange(0, sizes.moved, SPARSE, device=device)
+    array, values = _zeros(sizes.moved, device), torch.ones(places.numel(), device=device)
+    yield Probe("moved", 4 * sizes.moved, (lambda: _scattered(array, places, values).index_select(0, places),))
+
+    few, one, least = array[: SPARSE * SPARSE], values[:SPARSE], places[:SPARSE]
+
+    def calls() -> None:
+        for _ in range(0, sizes.calls, 4):
+            _scattered(few, least, one).index_select(0, least).add_(one)
+
+    yield Probe("call", sizes.calls, (calls,))
+
+
+def _scattered(array: torch.Tensor, places: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The array of zeros but for the values at their places."""
+    return array.zero_().index_copy_(0, places, values)
+
+
+def starts(device: torch.device, sizes: ProbeSizes) -> tuple[ProbeLaunch, ProbeLaunch, ProbeLaunch]:
+    """Launches of one, of few and of many programs that find nothing to do.
+
+    They read where their work lies, since `DeviceProfile.program` counts that too; one warp each, as most work items
+    take.
+    """
+    from sparsetc.device.calibration_kernels import find_work
+
+    pointers = torch.zeros(sizes.started[1] + 1, dtype=torch.int32, device=device)
+    one, few, many = (ProbeLaunch(find_work, n, (pointers, pointers[:1]), {}, warps=1) for n in (1, *sizes.started))
+    return one, few, many
+
+
+def _zeros(count: int, device: torch.device) -> torch.Tensor:
+    return torch.zeros(count, device=device)
+
 
 L2_SHARE = 5 / 6
 """Share of the L2 cache that rows of a table can count on: the default is 50 MB of an H200's 60."""
@@ -83,7 +289,7 @@ def measure(sizes: ProbeSizes | None = None) -> DeviceProfile:
     rate["call"] = 1 / rate["call"]
     usual = default_gpu()
     rate |= {f"dot {name}": rate[f"dot {portable(name, _machine())}"] for name in usual.dot}
-    found: dict[str, Any] = {name: _rounded(rate[name]) for name in record.MEASURED if name in rate}
+    found: dict[str, Any] = {name: _rounded(rate[name]) for name in profile.MEASURED if name in rate}
     for table in ("dot", "product", "block_dot"):
         found[table] = {name: _rounded(rate[f"{table} {name}"]) for name in getattr(usual, table)}
     day = datetime.now(timezone.utc).strftime("%Y-%m-%d")
@@ -100,13 +306,13 @@ def keep(found: DeviceProfile) -> Path:
         "torch": str(torch.__version__),
         "triton": str(triton.__version__),
     }
-    return record.write(found, software)
+    return profile.write(found, software)
 
 
 def table(found: DeviceProfile) -> str:
     """Number by number: as measured, and the default GPU's."""
     rows = [("field", "measured", "default", "")]
-    for name in record.MEASURED:
+    for name in profile.MEASURED:
         (scale, unit), own, usual = UNITS[name], getattr(found, name), getattr(default_gpu(), name)
         if name in profile.TABLES:
             rows += [(f"{name} {p}", _digits(v / scale), _digits(usual[p] / scale), unit) for p, v in own.items()]

@@ -14,7 +14,7 @@ import torch
 from sparsetc.distributed.cut import Cut, Range
 from sparsetc.errors import DtypeError, EquationError, ShapeError
 from sparsetc.ir.equation.einsum import Bound
-from sparsetc.support.cached import cached_property
+from sparsetc.support.lru import cached_property
 
 
 @dataclass(frozen=True)

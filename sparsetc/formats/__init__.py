@@ -6,14 +6,13 @@ Importing this package registers them::
     rows.py        rows                    an output row a lane
     fiber.py       fiber                   fibers along one mode, side by side
     by_rows.py     coo+rows, fiber+rows    long rows by one of these, short ones a lane each
-    cut_tiles.py                           dense_tile and bitmap_tile, the tiles of hls
-    hls.py         hls                     dense tiles, and what they leave as runs or fibers
+    hls.py         hls                     dense tiles, or tiles as bitmaps, and what they leave as runs or fibers
     window.py      window, 1-sa            groups of rows in dense tiles over their columns, and other rows as runs
     dense.py       dense                   the dense tensor, multiplied by torch
     mixed_mode.py  mm-csf                  fibers along every mode, one copy for the einsums of all modes
 """
 
-from sparsetc.formats import by_rows, coo, cut_tiles, dense, fiber, hls, mixed_mode, rows, window
+from sparsetc.formats import by_rows, coo, dense, fiber, hls, mixed_mode, rows, window
 from sparsetc.packing.base import Packed
 from sparsetc.planner.registry import register_format
 
@@ -21,7 +20,6 @@ __all__ = [
     "Packed",
     "by_rows",
     "coo",
-    "cut_tiles",
     "dense",
     "fiber",
     "hls",

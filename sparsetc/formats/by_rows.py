@@ -18,7 +18,7 @@ from sparsetc.formats.coo import coo
 from sparsetc.formats.fiber import FIBERS
 from sparsetc.formats.rows import LONG_ROW, rows
 from sparsetc.ir.plan import Part, Plan
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.counting import Statistics
 from sparsetc.packing.deal import register_partition, row_numbers
 from sparsetc.planner.candidate import (
     FUSE_BELOW,

@@ -17,10 +17,9 @@ from collections.abc import Iterator
 import torch
 
 from sparsetc.errors import FormatError
-from sparsetc.ir.nest.axes import WHOLE
-from sparsetc.ir.nest.nest import Nest, runs
+from sparsetc.ir.nest.nest import WHOLE, Nest, runs
 from sparsetc.ir.plan import Plan, Storage
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.counting import Statistics
 from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, index_dtype
 from sparsetc.packing.words import Nonzeros, Taken

@@ -16,14 +16,13 @@ from math import prod
 import torch
 
 from sparsetc.errors import FormatError, PlanError
-from sparsetc.ir.nest.coordinates import Along
-from sparsetc.ir.nest.modes import Computed
+from sparsetc.ir.nest.coordinates import Along, Computed
 from sparsetc.ir.nest.nest import Nest, tiles
 from sparsetc.ir.nest.values import Whole
 from sparsetc.ir.plan import DOTS, ROUNDED, Part, Plan, Schedule, Storage
+from sparsetc.ir.program.counting import Statistics
 from sparsetc.ir.program.operands import dense_axes
 from sparsetc.ir.program.product_cost import ProductCost
-from sparsetc.ir.program.statistics import Statistics
 from sparsetc.packing.base import Packed
 from sparsetc.packing.tiles import refuse_duplicates
 from sparsetc.planner.candidate import Candidate

@@ -30,7 +30,7 @@ from sparsetc.formats.rows import rows
 from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.nest.nest import blocks as blocks_nest
 from sparsetc.ir.plan import Plan, Schedule, Storage
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.counting import Statistics
 from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, index_dtype, runs
 from sparsetc.packing.words import Nonzeros, Taken

@@ -29,12 +29,12 @@ from sparsetc.errors import FormatError, OutOfMemoryError, PlanError
 from sparsetc.formats.coo import coo
 from sparsetc.formats.rows import Rows as ShortRows
 from sparsetc.formats.rows import rows
-from sparsetc.ir.nest.modes import Listed
+from sparsetc.ir.nest.coordinates import Listed
 from sparsetc.ir.nest.nest import Nest, tiles, tiles_along
 from sparsetc.ir.nest.values import Whole
 from sparsetc.ir.plan import DOTS, F16X3, Part, Plan, Schedule, Storage, check_threshold
+from sparsetc.ir.program.counting import ZERO, Statistics
 from sparsetc.ir.program.operands import MIN_DOT, dense_axes, named_operands
-from sparsetc.ir.program.statistics import ZERO, Statistics
 from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, index_dtype
 from sparsetc.packing.deal import register_partition

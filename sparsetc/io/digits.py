@@ -13,7 +13,7 @@ import re
 import numpy as np
 
 from sparsetc.io import bounds
-from sparsetc.support.cached import cached_property
+from sparsetc.support.lru import cached_property
 
 PAD = 16
 """Bytes of padding after the text, so that a word may be read at any position of it."""

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from sparsetc.io import bounds
-from sparsetc.support.cached import cached_property
+from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import INT64_SIZES
 
 MAGIC = b"\x89STC\r\n\x1a\n"

@@ -23,7 +23,7 @@ from typing import Any
 
 from sparsetc.errors import PlanError
 from sparsetc.support import pickles
-from sparsetc.support.cached import cached_property
+from sparsetc.support.lru import cached_property
 
 
 @dataclass(frozen=True)

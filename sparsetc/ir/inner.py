@@ -13,11 +13,10 @@ from math import prod
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
-from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS
-from sparsetc.ir.nest.nest import Nest
+from sparsetc.ir.nest.nest import ITEM, LEAF, LEVELS, Nest
 from sparsetc.ir.program.operands import dense_axes, named_operands, printed_sizes
 from sparsetc.ir.program.tile import LANES, Key, Operand, Position, Row, Slot
-from sparsetc.support.cached import cached_property
+from sparsetc.support.lru import cached_property
 
 X = "X"
 """The name of stored values in a tree."""

@@ -13,11 +13,9 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from sparsetc.errors import FormatError, PlanError
-from sparsetc.ir.nest.axes import LEVELS
-from sparsetc.ir.nest.nest import Nest
+from sparsetc.ir.nest.nest import LEVELS, Nest
 from sparsetc.ir.plan import Storage
-from sparsetc.support.cached import cached_property
-from sparsetc.support.lru import Lru, given_to
+from sparsetc.support.lru import Lru, cached_property, given_to
 from sparsetc.tensor.coords import INT32_MAX
 
 

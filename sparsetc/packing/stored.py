@@ -9,9 +9,8 @@ from __future__ import annotations
 import torch
 
 from sparsetc.errors import FormatError
-from sparsetc.ir.nest.axes import Fibers
 from sparsetc.ir.nest.coordinates import Expression, Reader
-from sparsetc.ir.nest.nest import Nest
+from sparsetc.ir.nest.nest import Fibers, Nest
 from sparsetc.ir.nest.values import Values
 from sparsetc.packing import words as word_codec
 from sparsetc.packing.base import Packed

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from sparsetc.ir.nest.modes import Field, ModeCoordinate, word_bits
+from sparsetc.ir.nest.coordinates import Field, ModeCoordinate, word_bits
 from sparsetc.tensor.numbering import lexsort
 
 

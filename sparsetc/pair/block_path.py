@@ -13,15 +13,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sparsetc.codegen.launch import accumulator
-from sparsetc.codegen.launch_pairs import PairLaunch, TorchPairs, TritonPairs
+from sparsetc.codegen.launch import PairLaunch, TorchPairs, TritonPairs, accumulator
 from sparsetc.codegen.split_float16 import Halves, TilePositions, split
 from sparsetc.device.profile import DeviceProfile
 from sparsetc.device.targets import gpu, machine_of
 from sparsetc.errors import PlanError
 from sparsetc.ir.plan import SIDE, Part, Plan, Storage
 from sparsetc.ir.program.cost import cost_of
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.counting import Statistics
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.packing.base import index_dtype
 from sparsetc.pair.blocking import WHOLE, Bitmaps, BlockPairList, BlockWork, Buffer, pairs_a_program
@@ -29,7 +28,7 @@ from sparsetc.pair.join import add_up
 from sparsetc.pair.problem import PairMethod, PairProblem, storages_of
 from sparsetc.pair.symbolic import TASK_BYTES, picked
 from sparsetc.runtime.executable import Listed
-from sparsetc.support.cached import cached_property
+from sparsetc.support.lru import cached_property
 from sparsetc.tensor.numbering import sorted_keys
 
 SPREAD = 4

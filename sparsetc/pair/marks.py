@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from sparsetc.pair.symbolic import Budget, JoinOrder
-from sparsetc.support.cached import cached_property
+from sparsetc.support.lru import cached_property
 
 SPREAD = 64
 """Places for each task up to which they are marked: two words of marks and two of counts, which are zeroed, counted,

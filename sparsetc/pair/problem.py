@@ -18,8 +18,7 @@ import torch
 
 from sparsetc.codegen.launch import accumulator
 from sparsetc.codegen.split_float16 import Halves
-from sparsetc.device.profile import DeviceProfile
-from sparsetc.device.record import profile_of
+from sparsetc.device.profile import DeviceProfile, profile_of
 from sparsetc.errors import PlanError
 from sparsetc.ir.plan import PAIRED_PLANS, SIDE, Part, Plan, requested
 from sparsetc.ir.program.tile import TileProgram
@@ -29,7 +28,7 @@ from sparsetc.pair.requests import check_blocks
 from sparsetc.pair.symbolic import Budget
 from sparsetc.planner.candidate import Estimate
 from sparsetc.planner.method import Method
-from sparsetc.support.cached import cached_property
+from sparsetc.support.lru import cached_property
 
 
 def named_sides(plan: Plan) -> dict[str, int]:

@@ -26,7 +26,7 @@ from sparsetc.device.profile import DeviceProfile
 from sparsetc.device.targets import machine_of
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.lower import Target, lower
-from sparsetc.ir.nest.axes import LANE
+from sparsetc.ir.nest.nest import LANE
 from sparsetc.ir.nest.values import Ones
 from sparsetc.ir.plan import Plan, Schedule, Storage
 from sparsetc.ir.program.tile import TileProgram

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sparsetc.ir.nest.modes import Consecutive, Field
+from sparsetc.ir.nest.coordinates import Consecutive, Field
 from sparsetc.ir.nest.nest import Nest, runs
 from sparsetc.ir.nest.values import Ones
 from sparsetc.ir.plan import Storage
@@ -25,7 +25,7 @@ from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.words import bits_of
 from sparsetc.pair.marks import Marks, markable
 from sparsetc.pair.symbolic import Budget, Expanded, JoinOrder
-from sparsetc.support.cached import cached_property
+from sparsetc.support.lru import cached_property
 from sparsetc.support.progress import bar
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor import numbering

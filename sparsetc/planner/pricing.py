@@ -10,15 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from sparsetc.device.profile import DeviceProfile, by_precision
-from sparsetc.device.record import of_backend
+from sparsetc.device.profile import DeviceProfile, by_precision, of_backend
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, drafted
-from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
-from sparsetc.ir.nest.nest import Nest
+from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Nest
 from sparsetc.ir.plan import Plan, Schedule
 from sparsetc.ir.program.cost import LISTED_BYTE, Cost, cost_of
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.counting import Statistics
 from sparsetc.packing.base import Packed, get_format
 from sparsetc.packing.deal import PARTITIONS
 from sparsetc.planner.candidate import Candidate

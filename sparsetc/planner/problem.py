@@ -14,7 +14,7 @@ from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import DOTS
 from sparsetc.options import Options
 from sparsetc.planner.statistics import Counts
-from sparsetc.support.cached import cached_property
+from sparsetc.support.lru import cached_property
 from sparsetc.support.memory import available_memory
 from sparsetc.tensor.sparse_tensor import SparseTensor
 

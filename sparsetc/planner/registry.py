@@ -125,10 +125,10 @@ PARTS = {
 
 
 def _holders(name: str) -> list[object]:
-    """What has this name, among formats and plans."""
+    """What has this name among formats and plans; the functions that users registered are theirs, wherever defined."""
     held = PLANS.get(name)
-    made = getattr(held, "make", held)
-    return [FORMATS.get(name), made, requested if name in ("auto", *PAIRED_PLANS) else None]
+    plan = requested if name in ("auto", *PAIRED_PLANS) else None if isinstance(held, Registered) else held
+    return [FORMATS.get(name), plan]
 
 
 def plan_preferring(name: str) -> Plan:

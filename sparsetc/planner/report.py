@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import torch
 
-from sparsetc.device.record import of_backend
+from sparsetc.device.profile import of_backend
 from sparsetc.explain import OperandReport, PartReport, in_microseconds
 from sparsetc.ir.plan import Part, Plan, in_bf16
 from sparsetc.ir.program.cost import cost_of
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.counting import Statistics
 from sparsetc.ir.program.tile import LANES, Product, TileProgram, walk
 from sparsetc.packing.base import FORMATS, Packed
 from sparsetc.packing.tiles import tile_count, tiles_of_nonzeros

@@ -14,8 +14,7 @@ import torch
 
 from sparsetc.packing.deal import Dealing, row_numbers
 from sparsetc.packing.tiles import VOLUME, sides_of, tile_populations
-from sparsetc.support.cached import cached_property
-from sparsetc.support.lru import Lru
+from sparsetc.support.lru import Lru, cached_property
 from sparsetc.tensor import coords as crd
 
 T = TypeVar("T")

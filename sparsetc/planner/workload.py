@@ -15,7 +15,7 @@ from math import inf
 from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.plan import Plan, requested
 from sparsetc.ir.program.cost import Cost
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.counting import Statistics
 from sparsetc.packing.deal import storage_keys
 from sparsetc.planner.candidate import Candidate, Choice, Estimate, ranked
 from sparsetc.planner.choose import choose, considered

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from sparsetc.errors import DtypeError, PlanError
-from sparsetc.similarity.groups import Groups, check_options, group_rows
-from sparsetc.similarity.unfolding import distinct_columns, group_of_nonzeros, unfolded
+from sparsetc.similarity.groups import Groups, check_options, distinct_columns, group_of_nonzeros, group_rows, unfolded
 from sparsetc.support.files import replacing
 from sparsetc.support.progress import bar
 from sparsetc.tensor.sparse_tensor import SparseTensor

@@ -6,6 +6,8 @@ With the strips that its rows touch, each group is a row of dense blocks, as wid
 
 Theorem 1 of the paper holds for every group here: of its rows and the strips that any of them touches, each row touches
 τ / 2 on average. So the group's density, empty strips removed, is at least τ / (2 width).
+
+A tensor is a matrix whose rows are the slices of one mode, and whose columns are the fibers' coordinates.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ from dataclasses import dataclass
 import torch
 
 from sparsetc.errors import DtypeError, PlanError, ShapeError
+from sparsetc.similarity.clusters import offsets, quotient
 from sparsetc.similarity.merging import merged
-from sparsetc.similarity.quotient import offsets, quotient
 from sparsetc.tensor import coords as crd
+from sparsetc.tensor.numbering import histogram, numbered
 
 
 @dataclass(frozen=True)
@@ -138,3 +141,31 @@ def _in_order(rows: torch.Tensor, group: torch.Tensor) -> Groups:
     first = torch.full_like(rows, rows.numel()).scatter_reduce_(0, group, place, "amin")
     head, order = torch.sort(first[group], stable=True)
     return Groups(rows[order], offsets(torch.unique_consecutive(head, return_counts=True)[1]))
+
+
+def unfolded(coords: torch.Tensor, shape: tuple[int, ...], mode: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """(rows, columns, how many columns) of the unfolding along a mode, (nnz,) int64 each.
+
+    A column is the linear index of the other modes' coordinates, or its rank among those of nonzeros where the index
+    would pass 2**63.
+    """
+    others = [m for m in range(len(shape)) if m != mode]
+    if not others:
+        return coords[mode], torch.zeros_like(coords[mode]), 1
+    sizes = [shape[m] for m in others]
+    columns = crd.linear_key(coords[others], sizes)
+    if columns is None:
+        columns = numbered(list(coords[others]), sizes, coords.shape[1], coords).rank
+    return coords[mode], columns, int(columns.max()) + 1 if columns.numel() else 1
+
+
+def group_of_nonzeros(groups: Groups, rows: torch.Tensor) -> torch.Tensor:
+    """(nnz,) the number of the group of each nonzero, from its row."""
+    ascending, place = torch.sort(groups.order)
+    return torch.repeat_interleave(groups.heights)[place[torch.searchsorted(ascending, rows)]]
+
+
+def distinct_columns(group: torch.Tensor, columns: torch.Tensor, n_groups: int, n_columns: int) -> torch.Tensor:
+    """(groups,) different columns of the nonzeros of each group."""
+    found = numbered([group, columns], [n_groups, n_columns], group.numel(), group)
+    return histogram(found.coords[0], n_groups)

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sparsetc.similarity.clusters import Clusters, Pairs, candidates, clusters_of, stars
-from sparsetc.similarity.quotient import Quotient, offsets, spans
+from sparsetc.similarity.clusters import Clusters, Pairs, Quotient, candidates, clusters_of, offsets, spans, stars
 
 FIRST, STEP = 0.8, 0.7
 """The similarity asked for at first, and the factor to the next one. Steps of 0.8, and a fourth round of each, take 1.5

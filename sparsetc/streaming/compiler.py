@@ -28,7 +28,7 @@ from sparsetc.packing.base import get_format
 from sparsetc.planner.choose import choose
 from sparsetc.runtime.executable import copies
 from sparsetc.streaming.layout import PackedPart
-from sparsetc.support.cached import cached_property
+from sparsetc.support.lru import cached_property
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 

@@ -1,19 +1,38 @@
-"""Lru: a bounded mapping that threads share. What every cache in memory is kept in.
+"""Lru, a bounded mapping that threads share, which every cache in memory is kept in; and cached_property.
 
 In: hashable keys, values, and the objects without which a value is of no use. Out: the value, until it is the least
 recently used of too many or one of those objects dies. No value is made or dropped while the lock is held.
+
+`cached_property` has no lock, so that no forked child waits for a thread that it does not have: up to Python 3.11
+`functools.cached_property` holds a lock of the class while it computes. Two threads that read at once may both compute.
+It works on frozen dataclasses too.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
+import sys
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sparsetc.support.locks import Lock
+
+if TYPE_CHECKING or sys.version_info >= (3, 12):
+    from functools import cached_property as cached_property
+else:
+
+    class cached_property(functools.cached_property):
+        """The value of a method, kept in the instance's ``__dict__`` under the method's name."""
+
+        def __init__(self, method: Callable[[Any], Any]) -> None:
+            super().__init__(method)
+            self.lock = nullcontext()
+
 
 K = TypeVar("K")
 V = TypeVar("V")

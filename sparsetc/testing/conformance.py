@@ -18,8 +18,8 @@ from random import Random
 
 import torch
 
-from sparsetc.ir.nest.axes import ITEM, LANE
-from sparsetc.ir.nest.modes import word_bits
+from sparsetc.ir.nest.coordinates import word_bits
+from sparsetc.ir.nest.nest import ITEM, LANE
 from sparsetc.ir.plan import Storage
 from sparsetc.packing import words as word_codec
 from sparsetc.packing.base import Packed, get_format, pack

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 import sparsetc as stc
-from sparsetc.device import record
-from sparsetc.device.profile import TABLES, DeviceProfile, default_gpu
-from sparsetc.device.record import of_backend
+from sparsetc.device import profile as record
+from sparsetc.device.profile import TABLES, DeviceProfile, default_gpu, of_backend
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from calibration_cases import TINY
 
-from sparsetc.device.probes import (
+from sparsetc.device.calibrate import (
     BLOCK,
     DEEP,
     INNER,

@@ -23,7 +23,7 @@ from sparsetc.ir.contraction_tree import Dot, Factor, Sum, Tree, product, total
 from sparsetc.ir.default_tree.by_groups import by_groups
 from sparsetc.ir.equation.einsum import joined
 from sparsetc.ir.inner import Inner
-from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS
+from sparsetc.ir.nest.nest import ITEM, LEAF, LEVELS
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.program.operands import MIN_DOT
 from sparsetc.ir.program.tile import LANES

@@ -29,11 +29,11 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.contraction_tree import Dot, Factor, Tree, product, total
 from sparsetc.ir.equation.einsum import Bound, joined
 from sparsetc.ir.inner import Inner
-from sparsetc.ir.nest.axes import ITEM, LEAF
+from sparsetc.ir.nest.nest import ITEM, LEAF
 from sparsetc.ir.plan import Schedule, Storage
 from sparsetc.ir.program.operands import MIN_DOT, named_operands, printed_sizes
 from sparsetc.ir.program.tile import Operand
-from sparsetc.support.cached import cached_property
+from sparsetc.support.lru import cached_property
 
 SAMPLED = 4096
 """Most positions of a tile at which a dense product is sampled."""

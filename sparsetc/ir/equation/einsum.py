@@ -28,7 +28,7 @@ from math import prod
 from typing import TypeVar
 
 from sparsetc.errors import EquationError, ShapeError, point_at
-from sparsetc.support.cached import cached_property
+from sparsetc.support.lru import cached_property
 
 N = TypeVar("N")
 T = TypeVar("T")

@@ -28,8 +28,7 @@ from sparsetc.ir.default_tree import by_pairs, completed
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.inner import Inner, Target
 from sparsetc.ir.lower.whole import lowering
-from sparsetc.ir.nest.axes import ITEM
-from sparsetc.ir.nest.nest import PAIRED, Nest, pairs
+from sparsetc.ir.nest.nest import ITEM, PAIRED, Nest, pairs
 from sparsetc.ir.nest.values import Bitmap, Halves, Values, Whole
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.checks import verify

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from sparsetc.errors import PlanError
 from sparsetc.ir.contraction_tree import Dot, Factor, Sum, Tree
 from sparsetc.ir.inner import Inner
-from sparsetc.ir.nest.axes import ITEM, LEAF, Axis
+from sparsetc.ir.nest.nest import ITEM, LEAF, Axis
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.program.tile import LANES
 

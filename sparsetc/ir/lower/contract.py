@@ -15,7 +15,7 @@ from sparsetc.ir import contraction_tree as trees
 from sparsetc.ir.contraction_tree import Dot, Factor, Multiply, Tree
 from sparsetc.ir.inner import Inner
 from sparsetc.ir.lower.check import home, turns_of_sums
-from sparsetc.ir.nest.axes import LEVELS, Axis
+from sparsetc.ir.nest.nest import LEVELS, Axis
 from sparsetc.ir.program.tile import LANES, Decode, Gather, Product, Scale, Statement, Sum, Tile, Value
 
 

@@ -9,6 +9,14 @@ schedule takes of them. Where each computation stands follows from one rule (`pl
 - An accumulator is zeroed where it lives, before the loop that adds it up, and is read after that loop.
 - The computations of one depth keep their order. Those listed before an accumulation that lives there stand before the
   loop, and the others after it.
+
+Where stored values are in halves (`in_halves`), powers of two scale what is gathered before the dot that takes it,
+which splits it in registers, and bring the sum back::
+
+    scale_B = 2 ** (14 - exponent of most_B);  unscale_X, unscale_B = 2 ** (exponent of most, most_B - 14)
+    scaled_B = rows of B * scale_B
+    total += dot of scaled_B, x
+    total = total * unscale_X * unscale_B       # one after the other: their product may be no float32
 """
 
 from __future__ import annotations
@@ -17,16 +25,98 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.contraction_tree import Sum
+from sparsetc.ir import contraction_tree
 from sparsetc.ir.inner import Inner, X
 from sparsetc.ir.lower.check import verify_tree
 from sparsetc.ir.lower.contract import Contraction
-from sparsetc.ir.lower.halves import in_halves
-from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS, Turns
-from sparsetc.ir.plan import Schedule
+from sparsetc.ir.nest.nest import ITEM, LEAF, LEVELS, Turns
+from sparsetc.ir.plan import F16X3, Schedule
+from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
-from sparsetc.ir.program.tile import Decode, Loop, Product, Statement, Zero, level_of, made, reads
-from sparsetc.support.cached import cached_property
+from sparsetc.ir.program.tile import (
+    Add,
+    Decode,
+    Gather,
+    Loop,
+    Product,
+    Scale,
+    Statement,
+    Sum,
+    Tile,
+    Value,
+    Zero,
+    level_of,
+    made,
+    reads,
+)
+from sparsetc.support.lru import cached_property
+
+
+def in_halves(total: Tile, statements: Sequence[Statement]) -> tuple[Tile, list[Statement]]:
+    """What is added to the output, and the computations that make it.
+
+    Args:
+        total: what is to be added.
+        statements: in an order of data flow, without loops.
+
+    Raises:
+        PlanError: there is another dot than one of stored values with rows of one operand, or it is not added up over
+            all tiles at once.
+    """
+    dot, rows, value = _dot(statements)
+    name = rows.operand.name
+    into, back = Scale(_number(names.scale(name)), name, into=True), Scale(_number(names.unscale(name)), name)
+    own = Scale(_number(names.unscale(X)), value.operand)
+    gathered = replace(rows, operand=replace(rows.operand, split=True))
+    scaled = Product(replace(rows.out, name=names.scaled(name)), (rows.out, into.out))
+    result = replace(dot.out, folded=0)
+
+    def scaled_as(s: Statement) -> list[Statement]:
+        if s == rows:
+            return [gathered, scaled]
+        if s == dot:
+            return [
+                _with(dot, rows.out, scaled.out),
+                Product(result, (dot.out, own.out)),
+                Product(result, (result, back.out)),
+            ]
+        return [_with(s, dot.out, result)]
+
+    found = [new for s in statements for new in scaled_as(s)]
+    return result if total == dot.out else total, [into, own, back, *found]
+
+
+def _number(name: str) -> Tile:
+    return Tile(name, (), ITEM)
+
+
+def _dot(statements: Sequence[Statement]) -> tuple[Product, Gather, Value]:
+    """The dot, and what reads its sides."""
+    loads = {s.out: s for s in statements if isinstance(s, Gather | Value)}
+    dots = [s for s in statements if isinstance(s, Product) and s.dot]
+    for dot in dots:
+        sides = [loads.get(side[0]) for side in (dot.left, dot.right) if len(side) == 1]
+        rows = [s for s in sides if isinstance(s, Gather) and s.operand.rows and not s.operand.rounded]
+        values = [s for s in sides if isinstance(s, Value)]
+        if len(dots) == len(rows) == len(values) == 1 and dot.accumulate and dot.out.level == ITEM:
+            return dot, rows[0], values[0]
+    raise PlanError(
+        f"in {F16X3} one dot takes stored values and rows of one operand, and is added up over tiles; "
+        f"found {', '.join(str(dot.out) for dot in dots) or 'no dot'}"
+    )
+
+
+def _with(s: Statement, old: Tile, new: Tile) -> Statement:
+    """A statement that reads one tile in the place of another."""
+
+    def own(tiles: tuple[Tile, ...]) -> tuple[Tile, ...]:
+        return tuple(new if t == old else t for t in tiles)
+
+    if isinstance(s, Product):
+        return replace(s, left=own(s.left), right=own(s.right))
+    if isinstance(s, Sum | Add):
+        return replace(s, source=new if s.source == old else s.source)
+    return s
 
 
 class Lowering(Contraction):
@@ -179,7 +269,7 @@ class Lowering(Contraction):
     @cached_property
     def stored_order(self) -> tuple[str, ...]:
         """Positions as a dot's side has them: what is summed beside dots, what is kept, what dots sum."""
-        summed = {c for node in self.tree.nodes if isinstance(node, Sum) for c in node.over}
+        summed = {c for node in self.tree.nodes if isinstance(node, contraction_tree.Sum) for c in node.over}
         beside = sorted([c for c in self.inner.sides if c in summed], key=lambda c: c not in self.schedule.turns)
         kept = [c for c in self.inner.sides if c not in summed and c not in self.contracted]
         return (*beside, *kept, *self.contracted)

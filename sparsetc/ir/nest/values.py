@@ -40,7 +40,7 @@ from typing import ClassVar, TypeVar
 import torch
 
 from sparsetc.errors import FormatError
-from sparsetc.support.cached import cached_property
+from sparsetc.support.lru import cached_property
 
 V = TypeVar("V", bound="Values")
 

@@ -20,8 +20,7 @@ from math import prod
 
 from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.ir.plan import F16X3, ROUNDED
-from sparsetc.ir.program.counting import VECTOR, Counted
-from sparsetc.ir.program.statistics import FIBERS, STORED, ZERO, Statistics
+from sparsetc.ir.program.counting import FIBERS, STORED, VECTOR, ZERO, Counted, Statistics
 from sparsetc.ir.program.tile import TileProgram
 
 OVERLAP = 3

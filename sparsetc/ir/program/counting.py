@@ -4,21 +4,99 @@ In: a `TileProgram`. Out: a `Count` of each resource, linear in a part's `Statis
 and what gathered rows of a dense operand move, through the L2 cache and from device memory. How much of a table must be
 near follows from the order of programs: of an axis that is split over the grid, one block, where the grid takes slabs,
 and else all of them.
+
+A `Count` is a sum of so many a nonzero, a fiber, an item; `Statistics` are those numbers of a packed storage, or a
+planner's estimate of them. The symbols::
+
+    P  work items      L  fibers (lanes stored)      N  nonzeros stored, padding included      w  bytes of a value
+
+Of tiles, L are those stored, of a task list its pairs; N are then the values of both operands.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
+from operator import add, mul
 
 from sparsetc.device.profile import DeviceProfile
-from sparsetc.ir.nest.axes import ITEM, LANE, LEVELS, Axis, Each, Turns
 from sparsetc.ir.nest.coordinates import Lookup
+from sparsetc.ir.nest.nest import ITEM, LANE, LEVELS, Axis, Each, Turns
 from sparsetc.ir.plan import ROUNDED
 from sparsetc.ir.program import tile as ir
-from sparsetc.ir.program.statistics import FIBERS, ITEMS, ONE, STORED, ZERO, Count, Statistics
-from sparsetc.support.cached import cached_property
+from sparsetc.support.lru import cached_property
+
+SYMBOLS = ("L*w", "L", "N*w", "N", "P*w", "P", "w", "")
+"""What a count is a sum of, in this order: products of a symbol or 1 and, at even places, the bytes of a value."""
+
+
+@dataclass(frozen=True)
+class Count:
+    """A sum of the products in `SYMBOLS`, each times a number."""
+
+    factors: tuple[int, ...]
+
+    def __add__(self, other: Count) -> Count:
+        return Count(tuple(map(add, self.factors, other.factors)))
+
+    def __mul__(self, n: int) -> Count:
+        return Count(tuple(map(n.__mul__, self.factors)))
+
+    __rmul__ = __mul__
+
+    @property
+    def bytes(self) -> Count:
+        """The bytes of this many values; a count in bytes has none."""
+        return Count(tuple([f for plain in self.factors[1::2] for f in (plain, 0)]))
+
+    def of(self, symbol: Count) -> int:
+        """The factor of one symbol."""
+        return self.factors[symbol.factors.index(1)]
+
+    def at(self, symbols: tuple[int, ...]) -> int:
+        """The number where each product in `SYMBOLS` has the value given."""
+        return sum(map(mul, self.factors, symbols))
+
+    def __str__(self) -> str:
+        terms = ((f, s) for f, s in zip(self.factors, SYMBOLS, strict=True) if f)
+        return " + ".join(f"{f}*{s}" if s and f != 1 else s or str(f) for f, s in terms) or "0"
+
+
+FIBERS, STORED, ITEMS, ONE = (Count(tuple(int(at == place) for at in range(8))) for place in (1, 3, 5, 7))
+ZERO = Count((0,) * 8)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a packed part (or an estimate of one) looks like."""
+
+    items: int
+    fibers: int
+    stored: int
+    nnz: int
+    itemsize: int
+    runs: tuple[tuple[str, int], ...] = ()
+    """For a sparse letter, how often its coordinate changes as stored: a row gathered again at once is in L1."""
+    chain: int = 0
+    """Rounds of loads that wait for one another in the longest work item."""
+    split_rows: bool = False
+    """Whether a row has several items: then results are added, not stored."""
+    split_fibers: bool = False
+    """Whether a fiber has several lanes: then results are added too."""
+
+    def scaled(self, share: float) -> Statistics:
+        """The statistics of a share of the nonzeros."""
+        counts = self.items, self.fibers, self.stored, self.nnz
+        items, fibers, stored, nnz = [max(1, int(n * share)) if share else 0 for n in counts]
+        return replace(self, items=items, fibers=fibers, stored=stored, nnz=nnz)
+
+    @cached_property
+    def symbols(self) -> tuple[int, ...]:
+        """The values of the products of symbols that a `Count` is a sum of."""
+        plain = self.fibers, self.stored, self.items, 1
+        return tuple([n * w for n in plain for w in (self.itemsize, 1)])
+
 
 CONVERSION = 16
 """Multiplications that take as long as bringing an element of a dot's side to 16 bits, out of shared memory and back

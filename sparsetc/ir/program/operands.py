@@ -18,7 +18,7 @@ from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.nest.values import Values
 from sparsetc.ir.program.names import most, rounded
-from sparsetc.support.cached import cached_property
+from sparsetc.support.lru import cached_property
 
 if TYPE_CHECKING:
     from sparsetc.ir.program.tile import TileProgram

@@ -11,7 +11,7 @@ from math import prod
 from sparsetc.device.profile import DeviceProfile
 from sparsetc.ir.plan import ROUNDED
 from sparsetc.ir.program.cost import Cost
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.counting import Statistics
 from sparsetc.ir.program.tile import Add, Loop, Product, Statement, Sum, TileProgram, Value
 
 SHARE = {"tf32": 0.7, "bf16": 1.2}

@@ -5,8 +5,8 @@ In: a `TileProgram`. Out: lines in the notation that `ir.program.tile` gives as 
 
 from __future__ import annotations
 
-from sparsetc.ir.nest.axes import ITEM, LANE, LEVELS, Axis, Each, Fibers, Run
 from sparsetc.ir.nest.coordinates import Readable
+from sparsetc.ir.nest.nest import ITEM, LANE, LEVELS, Axis, Each, Fibers, Run
 from sparsetc.ir.nest.values import HEAD
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir

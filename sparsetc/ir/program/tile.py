@@ -26,12 +26,11 @@ from typing import ClassVar
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.nest import coordinates
-from sparsetc.ir.nest.axes import ITEM, LEAF, Axis
 from sparsetc.ir.nest.coordinates import Expression
-from sparsetc.ir.nest.nest import PAIRED, Nest
+from sparsetc.ir.nest.nest import ITEM, LEAF, PAIRED, Axis, Nest
 from sparsetc.ir.program import names
 from sparsetc.ir.program.operands import DenseAxis, Operand, Stored, stored_of
-from sparsetc.support.cached import cached_property
+from sparsetc.support.lru import cached_property
 
 LANES = "lane"
 
