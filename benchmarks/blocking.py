@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import synthetic
@@ -22,7 +23,10 @@ import torch
 from common import DEVICE, record
 
 from sparsetc.similarity.curve import BlockingPoint, measured
-from sparsetc.similarity.groups import Groups, group_of_nonzeros, group_rows, group_rows_by_definition
+from sparsetc.similarity.groups import Groups, group_of_nonzeros, group_rows
+
+sys.path.append(str(Path(__file__).parent.parent / "tests"))
+from paper_algorithms import group_rows_by_definition
 
 SMALL = "--small" in sys.argv
 WIDTH = 64

@@ -19,10 +19,11 @@ from cases import (
     random_values,
 )
 from mixed_mode_cases import crossed
+from paper_algorithms import one_by_one
 from torch.autograd import gradcheck, gradgradcheck
 
 import sparsetc as stc
-from sparsetc.formats.mixed_mode import by_mixed_mode, one_by_one
+from sparsetc.formats.mixed_mode import by_mixed_mode
 from sparsetc.packing.base import Packed
 from sparsetc.packing.deal import deal
 from sparsetc.planner.statistics import Counts

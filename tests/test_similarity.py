@@ -8,11 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paper_algorithms import group_rows_by_definition
 
 import sparsetc as stc
 from sparsetc.packing.deal import deal
 from sparsetc.similarity import clusters as quotients
-from sparsetc.similarity.groups import Groups, group_rows, group_rows_by_definition
+from sparsetc.similarity.groups import Groups, group_rows
 
 BOTH = pytest.mark.parametrize("grouping", [group_rows, group_rows_by_definition], ids=["rounds", "definition"])
 Grouping = Callable[..., Groups]

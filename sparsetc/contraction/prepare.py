@@ -34,7 +34,7 @@ from sparsetc.options import Options, in_force
 from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.deal import PARTITIONS, stored_parts
 from sparsetc.packing.tiles import slots_along
-from sparsetc.planner.pricing import Circumstances, owns
+from sparsetc.planner.pricing import owns
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.statistics import Counts
 from sparsetc.runtime.executable import Arrays, Executable, owned
@@ -186,14 +186,13 @@ class Preparation:
             partial: the partial rows, one for each result that the part would add; None where results are added.
         """
         problem = self.problem
-        at = Circumstances(self.canonical.kept, self.output.sparse, problem.distinct, alone)
         target = Target(
             sparse=self.output.sparse or partial is not None,
             in_operand_order=partial is None
             and packed.positions is None
             and packed.source is None
             and self.output.slot is None,
-            owned=partial is not None or owns(packed.view, at, packed, padded=packed.padded),
+            owned=partial is not None or owns(packed.view, problem, packed, alone=alone, padded=packed.padded),
             rows=self.output.rows if partial is None else partial.every,
             index64=packed.index64,
             whole=problem.backend == "torch" or packed.view.spanning,

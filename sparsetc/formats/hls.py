@@ -43,7 +43,7 @@ from sparsetc.packing.deal import register_partition
 from sparsetc.packing.tiles import VOLUME, sides_named, sides_of, tile_populations, tiled, view_of
 from sparsetc.packing.words import packed_bits
 from sparsetc.planner.candidate import CPU_ITEM_NNZ, FUSE_BELOW, Candidate
-from sparsetc.planner.method import Hybrid, OperandMethod, rounded
+from sparsetc.planner.method import OperandMethod, rounded
 from sparsetc.planner.pricing import price
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import add_plans, register_format
@@ -268,7 +268,7 @@ THRESHOLDS = tuple(sorted({round(2 ** (n / 2)) for n in range(25)}))
 """Populations tried as a threshold."""
 
 
-class ByTiles(OperandMethod, Hybrid[Problem]):
+class ByTiles(OperandMethod):
     """Tiles of many nonzeros dense, or as bitmaps; what they leave as nonzeros."""
 
     name, options = "hls", ("threshold",)
@@ -292,7 +292,7 @@ class ByTiles(OperandMethod, Hybrid[Problem]):
         def seconds(split: Candidate) -> float:
             return sum(price(split, problem))
 
-        return self.best(problem, splits, lambda split: seconds(rounded(split, problem, seconds)))
+        return min(splits, key=lambda split: seconds(rounded(split, problem, seconds)))
 
 
 def _splits(problem: Problem, counts: Counts, thresholds: Sequence[int] | None = None) -> list[Candidate]:

@@ -5,7 +5,7 @@ In: a `Problem` and counts of its pattern. Out: a candidate of a part a mode (MM
 The partition ``mixed_mode`` deals each nonzero to the mode along which its fiber is longest (MM-CSF, section 4.1). A
 nonzero of a tensor of order d lies on d fibers, one along each mode, and is stored in one of them. Longer fibers are
 fewer, and a fiber's coordinates are stored, and its rows gathered, once. The paper's *dynamic* strategy goes through
-the nonzeros one by one (`one_by_one`) and counts a fiber anew whenever a nonzero of it went elsewhere. That is a loop
+the nonzeros one by one and counts a fiber anew whenever a nonzero of it went elsewhere. That is a loop
 which cannot be cut, and it takes fibers apart that a later nonzero would have made whole. What runs here takes whole
 fibers, the longest first, as many at a time as are about equally long.
 
@@ -111,7 +111,7 @@ def by_mixed_mode(coords: torch.Tensor, shape: tuple[int, ...]) -> list[torch.Te
     after the other, that of the longest fibers on average first (the paper's rule for ties; then the lowest). A fiber
     whose nonzeros that are left are enough takes them all, and the others that cross it are shorter by them.
 
-    The partition is not that of `one_by_one`, of which no nonzero's share is known before that of the one before it. It
+    The partition is not the paper's, of which no nonzero's share is known before that of the one before it. It
     has fewer fibers: 1,277 in place of 2,092 on guanine_TEoo_3d, 6,498 in place of 12,011 on guanine_TEov_3d, 370,462
     in place of 619,435 on uracil3_t2_4d, 39,267 in place of 51,508 on Uber in three modes, 199,932 in place of 265,426
     in four; from 0.6 to 1.00 times as many on tensors of random coordinates and on small ones like nell-2, flickr,
@@ -183,35 +183,6 @@ class _Forests:
             if other != mode:
                 self._count(other, self.number[other].index_select(0, own), -1)
         return nonzeros[~inside]
-
-
-def one_by_one(coords: torch.Tensor, shape: tuple[int, ...]) -> list[int]:
-    """The mode that each nonzero goes to, by the paper's algorithm 5: a loop over the nonzeros, for small tensors.
-
-    Args:
-        coords: (order, nnz), in the order in which nonzeros are dealt.
-        shape: sizes of the modes.
-
-    Returns:
-        A mode for each nonzero: that along which its fiber has most nonzeros, without those that went elsewhere; of
-        equally long ones that of the longest fibers on average, then the lowest.
-    """
-    modes = range(len(shape))
-    lengths: list[dict[tuple[int, ...], int]] = [{} for _ in modes]
-    nonzeros = [tuple(c) for c in coords.T.tolist()]
-    for c in nonzeros:
-        for m in modes:
-            fiber = c[:m] + c[m + 1 :]
-            lengths[m][fiber] = lengths[m].get(fiber, 0) + 1
-    order = sorted(modes, key=lambda m: (len(lengths[m]), m))
-    found = []
-    for c in nonzeros:
-        own = max(order, key=lambda m: lengths[m][c[:m] + c[m + 1 :]])  # the first of equals
-        for m in modes:
-            if m != own:
-                lengths[m][c[:m] + c[m + 1 :]] -= 1
-        found.append(own)
-    return found
 
 
 add_plans(MixedMode())

@@ -17,8 +17,8 @@ names. A run of pairs of one block of the result is an item; a long one is share
         values  [ v v v | v v | …      in the order of the set bits
 
 Blocks are in lexicographic order, so words are too. Where a block's values begin is not stored: it is the number of
-bits set in the bitmaps before. Where blocks lie is known from the list of pairs: the words count in `Blocks.nbytes`, and
-no kernel reads them.
+bits set in the bitmaps before. Where blocks lie is known from the list of pairs: the words count in `Blocks.nbytes`,
+and no kernel reads them.
 """
 
 from __future__ import annotations

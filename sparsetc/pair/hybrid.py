@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from math import inf
 from typing import NamedTuple
 
 import torch
@@ -23,7 +24,6 @@ from sparsetc.pair.join import JoinSubset
 from sparsetc.pair.problem import NumericPath, PairMethod, PairProblem, Sizes
 from sparsetc.pair.requests import HYBRID
 from sparsetc.pair.scalar import SCALAR_LAUNCHES, NonzeroPairs
-from sparsetc.planner.method import Hybrid
 from sparsetc.runtime.executable import Listed
 
 
@@ -119,7 +119,7 @@ MERGE_LAUNCHES = 7
 HYBRID_LAUNCHES = SCALAR_LAUNCHES + BLOCK_LAUNCHES + MERGE_LAUNCHES
 
 
-class ByBlocks(PairMethod, Hybrid[PairProblem]):
+class ByBlocks(PairMethod):
     """Blocks of x with as many nonzeros as a threshold, or more, take one method, its other nonzeros another."""
 
     name = HYBRID
@@ -142,7 +142,8 @@ class ByBlocks(PairMethod, Hybrid[PairProblem]):
         if threshold is not None:
             return counts.splits([threshold])[0]
         splits = [s for s in counts.powers() if s.pure is None] or counts.ends()
-        return self.best(p, splits, lambda split: self.seconds(p, split))
+        times = [self.seconds(p, split) for split in splits]
+        return min(zip(times, splits, strict=True), key=lambda timed: inf if timed[0] is None else timed[0])[1]
 
     def seconds(self, p: PairProblem, split: Split | None = None) -> float | None:
         """Time of both sides, one after the other; None where blocks do not fit."""

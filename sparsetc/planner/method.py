@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from itertools import chain
-from math import inf
 from typing import Generic, TypeVar
 
 from sparsetc.errors import PlanError
@@ -163,7 +162,6 @@ def _with(candidate: Candidate, name: str) -> Candidate:
 
 
 P = TypeVar("P")
-S = TypeVar("S")
 
 
 class Method(ABC, Generic[P]):
@@ -185,19 +183,6 @@ class Method(ABC, Generic[P]):
     @abstractmethod
     def requested(self, problem: P, request: Plan) -> Estimate:
         """What a request by the method's name stands for; `PlanError` where the method does not apply."""
-
-
-class Hybrid(Method[P]):
-    """Nonzeros of one operand dealt to two methods, whose results add up: an einsum is linear in each operand."""
-
-    def best(self, problem: P, splits: Iterable[S], seconds: Callable[[S], float | None]) -> S:
-        """The way of dealing that is expected to be fastest, the first of equals; one that does not fit is the last."""
-
-        def time(split: S) -> float:
-            found = seconds(split)
-            return inf if found is None else found
-
-        return min(splits, key=time)
 
 
 class OperandMethod(Method[Problem]):

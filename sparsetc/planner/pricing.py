@@ -7,7 +7,6 @@ lowered to; and the answer to whether a row has one owner, which the kernel asks
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from sparsetc.device.profile import DeviceProfile, by_precision, of_backend
@@ -23,34 +22,27 @@ from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Problem
 
 
-@dataclass(frozen=True)
-class Circumstances:
-    """What a view does not say."""
-
-    kept: tuple[int, ...]
-    """Modes that the output keeps."""
-    sparse_output: bool
-    distinct: bool
-    """No two nonzeros have the same coordinates, or each has an output row of its own."""
-    alone: bool
-    """No other part adds to the same rows."""
-
-
-def owns(view: Nest, at: Circumstances, how: Packed | Statistics, *, padded: bool) -> bool:
+def owns(view: Nest, problem: Problem, how: Packed | Statistics, *, alone: bool, padded: bool) -> bool:
     """Whether no two work items of any part add to the same output row.
 
     Args:
         view: of the part.
-        at: output and the other parts.
+        problem: whose output has the rows.
         how: the part as it was packed, or is expected to be.
+        alone: whether no other part adds to the same rows.
         padded: whether zeros are stored beside the nonzeros.
     """
-    kept = set(at.kept)
-    if not at.alone:
+    kept = set(problem.kept)
+    if not alone:
         return False
     if view.spanning and how.items == 1 and how.stored == view.values.volume:
         return True  # one tile has every row once
-    if padded and not view.blocks and not view.values.sides and (at.sparse_output or LEAF in map(view.level_of, kept)):
+    if (
+        padded
+        and not view.blocks
+        and not view.values.sides
+        and (problem.sparse_output or LEAF in map(view.level_of, kept))
+    ):
         return False  # runs do not mask padding: its zeros may be added to any row, but stored to none
     shared: set[int] = set()
     for level, coordinates in enumerate(view.levels):
@@ -60,7 +52,7 @@ def owns(view: Nest, at: Circumstances, how: Packed | Statistics, *, padded: boo
         if level == ITEM:
             chunks = view.chunk and not view.levels[0] and how.items > 1
             return shared == kept and not how.split_rows and not chunks
-        return shared == kept and (not how.split_fibers if level == LANE else at.distinct)
+        return shared == kept and (not how.split_fibers if level == LANE else problem.distinct)
     return False
 
 
@@ -141,8 +133,9 @@ def orderly(candidate: Candidate, problem: Problem) -> bool:
 def _owned(candidate: Candidate, problem: Problem, views: Sequence[Nest]) -> tuple[bool, ...]:
     plan, expected = candidate.plan, candidate.expected
     alone = sum([s.nnz > 0 for s in expected]) <= 1 or PARTITIONS[plan.partition].whole_rows
-    at = Circumstances(problem.kept, problem.sparse_output, problem.distinct, alone)
-    return tuple([owns(view, at, s, padded=s.stored > s.nnz) for view, s in zip(views, expected, strict=True)])
+    return tuple(
+        [owns(view, problem, s, alone=alone, padded=s.stored > s.nnz) for view, s in zip(views, expected, strict=True)]
+    )
 
 
 def costs(candidate: Candidate, problem: Problem) -> list[Cost]:

@@ -56,7 +56,7 @@ def group_rows(
     It takes O(nnz) memory and a few tens of rounds of whole-array steps. The groups depend on the pattern alone: not on
     the order of nonzeros, nor on that of the rows.
 
-    It differs from `group_rows_by_definition`, which takes rows as they come:
+    It differs from the paper's algorithm, which takes rows as they come:
 
     - The most similar merge first, and groups may merge with groups. Whatever joins a group has a Jaccard similarity of
       at least τ to the union of those that joined before.
@@ -82,38 +82,6 @@ def group_rows(
     if patterns.rows.numel() == 0:
         return Groups(patterns.rows, patterns.rows.new_zeros(1))
     return _in_order(patterns.rows, merged(patterns, tau)[patterns.pattern])
-
-
-def group_rows_by_definition(
-    rows: torch.Tensor, columns: torch.Tensor, n_rows: int, n_columns: int, *, width: int, tau: float
-) -> Groups:
-    """Algorithm 2 of the paper with the merge condition of section 3.2, row by row: for small matrices.
-
-    The first row without a group opens one. Each later row without a group joins if its Jaccard similarity to the
-    union of the group is at least τ and the union stays within 1 / (1 - τ / 2) times the first row's strips. Rows that
-    touch the same strips are taken as one. Arguments and errors are those of `group_rows`.
-    """
-    _check(rows, columns, n_rows, n_columns, width, tau)
-    touched: dict[int, set[int]] = {}
-    for row, column in zip(rows.tolist(), columns.tolist(), strict=True):
-        touched.setdefault(row, set()).add(column // width)
-    alike: dict[frozenset[int], list[int]] = {}
-    for row in sorted(touched):
-        alike.setdefault(frozenset(touched[row]), []).append(row)
-    left, groups = list(alike), []
-    while left:
-        first, *later = left
-        members, union, left = list(alike[first]), set(first), []
-        for pattern in later:
-            together = union | pattern
-            if len(union & pattern) >= tau * len(together) and len(together) * (1 - tau / 2) <= len(first):
-                members, union = members + alike[pattern], together
-            else:
-                left.append(pattern)
-        groups.append(sorted(members))
-    heights = torch.tensor([len(group) for group in groups], dtype=torch.int64)
-    order = torch.tensor([row for group in groups for row in group], dtype=torch.int64)
-    return Groups(order.to(rows.device), offsets(heights).to(rows.device))
 
 
 def check_options(width: int, tau: float) -> None:
