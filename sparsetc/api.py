@@ -14,9 +14,11 @@ import numpy as np
 import torch
 
 from sparsetc.codegen import cache
+from sparsetc.contraction.base import Contraction
+from sparsetc.contraction.canonical import Operands
 from sparsetc.contraction.contraction import Workload, compiled, compiled_together, contraction, kept_together, wrap
 from sparsetc.contraction.dense import promoted
-from sparsetc.contraction.kernel import Kernel, SharedValues
+from sparsetc.contraction.kernel import Kernel, Shared
 from sparsetc.contraction.output import Result
 from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
 from sparsetc.explain import Explanation
@@ -80,11 +82,15 @@ def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **setting
 @entry_point
 def _einsum(args: tuple[Any, ...], output: str, drop_zeros: bool, settings: dict[str, Any]) -> Result:
     text, operands = _prepared(args)
-    made = compiled(text, operands, of_call(settings), output)
+    return _run(compiled(text, operands, of_call(settings), output), operands, drop_zeros)
+
+
+def _run(made: Contraction, operands: Operands, drop_zeros: bool, known: dict[Any, Any] | None = None) -> Result:
+    """The result of a contraction; values are packed, or taken from those that are `known`."""
     sparse = [o for o in operands if type(o) is SparseTensor]
     patterns, values = [o._pattern for o in sparse], [o._values for o in sparse]
     dense = [o for o in operands if type(o) is not SparseTensor]
-    return wrap(made, made.evaluate(patterns, values, dense, made.packed(sparse)), patterns, drop_zeros)  # type: ignore[arg-type]
+    return wrap(made, made.evaluate(patterns, values, dense, made.packed(sparse, known)), patterns, drop_zeros)  # type: ignore[arg-type]
 
 
 @entry_point
@@ -135,8 +141,9 @@ def compile_many(
         EquationError: no equations, another number of operands than equations, or a second sparse operand; and whatever
             `compile` raises.
     """
-    workload, shared = _workload(equations, x, operands), SharedValues()
+    workload = _workload(equations, x, operands)
     made = compiled_together(workload, of_call(settings), output)
+    shared: Shared = {}
     kernels = []
     for one, (_, (own, *_)) in zip(made, workload, strict=True):
         assert isinstance(own, SparseTensor)
@@ -167,13 +174,9 @@ def _einsum_many(
     drop_zeros: bool = False,
     **settings: Any,
 ) -> tuple[Result, ...]:
-    workload, shared, found = _workload(equations, x, operands), SharedValues(), []
-    for made, (_, own) in zip(kept_together(workload, of_call(settings), output), workload, strict=True):
-        sparse, dense = own[0], [o for o in own if isinstance(o, torch.Tensor)]
-        assert isinstance(sparse, SparseTensor)
-        patterns, packed = [sparse._pattern], made.packed([sparse], shared.of((sparse._values,)))
-        found.append(wrap(made, made.evaluate(patterns, [sparse._values], dense, packed), patterns, drop_zeros))
-    return tuple(found)
+    workload, packed = _workload(equations, x, operands), dict[Any, Any]()
+    each = zip(kept_together(workload, of_call(settings), output), workload, strict=True)
+    return tuple([_run(made, own, drop_zeros, packed) for made, (_, own) in each])
 
 
 def _workload(equations: Sequence[str], x: Any, operands: Sequence[Any]) -> Workload:

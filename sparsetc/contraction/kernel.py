@@ -32,6 +32,8 @@ SAVED = ("precision", "plan", "deterministic", "memory_limit", "backend")
 """Options that are a kernel's own; where source is kept is the business of whoever loads it."""
 Spelled = tuple[tuple[tuple[str, ...], ...], tuple[str, ...], tuple[int, ...], str, tuple[tuple[str, int], ...]]
 """A `Bound` einsum as plain data."""
+Shared = dict[tuple[Any, ...], dict[Any, Any]]
+"""Packed values that kernels of one sparse operand have in common, by the tensors that they were and their versions."""
 
 
 class Kernel(Compiled):
@@ -51,7 +53,7 @@ class Kernel(Compiled):
         contraction: Contraction,
         operands: Sequence[SparseTensor],
         drop_zeros: bool = False,
-        shared: SharedValues | None = None,
+        shared: Shared | None = None,
     ) -> None:
         self.contraction, self.operands, self.drop_zeros = contraction, tuple(operands), drop_zeros
         self.inner, self._shared = (contraction,), shared
@@ -65,10 +67,17 @@ class Kernel(Compiled):
         """Pack the values as they are now; while a graph is traced there are none to pack."""
         if torch.compiler.is_compiling() or traced_by_modes():
             return
-        self._versions = tuple(map(version_of, self._values))
-        learned = any(v.requires_grad for v in self._values)
-        known = None if self._shared is None or learned else self._shared.of((*self._values, *self._versions))
-        self._packed = self.contraction.packed(self.operands, known)
+        self._versions = tuple(None if v.is_inference() else v._version for v in self._values)
+        self._packed = self.contraction.packed(self.operands, self._known())
+
+    def _known(self) -> dict[Any, Any] | None:
+        """The values as kernels that were compiled together packed them, until torch counts a change of them."""
+        if self._shared is None or None in self._versions or any(v.requires_grad for v in self._values):
+            return None
+        key = tuple(zip(map(id, self._values), self._versions, strict=True))
+        if key not in self._shared:
+            self._shared.clear()
+        return self._shared.setdefault(key, {})
 
     # -- calls ------------------------------------------------------------------------------------------------------
     def __call__(self, *dense: torch.Tensor, values: NewValues | None = None) -> Result:
@@ -220,27 +229,3 @@ class Kernel(Compiled):
     def __repr__(self) -> str:
         where = self.path.name if len(self.operands) == 1 else f"{self.nnz:,} nonzeros"
         return f'Kernel("{self.equation}", plan {self.plan.name}, {self.backend}, {where})'
-
-
-class SharedValues:
-    """Packed values that kernels of the same sparse operands have in common, until torch counts a change of them."""
-
-    def __init__(self) -> None:
-        self._kept: tuple[Sequence[torch.Tensor | int | None], dict[Any, Any]] = (), {}
-
-    def of(self, what: Sequence[torch.Tensor | int | None]) -> dict[Any, Any]:
-        """What was packed of these very values, of these versions, by what it is known by; to be added to."""
-        kept, found = self._kept
-        same = len(kept) == len(what) and all(
-            one is other if isinstance(one, torch.Tensor) else one == other
-            for one, other in zip(kept, what, strict=True)
-        )
-        if not same or None in [one for one in what if not isinstance(one, torch.Tensor)]:
-            found = {}
-            self._kept = what, found
-        return found
-
-
-def version_of(values: torch.Tensor) -> int | None:
-    """How often values were changed in place, as far as torch knows; None for inference tensors, which do not count."""
-    return None if values.is_inference() else values._version
