@@ -67,28 +67,14 @@ class Canonical:
         """Modes of the sparse operand that the output has, in the output's order."""
         return tuple([self.letters.index(c) for c in self.bound.einsum.output if c in self.letters])
 
-    @cached_property
-    def _full_shapes(self) -> tuple[torch.Size, ...]:
-        """The shapes of the dense operands as written, in full."""
-        return tuple(torch.Size(self.written.shape(p)) for p in self.written.einsum.dense)
-
-    @cached_property
-    def narrow_shapes(self) -> tuple[torch.Size, ...]:
-        """The shapes of the dense operands of the narrow einsum, in full."""
-        return tuple(torch.Size(self.narrow.shape(p)) for p in self.narrow.einsum.dense)
-
-    @cached_property
-    def _table_shapes(self) -> tuple[torch.Size, ...]:
-        """The shapes of the dense operands of the reduced einsum."""
-        return tuple(torch.Size(self.bound.shape(p)) for p in self.bound.einsum.dense)
-
     def settled(self, dense: Sequence[Any]) -> Tensors:
         """The dense operands of a call as tensors of the kernel's dtype; raises unless it was compiled for them."""
-        if len(dense) == len(self._full_shapes) and all(map(self._is_plain, dense, self._full_shapes)):
+        shapes = self.written.dense_shapes
+        if len(dense) == len(shapes) and all(map(self._is_plain, dense, shapes)):
             return dense
         return dense_of_call(self.written, dense, self.dtype, self.device)
 
-    def _is_plain(self, operand: Any, shape: torch.Size) -> bool:
+    def _is_plain(self, operand: Any, shape: tuple[int, ...]) -> bool:
         """Whether nothing need be done to an operand, or said of it; what most calls are given."""
         return (
             type(operand) is torch.Tensor
@@ -116,10 +102,8 @@ class Canonical:
         if self.reduction.steps:
             dense = self._reduced(dense, settings.effective_precision())
         return [
-            operand
-            if permutation is None and tables.is_table(operand, shape)
-            else tables.table(operand, shape, permutation, settings)
-            for operand, shape, permutation in zip(dense, self._table_shapes, self.arrangement, strict=True)
+            tables.table(operand, shape, permutation, settings)
+            for operand, shape, permutation in zip(dense, self.bound.dense_shapes, self.arrangement, strict=True)
         ]
 
     def _reduced(self, dense: Tensors, precision: str) -> list[torch.Tensor]:
@@ -149,7 +133,7 @@ def canonicalise(bound: Bound, operands: Operands, repeated: bool = False) -> tu
     for other in bound.einsum.dense:
         operand = operands[other]
         check_operand(operand, other, x.dtype, x.device)
-    dropped = _broadcast(bound, operands, repeated)
+    dropped = tables.broadcast_dims(bound, operands, repeated)
     narrowed = tables.without(bound, dropped)
     reduction = dense_subexpressions(narrowed)
     reduced, pattern, source = _distinct(reduction.bound, x.pattern)
@@ -198,14 +182,6 @@ def _derived(pattern: Pattern, first: tuple[int, ...]) -> tuple[Pattern, torch.T
         order = crd.lexsort(crd.sort_keys(coords, shape))
         coords, source = coords[:, order], source[order]
     return Pattern(coords.contiguous(), shape, pattern.is_coalesced), source
-
-
-def _broadcast(bound: Bound, operands: Operands, repeated: bool) -> dict[int, tables.Dims]:
-    given = {p: o for p in bound.einsum.dense if isinstance(o := operands[p], torch.Tensor)}
-    shapes = {p: tuple(o.shape) for p, o in given.items()}
-    return tables.broadcast_dims(
-        bound, shapes, {p: tables.repeated_dims(o) for p, o in given.items()} if repeated else {}
-    )
 
 
 def dense_of_call(written: Bound, dense: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensors:

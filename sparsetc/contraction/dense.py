@@ -38,21 +38,22 @@ def repeated_dims(operand: torch.Tensor) -> Dims:
     return tuple(n for n, (size, stride) in enumerate(zip(operand.shape, strides, strict=True)) if size > 1 > stride)
 
 
-def broadcast_dims(bound: Bound, shapes: dict[int, tuple[int, ...]], repeated: dict[int, Dims]) -> dict[int, Dims]:
+def broadcast_dims(bound: Bound, operands: Sequence[torch.Tensor | SparseTensor], repeated: bool) -> dict[int, Dims]:
     """For each dense operand, the dimensions whose letters it need not have: another operand has them in full.
 
     Args:
         bound: the einsum as written.
-        shapes: of the dense operands, by position; a size of 1 broadcasts.
-        repeated: dimensions of dense operands that are one slice repeated, by position.
+        operands: its operands; a size of 1 broadcasts.
+        repeated: whether a dimension that is one slice repeated is left out as one of size 1 is.
     """
     e = bound.einsum
     holders = {c: set(e.holders(c)) for c in e.indices}
     found: dict[int, Dims] = {}
     for p in e.dense:
-        own = []
-        for n, (letter, size) in enumerate(zip(e.inputs[p], shapes[p], strict=True)):
-            broadcast = n in repeated.get(p, ()) or size == 1 != bound.by_index[letter]
+        operand, own = operands[p], []
+        alike = repeated_dims(operand) if repeated and isinstance(operand, torch.Tensor) else ()
+        for n, (letter, size) in enumerate(zip(e.inputs[p], operand.shape, strict=True)):
+            broadcast = n in alike or size == 1 != bound.by_index[letter]
             if broadcast and e.inputs[p].count(letter) == 1 and len(holders[letter]) > 1:
                 holders[letter].discard(p)
                 own.append(n)
@@ -87,11 +88,6 @@ def slices(operand: torch.Tensor, dims: Dims) -> torch.Tensor | None:
 def resolved(operand: torch.Tensor) -> torch.Tensor:
     """A tensor whose memory reads as its elements do: torch marks negation and conjugation by a bit."""
     return operand.resolve_conj().resolve_neg() if operand.is_conj() or operand.is_neg() else operand
-
-
-def is_table(operand: torch.Tensor, shape: tuple[int, ...]) -> bool:
-    """Whether kernels can read the memory of an operand as it is; what most calls are given."""
-    return operand.shape == shape and operand.is_contiguous() and not operand.is_conj() and not operand.is_neg()
 
 
 def table(operand: torch.Tensor, shape: tuple[int, ...], permutation: Dims | None, settings: Options) -> torch.Tensor:

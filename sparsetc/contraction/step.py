@@ -200,7 +200,7 @@ class Step(Listed):
         if not followed(tensors):
             return self.rows(values, given, packed)
         # Expanded outside, so that autograd itself sums the gradient of an operand that was broadcast.
-        shapes = self.canonical.narrow_shapes
+        shapes = self.canonical.narrow.dense_shapes
         expanded = [d if d.shape == s else d.expand(s) for d, s in zip(given, shapes, strict=True)]
         at = At(self, pattern, values is None, packed)
         return apply(at, expanded if values is None else [values, *expanded])
@@ -316,7 +316,7 @@ class Step(Listed):
         given = self.canonical.slices(own)
         if given is None:
             return self.instead("full").gradient(pattern, operand, values, own, upstream)
-        expanded = [d.expand(s) for d, s in zip(given, self.canonical.narrow_shapes, strict=True)]
+        expanded = [d.expand(s) for d, s in zip(given, self.canonical.narrow.dense_shapes, strict=True)]
         if values is None:
             found = At(self, pattern, True).gradient(operand - 1, expanded, upstream)
         else:

@@ -195,7 +195,7 @@ class Stream:
             for d in given
         ]
         own = dense_of_call(c.written, moved, self.recipe.dtype, device)
-        whole = [d.expand(s) for d, s in zip(own, c.narrow_shapes, strict=True)]
+        whole = [d.expand(s) for d, s in zip(own, c.narrow.dense_shapes, strict=True)]
         with without_autocast(device):
             tables = [t.detach() for t in c.arrange(whole, self.compiler.settings)]
             if self.compiler.backend == "torch":

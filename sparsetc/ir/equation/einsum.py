@@ -149,6 +149,11 @@ class Bound:
         return self.extents(self.einsum.inputs[position])
 
     @cached_property
+    def dense_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The full shapes of the dense operands, in order."""
+        return tuple(map(self.shape, self.einsum.dense))
+
+    @cached_property
     def output_shape(self) -> tuple[int, ...]:
         """The shape of the result."""
         return self.extents(self.einsum.output)
