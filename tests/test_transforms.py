@@ -213,7 +213,7 @@ def test_operators_keep_torch_s_rules(equation: str, x: stc.SparseTensor) -> Non
     upstream = torch.ones_like(torch.ops.sparsetc.contract(*given).detach())
     plain = [[t.detach() for t in tensors] for tensors in given[1:]]
     for operand in range(len(values) + len(dense)):
-        opcheck(torch.ops.sparsetc.gradient.default, (given[0], operand, *plain, upstream))
+        opcheck(torch.ops.sparsetc.gradient.default, (given[0], *plain, operand, upstream))
 
 
 def test_an_operator_takes_batches(x: stc.SparseTensor, b: torch.Tensor) -> None:
@@ -249,7 +249,7 @@ def test_an_operator_takes_values_of_its_pattern_alone(
     with pytest.raises(stc.ShapeError, match="values of the kernel"):
         torch.ops.sparsetc.contract(key, [values], [b])
     with pytest.raises(stc.ShapeError, match="values of the kernel"):
-        torch.ops.sparsetc.gradient(key, 1, [values], [b], torch.ones(6, 3, dtype=torch.float64))
+        torch.ops.sparsetc.gradient(key, [values], [b], 1, torch.ones(6, 3, dtype=torch.float64))
     with pytest.raises(stc.ShapeError, match="values of the kernel"):
         torch.ops.sparsetc.contract(key, [x.values.float()], [b])
 

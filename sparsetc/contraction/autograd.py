@@ -166,14 +166,17 @@ def in_batches(function: Callable[..., list[torch.Tensor]], *given: torch.Tensor
 def one_by_one(function: Multilinear, tensors: Tensors, dims: Sequence[int | None]) -> tuple[torch.Tensor, int]:
     """The results of a batch, a call each."""
     size = next(t.shape[d] for t, d in zip(tensors, dims, strict=True) if d is not None)
+    each = [[one_of_batch(n, *own) for own in zip(tensors, dims, strict=True)] for n in range(size or 1)]
+    return torch.stack([apply(function, given) for given in each])[:size], 0
 
-    def one(n: int) -> torch.Tensor:
-        return apply(function, [t if d is None else t.select(d, n) for t, d in zip(tensors, dims, strict=True)])
 
-    if size:
-        return torch.stack([one(n) for n in range(size)]), 0
-    shaped = [
-        t if d is None else t.new_zeros(t.shape[:d] + t.shape[d + 1 :]) for t, d in zip(tensors, dims, strict=True)
-    ]
-    alike = apply(function, shaped)
-    return alike.new_empty((0, *alike.shape)), 0
+def one_of_batch(n: int, argument: Any, dim: Any) -> Any:
+    """What an argument is in one call of a batch: one of a tensor along its batch dimension; zeros of no batch.
+
+    Tensors in a list have a dimension each; what has none is the same in all calls.
+    """
+    if isinstance(argument, list):
+        return [one_of_batch(n, *own) for own in zip(argument, dim, strict=True)]
+    if dim is None:
+        return argument
+    return argument.select(dim, n) if argument.shape[dim] else argument.sum(dim, dtype=argument.dtype)

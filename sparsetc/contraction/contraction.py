@@ -77,6 +77,8 @@ class Contraction(Compiled, ABC):
 
     key: str
     """The name by which operators of `torch.library` know the contraction."""
+    compiled_for: tuple[tuple[weakref.ref[Pattern], torch.Size], ...]
+    """The pattern of each sparse operand, and the shape of its values."""
     sparse: bool
     """Whether the result is a SparseTensor."""
     empty: bool

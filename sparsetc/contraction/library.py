@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from sparsetc.contraction.autograd import in_batches
+from sparsetc.contraction.autograd import in_batches, one_of_batch
 from sparsetc.contraction.dense import Tensors, converted, promoted
 from sparsetc.contraction.output import Result
 from sparsetc.errors import ShapeError, TransformError
@@ -34,10 +34,6 @@ if TYPE_CHECKING:
 
 _numbers = itertools.count()
 _known: weakref.WeakValueDictionary[str, Contraction] = weakref.WeakValueDictionary()
-_patterns: weakref.WeakKeyDictionary[Contraction, tuple[tuple[weakref.ref[Pattern], torch.Size], ...]] = (
-    weakref.WeakKeyDictionary()
-)
-"""The pattern of each sparse operand of a contraction, and the shape of its values."""
 _traced: weakref.WeakKeyDictionary[Pattern, dict[str, Contraction]] = weakref.WeakKeyDictionary()
 """Contractions that stand in graphs by their names alone, by a pattern that lives as long as the graph is of use."""
 
@@ -50,7 +46,7 @@ def known(made: Contraction, sparse: Sequence[SparseTensor]) -> None:
     """
     made.key = f"{made.bound} {made.dtype} {made.sparse} {tuple(made.shape)} #{next(_numbers)}"
     _known[made.key] = made
-    _patterns[made] = tuple((weakref.ref(x.pattern), x._values.shape) for x in sparse)
+    made.compiled_for = tuple((weakref.ref(x.pattern), x._values.shape) for x in sparse)
 
 
 def _of(key: str) -> tuple[Contraction, list[Pattern]]:
@@ -61,20 +57,20 @@ def _of(key: str) -> tuple[Contraction, list[Pattern]]:
             f"the graph was traced with the kernel {key!r}, which this process has no more; keep the kernel, or the "
             "tensor that einsum was called with, and trace again"
         )
-    return made, [ref() or bare for bare, (ref, _) in zip(made.bare, _patterns[made], strict=True)]
+    return made, [ref() or bare for bare, (ref, _) in zip(made.bare, made.compiled_for, strict=True)]
 
 
 # -- operators --------------------------------------------------------------------------------------------------------
 
 _library = torch.library.Library("sparsetc", "DEF")
 _library.define("contract(str kernel, Tensor[] values, Tensor[] dense) -> Tensor")
-_library.define("gradient(str kernel, int operand, Tensor[] values, Tensor[] dense, Tensor upstream) -> Tensor")
+_library.define("gradient(str kernel, Tensor[] values, Tensor[] dense, int operand, Tensor upstream) -> Tensor")
 
 
 def _running(key: str, values: Tensors) -> tuple[Contraction, list[Pattern]]:
     """A contraction and its patterns, of which the values are: kernels read them without a look at their size."""
     made, patterns = _of(key)
-    expected = [(tuple(shape), made.dtype, made.device) for _, shape in _patterns[made]]
+    expected = [(tuple(shape), made.dtype, made.device) for _, shape in made.compiled_for]
     found = [(tuple(v.shape), v.dtype, v.device) for v in values]
     if found != expected:
         raise ShapeError(f"values of the kernel {key!r} must be {expected}, (shape, dtype, device) each, found {found}")
@@ -97,7 +93,7 @@ def _shape_of_contract(kernel: str, values: list[torch.Tensor], dense: list[torc
 
 @torch.library.impl(_library, "gradient", "CompositeExplicitAutograd")
 def _gradient(
-    kernel: str, operand: int, values: list[torch.Tensor], dense: list[torch.Tensor], upstream: torch.Tensor
+    kernel: str, values: list[torch.Tensor], dense: list[torch.Tensor], operand: int, upstream: torch.Tensor
 ) -> torch.Tensor:
     made, patterns = _running(kernel, values)
     _check_tangents(upstream)
@@ -108,7 +104,7 @@ def _gradient(
 
 @torch.library.register_fake("sparsetc::gradient", lib=_library)
 def _shape_of_gradient(
-    kernel: str, operand: int, values: list[torch.Tensor], dense: list[torch.Tensor], upstream: torch.Tensor
+    kernel: str, values: list[torch.Tensor], dense: list[torch.Tensor], operand: int, upstream: torch.Tensor
 ) -> torch.Tensor:
     wanted = [*values, *dense][operand]
     return wanted.new_empty(wanted.shape)
@@ -131,52 +127,43 @@ def _fresh(found: torch.Tensor, given: Tensors) -> torch.Tensor:
     return found.clone(memory_format=torch.contiguous_format) if shared else found.contiguous()
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.kernel, values, dense = inputs
-    ctx.count = len(values)
-    ctx.save_for_backward(*values, *dense)
-
-
 Gradients = list[torch.Tensor | None]
 
 
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.kernel, values, dense, *of_gradient = inputs
+    ctx.count, ctx.operand = len(values), of_gradient[0] if of_gradient else None
+    ctx.save_for_backward(*values, *dense, *of_gradient[1:])
+
+
 def _backward(ctx: Any, upstream: torch.Tensor) -> tuple[None, Gradients, Gradients]:
-    values, dense = list(ctx.saved_tensors[: ctx.count]), list(ctx.saved_tensors[ctx.count :])
-    wanted = [w for kind in ctx.needs_input_grad[1:] for w in kind]
-    found = [_gradient_of(ctx.kernel, n, values, dense, upstream) if w else None for n, w in enumerate(wanted)]
-    return None, found[: ctx.count], found[ctx.count :]
-
-
-def _remember_gradient(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.kernel, ctx.operand, values, dense, upstream = inputs
-    ctx.count = len(values)
-    ctx.save_for_backward(*values, *dense, upstream)
+    return None, *_gradients(ctx, ctx.saved_tensors, upstream)
 
 
 def _backward_of_gradient(
     ctx: Any, upstream: torch.Tensor
-) -> tuple[None, None, Gradients, Gradients, torch.Tensor | None]:
+) -> tuple[None, Gradients, Gradients, None, torch.Tensor | None]:
     """A contraction is linear in each operand, so a gradient's gradients are those of it with `upstream` put there."""
     *tensors, given = ctx.saved_tensors
     tensors[ctx.operand] = upstream
     values, dense = tensors[: ctx.count], tensors[ctx.count :]
-    wanted = [w for kind in ctx.needs_input_grad[2:4] for w in kind]
+    of_given = torch.ops.sparsetc.contract(ctx.kernel, values, dense) if ctx.needs_input_grad[4] else None
+    return None, *_gradients(ctx, tensors, given), None, of_given
+
+
+def _gradients(ctx: Any, tensors: Sequence[torch.Tensor], upstream: torch.Tensor) -> tuple[Gradients, Gradients]:
+    """The gradients that are wanted for values and for dense operands, but for the operand that `upstream` is of."""
+    values, dense = list(tensors[: ctx.count]), list(tensors[ctx.count :])
+    wanted = [w for kind in ctx.needs_input_grad[1:3] for w in kind]
     found = [
-        _gradient_of(ctx.kernel, n, values, dense, given) if w and n != ctx.operand else None
+        torch.ops.sparsetc.gradient(ctx.kernel, values, dense, n, upstream) if w and n != ctx.operand else None
         for n, w in enumerate(wanted)
     ]
-    of_given = torch.ops.sparsetc.contract(ctx.kernel, values, dense) if ctx.needs_input_grad[4] else None
-    return None, None, found[: ctx.count], found[ctx.count :], of_given
-
-
-def _gradient_of(kernel: str, n: int, values: Any, dense: Any, upstream: torch.Tensor) -> torch.Tensor:
-    return torch.ops.sparsetc.gradient(kernel, n, values, dense, upstream)  # type: ignore[no-any-return]
+    return found[: ctx.count], found[ctx.count :]
 
 
 torch.library.register_autograd("sparsetc::contract", _backward, setup_context=_remember, lib=_library)
-torch.library.register_autograd(
-    "sparsetc::gradient", _backward_of_gradient, setup_context=_remember_gradient, lib=_library
-)
+torch.library.register_autograd("sparsetc::gradient", _backward_of_gradient, setup_context=_remember, lib=_library)
 
 
 def _register_batches(name: str) -> None:
@@ -186,15 +173,9 @@ def _register_batches(name: str) -> None:
     """
     operator = getattr(torch.ops.sparsetc, name)
 
-    def one(n: int, argument: Any, dim: Any) -> Any:
-        if isinstance(argument, list):
-            return [one(n, *own) for own in zip(argument, dim, strict=True)]
-        if dim is None:
-            return argument
-        return argument.select(dim, n) if argument.shape[dim] else argument.sum(dim)
-
     def rule(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[torch.Tensor, int]:
-        each = [[one(n, *own) for own in zip(arguments, dims, strict=True)] for n in range(info.batch_size or 1)]
+        size = info.batch_size or 1
+        each = [[one_of_batch(n, *own) for own in zip(arguments, dims, strict=True)] for n in range(size)]
         return torch.stack([operator(*own) for own in each])[: info.batch_size], 0
 
     def of_autograd(*arguments: Any) -> torch.Tensor:
@@ -335,29 +316,25 @@ def _compiled(
 
     It is called while a graph is traced, which sees none of it: what it returns is a constant of that graph.
     """
-    # Dynamo looks away by itself; `torch.export` may trace by modes, which are to see nothing either.
-    with torch._C.DisableTorchFunction(), _disable_current_modes():
-        return _made(text, kinds, output, settings)
-
-
-def _made(text: str, kinds: tuple[Kind, ...], output: str, settings: tuple[tuple[str, Any], ...]) -> str:
     from sparsetc.contraction.contraction import compiled
 
-    operands = [_stand_in(*kind) for kind in kinds]
-    patterns = [o._pattern for o in operands if isinstance(o, SparseTensor)]
-    if not patterns or None in operands:
-        return ""
-    own = of_call({name: _setting(value) for name, value in settings})
-    made = compiled(text, [o for o in operands if o is not None], own, output)
-    root = next(p for *_, known in kinds if isinstance(known, int) and (p := Pattern.numbered(known)) is not None)
-    _traced.setdefault(root, {})[made.key] = made
-    pattern = made.pattern_on(patterns)
-    if pattern is None:
-        return DENSE + made.key
-    if pattern is root:
-        return OWN + made.key
-    root.results[made.key] = pattern
-    return OTHER + made.key
+    # Dynamo looks away by itself; `torch.export` may trace by modes, which are to see nothing either.
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        operands = [_stand_in(*kind) for kind in kinds]
+        patterns = [o._pattern for o in operands if isinstance(o, SparseTensor)]
+        if not patterns or None in operands:
+            return ""
+        own = of_call({name: _setting(value) for name, value in settings})
+        made = compiled(text, [o for o in operands if o is not None], own, output)
+        root = next(p for *_, known in kinds if isinstance(known, int) and (p := Pattern.numbered(known)) is not None)
+        _traced.setdefault(root, {})[made.key] = made
+        pattern = made.pattern_on(patterns)
+        if pattern is None:
+            return DENSE + made.key
+        if pattern is root:
+            return OWN + made.key
+        root.results[made.key] = pattern
+        return OTHER + made.key
 
 
 _compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
