@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from sparsetc.contraction.canonical import stand_ins
 from sparsetc.contraction.contraction import contraction
 from sparsetc.contraction.kernel import SAVED, Kernel, Spelled
 from sparsetc.errors import FormatError
@@ -87,8 +88,7 @@ def _operands(spelled: Spelled, sparse: Sequence[SparseTensor]) -> tuple[Bound, 
     shapes = [bound.shape(p) for p in positions]
     if [o.shape for o in sparse] != shapes:
         raise FormatError(f"a saved kernel of {bound} must have operands of shapes {shapes}; it is damaged")
-    given, like = iter(sparse), torch.empty((), dtype=sparse[0].dtype, device=sparse[0].device)
-    return bound, [next(given) if p in positions else like.expand(bound.shape(p)) for p in range(len(inputs))]
+    return bound, stand_ins(bound, sparse, torch.empty((), dtype=sparse[0].dtype, device=sparse[0].device))
 
 
 @saved

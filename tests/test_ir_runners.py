@@ -170,9 +170,7 @@ def interpreted(kernel: Kernel, dense: list[torch.Tensor]) -> torch.Tensor:
         out.zero_()
     tables = kernel.step.canonical.arrange(dense)
     for part, values in zip(kernel.step.parts, kernel._packed, strict=True):
-        arrays = dict(part.packed.arrays)
-        if part.slot is not None:
-            arrays[part.program.slot] = part.slot
+        arrays = part.packed.arrays | part.arrays.named(part.program)
         if part.packed.padded and part.packed.view.blocks:  # runs have no mask: they add the zeros of padding
             places = part.packed.positions
             assert places is not None
@@ -298,10 +296,9 @@ def test_coordinates_of_more_than_63_bits_take_two_words(format: str, storage: S
     (part,) = kernel.step.parts
     assert any(name.endswith("word_1") for name in part.packed.arrays)
     out = torch.zeros(kernel.step.output.rows, dtype=torch.float64)
-    slots = {part.program.slot: part.slot} if part.slot is not None else {}
     run_program(
         part.program,
-        {**part.packed.arrays, **slots},
+        part.packed.arrays | part.arrays.named(part.program),
         kernel._packed[0],
         [c],
         out,

@@ -26,9 +26,7 @@ def test_a_tile_program_needs_no_values(name: str, lanes: int) -> None:
     out = zeros(k, torch.float64)
     for part in without_values(k):
         assert "values" not in part.program.arrays
-        arrays = dict(part.packed.arrays)
-        if part.slot is not None:
-            arrays[part.program.slot] = part.slot
+        arrays = part.packed.arrays | part.arrays.named(part.program)
         like = torch.zeros(1, dtype=torch.float64)
         tables = k.step.canonical.arrange(dense)
         run_program(part.program, arrays, like, tables, out, part.packed.items, part.packed.stored)

@@ -128,7 +128,7 @@ def test_sparse_outputs(name: str, format: str) -> None:
     k = stc.compile(equation, *given, plan=plan, output="sparse", backend="triton")
     (part,) = k.step.parts
     out = torch.zeros(k.step.output.rows, *k.step.output.width_shape, dtype=torch.float64)
-    arrays = part.packed.arrays | {part.program.slot: part.slot}
+    arrays = part.packed.arrays | part.arrays.named(part.program)
     tables = k.step.canonical.arrange(given[1:])
     run_program(part.program, arrays, k._packed[0], tables, out, part.packed.items, part.packed.stored)
     torch.testing.assert_close(wrapped(k, out).values, other.values)

@@ -51,24 +51,9 @@ class BoundPart:
     arrays: PartArrays
 
     @property
-    def slot(self) -> torch.Tensor | None:
-        """The result row of each thing that the program adds, where it reads them."""
-        return self.arrays.index[-1] if self.program.slot else None
-
-    @property
     def reads_zeros(self) -> bool:
         """Whether the program multiplies positions that hold no nonzero, which an infinity would turn into NaN."""
         return bool(self.packed.view.values.sides) or (self.packed.padded and not self.packed.view.blocks)
-
-
-@dataclass(frozen=True)
-class Partial:
-    """The partial rows of a part, among those of all parts, behind the rows that other parts store."""
-
-    first: int
-    end: int
-    every: int
-    """How many rows there are of all parts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +118,11 @@ class Preparation:
         )
         executable = self._executable(plan, parts, second is not None)
         arrays = Arrays(tuple(p.arrays for p in parts), second, zeroed)
-        return _of_parts(plan, used, filled), filled, tuple(parts), executable, arrays
+        shares = plan.shares
+        if len(used) < len(plan.parts):
+            own = shares or tuple(range(len(plan.parts)))
+            shares = tuple(own[n] for n in filled)
+        return replace(plan, parts=used, shares=shares), filled, tuple(parts), executable, arrays
 
     def _in_partial_rows(
         self, chosen: Sequence[Part], parts: Sequence[BoundPart]
@@ -157,7 +146,7 @@ class Preparation:
         what = f'partial rows of a deterministic sum, two for each of {count:,} additions of "{self.problem.equation}"'
         self.settings.check_memory(nbytes, self.canonical.device, what)
         made = [
-            self.bound_part(part, old.packed, number, False, Partial(*span, ends[-1])) if adds else old
+            self.bound_part(part, old.packed, number, False, range(*span), ends[-1]) if adds else old
             for number, (part, old, adds, span) in enumerate(zip(chosen, parts, adding, pairwise(ends), strict=True))
         ]
         return SecondPass.of(torch.cat(each), first), made
@@ -174,7 +163,7 @@ class Preparation:
         return filled, [self.bound_part(plan.parts[n], packed[n], own, alone) for own, n in enumerate(filled)]
 
     def bound_part(
-        self, part: Part, packed: Packed, number: int, alone: bool, partial: Partial | None = None
+        self, part: Part, packed: Packed, number: int, alone: bool, partial: range | None = None, partials: int = 0
     ) -> BoundPart:
         """Lower one part.
 
@@ -184,6 +173,7 @@ class Preparation:
             number: of the part among those that are run.
             alone: whether no other part adds to the same rows.
             partial: the partial rows, one for each result that the part would add; None where results are added.
+            partials: how many rows there are with the partial ones of all parts, behind those that other parts store.
         """
         problem = self.problem
         target = Target(
@@ -193,7 +183,7 @@ class Preparation:
             and packed.source is None
             and self.output.slot is None,
             owned=partial is not None or owns(packed.view, problem, packed, alone=alone, padded=packed.padded),
-            rows=self.output.rows if partial is None else partial.every,
+            rows=self.output.rows if partial is None else partials,
             index64=packed.index64,
             whole=problem.backend == "torch" or packed.view.spanning,
         )
@@ -201,7 +191,7 @@ class Preparation:
         slot = None
         if program.slot:
             if partial is not None:
-                slot = torch.arange(partial.first, partial.end, device=self.canonical.device)
+                slot = torch.arange(partial.start, partial.stop, device=self.canonical.device)
             elif packed.view.values.sides:
                 slot = slots_along(packed, self.canonical.kept, _key_level(program), self._rows_of_part(packed))
             else:
@@ -321,14 +311,6 @@ class Preparation:
         if source is None:
             return given
         return given.new_zeros((*given.shape[:-1], self.nnz)).index_copy_(-1, source, given)
-
-
-def _of_parts(plan: Plan, used: tuple[Part, ...], filled: tuple[int, ...]) -> Plan:
-    """The plan of the parts that are run, as ``plan=`` takes it."""
-    if len(used) == len(plan.parts):
-        return replace(plan, parts=used)
-    own = plan.shares or tuple(range(len(plan.parts)))
-    return replace(plan, parts=used, shares=tuple(own[n] for n in filled))
 
 
 def _key_level(program: TileProgram) -> int:

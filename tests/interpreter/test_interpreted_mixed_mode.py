@@ -82,7 +82,7 @@ def check_in_order(kernel: stc.Kernel, equation: str, operands: list[Any]) -> No
     assert "atomic" not in kernel.source
     second, dense = kernel.step.arrays.second, operands[1:]
     assert second is not None
-    slots = torch.cat([part.slot for part in kernel.step.parts])
+    slots = torch.cat([part.arrays.index[-1] for part in kernel.step.parts])
     assert torch.equal(slots, torch.arange(second.partials))
     found = kernel(*dense)
     assert_matches(found, equation, operands)
