@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from sparsetc.codegen import cache
-from sparsetc.contraction.base import Contraction
+from sparsetc.contraction.contraction import Contraction
 from sparsetc.contraction.canonical import Operands
 from sparsetc.contraction.contraction import Workload, compiled, compiled_together, contraction, kept_together, wrap
 from sparsetc.contraction.dense import promoted

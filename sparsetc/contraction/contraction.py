@@ -240,7 +240,7 @@ class Single(Contraction):
         if self._order is not None:
             upstream = upstream.new_empty(upstream.numel()).index_copy_(0, self._order, upstream).reshape(shape)
         elif permutation is not None:
-            upstream = upstream.permute(*inverse(permutation))
+            upstream = upstream.movedim(tuple(range(upstream.ndim)), permutation)
         if self._entries is not None:  # whose values come after the dense operands
             operand = 1 + (operand - len(values)) % (len(values) + len(dense))
         pattern, own, others = self._given(patterns, values, dense)
@@ -263,11 +263,6 @@ def arranged(output: Output) -> tuple[Pattern | None, torch.Tensor | None]:
     numbered = SparseTensor._make(output.pattern, elements.reshape(output.rows, *output.width_shape))
     found = numbered.expand_dense().permute(*output.permutation)
     return found.pattern, found._values
-
-
-def inverse(permutation: tuple[int, ...]) -> list[int]:
-    """The permutation that undoes another."""
-    return sorted(range(len(permutation)), key=permutation.__getitem__)
 
 
 def wrap(made: Contraction, found: torch.Tensor, patterns: Patterns, drop_zeros: bool = False) -> Result:

@@ -34,8 +34,6 @@ class Rule:
     of_values: bool
     dense: tuple[int, ...]
     """Dense inputs of that einsum: dense operands of the step by number, or `UPSTREAM`."""
-    sizes: tuple[int, ...]
-    """Sizes of a dense operand's distinct letters; empty for the sparse operand."""
     source: torch.Tensor | None
     """Numbers of the operand's nonzeros that the gradient's values belong to; None for all, in order."""
 
@@ -45,9 +43,8 @@ class Rule:
         g, e = gradient(step.raw, operand), step.raw
         numbers = {p: n for n, p in enumerate(e.dense)} | {UPSTREAM: UPSTREAM}
         dense = tuple(numbers[s] for s in g.sources if s in numbers)
-        sizes = tuple(step.canonical.narrow.by_index[c] for c in dict.fromkeys(g.target)) if operand in e.dense else ()
         source = step.slot_source if step.output.sparse else step.canonical.source
-        return cls(g, operand in e.sparse, dense, sizes, source)
+        return cls(g, operand in e.sparse, dense, source)
 
 
 @dataclass(frozen=True)
@@ -89,12 +86,6 @@ class At(Multilinear):
         made = iter(run_all([job for job in jobs if job is not None]))
         return [None if job is None else self._finished(job, next(made)) for job in jobs]
 
-    def gradient(self, n: int, tensors: Tensors, upstream: torch.Tensor) -> torch.Tensor:
-        """The gradient for one tensor."""
-        job = self._job(n, tensors, upstream)
-        (rows,) = run_all([job])
-        return self._finished(job, rows)
-
     def _job(self, n: int, tensors: Tensors, upstream: torch.Tensor) -> Job:
         values, dense = self._split(tensors)
         step, e = self.step, self.step.raw
@@ -112,9 +103,12 @@ class At(Multilinear):
         return Job(self._step_of(operand, rule, pattern, found), rule, pattern, own, found)
 
     def _finished(self, job: Job, rows: torch.Tensor) -> torch.Tensor:
-        if job.rule.of_values:
-            return self._of_values(rows, job.rule)
-        return self._of_dense(job.step.output.shaped(rows), job.rule)
+        if not job.rule.of_values:
+            return self._of_dense(job.step.output.shaped(rows), job.rule.gradient)
+        if job.rule.source is None:
+            return rows
+        # Nonzeros off the diagonal of a repeated letter take no part; uncoalesced ones, and slots, were sorted.
+        return rows.new_zeros(self.step.nnz).index_copy(0, job.rule.source, rows)
 
     def _step_of(self, operand: int, rule: Rule, pattern: Pattern, dense: Tensors) -> Step:
         """The gradient's step, kept with the pattern that it is of."""
@@ -133,27 +127,19 @@ class At(Multilinear):
             found = pattern.cache.put(key, made)
         return found  # type: ignore[no-any-return]
 
-    def _of_dense(self, result: torch.Tensor, rule: Rule) -> torch.Tensor:
-        g = rule.gradient
+    def _of_dense(self, result: torch.Tensor, g: Gradient) -> torch.Tensor:
         if not g.broadcast and not g.repeated:
             return result
-        names = list(dict.fromkeys(g.target))
+        names, sizes = list(dict.fromkeys(g.target)), self.step.canonical.narrow.by_index
         for at, letter in enumerate(names):
             if letter in g.broadcast:
                 result = result.unsqueeze(at)
-        result = result.expand(rule.sizes)
+        result = result.expand([sizes[c] for c in names])
         if not g.repeated:
             return result
-        sizes = dict(zip(names, rule.sizes, strict=True))
         whole = result.new_zeros([sizes[c] for c in g.target])
         index = torch.meshgrid(*(torch.arange(sizes[c], device=result.device) for c in names), indexing="ij")
         return whole.index_put(tuple(index[names.index(c)] for c in g.target), result)
-
-    def _of_values(self, rows: torch.Tensor, rule: Rule) -> torch.Tensor:
-        if rule.source is None:
-            return rows
-        # Nonzeros off the diagonal of a repeated letter take no part; uncoalesced ones, and slots, were sorted.
-        return rows.new_zeros(self.step.nnz).index_copy(0, rule.source, rows)
 
 
 # -- several at once --------------------------------------------------------------------------------------------------

@@ -317,10 +317,9 @@ class Step(Listed):
         if given is None:
             return self.instead("full").gradient(pattern, operand, values, own, upstream)
         expanded = [d.expand(s) for d, s in zip(given, self.canonical.narrow.dense_shapes, strict=True)]
-        if values is None:
-            found = At(self, pattern, True).gradient(operand - 1, expanded, upstream)
-        else:
-            found = At(self, pattern, False).gradient(operand, [values, *expanded], upstream)
+        tensors = expanded if values is None else [values, *expanded]
+        wanted = [n == operand for n in range(int(values is None), 1 + len(expanded))]
+        (found,) = [g for g in At(self, pattern, values is None).gradients(wanted, tensors, upstream) if g is not None]
         if not operand:
             return found
         found = found.sum_to_size(given[operand - 1].shape)
