@@ -14,9 +14,16 @@ import numpy as np
 import torch
 
 from sparsetc.codegen import cache
-from sparsetc.contraction.contraction import Contraction
-from sparsetc.contraction.canonical import Operands
-from sparsetc.contraction.contraction import Workload, compiled, compiled_together, contraction, kept_together, wrap
+from sparsetc.contraction.canonical import Operands, as_operand
+from sparsetc.contraction.contraction import (
+    Contraction,
+    Workload,
+    compiled,
+    compiled_together,
+    contraction,
+    kept_together,
+    wrap,
+)
 from sparsetc.contraction.dense import promoted
 from sparsetc.contraction.kernel import Kernel, Shared
 from sparsetc.contraction.output import Result
@@ -28,7 +35,6 @@ from sparsetc.packing.base import Packed
 from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.support.names import check_free, check_identifier
 from sparsetc.tensor import foreign
-from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.pattern import clear_patterns, used
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -229,27 +235,22 @@ def _is_plain(operand: Any) -> bool:
     return type(operand) is torch.Tensor and operand.layout is torch.strided and not operand.is_nested
 
 
+def _taken(operand: Any, what: str) -> SparseTensor | torch.Tensor:
+    """An operand as a SparseTensor or a dense tensor."""
+    found = as_operand(operand, what)
+    if not isinstance(found, SparseTensor | torch.Tensor):
+        raise DtypeError(f"{what} must be a torch tensor or sparse, found {type(found).__name__}; use torch.as_tensor")
+    if isinstance(found, SparseTensor) and found.device.type == "meta":
+        raise DeviceError(f"{what} is on the meta device, which holds no pattern to compile for")
+    return found
+
+
 def _prepared(args: tuple[Any, ...]) -> tuple[str, list[SparseTensor | torch.Tensor]]:
     """Equation text, and operands as SparseTensors and dense tensors."""
     text, given = parse_arguments(args)
-    operands: list[SparseTensor | torch.Tensor] = []
-    for n, operand in enumerate(given):
-        if _is_plain(operand):
-            operands.append(operand)
-            continue
-        operand = as_dense(operand, f"operand {n + 1}")
-        dense = isinstance(operand, torch.Tensor) and operand.layout == torch.strided
-        sparse = None if dense else SparseTensor.coerce(operand)
-        if sparse is not None:
-            operands.append(sparse)
-        elif isinstance(operand, torch.Tensor):
-            operands.append(operand)
-        else:
-            raise DtypeError(
-                f"operand {n + 1} must be a torch tensor or sparse, found {type(operand).__name__}; use torch.as_tensor"
-            )
-        if sparse is not None and sparse.device.type == "meta":
-            raise DeviceError(f"operand {n + 1} is on the meta device, which holds no pattern to compile for")
+    operands = [
+        operand if _is_plain(operand) else _taken(operand, f"operand {n}") for n, operand in enumerate(given, 1)
+    ]
     if not any(isinstance(o, SparseTensor) for o in operands):
         raise EquationError(
             f'"{text}" has no sparse operand: use torch.einsum, or make one with SparseTensor.from_dense'

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from sparsetc.api import OPERATIONS, einsum, einsum_many, register_op
-from sparsetc.contraction.canonical import check_operand
-from sparsetc.contraction.output import without_zeros
+from sparsetc.contraction.canonical import as_operand, check_operand
+from sparsetc.contraction.output import accumulated, check_accumulation, check_scalars, narrowed, without_zeros
 from sparsetc.errors import EquationError, ShapeError
 from sparsetc.tensor.inputs import as_dense, check_plain
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -209,14 +209,10 @@ def contract(
         when any mode is left. With `out`, ``alpha * contraction + beta * out``: sparse, on the union of the patterns,
         if both are sparse, else dense. Integers are added up in 64 bits, and refused where the sum does not fit.
     """
-    from sparsetc.contraction.output import accumulated, check_accumulation, check_scalars, narrowed
-
     sparse = _sparse(x, "contract")
-    y = as_dense(y, "contract: y")
-    other = SparseTensor.coerce(y)
-    if other is None and not isinstance(y, torch.Tensor):
-        raise ShapeError(f"contract: y must be a dense torch tensor, or sparse, found {type(y).__name__}")
-    second = y if other is None else other
+    second = as_operand(y, "contract: y")
+    if not isinstance(second, SparseTensor | torch.Tensor):
+        raise ShapeError(f"contract: y must be a dense torch tensor, or sparse, found {type(second).__name__}")
     check_operand(second, "contract: y", sparse.dtype, sparse.device)
     order = len(second.shape)
     left, right = _pairs(modes, sparse.order, order)
@@ -327,9 +323,7 @@ def _one_a_mode(x: SparseTensor, given: Sequence[Result | None], mode: int, name
 
 def _table(given: Any, x: SparseTensor, shape: tuple[int | str, ...], what: str) -> Result:
     """Another operand than x as a tensor, sparse if it is; its sizes that `shape` has, dtype and device are checked."""
-    dense = as_dense(given, what)
-    sparse = SparseTensor.coerce(dense)
-    table = dense if sparse is None else sparse
+    table = as_operand(given, what)
     fits = isinstance(table, torch.Tensor | SparseTensor) and len(table.shape) == len(shape)
     if not fits or any(isinstance(n, int) and n != size for n, size in zip(shape, table.shape, strict=True)):
         expected = f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"

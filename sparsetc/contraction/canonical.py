@@ -162,10 +162,7 @@ def _distinct(bound: Bound, pattern: Pattern) -> tuple[Bound, Pattern, torch.Ten
     if distinct == letters and pattern.is_coalesced:
         return bound, pattern, None
     first = tuple(letters.index(c) for c in letters)
-    key = ("distinct", first)
-    found = pattern.cache.get(key)
-    if found is None:
-        found = pattern.cache.put(key, _derived(pattern, first))
+    found = pattern.cache.once(("distinct", first), lambda: _derived(pattern, first))
     inputs = tuple(distinct if p == sparse else t for p, t in enumerate(e.inputs))
     return Bound(Einsum(inputs, e.output, e.sparse, e.text), bound.sizes), *found
 
@@ -190,19 +187,12 @@ def dense_of_call(written: Bound, dense: Sequence[Any], dtype: torch.dtype, devi
     Raises:
         ShapeError, DtypeError, DeviceError: the einsum was not compiled for them.
     """
-    if len(dense) == len(written.einsum.dense):
-        dense = [as_dense(o, f"operand {p + 1}") for o, p in zip(dense, written.einsum.dense, strict=True)]
-    own = tables.converted(dense, dtype, device)
-    _check_dense(written, own, dtype, device)
-    return own
-
-
-def _check_dense(written: Bound, dense: Tensors, dtype: torch.dtype, device: torch.device) -> None:
-    """Raise unless these are the dense operands of an einsum as written, of its shapes or broadcast to them."""
     text, positions = written.einsum.text, written.einsum.dense
     if len(dense) != len(positions):
         raise ShapeError(f'"{text}" takes {len(positions)} dense operands, found {len(dense)}')
-    for operand, position in zip(dense, positions, strict=True):
+    given = [as_dense(operand, f"operand {p + 1}") for operand, p in zip(dense, positions, strict=True)]
+    tensors = tables.converted(given, dtype, device)
+    for operand, position in zip(tensors, positions, strict=True):
         if not isinstance(operand, torch.Tensor):
             raise DtypeError(f"operand {position + 1} must be a torch tensor, found {type(operand).__name__}")
         if operand.layout != torch.strided:
@@ -217,6 +207,7 @@ def _check_dense(written: Bound, dense: Tensors, dtype: torch.dtype, device: tor
                 f'operand {position + 1} of "{text}": the kernel was compiled for shape '
                 f"{tuple(expected)}, found {tuple(operand.shape)}; compile again for other sizes"
             )
+    return tensors
 
 
 def stand_ins(bound: Bound, sparse: Iterable[SparseTensor], like: torch.Tensor) -> list[SparseTensor | torch.Tensor]:
@@ -226,6 +217,13 @@ def stand_ins(bound: Bound, sparse: Iterable[SparseTensor], like: torch.Tensor) 
         next(given) if p in bound.einsum.sparse else like.expand(bound.shape(p))
         for p in range(len(bound.einsum.inputs))
     ]
+
+
+def as_operand(operand: Any, what: str) -> Any:
+    """A SparseTensor of anything sparse, a tensor of an ndarray; all else as it is. Raises as `as_dense`."""
+    dense = as_dense(operand, what)
+    sparse = SparseTensor.coerce(dense)
+    return dense if sparse is None else sparse
 
 
 def check_operand(

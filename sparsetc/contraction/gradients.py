@@ -204,10 +204,7 @@ def _packed(jobs: Sequence[Job]) -> list[Values]:
     if values is None or len(gathered) < 2 or not _shared(values, own):
         return [job.step.packed_or_ones(job.values) for job in jobs]
     key, cache = ("together", *(job.step.number for job in own)), own[0].pattern.cache
-    places = cache.get(key)
-    if places is None:
-        with lasting():
-            places = cache.put(key, Places.of([part.packed for part in gathered]))
+    places = cache.once(key, lambda: Places.of([part.packed for part in gathered]))
     whole = resolved(values.detach() if values.requires_grad else values)
     found = iter(places.gather(whole))
 
@@ -233,6 +230,7 @@ class Places:
     """Whether they count from a zero that is put before the values, since some storage is padded with it."""
 
     @classmethod
+    @lasting()
     def of(cls, storages: Sequence[Packed]) -> Places:
         """The places of all storages."""
         zero = any(p.padded for p in storages)
