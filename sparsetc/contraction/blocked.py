@@ -21,7 +21,7 @@ from sparsetc.codegen.launch import Values
 from sparsetc.contraction.canonical import Operands, Patterns, dense_of_call
 from sparsetc.contraction.contraction import Contraction, of_entries
 from sparsetc.contraction.dense import Tensors, repeated_dims
-from sparsetc.contraction.entries import SPARE, Entries, by_nonzeros
+from sparsetc.contraction.entries import SPARE, Entries, Letters, by_nonzeros
 from sparsetc.contraction.output import is_sparse
 from sparsetc.errors import EquationError, OutOfMemoryError
 from sparsetc.ir.equation.einsum import Bound, Einsum
@@ -29,8 +29,6 @@ from sparsetc.options import Options
 from sparsetc.tensor.blocks import Blocks, Cut, inside_only, joined, split
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
-
-Letters = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -68,11 +66,6 @@ class Cuts:
         others = (c for c in spare if c not in blocks.values())
         return cls(bound, sides, {c: blocks.get(c) or next(others) for c in sides})
 
-    @classmethod
-    def none(cls, bound: Bound) -> Cuts:
-        """No cuts, for which blocks are expanded into nonzeros."""
-        return cls(bound, {}, {})
-
     def term(self, letters: Iterable[str]) -> Letters:
         """Letters, each that is cut behind that of its blocks."""
         return tuple(d for c in letters for d in ((self.blocks[c], c) if c in self.blocks else (c,)))
@@ -83,8 +76,8 @@ class Cuts:
 
     def einsum(self, operands: Sequence[CutOperand], output: Letters) -> Bound:
         """The einsum of blocks, with this output."""
-        e, given = self.bound.einsum, iter(operands)
-        inputs = tuple(next(given).term if p in e.sparse else self.term(t) for p, t in enumerate(e.inputs))
+        e, sparse = self.bound.einsum, iter((*o.coordinates, *o.tables) for o in operands)
+        inputs = tuple(next(sparse) if p in e.sparse else self.term(t) for p, t in enumerate(e.inputs))
         full = self.bound.by_index
         grid = {self.blocks[c]: -(-full[c] // side) for c, side in self.sides.items()}
         return Bound.of(Einsum(inputs, output, e.sparse, e.text), full | grid | self.sides)
@@ -134,11 +127,6 @@ class CutOperand:
             masks = blocks.masks(x.coords)
         rows, positions = tuple(cuts.blocks.get(c, c) for c in modes), tuple(c for c in modes if c in cuts.sides)
         return cls(pattern, rows, (*positions, *cuts.term(dense)), masks, cut, sides, sizes)
-
-    @property
-    def term(self) -> Letters:
-        """All letters."""
-        return (*self.coordinates, *self.tables)
 
     def values(self, given: torch.Tensor) -> torch.Tensor:
         """The operand's values in that einsum; differentiable."""
@@ -197,11 +185,6 @@ class BlockOutput:
         letters = (*(d for own in rows for d in own), *width)
         return cls(letters, rows, Blocks(tuple(sides), bound.extents(modes)), bound.extents(dense))
 
-    @property
-    def coordinates(self) -> Letters:
-        """The letters that have coordinates."""
-        return tuple(d for own in self.rows for d in own)
-
     def pattern(self, cuts: Cuts, found: Pattern | None, empty: bool, device: torch.device) -> Pattern:
         """The result's pattern, of that of the einsum of blocks.
 
@@ -224,7 +207,7 @@ class Blocked(Contraction):
     def __init__(self, bound: Bound, operands: Operands, settings: Options, form: str, repeated: bool = False) -> None:
         super().__init__(bound, operands, settings, form)
         e, given = bound.einsum, [o for o in operands if isinstance(o, SparseTensor)]
-        self._cuts = cuts = Cuts.none(bound) if by_nonzeros(settings) else Cuts.of(bound, operands)
+        self._cuts = cuts = Cuts(bound, {}, {}) if by_nonzeros(settings) else Cuts.of(bound, operands)
         terms = [e.inputs[p] for p in e.sparse]
         self._operands = [CutOperand.of(cuts, x, t) for x, t in zip(given, terms, strict=True)]
         self.sparse = is_sparse(form, e, [t[: x.sparse_order] for x, t in zip(given, terms, strict=True)])
@@ -243,7 +226,7 @@ class Blocked(Contraction):
         whole = by_nonzeros(settings) or (len(own) > 1 and not tables)
         coordinates = set(cuts.term(self.bound.einsum.output)) if whole else {c for o in own for c in o.coordinates}
         output = BlockOutput.of(cuts, coordinates) if self.sparse else None
-        form = "sparse" if output is not None and output.coordinates else "dense"
+        form = "sparse" if output is not None and any(output.rows) else "dense"
         einsum = cuts.einsum(own, cuts.term(self.bound.einsum.output) if output is None else output.letters)
         like = torch.zeros((), dtype=self.dtype, device=self.device)
         sparse = (o.stand_in(einsum, like) for o in own)

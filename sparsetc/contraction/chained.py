@@ -47,7 +47,10 @@ class Chained(Contraction):
         self.first, letters = self._first(stand_ins, coordinates)
         self.rest = self._rest(stand_ins, operands, letters)
         self.inner, self.empty = (self.first, self.rest), self.first.empty or self.rest.empty
-        self._nothing = self._without_entries()
+        dense_and_empty = self.first.empty and not self.first.sparse
+        found = self.rest.pattern_on(self._left(self.bare)) if dense_and_empty else None
+        self._nothing = None if found is None else found.like(found.coords[:, :0], True)
+        """The pattern of a sparse result that has none since the pair, whose result is dense, has none that meet."""
         self.shape = self.rest.shape if self._nothing is None else (0, *self.rest.shape[1:])
 
     def _first(
@@ -76,16 +79,10 @@ class Chained(Contraction):
             *sparse.values(),
         ]
         views += [self._like.expand(operands[p].shape) for p in e.dense]
-        count = len(sparse) + (pattern is not None)
-        places = tuple(range(count)) if pattern is not None else tuple(range(1, 1 + count))
+        places = tuple(range(int(pattern is None), 1 + len(sparse)))
         einsum = Einsum((kept, *(e.inputs[p] for p in others)), e.output, places, e.text)
         form = "sparse" if self.sparse else "dense"
         return contraction(Bound.of(einsum, self.bound.by_index), views, of_step(self.settings, 1, 2), form)
-
-    def _without_entries(self) -> Pattern | None:
-        """The pattern of a sparse result that has none since the pair, whose result is dense, has none that meet."""
-        found = self.rest.pattern_on(self._left(self.bare)) if self.first.empty and not self.first.sparse else None
-        return None if found is None else found.like(found.coords[:, :0], True)
 
     def _made_on(self, patterns: Patterns) -> Pattern | None:
         """The pattern of the pair's result."""

@@ -135,10 +135,8 @@ def _is_empty(x: SparseTensor) -> bool:
 
 def _taking_part(x: SparseTensor, letters: Letters) -> torch.Tensor:
     """The numbers of the entries whose coordinates agree in modes of the same letter, ascending; none of empty ones."""
-    found = crd.on_diagonal(letters, x.coords)
-    if _is_empty(x):
-        return torch.arange(0, device=x.device)
-    return torch.arange(x.nnz, device=x.device) if found is None else found
+    found = None if _is_empty(x) else crd.on_diagonal(letters, x.coords)
+    return torch.arange(0 if _is_empty(x) else x.nnz, device=x.device) if found is None else found
 
 
 def _meeting(sparse: Sequence[SparseTensor], terms: Sequence[Letters], most: int) -> list[torch.Tensor] | None:
