@@ -41,8 +41,6 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 if TYPE_CHECKING:
     from sparsetc.planner.symbolic import SymbolicCost
 
-Operand = Any
-
 
 def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **settings: Any) -> torch.Tensor | SparseTensor:
     """Evaluate an einsum with one or more sparse operands.

@@ -68,7 +68,8 @@ def _mttkrp(x: SparseTensor, factors: Sequence[Result | None], mode: int) -> tup
     letters, rank = letters_of(x.order, 1, "mttkrp")
     ranks = {m: f.shape[1] for m, f in matrices.items()}
     if len(set(ranks.values())) > 1:
-        raise ShapeError(f"mttkrp: the factors must have one rank, found {_by_mode(ranks)}")
+        found = ", ".join(f"{rank} in mode {m}" for m, rank in ranks.items())
+        raise ShapeError(f"mttkrp: the factors must have one rank, found {found}")
     terms = [letters[m] + rank for m in matrices]
     return equation(letters, terms, letters[mode] + rank), list(matrices.values())
 
@@ -335,10 +336,6 @@ def _table(given: Any, x: SparseTensor, shape: tuple[int | str, ...], what: str)
 def _found(operand: Any) -> str:
     known = isinstance(operand, torch.Tensor | SparseTensor)
     return f"shape {tuple(operand.shape)}" if known else type(operand).__name__
-
-
-def _by_mode(values: dict[int, int]) -> str:
-    return ", ".join(f"{v} in mode {m}" for m, v in values.items())
 
 
 def _pairs(modes: Any, left_order: int, right_order: int) -> tuple[list[int], list[int]]:

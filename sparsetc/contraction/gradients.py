@@ -202,7 +202,7 @@ def _packed(jobs: Sequence[Job]) -> list[Values]:
     gathered = [part for job in own for part in job.step.parts if not part.packed.in_order]
     values = own[0].values if own else None
     if values is None or len(gathered) < 2 or not _shared(values, own):
-        return [job.step.packed_or_ones(job.values) for job in jobs]
+        return [job.step.packed_values(job.values) for job in jobs]
     key, cache = ("together", *(job.step.number for job in own)), own[0].pattern.cache
     places = cache.once(key, lambda: Places.of([part.packed for part in gathered]))
     whole = resolved(values.detach() if values.requires_grad else values)
@@ -211,7 +211,7 @@ def _packed(jobs: Sequence[Job]) -> list[Values]:
     def packed(step: Step) -> Values:
         return [part.packed.pack_values(whole) if part.packed.in_order else next(found) for part in step.parts]
 
-    return [job.step.packed_or_ones(None) if job.values is None else packed(job.step) for job in jobs]
+    return [job.step.packed_values(None) if job.values is None else packed(job.step) for job in jobs]
 
 
 def _shared(values: torch.Tensor, jobs: Sequence[Job]) -> bool:

@@ -12,6 +12,8 @@ import weakref
 from cmath import isfinite
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING
 
 import torch
@@ -69,10 +71,7 @@ def finite(tables: Tensors) -> bool:
     """Whether no element is infinite or NaN; a sum that overflows counts as infinite."""
     if not tables:
         return True
-    total, *others = (t.sum(dtype=_SUMMED.get(t.dtype)) for t in tables)
-    for other in others:
-        total = total + other
-    return isfinite(total.item())
+    return isfinite(reduce(add, (t.sum(dtype=_SUMMED.get(t.dtype)) for t in tables)).item())
 
 
 def fit_for_halves(tables: Tensors, split: Sequence[bool]) -> bool:

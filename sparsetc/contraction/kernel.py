@@ -142,11 +142,8 @@ class Kernel(Compiled):
         )
 
     def _checked(self, number: int, own: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        what = (
-            "values"
-            if len(self._values) == 1
-            else f"values of operand {self.contraction.bound.einsum.sparse[number] + 1}"
-        )
+        position = self.contraction.bound.einsum.sparse[number]
+        what = "values" if len(self._values) == 1 else f"values of operand {position + 1}"
         if not isinstance(new, torch.Tensor) or new.shape != own.shape:
             found = tuple(new.shape) if isinstance(new, torch.Tensor) else type(new).__name__
             raise ShapeError(f"{what} must have shape {tuple(own.shape)}, found {found}")

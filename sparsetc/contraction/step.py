@@ -147,8 +147,10 @@ class Step(Listed):
         own.update(zip(self._value_keys, found, strict=True))  # type: ignore[arg-type]
         return found
 
-    def packed_values(self, values: torch.Tensor, parts: Sequence[int] | None = None) -> list[torch.Tensor | InHalves]:
-        """(nnz,) values as the parts store them, or as some of them do, by number."""
+    def packed_values(self, values: torch.Tensor | None, parts: Sequence[int] | None = None) -> Values:
+        """(nnz,) values as the parts store them, or as some of them do, by number; 1 at each nonzero of None."""
+        if values is None:
+            return self._ones
         numbers = range(len(self.parts)) if parts is None else parts
         own = resolved(values.detach() if values.requires_grad else values)
         own = own.to(accumulator(self.dtype) if self.backend == "torch" else self.dtype)
@@ -169,10 +171,6 @@ class Step(Listed):
             return InHalves(own.packed.pack_values(high), own.packed.pack_values(low), most)
         packed = own.packed.pack_values(values)
         return packed if packed.dtype == dtype else packed.to(dtype)
-
-    def packed_or_ones(self, values: torch.Tensor | None) -> Values:
-        """(nnz,) values as the parts store them; those of the pattern, 1 at each nonzero, where there are none."""
-        return self._ones if values is None else self.packed_values(values)
 
     @cached_property
     def _ones(self) -> Values:
@@ -224,7 +222,7 @@ class Step(Listed):
             looked = [values] if values is not None and self.guard.instead == "floats" else []  # 1s are exact
             if not self.guard.admits([*looked, *dense], [*looked, *tables]):
                 return self.instead(self.guard.instead).rows(values, dense)
-        result = run.run(self.arrays, self.packed_or_ones(values) if packed is None else packed, tables)
+        result = run.run(self.arrays, self.packed_values(values) if packed is None else packed, tables)
         if result.dtype == self.result_dtype:
             return result
         return fitted(result, self.result_dtype, f'the result of "{self.equation}"')
