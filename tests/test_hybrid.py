@@ -34,7 +34,7 @@ def clustered(shape: tuple[int, int], seed: int = 0) -> stc.SparseTensor:
 
 
 def step_of(kernel: stc.Kernel) -> Any:
-    (step,) = kernel.contraction.pairs
+    (step,) = kernel.contraction.inner
     return step
 
 

@@ -111,7 +111,7 @@ def test_lists_of_tasks_compile(dtype: torch.dtype, deterministic: bool) -> None
     given = operands("ijk,klm->ijlm", "skewed", dtype, sizes=SIZES)
     for backend in ("torch", "triton"):
         kernel = stc.compile("ijk,klm->ijlm", *given, plan="scalar", backend=backend, deterministic=deterministic)
-        (step,) = kernel.contraction.pairs
+        (step,) = kernel.contraction.inner
         assert kernel.ptx("sm_90") == step.sums.of("z").ptx("sm_90")
         for role in "xyz":
             for target in TARGETS:
@@ -200,7 +200,7 @@ def test_memory_decides_which_operands_are_bitmaps(limit: int, bitmaps: list[boo
         for shape in ((64, 64, 32), (16, 64, 32))
     )
     kernel = stc.compile("ijk,ljk->il", x, y, plan="bcb", memory_limit=limit, backend="triton")
-    assert [tiles.bitmap for tiles in kernel.contraction.pairs[0].numeric.program.view.pairs] == bitmaps
+    assert [tiles.bitmap for tiles in kernel.contraction.inner[0].numeric.program.view.pairs] == bitmaps
     assert re.search(NATIVE["sm_80"], kernel.ptx("sm_80"))
 
 

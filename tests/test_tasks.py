@@ -23,7 +23,7 @@ from sparsetc.testing.interpret import run_program
 
 
 def step_of(equation: str, given: list[stc.SparseTensor], **settings: object) -> PairStep:
-    (step,) = stc.compile(equation, *given, plan="scalar", **settings).contraction.pairs
+    (step,) = stc.compile(equation, *given, plan="scalar", **settings).contraction.inner
     return step
 
 
@@ -130,7 +130,7 @@ def test_tile_programs_of_the_three_sums(role: str, lanes: int, item: int) -> No
 def test_lists_made_again_give_the_same(name: str, chunk: int, kept: bool) -> None:
     with small_chunks(chunk, kept):
         kernel = check_pair(EQUATIONS[name], operands(EQUATIONS[name], "skewed", coalesce=False), plan="scalar")
-        (step,) = kernel.contraction.pairs
+        (step,) = kernel.contraction.inner
         assert step.sums.tasks.fits == (kept or step.sums.tasks.join_order.tasks == 0)
         assert step.sums.tasks.nbytes == (step.sums.tasks.join_order.tasks * 5 if kept else 0)
 
@@ -165,7 +165,7 @@ def test_one_row_with_most_of_the_tasks() -> None:
             with small_chunks(chunk, kept):
                 kernel = stc.compile("ij,jk->ik", x, x, plan="scalar")
                 found = kernel()
-            assert kernel.contraction.pairs[0].sums.tasks.join_order.tasks > n * n
+            assert kernel.contraction.inner[0].sums.tasks.join_order.tasks > n * n
             torch.testing.assert_close(found.to_dense(), x.to_dense() @ x.to_dense())
 
 
@@ -173,7 +173,7 @@ def test_a_limit_of_a_few_bytes_a_task_keeps_no_list() -> None:
     x, y = random_sparse((60, 50), "dense", torch.float64, 1), random_sparse((50, 60), "dense", torch.float64, 2)
     limit = 60 * 60 * 24
     kernel = stc.compile("ij,jk->ik", x, y, plan="scalar", memory_limit=limit)
-    (step,) = kernel.contraction.pairs
+    (step,) = kernel.contraction.inner
     assert step.sums.tasks.join_order.tasks == 60 * 60 * 50
     assert not step.sums.tasks.fits
     assert len(list(step.sums.tasks)) > 60
@@ -184,6 +184,6 @@ def test_the_source_says_what_is_stored_and_what_for() -> None:
     kernel = stc.compile("ijk,klm->ijlm", *operands("ijk,klm->ijlm"), plan="scalar")
     for text in ("p   nonzeros over ijk", "q = position + y_shift[p]", "p:8 + x_word_base", 'einsum "n,n->n"'):
         assert text in kernel.source
-    step = kernel.contraction.pairs[0]
+    step = kernel.contraction.inner[0]
     back = step.sums.of("x").programs.source
     assert '"pqz,q,z->p"' in back

@@ -112,10 +112,6 @@ class PairStep(Listed):
         values = by_place if self._order is None else by_place.index_select(0, self._order)
         return values.to(self.dtype)
 
-    def result(self, values: torch.Tensor) -> SparseTensor:
-        """The result as a sparse tensor of given values, where it has at least one mode."""
-        return SparseTensor._of(self.coords, values, self.shape, True)
-
     def product(self, role: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         """The sum over tasks for one of x, y and the result z, the `role`, of the product of the other two."""
         left, right = resolved(left), resolved(right)
@@ -190,11 +186,7 @@ class TaskProduct(Multilinear):
         """The einsum in which the operand and the result change places."""
         factors, role = EINSUMS[self.role], self.role
         other = tensors[1 - n]
-        given = {LETTER[role]: upstream.contiguous(), factors[1 - n]: _conjugate(other)}
+        given = {LETTER[role]: upstream.contiguous(), factors[1 - n]: torch.conj_physical(other)}
         wanted = next(r for r, letter in LETTER.items() if letter == factors[n])
         left, right = EINSUMS[wanted]
         return apply(TaskProduct(self.step, wanted), (given[left], given[right]))
-
-
-def _conjugate(t: torch.Tensor) -> torch.Tensor:
-    return torch.conj_physical(t) if t.is_complex() else t

@@ -138,8 +138,7 @@ class Several(Contraction):
         self._within = tables.without(bound, self._dropped)
         patterns = [o.expand_dense().pattern if isinstance(o, SparseTensor) else None for o in operands]
         self._chain(patterns)
-        self.pairs = tuple(link.work for link in self.links if isinstance(link.work, PairStep))
-        self.inner = self.pairs
+        self.inner = tuple(link.work for link in self.links if isinstance(link.work, PairStep))
         self._arrange([p for p in patterns if p is not None])
         self.shape = (self.pattern.nnz,) if self.sparse and self.pattern is not None else bound.output_shape
 
@@ -183,7 +182,7 @@ class Several(Contraction):
         x, y = (t.pattern for t in chosen)
         if x is not None and y is not None:
             pair = PairStep(inputs, (x, y), output, self.bound.by_index, settings)
-            found = pair.result(self._like.expand(pair.nnz)) if output else None
+            found = self._on(Pattern(pair.coords, pair.shape, True)) if output else None
             return Link(places, pair.equation, pair, ChainOperand(output, found, pair.nnz == 0))
         terms, sparse = ",".join(map("".join, inputs)), y if x is None else x
         if sparse is None:
@@ -244,10 +243,10 @@ class Several(Contraction):
             terms = [*(t for n, t in enumerate(terms) if n not in link.places), made]
         found = terms[0][:0] if self._cleared else terms[0]
         if self._last is not None:
-            found = self._fitted(self._last.values(found, self.settings.deterministic))
-        else:
-            order = tuple(self._result.letters.index(c) for c in e.output)
-            found = self._fitted(found.permute(order) if order else found)
+            found = self._last.values(found, self.settings.deterministic)
+        elif e.output:
+            found = found.permute(tuple(self._result.letters.index(c) for c in e.output))
+        found = fitted(found, self.dtype, f'the result of "{e.text}"')
         if self.sparse or self.pattern is None:
             return found.reshape(self.shape)
         return SparseTensor._make(self.pattern, found.reshape(-1)).to_dense(self.settings.memory_limit)
@@ -256,9 +255,6 @@ class Several(Contraction):
         """A dense operand in full, without the letters that it is summed over before all else."""
         full, dropped = operand.expand(self.bound.shape(position)), self._dropped.get(position)
         return full.sum(dropped, dtype=full.dtype) if dropped else full
-
-    def _fitted(self, found: torch.Tensor) -> torch.Tensor:
-        return fitted(found, self.dtype, f'the result of "{self.bound.einsum.text}"')
 
     # -- what a user may look at ------------------------------------------------------------------------------------
     @property
@@ -299,6 +295,6 @@ class Several(Contraction):
     def explain(self) -> Explanation:
         """The steps of the chain: how much matches, the paths and their expected times."""
         steps = self.steps
-        profile = self.pairs[0].problem.profile if self.pairs else of_backend(steps[0].backend) if steps else None
+        profile = self.inner[0].problem.profile if self.inner else of_backend(steps[0].backend) if steps else None
         about = (profile.describe(), profile.measured) if profile else ("", ())
         return self._explained(*about, [link.report() for link in self.links], self.pattern)

@@ -21,7 +21,7 @@ from sparsetc.pair.tasks import NonzeroPairList, Tasks
 
 
 def step_of(equation: str, given: list[Any], **settings: object) -> PairStep:
-    (step,) = stc.compile(equation, *given, plan="scalar", **settings).contraction.pairs
+    (step,) = stc.compile(equation, *given, plan="scalar", **settings).contraction.inner
     return step
 
 

@@ -22,7 +22,7 @@ from sparsetc.pair import tasks as task_lists
 def run(equation: str, given: list[Any], **settings: Any) -> stc.Kernel:
     """Check, and see that it was Triton's source that ran."""
     made = check_pair(equation, given, plan="scalar", **settings)
-    assert all(step.backend == "triton" for step in made.contraction.pairs)
+    assert all(step.backend == "triton" for step in made.contraction.inner)
     assert "import triton" in made.source
     return made
 
@@ -58,7 +58,7 @@ def test_long_runs_and_many_items(kept: bool, deterministic: bool) -> None:
     items, cap = mock.patch.object(task_lists, "ITEM", 256), mock.patch.object(scalar, "CAP", 8)
     with small_chunks(1000, kept), chunks, items, cap:
         made = run("ij,jk->ik", given, deterministic=deterministic)
-        (step,) = made.contraction.pairs
+        (step,) = made.contraction.inner
         assert step.sums.tasks.fits == kept
         g = torch.Generator().manual_seed(0)
         upstream = torch.rand(made.nnz, generator=g, dtype=torch.float64)
@@ -93,7 +93,7 @@ def test_few_sums_of_many_tasks_are_ordered() -> None:
     with mock.patch.object(scalar, "MANY", 16), small_chunks(100, True), mock.patch.object(task_lists, "FRAME", 16):
         made = run("ijk,ijk->", given)
         assert "atomic" not in made.source
-        (step,) = made.contraction.pairs
+        (step,) = made.contraction.inner
         kept = step.sums.of("z")._kept
         assert kept is not None
         assert len(kept[1]) == -(-step.sums.tasks.join_order.tasks // 96)
@@ -106,7 +106,7 @@ def test_deterministic_sums_add_nothing_by_atomics_and_repeat() -> None:
     made = stc.compile("ijk,ljk->il", *given, plan="scalar", deterministic=True)
     assert "atomic" not in made.source
     assert torch.equal(made().values, made().values)
-    (step,) = made.contraction.pairs
+    (step,) = made.contraction.inner
     assert step.sums.of("z")._kept is not None
     integers = stc.compile("ij,jk->ik", *operands("ij,jk->ik", dtype=torch.int64), plan="scalar", deterministic=True)
     assert "atomic" in integers.source
