@@ -14,7 +14,7 @@ import torch
 from cases import assert_matches, random_sparse, random_values
 
 import sparsetc as stc
-from sparsetc import formats
+from sparsetc.packing import base as packing
 from sparsetc.tensor import foreign
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse.*beta state:UserWarning")
@@ -28,9 +28,9 @@ def packs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The format of every part that is packed."""
     made: list[str] = []
 
-    def pack(*args: Any) -> formats.Packed:
+    def pack(*args: Any) -> packing.Packed:
         made.append(args[2])
-        return formats.pack(*args)
+        return packing.pack(*args)
 
     monkeypatch.setattr("sparsetc.packing.deal.pack", pack)
     return made
