@@ -11,7 +11,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.LINES: 28_767, size.COMPILER: 17_371, size.FILES: 266, size.CLASSES: 401, size.KNOT: 10}
+MOST = {size.LINES: 28_421, size.COMPILER: 17_026, size.FILES: 250, size.CLASSES: 395, size.KNOT: 9}
 """What no figure may pass. Lower them as they fall."""
 
 
