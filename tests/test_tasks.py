@@ -15,7 +15,7 @@ from sparsetc.contraction.pair_step import PairStep
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.plan import Schedule
 from sparsetc.pair import tasks as task_lists
-from sparsetc.pair.scalar import EINSUMS, LETTER
+from sparsetc.pair.scalar import EINSUMS
 from sparsetc.pair.symbolic import JoinOrder
 from sparsetc.pair.tasks import distinct, groups, spans
 from sparsetc.testing import check_arrays, read
@@ -99,23 +99,23 @@ def test_a_list_stores_every_task(name: str, frame: int) -> None:
     assert one.z_word.dtype == torch.int32
 
 
-@pytest.mark.parametrize("role", EINSUMS)
+@pytest.mark.parametrize("letter", EINSUMS)
 @pytest.mark.parametrize("lanes", [1, 8])
 @pytest.mark.parametrize("item", [4, 2048])
-def test_tile_programs_of_the_three_sums(role: str, lanes: int, item: int) -> None:
+def test_tile_programs_of_the_three_sums(letter: str, lanes: int, item: int) -> None:
     """Level 3 on both views of a list; items of 4 tasks cut runs."""
     equation = "ijk,klm->ijlm"
     with mock.patch.object(task_lists, "ITEM", item):
         step = step_of(equation, operands(equation, "skewed"))
         (one,) = step.sums.tasks
-        total = step.sums.of(role)
+        total = step.sums.of(letter)
         g = torch.Generator().manual_seed(0)
-        given = [torch.rand(total.bound.by_index[c], generator=g, dtype=torch.float64) for c in EINSUMS[role]]
+        given = [torch.rand(total.bound.by_index[c], generator=g, dtype=torch.float64) for c in EINSUMS[letter]]
         coords = one.coordinates()
         where = dict(zip("pqz", coords, strict=True))
-        product = given[0][where[EINSUMS[role][0]]] * given[1][where[EINSUMS[role][1]]]
-        rows = total.bound.by_index[LETTER[role]]
-        expected = torch.zeros(rows, dtype=torch.float64).index_add_(0, where[LETTER[role]], product)
+        product = given[0][where[EINSUMS[letter][0]]] * given[1][where[EINSUMS[letter][1]]]
+        rows = total.bound.by_index[letter]
+        expected = torch.zeros(rows, dtype=torch.float64).index_add_(0, where[letter], product)
         torch.testing.assert_close(total(*given), expected)
         for packed in (one.chunks(), one.runs()):
             program = lower(total.bound, packed.view, Schedule(lanes=lanes), Target(rows=rows), format="tasks")
@@ -185,5 +185,5 @@ def test_the_source_says_what_is_stored_and_what_for() -> None:
     for text in ("p   nonzeros over ijk", "q = position + y_shift[p]", "p:8 + x_word_base", 'einsum "n,n->n"'):
         assert text in kernel.source
     step = kernel.contraction.inner[0]
-    back = step.sums.of("x").programs.source
+    back = step.sums.of("p").programs.source
     assert '"pqz,q,z->p"' in back

@@ -22,7 +22,7 @@ from sparsetc.options import Options
 from sparsetc.pair.join import Join, Roles, prepared
 from sparsetc.pair.methods import HYBRID, METHODS, choose, estimates
 from sparsetc.pair.problem import NumericPath, PairProblem, sides_of
-from sparsetc.pair.scalar import EINSUMS, LETTER, TaskSums, sums_of
+from sparsetc.pair.scalar import EINSUMS, TaskSums, sums_of
 from sparsetc.pair.symbolic import Budget, pattern_of
 from sparsetc.planner.candidate import Choice, ranked
 from sparsetc.runtime.executable import Listed
@@ -112,17 +112,17 @@ class PairStep(Listed):
         values = by_place if self._order is None else by_place.index_select(0, self._order)
         return values.to(self.dtype)
 
-    def product(self, role: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """The sum over tasks for one of x, y and the result z, the `role`, of the product of the other two."""
+    def product(self, letter: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        """The sum over tasks for p of x, q of y or z of the result, the `letter`, of the product of the other two."""
         left, right = resolved(left), resolved(right)
         with without_autocast(self.device), in_order(self.settings.deterministic):
-            if role == "z":
+            if letter == "z":
                 return self._values(left, right) if self.join.tasks else left.new_zeros(0)
-            return self._over_tasks(role, left, right)
+            return self._over_tasks(letter, left, right)
 
-    def _over_tasks(self, role: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    def _over_tasks(self, letter: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         self.sums.tasks.nnz = self.nnz
-        return self.sums.product(role, left, right)
+        return self.sums.product(letter, left, right)
 
     def _values(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """The result's values by place, by the first of three ways that takes such values; waits once to look at them.
@@ -172,11 +172,11 @@ class TaskProduct(Multilinear):
     """`PairStep.product` as a function of two tensors: an einsum over tasks, as its gradients are in other roles."""
 
     step: PairStep
-    role: str
+    letter: str
 
     def rows(self, tensors: Tensors) -> torch.Tensor:
         """The sums over tasks, (entries,) of the tensor that is summed for."""
-        return self.step.product(self.role, *tensors)
+        return self.step.product(self.letter, *tensors)
 
     def gradients(self, wanted: Sequence[bool], tensors: Tensors, upstream: torch.Tensor) -> list[torch.Tensor | None]:
         """The gradient for each of both factors where it is wanted."""
@@ -184,9 +184,7 @@ class TaskProduct(Multilinear):
 
     def gradient(self, n: int, tensors: Tensors, upstream: torch.Tensor) -> torch.Tensor:
         """The einsum in which the operand and the result change places."""
-        factors, role = EINSUMS[self.role], self.role
-        other = tensors[1 - n]
-        given = {LETTER[role]: upstream.contiguous(), factors[1 - n]: torch.conj_physical(other)}
-        wanted = next(r for r, letter in LETTER.items() if letter == factors[n])
-        left, right = EINSUMS[wanted]
-        return apply(TaskProduct(self.step, wanted), (given[left], given[right]))
+        factors = EINSUMS[self.letter]
+        given = {self.letter: upstream.contiguous(), factors[1 - n]: torch.conj_physical(tensors[1 - n])}
+        left, right = EINSUMS[factors[n]]
+        return apply(TaskProduct(self.step, factors[n]), (given[left], given[right]))

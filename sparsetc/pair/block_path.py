@@ -25,7 +25,7 @@ from sparsetc.ir.program.tile import TileProgram
 from sparsetc.packing.base import index_dtype
 from sparsetc.pair.blocking import WHOLE, Bitmaps, BlockPairList, BlockWork, Buffer, pairs_a_program
 from sparsetc.pair.join import add_up
-from sparsetc.pair.problem import PairMethod, PairProblem, storages_of
+from sparsetc.pair.problem import NumericPath, PairMethod, PairProblem, Sizes, storages_of
 from sparsetc.pair.symbolic import TASK_BYTES, picked
 from sparsetc.runtime.executable import Listed
 from sparsetc.support.lru import cached_property
@@ -47,7 +47,7 @@ class Read:
     """(n,) the entries of the result at these positions; None when they are all entries, in order."""
 
 
-class BlockPath(Listed):
+class BlockPath(Listed, NumericPath):
     """The path of pairs of blocks: list of pairs, programs, and where results stand in their blocks."""
 
     def __init__(self, p: PairProblem, bitmaps: Bitmaps) -> None:
@@ -274,7 +274,7 @@ class BlockPath(Listed):
             yield made
 
     @property
-    def sizes(self) -> tuple[tuple[int, int], ...]:
+    def sizes(self) -> Sizes:
         """The nonzeros of the blocks, and bytes of words and bitmaps, of x and of y."""
         return tuple((blocks.nnz, blocks.nbytes) for blocks in (self.blocking.x, self.blocking.y))
 

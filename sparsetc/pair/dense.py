@@ -18,59 +18,12 @@ from sparsetc.codegen.split_float16 import Halves
 from sparsetc.errors import PlanError
 from sparsetc.ir.plan import Plan
 from sparsetc.pair.join import Join, Roles
-from sparsetc.pair.problem import PairMethod, PairProblem, Sizes
+from sparsetc.pair.problem import NumericPath, PairMethod, PairProblem, Sizes
 from sparsetc.pair.symbolic import Budget, picked
 from sparsetc.runtime import integer_einsum
 from sparsetc.support.lru import cached_property
 from sparsetc.support.precision import matmul_precision
 from sparsetc.tensor.numbering import numbered
-
-
-class Unfolded:
-    """The positions of the entries of the operands, and of the result, in the unfolded ones."""
-
-    def __init__(self, join: Join) -> None:
-        m, roles = join, join.roles
-        self.join, self.sizes = m, m.sizes
-        n = (m.x_key.numel(), m.y_key.numel())
-
-        def rank(letters: tuple[str, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-            """Ranks of the coordinates of x and of y, for letters that both have."""
-            rows = zip(m.x.rows(letters, m.x_matched), m.y.rows(letters, m.y_matched), strict=True)
-            found = numbered([torch.cat(pair) for pair in rows], m.x.extents(letters), sum(n), m.x.like).rank
-            return found[: n[0]], found[n[0] :]
-
-        x_batch, y_batch = rank(roles.batch)
-        x_inner, y_inner = rank(roles.contracted)
-        if roles.batch:
-            x_free = numbered(m.x.rows(roles.free_x, m.x_matched), m.x.extents(roles.free_x), n[0], m.x.like).rank
-        else:
-            x_free = m.row.rank
-        self.x_line = x_batch * self.sizes.free_x + x_free
-        """(matched x,) the line of the product, one for each row of the result, that each entry of x is in."""
-        self.x_at = self.x_line * self.sizes.contracted + x_inner
-        self.y_at = (y_batch * self.sizes.contracted + y_inner) * m.columns + m.column.rank
-
-    @cached_property
-    def line_of_row(self) -> torch.Tensor | None:
-        """(rows,) the line of the product that holds each row of the result; None where lines are rows."""
-        if not self.join.roles.batch:
-            return None
-        return self.x_line.new_zeros(self.join.rows).index_copy_(0, self.join.row.rank, self.x_line)
-
-    def positions(self, places: torch.Tensor) -> torch.Tensor:
-        """(n,) the positions in the product of the results at these places."""
-        if self.line_of_row is None:
-            return places
-        columns = max(1, self.join.columns)
-        row = places // columns
-        return torch.add(places - row * columns, self.line_of_row[row], alpha=columns)
-
-    def places_of(self, product: torch.Tensor) -> torch.Tensor:
-        """(nnz,) the result's places, ascending, where the product of the patterns is not 0."""
-        lines = (product != 0).reshape(self.sizes.batch * self.sizes.free_x, self.join.columns)
-        rows = lines if self.line_of_row is None else lines.index_select(0, self.line_of_row)
-        return torch.nonzero(rows.flatten()).flatten()
 
 
 def dense_source(equation: str, roles: Roles) -> str:
@@ -129,59 +82,95 @@ class Matmul(PairMethod):
         # 16-bit values, held in float32, are exact in tf32.
         exact = p.dtype in (torch.float16, torch.bfloat16) and device.type == "cuda"
         precision = "high" if exact and p.precision == "highest" else p.precision
-        return DensePath(Unfolded(p.join), p.equation, p.budget, precision)
+        return DensePath(p.join, p.equation, p.budget, precision)
 
     def _has_product(self, p: PairProblem) -> bool:
         return integer_einsum.has_matrix_product(p.dtype, p.budget.device)
 
 
-class DensePath:
-    """One matrix product a batch."""
+class DensePath(NumericPath):
+    """One matrix product a batch, and the positions of the entries of operands and result in what is multiplied."""
 
-    def __init__(self, unfolded: Unfolded, equation: str, budget: Budget, precision: str) -> None:
-        self.unfolded, self.budget, self.precision = unfolded, budget, precision
+    def __init__(self, join: Join, equation: str, budget: Budget, precision: str) -> None:
+        m, roles = join, join.roles
+        self.join, self.budget, self.precision, self.extents = join, budget, precision, join.sizes
         self.programs = ()
-        self.source = dense_source(equation, unfolded.join.roles)
+        self.source = dense_source(equation, roles)
         module, self.path = cache.load(self.source, budget.settings.cache_dir, source_name(equation, "dense"))
         self.module: Any = module
         self.at: torch.Tensor | None = None
         """(nnz,) the positions in the product of the results; None for all."""
+        n = (m.x_key.numel(), m.y_key.numel())
+
+        def rank(letters: tuple[str, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+            """Ranks of the coordinates of x and of y, for letters that both have."""
+            rows = zip(m.x.rows(letters, m.x_matched), m.y.rows(letters, m.y_matched), strict=True)
+            found = numbered([torch.cat(pair) for pair in rows], m.x.extents(letters), sum(n), m.x.like).rank
+            return found[: n[0]], found[n[0] :]
+
+        x_batch, y_batch = rank(roles.batch)
+        x_inner, y_inner = rank(roles.contracted)
+        if roles.batch:
+            x_free = numbered(m.x.rows(roles.free_x, m.x_matched), m.x.extents(roles.free_x), n[0], m.x.like).rank
+        else:
+            x_free = m.row.rank
+        self.x_line = x_batch * self.extents.free_x + x_free
+        """(matched x,) the line of the product, one for each row of the result, that each entry of x is in."""
+        self.x_at = self.x_line * self.extents.contracted + x_inner
+        self.y_at = (y_batch * self.extents.contracted + y_inner) * m.columns + m.column.rank
+
+    @cached_property
+    def _line_of_row(self) -> torch.Tensor | None:
+        """(rows,) the line of the product that holds each row of the result; None where lines are rows."""
+        if not self.join.roles.batch:
+            return None
+        return self.x_line.new_zeros(self.join.rows).index_copy_(0, self.join.row.rank, self.x_line)
+
+    def _positions(self, places: torch.Tensor) -> torch.Tensor:
+        """(n,) the positions in the product of the results at these places."""
+        if self._line_of_row is None:
+            return places
+        columns = max(1, self.join.columns)
+        row = places // columns
+        return torch.add(places - row * columns, self._line_of_row[row], alpha=columns)
+
+    def _places_of(self, product: torch.Tensor) -> torch.Tensor:
+        """(nnz,) the result's places, ascending, where the product of the patterns is not 0."""
+        lines = (product != 0).reshape(self.extents.batch * self.extents.free_x, self.join.columns)
+        rows = lines if self._line_of_row is None else lines.index_select(0, self._line_of_row)
+        return torch.nonzero(rows.flatten()).flatten()
 
     @property
     def sizes(self) -> Sizes:
         """The entries that meet any; no coordinates are read."""
-        m = self.unfolded.join
+        m = self.join
         return (m.x_key.numel(), 0), (m.y_key.numel(), 0)
 
     def places(self) -> torch.Tensor:
         """Where the product of the patterns is not 0."""
-        u = self.unfolded
-        x, y = (torch.ones(at.numel(), dtype=torch.float32, device=at.device) for at in (u.x_at, u.y_at))
+        x, y = (torch.ones(at.numel(), dtype=torch.float32, device=at.device) for at in (self.x_at, self.y_at))
         product = self._product(x, y, None, "highest")
         self.budget.check(int(torch.count_nonzero(product)))
-        places = self.unfolded.places_of(product)
-        all_in_order = self.unfolded.line_of_row is None and places.numel() == product.numel()
-        self.at = None if all_in_order else self.unfolded.positions(places)
+        places = self._places_of(product)
+        all_in_order = self._line_of_row is None and places.numel() == product.numel()
+        self.at = None if all_in_order else self._positions(places)
         return places
-
-    def halves(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        """None, since values are multiplied as they are."""
 
     def run(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None = None) -> torch.Tensor:
         """Scatter, multiply, gather."""
-        m = self.unfolded.join
+        m = self.join
         return self._product(picked(x, m.x_matched), picked(y, m.y_matched), self.at, self.precision)
 
     def _product(self, x: torch.Tensor, y: torch.Tensor, at: torch.Tensor | None, precision: str) -> torch.Tensor:
-        u = self.unfolded
-        sizes = (u.sizes.batch, u.sizes.free_x, u.sizes.contracted, u.sizes.free_y)
+        n = self.extents
+        sizes = (n.batch, n.free_x, n.contracted, n.free_y)
         with matmul_precision(precision):
-            return self.module.contract(x, y, u.x_at, u.y_at, sizes, at)
+            return self.module.contract(x, y, self.x_at, self.y_at, sizes, at)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the positions."""
-        return sum(a.numel() * 8 for a in (self.unfolded.x_at, self.unfolded.y_at, self.at) if a is not None)
+        return sum(a.numel() * 8 for a in (self.x_at, self.y_at, self.at) if a is not None)
 
     def ptx(self, target: str) -> str:
         """Refused: there is none."""

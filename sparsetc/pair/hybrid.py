@@ -184,7 +184,7 @@ class Branch(NamedTuple):
     path: NumericPath
 
 
-class HybridPath(Listed):
+class HybridPath(Listed, NumericPath):
     """Blocks by one method, then the other nonzeros by another."""
 
     def __init__(self, *branches: Branch) -> None:

@@ -160,8 +160,8 @@ def prepared(
     if coalesced and sorted(letters) == sorted(order):  # no letter twice, and none summed away
         return JoinOperand(order, extents, rows, n, letters == order, None, None, coords)
     if not rows:
-        found = _summed(n, source, coords)
-        return JoinOperand(order, extents, (), min(n, 1), True, *found, coords)
+        owner = None if n < 2 else coords.new_zeros(n)  # all are summed to one entry, if there are any
+        return JoinOperand(order, extents, (), min(n, 1), True, source, owner, coords)
     keys = crd.sort_keys(rows, extents)
     if crd.is_sorted_unique(keys):
         return JoinOperand(order, extents, rows, n, True, source, None, coords)
@@ -174,13 +174,6 @@ def prepared(
     return JoinOperand(
         order, extents, tuple(row[representatives] for row in rows), n_distinct, True, source, owner, coords
     )
-
-
-def _summed(
-    n: int, source: torch.Tensor | None, coords: torch.Tensor
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Source and owner of an operand all of whose letters are summed away to one entry, or none."""
-    return (source, None) if n < 2 else (source, coords.new_zeros(n))
 
 
 PIECE = 1 << 23

@@ -8,11 +8,10 @@ contract, with what that is expected to take; a `NumericPath` is what runs it.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,7 +20,6 @@ from sparsetc.codegen.split_float16 import Halves
 from sparsetc.device.profile import DeviceProfile, profile_of
 from sparsetc.errors import PlanError
 from sparsetc.ir.plan import PAIRED_PLANS, SIDE, Part, Plan, requested
-from sparsetc.ir.program.tile import TileProgram
 from sparsetc.pair.blocking import Blocking
 from sparsetc.pair.join import Join
 from sparsetc.pair.requests import check_blocks
@@ -140,29 +138,20 @@ Sizes = tuple[tuple[int, int], ...]
 """(nonzeros, bytes of indices) of x and of y as they are read; of a hybrid, those of its branches."""
 
 
-class NumericPath(Protocol):
-    """One way to the values of a result whose pattern is known."""
+class NumericPath(ABC):
+    """One way to the values of a result whose pattern is known; it has what `Listed` has, too."""
 
     @property
-    def programs(self) -> tuple[TileProgram, ...]:
-        """The tile programs; none of torch's own product."""
-
-    @property
-    def source(self) -> str:
-        """The text of the generated program."""
-
-    @property
-    def path(self) -> Path:
-        """The file it lies in."""
-
-    @property
+    @abstractmethod
     def nbytes(self) -> int:
         """Bytes kept for later calls."""
 
     @property
+    @abstractmethod
     def sizes(self) -> Sizes:
         """How much of each operand is read."""
 
+    @abstractmethod
     def places(self) -> torch.Tensor:
         """(nnz,) the result's places, ascending; called once, before `run`."""
 
@@ -170,7 +159,9 @@ class NumericPath(Protocol):
         """The operands' values in halves, and whether those are exact enough; None where they are multiplied as they
         are.
         """
+        return None
 
+    @abstractmethod
     def run(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None = None) -> torch.Tensor:
         """(nnz,) values by place, of the values of the operands' entries, in the order of their `JoinOperand`s.
 
@@ -179,9 +170,6 @@ class NumericPath(Protocol):
             y: values of the second.
             halves: what `halves` made of both, where they are to be multiplied so.
         """
-
-    def ptx(self, target: str) -> str:
-        """The assembly of the kernel."""
 
 
 class PairMethod(Method[PairProblem]):

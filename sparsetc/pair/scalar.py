@@ -32,17 +32,15 @@ from sparsetc.ir.plan import Plan, Schedule, Storage
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.options import Options
 from sparsetc.packing.base import Packed, pack
-from sparsetc.pair.problem import PairMethod, PairProblem, Sizes
+from sparsetc.pair.problem import NumericPath, PairMethod, PairProblem, Sizes
 from sparsetc.pair.symbolic import TASK_BYTES, Budget, JoinOrder, picked
 from sparsetc.pair.tasks import KEPT_BYTES, NonzeroPairList, Tasks, keeps
 from sparsetc.runtime.executable import Arrays, Executable, Listed
 from sparsetc.runtime.segments import SecondPass
 from sparsetc.support.progress import bar
 
-EINSUMS = {"z": ("p", "q"), "x": ("q", "z"), "y": ("p", "z")}
-"""Letters of the two dense operands of each sum, by the role of the tensor that is summed for."""
-LETTER = {"x": "p", "y": "q", "z": "z"}
-"""Letter of each of the three tensors, by role."""
+EINSUMS = {"z": ("p", "q"), "p": ("q", "z"), "q": ("p", "z")}
+"""Letters of the two dense operands of each sum, by the letter that is summed for: p of x, q of y, z of the result."""
 
 # Not measured: a lane a thread, so that neighbouring lanes' additions are of one instruction.
 CHUNKS = Schedule(warps=4, lanes=128, unroll=4)
@@ -68,34 +66,33 @@ Lowered = tuple[TileProgram, Arrays]
 
 
 class TaskSum:
-    """The sum over tasks for one of x, y and the result (``role`` x, y or z) of the product of the other two."""
+    """The sum over tasks for one of x, y and the result (``letter`` p, q or z) of the product of the other two."""
 
     def __init__(
-        self, tasks: Tasks, role: str, equation: str, dtype: torch.dtype, backend: str, settings: Options
+        self, tasks: Tasks, letter: str, equation: str, dtype: torch.dtype, backend: str, settings: Options
     ) -> None:
         """Generate the program of one sum.
 
         Args:
             tasks: the tasks to sum over, whose pattern is known.
-            role: ``x``, ``y`` or ``z``, the tensor that is summed for.
+            letter: ``p``, ``q`` or ``z``, of the tensor that is summed for.
             equation: the contraction that the tasks are of, for the reader of the source.
             dtype: that sums are kept in, and operands given in.
             backend: ``triton`` or ``torch``.
             settings: whether sums are deterministic, and where source is kept.
         """
-        self.tasks, self.role, self.dtype, self.backend, self.settings = tasks, role, dtype, backend, settings
-        self.letter = LETTER[role]
+        self.tasks, self.letter, self.dtype, self.backend, self.settings = tasks, letter, dtype, backend, settings
         # Torch adds in order on the CPU, and integers' sums have one value in any.
-        sums = tasks.none.shape["pqz".index(self.letter)]
+        sums = tasks.none.shape["pqz".index(letter)]
         wait = waits(sums, tasks.join_order.tasks)
         self.ordered = (settings.deterministic or wait) and backend == "triton" and dtype.is_floating_point
-        terms = (("p", "q", "z"), *((c,) for c in EINSUMS[role]))
-        text = f"pqz,{','.join(EINSUMS[role])}->{self.letter}"
+        terms = (("p", "q", "z"), *((c,) for c in EINSUMS[letter]))
+        text = f"pqz,{','.join(EINSUMS[letter])}->{letter}"
         sizes = dict(zip("pqz", tasks.none.shape, strict=True))
-        self.bound = Bound.of(Einsum(terms, (self.letter,), (0,), text), sizes)
+        self.bound = Bound.of(Einsum(terms, (letter,), (0,), text), sizes)
         self._kept: tuple[NonzeroPairList, list[Arrays]] | None = None
         program, self._none = self._bind(tasks.none)
-        name = source_name(equation, f"{'scalar' if role == 'z' else f'scalar_{role}'}_{backend}")
+        name = source_name(equation, f"{'scalar' if letter == 'z' else f'scalar_{letter}'}_{backend}")
         about = _about(equation, tasks)
         self.programs: TorchPrograms | TritonPrograms
         if backend == "torch":
@@ -129,7 +126,7 @@ class TaskSum:
     def _bind(self, one: NonzeroPairList) -> Lowered:
         if self.ordered:
             return self._bind_ordered(one)
-        schedule, packed = (RUNS, one.runs()) if self.role == "x" else (CHUNKS, one.chunks())
+        schedule, packed = (RUNS, one.runs()) if self.letter == "p" else (CHUNKS, one.chunks())
         whole = self.backend == "torch"
         schedule = replace(schedule, lanes=1) if whole else schedule
         return self._part(packed, schedule, Target(rows=self._rows, index64=packed.index64, whole=whole))
@@ -159,32 +156,31 @@ class TaskSum:
         """The assembly of the kernel for a named target; needs no GPU."""
         if isinstance(self.programs, TorchPrograms):
             about = self.programs.about[0]
-            return TaskSum(self.tasks, self.role, about, self.dtype, "triton", self.settings).ptx(target)
+            return TaskSum(self.tasks, self.letter, about, self.dtype, "triton", self.settings).ptx(target)
         return self.programs.assembly(target, self._none.parts, self.dtype)
 
 
-class TaskSums(Listed):
+class TaskSums(Listed, NumericPath):
     """The three sums over one set of tasks, each generated when first needed; those of the result are the path."""
 
     def __init__(self, tasks: Tasks, equation: str, dtype: torch.dtype, backend: str, settings: Options) -> None:
         self.tasks, self._arguments = tasks, (equation, dtype, backend, settings)
         self._made: dict[str, TaskSum] = {}
 
-    def product(self, role: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """The sum over tasks for x, y or z of the other two, with x and y in the order of their `JoinOperand`s."""
+    def product(self, letter: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        """The sum over tasks for p, q or z of the other two, with x and y in the order of their `JoinOperand`s."""
         m = self.tasks.join_order
-        entries = {"x": m.x_entry, "y": m.y_entry, "z": None}
-        others = (r for r in "xyz" if r != role)
-        given = [picked(v, entries[r]) for r, v in zip(others, (left, right), strict=True)]
-        found = self.of(role)(*given)
-        entry, n = entries[role], {"x": m.join.x.n, "y": m.join.y.n}
-        return found if entry is None else found.new_zeros(n[role]).index_copy_(0, entry, found)
+        entries = {"p": m.x_entry, "q": m.y_entry, "z": None}
+        given = [picked(v, entries[c]) for c, v in zip(EINSUMS[letter], (left, right), strict=True)]
+        found = self.of(letter)(*given)
+        entry, n = entries[letter], {"p": m.join.x.n, "q": m.join.y.n}
+        return found if entry is None else found.new_zeros(n[letter]).index_copy_(0, entry, found)
 
-    def of(self, role: str) -> TaskSum:
-        """The sum over tasks for x, y or z."""
-        if role not in self._made:
-            self._made[role] = TaskSum(self.tasks, role, *self._arguments)
-        return self._made[role]
+    def of(self, letter: str) -> TaskSum:
+        """The sum over tasks for p, q or z."""
+        if letter not in self._made:
+            self._made[letter] = TaskSum(self.tasks, letter, *self._arguments)
+        return self._made[letter]
 
     @property
     def inner(self) -> tuple[TorchPrograms | TritonPrograms]:  # type: ignore[override]
@@ -205,9 +201,6 @@ class TaskSums(Listed):
     def places(self) -> torch.Tensor:
         """(nnz,) the distinct places of all tasks: expand, sort, compress."""
         return self.tasks.places()
-
-    def halves(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        """None, since values are multiplied as they are."""
 
     def run(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None = None) -> torch.Tensor:
         """Multiply and add up, task by task."""

@@ -64,8 +64,8 @@ def test_long_runs_and_many_items(kept: bool, deterministic: bool) -> None:
         upstream = torch.rand(made.nnz, generator=g, dtype=torch.float64)
         x, y = (o.to_dense() for o in given)
         dense = upstream.view(2, 60)
-        torch.testing.assert_close(step.sums.of("x")(given[1].values, upstream).view(2, 40), dense @ y.T)
-        torch.testing.assert_close(step.sums.of("y")(given[0].values, upstream).view(40, 60), x.T @ dense)
+        torch.testing.assert_close(step.sums.of("p")(given[1].values, upstream).view(2, 40), dense @ y.T)
+        torch.testing.assert_close(step.sums.of("q")(given[0].values, upstream).view(40, 60), x.T @ dense)
 
 
 @pytest.mark.parametrize("name", CHAINS)
