@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import random
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from types import SimpleNamespace
@@ -545,6 +546,15 @@ def test_a_plan_that_is_none_is_refused_whatever_is_streamed(plan: str, nnz: int
 
 
 SPACE = Sizes(dense=10_000, row=64, finished=32, coordinates=16)
+
+
+@pytest.mark.parametrize("room", [1 << 12, 1 << 20, (1 << 20) + 1, 24 << 20])
+def test_room_is_left_for_blocks_of_memory_that_are_larger_than_their_tensors(room: int) -> None:
+    sizes = replace(SPACE, block=1 << 20)
+    fits = sizes.within(room)
+    assert sizes.chunks(fits, 2) <= 2 * room
+    assert sizes.chunks(fits + 1, 2) > 2 * room or fits == sizes.block  # the largest, or the largest that has no block
+    assert SPACE.within(room) == room and SPACE.chunks(room, 2) == 2 * room
 
 
 @pytest.mark.parametrize("kept", [(100, 200), (100,), ()], ids=str)

@@ -27,6 +27,8 @@ CHUNK = 64 << 20
 start one; and a power of two, to which torch rounds pinned memory."""
 ROUNDED = 64 << 10
 """Bytes set apart on a GPU, where each tensor begins at a multiple of 512, and small ones are made on the way."""
+BLOCK = 1 << 20
+"""Bytes above which torch's memory of a GPU gives a tensor a block that may be this much larger than it."""
 SMALLEST = 4096
 """Bytes of the smallest chunk."""
 STREAMS = 2
@@ -49,6 +51,8 @@ class Sizes:
     """What is made of a row where the result is converted, or copied in another order; 0 where it is not."""
     coordinates: int
     """Coordinates of a row of a sparse result."""
+    block: int = 0
+    """What a tensor larger than this may take more than its bytes; 0 where it takes none."""
 
     @classmethod
     def of(
@@ -61,6 +65,7 @@ class Sizes:
         rounded: int,
         drop_zeros: bool,
         beside: int,
+        block: int,
     ) -> Sizes:
         """The sizes of an einsum.
 
@@ -72,9 +77,11 @@ class Sizes:
             rounded: how many launches may round tables at once; 0 where dense operands are read as they are.
             drop_zeros: whether zeros are left out of the result.
             beside: bytes of what else is there.
+            block: what a tensor larger than this may take more than its bytes.
         """
         e, wide = canonical.written.einsum, accumulator(dtype).itemsize
-        given = sum(prod(canonical.written.shape(p)) for p in e.dense) * dtype.itemsize
+        lie = [prod(canonical.written.shape(p)) * dtype.itemsize for p in e.dense]
+        given = sum(lie) + 2 * block * sum(n > block for n in lie)  # of each there may be a table
         own = sum(prod(canonical.bound.shape(p)) for p in canonical.bound.einsum.dense)
         moved = bool(canonical.reduction.steps) or any(p is not None for p in canonical.arrangement)
         tables = own * wide if widened and wide != dtype.itemsize else own * dtype.itemsize if moved else 0
@@ -89,12 +96,21 @@ class Sizes:
         if drop_zeros and output.sparse:  # a copy of what is left, and its numbers
             finished, coordinates = finished + output.width * (dtype.itemsize + 1), 2 * coordinates + 8
         beside += own * 2 * rounded
-        return cls(given + tables + beside, output.width * wide, finished, coordinates if output.sparse else 0)
+        return cls(given + tables + beside, output.width * wide, finished, coordinates if output.sparse else 0, block)
 
     def result(self, rows: int, copies: int = 1) -> int:
         """Bytes of a whole result on the device, and of what is made of it at the end."""
         summed = self.row if copies > 1 else 0
-        return rows * (self.row * copies + summed + self.finished + self.coordinates)
+        each = [rows * n for n in (self.row * copies, summed, self.finished, self.coordinates)]
+        return sum(each) + self.block * sum(n > self.block for n in each)
+
+    def within(self, room: int) -> int:
+        """Bytes of the largest tensor that takes this much at most."""
+        return max(min(room, self.block), room - self.block)
+
+    def chunks(self, nbytes: int, streams: int) -> int:
+        """Bytes that a chunk of this size takes in all streams."""
+        return streams * (nbytes + (self.block if nbytes > self.block else 0))
 
 
 @dataclass(frozen=True)
@@ -133,9 +149,9 @@ class Budget:
         room = free - sizes.result(rows)
         if output.sparse and room // 2 >= max(streams * SMALLEST, row):
             # The result has as many rows more as a chunk numbers at most.
-            return cls(limit, True, min(wanted, _pages(room // 2 // streams)), room // 2 // row)
+            return cls(limit, True, min(wanted, _pages(sizes.within(room // 2 // streams))), room // 2 // row)
         if not output.sparse and room >= streams * SMALLEST:
-            return cls(limit, True, min(wanted, _pages(room // streams)), None)
+            return cls(limit, True, min(wanted, _pages(sizes.within(room // streams))), None)
         least = streams * (SMALLEST + (sizes.row if numbered else 0))
         if not numbered or free < least:
             result = sizes.row if numbered else sizes.result(rows)
@@ -146,8 +162,9 @@ class Budget:
                 "fewer columns of the dense operands at a time, or fewer streams"
             )
         # Half of what is left for chunks, half for their rows.
-        chunk_room = max(SMALLEST, min(wanted, _pages(free // 2 // streams)))
-        return cls(limit, False, chunk_room, max(1, (free - streams * chunk_room) // streams // max(1, sizes.row)))
+        chunk_room = max(SMALLEST, min(wanted, _pages(sizes.within(free // 2 // streams))))
+        rows_room = sizes.within((free - sizes.chunks(chunk_room, streams)) // streams)
+        return cls(limit, False, chunk_room, max(1, rows_room // max(1, sizes.row)))
 
     @classmethod
     def opened(
@@ -178,10 +195,10 @@ class Budget:
         Raises:
             OutOfMemoryError: it cannot be run in this memory.
         """
-        held = sizes.dense + streams * chunk
+        held = sizes.dense + sizes.chunks(chunk, streams)
         if held + sizes.result(rows + (window or 0), copies) <= limit:
             return cls(limit, True, chunk, None)
-        pieces = None if window is None else held + streams * window * sizes.row
+        pieces = None if window is None else held + sizes.chunks(window * sizes.row, streams)
         if pieces is not None and pieces <= limit:
             return cls(limit, False, chunk, window)
         raise OutOfMemoryError(
@@ -199,12 +216,12 @@ class Budget:
             chunk: bytes of the largest chunk.
             streams: each of which holds a chunk.
         """
-        fits = sizes.dense + sizes.result(rows) + streams * chunk <= self.limit
+        fits = sizes.dense + sizes.result(rows) + sizes.chunks(chunk, streams) <= self.limit
         return replace(self, resident=True, rows=None) if fits else self
 
     def copies(self, sizes: Sizes, rows: int, streams: int) -> int:
         """How many copies of the result programs may add to, a power of two."""
-        free = self.limit - sizes.dense - sizes.result(rows) - streams * self.chunk
+        free = self.limit - sizes.dense - sizes.result(rows) - sizes.chunks(self.chunk, streams)
         most = free // COPIES_SHARE // max(1, rows * sizes.row)
         return 1 << (most.bit_length() - 1) if self.resident and most > 1 else 1
 
@@ -254,4 +271,5 @@ def sizes_of(compiler: Compiler, streams: int, drop_zeros: bool) -> Sizes:
         rounded=streams if rounds else 0,
         drop_zeros=drop_zeros,
         beside=ROUNDED if compiler.target.type == "cuda" else 0,
+        block=BLOCK if compiler.target.type == "cuda" else 0,
     )
