@@ -554,7 +554,8 @@ def test_room_is_left_for_blocks_of_memory_that_are_larger_than_their_tensors(ro
     fits = sizes.within(room)
     assert sizes.chunks(fits, 2) <= 2 * room
     assert sizes.chunks(fits + 1, 2) > 2 * room or fits == sizes.block  # the largest, or the largest that has no block
-    assert SPACE.within(room) == room and SPACE.chunks(room, 2) == 2 * room
+    assert SPACE.within(room) == room
+    assert SPACE.chunks(room, 2) == 2 * room
 
 
 @pytest.mark.parametrize("kept", [(100, 200), (100,), ()], ids=str)
