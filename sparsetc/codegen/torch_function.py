@@ -8,7 +8,6 @@ along sides first. A loop becomes a sum over runs of rows. What is gathered by n
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import prod
 from string import ascii_letters
 
 from sparsetc.codegen.torch_rows import COUNTS, RANGES, Rows, TorchCoordinates, bags, value, weight_axes
@@ -123,9 +122,6 @@ class FunctionPrinter:
     def shape(self, axes: Iterable[str]) -> str:
         return ", ".join(str(self.p.axis(a).size) for a in axes)
 
-    def positions(self, axes: Iterable[str]) -> int:
-        return prod(self.p.axis(a).size for a in axes)
-
     # -- products ---------------------------------------------------------------------------------------------------
     def product(self, s: ir.Product) -> None:
         """The product of tiles; added up over the rows below each of its own, where it accumulates."""
@@ -152,7 +148,7 @@ class FunctionPrinter:
         if not shared:
             text = f"bag({self.index(o, level)}, {self.table(o)}, {offsets}, {weights})"
             return text if len(axes) == 1 else f"{text}.view({', '.join(filter(None, ('-1', self.shape(axes))))})"
-        k = self.positions(shared)
+        k = self.p.elements(shared)
         weights = weights if len(shared) == 1 else f"({weights}).flatten(1)"
         table = f"{o.name}.view({o.nrows}, {k}, {o.width // k})"
         text = f"bags({self.index(o, level)}, {table}, {offsets}, {weights})"
@@ -229,7 +225,7 @@ class FunctionPrinter:
         found: set[str] = set()
         for s, _ in self.p.statements:
             match s:
-                case ir.Gather(out, operand) if self.p.spanning or not operand.rows:
+                case ir.Gather(out, operand) if not operand.rows:
                     found.add(out.name)
                 case ir.Product(out) if not s.accumulate and all(t.name in found for t in s.inputs):
                     found.add(out.name)
@@ -286,7 +282,7 @@ class FunctionPrinter:
         """The output's rows, as they are stored; of tiles, for each of the positions that are kept."""
         if not key.letters:
             return f"{key.array}[{RANGES[level]}]"
-        return f"{key.array}.view(-1, {self.positions(key.letters)})[{RANGES[level]}].flatten()" + (
+        return f"{key.array}.view(-1, {self.p.elements(key.letters)})[{RANGES[level]}].flatten()" + (
             ".long()" if owned else ""
         )
 

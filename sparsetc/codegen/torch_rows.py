@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from functools import lru_cache
 from itertools import pairwise
-from math import prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -179,8 +178,7 @@ def _is_bag(p: TileProgram, s: Product, rows: Tile) -> bool:
     if any(own > level for own in inner) or all(own == ITEM for own in inner):
         return False
     apart = axes[len(shared) :]
-    positions = (prod([p.axis(a).size for a in part]) for part in (shared, apart))
-    return not shared or (bool(apart) and next(positions) <= next(positions))
+    return not shared or (bool(apart) and p.elements(shared) <= p.elements(apart))
 
 
 CHUNK = 3 << 19
@@ -243,11 +241,7 @@ def elements(p: TileProgram) -> tuple[int, int, int]:
     for s, _ in p.statements:
         if isinstance(s, Product):
             deepest = s.out if s in bagged else max(s.inputs, key=lambda tile: rows_of(p, tile.level))
-            made[rows_of(p, deepest.level)] += _positions(p, s.out)
+            made[rows_of(p, deepest.level)] += p.elements(s.out.within)
         elif isinstance(s, Gather) and s not in bagged.values():
-            made[rows_of(p, s.out.level)] += _positions(p, s.out)
+            made[rows_of(p, s.out.level)] += p.elements(s.out.within)
     return made[ITEM], made[LANE], made[LEAF]
-
-
-def _positions(p: TileProgram, tile: Tile) -> int:
-    return prod(p.axis(a).size for a in tile.within)

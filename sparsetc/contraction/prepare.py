@@ -31,7 +31,7 @@ from sparsetc.ir.plan import Part, Plan, without_halves
 from sparsetc.ir.program.cost import LISTED_BYTE, LISTED_ROW
 from sparsetc.ir.program.tile import Add, TileProgram, walk
 from sparsetc.options import Options, in_force
-from sparsetc.packing.base import Packed, index_dtype
+from sparsetc.packing.base import Packed, get_format, index_dtype
 from sparsetc.packing.deal import PARTITIONS, stored_parts
 from sparsetc.packing.tiles import slots_along
 from sparsetc.planner.pricing import owns
@@ -185,9 +185,14 @@ class Preparation:
             owned=partial is not None or owns(packed.view, problem, packed, alone=alone, padded=packed.padded),
             rows=self.output.rows if partial is None else partials,
             index64=packed.index64,
-            whole=problem.backend == "torch" or packed.view.spanning,
+            whole=problem.backend == "torch",
         )
-        program = lower(self.canonical.bound, packed.view, part.schedule, target, number=number, format=part.format)
+        own, bound = getattr(get_format(part.format), "lower", None), self.canonical.bound
+        program: TileProgram = (
+            lower(bound, packed.view, part.schedule, target, number=number, format=part.format)
+            if own is None
+            else own(bound, part, target, number)
+        )
         slot = None
         if program.slot:
             if partial is not None:
@@ -233,10 +238,10 @@ class Preparation:
 
     def _executable(self, plan: Plan, parts: Sequence[BoundPart], partial: bool) -> Executable:
         programs, folder = tuple(p.program for p in parts), self.settings.cache_dir
-        spanning = [p.spanning for p in programs]
-        if any(spanning) and not all(spanning):
+        covered = [p.covers for p in programs]
+        if any(covered) and len(covered) > 1:
             raise PlanError(f"plan {plan.name!r}: a part that is the whole tensor, dense, is a plan's only part")
-        backend = "torch" if all(spanning) else self.problem.backend
+        backend = "torch" if covered[0] else self.problem.backend
         name = source_name(str(self.canonical.bound.einsum), backend)
         made: TorchPrograms | TritonPrograms
         narrow = False
@@ -250,8 +255,8 @@ class Preparation:
                 programs, self.canonical.dtype, plan.fused or len(programs) == 1, machine, folder, name
             )
         dtype = self.canonical.dtype if narrow else accumulator(self.canonical.dtype)
-        covered = self.output.sparse or all(p.program.spanning and p.packed.items for p in parts)
-        return Executable(made, self.output.rows, self.output.width_shape, dtype, covered)
+        covers = self.output.sparse or (covered[0] and bool(parts[0].packed.items))
+        return Executable(made, self.output.rows, self.output.width_shape, dtype, covers)
 
     def _needs_second_pass(self, plan: Plan, parts: Sequence[BoundPart]) -> bool:
         """Whether sums must not depend on the order of atomics, and would; integers' never do."""
@@ -294,7 +299,7 @@ class Preparation:
         """
         storing, adding = ([p.packed for p in parts if owned(p.program) == own] for own in (True, False))
         count, sparse = self.output.rows, self.output.sparse
-        if not storing or any(p.program.spanning for p in parts) or (sparse and not adding):
+        if not storing or parts[0].program.covers or (sparse and not adding):
             return None
         if not sparse and sum(p.nnz for p in storing) < count // 2:
             return None

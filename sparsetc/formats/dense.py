@@ -1,39 +1,45 @@
-"""``dense``: the tensor as one tile of all its positions, which torch multiplies as it does any other dense tensor.
+"""``dense``: every position of the tensor, which torch multiplies as it does any other dense tensor.
 
-        item_ptr   [ 0  1 ]                 one work item, which has the one tile; no item where there is no nonzero
-        values     [ every position ]       in the order of ``view.values.sequence``, 0 where there is no nonzero
+        item_ptr   [ 0  n ]                 one work item of all n positions; no item where there is no nonzero
+        values     [ every position ]       in the order of ``storage.sequence``, 0 where there is no nonzero
 
-A position along a side is a coordinate, so none is stored, and nothing is gathered by one. A zero position is
+A coordinate follows from the position, so none is stored. No tile program is made: `DenseProduct` stands in its place,
+one matrix product where the dense operands alone make its right side, and else `torch.einsum`. A zero position is
 multiplied like any other: an infinity or NaN of a dense operand therefore reaches every row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from math import prod
 
 import torch
 
+from sparsetc.device.profile import DeviceProfile, of_backend
 from sparsetc.errors import FormatError, PlanError
-from sparsetc.ir.nest.coordinates import Along, Computed
-from sparsetc.ir.nest.nest import Nest, tiles
-from sparsetc.ir.nest.values import Whole
+from sparsetc.ir.equation.einsum import Bound
+from sparsetc.ir.lower import Target
+from sparsetc.ir.nest.coordinates import Computed, Position, parsed
+from sparsetc.ir.nest.nest import ITEM, Nest, runs
 from sparsetc.ir.plan import DOTS, ROUNDED, Part, Plan, Schedule, Storage
-from sparsetc.ir.program.counting import Statistics
-from sparsetc.ir.program.operands import dense_axes
-from sparsetc.ir.program.product_cost import ProductCost
-from sparsetc.packing.base import Packed
+from sparsetc.ir.program.cost import Cost
+from sparsetc.ir.program.counting import ONE, STORED, ZERO, Statistics
+from sparsetc.ir.program.operands import DenseAxis, Operand, dense_axes, named_operands, printed_sizes
+from sparsetc.ir.program.tile import Product, Tile, TileProgram
+from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.tiles import refuse_duplicates
-from sparsetc.planner.candidate import Candidate
-from sparsetc.planner.method import OperandMethod
-from sparsetc.planner.pricing import costs
+from sparsetc.planner.candidate import Candidate, Estimate
+from sparsetc.planner.method import Method, describe
+from sparsetc.planner.pricing import seconds_of
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import add_plans, register_format
-from sparsetc.planner.statistics import Counts
+from sparsetc.support.lru import cached_property
 
 MOST = 2**40
 """Positions of a dense tensor, at most: more fit no device."""
+Letters = tuple[str, ...]
 
 
 @register_format
@@ -43,38 +49,269 @@ class Dense:
     name = "dense"
 
     def parameters(self, order: int) -> tuple[str, ...]:
-        """None: the sides are the tensor's own."""
+        """Return no names: the sizes are the tensor's own."""
         return ()
 
     def view(self, shape: tuple[int, ...], storage: Storage) -> Nest:
-        """One tile, whose positions are stored in the storage's sequence, or row-major where it has none.
+        """Return one run of all positions, in the storage's sequence, or row-major where it has none.
 
         Raises:
             FormatError: the shape has more positions than any device holds.
         """
-        modes = tuple(range(len(shape)))
         if prod(shape) > MOST:
             raise FormatError(f"a dense tensor of shape {tuple(shape)} has {prod(shape):,} positions, {MOST:,} at most")
-        sides = tuple([max(1, n) for n in shape])
-        read = tuple([Computed(m, Along(m)) for m in modes])
-        return tiles((), read, Whole(sides, storage.sequence or modes, storage.contracted))
+        position = Position("nonzero")
+        read = [
+            Computed(m, parsed(f"{{p}} // {stride} % {max(1, shape[m])}", position))
+            for m, stride in _strides(shape, storage).items()
+        ]
+        return runs(leaf=tuple(sorted(read, key=lambda c: c.mode)))
 
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
         """Number the nonzeros by position; raises `FormatError` where two have the same."""
         view, nnz = self.view(shape, storage), coords.shape[1]
-        stored, tiles = (view.values.volume, 1) if nnz else (0, 0)
+        stored = prod(shape) if nnz else 0
         place, numbers = coords.new_zeros(nnz), torch.arange(nnz, device=coords.device)
-        for row, stride in zip(coords, view.values.strides, strict=True):
-            place.add_(row, alpha=stride)
+        for mode, stride in _strides(shape, storage).items():
+            place.add_(coords[mode], alpha=stride)
         positions = coords.new_full((stored,), -1)
         positions[place] = numbers
         if not torch.equal(positions[place], numbers):
             refuse_duplicates()
-        arrays = {"item_ptr": torch.arange(tiles + 1, dtype=torch.int32, device=coords.device)}
+        ends = [0, stored] if nnz else [0]
+        arrays = {"item_ptr": torch.tensor(ends, dtype=index_dtype(stored), device=coords.device)}
         known = (self.name, storage, shape, nnz, view, arrays, positions, stored)
-        return Packed(*known, items=tiles, padded=nnz != stored)
+        return Packed(*known, items=len(ends) - 1, padded=nnz != stored)
+
+    def lower(self, bound: Bound, part: Part, target: Target, number: int) -> DenseProduct:
+        """Return the products that torch makes of a part and dense operands."""
+        letters, sizes = bound.einsum.sparse_indices, printed_sizes(bound)
+        shape, schedule, (output, operands) = bound.extents(letters), part.schedule, named_operands(bound)
+        axes = (*dense_axes(bound), *letters)
+        stored = tuple([letters[m] for m in _strides(shape, part.storage)])
+        return DenseProduct(
+            equation=str(bound.einsum),
+            number=number,
+            format=part.format,
+            view=self.view(shape, part.storage),
+            letters=letters,
+            axes=tuple([DenseAxis(c, sizes[c], sizes[c]) for c in axes]),
+            operands=tuple([replace(o, rounded=o.name in schedule.rounded) for o in operands]),
+            output=output,
+            output_axes=tuple([c for c in axes if c in bound.einsum.output and c not in letters]),
+            body=_products(bound, stored, operands, schedule.dot),
+            precision=schedule.precision,
+            rows=target.rows,
+            whole=True,
+        )
 
 
+def _strides(shape: Sequence[int], storage: Storage) -> dict[int, int]:
+    """Return how far apart the positions of each mode are stored, the outermost mode first."""
+    modes = tuple(range(len(shape)))
+    sequence = storage.sequence or modes
+    if tuple(sorted(sequence)) != modes:
+        raise FormatError(f"a dense tensor stores each of {len(modes)} modes once, found the sequence {sequence}")
+    return {m: prod([max(1, shape[n]) for n in sequence[at + 1 :]]) for at, m in enumerate(sequence)}
+
+
+# -- what torch multiplies --------------------------------------------------------------------------------------------
+def _products(bound: Bound, stored: Letters, operands: Sequence[Operand], matrices: bool) -> tuple[Product, ...]:
+    """Return the products in the order in which they are made, the result's last.
+
+    One that has a right side is of two matrices: stored positions by those that are summed, and what the dense operands
+    alone make. It is taken where it is possible and takes no more multiplications than products from left to right.
+
+    Args:
+        bound: the einsum.
+        stored: letters of the sparse operand, as positions are stored.
+        operands: the dense ones.
+        matrices: whether the type has a matrix product.
+    """
+    output, sizes = bound.einsum.output, printed_sizes(bound)
+    kept, free = (tuple([c for c in output if (c in stored) == own]) for own in (True, False))
+    x, dense = Tile("x", stored, ITEM), [Tile(o.name, (*o.rows, *o.axes), ITEM) for o in operands]
+    in_turn = _in_turn([x, *dense], (*kept, *free))
+    right, read = (*stored[len(kept) :], *free), {c for t in dense for c in t.axes}
+    if not matrices or not dense or stored[: len(kept)] != kept or read & {*kept} or not read >= {*right}:
+        return in_turn
+    made = _in_turn(dense, right) if [t.axes for t in dense] != [right] else ()
+    folded = len(kept) if free else 0
+    last = Product(Tile("total", (*kept, *free), ITEM, folded), (x,), (made[-1].out if made else dense[0],))
+    return min((*made, last), in_turn, key=lambda own: sum(prod([sizes[c] for c in _letters(s)]) for s in own))
+
+
+def _in_turn(tiles: Sequence[Tile], result: Letters) -> tuple[Product, ...]:
+    """Return products of tiles from left to right, each summed over what neither the result nor a later tile has."""
+    made: list[Product] = []
+    for n in range(min(2, len(tiles)), len(tiles) + 1):
+        inputs = (made[-1].out, tiles[n - 1]) if made else tuple(tiles[:n])
+        later = {*result}.union(*(t.axes for t in tiles[n:]))
+        axes = tuple(dict.fromkeys(c for t in inputs for c in t.axes if c in later))
+        made.append(Product(Tile("right", axes if n < len(tiles) else result, ITEM), inputs))
+    return tuple(made)
+
+
+def _letters(s: Product) -> Letters:
+    return (*s.out.axes, *s.summed)
+
+
+# -- what that costs --------------------------------------------------------------------------------------------------
+SHARE = {"tf32": 0.7, "bf16": 1.2}
+"""The share of the rate of dots that torch's product reaches where rows begin at multiples of `ALIGNED` bytes: with the
+four numbers below, within a tenth of what plans took on average (H200, benchmarks/results/spmm.json)."""
+UNALIGNED = 0.3
+"""That share elsewhere."""
+ALIGNED = 16
+RATES = {"ieee": "highest", "tf32x3": "highest", "tf32": "high", "bf16": "medium"}
+"""The rates of `DeviceProfile.product`, by the precision of dots."""
+PARTS = {"ieee": 32}
+PART = 64
+"""Rows, and columns, of the part of a product that a multiprocessor takes, by the precision of dots; of the others."""
+SUMMED = 2e-9
+"""Seconds that a product takes for a position that it sums, one after another in each part."""
+WARPS = 4
+"""Warps that a multiprocessor issues from at once."""
+ROUNDING = 4 + 2
+"""Bytes that are read and written of an element that is rounded to 16 bits."""
+ROUNDING_CALL = 1e-6
+"""Seconds of the rounding beside its bytes."""
+
+
+class ProductCost(Cost):
+    """Bytes and flops of torch's products, one after another."""
+
+    def __init__(self, program: TileProgram) -> None:
+        """Count the products; all but the last are formed on the way, which is written and read again."""
+        self.p, self.precision = program, program.precision
+        products = [s for s, _ in program.statements if isinstance(s, Product)]
+        *before, last = products
+        of_values = [last] if last.right else products
+        self.once = 2 * STORED if program.half else STORED.bytes
+        self.output = ONE.bytes * (program.rows * program.width)
+        self.flops = sum([2 * program.elements(_letters(s)) for s in of_values])
+        """Multiplications and additions; torch pads none."""
+        self.multiply, self.dot = ONE * self.flops, ZERO
+        self.turn, self.copies, self.met, self.owned, self.sparse = 0, 1, 0, True, False
+        self.gathers, self.rounded, self.split = [], (), ()
+        self.tables = sum([o.nrows * o.width for o in program.operands])
+        """Elements of dense operands."""
+        self.formed = sum([program.elements(s.out.axes) for s in before])
+        """Elements of what is made on the way."""
+        self.calls, self.matrices = len(products), bool(last.right)
+        summing = [program.elements(s.summed) for s in of_values if s.summed]
+        self.summed = sum(summing) if program.dots else 0
+        """Positions that a product of matrices sums, one after another."""
+        self.lengths = [*summing, *([program.width] if summing else [])]
+        """Elements of the rows of the matrices that are multiplied."""
+
+    def describe(self) -> list[str]:
+        """Lines for a reader."""
+        made = f", makes {self.formed} on the way" if self.formed else ""
+        return [
+            f"streams {self.once} bytes, writes {self.output} bytes",
+            f"reads {self.tables} elements of dense operands{made}",
+            f"{self.flops} flops in products of torch",
+        ]
+
+    def _read(self, statistics: Statistics, profile: DeviceProfile) -> int:
+        return 0
+
+    def seconds(self, statistics: Statistics, profile: DeviceProfile) -> dict[str, float]:
+        """Seconds each resource alone would take."""
+        size, at = statistics.itemsize, statistics.symbols
+        moved = self.once.at(at) + self.output.at(at) + size * (self.tables + 2 * self.formed)
+        return {"memory": moved / profile.memory, "dot": self.flops / self._rate(size, profile)}
+
+    def stored(self, statistics: Statistics) -> int:
+        """Bytes of the result, all of which is stored."""
+        return self.output.at(statistics.symbols)
+
+    def predicted(self, statistics: Statistics, profile: DeviceProfile) -> float:
+        """Seconds expected: a product reads while it multiplies; what is made before it, or rounded, takes its own."""
+        size, rounding = statistics.itemsize, 0.0
+        if self._narrow(size):  # operands are rounded, or the result is
+            elements = self.p.rows * self.p.width if size == 2 else self.tables
+            rounding = ROUNDING_CALL + ROUNDING * elements / profile.memory
+        made = (self.calls - 1) * profile.launch + 2 * size * self.formed / profile.memory
+        multiplied = max(self.seconds(statistics, profile).values()) + SUMMED * self.summed
+        call = max(0.0, profile.call - profile.launch)  # a launch is counted for every plan
+        return call + made + rounding + multiplied
+
+    def _narrow(self, itemsize: int) -> bool:
+        """Whether torch multiplies 16-bit numbers: one operand and what is stored, as they are or rounded once."""
+        return self.matrices and self.calls == 1 if itemsize == 2 else self.p.half
+
+    def _rate(self, itemsize: int, profile: DeviceProfile) -> float:
+        """Flops a second of torch's products of this type, in this precision, while parts of the result are left."""
+        own = "tf32" if self.precision == ROUNDED else self.precision  # what is not rounded once is not at all
+        unit, width = (ROUNDED, 2) if self._narrow(itemsize) else (own, max(4, itemsize))
+        usual = profile.product["float64" if itemsize >= 8 else RATES[unit]]
+        busy = self._busy(PARTS.get(unit, PART), profile)
+        if unit not in SHARE or itemsize >= 8:
+            return usual * busy
+        share = UNALIGNED if any(n * width % ALIGNED for n in self.lengths) else SHARE[unit]
+        return max(usual, share * profile.matrix(unit)) * busy
+
+    def _busy(self, side: int, profile: DeviceProfile) -> float:
+        """The share of multiprocessors that have a part of the result, on average over the rounds that it takes."""
+        parts, each = prod(-(-n // side) for n in (self.p.rows, self.p.width)), max(1, profile.warps // WARPS)
+        return parts / (each * -(-parts // each))
+
+
+# -- how torch makes them ---------------------------------------------------------------------------------------------
+SETTINGS = {"tf32": "high", "bf16": "high"}
+"""How float32 is to be multiplied by torch where it is not as exactly as can be, by the precision of dots."""
+
+
+class DenseProduct(TileProgram):
+    """What torch multiplies in place of a tile program; its body is products of whole tensors."""
+
+    covers, priced_by = True, ProductCost
+
+    @cached_property
+    def half(self) -> bool:
+        """Whether values are stored in bfloat16: where a product of two matrices takes them, and of no vector."""
+        return self.precision == ROUNDED and bool(self.dots)
+
+    def lines(self, integers: bool) -> list[str]:
+        """Return the text of the function that torch runs: of one chunk, of all items, or none."""
+        names = ", ".join(["chunks", *self.arrays, *(o.name for o in self.operands), self.output])
+        setting = SETTINGS.get(self.precision, "highest")
+        head = [f'@matmul_precision("{setting}")', f"def part_{self.number}({names}):", "    for _ in chunks:"]
+        *before, last = [s for s, _ in self.statements if isinstance(s, Product)]
+        (x, *_), out, axes = (*before, last)[0].inputs, self.output, last.out.axes
+        if last.right:
+            made = self._by_matrix(last, bool(before))
+        else:
+            einsum = self._einsum("integer_einsum" if integers else "torch.einsum", axes, x)
+            made = [*einsum[:-1], f"{out}.view({self._shape(axes)}).copy_({einsum[-1]})"]
+        return [*head, *("        " + line for line in made)]
+
+    def _by_matrix(self, last: Product, several: bool) -> list[str]:
+        """Return the lines of a matrix product; `several` says whether its right side is of several operands."""
+        (other,), out = last.right, self.output
+        rows, summed, columns = self.rows, self.elements(last.summed), self.width
+        lines = self._einsum("torch.einsum", other.axes) if several else []
+        made = [*lines[:-1], *(f"{other.name} = {line}" for line in lines[-1:])]
+        wide = f".to({out}.dtype)" if several and not self.half else ""  # as wide as what several operands make
+        narrow = ".to(values.dtype)" if self.half or any(o.rounded for o in self.operands) else ""
+        left, right = f"values.view({rows}, {summed}){wide}", f"{other.name}.reshape({summed}, {columns}){narrow}"
+        return [*made, f"multiply({left}, {right}, {out}.view({rows}, {columns}))"]
+
+    def _einsum(self, einsum: str, result: Letters, *x: Tile) -> list[str]:
+        """Return the lines of the tensors of an einsum, dense operands behind stored values if given, and its call."""
+        tensors = [("values", "x", t.axes) for t in x]
+        tensors += [(o.name, o.name.lower(), (*o.rows, *o.axes)) for o in self.operands]
+        equation = f"{','.join(''.join(axes) for *_, axes in tensors)}->{''.join(result)}"
+        lines = [f"{to} = {name}.view({self._shape(axes)}).to({self.output}.dtype)" for name, to, axes in tensors]
+        return [*lines, f'{einsum}("{equation}", {", ".join(to for _, to, _ in tensors)})']
+
+    def _shape(self, axes: Letters) -> str:
+        return ", ".join(str(self.axis(c).size) for c in axes) or "()"
+
+
+# -- the plan ---------------------------------------------------------------------------------------------------------
 SPARSEST = 8
 """Positions a nonzero, at most, that are made dense without being asked for: more multiply, and take, mostly zeros."""
 FEWEST, FEW = 2**12, 2**22
@@ -86,38 +323,43 @@ EXACT = {DOTS["highest"]: "ieee"}
 """How torch multiplies float32 where that is to be as exact as it is."""
 
 
-class DensePlan(OperandMethod):
+class DensePlan(Method[Problem]):
     """The dense tensor in one part, for torch to multiply."""
 
     name = "dense"
 
-    def candidates(self, problem: Problem, counts: Counts) -> Iterator[Candidate]:
+    def estimates(self, problem: Problem) -> Iterable[Estimate]:
         """The dense tensor, on a GPU, where enough of it is filled or there is little to fill."""
-        filled = FEWEST <= prod(problem.shape) <= max(FEW, SPARSEST * counts.nnz)
+        filled = FEWEST <= prod(problem.shape) <= max(FEW, SPARSEST * problem.counts.nnz)
         if problem.backend == "triton" and filled:
-            with suppress(PlanError):
-                yield dense(problem, counts)
+            found: dict[Plan, Estimate] = {}
+            for precision in (problem.precision, *problem.finer):
+                with suppress(PlanError):
+                    made = _estimate(problem, precision)
+                    found.setdefault(made.plan, made)
+            return found.values()
+        return ()
 
-    def candidate(self, problem: Problem, counts: Counts, request: Plan) -> Candidate:
-        """The dense tensor, however much of it is filled."""
-        return dense(problem, counts)
+    def requested(self, problem: Problem, request: Plan) -> Estimate:
+        """The dense tensor, however much of it is filled; `PlanError` says why there can be none."""
+        return _estimate(problem, problem.precision)
 
 
-def dense(problem: Problem, counts: Counts) -> Candidate:
-    """One tile that is the whole tensor; `PlanError` says why there can be none."""
+def _estimate(problem: Problem, precision: str) -> Estimate:
+    """Return the plan at a precision, and what it is expected to take; `PlanError` says why there can be none."""
     if fault := _fault(problem):
         raise _refusal(problem, fault)
-    made = _of_precision(problem, counts, EXACT.get(problem.precision, problem.precision))
-    (found,) = costs(made, problem)
-    assert isinstance(found, ProductCost)
-    if problem.precision == ROUNDED and found.products != 1:  # what is made on the way is not rounded
-        made = _of_precision(problem, counts, DOTS["high"])
-    taken = (problem.itemsize + PACKING) * prod(problem.shape) + problem.itemsize * found.formed
+    plan, cost = _of_precision(problem, EXACT.get(precision, precision))
+    if precision == ROUNDED and not cost.matrices:  # what is made on the way is not rounded
+        plan, cost = _of_precision(problem, DOTS["high"])
+    taken = (problem.itemsize + PACKING) * prod(problem.shape) + problem.itemsize * cost.formed
     if taken > problem.memory:
-        on_the_way = " and what is made on the way" if found.formed else ""
+        on_the_way = " and what is made on the way" if cost.formed else ""
         fault = f"the dense tensor, with what packs it{on_the_way}, takes {taken:,} bytes, the limit is"
         raise _refusal(problem, f"{fault} {problem.memory:,}")
-    return made
+    expected = (Statistics(1, 1, max(1, prod(problem.shape)), problem.counts.nnz, problem.itemsize),)
+    seconds = seconds_of(plan, [cost], expected, problem.backend, of_backend(problem.backend))
+    return Estimate(describe(Candidate(plan, expected), problem), plan, seconds, expected)
 
 
 def _refusal(problem: Problem, fault: str) -> PlanError:
@@ -137,16 +379,14 @@ def _fault(problem: Problem) -> str:
     return ""
 
 
-def _of_precision(problem: Problem, counts: Counts, precision: str) -> Candidate:
-    """The candidate: positions of the modes that the result keeps, in its order, are before those that are summed."""
+def _of_precision(problem: Problem, precision: str) -> tuple[Plan, ProductCost]:
+    """Return the plan and its cost; positions of modes that the result keeps, in its order, are before the others."""
     output, order = problem.bound.einsum.output, tuple(range(problem.order))
     kept = sorted(problem.kept, key=lambda mode: output.index(problem.letters[mode]))
-    storage = Storage(leaf=order, sequence=(*kept, *problem.rest), contracted=len(problem.rest))
-    sizes = ((c, max(1, problem.bound.by_index[c])) for c in dense_axes(problem.bound))
-    blocks = tuple((c, 1 << (n - 1).bit_length()) for c, n in sizes)
-    schedule = Schedule(blocks=blocks, dot=problem.products, precision=precision)
-    expected = Statistics(1, 1, max(1, prod(problem.shape)), counts.nnz, problem.itemsize)
-    return Candidate(Plan("dense", (Part("dense", storage, schedule, counts.nnz),)), (expected,))
+    storage = Storage(leaf=order, sequence=(*kept, *problem.rest))
+    part = Part("dense", storage, Schedule(dot=problem.products, precision=precision), problem.counts.nnz)
+    target = Target(rows=problem.rows, whole=True)
+    return Plan("dense", (part,)), ProductCost(Dense().lower(problem.bound, part, target, 0))
 
 
 add_plans(DensePlan())

@@ -119,6 +119,10 @@ class Format(Protocol):
     It may have ``parameters(order) -> names``: what `Storage.params` may name, for tensors of this order. Other names
     are refused then, with `PlanError`.
 
+    It may have ``lower(bound, part, target, number) -> TileProgram``: what runs its parts in place of the tile program
+    that would be made of its view; one that `covers` the result, with `lines` of torch of its own and `priced_by` a
+    `Cost` of its own.
+
     Where `pack` has a parameter ``cache``, it is given what is kept with a pattern when it packs all of its nonzeros.
 
     With ``even = True`` tiles are those of a tensor cut evenly, by `sparsetc.packing.tiles.sides_of`: `explain` counts

@@ -94,7 +94,10 @@ def _with_tree(part: Part, problem: Problem) -> Part:
     """The part with the tree that is lowered; `PlanError` for a tree of dots where the type has none."""
     if part.schedule.tree is not None and part.schedule.tree.dots and not problem.products:
         raise PlanError(f"tree {part.schedule.tree}: integers have no matrix product")
-    view = get_format(part.format).view(problem.shape, part.storage)
+    own = get_format(part.format)
+    if hasattr(own, "lower"):  # which reads no tree
+        return part
+    view = own.view(problem.shape, part.storage)
     target = Target(problem.sparse_output, in_operand_order=part.format == "coo")
     return replace(part, schedule=scheduled(problem.bound, view, part.schedule, target))
 

@@ -35,8 +35,6 @@ def owns(view: Nest, problem: Problem, how: Packed | Statistics, *, alone: bool,
     kept = set(problem.kept)
     if not alone:
         return False
-    if view.spanning and how.items == 1 and how.stored == view.values.volume:
-        return True  # one tile has every row once
     if (
         padded
         and not view.blocks
@@ -144,7 +142,9 @@ def costs(candidate: Candidate, problem: Problem) -> list[Cost]:
     for p, view, own in zip(parts, made, _owned(candidate, problem, made), strict=True):
         whole = problem.backend == "torch" and not view.values.sides  # which pay as the programs of a GPU take them
         target = Target(problem.sparse_output, p.format == "coo", own, problem.rows, whole=whole)
-        found.append(_cost(problem.bound, view, p.schedule, target))
+        lower = getattr(get_format(p.format), "lower", None)
+        own_cost = lower and cost_of(lower(problem.bound, p, target, 0))
+        found.append(own_cost or _cost(problem.bound, view, p.schedule, target))
     return found
 
 

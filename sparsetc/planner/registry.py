@@ -16,7 +16,7 @@ from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.plan import PAIRED_PLANS, PREFERRED, Plan, requested, verify
 from sparsetc.packing.base import FORMATS, Format
 from sparsetc.planner.candidate import Candidate
-from sparsetc.planner.method import OperandMethod
+from sparsetc.planner.method import Method, OperandMethod
 from sparsetc.planner.pricing import orderly
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.statistics import Counts
@@ -27,11 +27,11 @@ MakePlan = Callable[[Problem, Counts], Candidate | None]
 F = TypeVar("F", bound=Callable[..., Format])
 M = TypeVar("M", bound=MakePlan)
 
-PLANS: dict[str, OperandMethod] = {}
+PLANS: dict[str, Method[Problem]] = {}
 """The methods that run one sparse operand, by the names of their plans, in the order in which they are considered."""
 
 
-def add_plans(*methods: OperandMethod) -> None:
+def add_plans(*methods: Method[Problem]) -> None:
     """Make methods of the package known."""
     PLANS.update({method.name: method for method in methods})
 

@@ -76,7 +76,7 @@ def _part(number: int, part: Part, program: TileProgram, share: float, backend: 
     seconds, (resource, floor) = timed
     instruction = "multiply-add"
     if program.dots:
-        by_torch = backend == "torch" or program.spanning
+        by_torch = backend == "torch" or program.whole
         instruction = "matrix product" if by_torch else f"tensor core, {program.precision}"
     if part.schedule.rounded:
         instruction += f", {in_bf16(part.schedule.rounded)}"
@@ -106,7 +106,7 @@ def _statistics(packed: Packed, problem: Problem, planned: Statistics | None) ->
 
 def _populations(packed: Sequence[Packed], problem: Problem) -> torch.Tensor:
     """(most + 1,) nonzeros in tiles of each population: in stored windows, or in all of a tensor cut evenly."""
-    tiles = [p for p in packed if p.view.along and not p.view.spanning]
+    tiles = [p for p in packed if p.view.along]
     if any(getattr(FORMATS.get(p.format), "even", False) for p in tiles):
         return problem.counts.tiles()
     own = [tiles_of_nonzeros(p)[0].bincount().cpu() for p in tiles if p.positions is not None]

@@ -95,7 +95,7 @@ class Executable:
         stored = [owned(p) for p in programs.programs]
         self.stores = any(stored)
         self.zeroes = not (all(stored) and covered)
-        self.copies = max((copies(p) for p in programs.programs), default=1)
+        self.copies = max(map(copies, programs.programs), default=1)
         self._bound: BoundPrograms | None = None
 
     def run(
@@ -201,7 +201,7 @@ def _zero(out: torch.Tensor, rows: torch.Tensor | None) -> None:
 
 def copies(program: TileProgram) -> int:
     """How many copies of its results a program adds to."""
-    return max(s.copies for s, _ in program.statements if isinstance(s, Add))
+    return max((s.copies for s, _ in program.statements if isinstance(s, Add)), default=1)
 
 
 def owned(program: TileProgram) -> bool:

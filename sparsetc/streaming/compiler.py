@@ -185,7 +185,7 @@ class Compiler:
         Raises:
             PlanError: a part is the whole tensor, dense, which no chunk is.
         """
-        if any(get_format(p.format).view(self.canonical.shape, p.storage).spanning for p in plan.parts):
+        if any(hasattr(get_format(p.format), "lower") for p in plan.parts):
             raise PlanError(f"plan {plan.name!r} stores a dense tensor whole, which a stream's chunks are not")
         parts = (
             replace(p, schedule=replace(p.schedule, copies=min(self.copies, p.schedule.copies))) for p in plan.parts

@@ -2,37 +2,25 @@
 
 A[row, r] += X is the sum of its parts; operands: X[i, j, k] sparse; B[j, r]; C[k, r].
 
-Part 0, dense: dense tiles of 100x20x30.
-    i = place, not stored
-    j = place, not stored
-    k = place, not stored
-    values[tile * 60000 + position], row-major over ijk = 100x20x30
-    streams 4*L + N*w bytes, writes 3200*w bytes
+Part 0, dense: runs of nonzeros, 1 lanes, modes - | - | 0,1,2.
+    i = position // 600 % 100, not stored
+    j = position // 30 % 20, not stored
+    k = position // 1 % 30, not stored
+    values[n], likewise word, for the n of an item
+    streams N*w bytes, writes 3200*w bytes
     reads 1600 elements of dense operands, makes 19200 on the way
     3840000 flops in products of torch
 """
 
+import torch
+
 from sparsetc.runtime.products import matmul_precision, multiply
 
 
-# tile program  "ijk,jr,kr->ir"  part 0: dense, dense tiles of 100x20x30
-#   item over item_ptr
-#   axes r = 32, i = 100, j = 20, k = 30
-#   loop tiles of the item
-#     at_i[i] = place
-#     at_j[j] = place
-#     at_k[k] = place
-#     b_rj[j,r] = gather B[at_j, r]
-#     c_rk[k,r] = gather C[at_k, r]
-#     w[j,k,r] = einsum "jr,kr->jkr" b_rj, c_rk  # multiply
-#     x[i,j,k] = load X.values
-#     part[i,r] = einsum "jkr,ijk->ir" w, x  # sum over j, k
-#     store A[at_i, r] part[i,r]
 @matmul_precision("high")
 def part_0(chunks, item_ptr, values, B, C, A):
-    for i0, i1, b0, b1, n0, n1 in chunks:
-        b_rj = B.view(20, 32).to(A.dtype)
-        c_rk = C.view(30, 32).to(A.dtype)
-        w = b_rj[:, None, :] * c_rk[None, :, :]
-        x = values[n0:n1].view(-1, 100, 20, 30).to(A.dtype)
-        multiply(x.view(100, 600), w.reshape(600, 32), A.view(100, 32))
+    for _ in chunks:
+        b = B.view(20, 32).to(A.dtype)
+        c = C.view(30, 32).to(A.dtype)
+        right = torch.einsum("jr,kr->jkr", b, c)
+        multiply(values.view(100, 600).to(A.dtype), right.reshape(600, 32), A.view(100, 32))

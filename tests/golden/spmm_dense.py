@@ -2,11 +2,11 @@
 
 A[row, r] += X is the sum of its parts; operands: X[i, j] sparse; B[j, r].
 
-Part 0, dense: dense tiles of 100x200.
-    i = place, not stored
-    j = place, not stored
-    values[tile * 20000 + position], row-major over ij = 100x200
-    streams 4*L + 2*N bytes, writes 3200*w bytes
+Part 0, dense: runs of nonzeros, 1 lanes, modes - | - | 0,1.
+    i = position // 200 % 100, not stored
+    j = position // 1 % 200, not stored
+    values[n], likewise word, for the n of an item
+    streams 2*N bytes, writes 3200*w bytes
     reads 6400 elements of dense operands
     1280000 flops in products of torch
 """
@@ -14,19 +14,7 @@ Part 0, dense: dense tiles of 100x200.
 from sparsetc.runtime.products import matmul_precision, multiply
 
 
-# tile program  "ij,jr->ir"  part 0: dense, dense tiles of 100x200
-#   item over item_ptr
-#   axes r = 32, i = 100, j = 200
-#   loop tiles of the item
-#     at_i[i] = place
-#     at_j[j] = place
-#     b_rj[j,r] = gather B[at_j, r]
-#     x[i,j] = load X.values
-#     part[i,r] = einsum "jr,ij->ir" b_rj, x  # sum over j
-#     store A[at_i, r] part[i,r]
 @matmul_precision("high")
 def part_0(chunks, item_ptr, values, B, A):
-    for i0, i1, b0, b1, n0, n1 in chunks:
-        b_rj = B.view(200, 32)
-        x = values.view(100, 200)
-        multiply(x, b_rj.to(values.dtype), A.view(100, 32))
+    for _ in chunks:
+        multiply(values.view(100, 200), B.reshape(200, 32).to(values.dtype), A.view(100, 32))

@@ -2,14 +2,14 @@
 
 A[row, r, s] += X is the sum of its parts; operands: X[i, j, k] sparse; B[j, r]; C[k, s].
 
-Part 0, dense: dense tiles of 100x20x30.
-    i = place, not stored
-    j = place, not stored
-    k = place, not stored
-    values[tile * 60000 + position], row-major over ijk = 100x20x30
-    streams 4*L + N*w bytes, writes 51200*w bytes
-    reads 1120 elements of dense operands, makes 32000 on the way
-    3968000 flops in products of torch
+Part 0, dense: runs of nonzeros, 1 lanes, modes - | - | 0,1,2.
+    i = position // 600 % 100, not stored
+    j = position // 30 % 20, not stored
+    k = position // 1 % 30, not stored
+    values[n], likewise word, for the n of an item
+    streams N*w bytes, writes 51200*w bytes
+    reads 1120 elements of dense operands, makes 96000 on the way
+    6912000 flops in products of torch
 """
 
 import torch
@@ -17,25 +17,10 @@ import torch
 from sparsetc.runtime.products import matmul_precision
 
 
-# tile program  "ijk,jr,ks->irs"  part 0: dense, dense tiles of 100x20x30
-#   item over item_ptr
-#   axes r = 32, s = 16, i = 100, j = 20, k = 30
-#   loop tiles of the item
-#     at_i[i] = place
-#     at_j[j] = place
-#     at_k[k] = place
-#     b_rj[j,r] = gather B[at_j, r]
-#     c_sk[k,s] = gather C[at_k, s]
-#     x[i,j,k] = load X.values
-#     part[i,j,s] = einsum "ks,ijk->ijs" c_sk, x  # sum over k
-#     part2[i,r,s] = einsum "ijs,jr->irs" part, b_rj  # sum over j
-#     store A[at_i, r, s] part2[i,r,s]
 @matmul_precision("highest")
 def part_0(chunks, item_ptr, values, B, C, A):
-    for i0, i1, b0, b1, n0, n1 in chunks:
-        b_rj = B.view(20, 32).to(A.dtype)
-        c_sk = C.view(30, 16).to(A.dtype)
-        x = values[n0:n1].view(-1, 100, 20, 30).to(A.dtype)
-        part = torch.einsum("Zijk,ks->Zijs", x, c_sk)
-        part2 = torch.einsum("Zijs,jr->Zirs", part, b_rj)
-        A.view(-1, 100, 32, 16).copy_(part2)
+    for _ in chunks:
+        x = values.view(100, 20, 30).to(A.dtype)
+        b = B.view(20, 32).to(A.dtype)
+        c = C.view(30, 16).to(A.dtype)
+        A.view(100, 32, 16).copy_(torch.einsum("ijk,jr,ks->irs", x, b, c))

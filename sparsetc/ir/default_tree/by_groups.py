@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
-from math import inf, prod
+from math import prod
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.contraction_tree import Dot, Factor, Tree, product, total
@@ -254,8 +254,7 @@ def by_groups(inner: Inner, schedule: Schedule) -> Schedule:
     """The schedule with the tree of the groups that take the fewest multiplications, and the roles of positions."""
     inner = inner.by_sides()
     output, wide = (*inner.kept, *inner.output_axes), all(schedule.block(c) >= MIN_DOT for c in inner.summed)
-    columns = inf if inner.view.spanning else COLUMNS
-    groups = Division(inner.sides, inner.sizes, output, inner.operands, columns).groups(schedule.dot, wide)
+    groups = Division(inner.sides, inner.sizes, output, inner.operands, COLUMNS).groups(schedule.dot, wide)
     block = _Blocks(inner, schedule, groups).found
     turns = tuple([c for c in groups.spread if block[c] < inner.sides[c] or inner.sides[c] == 1])
     take = tuple([(c, n) for c, n in block.items() if n > 1])

@@ -123,7 +123,7 @@ class WholeLowering(Lowering):
     def _is_constant(self, tile: Tile) -> bool:
         """Whether a tile is the same for all rows, being made of operands that no coordinate gathers."""
         gathered = (self.inner.operand.get(name) for name in self.factors[tile.name])
-        return all(o is not None and (self.inner.view.spanning or not o.rows) for o in gathered)
+        return all(o is not None and (not o.rows) for o in gathered)
 
     def _within(self, tiles: Sequence[Tile]) -> tuple[str, ...]:
         """The axes that tiles have together, but the lanes."""

@@ -275,13 +275,7 @@ class Nest:
 
     def within(self, mode: int, size: int) -> bool:
         """Whether no coordinate along a mode's side reaches the size of the mode: lists may always hold such."""
-        own, side = self.coordinates[mode], self.values.sides[mode]
-        return side <= size if own == Along(mode) else not own.sides and size % side == 0
-
-    @cached_property
-    def spanning(self) -> bool:
-        """Whether tiles span the whole tensor: the positions along each side are the coordinates of its mode."""
-        return bool(self.values.sides) and all(own == Along(mode) for mode, own in self.coordinates.items())
+        return not self.coordinates[mode].sides and size % self.values.sides[mode] == 0
 
     def taking(self, lanes: int) -> Nest:
         """The nest by so many lanes, where the storage leaves their number to the schedule: in runs of nonzeros."""

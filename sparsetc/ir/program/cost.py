@@ -197,9 +197,6 @@ class Cost(Counted):
 
 @lru_cache(maxsize=1024)
 def cost_of(program: TileProgram) -> Cost:
-    """What a program costs, by what runs it: a generated kernel, or torch, for which the tile is the whole tensor."""
-    if not program.spanning:
-        return Cost(program)
-    from sparsetc.ir.program.product_cost import ProductCost  # which is one, and which few programs need
-
-    return ProductCost(program)
+    """What a program costs, as its format prices it where no tile program is run."""
+    made: type[Cost] = getattr(program, "priced_by", Cost)
+    return made(program)

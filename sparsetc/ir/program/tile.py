@@ -229,6 +229,9 @@ Statement = Decode | Value | Scale | Gather | Zero | Product | Sum | Loop | Add
 class TileProgram:
     """One part's program."""
 
+    covers: ClassVar[bool] = False
+    """Whether it stores every row of the result, being products of whole tensors that a format made in its place."""
+
     equation: str
     number: int
     format: str
@@ -240,11 +243,11 @@ class TileProgram:
     output: str
     output_axes: tuple[str, ...]
     body: tuple[Statement, ...]
-    unroll: int
-    masked_unroll: int
-    warps: int
-    stages: int
     precision: str
+    unroll: int = 1
+    masked_unroll: int = 1
+    warps: int = 1
+    stages: int = 1
     registers: int = 0
     """Registers that a thread may have; 0 leaves that to the compiler."""
     slot: str = ""
@@ -262,6 +265,10 @@ class TileProgram:
         """The dense axis of a letter."""
         return self._axis[letter]
 
+    def lines(self, integers: bool) -> list[str]:
+        """Return the text of the torch function of a program that covers the result; `integers` says of what type."""
+        raise NotImplementedError
+
     @cached_property
     def _axis(self) -> dict[str, DenseAxis]:
         return {a.letter: a for a in self.axes}
@@ -269,7 +276,11 @@ class TileProgram:
     @cached_property
     def width(self) -> int:
         """Elements of one output row."""
-        return prod([self.axis(letter).size for letter in self.output_axes])
+        return self.elements(self.output_axes)
+
+    def elements(self, letters: Iterable[str]) -> int:
+        """Return the product of the sizes of axes."""
+        return prod([self.axis(c).size for c in letters])
 
     @cached_property
     def statements(self) -> tuple[tuple[Statement, int], ...]:
@@ -290,11 +301,6 @@ class TileProgram:
     def along(self) -> frozenset[str]:
         """Letters of which it has positions along the sides of tiles."""
         return frozenset(a.letter for a in self.axes if a.letter in self.letters)
-
-    @cached_property
-    def spanning(self) -> bool:
-        """Whether its one tile is the whole tensor, so that torch multiplies it with operands as they are."""
-        return self.view.spanning and not any(s.end for s, _ in self.statements if isinstance(s, Decode))
 
     def read_along(self, letters: Iterable[str]) -> tuple[str, ...]:
         """The axes along which the coordinates of letters vary, as `Nest.read_along` gives them."""
