@@ -269,8 +269,6 @@ class Counted:
                 self.gathers.append(self._gathered(s, visits))
                 if self.sides and s.out in self._brought:
                     self.converted += visits * self._cells(s.out.axes)
-                if s.operand.rounded and not self.p.dots:  # not measured: an instruction widens an element
-                    self.multiply += visits * (2 * self._cells(s.out.axes))
             case ir.Product():
                 self._product(s, visits)
             case ir.Add():
