@@ -63,11 +63,13 @@ def _in_slabs(part: Part, problem: Problem) -> Part:
 
 def _apart(candidate: Candidate, seconds: tuple[float, ...], problem: Problem) -> tuple[Candidate, tuple[float, ...]]:
     """The candidate, whose parts add to copies of the output where rows are so few that this pays; its prices."""
-    law = of_backend(problem.backend).laws
-    copies = min(MOST_COPIES, 1 << max(int(law["uncrowded"]) // problem.rows, 1).bit_length() - 1)
-    if problem.backend != "triton" or problem.deterministic or problem.sparse_output or copies == 1:
+    if problem.backend != "triton" or problem.deterministic or problem.sparse_output:
         return candidate, seconds
     if not any(cost.met for cost in costs(candidate, problem)):  # copies of what nothing waits for only take longer
+        return candidate, seconds
+    law = of_backend(problem.backend).laws
+    copies = min(MOST_COPIES, 1 << max(int(law["uncrowded"]) // problem.rows, 1).bit_length() - 1)
+    if copies == 1:
         return candidate, seconds
     parts = tuple([replace(p, schedule=replace(p.schedule, copies=copies)) for p in candidate.plan.parts])
     other = replace(candidate, plan=replace(candidate.plan, parts=parts))
