@@ -24,11 +24,11 @@ r=128)` gives the numbers with other sizes. It is written by `python benchmarks/
 
 Letters are sizes of modes. `items`, `fibers` and `nonzeros` are work items, fibers (of tiles: tiles) and values as they
 are stored, padding included, numbered where a plan has several parts; `itemsize` is the bytes of a value, `chain` the
-rounds of dependent loads of the longest item, `runs_j` how often coordinate j changes. Other names are fields of the
-device's [profile](devices.md), here of an NVIDIA H200, tables with the precision behind the name. *Bytes* are those
-that device memory moves at least, *atomics* elements that are added by atomics, *products* multiplications and
-additions. An expression for *seconds* holds as long as the model decides as it did here: what fits into a cache, which
-of two bounds is larger.
+rounds of dependent loads of the longest item, `runs_j` how often coordinate j changes. Other names are fields and
+laws of the device's [profile](devices.md), here of an NVIDIA H200, tables with the precision behind the name. *Bytes*
+are those that device memory moves at least, *atomics* elements that are added by atomics, *products* multiplications
+and additions. An expression for *seconds* holds as long as the model decides as it did here: what fits into a cache,
+which of two bounds is larger.
 """
 
 

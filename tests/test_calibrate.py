@@ -308,16 +308,25 @@ def test_pairs_of_triton_programs_are_priced_as_on_a_gpu() -> None:
 
 @pytest.mark.parametrize("profile", [default_gpu(), cpu(), PROFILE], ids=lambda p: p.name)
 def test_every_number_of_a_profile_has_a_source(profile: DeviceProfile) -> None:
-    assert tuple(profile.sources) == NUMBERS
+    assert tuple(profile.sources) == (*NUMBERS, *profile.laws)
     assert all(re.match("(measured|assumed): .", source) for source in profile.sources.values())
     for name in NUMBERS:
         value = getattr(profile, name)
         assert isinstance(value, dict) == (name in TABLES)
         assert all(n >= 0 for n in (value.values() if name in TABLES else [value]))
-    assert f"{len(profile.measured)} of {len(NUMBERS)} fields measured" in profile.describe()
+    assert all(law >= 0 for law in profile.laws.values())
+    assert f"{len(profile.measured)} of {len(profile.sources)} numbers measured" in profile.describe()
     assert profile.describe() in repr(profile)
     assert pickle.loads(pickle.dumps(profile)) == copy.deepcopy(profile) == profile
     assert hash(profile) == hash(copy.deepcopy(profile))
+
+
+def test_every_law_is_read_and_says_what_it_means() -> None:
+    package = Path(profiles.__file__).parents[1]
+    code = "".join(path.read_text() for path in package.rglob("*.py"))
+    assert {*re.findall(r'laws?\["(\w+)"\]', code)} == {*default_gpu().laws}
+    entries = json.loads((package / "device" / "profiles" / "nvidia-h200.json").read_text())["fields"]
+    assert {name for name, entry in entries.items() if entry.get("means")} == {*default_gpu().laws}
 
 
 def test_records_that_a_profile_names_are_in_the_repository() -> None:
@@ -329,7 +338,7 @@ def test_records_that_a_profile_names_are_in_the_repository() -> None:
 
 def test_a_calibrated_profile_says_which_fields_were_measured_and_whose_the_others_are() -> None:
     assert PROFILE.describe() == (
-        f"{GPU} (calibrated {DAY}: {len(MEASURED)} of {len(NUMBERS)} fields measured, others an NVIDIA H200's)"
+        f"{GPU} (calibrated {DAY}: {len(MEASURED)} of {len(PROFILE.sources)} numbers measured, others an NVIDIA H200's)"
     )
     assert set(PROFILE.measured) == set(MEASURED)
     assert PROFILE.sources["memory"] == f"measured: calibrate, {DAY}"

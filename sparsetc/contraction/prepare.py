@@ -23,12 +23,12 @@ from sparsetc.codegen.launch import (
 )
 from sparsetc.contraction.canonical import Canonical, Operands, canonicalise
 from sparsetc.contraction.output import Output, output_of
+from sparsetc.device.profile import of_backend
 from sparsetc.device.targets import machine_of
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.plan import Part, Plan, without_halves
-from sparsetc.ir.program.cost import LISTED_BYTE, LISTED_ROW
 from sparsetc.ir.program.tile import Add, TileProgram, walk
 from sparsetc.options import Options, in_force
 from sparsetc.packing.base import Packed, get_format, index_dtype
@@ -308,7 +308,9 @@ class Preparation:
             reached[self._rows_of_part(packed)] = True
         found = torch.nonzero(reached if sparse else ~reached).flatten()
         row = self.output.width * accumulator(self.canonical.dtype).itemsize
-        return found if found.numel() * (LISTED_ROW + LISTED_BYTE * row) <= count * row else None
+        law = of_backend(self.problem.backend).laws
+        listed = found.numel() * (law["listed_row"] + law["listed_byte"] * row)
+        return found if listed <= count * row else None
 
     def _of_whole(self, given: torch.Tensor) -> torch.Tensor:
         """(…, nnz of the operand) of what is given for the nonzeros that take part: packed parts number them all."""

@@ -28,6 +28,8 @@ from sparsetc.support.warn import warn
 
 MEASUREMENT = "measured:"
 """What the source of a number that was measured begins with."""
+ASSUMED = "assumed: an NVIDIA H200's"
+"""The source of a number that is the default GPU's."""
 OTHER = "other"
 """Key, in a table by precision, of the precisions that have none of their own."""
 
@@ -75,21 +77,11 @@ class DeviceProfile:
     tile_share: Mapping[str, float] = field(hash=False)
     """Share of the rate of dots that those of tiles reach, by precision: few positions are contracted at once, and
     scaled between."""
-    whole_turn: int
-    """Bytes of a tile from which a program's turn over a share of it takes `tile`; over a smaller share, less."""
-    whole_tile: int
-    """Positions of a tile that a program takes whole from which its turn takes `tile`; that of a smaller one, less."""
-    turn_warps: int
-    """Warps of a program whose turn over a whole tile takes `tile`; more warps wait longer, fewer less."""
-    idle_wait: float
-    """Share of `wait` that a load of a round takes where memory is not busy."""
     staged: Mapping[str, int] = field(hash=False)
     """How often a gathered side of a dot passes between registers and shared memory, by precision."""
     fused_slowdown: Mapping[str, float] = field(hash=False)
     """How many times longer scalar programs take in one launch with tiles, whose registers they are given; by the
     precision of the tiles' dots."""
-    starting_waits: int
-    """Dependent loads before a launch of scalar programs has all its work under way."""
     task_bytes: float
     """Bytes of kept tasks a second: what is stored of each, a value read and a value added to."""
     crowded: float
@@ -115,6 +107,9 @@ class DeviceProfile:
     """Bytes that torch zeroes, scatters or gathers a second."""
     call: float
     """Seconds of a call of torch, one of several that follow one another."""
+    laws: Mapping[str, float] = field(hash=False)
+    """Constants of the cost model's formulas, fitted to whole kernels; `profiles/nvidia-h200.json` says what each
+    means."""
     sources: Mapping[str, str] = field(hash=False)
     """Where each number comes from: ``measured: `` by what, and when, or ``assumed: `` whose it is."""
     calibrated: str = ""
@@ -131,7 +126,7 @@ class DeviceProfile:
 
     def describe(self) -> str:
         """The device whose numbers these are, and how many of them were measured, for a reader."""
-        count = f"{len(self.measured)} of {len(self.sources)} fields measured"
+        count = f"{len(self.measured)} of {len(self.sources)} numbers measured"
         if self.calibrated:
             return f"{self.name} (calibrated {self.calibrated}: {count}, others an {default_gpu().name}'s)"
         return f"{self.name} (default: {count})"
@@ -140,8 +135,8 @@ class DeviceProfile:
         return f"DeviceProfile({self.describe()})"
 
 
-NUMBERS = tuple(f.name for f in fields(DeviceProfile) if f.name not in ("name", "sources", "calibrated"))
-"""The fields that are numbers, or tables of them, each with a source."""
+NUMBERS = tuple(f.name for f in fields(DeviceProfile) if f.name not in ("name", "laws", "sources", "calibrated"))
+"""The fields that are numbers, or tables of them. They, and the laws, have a source each."""
 TABLES = ("dot", "tile_share", "staged", "fused_slowdown", "product", "block_dot")
 """The fields that are tables by precision."""
 _SCALED = {"crowded": "add", "expanded_bytes": "memory", "far_blocks": "memory", "near_bytes": "l2_bytes"}
@@ -166,12 +161,8 @@ def cpu() -> DeviceProfile:
 
 def calibrated(name: str, day: str, measured: Mapping[str, Any]) -> DeviceProfile:
     """The profile of a GPU by what `calibrate` measured of it; all else is the default GPU's, as it is or scaled."""
-    usual = default_gpu()
-    values = {n: getattr(usual, n) for n in NUMBERS} | _scaled(usual, measured) | dict(measured)
-    whose = f"assumed: an {usual.name}'s"
-    sources = {n: f"{whose}, scaled by {_SCALED[n]}" if n in _SCALED else whose for n in NUMBERS}
-    sources |= dict.fromkeys(measured, measured_on(day))
-    return DeviceProfile(name=name, sources=sources, calibrated=day, **values)
+    own = {n: {"value": value, "source": measured_on(day)} for n, value in measured.items()}
+    return _profile_of(name, _scaled(measured) | own, day)
 
 
 def measured_on(day: str) -> str:
@@ -179,26 +170,36 @@ def measured_on(day: str) -> str:
     return f"{MEASUREMENT} calibrate, {day}"
 
 
-def _scaled(usual: DeviceProfile, measured: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of `_SCALED`, by what `calibrate` finds of both GPUs."""
+def _scaled(measured: Mapping[str, Any]) -> dict[str, Any]:
+    """Entries of the numbers of `_SCALED`, by what `calibrate` finds of both GPUs."""
     probed = _document("nvidia-h200")["probed"]
     share = {n: measured[by] / probed[by] for n, by in _SCALED.items()}
     share["crowded"] = probed["add"] / measured["add"]  # seconds
-    values = {n: getattr(usual, n) for n in _SCALED}
-    return {n: type(value)(value * share[n]) for n, value in values.items()}
+    values = {n: getattr(default_gpu(), n) for n in _SCALED}
+    return {
+        n: {"value": type(value)(value * share[n]), "source": f"{ASSUMED}, scaled by {_SCALED[n]}"}
+        for n, value in values.items()
+    }
 
 
 @lru_cache
 def _packaged(name: str) -> DeviceProfile:
     """A profile that comes with the package."""
     document = _document(name)
-    values, sources = ({n: entry[key] for n, entry in document["fields"].items()} for key in ("value", "source"))
-    return DeviceProfile(name=document["name"], sources=sources, **values)
+    return _profile_of(document["name"], document["fields"])
+
+
+def _profile_of(name: str, entries: dict[str, Any], day: str = "") -> DeviceProfile:
+    """The profile of entries, each a ``value`` and its ``source``; numbers without an entry are the default GPU's."""
+    usual = {n: entry | {"source": ASSUMED} for n, entry in _document("nvidia-h200")["fields"].items()}
+    values, sources = ({n: entry[key] for n, entry in (usual | entries).items()} for key in ("value", "source"))
+    laws = {n: values.pop(n) for n in usual if n not in NUMBERS}
+    return DeviceProfile(name=name, laws=laws, sources=sources, calibrated=day, **values)
 
 
 @lru_cache
 def _document(name: str) -> dict[str, Any]:
-    """A JSON of `profiles/`: of each field a ``value`` and its ``source``."""
+    """A JSON of `profiles/`: the ``value`` and ``source`` of each number, and of laws what they mean."""
     text = (Path(__file__).parent / "profiles" / f"{name}.json").read_text(encoding="utf-8")
     document: dict[str, Any] = json.loads(text)
     return document

@@ -16,21 +16,16 @@ from functools import cache
 from itertools import chain
 from typing import Generic, TypeVar
 
+from sparsetc.device.profile import of_backend
 from sparsetc.errors import PlanError
 from sparsetc.ir.lower import Target, scheduled
 from sparsetc.ir.plan import ROUNDED, Part, Plan, in_bf16
-from sparsetc.ir.program.cost import UNCROWDED
 from sparsetc.ir.program.operands import dense_axes, named_operands
 from sparsetc.packing.base import get_format
 from sparsetc.planner.candidate import APART, Candidate, Estimate
 from sparsetc.planner.pricing import costs, price, views
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.statistics import Counts
-
-LEAST_GAIN = 1.12
-"""How many times as long as slabs an item's blocks one after the other must be expected to take for slabs to be taken
-(H200, SpMM: four slabs of tables that lie in the L2 cache, 1.09 times as fast by the cost model, were between 0.9 and
-1.3 times as fast, 32 of them, 1.25 by the model, between 1.34 and 1.8)."""
 
 MOST_COPIES = 128
 """Copies of the output, at most."""
@@ -52,7 +47,8 @@ def in_order(candidate: Candidate, problem: Problem) -> tuple[Candidate, tuple[f
     if slabs == plan.parts:
         return candidate, seconds
     others = price(replace(candidate, plan=replace(plan, parts=slabs)), problem)
-    taken = [LEAST_GAIN * other < own for own, other in zip(seconds, others, strict=True)]
+    least_gain = of_backend(problem.backend).laws["least_gain"]
+    taken = [least_gain * other < own for own, other in zip(seconds, others, strict=True)]
     parts = tuple([slab if take else part for part, slab, take in zip(plan.parts, slabs, taken, strict=True)])
     found = tuple([other if take else own for own, other, take in zip(seconds, others, taken, strict=True)])
     return replace(candidate, plan=replace(plan, parts=parts)), found
@@ -67,15 +63,18 @@ def _in_slabs(part: Part, problem: Problem) -> Part:
 
 def _apart(candidate: Candidate, seconds: tuple[float, ...], problem: Problem) -> tuple[Candidate, tuple[float, ...]]:
     """The candidate, whose parts add to copies of the output where rows are so few that this pays; its prices."""
-    copies = min(MOST_COPIES, 1 << max(UNCROWDED // problem.rows, 1).bit_length() - 1)
-    if problem.backend != "triton" or problem.deterministic or problem.sparse_output or copies == 1:
+    if problem.backend != "triton" or problem.deterministic or problem.sparse_output:
         return candidate, seconds
     if not any(cost.met for cost in costs(candidate, problem)):  # copies of what nothing waits for only take longer
+        return candidate, seconds
+    law = of_backend(problem.backend).laws
+    copies = min(MOST_COPIES, 1 << max(int(law["uncrowded"]) // problem.rows, 1).bit_length() - 1)
+    if copies == 1:
         return candidate, seconds
     parts = tuple([replace(p, schedule=replace(p.schedule, copies=copies)) for p in candidate.plan.parts])
     other = replace(candidate, plan=replace(candidate.plan, parts=parts))
     found = price(other, problem)
-    return (other, found) if LEAST_GAIN * sum(found) < sum(seconds) else (candidate, seconds)
+    return (other, found) if law["least_gain"] * sum(found) < sum(seconds) else (candidate, seconds)
 
 
 def suited(plan: Plan, problem: Problem) -> Plan:

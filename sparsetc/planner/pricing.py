@@ -14,7 +14,7 @@ from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, drafted
 from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Nest
 from sparsetc.ir.plan import Plan, Schedule
-from sparsetc.ir.program.cost import LISTED_BYTE, Cost, cost_of
+from sparsetc.ir.program.cost import Cost, cost_of
 from sparsetc.ir.program.counting import Statistics
 from sparsetc.packing.base import Packed, get_format
 from sparsetc.packing.deal import PARTITIONS
@@ -81,7 +81,7 @@ def seconds_of(
     for launch in [run] if plan.fused and backend == "triton" else [[n] for n in run]:
         found[launch[0]] += profile.launch
         if all(parts[n].turn is None for n in launch):
-            found[launch[0]] += profile.starting_waits * profile.wait
+            found[launch[0]] += profile.laws["starting_waits"] * profile.wait
     for _, elements in {operand for n in run for operand in parts[n].rounded}:  # once, whatever parts read it
         found[run[0]] += profile.launch + ROUNDING * elements / profile.memory
     for _, elements in {operand for n in run for operand in parts[n].split}:
@@ -89,7 +89,8 @@ def seconds_of(
     most = max([parts[n] for n in run], key=lambda part: part.copies)
     if most.copies > 1:  # summed once, whatever parts add to them
         found[run[0]] += profile.launch + most.copies * most.output.at(statistics[run[0]].symbols) / profile.l2
-    found[run[0]] += _zeroed([parts[n] for n in run], [statistics[n] for n in run]) / profile.memory
+    listed_byte = profile.laws["listed_byte"]
+    found[run[0]] += _zeroed([parts[n] for n in run], [statistics[n] for n in run], listed_byte) / profile.memory
     for n in run:
         part = parts[n]
         slowed = by_precision(profile.fused_slowdown, part.precision) if beside_tiles and part.turn is None else 1.0
@@ -97,7 +98,7 @@ def seconds_of(
     return tuple(found)
 
 
-def _zeroed(parts: Sequence[Cost], statistics: Sequence[Statistics]) -> float:
+def _zeroed(parts: Sequence[Cost], statistics: Sequence[Statistics], listed_byte: float) -> float:
     """Bytes of the result that are zeros before programs run: all copies, or what no part stores, if that is little."""
     both = list(zip(parts, statistics, strict=True))
     output, stored = parts[0].output.at(statistics[0].symbols), sum([part.stored(own) for part, own in both])
@@ -105,7 +106,7 @@ def _zeroed(parts: Sequence[Cost], statistics: Sequence[Statistics]) -> float:
         return max([part.copies for part in parts]) * output
     if parts[0].sparse:  # of which every row is stored or added to
         return sum([min(output, part.added_bytes.at(own.symbols)) for part, own in both if not part.owned])
-    return max(0, min(output, LISTED_BYTE * (output - stored) // 1))
+    return max(0, min(output, listed_byte * (output - stored) // 1))
 
 
 def views(candidate: Candidate, problem: Problem) -> list[Nest]:

@@ -72,7 +72,7 @@ class SymbolicCost(Mapping[str, Any]):
     Each is a sympy expression: bytes that device memory moves at least, rows gathered of dense operands, elements added
     by atomics, multiplications and additions, and the seconds expected of the device. Symbols are the sizes by their
     letters; ``items``, ``fibers``, ``nonzeros`` as they are stored, ``itemsize`` and ``chain`` (rounds of dependent
-    loads) of each part, numbered where there are several; and the fields of the device's profile.
+    loads) of each part, numbered where there are several; and the numbers of the device's profile.
     """
 
     expressions: Mapping[str, Any]
@@ -128,7 +128,8 @@ def symbolic_cost(
     sizes = {c: traced(c, size) for c, size in bound.sizes if size}
     costs = [cost_of(_of_sizes(program, bound, sizes)) for program in programs]
     stored = [_counted(own, traced, "" if one else f"_{n}") for n, own in enumerate(statistics)]
-    rates = replace(profile, **{name: _rate(name, getattr(profile, name), traced) for name in NUMBERS})
+    laws = {name: _rate(name, value, traced) for name, value in profile.laws.items()}
+    rates = replace(profile, laws=laws, **{name: _rate(name, getattr(profile, name), traced) for name in NUMBERS})
     each = [*zip(costs, stored, strict=True)]
     found = {
         "bytes": sum(cost.work(own, rates)[0] for cost, own in each),

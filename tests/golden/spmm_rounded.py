@@ -10,7 +10,7 @@ Part 0, coo: runs of nonzeros, 4 lanes, modes 0 | - | 1.
     gathers N rows of 64 bytes of B
     reads B in bfloat16, to which 6400 elements are rounded first
     stores P rows
-    128*N flops outside dots
+    64*N flops outside dots
 
 Part 1, fiber: blocks of fibers, 32 lanes, modes - | 0 | 1.
     lane_word[lane] = | i:7 |  bits a mode

@@ -1,7 +1,7 @@
 """What a tile program costs by the rates of a device: a roofline over counted resources, and the time that is expected.
 
 In: a `Cost`, which `counting` makes of a program; then a part's `Statistics` and a `DeviceProfile`. Out: seconds a
-resource, and of a whole part.
+resource, and of a whole part. The constants of the formulas are the profile's `laws`.
 
 Resources, each with the time it alone would take:
 
@@ -23,48 +23,8 @@ from sparsetc.ir.plan import F16X3, ROUNDED
 from sparsetc.ir.program.counting import FIBERS, STORED, VECTOR, ZERO, Counted, Statistics
 from sparsetc.ir.program.tile import TileProgram
 
-OVERLAP = 3
-"""Exponent of the norm that adds resources' times: 1 would be one after another, infinity perfect overlap."""
-TURN_POWER = 0.6
-"""Power of its share of a whole tile that a turn over a smaller one takes (H200, TTMc of rank 32 x 32 and matrices in
-tiles of 16 x 16; `benchmarks/results/ttmc_tiles.json`, `choices.json`)."""
-WAITS_A_TURN, FIRST_WAITS = 0.55, 4.0
-"""Rounds of loads that a turn over a tile waits for, while those of later turns are under way, and that the first turns
-wait for beside (H200, SpMM by windows, of 8 tiles an item to 344: `benchmarks/results/windows.json`, `spmm.json`)."""
-LISTED_TURN = 0.4
-"""What part of a turn over a tile one over a window takes in bfloat16, whose side is loaded for the dot at once (H200,
-SpMM at `"medium"`, 16 matrices at 32 to 512 columns: `benchmarks/results/spmm.json`, as what follows)."""
-TALL, TALL_WAITS = 4096, 3.0
-"""Positions of windows from which those of 16 bits wait for so many rounds of loads more, before the first dot."""
-ADDED_FROM_TILES = 3
-"""How many times as long as the profile's single rows those take that programs of tiles add, many at once (ditto)."""
-UNCROWDED, CROWDING = 16384, 0.35
-"""Rows, copies included, from which additions in no order do not wait for one another, and the power of what they lack
-by which additions to fewer rows take longer (H200, leaves of MM-CSF at rank 32, copies of which 4, 16 and 64 were
-added to: 91 rows 293 to 103 us, 686 rows 353 to 116, 875 rows 590 to 362, 18,154 rows 744 to 670;
-`benchmarks/results/one_copy.json`)."""
-LANE_WAIT, STORED_RATE = 0.31, 0.68
-"""Share of the profile's `fiber` that a lane which stores a row of its own takes for each thread, up to all of it; and
-share of the rate at which memory is read at which such lanes store, neighbours in time not lying side by side (H200,
-TTV and TTM of rank 16 and 64 of 35 M nonzeros to 22 M rows, within 5 %: `benchmarks/results/rows_stored.json`)."""
-LINE, NEAR_WAIT = 128, 0.35
-"""Bytes of a cache line; and share of the profile's `wait` that a round of loads over fibers takes where a line of
-words serves many rounds and there is little else to load (H200, SpMM by rows of 13 matrices: rounds of 128 bytes of
-words at 32 columns took 0.8 to 1.2 us, of 16 bytes 0.33 to 0.4 at 128, 0.8 at 4096; `benchmarks/results/spmm.json`)."""
-ROOMY, ROOMY_WAITS = 64, (0.09, 0.78, 0.35)
-"""Registers of a thread from which a round's loads are under way together; and the share of the profile's `wait` that a
-round then takes where a line of words serves many, where it serves one, and where there is as much else to load as
-rounds take (H200, as before: 0.17 us at 128 columns, 0.78 at 32)."""
-FAR_WAIT, FAR_BUSY_WAIT = 1.5, 3.0
-"""How many of the profile's `wait` a round over fibers takes whose gathered rows lie in device memory, where there is
-little else to load, and where there is as much as rounds take (H200, MTTKRP in mode 1 of a tensor like delicious by
-rows that are not cut: 1,112 rounds, 4.2 ms; `benchmarks/results/deterministic.json`)."""
-LISTED_ROW, LISTED_BYTE = 80, 3.4
-"""Bytes that are zeroed in one piece in the time that a row, and each byte of it, takes which is zeroed by its number
-(H200: rows of 4 to 16,384 bytes, a tenth and two fifths of them, 0.2 to 1.4 TB/s where all of them went at 4.65)."""
-LARGE_TURN, LARGE_SHARE = 1 << 19, 1.25
-"""Flops of a turn's dots from which they run at so many times the share of the peak that those of smaller turns do
-(H200, SpMM by windows of 64 rows in tf32x3: c2000_5 at 4,096 columns, 527 us, 872 by windows of 16)."""
+LINE = 128
+"""Bytes of a cache line."""
 
 
 class Cost(Counted):
@@ -138,53 +98,57 @@ class Cost(Counted):
 
         Rows that are stored are written meanwhile; what must be zeros before is left to whoever knows all parts.
         """
-        each, at = self.seconds(statistics, profile), statistics.symbols
-        rate = (STORED_RATE if self.lane else 1.0) * profile.memory
+        each, at, law = self.seconds(statistics, profile), statistics.symbols, profile.laws
+        rate = (law["stored_rate"] if self.lane else 1.0) * profile.memory
         each["memory"] += self.stored(statistics) / rate - self.output.at(at) / profile.memory
         if self.met:
-            each["add"] *= max(1, UNCROWDED / self.met) ** CROWDING
+            each["add"] *= max(1, law["uncrowded"] / self.met) ** law["crowding"]
         staged = self.staged.at(at) * by_precision(profile.staged, self.precision)
-        each["dot"] += staged / profile.l1 + self.converted.at(at) / profile.multiply
+        narrowed = law["conversion"] * self.converted.at(at) + law["halving"] * self.halved.at(at)
+        each["dot"] += staged / profile.l1 + narrowed / profile.multiply
         if self.p.view.blocks:
-            share = min(1.0, self.lane * LANE_WAIT) if self.lane else 1.0
+            share = min(1.0, self.lane * law["lane_wait"]) if self.lane else 1.0
             each["l1"] += self.programs * statistics.fibers * profile.fiber * share
         if self.turn is not None:
-            each["add"] *= ADDED_FROM_TILES
+            each["add"] *= law["added_from_tiles"]
             each["dot"] += self.programs * statistics.fibers * profile.tile * self._turn_share(profile)
         if not self.lane:  # whose programs' waits are those of their lanes
             each["programs"] = self.programs * statistics.items * profile.program
-        busy = sum([t**OVERLAP for t in each.values()]) ** (1 / OVERLAP)
+        busy = sum([t ** law["overlap"] for t in each.values()]) ** (1 / law["overlap"])
         if self.turn is None:
             return max(busy, self._waited(busy, statistics, profile))
         # The last programs run alone, and a tile's dots wait for its loads and for one another.
         alone = self.turn / (self._matrix_rate(profile) / profile.warps * self.p.warps)
-        waits = WAITS_A_TURN * statistics.chain + FIRST_WAITS
-        tall = self.p.view.values.volume >= TALL
+        waits = law["waits_a_turn"] * statistics.chain + law["first_waits"]
+        tall = self.p.view.values.volume >= law["tall"]
         if tall and self.listed != ZERO and self.precision in (ROUNDED, F16X3):
-            waits += TALL_WAITS
+            waits += law["tall_waits"]
         return busy + waits * profile.wait + statistics.chain * alone
 
     def _waited(self, busy: float, statistics: Statistics, profile: DeviceProfile) -> float:
         """Seconds of the longest program: its rounds of dependent loads, which take longer while others load."""
-        chain = statistics.chain * profile.wait
+        chain, law = statistics.chain * profile.wait, profile.laws
         if not self.p.view.blocks:
-            return chain * min(1.0, profile.idle_wait * (1 + sum([g.rows.of(STORED) > 0 for g in self.gathers])))
-        near, line, among_others = ROOMY_WAITS if self.p.registers >= ROOMY else (NEAR_WAIT, 1.0, 1.0)
+            return chain * min(1.0, law["idle_wait"] * (1 + sum([g.rows.of(STORED) > 0 for g in self.gathers])))
+        near, line, among_others = law["near_wait"], 1.0, 1.0
+        if self.p.registers >= law["roomy"]:
+            near, line, among_others = law["roomy_near_wait"], law["roomy_line_wait"], law["roomy_busy_wait"]
         words = self.p.view.lanes * self.p.unroll * sum(self.p.view.word_bytes[-1])
         idle = near + (line - near) * min(1.0, words / LINE)
         if any(g.far(statistics, profile) for g in self.gathers):
-            idle, among_others = FAR_WAIT, FAR_BUSY_WAIT
+            idle, among_others = law["far_wait"], law["far_busy_wait"]
         first = min(profile.wait, chain)  # which finds nothing near
         return first + idle * (chain - first) + max(0.0, among_others - idle) * min(busy, chain)
 
     def _turn_share(self, profile: DeviceProfile) -> float:
         """What a turn over a tile takes beside its dots, of the profile's `tile`."""
-        volume = self.p.view.values.volume
+        volume, law = self.p.view.values.volume, profile.laws
         if self.readers < self.programs:  # each program takes a share of the tile
             taken = volume * self.readers // self.programs * (2 if self.p.half else 4)
-            return min(1.0, taken / profile.whole_turn) ** TURN_POWER
-        share = min(1.0, (volume / profile.whole_tile) ** TURN_POWER * max(2, self.p.warps) / profile.turn_warps)
-        return LISTED_TURN * share if self.listed != ZERO and self.precision == ROUNDED else share
+            return min(1.0, taken / law["whole_turn"]) ** law["turn_power"]
+        smaller = (volume / law["whole_tile"]) ** law["turn_power"]
+        share = min(1.0, smaller * max(2, self.p.warps) / law["turn_warps"])
+        return law["listed_turn"] * share if self.listed != ZERO and self.precision == ROUNDED else share
 
     def _matrix_rate(self, profile: DeviceProfile) -> float:
         """Flops a second of dots at this precision."""
@@ -192,7 +156,8 @@ class Cost(Counted):
         if self.turn is None:
             return peak
         unit = ROUNDED if self.precision == F16X3 else self.precision  # halves go as bfloat16
-        return peak * by_precision(profile.tile_share, unit) * (LARGE_SHARE if self.turn >= LARGE_TURN else 1)
+        large = profile.laws["large_share"] if self.turn >= profile.laws["large_turn"] else 1
+        return peak * by_precision(profile.tile_share, unit) * large
 
 
 @lru_cache(maxsize=1024)

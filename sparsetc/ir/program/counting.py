@@ -98,14 +98,8 @@ class Statistics:
         return tuple([n * w for n in plain for w in (self.itemsize, 1)])
 
 
-CONVERSION = 16
-"""Multiplications that take as long as bringing an element of a dot's side to 16 bits, out of shared memory and back
-(H200, SpMM by windows of operands that were rounded before, or were not: 3e12 elements a second)."""
 WARP = 32
 """Threads of a warp."""
-SPLIT = 2
-"""Multiplications that take as long as making halves of an element of a dot's side (H200, SpMM by windows of 16 to 128
-rows, 7 matrices: 106 cases, of which the model is 14 % off; `benchmarks/results/windows_halves.json`)."""
 SECTOR = 32
 """Bytes that reach registers of a gathered row at least."""
 WORD = 4
@@ -126,10 +120,6 @@ STRUCTURE = {
 program whose rates were measured."""
 VECTOR = 4
 """Elements a thread loads at once of a gathered row."""
-SLAB_POWER = 0.085
-"""Power of the number of slabs by which gathers from the L2 cache are faster than in any order of blocks (H200: rows of
-128 bytes were gathered at 11.3, 9.1 and 8.1 TB/s from tables of 1, 13 and 51 MB; SpMM of 4,096 columns in 32 slabs, of
-matrices of which all such rows lie in L2, was 1.34 to 1.8 times as fast)."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +161,7 @@ class GatherTerm:
         own, held, whole = table * self.table_width, table * self.held_width, table * self.whole_width
         far = moved if own > profile.l1_bytes else moved * max(0.0, 1 - profile.l1_bytes / max(1, whole))
         missed = moved * (1 - profile.l2_bytes / held) if held > profile.l2_bytes else min(moved, whole)
-        return far * self.slabs**-SLAB_POWER, missed
+        return far * self.slabs ** -profile.laws["slab_power"], missed
 
 
 class Counted:
@@ -202,8 +192,8 @@ class Counted:
         """Multiplications and additions outside dots, and inside them."""
         self.staged = ZERO
         """Bytes of gathered rows that are sides of dots."""
-        self.converted = ZERO
-        """Multiplications that take as long as bringing elements of gathered rows to 16 bits for dots."""
+        self.converted = self.halved = ZERO
+        """Elements of dots' sides that are brought to 16 bits, and those of which halves are made."""
         self.expanded = ZERO
         """Positions of bitmap tiles."""
         self.added_rows = self.added_bytes = ZERO
@@ -278,9 +268,7 @@ class Counted:
             case ir.Gather() if s.operand.rows:
                 self.gathers.append(self._gathered(s, visits))
                 if self.sides and s.out in self._brought:
-                    self.converted += visits * (CONVERSION * self._cells(s.out.axes))
-                if s.operand.rounded and not self.p.dots:  # not measured: an instruction widens an element
-                    self.multiply += visits * (2 * self._cells(s.out.axes))
+                    self.converted += visits * self._cells(s.out.axes)
             case ir.Product():
                 self._product(s, visits)
             case ir.Add():
@@ -321,7 +309,7 @@ class Counted:
         self.dot += visits * (2 * prod([a.block for a in self.p.axes if a.letter in {*s.out.axes, *s.summed}]))
         if self.p.view.values.halves:  # of what is not stored in halves, they are made
             made = {*s.inputs} - {v.out for v, _ in self.p.statements if isinstance(v, ir.Value)}
-            self.converted += visits * (SPLIT * sum([self._cells(t.axes) for t in made]))
+            self.halved += visits * sum([self._cells(t.axes) for t in made])
         if not self.sides:  # what is gathered by lanes is multiplied into the sides, and stored for the dot to read
             rows = visits * sum([self._cells(t.axes) for t in s.inputs])
             self.multiply, self.staged = self.multiply + rows, self.staged + rows.bytes
