@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 import torch
 from cases import PATTERNS, TOLERANCE, Problem, assert_matches, check, densified, random_values
+from halves_cases import PRODUCTS, problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from window_cases import MODES, OTHERS, PRODUCTS, REQUESTS, WHOLE, checked, problem, scrambled, stored, uneven, whole
+from window_cases import MODES, OTHERS, REQUESTS, WHOLE, checked, scrambled, stored, uneven, whole
 
 import sparsetc as stc
 from sparsetc.formats import window
 from sparsetc.formats.window import TAUS, Windows
+from sparsetc.ir.plan import F16X3
 from sparsetc.testing import check_format
 from sparsetc.testing import pattern as conformance_pattern
 from sparsetc.testing.conformance import PATTERNS as CONFORMANCE
@@ -295,6 +297,58 @@ def test_rows_are_grouped_once_for_all_that_asks(monkeypatch: pytest.MonkeyPatch
         assert calls == ([x.nnz, share] if shared else [x.nnz])
     stc.compile(SPMM, x, b, plan=stc.plan_1sa(40, 2, 8, 16, 0), backend="triton")
     assert calls == [x.nnz], "other tiles take the same groups"
+
+
+# --- when they are in halves ------------------------------------------------------------------------------------------
+
+
+HALVES = stc.plan_window(halves=True)
+
+
+def in_halves(columns: int, equation: str = SPMM, dtype: torch.dtype = torch.float32, **how: Any) -> stc.Kernel:
+    g = torch.Generator().manual_seed(0)
+    x = stc.SparseTensor.from_dense((torch.rand(512, 512, generator=g) < 0.3).to(dtype))
+    b = torch.zeros((), dtype=dtype).expand(512, columns)
+    return stc.compile(equation, x, b, **{"plan": HALVES, "backend": "triton", "precision": "highest"} | how)
+
+
+def test_many_columns_are_multiplied_in_halves_at_highest() -> None:
+    found = in_halves(4096)
+    assert found.plan.parts[0].schedule.precision == F16X3
+    assert stc.compile(SPMM, *_like(found), plan=found.plan, backend="triton").source == found.source
+    assert in_halves(16).plan.parts[0].schedule.precision == "tf32x3", "where it costs more to look for the largest"
+
+
+def _like(kernel: stc.Kernel) -> tuple[stc.SparseTensor, torch.Tensor]:
+    return kernel.operand, torch.zeros(()).expand(512, 4096)
+
+
+@pytest.mark.parametrize("plan", [stc.plan_window(halves=False), stc.plan_1sa(height=64, halves=False)], ids=str)
+def test_who_forbids_them_gets_none(plan: stc.Plan) -> None:
+    found = in_halves(4096, plan=plan)
+    assert F16X3 not in " ".join(name for name, _ in found.step.choice.considered)
+    assert found.plan.parts[0].schedule.precision == "tf32x3"
+
+
+@pytest.mark.parametrize("plan", ["auto", "window", "1-sa", stc.plan_window(height=64)], ids=str)
+def test_they_are_considered_like_any_other(plan: str | stc.Plan) -> None:
+    assert in_halves(4096, plan=plan).plan.parts[0].schedule.precision == F16X3
+
+
+def test_similar_rows_in_halves() -> None:
+    assert in_halves(4096, plan=stc.plan_1sa(tau=20, halves=True)).plan.parts[0].schedule.precision == F16X3
+
+
+def test_halves_are_asked_for_by_true() -> None:
+    with pytest.raises(stc.PlanError, match="halves must be True or False, found 2"):
+        stc.plan_window(halves=2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "how", [{"dtype": torch.float64}, {"dtype": torch.float16}, {"backend": "torch"}, {"precision": "high"}], ids=str
+)
+def test_for_float32_on_a_gpu_at_highest_alone(how: dict[str, Any]) -> None:
+    assert in_halves(4096, **how).plan.parts[0].schedule.precision != F16X3
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
