@@ -33,6 +33,7 @@ from sparsetc.errors import (
     TransformError,
 )
 from sparsetc.formats.hls import plan_hls
+from sparsetc.formats.window import plan_1sa, plan_window
 from sparsetc.ir.contraction_tree import parse_tree
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ops import contract, mttkrp, sddmm, spmm, ttm, ttmc, ttv
@@ -99,8 +100,10 @@ __all__ = [
     "options",
     "pack",
     "parse_tree",
+    "plan_1sa",
     "plan_bcb",
     "plan_hls",
+    "plan_window",
     "read",
     "register_format",
     "register_op",

@@ -1,0 +1,692 @@
+"""``window`` and ``vbr``: groups of output rows in dense tiles over the columns that they have (1-SA, section 3).
+
+        rows       [ 7 12 40 . | 3 5 9 11 | …      the rows of each group, wherever they lie; . is no row
+        item_ptr   [ 0       2          5 | …      the tiles of each work item, all of one group
+        window     columns [ 2 3 9 30 | 31 60 . . | …   the next columns that any row of the group has, compacted
+        vbr        tile_word [ 0 4 | 1 2 3 | …          strips of consecutive columns, from a multiple of the width on
+        values     [ tile 0 | tile 1 | …           height x width a tile, 0 where there is no nonzero
+
+A row of the dense operand is gathered once for all rows of a group. Parameters of the storage are ``height`` and
+``width`` of a tile; ``tau``, by which rows are grouped by similarity, in percent, 0 for neighbouring rows as they are;
+and ``strip``, the columns of a strip that patterns are compared by.
+
+Rows are fibers of the storage's item modes, and columns those of its lane modes; each mode has a list of its own, as
+``rows_1`` of mode 1. Strips are of the last lane mode, and a tile of strips has one coordinate of each other lane mode.
+A zero position is multiplied like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from math import prod
+from typing import Any
+
+import torch
+
+from sparsetc.errors import FormatError, OutOfMemoryError, PlanError
+from sparsetc.formats.coo import coo
+from sparsetc.formats.rows import Rows as ShortRows
+from sparsetc.formats.rows import rows
+from sparsetc.ir.nest.coordinates import Listed
+from sparsetc.ir.nest.nest import Nest, tiles, tiles_along
+from sparsetc.ir.nest.values import Whole
+from sparsetc.ir.plan import DOTS, F16X3, Part, Plan, Schedule, Storage, check_threshold
+from sparsetc.ir.program.counting import ZERO, Statistics
+from sparsetc.ir.program.operands import MIN_DOT, dense_axes, named_operands
+from sparsetc.packing import words
+from sparsetc.packing.base import Packed, cut_runs, index_dtype
+from sparsetc.packing.deal import register_partition
+from sparsetc.packing.tiles import items_of, refuse_duplicates
+from sparsetc.planner.candidate import CPU_ITEM_NNZ, Candidate
+from sparsetc.planner.method import OperandMethod, in_order, rounded
+from sparsetc.planner.pricing import costs
+from sparsetc.planner.problem import Problem
+from sparsetc.planner.registry import add_plans, register_format
+from sparsetc.planner.schedule import fit
+from sparsetc.planner.statistics import Counts
+from sparsetc.similarity.groups import Groups, group_rows
+from sparsetc.support.lru import Lru
+from sparsetc.tensor import coords as crd
+from sparsetc.tensor.numbering import narrow_ranks, narrow_runs
+
+PARAMETERS = ("height", "width", "tau", "strip")
+"""What a storage of windows may name, and a partition that deals by them."""
+
+
+@dataclass(frozen=True)
+class Windowing:
+    """Which modes make rows and columns, the sides of a tile, and how rows are grouped."""
+
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    height: int
+    width: int
+    tau: int = 0
+    """The similarity of a group's rows, in percent; 0 leaves rows where they are."""
+    strip: int = 1
+    """Columns of a strip; rows are compared by the strips that they touch."""
+
+    @classmethod
+    def of(cls, storage: Storage) -> Windowing:
+        """What a storage says; `FormatError` where it is none of windows."""
+        if not storage.item or not storage.lane or storage.leaf:
+            raise FormatError(f"windows have item modes, and all others at the lane; found {storage}")
+        given = dict(storage.params)
+        sides = given.get("height", 0), given.get("width", 0)
+        if min(sides) < 1:
+            raise FormatError(f"windows need a height and a width of 1 or more; found {given}")
+        tau, strip = given.get("tau", 0), given.get("strip", sides[1])
+        if not 0 <= tau <= 100 or strip < 1:
+            raise FormatError(f"tau is in percent, and a strip has 1 column or more; found {given}")
+        return cls(storage.item, storage.lane, *sides, tau, strip)
+
+    @property
+    def grouping(self) -> Hashable:
+        """What groups of rows depend on, beside coordinates and shape: whatever the tiles."""
+        return ("similar", self.rows, self.columns, self.strip, self.tau)
+
+    def sides(self, order: int) -> tuple[int, ...]:
+        """The sides of a tile, by mode; the other modes of rows, and of columns, are listed along them."""
+        return tuple({self.rows[0]: self.height, self.columns[-1]: self.width}.get(m, 1) for m in range(order))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows that have nonzeros, as windows take them."""
+
+    rank: torch.Tensor
+    """(nnz,) the place of each nonzero's row, int32 where that holds them."""
+    count: int
+
+    @classmethod
+    def of(cls, coords: torch.Tensor, shape: tuple[int, ...], s: Windowing, cache: Lru[Any, Any] | None = None) -> Rows:
+        """The rows in the order of their coordinates, or group by group; a cache keeps the groups.
+
+        What whole windows leave of the groups comes after them, so that no window but those has rows of several groups.
+        """
+        own, count = _ranks(coords, shape, s.rows)
+        if not s.tau:
+            return cls(own, count)
+        groups = (Lru(1) if cache is None else cache).once(s.grouping, lambda: similar(coords, shape, s))
+        order = _in_windows(groups, s.height)
+        places = torch.arange(count, dtype=own.dtype, device=order.device)
+        rank = torch.empty(count, dtype=own.dtype, device=order.device).scatter_(0, order, places)
+        return cls(rank.index_select(0, own), count)
+
+    def listed(self, coordinate: torch.Tensor, height: int, none: int) -> torch.Tensor:
+        """(windows * height,) the rows' coordinates, the last window filled up by what stands for none."""
+        size, kind = -(-self.count // height) * height, index_dtype(none)
+        lists = torch.full((size,), none, dtype=kind, device=coordinate.device)
+        return lists.scatter_(0, self.rank.long(), coordinate.to(kind))
+
+
+def _ranks(coords: torch.Tensor, shape: tuple[int, ...], modes: tuple[int, ...]) -> tuple[torch.Tensor, int]:
+    """(nnz,) the number of each nonzero's fiber of these modes, and how many fibers there are."""
+    return narrow_ranks((coords[m] for m in modes), [shape[m] for m in modes], coords[0])
+
+
+def similar(coords: torch.Tensor, shape: tuple[int, ...], s: Windowing) -> Groups:
+    """Groups of the rows that have nonzeros, by their numbers; several modes of columns are numbered too."""
+    (rows, count), columns, width = _ranks(coords, shape, s.rows), coords[s.columns[-1]], shape[s.columns[-1]]
+    if len(s.columns) > 1:
+        columns, width = _ranks(coords, shape, s.columns)
+    return group_rows(rows.long(), columns.long(), count, width, width=s.strip, tau=s.tau / 100)
+
+
+def _in_windows(groups: Groups, height: int) -> torch.Tensor:
+    """The numbers of the rows: whole windows of each group, then what is left of the groups."""
+    size = groups.heights
+    group = torch.repeat_interleave(size)
+    place = torch.arange(group.numel(), device=group.device) - groups.ptr[:-1][group]
+    left = place >= (size - size % height)[group]
+    return groups.order[torch.sort(left, stable=True).indices]
+
+
+class _Windows:
+    """What both formats share; they differ in which columns a tile has."""
+
+    name: str
+    compacted: bool
+
+    def parameters(self, order: int) -> tuple[str, ...]:
+        """The sides of a tile, and how rows are grouped."""
+        return PARAMETERS
+
+    def view(self, shape: tuple[int, ...], storage: Storage) -> Nest:
+        """Rows are listed for each work item; columns are for each tile, or lie at a multiple of the width."""
+        s = Windowing.of(storage)
+        sides = s.sides(len(shape))
+        if self.compacted:
+            lane: tuple[Listed, ...] | tuple[words.Field, ...] = _listed("columns", s.columns, s.width)
+        else:
+            lane = words.fields(s.columns, tiles_along(shape, sides), "tile_word")
+        item = _listed("rows", s.rows, s.height)
+        sequence = (*s.rows[1:], *s.columns[:-1], s.rows[0], s.columns[-1])
+        return tiles(item, lane, Whole(sides, sequence))
+
+    def pack(
+        self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, cache: Lru[Any, Any] | None = None
+    ) -> Packed:
+        """Group the rows, number the tiles of each group, and put every nonzero into its tile."""
+        s, view, nnz = Windowing.of(storage), self.view(shape, storage), coords.shape[1]
+        rows = Rows.of(coords, shape, s, cache)
+        t = tiled(coords, shape, s, rows.rank // s.height, self.compacted)
+        positions = self._positions(t, rows.rank % s.height, s, view.values.volume)
+        groups = crd.starts_of_runs([t.group])
+        of_items, split = items_of(groups, storage, view)
+        arrays = {"item_ptr": torch.cat([of_items, of_items.new_full((1,), t.tiles)]).to(index_dtype(t.tiles))}
+        for array, mode in _arrays("rows", s.rows):
+            lists = rows.listed(coords[mode], s.height, shape[mode])
+            arrays[array] = lists.view(-1, s.height).index_select(0, t.group.index_select(0, of_items)).flatten()
+        if self.compacted:
+            at = t.tile.long().mul_(s.width).add_(t.along)
+            for array, mode in _arrays("columns", s.columns):
+                kind = index_dtype(shape[mode])
+                lists = torch.full((t.tiles * s.width,), shape[mode], dtype=kind, device=coords.device)
+                arrays[array] = lists.scatter_(0, at, coords[mode].to(kind))
+        else:
+            strips = {m: coords[m].index_select(0, t.first) // view.values.sides[m] for m in s.columns}
+            arrays |= words.encode(strips, view.levels[1])
+        return Packed(
+            format=self.name,
+            storage=storage,
+            shape=shape,
+            nnz=nnz,
+            view=view,
+            arrays=arrays,
+            positions=positions,
+            stored=positions.numel(),
+            items=of_items.numel(),
+            representatives=(t.first.index_select(0, of_items), t.first),
+            split_rows=split,
+            padded=positions.numel() != nnz,
+        )
+
+    def _positions(self, t: Tiled, across: torch.Tensor, s: Windowing, volume: int) -> torch.Tensor:
+        """(tiles * volume,) the nonzero of each position, -1 where there is none; `across` are places along rows."""
+        positions = torch.full((t.tiles * volume,), -1, dtype=torch.long, device=across.device)
+        place = t.tile.long().mul_(s.height).add_(across).mul_(s.width).add_(t.along)
+        nonzeros = torch.arange(place.numel(), device=across.device)
+        positions.scatter_(0, place, nonzeros)
+        if not torch.equal(positions.index_select(0, place), nonzeros):
+            refuse_duplicates()
+        return positions
+
+
+@register_format
+class Window(_Windows):
+    """Tiles over the columns that any row of a group has, compacted."""
+
+    name, compacted = "window", True
+
+
+@register_format
+class Vbr(_Windows):
+    """Tiles over strips of consecutive columns (1-SA): variable block rows of a fixed width."""
+
+    name, compacted = "vbr", False
+
+
+def _arrays(name: str, modes: Sequence[int]) -> list[tuple[str, int]]:
+    """The arrays of coordinates of each mode, and the mode."""
+    return [(f"{name}_{number}" if number else name, mode) for number, mode in enumerate(modes)]
+
+
+def _listed(name: str, modes: Sequence[int], side: int) -> tuple[Listed, ...]:
+    """Coordinates along one side: that of the first of the rows' modes, or of the last of the columns'."""
+    carrier = modes[0] if name == "rows" else modes[-1]
+    return tuple(
+        Listed(mode, array, side, None if mode == carrier else carrier) for array, mode in _arrays(name, modes)
+    )
+
+
+@dataclass(frozen=True)
+class Tiled:
+    """Nonzeros dealt to the tiles of groups of rows."""
+
+    tiles: int
+    tile: torch.Tensor
+    """(nnz,) the tile of each nonzero."""
+    along: torch.Tensor
+    """(nnz,) its place along the tile's columns."""
+    group: torch.Tensor
+    """(tiles,) the group of each tile, in order."""
+    first: torch.Tensor
+    """(tiles,) a nonzero of each tile."""
+
+
+def tiled(coords: torch.Tensor, shape: tuple[int, ...], s: Windowing, group: torch.Tensor, compacted: bool) -> Tiled:
+    """Number the tiles of each group: of its next columns, or of the strips that it touches."""
+    *outer, last = s.columns
+    columns = chain((coords[m] for m in outer), (coords[last] if compacted else coords[last] // s.width for _ in "c"))
+    sizes = [max(1, coords.shape[1]), *(shape[m] for m in s.columns)]
+    # The different columns of each group, or its strips, and the first nonzero of each.
+    number, first = narrow_runs(chain((group.long() for _ in "g"), columns), sizes, coords[0])
+    if not compacted:
+        return Tiled(first.numel(), number, coords[last] % s.width, group.index_select(0, first), first)
+    start, length, _ = cut_runs(crd.starts_of_runs([group.index_select(0, first)]), s.width)
+    tiles = torch.arange(start.numel(), dtype=start.dtype, device=start.device)
+    tile = torch.repeat_interleave(tiles, length).index_select(0, number)
+    first = first.index_select(0, start)
+    return Tiled(first.numel(), tile, number - start.index_select(0, tile), group.index_select(0, first), first)
+
+
+def populations(
+    coords: torch.Tensor, shape: tuple[int, ...], s: Windowing, rows: Rows
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(nnz,) the window of each nonzero; (windows,) how many nonzeros, and how many tiles, each window has."""
+    group = rows.rank // s.height
+    t = tiled(coords, shape, s, group, compacted=True)
+    return group, torch.bincount(group), torch.bincount(t.group)
+
+
+@register_partition("row_similarity", whole_rows=True)
+def by_row_similarity(
+    coords: torch.Tensor,
+    shape: tuple[int, ...],
+    kept: tuple[int, ...],
+    *,
+    threshold: int,
+    cache: Lru[Any, Any] | None = None,
+    **params: int,
+) -> list[torch.Tensor | None]:
+    """[nonzeros of the groups of rows whose tiles hold at least `threshold` on average, the others].
+
+    Args:
+        coords: (order, nnz).
+        shape: sizes of the modes.
+        kept: modes that the output keeps, whose fibers are the rows.
+        threshold: nonzeros a tile.
+        cache: where groups of rows are kept, and found.
+        params: ``height``, ``width``, ``tau`` and ``strip``, as the storage of windows has them; where there is no
+            ``tau``, neighbouring rows are a group.
+
+    Raises:
+        PlanError: an option of another name, or an output that keeps no mode, or all.
+    """
+    if unknown := set(params) - set(PARAMETERS):
+        raise PlanError(f"windows have a height, a width, tau and a strip, found {min(unknown)!r}")
+    others = tuple(m for m in range(len(shape)) if m not in kept)
+    if not kept or not others:
+        raise PlanError("rows are fibers of the modes that the output keeps, columns those of the others: found none")
+    s = Windowing.of(Storage(item=kept, lane=others, params=tuple(params.items())))
+    group, nonzeros, tiles = populations(coords, shape, s, Rows.of(coords, shape, s, cache))
+    filled = (nonzeros // tiles >= threshold)[group]
+    return [torch.nonzero(filled).flatten(), torch.nonzero(~filled).flatten()]
+
+
+# Measurements behind these numbers: benchmarks/results/windows.json.
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A tile, and how a program goes over tiles."""
+
+    height: int
+    width: int
+    columns: int
+    """Elements of the dense axes that a program takes."""
+    warps: int
+    precision: str = ""
+    """The precision of dots, where it is not the one asked for."""
+
+
+SHAPES = {
+    "tf32x3": (
+        Shape(16, 32, 128, 2),
+        Shape(16, 64, 128, 2),
+        Shape(64, 32, 64, 4),
+        Shape(64, 64, 64, 4),
+        Shape(128, 64, 64, 4),
+    ),
+    "tf32": (
+        Shape(16, 32, 128, 2),
+        Shape(16, 64, 128, 2),
+        Shape(32, 64, 128, 2),
+        Shape(64, 64, 128, 2),
+        Shape(128, 64, 64, 2),
+    ),
+    "bf16": (
+        Shape(16, 64, 128, 2),
+        Shape(32, 64, 128, 2),
+        Shape(64, 64, 128, 4),
+        Shape(64, 128, 64, 4),
+        Shape(128, 64, 128, 4),
+    ),
+    "ieee": (Shape(16, 16, 64, 4), Shape(32, 16, 64, 4)),
+    F16X3: (
+        Shape(16, 32, 64, 2, F16X3),
+        Shape(16, 64, 64, 2, F16X3),
+        Shape(32, 64, 64, 4, F16X3),
+        Shape(64, 64, 64, 4, F16X3),
+        Shape(128, 64, 64, 4, F16X3),
+    ),
+}
+"""What is considered, by the precision of dots: together within 0.2 % (tf32x3), 4 % (tf32) and 3 % (bf16) of the
+fastest of 105 shapes with either operand left, by geometric mean of 9, 9 and 24 cases; 22 % at worst (H200,
+`benchmarks/results/windows.json`). Of tf32, four warps or more take the instruction that wants the dense operand in the
+other order, and up to six times as long. Those in halves are together within 0.3 % of the fastest of 23, by geometric
+mean of 21 cases (`benchmarks/results/windows_halves.json`)."""
+TAUS, STRIP = (20, 40, 60, 80), 64
+"""Similarity that rows of a group have at least, in percent, and the columns of strips by which they are compared."""
+USUAL, MOST_GROUPED, MANY = (40, 60), 8_000_000, 1 << 16
+"""Similarities that ``"auto"`` considers; the nonzeros whose rows it groups, at most, in all, since grouping takes
+longer than all else that planning does (H200: 0.05 to 0.26 s of 0.7 to 3.1 M, `benchmarks/results/grouping.json`); and
+those from which it considers more than the first, as planning then takes twice as long."""
+LEAST_FILL, MOST_STORED, MOST_BYTES = 3, 32, 1 << 30
+"""Percent of a tile's positions that may hold nonzeros, at least, where ``"auto"`` looks at windows; values that it
+stores a nonzero, and bytes of values in all, at most."""
+FILLS = (0, 2, 4, 8, 16, 32)
+"""Percent of a tile's positions that hold nonzeros, at least, where a group's rows are not left to runs."""
+PROGRAMS = 2048
+"""Programs that a part is cut into, if it has the tiles."""
+LEAST_TILES = 8
+"""Tiles of a work item that is cut, at least."""
+
+
+def _nbytes(problem: Problem, candidate: Candidate) -> int:
+    """Bytes of the values that a candidate's tiles store."""
+    return candidate.expected[0].stored * problem.itemsize
+
+
+def _worthwhile(problem: Problem) -> Callable[[Candidate], bool]:
+    """Whether what a candidate's tiles store is within the bounds of what ``"auto"`` considers."""
+
+    def within(candidate: Candidate) -> bool:
+        tiles = candidate.expected[0]
+        return tiles.stored <= MOST_STORED * tiles.nnz and _nbytes(problem, candidate) <= MOST_BYTES
+
+    return within
+
+
+def _fitting(problem: Problem, found: Iterable[Candidate]) -> Iterator[Candidate]:
+    """The candidates whose tiles are within the memory limit."""
+    return (split for split in found if _nbytes(problem, split) <= problem.memory)
+
+
+class Windows(OperandMethod):
+    """Windows where they are filled well enough, and runs elsewhere."""
+
+    def __init__(self, name: str, taus: tuple[int, ...], usual: tuple[int, ...]) -> None:
+        """A method of this name, which considers groups of these similarities; ``"auto"`` only the usual ones."""
+        self.name, self.taus, self.usual = name, taus, usual
+        self.options = ("height", "width", "threshold", "halves", *(("tau", "strip") if any(taus) else ()))
+
+    def candidates(self, problem: Problem, counts: Counts) -> Iterator[Candidate]:
+        """The best split for each shape of tile, on a GPU, where tiles make matrix products."""
+        usable = problem.backend == "triton" and problem.floating and problem.coalesced
+        if not usable or not counts.nnz or not problem.kept or not problem.rest or _products_of_rows(problem):
+            return
+        columns, grouped = counts.distinct(problem.rest), MOST_GROUPED // counts.nnz if problem.order == 2 else 0
+        grouped = grouped if counts.nnz >= MANY else min(grouped, 1)
+        for tau in (tau for n, tau in enumerate(self.usual) if n < grouped or not tau):
+            for shape in (*_shapes(problem), *_in_halves(problem)):
+                # A column of a window holds no more nonzeros than columns do on average, were all rows one window.
+                if 100 * counts.nnz >= LEAST_FILL * shape.height * columns:
+                    found = splits(problem, counts, self.name, Tiling(shape, tau))
+                    yield from cheapest(problem, filter(_worthwhile(problem), _fitting(problem, found)))
+
+    def candidate(self, problem: Problem, counts: Counts, request: Plan) -> Candidate:
+        """What the request says, and the best of what it leaves open, among what the memory limit has room for."""
+        if not problem.kept or not problem.rest:
+            raise PlanError(f'plan "{self.name}" needs an output with some, not all, of the sparse operand\'s modes')
+        check_windows(dict(request.options))
+        found = [
+            split
+            for tiling in tilings(problem, dict(request.options), self.taus)
+            for split in splits(problem, counts, self.name, tiling, request.option("threshold", None))
+        ]
+        if not found:
+            raise PlanError(f'plan "{self.name}" needs a matrix product, and finds none in "{problem.bound.einsum}"')
+        for split in cheapest(problem, _fitting(problem, found)):
+            return split
+        least = min(_nbytes(problem, split) for split in found)
+        raise OutOfMemoryError(
+            f'tiles of plan "{self.name}" would take {least:,} bytes, the limit is {problem.memory:,}; raise it with '
+            "sparsetc.options(memory_limit=...), or leave more rows to runs by a higher threshold"
+        )
+
+
+def _shapes(problem: Problem) -> tuple[Shape, ...]:
+    """The shapes for a precision; values of 16 bits are multiplied as they are."""
+    return SHAPES["bf16" if problem.itemsize == 2 else problem.precision]
+
+
+def _in_halves(problem: Problem) -> tuple[Shape, ...]:
+    """The shapes for float32 in halves, where that is as exact as what is asked for."""
+    return SHAPES[F16X3] if problem.halves and problem.precision == DOTS["highest"] else ()
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """A shape of tile, and how rows are grouped."""
+
+    shape: Shape
+    tau: int = 0
+    strip: int = 0
+
+    @property
+    def params(self) -> tuple[tuple[str, int], ...]:
+        """What a storage says of the tiles and groups."""
+        similar = (("strip", self.strip or STRIP), ("tau", self.tau)) if self.tau else ()
+        return (("height", self.shape.height), *similar, ("width", self.shape.width))
+
+
+def tilings(problem: Problem, named: dict[str, Any], taus: Iterable[int]) -> Iterator[Tiling]:
+    """What a request leaves open: shapes of the height and the width that it names, and similarities."""
+    ways = (_shapes(problem), _in_halves(problem) if named.get("halves", True) else ())
+    shapes = [shape for own in ways if own for shape in _of_height(own, named.get("height"))]
+    for tau in (named["tau"],) if "tau" in named else taus:
+        for shape in shapes:
+            yield Tiling(replace(shape, width=named.get("width", shape.width)), tau, named.get("strip", 0))
+
+
+def _of_height(shapes: Sequence[Shape], height: int | None) -> Sequence[Shape]:
+    """The shapes, or that of the nearest height, by the height that is named."""
+    if height is None:
+        return shapes
+    return [replace(min(shapes, key=lambda shape: abs(shape.height - height)), height=height)]
+
+
+def cheapest(problem: Problem, found: Iterable[Candidate]) -> Iterator[Candidate]:
+    """The candidate that is expected to be fastest, if there is one."""
+    each = list(found)
+
+    def seconds(split: Candidate) -> float:
+        return sum(in_order(split, problem)[1])  # which shape is best depends on the order of the grid
+
+    if each:
+        yield min(each, key=lambda split: seconds(rounded(split, problem, seconds)))
+
+
+def splits(
+    problem: Problem, counts: Counts, name: str, tiling: Tiling, threshold: int | None = None
+) -> Iterator[Candidate]:
+    """Windows of one kind, by each fill from which a group's rows are taken, or by a number of nonzeros a tile."""
+    storage = Storage(item=problem.kept, lane=problem.rest, params=tiling.params)
+    windowing = Windowing.of(storage)
+    if problem.backend == "triton" and not _multiplies(problem, storage, tiling.shape):
+        return
+    held = counted(counts, windowing)
+    volume = windowing.height * windowing.width
+    tried = dict.fromkeys(volume * fill // 100 for fill in FILLS) if threshold is None else [threshold]
+    for least in tried:
+        own = held.filled(least)
+        if own.tiles.numel() or threshold is not None or not counts.nnz:  # what is named may leave all to runs
+            for windows, expected in _parts(problem, storage, tiling.shape, own):
+                yield _beside_runs(problem, counts, name, windows, expected, least)
+
+
+def _products_of_rows(problem: Problem) -> bool:
+    """Whether columns gather rows of several operands, whose products take longer than the cost model knows.
+
+    On an H200 MTTKRP by windows was 1.1 times as fast as the best other plan at rank 128 in float32 on guanine_TEvv_3d,
+    of which windows of 16 rows are a quarter full, and up to 3.8 times as slow elsewhere.
+    """
+    columns = {problem.letters[m] for m in problem.rest}
+    return sum(bool(columns & {*o.rows}) for o in named_operands(problem.bound)[1]) > 1
+
+
+def _multiplies(problem: Problem, storage: Storage, shape: Shape) -> bool:
+    """Whether the tiles make matrix products: what the columns gather does not vary along the rows.
+
+    In halves it must be rows of one operand, else that is an error, of which this is no plan.
+    """
+    part, none = Part("window", storage, schedule_of(problem, shape)), Statistics(0, 0, 0, 0, problem.itemsize)
+    try:
+        (cost,) = costs(Candidate(Plan("window", (part,)), (none,)), problem)
+    except PlanError:
+        if shape.precision != F16X3:
+            raise
+        return False
+    return cost.dot != ZERO
+
+
+@dataclass(frozen=True)
+class Populations:
+    """What the groups of one kind hold, on the CPU."""
+
+    nonzeros: torch.Tensor
+    """(groups,)."""
+    tiles: torch.Tensor
+    """(groups,)."""
+
+    def filled(self, threshold: int) -> Populations:
+        """The groups whose tiles hold at least so many nonzeros on average."""
+        own = self.nonzeros // self.tiles >= threshold
+        return Populations(self.nonzeros[own], self.tiles[own])
+
+
+def counted(counts: Counts, windowing: Windowing) -> Populations:
+    """What the groups hold, counted once."""
+    coords, shape = counts.coords, counts.shape
+
+    def count() -> Populations:
+        _, nonzeros, tiles = populations(coords, shape, windowing, Rows.of(coords, shape, windowing, counts.cache))
+        return Populations(nonzeros.cpu(), tiles.cpu())
+
+    return counts.once(("windows", windowing), count)
+
+
+def _parts(problem: Problem, storage: Storage, shape: Shape, held: Populations) -> Iterator[tuple[Part, Statistics]]:
+    """Groups as a part: whole, and cut where there are few programs, when what items of a row find is added."""
+    schedule, volume = schedule_of(problem, shape), shape.height * shape.width
+    sizes = {c: problem.bound.by_index[c] for c in dense_axes(problem.bound)}
+    programs = prod(-(-size // schedule.block(c)) for c, size in sizes.items())
+    tiles, nnz = int(held.tiles.sum()), int(held.nonzeros.sum())
+    longest = int(held.tiles.max()) if tiles else 0
+
+    def part(each: int, items: int) -> tuple[Part, Statistics]:
+        """Groups in items of so many tiles; 0 for as many as each has."""
+        stored = replace(storage, max_item_nnz=each * volume)
+        expected = Statistics(
+            items, tiles, tiles * volume, nnz, problem.itemsize, chain=each or longest, split_rows=each > 0
+        )
+        return Part("window", stored, schedule, nnz, label="windows"), expected
+
+    each = max(LEAST_TILES, -(-tiles * programs // PROGRAMS))
+    if problem.backend != "triton":
+        each = max(1, CPU_ITEM_NNZ // volume)
+    yield part(0, held.tiles.numel())
+    if longest > each and not problem.deterministic:
+        yield part(each, int((-(-held.tiles // each)).sum()))
+
+
+def _beside_runs(
+    problem: Problem, counts: Counts, name: str, windows: Part, expected: Statistics, least: int
+) -> Candidate:
+    """Windows, and what they leave as short rows a lane each, or as runs."""
+    if expected.nnz == counts.nnz:
+        return Candidate(Plan(name, (windows,)), (expected,))
+    rest = _leftovers(problem, counts)
+    options = (("threshold", least), *windows.storage.params)
+    parts = (windows, replace(rest.plan.parts[0], label="the other rows"))
+    left = rest.expected[0].scaled((counts.nnz - expected.nnz) / counts.nnz)
+    return Candidate(Plan(name, parts, False, "row_similarity", options), (expected, left))
+
+
+def _leftovers(problem: Problem, counts: Counts) -> Candidate:
+    """Runs, or a row a lane where rows are short, or where no sum may be cut since it must have one order."""
+    if problem.ordered:
+        return rows(problem, counts)
+    return next(iter(ShortRows().candidates(problem, counts)), None) or coo(problem, counts)
+
+
+def schedule_of(problem: Problem, shape: Shape) -> Schedule:
+    """How a part of windows runs."""
+    sizes = {c: problem.bound.by_index[c] for c in dense_axes(problem.bound)}
+    padded = {c: 1 << max(n - 1, 0).bit_length() for c, n in sizes.items()}
+    if problem.backend != "triton":
+        return Schedule(1, tuple(padded.items()), problem.floating, problem.precision)
+    blocks = fit({c: max(MIN_DOT, min(n, shape.columns)) for c, n in padded.items()}, list(padded), shape.columns)
+    return Schedule(shape.warps, tuple(blocks.items()), True, shape.precision or problem.precision)
+
+
+def plan_window(
+    height: int | None = None, width: int | None = None, threshold: int | None = None, halves: bool = True
+) -> Plan:
+    """Windows of `height` neighbouring output rows, in tiles of `width` of the columns that they have, compacted.
+
+    Args:
+        height: rows of a window; None takes what the cost model finds best, here and below.
+        width: columns of a tile.
+        threshold: nonzeros a tile, on average over a window, from which its rows are not left to runs; 0 leaves none.
+        halves: whether float32 may be multiplied in halves of 16 bits at ``precision="highest"``, where the cost model
+            expects that to be faster and a call's operands allow it.
+    """
+    return Plan(
+        "window",
+        options=_sizes(height=height, width=width, threshold=threshold, halves=_unless(halves)),
+    )
+
+
+def plan_1sa(
+    tau: int | None = None,
+    strip: int | None = None,
+    height: int | None = None,
+    width: int | None = None,
+    threshold: int | None = None,
+    halves: bool = True,
+) -> Plan:
+    """Windows as `plan_window` has them, of rows that are grouped by similarity (1-SA), wherever they lie.
+
+    Args:
+        tau: the Jaccard similarity that rows of a group have at least, in percent, from 1 to 100.
+        strip: columns of a strip; rows are compared by the strips that they touch.
+        height: rows of a window.
+        width: columns of a tile.
+        threshold: nonzeros a tile, from which rows are not left to runs.
+        halves: whether float32 may be multiplied in halves of 16 bits.
+    """
+    sizes = _sizes(
+        tau=tau, strip=strip, height=height, width=width, threshold=threshold, halves=None if halves is True else halves
+    )
+    return Plan("1-sa", options=sizes)
+
+
+def _unless(allowed: bool) -> bool | None:
+    """What an option says that is on by default: nothing where it is."""
+    return None if allowed is True else allowed
+
+
+def _sizes(**named: int | None) -> tuple[tuple[str, int], ...]:
+    """Options of what is named."""
+    found = tuple((name, size) for name, size in named.items() if size is not None)
+    check_windows(dict(found))
+    return found
+
+
+def check_windows(named: Mapping[str, object]) -> None:
+    """Raise `PlanError` unless this is what `plan_window` or `plan_1sa` takes."""
+    check_threshold(named.get("threshold"), 0)
+    if not isinstance(named.get("halves", True), bool):
+        raise PlanError(f"halves must be True or False, found {named['halves']!r}")
+    for name, most in (("tau", 100), ("strip", 2**31), ("height", 1024), ("width", 1024)):
+        size = named.get(name, 1)
+        if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= most:
+            raise PlanError(f"{name} must be from 1 to {most:,}{' percent' if name == 'tau' else ''}, found {size!r}")
+
+
+add_plans(Windows("window", (0,), (0,)), Windows("1-sa", TAUS, USUAL))
