@@ -22,6 +22,7 @@ from sparsetc.ir.default_tree.by_groups import groups_of
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
 from sparsetc.packing.tiles import sides_of
+from sparsetc.planner.registry import PLANS
 from sparsetc.tensor.sums import summed_dtype
 from sparsetc.testing.reference import run, whole
 
@@ -40,6 +41,8 @@ TOLERANCE = {
 """Of the error of an element, relative to the sum of the absolute values of its terms."""
 SMALLEST = {torch.float16: 1e-6}
 """What an element may be off by besides: float16 has few exponents."""
+TILED = tuple(name for name, method in PLANS.items() if "threshold" in method.options)
+"""Plans that put nonzeros into tiles, each of which a single nonzero may take."""
 
 
 # --- the ends of int64 ------------------------------------------------------------------------------------------------

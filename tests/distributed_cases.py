@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from cases import TILED
 from torch.autograd import forward_ad
 
 import sparsetc as stc
@@ -197,7 +198,7 @@ def every_plan(group: Any, folder: Path) -> None:
     s, t = sd.shard(x, (0, 1), group=group), sd.shard(m, group=group)
     for plan in ("auto", "coo", "rows", "fiber", "hls", "mm-csf"):
         compare(x, s, "ijk,jr,kr->ir", b, c, tol=1e-4, plan=plan)
-    for plan in ("coo", "rows", "window", "1-sa", "dense"):
+    for plan in ("coo", "rows", "dense", *TILED):
         compare(m, t, "ij,jr->ir", n, tol=1e-4, plan=plan)
     compare(x, s, "ijk,jr,kr->ir", b, c, tol=1e-4, plan=stc.plan_hls(2), deterministic=True)
 

@@ -18,12 +18,6 @@ RAGGED = {**SIZES, "r": 200}
 HUGE = {**SIZES, "k": 2**60}
 
 
-def windows(precision: str, **blocks: int) -> stc.Plan:
-    """Windows of neighbouring rows alone."""
-    storage = stc.Storage((0,), (1,), params=(("height", 16), ("width", 32)))
-    return stc.Plan("windows", (stc.Part("window", storage, stc.Schedule(2, tuple(blocks.items()), True, precision)),))
-
-
 COO = explicit_plan("coo", "0||12", {"r": 32}, lanes=8, max_item_nnz=512, unroll=4, name="coo")
 FIBER = explicit_plan("fiber", "0|1|2", {"r": 32}, lanes=8, max_fiber_len=32, max_item_nnz=512, unroll=4, name="fiber")
 ROWS = explicit_plan("fiber", "|0|12", {"r": 32}, lanes=32, max_item_nnz=32, unroll=2, name="rows")
@@ -39,7 +33,6 @@ CUT = explicit_plan("coo", "0||12", {"r": 128}, lanes=4, max_item_nnz=512)
 LONG, SHORT_ROWS = explicit_plan("coo", "0||1", {"r": 64}, lanes=4), explicit_plan("fiber", "|0|1", {"r": 64})
 ROUNDED = rounding(joined(LONG, SHORT_ROWS, 5), "B", parts=(0,))
 SLABS = slabbed(joined(LONG, SHORT_ROWS, 5), "r")
-HALVES = windows("f16x3", r=32)
 WIDE = explicit_plan("coo", "0||213", {"r": 32}, lanes=8, max_item_nnz=512)
 SEMI = explicit_plan("fiber", "01||2", {"r": 32}, lanes=8)
 
@@ -76,7 +69,6 @@ CASES: dict[str, tuple[str, dict[str, int], torch.dtype, stc.Plan, str]] = {
     "spmm_slabs": ("ij,jr->ir", RAGGED, F32, SLABS, "triton"),
     "spmm_rounded": ("ij,jr->ir", SIZES, F32, ROUNDED, "triton"),
     "mttkrp_tiles_rounded": ("ijk,jr,kr->ir", SIZES, F32, rounding(tiles(r=32), "B", "C"), "triton"),
-    "spmm_halves": ("ij,jr->ir", SIZES, F32, HALVES, "triton"),
     "two_words": ("ijkl,jr,lr->ir", HUGE, F32, WIDE, "triton"),
     "mttkrp_tiles": ("ijk,jr,kr->ir", SIZES, F32, tiles(r=32), "triton"),
     "ttmc_tiles": ("ijk,jr,ks->irs", SIZES, F32, tiles(r=32, s=16), "triton"),

@@ -1,33 +1,69 @@
-"""Einsums by windows whose dots multiply halves of float32: what the tests of all runners share."""
+"""Products of tiles whose dots multiply halves of float32: what the tests of all runners share."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
-from window_cases import PRODUCTS, problem
+from cases import SIZES, TILED, Problem
 
 import sparsetc as stc
 from sparsetc.ir.plan import F16X3
+from sparsetc.planner.registry import PLANS
 
+NUMBERS = SIZES | {"i": 21, "j": 34, "b": 3}
+PRODUCTS = {
+    "spmm": "ij,jr->ir",
+    "spmm, permuted": "ij,jr->ri",
+    "transposed": "ij,ik->jk",
+    "batch in one table": "ij,jbr->bir",
+    "mttkrp": "ijk,jr,kr->ir",
+    "mttkrp of order 2": "ij,ir,jr->ir",
+    "ttm": "ijk,kr->ijr",
+    "ttm, permuted": "ijk,ir->rkj",
+    "chain": "ijk,jr,ks->irs",
+    "outer": "ij,jr,js->irs",
+    "same letters": "ij,jr,jr,r->ir",
+    "diagonal": "iij,jr->ir",
+    "diagonal of the dense operand": "ij,jrr->ir",
+    "scalar": "ij,,jr->ir",
+    "one mode summed alone": "ijk,jr->ir",
+}
+"""Einsums that have a matrix product for the tensor cores."""
 SPMM = PRODUCTS["spmm"]
 REFUSED = ("mttkrp", "chain", "outer", "same letters")
 """Products whose dots take what other products left, which is not split."""
 TAKEN = {name: equation for name, equation in PRODUCTS.items() if name not in REFUSED}
-ALL = stc.plan_window(height=16, width=16, threshold=0)
-BESIDE_RUNS = stc.plan_window(height=16, width=16, threshold=40)
+
+
+def problem(equation: str, dtype: torch.dtype = torch.float32, pattern: str = "skewed", **sizes: int) -> Problem:
+    return Problem(equation, NUMBERS | sizes, pattern, dtype)
+
+
+def tiles(name: str, threshold: int = 0, height: int = 16, width: int = 16) -> stc.Plan:
+    """A request for tiles by the plan of this name, of these sides where it takes them; the rest are runs."""
+    sides = (("height", height), ("width", width)) if "height" in PLANS[name].options else ()
+    return stc.Plan(name, options=(*sides, ("threshold", threshold)))
+
+
+BY_TILES = pytest.mark.parametrize("request_", [tiles(name) for name in TILED], ids=str)
+EVERY_EINSUM = pytest.mark.parametrize(
+    ("name", "request_"),
+    [(n, tiles(p)) for n in TAKEN for p in TILED if (n, p) != ("one mode summed alone", "hls")],
+    ids=str,
+)
+"""Those that are taken, by tiles of every sort; `hls` cuts all modes, and of one that is summed alone makes no dot."""
 
 
 def in_halves(plan: stc.Plan) -> stc.Plan:
-    """A plan whose windows are multiplied in halves."""
-    parts = (
-        replace(p, schedule=replace(p.schedule, precision=F16X3)) if p.format == "window" else p for p in plan.parts
-    )
-    return replace(plan, parts=tuple(parts))
+    """A plan whose first part, its tiles, is multiplied in halves."""
+    first, *others = plan.parts
+    return replace(plan, parts=(replace(first, schedule=replace(first.schedule, precision=F16X3)), *others))
 
 
-def compiled(equation: str, operands: list[Any], request: stc.Plan = ALL, **settings: Any) -> stc.Kernel:
+def compiled(equation: str, operands: list[Any], request: stc.Plan, **settings: Any) -> stc.Kernel:
     """A kernel that multiplies halves."""
     how = {"backend": "triton"} | settings
     plan = stc.compile(equation, *operands, plan=request, **how).plan

@@ -155,7 +155,8 @@ def unparsed(node: ast.expr, **fields: object) -> str:
 def groups_of(module: str, root: Path) -> list[list[str]]:
     """Return the groups of tests of a module: its row of `TESTS`, or the tests that mention it."""
     if rows := [start for start in TESTS if module.startswith(start)]:
-        return [[f"tests/test_{name}.py" for name in group.split()] for group in TESTS[max(rows, key=len)]]
+        groups = [[f"tests/test_{name}.py" for name in group.split()] for group in TESTS[max(rows, key=len)]]
+        return [[file for file in group if (root / file).exists()] for group in groups]
     name = module.removesuffix(".py").replace("/", ".")
     return [[str(f.relative_to(root)) for f in sorted(root.glob("tests/test_*.py")) if name in f.read_text()]]
 

@@ -12,8 +12,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import sparsetc as stc
-from sparsetc.packing.base import pack
-from sparsetc.packing.deal import deal
+from sparsetc.packing.base import FORMATS, pack
+from sparsetc.packing.deal import PARTITIONS, deal
 
 
 def peak(function: Callable[[], Any]) -> tuple[int, int, Any]:
@@ -73,11 +73,12 @@ def storages(order: int) -> Iterator[tuple[str, str, stc.Storage]]:
 def packings(order: int, nnz: int) -> Iterator[tuple[str, torch.Tensor, Callable[[], Any]]]:
     """(name, coordinates, what packs or deals them)."""
     shape = SHAPES[order]
-    for name, format, storage in storages(order):
+    for name, format, storage in (own for own in storages(order) if own[1] in FORMATS):
         coords = coordinates(order, nnz, clustered=format != "coo" and "fiber" not in format)
         yield name, coords, lambda c=coords, f=format, s=storage: pack(c, shape, f, s)
     windows = {"threshold": 2, "height": 16, "width": 8}
     rules: list[tuple[str, dict[str, int]]] = [("mixed_mode", {}), ("run_length", {"threshold": nnz // 900})]
-    for rule, options in (*rules, ("threshold", {"threshold": 2}), ("row_similarity", windows)):
+    rules += [("threshold", {"threshold": 2}), ("row_similarity", windows)]
+    for rule, options in (own for own in rules if own[0] in PARTITIONS):
         coords = coordinates(order, nnz, clustered=rule not in ("mixed_mode", "run_length"))
         yield f"dealt by {rule}", coords, lambda c=coords, r=rule, o=options: deal(r, c, shape, (order - 1,), o)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import tempfile
+from importlib import import_module
+from pathlib import Path
 
 
 def main() -> None:
     """Write the files that changed, and remove those of cases that are gone."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["SPARSETC_CACHE_DIR"] = folder
-        import golden_cases
-        import golden_pairs
-
-        for module in (golden_cases, golden_pairs):
+        files = sorted(Path(__file__).parent.glob("golden_*.py"))
+        for module in (import_module(file.stem) for file in files if file.stem != "golden_checks"):
             module.FOLDER.mkdir(exist_ok=True)
             for name in module.CASES:
                 text, file = module.source(name), module.path(name)

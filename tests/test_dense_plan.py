@@ -297,7 +297,6 @@ def test_a_half_full_matrix_is_multiplied_dense_where_precision_allows() -> None
         assert kernel.plan.name == "dense"
     exact, dense = estimated(x, torch.zeros(()).expand(2000, 4096), precision="highest")
     assert 400 < min(dense) < 1000
-    assert exact.plan.name == "window"
     assert any(n.startswith("dense") for n, _ in exact.step.choice.considered)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import SIZES, Problem, explicit_plan
+from cases import SIZES, TILED, Problem, explicit_plan
 from executable_cases import (
     CASES,
     MTTKRP,
@@ -39,7 +39,7 @@ def test_rows_that_are_added_to_are_zeroed_alone() -> None:
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("plan", ["coo", "fiber", "rows", "window", "1-sa", "coo+rows"])
+@pytest.mark.parametrize("plan", ["coo", "fiber", "rows", *TILED, "coo+rows"])
 def test_rows_without_nonzeros_are_zeroed_alone(plan: str, deterministic: bool) -> None:
     check_rows_without_nonzeros(plan, "torch", deterministic)
 

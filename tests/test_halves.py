@@ -1,4 +1,4 @@
-"""Windows in three dots of float16 halves: what programs say and mean, when they are chosen, and for what targets."""
+"""Tiles in three dots of float16 halves: what programs say and mean, who has it, and for what targets."""
 
 from __future__ import annotations
 
@@ -7,17 +7,29 @@ import pickle
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from cases import assert_matches
-from halves_cases import ALL, BESIDE_RUNS, FIT, REFUSED, SPMM, SPREAD, TAKEN, compiled, in_halves, spmm
+from cases import TILED, assert_matches
+from halves_cases import (
+    BY_TILES,
+    EVERY_EINSUM,
+    FIT,
+    PRODUCTS,
+    REFUSED,
+    SPMM,
+    SPREAD,
+    TAKEN,
+    compiled,
+    in_halves,
+    problem,
+    spmm,
+    tiles,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matrix_units import CUDA, MATRIX, NATIVE, TARGETS
+from matrix_units import CUDA, MATRIX, TARGETS
 from test_ir_runners import interpreted
-from window_cases import PRODUCTS, problem
 
 import sparsetc as stc
 from sparsetc.contraction.guard import fit_for_halves
@@ -75,18 +87,19 @@ def test_nothing_infinite_is_fit(bad: float, split: bool) -> None:
 # --- programs ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", TAKEN)
-def test_what_programs_mean(name: str) -> None:
+@EVERY_EINSUM
+def test_what_programs_mean(name: str, request_: stc.Plan) -> None:
     """In float64, but for what halves do not hold of values in float32."""
     equation = TAKEN[name]
     operands = problem(equation).operands()
-    kernel = compiled(equation, operands)
+    kernel = compiled(equation, operands, request_)
     found = interpreted(kernel, [o.double() for o in operands[1:]])
     assert_matches(found.float(), equation, operands, 1e-6)
 
 
-def test_what_the_text_says() -> None:
-    kernel = compiled(SPMM, [*spmm()])
+@BY_TILES
+def test_what_the_text_says(request_: stc.Plan) -> None:
+    kernel = compiled(SPMM, [*spmm()], request_)
     text = str(kernel.programs[0])
     assert "scale_B = 2 ** (14 - exponent of most_B)" in text
     assert "gather B[at_j, r]  # to be split" in text
@@ -99,20 +112,22 @@ def test_what_the_text_says() -> None:
     assert [(s.out.name, s.into) for s in scales] == [("scale_B", True), ("unscale_X", False), ("unscale_B", False)]
 
 
-def test_letters_that_spell_what_programs_say() -> None:
+@BY_TILES
+def test_letters_that_spell_what_programs_say(request_: stc.Plan) -> None:
     x, b = spmm()
     for letters in ("scale", "most"):
         table = b[:, :1].expand(-1, 16)
         shape = (*table.shape, *(1 for _ in letters[1:]))
         equation = f"IJ,J{letters}->I{letters}"
-        kernel = compiled(equation, [x, table.contiguous().view(shape)])
+        kernel = compiled(equation, [x, table.contiguous().view(shape)], request_)
         assert_matches(interpreted(kernel, [table.view(shape)]).float(), equation, [x, table.view(shape)], 1e-6)
 
 
+@BY_TILES
 @pytest.mark.parametrize("name", REFUSED)
-def test_products_of_operands_are_not_split(name: str) -> None:
+def test_products_of_operands_are_not_split(name: str, request_: stc.Plan) -> None:
     operands = problem(PRODUCTS[name]).operands()
-    plan = stc.compile(PRODUCTS[name], *operands, plan=ALL, backend="triton").plan
+    plan = stc.compile(PRODUCTS[name], *operands, plan=request_, backend="triton").plan
     assert plan.parts[0].schedule.precision == "tf32x3"
     with pytest.raises(stc.PlanError, match="in f16x3 one dot takes stored values and rows of one operand"):
         stc.compile(PRODUCTS[name], *operands, plan=in_halves(plan), backend="triton")
@@ -129,98 +144,51 @@ def test_nonzeros_one_by_one_are_not_in_halves() -> None:
 # --- who has it -------------------------------------------------------------------------------------------------------
 
 
+@BY_TILES
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
-def test_other_types_take_the_same_plan_as_they_are(dtype: torch.dtype) -> None:
-    plan = compiled(SPMM, [*spmm()]).plan
+def test_other_types_take_the_same_plan_as_they_are(dtype: torch.dtype, request_: stc.Plan) -> None:
+    plan = compiled(SPMM, [*spmm()], request_).plan
     x, b = (o.to(dtype) for o in spmm())
     kernel = stc.compile(SPMM, x, b, plan=plan, backend="triton")
     assert kernel.plan.parts[0].schedule.precision == "tf32x3"
     assert "most_B" not in kernel.source
 
 
+@BY_TILES
 @pytest.mark.parametrize("name", ["spmm", "mttkrp of order 2", "ttm"])
-def test_torch_programs_take_the_same_plan_as_they_are(name: str) -> None:
+def test_torch_programs_take_the_same_plan_as_they_are(name: str, request_: stc.Plan) -> None:
     equation = TAKEN[name]
     operands = problem(equation).operands()
-    plan = compiled(equation, operands, output="dense").plan
+    plan = compiled(equation, operands, request_, output="dense").plan
     kernel = stc.compile(equation, *operands, plan=plan, backend="torch", output="dense")
     assert {p.schedule.precision for p in kernel.plan.parts} == {"tf32x3"}
     assert_matches(kernel(*operands[1:]), equation, operands)
 
 
-def test_a_plan_makes_its_kernel_again() -> None:
+@BY_TILES
+def test_a_plan_makes_its_kernel_again(request_: stc.Plan) -> None:
     x, b = spmm()
-    kernel = compiled(SPMM, [x, b])
+    kernel = compiled(SPMM, [x, b], request_)
     assert pickle.loads(pickle.dumps(kernel.plan)) == kernel.plan
     assert pickle.loads(pickle.dumps(kernel)).source == kernel.source
     assert stc.compile(SPMM, x, b, plan=kernel.plan, backend="triton").source == kernel.source
 
 
-def test_other_parts_are_as_they_were() -> None:
+@pytest.mark.parametrize("name", TILED)
+def test_other_parts_are_as_they_were(name: str) -> None:
     x, b = spmm(i=40, j=64)
     coords = x.coords[:, (x.coords[0] < 20) | (x.coords[1] < 3)]
     x = stc.SparseTensor(coords, torch.ones(coords.shape[1]), x.shape)
-    kernel = compiled(SPMM, [x, b], BESIDE_RUNS)
-    windows, rest = kernel.programs
-    assert (windows.precision, rest.precision) == (F16X3, "tf32x3")
-    assert (windows.view.packed, rest.view.packed) == (("high_values", "low_values", "most"), ("values",))
+    kernel = compiled(SPMM, [x, b], tiles(name, 40))
+    first, rest = kernel.programs
+    assert (first.precision, rest.precision) == (F16X3, "tf32x3")
+    assert (first.view.packed, rest.view.packed) == (("high_values", "low_values", "most"), ("values",))
     assert_matches(interpreted(kernel, [b]).float(), SPMM, [x, b], 1e-6)
 
 
-# --- when it is chosen ------------------------------------------------------------------------------------------------
-
-
-HALVES = stc.plan_window(halves=True)
-
-
-def planned(columns: int, equation: str = SPMM, dtype: torch.dtype = torch.float32, **how: Any) -> stc.Kernel:
-    g = torch.Generator().manual_seed(0)
-    x = stc.SparseTensor.from_dense((torch.rand(512, 512, generator=g) < 0.3).to(dtype))
-    b = torch.zeros((), dtype=dtype).expand(512, columns)
-    return stc.compile(equation, x, b, **{"plan": HALVES, "backend": "triton", "precision": "highest"} | how)
-
-
-def test_many_columns_are_multiplied_in_halves_at_highest() -> None:
-    found = planned(4096)
-    assert found.plan.parts[0].schedule.precision == F16X3
-    assert stc.compile(SPMM, *_like(found), plan=found.plan, backend="triton").source == found.source
-    assert planned(16).plan.parts[0].schedule.precision == "tf32x3", "where it costs more to look for the largest"
-
-
-def _like(kernel: stc.Kernel) -> tuple[stc.SparseTensor, torch.Tensor]:
-    return kernel.operand, torch.zeros(()).expand(512, 4096)
-
-
-@pytest.mark.parametrize("plan", [stc.plan_window(halves=False), stc.plan_1sa(height=64, halves=False)], ids=str)
-def test_who_forbids_them_gets_none(plan: stc.Plan) -> None:
-    found = planned(4096, plan=plan)
-    assert F16X3 not in " ".join(name for name, _ in found.step.choice.considered)
-    assert found.plan.parts[0].schedule.precision == "tf32x3"
-
-
-@pytest.mark.parametrize("plan", ["auto", "window", "1-sa", stc.plan_window(height=64)], ids=str)
-def test_they_are_considered_like_any_other(plan: str | stc.Plan) -> None:
-    assert planned(4096, plan=plan).plan.parts[0].schedule.precision == F16X3
-
-
-def test_similar_rows_in_halves() -> None:
-    assert planned(4096, plan=stc.plan_1sa(tau=20, halves=True)).plan.parts[0].schedule.precision == F16X3
-
-
-def test_halves_are_asked_for_by_true() -> None:
-    with pytest.raises(stc.PlanError, match="halves must be True or False, found 2"):
-        stc.plan_window(halves=2)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "how", [{"dtype": torch.float64}, {"dtype": torch.float16}, {"backend": "torch"}, {"precision": "high"}], ids=str
-)
-def test_for_float32_on_a_gpu_at_highest_alone(how: dict[str, Any]) -> None:
-    assert planned(4096, **how).plan.parts[0].schedule.precision != F16X3
-
-
-def test_what_it_costs() -> None:
-    kernel = compiled(SPMM, [*spmm()])
+@BY_TILES
+def test_what_it_costs(request_: stc.Plan) -> None:
+    kernel = compiled(SPMM, [*spmm()], request_)
     found, (part,) = cost_of(kernel.programs[0]), kernel.plan.parts
     plain = replace(kernel.plan, parts=(replace(part, schedule=replace(part.schedule, precision="tf32x3")),))
     other = cost_of(stc.compile(SPMM, *spmm(), plan=plain, backend="triton").programs[0])
@@ -234,23 +202,16 @@ def test_what_it_costs() -> None:
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+@pytest.mark.parametrize("name", TILED)
 @pytest.mark.parametrize("target", TARGETS)
-def test_halves_run_on_the_matrix_units(target: str) -> None:
+def test_halves_run_on_the_matrix_units(target: str, name: str) -> None:
     pytest.importorskip("triton")
     operands = problem(SPMM, i=200, j=300, r=64).operands()
-    text = compiled(SPMM, operands, stc.plan_window(16, 32, 0)).ptx(target)
+    text = compiled(SPMM, operands, tiles(name, width=32)).ptx(target)
     assert re.search(MATRIX[target], text)
     if target in CUDA:
-        assert re.search(r"mma\S*\.f32\.f16\.f16", text)
+        assert re.search(r"mma\S*(\.f32\.f16\.f16|kind::f16)", text)
         assert "tf32" not in text
         assert not re.search(r"\.local\b", text), "nothing is spilt"
     else:
         assert "f16" not in "".join(re.findall(r"v_mfma_\S*", text)), "float32 as it is"
-
-
-@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
-def test_high_windows_take_a_targets_own_instruction() -> None:
-    pytest.importorskip("triton")
-    operands = problem(SPMM, i=200, j=300, r=64).operands()
-    found = compiled(SPMM, operands, stc.plan_window(64, 64, 0)).ptx("sm_90")
-    assert re.search(NATIVE["sm_90"] + r"\S*\.f32\.f16\.f16", found)

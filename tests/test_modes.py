@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import OPERATIONS, Problem, assert_matches, explicit_plan, random_sparse, random_values
+from cases import OPERATIONS, TILED, Problem, assert_matches, explicit_plan, random_sparse, random_values
 
 import sparsetc as stc
 from sparsetc.contraction.guard import Guard
@@ -130,11 +130,14 @@ def test_einsum(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.usefixtures("elsewhere")
-@pytest.mark.parametrize(
-    "plan", ["coo", "fiber", "rows", "hls", stc.plan_hls(2), "window", "1-sa", stc.plan_1sa(30, 4)]
-)
+@pytest.mark.parametrize("plan", ["coo", "fiber", "rows", stc.plan_hls(2), *TILED])
 @pytest.mark.parametrize("equation", ["ijk,jr,kr->ir", "ijk,jr,ks->irs"])
 def test_plans_and_their_explanations(plan: Any, equation: str) -> None:
+    check_elsewhere(equation, plan)
+
+
+def check_elsewhere(equation: str, plan: Any) -> None:
+    """A plan is made, explained and run where tensors of torch are made elsewhere."""
     problem = Problem(equation, {"i": 40, "j": 30, "k": 20, "r": 4, "s": 3}, dtype=torch.float64)
     operands = problem.operands()
     elsewhere_now()

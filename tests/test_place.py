@@ -165,12 +165,17 @@ def programs() -> Iterator[TileProgram]:
         yield from (DrawnTiles(folds, dot=dot, halves=halves).program for dot, halves in ((0, 0), (1, 0), (1, 1)))
 
 
+def check_placed(program: TileProgram) -> None:
+    """Its statements are placed where they are."""
+    statements = [s for s, _ in program.statements]
+    steps = [s for s in statements if not isinstance(s, Loop | Zero)]
+    around = [Loop(s.axis) for s in statements if isinstance(s, Loop)]
+    assert place(steps, around) == program.body, program
+
+
 def test_placed_programs_are_placed_alike_again() -> None:
     kinds = set()
     for program in programs():
-        statements = [s for s, _ in program.statements]
-        steps = [s for s in statements if not isinstance(s, Loop | Zero)]
-        around = [Loop(s.axis) for s in statements if isinstance(s, Loop)]
-        assert place(steps, around) == program.body, program
+        check_placed(program)
         kinds.add(tuple(axis.name for axis in program.view.loops))
     assert len(kinds) == 4

@@ -71,10 +71,6 @@ INTS, PAIRS = r"must be tuple\[int, \.\.\.\], found", r"must be tuple\[tuple\[st
             of(parts=(Part("dense_tile", Storage((0,), (1, 2), params=(("side_2", 4), ("side_3", 4)))),)),
             "format 'dense_tile' has no parameter 'side_3'; known: side_0, side_1, side_2$",
         ),
-        (
-            of(parts=(Part("window", Storage((0,), (1, 2), params=(("height", 4), ("widht", 4)))),)),
-            "format 'window' has no parameter 'widht'; known: height, width, tau, strip$",
-        ),
         (of(parts=(None,)), r"plan 'p': Plan\.parts must be tuple\[Part, \.\.\.\], found \(None,\)"),
         (of(parts=(Part("coo", a),)), r"part 0: Part\.storage must be Storage, found 'what"),
         (of(parts=(Part(3),)), r"part 0: Part\.format must be str, found 3"),  # type: ignore[arg-type]

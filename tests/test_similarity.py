@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from paper_algorithms import group_rows_by_definition
 
 import sparsetc as stc
-from sparsetc.packing.deal import deal
 from sparsetc.similarity import clusters as quotients
 from sparsetc.similarity.groups import Groups, group_rows
 
@@ -203,83 +202,3 @@ def test_what_is_refused() -> None:
         group_rows(at.int(), at.int(), 2, 2, width=4, tau=0.5)
     with pytest.raises(stc.CoordinateError):
         group_rows(at, at, 2, 1, width=4, tau=0.5)
-
-
-# -- the partition ----------------------------------------------------------------------------------------------------
-
-
-def dealt(coords: torch.Tensor, shape: tuple[int, ...], *kept: int, **options: int) -> list[list[int]]:
-    """The nonzeros of each share."""
-    own = {"height": 2, "width": 4, "tau": 50, "strip": 2, "threshold": 5, **options}
-    nnz = coords.shape[1]
-    parts = deal("row_similarity", coords, shape, kept, own)
-    return [list(range(nnz)) if part is None else part.tolist() for part in parts]
-
-
-def test_groups_that_fill_their_tiles_are_dealt_apart() -> None:
-    """Rows 0 and 2 make a window of a tile with 7 nonzeros; row 1 one with a nonzero."""
-    pattern = torch.tensor([[1, 1, 1, 1, 0, 0], [0, 0, 0, 0, 1, 0], [1, 1, 0, 1, 0, 0]])
-    coords = torch.nonzero(pattern).T.contiguous()
-    everything = list(range(coords.shape[1]))
-    filled = [n for n in everything if n != 4]
-    assert dealt(coords, (3, 6), 0, threshold=1) == [everything, []]
-    assert dealt(coords, (3, 6), 0, threshold=2) == [filled, [4]]
-    assert dealt(coords, (3, 6), 0, threshold=7) == [filled, [4]]
-    assert dealt(coords, (3, 6), 0, threshold=8) == [[], everything]
-    assert dealt(coords, (3, 6), 0, width=2, threshold=3) == [filled, [4]]  # two tiles of 7 nonzeros
-    assert dealt(coords, (3, 6), 0, width=2, threshold=4) == [[], everything]
-    neighbours = [n for n in everything if n > 4]  # rows 0 and 1, then row 2
-    assert dealt(coords, (3, 6), 0, tau=0, threshold=3) == [neighbours, everything[:5]]
-    flipped = coords.flip(0)
-    order = torch.argsort(flipped[0] * 3 + flipped[1])
-    back = [sorted(order[part].tolist()) for part in dealt(flipped[:, order], (6, 3), 1, threshold=7)]
-    assert back == [filled, [4]]
-
-
-def test_columns_of_a_tensor_are_those_of_its_unfolding() -> None:
-    g = torch.Generator().manual_seed(0)
-    filled = torch.rand(40, 5, 1, 12, generator=g).lt(0.6)
-    filled[::2, :2] = False
-    filled[1::2, 2:] = False
-    coords = torch.nonzero(filled[torch.randperm(40, generator=g)]).T.contiguous()
-    options = {"tau": 40, "strip": 12, "height": 20, "width": 12, "threshold": 100}
-    full, others = dealt(coords, (40, 5, 1, 12), 0, **options)
-    assert (len(full), others) == (coords.shape[1], [])
-    unfolded = torch.stack([coords[0], coords[1] * 12 + coords[3]])
-    assert dealt(unfolded, (40, 60), 0, **options) == [full, []]
-    large = (2**40, 2**40, 2**20, 2**40)  # whose linear index passes 2**63: columns are ranks
-    assert dealt(coords, large, 0, **options) == [full, []]
-    assert dealt(coords, (40, 5, 1, 12), 0, **options | {"tau": 0})[0] == []  # neighbours have other columns
-
-
-def test_rows_are_fibers_of_all_that_is_kept() -> None:
-    g = torch.Generator().manual_seed(0)
-    filled = torch.rand(6, 7, 30, generator=g).lt(0.1)
-    filled[1:5, 2:6] = torch.rand(4, 4, 30, generator=g).lt(0.8)
-    coords = torch.nonzero(filled).T.contiguous()
-    options = {"tau": 40, "strip": 1, "height": 8, "width": 8, "threshold": 32}
-    unfolded = torch.stack([coords[0] * 7 + coords[1], coords[2]])
-    own = dealt(coords, (6, 7, 30), 0, 1, **options)
-    assert own == dealt(unfolded, (42, 30), 0, **options)
-    assert all(own)
-
-
-def test_the_partition_of_nothing_and_of_what_it_does_not_take() -> None:
-    assert dealt(torch.zeros(2, 0, dtype=torch.int64), (3, 4), 0) == [[], []]
-    for kept in ([], [0, 1]):
-        with pytest.raises(stc.PlanError, match="found none"):
-            dealt(torch.tensor([[0], [1]]), (3, 4), *kept)
-    for option in ({"tau": 101}, {"strip": 0}, {"width": 0}, {"height": 0}, {"mode": 0}):
-        with pytest.raises((stc.PlanError, stc.FormatError)):
-            dealt(torch.tensor([[0], [1]]), (3, 4), 0, **option)
-
-
-def test_a_plan_deals_by_similarity() -> None:
-    g = torch.Generator().manual_seed(0)
-    x = stc.SparseTensor.from_dense(torch.rand(30, 20, generator=g) * torch.rand(30, 20, generator=g).lt(0.3))
-    b = torch.rand(20, 8, generator=g)
-    part = stc.Part("coo", stc.Storage(item=(0,), leaf=(1,)), stc.Schedule(blocks=(("r", 8),)))
-    options = (("height", 4), ("strip", 4), ("tau", 80), ("threshold", 12), ("width", 8))
-    assert all(dealt(x.coords, x.shape, 0, **dict(options)))
-    plan = stc.Plan("two", (part, part), partition="row_similarity", options=options)
-    torch.testing.assert_close(stc.einsum("ij,jr->ir", x, b, plan=plan), x.to_dense() @ b)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import TILED
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.autograd import forward_ad
@@ -21,9 +22,7 @@ import sparsetc as stc
 from sparsetc.streaming import Stream
 from sparsetc.streaming.budget import CHUNK, SMALLEST, Budget, Sizes, most_rows
 
-PLANS = ("auto", "coo", "rows", "fiber", "hls", "window", "1-sa", "mm-csf", "coo+rows", "fiber+rows")
-TILED = ("hls", "window", "1-sa")
-"""Plans in which a single nonzero takes a tile."""
+PLANS = ("auto", "coo", "rows", "fiber", *TILED, "mm-csf", "coo+rows", "fiber+rows")
 EQUATIONS = {
     "mttkrp": "ijk,jr,kr->ir",
     "mttkrp of the last mode": "ijk,ir,jr->kr",
@@ -267,7 +266,7 @@ def test_infinities_reach_only_what_has_nonzeros() -> None:
     x, (b, c) = tensor(), operands("ijk,jr,kr->ir")
     b[3, 1] = float("inf")
     expected = stc.einsum("ijk,jr,kr->ir", x, b, c, plan="coo")
-    for plan in ("coo", "window", "hls"):
+    for plan in ("coo", *TILED):
         with stc.stream_kernel("ijk,jr,kr->ir", x, b, c, plan=plan, chunk_bytes=8192) as s:
             torch.testing.assert_close(s(b, c), expected, equal_nan=True)
             assert_same(s(b.nan_to_num(posinf=1), c), stc.einsum("ijk,jr,kr->ir", x, b.nan_to_num(posinf=1), c))

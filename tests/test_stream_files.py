@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_stream import EQUATIONS, PLANS, TILED, assert_same, operands, tensor
+from cases import TILED
+from test_stream import EQUATIONS, PLANS, assert_same, operands, tensor
 
 import sparsetc as stc
 from sparsetc.codegen.launch import TorchPrograms
@@ -190,7 +191,7 @@ def test_descriptions_that_do_not_fit_are_refused(name: str, saved: Path) -> Non
         streamed(saved)
 
 
-@pytest.mark.parametrize("plan", ["coo", "fiber", "rows", "hls", "window"])
+@pytest.mark.parametrize("plan", ["coo", "fiber", "rows", *TILED])
 def test_nothing_is_read_outside_of_what_is_there(plan: str, tmp_path: Path) -> None:
     equation, path, r = "ijk,kr->ijr", tmp_path / "x.stcs", random.Random(plan)
     x, dense = tensor(), operands(equation)
@@ -264,9 +265,10 @@ def test_files_for_a_gpu_are_no_files_for_the_cpu(saved: Path) -> None:
         stc.open_stream(saved, backend="triton")
 
 
-def test_infinities_need_a_file_without_tiles(tmp_path: Path) -> None:
-    x, (b, c) = tensor(), operands("ijk,jr,kr->ir")
-    with stc.stream_kernel("ijk,jr,kr->ir", x, b, c, plan="window", file=tmp_path / "x"):
+@pytest.mark.parametrize("plan", TILED)
+def test_infinities_need_a_file_without_tiles(plan: str, tmp_path: Path) -> None:
+    x, (b, c), tiles = tensor(), operands("ijk,jr,kr->ir"), stc.Plan(plan, options=(("threshold", 0),))
+    with stc.stream_kernel("ijk,jr,kr->ir", x, b, c, plan=tiles, file=tmp_path / "x"):
         pass
     with stc.open_stream(tmp_path / "x") as s, pytest.raises(stc.PlanError, match="infinities"):
         s(b * float("inf"), c)

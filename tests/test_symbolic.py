@@ -14,6 +14,7 @@ from cases import random_sparse, random_values
 import sparsetc as stc
 from sparsetc.device.profile import of_backend
 from sparsetc.ir.program.cost import cost_of
+from sparsetc.planner import registry
 from sparsetc.planner.pricing import seconds_of
 from sparsetc.planner.report import statistics_of
 
@@ -23,7 +24,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 import formulas  # noqa: E402
 
 EQUATIONS = ("ijk,jr,kr->ir", "ijk,kr->ijr", "ijk,ir,js->rs", "ijk,jr,kr->ijk", "ijk,r->r")
-PLANS = ("auto", "coo", "rows", "fiber", "coo+rows", "fiber+rows", "hls", "mm-csf", "window", "1-sa", "dense")
+PLANS = ("auto", *registry.PLANS)
 
 
 def kernel(equation: str, plan: str, seed: int, backend: str = "triton") -> Any:

@@ -6,19 +6,29 @@ import pickle
 from dataclasses import replace
 from typing import Any
 
+import golden_windows
 import pytest
 import torch
 from cases import PATTERNS, TOLERANCE, Problem, assert_matches, check, densified, random_values
+from golden_checks import check_as_kept, check_readable
+from halves_cases import PRODUCTS, problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from window_cases import MODES, OTHERS, PRODUCTS, REQUESTS, WHOLE, checked, problem, scrambled, stored, uneven, whole
+from test_dense_plan import half_full
+from test_modes import check_elsewhere
+from test_modes import elsewhere as elsewhere
+from test_place import check_placed
+from window_cases import MODES, OTHERS, REQUESTS, WHOLE, checked, scrambled, stored, uneven, whole
 
 import sparsetc as stc
 from sparsetc.formats import window
 from sparsetc.formats.window import TAUS, Windows
+from sparsetc.ir.plan import F16X3
+from sparsetc.packing.deal import deal
 from sparsetc.testing import check_format
 from sparsetc.testing import pattern as conformance_pattern
 from sparsetc.testing.conformance import PATTERNS as CONFORMANCE
+from sparsetc.testing.draw import KINDS, draw
 
 SPMM = PRODUCTS["spmm"]
 F64 = torch.float64
@@ -87,6 +97,22 @@ def test_storages_that_windows_cannot_have(format: str, storage: stc.Storage, sa
     plan = stc.Plan("p", (stc.Part(format, storage, stc.Schedule(1, (("r", 8),))),))
     with pytest.raises(stc.FormatError, match=says):
         stc.compile(SPMM, x, b, plan=plan)
+
+
+def test_a_parameter_that_they_do_not_have() -> None:
+    storage = stc.Storage((0,), (1, 2), params=(("height", 4), ("widht", 4)))
+    plan = stc.Plan("p", (stc.Part("window", storage, stc.Schedule(blocks=(("r", 2),), dot=False)),))
+    with pytest.raises(stc.PlanError, match="format 'window' has no parameter 'widht'; known: height, width, tau, str"):
+        stc.compile("ijk,jr->ir", *problem("ijk,jr->ir").operands(), plan=plan)
+
+
+@pytest.mark.parametrize("name", golden_windows.CASES)
+def test_generated_source_is_as_kept(name: str) -> None:
+    assert {file.stem for file in golden_windows.FOLDER.glob("*.py")} == set(golden_windows.CASES)
+    kernel = golden_windows.kernel(name)
+    check_as_kept(golden_windows.path(name), kernel.source)
+    check_readable(kernel.source)
+    check_placed(kernel.programs[0])
 
 
 # --- einsums ----------------------------------------------------------------------------------------------------------
@@ -295,6 +321,161 @@ def test_rows_are_grouped_once_for_all_that_asks(monkeypatch: pytest.MonkeyPatch
         assert calls == ([x.nnz, share] if shared else [x.nnz])
     stc.compile(SPMM, x, b, plan=stc.plan_1sa(40, 2, 8, 16, 0), backend="triton")
     assert calls == [x.nnz], "other tiles take the same groups"
+
+
+def test_they_are_drawn() -> None:
+    """By requests that name their options too."""
+    drawn = {draw(kind, seed).plan.name for kind in KINDS for seed in range(100)}
+    assert drawn >= {"window", "plan_window", "1-sa", "plan_1sa"}
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("equation", ["ijk,jr,kr->ir", "ijk,jr,ks->irs"])
+def test_their_explanation_beside_another_default_device(equation: str) -> None:
+    check_elsewhere(equation, stc.plan_1sa(30, 4))
+
+
+def test_what_half_filled_matrices_take() -> None:
+    """On an H200, at 512 columns: 50, 38 and 31 us by windows; by other plans more, at the highest precision."""
+    x, b = half_full(2048, 2048), torch.zeros(()).expand(2048, 512)
+    for precision, measured in (("highest", 50e-6), ("high", 38e-6), ("medium", 31e-6)):
+        choice = stc.compile(SPMM, x, b, plan="window", precision=precision, backend="triton").step.choice
+        assert 0.7 * measured < sum(choice.seconds) < 1.4 * measured
+    for own, columns in ((x, 512), (half_full(2000, 2000), 4096)):
+        b = torch.zeros(()).expand(own.shape[1], columns)
+        assert stc.compile(SPMM, own, b, precision="highest", backend="triton").plan.name == "window"
+
+
+# --- the partition ----------------------------------------------------------------------------------------------------
+
+
+def dealt(coords: torch.Tensor, shape: tuple[int, ...], *kept: int, **options: int) -> list[list[int]]:
+    """The nonzeros of each share."""
+    own = {"height": 2, "width": 4, "tau": 50, "strip": 2, "threshold": 5, **options}
+    nnz = coords.shape[1]
+    parts = deal("row_similarity", coords, shape, kept, own)
+    return [list(range(nnz)) if part is None else part.tolist() for part in parts]
+
+
+def test_groups_that_fill_their_tiles_are_dealt_apart() -> None:
+    """Rows 0 and 2 make a window of a tile with 7 nonzeros; row 1 one with a nonzero."""
+    pattern = torch.tensor([[1, 1, 1, 1, 0, 0], [0, 0, 0, 0, 1, 0], [1, 1, 0, 1, 0, 0]])
+    coords = torch.nonzero(pattern).T.contiguous()
+    everything = list(range(coords.shape[1]))
+    filled = [n for n in everything if n != 4]
+    assert dealt(coords, (3, 6), 0, threshold=1) == [everything, []]
+    assert dealt(coords, (3, 6), 0, threshold=2) == [filled, [4]]
+    assert dealt(coords, (3, 6), 0, threshold=7) == [filled, [4]]
+    assert dealt(coords, (3, 6), 0, threshold=8) == [[], everything]
+    assert dealt(coords, (3, 6), 0, width=2, threshold=3) == [filled, [4]]  # two tiles of 7 nonzeros
+    assert dealt(coords, (3, 6), 0, width=2, threshold=4) == [[], everything]
+    neighbours = [n for n in everything if n > 4]  # rows 0 and 1, then row 2
+    assert dealt(coords, (3, 6), 0, tau=0, threshold=3) == [neighbours, everything[:5]]
+    flipped = coords.flip(0)
+    order = torch.argsort(flipped[0] * 3 + flipped[1])
+    back = [sorted(order[part].tolist()) for part in dealt(flipped[:, order], (6, 3), 1, threshold=7)]
+    assert back == [filled, [4]]
+
+
+def test_columns_of_a_tensor_are_those_of_its_unfolding() -> None:
+    g = torch.Generator().manual_seed(0)
+    filled = torch.rand(40, 5, 1, 12, generator=g).lt(0.6)
+    filled[::2, :2] = False
+    filled[1::2, 2:] = False
+    coords = torch.nonzero(filled[torch.randperm(40, generator=g)]).T.contiguous()
+    options = {"tau": 40, "strip": 12, "height": 20, "width": 12, "threshold": 100}
+    full, others = dealt(coords, (40, 5, 1, 12), 0, **options)
+    assert (len(full), others) == (coords.shape[1], [])
+    unfolded = torch.stack([coords[0], coords[1] * 12 + coords[3]])
+    assert dealt(unfolded, (40, 60), 0, **options) == [full, []]
+    large = (2**40, 2**40, 2**20, 2**40)  # whose linear index passes 2**63: columns are ranks
+    assert dealt(coords, large, 0, **options) == [full, []]
+    assert dealt(coords, (40, 5, 1, 12), 0, **options | {"tau": 0})[0] == []  # neighbours have other columns
+
+
+def test_rows_are_fibers_of_all_that_is_kept() -> None:
+    g = torch.Generator().manual_seed(0)
+    filled = torch.rand(6, 7, 30, generator=g).lt(0.1)
+    filled[1:5, 2:6] = torch.rand(4, 4, 30, generator=g).lt(0.8)
+    coords = torch.nonzero(filled).T.contiguous()
+    options = {"tau": 40, "strip": 1, "height": 8, "width": 8, "threshold": 32}
+    unfolded = torch.stack([coords[0] * 7 + coords[1], coords[2]])
+    own = dealt(coords, (6, 7, 30), 0, 1, **options)
+    assert own == dealt(unfolded, (42, 30), 0, **options)
+    assert all(own)
+
+
+def test_the_partition_of_nothing_and_of_what_it_does_not_take() -> None:
+    assert dealt(torch.zeros(2, 0, dtype=torch.int64), (3, 4), 0) == [[], []]
+    for kept in ([], [0, 1]):
+        with pytest.raises(stc.PlanError, match="found none"):
+            dealt(torch.tensor([[0], [1]]), (3, 4), *kept)
+    for option in ({"tau": 101}, {"strip": 0}, {"width": 0}, {"height": 0}, {"mode": 0}):
+        with pytest.raises((stc.PlanError, stc.FormatError)):
+            dealt(torch.tensor([[0], [1]]), (3, 4), 0, **option)
+
+
+def test_a_plan_deals_by_similarity() -> None:
+    g = torch.Generator().manual_seed(0)
+    x = stc.SparseTensor.from_dense(torch.rand(30, 20, generator=g) * torch.rand(30, 20, generator=g).lt(0.3))
+    b = torch.rand(20, 8, generator=g)
+    part = stc.Part("coo", stc.Storage(item=(0,), leaf=(1,)), stc.Schedule(blocks=(("r", 8),)))
+    options = (("height", 4), ("strip", 4), ("tau", 80), ("threshold", 12), ("width", 8))
+    assert all(dealt(x.coords, x.shape, 0, **dict(options)))
+    plan = stc.Plan("two", (part, part), partition="row_similarity", options=options)
+    torch.testing.assert_close(stc.einsum("ij,jr->ir", x, b, plan=plan), x.to_dense() @ b)
+
+
+# --- when they are in halves ------------------------------------------------------------------------------------------
+
+
+HALVES = stc.plan_window(halves=True)
+
+
+def in_halves(columns: int, equation: str = SPMM, dtype: torch.dtype = torch.float32, **how: Any) -> stc.Kernel:
+    g = torch.Generator().manual_seed(0)
+    x = stc.SparseTensor.from_dense((torch.rand(512, 512, generator=g) < 0.3).to(dtype))
+    b = torch.zeros((), dtype=dtype).expand(512, columns)
+    return stc.compile(equation, x, b, **{"plan": HALVES, "backend": "triton", "precision": "highest"} | how)
+
+
+def test_many_columns_are_multiplied_in_halves_at_highest() -> None:
+    found = in_halves(4096)
+    assert found.plan.parts[0].schedule.precision == F16X3
+    assert stc.compile(SPMM, *_like(found), plan=found.plan, backend="triton").source == found.source
+    assert in_halves(16).plan.parts[0].schedule.precision == "tf32x3", "where it costs more to look for the largest"
+
+
+def _like(kernel: stc.Kernel) -> tuple[stc.SparseTensor, torch.Tensor]:
+    return kernel.operand, torch.zeros(()).expand(512, 4096)
+
+
+@pytest.mark.parametrize("plan", [stc.plan_window(halves=False), stc.plan_1sa(height=64, halves=False)], ids=str)
+def test_who_forbids_them_gets_none(plan: stc.Plan) -> None:
+    found = in_halves(4096, plan=plan)
+    assert F16X3 not in " ".join(name for name, _ in found.step.choice.considered)
+    assert found.plan.parts[0].schedule.precision == "tf32x3"
+
+
+@pytest.mark.parametrize("plan", ["auto", "window", "1-sa", stc.plan_window(height=64)], ids=str)
+def test_they_are_considered_like_any_other(plan: str | stc.Plan) -> None:
+    assert in_halves(4096, plan=plan).plan.parts[0].schedule.precision == F16X3
+
+
+def test_similar_rows_in_halves() -> None:
+    assert in_halves(4096, plan=stc.plan_1sa(tau=20, halves=True)).plan.parts[0].schedule.precision == F16X3
+
+
+def test_halves_are_asked_for_by_true() -> None:
+    with pytest.raises(stc.PlanError, match="halves must be True or False, found 2"):
+        stc.plan_window(halves=2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "how", [{"dtype": torch.float64}, {"dtype": torch.float16}, {"backend": "torch"}, {"precision": "high"}], ids=str
+)
+def test_for_float32_on_a_gpu_at_highest_alone(how: dict[str, Any]) -> None:
+    assert in_halves(4096, **how).plan.parts[0].schedule.precision != F16X3
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

@@ -7,8 +7,10 @@ import re
 
 import pytest
 import torch
+from halves_cases import compiled as in_halves
+from halves_cases import problem
 from matrix_units import CUDA, MATRIX, NATIVE, TARGETS, other_types
-from window_cases import problem, uneven
+from window_cases import uneven
 
 import sparsetc as stc
 
@@ -52,3 +54,9 @@ def test_windows_beside_runs_compile(plan: stc.Plan) -> None:
     kernel = stc.compile(SPMM, *uneven(), plan=plan, backend="triton")
     assert len(kernel.plan.parts) == 2
     assert kernel.ptx("sm_90").count(".visible .entry") == 2
+
+
+def test_high_windows_in_halves_take_a_targets_own_instruction() -> None:
+    operands = problem(SPMM, i=200, j=300, r=64).operands()
+    found = in_halves(SPMM, operands, stc.plan_window(64, 64, 0)).ptx("sm_90")
+    assert re.search(NATIVE["sm_90"] + r"\S*\.f32\.f16\.f16", found)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from cases import SIZES, Problem, check, random_values
+from cases import check, random_values
+from halves_cases import problem
 
 import sparsetc as stc
 
-NUMBERS = SIZES | {"i": 21, "j": 34, "b": 3}
 REQUESTS: dict[str, Any] = {
     "window": "window",
     "1-sa": "1-sa",
@@ -22,24 +22,6 @@ REQUESTS: dict[str, Any] = {
     "some of 1-sa": stc.plan_1sa(tau=60, strip=2, height=2, width=4, threshold=3),
     "equal rows": stc.plan_1sa(tau=100, strip=1, height=4),
 }
-PRODUCTS = {
-    "spmm": "ij,jr->ir",
-    "spmm, permuted": "ij,jr->ri",
-    "transposed": "ij,ik->jk",
-    "batch in one table": "ij,jbr->bir",
-    "mttkrp": "ijk,jr,kr->ir",
-    "mttkrp of order 2": "ij,ir,jr->ir",
-    "ttm": "ijk,kr->ijr",
-    "ttm, permuted": "ijk,ir->rkj",
-    "chain": "ijk,jr,ks->irs",
-    "outer": "ij,jr,js->irs",
-    "same letters": "ij,jr,jr,r->ir",
-    "diagonal": "iij,jr->ir",
-    "diagonal of the dense operand": "ij,jrr->ir",
-    "scalar": "ij,,jr->ir",
-    "one mode summed alone": "ijk,jr->ir",
-}
-"""Einsums that have a matrix product for the tensor cores."""
 OTHERS = {
     "batch": "bij,bjk->bik",
     "batch last": "ijb,jkb->ikb",
@@ -61,10 +43,6 @@ MODES = {
     "sum": "ij,ir,jr->",
 }
 """Einsums for plans written in full, which take formats of windows where requests do not."""
-
-
-def problem(equation: str, dtype: torch.dtype = torch.float32, pattern: str = "skewed", **sizes: int) -> Problem:
-    return Problem(equation, NUMBERS | sizes, pattern, dtype)
 
 
 def checked(equation: str, plan: Any, backend: str, dtype: torch.dtype = torch.float32, **settings: Any) -> stc.Kernel:

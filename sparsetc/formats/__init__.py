@@ -12,19 +12,8 @@ Importing this package registers them::
     mixed_mode.py  mm-csf                  fibers along every mode, one copy for the einsums of all modes
 """
 
-from sparsetc.formats import by_rows, coo, dense, fiber, hls, mixed_mode, rows, window
+from sparsetc.formats import by_rows, coo, dense, fiber, hls, mixed_mode, rows, window  # noqa: F401
 from sparsetc.packing.base import Packed
 from sparsetc.planner.registry import register_format
 
-__all__ = [
-    "Packed",
-    "by_rows",
-    "coo",
-    "dense",
-    "fiber",
-    "hls",
-    "mixed_mode",
-    "register_format",
-    "rows",
-    "window",
-]
+__all__ = ["Packed", "register_format"]

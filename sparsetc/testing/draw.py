@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+import sparsetc as stc
+from sparsetc.planner.registry import PLANS
 from sparsetc.testing.build import coordinates, implicit
 from sparsetc.testing.case import SPLIT, Case, Operand, PlanCall, Values
 from sparsetc.testing.equations import HUGE, LARGE, SMALL, Bounds, Drawing, drawn_equation
@@ -23,10 +25,12 @@ from sparsetc.testing.scatter import SCATTERS, duplicated, scattered
 FLOATS = ("float32", "float32", "float32", "float64", "float64", "float16", "bfloat16")
 OTHERS = ("complex64", "complex128", "int8", "int16", "int32", "int64")
 LEARNED = ("float64", "float64", "float64", "float32", "float32", "complex128", "complex64")
-ONE = (
+NAMED = (
     *("auto", "auto", "auto", "coo", "fiber", "rows", "split", "coo+rows", "fiber+rows", "hls", "plan_hls", "plan_hls"),
     *("window", "plan_window", "plan_window", "1-sa", "plan_1sa", "plan_1sa", "mm-csf", "mm-csf", "dense"),
 )
+ONE = tuple(name for name in NAMED if name in ("auto", SPLIT, *PLANS) or hasattr(stc, name))
+"""Of these plans, and functions that make some, those that there are."""
 SPLITTING = ("rows", "split", "coo+rows", "fiber+rows", "window", "plan_window", "1-sa", "plan_1sa")
 """Plans that need a result with some, not all, of the sparse operand's letters."""
 MANY = ("auto", "auto", "auto", "scalar", "dense", "bcb", "bcb+scalar", "plan_bcb", "plan_bcb")
@@ -61,8 +65,7 @@ def draw(kind: str, seed: int, backend: str = "torch", device: str = "cpu") -> C
     case = _optioned(r, within(case, bounds.work))
     case = _learning(r, case)
     case = _fewer_tiles(case)
-    steps = (_specials, _laid_out, _shared, _noted, _circumstanced, _mixed)
-    for step in steps:
+    for step in (_specials, _laid_out, _shared, _noted, _circumstanced, _mixed):
         case = step(r, case)
     return case
 
@@ -91,8 +94,7 @@ def _sparse(r: Random, term: str, drawing: Drawing, bounds: Bounds, dtype: str) 
     most = bounds.nonzeros * (6 if drawing.sparse.count(True) == 1 and r.random() < 0.1 else 1)
     places = scattered(name, shape[: len(shape) - modes], most, r)
     # Duplicates may not add up to more than an integer type holds.
-    exact = dtype == "int8" or (dtype.startswith("int") and values.kind == "limits")
-    if exact:
+    if dtype == "int8" or (dtype.startswith("int") and values.kind == "limits"):
         places = list(dict.fromkeys(places))
     elif r.random() < 0.2:
         places = duplicated(places, most, r)
@@ -186,8 +188,7 @@ def _plan(r: Random, case: Case) -> PlanCall:
     if name in ("plan_window", "plan_1sa"):
         return PlanCall(name, _windows(r, name), True)
     if name == "plan_hls":
-        given["threshold"] = r.choice((0, 1, 2, 4, 9))
-        return PlanCall(name, tuple(given.items()), True)
+        return PlanCall(name, (("threshold", r.choice((0, 1, 2, 4, 9))),), True)
     if r.random() < 0.3:
         given["storage"] = r.choice(("whole", "bitmap"))
     if r.random() < 0.4:
@@ -316,8 +317,7 @@ def notation_fits(case: Case) -> bool:
 def _circumstanced(r: Random, case: Case) -> Case:
     if r.random() < 0.5:
         return case
-    names = [n for n in CIRCUMSTANCES if circumstance_fits(replace(case, circumstance=n))]
-    name = r.choice(names)
+    name = r.choice([n for n in CIRCUMSTANCES if circumstance_fits(replace(case, circumstance=n))])
     slow = name == "crowd" and r.random() < 0.8
     return case if slow else replace(case, circumstance=name)
 

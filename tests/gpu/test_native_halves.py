@@ -1,16 +1,14 @@
-"""Windows in three dots of float16 halves, natively on a GPU."""
+"""Tiles in three dots of float16 halves, natively on a GPU."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from cases import assert_matches
-from halves_cases import ALL, BESIDE_RUNS, SPMM, SPREAD, TAKEN, compiled, error
-from window_cases import problem
+from cases import TILED, assert_matches
+from halves_cases import BY_TILES, EVERY_EINSUM, SPMM, SPREAD, TAKEN, compiled, error, problem, tiles
 
 import sparsetc as stc
 
-SHAPES = ((16, 32), (64, 64), (128, 64))
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
@@ -21,37 +19,35 @@ def spmm(rank: int = 64) -> tuple[stc.SparseTensor, torch.Tensor]:
     return x, torch.randn(900, rank, generator=g, device="cuda")
 
 
-@pytest.mark.parametrize("name", TAKEN)
-def test_every_einsum(name: str) -> None:
+@EVERY_EINSUM
+def test_every_einsum(name: str, request_: stc.Plan) -> None:
     operands = problem(TAKEN[name]).operands("cuda")
-    assert_matches(compiled(TAKEN[name], operands)(*operands[1:]), TAKEN[name], operands)
+    assert_matches(compiled(TAKEN[name], operands, request_)(*operands[1:]), TAKEN[name], operands)
 
 
-@pytest.mark.parametrize(
-    "plan",
-    [ALL, stc.plan_window(16, 32, 0), stc.plan_window(64, 64, 0), stc.plan_window(128, 64, 0), BESIDE_RUNS],
-    ids=str,
-)
+@pytest.mark.parametrize("request_", [tiles(name, least) for name in TILED for least in (0, 40)], ids=str)
 @pytest.mark.parametrize("rank", [1, 20, 64, 300])
-def test_as_exact_as_float32(rank: int, plan: stc.Plan) -> None:
+def test_as_exact_as_float32(rank: int, request_: stc.Plan) -> None:
     x, b = spmm(rank)
-    kernel = compiled(SPMM, [x, b], plan)
+    kernel = compiled(SPMM, [x, b], request_)
     assert error(kernel, x, b) < 1e-6
     assert not kernel.step._others
 
 
+@BY_TILES
 @pytest.mark.parametrize("name", SPREAD)
-def test_others_run_in_float32(name: str) -> None:
+def test_others_run_in_float32(name: str, request_: stc.Plan) -> None:
     x, b = spmm()
     b = SPREAD[name](b.cpu()).cuda()
-    kernel = compiled(SPMM, [x, b])
+    kernel = compiled(SPMM, [x, b], request_)
     assert error(kernel, x, b) < 1e-5
     assert kernel.step._others
 
 
-def test_a_graph_scales_what_it_finds_when_it_runs() -> None:
+@BY_TILES
+def test_a_graph_scales_what_it_finds_when_it_runs(request_: stc.Plan) -> None:
     x, b = spmm()
-    kernel = compiled(SPMM, [x, b])
+    kernel = compiled(SPMM, [x, b], request_)
     kernel(b)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

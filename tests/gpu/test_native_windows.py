@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from cases import Problem, assert_matches, check
-from window_cases import PRODUCTS, REQUESTS, problem, uneven
+from halves_cases import PRODUCTS, compiled, error, problem
+from test_native_halves import spmm
+from window_cases import REQUESTS, uneven
 
 import sparsetc as stc
 
@@ -46,3 +48,12 @@ def test_windows_beside_runs(deterministic: bool) -> None:
     assert_matches(kernel(b), SPMM, [x, b])
     if deterministic:
         torch.testing.assert_close(kernel(b), kernel(b), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("sides", [(16, 32), (64, 64), (128, 64)])
+@pytest.mark.parametrize("rank", [1, 20, 64, 300])
+def test_halves_as_exact_as_float32(rank: int, sides: tuple[int, int]) -> None:
+    x, b = spmm(rank)
+    kernel = compiled(SPMM, [x, b], stc.plan_window(*sides, 0))
+    assert error(kernel, x, b) < 1e-6
+    assert not kernel.step._others

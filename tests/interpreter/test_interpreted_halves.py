@@ -1,4 +1,4 @@
-"""Windows in three dots of float16 halves: the generated Triton source, run by Triton's interpreter."""
+"""Tiles in three dots of float16 halves: the generated Triton source, run by Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import assert_matches, explicit_plan, random_values
-from halves_cases import ALL, BESIDE_RUNS, FIT, SPMM, SPREAD, TAKEN, compiled, error, spmm
-from window_cases import problem
+from cases import TILED, assert_matches, explicit_plan, random_values
+from halves_cases import BY_TILES, EVERY_EINSUM, FIT, SPMM, SPREAD, TAKEN, compiled, error, problem, spmm, tiles
 
 import sparsetc as stc
 from sparsetc.ir.plan import F16X3
@@ -20,15 +19,13 @@ LOST = 2.0**-12
 """What operands may lose that are just fit."""
 
 
-@pytest.mark.parametrize("name", TAKEN)
-def test_every_einsum(name: str) -> None:
+@EVERY_EINSUM
+def test_every_einsum(name: str, request_: stc.Plan) -> None:
     operands = problem(TAKEN[name]).operands()
-    assert_matches(compiled(TAKEN[name], operands)(*operands[1:]), TAKEN[name], operands)
+    assert_matches(compiled(TAKEN[name], operands, request_)(*operands[1:]), TAKEN[name], operands)
 
 
-@pytest.mark.parametrize(
-    "request_", [ALL, stc.plan_window(5, 12, 0), stc.plan_1sa(50, 4, 16, 32, 0), BESIDE_RUNS], ids=str
-)
+@pytest.mark.parametrize("request_", [tiles(name, least) for name in TILED for least in (0, 40)], ids=str)
 def test_as_exact_as_float32(request_: stc.Plan) -> None:
     x, b = spmm(i=40, j=150, r=20)
     kernel = compiled(SPMM, [x, b], request_)
@@ -36,9 +33,10 @@ def test_as_exact_as_float32(request_: stc.Plan) -> None:
     assert not kernel.step._others
 
 
-def test_one_launch_with_runs() -> None:
+@pytest.mark.parametrize("name", TILED)
+def test_one_launch_with_runs(name: str) -> None:
     x, b = spmm(i=40, j=150, r=20)
-    plan = compiled(SPMM, [x, b], stc.plan_window(16, 16, 140)).plan
+    plan = compiled(SPMM, [x, b], tiles(name, 140)).plan
     assert len(plan.parts) == 2
     parts = tuple(replace(p, schedule=replace(p.schedule, warps=2)) for p in plan.parts)
     for own in (parts, parts[::-1]):
@@ -62,53 +60,58 @@ def test_other_tiles_than_windows() -> None:
 # --- what operands hold -----------------------------------------------------------------------------------------------
 
 
+@BY_TILES
 @pytest.mark.parametrize("which", ["values", "table"])
 @pytest.mark.parametrize("name", FIT)
-def test_operands_that_are_fit(name: str, which: str) -> None:
+def test_operands_that_are_fit(name: str, which: str, request_: stc.Plan) -> None:
     change: Callable[[torch.Tensor], torch.Tensor] = FIT[name]
     x, b = spmm()
     x, b = (x.with_values(change(x.values)), b) if which == "values" else (x, change(b))
-    kernel = compiled(SPMM, [x, b])
+    kernel = compiled(SPMM, [x, b], request_)
     assert error(kernel, x, b) < NEAR
     assert not kernel.step._others
 
 
+@BY_TILES
 @pytest.mark.parametrize("which", ["values", "table"])
 @pytest.mark.parametrize("name", SPREAD)
-def test_others_run_in_float32(name: str, which: str) -> None:
+def test_others_run_in_float32(name: str, which: str, request_: stc.Plan) -> None:
     change: Callable[[torch.Tensor], torch.Tensor] = SPREAD[name]
     x, b = spmm()
     x, b = (x.with_values(change(x.values)), b) if which == "values" else (x, change(b))
-    kernel = compiled(SPMM, [x, b])
+    kernel = compiled(SPMM, [x, b], request_)
     assert error(kernel, x, b) < NEAR
     (other,) = kernel.step._others.values()
     assert [p.precision for p in other.programs] == ["tf32x3"]
 
 
-def test_what_is_just_fit() -> None:
+@BY_TILES
+def test_what_is_just_fit(request_: stc.Plan) -> None:
     x, b = spmm()
     b = (b.abs() % 1 + 1) * torch.where(torch.arange(b.shape[1]) == 0, 2.0**-34, 1.0)
-    kernel = compiled(SPMM, [x, b])
+    kernel = compiled(SPMM, [x, b], request_)
     assert error(kernel, x, b) < LOST
     assert not kernel.step._others
 
 
+@BY_TILES
 @pytest.mark.parametrize("bad", [torch.inf, torch.nan])
-def test_infinities_reach_what_reads_them(bad: float) -> None:
+def test_infinities_reach_what_reads_them(bad: float, request_: stc.Plan) -> None:
     x, b = spmm()
     b[3, 2] = bad
-    kernel = compiled(SPMM, [x, b])
+    kernel = compiled(SPMM, [x, b], request_)
     torch.testing.assert_close(kernel(b), stc.einsum(SPMM, x, b, plan="coo"), equal_nan=True)
     b[3, 2] = 1.0
     assert error(kernel, x, b) < NEAR
     x.values[5] = bad
-    torch.testing.assert_close(compiled(SPMM, [x, b])(b), stc.einsum(SPMM, x, b, plan="coo"), equal_nan=True)
+    torch.testing.assert_close(compiled(SPMM, [x, b], request_)(b), stc.einsum(SPMM, x, b, plan="coo"), equal_nan=True)
 
 
-def test_a_change_is_noticed() -> None:
+@BY_TILES
+def test_a_change_is_noticed(request_: stc.Plan) -> None:
     """Operands are looked at again where torch counted a change, and the largest is found at each call."""
     x, b = spmm()
-    kernel = compiled(SPMM, [x, b])
+    kernel = compiled(SPMM, [x, b], request_)
     assert error(kernel, x, b) < NEAR
     b *= 1000
     assert error(kernel, x, b) < NEAR
@@ -119,9 +122,10 @@ def test_a_change_is_noticed() -> None:
     assert kernel.step._others
 
 
-def test_what_is_known_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@BY_TILES
+def test_what_is_known_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch, request_: stc.Plan) -> None:
     x, b = spmm()
-    kernel, seen = compiled(SPMM, [x, b]), []
+    kernel, seen = compiled(SPMM, [x, b], request_), []
     test = kernel.step.guard.test
     monkeypatch.setattr(kernel.step.guard, "test", lambda tables: seen.append(len(tables)) or test(tables))
     for _ in range(3):
@@ -136,9 +140,10 @@ def test_what_is_known_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
-def test_new_values() -> None:
+@BY_TILES
+def test_new_values(request_: stc.Plan) -> None:
     x, b = spmm()
-    kernel = compiled(SPMM, [x, b])
+    kernel = compiled(SPMM, [x, b], request_)
     for scale in (1e-12, 1.0, 1e9):
         values = scale * random_values((x.nnz,), torch.float32, 5)
         own = x.with_values(values)
@@ -147,20 +152,22 @@ def test_new_values() -> None:
             torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6 * float(expected.abs().max()))
 
 
-def test_a_pattern_of_ones_and_no_nonzeros() -> None:
+@BY_TILES
+def test_a_pattern_of_ones_and_no_nonzeros(request_: stc.Plan) -> None:
     x, b = spmm()
     ones = x.with_values(torch.ones(x.nnz))
-    kernel = compiled(SPMM, [ones, b])
+    kernel = compiled(SPMM, [ones, b], request_)
     assert error(kernel, ones, b) < NEAR
     empty = stc.SparseTensor(torch.zeros(2, 0, dtype=torch.int64), torch.zeros(0), x.shape)
     found = stc.compile(SPMM, empty, b, plan=kernel.plan)(b)
     assert not found.any()
 
 
-def test_gradients() -> None:
+@BY_TILES
+def test_gradients(request_: stc.Plan) -> None:
     x, b = spmm()
     values, table = x.values.clone().requires_grad_(), b.clone().requires_grad_()
-    plan = compiled(SPMM, [x, b]).plan
+    plan = compiled(SPMM, [x, b], request_).plan
     expected = torch.autograd.grad((x.with_values(values).to_dense() @ table).square().sum(), (values, table))
     found = stc.einsum(SPMM, x.with_values(values), table, plan=plan)
     assert isinstance(found, torch.Tensor)
@@ -168,9 +175,10 @@ def test_gradients() -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-def test_transforms_of_torch() -> None:
+@BY_TILES
+def test_transforms_of_torch(request_: stc.Plan) -> None:
     x, b = spmm()
-    plan = compiled(SPMM, [x, b]).plan
+    plan = compiled(SPMM, [x, b], request_).plan
 
     def total(values: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         found = stc.einsum(SPMM, x.with_values(values), table, plan=plan)

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_stream import TILED, assert_same, operands, tensor
+from cases import TILED
+from test_stream import assert_same, operands, tensor
 
 import sparsetc as stc
 
 
-@pytest.mark.parametrize("plan", ["auto", "coo", "rows", "fiber", "hls", "window", "mm-csf"])
+@pytest.mark.parametrize("plan", ["auto", "coo", "rows", "fiber", *TILED, "mm-csf"])
 @pytest.mark.parametrize("equation", ["ijk,jr,kr->ir", "ijk,j->ki", "ijk,jr,ks->irs", "ijk,ir,jr,kr->ijk"])
 def test_as_in_core(plan: str, equation: str, tmp_path: Path) -> None:
     x, dense = tensor(nnz=150), operands(equation)
@@ -46,11 +47,12 @@ def test_dtypes(dtype: torch.dtype) -> None:
     assert_same(stc.stream("ijk,jr,kr->ir", x, *dense, plan="fiber", chunk_bytes=4096), expected)
 
 
-def test_infinities_reach_only_what_has_nonzeros() -> None:
+@pytest.mark.parametrize("plan", TILED)
+def test_infinities_reach_only_what_has_nonzeros(plan: str) -> None:
     x, (b, c) = tensor(nnz=150), operands("ijk,jr,kr->ir")
     b[3, 1] = float("inf")
     expected = stc.einsum("ijk,jr,kr->ir", x, b, c, plan="coo", backend="torch")
-    found = stc.stream("ijk,jr,kr->ir", x, b, c, plan="window", chunk_bytes=1 << 18)
+    found = stc.stream("ijk,jr,kr->ir", x, b, c, plan=plan, chunk_bytes=1 << 18)
     torch.testing.assert_close(found, expected, equal_nan=True)
 
 

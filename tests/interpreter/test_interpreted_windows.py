@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from cases import assert_matches, random_values
-from window_cases import MODES, PRODUCTS, REQUESTS, checked, problem, whole
+from halves_cases import PRODUCTS, compiled, error, problem, spmm
+from window_cases import MODES, REQUESTS, checked, whole
 
 import sparsetc as stc
 
@@ -67,3 +68,11 @@ def test_gradients() -> None:
     assert isinstance(found, torch.Tensor)
     for one, other in zip(torch.autograd.grad(found.square().sum(), (values, table)), expected, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("plan", [stc.plan_window(5, 12, 0), stc.plan_1sa(50, 4, 16, 32, 0)], ids=str)
+def test_halves_as_exact_as_float32(plan: stc.Plan) -> None:
+    x, b = spmm(i=40, j=150, r=20)
+    kernel = compiled(SPMM, [x, b], plan)
+    assert error(kernel, x, b) < 1e-6
+    assert not kernel.step._others
