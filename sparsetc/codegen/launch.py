@@ -25,7 +25,7 @@ from sparsetc.codegen import assembly, cache, magnitudes
 from sparsetc.codegen import torch as torch_source
 from sparsetc.codegen.header import header
 from sparsetc.codegen.torch_rows import CHUNK, chunks, few
-from sparsetc.device.targets import MACHINES, portable
+from sparsetc.device.targets import MACHINES, machine_of, portable
 from sparsetc.errors import PlanError
 from sparsetc.ir.nest.coordinates import Position
 from sparsetc.ir.nest.nest import PAIRED
@@ -43,6 +43,10 @@ _HERE = nullcontext()
 
 Values = Sequence["torch.Tensor | InHalves | None"]
 """Packed values, one a part; None of a pattern, which stores none."""
+
+
+Call = Callable[[Values, Sequence[torch.Tensor], torch.Tensor], None]
+"""Programs bound to the arrays of storages: a function of values, tables and output."""
 
 
 class InHalves(NamedTuple):
@@ -138,9 +142,7 @@ class TorchPrograms:
         self.source = torch_source.module_source(self.programs, header(self.programs, "torch", self.about), integers)
         self.module, self.path = cache.load(self.source, cache_dir, name)
 
-    def bind(
-        self, arrays: Sequence[PartArrays], known: Sequence[PartArrays] | None = None
-    ) -> Callable[[Values, Sequence[torch.Tensor], torch.Tensor], None]:
+    def bind(self, arrays: Sequence[PartArrays], known: Sequence[PartArrays] | None = None) -> Call:
         """The programs on these tensors: adds every part into an output, which was zeroed where it must be.
 
         Args:
@@ -192,7 +194,8 @@ class TritonPrograms:
         about: Sequence[str] = (),
     ) -> None:
         assembly.check_installed()
-        self.programs, self.dtype, self.fused, self.name = tuple(programs), dtype, fused, name
+        self.programs, self.dtype, self.name = tuple(programs), dtype, name
+        self.fused = fused or len(self.programs) == 1
         self.machine = machine
         self.about = tuple(about)
         for program in self.programs:
@@ -200,7 +203,7 @@ class TritonPrograms:
         self.source = self.text_for(machine)
         self.module, self.path = cache.load(self.source, cache_dir, name)
         numbers = range(len(self.programs))
-        self.groups: list[Sequence[int]] = [numbers] if fused else [(n,) for n in numbers]
+        self.groups: list[Sequence[int]] = [numbers] if self.fused else [(n,) for n in numbers]
         names = ["kernel"] if len(self.groups) == 1 else [f"kernel_{n}" for n in range(len(self.groups))]
         self.kernels = {name: getattr(self.module, name) for name in names}
 
@@ -212,8 +215,10 @@ class TritonPrograms:
         types = replace(types_of(self.dtype), popcount=MACHINES[machine].popcount)
         return module_source(programs, types, header(programs, "triton", self.about), self.fused)
 
-    def bind(self, arrays: Sequence[PartArrays]) -> Callable[[Values, Sequence[torch.Tensor], torch.Tensor], None]:
+    def bind(self, arrays: Sequence[PartArrays], known: Sequence[PartArrays] | None = None) -> Call:
         """The kernels on these tensors: a callable that launches, and returns before they have run.
+
+        What tensors hold is read by the kernels alone, so that no `known` ones are asked for.
 
         Raises:
             PlanError: Triton interprets, which gives wrong products of matrices in bfloat16.
@@ -381,6 +386,37 @@ def source_name(equation: str, backend: str) -> str:
     letters = "".join(c if c.isalnum() else "_" for c in equation.replace("->", "_to_").replace(",", "_"))
     short = letters if len(letters) <= 60 else hashlib.sha256(letters.encode()).hexdigest()[:12]
     return f"{short or 'scalar'}_{backend}"
+
+
+def generated(
+    programs: Sequence[TileProgram],
+    dtype: torch.dtype,
+    backend: str,
+    device: torch.device,
+    cache_dir: Path | None,
+    fused: bool = True,
+    name: str = "",
+    about: Sequence[str] = (),
+) -> Programs:
+    """Return the generated programs of the parts of a plan.
+
+    Args:
+        programs: one a part.
+        dtype: of the operands.
+        backend: ``torch`` or ``triton``.
+        device: that Triton's kernels are for.
+        cache_dir: folder of generated sources.
+        fused: whether one launch runs all parts.
+        name: what the file is named after; the equation of the programs where it is empty.
+        about: lines for a reader of the source, as `header` takes them.
+    """
+    called = source_name(name or programs[0].equation, backend)
+    if backend == "torch":
+        return TorchPrograms(programs, dtype, cache_dir, called, about)
+    return TritonPrograms(programs, dtype, fused, machine_of(device), cache_dir, called, about)
+
+
+Programs = TorchPrograms | TritonPrograms
 
 
 class TritonPairs(TritonPrograms):

@@ -15,16 +15,13 @@ import torch
 
 from sparsetc.codegen.launch import (
     PartArrays,
-    TorchPrograms,
-    TritonPrograms,
     accumulator,
-    source_name,
+    generated,
     stored_dtype,
 )
 from sparsetc.contraction.canonical import Canonical, Operands, canonicalise
 from sparsetc.contraction.output import Output, output_of
 from sparsetc.device.profile import of_backend
-from sparsetc.device.targets import machine_of
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, lower
@@ -241,20 +238,11 @@ class Preparation:
         covered = [p.covers for p in programs]
         if any(covered) and len(covered) > 1:
             raise PlanError(f"plan {plan.name!r}: a part that is the whole tensor, dense, is a plan's only part")
-        backend = "torch" if covered[0] else self.problem.backend
-        name = source_name(str(self.canonical.bound.einsum), backend)
-        made: TorchPrograms | TritonPrograms
-        narrow = False
-        if backend == "torch":
-            made = TorchPrograms(programs, self.canonical.dtype, folder, name)
-        else:
-            # Sums that are stored once need not be kept wide.
-            narrow = not partial and all(map(owned, programs)) and self.canonical.dtype.is_floating_point
-            machine = machine_of((self.canonical.coords,))
-            made = TritonPrograms(
-                programs, self.canonical.dtype, plan.fused or len(programs) == 1, machine, folder, name
-            )
-        dtype = self.canonical.dtype if narrow else accumulator(self.canonical.dtype)
+        backend, own = "torch" if covered[0] else self.problem.backend, self.canonical.dtype
+        made = generated(programs, own, backend, self.canonical.device, folder, plan.fused)
+        # Sums that are stored once need not be kept wide.
+        narrow = backend == "triton" and not partial and all(map(owned, programs)) and own.is_floating_point
+        dtype = own if narrow else accumulator(own)
         covers = self.output.sparse or (covered[0] and bool(parts[0].packed.items))
         return Executable(made, self.output.rows, self.output.width_shape, dtype, covers)
 

@@ -94,7 +94,7 @@ def advance(
     with torch.cuda.device_of(factor):
         kernels.advance[(programs,)](
             factor, rhs.contiguous(), *system, grams, inners, rows, rank, width, BLOCK,
-            num_warps=step_warps(width, machine_of([factor])), num_stages=STAGES, **FUSED,
+            num_warps=step_warps(width, machine_of(factor.device)), num_stages=STAGES, **FUSED,
         )  # fmt: skip
         size = rank * rank
         kernels.total[(-(-size // CHUNK),)](grams, inners, gram, inner, programs, size, PROGRAMS, CHUNK, **FUSED)

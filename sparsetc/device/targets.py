@@ -6,7 +6,7 @@ In: a target's name, or the arrays that a program reads. Out: the machine that t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -47,14 +47,12 @@ MACHINES = {
 }
 
 
-def machine_of(arrays: Iterable[torch.Tensor]) -> str:
-    """The machine of programs that read these arrays: ``hip`` where torch is AMD's, else ``cuda``, or ``cpu``.
+def machine_of(device: torch.device) -> str:
+    """Return the machine of a device's programs: ``hip`` where torch is AMD's, else ``cuda``, or ``cpu``.
 
-    On the CPU Triton interprets them, or they are only looked at.
+    On the CPU Triton interprets programs, or they are only looked at.
     """
-    if torch.version.hip is not None:
-        return "hip"
-    return "cuda" if any(a.is_cuda for a in arrays) else "cpu"
+    return "hip" if torch.version.hip is not None else device.type
 
 
 def portable(precision: str, machine: str) -> str:

@@ -82,7 +82,7 @@ class BlockPath(Listed, NumericPath):
         program = p.blocking.program(p.equation, p.dtype, backend, p.precision, self.bitmaps, rows, halves)
         if backend == "torch":
             return TorchPairs(program, self.dtype, folder)
-        return TritonPairs(program, self.dtype, folder, machine_of((self.blocking.join.x_key,)))
+        return TritonPairs(program, self.dtype, folder, machine_of(self.blocking.join.x_key.device))
 
     def ptx(self, target: str) -> str:
         """The kernel's assembly for a named target, whatever the backend; needs no GPU."""

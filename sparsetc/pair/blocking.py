@@ -274,7 +274,7 @@ class Blocking:
         They are where float32 at ``highest`` is read whole by Triton's kernel and contracted by a dot.
         """
         wanted = dtype == torch.float32 and precision == "highest" and bitmaps == WHOLE and self.extents[2] > 1
-        return wanted and backend == "triton" and MACHINES[machine or machine_of((self.join.x_key,))].halves
+        return wanted and backend == "triton" and MACHINES[machine or machine_of(self.join.x_key.device)].halves
 
     def program(
         self,

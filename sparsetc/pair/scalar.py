@@ -20,10 +20,9 @@ from dataclasses import replace
 
 import torch
 
-from sparsetc.codegen.launch import PartArrays, TorchPrograms, TritonPrograms, accumulator, source_name
+from sparsetc.codegen.launch import PartArrays, Programs, TorchPrograms, accumulator, generated
 from sparsetc.codegen.split_float16 import Halves
 from sparsetc.device.profile import DeviceProfile
-from sparsetc.device.targets import machine_of
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.nest.nest import LANE
@@ -92,14 +91,9 @@ class TaskSum:
         self.bound = Bound.of(Einsum(terms, (letter,), (0,), text), sizes)
         self._kept: tuple[NonzeroPairList, list[Arrays]] | None = None
         program, self._none = self._bind(tasks.none)
-        name = source_name(equation, f"{'scalar' if letter == 'z' else f'scalar_{letter}'}_{backend}")
-        about = _about(equation, tasks)
-        self.programs: TorchPrograms | TritonPrograms
-        if backend == "torch":
-            self.programs = TorchPrograms([program], dtype, settings.cache_dir, name, about)
-        else:
-            machine = machine_of((self._none.parts[0].index[0],))
-            self.programs = TritonPrograms([program], dtype, True, machine, settings.cache_dir, name, about)
+        name = f"{equation} {'scalar' if letter == 'z' else f'scalar_{letter}'}"
+        device, about = self._none.parts[0].index[0].device, _about(equation, tasks)
+        self.programs = generated([program], dtype, backend, device, settings.cache_dir, name=name, about=about)
         self.executable = Executable(self.programs, self._rows, (), dtype, False)
 
     def __call__(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -183,7 +177,7 @@ class TaskSums(Listed, NumericPath):
         return self._made[letter]
 
     @property
-    def inner(self) -> tuple[TorchPrograms | TritonPrograms]:  # type: ignore[override]
+    def inner(self) -> tuple[Programs]:  # type: ignore[override]
         """The program of the result's sums."""
         return (self.of("z").programs,)
 

@@ -90,7 +90,7 @@ class Problem:
             finer=tuple(finer),
             products=x.dtype.is_floating_point or x.dtype.is_complex,
             sparse_output=sparse_output,
-            halves=backend == "triton" and x.dtype == torch.float32 and MACHINES[machine_of((x._values,))].halves,
+            halves=backend == "triton" and x.dtype == torch.float32 and MACHINES[machine_of(x.device)].halves,
         )
 
     @cached_property
@@ -132,4 +132,4 @@ def _dot_precisions(precision: str, x: SparseTensor) -> list[str]:
         found = ["ieee"]
     else:
         found = list(DOTS.values())[list(DOTS).index(precision) :: -1]
-    return list(dict.fromkeys(portable(one, machine_of((x._values,))) for one in found))
+    return list(dict.fromkeys(portable(one, machine_of(x.device)) for one in found))

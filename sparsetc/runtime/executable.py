@@ -15,12 +15,10 @@ from typing import Any
 
 import torch
 
-from sparsetc.codegen.launch import PartArrays, TorchPrograms, TritonPrograms, Values, each
+from sparsetc.codegen.launch import Call, PartArrays, Programs, Values, each
 from sparsetc.ir.program.tile import Add, TileProgram
 from sparsetc.runtime.segments import SecondPass
 
-Call = Callable[[Values, Sequence[torch.Tensor], torch.Tensor], None]
-"""Programs bound to the arrays of storages: a function of values, tables and output."""
 Write = Callable[[torch.Tensor], None]
 """Programs bound to all that they read: a function of the output."""
 Rows = torch.Tensor | None
@@ -76,7 +74,7 @@ class Executable:
 
     def __init__(
         self,
-        programs: TorchPrograms | TritonPrograms,
+        programs: Programs,
         rows: int,
         width: tuple[int, ...],
         dtype: torch.dtype,

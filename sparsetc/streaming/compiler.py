@@ -10,14 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
-from sparsetc.codegen.launch import TorchPrograms, TritonPrograms, accumulator, source_name
+from sparsetc.codegen.launch import Programs, accumulator, generated
 from sparsetc.contraction.canonical import Canonical
 from sparsetc.contraction.prepare import BoundPart, Preparation, in_place
-from sparsetc.device.targets import machine_of
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, lower
@@ -200,7 +198,7 @@ class Compiler:
             tuple(in_order and p.positions is None and p.source is None for p in packed),
             tuple(p.index64 for p in packed),
             tuple(replace(p.program, rows=1) for p in bound),
-            plan.fused or len(bound) == 1,
+            plan.fused,
             (self.dtype.is_floating_point or self.dtype.is_complex) and any(p.reads_zeros for p in bound),
         )
 
@@ -225,11 +223,8 @@ class Compiler:
                 found.append(lower(c.bound, view, part.schedule, target, number=number, format=part.format))
         return tuple(found)
 
-    def generate(self, variant: Variant, rows: int) -> TorchPrograms | TritonPrograms:
+    def generate(self, variant: Variant, rows: int) -> Programs:
         """The generated programs of a variant, for so many rows of the result."""
-        programs: Any = tuple(replace(p, rows=rows) for p in variant.programs)
-        name, folder = source_name(str(self.canonical.bound.einsum), self.backend), self.settings.cache_dir
-        if self.backend == "torch":
-            return TorchPrograms(programs, self.dtype, folder, name)
-        machine = machine_of((torch.empty(0, device=self.target),))
-        return TritonPrograms(programs, self.dtype, variant.fused, machine, folder, name)
+        programs = [replace(p, rows=rows) for p in variant.programs]
+        folder = self.settings.cache_dir
+        return generated(programs, self.dtype, self.backend, self.target, folder, variant.fused)

@@ -10,18 +10,16 @@ nothing but the disk. Without a GPU the chunks are run where they lie, one after
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from sparsetc.codegen.launch import TorchPrograms, TritonPrograms
+from sparsetc.codegen.launch import Call, Programs
 from sparsetc.streaming.layout import Chunk
 from sparsetc.streaming.store import Feed, Store
 from sparsetc.support.progress import At, unseen
-
-Call = Callable[[Any, Sequence[torch.Tensor], torch.Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class Engine:
         self,
         chunks: Sequence[Chunk],
         order: Sequence[int],
-        programs: Sequence[TorchPrograms | TritonPrograms],
+        programs: Sequence[Programs],
         window: int,
         device: torch.device,
         streams: int,
@@ -199,11 +197,7 @@ class Engine:
             return known[1:]
         chunk = self.chunks[self.order[position]]
         arrays, values = chunk.views(buffer)
-        programs = self.programs[chunk.variant]
-        if isinstance(programs, TorchPrograms):
-            call: Call = programs.bind(arrays, chunk.views(held)[0])
-        else:
-            call = programs.bind(arrays)
+        call = self.programs[chunk.variant].bind(arrays, chunk.views(held)[0])
         self._bound[position] = (buffer.data_ptr(), call, values)
         return call, values
 
