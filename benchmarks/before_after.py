@@ -3,8 +3,9 @@
     python benchmarks/before_after.py FOLDER       # of the other checkout; SPARSETC_DATA as for all benchmarks
 
 A case is an equation, a tensor and a plan, as the benchmarks `mttkrp`, `ttmc`, `hls`, `spmm`, `pair` and `ttv` have
-them, and as a dense tensor. Each checkout runs in processes of its own, twice, in turn; a case's time is the less of its two medians, replayed
-from a CUDA graph where it can be captured. Results are compared between the checkouts before any time is reported.
+them, and as a dense tensor. Each checkout runs in processes of its own, twice, in turn; a case's time is the less of
+its two medians, replayed from a CUDA graph where it can be captured. Results are compared between the checkouts before
+any time is reported.
 """
 
 from __future__ import annotations
