@@ -92,7 +92,7 @@ class PartArrays:
             PlanError: items are known by their numbers alone, as chunks of nonzeros are, or there are fewer of them.
         """
         view = program.view
-        if view.chunk or any("item" in c.counted for c in view.coordinates.values()):
+        if view.items.counts or any("item" in c.counted for c in view.coordinates.values()):
             raise PlanError(
                 "items known by their numbers, such as equal chunks of nonzeros, have no arrays to take a range of: "
                 "pack the nonzeros wanted, or take a plan of rows"
@@ -110,13 +110,9 @@ class PartArrays:
 def _of_items(program: TileProgram) -> dict[str, int]:
     """The arrays that hold so many elements an item, or pointers to so many, by name."""
     view = program.view
-    levels = [("item", "item_", 1)]
-    found = {}
-    if view.blocks and view.items.size:
-        levels.append(("fiber", "lane_", view.lanes))
-        found = {"block_ptr": 1, "block_full": 1}
+    found: dict[str, int] = {}
     read = [lookup for c in view.coordinates.values() for lookup in c.lookups]
-    for axis, prefix, count in levels:
+    for axis, prefix, count in view.items.numbered(view.lanes):
         found |= {lookup.array: count for lookup in read if lookup.where == Position(axis)}
         found |= {name: count for name in program.arrays if name.startswith(prefix)}
     return found
@@ -246,9 +242,10 @@ class TritonPrograms:
         places: list[tuple[int, int]] = []
         first = [0, *accumulate(max(1, len(p.view.packed)) for p in self.programs)]
         for n in group:
-            counts.append(arrays[n].programs(self.programs[n]))
-            if self.programs[n].view.chunk:
-                counts.append(arrays[n].stored)
+            counts += [
+                arrays[n].programs(self.programs[n]),
+                *(arrays[n].stored for _ in self.programs[n].view.items.counts),
+            ]
         for n in group:
             program, index = self.programs[n], arrays[n].index
             own = index[:-1] if program.slot else index

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from sparsetc.ir.nest.coordinates import AXIS_LEVEL, Bits, Lookup, Writer
-from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Fibers
+from sparsetc.ir.nest.nest import ITEM, LANE, LEAF
 from sparsetc.ir.nest.values import Bitmap, Ones
 from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import Decode, Gather, Product, Stored, Tile, TileProgram, Value
@@ -42,7 +42,9 @@ class Rows:
 
     def __init__(self, program: TileProgram, device: str) -> None:
         self.p, self.device = program, device
-        self.axes = {axis.level: axis for axis in program.view.loops}
+        axes = program.view.items, *program.view.loops
+        self.axes = {axis.level: above.name for above, axis in pairwise(axes)}
+        """The axis above that whose positions are the rows of each level."""
 
     def of(self, level: int) -> int:
         """The level whose positions are the rows of what is made at a level."""
@@ -51,14 +53,13 @@ class Rows:
     def offsets(self, level: int) -> str:
         """Where the rows of a level begin that belong to each row above, and where the last end, within the chunk."""
         view, (first, end) = self.p.view, ENDS[level]
-        if view.chunk and view.levels[0]:
-            begins = f"torch.arange(i0, i1 + 1, device={self.device}).mul_({view.chunk})"
+        if view.items.size and view.levels[0]:
+            begins = f"torch.arange(i0, i1 + 1, device={self.device}).mul_({view.items.size})"
             return f"{begins}.sub_({first}).clamp_(max={end} - {first})"
-        if view.chunk:
+        if view.items.size:
             return f"torch.tensor([0, {end} - {first}], device={self.device})"
         above, last = ENDS[self.above(level)]
-        array = "block_ptr" if isinstance(self.axes[level], Fibers) else self.p.arrays[0]
-        return f"{array}[{above} : {last} + 1] - {first}"
+        return f"{self.axes[level]}_ptr[{above} : {last} + 1] - {first}"
 
     def above(self, level: int) -> int:
         """The next level up that has rows."""
@@ -70,8 +71,8 @@ class Rows:
         if own == level:
             return name
         name = self.spread(name, own, self.above(level))
-        if self.p.view.chunk and self.p.view.levels[0]:
-            return f"{name}.repeat_interleave({self.p.view.chunk}, 0)[: {COUNTS[level]}]"
+        if self.p.view.items.size and self.p.view.levels[0]:
+            return f"{name}.repeat_interleave({self.p.view.items.size}, 0)[: {COUNTS[level]}]"
         return f"{name}.repeat_interleave(torch.diff({self.offsets(level)}), 0, output_size={COUNTS[level]})"
 
 
@@ -198,7 +199,7 @@ Range = tuple[int, int, int, int, int, int]
 def chunks(program: TileProgram, arrays: PartArrays, most: int = CHUNK) -> list[Range]:
     """Ranges of whole items, or of one item that holds all nonzeros, that make about so many elements each."""
     view, per = program.view, elements(program)
-    items, stored, chunk = arrays.items, arrays.stored, program.view.chunk
+    items, stored, chunk = arrays.items, arrays.stored, program.view.items.size
     if items == 0:
         return []
     if chunk and view.levels[0]:  # items of one size: as many whole ones as fit
@@ -225,15 +226,12 @@ def few(program: TileProgram, arrays: PartArrays) -> bool:
 
 def _begins(program: TileProgram, arrays: PartArrays) -> tuple[torch.Tensor, torch.Tensor]:
     """Where the fibers, tiles or pairs of each item begin, and where its stored nonzeros do; where it has none, 0s."""
-    named, axes = arrays.named(program), {axis.level: axis for axis in program.view.loops}
-    begins = named[program.arrays[0]].long()
-    if LANE not in axes:
-        return torch.zeros_like(begins), begins
-    if isinstance(axes.get(LEAF), Fibers):
-        return begins, named["block_ptr"].long()[begins]
-    if isinstance(program.view.values, Bitmap):
-        return begins, named["value_ptr"].long()[begins]
-    return begins, begins * program.view.values.volume  # each tile is stored with all positions
+    named, loops = arrays.named(program), program.view.loops
+    first = begins = named[program.arrays[0]].long()
+    for axis in loops[:-1]:
+        first = named[f"{axis.name}_ptr"].long()[first]
+    lanes = any(axis.level == LANE for axis in loops)
+    return begins if lanes else torch.zeros_like(begins), program.view.values.begins(named, first)
 
 
 @lru_cache(maxsize=256)

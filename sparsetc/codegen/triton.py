@@ -75,7 +75,7 @@ def signature(head: str, args: list[str], tail: str) -> list[str]:
 def counts_of(program: ir.TileProgram) -> list[str]:
     """What a part's function is told of its size: its programs where the grid takes slabs, nonzeros of equal chunks."""
     slabs = any(axis.slab for axis in program.axes)
-    return [*(["programs"] if slabs else []), *(["nonzeros"] if program.view.chunk else [])]
+    return [*(["programs"] if slabs else []), *program.view.items.counts]
 
 
 class FunctionPrinter(Layout):
@@ -287,7 +287,7 @@ def module_source(programs: tuple[ir.TileProgram, ...], types: Types, header: st
 
 def _kernel(group: tuple[ir.TileProgram, ...], name: str) -> list[str]:
     """A kernel: its arguments are a part's programs, its nonzeros where items are equal chunks, then pointers."""
-    counts = [f"{count}_{p.number}" for p in group for count in ("programs", *(["nonzeros"] if p.view.chunk else []))]
+    counts = [f"{count}_{p.number}" for p in group for count in ("programs", *p.view.items.counts)]
     pointers = [f"{array}_{p.number}" for p in group for array in p.arrays]
     pointers += [*(t.name for t in tables_of(group)), group[0].output]
     quoted = ", ".join(f'"{c}"' for c in counts)

@@ -50,7 +50,7 @@ def owns(view: Nest, problem: Problem, how: Packed | Statistics, *, alone: bool,
         if not kept <= shared:
             continue
         if level == ITEM:
-            chunks = view.chunk and not view.levels[0] and how.items > 1
+            chunks = view.items.counts and not view.levels[0] and how.items > 1
             return shared == kept and not how.split_rows and not chunks
         return shared == kept and (not how.split_fibers if level == LANE else problem.distinct)
     return False

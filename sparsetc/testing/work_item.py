@@ -165,10 +165,8 @@ class WorkItem:
 
     def own_range(self) -> tuple[int, int]:
         """What the item has of its outermost axis: an equal chunk, the block of its number, or what pointers say."""
-        item, chunk = int(self.numbers["item"].at), self.view.chunk
-        if chunk:
-            return item * chunk, min((item + 1) * chunk, self.memory.nnz)
-        return (item, item + 1) if self.view.items.size else self.between(self.program.arrays[0], item)
+        start, end = self.view.items.range(self.numbers["item"].at, self.memory.arrays, self.memory.nnz)
+        return int(start), int(end)
 
     def between(self, pointers: str, n: int) -> tuple[int, int]:
         """Where range `n` starts and ends."""

@@ -34,8 +34,8 @@ Arrays a packed part must hold, beside those of its values (P items, B blocks, N
 Axes say what a work item takes in turn, and how much of it at once; `ir.lower` puts computations into their loops::
 
     axis := items    # work items, one grid program each, of a range of what the next axis numbers
-          | each     # tiles, or pairs of tiles of two operands, one at a time: a range of numbers of the item's
-          | blocks   # likewise, blocks of `lanes` fibers that lie side by side
+          | each     # tiles, pairs of tiles of two operands, or blocks of `lanes` fibers that lie side by side, one
+                     # at a time: a range of numbers of the item's
           | run      # the item's range of nonzeros, `lanes` consecutive ones at a time, the last of which may be fewer
           | fibers   # the nonzeros of a block, step by step: the next one of each of its `lanes` fibers
           | turns    # positions along a side of a tile, `take` at a time
@@ -43,10 +43,10 @@ Axes say what a work item takes in turn, and how much of it at once; `ir.lower` 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from sparsetc.errors import FormatError
 from sparsetc.ir.nest.coordinates import (
@@ -60,7 +60,7 @@ from sparsetc.ir.nest.coordinates import (
     Position,
     word_bits,
 )
-from sparsetc.ir.nest.values import ScaledHalves, Values, Whole
+from sparsetc.ir.nest.values import ScaledHalves, Values
 from sparsetc.support.lru import cached_property
 from sparsetc.support.names import check_array
 
@@ -68,6 +68,7 @@ ITEM, LANE, LEAF = 0, 1, 2
 LEVELS = ("item", "lane", "leaf")
 WHOLE = 2**62
 """A chunk that no tensor reaches: one item holds every nonzero."""
+V = TypeVar("V", bound=Any)  # numbers: tensors
 
 
 @dataclass(frozen=True)
@@ -91,25 +92,94 @@ class Axis:
         """The arrays that say where it begins and ends."""
         return ()
 
+    def range(self, at: V, arrays: Mapping[str, V], stored: int) -> tuple[V, V]:
+        """Return where the range of the next axis starts and ends that each of some positions has."""
+        pointers = arrays[f"{self.name}_ptr"]
+        return pointers[at].long(), pointers[at + 1].long()
+
+    def taken(self, at: dict[str, V], step: V, arrays: Mapping[str, V]) -> dict[str, V]:
+        """Return the positions, by axis, at which a step takes something, those among `at`."""
+        return at
+
 
 @dataclass(frozen=True)
 class Items(Axis):
-    """Work items, one grid program each, with a range of what the next axis numbers: between two pointers, or equal."""
+    """Work items, one grid program each, with a range of what the next axis numbers, between two pointers."""
 
     level = ITEM
+    counts: ClassVar[tuple[str, ...]] = ()
+    """What a launch is told of the part, beside the number of its programs."""
+    size: ClassVar[int] = 0
+    """Nonzeros of every item but the last; 0 where any number may be."""
 
     name: str = "item"
-    size: int = 0
-    """Positions of the next axis that every item has, but for the last: no pointers are stored then; 0: any number."""
 
     @property
     def arrays(self) -> tuple[str, ...]:
-        return () if self.size else (f"{self.name}_ptr",)
+        return (f"{self.name}_ptr",)
+
+    def ends(self, load: Callable[[str, str], str], least: str) -> tuple[str, str]:
+        """Return the text of an item's range: `load` reads an array at a place, `least` is the smaller of two."""
+        return load(self.arrays[0], "item"), load(self.arrays[0], "item + 1")
+
+    def number(self, positions: int, items: int) -> int:
+        """Return how many items so many positions of the next axis make, where their number says it; else `items`."""
+        return items
+
+    def numbered(self, lanes: int) -> tuple[tuple[str, str, int], ...]:
+        """Return (axis, prefix of its arrays, elements an item) of what an item has equally much of."""
+        return (("item", "item_", 1),)
+
+    def __str__(self) -> str:
+        return self.arrays[0]
+
+
+@dataclass(frozen=True)
+class Chunks(Items):
+    """Work items of equally many nonzeros, but for the last: no pointers are stored."""
+
+    arrays = ()  # type: ignore[assignment]
+    counts: ClassVar[tuple[str, ...]] = ("nonzeros",)
+
+    size: int = WHOLE  # type: ignore[misc]
+
+    def range(self, at: V, arrays: Mapping[str, V], stored: int) -> tuple[V, V]:
+        starts = at * self.size
+        return starts, starts + (stored - starts).clamp(max=self.size)
+
+    def ends(self, load: Callable[[str, str], str], least: str) -> tuple[str, str]:
+        if self.size == WHOLE:
+            return "0", "nonzeros"
+        return f"item * {self.size}", f"{least}(start + {self.size}, nonzeros)"
+
+    def number(self, positions: int, items: int) -> int:
+        return -(-positions // self.size)
+
+    def __str__(self) -> str:
+        return f"chunks of {self.size}"
+
+
+@dataclass(frozen=True)
+class OneEach(Chunks):
+    """Work items of one block each, that of the item's own number."""
+
+    counts = ()
+
+    size: int = 1  # type: ignore[misc]
+
+    def ends(self, load: Callable[[str, str], str], least: str) -> tuple[str, str]:
+        return "item", "item + 1"
+
+    def numbered(self, lanes: int) -> tuple[tuple[str, str, int], ...]:
+        return (*super().numbered(lanes), ("fiber", "lane_", lanes), ("block", "block_", 1))
+
+    def __str__(self) -> str:
+        return "blocks"
 
 
 @dataclass(frozen=True)
 class Each(Axis):
-    """A range of numbers that the item has, one at a time: ``tile``, ``pair`` or ``block``."""
+    """A range of numbers that the item has, one at a time: ``tile``, ``pair``, or ``block``, of fibers side by side."""
 
     level = LANE
 
@@ -122,13 +192,6 @@ class Each(Axis):
 
 
 @dataclass(frozen=True)
-class Blocks(Each):
-    """A range of blocks that the item has, each of some fibers side by side."""
-
-    arrays = ("block_ptr", "block_full", "lane_len")  # type: ignore[assignment]
-
-
-@dataclass(frozen=True)
 class Run(Axis):
     """The range of nonzeros that the item has, some consecutive ones at a time."""
 
@@ -137,7 +200,13 @@ class Run(Axis):
 class Fibers(Axis):
     """The steps of a block: a step takes the next nonzero of each of its fibers, which lie side by side."""
 
+    arrays = ("block_ptr", "block_full", "lane_len")  # type: ignore[assignment]
     sums = "fiber_sum"
+
+    def taken(self, at: dict[str, V], step: V, arrays: Mapping[str, V]) -> dict[str, V]:
+        at["fiber"] = at["block"] * self.lanes + at["lane"]
+        live = step < arrays["lane_len"][at["fiber"]]
+        return {name: numbers[live] for name, numbers in at.items()}
 
 
 @dataclass(frozen=True)
@@ -162,7 +231,7 @@ Modes = tuple[ModeCoordinate, ...]
 
 PAIRED = ("x", "y")
 """The operands of a task list, as the names of their arrays begin."""
-VALUES = Whole()
+VALUES = Values()
 
 
 def tiles_along(shape: Sequence[int], sides: Sequence[int]) -> tuple[int, ...]:
@@ -209,18 +278,17 @@ class Nest:
         return isinstance(self.loops[-1], Fibers)
 
     @property
-    def chunk(self) -> int:
-        """Nonzeros of an item, where all have equally many."""
-        return 0 if self.blocks else self.items.size
-
-    @property
     def packed(self) -> tuple[str, ...]:
         """The arrays that are made of values, and made anew for others of the same pattern."""
         return () if self.pairs else self.values.packed
 
     def stored_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """How many different coordinates of each mode are stored: its tiles, where there are tiles, else its size."""
-        return tiles_along(shape, self.values.sides) if self.values.sides else tuple(shape)
+        return tuple([-(-n // self.side(mode)) for mode, n in enumerate(shape)])
+
+    def side(self, mode: int) -> int:
+        """Positions along a mode of what is stored: of a tile, its side."""
+        return self.values.sides[mode] if self.values.sides else 1
 
     @cached_property
     def positions(self) -> tuple[str, ...]:
@@ -415,14 +483,15 @@ def runs(
     item: Modes = (), leaf: Modes = (), lanes: int = 1, *, chunk: int = 0, values: Values = VALUES, narrow: bool = False
 ) -> Nest:
     """Runs of consecutive nonzeros, `lanes` at a step; of equally many, where there is a `chunk`."""
-    return Nest(Items(size=chunk), (Run("nonzero", lanes),), (item, (), leaf), values, narrow=narrow)
+    items = Chunks(size=chunk) if chunk else Items()
+    return Nest(items, (Run("nonzero", lanes),), (item, (), leaf), values, narrow=narrow)
 
 
 @lru_cache(maxsize=1024)
 def blocks(item: Modes, lane: Modes, leaf: Modes, lanes: int, *, alone: bool = False, narrow: bool = False) -> Nest:
     """Blocks of `lanes` fibers side by side; `alone`: every item is the block of its own number."""
-    loops = Blocks("block", lanes), Fibers("nonzero", lanes)
-    return Nest(Items(size=int(alone)), loops, (item, lane, leaf), narrow=narrow)
+    loops = Each("block", lanes), Fibers("nonzero", lanes)
+    return Nest(OneEach() if alone else Items(), loops, (item, lane, leaf), narrow=narrow)
 
 
 def tiles(item: Modes, tile: Modes, values: Values) -> Nest:

@@ -32,7 +32,7 @@ other, no more than 2**-50 of the largest is lost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, prod
 from typing import ClassVar, TypeVar
@@ -40,6 +40,7 @@ from typing import ClassVar, TypeVar
 import torch
 
 from sparsetc.errors import FormatError
+from sparsetc.runtime.bitmaps import set_bits
 from sparsetc.support.lru import cached_property
 
 V = TypeVar("V", bound="Values")
@@ -90,6 +91,18 @@ class Values:
         place = {mode: n for n, mode in enumerate(self.sequence)}
         return tuple(prod(self.sides[m] for m in self.sequence[place[mode] + 1 :]) for mode in range(len(self.sides)))
 
+    def begins(self, arrays: Mapping[str, torch.Tensor], tiles: torch.Tensor) -> torch.Tensor:
+        """Where the values of tiles, or nonzeros, of these numbers begin."""
+        return tiles * self.volume
+
+    def number(self, arrays: Mapping[str, torch.Tensor], stored: int) -> int:
+        """How many tiles, or nonzeros, so many stored values are of."""
+        return stored // self.volume
+
+    def held(self, arrays: Mapping[str, torch.Tensor], tiles: int) -> torch.Tensor:
+        """(tiles, volume) bool: the positions of which a value is stored."""
+        return torch.ones((tiles, self.volume), dtype=torch.bool, device=next(iter(arrays.values())).device)
+
     def of_sides(self: V, modes: Sequence[int]) -> V:
         """The same values by some modes' sides, numbered from 0 on; other sides have one position."""
         order = tuple(modes.index(m) for m in self.sequence if m in modes)
@@ -111,7 +124,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Whole(Values):
-    """Every value is stored at its position: a nonzero's, or one of a tile."""
+    """Every position of a tile has a value, 0 where it has no nonzero."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +146,15 @@ class Bitmap(Values):
     """A tile's values that are no zeros, in order of their positions, which bits say."""
 
     structure, bitmap = ("value_ptr", "bits"), True
+
+    def begins(self, arrays: Mapping[str, torch.Tensor], tiles: torch.Tensor) -> torch.Tensor:
+        return arrays["value_ptr"][tiles].long()
+
+    def number(self, arrays: Mapping[str, torch.Tensor], stored: int) -> int:
+        return arrays["value_ptr"].numel() - 1
+
+    def held(self, arrays: Mapping[str, torch.Tensor], tiles: int) -> torch.Tensor:
+        return set_bits(arrays["bits"].view(-1, self.words), self.word)[:, : self.volume]
 
     def check(self) -> None:
         super().check()

@@ -16,8 +16,7 @@ def lines(p: ir.TileProgram) -> list[str]:
     """The program, a statement a line, indented by loops."""
     head = f'tile program  "{p.equation}"  part {p.number}: {p.format}, {p.view}'
     axes = ", ".join(map(_axis, p.axes))
-    over = f"chunks of {p.view.chunk}" if p.view.chunk else (*p.view.items.arrays, "blocks")[0]
-    lines = [head, f"  item over {over}"]
+    lines = [head, f"  item over {p.view.items}"]
     if axes:
         lines.append(f"  axes {axes}")
     return [*lines, *("  " * (depth + 1) + line(p, s) for s, depth in p.statements)]
