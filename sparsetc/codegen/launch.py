@@ -29,6 +29,7 @@ from sparsetc.device.targets import MACHINES, portable
 from sparsetc.errors import PlanError
 from sparsetc.ir.nest.coordinates import Position
 from sparsetc.ir.nest.nest import PAIRED
+from sparsetc.ir.nest.values import TYPES
 from sparsetc.ir.program.checks import check_sizes
 from sparsetc.ir.program.operands import tables, tables_of
 from sparsetc.ir.program.tile import TileProgram
@@ -221,10 +222,10 @@ class TritonPrograms:
             if grid := sum(arrays[n].programs(self.programs[n]) for n in group):
                 made = Launch(kernel, grid, *self._arguments(group, arrays), self._options(group, self.machine))
                 launches.append((made, [every.index(table) for table in _tables([self.programs[n] for n in group])]))
-        plain, halves = not any(made for _, made in every), any(p.view.values.halves for p in self.programs)
+        plain, several = not any(made for _, made in every), any(len(p.view.packed) > 1 for p in self.programs)
 
         def call(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-            stored: Any = each(values) if halves else values
+            stored: Any = each(values) if several else values
             elsewhere = out.is_cuda and out.device.index != torch.cuda.current_device()
             with torch.cuda.device(out.device) if elsewhere else _HERE:  # Triton launches on the current device
                 tables = dense if plain else [_as_read(dense[n], made) for n, made in every]
@@ -340,9 +341,7 @@ def stored_dtype(program: TileProgram, dtype: torch.dtype) -> torch.dtype:
 
 def types_of_values(program: TileProgram, dtype: torch.dtype) -> list[torch.dtype]:
     """The types of the tensors that `each` gives of a part's packed values."""
-    if program.view.values.halves:
-        return [torch.float16, torch.float16, torch.float32]
-    return [stored_dtype(program, dtype)]
+    return [TYPES.get(name, stored_dtype(program, dtype)) for name in program.view.packed or ("",)]
 
 
 def _tables(programs: Sequence[TileProgram]) -> list[tuple[int, str]]:
@@ -411,8 +410,7 @@ class TritonPairs(TritonPrograms):
         p, types = self.program, {"pair_ptr": torch.int64, "pair_x": number, "pair_y": number}
         for name, begins, tiles in zip(PAIRED, first, p.view.pairs, strict=True):
             own = {"value_ptr": begins, "bits": WORDS[tiles.word], "values": self.dtype}
-            own |= {"high_values": torch.float16, "low_values": torch.float16, "scales": torch.float32}
-            types |= {f"{name}_{array}": t for array, t in own.items()} | {f"item_{name}": torch.int32}
+            types |= {f"{name}_{array}": t for array, t in (own | TYPES).items()} | {f"item_{name}": torch.int32}
         given = PartArrays(tuple(torch.empty(0, dtype=types[name]) for name in p.arrays), 0, 0)
         return self.assembly(target, [given], accumulator(self.dtype))
 

@@ -19,7 +19,6 @@ import torch
 from sparsetc.ir.nest.coordinates import AXIS_LEVEL, Bits, Lookup, Writer
 from sparsetc.ir.nest.nest import ITEM, LANE, LEAF
 from sparsetc.ir.nest.values import Bitmap, Ones
-from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import Decode, Gather, Product, Stored, Tile, TileProgram, Value
 
 if TYPE_CHECKING:
@@ -92,9 +91,7 @@ class TorchCoordinates(Writer):
 
     def coordinate(self, mode: int) -> str:
         p, letter = self.rows.p, self.rows.p.letters[mode]
-        read = {s.name for s, _ in p.statements if isinstance(s, Decode)}
-        name = names.tile(letter) if names.tile(letter) in read else names.at(letter)
-        found = self.rows.spread(name, p.view.level_of(mode), self.level)
+        found = self.rows.spread(p.read[letter], p.view.level_of(mode), self.level)
         return f"{found}.long(){self.column}" if self.along_side else found
 
     def along(self, mode: int) -> str:

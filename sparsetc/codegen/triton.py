@@ -144,15 +144,13 @@ class FunctionPrinter(Layout):
 
     def inside(self, letter: str, axes: Sequence[str]) -> str:
         """The condition that a coordinate is one of its tile and its mode, laid out over axes; empty where all are."""
-        sides = self.p.read_along((letter,)) if self.p.along else ()
+        sides = self.p.along.intersection(self.p.read_along((letter,)))
         guarded = letter in self.ends or any(self.p.axis(c).ragged for c in sides)
         return self.placed(names.inside(letter), self.own((letter,), axes), axes) if guarded else ""
 
     def own(self, letters: Sequence[str], axes: Sequence[str], level: int = LANE) -> tuple[str, ...]:
         """The axes on which a coordinate depends: positions along a side, or the lanes, below the item."""
-        if self.p.along:
-            return tuple(c for c in self.p.read_along(letters) if c in axes)
-        return (ir.LANES,) if level != ITEM else ()
+        return (*self.p.lanes(level), *(c for c in self.p.read_along(letters) if c in axes))
 
     # -- statements -------------------------------------------------------------------------------------------------
     def nested(self, body: Sequence[ir.Statement]) -> None:
@@ -275,10 +273,10 @@ class FunctionPrinter(Layout):
 def module_source(programs: tuple[ir.TileProgram, ...], types: Types, header: str, fused: bool) -> str:
     """The whole file: header, one function a part, and the kernels (`kernel`, or `kernel_0`, `kernel_1`, …)."""
     lines = [f'"""{header}"""', "", "import triton", "import triton.language as tl", ""]
-    if any(tiles.bitmap for program in programs for tiles in (program.view.values, *program.view.pairs)):
+    functions = [line for p in programs for line in ("", *FunctionPrinter(p, types).lines(), "")]
+    if any(" count(" in line or "(count(" in line for line in functions):
         lines += ["", *(POPC if types.popcount else COUNT).splitlines(), ""]
-    for program in programs:
-        lines += ["", *FunctionPrinter(program, types).lines(), ""]
+    lines += functions
     groups = [programs] if fused else [(p,) for p in programs]
     for number, group in enumerate(groups):
         lines += ["", *_kernel(group, "kernel" if len(groups) == 1 else f"kernel_{number}"), ""]

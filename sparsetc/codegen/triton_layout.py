@@ -283,7 +283,8 @@ class TritonCoordinates(Writer):
 
     def coordinate(self, mode: int) -> str:
         printer, letter = self.printer, self.printer.p.letters[mode]
-        return names.tile(letter) if printer.p.view.along else printer.coordinate(letter, self.u)
+        own = printer.p.read[letter]
+        return own if own == names.tile(letter) else printer.coordinate(letter, self.u)
 
     def along(self, mode: int) -> str:
         return names.side(self.printer.p.letters[mode])

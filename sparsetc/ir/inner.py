@@ -103,7 +103,7 @@ class Inner:
     def scaled(self) -> tuple[str, ...]:
         """Factors whose rows the result is multiplied by the scales of: those of tiles in halves."""
         own = zip(self.stored, self.view.pairs, strict=False)
-        return tuple([name for name, tiles in own if tiles.halves])
+        return tuple([name for name, tiles in own if "scales" in tiles.packed])
 
     @cached_property
     def operand(self) -> dict[str, Operand]:
@@ -166,6 +166,7 @@ def _key(
     level = max(map(view.level_of, modes), default=ITEM)
     if not target.sparse:  # the row-major index of the kept letters
         return Row(tuple([(c, prod([sizes[d] for d in kept[n + 1 :]])) for n, c in enumerate(kept)]), level)
-    if target.in_operand_order and not view.along and len(kept) == len(letters):
+    sides = {letters[mode] for mode in view.sided}
+    if target.in_operand_order and not sides and len(kept) == len(letters):
         return Position()
-    return Slot(f"{LEVELS[level]}_slot", level, view.read_along(letters, kept) if view.along else ())
+    return Slot(f"{LEVELS[level]}_slot", level, tuple([c for c in view.read_along(letters, kept) if c in sides]))

@@ -59,7 +59,7 @@ def positions(view: Nest, arrays: Arrays, items: int, stored: int) -> Arrays:
         at["lane"] = behind % view.lanes
         at = axis.taken(at, behind // view.lanes, arrays)
     number = at[view.loops[-1].name]
-    has = view.values.held(arrays, view.values.number(arrays, stored))[number]
+    has = view.values.places(arrays, view.values.number(arrays, stored))[number]
     own, place = torch.nonzero(has, as_tuple=True)
     place_stored = view.values.begins(arrays, number)[own] + (has.cumsum(1) - 1)[own, place]
     return {axis: numbers[own] for axis, numbers in at.items()} | {STORED: place_stored, PLACE: place}
@@ -141,7 +141,7 @@ def _check_bits(packed: Packed, tiles: int) -> None:
     expected = tiles * packed.view.values.words
     require(words.numel() == expected, f"bits has {words.numel()} words, expected {expected}")
     some = max(1, BITS // packed.view.values.words) * packed.view.values.words
-    own = torch.cat([packed.view.values.held({"bits": part}, 0).sum(1) for part in words.flatten().split(some)])
+    own = torch.cat([packed.view.values.places({"bits": part}, 0).sum(1) for part in words.flatten().split(some)])
     require(torch.equal(own, torch.diff(pointers.long())), "a tile has not a value for each bit that is set")
 
 

@@ -217,7 +217,7 @@ def tile_count(packed: Packed) -> int:
 def tiles_of_nonzeros(packed: Packed) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(tile of each stored nonzero, its position in it, which nonzero it is)."""
     assert packed.positions is not None
-    real, has = packed.positions >= 0, packed.view.values.held(packed.arrays, tile_count(packed))
+    real, has = packed.positions >= 0, packed.view.values.places(packed.arrays, tile_count(packed))
     tile, place = torch.nonzero(has.masked_scatter(has, real), as_tuple=True)
     return tile, place, packed.positions[real]
 

@@ -92,6 +92,14 @@ class Axis:
         """The arrays that say where it begins and ends."""
         return ()
 
+    def visits(self, around: V, by_level: Sequence[V]) -> V:
+        """Return how often a loop over it turns in all, that is entered `around` times, given what each level has."""
+        return by_level[self.level]
+
+    def describe(self, unroll: int) -> str:
+        """Return what a loop over it goes over, in words."""
+        return f"steps of {self.lanes} lanes, {unroll} at a time"
+
     def range(self, at: V, arrays: Mapping[str, V], stored: int) -> tuple[V, V]:
         """Return where the range of the next axis starts and ends that each of some positions has."""
         pointers = arrays[f"{self.name}_ptr"]
@@ -190,6 +198,9 @@ class Each(Axis):
     def arrays(self) -> tuple[str, ...]:
         return tuple(f"{self.name}_{operand}" for operand in self.operands)
 
+    def describe(self, unroll: int) -> str:
+        return f"{self.name}s of the item"
+
 
 @dataclass(frozen=True)
 class Run(Axis):
@@ -222,7 +233,10 @@ class Turns(Axis):
     def letter(self) -> str:  # type: ignore[override]
         return self.name
 
-    def __str__(self) -> str:
+    def visits(self, around: V, by_level: Sequence[V]) -> V:
+        return around * -(-self.size // self.take)
+
+    def describe(self, unroll: int) -> str:
         return f"{self.name} in the tile" + (f", {self.take} at a time" if self.take > 1 else "")
 
 

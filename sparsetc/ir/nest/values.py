@@ -52,6 +52,8 @@ class Values:
 
     structure: ClassVar[tuple[str, ...]] = ()
     """The names of the arrays that say where values are."""
+    held: ClassVar[tuple[str, ...]] = ("values",)
+    """The names of the arrays that have an element a value."""
     packed: ClassVar[tuple[str, ...]] = ("values",)
     """The names of the arrays of values, which are made anew for others of the same pattern."""
     ones: ClassVar[bool] = False
@@ -99,7 +101,7 @@ class Values:
         """How many tiles, or nonzeros, so many stored values are of."""
         return stored // self.volume
 
-    def held(self, arrays: Mapping[str, torch.Tensor], tiles: int) -> torch.Tensor:
+    def places(self, arrays: Mapping[str, torch.Tensor], tiles: int) -> torch.Tensor:
         """(tiles, volume) bool: the positions of which a value is stored."""
         return torch.ones((tiles, self.volume), dtype=torch.bool, device=next(iter(arrays.values())).device)
 
@@ -153,7 +155,7 @@ class Bitmap(Values):
     def number(self, arrays: Mapping[str, torch.Tensor], stored: int) -> int:
         return arrays["value_ptr"].numel() - 1
 
-    def held(self, arrays: Mapping[str, torch.Tensor], tiles: int) -> torch.Tensor:
+    def places(self, arrays: Mapping[str, torch.Tensor], tiles: int) -> torch.Tensor:
         return set_bits(arrays["bits"].view(-1, self.words), self.word)[:, : self.volume]
 
     def check(self) -> None:
@@ -168,7 +170,7 @@ class Halves(Values):
     its row, a position of the first mode.
     """
 
-    packed, halves = ("high_values", "low_values", "scales"), True
+    held, packed, halves = ("high_values", "low_values"), ("high_values", "low_values", "scales"), True
 
     def check(self) -> None:
         super().check()
@@ -183,6 +185,8 @@ class ScaledHalves(Halves):
     packed = ("high_values", "low_values", "most")
 
 
+TYPES = {"high_values": torch.float16, "low_values": torch.float16, "scales": torch.float32, "most": torch.float32}
+"""Types of the arrays of values whose type is not that of the operand."""
 LOW = 2**11
 """Factor that low halves of values are multiplied by: their exponents are then those of the high halves."""
 HEAD, BIAS = 14, 127

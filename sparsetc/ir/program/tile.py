@@ -296,6 +296,15 @@ class TileProgram:
         """Whether its one tile is the whole tensor, so that torch multiplies it with operands as they are."""
         return self.view.spanning and not any(s.end for s, _ in self.statements if isinstance(s, Decode))
 
+    @cached_property
+    def read(self) -> dict[str, str]:
+        """By letter, the name of the coordinate that others follow from: a nonzero's, or a tile's."""
+        return {s.letter: s.name for s, _ in self.statements if isinstance(s, Decode) and not s.along}
+
+    def lanes(self, level: int) -> tuple[str, ...]:
+        """The axis of what lies side by side at a level, where anything does."""
+        return (LANES,) if self.view.lanes_from <= level else ()
+
     def read_along(self, letters: Iterable[str]) -> tuple[str, ...]:
         """The axes along which the coordinates of letters vary, as `Nest.read_along` gives them."""
         return self.view.read_along(self.letters, letters)
@@ -337,8 +346,8 @@ class TileProgram:
     @cached_property
     def half(self) -> bool:
         """Whether its values are stored in bfloat16: those of tiles, where dots would round them to it anyway."""
-        stored = {s.out for s, _ in self.statements if isinstance(s, Value)}
-        return bool(self.view.along) and self.precision == "bf16" and any(stored & {*dot.inputs} for dot in self.dots)
+        stored = {s.out for s, _ in self.statements if isinstance(s, Value) and s.out.within}
+        return not self.terms and self.precision == "bf16" and any(stored & {*dot.inputs} for dot in self.dots)
 
     def __repr__(self) -> str:
         return f'TileProgram("{self.equation}", part {self.number}: {self.format}, {self.view})'
