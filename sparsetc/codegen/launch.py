@@ -243,10 +243,8 @@ class TritonPrograms:
         places: list[tuple[int, int]] = []
         first = [0, *accumulate(max(1, len(p.view.packed)) for p in self.programs)]
         for n in group:
-            counts += [
-                arrays[n].programs(self.programs[n]),
-                *(arrays[n].stored for _ in self.programs[n].view.items.counts),
-            ]
+            counts.append(arrays[n].programs(self.programs[n]))
+            counts += [arrays[n].stored for _ in self.programs[n].view.items.counts]
         for n in group:
             program, index = self.programs[n], arrays[n].index
             own = index[:-1] if program.slot else index

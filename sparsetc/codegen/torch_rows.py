@@ -41,9 +41,6 @@ class Rows:
 
     def __init__(self, program: TileProgram, device: str) -> None:
         self.p, self.device = program, device
-        axes = program.view.items, *program.view.loops
-        self.axes = {axis.level: above.name for above, axis in pairwise(axes)}
-        """The axis above that whose positions are the rows of each level."""
 
     def of(self, level: int) -> int:
         """The level whose positions are the rows of what is made at a level."""
@@ -58,7 +55,8 @@ class Rows:
         if view.items.size:
             return f"torch.tensor([0, {end} - {first}], device={self.device})"
         above, last = ENDS[self.above(level)]
-        return f"{self.axes[level]}_ptr[{above} : {last} + 1] - {first}"
+        pointers = {axis.level: outer.name for outer, axis in pairwise((view.items, *view.loops))}
+        return f"{pointers[level]}_ptr[{above} : {last} + 1] - {first}"
 
     def above(self, level: int) -> int:
         """The next level up that has rows."""
@@ -113,18 +111,22 @@ class TorchCoordinates(Writer):
 def value(rows: Rows, s: Value) -> str:
     """The values of a statement's tiles, their positions in the order in which they are stored."""
     stored = rows.p.stored(s.operand)
-    match stored.values:
-        case Ones():
-            return f"torch.ones({COUNTS[rows.of(LEAF)]}, dtype={rows.p.output}.dtype, device={rows.device})"
-        case Bitmap() as kind:
-            return _bitmap(stored, kind)
+    return TEXTS.get(type(stored.values), _whole)(rows, stored)
+
+
+def _ones(rows: Rows, stored: Stored) -> str:
+    return f"torch.ones({COUNTS[rows.of(LEAF)]}, dtype={rows.p.output}.dtype, device={rows.device})"
+
+
+def _whole(rows: Rows, stored: Stored) -> str:
     name, sides = stored.array("values"), _sides(stored)
     if stored.name:
         return f"{name}.view(-1, {sides}).index_select(0, {_pair(stored)})"
     return f"{name}[{RANGES[LEAF]}]" + (f".view(-1, {sides})" if sides else "")
 
 
-def _bitmap(stored: Stored, kind: Bitmap) -> str:
+def _bitmap(rows: Rows, stored: Stored) -> str:
+    kind = stored.values
     bits, values = f"{stored.array('bits')}.view(-1, {kind.words})", stored.array("values")
     sizes = f"{kind.word}, {kind.volume}"
     if stored.name:
@@ -133,6 +135,9 @@ def _bitmap(stored: Stored, kind: Bitmap) -> str:
     else:
         tiles = f"expanded({bits}[{RANGES[LANE]}], {values}[{RANGES[LEAF]}], {sizes})"
     return f"{tiles}.view(-1, {_sides(stored)})"
+
+
+TEXTS = {Ones: _ones, Bitmap: _bitmap}
 
 
 def _pair(stored: Stored) -> str:

@@ -84,7 +84,6 @@ class FunctionPrinter(Layout):
     def __init__(self, program: ir.TileProgram, types: Types) -> None:
         super().__init__(program)
         self.types = types
-        self.fibers = program.view.blocks
         self.acc = f"tl.{types.accumulate}"
         self.out: list[str] = []
         self.indent = 1
@@ -140,7 +139,7 @@ class FunctionPrinter(Layout):
         """The condition under which a lane of this level holds something; empty where all do."""
         if level == LEAF:
             return f"ok{u}" if self.masked else ""
-        return "length > 0" if level == LANE and self.fibers else ""
+        return "length > 0" if level == LANE and self.p.view.beside(level) else ""
 
     def inside(self, letter: str, axes: Sequence[str]) -> str:
         """The condition that a coordinate is one of its tile and its mode, laid out over axes; empty where all are."""
@@ -150,7 +149,7 @@ class FunctionPrinter(Layout):
 
     def own(self, letters: Sequence[str], axes: Sequence[str], level: int = LANE) -> tuple[str, ...]:
         """The axes on which a coordinate depends: positions along a side, or the lanes, below the item."""
-        return (*self.p.lanes(level), *(c for c in self.p.read_along(letters) if c in axes))
+        return (*self.p.view.beside(level), *(c for c in self.p.read_along(letters) if c in axes))
 
     # -- statements -------------------------------------------------------------------------------------------------
     def nested(self, body: Sequence[ir.Statement]) -> None:

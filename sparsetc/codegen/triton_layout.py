@@ -283,8 +283,7 @@ class TritonCoordinates(Writer):
 
     def coordinate(self, mode: int) -> str:
         printer, letter = self.printer, self.printer.p.letters[mode]
-        own = printer.p.read[letter]
-        return own if own == names.tile(letter) else printer.coordinate(letter, self.u)
+        return f"{printer.p.read[letter]}{self.u if printer.p.view.level_of(mode) == LEAF else ''}"
 
     def along(self, mode: int) -> str:
         return names.side(self.printer.p.letters[mode])

@@ -86,11 +86,11 @@ def check_arrays(packed: Packed) -> None:
     for name in view.items.arrays:
         _check_pointers(name, arrays[name], packed.items, number[view.loops[0].name])
     items = view.items.number(number[view.loops[0].name], packed.items)
-    made = f"{number[view.loops[0].name]} {view.loops[0].name}s make {items} items"
-    require(packed.items == items, f"{made} of {view.items}, not {packed.items}")
-    for name, check in CHECKS.items():
-        if name in view.arrays:
-            check(packed, number[view.loops[0].name])
+    require(packed.items == items, f"the {view.loops[0].name}s make {items} items, not {packed.items}")
+    if "block_ptr" in view.arrays:
+        _check_fibers(packed, number["block"])
+    if "bits" in view.arrays:
+        _check_bits(packed, number[view.loops[-1].name])
 
 
 def check_coordinates(packed: Packed) -> None:
@@ -163,10 +163,6 @@ def _check_fibers(packed: Packed, blocks: int) -> None:
     require(bool((full.unsqueeze(1) <= table).all()), "block_full counts a step in which a lane has no nonzero")
     found = int(length.max())
     require(not longest or found <= longest, f"a fiber of {found} nonzeros is longer than max_fiber_len, {longest}")
-
-
-CHECKS = {"block_ptr": _check_fibers, "bits": _check_bits}
-"""What is checked of a part that has an array, given how many blocks or tiles it has."""
 
 
 def require(condition: bool, message: str) -> None:

@@ -37,13 +37,8 @@ def owns(view: Nest, problem: Problem, how: Packed | Statistics, *, alone: bool,
         return False
     if view.spanning and how.items == 1 and how.stored == view.values.volume:
         return True  # one tile has every row once
-    if (
-        padded
-        and not view.blocks
-        and not view.values.sides
-        and (problem.sparse_output or LEAF in map(view.level_of, kept))
-    ):
-        return False  # runs do not mask padding: its zeros may be added to any row, but stored to none
+    if view.loops[-1].strays(padded) and (problem.sparse_output or LEAF in map(view.level_of, kept)):
+        return False
     shared: set[int] = set()
     for level, coordinates in enumerate(view.levels):
         shared |= {c.mode for c in coordinates}
@@ -127,7 +122,7 @@ def orderly(candidate: Candidate, problem: Problem) -> bool:
     Rows have one owner each, or parts of nonzeros alone add them up.
     """
     own = views(candidate, problem)
-    return all(_owned(candidate, problem, own)) or not any(view.values.sides for view in own)
+    return all(_owned(candidate, problem, own)) or all(view.loops[-1].ordered for view in own)
 
 
 def _owned(candidate: Candidate, problem: Problem, views: Sequence[Nest]) -> tuple[bool, ...]:

@@ -277,7 +277,7 @@ class WorkItem:
         """The stored values: 1s where none are stored, 0 where a bitmap has no bit."""
         operand = self.program.stored(s.operand)
         number = self.evaluated(self.program.number_of(operand), self.number(0))
-        if self.view.values.ones:
+        if not operand.held:
             return self.shaped(s.out, number.live.to(self.memory.dtype))
         at = self.stored_at(operand, number)
         found = (self.load(self.memory.arrays[name], *at) for name in operand.held)

@@ -66,6 +66,7 @@ from sparsetc.support.names import check_array
 
 ITEM, LANE, LEAF = 0, 1, 2
 LEVELS = ("item", "lane", "leaf")
+LANES = "lane"  # the axis of what lies side by side
 WHOLE = 2**62
 """A chunk that no tensor reaches: one item holds every nonzero."""
 V = TypeVar("V", bound=Any)  # numbers: tensors
@@ -81,6 +82,9 @@ class Axis:
     """What a sum over it is called in a program."""
     letter: ClassVar[str] = ""
     """The letter whose positions are taken; empty where they are no letter's."""
+
+    ordered: ClassVar[bool] = True
+    """Whether a second pass can add up, in order, what is added at its positions."""
 
     name: str
     """What its positions number."""
@@ -104,6 +108,18 @@ class Axis:
         """Return where the range of the next axis starts and ends that each of some positions has."""
         pointers = arrays[f"{self.name}_ptr"]
         return pointers[at].long(), pointers[at + 1].long()
+
+    def zeros(self, padded: bool) -> bool:
+        """Return whether positions that hold no nonzero are multiplied too, given whether padding is stored."""
+        return padded
+
+    def strays(self, padded: bool) -> bool:
+        """Return whether zeros of padding may be added to any row, and so stored to none."""
+        return False
+
+    def where(self, values: Values, tiles: list[str]) -> list[str]:
+        """Return lines that say where the values at its positions lie, of tiles as given."""
+        return [f"{name}[n], likewise word, for the n of an item" for name in values.held]
 
     def taken(self, at: dict[str, V], step: V, arrays: Mapping[str, V]) -> dict[str, V]:
         """Return the positions, by axis, at which a step takes something, those among `at`."""
@@ -173,8 +189,6 @@ class OneEach(Chunks):
 
     counts = ()
 
-    size: int = 1  # type: ignore[misc]
-
     def ends(self, load: Callable[[str, str], str], least: str) -> tuple[str, str]:
         return "item", "item + 1"
 
@@ -189,7 +203,7 @@ class OneEach(Chunks):
 class Each(Axis):
     """A range of numbers that the item has, one at a time: ``tile``, ``pair``, or ``block``, of fibers side by side."""
 
-    level = LANE
+    level, ordered = LANE, False
 
     operands: tuple[str, ...] = ()
     """The operands a tile of each of which a number stands for, where it does not stand for a tile itself."""
@@ -201,10 +215,19 @@ class Each(Axis):
     def describe(self, unroll: int) -> str:
         return f"{self.name}s of the item"
 
+    def zeros(self, padded: bool) -> bool:
+        return True
+
+    def where(self, values: Values, tiles: list[str]) -> list[str]:
+        return tiles
+
 
 @dataclass(frozen=True)
 class Run(Axis):
     """The range of nonzeros that the item has, some consecutive ones at a time."""
+
+    def strays(self, padded: bool) -> bool:
+        return padded
 
 
 @dataclass(frozen=True)
@@ -213,6 +236,14 @@ class Fibers(Axis):
 
     arrays = ("block_ptr", "block_full", "lane_len")  # type: ignore[assignment]
     sums = "fiber_sum"
+
+    def zeros(self, padded: bool) -> bool:
+        return False
+
+    def where(self, values: Values, tiles: list[str]) -> list[str]:
+        first, *others = *values.held, "word"
+        also = "".join(f", likewise {name}" for name in others)
+        return [f"{first}[block_ptr[block] + step * {self.lanes} + lane]{also}; step < lane_len[lane]"]
 
     def taken(self, at: dict[str, V], step: V, arrays: Mapping[str, V]) -> dict[str, V]:
         at["fiber"] = at["block"] * self.lanes + at["lane"]
@@ -289,7 +320,7 @@ class Nest:
     @property
     def blocks(self) -> bool:
         """Whether fibers lie side by side."""
-        return isinstance(self.loops[-1], Fibers)
+        return self.lanes_from == LANE
 
     @property
     def packed(self) -> tuple[str, ...]:
@@ -375,6 +406,10 @@ class Nest:
         fits = v.sides and not v.bitmap
         return replace(self, values=ScaledHalves(v.sides, v.sequence, v.contracted)) if fits else self
 
+    def beside(self, level: int) -> tuple[str, ...]:
+        """The axis of what lies side by side at a level, where anything does."""
+        return (LANES,) if self.lanes_from <= level else ()
+
     @cached_property
     def lookups(self) -> tuple[tuple[Lookup, ...], ...]:
         """What the coordinates of each level read of arrays."""
@@ -407,14 +442,12 @@ class Nest:
     @cached_property
     def arrays(self) -> tuple[str, ...]:
         """Names of the arrays a packed part of this nest holds, in the order kernels take them."""
-        if self.pairs:
-            stored = list(zip(PAIRED, self.pairs, strict=True))
-            rows = [f"item_{name}" for name, tiles in stored if tiles.halves]
-            values = [f"{name}_{array}" for name, tiles in stored for array in tiles.arrays]
-            return (*self.items.arrays, *self.loops[0].arrays, *rows, *values)
+        stored = list(zip(PAIRED, self.pairs, strict=False))
+        rows = [f"item_{name}" for name, tiles in stored if "scales" in tiles.packed]
+        values = [f"{name}_{array}" for name, tiles in stored for array in tiles.arrays]
         read = [lookup.array for own in self.lookups for lookup in own]
         walked = [array for axis in self.loops for array in axis.arrays]
-        names = (*self.items.arrays, *self.values.structure, *walked, *read)
+        names = (*self.items.arrays, *self.values.structure, *walked, *read, *rows, *values)
         return (*dict.fromkeys(names), *self.packed)
 
     def verify(self) -> None:
@@ -487,7 +520,7 @@ class Nest:
             return ",".join(str(c.mode) for c in coordinates) or "-"
 
         nesting = "blocks of fibers" if self.blocks else "runs of nonzeros"
-        values = ", no values" if self.values.ones else ""
+        values = "" if self.values.held else ", no values"
         levels = " | ".join(map(modes, self.levels))
         return f"{nesting}, {self.lanes} lanes, modes {levels}{values}"
 
@@ -505,7 +538,7 @@ def runs(
 def blocks(item: Modes, lane: Modes, leaf: Modes, lanes: int, *, alone: bool = False, narrow: bool = False) -> Nest:
     """Blocks of `lanes` fibers side by side; `alone`: every item is the block of its own number."""
     loops = Each("block", lanes), Fibers("nonzero", lanes)
-    return Nest(OneEach() if alone else Items(), loops, (item, lane, leaf), narrow=narrow)
+    return Nest(OneEach(size=1) if alone else Items(), loops, (item, lane, leaf), narrow=narrow)
 
 
 def tiles(item: Modes, tile: Modes, values: Values) -> Nest:

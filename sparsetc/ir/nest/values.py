@@ -32,7 +32,7 @@ other, no more than 2**-50 of the largest is lost.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, prod
 from typing import ClassVar, TypeVar
@@ -53,11 +53,11 @@ class Values:
     structure: ClassVar[tuple[str, ...]] = ()
     """The names of the arrays that say where values are."""
     held: ClassVar[tuple[str, ...]] = ("values",)
-    """The names of the arrays that have an element a value."""
+    """The names of the arrays that have an element a value; none where every value is 1."""
     packed: ClassVar[tuple[str, ...]] = ("values",)
     """The names of the arrays of values, which are made anew for others of the same pattern."""
-    ones: ClassVar[bool] = False
-    """Whether every value is 1, and none is stored."""
+    loads: ClassVar[str] = "load {where}"
+    """What reads them, in the text of a program; of a pair's tile, `how` is another word."""
     bitmap: ClassVar[bool] = False
     """Whether only the nonzeros' values of a tile are stored."""
     halves: ClassVar[bool] = False
@@ -105,6 +105,16 @@ class Values:
         """(tiles, volume) bool: the positions of which a value is stored."""
         return torch.ones((tiles, self.volume), dtype=torch.bool, device=next(iter(arrays.values())).device)
 
+    def describe(self, array: Callable[[str], str], order: str) -> str:
+        """Return where the values of tiles lie, given what arrays are called and how positions are numbered."""
+        first, *others = map(array, self.held)
+        also = "".join(f", likewise {name}" for name in others)
+        return f"{first}[tile * {self.volume} + position]{also}, {order}"
+
+    def scaling(self, array: Callable[[str], str], name: str, letters: Sequence[str]) -> list[str]:
+        """Return what else makes the values of an operand, given its name and its letters."""
+        return []
+
     def of_sides(self: V, modes: Sequence[int]) -> V:
         """The same values by some modes' sides, numbered from 0 on; other sides have one position."""
         order = tuple(modes.index(m) for m in self.sequence if m in modes)
@@ -136,7 +146,7 @@ class Ones(Values):
     Its runs hold no padding, which nothing would tell from a nonzero.
     """
 
-    packed, ones = (), True
+    held, packed, loads = (), (), "1"
 
     def check(self) -> None:
         if self.sides:
@@ -147,13 +157,17 @@ class Ones(Values):
 class Bitmap(Values):
     """A tile's values that are no zeros, in order of their positions, which bits say."""
 
-    structure, bitmap = ("value_ptr", "bits"), True
+    structure, bitmap, loads = ("value_ptr", "bits"), True, "{how} {where}"
 
     def begins(self, arrays: Mapping[str, torch.Tensor], tiles: torch.Tensor) -> torch.Tensor:
         return arrays["value_ptr"][tiles].long()
 
     def number(self, arrays: Mapping[str, torch.Tensor], stored: int) -> int:
         return arrays["value_ptr"].numel() - 1
+
+    def describe(self, array: Callable[[str], str], order: str) -> str:
+        values, first, bits = map(array, ("values", "value_ptr", "bits"))
+        return f"{values}[{first}[tile] + n], at the n-th bit set in {bits}[tile * {self.words}] and on, {order}"
 
     def places(self, arrays: Mapping[str, torch.Tensor], tiles: int) -> torch.Tensor:
         return set_bits(arrays["bits"].view(-1, self.words), self.word)[:, : self.volume]
@@ -171,6 +185,12 @@ class Halves(Values):
     """
 
     held, packed, halves = ("high_values", "low_values"), ("high_values", "low_values", "scales"), True
+    loads = "load {where}  # high and low parts"
+
+    def scaling(self, array: Callable[[str], str], name: str, letters: Sequence[str]) -> list[str]:
+        high, low, scales = map(array, self.packed)
+        scale = f"{scales}[item_{name}[item] * {self.sides[0]} + {letters[0]}]"
+        return [f"{name.upper()} = {scale} * ({high} + {low} / {LOW}), float16 in rows scaled by powers of 2"]
 
     def check(self) -> None:
         super().check()
@@ -183,6 +203,9 @@ class ScaledHalves(Halves):
     """Values in halves, where the largest magnitude of all values says how they were scaled."""
 
     packed = ("high_values", "low_values", "most")
+
+    def scaling(self, array: Callable[[str], str], name: str, letters: Sequence[str]) -> list[str]:
+        return [f"X = ({' + '.join(map(array, self.held))} / {LOW}) * 2 ** (exponent of most - {HEAD}), in float16"]
 
 
 TYPES = {"high_values": torch.float16, "low_values": torch.float16, "scales": torch.float32, "most": torch.float32}

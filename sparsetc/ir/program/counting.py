@@ -193,7 +193,7 @@ class Counted:
         """Grid programs that read the same values."""
         self.slabs = self._slabs(a.letter for a in p.axes)
         """Programs of an item that are apart on the grid, since an axis is taken in slabs."""
-        values = (2 * STORED if p.half else STORED.bytes) * (not p.view.values.ones)
+        values = (2 * STORED if p.half else STORED.bytes) * bool(p.view.values.held)
         index = self._index()
         self.values = values * self.readers
         self.stream, self.once = self.values + index * self.programs, values + index
@@ -231,8 +231,8 @@ class Counted:
         """Bytes of index arrays that are streamed."""
         view = self.p.view
         coordinates = {lookup.array for own in view.lookups for lookup in own}
-        known = STRUCTURE | {"bits": FIBERS * (view.values.volume // 8)}
-        known |= {"lane_len": SHORT * FIBERS} if view.narrow else {}
+        lengths = SHORT if view.narrow else WORD
+        known = STRUCTURE | {"lane_len": lengths * FIBERS, "bits": FIBERS * (view.values.volume // 8)}
         found = sum([known.get(array, ZERO) for array in {*view.arrays} - coordinates], start=self.listed)
         if self.sides:
             return found + FIBERS * (TILE_WORD * len(self.p.sparse))

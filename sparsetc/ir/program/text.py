@@ -6,7 +6,7 @@ In: a `TileProgram`. Out: lines in the notation that `ir.program.tile` gives as 
 from __future__ import annotations
 
 from sparsetc.ir.nest.coordinates import Readable
-from sparsetc.ir.nest.nest import ITEM, LANE, LEVELS
+from sparsetc.ir.nest.nest import ITEM, LEVELS
 from sparsetc.ir.nest.values import HEAD
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
@@ -35,15 +35,14 @@ def line(p: ir.TileProgram, s: ir.Statement) -> str:
     if isinstance(s, ir.Loop):
         return f"loop {s.axis.describe(p.unroll)}"
     if isinstance(s, ir.Decode):
-        axes = (*p.lanes(s.level), *s.along)
+        axes = (*p.view.beside(s.level), *s.along)
         lanes = f"[{','.join(axes)}]" if axes else ""
         return f"{s.name}{lanes} = {_coordinate(p, s)}"
     if isinstance(s, ir.Value):
         stored = p.stored(s.operand)
-        where = f"{s.operand.upper()}.tile[pair_{s.operand}]" if stored.name else "X.values"
-        how = "expand" if stored.name and stored.values.bitmap else "load"
-        halves = "  # high and low parts" if stored.values.halves else ""
-        return f"{s.out} = {'1' if stored.values.ones else f'{how} {where}'}{halves}"
+        tile = f"{s.operand.upper()}.tile[pair_{s.operand}]"
+        how, where = ("expand", tile) if stored.name else ("load", "X.values")
+        return f"{s.out} = {stored.values.loads.format(how=how, where=where)}"
     if isinstance(s, ir.Scale):
         if s.by_row:
             return f"{s.out} = load {s.operand.upper()}.scale[item_{s.operand}]"
@@ -80,7 +79,7 @@ def line(p: ir.TileProgram, s: ir.Statement) -> str:
 
 
 def _coordinate(p: ir.TileProgram, s: ir.Decode) -> str:
-    level = "tile" if p.view.along and s.level == LANE else LEVELS[s.level]
+    level = "tile" if p.view.positions[s.level] == "tile" else LEVELS[s.level]
     notes = [f"{field.width} bits, {level}" for field in s.coordinate.fields]
     notes += [f"a base every {lookup.every}" for lookup in s.coordinate.lookups if lookup.every > 1]
     text = s.coordinate.text(Readable([p.read.get(c, c) for c in p.letters], p.view.positions[s.level]))

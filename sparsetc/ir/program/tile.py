@@ -27,12 +27,10 @@ from typing import ClassVar
 from sparsetc.errors import PlanError
 from sparsetc.ir.nest import coordinates
 from sparsetc.ir.nest.coordinates import Expression
-from sparsetc.ir.nest.nest import ITEM, LEAF, PAIRED, Axis, Nest
+from sparsetc.ir.nest.nest import ITEM, LANES, LEAF, PAIRED, Axis, Nest
 from sparsetc.ir.program import names
 from sparsetc.ir.program.operands import DenseAxis, Operand, Stored, stored_of
 from sparsetc.support.lru import cached_property
-
-LANES = "lane"
 
 
 @dataclass(frozen=True)
@@ -300,10 +298,6 @@ class TileProgram:
     def read(self) -> dict[str, str]:
         """By letter, the name of the coordinate that others follow from: a nonzero's, or a tile's."""
         return {s.letter: s.name for s, _ in self.statements if isinstance(s, Decode) and not s.along}
-
-    def lanes(self, level: int) -> tuple[str, ...]:
-        """The axis of what lies side by side at a level, where anything does."""
-        return (LANES,) if self.view.lanes_from <= level else ()
 
     def read_along(self, letters: Iterable[str]) -> tuple[str, ...]:
         """The axes along which the coordinates of letters vary, as `Nest.read_along` gives them."""
