@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from math import prod
 
 from sparsetc.codegen import triton_halves as halves
@@ -111,9 +112,9 @@ class FunctionPrinter(Layout):
         return frozenset(a for s in values.statements(self) for a in s.out.axes)
 
     @cached_property
-    def ends(self) -> dict[str, int]:
-        """The sizes of the modes whose ends coordinates along a side may pass."""
-        return {s.letter: s.end for s, _ in self.p.statements if isinstance(s, ir.Decode) and s.end}
+    def decodes(self) -> dict[str, ir.Decode]:
+        """What reads the coordinates that address rows, by letter."""
+        return {s.letter: s for s, _ in self.p.statements if isinstance(s, ir.Decode) and not s.tile}
 
     @property
     def half(self) -> bool:
@@ -139,17 +140,18 @@ class FunctionPrinter(Layout):
         """The condition under which a lane of this level holds something; empty where all do."""
         if level == LEAF:
             return f"ok{u}" if self.masked else ""
-        return "length > 0" if level == LANE and self.p.view.beside(level) else ""
+        return "length > 0" if level == LANE and self.p.view.beside[level] else ""
 
     def inside(self, letter: str, axes: Sequence[str]) -> str:
         """The condition that a coordinate is one of its tile and its mode, laid out over axes; empty where all are."""
-        sides = self.p.along.intersection(self.p.read_along((letter,)))
-        guarded = letter in self.ends or any(self.p.axis(c).ragged for c in sides)
+        own = self.decodes[letter]
+        guarded = own.end or any(self.p.axis(c).ragged for c in own.along)
         return self.placed(names.inside(letter), self.own((letter,), axes), axes) if guarded else ""
 
     def own(self, letters: Sequence[str], axes: Sequence[str], level: int = LANE) -> tuple[str, ...]:
         """The axes on which a coordinate depends: positions along a side, or the lanes, below the item."""
-        return (*self.p.view.beside(level), *(c for c in self.p.read_along(letters) if c in axes))
+        sides = chain.from_iterable(self.decodes[c].along if c in self.decodes else (c,) for c in letters)
+        return (*self.p.view.beside[level], *dict.fromkeys(filter(axes.__contains__, sides)))
 
     # -- statements -------------------------------------------------------------------------------------------------
     def nested(self, body: Sequence[ir.Statement]) -> None:
@@ -273,7 +275,7 @@ def module_source(programs: tuple[ir.TileProgram, ...], types: Types, header: st
     """The whole file: header, one function a part, and the kernels (`kernel`, or `kernel_0`, `kernel_1`, …)."""
     lines = [f'"""{header}"""', "", "import triton", "import triton.language as tl", ""]
     functions = [line for p in programs for line in ("", *FunctionPrinter(p, types).lines(), "")]
-    if any(" count(" in line or "(count(" in line for line in functions):
+    if "count(" in "".join(functions):
         lines += ["", *(POPC if types.popcount else COUNT).splitlines(), ""]
     lines += functions
     groups = [programs] if fused else [(p,) for p in programs]

@@ -139,7 +139,7 @@ class Inner:
     def axes(self, factor: str) -> frozenset[str]:
         """The axes on which a factor depends."""
         level = self.levels[factor]
-        around = {*self.loops(level), *self.view.beside(level)}
+        around = {*self.loops(level), *self.view.beside[level]}
         if factor in self.stored:
             return frozenset({*around, *(c for c in self.stored[factor] if c in self.sides)})
         o = self.operand[factor]
@@ -149,7 +149,7 @@ class Inner:
     def keyed(self) -> frozenset[str]:
         """The axes on which the result depends."""
         level = self.key.level
-        return frozenset({*self.loops(level), *self.view.beside(level), *self.output_axes, *self.along(self.kept)})
+        return frozenset({*self.loops(level), *self.view.beside[level], *self.output_axes, *self.along(self.kept)})
 
     @cached_property
     def summed(self) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ def owns(view: Nest, problem: Problem, how: Packed | Statistics, *, alone: bool,
         return False
     if view.spanning and how.items == 1 and how.stored == view.values.volume:
         return True  # one tile has every row once
-    if view.loops[-1].strays(padded) and (problem.sparse_output or LEAF in map(view.level_of, kept)):
+    if padded and view.loops[-1].strays and (problem.sparse_output or LEAF in map(view.level_of, kept)):
         return False
     shared: set[int] = set()
     for level, coordinates in enumerate(view.levels):

@@ -69,7 +69,7 @@ def by_levels(inner: Inner, schedule: Schedule) -> Tree:
         home = max(outside, default=ITEM)
         if home >= reach:
             # Lanes are summed with the outermost loop that has them.
-            lanes = (LANES,) if axis.lanes and not inner.view.beside(home) else ()
+            lanes = (LANES,) if axis.lanes and not inner.view.beside[home] else ()
             inputs = [_total(inner, schedule, inputs, axis.name, lanes), *factors[home]]
     tree = product(inputs)
     contracted = {a for node in tree.nodes if isinstance(node, Dot) for a in node.over}

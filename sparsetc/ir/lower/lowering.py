@@ -212,7 +212,7 @@ class Lowering(Contraction):
         axes = tuple([c for c in self.stored_order if c in self.inner.stored[name] and c in self.take])
         rows = tuple([c for c in axes if c not in over])
         columns = tuple([c for c in axes if c in over])
-        lanes, folded = self.view.beside(LEAF), len(rows) if columns else 0
+        lanes, folded = self.view.beside[LEAF], len(rows) if columns else 0
         out = ir.Tile(name.lower(), (*lanes, *rows, *columns), LEAF, folded)
         return ir.Value(out, name.lower()) if name != X or len(self.inner.stored) > 1 else ir.Value(out)
 
@@ -224,7 +224,7 @@ class Lowering(Contraction):
         """Rows of a dense operand, one a lane where its rows are known by lane, along the positions of its letters."""
         o = self.operand[name]
         level = self.inner.depth(o.rows)
-        lanes, own = self.view.beside(level), tuple([c for c in self.inner.along(o.rows) if c in self.take])
+        lanes, own = self.view.beside[level], tuple([c for c in self.inner.along(o.rows) if c in self.take])
         letters = (*o.axes, *o.rows) if self.inner.sides else (*o.rows, *o.axes)
         return ir.Gather(ir.Tile(f"{name.lower()}_{''.join(letters) or 'scalar'}", (*lanes, *o.axes, *own), level), o)
 

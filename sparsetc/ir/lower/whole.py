@@ -44,12 +44,12 @@ class WholeLowering(Lowering):
     def value(self, name: str) -> Value:
         """Stored values, their positions as they are stored."""
         s = super().value(name)
-        return replace(s, out=Tile(s.out.name, (*self.view.beside(s.out.level), *self._stored(name)), s.out.level))
+        return replace(s, out=Tile(s.out.name, (*self.view.beside[s.out.level], *self._stored(name)), s.out.level))
 
     def gather(self, name: str) -> Gather:
         """Rows of a dense operand, along the sides that they are gathered by."""
         s = super().gather(name)
-        lanes, along = self.view.beside(s.out.level), self.inner.along(s.operand.rows)
+        lanes, along = self.view.beside[s.out.level], self.inner.along(s.operand.rows)
         return replace(s, out=replace(s.out, axes=(*lanes, *along, *s.operand.axes)))
 
     def _stored(self, name: str) -> tuple[str, ...]:
@@ -102,7 +102,7 @@ class WholeLowering(Lowering):
         if right:
             rows, kept = self._within(left), (*self._within(left), *self._within(right))
         folded = sum([a in rows for a in kept])
-        out = Tile(self.called(name), (*self.view.beside(level), *kept), level, folded)
+        out = Tile(self.called(name), (*self.view.beside[level], *kept), level, folded)
         self.factors[out.name] = inside
         return self.make(Product(out, left, right, accumulate))
 

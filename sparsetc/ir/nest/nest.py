@@ -60,7 +60,7 @@ from sparsetc.ir.nest.coordinates import (
     Position,
     word_bits,
 )
-from sparsetc.ir.nest.values import ScaledHalves, Values
+from sparsetc.ir.nest.values import ScaledHalves, Values, Whole
 from sparsetc.support.lru import cached_property
 from sparsetc.support.names import check_array
 
@@ -83,6 +83,8 @@ class Axis:
     letter: ClassVar[str] = ""
     """The letter whose positions are taken; empty where they are no letter's."""
 
+    strays: ClassVar[bool] = False
+    """Whether zeros of padding may be added to any row, and so stored to none."""
     ordered: ClassVar[bool] = True
     """Whether a second pass can add up, in order, what is added at its positions."""
 
@@ -96,9 +98,9 @@ class Axis:
         """The arrays that say where it begins and ends."""
         return ()
 
-    def visits(self, around: V, by_level: Sequence[V]) -> V:
-        """Return how often a loop over it turns in all, that is entered `around` times, given what each level has."""
-        return by_level[self.level]
+    def visits(self, around: V, by_level: Sequence[V], programs: int) -> V:
+        """Return how often loops over it turn in all: they are entered `around` times, and levels have `by_level`."""
+        return by_level[self.level] * programs
 
     def describe(self, unroll: int) -> str:
         """Return what a loop over it goes over, in words."""
@@ -112,10 +114,6 @@ class Axis:
     def zeros(self, padded: bool) -> bool:
         """Return whether positions that hold no nonzero are multiplied too, given whether padding is stored."""
         return padded
-
-    def strays(self, padded: bool) -> bool:
-        """Return whether zeros of padding may be added to any row, and so stored to none."""
-        return False
 
     def where(self, values: Values, tiles: list[str]) -> list[str]:
         """Return lines that say where the values at its positions lie, of tiles as given."""
@@ -172,9 +170,8 @@ class Chunks(Items):
         return starts, starts + (stored - starts).clamp(max=self.size)
 
     def ends(self, load: Callable[[str, str], str], least: str) -> tuple[str, str]:
-        if self.size == WHOLE:
-            return "0", "nonzeros"
-        return f"item * {self.size}", f"{least}(start + {self.size}, nonzeros)"
+        some = f"item * {self.size}", f"{least}(start + {self.size}, nonzeros)"
+        return ("0", "nonzeros") if self.size == WHOLE else some
 
     def number(self, positions: int, items: int) -> int:
         return -(-positions // self.size)
@@ -226,8 +223,7 @@ class Each(Axis):
 class Run(Axis):
     """The range of nonzeros that the item has, some consecutive ones at a time."""
 
-    def strays(self, padded: bool) -> bool:
-        return padded
+    strays = True
 
 
 @dataclass(frozen=True)
@@ -264,7 +260,7 @@ class Turns(Axis):
     def letter(self) -> str:  # type: ignore[override]
         return self.name
 
-    def visits(self, around: V, by_level: Sequence[V]) -> V:
+    def visits(self, around: V, by_level: Sequence[V], programs: int) -> V:
         return around * -(-self.size // self.take)
 
     def describe(self, unroll: int) -> str:
@@ -373,18 +369,16 @@ class Nest:
             letters: of all modes.
             some: letters; one that is no mode's, and where there are no sides each, stands for itself.
         """
-        if not self.along:
-            return tuple(dict.fromkeys(some))
-        own = {letters[mode]: sides for mode, sides in self._read_along.items()}
+        own = dict(zip(letters, self._read_along, strict=False))
         found: dict[Name, None] = {}
         for c in some:
             found |= dict.fromkeys(map(letters.__getitem__, own[c]) if c in own else (c,))
         return tuple(found)
 
     @cached_property
-    def _read_along(self) -> dict[int, list[int]]:
-        """The modes along whose sides each mode is read."""
-        return {mode: sorted(at.sides) for mode, at in self.along.items()}
+    def _read_along(self) -> list[list[int]]:
+        """By mode, the modes along whose sides it is read; empty where there are no sides."""
+        return [sorted(self.along[mode].sides) for mode in range(len(self.along))]
 
     def within(self, mode: int, size: int) -> bool:
         """Whether no coordinate along a mode's side reaches the size of the mode: lists may always hold such."""
@@ -403,12 +397,12 @@ class Nest:
     def in_halves(self) -> Nest:
         """The nest of values in halves, where these are of tiles that are stored whole."""
         v = self.values
-        fits = v.sides and not v.bitmap
-        return replace(self, values=ScaledHalves(v.sides, v.sequence, v.contracted)) if fits else self
+        return replace(self, values=ScaledHalves(v.sides, v.sequence, v.contracted)) if isinstance(v, Whole) else self
 
-    def beside(self, level: int) -> tuple[str, ...]:
-        """The axis of what lies side by side at a level, where anything does."""
-        return (LANES,) if self.lanes_from <= level else ()
+    @cached_property
+    def beside(self) -> list[tuple[str, ...]]:
+        """By level, the axis of what lies side by side there, where anything does."""
+        return [(LANES,) * (self.lanes_from <= level) for level in range(len(LEVELS))]
 
     @cached_property
     def lookups(self) -> tuple[tuple[Lookup, ...], ...]:

@@ -193,7 +193,7 @@ class Counted:
         """Grid programs that read the same values."""
         self.slabs = self._slabs(a.letter for a in p.axes)
         """Programs of an item that are apart on the grid, since an axis is taken in slabs."""
-        values = (2 * STORED if p.half else STORED.bytes) * bool(p.view.values.held)
+        values = (2 * STORED if p.half else STORED.bytes) if p.view.values.held else ZERO
         index = self._index()
         self.values = values * self.readers
         self.stream, self.once = self.values + index * self.programs, values + index
@@ -231,9 +231,10 @@ class Counted:
         """Bytes of index arrays that are streamed."""
         view = self.p.view
         coordinates = {lookup.array for own in view.lookups for lookup in own}
-        lengths = SHORT if view.narrow else WORD
-        known = STRUCTURE | {"lane_len": lengths * FIBERS, "bits": FIBERS * (view.values.volume // 8)}
+        known = STRUCTURE | ({"lane_len": SHORT * FIBERS} if view.narrow else {})
         found = sum([known.get(array, ZERO) for array in {*view.arrays} - coordinates], start=self.listed)
+        if "bits" in view.arrays:
+            found += FIBERS * (view.values.volume // 8)
         if self.sides:
             return found + FIBERS * (TILE_WORD * len(self.p.sparse))
         return sum([n * sum(widths) for n, widths in zip(self._levels(), view.word_bytes, strict=True)], start=found)
@@ -261,7 +262,7 @@ class Counted:
             if not isinstance(s, ir.Loop):
                 self.count(s, visits)
             else:
-                self.visit(s.body, s.axis.visits(visits, [n * self.programs for n in BY_LEVEL]))
+                self.visit(s.body, s.axis.visits(visits, BY_LEVEL, self.programs))
 
     def count(self, s: ir.Statement, visits: Count) -> None:
         """Count one statement that is executed so often."""

@@ -35,7 +35,7 @@ def line(p: ir.TileProgram, s: ir.Statement) -> str:
     if isinstance(s, ir.Loop):
         return f"loop {s.axis.describe(p.unroll)}"
     if isinstance(s, ir.Decode):
-        axes = (*p.view.beside(s.level), *s.along)
+        axes = (*p.view.beside[s.level], *s.along)
         lanes = f"[{','.join(axes)}]" if axes else ""
         return f"{s.name}{lanes} = {_coordinate(p, s)}"
     if isinstance(s, ir.Value):
