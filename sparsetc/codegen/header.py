@@ -56,8 +56,7 @@ def _pairs(p: TileProgram) -> str:
 def task_list(p: TileProgram) -> list[str]:
     """What a pair is, and where the values of its tiles are stored."""
     lines = ["pair n, pair_ptr[item] <= n < pair_ptr[item + 1], is of tile pair_x[n] of X and tile pair_y[n] of Y"]
-    scaling = (own.values.scaling(own.array, own.name, own.letters) for own in p.sparse)
-    return [*lines, *map(stored_tiles, p.sparse), *(line for own in scaling for line in own)]
+    return [*lines, *map(stored_tiles, p.sparse), *(line for own in p.sparse for line in own.values.scaling(own))]
 
 
 def stored_tiles(operand: Stored) -> str:
@@ -83,5 +82,5 @@ def sketch(view: Nest, letters: Sequence[str]) -> list[str]:
                 lines.append(f"{letter} = {text}{along}{'' if value.lookups else ', not stored'}")
         lines += [f"{name}[{level}] = | {' | '.join(bits)} |  bits a mode" for name, bits in arrays.items()]
     own = stored_of(view, letters)
-    tiles = [stored_tiles(own), *own.values.scaling(own.array, own.name, own.letters)] if own.letters else []
+    tiles = [stored_tiles(own), *own.values.scaling(own)] if own.letters else []
     return [*lines, *view.loops[-1].where(own.values, tiles)]

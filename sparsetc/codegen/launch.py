@@ -92,15 +92,14 @@ class PartArrays:
         Raises:
             PlanError: items are known by their numbers alone, as chunks of nonzeros are, or there are fewer of them.
         """
-        view = program.view
-        if view.items.counts or any("item" in c.counted for c in view.coordinates.values()):
+        each = _of_items(program)
+        if not each or any("item" in c.counted for c in program.view.coordinates.values()):
             raise PlanError(
                 "items known by their numbers, such as equal chunks of nonzeros, have no arrays to take a range of: "
                 "pack the nonzeros wanted, or take a plan of rows"
             )
         if not 0 <= first <= end <= self.items:
             raise PlanError(f"the part has {self.items} items, found the range {first} .. {end} of them")
-        each = _of_items(program)
         cut = [
             a[first * each[name] : end * each[name] + name.endswith("_ptr")] if name in each else a
             for name, a in self.named(program).items()

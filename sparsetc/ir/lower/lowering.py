@@ -277,10 +277,10 @@ class Lowering(Contraction):
     def _check_order(self) -> None:
         """Raise `PlanError` where bits are stored for the dots of another tree: values would be searched for."""
         view, inner, values = self.view, self.inner, self.view.values
-        stored = [inner.letters[m] for m in values.sequence if m in view.sided]
+        stored = [inner.letters[m] for m in values.fixed() if m in view.sided]
         taken = {*self.take, *self.schedule.turns}  # at once or in turn, and not over the grid
         found, wanted = [[c for c in own if inner.sides[c] > 1 and c in taken] for own in (stored, self.stored_order)]
-        if values.bitmap and values.contracted and found != wanted:
+        if stored and found != wanted:
             raise PlanError(
                 f"tiles are stored in the order {''.join(stored)} for dots over "
                 f"{''.join(stored[-values.contracted :])}; "

@@ -54,8 +54,8 @@ class WholeLowering(Lowering):
 
     def _stored(self, name: str) -> tuple[str, ...]:
         """The letters of the positions of stored values, in the order of their sequence."""
-        letters = self.inner.stored[name]
-        values = self.view.pairs[[*self.inner.stored].index(name)] if self.view.pairs else self.view.values
+        letters, paired = self.inner.stored[name], dict(zip(self.inner.stored, self.view.pairs, strict=False))
+        values = paired.get(name, self.view.values)
         return tuple([letters[mode] for mode in values.sequence if letters[mode] in self.inner.sides])
 
     # -- products, each of which sums the axes that no factor outside of it has, nor the result ----------------------

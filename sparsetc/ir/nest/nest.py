@@ -33,7 +33,9 @@ Arrays a packed part must hold, beside those of its values (P items, B blocks, N
 
 Axes say what a work item takes in turn, and how much of it at once; `ir.lower` puts computations into their loops::
 
-    axis := items    # work items, one grid program each, of a range of what the next axis numbers
+    axis := items    # work items, one grid program each, of a range of what the next axis numbers, between pointers
+          | chunks   # likewise, of equally many nonzeros
+          | one each # likewise, of the block of the item's own number
           | each     # tiles, pairs of tiles of two operands, or blocks of `lanes` fibers that lie side by side, one
                      # at a time: a range of numbers of the item's
           | run      # the item's range of nonzeros, `lanes` consecutive ones at a time, the last of which may be fewer
@@ -69,7 +71,6 @@ LEVELS = ("item", "lane", "leaf")
 LANES = "lane"  # the axis of what lies side by side
 WHOLE = 2**62
 """A chunk that no tensor reaches: one item holds every nonzero."""
-V = TypeVar("V", bound=Any)  # numbers: tensors
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ class Axis:
     """What a sum over it is called in a program."""
     letter: ClassVar[str] = ""
     """The letter whose positions are taken; empty where they are no letter's."""
-
+    arrays: ClassVar[tuple[str, ...]] = ()
+    """The arrays that say where it begins and ends."""
     strays: ClassVar[bool] = False
     """Whether zeros of padding may be added to any row, and so stored to none."""
     ordered: ClassVar[bool] = True
@@ -93,12 +95,7 @@ class Axis:
     lanes: int = 0
     """How many of what a turn takes lie side by side, each with coordinates of its own; 0 where there are no lanes."""
 
-    @property
-    def arrays(self) -> tuple[str, ...]:
-        """The arrays that say where it begins and ends."""
-        return ()
-
-    def visits(self, around: V, by_level: Sequence[V], programs: int) -> V:
+    def visits(self, around: Any, by_level: Sequence[Any], programs: int) -> Any:
         """Return how often loops over it turn in all: they are entered `around` times, and levels have `by_level`."""
         return by_level[self.level] * programs
 
@@ -106,7 +103,7 @@ class Axis:
         """Return what a loop over it goes over, in words."""
         return f"steps of {self.lanes} lanes, {unroll} at a time"
 
-    def range(self, at: V, arrays: Mapping[str, V], stored: int) -> tuple[V, V]:
+    def range(self, at: Any, arrays: Mapping[str, Any], stored: int) -> tuple[Any, Any]:
         """Return where the range of the next axis starts and ends that each of some positions has."""
         pointers = arrays[f"{self.name}_ptr"]
         return pointers[at].long(), pointers[at + 1].long()
@@ -119,7 +116,7 @@ class Axis:
         """Return lines that say where the values at its positions lie, of tiles as given."""
         return [f"{name}[n], likewise word, for the n of an item" for name in values.held]
 
-    def taken(self, at: dict[str, V], step: V, arrays: Mapping[str, V]) -> dict[str, V]:
+    def taken(self, at: dict[str, Any], step: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Return the positions, by axis, at which a step takes something, those among `at`."""
         return at
 
@@ -137,7 +134,7 @@ class Items(Axis):
     name: str = "item"
 
     @property
-    def arrays(self) -> tuple[str, ...]:
+    def arrays(self) -> tuple[str, ...]:  # type: ignore[override]
         return (f"{self.name}_ptr",)
 
     def ends(self, load: Callable[[str, str], str], least: str) -> tuple[str, str]:
@@ -149,7 +146,7 @@ class Items(Axis):
         return items
 
     def numbered(self, lanes: int) -> tuple[tuple[str, str, int], ...]:
-        """Return (axis, prefix of its arrays, elements an item) of what an item has equally much of."""
+        """Return (axis, prefix of its arrays, elements an item) of what arrays hold for each item; () of chunks."""
         return (("item", "item_", 1),)
 
     def __str__(self) -> str:
@@ -160,12 +157,12 @@ class Items(Axis):
 class Chunks(Items):
     """Work items of equally many nonzeros, but for the last: no pointers are stored."""
 
-    arrays = ()  # type: ignore[assignment]
+    arrays = ()
     counts: ClassVar[tuple[str, ...]] = ("nonzeros",)
 
     size: int = WHOLE  # type: ignore[misc]
 
-    def range(self, at: V, arrays: Mapping[str, V], stored: int) -> tuple[V, V]:
+    def range(self, at: Any, arrays: Mapping[str, Any], stored: int) -> tuple[Any, Any]:
         starts = at * self.size
         return starts, starts + (stored - starts).clamp(max=self.size)
 
@@ -175,6 +172,9 @@ class Chunks(Items):
 
     def number(self, positions: int, items: int) -> int:
         return -(-positions // self.size)
+
+    def numbered(self, lanes: int) -> tuple[tuple[str, str, int], ...]:
+        return ()
 
     def __str__(self) -> str:
         return f"chunks of {self.size}"
@@ -190,7 +190,7 @@ class OneEach(Chunks):
         return "item", "item + 1"
 
     def numbered(self, lanes: int) -> tuple[tuple[str, str, int], ...]:
-        return (*super().numbered(lanes), ("fiber", "lane_", lanes), ("block", "block_", 1))
+        return ("item", "item_", 1), ("fiber", "lane_", lanes), ("block", "block_", 1)
 
     def __str__(self) -> str:
         return "blocks"
@@ -206,7 +206,7 @@ class Each(Axis):
     """The operands a tile of each of which a number stands for, where it does not stand for a tile itself."""
 
     @property
-    def arrays(self) -> tuple[str, ...]:
+    def arrays(self) -> tuple[str, ...]:  # type: ignore[override]
         return tuple(f"{self.name}_{operand}" for operand in self.operands)
 
     def describe(self, unroll: int) -> str:
@@ -230,7 +230,7 @@ class Run(Axis):
 class Fibers(Axis):
     """The steps of a block: a step takes the next nonzero of each of its fibers, which lie side by side."""
 
-    arrays = ("block_ptr", "block_full", "lane_len")  # type: ignore[assignment]
+    arrays = ("block_ptr", "block_full", "lane_len")
     sums = "fiber_sum"
 
     def zeros(self, padded: bool) -> bool:
@@ -241,7 +241,7 @@ class Fibers(Axis):
         also = "".join(f", likewise {name}" for name in others)
         return [f"{first}[block_ptr[block] + step * {self.lanes} + lane]{also}; step < lane_len[lane]"]
 
-    def taken(self, at: dict[str, V], step: V, arrays: Mapping[str, V]) -> dict[str, V]:
+    def taken(self, at: dict[str, Any], step: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:
         at["fiber"] = at["block"] * self.lanes + at["lane"]
         live = step < arrays["lane_len"][at["fiber"]]
         return {name: numbers[live] for name, numbers in at.items()}
@@ -260,7 +260,7 @@ class Turns(Axis):
     def letter(self) -> str:  # type: ignore[override]
         return self.name
 
-    def visits(self, around: V, by_level: Sequence[V], programs: int) -> V:
+    def visits(self, around: Any, by_level: Sequence[Any], programs: int) -> Any:
         return around * -(-self.size // self.take)
 
     def describe(self, unroll: int) -> str:
