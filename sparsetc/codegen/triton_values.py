@@ -7,7 +7,7 @@ each nonzero, item or kept position, or is that of the nonzero or the item itsel
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -20,8 +20,6 @@ from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import LANES, Add, Position, Row, Slot, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from sparsetc.codegen.triton import FunctionPrinter
 
     Texts = dict[type[Values], Callable[[FunctionPrinter, Value], None]]
@@ -53,8 +51,7 @@ def value(printer: FunctionPrinter, s: Value) -> None:
 
 
 def _tile(printer: FunctionPrinter, s: Value) -> None:
-    array = printer.p.stored(s.operand).array("values")
-    printer.put(f"{s.out.name} = {whole(printer, s, array)}{widened(printer, s)}")
+    printer.put(f"{s.out.name} = {whole(printer, s, printer.p.stored(s.operand).array('values'))}{widened(printer, s)}")
 
 
 def _nonzeros(printer: FunctionPrinter, s: Value) -> None:

@@ -167,8 +167,8 @@ class Chunks(Items):
         return starts, starts + (stored - starts).clamp(max=self.size)
 
     def ends(self, load: Callable[[str, str], str], least: str) -> tuple[str, str]:
-        some = f"item * {self.size}", f"{least}(start + {self.size}, nonzeros)"
-        return ("0", "nonzeros") if self.size == WHOLE else some
+        n = self.size
+        return ("0", "nonzeros") if n == WHOLE else (f"item * {n}", f"{least}(start + {n}, nonzeros)")
 
     def number(self, positions: int, items: int) -> int:
         return -(-positions // self.size)
@@ -185,6 +185,8 @@ class OneEach(Chunks):
     """Work items of one block each, that of the item's own number."""
 
     counts = ()
+
+    size: int = 1  # type: ignore[misc]
 
     def ends(self, load: Callable[[str, str], str], least: str) -> tuple[str, str]:
         return "item", "item + 1"
@@ -524,15 +526,15 @@ def runs(
     item: Modes = (), leaf: Modes = (), lanes: int = 1, *, chunk: int = 0, values: Values = VALUES, narrow: bool = False
 ) -> Nest:
     """Runs of consecutive nonzeros, `lanes` at a step; of equally many, where there is a `chunk`."""
-    items = Chunks(size=chunk) if chunk else Items()
-    return Nest(items, (Run("nonzero", lanes),), (item, (), leaf), values, narrow=narrow)
+    items, run = Chunks(size=chunk) if chunk else Items(), Run("nonzero", lanes)
+    return Nest(items, (run,), (item, (), leaf), values, narrow=narrow)
 
 
 @lru_cache(maxsize=1024)
 def blocks(item: Modes, lane: Modes, leaf: Modes, lanes: int, *, alone: bool = False, narrow: bool = False) -> Nest:
     """Blocks of `lanes` fibers side by side; `alone`: every item is the block of its own number."""
     loops = Each("block", lanes), Fibers("nonzero", lanes)
-    return Nest(OneEach(size=1) if alone else Items(), loops, (item, lane, leaf), narrow=narrow)
+    return Nest(OneEach() if alone else Items(), loops, (item, lane, leaf), narrow=narrow)
 
 
 def tiles(item: Modes, tile: Modes, values: Values) -> Nest:
