@@ -59,7 +59,7 @@ def positions(view: Nest, arrays: Arrays, items: int, stored: int) -> Arrays:
         at["lane"] = behind % view.lanes
         at = axis.taken(at, behind // view.lanes, arrays)
     number = at[view.loops[-1].name]
-    has = view.values.places(arrays, view.values.number(arrays, stored))[number]
+    has = view.values.places(arrays, view.values.number(arrays, stored), device)[number]
     own, place = torch.nonzero(has, as_tuple=True)
     place_stored = view.values.begins(arrays, number)[own] + (has.cumsum(1) - 1)[own, place]
     return {axis: numbers[own] for axis, numbers in at.items()} | {STORED: place_stored, PLACE: place}
@@ -136,12 +136,12 @@ def _check_pointers(name: str, pointers: torch.Tensor, count: int, end: int) -> 
 
 def _check_bits(packed: Packed, tiles: int) -> None:
     """Every tile has its words of bits, and a value for each bit that is set."""
-    pointers, words = packed.arrays["value_ptr"], packed.arrays["bits"]
+    pointers, words, values = packed.arrays["value_ptr"], packed.arrays["bits"], packed.view.values
     _check_pointers("value_ptr", pointers, tiles, packed.stored)
-    expected = tiles * packed.view.values.words
+    expected = tiles * values.words
     require(words.numel() == expected, f"bits has {words.numel()} words, expected {expected}")
-    some = max(1, BITS // packed.view.values.words) * packed.view.values.words
-    own = torch.cat([packed.view.values.places({"bits": part}, 0).sum(1) for part in words.flatten().split(some)])
+    parts = words.flatten().split(max(1, BITS // values.words) * values.words)
+    own = torch.cat([values.places({"bits": part}, 0, words.device).sum(1) for part in parts])
     require(torch.equal(own, torch.diff(pointers.long())), "a tile has not a value for each bit that is set")
 
 

@@ -214,12 +214,12 @@ def tile_count(packed: Packed) -> int:
     return packed.view.values.number(packed.arrays, packed.stored)
 
 
-def tiles_of_nonzeros(packed: Packed) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def tiles_of_nonzeros(packed: Packed) -> tuple[torch.Tensor, ...]:
     """(tile of each stored nonzero, its position in it, which nonzero it is)."""
     assert packed.positions is not None
-    real, has = packed.positions >= 0, packed.view.values.places(packed.arrays, tile_count(packed))
-    tile, place = torch.nonzero(has.masked_scatter(has, real), as_tuple=True)
-    return tile, place, packed.positions[real]
+    real = packed.positions >= 0
+    has = packed.view.values.places(packed.arrays, tile_count(packed), real.device)
+    return (*torch.nonzero(has.masked_scatter(has, real), as_tuple=True), packed.positions[real])
 
 
 def tile_populations(coords: torch.Tensor, shape: tuple[int, ...], sides: tuple[int, ...]) -> torch.Tensor:

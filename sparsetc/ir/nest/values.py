@@ -103,9 +103,9 @@ class Values:
         """How many tiles, or nonzeros, so many stored values are of."""
         return stored // self.volume
 
-    def places(self, arrays: Mapping[str, torch.Tensor], tiles: int) -> torch.Tensor:
+    def places(self, arrays: Mapping[str, torch.Tensor], tiles: int, device: torch.device) -> torch.Tensor:
         """(tiles, volume) bool: the positions of which a value is stored."""
-        return torch.ones((tiles, self.volume), dtype=torch.bool, device=next(iter(arrays.values())).device)
+        return torch.ones((tiles, self.volume), dtype=torch.bool, device=device)
 
     def describe(self, array: Callable[[str], str], order: str) -> str:
         """Return where the values of tiles lie, given what arrays are called and how positions are numbered."""
@@ -179,7 +179,7 @@ class Bitmap(Values):
     def fixed(self) -> tuple[int, ...]:
         return self.sequence if self.contracted else ()
 
-    def places(self, arrays: Mapping[str, torch.Tensor], tiles: int) -> torch.Tensor:
+    def places(self, arrays: Mapping[str, torch.Tensor], tiles: int, device: torch.device) -> torch.Tensor:
         return set_bits(arrays["bits"].view(-1, self.words), self.word)[:, : self.volume]
 
     def check(self) -> None:
