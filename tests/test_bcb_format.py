@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from sparsetc.errors import FormatError
 from sparsetc.ir.nest.nest import tiles_along
 from sparsetc.packing import words
-from sparsetc.packing.words import bits_of, set_bits
+from sparsetc.packing.words import bits_of
 from sparsetc.pair.blocking import Blocks, in_blocks
+from sparsetc.runtime.bitmaps import set_bits
 from sparsetc.testing import PATTERNS, UNBOUNDED, pattern
 
 SHAPES = {1: (11,), 2: (16, 9), 3: (17, 6, 30), 4: (3, 14, 5, 9), 5: (3, 1, 4, 13, 4), 6: (2, 3, 2, 3, 2, 3)}
@@ -35,7 +36,7 @@ def check(coords: torch.Tensor, shape: tuple[int, ...], sides: tuple[int, ...]) 
     packed = blocks(coords, shape, sides)
     nnz, positions = coords.shape[1], packed.positions
     assert torch.equal(positions.sort().values, torch.arange(nnz))
-    bits = torch.nonzero(set_bits(packed.bitmap)[:, : packed.volume].flatten()).flatten()
+    bits = torch.nonzero(set_bits(packed.bitmap, packed.word)[:, : packed.volume].flatten()).flatten()
     assert torch.equal(bits, packed.dense)
     at = torch.stack(packed.block_coords)
     inside = torch.stack(torch.unravel_index(bits % packed.volume, packed.sides))

@@ -74,7 +74,7 @@ def test_ranges_of_equal_chunks_are_refused() -> None:
     plan = explicit_plan("coo", "||012", {"r": 8}, max_item_nnz=8)
     step = stc.compile(MTTKRP, x, *dense, plan=plan, backend="torch").step
     (part,), (program,) = step.arrays.parts, step.programs
-    assert program.view.chunk
+    assert program.view.items.counts
     assert part.items > 2
     with pytest.raises(stc.PlanError, match="equal chunks of nonzeros, have no arrays"):
         step.executable.run(step.arrays, step.pack(x) or (), step.canonical.arrange(dense), items=[(0, 2)])

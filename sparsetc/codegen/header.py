@@ -10,7 +10,6 @@ from functools import lru_cache
 
 from sparsetc.ir.nest.coordinates import Readable
 from sparsetc.ir.nest.nest import LEVELS, PAIRED, Nest
-from sparsetc.ir.nest.values import HEAD, LOW
 from sparsetc.ir.program.cost import cost_of
 from sparsetc.ir.program.operands import Stored, stored_of
 from sparsetc.ir.program.tile import TileProgram
@@ -42,7 +41,7 @@ def docstring(text: str) -> str:
 
 
 def _parts(p: TileProgram) -> str:
-    names = [f"X[{', '.join(p.letters)}] sparse{', of ones' if p.view.values.ones else ''}"]
+    names = [f"X[{', '.join(p.letters)}] sparse{'' if p.view.values.held else ', of ones'}"]
     names += [f"{o.name}[{', '.join((*o.rows, *o.axes))}]" for o in p.operands]
     output = f"{p.output}[{', '.join(('row', *p.output_axes))}]"
     return f"{output} += X is the sum of its parts; operands: {'; '.join(names)}."
@@ -57,20 +56,7 @@ def _pairs(p: TileProgram) -> str:
 def task_list(p: TileProgram) -> list[str]:
     """What a pair is, and where the values of its tiles are stored."""
     lines = ["pair n, pair_ptr[item] <= n < pair_ptr[item + 1], is of tile pair_x[n] of X and tile pair_y[n] of Y"]
-    halves = [scaled_rows(p.stored(name)) for name in PAIRED if p.stored(name).values.halves]
-    return [*lines, *(stored_tiles(p.stored(name)) for name in PAIRED), *halves]
-
-
-def scaled_rows(operand: Stored) -> str:
-    """The value that two halves and the scale of their row make."""
-    high, low, scales = map(operand.array, operand.values.arrays)
-    row = f"item_{operand.name}[item] * {operand.values.sides[0]} + {operand.letters[0]}"
-    return f"{operand.name.upper()} = {scales}[{row}] * ({high} + {low} / {LOW}), float16 in rows scaled by powers of 2"
-
-
-def scaled_values(operand: Stored) -> str:
-    """The value that two halves and the largest magnitude make."""
-    return f"X = ({' + '.join(operand.held)} / {LOW}) * 2 ** (exponent of most - {HEAD}), in float16"
+    return [*lines, *map(stored_tiles, p.sparse), *(line for own in p.sparse for line in own.values.scaling(own))]
 
 
 def stored_tiles(operand: Stored) -> str:
@@ -78,11 +64,7 @@ def stored_tiles(operand: Stored) -> str:
     tiles, names = operand.values, [operand.letters[m] for m in operand.values.sequence]
     sizes = "x".join(str(tiles.sides[m]) for m in tiles.sequence)
     order = f"row-major over {(', ' if operand.name else '').join(names)} = {sizes}"
-    values, first, bits = map(operand.array, ("high_values" if tiles.halves else "values", "value_ptr", "bits"))
-    if tiles.bitmap:
-        return f"{values}[{first}[tile] + n], at the n-th bit set in {bits}[tile * {tiles.words}] and on, {order}"
-    also = f", likewise {operand.array('low_values')}" if tiles.halves else ""
-    return f"{values}[tile * {tiles.volume} + position]{also}, {order}"
+    return tiles.describe(operand.array, order)
 
 
 def sketch(view: Nest, letters: Sequence[str]) -> list[str]:
@@ -99,13 +81,6 @@ def sketch(view: Nest, letters: Sequence[str]) -> list[str]:
                 along = "".join(f", along {letters[mode]}" for mode in value.sides - {c.mode})
                 lines.append(f"{letter} = {text}{along}{'' if value.lookups else ', not stored'}")
         lines += [f"{name}[{level}] = | {' | '.join(bits)} |  bits a mode" for name, bits in arrays.items()]
-    if view.along:
-        own = stored_of(view, letters)
-        lines += [stored_tiles(own), *([scaled_values(own)] if view.values.halves else [])]
-    elif view.blocks:
-        stored = "word" if view.values.ones else "values"
-        also = "" if view.values.ones else ", likewise word"
-        lines.append(f"{stored}[block_ptr[block] + step * {view.lanes} + lane]{also}; step < lane_len[lane]")
-    elif not view.values.ones:
-        lines.append("values[n], likewise word, for the n of an item")
-    return lines
+    own = stored_of(view, letters)
+    tiles = [stored_tiles(own), *own.values.scaling(own)] if own.letters else []
+    return [*lines, *view.loops[-1].where(own.values, tiles)]

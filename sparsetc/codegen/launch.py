@@ -29,6 +29,7 @@ from sparsetc.device.targets import MACHINES, machine_of, portable
 from sparsetc.errors import PlanError
 from sparsetc.ir.nest.coordinates import Position
 from sparsetc.ir.nest.nest import PAIRED
+from sparsetc.ir.nest.values import TYPES
 from sparsetc.ir.program.checks import check_sizes
 from sparsetc.ir.program.operands import tables, tables_of
 from sparsetc.ir.program.tile import TileProgram
@@ -95,15 +96,14 @@ class PartArrays:
         Raises:
             PlanError: items are known by their numbers alone, as chunks of nonzeros are, or there are fewer of them.
         """
-        view = program.view
-        if view.chunk or any("item" in c.counted for c in view.coordinates.values()):
+        each = _of_items(program)
+        if not each or any("item" in c.counted for c in program.view.coordinates.values()):
             raise PlanError(
                 "items known by their numbers, such as equal chunks of nonzeros, have no arrays to take a range of: "
                 "pack the nonzeros wanted, or take a plan of rows"
             )
         if not 0 <= first <= end <= self.items:
             raise PlanError(f"the part has {self.items} items, found the range {first} .. {end} of them")
-        each = _of_items(program)
         cut = [
             a[first * each[name] : end * each[name] + name.endswith("_ptr")] if name in each else a
             for name, a in self.named(program).items()
@@ -114,13 +114,9 @@ class PartArrays:
 def _of_items(program: TileProgram) -> dict[str, int]:
     """The arrays that hold so many elements an item, or pointers to so many, by name."""
     view = program.view
-    levels = [("item", "item_", 1)]
-    found = {}
-    if view.blocks and view.items.size:
-        levels.append(("fiber", "lane_", view.lanes))
-        found = {"block_ptr": 1, "block_full": 1}
+    found: dict[str, int] = {}
     read = [lookup for c in view.coordinates.values() for lookup in c.lookups]
-    for axis, prefix, count in levels:
+    for axis, prefix, count in view.items.numbered(view.lanes):
         found |= {lookup.array: count for lookup in read if lookup.where == Position(axis)}
         found |= {name: count for name in program.arrays if name.startswith(prefix)}
     return found
@@ -230,10 +226,10 @@ class TritonPrograms:
             if grid := sum(arrays[n].programs(self.programs[n]) for n in group):
                 made = Launch(kernel, grid, *self._arguments(group, arrays), self._options(group, self.machine))
                 launches.append((made, [every.index(table) for table in _tables([self.programs[n] for n in group])]))
-        plain, halves = not any(made for _, made in every), any(p.view.values.halves for p in self.programs)
+        plain, several = not any(made for _, made in every), any(len(p.view.packed) > 1 for p in self.programs)
 
         def call(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-            stored: Any = each(values) if halves else values
+            stored: Any = each(values) if several else values
             elsewhere = out.is_cuda and out.device.index != torch.cuda.current_device()
             with torch.cuda.device(out.device) if elsewhere else _HERE:  # Triton launches on the current device
                 tables = dense if plain else [_as_read(dense[n], made) for n, made in every]
@@ -252,8 +248,7 @@ class TritonPrograms:
         first = [0, *accumulate(max(1, len(p.view.packed)) for p in self.programs)]
         for n in group:
             counts.append(arrays[n].programs(self.programs[n]))
-            if self.programs[n].view.chunk:
-                counts.append(arrays[n].stored)
+            counts += [arrays[n].stored for _ in self.programs[n].view.items.counts]
         for n in group:
             program, index = self.programs[n], arrays[n].index
             own = index[:-1] if program.slot else index
@@ -348,9 +343,7 @@ def stored_dtype(program: TileProgram, dtype: torch.dtype) -> torch.dtype:
 
 def types_of_values(program: TileProgram, dtype: torch.dtype) -> list[torch.dtype]:
     """The types of the tensors that `each` gives of a part's packed values."""
-    if program.view.values.halves:
-        return [torch.float16, torch.float16, torch.float32]
-    return [stored_dtype(program, dtype)]
+    return [TYPES.get(name, stored_dtype(program, dtype)) for name in program.view.packed or ("",)]
 
 
 def _tables(programs: Sequence[TileProgram]) -> list[tuple[int, str]]:
@@ -450,8 +443,7 @@ class TritonPairs(TritonPrograms):
         p, types = self.program, {"pair_ptr": torch.int64, "pair_x": number, "pair_y": number}
         for name, begins, tiles in zip(PAIRED, first, p.view.pairs, strict=True):
             own = {"value_ptr": begins, "bits": WORDS[tiles.word], "values": self.dtype}
-            own |= {"high_values": torch.float16, "low_values": torch.float16, "scales": torch.float32}
-            types |= {f"{name}_{array}": t for array, t in own.items()} | {f"item_{name}": torch.int32}
+            types |= {f"{name}_{array}": t for array, t in (own | TYPES).items()} | {f"item_{name}": torch.int32}
         given = PartArrays(tuple(torch.empty(0, dtype=types[name]) for name in p.arrays), 0, 0)
         return self.assembly(target, [given], accumulator(self.dtype))
 

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from sparsetc.ir.nest.coordinates import AXIS_LEVEL, Bits, Lookup, Writer
-from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Fibers
+from sparsetc.ir.nest.nest import ITEM, LANE, LEAF
 from sparsetc.ir.nest.values import Bitmap, Ones
-from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import Decode, Gather, Product, Stored, Tile, TileProgram, Value
 
 if TYPE_CHECKING:
@@ -41,7 +40,6 @@ class Rows:
 
     def __init__(self, program: TileProgram, device: str) -> None:
         self.p, self.device = program, device
-        self.axes = {axis.level: axis for axis in program.view.loops}
 
     def of(self, level: int) -> int:
         """The level whose positions are the rows of what is made at a level."""
@@ -50,14 +48,14 @@ class Rows:
     def offsets(self, level: int) -> str:
         """Where the rows of a level begin that belong to each row above, and where the last end, within the chunk."""
         view, (first, end) = self.p.view, ENDS[level]
-        if view.chunk and view.levels[0]:
-            begins = f"torch.arange(i0, i1 + 1, device={self.device}).mul_({view.chunk})"
+        if view.items.size and view.levels[0]:
+            begins = f"torch.arange(i0, i1 + 1, device={self.device}).mul_({view.items.size})"
             return f"{begins}.sub_({first}).clamp_(max={end} - {first})"
-        if view.chunk:
+        if view.items.size:
             return f"torch.tensor([0, {end} - {first}], device={self.device})"
         above, last = ENDS[self.above(level)]
-        array = "block_ptr" if isinstance(self.axes[level], Fibers) else self.p.arrays[0]
-        return f"{array}[{above} : {last} + 1] - {first}"
+        pointers = {axis.level: outer.name for outer, axis in pairwise((view.items, *view.loops))}
+        return f"{pointers[level]}_ptr[{above} : {last} + 1] - {first}"
 
     def above(self, level: int) -> int:
         """The next level up that has rows."""
@@ -69,8 +67,8 @@ class Rows:
         if own == level:
             return name
         name = self.spread(name, own, self.above(level))
-        if self.p.view.chunk and self.p.view.levels[0]:
-            return f"{name}.repeat_interleave({self.p.view.chunk}, 0)[: {COUNTS[level]}]"
+        if self.p.view.items.size and self.p.view.levels[0]:
+            return f"{name}.repeat_interleave({self.p.view.items.size}, 0)[: {COUNTS[level]}]"
         return f"{name}.repeat_interleave(torch.diff({self.offsets(level)}), 0, output_size={COUNTS[level]})"
 
 
@@ -90,9 +88,7 @@ class TorchCoordinates(Writer):
 
     def coordinate(self, mode: int) -> str:
         p, letter = self.rows.p, self.rows.p.letters[mode]
-        read = {s.name for s, _ in p.statements if isinstance(s, Decode)}
-        name = names.tile(letter) if names.tile(letter) in read else names.at(letter)
-        found = self.rows.spread(name, p.view.level_of(mode), self.level)
+        found = self.rows.spread(p.read[letter], p.view.level_of(mode), self.level)
         return f"{found}.long(){self.column}" if self.along_side else found
 
     def along(self, mode: int) -> str:
@@ -114,18 +110,22 @@ class TorchCoordinates(Writer):
 def value(rows: Rows, s: Value) -> str:
     """The values of a statement's tiles, their positions in the order in which they are stored."""
     stored = rows.p.stored(s.operand)
-    match stored.values:
-        case Ones():
-            return f"torch.ones({COUNTS[rows.of(LEAF)]}, dtype={rows.p.output}.dtype, device={rows.device})"
-        case Bitmap() as kind:
-            return _bitmap(stored, kind)
+    return TEXTS.get(type(stored.values), _whole)(rows, stored)
+
+
+def _ones(rows: Rows, stored: Stored) -> str:
+    return f"torch.ones({COUNTS[rows.of(LEAF)]}, dtype={rows.p.output}.dtype, device={rows.device})"
+
+
+def _whole(rows: Rows, stored: Stored) -> str:
     name, sides = stored.array("values"), _sides(stored)
     if stored.name:
         return f"{name}.view(-1, {sides}).index_select(0, {_pair(stored)})"
     return f"{name}[{RANGES[LEAF]}]" + (f".view(-1, {sides})" if sides else "")
 
 
-def _bitmap(stored: Stored, kind: Bitmap) -> str:
+def _bitmap(rows: Rows, stored: Stored) -> str:
+    kind = stored.values
     bits, values = f"{stored.array('bits')}.view(-1, {kind.words})", stored.array("values")
     sizes = f"{kind.word}, {kind.volume}"
     if stored.name:
@@ -134,6 +134,9 @@ def _bitmap(stored: Stored, kind: Bitmap) -> str:
     else:
         tiles = f"expanded({bits}[{RANGES[LANE]}], {values}[{RANGES[LEAF]}], {sizes})"
     return f"{tiles}.view(-1, {_sides(stored)})"
+
+
+TEXTS = {Ones: _ones, Bitmap: _bitmap}
 
 
 def _pair(stored: Stored) -> str:
@@ -196,7 +199,7 @@ Range = tuple[int, int, int, int, int, int]
 def chunks(program: TileProgram, arrays: PartArrays, most: int = CHUNK) -> list[Range]:
     """Ranges of whole items, or of one item that holds all nonzeros, that make about so many elements each."""
     view, per = program.view, elements(program)
-    items, stored, chunk = arrays.items, arrays.stored, program.view.chunk
+    items, stored, chunk = arrays.items, arrays.stored, program.view.items.size
     if items == 0:
         return []
     if chunk and view.levels[0]:  # items of one size: as many whole ones as fit
@@ -223,15 +226,12 @@ def few(program: TileProgram, arrays: PartArrays) -> bool:
 
 def _begins(program: TileProgram, arrays: PartArrays) -> tuple[torch.Tensor, torch.Tensor]:
     """Where the fibers, tiles or pairs of each item begin, and where its stored nonzeros do; where it has none, 0s."""
-    named, axes = arrays.named(program), {axis.level: axis for axis in program.view.loops}
-    begins = named[program.arrays[0]].long()
-    if LANE not in axes:
-        return torch.zeros_like(begins), begins
-    if isinstance(axes.get(LEAF), Fibers):
-        return begins, named["block_ptr"].long()[begins]
-    if isinstance(program.view.values, Bitmap):
-        return begins, named["value_ptr"].long()[begins]
-    return begins, begins * program.view.values.volume  # each tile is stored with all positions
+    named, loops = arrays.named(program), program.view.loops
+    first = begins = named[program.arrays[0]].long()
+    for axis in loops[:-1]:
+        first = named[f"{axis.name}_ptr"].long()[first]
+    lanes = any(axis.level == LANE for axis in loops)
+    return begins if lanes else torch.zeros_like(begins), program.view.values.begins(named, first)
 
 
 @lru_cache(maxsize=256)

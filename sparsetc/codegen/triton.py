@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from math import prod
 
 from sparsetc.codegen import triton_halves as halves
@@ -75,7 +76,7 @@ def signature(head: str, args: list[str], tail: str) -> list[str]:
 def counts_of(program: ir.TileProgram) -> list[str]:
     """What a part's function is told of its size: its programs where the grid takes slabs, nonzeros of equal chunks."""
     slabs = any(axis.slab for axis in program.axes)
-    return [*(["programs"] if slabs else []), *(["nonzeros"] if program.view.chunk else [])]
+    return [*(["programs"] if slabs else []), *program.view.items.counts]
 
 
 class FunctionPrinter(Layout):
@@ -84,7 +85,6 @@ class FunctionPrinter(Layout):
     def __init__(self, program: ir.TileProgram, types: Types) -> None:
         super().__init__(program)
         self.types = types
-        self.fibers = program.view.blocks
         self.acc = f"tl.{types.accumulate}"
         self.out: list[str] = []
         self.indent = 1
@@ -112,9 +112,9 @@ class FunctionPrinter(Layout):
         return frozenset(a for s in values.statements(self) for a in s.out.axes)
 
     @cached_property
-    def ends(self) -> dict[str, int]:
-        """The sizes of the modes whose ends coordinates along a side may pass."""
-        return {s.letter: s.end for s, _ in self.p.statements if isinstance(s, ir.Decode) and s.end}
+    def decodes(self) -> dict[str, ir.Decode]:
+        """What reads the coordinates that address rows, by letter."""
+        return {s.letter: s for s, _ in self.p.statements if isinstance(s, ir.Decode) and not s.tile}
 
     @property
     def half(self) -> bool:
@@ -140,19 +140,18 @@ class FunctionPrinter(Layout):
         """The condition under which a lane of this level holds something; empty where all do."""
         if level == LEAF:
             return f"ok{u}" if self.masked else ""
-        return "length > 0" if level == LANE and self.fibers else ""
+        return "length > 0" if level == LANE and self.p.view.beside[level] else ""
 
     def inside(self, letter: str, axes: Sequence[str]) -> str:
         """The condition that a coordinate is one of its tile and its mode, laid out over axes; empty where all are."""
-        sides = self.p.read_along((letter,)) if self.p.along else ()
-        guarded = letter in self.ends or any(self.p.axis(c).ragged for c in sides)
+        own = self.decodes[letter]
+        guarded = own.end or any(self.p.axis(c).ragged for c in own.along)
         return self.placed(names.inside(letter), self.own((letter,), axes), axes) if guarded else ""
 
     def own(self, letters: Sequence[str], axes: Sequence[str], level: int = LANE) -> tuple[str, ...]:
         """The axes on which a coordinate depends: positions along a side, or the lanes, below the item."""
-        if self.p.along:
-            return tuple(c for c in self.p.read_along(letters) if c in axes)
-        return (ir.LANES,) if level != ITEM else ()
+        sides = chain.from_iterable(self.decodes[c].along if c in self.decodes else (c,) for c in letters)
+        return (*self.p.view.beside[level], *dict.fromkeys(filter(axes.__contains__, sides)))
 
     # -- statements -------------------------------------------------------------------------------------------------
     def nested(self, body: Sequence[ir.Statement]) -> None:
@@ -275,10 +274,10 @@ class FunctionPrinter(Layout):
 def module_source(programs: tuple[ir.TileProgram, ...], types: Types, header: str, fused: bool) -> str:
     """The whole file: header, one function a part, and the kernels (`kernel`, or `kernel_0`, `kernel_1`, …)."""
     lines = [f'"""{header}"""', "", "import triton", "import triton.language as tl", ""]
-    if any(tiles.bitmap for program in programs for tiles in (program.view.values, *program.view.pairs)):
+    functions = [line for p in programs for line in ("", *FunctionPrinter(p, types).lines(), "")]
+    if "count(" in "".join(functions):
         lines += ["", *(POPC if types.popcount else COUNT).splitlines(), ""]
-    for program in programs:
-        lines += ["", *FunctionPrinter(program, types).lines(), ""]
+    lines += functions
     groups = [programs] if fused else [(p,) for p in programs]
     for number, group in enumerate(groups):
         lines += ["", *_kernel(group, "kernel" if len(groups) == 1 else f"kernel_{number}"), ""]
@@ -287,7 +286,7 @@ def module_source(programs: tuple[ir.TileProgram, ...], types: Types, header: st
 
 def _kernel(group: tuple[ir.TileProgram, ...], name: str) -> list[str]:
     """A kernel: its arguments are a part's programs, its nonzeros where items are equal chunks, then pointers."""
-    counts = [f"{count}_{p.number}" for p in group for count in ("programs", *(["nonzeros"] if p.view.chunk else []))]
+    counts = [f"{count}_{p.number}" for p in group for count in ("programs", *p.view.items.counts)]
     pointers = [f"{array}_{p.number}" for p in group for array in p.arrays]
     pointers += [*(t.name for t in tables_of(group)), group[0].output]
     quoted = ", ".join(f'"{c}"' for c in counts)

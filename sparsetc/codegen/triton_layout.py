@@ -283,7 +283,7 @@ class TritonCoordinates(Writer):
 
     def coordinate(self, mode: int) -> str:
         printer, letter = self.printer, self.printer.p.letters[mode]
-        return names.tile(letter) if printer.p.view.along else printer.coordinate(letter, self.u)
+        return f"{printer.p.read[letter]}{self.u if printer.p.view.level_of(mode) == LEAF else ''}"
 
     def along(self, mode: int) -> str:
         return names.side(self.printer.p.letters[mode])

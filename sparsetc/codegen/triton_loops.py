@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sparsetc.codegen import triton_halves as halves
 from sparsetc.codegen import triton_values as values
 from sparsetc.codegen.triton_layout import sides_of
-from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, WHOLE, Axis, Blocks, Each, Fibers, Run, Turns
+from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Axis, Each, Fibers, Run, Turns
 from sparsetc.ir.nest.values import LOW
 from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import DenseAxis, Loop, Product
@@ -103,17 +103,9 @@ def _side(printer: FunctionPrinter, axis: DenseAxis) -> None:
 
 def _range(printer: FunctionPrinter) -> None:
     """The range of numbers that the item has."""
-    items = printer.p.view.items
-    if items.size == WHOLE:
-        start, stop = "0", "nonzeros"
-    elif items.size and printer.p.view.blocks:
-        # A loop that turns once, which Triton gives fewer registers than no loop (32, not 44: kernel_probes.json).
-        start, stop = "item", "item + 1"
-    elif items.size:
-        start, stop = f"item * {items.size}", f"tl.minimum(start + {items.size}, nonzeros)"
-    else:
-        (pointer,) = items.arrays
-        start, stop = f"tl.load({pointer} + item)", f"tl.load({pointer} + item + 1)"
+    # One block is a loop that turns once, which Triton gives fewer registers than no loop (32, not 44:
+    # kernel_probes.json).
+    start, stop = printer.p.view.items.ends(printer.load, "tl.minimum")
     printer.put(f"start = {start}")
     printer.put(f"stop = {stop}")
 
@@ -127,7 +119,7 @@ def _each(printer: FunctionPrinter, s: Loop, axis: Each) -> None:
         printer.put(f"{total.name}_low = tl.zeros({printer.shape(total)}, {printer.acc})")
     printer.put(f"for {axis.name} in range(start, stop):")
     printer.indent += 1
-    if isinstance(axis, Blocks):
+    if axis.lanes:
         _block(printer, axis.lanes)
     for operand in axis.operands:
         printer.put(f"{operand}_tile = tl.load({axis.name}_{operand} + {axis.name})")
@@ -217,7 +209,7 @@ def _turns(printer: FunctionPrinter, s: Loop, axis: Turns) -> None:
 
 
 LOOPS: dict[type[Axis], Callable[[FunctionPrinter, Loop, Any], None]]
-LOOPS = {Run: _run, Fibers: _fibers, Turns: _turns, Each: _each, Blocks: _each}
+LOOPS = {Run: _run, Fibers: _fibers, Turns: _turns, Each: _each}
 
 
 def loop(printer: FunctionPrinter, s: Loop) -> None:

@@ -7,7 +7,7 @@ each nonzero, item or kept position, or is that of the nonzero or the item itsel
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -15,14 +15,14 @@ from sparsetc.codegen import triton_bitmaps as bitmaps
 from sparsetc.codegen import triton_halves as halves
 from sparsetc.codegen.triton_layout import ADDRESS64, Term, sides_of, whole, widened
 from sparsetc.ir.nest.nest import ITEM, LEAF
-from sparsetc.ir.nest.values import Bitmap, Halves, Ones
+from sparsetc.ir.nest.values import Bitmap, Halves, Ones, ScaledHalves, Values, Whole
 from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import LANES, Add, Position, Row, Slot, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from sparsetc.codegen.triton import FunctionPrinter
+
+    Texts = dict[type[Values], Callable[[FunctionPrinter, Value], None]]
 
 
 def statements(printer: FunctionPrinter) -> list[Value]:
@@ -36,41 +36,41 @@ def head(printer: FunctionPrinter) -> None:
         for name, group in zip(("across", "along"), sides_of(s.out), strict=True):
             if len(group) > 1:
                 printer.put(f"{name} = tl.arange(0, {printer.positions(group)})")
-        if isinstance(printer.p.stored(s.operand).values, Bitmap):
-            bitmaps.head(printer, s)
+        HEADS.get(type(printer.p.stored(s.operand).values), lambda *_: None)(printer, s)
 
 
 def first(printer: FunctionPrinter) -> None:
     """Where the values of the turn's tiles begin, of those stored as bitmaps."""
     for s in statements(printer):
-        if isinstance(printer.p.stored(s.operand).values, Bitmap):
-            bitmaps.first(printer, s)
+        FIRSTS.get(type(printer.p.stored(s.operand).values), lambda *_: None)(printer, s)
 
 
 def value(printer: FunctionPrinter, s: Value) -> None:
     """The values at the positions that a program, or a turn of a loop, has."""
-    stored = printer.p.stored(s.operand)
-    match stored.values:
-        case Bitmap():
-            bitmaps.value(printer, s)
-        case Halves():
-            halves.value(printer, s)
-        case Ones():
-            _each_step(printer, s, lambda u: _ones(printer, u))
-        case _ if printer.p.along:
-            printer.put(f"{s.out.name} = {whole(printer, s, stored.array('values'))}{widened(printer, s)}")
-        case _:
-            _each_step(printer, s, lambda u: printer.load("values", f"pos{u}", printer.guard(LEAF, u)) + printer.widen)
+    TEXTS[type(printer.p.stored(s.operand).values)](printer, s)
 
 
-def _each_step(printer: FunctionPrinter, s: Value, text: Callable[[str], str]) -> None:
+def _tile(printer: FunctionPrinter, s: Value) -> None:
+    printer.put(f"{s.out.name} = {whole(printer, s, printer.p.stored(s.operand).array('values'))}{widened(printer, s)}")
+
+
+def _nonzeros(printer: FunctionPrinter, s: Value) -> None:
     for u in printer.each(LEAF):
-        printer.put(f"{s.out.name}{u} = {text(u)}")
+        printer.put(f"{s.out.name}{u} = {printer.load('values', f'pos{u}', printer.guard(LEAF, u))}{printer.widen}")
 
 
-def _ones(printer: FunctionPrinter, u: str) -> str:
+def _ones(printer: FunctionPrinter, s: Value) -> None:
     """The 1s of a step: 0 where a lane holds nothing."""
-    return f"ok{u}.to({printer.acc})" if printer.masked else f"tl.full([{printer.p.view.lanes}], 1, {printer.acc})"
+    for u in printer.each(LEAF):
+        every = f"tl.full([{printer.p.view.lanes}], 1, {printer.acc})"
+        printer.put(f"{s.out.name}{u} = {f'ok{u}.to({printer.acc})' if printer.masked else every}")
+
+
+# What loads each kind of stored values; what else some need: numbers that all tiles share, where a tile's values begin.
+TEXTS: Texts = {Values: _nonzeros, Whole: _tile, Ones: _ones, Bitmap: bitmaps.value}
+TEXTS |= {Halves: halves.value, ScaledHalves: halves.value}
+HEADS: Texts = {Bitmap: bitmaps.head}
+FIRSTS: Texts = {Bitmap: bitmaps.first}
 
 
 SLOT = "slot"

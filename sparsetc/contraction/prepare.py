@@ -26,7 +26,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.plan import Part, Plan, without_halves
-from sparsetc.ir.program.tile import Add, TileProgram, walk
+from sparsetc.ir.program.tile import Add, Key, TileProgram, walk
 from sparsetc.options import Options, in_force
 from sparsetc.packing.base import Packed, get_format, index_dtype
 from sparsetc.packing.deal import PARTITIONS, stored_parts
@@ -50,7 +50,7 @@ class BoundPart:
     @property
     def reads_zeros(self) -> bool:
         """Whether the program multiplies positions that hold no nonzero, which an infinity would turn into NaN."""
-        return bool(self.packed.view.values.sides) or (self.packed.padded and not self.packed.view.blocks)
+        return self.packed.view.loops[-1].zeros(self.packed.padded)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +132,7 @@ class Preparation:
         rows, adding = self._row_of_nonzeros(), [not owned(p.program) for p in parts]
         first = 0 if all(adding) else self.output.rows
         each = [
-            p.packed.slots(_key_level(p.program), rows) if adds else rows[:0]
+            p.packed.slots(_key(p.program).level, rows) if adds else rows[:0]
             for p, adds in zip(parts, adding, strict=True)
         ]
         ends = list(accumulate((own.numel() for own in each), initial=first))
@@ -194,10 +194,10 @@ class Preparation:
         if program.slot:
             if partial is not None:
                 slot = torch.arange(partial.start, partial.stop, device=self.canonical.device)
-            elif packed.view.values.sides:
-                slot = slots_along(packed, self.canonical.kept, _key_level(program), self._rows_of_part(packed))
+            elif (key := _key(program)).letters:
+                slot = slots_along(packed, self.canonical.kept, key.level, self._rows_of_part(packed))
             else:
-                slot = packed.slots(_key_level(program), self._slot_of_nonzeros())
+                slot = packed.slots(key.level, self._slot_of_nonzeros())
             if problem.backend == "triton":  # torch's own functions take 64 bits
                 slot = slot.to(index_dtype(target.rows))
         if program.dots and self.canonical.dtype == torch.float64 and problem.backend == "triton":
@@ -250,7 +250,7 @@ class Preparation:
         """Whether sums must not depend on the order of atomics, and would; integers' never do."""
         if not self.problem.ordered or all(owned(p.program) or not p.packed.nnz for p in parts):
             return False
-        if any(p.packed.view.values.sides for p in parts):
+        if not all(p.packed.view.loops[-1].ordered for p in parts):
             raise PlanError('dense tiles add by atomics, which is not deterministic; take "coo", "fiber" or "rows"')
         if any(a.letter not in p.program.output_axes for p in parts for a in p.program.split):
             raise PlanError(
@@ -308,9 +308,9 @@ class Preparation:
         return given.new_zeros((*given.shape[:-1], self.nnz)).index_copy_(-1, source, given)
 
 
-def _key_level(program: TileProgram) -> int:
-    """The level at which a program adds."""
-    return next(s.key.level for s, _ in walk(program.body) if isinstance(s, Add))
+def _key(program: TileProgram) -> Key:
+    """Where a program adds."""
+    return next(s.key for s, _ in walk(program.body) if isinstance(s, Add))
 
 
 def _wide_words(packed: Packed) -> Packed:

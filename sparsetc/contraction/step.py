@@ -87,11 +87,11 @@ class Step(Listed):
         e = self.canonical.written.einsum
         self._plain_sum = len(e.inputs) == 1 and bool(e.contracted) if plain_sum is None else plain_sum
         self.result_dtype = summed_dtype(x.dtype) if self._plain_sum else x.dtype
-        self.guard = self._guard()
-        self._others = dict[object, Step]()
         self._value_keys = [
             (p.packed.token, made.stored_dtype(p.program), p.program.view.values.halves) for p in self.parts
         ]
+        self.guard = self._guard()
+        self._others = dict[object, Step]()
         sizes = (x.nnz, *self.executable.shape, *(n for _, n in self.canonical.bound.sizes))
         self._empty = 0 in sizes
         """Whether there is nothing to sum."""
@@ -117,7 +117,7 @@ class Step(Listed):
         """
         if not (self.dtype.is_floating_point or self.dtype.is_complex) or not any(p.reads_zeros for p in self.parts):
             return None
-        if not any(p.program.view.values.halves for p in self.parts):
+        if not any(halves for *_, halves in self._value_keys):
             return Guard(finite, "coo")
         operands = range(len(self.programs[0].operands))
         read = [any(p.operands[n].split for p in self.programs) for n in operands]

@@ -61,7 +61,7 @@ class Coo:
         """Sort by (item, leaf) modes unless that is the order given; cut runs of `max_item_nnz` nonzeros."""
         nnz, view = coords.shape[1], self.view(shape, storage)
         if not storage.item:
-            first = torch.arange(0, nnz, min(view.chunk, max(nnz, 1)), device=coords.device)
+            first = torch.arange(0, nnz, min(storage.max_item_nnz or WHOLE, max(nnz, 1)), device=coords.device)
             arrays, items = words.encode(coords, view.levels[2], narrow=storage.narrow), first.numel()
             return Packed(self.name, storage, shape, nnz, view, arrays, None, nnz, items, (first, None), items > 1)
         nonzeros = Nonzeros.sorted(coords, shape, (*storage.item, *storage.leaf))

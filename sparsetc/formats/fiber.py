@@ -201,7 +201,7 @@ class Fiber:
         first = nonzeros.numbers(blocks.lane_start.index_select(0, item_ptr[:-1] * lanes))
         lane, lane_len = nonzeros.numbers(blocks.lane_start), blocks.lane_len
         unused = bool((lane < 0).any())
-        items = {} if view.items.size else {"item_ptr": item_ptr.to(index_dtype(lane.numel()))}
+        items = dict.fromkeys(view.items.arrays, item_ptr.to(index_dtype(lane.numel())))
         arrays = {
             **items,
             "block_ptr": blocks.ptr,

@@ -15,7 +15,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.nest import ITEM, LEAF, LEVELS, Nest
 from sparsetc.ir.program.operands import dense_axes, named_operands, printed_sizes
-from sparsetc.ir.program.tile import LANES, Key, Operand, Position, Row, Slot
+from sparsetc.ir.program.tile import Key, Operand, Position, Row, Slot
 from sparsetc.support.lru import cached_property
 
 X = "X"
@@ -103,7 +103,11 @@ class Inner:
     def scaled(self) -> tuple[str, ...]:
         """Factors whose rows the result is multiplied by the scales of: those of tiles in halves."""
         own = zip(self.stored, self.view.pairs, strict=False)
-        return tuple([name for name, tiles in own if tiles.halves])
+        return tuple([name for name, tiles in own if "scales" in tiles.packed])
+
+    def may_omit_ones(self, factors: Iterable[str]) -> bool:
+        """Whether a tree of these factors needs no 1s of a pattern: another one says which lanes hold a nonzero."""
+        return not self.view.values.held and any(self.levels[name] == LEAF for name in factors)
 
     @cached_property
     def operand(self) -> dict[str, Operand]:
@@ -128,10 +132,6 @@ class Inner:
         """The level at which each factor is read."""
         return dict.fromkeys(self.stored, LEAF) | {o.name: self.depth(o.rows) for o in self.operands}
 
-    def lanes(self, level: int) -> tuple[str, ...]:
-        """The axis of what lies side by side at a level, where anything does."""
-        return (LANES,) if self.view.lanes_from <= level else ()
-
     def loops(self, level: int) -> tuple[str, ...]:
         """The loops of the view in which a level is known, outermost first."""
         return tuple([axis.name for axis in self.view.loops if axis.level <= level])
@@ -139,7 +139,7 @@ class Inner:
     def axes(self, factor: str) -> frozenset[str]:
         """The axes on which a factor depends."""
         level = self.levels[factor]
-        around = {*self.loops(level), *self.lanes(level)}
+        around = {*self.loops(level), *self.view.beside[level]}
         if factor in self.stored:
             return frozenset({*around, *(c for c in self.stored[factor] if c in self.sides)})
         o = self.operand[factor]
@@ -149,7 +149,7 @@ class Inner:
     def keyed(self) -> frozenset[str]:
         """The axes on which the result depends."""
         level = self.key.level
-        return frozenset({*self.loops(level), *self.lanes(level), *self.output_axes, *self.along(self.kept)})
+        return frozenset({*self.loops(level), *self.view.beside[level], *self.output_axes, *self.along(self.kept)})
 
     @cached_property
     def summed(self) -> tuple[str, ...]:
@@ -166,6 +166,7 @@ def _key(
     level = max(map(view.level_of, modes), default=ITEM)
     if not target.sparse:  # the row-major index of the kept letters
         return Row(tuple([(c, prod([sizes[d] for d in kept[n + 1 :]])) for n, c in enumerate(kept)]), level)
-    if target.in_operand_order and not view.along and len(kept) == len(letters):
+    sides = {letters[mode] for mode in view.sided}
+    if target.in_operand_order and not sides and len(kept) == len(letters):
         return Position()
-    return Slot(f"{LEVELS[level]}_slot", level, view.read_along(letters, kept) if view.along else ())
+    return Slot(f"{LEVELS[level]}_slot", level, tuple([c for c in view.read_along(letters, kept) if c in sides]))

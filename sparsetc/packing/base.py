@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from sparsetc.errors import FormatError, PlanError
-from sparsetc.ir.nest.nest import LEVELS, Nest
+from sparsetc.ir.nest.nest import LANE, LEVELS, Nest
 from sparsetc.ir.plan import Storage
 from sparsetc.support.lru import Lru, cached_property, given_to
 from sparsetc.tensor.coords import INT32_MAX
@@ -98,9 +98,9 @@ class Packed:
 
     def unrolled(self, steps: int) -> Packed:
         """The part for kernels that take so many steps of a block together while every lane has a nonzero."""
-        if not self.view.blocks or steps == 1:
+        full = self.arrays.get("block_full")
+        if full is None or steps == 1:
             return self
-        full = self.arrays["block_full"]
         return replace(self, arrays=self.arrays | {"block_full": full // steps * steps})
 
 
@@ -179,7 +179,7 @@ def pack(
     missing = set(packed.view.arrays) - set(packed.arrays) - {"values"}
     if missing:
         raise FormatError(f"format {format!r} packed no array {', '.join(sorted(missing))}, which its view reads")
-    shared = packed.view.levels[0], packed.view.levels[1] if packed.view.blocks else ()
+    shared = packed.view.levels[0], packed.view.levels[1] if packed.view.lanes_from == LANE else ()
     for level, modes, known in zip(LEVELS, shared, packed.representatives, strict=False):
         if modes and known is None:
             raise FormatError(f"format {format!r} gave no nonzero that stands for each {level}, which shares modes")

@@ -6,12 +6,13 @@ the coordinates there; or a `FormatError`, where a kernel would read outside the
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 from sparsetc.errors import FormatError
 from sparsetc.ir.nest.coordinates import Expression, Reader
-from sparsetc.ir.nest.nest import Fibers, Nest
-from sparsetc.ir.nest.values import Values
+from sparsetc.ir.nest.nest import Nest
 from sparsetc.packing import words as word_codec
 from sparsetc.packing.base import Packed
 
@@ -46,38 +47,22 @@ def counts(view: Nest, arrays: Arrays, items: int, stored: int) -> dict[str, int
     for axis in view.loops[:-1]:  # each of its positions has a range of those of the next
         found[axis.name] = arrays[f"{axis.name}_ptr"].numel() - 1
         found["fiber"] = found[axis.name] * view.lanes
-    tiles = arrays["value_ptr"].numel() - 1 if view.values.bitmap else stored // view.values.volume
-    return {**found, view.loops[-1].name: tiles}
+    return {**found, view.loops[-1].name: view.values.number(arrays, stored)}
 
 
 def positions(view: Nest, arrays: Arrays, items: int, stored: int) -> Arrays:
     """The position of every value that is read, by axis; with `STORED` and `PLACE`."""
     device = next(iter(arrays.values())).device if arrays else torch.device("cpu")
     at = {"item": torch.arange(items, device=device)}
-    size = view.items.size
-    bounds = _chunks(at["item"], size, items if view.blocks else stored) if size else _ranges(arrays, at, "item")
-    for axis in view.loops:
-        at, behind = _along(at, axis.name, *bounds)
-        if isinstance(axis, Fibers):
-            step, at["lane"] = behind // axis.lanes, behind % axis.lanes
-            at["fiber"] = at["block"] * axis.lanes + at["lane"]
-            live = step < arrays["lane_len"].long()[at["fiber"]]
-            return _stored({name: own[live] for name, own in at.items()}, view, arrays)
+    for above, axis in pairwise((view.items, *view.loops)):
+        at, behind = _along(at, axis.name, *above.range(at[above.name], arrays, stored))
         at["lane"] = behind % view.lanes
-        bounds = _ranges(arrays, at, axis.name) if axis is not view.loops[-1] else bounds
-    return _stored(at, view, arrays)
-
-
-def _chunks(item: torch.Tensor, chunk: int, stored: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where equal chunks start and end."""
-    starts = item * chunk
-    return starts, starts + (stored - starts).clamp(max=chunk)
-
-
-def _ranges(arrays: Arrays, at: Arrays, axis: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the ranges start and end that each position along an axis has."""
-    pointers = arrays[f"{axis}_ptr"].long()
-    return pointers[at[axis]], pointers[at[axis] + 1]
+        at = axis.taken(at, behind // view.lanes, arrays)
+    number = at[view.loops[-1].name]
+    has = view.values.places(arrays, view.values.number(arrays, stored), device)[number]
+    own, place = torch.nonzero(has, as_tuple=True)
+    place_stored = view.values.begins(arrays, number)[own] + (has.cumsum(1) - 1)[own, place]
+    return {axis: numbers[own] for axis, numbers in at.items()} | {STORED: place_stored, PLACE: place}
 
 
 def _along(at: Arrays, axis: str, starts: torch.Tensor, ends: torch.Tensor) -> tuple[Arrays, torch.Tensor]:
@@ -86,23 +71,6 @@ def _along(at: Arrays, axis: str, starts: torch.Tensor, ends: torch.Tensor) -> t
     own = torch.repeat_interleave(torch.arange(len(starts), device=starts.device), lengths)
     behind = torch.arange(len(own), device=starts.device) - (torch.cumsum(lengths, 0) - lengths)[own]
     return {name: numbers[own] for name, numbers in at.items()} | {axis: starts[own] + behind}, behind
-
-
-def _stored(at: Arrays, view: Nest, arrays: Arrays) -> Arrays:
-    """With the values of each tile that is read: of all its positions, or of those that have a bit."""
-    number = at[view.loops[-1].name]
-    if view.values.bitmap:
-        has, starts = set_positions(arrays["bits"], view.values)[number], arrays["value_ptr"].long()[number]
-    else:
-        has, starts = number.new_ones((len(number), view.values.volume)) == 1, number * view.values.volume
-    own, place = torch.nonzero(has, as_tuple=True)
-    stored = starts[own] + (has.cumsum(1) - 1)[own, place]
-    return {axis: numbers[own] for axis, numbers in at.items()} | {STORED: stored, PLACE: place}
-
-
-def set_positions(words: torch.Tensor, tiles: Values) -> torch.Tensor:
-    """(tiles, volume) bool: which positions have a bit."""
-    return word_codec.set_bits(words.view(-1, tiles.words))[:, : tiles.volume]
 
 
 # -- what kernels rely on ---------------------------------------------------------------------------------------------
@@ -115,16 +83,13 @@ def check_arrays(packed: Packed) -> None:
     for lookup in (lookup for c in view.coordinates.values() for lookup in c.lookups):
         found, expected = arrays[lookup.array].numel(), lookup.elements(number, view.stored_shape(packed.shape))
         require(expected in (found, None), f"{lookup.array!r} has {found} words, expected {expected}")
-    if view.blocks and view.items.size:
-        require(packed.items == number["block"], f"{number['block']} blocks are {packed.items} items")
-    elif not view.chunk:
-        _check_pointers("item_ptr", arrays["item_ptr"], packed.items, number[view.loops[0].name])
-    else:
-        items = -(-packed.stored // view.chunk)
-        require(packed.items == items, f"{packed.stored} nonzeros make {items} chunks, not {packed.items} items")
-    if view.blocks:
+    for name in view.items.arrays:
+        _check_pointers(name, arrays[name], packed.items, number[view.loops[0].name])
+    items = view.items.number(number[view.loops[0].name], packed.items)
+    require(packed.items == items, f"the {view.loops[0].name}s make {items} items, not {packed.items}")
+    if "block_ptr" in view.arrays:
         _check_fibers(packed, number["block"])
-    if view.values.bitmap:
+    if "bits" in view.arrays:
         _check_bits(packed, number[view.loops[-1].name])
 
 
@@ -139,7 +104,7 @@ def check_coordinates(packed: Packed) -> None:
         for mode, e in ((c.mode, view.coordinates[c.mode]) for c in level):
             if e.modes or e.axes - {axis}:  # not known by the position along one axis
                 found = read(view, packed.arrays, packed.items, packed.stored)[0][mode]
-                size = packed.shape[mode] if mode not in view.along else shape[mode] * view.values.sides[mode]
+                size = shape[mode] * view.side(mode)
             else:
                 found, size = _along_axis(packed, e, number[axis]), shape[mode]
             least, most = (int(n) for n in found.aminmax()) if found.numel() else (0, 0)
@@ -171,12 +136,12 @@ def _check_pointers(name: str, pointers: torch.Tensor, count: int, end: int) -> 
 
 def _check_bits(packed: Packed, tiles: int) -> None:
     """Every tile has its words of bits, and a value for each bit that is set."""
-    pointers, words = packed.arrays["value_ptr"], packed.arrays["bits"]
+    pointers, words, values = packed.arrays["value_ptr"], packed.arrays["bits"], packed.view.values
     _check_pointers("value_ptr", pointers, tiles, packed.stored)
-    expected = tiles * packed.view.values.words
+    expected = tiles * values.words
     require(words.numel() == expected, f"bits has {words.numel()} words, expected {expected}")
-    some = max(1, BITS // packed.view.values.words) * packed.view.values.words
-    own = torch.cat([set_positions(part, packed.view.values).sum(1) for part in words.flatten().split(some)])
+    parts = words.flatten().split(max(1, BITS // values.words) * values.words)
+    own = torch.cat([values.places({"bits": part}, 0, words.device).sum(1) for part in parts])
     require(torch.equal(own, torch.diff(pointers.long())), "a tile has not a value for each bit that is set")
 
 

@@ -20,7 +20,6 @@ from sparsetc.ir.nest.values import Bitmap, Whole
 from sparsetc.ir.plan import Storage
 from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, index_dtype
-from sparsetc.packing.words import set_bits
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.numbering import linear_key, narrow_ranks, narrowed
 
@@ -198,7 +197,7 @@ def slots_along(packed: Packed, modes: Sequence[int], level: int, slot: torch.Te
         slot: (nnz,) the output slots of the part's nonzeros, in the order given to `pack`.
     """
     view = packed.view
-    (tile, nonzero), place = tiles_of_nonzeros(packed), places_of(packed)
+    tile, place, nonzero = tiles_of_nonzeros(packed)
     kept, sides = torch.zeros_like(place), view.read_along(range(view.order), modes)
     for mode in sides:
         kept = kept * view.values.sides[mode] + place // view.values.strides[mode] % view.values.sides[mode]
@@ -212,28 +211,15 @@ def slots_along(packed: Packed, modes: Sequence[int], level: int, slot: torch.Te
 
 def tile_count(packed: Packed) -> int:
     """How many tiles a part stores."""
-    values = packed.view.values
-    return packed.arrays["value_ptr"].numel() - 1 if values.bitmap else packed.stored // values.volume
+    return packed.view.values.number(packed.arrays, packed.stored)
 
 
-def tiles_of_nonzeros(packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
-    """(tile of each stored nonzero, which nonzero it is)."""
+def tiles_of_nonzeros(packed: Packed) -> tuple[torch.Tensor, ...]:
+    """(tile of each stored nonzero, its position in it, which nonzero it is)."""
     assert packed.positions is not None
-    if packed.view.values.bitmap:
-        numbers = torch.arange(tile_count(packed), device=packed.positions.device)
-        return torch.repeat_interleave(numbers, torch.diff(packed.arrays["value_ptr"].long())), packed.positions
-    at = torch.nonzero(packed.positions >= 0).flatten()
-    return at // packed.view.values.volume, packed.positions[at]
-
-
-def places_of(packed: Packed) -> torch.Tensor:
-    """(nnz,) the position in its tile of each nonzero, in the order in which `tiles_of_nonzeros` gives them."""
-    view = packed.view
-    if view.values.bitmap:
-        found = torch.nonzero(set_bits(packed.arrays["bits"].view(-1, view.values.words)).flatten()).flatten()
-        return found % (view.values.words * view.values.word)
-    assert packed.positions is not None
-    return torch.nonzero(packed.positions >= 0).flatten() % view.values.volume
+    real = packed.positions >= 0
+    has = packed.view.values.places(packed.arrays, tile_count(packed), real.device)
+    return (*torch.nonzero(has.masked_scatter(has, real), as_tuple=True), packed.positions[real])
 
 
 def tile_populations(coords: torch.Tensor, shape: tuple[int, ...], sides: tuple[int, ...]) -> torch.Tensor:

@@ -150,10 +150,3 @@ def packed_bits(tile: torch.Tensor, place: torch.Tensor, tiles: int, volume: int
 def narrowed(words: torch.Tensor, word: int) -> torch.Tensor:
     """Bits in words of fewer, as a little-endian machine has them in memory; (tiles, words) likewise."""
     return words.contiguous().view(WORDS[word])
-
-
-def set_bits(words: torch.Tensor) -> torch.Tensor:
-    """(tiles, words) -> (tiles, positions) bool, padding of the last word included."""
-    bits = words.element_size() * 8
-    wide = (words.view(_SIGNED[bits]) if bits > 8 else words).long()
-    return ((wide.unsqueeze(-1) >> torch.arange(bits, device=words.device)) & 1).flatten(1) == 1

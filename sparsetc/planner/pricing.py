@@ -35,20 +35,15 @@ def owns(view: Nest, problem: Problem, how: Packed | Statistics, *, alone: bool,
     kept = set(problem.kept)
     if not alone:
         return False
-    if (
-        padded
-        and not view.blocks
-        and not view.values.sides
-        and (problem.sparse_output or LEAF in map(view.level_of, kept))
-    ):
-        return False  # runs do not mask padding: its zeros may be added to any row, but stored to none
+    if padded and view.loops[-1].strays and (problem.sparse_output or LEAF in map(view.level_of, kept)):
+        return False
     shared: set[int] = set()
     for level, coordinates in enumerate(view.levels):
         shared |= {c.mode for c in coordinates}
         if not kept <= shared:
             continue
         if level == ITEM:
-            chunks = view.chunk and not view.levels[0] and how.items > 1
+            chunks = view.items.counts and not view.levels[0] and how.items > 1
             return shared == kept and not how.split_rows and not chunks
         return shared == kept and (not how.split_fibers if level == LANE else problem.distinct)
     return False
@@ -126,7 +121,7 @@ def orderly(candidate: Candidate, problem: Problem) -> bool:
     Rows have one owner each, or parts of nonzeros alone add them up.
     """
     own = views(candidate, problem)
-    return all(_owned(candidate, problem, own)) or not any(view.values.sides for view in own)
+    return all(_owned(candidate, problem, own)) or all(view.loops[-1].ordered for view in own)
 
 
 def _owned(candidate: Candidate, problem: Problem, views: Sequence[Nest]) -> tuple[bool, ...]:

@@ -12,12 +12,14 @@ import torch
 
 from sparsetc.device.profile import of_backend
 from sparsetc.explain import OperandReport, PartReport, in_microseconds
+from sparsetc.ir.nest.nest import LANE
 from sparsetc.ir.plan import Part, Plan, in_bf16
 from sparsetc.ir.program.cost import cost_of
 from sparsetc.ir.program.counting import Statistics
 from sparsetc.ir.program.tile import LANES, Product, TileProgram, walk
 from sparsetc.packing.base import FORMATS, Packed
-from sparsetc.packing.tiles import tile_count, tiles_of_nonzeros
+from sparsetc.packing.stored import counts
+from sparsetc.packing.tiles import tiles_of_nonzeros
 from sparsetc.planner.candidate import Choice
 from sparsetc.planner.pricing import seconds_of
 from sparsetc.planner.problem import Problem
@@ -96,9 +98,8 @@ def statistics_of(
 
 def _statistics(packed: Packed, problem: Problem, planned: Statistics | None) -> Statistics:
     """What there is of a part as it was packed, with what only the planner counted."""
-    fibers = tile_count(packed) if packed.view.along else packed.items
-    if packed.view.blocks:
-        fibers = packed.arrays["lane_len"].numel()
+    number = counts(packed.view, packed.arrays, packed.items, packed.stored)
+    fibers = number.get(packed.view.positions[LANE], packed.items)
     split = (packed.split_rows, packed.split_fibers)
     found = Statistics(packed.items, fibers, packed.stored, packed.nnz, problem.itemsize, (), 0, *split)
     return found if planned is None else replace(found, runs=planned.runs, chain=planned.chain)

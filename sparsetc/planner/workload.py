@@ -103,7 +103,7 @@ def _stored(cost: Cost, view: Nest, sizes: Statistics) -> int:
     """Bytes of a part: what its program streams, and what it reads once a block."""
     if not sizes.nnz:
         return 0
-    return cost.once.at(sizes.symbols) + (BLOCK * sizes.fibers // view.lanes if view.blocks else 0)
+    return cost.once.at(sizes.symbols) + BLOCK * sizes.fibers // view.lanes * ("block_ptr" in view.arrays)
 
 
 def _worth_trying(options: Sequence[Option], most: int) -> list[Option]:

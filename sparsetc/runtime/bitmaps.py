@@ -5,6 +5,11 @@ from __future__ import annotations
 import torch
 
 
+def set_bits(words: torch.Tensor, word: int) -> torch.Tensor:
+    """(tiles, words) -> (tiles, positions) bool, of `word` bits each, padding of the last word included."""
+    return ((words.to(torch.int64).unsqueeze(2) >> torch.arange(word, device=words.device)) & 1 == 1).flatten(1)
+
+
 def expanded(
     bits: torch.Tensor, values: torch.Tensor, word: int, volume: int, begins: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -18,8 +23,7 @@ def expanded(
         begins: (tiles,) where the values of each begin; without it, those of the first tile begin at 0, of any other
             where those before it end.
     """
-    place = torch.arange(word, device=bits.device)
-    has = ((bits.to(torch.int64).unsqueeze(2) >> place) & 1 == 1).flatten(1)
+    has = set_bits(bits, word)
     tiles = values.new_zeros(has.shape)
     tiles[has] = values if begins is None else values[_places(has.sum(1), begins)]
     return tiles if volume == has.shape[1] else tiles[:, :volume].contiguous()

@@ -88,7 +88,7 @@ def _check(made: Cut, compiler: Compiler, number: int, buffer: torch.Tensor) -> 
         packed = Packed(part.format, part.storage, shape, chunk.nnz, view, named, None, own.stored, own.items)
         check_arrays(packed)
         check_coordinates(packed)
-        if view.blocks:
+        if "block_full" in named:
             require(not bool((named["block_full"] % program.unroll).any()), "steps of a block end within an unrolling")
         key = next(s.key for s, _ in program.statements if isinstance(s, Add))
         if isinstance(key, Row):  # of coordinates, which were looked at

@@ -159,7 +159,7 @@ def check_splits(packed: Packed, coords: torch.Tensor) -> None:
     _, _, source, live = nonzeros(packed)
     at = positions(view, packed.arrays, packed.items, packed.stored)
     rows, fibers = ([c.mode for c in view.levels[0]], [c.mode for c in (*view.levels[0], *view.levels[1])])
-    if not packed.split_rows and not (view.chunk and not view.levels[0]):
+    if not packed.split_rows and not (view.items.counts and not view.levels[0]):
         items = _owners(at[view.positions[ITEM]][live], coords[rows][:, source])
         require(items <= 1, f"a row has {items} items, and split_rows is not set")
     if view.blocks and not packed.split_fibers:

@@ -89,7 +89,7 @@ def _memory(
     known = {name: array.to(_widest(array.dtype)) for name, array in index.items()}
     for operand, own in zip(program.sparse, values, strict=True):
         parts = own if operand.values.halves else (own,)
-        known |= {name: part.to(dtype) for name, part in zip(operand.held, parts, strict=True)}
+        known |= {name: part.to(dtype) for name, part in zip(operand.held, parts, strict=False)}  # of a pattern, none
     tables = [_as_read(o, table).to(dtype) for o, table in zip(program.operands, dense, strict=True)]
     rows = {
         o.name: _shaped(o.name, table, (o.nrows, *(program.axis(a).size for a in o.axes))).flatten()

@@ -165,10 +165,8 @@ class WorkItem:
 
     def own_range(self) -> tuple[int, int]:
         """What the item has of its outermost axis: an equal chunk, the block of its number, or what pointers say."""
-        item, chunk = int(self.numbers["item"].at), self.view.chunk
-        if chunk:
-            return item * chunk, min((item + 1) * chunk, self.memory.nnz)
-        return (item, item + 1) if self.view.items.size else self.between(self.program.arrays[0], item)
+        start, end = self.view.items.range(self.numbers["item"].at, self.memory.arrays, self.memory.nnz)
+        return int(start), int(end)
 
     def between(self, pointers: str, n: int) -> tuple[int, int]:
         """Where range `n` starts and ends."""
@@ -279,7 +277,7 @@ class WorkItem:
         """The stored values: 1s where none are stored, 0 where a bitmap has no bit."""
         operand = self.program.stored(s.operand)
         number = self.evaluated(self.program.number_of(operand), self.number(0))
-        if self.view.values.ones:
+        if not operand.held:
             return self.shaped(s.out, number.live.to(self.memory.dtype))
         at = self.stored_at(operand, number)
         found = (self.load(self.memory.arrays[name], *at) for name in operand.held)

@@ -69,7 +69,7 @@ def by_levels(inner: Inner, schedule: Schedule) -> Tree:
         home = max(outside, default=ITEM)
         if home >= reach:
             # Lanes are summed with the outermost loop that has them.
-            lanes = (LANES,) if axis.lanes and not inner.lanes(home) else ()
+            lanes = (LANES,) if axis.lanes and not inner.view.beside[home] else ()
             inputs = [_total(inner, schedule, inputs, axis.name, lanes), *factors[home]]
     tree = product(inputs)
     contracted = {a for node in tree.nodes if isinstance(node, Dot) for a in node.over}
@@ -81,8 +81,7 @@ def _by_level(inner: Inner) -> list[list[Tree]]:
     found: list[list[Tree]] = [[] for _ in LEVELS]
     for level in range(len(LEVELS)):
         own = [Factor(name) for name in inner.operand if inner.levels[name] == level]
-        # A pattern's 1s are multiplied in only where nothing else says which lanes hold a nonzero.
-        if level == LEAF and not (inner.view.values.ones and own):
+        if level == LEAF and not inner.may_omit_ones(inner.operand):
             found[LEAF][:0] = map(Factor, inner.stored)
         found[max(level, inner.key.level)] += own
     return found

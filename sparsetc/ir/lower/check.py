@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from sparsetc.errors import PlanError
 from sparsetc.ir.contraction_tree import Dot, Factor, Sum, Tree
 from sparsetc.ir.inner import Inner
-from sparsetc.ir.nest.nest import ITEM, LEAF, Axis
+from sparsetc.ir.nest.nest import ITEM, Axis
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.program.tile import LANES
 
@@ -63,10 +63,8 @@ def _verify_factors(tree: Tree, inner: Inner) -> None:
             raise PlanError(f"tree {tree}: there is no factor {name!r}; the einsum has {', '.join(known)}")
         if times > 1:
             raise PlanError(f"tree {tree}: factor {name} occurs {times} times")
-    # A pattern's 1s may be left out where something else says which lanes hold a nonzero.
-    told = inner.view.values.ones and any(inner.levels[name] == LEAF for name in found)
     for name in known:
-        if name not in found and not (told and name in inner.stored):
+        if name not in found and not (name in inner.stored and inner.may_omit_ones(found)):
             raise PlanError(f"tree {tree}: factor {name} is missing")
 
 

@@ -199,7 +199,7 @@ class Lowering(Contraction):
         total = self.run()
         for scale in [self.make(self.scale(name)) for name in self.inner.scaled]:
             total = self.make(ir.Product(replace(total, folded=0), (total, scale)))
-        return in_halves(total, self.statements) if self.view.values.halves else (total, self.statements)
+        return in_halves(total, self.statements) if "most" in self.view.packed else (total, self.statements)
 
     # -- what is read -----------------------------------------------------------------------------------------------
     def load(self, factor: str) -> ir.Value | ir.Gather:
@@ -212,7 +212,7 @@ class Lowering(Contraction):
         axes = tuple([c for c in self.stored_order if c in self.inner.stored[name] and c in self.take])
         rows = tuple([c for c in axes if c not in over])
         columns = tuple([c for c in axes if c in over])
-        lanes, folded = self.inner.lanes(LEAF), len(rows) if columns else 0
+        lanes, folded = self.view.beside[LEAF], len(rows) if columns else 0
         out = ir.Tile(name.lower(), (*lanes, *rows, *columns), LEAF, folded)
         return ir.Value(out, name.lower()) if name != X or len(self.inner.stored) > 1 else ir.Value(out)
 
@@ -224,7 +224,7 @@ class Lowering(Contraction):
         """Rows of a dense operand, one a lane where its rows are known by lane, along the positions of its letters."""
         o = self.operand[name]
         level = self.inner.depth(o.rows)
-        lanes, own = self.inner.lanes(level), tuple([c for c in self.inner.along(o.rows) if c in self.take])
+        lanes, own = self.view.beside[level], tuple([c for c in self.inner.along(o.rows) if c in self.take])
         letters = (*o.axes, *o.rows) if self.inner.sides else (*o.rows, *o.axes)
         return ir.Gather(ir.Tile(f"{name.lower()}_{''.join(letters) or 'scalar'}", (*lanes, *o.axes, *own), level), o)
 
@@ -277,10 +277,10 @@ class Lowering(Contraction):
     def _check_order(self) -> None:
         """Raise `PlanError` where bits are stored for the dots of another tree: values would be searched for."""
         view, inner, values = self.view, self.inner, self.view.values
-        stored = [inner.letters[m] for m in values.sequence if m in view.sided]
+        stored = [inner.letters[m] for m in values.fixed() if m in view.sided]
         taken = {*self.take, *self.schedule.turns}  # at once or in turn, and not over the grid
         found, wanted = [[c for c in own if inner.sides[c] > 1 and c in taken] for own in (stored, self.stored_order)]
-        if values.bitmap and values.contracted and found != wanted:
+        if stored and found != wanted:
             raise PlanError(
                 f"tiles are stored in the order {''.join(stored)} for dots over "
                 f"{''.join(stored[-values.contracted :])}; "

@@ -16,7 +16,6 @@ from sparsetc.ir.equation.einsum import joined
 from sparsetc.ir.inner import Inner
 from sparsetc.ir.lower.lowering import Lowering
 from sparsetc.ir.plan import Schedule
-from sparsetc.ir.program.operands import Stored, stored_of
 from sparsetc.ir.program.tile import LANES, Gather, Product, Scale, Sum, Tile, Value
 
 
@@ -45,21 +44,19 @@ class WholeLowering(Lowering):
     def value(self, name: str) -> Value:
         """Stored values, their positions as they are stored."""
         s = super().value(name)
-        return replace(s, out=Tile(s.out.name, (*self.inner.lanes(s.out.level), *self._stored(name)), s.out.level))
+        return replace(s, out=Tile(s.out.name, (*self.view.beside[s.out.level], *self._stored(name)), s.out.level))
 
     def gather(self, name: str) -> Gather:
         """Rows of a dense operand, along the sides that they are gathered by."""
         s = super().gather(name)
-        lanes, along = self.inner.lanes(s.out.level), self.inner.along(s.operand.rows)
+        lanes, along = self.view.beside[s.out.level], self.inner.along(s.operand.rows)
         return replace(s, out=replace(s.out, axes=(*lanes, *along, *s.operand.axes)))
 
     def _stored(self, name: str) -> tuple[str, ...]:
         """The letters of the positions of stored values, in the order of their sequence."""
-        stored = stored_of(self.view, self.inner.letters)
-        if self.view.pairs:
-            number = [*self.inner.stored].index(name)
-            stored = Stored(name, self.inner.stored[name], self.view.pairs[number])
-        return tuple([stored.letters[mode] for mode in stored.values.sequence])
+        letters, paired = self.inner.stored[name], dict(zip(self.inner.stored, self.view.pairs, strict=False))
+        values = paired.get(name, self.view.values)
+        return tuple([letters[mode] for mode in values.sequence if letters[mode] in self.inner.sides])
 
     # -- products, each of which sums the axes that no factor outside of it has, nor the result ----------------------
     def make(self, statement: Value | Scale | Gather | Product | Sum) -> Tile:
@@ -105,7 +102,7 @@ class WholeLowering(Lowering):
         if right:
             rows, kept = self._within(left), (*self._within(left), *self._within(right))
         folded = sum([a in rows for a in kept])
-        out = Tile(self.called(name), (*self.inner.lanes(level), *kept), level, folded)
+        out = Tile(self.called(name), (*self.view.beside[level], *kept), level, folded)
         self.factors[out.name] = inside
         return self.make(Product(out, left, right, accumulate))
 

@@ -33,9 +33,11 @@ Arrays a packed part must hold, beside those of its values (P items, B blocks, N
 
 Axes say what a work item takes in turn, and how much of it at once; `ir.lower` puts computations into their loops::
 
-    axis := items    # work items, one grid program each, of a range of what the next axis numbers
-          | each     # tiles, or pairs of tiles of two operands, one at a time: a range of numbers of the item's
-          | blocks   # likewise, blocks of `lanes` fibers that lie side by side
+    axis := items    # work items, one grid program each, of a range of what the next axis numbers, between pointers
+          | chunks   # likewise, of equally many nonzeros
+          | one each # likewise, of the block of the item's own number
+          | each     # tiles, pairs of tiles of two operands, or blocks of `lanes` fibers that lie side by side, one
+                     # at a time: a range of numbers of the item's
           | run      # the item's range of nonzeros, `lanes` consecutive ones at a time, the last of which may be fewer
           | fibers   # the nonzeros of a block, step by step: the next one of each of its `lanes` fibers
           | turns    # positions along a side of a tile, `take` at a time
@@ -43,10 +45,10 @@ Axes say what a work item takes in turn, and how much of it at once; `ir.lower` 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from sparsetc.errors import FormatError
 from sparsetc.ir.nest.coordinates import (
@@ -66,6 +68,7 @@ from sparsetc.support.names import check_array
 
 ITEM, LANE, LEAF = 0, 1, 2
 LEVELS = ("item", "lane", "leaf")
+LANES = "lane"  # the axis of what lies side by side
 WHOLE = 2**62
 """A chunk that no tensor reaches: one item holds every nonzero."""
 
@@ -80,64 +83,170 @@ class Axis:
     """What a sum over it is called in a program."""
     letter: ClassVar[str] = ""
     """The letter whose positions are taken; empty where they are no letter's."""
+    arrays: ClassVar[tuple[str, ...]] = ()
+    """The arrays that say where it begins and ends."""
+    strays: ClassVar[bool] = False
+    """Whether zeros of padding may be added to any row, and so stored to none."""
+    ordered: ClassVar[bool] = True
+    """Whether a second pass can add up, in order, what is added at its positions."""
 
     name: str
     """What its positions number."""
     lanes: int = 0
     """How many of what a turn takes lie side by side, each with coordinates of its own; 0 where there are no lanes."""
 
-    @property
-    def arrays(self) -> tuple[str, ...]:
-        """The arrays that say where it begins and ends."""
-        return ()
+    def visits(self, around: Any, by_level: Sequence[Any], programs: int) -> Any:
+        """Return how often loops over it turn in all: they are entered `around` times, and levels have `by_level`."""
+        return by_level[self.level] * programs
+
+    def describe(self, unroll: int) -> str:
+        """Return what a loop over it goes over, in words."""
+        return f"steps of {self.lanes} lanes, {unroll} at a time"
+
+    def range(self, at: Any, arrays: Mapping[str, Any], stored: int) -> tuple[Any, Any]:
+        """Return where the range of the next axis starts and ends that each of some positions has."""
+        pointers = arrays[f"{self.name}_ptr"]
+        return pointers[at].long(), pointers[at + 1].long()
+
+    def zeros(self, padded: bool) -> bool:
+        """Return whether positions that hold no nonzero are multiplied too, given whether padding is stored."""
+        return padded
+
+    def where(self, values: Values, tiles: list[str]) -> list[str]:
+        """Return lines that say where the values at its positions lie, of tiles as given."""
+        return [f"{name}[n], likewise word, for the n of an item" for name in values.held]
+
+    def taken(self, at: dict[str, Any], step: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the positions, by axis, at which a step takes something, those among `at`."""
+        return at
 
 
 @dataclass(frozen=True)
 class Items(Axis):
-    """Work items, one grid program each, with a range of what the next axis numbers: between two pointers, or equal."""
+    """Work items, one grid program each, with a range of what the next axis numbers, between two pointers."""
 
     level = ITEM
+    counts: ClassVar[tuple[str, ...]] = ()
+    """What a launch is told of the part, beside the number of its programs."""
+    size: ClassVar[int] = 0
+    """Nonzeros of every item but the last; 0 where any number may be."""
 
     name: str = "item"
-    size: int = 0
-    """Positions of the next axis that every item has, but for the last: no pointers are stored then; 0: any number."""
 
     @property
-    def arrays(self) -> tuple[str, ...]:
-        return () if self.size else (f"{self.name}_ptr",)
+    def arrays(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (f"{self.name}_ptr",)
+
+    def ends(self, load: Callable[[str, str], str], least: str) -> tuple[str, str]:
+        """Return the text of an item's range: `load` reads an array at a place, `least` is the smaller of two."""
+        return load(self.arrays[0], "item"), load(self.arrays[0], "item + 1")
+
+    def number(self, positions: int, items: int) -> int:
+        """Return how many items so many positions of the next axis make, where their number says it; else `items`."""
+        return items
+
+    def numbered(self, lanes: int) -> tuple[tuple[str, str, int], ...]:
+        """Return (axis, prefix of its arrays, elements an item) of what arrays hold for each item; () of chunks."""
+        return (("item", "item_", 1),)
+
+    def __str__(self) -> str:
+        return self.arrays[0]
+
+
+@dataclass(frozen=True)
+class Chunks(Items):
+    """Work items of equally many nonzeros, but for the last: no pointers are stored."""
+
+    arrays = ()
+    counts: ClassVar[tuple[str, ...]] = ("nonzeros",)
+
+    size: int = WHOLE  # type: ignore[misc]
+
+    def range(self, at: Any, arrays: Mapping[str, Any], stored: int) -> tuple[Any, Any]:
+        starts = at * self.size
+        return starts, starts + (stored - starts).clamp(max=self.size)
+
+    def ends(self, load: Callable[[str, str], str], least: str) -> tuple[str, str]:
+        n = self.size
+        return ("0", "nonzeros") if n == WHOLE else (f"item * {n}", f"{least}(start + {n}, nonzeros)")
+
+    def number(self, positions: int, items: int) -> int:
+        return -(-positions // self.size)
+
+    def numbered(self, lanes: int) -> tuple[tuple[str, str, int], ...]:
+        return ()
+
+    def __str__(self) -> str:
+        return f"chunks of {self.size}"
+
+
+@dataclass(frozen=True)
+class OneEach(Chunks):
+    """Work items of one block each, that of the item's own number."""
+
+    counts = ()
+
+    size: int = 1  # type: ignore[misc]
+
+    def ends(self, load: Callable[[str, str], str], least: str) -> tuple[str, str]:
+        return "item", "item + 1"
+
+    def numbered(self, lanes: int) -> tuple[tuple[str, str, int], ...]:
+        return ("item", "item_", 1), ("fiber", "lane_", lanes), ("block", "block_", 1)
+
+    def __str__(self) -> str:
+        return "blocks"
 
 
 @dataclass(frozen=True)
 class Each(Axis):
-    """A range of numbers that the item has, one at a time: ``tile``, ``pair`` or ``block``."""
+    """A range of numbers that the item has, one at a time: ``tile``, ``pair``, or ``block``, of fibers side by side."""
 
-    level = LANE
+    level, ordered = LANE, False
 
     operands: tuple[str, ...] = ()
     """The operands a tile of each of which a number stands for, where it does not stand for a tile itself."""
 
     @property
-    def arrays(self) -> tuple[str, ...]:
+    def arrays(self) -> tuple[str, ...]:  # type: ignore[override]
         return tuple(f"{self.name}_{operand}" for operand in self.operands)
 
+    def describe(self, unroll: int) -> str:
+        return f"{self.name}s of the item"
 
-@dataclass(frozen=True)
-class Blocks(Each):
-    """A range of blocks that the item has, each of some fibers side by side."""
+    def zeros(self, padded: bool) -> bool:
+        return True
 
-    arrays = ("block_ptr", "block_full", "lane_len")  # type: ignore[assignment]
+    def where(self, values: Values, tiles: list[str]) -> list[str]:
+        return tiles
 
 
 @dataclass(frozen=True)
 class Run(Axis):
     """The range of nonzeros that the item has, some consecutive ones at a time."""
 
+    strays = True
+
 
 @dataclass(frozen=True)
 class Fibers(Axis):
     """The steps of a block: a step takes the next nonzero of each of its fibers, which lie side by side."""
 
+    arrays = ("block_ptr", "block_full", "lane_len")
     sums = "fiber_sum"
+
+    def zeros(self, padded: bool) -> bool:
+        return False
+
+    def where(self, values: Values, tiles: list[str]) -> list[str]:
+        first, *others = *values.held, "word"
+        also = "".join(f", likewise {name}" for name in others)
+        return [f"{first}[block_ptr[block] + step * {self.lanes} + lane]{also}; step < lane_len[lane]"]
+
+    def taken(self, at: dict[str, Any], step: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        at["fiber"] = at["block"] * self.lanes + at["lane"]
+        live = step < arrays["lane_len"][at["fiber"]]
+        return {name: numbers[live] for name, numbers in at.items()}
 
 
 @dataclass(frozen=True)
@@ -153,7 +262,10 @@ class Turns(Axis):
     def letter(self) -> str:  # type: ignore[override]
         return self.name
 
-    def __str__(self) -> str:
+    def visits(self, around: Any, by_level: Sequence[Any], programs: int) -> Any:
+        return around * -(-self.size // self.take)
+
+    def describe(self, unroll: int) -> str:
         return f"{self.name} in the tile" + (f", {self.take} at a time" if self.take > 1 else "")
 
 
@@ -162,7 +274,7 @@ Modes = tuple[ModeCoordinate, ...]
 
 PAIRED = ("x", "y")
 """The operands of a task list, as the names of their arrays begin."""
-VALUES = Whole()
+VALUES = Values()
 
 
 def tiles_along(shape: Sequence[int], sides: Sequence[int]) -> tuple[int, ...]:
@@ -206,12 +318,7 @@ class Nest:
     @property
     def blocks(self) -> bool:
         """Whether fibers lie side by side."""
-        return isinstance(self.loops[-1], Fibers)
-
-    @property
-    def chunk(self) -> int:
-        """Nonzeros of an item, where all have equally many."""
-        return 0 if self.blocks else self.items.size
+        return self.lanes_from == LANE
 
     @property
     def packed(self) -> tuple[str, ...]:
@@ -220,7 +327,11 @@ class Nest:
 
     def stored_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """How many different coordinates of each mode are stored: its tiles, where there are tiles, else its size."""
-        return tiles_along(shape, self.values.sides) if self.values.sides else tuple(shape)
+        return tuple([-(-n // self.side(mode)) for mode, n in enumerate(shape)])
+
+    def side(self, mode: int) -> int:
+        """Positions along a mode of what is stored: of a tile, its side."""
+        return self.values.sides[mode] if self.values.sides else 1
 
     @cached_property
     def positions(self) -> tuple[str, ...]:
@@ -260,18 +371,16 @@ class Nest:
             letters: of all modes.
             some: letters; one that is no mode's, and where there are no sides each, stands for itself.
         """
-        if not self.along:
-            return tuple(dict.fromkeys(some))
-        own = {letters[mode]: sides for mode, sides in self._read_along.items()}
+        own = dict(zip(letters, self._read_along, strict=False))
         found: dict[Name, None] = {}
         for c in some:
             found |= dict.fromkeys(map(letters.__getitem__, own[c]) if c in own else (c,))
         return tuple(found)
 
     @cached_property
-    def _read_along(self) -> dict[int, list[int]]:
-        """The modes along whose sides each mode is read."""
-        return {mode: sorted(at.sides) for mode, at in self.along.items()}
+    def _read_along(self) -> list[list[int]]:
+        """By mode, the modes along whose sides it is read; empty where there are no sides."""
+        return [sorted(self.along[mode].sides) for mode in range(len(self.along))]
 
     def within(self, mode: int, size: int) -> bool:
         """Whether no coordinate along a mode's side reaches the size of the mode: lists may always hold such."""
@@ -284,8 +393,12 @@ class Nest:
     def in_halves(self) -> Nest:
         """The nest of values in halves, where these are of tiles that are stored whole."""
         v = self.values
-        fits = v.sides and not v.bitmap
-        return replace(self, values=ScaledHalves(v.sides, v.sequence, v.contracted)) if fits else self
+        return replace(self, values=ScaledHalves(v.sides, v.sequence, v.contracted)) if isinstance(v, Whole) else self
+
+    @cached_property
+    def beside(self) -> list[tuple[str, ...]]:
+        """By level, the axis of what lies side by side there, where anything does."""
+        return [(LANES,) * (self.lanes_from <= level) for level in range(len(LEVELS))]
 
     @cached_property
     def lookups(self) -> tuple[tuple[Lookup, ...], ...]:
@@ -319,14 +432,12 @@ class Nest:
     @cached_property
     def arrays(self) -> tuple[str, ...]:
         """Names of the arrays a packed part of this nest holds, in the order kernels take them."""
-        if self.pairs:
-            stored = list(zip(PAIRED, self.pairs, strict=True))
-            rows = [f"item_{name}" for name, tiles in stored if tiles.halves]
-            values = [f"{name}_{array}" for name, tiles in stored for array in tiles.arrays]
-            return (*self.items.arrays, *self.loops[0].arrays, *rows, *values)
+        stored = list(zip(PAIRED, self.pairs, strict=False))
+        rows = [f"item_{name}" for name, tiles in stored if "scales" in tiles.packed]
+        values = [f"{name}_{array}" for name, tiles in stored for array in tiles.arrays]
         read = [lookup.array for own in self.lookups for lookup in own]
         walked = [array for axis in self.loops for array in axis.arrays]
-        names = (*self.items.arrays, *self.values.structure, *walked, *read)
+        names = (*self.items.arrays, *self.values.structure, *walked, *read, *rows, *values)
         return (*dict.fromkeys(names), *self.packed)
 
     def verify(self) -> None:
@@ -399,7 +510,7 @@ class Nest:
             return ",".join(str(c.mode) for c in coordinates) or "-"
 
         nesting = "blocks of fibers" if self.blocks else "runs of nonzeros"
-        values = ", no values" if self.values.ones else ""
+        values = "" if self.values.held else ", no values"
         levels = " | ".join(map(modes, self.levels))
         return f"{nesting}, {self.lanes} lanes, modes {levels}{values}"
 
@@ -409,14 +520,15 @@ def runs(
     item: Modes = (), leaf: Modes = (), lanes: int = 1, *, chunk: int = 0, values: Values = VALUES, narrow: bool = False
 ) -> Nest:
     """Runs of consecutive nonzeros, `lanes` at a step; of equally many, where there is a `chunk`."""
-    return Nest(Items(size=chunk), (Run("nonzero", lanes),), (item, (), leaf), values, narrow=narrow)
+    items, run = Chunks(size=chunk) if chunk else Items(), Run("nonzero", lanes)
+    return Nest(items, (run,), (item, (), leaf), values, narrow=narrow)
 
 
 @lru_cache(maxsize=1024)
 def blocks(item: Modes, lane: Modes, leaf: Modes, lanes: int, *, alone: bool = False, narrow: bool = False) -> Nest:
     """Blocks of `lanes` fibers side by side; `alone`: every item is the block of its own number."""
-    loops = Blocks("block", lanes), Fibers("nonzero", lanes)
-    return Nest(Items(size=int(alone)), loops, (item, lane, leaf), narrow=narrow)
+    loops = Each("block", lanes), Fibers("nonzero", lanes)
+    return Nest(OneEach() if alone else Items(), loops, (item, lane, leaf), narrow=narrow)
 
 
 def tiles(item: Modes, tile: Modes, values: Values) -> Nest:

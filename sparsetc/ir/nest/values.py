@@ -2,9 +2,9 @@
 
 In: nothing but numbers. Out: read by the walkers of tile programs, each of which says how it reads a kind::
 
-    values := whole      # each nonzero's, one after another
+    values := values     # each nonzero's, one after another
             | ones       # none: every value is 1
-            | tiles      # each position's of a tile, tile after tile
+            | whole      # each position's of a tile, tile after tile
             | bitmap     # of tiles: the nonzeros' alone, and a bit a position that says which have one
             | halves     # of tiles: two of 16 bits a position, of a row that was scaled
             | scaled halves # the same, where all values were scaled as one
@@ -32,14 +32,15 @@ other, no more than 2**-50 of the largest is lost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, prod
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
 from sparsetc.errors import FormatError
+from sparsetc.runtime.bitmaps import set_bits
 from sparsetc.support.lru import cached_property
 
 V = TypeVar("V", bound="Values")
@@ -51,10 +52,14 @@ class Values:
 
     structure: ClassVar[tuple[str, ...]] = ()
     """The names of the arrays that say where values are."""
+    held: ClassVar[tuple[str, ...]] = ("values",)
+    """The names of the arrays that have an element a value; none where every value is 1."""
     packed: ClassVar[tuple[str, ...]] = ("values",)
     """The names of the arrays of values, which are made anew for others of the same pattern."""
-    ones: ClassVar[bool] = False
-    """Whether every value is 1, and none is stored."""
+    loads: ClassVar[str] = "load {where}"
+    """What reads them, in the text of a program; of a pair's tile, `how` is another word."""
+    tiled: ClassVar[bool] = False
+    """Whether they are those of tiles."""
     bitmap: ClassVar[bool] = False
     """Whether only the nonzeros' values of a tile are stored."""
     halves: ClassVar[bool] = False
@@ -90,13 +95,42 @@ class Values:
         place = {mode: n for n, mode in enumerate(self.sequence)}
         return tuple(prod(self.sides[m] for m in self.sequence[place[mode] + 1 :]) for mode in range(len(self.sides)))
 
+    def begins(self, arrays: Mapping[str, torch.Tensor], tiles: torch.Tensor) -> torch.Tensor:
+        """Where the values of tiles, or nonzeros, of these numbers begin."""
+        return tiles * self.volume
+
+    def number(self, arrays: Mapping[str, torch.Tensor], stored: int) -> int:
+        """How many tiles, or nonzeros, so many stored values are of."""
+        return stored // self.volume
+
+    def places(self, arrays: Mapping[str, torch.Tensor], tiles: int, device: torch.device) -> torch.Tensor:
+        """(tiles, volume) bool: the positions of which a value is stored."""
+        return torch.ones((tiles, self.volume), dtype=torch.bool, device=device)
+
+    def describe(self, array: Callable[[str], str], order: str) -> str:
+        """Return where the values of tiles lie, given what arrays are called and how positions are numbered."""
+        first, *others = map(array, self.held)
+        also = "".join(f", likewise {name}" for name in others)
+        return f"{first}[tile * {self.volume} + position]{also}, {order}"
+
+    def scaling(self, operand: Any) -> list[str]:
+        """Return what else makes the values of an operand, which is as `ir.program.operands.Stored` has it."""
+        return []
+
+    def fixed(self) -> tuple[int, ...]:
+        """Return the modes in the one order in which dots may take positions; empty where they may in any."""
+        return ()
+
     def of_sides(self: V, modes: Sequence[int]) -> V:
         """The same values by some modes' sides, numbered from 0 on; other sides have one position."""
         order = tuple(modes.index(m) for m in self.sequence if m in modes)
         return replace(self, sides=tuple(self.sides[m] for m in modes), sequence=order)
 
     def check(self) -> None:
-        """Raise `FormatError` unless positions are numbered by every mode once."""
+        """Raise `FormatError` unless values of this kind may be stored by these sides, numbered by every mode once."""
+        if bool(self.sides) != self.tiled:
+            kind = type(self).__name__
+            raise FormatError(f"tiles store their values as Whole, Bitmap or Halves; {kind} has sides {self.sides}")
         if sorted(self.sequence) != list(range(len(self.sides))):
             raise FormatError(f"tiles store their positions by every mode once, found modes {self.sequence}")
         if any(side < 1 for side in self.sides):
@@ -111,7 +145,9 @@ class Values:
 
 @dataclass(frozen=True)
 class Whole(Values):
-    """Every value is stored at its position: a nonzero's, or one of a tile."""
+    """Every position of a tile has a value, 0 where it has no nonzero."""
+
+    tiled = True
 
 
 @dataclass(frozen=True)
@@ -121,23 +157,35 @@ class Ones(Values):
     Its runs hold no padding, which nothing would tell from a nonzero.
     """
 
-    packed, ones = (), True
-
-    def check(self) -> None:
-        if self.sides:
-            raise FormatError("tiles store their values")
+    held, packed, loads = (), (), "1"
 
 
 @dataclass(frozen=True)
 class Bitmap(Values):
     """A tile's values that are no zeros, in order of their positions, which bits say."""
 
-    structure, bitmap = ("value_ptr", "bits"), True
+    structure, tiled, bitmap, loads = ("value_ptr", "bits"), True, True, "{how} {where}"
+
+    def begins(self, arrays: Mapping[str, torch.Tensor], tiles: torch.Tensor) -> torch.Tensor:
+        return arrays["value_ptr"][tiles].long()
+
+    def number(self, arrays: Mapping[str, torch.Tensor], stored: int) -> int:
+        return arrays["value_ptr"].numel() - 1
+
+    def describe(self, array: Callable[[str], str], order: str) -> str:
+        values, first, bits = map(array, ("values", "value_ptr", "bits"))
+        return f"{values}[{first}[tile] + n], at the n-th bit set in {bits}[tile * {self.words}] and on, {order}"
+
+    def fixed(self) -> tuple[int, ...]:
+        return self.sequence if self.contracted else ()
+
+    def places(self, arrays: Mapping[str, torch.Tensor], tiles: int, device: torch.device) -> torch.Tensor:
+        return set_bits(arrays["bits"].view(-1, self.words), self.word)[:, : self.volume]
 
     def check(self) -> None:
         super().check()
-        if not self.sides or self.word not in (8, 16, 32):
-            raise FormatError("a bitmap is of tiles, in words of 8, 16 or 32 bits")
+        if self.word not in (8, 16, 32):
+            raise FormatError("a bitmap has words of 8, 16 or 32 bits")
 
 
 @dataclass(frozen=True)
@@ -146,12 +194,13 @@ class Halves(Values):
     its row, a position of the first mode.
     """
 
-    packed, halves = ("high_values", "low_values", "scales"), True
+    held, packed, halves = ("high_values", "low_values"), ("high_values", "low_values", "scales"), True
+    tiled, loads = True, "load {where}  # high and low parts"
 
-    def check(self) -> None:
-        super().check()
-        if not self.sides:
-            raise FormatError("what is in halves are tiles, stored whole")
+    def scaling(self, operand: Any) -> list[str]:
+        high, low, scales = map(operand.array, self.packed)
+        scale = f"{scales}[item_{operand.name}[item] * {self.sides[0]} + {operand.letters[0]}]"
+        return [f"{operand.name.upper()} = {scale} * ({high} + {low} / {LOW}), float16 in rows scaled by powers of 2"]
 
 
 @dataclass(frozen=True)
@@ -160,7 +209,12 @@ class ScaledHalves(Halves):
 
     packed = ("high_values", "low_values", "most")
 
+    def scaling(self, operand: Any) -> list[str]:
+        return [f"X = ({' + '.join(operand.held)} / {LOW}) * 2 ** (exponent of most - {HEAD}), in float16"]
 
+
+TYPES = {"high_values": torch.float16, "low_values": torch.float16, "scales": torch.float32, "most": torch.float32}
+"""Types of the arrays of values whose type is not that of the operand."""
 LOW = 2**11
 """Factor that low halves of values are multiplied by: their exponents are then those of the high halves."""
 HEAD, BIAS = 14, 127

@@ -89,7 +89,7 @@ def _verify_stored(p: ir.TileProgram) -> None:
         raise PlanError(f"the operands {p.terms} do not have the modes of {p.view}")
     sides = {axis.letter for axis in p.axes} & {*p.letters}
     for operand in p.sparse:
-        if operand.values.halves != (p.precision == F16X3) or (operand.values.halves and not p.dots):
+        if operand.values.halves != (p.precision == F16X3) or (p.precision == F16X3 and not p.dots):
             raise PlanError(f"{_name(operand)}: tiles in halves are multiplied by dots in {F16X3}, and only they")
         sizes = tuple(p.axis(c).size for c in operand.letters if c in sides)
         if sizes != operand.values.sides:
@@ -118,7 +118,7 @@ def _verify_scale(p: ir.TileProgram, s: ir.Scale, loops: list[ir.Loop]) -> None:
             raise PlanError(f"{s.out}: a scale is of all stored values in halves, or of an operand that dots split")
         return
     own = p.stored(s.operand)
-    if not p.terms or not own.values.halves or loops or s.out.axes != own.letters[:1]:
+    if not p.terms or "scales" not in own.values.packed or loops or s.out.axes != own.letters[:1]:
         raise PlanError(f"{s.out}: scales are of the rows of tiles in halves, and the same for all pairs")
 
 

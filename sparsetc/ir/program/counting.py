@@ -22,7 +22,7 @@ from operator import add, mul
 
 from sparsetc.device.profile import DeviceProfile
 from sparsetc.ir.nest.coordinates import Lookup
-from sparsetc.ir.nest.nest import ITEM, LANE, LEVELS, Axis, Each, Turns
+from sparsetc.ir.nest.nest import ITEM, LANE, LEVELS
 from sparsetc.ir.plan import ROUNDED
 from sparsetc.ir.program import tile as ir
 from sparsetc.support.lru import cached_property
@@ -65,6 +65,8 @@ class Count:
 
 FIBERS, STORED, ITEMS, ONE = (Count(tuple(int(at == place) for at in range(8))) for place in (1, 3, 5, 7))
 ZERO = Count((0,) * 8)
+BY_LEVEL = (ITEMS, FIBERS, STORED)
+"""What each level has; of blocks, their fibers."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,8 @@ class Counted:
         """Grid programs that read the same values."""
         self.slabs = self._slabs(a.letter for a in p.axes)
         """Programs of an item that are apart on the grid, since an axis is taken in slabs."""
-        values, index = ZERO if p.view.values.ones else 2 * STORED if p.half else STORED.bytes, self._index()
+        values = (2 * STORED if p.half else STORED.bytes) if p.view.values.held else ZERO
+        index = self._index()
         self.values = values * self.readers
         self.stream, self.once = self.values + index * self.programs, values + index
         """Bytes of what is stored, as all programs read it, and as the first of an item does."""
@@ -211,7 +214,7 @@ class Counted:
         """How often each level is visited: for every item, and for all that the loops of the level go over."""
         counts = [ITEMS] * len(LEVELS)
         for axis in self.p.view.loops:
-            counts[axis.level :] = [self._over(axis)] * len(counts[axis.level :])
+            counts[axis.level :] = [BY_LEVEL[axis.level]] * len(counts[axis.level :])
         return counts
 
     def _index(self) -> Count:
@@ -220,7 +223,7 @@ class Counted:
         coordinates = {lookup.array for own in view.lookups for lookup in own}
         known = STRUCTURE | ({"lane_len": SHORT * FIBERS} if view.narrow else {})
         found = sum([known.get(array, ZERO) for array in {*view.arrays} - coordinates], start=self.listed)
-        if view.values.bitmap:
+        if "bits" in view.arrays:
             found += FIBERS * (view.values.volume // 8)
         if self.sides:
             return found + FIBERS * (TILE_WORD * len(self.p.sparse))
@@ -248,15 +251,8 @@ class Counted:
         for s in body:
             if not isinstance(s, ir.Loop):
                 self.count(s, visits)
-            elif isinstance(s.axis, Turns):
-                self.visit(s.body, visits * -(-s.axis.size // s.axis.take))
             else:
-                self.visit(s.body, self._over(s.axis) * self.programs)
-
-    @staticmethod
-    def _over(axis: Axis) -> Count:
-        """What a loop that is no side's goes over in all; of blocks, their fibers."""
-        return FIBERS if isinstance(axis, Each) else STORED
+                self.visit(s.body, s.axis.visits(visits, BY_LEVEL, self.programs))
 
     def count(self, s: ir.Statement, visits: Count) -> None:
         """Count one statement that is executed so often."""
@@ -287,7 +283,7 @@ class Counted:
         positions = FIBERS * (stored.values.volume * self.readers)
         named = isinstance(self.p.number_of(stored), Lookup)
         self.registers += positions.bytes if named else self.values
-        self.expanded += positions if stored.values.bitmap else ZERO
+        self.expanded += positions * stored.values.bitmap
 
     def _gathered(self, s: ir.Gather, visits: Count) -> GatherTerm:
         """The rows that a statement gathers."""
@@ -307,9 +303,9 @@ class Counted:
             self.multiply += visits * (self._cells({a for t in s.inputs for a in t.axes}) * len(s.inputs))
             return
         self.dot += visits * (2 * prod([a.block for a in self.p.axes if a.letter in {*s.out.axes, *s.summed}]))
-        if self.p.view.values.halves:  # of what is not stored in halves, they are made
-            made = {*s.inputs} - {v.out for v, _ in self.p.statements if isinstance(v, ir.Value)}
-            self.halved += visits * sum([self._cells(t.axes) for t in made])
+        # Of what is not stored in halves, they are made.
+        made = {*s.inputs} - {v.out for v, _ in self.p.statements if isinstance(v, ir.Value)}
+        self.halved += visits * (self.p.view.values.halves * sum([self._cells(t.axes) for t in made]))
         if not self.sides:  # what is gathered by lanes is multiplied into the sides, and stored for the dot to read
             rows = visits * sum([self._cells(t.axes) for t in s.inputs])
             self.multiply, self.staged = self.multiply + rows, self.staged + rows.bytes

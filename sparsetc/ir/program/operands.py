@@ -85,10 +85,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Stored:
-    """A sparse operand as a `Value` reads it: its letters by mode, and how its tiles, if it has any, are stored.
-
-    Of tiles, the letters are those along whose sides values lie.
-    """
+    """A sparse operand as a `Value` reads it: the letters along whose sides its values lie, and how they are stored."""
 
     name: str
     """Empty where it is the only one."""
@@ -102,7 +99,7 @@ class Stored:
     @property
     def held(self) -> tuple[str, ...]:
         """The arrays of its values; of tiles in halves, of the high and of the low ones."""
-        return tuple(map(self.array, ("high_values", "low_values") if self.values.halves else ("values",)))
+        return tuple(map(self.array, self.values.held))
 
     def stride(self, letter: str) -> int:
         """How far apart a letter's positions are stored."""
@@ -111,8 +108,7 @@ class Stored:
 
 def stored_of(view: Nest, letters: Sequence[str]) -> Stored:
     """The one sparse operand of a view, by the letters of its modes."""
-    own = [letters[mode] for mode in view.sided] if view.values.sides else letters
-    return Stored("", tuple(own), view.along_sides)
+    return Stored("", tuple([letters[mode] for mode in view.sided]), view.along_sides)
 
 
 def printed_sizes(bound: Bound) -> dict[str, int]:

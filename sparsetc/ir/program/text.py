@@ -6,7 +6,7 @@ In: a `TileProgram`. Out: lines in the notation that `ir.program.tile` gives as 
 from __future__ import annotations
 
 from sparsetc.ir.nest.coordinates import Readable
-from sparsetc.ir.nest.nest import ITEM, LANE, LEVELS, Axis, Each, Fibers, Run
+from sparsetc.ir.nest.nest import ITEM, LEVELS
 from sparsetc.ir.nest.values import HEAD
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
@@ -16,8 +16,7 @@ def lines(p: ir.TileProgram) -> list[str]:
     """The program, a statement a line, indented by loops."""
     head = f'tile program  "{p.equation}"  part {p.number}: {p.format}, {p.view}'
     axes = ", ".join(map(_axis, p.axes))
-    over = f"chunks of {p.view.chunk}" if p.view.chunk else (*p.view.items.arrays, "blocks")[0]
-    lines = [head, f"  item over {over}"]
+    lines = [head, f"  item over {p.view.items}"]
     if axes:
         lines.append(f"  axes {axes}")
     return [*lines, *("  " * (depth + 1) + line(p, s) for s, depth in p.statements)]
@@ -34,17 +33,16 @@ def _axis(a: ir.DenseAxis) -> str:
 def line(p: ir.TileProgram, s: ir.Statement) -> str:
     """One statement."""
     if isinstance(s, ir.Loop):
-        return _loop(p, s.axis)
+        return f"loop {s.axis.describe(p.unroll)}"
     if isinstance(s, ir.Decode):
-        axes = s.along if p.view.along else (ir.LANES,) if s.level != ITEM else ()
+        axes = (*p.view.beside[s.level], *s.along)
         lanes = f"[{','.join(axes)}]" if axes else ""
         return f"{s.name}{lanes} = {_coordinate(p, s)}"
     if isinstance(s, ir.Value):
         stored = p.stored(s.operand)
-        where = f"{s.operand.upper()}.tile[pair_{s.operand}]" if stored.name else "X.values"
-        how = "expand" if stored.name and stored.values.bitmap else "load"
-        halves = "  # high and low parts" if stored.values.halves else ""
-        return f"{s.out} = {'1' if stored.values.ones else f'{how} {where}'}{halves}"
+        tile = f"{s.operand.upper()}.tile[pair_{s.operand}]"
+        how, where = ("expand", tile) if stored.name else ("load", "X.values")
+        return f"{s.out} = {stored.values.loads.format(how=how, where=where)}"
     if isinstance(s, ir.Scale):
         if s.by_row:
             return f"{s.out} = load {s.operand.upper()}.scale[item_{s.operand}]"
@@ -80,20 +78,11 @@ def line(p: ir.TileProgram, s: ir.Statement) -> str:
     return f"{'store' if s.owned else 'add'} {p.output}[{', '.join((row, *s.axes))}] {s.source}{note}"
 
 
-def _loop(p: ir.TileProgram, axis: Axis) -> str:
-    if isinstance(axis, Each):
-        return f"loop {axis.name}s of the item"
-    if isinstance(axis, Run | Fibers):
-        return f"loop steps of {axis.lanes} lanes, {p.unroll} at a time"
-    return f"loop {axis}"
-
-
 def _coordinate(p: ir.TileProgram, s: ir.Decode) -> str:
-    level = "tile" if p.view.along and s.level == LANE else LEVELS[s.level]
+    level = "tile" if p.view.positions[s.level] == "tile" else LEVELS[s.level]
     notes = [f"{field.width} bits, {level}" for field in s.coordinate.fields]
     notes += [f"a base every {lookup.every}" for lookup in s.coordinate.lookups if lookup.every > 1]
-    read = [names.tile(c) if p.view.along else names.at(c) for c in p.letters]
-    text = s.coordinate.text(Readable(read, p.view.positions[s.level]))
+    text = s.coordinate.text(Readable([p.read.get(c, c) for c in p.letters], p.view.positions[s.level]))
     return f"{text}  # {', '.join(notes)}" if notes else text
 
 

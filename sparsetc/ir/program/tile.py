@@ -27,12 +27,10 @@ from typing import ClassVar
 from sparsetc.errors import PlanError
 from sparsetc.ir.nest import coordinates
 from sparsetc.ir.nest.coordinates import Expression
-from sparsetc.ir.nest.nest import ITEM, LEAF, PAIRED, Axis, Nest
+from sparsetc.ir.nest.nest import ITEM, LANES, LEAF, PAIRED, Axis, Nest
 from sparsetc.ir.program import names
 from sparsetc.ir.program.operands import DenseAxis, Operand, Stored, stored_of
 from sparsetc.support.lru import cached_property
-
-LANES = "lane"
 
 
 @dataclass(frozen=True)
@@ -302,6 +300,11 @@ class TileProgram:
         """Letters of which it has positions along the sides of tiles."""
         return frozenset(a.letter for a in self.axes if a.letter in self.letters)
 
+    @cached_property
+    def read(self) -> dict[str, str]:
+        """By letter, the name of the coordinate that others follow from: a nonzero's, or a tile's."""
+        return {s.letter: s.name for s, _ in self.statements if isinstance(s, Decode) and not s.along}
+
     def read_along(self, letters: Iterable[str]) -> tuple[str, ...]:
         """The axes along which the coordinates of letters vary, as `Nest.read_along` gives them."""
         return self.view.read_along(self.letters, letters)
@@ -343,8 +346,8 @@ class TileProgram:
     @cached_property
     def half(self) -> bool:
         """Whether its values are stored in bfloat16: those of tiles, where dots would round them to it anyway."""
-        stored = {s.out for s, _ in self.statements if isinstance(s, Value)}
-        return bool(self.view.along) and self.precision == "bf16" and any(stored & {*dot.inputs} for dot in self.dots)
+        stored = {s.out for s, _ in self.statements if isinstance(s, Value) and s.out.within}
+        return not self.terms and self.precision == "bf16" and any(stored & {*dot.inputs} for dot in self.dots)
 
     def __repr__(self) -> str:
         return f'TileProgram("{self.equation}", part {self.number}: {self.format}, {self.view})'
