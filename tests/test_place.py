@@ -176,6 +176,8 @@ def check_placed(program: TileProgram) -> None:
 def test_placed_programs_are_placed_alike_again() -> None:
     kinds = set()
     for program in programs():
+        if program.covers:  # by products of whole tensors, which are in no loop
+            continue
         check_placed(program)
         kinds.add(tuple(axis.name for axis in program.view.loops))
     assert len(kinds) == 4

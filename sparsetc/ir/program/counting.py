@@ -305,7 +305,7 @@ class Counted:
         self.dot += visits * (2 * prod([a.block for a in self.p.axes if a.letter in {*s.out.axes, *s.summed}]))
         # Of what is not stored in halves, they are made.
         made = {*s.inputs} - {v.out for v, _ in self.p.statements if isinstance(v, ir.Value)}
-        self.halved += visits * (self.p.view.values.halves * sum([self._cells(t.axes) for t in made]))
+        self.halved += visits * (int(self.p.view.values.halves) * sum([self._cells(t.axes) for t in made]))
         if not self.sides:  # what is gathered by lanes is multiplied into the sides, and stored for the dot to read
             rows = visits * sum([self._cells(t.axes) for t in s.inputs])
             self.multiply, self.staged = self.multiply + rows, self.staged + rows.bytes
