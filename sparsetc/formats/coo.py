@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import torch
 
 from sparsetc.errors import FormatError
-from sparsetc.ir.nest.nest import WHOLE, Nest, runs
+from sparsetc.ir.nest.nest import UNLIMITED, Nest, runs
 from sparsetc.ir.plan import Plan, Storage
 from sparsetc.ir.program.counting import Statistics
 from sparsetc.packing import words
@@ -54,14 +54,14 @@ class Coo:
             raise FormatError(f"format 'coo' has no lanes that share modes {storage.lane}; deal them to other levels")
         leaf = words.fields(storage.leaf, shape, "word")
         item = words.fields(storage.item, shape, "item_word")
-        chunk = 0 if item else storage.max_item_nnz or WHOLE
+        chunk = 0 if item else storage.max_item_nnz or UNLIMITED
         return runs(item, leaf, chunk=chunk, narrow=storage.narrow)
 
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
         """Sort by (item, leaf) modes unless that is the order given; cut runs of `max_item_nnz` nonzeros."""
         nnz, view = coords.shape[1], self.view(shape, storage)
         if not storage.item:
-            first = torch.arange(0, nnz, min(storage.max_item_nnz or WHOLE, max(nnz, 1)), device=coords.device)
+            first = torch.arange(0, nnz, min(storage.max_item_nnz or UNLIMITED, max(nnz, 1)), device=coords.device)
             arrays, items = words.encode(coords, view.levels[2], narrow=storage.narrow), first.numel()
             return Packed(self.name, storage, shape, nnz, view, arrays, None, nnz, items, (first, None), items > 1)
         nonzeros = Nonzeros.sorted(coords, shape, (*storage.item, *storage.leaf))

@@ -1,21 +1,23 @@
-"""``fiber``: compressed fibers, side by side (any leaf modes; CSF as in MM-CSF, laid out as sliced ELL for a GPU).
+"""``fiber``: fibers side by side, as in SELL-C-sigma (sliced ELL), so that a GPU takes `lanes` of them at a step.
 
-A fiber is the nonzeros that share the item and lane modes. Fibers longer than `max_fiber_len` are cut; those of a row
-are ordered by length, 2^20 at a time, and `lanes` of them make a block, in which step n takes the n-th nonzero of
-each:
+A fiber is the nonzeros that share the item and lane modes; a row is the fibers that share the item modes, which are
+those of the output. Fibers longer than `max_fiber_len` are cut; those of a row are sorted by falling length, 2^20 at a
+time, and `lanes` of them make a block, in which step n takes the n-th nonzero of each:
 
         item_ptr   [ 0     2 …            blocks of each work item, all of one row; absent where each has one
-        block_ptr  [ 0   12   20 …        first stored nonzero of each block (a multiple of the lanes)
-        lane_word  [ j0 j3 j1 j7 | …      the coordinates the nonzeros of a fiber share
-        lane_len   [  3  3  3  2 | …
+        item_word  [ i0    i1 …           the item modes' coordinates
+        block_ptr  [ 0   12   20 …        first stored entry of each block (a multiple of the lanes)
+        block_full [ 2   …                steps in which every lane has a nonzero
+        lane_word  [ j0 j3 j1 j7 | …      the lane modes' coordinates of each fiber
+        lane_len   [  3  3  3  2 | …      nonzeros of each fiber; 0 for a lane that is not used
         word       [ k  k  k  k           step 0 of the block's four fibers
                      k  k  k  k           step 1
                      k  k  k  .           step 2: the last lane is padding
         values       likewise, 0 in padding
 
-Because fibers of like length lie together, a block is padded by little, and all but its last steps need no mask.
-With one lane this is plain CSF: block_ptr are the fiber pointers. With no item modes and the output's modes on the
-lanes, a lane is a short output row.
+Because fibers of like length lie together, a block is padded by little, and only its last steps need a mask; all steps
+of a block with an unused lane do. With one lane this is CSF of two levels: block_ptr are the fiber pointers. `rows`
+stores short output rows so, with no item modes and the output's modes on the lanes.
 """
 
 from __future__ import annotations
@@ -43,11 +45,10 @@ from sparsetc.planner.statistics import Counts
 from sparsetc.tensor import coords as crd
 
 WINDOW = 1 << 20
-"""Fibers of a row, following one another, that are ordered by length together: a multiple of any number of lanes. What
-they write lies near, so that parts of a sector come together in the L2 cache, and from there to memory once (H200, TTV
-of 22 M fibers: 242 us over all of them, 167 by 2**20 and by 65,536, 192 by 4,096, which leaves lanes idle;
-`benchmarks/results/rows_stored.json`). Fewer keep long fibers waiting: those of 219 thousand by 65,536 took 1.2 times
-as long as over all (`ttv.json`)."""
+"""Consecutive fibers of a row that are sorted by length together, a power of two (the sigma of SELL-C-sigma). Results
+of near fibers are written together (H200, TTV of 22 M fibers: 167 us with windows of 2**20 or 65,536, 242 with one sort
+of all, 192 with 4,096, which leaves lanes idle; `benchmarks/results/rows_stored.json`). With smaller windows long
+fibers start late: 219 thousand fibers in windows of 65,536 took 1.2 times as long as in one (`ttv.json`)."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Blocks:
 
     lanes: int
     ptr: torch.Tensor
-    """(blocks + 1,) the first stored nonzero of each block."""
+    """(blocks + 1,) the first stored entry of each block, padding included."""
     row: torch.Tensor
     """(blocks,) the number of each block's row."""
     lane_start: torch.Tensor
@@ -64,7 +65,7 @@ class Blocks:
     lane_len: torch.Tensor
     """(blocks * lanes,) int32 nonzeros of each lane."""
     split: bool
-    """Whether a fiber has several lanes."""
+    """Whether any fiber was cut, so that it has several lanes."""
 
     @property
     def stored(self) -> int:
@@ -103,7 +104,7 @@ class _Pieces:
 
 
 def blocks_of(nonzeros: Nonzeros, shape: tuple[int, ...], storage: Storage) -> Blocks:
-    """Deal the fibers of the item and lane modes to blocks, if lanes are several by falling length in each `WINDOW`."""
+    """Put fibers side by side, `lanes` to a block; with several lanes, fibers of each `WINDOW` by falling length."""
     pieces, lanes, device = _pieces(nonzeros, shape, storage), storage.lanes, nonzeros.coords.device
     if lanes == 1 or not pieces.row.numel():
         start, length, row = pieces.start, pieces.length, pieces.row
@@ -131,7 +132,7 @@ def _pieces(nonzeros: Nonzeros, shape: tuple[int, ...], storage: Storage) -> _Pi
         row = torch.cumsum(fresh, 0, dtype=start.dtype).sub_(1)
     if storage.lanes > 1 and start.numel():
         longest, window = int(length.max()), _windows(row)
-        key = window.long().mul_(longest + 1).add_(longest).sub_(length)
+        key = (window.long() * (longest + 1)).add_(longest).sub_(length)
         if (int(window[-1]) + 1) * (longest + 1) < 2**31:
             key = key.int()
         del window
@@ -142,7 +143,7 @@ def _pieces(nonzeros: Nonzeros, shape: tuple[int, ...], storage: Storage) -> _Pi
 
 
 def _windows(row: torch.Tensor) -> torch.Tensor:
-    """The number of the window of each piece, given the rows of pieces, which rise; the rows where none is longer."""
+    """Return the window of each piece, given nondecreasing rows; `row` itself where no row is longer than a window."""
     count = torch.bincount(row)
     windows = (count + WINDOW - 1) // WINDOW
     if windows.numel() == int(windows.sum()):
@@ -183,11 +184,11 @@ class Fiber:
         return ()
 
     def view(self, shape: tuple[int, ...], storage: Storage) -> Nest:
-        """Blocks of fibers that share the item and lane modes."""
+        """Return blocks of fibers: a block shares the item modes, the nonzeros of a fiber the lane modes too."""
         item = words.fields(storage.item, shape, "item_word")
         lane = words.fields(storage.lane, shape, "lane_word")
         leaf = words.fields(storage.leaf, shape, "word")
-        # A block has a nonzero a lane or more, so that an item of so few has no other.
+        # A block has `lanes` entries or more, padding included, so an item of no more than these is one block.
         alone = 1 < storage.lanes >= storage.max_item_nnz > 0
         return blocks_nest(item, lane, leaf, storage.lanes, alone=alone, narrow=storage.narrow)
 
@@ -225,9 +226,9 @@ def _lengths(lane_len: torch.Tensor, narrow: bool) -> torch.Tensor:
 
 
 def _items(blocks: Blocks, most: int) -> tuple[torch.Tensor, int]:
-    """(items + 1,) the first block of each work item, and how many rows there are: no item mixes rows.
+    """Return (items + 1,) the first block of each work item, and the number of rows: no item mixes rows.
 
-    A row of more than `most` stored nonzeros is cut where its blocks begin another so many; 0 cuts none.
+    A row is cut at the first block past each multiple of `most` stored entries; 0 cuts none.
     """
     flags = crd.starts_of_runs([blocks.row]) if blocks.row.numel() else blocks.row.bool()
     rows = torch.nonzero(flags).flatten()
@@ -241,10 +242,9 @@ def _items(blocks: Blocks, most: int) -> tuple[torch.Tensor, int]:
 MAX_FIBER_LEN = 32
 """Longest fiber of a block on a GPU."""
 LONG_FIBER = 4
-"""Nonzeros a fiber from which the loop over them, not the dot that ends a block, takes the time of matrix products.
-Triton lays the loop out for the dot unless its sides are split first: tf32x3 took 0.89 to 0.93 of tf32's time on fibers
-of 8 to 32 nonzeros, 1.01 on those of 4, and 1.09 to 1.17 on shorter ones (H200, TTMc of rank 32 x 32;
-`benchmarks/results/switches.json`)."""
+"""Mean nonzeros of a fiber from which tf32x3 is used where tf32 was asked for. Triton gives the loop over a fiber a
+better layout then, so that it is more exact and faster: 0.89 to 0.93 of tf32's time on fibers of 8 to 32 nonzeros, 1.01
+on those of 4, and 1.09 to 1.17 on shorter ones (H200, TTMc of rank 32 x 32; `benchmarks/results/switches.json`)."""
 
 
 class Fibers(OperandMethod):
@@ -262,13 +262,16 @@ class Fibers(OperandMethod):
 
 
 def best_leaf(problem: Problem, counts: Counts) -> int:
-    """The leaf mode with the fewest fibers: of the summed modes where there are any."""
+    """Return the mode with the fewest fibers among the summed modes, or among all modes if none is summed."""
     choice = problem.rest or tuple(range(problem.order))
     return min(choice, key=lambda leaf: counts.distinct(tuple(m for m in range(problem.order) if m != leaf)))
 
 
 def fiber(problem: Problem, counts: Counts, leaf: int) -> Candidate:
-    """Fibers along `leaf`, those of one output row together; a matrix's rows are its fibers."""
+    """Return the plan of fibers along `leaf`, those of one output row together.
+
+    Where no mode is left for lanes, as in a matrix, rows are the fibers. Raises `PlanError` unless `leaf` is a mode.
+    """
     if leaf not in range(problem.order):
         raise PlanError(f"leaf mode {leaf} is not a mode of a tensor of order {problem.order}")
     shared = problem.kept if leaf not in problem.kept else ()

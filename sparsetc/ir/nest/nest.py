@@ -1,21 +1,22 @@
 """How the stored nonzeros of a part are walked: axes, a coordinate a mode, and how values are stored.
 
-In: nothing but integers. Out: `Nest`, read by `ir.lower`. The grammar of the level::
+In: nothing but integers and names. Out: `Nest`, read by `ir.lower`. The grammar of the level::
 
-    nest        := items axis*  mode*  values
-    axis*       := run      # an item is a range of consecutive nonzeros; `lanes` of them are taken at a step
+    nest        := items loops  mode*  values
+    loops       := run      # an item is a range of consecutive nonzeros; `lanes` of them are taken at a step
                  | blocks fibers # an item is a range of blocks; a block is `lanes` fibers side by side (sliced ELL);
                             # step n of a block takes the n-th nonzero of every one of its fibers
                  | tiles    # an item is a range of tiles of some positions a mode; coordinates are of tiles
                  | pairs    # an item is a range of a task list: pairs of tiles, one of each of two operands
 
-Of tiles, all but listed coordinates are of the tile: a position's is that times the side, plus its place along it. A
-mode may be listed along another's side, which it then *rides* along: the positions of that side are fibers.
+The coordinate of a position in a tile is the tile's coordinate times its side, plus the place along the side. A listed
+mode has a list of coordinates instead, one for each place along a side: its own, or that of another mode, which it then
+*rides* along.
 
 A mode is read at one of three levels: shared by the whole item, shared by one lane (a fiber) or tile, or the nonzero's
-own. The higher the level, the fewer times it is read, and the fewer times a factor row is gathered for it.
+own. The further out, the fewer times it is read, and the fewer times a factor row is gathered for it.
 
-Arrays a packed part must hold, beside those of its values (P items, B blocks, N stored nonzeros, T tiles):
+Arrays a packed part must hold, beside those of its values (P items, B blocks, N stored entries with padding, T tiles):
 
     item_ptr (P+1)        first nonzero (run), block or tile of each item; absent where items have equally many
     item_word (P)         coordinates of the item modes
@@ -26,18 +27,18 @@ Arrays a packed part must hold, beside those of its values (P items, B blocks, N
     tile_word (T)         coordinates of each tile's own modes
     word (N)              coordinates of the leaf modes
     word_base (N/frame)   what the words of each `frame` positions are offsets from
-    shift (size of a mode) coordinate less position of a consecutive mode, by that of the mode it follows
+    shift (size of mode `by`) for each coordinate of that mode: coordinate less position of the consecutive mode
     pair_ptr (P+1)        first pair of each item
     pair_x, pair_y        the tile of each operand that a pair reads; its arrays begin with ``x_`` and ``y_``
-    item_x, item_y (P)    of tiles in halves: the row of tiles of each operand that an item's pairs are of
+    item_x, item_y (P)    for tiles in halves: the row of tiles of each operand that an item's pairs belong to
 
 Axes say what a work item takes in turn, and how much of it at once; `ir.lower` puts computations into their loops::
 
     axis := items    # work items, one grid program each, of a range of what the next axis numbers, between pointers
           | chunks   # likewise, of equally many nonzeros
           | one each # likewise, of the block of the item's own number
-          | each     # tiles, pairs of tiles of two operands, or blocks of `lanes` fibers that lie side by side, one
-                     # at a time: a range of numbers of the item's
+          | each     # tiles, pairs of tiles of two operands, or blocks of `lanes` fibers that lie side by side: the
+                     # ids in the item's range, one at a time
           | run      # the item's range of nonzeros, `lanes` consecutive ones at a time, the last of which may be fewer
           | fibers   # the nonzeros of a block, step by step: the next one of each of its `lanes` fibers
           | turns    # positions along a side of a tile, `take` at a time
@@ -68,8 +69,9 @@ from sparsetc.support.names import check_array
 
 ITEM, LANE, LEAF = 0, 1, 2
 LEVELS = ("item", "lane", "leaf")
-LANES = "lane"  # the axis of what lies side by side
-WHOLE = 2**62
+LANES = "lane"
+"""The axis of what lies side by side."""
+UNLIMITED = 2**62
 """A chunk that no tensor reaches: one item holds every nonzero."""
 
 
@@ -80,44 +82,50 @@ class Axis:
     level: ClassVar[int] = LEAF
     """The level of what is known in the loop and not outside it."""
     sums: ClassVar[str] = "total"
-    """What a sum over it is called in a program."""
+    """The accumulator's name in a program that sums over the axis."""
     letter: ClassVar[str] = ""
-    """The letter whose positions are taken; empty where they are no letter's."""
+    """The einsum letter whose positions along a tile's side the loop takes; empty for all other loops."""
     arrays: ClassVar[tuple[str, ...]] = ()
-    """The arrays that say where it begins and ends."""
+    """The index arrays that the loop reads, beside coordinates."""
     strays: ClassVar[bool] = False
-    """Whether zeros of padding may be added to any row, and so stored to none."""
+    """Whether padding has arbitrary coordinates: its zeros may be added to some row, so rows must not be stored."""
     ordered: ClassVar[bool] = True
-    """Whether a second pass can add up, in order, what is added at its positions."""
+    """Whether a result that is added here may have a partial row of its own, for a deterministic second pass to sum."""
 
     name: str
-    """What its positions number."""
+    """What the loop counts; its pointers are called ``<name>_ptr``."""
     lanes: int = 0
-    """How many of what a turn takes lie side by side, each with coordinates of its own; 0 where there are no lanes."""
+    """Vector width: how many nonzeros, or fibers, are taken side by side; 0 for none."""
 
     def visits(self, around: Any, by_level: Sequence[Any], programs: int) -> Any:
-        """Return how often loops over it turn in all: they are entered `around` times, and levels have `by_level`."""
+        """Return the iterations of the loop over all programs, for the cost model.
+
+        Args:
+            around: how often the loop is entered.
+            by_level: positions of each level in the part.
+            programs: grid programs an item, each of which walks all positions.
+        """
         return by_level[self.level] * programs
 
     def describe(self, unroll: int) -> str:
-        """Return what a loop over it goes over, in words."""
+        """Return what the loop goes over, in words."""
         return f"steps of {self.lanes} lanes, {unroll} at a time"
 
     def range(self, at: Any, arrays: Mapping[str, Any], stored: int) -> tuple[Any, Any]:
-        """Return where the range of the next axis starts and ends that each of some positions has."""
+        """Return begin and end of the next axis' range for each position in `at`, of so many stored positions."""
         pointers = arrays[f"{self.name}_ptr"]
         return pointers[at].long(), pointers[at + 1].long()
 
     def zeros(self, padded: bool) -> bool:
-        """Return whether positions that hold no nonzero are multiplied too, given whether padding is stored."""
+        """Return True if positions without a nonzero are multiplied too; `padded` says if padding is stored."""
         return padded
 
     def where(self, values: Values, tiles: list[str]) -> list[str]:
-        """Return lines that say where the values at its positions lie, of tiles as given."""
+        """Return lines for a reader: where values are stored. Those of tiles are given as `tiles`."""
         return [f"{name}[n], likewise word, for the n of an item" for name in values.held]
 
     def taken(self, at: dict[str, Any], step: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the positions, by axis, at which a step takes something, those among `at`."""
+        """Return the positions `at` without those of lanes whose fiber has ended at their `step`."""
         return at
 
 
@@ -127,9 +135,9 @@ class Items(Axis):
 
     level = ITEM
     counts: ClassVar[tuple[str, ...]] = ()
-    """What a launch is told of the part, beside the number of its programs."""
+    """Scalar arguments that a kernel takes for the part, beside the number of its programs."""
     size: ClassVar[int] = 0
-    """Nonzeros of every item but the last; 0 where any number may be."""
+    """Positions of the next axis in every item but the last; 0 where any number may be."""
 
     name: str = "item"
 
@@ -138,15 +146,15 @@ class Items(Axis):
         return (f"{self.name}_ptr",)
 
     def ends(self, load: Callable[[str, str], str], least: str) -> tuple[str, str]:
-        """Return the text of an item's range: `load` reads an array at a place, `least` is the smaller of two."""
+        """Return the text of an item's begin and end; `load` prints a load, `least` is the min function's name."""
         return load(self.arrays[0], "item"), load(self.arrays[0], "item + 1")
 
     def number(self, positions: int, items: int) -> int:
-        """Return how many items so many positions of the next axis make, where their number says it; else `items`."""
+        """Return the number of items that follows from the `positions` of the next axis; `items` where none does."""
         return items
 
     def numbered(self, lanes: int) -> tuple[tuple[str, str, int], ...]:
-        """Return (axis, prefix of its arrays, elements an item) of what arrays hold for each item; () of chunks."""
+        """Return (axis, prefix of array names, elements an item) of the arrays that can be cut between items."""
         return (("item", "item_", 1),)
 
     def __str__(self) -> str:
@@ -160,7 +168,7 @@ class Chunks(Items):
     arrays = ()
     counts: ClassVar[tuple[str, ...]] = ("nonzeros",)
 
-    size: int = WHOLE  # type: ignore[misc]
+    size: int = UNLIMITED  # type: ignore[misc]
 
     def range(self, at: Any, arrays: Mapping[str, Any], stored: int) -> tuple[Any, Any]:
         starts = at * self.size
@@ -168,7 +176,7 @@ class Chunks(Items):
 
     def ends(self, load: Callable[[str, str], str], least: str) -> tuple[str, str]:
         n = self.size
-        return ("0", "nonzeros") if n == WHOLE else (f"item * {n}", f"{least}(start + {n}, nonzeros)")
+        return ("0", "nonzeros") if n == UNLIMITED else (f"item * {n}", f"{least}(start + {n}, nonzeros)")
 
     def number(self, positions: int, items: int) -> int:
         return -(-positions // self.size)
@@ -200,12 +208,12 @@ class OneEach(Chunks):
 
 @dataclass(frozen=True)
 class Each(Axis):
-    """A range of numbers that the item has, one at a time: ``tile``, ``pair``, or ``block``, of fibers side by side."""
+    """The ids in the item's range, one at a time: of a ``tile``, a ``pair``, or a ``block`` of fibers side by side."""
 
     level, ordered = LANE, False
 
     operands: tuple[str, ...] = ()
-    """The operands a tile of each of which a number stands for, where it does not stand for a tile itself."""
+    """The two operands for pairs, where an id stands for a tile of each; empty where it is a tile's or block's own."""
 
     @property
     def arrays(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -293,12 +301,12 @@ class Nest:
     levels: tuple[Modes, Modes, Modes] = ((), (), ())
     """How each mode is read: by the item, by a fiber or a tile, by the nonzero; in each in the order of reading."""
     values: Values = VALUES
-    """How values are stored; of pairs, of nothing."""
+    """How values are stored; pairs have `pairs` instead."""
     pairs: tuple[Values, ...] = ()
-    """How the two operands of a task list store their tiles; empty where there is none. Of such a nest no mode is read:
-    which tiles meet, and where results go, is what the list says."""
+    """How the two operands of a task list store their tiles; empty elsewhere. No mode of such a nest is read: the list
+    says which tiles meet, and where results go."""
     narrow: bool = False
-    """Words of leaf modes take 16 bits where they fit."""
+    """Whether words of leaf modes take 16 bits where they fit."""
 
     @property
     def order(self) -> int:
@@ -307,7 +315,7 @@ class Nest:
 
     @cached_property
     def lanes(self) -> int:
-        """Fibers of a block; of runs, nonzeros of a step, which nothing stored depends on."""
+        """Fibers of a block; for runs, nonzeros of a step, on which nothing stored depends."""
         return self.loops[-1].lanes or 1
 
     @cached_property
@@ -322,20 +330,20 @@ class Nest:
 
     @property
     def packed(self) -> tuple[str, ...]:
-        """The arrays that are made of values, and made anew for others of the same pattern."""
+        """The arrays that are made again when values change and the pattern does not."""
         return () if self.pairs else self.values.packed
 
     def stored_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """How many different coordinates of each mode are stored: its tiles, where there are tiles, else its size."""
+        """Return the number of tiles along each mode; without tiles, the shape."""
         return tuple([-(-n // self.side(mode)) for mode, n in enumerate(shape)])
 
     def side(self, mode: int) -> int:
-        """Positions along a mode of what is stored: of a tile, its side."""
+        """Return the side of a tile along a mode; 1 without tiles."""
         return self.values.sides[mode] if self.values.sides else 1
 
     @cached_property
     def positions(self) -> tuple[str, ...]:
-        """The axis whose positions each level has."""
+        """The name of the axis that numbers what each level has."""
         return ("item", "tile" if self.values.sides else "fiber", "nonzero")
 
     @cached_property
@@ -346,7 +354,7 @@ class Nest:
 
     @cached_property
     def along(self) -> dict[int, Expression]:
-        """Each mode's coordinates at the positions along its side, by the tile's; empty where there are no sides."""
+        """For tiles: each mode's coordinates at the positions of a tile, from the tile's coordinate or from lists."""
 
         def strided(mode: int) -> Expression:
             return Formula("+", Formula("*", Coordinate(mode), Constant(self.values.sides[mode])), Along(mode))
@@ -356,20 +364,20 @@ class Nest:
 
     @cached_property
     def sided(self) -> tuple[int, ...]:
-        """The modes along whose sides positions are read: those of tiles, but for modes that ride along others."""
+        """The modes that have an axis of their own in a tile: all but those that ride along others."""
         return tuple(sorted({mode for own in self.along.values() for mode in own.sides}))
 
     @cached_property
     def along_sides(self) -> Values:
-        """How values are stored along the sides that are read, numbered from 0 on."""
+        """How values are stored by the `sided` modes alone, renumbered from 0."""
         return self.values if len(self.sided) == len(self.values.sides) else self.values.of_sides(self.sided)
 
     def read_along(self, letters: Sequence[Name], some: Iterable[Name]) -> tuple[Name, ...]:
-        """The axes along which coordinates are read, once each: letters along whose sides they lie in a tile.
+        """Return letters with each one that rides along others replaced by those, once each.
 
         Args:
             letters: of all modes.
-            some: letters; one that is no mode's, and where there are no sides each, stands for itself.
+            some: the letters to replace; one that belongs to no mode stays, and without tiles all of them stay.
         """
         own = dict(zip(letters, self._read_along, strict=False))
         found: dict[Name, None] = {}
@@ -379,25 +387,25 @@ class Nest:
 
     @cached_property
     def _read_along(self) -> list[list[int]]:
-        """By mode, the modes along whose sides it is read; empty where there are no sides."""
+        """For each mode, the modes along whose sides it is read; empty without tiles."""
         return [sorted(self.along[mode].sides) for mode in range(len(self.along))]
 
     def within(self, mode: int, size: int) -> bool:
-        """Whether no coordinate along a mode's side reaches the size of the mode: lists may always hold such."""
+        """Return True if no tile passes the end of a mode of this size, and needs no mask; lists may pass it."""
         return not self.coordinates[mode].sides and size % self.values.sides[mode] == 0
 
     def taking(self, lanes: int) -> Nest:
-        """The nest by so many lanes, where the storage leaves their number to the schedule: in runs of nonzeros."""
+        """Return the nest with runs of nonzeros taken `lanes` at a step; other loops have their storage's lanes."""
         return replace(self, loops=(replace(run, lanes=lanes),)) if isinstance(run := self.loops[0], Run) else self
 
     def in_halves(self) -> Nest:
-        """The nest of values in halves, where these are of tiles that are stored whole."""
+        """Return the nest whose whole tiles are stored as two float16 a value, with one scale for all; others as is."""
         v = self.values
         return replace(self, values=ScaledHalves(v.sides, v.sequence, v.contracted)) if isinstance(v, Whole) else self
 
     @cached_property
     def beside(self) -> list[tuple[str, ...]]:
-        """By level, the axis of what lies side by side there, where anything does."""
+        """For each level, ``("lane",)`` where values of a step lie side by side, else ``()``."""
         return [(LANES,) * (self.lanes_from <= level) for level in range(len(LEVELS))]
 
     @cached_property

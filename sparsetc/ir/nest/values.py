@@ -16,12 +16,12 @@ Arrays, by name (N stored values, T tiles):
     bits (T*volume/word)  a bit a position, the lowest bit of a word first
     high_values (N)       of each value the nearest 16-bit float, once it was scaled
     low_values (N)        what that leaves of it, times `LOW`
-    scales (rows*side)    by what the rows of tiles are to be multiplied in turn, a power of two each; tiles that are
-                          one above another share none, tiles that are side by side all
-    most (1)              the largest magnitude of all values, which says how they were scaled
+    scales (rows*side)    for each row of positions, the power of two that undoes its scale; tiles in one tile row share
+                          their scales, different tile rows do not
+    most (1)              the largest magnitude of all values, from which their one scale follows
 
-A float32 v times its scale is ``high + low / LOW``. The scale brings the largest magnitude that shares it to between
-2**14 and 2**15::
+A float32 v times its scale s is ``high + low / LOW``, and `scales` holds 1 / s. The scale brings the largest magnitude
+that shares it to between 2**14 and 2**15::
 
     high = float16(v * scale)      11 bits      low = float16((v * scale - high) * 2**11)      12 bits more, the sign
                                                                                               among them
@@ -53,13 +53,13 @@ class Values:
     structure: ClassVar[tuple[str, ...]] = ()
     """The names of the arrays that say where values are."""
     held: ClassVar[tuple[str, ...]] = ("values",)
-    """The names of the arrays that have an element a value; none where every value is 1."""
+    """The names of the arrays with one element for each value; none where every value is 1."""
     packed: ClassVar[tuple[str, ...]] = ("values",)
-    """The names of the arrays of values, which are made anew for others of the same pattern."""
+    """The names of the arrays that are made again when values change and the pattern does not."""
     loads: ClassVar[str] = "load {where}"
-    """What reads them, in the text of a program; of a pair's tile, `how` is another word."""
+    """How the printed program reads them; `how` stands for the verb, which differs for tiles of pairs."""
     tiled: ClassVar[bool] = False
-    """Whether they are those of tiles."""
+    """Whether this kind stores tiles, not single nonzeros."""
     bitmap: ClassVar[bool] = False
     """Whether only the nonzeros' values of a tile are stored."""
     halves: ClassVar[bool] = False
@@ -70,9 +70,9 @@ class Values:
     sequence: tuple[int, ...] = ()
     """Modes in the order in which a tile's positions are stored, the last running fastest."""
     contracted: int = 0
-    """How many modes at the end of `sequence` a column of a dot contracts, as they were stored; 0: no dot."""
+    """How many modes at the end of `sequence` are contracted by a dot; 0 if the order serves no dot."""
     word: int = 32
-    """Of bitmaps, positions that a word of bits stands for: 8, 16 or 32."""
+    """Bits of a word of a bitmap: 8, 16 or 32."""
 
     @property
     def arrays(self) -> tuple[str, ...]:
@@ -96,15 +96,15 @@ class Values:
         return tuple(prod(self.sides[m] for m in self.sequence[place[mode] + 1 :]) for mode in range(len(self.sides)))
 
     def begins(self, arrays: Mapping[str, torch.Tensor], tiles: torch.Tensor) -> torch.Tensor:
-        """Where the values of tiles, or nonzeros, of these numbers begin."""
+        """Return where the values of tiles, or nonzeros, with these ids begin."""
         return tiles * self.volume
 
     def number(self, arrays: Mapping[str, torch.Tensor], stored: int) -> int:
-        """How many tiles, or nonzeros, so many stored values are of."""
+        """Return the number of tiles, or nonzeros, that `stored` values belong to."""
         return stored // self.volume
 
     def places(self, arrays: Mapping[str, torch.Tensor], tiles: int, device: torch.device) -> torch.Tensor:
-        """(tiles, volume) bool: the positions of which a value is stored."""
+        """Return (tiles, volume) bool: True at positions that have a stored value."""
         return torch.ones((tiles, self.volume), dtype=torch.bool, device=device)
 
     def describe(self, array: Callable[[str], str], order: str) -> str:
@@ -114,11 +114,11 @@ class Values:
         return f"{first}[tile * {self.volume} + position]{also}, {order}"
 
     def scaling(self, operand: Any) -> list[str]:
-        """Return what else makes the values of an operand, which is as `ir.program.operands.Stored` has it."""
+        """Return lines for a reader: the formula of an operand's values, where they are not stored as they are."""
         return []
 
     def fixed(self) -> tuple[int, ...]:
-        """Return the modes in the one order in which dots may take positions; empty where they may in any."""
+        """Return the modes in the only order in which a dot may take positions; empty if any order will do."""
         return ()
 
     def of_sides(self: V, modes: Sequence[int]) -> V:
