@@ -162,7 +162,7 @@ def test_other_parts_are_as_they_were() -> None:
     x = stc.SparseTensor(coords, torch.ones(coords.shape[1]), x.shape)
     kernel = compiled(SPMM, [x, b], BESIDE_RUNS)
     windows, rest = kernel.programs
-    assert (windows.precision, rest.precision) == (F16X3, "tf32x3")
+    assert (windows.schedule.precision, rest.schedule.precision) == (F16X3, "tf32x3")
     assert (windows.view.packed, rest.view.packed) == (("high_values", "low_values", "most"), ("values",))
     assert_matches(interpreted(kernel, [b]).float(), SPMM, [x, b], 1e-6)
 

@@ -82,7 +82,7 @@ def test_others_run_in_float32(name: str, which: str) -> None:
     kernel = compiled(SPMM, [x, b])
     assert error(kernel, x, b) < NEAR
     (other,) = kernel.step._others.values()
-    assert [p.precision for p in other.programs] == ["tf32x3"]
+    assert [p.schedule.precision for p in other.programs] == ["tf32x3"]
 
 
 def test_what_is_just_fit() -> None:

@@ -61,10 +61,10 @@ def line(p: ir.TileProgram, s: ir.Statement) -> str:
     if isinstance(s, ir.Product):
         spec = ",".join("".join(_short(a) for a in t.axes) for t in s.inputs) + "->" + "".join(map(_short, s.out.axes))
         factors = ", ".join(t.name for t in s.inputs)
-        over = ["the lanes" if a == ir.LANES else a for a in s.contracted]
+        over = ", ".join("the lanes" if a == ir.LANES else a for a in s.contracted)
         present = dict.fromkeys(a for t in s.inputs for a in t.axes if a != ir.LANES)
         summed = ", ".join(a for a in present if a not in s.out.axes)
-        how = f"dot over {', '.join(over)}, {p.precision}" if s.dot else f"sum over {summed}" if summed else "multiply"
+        how = f"dot over {over}, {p.schedule.precision}" if s.dot else f"sum over {summed}" if summed else "multiply"
         return f'{s.out} {"+=" if s.accumulate else "="} einsum "{spec}" {factors}  # {how}'
     key = s.key
     if isinstance(key, ir.Row):
@@ -84,7 +84,7 @@ def _loop(p: ir.TileProgram, axis: Axis) -> str:
     if isinstance(axis, Each):
         return f"loop {axis.name}s of the item"
     if isinstance(axis, Run | Fibers):
-        return f"loop steps of {axis.lanes} lanes, {p.unroll} at a time"
+        return f"loop steps of {axis.lanes} lanes, {p.schedule.unroll} at a time"
     return f"loop {axis}"
 
 
