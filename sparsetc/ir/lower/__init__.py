@@ -74,7 +74,7 @@ def _by_rule(bound: Bound, view: Nest, schedule: Schedule, sparse: bool, in_oper
 
 def _inner(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> Inner:
     """What one work item computes, of a view that is read as the schedule says."""
-    read = view.taking(schedule.lanes)
+    read = view.taking(1 if target.whole else schedule.lanes)
     return Inner.of(bound, read.in_halves() if schedule.precision == F16X3 else read, target)
 
 

@@ -170,8 +170,8 @@ class Lowering(Contraction):
 
     def _dense(self, letter: str) -> ir.DenseAxis:
         """A dense axis as the schedule takes it: one of a single block has no slabs, whatever the schedule says."""
-        size, pieces = self.inner.sizes[letter], self.schedule.pieces_of(letter)
-        block = sum(pieces) or self.schedule.block(letter)
+        size, block = self.inner.sizes[letter], self.schedule.block(letter)
+        pieces = dict(self.schedule.pieces).get(letter, ())
         return ir.DenseAxis(letter, size, block, pieces=pieces, slab=letter in self.schedule.slabs and size > block)
 
     def _check_rounded(self) -> None:
