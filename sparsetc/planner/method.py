@@ -30,7 +30,7 @@ from sparsetc.planner.statistics import Counts
 MOST_COPIES = 128
 """Copies of the output, at most."""
 Option = Callable[[Schedule, Problem], Schedule]
-"""One decision of how programs run: gives a schedule with it, the same where the schedule has decided already."""
+"""One decision of how programs run: return the schedule with it, or as it is where it has decided that already."""
 
 
 def estimate(candidate: Candidate, problem: Problem) -> Estimate:
@@ -46,34 +46,32 @@ def estimate(candidate: Candidate, problem: Problem) -> Estimate:
 
 
 def in_order(candidate: Candidate, problem: Problem) -> Priced:
-    """The parts, each of which takes the axes that are split over the grid in slabs where that pays."""
+    """Return the parts, each in slabs if the cost model expects that to be faster."""
     return tried(_in_slabs, price(candidate, problem), candidate, problem, by_part=True)
 
 
 def tried(option: Option, own: Priced, candidate: Candidate, problem: Problem, by_part: bool = False) -> Priced:
-    """The parts with an option where prices tell that it gains: each part by itself, or all of them."""
+    """Return the parts with an option if their prices say that it gains: each part for itself, or all together."""
     parts = tuple([replace(p, schedule=option(p.schedule, problem)) for p in own.parts])
     if parts == own.parts:
         return own
     other = price(replace(candidate, plan=replace(candidate.plan, parts=parts)), problem)
-    all_parts = [(sum(own.seconds), sum(other.seconds))] * len(parts)
-    pairs = zip(own.seconds, other.seconds, strict=True) if by_part else all_parts
     least_gain = of_backend(problem.backend).laws["least_gain"]
-    taken = [least_gain * after < before for before, after in pairs]
-    both: Any = zip(own, other, strict=True)
-    return Priced(
-        *(tuple([new if take else old for old, new, take in zip(*each, taken, strict=True)]) for each in both)
-    )
+    together = [(sum(own.seconds), sum(other.seconds))] * len(parts)
+    seconds = zip(own.seconds, other.seconds, strict=True) if by_part else together
+    each: Any = zip(zip(*own, strict=True), zip(*other, strict=True), seconds, strict=True)  # (part, cost, seconds)
+    kept = [new if least_gain * after < before else old for old, new, (before, after) in each]
+    return Priced(*zip(*kept, strict=True))
 
 
 def _in_slabs(own: Schedule, problem: Problem) -> Schedule:
-    """All dense axes in slabs that are split over the grid; as it is where it has slabs of its own."""
+    """Take every axis that is split over the grid in slabs, unless the schedule names slabs."""
     sizes = problem.bound.by_index
     return replace(own, slabs=own.slabs or tuple([c for c in dense_axes(problem.bound) if sizes[c] > own.block(c)]))
 
 
 def _in_copies(own: Schedule, problem: Problem) -> Schedule:
-    """As many copies of the output as rows are too few for additions not to wait for one another."""
+    """Add to copies of the output, the more the fewer rows it has, so that additions wait less for one another."""
     crowd = max(1, int(of_backend(problem.backend).laws["uncrowded"]) // problem.rows)
     return replace(own, copies=max(own.copies, min(MOST_COPIES, 1 << crowd.bit_length() - 1)))
 
@@ -85,7 +83,7 @@ def suited(plan: Plan, problem: Problem) -> Plan:
         PlanError: a tree has dots, and the type has none.
     """
     triton = problem.backend == "triton"
-    without: tuple[tuple[bool, dict[str, Any]], ...] = (
+    without: tuple[tuple[bool, dict[str, Any]], ...] = (  # what stands where an option does not apply
         (triton, {"lanes": 1, "unroll": 1}),
         (triton and problem.floating and problem.itemsize == 4, {"rounded": ()}),  # float32 alone is rounded
         (triton and not problem.deterministic, {"copies": 1}),
@@ -152,7 +150,7 @@ def rounded(candidate: Candidate, problem: Problem, seconds: Callable[[Candidate
 
 
 def _cast(name: str, own: Schedule) -> Schedule:
-    """One operand more rounded, where the precision allows it."""
+    """Round one more operand, if the precision allows it."""
     allowed = own.precision == ROUNDED and name not in own.rounded
     return replace(own, rounded=(*own.rounded, name)) if allowed else own
 
