@@ -187,7 +187,7 @@ def blocks_of(k: stc.Kernel) -> Row:
     us, pairs = microseconds(lambda: list(path._multiplied(launch, arrays))), blocking.pairs.tasks
     flops = 2 * pairs * prod(max(MIN_DOT, n) for n in blocking.extents)
     return {
-        "precision": launch.program.precision,
+        "precision": launch.program.schedule.precision,
         "pairs": pairs,
         "rows_columns_inner": blocking.extents,
         "block_bytes": sum(a.numel() * a.element_size() for a in arrays[0]),

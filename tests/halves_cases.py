@@ -68,7 +68,7 @@ def compiled(equation: str, operands: list[Any], request: stc.Plan, **settings: 
     how = {"backend": "triton"} | settings
     plan = stc.compile(equation, *operands, plan=request, **how).plan
     kernel = stc.compile(equation, *operands, plan=in_halves(plan), **how)
-    assert kernel.programs[0].precision == F16X3
+    assert kernel.programs[0].schedule.precision == F16X3
     return kernel
 
 

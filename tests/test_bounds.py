@@ -39,7 +39,7 @@ def kept_bytes(program: TileProgram, dtype: torch.dtype) -> int:
     size = 4 if dtype.is_floating_point and dtype.itemsize <= 4 else 8
     tiles = [s.out for s, _ in walk(program.body) if isinstance(s, Product)]
     elements = [prod(program.view.lanes if a == LANES else program.axis(a).block for a in t.axes) for t in tiles]
-    return max(elements) * size // program.warps
+    return max(elements) * size // program.schedule.warps
 
 
 def operands(equation: str, sizes: dict[str, int], dtype: torch.dtype) -> list[Any]:

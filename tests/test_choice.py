@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from cases import Problem
 
 import sparsetc as stc
-from sparsetc.ir.program.tile import Add, walk
+from sparsetc.ir.program.tile import Add, TileProgram, walk
 from sparsetc.planner.candidate import FUSE_BELOW
 
 SIZES = {"i": 60, "j": 50, "k": 40, "r": 32, "s": 32}
@@ -90,7 +91,11 @@ def test_few_nonzeros_a_tile_are_not() -> None:
 
 
 def owned(kernel: stc.Kernel) -> list[bool]:
-    return [s.owned for p in kernel.step.programs for s, _ in walk(p.body) if isinstance(s, Add)]
+    return stored(kernel.step.programs)
+
+
+def stored(programs: Iterable[TileProgram]) -> list[bool]:
+    return [s.owned for p in programs for s, _ in walk(p.body) if isinstance(s, Add)]
 
 
 def priced(kernel: stc.Kernel) -> list[bool]:
@@ -99,8 +104,8 @@ def priced(kernel: stc.Kernel) -> list[bool]:
     from sparsetc.planner.candidate import Candidate
 
     candidate = Candidate(kernel.step.choice.plan, kernel.step.choice.expected)
-    found = pricing.owned(candidate, kernel.step.problem)
-    return [found[n] for n in kernel.step.filled]
+    found = pricing.costs(candidate, kernel.step.problem)
+    return stored(found[n].p for n in kernel.step.filled)
 
 
 @pytest.mark.parametrize("pattern", ["dense", "random", "skewed"])

@@ -181,7 +181,7 @@ def test_other_parts_are_as_they_were(name: str) -> None:
     x = stc.SparseTensor(coords, torch.ones(coords.shape[1]), x.shape)
     kernel = compiled(SPMM, [x, b], tiles(name, 40))
     first, rest = kernel.programs
-    assert (first.precision, rest.precision) == (F16X3, "tf32x3")
+    assert (first.schedule.precision, rest.schedule.precision) == (F16X3, "tf32x3")
     assert (first.view.packed, rest.view.packed) == (("high_values", "low_values", "most"), ("values",))
     assert_matches(interpreted(kernel, [b]).float(), SPMM, [x, b], 1e-6)
 

@@ -479,7 +479,7 @@ def test_a_faster_device_takes_no_more_time() -> None:
         assert after[resource] == pytest.approx(before[resource] / 2)
         assert {k: v for k, v in after.items() if k != resource} == {k: v for k, v in before.items() if k != resource}
     exact = lowered("ijk,jr,ks->irs", "coo", ROWS, dot=True)
-    fast = replace(exact, precision="bf16")
+    fast = replace(exact, schedule=replace(exact.schedule, precision="bf16"))
     assert cost_of(fast).seconds(statistics, slow)["dot"] < cost_of(exact).seconds(statistics, slow)["dot"]
 
 

@@ -435,10 +435,12 @@ def test_precision_follows_torch(operands: list[Any]) -> None:
     found = {}
     for precision in ("highest", "high", "medium"):
         torch.set_float32_matmul_precision(precision)
-        found[precision] = stc.compile("ijk,jr,ks->irs", *chain, plan="coo", backend="triton").programs[0].precision
+        (program,) = stc.compile("ijk,jr,ks->irs", *chain, plan="coo", backend="triton").programs
+        found[precision] = program.schedule.precision
     assert found == {"highest": "tf32x3", "high": "tf32", "medium": "bf16"}
     with stc.options(precision="highest"):
-        assert stc.compile("ijk,jr,ks->irs", *chain, plan="coo", backend="triton").programs[0].precision == "tf32x3"
+        (program,) = stc.compile("ijk,jr,ks->irs", *chain, plan="coo", backend="triton").programs
+        assert program.schedule.precision == "tf32x3"
 
 
 def test_complex_numbers_run_in_torch() -> None:

@@ -32,7 +32,8 @@ def without_slabs(kernel: stc.Kernel) -> float:
     """Microseconds expected of the plan in the other order."""
     choice = kernel.step.choice
     parts = tuple(replace(p, schedule=replace(p.schedule, slabs=())) for p in choice.plan.parts)
-    return 1e6 * sum(price(Candidate(replace(choice.plan, parts=parts), choice.expected), kernel.step.problem))
+    candidate = Candidate(replace(choice.plan, parts=parts), choice.expected)
+    return 1e6 * sum(price(candidate, kernel.step.problem).seconds)
 
 
 @pytest.mark.parametrize(

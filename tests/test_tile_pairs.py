@@ -185,14 +185,15 @@ def test_faulty_scales_are_refused(change: Callable[[Statement], list[Statement]
 
 def test_only_dots_in_f16x3_multiply_halves() -> None:
     whole, halves = DrawnTiles(ONE_MODE).program, DrawnTiles(ONE_MODE, halves=True).program
-    for program in (replace(whole, precision=F16X3), replace(halves, precision="tf32x3")):
+    for made, precision in ((whole, F16X3), (halves, "tf32x3")):
+        program = replace(made, schedule=replace(made.schedule, precision=precision))
         with pytest.raises(PlanError, match="x: tiles in halves are multiplied by dots in f16x3, and only they"):
             verify(program)
     with pytest.raises(PlanError, match="tiles in halves"):
         lower_pairs("x,y->z", ONE_MODE, Schedule(dot=False, precision=F16X3), Target())
     with pytest.raises(FormatError, match="stored whole"):
         lower_pairs("x,y->z", ONE_MODE, Schedule(precision=F16X3), Target(), bitmaps=(True, False))
-    one = replace(whole, view=replace(whole.view, pairs=()), terms=(), precision=F16X3)
+    one = replace(whole, view=replace(whole.view, pairs=()), terms=(), schedule=Schedule(precision=F16X3))
     with pytest.raises(PlanError, match="X: tiles in halves are multiplied by dots in f16x3, and only they"):
         verify(replace(one, body=(one.body[0], one.body[-1])))
 

@@ -207,7 +207,8 @@ class TritonPrograms:
         """The module that runs on a machine (`machine_of`), which `compile_for` compiles for its targets."""
         from sparsetc.codegen.triton import module_source  # a call on the CPU needs none of Triton's printers
 
-        programs = tuple(replace(p, precision=portable(p.precision, machine)) for p in self.programs)
+        own = [replace(p.schedule, precision=portable(p.schedule.precision, machine)) for p in self.programs]
+        programs = tuple(replace(p, schedule=schedule) for p, schedule in zip(self.programs, own, strict=True))
         types = replace(types_of(self.dtype), popcount=MACHINES[machine].popcount)
         return module_source(programs, types, header(programs, "triton", self.about), self.fused)
 
@@ -219,7 +220,7 @@ class TritonPrograms:
         Raises:
             PlanError: Triton interprets, which gives wrong products of matrices in bfloat16.
         """
-        if any(p.precision == "bf16" and p.dots for p in self.programs):
+        if any(p.schedule.precision == "bf16" and p.dots for p in self.programs):
             assembly.check_products(next(iter(self.kernels.values())))
         launches, every = [], _tables(self.programs)
         for kernel, group in zip(self.kernels.values(), self.groups, strict=True):
@@ -262,7 +263,7 @@ class TritonPrograms:
 
     def _options(self, group: Sequence[int], machine: str) -> dict[str, int]:
         """What Triton is told of a launch beside its arguments; registers where all parts say the same."""
-        first, registers = self.programs[group[0]], {self.programs[n].registers for n in group}
+        first, registers = self.programs[group[0]].schedule, {self.programs[n].schedule.registers for n in group}
         limited = {"maxnreg": first.registers} if machine == "cuda" and registers - {0} and len(registers) == 1 else {}
         return {"num_warps": first.warps, "num_stages": first.stages, **limited, **assembly.FUSED}
 

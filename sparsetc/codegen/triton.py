@@ -240,7 +240,7 @@ class FunctionPrinter(Layout):
 
     def dot(self, s: ir.Product, name: str, u: str) -> None:
         """A matrix product: of (rows, summed) by (summed, columns)."""
-        precision = self.p.precision if self.types.accumulate == "float32" else "ieee"
+        precision = self.p.schedule.precision if self.types.accumulate == "float32" else "ieee"
         cast = ".to(tl.bfloat16)" if precision == "bf16" else ""
         how = "" if precision == "bf16" else f', input_precision="{precision}"'
         left, right = (self.matrix(side, s.contracted, own, u, cast) for side, own in self.factors(s))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def multiplies(printer: FunctionPrinter, s: Product) -> bool:
     """Whether a product is of tiles in halves."""
-    return s.dot and printer.p.precision == F16X3
+    return s.dot and printer.p.schedule.precision == F16X3
 
 
 def sums(printer: FunctionPrinter, s: Loop) -> list[Tile]:

@@ -143,7 +143,7 @@ def _block(printer: FunctionPrinter, lanes: int) -> None:
 
 def _run(printer: FunctionPrinter, s: Loop, axis: Run) -> None:
     """Whole groups of steps without a mask, then the rest with one."""
-    lanes, unroll, masked = axis.lanes, printer.p.unroll, printer.p.masked_unroll
+    lanes, unroll, masked = axis.lanes, printer.p.schedule.unroll, printer.p.schedule.masked_unroll
     stride = lanes * unroll
 
     def turn(u: str, n: int) -> tuple[str, str]:
@@ -156,7 +156,7 @@ def _run(printer: FunctionPrinter, s: Loop, axis: Run) -> None:
 
 def _fibers(printer: FunctionPrinter, s: Loop, axis: Fibers) -> None:
     """Whole groups of steps without a mask, then the rest with one."""
-    lanes, unroll, masked = axis.lanes, printer.p.unroll, printer.p.masked_unroll
+    lanes, unroll, masked = axis.lanes, printer.p.schedule.unroll, printer.p.schedule.masked_unroll
 
     def turn(u: str, n: int) -> tuple[str, str]:
         ahead = f" + {n * lanes}" if n else ""

@@ -202,7 +202,7 @@ class Preparation:
                 slot = slot.to(index_dtype(target.rows))
         if program.dots and self.canonical.dtype == torch.float64 and problem.backend == "triton":
             packed = _wide_words(packed)
-        packed = packed.unrolled(program.unroll)
+        packed = packed.unrolled(program.schedule.unroll)
         return BoundPart(program, packed, PartArrays.of(program, packed, slot))
 
     def stored_dtype(self, program: TileProgram) -> torch.dtype:

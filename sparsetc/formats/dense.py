@@ -100,7 +100,7 @@ class Dense:
             output=output,
             output_axes=tuple([c for c in axes if c in bound.einsum.output and c not in letters]),
             body=_products(bound, stored, operands, schedule.dot),
-            precision=schedule.precision,
+            schedule=schedule,
             rows=target.rows,
             whole=True,
         )
@@ -183,7 +183,7 @@ class ProductCost(Cost):
 
     def __init__(self, program: TileProgram) -> None:
         """Count the products; all but the last are formed on the way, which is written and read again."""
-        self.p, self.precision = program, program.precision
+        self.p, self.precision = program, program.schedule.precision
         products = [s for s, _ in program.statements if isinstance(s, Product)]
         *before, last = products
         of_values = [last] if last.right else products
@@ -272,12 +272,12 @@ class DenseProduct(TileProgram):
     @cached_property
     def half(self) -> bool:
         """Whether values are stored in bfloat16: where a product of two matrices takes them, and of no vector."""
-        return self.precision == ROUNDED and bool(self.dots)
+        return self.schedule.precision == ROUNDED and bool(self.dots)
 
     def lines(self, integers: bool) -> list[str]:
         """Return the text of the function that torch runs: of one chunk, of all items, or none."""
         names = ", ".join(["chunks", *self.arrays, *(o.name for o in self.operands), self.output])
-        setting = SETTINGS.get(self.precision, "highest")
+        setting = SETTINGS.get(self.schedule.precision, "highest")
         head = [f'@matmul_precision("{setting}")', f"def part_{self.number}({names}):", "    for _ in chunks:"]
         *before, last = [s for s, _ in self.statements if isinstance(s, Product)]
         (x, *_), out, axes = (*before, last)[0].inputs, self.output, last.out.axes

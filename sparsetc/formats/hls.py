@@ -290,7 +290,7 @@ class ByTiles(OperandMethod):
             return splits[0]
 
         def seconds(split: Candidate) -> float:
-            return sum(price(split, problem))
+            return sum(price(split, problem).seconds)
 
         return min(splits, key=lambda split: seconds(rounded(split, problem, seconds)))
 

@@ -87,7 +87,7 @@ def _for_rows(problem: Problem, counts: Counts, schedule: Schedule) -> Schedule:
     if not schedule.blocks or (steps <= SHORT_ROW and gathered <= 1):
         schedule = replace(schedule, warps=ROW_WARPS // 2)
     unroll = min(schedule.unroll, 4) if steps < 4 else schedule.unroll
-    schedule = replace(schedule, unroll=unroll, masked_unroll=min(schedule.masked_unroll, steps))
+    schedule = replace(schedule, unroll=unroll, masked_unroll=min(schedule.unroll, steps))
     return replace(schedule, registers=_registers(problem, counts, schedule, steps, gathered))
 
 

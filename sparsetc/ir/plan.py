@@ -13,8 +13,8 @@ In: choices made by `planner`. Out: `Plan`, packed by `formats` and lowered by `
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from math import inf
 from typing import Any
 
@@ -44,6 +44,11 @@ F16X3 = "f16x3"
 Stored sides are in halves (`ir.nest.values.Halves`); what is gathered is split in registers."""
 
 
+def bounded(default: int, called: str, least: int = 1, most: float = inf, power: bool = False) -> Any:
+    """Declare a number of a part: what it is called, its bounds, and whether it is a power of two."""
+    return field(default=default, metadata={"allowed": (called, least, most, power)})
+
+
 @dataclass(frozen=True)
 class Storage(Record):
     """How a format stores nonzeros: all that its arrays depend on, beside coordinates and shape, and nothing else.
@@ -54,11 +59,11 @@ class Storage(Record):
     item: tuple[int, ...] = ()
     lane: tuple[int, ...] = ()
     leaf: tuple[int, ...] = ()
-    lanes: int = 1
+    lanes: int = bounded(1, "the number of lanes", power=True)
     """Fibers stored side by side in a block; 1 stores them one after another."""
-    max_fiber_len: int = 0
+    max_fiber_len: int = bounded(0, "max_fiber_len", 0)
     """Longest fiber of a block; a longer one is cut. 0: never cut."""
-    max_item_nnz: int = 0
+    max_item_nnz: int = bounded(0, "max_item_nnz", 0)
     """Most nonzeros of one work item (whole blocks where there are blocks). 0: an item is a whole row, never cut."""
     narrow: bool = False
     """Words of leaf modes take 16 bits where they fit: for Triton alone, as torch computes with no such words."""
@@ -108,26 +113,26 @@ class Storage(Record):
 class Schedule(Record):
     """How one tile program runs: every number a tuner may change, and nothing else."""
 
-    warps: int = 1
+    warps: int = bounded(1, "the number of warps", most=MOST_WARPS, power=True)
     blocks: tuple[tuple[str, int], ...] = ()
     """Block size of each dense axis, a power of two; an axis longer than its block is split over the grid."""
     dot: bool = True
     """Contract by `tl.dot` where an axis pair makes a matrix product."""
     precision: str = "ieee"
     """Precision of dots: ieee, tf32x3, tf32 or bf16; of dots of whole tiles f16x3 too."""
-    stages: int = 3
+    stages: int = bounded(3, "the number of stages", 0, MOST_STEPS)
     """Loads of later steps under way at once, in loops with dots (H200, gathered TTMc: tf32 ran 1.4x faster with 1 than
     with 3; `benchmarks/results/ttmc_stages.json`)."""
-    registers: int = 0
+    registers: int = bounded(0, "the number of registers", 0, MOST_REGISTERS)
     """Registers that a thread may have, for an NVIDIA GPU; 0 leaves that to the compiler, which may take too many for
     all programs to be under way at once, or so few that loads wait for one another."""
-    columns: int = 128
+    columns: int = bounded(128, "columns", power=True)
     """Most columns of a dot over tiles: kept positions, and as many of a spread letter as fit beside them."""
-    lanes: int = 1
+    lanes: int = bounded(1, "the number of lanes", power=True)
     """Nonzeros of a run that make a step; the steps of blocks take the fibers that are stored side by side."""
-    unroll: int = 1
+    unroll: int = bounded(1, "unroll", 1, MOST_STEPS)
     """Steps taken together while every lane has a nonzero."""
-    masked_unroll: int = 1
+    masked_unroll: int = bounded(1, "masked_unroll", 1, MOST_STEPS)
     """Steps taken together, masked, where lanes begin to run out: 1 for long fibers, more for short rows."""
     pieces: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Powers of two that add up to what a program takes of a dense axis of the output, in place of its block; of one
@@ -139,7 +144,7 @@ class Schedule(Record):
     rounded: tuple[str, ...] = ()
     """Dense operands, by their names in trees, that are rounded to bfloat16 once a call: a gathered row is half the
     bytes. Only float32 at precision bf16 is, for Triton; products outside of dots, and all sums, are of float32."""
-    copies: int = 1
+    copies: int = bounded(1, "the number of copies", power=True)
     """Copies of a dense output that work items add to in turn, and that are summed afterwards, a power of two: where
     rows are few, and met in no order, additions of one copy wait for one another. Only for Triton; no matter where
     results are stored."""
@@ -160,15 +165,11 @@ class Schedule(Record):
         return replace(self, tree=None, take=(), turns=(), ruled=()) if given else self
 
     def block(self, axis: str) -> int:
-        """Block size of a dense axis."""
+        """Elements of a dense axis that a program takes: its block, or the sum of its pieces."""
         try:
-            return dict(self.blocks)[axis]
+            return (dict(self.blocks) | {c: sum(own) for c, own in self.pieces})[axis]
         except KeyError:
             raise PlanError(f"the schedule has no block for axis {axis!r}; it has {dict(self.blocks)}") from None
-
-    def pieces_of(self, axis: str) -> tuple[int, ...]:
-        """The pieces of a dense axis; empty where it is taken in blocks."""
-        return dict(self.pieces).get(axis, ())
 
 
 def in_bf16(rounded: Iterable[str]) -> str:
@@ -254,6 +255,10 @@ class Plan(Record):
         """One of the options, or what stands for it where it is not named."""
         return dict(self.options).get(name, default)
 
+    def scheduled(self, change: Callable[[Schedule], Schedule]) -> Plan:
+        """The plan with the schedule of each part changed."""
+        return replace(self, parts=tuple([replace(p, schedule=change(p.schedule)) for p in self.parts]))
+
     def of_step(self, number: int, steps: int) -> Plan:
         """The plan of one contraction of so many; `PlanError` where the plan was made for another number of them."""
         own = (self,) * steps if self.is_request else self.steps or (self,)
@@ -282,11 +287,7 @@ AUTO = Plan("auto")
 
 def without_halves(plan: Plan) -> Plan:
     """The plan with dots of float32 as it is where it has dots in halves: as exact, of all values."""
-    parts = (
-        replace(p, schedule=replace(p.schedule, precision=DOTS["highest"])) if p.schedule.precision == F16X3 else p
-        for p in plan.parts
-    )
-    return replace(plan, parts=tuple(parts))
+    return plan.scheduled(lambda own: replace(own, precision=DOTS["highest"]) if own.precision == F16X3 else own)
 
 
 def requested(wanted: str | Plan) -> Plan:
@@ -361,16 +362,17 @@ def verify(plan: Plan) -> None:
         if own.precision not in (*PRECISIONS, F16X3):
             named = ", ".join((*PRECISIONS, F16X3))
             raise PlanError(f"{where}: precision {own.precision!r} is not one of {named}")
-        for what, size in (
-            *((f"the block of axis {axis}", block) for axis, block in own.blocks),
-            *((f"a piece of axis {axis}", piece) for axis, pieces in own.pieces for piece in pieces),
-            ("warps", own.warps),
-            ("columns", own.columns),
-            ("the number of copies", own.copies),
-            *(("the number of lanes", lanes) for lanes in (storage.lanes, own.lanes)),
+        declared = [(record, f) for record in (storage, own) for f in fields(record) if f.metadata]
+        for size, what, least, most, power in (
+            *((block, f"the block of axis {axis}", 1, inf, True) for axis, block in own.blocks),
+            *((piece, f"a piece of axis {axis}", 1, inf, True) for axis, pieces in own.pieces for piece in pieces),
+            *((getattr(record, f.name), *f.metadata["allowed"]) for record, f in declared),
         ):
-            if size < 1 or size & (size - 1):
+            if power and (size < 1 or size & (size - 1)):
                 raise PlanError(f"{where}: {what} must be a power of two, found {size}")
+            if not least <= size <= most:
+                bound = f"{least} or more" if size < least else f"{most} or less"
+                raise PlanError(f"{where}: {what} must be {bound}, found {size}")
         tree = own.by_rule().tree
         dots = own.dot if tree is None else tree.dots
         if len(own.pieces) > 1 or (own.pieces and dots):
@@ -380,17 +382,5 @@ def verify(plan: Plan) -> None:
         for axis in own.slabs:
             if axis not in dict((*own.blocks, *own.pieces)) or own.slabs.count(axis) > 1:
                 raise PlanError(f"{where}: slabs are of axes that have a block, each named once, found {axis!r}")
-        for what, size, least, most in (
-            ("max_fiber_len", storage.max_fiber_len, 0, inf),
-            ("max_item_nnz", storage.max_item_nnz, 0, inf),
-            ("unroll", own.unroll, 1, MOST_STEPS),
-            ("masked_unroll", own.masked_unroll, 1, MOST_STEPS),
-            ("the number of stages", own.stages, 0, MOST_STEPS),
-            ("the number of warps", own.warps, 1, MOST_WARPS),
-            ("the number of registers", own.registers, 0, MOST_REGISTERS),
-        ):
-            if not least <= size <= most:
-                bound = f"{least} or more" if size < least else f"{most} or less"
-                raise PlanError(f"{where}: {what} must be {bound}, found {size}")
     if plan.fused and len({p.schedule.warps for p in plan.parts}) > 1:
         raise PlanError(f"plan {plan.name!r}: the parts of one fused launch must agree on the number of warps")

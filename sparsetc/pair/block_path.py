@@ -296,7 +296,7 @@ def block_seconds(work: BlockWork, program: TileProgram, width: int, precision: 
     moved, read, flops = cost_of(program).work(counts, profile)
     far = sum(work.elements) * width > profile.near_bytes
     read_rate = profile.far_blocks if far else profile.near_blocks
-    rate = profile.block_dot.get(program.precision, profile.block_dot[precision])
+    rate = profile.block_dot.get(program.schedule.precision, profile.block_dot[precision])
     chain = min(pairs_a_program(work.pairs), work.pairs // max(1, work.made)) * profile.pair_turn
     return BLOCK_LAUNCHES * profile.call + max(flops / rate, read / read_rate, chain) + moved / profile.moved
 

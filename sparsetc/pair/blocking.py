@@ -24,7 +24,7 @@ and no kernel reads them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -301,11 +301,9 @@ class Blocking:
         triton, floats = backend == "triton", dtype.is_floating_point or dtype.is_complex
         # Over one inner position there is nothing to add up: a dot would multiply its padding fifteen times of sixteen.
         dot = floats and not (triton and k == 1)
-        how = DOTS[precision] if dtype == torch.float32 else "ieee"
-        how = F16X3 if halves else how
-        schedule = Schedule(warps=8 if r * c > 64 * 64 else 4 if r * c > 64 else 1, dot=dot, precision=how)
-        if halves:
-            schedule = replace(schedule, stages=2)  # on an H200 a third took longer
+        how = F16X3 if halves else DOTS[precision] if dtype == torch.float32 else "ieee"
+        warps, stages = 8 if r * c > 64 * 64 else 4 if r * c > 64 else 1, 2 if halves else Schedule.stages
+        schedule = Schedule(warps, dot=dot, precision=how, stages=stages)  # a third took longer in halves on an H200
         index64 = max(operand.blocks * operand.volume for operand in (self.x, self.y)) > NARROW
         return lower_pairs(
             equation,

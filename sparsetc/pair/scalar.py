@@ -121,9 +121,8 @@ class TaskSum:
         if self.ordered:
             return self._bind_ordered(one)
         schedule, packed = (RUNS, one.runs()) if self.letter == "p" else (CHUNKS, one.chunks())
-        whole = self.backend == "torch"
-        schedule = replace(schedule, lanes=1) if whole else schedule
-        return self._part(packed, schedule, Target(rows=self._rows, index64=packed.index64, whole=whole))
+        target = Target(rows=self._rows, index64=packed.index64, whole=self.backend == "torch")
+        return self._part(packed, schedule, target)
 
     def _bind_ordered(self, one: NonzeroPairList) -> Lowered:
         mode = "pqz".index(self.letter)

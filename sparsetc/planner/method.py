@@ -12,80 +12,87 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import chain
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from sparsetc.device.profile import of_backend
 from sparsetc.errors import PlanError
 from sparsetc.ir.lower import Target, scheduled
-from sparsetc.ir.plan import ROUNDED, Part, Plan, in_bf16
+from sparsetc.ir.plan import ROUNDED, Part, Plan, Schedule, in_bf16
 from sparsetc.ir.program.operands import dense_axes, named_operands
 from sparsetc.packing.base import get_format
 from sparsetc.planner.candidate import APART, Candidate, Estimate
-from sparsetc.planner.pricing import costs, price, views
+from sparsetc.planner.pricing import Priced, price
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.statistics import Counts
 
 MOST_COPIES = 128
 """Copies of the output, at most."""
+Option = Callable[[Schedule, Problem], Schedule]
+"""One decision of how programs run: return the schedule with it, or as it is where it has decided that already."""
 
 
 def estimate(candidate: Candidate, problem: Problem) -> Estimate:
     """What a candidate is expected to take; tiles' prices are of another kind than those of nonzeros alone."""
-    candidate, seconds = in_order(replace(candidate, plan=suited(candidate.plan, problem)), problem)
-    candidate, seconds = _apart(candidate, seconds, problem)
-    scalar = not any(view.values.sides for view in views(candidate, problem))
-    return Estimate(describe(candidate, problem), candidate.plan, seconds, candidate.expected, scalar)
+    candidate = replace(candidate, plan=suited(candidate.plan, problem))
+    best = in_order(candidate, problem)
+    adds = problem.backend == "triton" and not problem.deterministic
+    if adds and any(cost.met for cost in best.costs):  # copies of what nothing waits for only take longer
+        best = tried(_in_copies, best, candidate, problem)
+    candidate = replace(candidate, plan=replace(candidate.plan, parts=best.parts))
+    scalar = not any(cost.p.view.values.sides for cost in best.costs)
+    return Estimate(describe(candidate, problem), candidate.plan, best.seconds, candidate.expected, scalar)
 
 
-def in_order(candidate: Candidate, problem: Problem) -> tuple[Candidate, tuple[float, ...]]:
-    """The candidate, parts of which take the axes that are split over the grid in slabs where that pays; its prices."""
-    plan = candidate.plan
-    slabs = tuple([_in_slabs(part, problem) for part in plan.parts])
-    seconds = price(candidate, problem)
-    if slabs == plan.parts:
-        return candidate, seconds
-    others = price(replace(candidate, plan=replace(plan, parts=slabs)), problem)
+def in_order(candidate: Candidate, problem: Problem) -> Priced:
+    """Return the parts, each in slabs if the cost model expects that to be faster."""
+    return tried(_in_slabs, price(candidate, problem), candidate, problem, by_part=True)
+
+
+def tried(option: Option, own: Priced, candidate: Candidate, problem: Problem, by_part: bool = False) -> Priced:
+    """Return the parts with an option if their prices say that it gains: each part for itself, or all together."""
+    parts = tuple([replace(p, schedule=option(p.schedule, problem)) for p in own.parts])
+    if parts == own.parts:
+        return own
+    other = price(replace(candidate, plan=replace(candidate.plan, parts=parts)), problem)
     least_gain = of_backend(problem.backend).laws["least_gain"]
-    taken = [least_gain * other < own for own, other in zip(seconds, others, strict=True)]
-    parts = tuple([slab if take else part for part, slab, take in zip(plan.parts, slabs, taken, strict=True)])
-    found = tuple([other if take else own for own, other, take in zip(seconds, others, taken, strict=True)])
-    return replace(candidate, plan=replace(plan, parts=parts)), found
+    together = [(sum(own.seconds), sum(other.seconds))] * len(parts)
+    seconds = zip(own.seconds, other.seconds, strict=True) if by_part else together
+    each: Any = zip(zip(*own, strict=True), zip(*other, strict=True), seconds, strict=True)  # (part, cost, seconds)
+    kept = [new if least_gain * after < before else old for old, new, (before, after) in each]
+    return Priced(*zip(*kept, strict=True))
 
 
-def _in_slabs(part: Part, problem: Problem) -> Part:
-    """The part with all dense axes in slabs that are split over the grid; as it is where it has slabs of its own."""
-    own, sizes = part.schedule, problem.bound.by_index
-    split = [c for c in dense_axes(problem.bound) if sizes[c] > (sum(own.pieces_of(c)) or own.block(c))]
-    return part if own.slabs else replace(part, schedule=replace(own, slabs=tuple(split)))
+def _in_slabs(own: Schedule, problem: Problem) -> Schedule:
+    """Take every axis that is split over the grid in slabs, unless the schedule names slabs."""
+    sizes = problem.bound.by_index
+    return replace(own, slabs=own.slabs or tuple([c for c in dense_axes(problem.bound) if sizes[c] > own.block(c)]))
 
 
-def _apart(candidate: Candidate, seconds: tuple[float, ...], problem: Problem) -> tuple[Candidate, tuple[float, ...]]:
-    """The candidate, whose parts add to copies of the output where rows are so few that this pays; its prices."""
-    if problem.backend != "triton" or problem.deterministic or problem.sparse_output:
-        return candidate, seconds
-    if not any(cost.met for cost in costs(candidate, problem)):  # copies of what nothing waits for only take longer
-        return candidate, seconds
-    law = of_backend(problem.backend).laws
-    copies = min(MOST_COPIES, 1 << max(int(law["uncrowded"]) // problem.rows, 1).bit_length() - 1)
-    if copies == 1:
-        return candidate, seconds
-    parts = tuple([replace(p, schedule=replace(p.schedule, copies=copies)) for p in candidate.plan.parts])
-    other = replace(candidate, plan=replace(candidate.plan, parts=parts))
-    found = price(other, problem)
-    return (other, found) if law["least_gain"] * sum(found) < sum(seconds) else (candidate, seconds)
+def _in_copies(own: Schedule, problem: Problem) -> Schedule:
+    """Add to copies of the output, the more the fewer rows it has, so that additions wait less for one another."""
+    crowd = max(1, int(of_backend(problem.backend).laws["uncrowded"]) // problem.rows)
+    return replace(own, copies=max(own.copies, min(MOST_COPIES, 1 << crowd.bit_length() - 1)))
 
 
 def suited(plan: Plan, problem: Problem) -> Plan:
-    """The plan as the backend and the type take it, before it is priced."""
-    parts = [p if problem.backend == "triton" else _one_lane(p) for p in plan.parts]
-    if problem.backend != "triton" or not problem.floating or problem.itemsize != 4:  # float32 alone is rounded
-        parts = [replace(p, schedule=replace(p.schedule, rounded=())) for p in parts]
-    if problem.backend != "triton" or problem.deterministic:
-        parts = [replace(p, schedule=replace(p.schedule, copies=1)) for p in parts]
-    if not problem.products:
-        parts = [replace(p, schedule=replace(p.schedule, dot=False)) for p in parts]
+    """The plan as the backend and the type take it, before it is priced; torch has one lane, so that nothing is padded.
+
+    Raises:
+        PlanError: a tree has dots, and the type has none.
+    """
+    triton = problem.backend == "triton"
+    without: tuple[tuple[bool, dict[str, Any]], ...] = (  # what stands where an option does not apply
+        (triton, {"lanes": 1, "unroll": 1}),
+        (triton and problem.floating and problem.itemsize == 4, {"rounded": ()}),  # float32 alone is rounded
+        (triton and not problem.deterministic, {"copies": 1}),
+        (problem.products, {"dot": False}),
+    )
+    options = {name: value for applies, own in without if not applies for name, value in own.items()}
+    parts = [replace(p, schedule=replace(p.schedule, **options)) for p in plan.parts]
+    if not triton:
+        parts = [replace(p, storage=replace(p.storage, lanes=1, narrow=False)) for p in parts]
     return replace(plan, parts=tuple([_with_tree(p, problem) for p in parts]))
 
 
@@ -101,19 +108,9 @@ def _with_tree(part: Part, problem: Problem) -> Part:
     return replace(part, schedule=scheduled(problem.bound, view, part.schedule, target))
 
 
-def _one_lane(part: Part) -> Part:
-    """The part as the torch programs take it: one lane, so that nothing is padded."""
-    return replace(
-        part,
-        storage=replace(part.storage, lanes=1, narrow=False),
-        schedule=replace(part.schedule, lanes=1, unroll=1),
-    )
-
-
 def without_idle_precision(plan: Plan) -> Plan:
     """The plan such that precisions tell only those apart whose dots have them."""
-    parts = (p if p.schedule.dot else replace(p, schedule=replace(p.schedule, precision="ieee")) for p in plan.parts)
-    return replace(plan, parts=tuple(parts))
+    return plan.scheduled(lambda own: own if own.dot else replace(own, precision="ieee"))
 
 
 def describe(candidate: Candidate, problem: Problem) -> str:
@@ -142,7 +139,7 @@ def rounded(candidate: Candidate, problem: Problem, seconds: Callable[[Candidate
     left = [o.name for o in named_operands(problem.bound)[1] if o.rows]
     best, least = candidate, seconds(candidate)
     while left:
-        others = {name: _with(best, name) for name in left}
+        others = {name: replace(best, plan=best.plan.scheduled(partial(_cast, name))) for name in left}
         times = {name: seconds(other) for name, other in others.items()}
         name = min(left, key=lambda name: times[name])
         if APART * times[name] > least:
@@ -152,15 +149,10 @@ def rounded(candidate: Candidate, problem: Problem, seconds: Callable[[Candidate
     return best
 
 
-def _with(candidate: Candidate, name: str) -> Candidate:
-    """The candidate with one operand more rounded, in all parts whose precision allows it."""
-    parts = []
-    for part in candidate.plan.parts:
-        own = part.schedule
-        if own.precision == ROUNDED and name not in own.rounded:
-            part = replace(part, schedule=replace(own, rounded=(*own.rounded, name)))
-        parts.append(part)
-    return replace(candidate, plan=replace(candidate.plan, parts=tuple(parts)))
+def _cast(name: str, own: Schedule) -> Schedule:
+    """Round one more operand, if the precision allows it."""
+    allowed = own.precision == ROUNDED and name not in own.rounded
+    return replace(own, rounded=(*own.rounded, name)) if allowed else own
 
 
 P = TypeVar("P")

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from sparsetc.device.profile import DeviceProfile, by_precision, of_backend
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, drafted
 from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Nest
-from sparsetc.ir.plan import Plan, Schedule
+from sparsetc.ir.plan import Part, Plan, Schedule
 from sparsetc.ir.program.cost import Cost, cost_of
 from sparsetc.ir.program.counting import Statistics
-from sparsetc.packing.base import Packed, get_format
+from sparsetc.packing.base import FORMATS, Packed, get_format
 from sparsetc.packing.deal import PARTITIONS
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Problem
@@ -55,10 +56,20 @@ LARGEST = 4
 """Bytes that are read of an element of an operand whose largest magnitude is found."""
 
 
-def price(candidate: Candidate, problem: Problem) -> tuple[float, ...]:
-    """What a candidate is expected to take, in seconds of one call by part: see `seconds_of`."""
-    found = costs(candidate, problem)
-    return seconds_of(candidate.plan, found, candidate.expected, problem.backend, of_backend(problem.backend))
+class Priced(NamedTuple):
+    """The parts of a candidate, and what they are expected to take."""
+
+    parts: tuple[Part, ...]
+    costs: tuple[Cost, ...]
+    seconds: tuple[float, ...]
+    """Of one call: see `seconds_of`."""
+
+
+def price(candidate: Candidate, problem: Problem) -> Priced:
+    """What a candidate is expected to take."""
+    found, profile = costs(candidate, problem), of_backend(problem.backend)
+    seconds = seconds_of(candidate.plan, found, candidate.expected, problem.backend, profile)
+    return Priced(candidate.plan.parts, tuple(found), seconds)
 
 
 def seconds_of(
@@ -104,15 +115,13 @@ def _zeroed(parts: Sequence[Cost], statistics: Sequence[Statistics], listed_byte
     return max(0, min(output, listed_byte * (output - stored) // 1))
 
 
-def views(candidate: Candidate, problem: Problem) -> list[Nest]:
-    """The view that each part's format promises."""
-    shape = problem.shape
-    return [get_format(part.format).view(shape, part.storage) for part in candidate.plan.parts]
-
-
-def owned(candidate: Candidate, problem: Problem) -> tuple[bool, ...]:
-    """Whether each part's results are expected to be stored, by the rule that the kernel goes by."""
-    return _owned(candidate, problem, views(candidate, problem))
+def views(candidate: Candidate, problem: Problem) -> list[tuple[Nest, bool]]:
+    """The view that each part's format promises, and whether it is expected to store, as the kernel will decide."""
+    plan, expected = candidate.plan, candidate.expected
+    alone = sum([s.nnz > 0 for s in expected]) <= 1 or PARTITIONS[plan.partition].whole_rows
+    made = [get_format(part.format).view(problem.shape, part.storage) for part in plan.parts]
+    each = zip(made, expected, strict=True)
+    return [(view, owns(view, problem, s, alone=alone, padded=s.stored > s.nnz)) for view, s in each]
 
 
 def orderly(candidate: Candidate, problem: Problem) -> bool:
@@ -120,25 +129,17 @@ def orderly(candidate: Candidate, problem: Problem) -> bool:
 
     Rows have one owner each, or parts of nonzeros alone add them up.
     """
-    own = views(candidate, problem)
-    return all(_owned(candidate, problem, own)) or all(view.loops[-1].ordered for view in own)
-
-
-def _owned(candidate: Candidate, problem: Problem, views: Sequence[Nest]) -> tuple[bool, ...]:
-    plan, expected = candidate.plan, candidate.expected
-    alone = sum([s.nnz > 0 for s in expected]) <= 1 or PARTITIONS[plan.partition].whole_rows
-    return tuple(
-        [owns(view, problem, s, alone=alone, padded=s.stored > s.nnz) for view, s in zip(views, expected, strict=True)]
-    )
+    found = views(candidate, problem)
+    return all(own for _, own in found) or all(view.loops[-1].ordered for view, _ in found)
 
 
 def costs(candidate: Candidate, problem: Problem) -> list[Cost]:
     """Costs of the parts' tile programs, lowered from the views their formats promise."""
-    made, parts, found = views(candidate, problem), candidate.plan.parts, []
-    for p, view, own in zip(parts, made, _owned(candidate, problem, made), strict=True):
+    found = []
+    for p, (view, own) in zip(candidate.plan.parts, views(candidate, problem), strict=True):
         whole = problem.backend == "torch" and not view.values.sides  # which pay as the programs of a GPU take them
         target = Target(problem.sparse_output, p.format == "coo", own, problem.rows, whole=whole)
-        lower = getattr(get_format(p.format), "lower", None)
+        lower = getattr(FORMATS[p.format], "lower", None)
         own_cost = lower and cost_of(lower(problem.bound, p, target, 0))
         found.append(own_cost or _cost(problem.bound, view, p.schedule, target))
     return found

@@ -79,7 +79,7 @@ def _part(number: int, part: Part, program: TileProgram, share: float, backend: 
     instruction = "multiply-add"
     if program.dots:
         by_torch = backend == "torch" or program.whole
-        instruction = "matrix product" if by_torch else f"tensor core, {program.precision}"
+        instruction = "matrix product" if by_torch else f"tensor core, {program.schedule.precision}"
     if part.schedule.rounded:
         instruction += f", {in_bf16(part.schedule.rounded)}"
     named = " | ".join("".join(program.letters[m] for m in level) or "-" for level in part.storage.levels)

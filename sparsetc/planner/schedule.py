@@ -66,17 +66,7 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False) -> Schedule:
         4, min(LANES_PER_WARP * warps if width > 1 else 128, warps * WARP_ELEMENTS // (2 if rows else 1) // width)
     )
     lanes = 1 << lanes.bit_length() - 1  # a width in pieces is no power of two
-    masked = unroll if rows else 1
-    return Schedule(
-        warps,
-        tuple(block.items()),
-        False,
-        problem.precision,
-        lanes=lanes,
-        unroll=unroll,
-        masked_unroll=masked,
-        pieces=pieces,
-    )
+    return Schedule(warps, tuple(block.items()), False, problem.precision, lanes=lanes, unroll=unroll, pieces=pieces)
 
 
 def _blocks_meet(bound: Bound, sizes: dict[str, int]) -> tuple[str, ...]:

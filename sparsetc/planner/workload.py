@@ -12,14 +12,13 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
 
-from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.plan import Plan, requested
 from sparsetc.ir.program.cost import Cost
 from sparsetc.ir.program.counting import Statistics
 from sparsetc.packing.deal import storage_keys
 from sparsetc.planner.candidate import Candidate, Choice, Estimate, ranked
 from sparsetc.planner.choose import choose, considered
-from sparsetc.planner.pricing import costs, views
+from sparsetc.planner.pricing import costs
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import PLANS
 
@@ -93,16 +92,16 @@ def _options(request: Plan, problem: Problem) -> list[Option]:
 
 def _option(estimate: Estimate, problem: Problem, other: bool) -> Option:
     candidate = Candidate(estimate.plan, estimate.expected)
-    each = zip(costs(candidate, problem), views(candidate, problem), estimate.expected, strict=True)
-    nbytes = [_stored(cost, view, sizes) for cost, view, sizes in each]
+    nbytes = map(_stored, costs(candidate, problem), estimate.expected)
     copies = dict(zip(storage_keys(estimate.plan, problem.kept), nbytes, strict=True))
     return Option(estimate, copies, other, inf if estimate.total is None else estimate.total)
 
 
-def _stored(cost: Cost, view: Nest, sizes: Statistics) -> int:
+def _stored(cost: Cost, sizes: Statistics) -> int:
     """Bytes of a part: what its program streams, and what it reads once a block."""
     if not sizes.nnz:
         return 0
+    view = cost.p.view
     return cost.once.at(sizes.symbols) + BLOCK * sizes.fibers // view.lanes * ("block_ptr" in view.arrays)
 
 

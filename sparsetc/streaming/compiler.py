@@ -185,10 +185,7 @@ class Compiler:
         """
         if any(hasattr(get_format(p.format), "lower") for p in plan.parts):
             raise PlanError(f"plan {plan.name!r} stores a dense tensor whole, which a stream's chunks are not")
-        parts = (
-            replace(p, schedule=replace(p.schedule, copies=min(self.copies, p.schedule.copies))) for p in plan.parts
-        )
-        return without_halves(replace(plan, parts=tuple(parts)))
+        return without_halves(plan.scheduled(lambda own: replace(own, copies=min(self.copies, own.copies))))
 
     def _variant(self, plan: Plan, filled: Sequence[int], bound: Sequence[BoundPart], in_order: bool) -> Variant:
         """The programs of a chunk, with all that chunks differ in left out."""

@@ -89,7 +89,8 @@ def _check(made: Cut, compiler: Compiler, number: int, buffer: torch.Tensor) -> 
         check_arrays(packed)
         check_coordinates(packed)
         if "block_full" in named:
-            require(not bool((named["block_full"] % program.unroll).any()), "steps of a block end within an unrolling")
+            within = (named["block_full"] % program.schedule.unroll).any()
+            require(not bool(within), "steps of a block end within an unrolling")
         key = next(s.key for s, _ in program.statements if isinstance(s, Add))
         if isinstance(key, Row):  # of coordinates, which were looked at
             continue

@@ -179,10 +179,10 @@ class WorkItem:
         start, end = self.between("block_ptr", block)
         length = self.load(self.memory.arrays["lane_len"], block * lanes + self.lane.at, self.lane.live)
         full = int(self.memory.arrays["block_full"][block])
-        if full % self.program.unroll or int(length.min()) < full or int(length.max()) * lanes > end - start:
+        if full % self.program.schedule.unroll or int(length.min()) < full or int(length.max()) * lanes > end - start:
             raise FormatError(
                 f"block {block} has fibers of {length.flatten().tolist()} nonzeros in {(end - start) / lanes:g} steps, "
-                f"of which {full} cannot be full {self.program.unroll} at a time"
+                f"of which {full} cannot be full {self.program.schedule.unroll} at a time"
             )
         for step in range((end - start) // lanes):
             yield Spread(start + step * lanes + self.lane.at, length > step)

@@ -82,7 +82,7 @@ def test_others_run_in_float32(name: str, which: str, request_: stc.Plan) -> Non
     kernel = compiled(SPMM, [x, b], request_)
     assert error(kernel, x, b) < NEAR
     (other,) = kernel.step._others.values()
-    assert [p.precision for p in other.programs] == ["tf32x3"]
+    assert [p.schedule.precision for p in other.programs] == ["tf32x3"]
 
 
 @BY_TILES

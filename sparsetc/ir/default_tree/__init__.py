@@ -30,10 +30,7 @@ from sparsetc.ir.program.tile import LANES
 
 
 def completed(inner: Inner, schedule: Schedule) -> Schedule:
-    """The schedule as it is where it has a tree of its author's, else with the one that the rule gives it."""
-    schedule = schedule.by_rule()
-    if schedule.tree is not None:
-        return schedule
+    """Return the schedule, which has no tree, with the tree that the rule gives it."""
     if len(inner.stored) > 1:
         found = by_pairs(inner, schedule)
     elif inner.sides:

@@ -301,7 +301,7 @@ class _Blocks:
             for letters in filter(None, (g.first, g.second)):
                 self.found[letters[-1]] *= self._missing(letters)
         if g.dot and g.second:
-            matrix = prod(map(self._elements, inner.dense))
+            matrix = prod(map(schedule.block, inner.dense))
             self._fill(g.columns, min(schedule.columns, MOST_SUMS * schedule.warps // matrix))
         one_dot = g.dot and not g.second
         self._fill(g.spread, schedule.columns // self._positions(g.columns) if one_dot else 1)
@@ -313,9 +313,6 @@ class _Blocks:
         for c in reversed(letters):
             self.found[c] = max(1, min(self.side[c], room))
             room //= self.found[c]
-
-    def _elements(self, axis: str) -> int:
-        return sum(self.schedule.pieces_of(axis)) or self.schedule.block(axis)
 
     def _positions(self, letters: Iterable[str]) -> int:
         return prod([self.found[c] for c in letters])

@@ -24,7 +24,7 @@ from functools import lru_cache
 from math import prod
 
 from sparsetc.errors import FormatError, PlanError
-from sparsetc.ir.default_tree import by_pairs, completed
+from sparsetc.ir.default_tree import completed
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.inner import Inner, Target
 from sparsetc.ir.lower.whole import lowering
@@ -74,7 +74,7 @@ def _by_rule(bound: Bound, view: Nest, schedule: Schedule, sparse: bool, in_oper
 
 def _inner(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> Inner:
     """What one work item computes, of a view that is read as the schedule says."""
-    read = view.taking(schedule.lanes)
+    read = view.taking(1 if target.whole else schedule.lanes)
     return Inner.of(bound, read.in_halves() if schedule.precision == F16X3 else read, target)
 
 
@@ -127,7 +127,7 @@ def lower_pairs(
         output_axes=(row, column),
         folds=named,
     )
-    chosen = by_pairs(made, schedule) if schedule.tree is None else schedule
+    chosen = completed(made, schedule) if schedule.tree is None else schedule
     program = lowering(made, chosen).program(0, " x ".join("bcb" if tiles.volume > 1 else "coo" for tiles in stored))
     verify(program)
     return program

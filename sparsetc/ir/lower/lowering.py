@@ -160,12 +160,7 @@ class Lowering(Contraction):
             output=inner.output,
             output_axes=inner.output_axes,
             body=place(statements, list(map(ir.Loop, self.around))),
-            unroll=schedule.unroll,
-            masked_unroll=schedule.masked_unroll,
-            warps=schedule.warps,
-            stages=schedule.stages,
-            precision=schedule.precision,
-            registers=schedule.registers,
+            schedule=schedule,
             slot=inner.key.array if isinstance(inner.key, ir.Slot) else "",
             rows=inner.target.rows,
             index64=inner.target.index64,
@@ -175,8 +170,8 @@ class Lowering(Contraction):
 
     def _dense(self, letter: str) -> ir.DenseAxis:
         """A dense axis as the schedule takes it: one of a single block has no slabs, whatever the schedule says."""
-        size, pieces = self.inner.sizes[letter], self.schedule.pieces_of(letter)
-        block = sum(pieces) or self.schedule.block(letter)
+        size, block = self.inner.sizes[letter], self.schedule.block(letter)
+        pieces = dict(self.schedule.pieces).get(letter, ())
         return ir.DenseAxis(letter, size, block, pieces=pieces, slab=letter in self.schedule.slabs and size > block)
 
     def _check_rounded(self) -> None:

@@ -89,7 +89,7 @@ def _verify_stored(p: ir.TileProgram) -> None:
         raise PlanError(f"the operands {p.terms} do not have the modes of {p.view}")
     sides = {axis.letter for axis in p.axes} & {*p.letters}
     for operand in p.sparse:
-        if operand.values.halves != (p.precision == F16X3) or (p.precision == F16X3 and not p.dots):
+        if operand.values.halves != (p.schedule.precision == F16X3) or (operand.values.halves and not p.dots):
             raise PlanError(f"{_name(operand)}: tiles in halves are multiplied by dots in {F16X3}, and only they")
         sizes = tuple(p.axis(c).size for c in operand.letters if c in sides)
         if sizes != operand.values.sides:

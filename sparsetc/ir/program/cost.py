@@ -33,7 +33,7 @@ class Cost(Counted):
     def __init__(self, program: TileProgram) -> None:
         """Count the program's statements."""
         super().__init__(program)
-        self.precision = program.precision
+        self.precision = program.schedule.precision
         tiles = "tile" in [axis.name for axis in program.view.loops]
         self.turn = self.dot.of(FIBERS) // self.programs if tiles else None
         """Flops of dots in one turn of a program over a tile; None where there are no tiles."""
@@ -118,7 +118,7 @@ class Cost(Counted):
         if self.turn is None:
             return max(busy, self._waited(busy, statistics, profile))
         # The last programs run alone, and a tile's dots wait for its loads and for one another.
-        alone = self.turn / (self._matrix_rate(profile) / profile.warps * self.p.warps)
+        alone = self.turn / (self._matrix_rate(profile) / profile.warps * self.p.schedule.warps)
         waits = law["waits_a_turn"] * statistics.chain + law["first_waits"]
         tall = self.p.view.values.volume >= law["tall"]
         if tall and self.listed != ZERO and self.precision in (ROUNDED, F16X3):
@@ -131,9 +131,9 @@ class Cost(Counted):
         if not self.p.view.blocks:
             return chain * min(1.0, law["idle_wait"] * (1 + sum([g.rows.of(STORED) > 0 for g in self.gathers])))
         near, line, among_others = law["near_wait"], 1.0, 1.0
-        if self.p.registers >= law["roomy"]:
+        if self.p.schedule.registers >= law["roomy"]:
             near, line, among_others = law["roomy_near_wait"], law["roomy_line_wait"], law["roomy_busy_wait"]
-        words = self.p.view.lanes * self.p.unroll * sum(self.p.view.word_bytes[-1])
+        words = self.p.view.lanes * self.p.schedule.unroll * sum(self.p.view.word_bytes[-1])
         idle = near + (line - near) * min(1.0, words / LINE)
         if any(g.far(statistics, profile) for g in self.gathers):
             idle, among_others = law["far_wait"], law["far_busy_wait"]
@@ -147,7 +147,7 @@ class Cost(Counted):
             taken = volume * self.readers // self.programs * (2 if self.p.half else 4)
             return min(1.0, taken / law["whole_turn"]) ** law["turn_power"]
         smaller = (volume / law["whole_tile"]) ** law["turn_power"]
-        share = min(1.0, smaller * max(2, self.p.warps) / law["turn_warps"])
+        share = min(1.0, smaller * max(2, self.p.schedule.warps) / law["turn_warps"])
         return law["listed_turn"] * share if self.listed != ZERO and self.precision == ROUNDED else share
 
     def _matrix_rate(self, profile: DeviceProfile) -> float:

@@ -274,7 +274,7 @@ class Counted:
     def _brought(self) -> set[ir.Tile]:
         """What dots in bfloat16 read and was gathered in another type."""
         gathered = {s.out for s, _ in self.p.statements if isinstance(s, ir.Gather) and not s.operand.rounded}
-        dots = self.p.dots if self.p.precision == ROUNDED else ()
+        dots = self.p.dots if self.p.schedule.precision == ROUNDED else ()
         return gathered & {t for dot in dots for t in dot.inputs}
 
     def _value(self, s: ir.Value) -> None:
@@ -324,7 +324,7 @@ class Counted:
             self.output = self.added_bytes
         self.sparse = not isinstance(s.key, ir.Row)
         if s.owned and s.key.level == LANE and not self.sides:
-            self.lane = p.warps * WARP / p.view.lanes
+            self.lane = p.schedule.warps * WARP / p.view.lanes
 
     def _often(self, key: ir.Row) -> bool:
         """Whether what is added to one row lies apart: a lane, or a nonzero, has coordinates that the row has not."""

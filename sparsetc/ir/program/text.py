@@ -33,7 +33,7 @@ def _axis(a: ir.DenseAxis) -> str:
 def line(p: ir.TileProgram, s: ir.Statement) -> str:
     """One statement."""
     if isinstance(s, ir.Loop):
-        return f"loop {s.axis.describe(p.unroll)}"
+        return f"loop {s.axis.describe(p.schedule.unroll)}"
     if isinstance(s, ir.Decode):
         axes = (*p.view.beside[s.level], *s.along)
         lanes = f"[{','.join(axes)}]" if axes else ""
@@ -59,10 +59,10 @@ def line(p: ir.TileProgram, s: ir.Statement) -> str:
     if isinstance(s, ir.Product):
         spec = ",".join("".join(_short(a) for a in t.axes) for t in s.inputs) + "->" + "".join(map(_short, s.out.axes))
         factors = ", ".join(t.name for t in s.inputs)
-        over = ["the lanes" if a == ir.LANES else a for a in s.contracted]
+        over = ", ".join("the lanes" if a == ir.LANES else a for a in s.contracted)
         present = dict.fromkeys(a for t in s.inputs for a in t.axes if a != ir.LANES)
         summed = ", ".join(a for a in present if a not in s.out.axes)
-        how = f"dot over {', '.join(over)}, {p.precision}" if s.dot else f"sum over {summed}" if summed else "multiply"
+        how = f"dot over {over}, {p.schedule.precision}" if s.dot else f"sum over {summed}" if summed else "multiply"
         return f'{s.out} {"+=" if s.accumulate else "="} einsum "{spec}" {factors}  # {how}'
     key = s.key
     if isinstance(key, ir.Row):

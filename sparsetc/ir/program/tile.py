@@ -28,6 +28,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.nest import coordinates
 from sparsetc.ir.nest.coordinates import Expression
 from sparsetc.ir.nest.nest import ITEM, LANES, LEAF, PAIRED, Axis, Nest
+from sparsetc.ir.plan import ROUNDED, Schedule
 from sparsetc.ir.program import names
 from sparsetc.ir.program.operands import DenseAxis, Operand, Stored, stored_of
 from sparsetc.support.lru import cached_property
@@ -241,13 +242,7 @@ class TileProgram:
     output: str
     output_axes: tuple[str, ...]
     body: tuple[Statement, ...]
-    precision: str
-    unroll: int = 1
-    masked_unroll: int = 1
-    warps: int = 1
-    stages: int = 1
-    registers: int = 0
-    """Registers that a thread may have; 0 leaves that to the compiler."""
+    schedule: Schedule
     slot: str = ""
     """Name of the array of output slots, where the output is sparse."""
     rows: int = 1
@@ -347,7 +342,7 @@ class TileProgram:
     def half(self) -> bool:
         """Whether its values are stored in bfloat16: those of tiles, where dots would round them to it anyway."""
         stored = {s.out for s, _ in self.statements if isinstance(s, Value) and s.out.within}
-        return not self.terms and self.precision == "bf16" and any(stored & {*dot.inputs} for dot in self.dots)
+        return not self.terms and self.schedule.precision == ROUNDED and any(stored & {*d.inputs} for d in self.dots)
 
     def __repr__(self) -> str:
         return f'TileProgram("{self.equation}", part {self.number}: {self.format}, {self.view})'
