@@ -1,11 +1,12 @@
 """``dense``: every position of the tensor, which torch multiplies as it does any other dense tensor.
 
-        item_ptr   [ 0  n ]                 one work item of all n positions; no item where there is no nonzero
-        values     [ every position ]       in the order of ``storage.sequence``, 0 where there is no nonzero
+        item_ptr   [ 0  n ]                 one work item of all n positions; [ 0 ] for a tensor without nonzeros
+        values     [ every position ]       in the order of ``storage.sequence``, 0 at positions without a nonzero
 
-A coordinate follows from the position, so none is stored. No tile program is made: `DenseProduct` stands in its place,
-one matrix product where the dense operands alone make its right side, and else `torch.einsum`. A zero position is
-multiplied like any other: an infinity or NaN of a dense operand therefore reaches every row.
+A coordinate follows from the position, so none is stored. No kernel is generated: `DenseProduct`, a program that prints
+calls of torch, stands in its place. It is one matrix product where that is possible (`_products`), else `torch.einsum`.
+Zeros are multiplied like any other value, and 0 * inf is NaN: an infinity or NaN of a dense operand reaches rows that
+have no nonzero there.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from sparsetc.planner.registry import add_plans, register_format
 from sparsetc.support.lru import cached_property
 
 MOST = 2**40
-"""Positions of a dense tensor, at most: more fit no device."""
+"""Most positions of a dense tensor: no device has memory for more."""
 Letters = tuple[str, ...]
 
 
@@ -56,7 +57,7 @@ class Dense:
         """Return one run of all positions, in the storage's sequence, or row-major where it has none.
 
         Raises:
-            FormatError: the shape has more positions than any device holds.
+            FormatError: the shape has more positions than any device holds, or the sequence lacks a mode.
         """
         if prod(shape) > MOST:
             raise FormatError(f"a dense tensor of shape {tuple(shape)} has {prod(shape):,} positions, {MOST:,} at most")
@@ -68,7 +69,7 @@ class Dense:
         return runs(leaf=tuple(sorted(read, key=lambda c: c.mode)))
 
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
-        """Number the nonzeros by position; raises `FormatError` where two have the same."""
+        """Find the nonzero of each position, -1 for none; raises `FormatError` where two have the same position."""
         view, nnz = self.view(shape, storage), coords.shape[1]
         stored = prod(shape) if nnz else 0
         place, numbers = coords.new_zeros(nnz), torch.arange(nnz, device=coords.device)
@@ -107,7 +108,7 @@ class Dense:
 
 
 def _strides(shape: Sequence[int], storage: Storage) -> dict[int, int]:
-    """Return how far apart the positions of each mode are stored, the outermost mode first."""
+    """Return the stride of each mode, the outermost mode first; an empty mode counts as of one element."""
     modes = tuple(range(len(shape)))
     sequence = storage.sequence or modes
     if tuple(sorted(sequence)) != modes:
@@ -119,8 +120,9 @@ def _strides(shape: Sequence[int], storage: Storage) -> dict[int, int]:
 def _products(bound: Bound, stored: Letters, operands: Sequence[Operand], matrices: bool) -> tuple[Product, ...]:
     """Return the products in the order in which they are made, the result's last.
 
-    One that has a right side is of two matrices: stored positions by those that are summed, and what the dense operands
-    alone make. It is taken where it is possible and takes no more multiplications than products from left to right.
+    The last may be a product of two matrices: the stored tensor, (kept, summed), and a right side, (summed, free), that
+    the dense operands make. That is possible where the kept modes are stored first, no dense operand has one of them,
+    and the dense operands have all others. It is taken unless products from left to right need fewer multiplications.
 
     Args:
         bound: the einsum.
@@ -157,32 +159,27 @@ def _letters(s: Product) -> Letters:
 
 
 # -- what that costs --------------------------------------------------------------------------------------------------
-SHARE = {"tf32": 0.7, "bf16": 1.2}
-"""The share of the rate of dots that torch's product reaches where rows begin at multiples of `ALIGNED` bytes: with the
-four numbers below, within a tenth of what plans took on average (H200, benchmarks/results/spmm.json)."""
-UNALIGNED = 0.3
-"""That share elsewhere."""
 ALIGNED = 16
+"""Bytes at whose multiples rows begin that torch's matrix products read fastest."""
 RATES = {"ieee": "highest", "tf32x3": "highest", "tf32": "high", "bf16": "medium"}
 """The rates of `DeviceProfile.product`, by the precision of dots."""
-PARTS = {"ieee": 32}
-PART = 64
-"""Rows, and columns, of the part of a product that a multiprocessor takes, by the precision of dots; of the others."""
-SUMMED = 2e-9
-"""Seconds that a product takes for a position that it sums, one after another in each part."""
+SIDES = {"ieee": 32}
+SIDE = 64
+"""Rows, and columns, of the result that a multiprocessor computes at once, by the precision of dots; in all others."""
 WARPS = 4
-"""Warps that a multiprocessor issues from at once."""
+"""Warp schedulers of a multiprocessor."""
 ROUNDING = 4 + 2
 """Bytes that are read and written of an element that is rounded to 16 bits."""
-ROUNDING_CALL = 1e-6
-"""Seconds of the rounding beside its bytes."""
 
 
 class ProductCost(Cost):
-    """Bytes and flops of torch's products, one after another."""
+    """Bytes and flops of torch's products, one after another.
+
+    Flops are those of products of stored values; forming a right side is counted by its bytes and its call.
+    """
 
     def __init__(self, program: TileProgram) -> None:
-        """Count the products; all but the last are formed on the way, which is written and read again."""
+        """Count the products; the results of all but the last are intermediates, each written and read once."""
         self.p, self.precision = program, program.schedule.precision
         products = [s for s, _ in program.statements if isinstance(s, Product)]
         *before, last = products
@@ -197,7 +194,7 @@ class ProductCost(Cost):
         self.tables = sum([o.nrows * o.width for o in program.operands])
         """Elements of dense operands."""
         self.formed = sum([program.elements(s.out.axes) for s in before])
-        """Elements of what is made on the way."""
+        """Elements of intermediates."""
         self.calls, self.matrices = len(products), bool(last.right)
         summing = [program.elements(s.summed) for s in of_values if s.summed]
         self.summed = sum(summing) if program.dots else 0
@@ -228,54 +225,56 @@ class ProductCost(Cost):
         return self.output.at(statistics.symbols)
 
     def predicted(self, statistics: Statistics, profile: DeviceProfile) -> float:
-        """Seconds expected: a product reads while it multiplies; what is made before it, or rounded, takes its own."""
+        """Seconds expected: a product reads while it multiplies; intermediates and rounding take time of their own."""
         size, rounding = statistics.itemsize, 0.0
         if self._narrow(size):  # operands are rounded, or the result is
             elements = self.p.rows * self.p.width if size == 2 else self.tables
-            rounding = ROUNDING_CALL + ROUNDING * elements / profile.memory
+            rounding = profile.laws["rounding_call"] + ROUNDING * elements / profile.memory
         made = (self.calls - 1) * profile.launch + 2 * size * self.formed / profile.memory
-        multiplied = max(self.seconds(statistics, profile).values()) + SUMMED * self.summed
+        multiplied = max(self.seconds(statistics, profile).values()) + profile.laws["product_summed"] * self.summed
         call = max(0.0, profile.call - profile.launch)  # a launch is counted for every plan
         return call + made + rounding + multiplied
 
     def _narrow(self, itemsize: int) -> bool:
-        """Whether torch multiplies 16-bit numbers: one operand and what is stored, as they are or rounded once."""
+        """Whether the product is of two matrices of 16 bits, which the operands have or are rounded to."""
         return self.matrices and self.calls == 1 if itemsize == 2 else self.p.half
 
     def _rate(self, itemsize: int, profile: DeviceProfile) -> float:
-        """Flops a second of torch's products of this type, in this precision, while parts of the result are left."""
-        own = "tf32" if self.precision == ROUNDED else self.precision  # what is not rounded once is not at all
+        """Flops a second of torch's products of this type and precision, with idle multiprocessors counted."""
+        law = profile.laws
+        own = "tf32" if self.precision == ROUNDED else self.precision  # operands of torch.einsum are not rounded
         unit, width = (ROUNDED, 2) if self._narrow(itemsize) else (own, max(4, itemsize))
         usual = profile.product["float64" if itemsize >= 8 else RATES[unit]]
-        busy = self._busy(PARTS.get(unit, PART), profile)
-        if unit not in SHARE or itemsize >= 8:
-            return usual * busy
-        share = UNALIGNED if any(n * width % ALIGNED for n in self.lengths) else SHARE[unit]
+        share = {"tf32": law["product_tf32"], "bf16": law["product_bf16"]}.get(unit, 0.0) if itemsize < 8 else 0.0
+        if share and any(n * width % ALIGNED for n in self.lengths):
+            share = law["product_unaligned"]
+        side, processors = SIDES.get(unit, SIDE), max(1, profile.warps // WARPS)
+        blocks = prod(-(-n // side) for n in (self.p.rows, self.p.width))
+        busy = blocks / (processors * -(-blocks // processors))  # the last round leaves some without a block
         return max(usual, share * profile.matrix(unit)) * busy
-
-    def _busy(self, side: int, profile: DeviceProfile) -> float:
-        """The share of multiprocessors that have a part of the result, on average over the rounds that it takes."""
-        parts, each = prod(-(-n // side) for n in (self.p.rows, self.p.width)), max(1, profile.warps // WARPS)
-        return parts / (each * -(-parts // each))
 
 
 # -- how torch makes them ---------------------------------------------------------------------------------------------
 SETTINGS = {"tf32": "high", "bf16": "high"}
-"""How float32 is to be multiplied by torch where it is not as exactly as can be, by the precision of dots."""
+"""Torch's setting for products of float32, by the precision of dots; ``highest`` for all others. At bf16 a product of
+matrices is of operands that were rounded before, and any other einsum takes tf32."""
 
 
 class DenseProduct(TileProgram):
-    """What torch multiplies in place of a tile program; its body is products of whole tensors."""
+    """A program of calls of torch in place of generated loops; its body is products of whole tensors, for the price."""
 
     covers, priced_by = True, ProductCost
 
     @cached_property
     def half(self) -> bool:
-        """Whether values are stored in bfloat16: where a product of two matrices takes them, and of no vector."""
+        """Whether values are stored in bfloat16: for a product of two matrices, neither of them a vector."""
         return self.schedule.precision == ROUNDED and bool(self.dots)
 
     def lines(self, integers: bool) -> list[str]:
-        """Return the text of the function that torch runs: of one chunk, of all items, or none."""
+        """Return the text of the function, whose loop runs once, or not at all for a tensor without nonzeros.
+
+        `integers` says whether operands are of integers, which torch.einsum may sum in too few bits.
+        """
         names = ", ".join(["chunks", *self.arrays, *(o.name for o in self.operands), self.output])
         setting = SETTINGS.get(self.schedule.precision, "highest")
         head = [f'@matmul_precision("{setting}")', f"def part_{self.number}({names}):", "    for _ in chunks:"]
@@ -288,13 +287,13 @@ class DenseProduct(TileProgram):
             made = [*einsum[:-1], f"{out}.view({self._shape(axes)}).copy_({einsum[-1]})"]
         return [*head, *("        " + line for line in made)]
 
-    def _by_matrix(self, last: Product, several: bool) -> list[str]:
-        """Return the lines of a matrix product; `several` says whether its right side is of several operands."""
+    def _by_matrix(self, last: Product, formed: bool) -> list[str]:
+        """Return the lines of a matrix product; `formed` says whether its right side is made by an einsum first."""
         (other,), out = last.right, self.output
         rows, summed, columns = self.rows, self.elements(last.summed), self.width
-        lines = self._einsum("torch.einsum", other.axes) if several else []
+        lines = self._einsum("torch.einsum", other.axes) if formed else []
         made = [*lines[:-1], *(f"{other.name} = {line}" for line in lines[-1:])]
-        wide = f".to({out}.dtype)" if several and not self.half else ""  # as wide as what several operands make
+        wide = f".to({out}.dtype)" if formed and not self.half else ""  # as wide as the right side
         narrow = ".to(values.dtype)" if self.half or any(o.rounded for o in self.operands) else ""
         left, right = f"values.view({rows}, {summed}){wide}", f"{other.name}.reshape({summed}, {columns}){narrow}"
         return [*made, f"multiply({left}, {right}, {out}.view({rows}, {columns}))"]
@@ -313,14 +312,14 @@ class DenseProduct(TileProgram):
 
 # -- the plan ---------------------------------------------------------------------------------------------------------
 SPARSEST = 8
-"""Positions a nonzero, at most, that are made dense without being asked for: more multiply, and take, mostly zeros."""
+"""Most positions for each nonzero at which ``"auto"`` considers a dense tensor of more than `FEW` positions."""
 FEWEST, FEW = 2**12, 2**22
-"""Positions below which any plan is over in the time of a call of torch; and that are so few that it is considered to
-make them dense, however few are filled: 16 MB in float32."""
+"""Fewest positions at which ``"auto"`` considers it, since all plans of less take the time of a call; and positions up
+to which it does however few are filled: 16 MB in float32."""
 PACKING = 2 * 8
-"""Bytes a position by which values are packed: which nonzero it has, and where that is read."""
+"""Bytes for each position while values are packed: two int64 arrays."""
 EXACT = {DOTS["highest"]: "ieee"}
-"""How torch multiplies float32 where that is to be as exact as it is."""
+"""Torch multiplies float32 as exactly as tf32x3 does only without tf32."""
 
 
 class DensePlan(Method[Problem]):
@@ -350,7 +349,7 @@ def _estimate(problem: Problem, precision: str) -> Estimate:
     if fault := _fault(problem):
         raise _refusal(problem, fault)
     plan, cost = _of_precision(problem, EXACT.get(precision, precision))
-    if precision == ROUNDED and not cost.matrices:  # what is made on the way is not rounded
+    if precision == ROUNDED and not cost.matrices:  # torch.einsum takes float32, in tf32 at most
         plan, cost = _of_precision(problem, DOTS["high"])
     taken = (problem.itemsize + PACKING) * prod(problem.shape) + problem.itemsize * cost.formed
     if taken > problem.memory:
