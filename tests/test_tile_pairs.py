@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from hypothesis import given, settings
 from tile_pairs import FOLDS, NOTHING_FREE, ONE_MODE, RAGGED, DrawnTiles, drawn_tiles, error, spread_tiles
 
 import sparsetc as stc
+from sparsetc.codegen import launch as launches
 from sparsetc.codegen.header import header
-from sparsetc.codegen.launch import TorchPairs
+from sparsetc.codegen.launch import generated
 from sparsetc.codegen.split_float16 import EXACT
 from sparsetc.device.profile import default_gpu
 from sparsetc.errors import FormatError, PlanError
@@ -245,7 +247,7 @@ def test_the_runner_agrees_with_einsum(name: str, dot: bool, bitmap: bool) -> No
 def test_any_tiles_agree_with_einsum(case: DrawnTiles) -> None:
     assert torch.equal(run(case), case.expected())
     whole = replace(case, whole=True).program
-    found = TorchPairs(whole, case.dtype, None)(case.arrays(), (0, sum(case.pairs)))
+    found = generated([whole], case.dtype, "torch", torch.device("cpu"), None).blocks(case.arrays())
     assert torch.equal(found.view_as(case.expected()).double(), case.expected())
 
 
@@ -268,12 +270,12 @@ def test_the_runner_wants_its_arrays() -> None:
         run_program(case.program, {}, case.operands(), [], torch.zeros(3, case.program.width), 3, 0)
 
 
-def test_the_torch_program_takes_pairs_of_a_part_of_the_list() -> None:
+def test_the_torch_program_takes_pairs_of_a_part_of_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
     """Items 1 and 2 alone, one at a time, their pairs counted from the list's beginning."""
     case = DrawnTiles(ONE_MODE, pairs=(2, 0, 3), whole=True)
-    launch, (ptr, *rest) = TorchPairs(case.program, case.dtype, None), case.arrays()
-    launch.chunk = 1
-    assert torch.equal(launch([ptr[1:], *rest], (2, 5)).view(2, 32, 16), case.expected()[1:])
+    launch, (ptr, *rest) = generated([case.program], case.dtype, "torch", torch.device("cpu"), None), case.arrays()
+    monkeypatch.setattr(launches, "chunks", partial(launches.chunks, most=1))
+    assert torch.equal(launch.blocks([ptr[1:], *rest]).view(2, 32, 16), case.expected()[1:])
 
 
 def test_the_program_of_a_kernel_is_the_one_that_runs() -> None:
@@ -291,7 +293,7 @@ def test_the_program_of_a_kernel_is_the_one_that_runs() -> None:
     out = torch.full((b.ptr.numel() - 1, path.program.width), float("nan"), dtype=torch.float64)
     arrays = dict(zip(("pair_ptr", "pair_x", "pair_y"), lists, strict=True))
     run_program(path.program, arrays, tuple(v.flatten() for v in whole), [], out, b.ptr.numel() - 1, 0)
-    torch.testing.assert_close(out, path.launch([*lists, *whole], (b.first, b.last)))
+    torch.testing.assert_close(out, path.launch.blocks([*lists, *whole]))
 
 
 # -- counts ------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ A program over a task list gives blocks of the result, one an item, in the type 
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -24,17 +25,15 @@ import torch
 from sparsetc.codegen import assembly, cache, magnitudes
 from sparsetc.codegen import torch as torch_source
 from sparsetc.codegen.header import header
-from sparsetc.codegen.torch_rows import CHUNK, chunks, few
+from sparsetc.codegen.torch_rows import chunks, few
 from sparsetc.device.targets import MACHINES, machine_of, portable
 from sparsetc.errors import PlanError
 from sparsetc.ir.nest.coordinates import Position
-from sparsetc.ir.nest.nest import PAIRED
 from sparsetc.ir.nest.values import TYPES
 from sparsetc.ir.program.checks import check_sizes
 from sparsetc.ir.program.operands import tables, tables_of
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.packing.base import Packed
-from sparsetc.packing.words import WORDS
 
 if TYPE_CHECKING:
     from sparsetc.codegen.triton import Types
@@ -122,8 +121,40 @@ def _of_items(program: TileProgram) -> dict[str, int]:
     return found
 
 
-class TorchPrograms:
-    """The generated torch programs of the parts of a plan."""
+class Programs(ABC):
+    """The generated programs of the parts of a plan."""
+
+    programs: tuple[TileProgram, ...]
+    source: str
+    path: Path
+
+    @abstractmethod
+    def bind(self, arrays: Sequence[PartArrays], known: Sequence[PartArrays] | None = None) -> Call:
+        """Return the programs on these tensors: a function that adds every part into an output.
+
+        Args:
+            arrays: what calls read.
+            known: tensors of what the arrays hold when a call is made, where they do not hold it yet.
+
+        Raises:
+            PlanError: Triton interprets, which gives wrong products of matrices in bfloat16.
+        """
+
+    def blocks(self, arrays: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return (items, elements of a block): each item's sum over its pairs of tiles; a GPU is not waited for.
+
+        Args:
+            arrays: of the program's nest, in its order; the pairs of the items are from ``arrays[0][0]`` on.
+        """
+        (program,), items, pairs = self.programs, arrays[0].numel() - 1, arrays[1].numel()
+        shape, dtype = (items, program.width), accumulator(arrays[-1].dtype)
+        out = torch.empty(shape, dtype=dtype, device=arrays[0].device)
+        self.bind([PartArrays(tuple(arrays), items, pairs)])([None], [], out)
+        return out
+
+
+class TorchPrograms(Programs):
+    """Those that torch runs."""
 
     def __init__(
         self,
@@ -133,18 +164,12 @@ class TorchPrograms:
         name: str,
         about: Sequence[str] = (),
     ) -> None:
-        self.programs, self.about = tuple(programs), tuple(about)
+        self.programs = tuple(programs)
         integers = accumulator(dtype) == torch.int64
-        self.source = torch_source.module_source(self.programs, header(self.programs, "torch", self.about), integers)
+        self.source = torch_source.module_source(self.programs, header(self.programs, "torch", tuple(about)), integers)
         self.module, self.path = cache.load(self.source, cache_dir, name)
 
     def bind(self, arrays: Sequence[PartArrays], known: Sequence[PartArrays] | None = None) -> Call:
-        """The programs on these tensors: adds every part into an output, which was zeroed where it must be.
-
-        Args:
-            arrays: what calls read.
-            known: tensors of what the arrays hold when a call is made, where they do not hold it yet.
-        """
         parts = [
             (
                 getattr(self.module, f"part_{p.number}"),
@@ -176,8 +201,8 @@ class TorchPrograms:
         return run_alone if small else run
 
 
-class TritonPrograms:
-    """The generated Triton kernels of the parts of a plan: one launch for all when fused, else one a part."""
+class TritonPrograms(Programs):
+    """Triton's kernels: one launch for all parts when fused, else one a part."""
 
     def __init__(
         self,
@@ -213,13 +238,6 @@ class TritonPrograms:
         return module_source(programs, types, header(programs, "triton", self.about), self.fused)
 
     def bind(self, arrays: Sequence[PartArrays], known: Sequence[PartArrays] | None = None) -> Call:
-        """The kernels on these tensors: a callable that launches, and returns before they have run.
-
-        What tensors hold is read by the kernels alone, so that no `known` ones are asked for.
-
-        Raises:
-            PlanError: Triton interprets, which gives wrong products of matrices in bfloat16.
-        """
         if any(p.schedule.precision == "bf16" and p.dots for p in self.programs):
             assembly.check_products(next(iter(self.kernels.values())))
         launches, every = [], _tables(self.programs)
@@ -408,62 +426,3 @@ def generated(
     if backend == "torch":
         return TorchPrograms(programs, dtype, cache_dir, called, about)
     return TritonPrograms(programs, dtype, fused, machine_of(device), cache_dir, called, about)
-
-
-Programs = TorchPrograms | TritonPrograms
-
-
-class TritonPairs(TritonPrograms):
-    """The Triton kernel."""
-
-    def __init__(self, program: TileProgram, dtype: torch.dtype, cache_dir: Path | None, machine: str) -> None:
-        """Generate the kernel for a machine, as `device.targets.machine_of` names them."""
-        super().__init__([program], dtype, True, machine, cache_dir, source_name(program.equation, "triton"))
-        self.program = program
-
-    def __call__(self, arrays: Sequence[torch.Tensor], pairs: tuple[int, int]) -> torch.Tensor:
-        """(items, elements of a block of the result); returns before the kernel has run.
-
-        Args:
-            arrays: those of the program's view, in its order.
-            pairs: the ends of the range of pairs of all items, which are on the device in ``arrays[0]``.
-        """
-        items = arrays[0].numel() - 1
-        out = torch.empty((items, self.program.width), dtype=accumulator(self.dtype), device=arrays[0].device)
-        self.bind([PartArrays(tuple(arrays), items, 0)])([], [], out)
-        return out
-
-    def assembly_of(self, target: str, number: torch.dtype, *first: torch.dtype) -> str:
-        """PTX, or AMD's assembly, for a named target.
-
-        Args:
-            target: as in ``sm_90``.
-            number: type of the numbers of tiles in the task list.
-            first: of each operand, the type of the places where the values of bitmap tiles begin.
-        """
-        p, types = self.program, {"pair_ptr": torch.int64, "pair_x": number, "pair_y": number}
-        for name, begins, tiles in zip(PAIRED, first, p.view.pairs, strict=True):
-            own = {"value_ptr": begins, "bits": WORDS[tiles.word], "values": self.dtype}
-            types |= {f"{name}_{array}": t for array, t in (own | TYPES).items()} | {f"item_{name}": torch.int32}
-        given = PartArrays(tuple(torch.empty(0, dtype=types[name]) for name in p.arrays), 0, 0)
-        return self.assembly(target, [given], accumulator(self.dtype))
-
-
-class TorchPairs(TorchPrograms):
-    """The torch program, some items at a time."""
-
-    def __init__(self, program: TileProgram, dtype: torch.dtype, cache_dir: Path | None) -> None:
-        super().__init__([program], dtype, cache_dir, source_name(program.equation, "torch"))
-        self.program, self.chunk = program, CHUNK
-
-    def __call__(self, arrays: Sequence[torch.Tensor], pairs: tuple[int, int]) -> torch.Tensor:
-        """(items, elements of a block of the result), of what `TritonPairs` takes."""
-        items = arrays[0].numel() - 1
-        out = arrays[-1].new_empty((items, self.program.width))
-        ranges = chunks(self.program, PartArrays(tuple(arrays), items, 0), self.chunk)
-        getattr(self.module, f"part_{self.program.number}")(ranges, *arrays, out)
-        return out
-
-
-PairLaunch = TorchPairs | TritonPairs
-"""A generated program over pairs, ready to be called."""

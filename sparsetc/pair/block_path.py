@@ -13,16 +13,19 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sparsetc.codegen.launch import PairLaunch, TorchPairs, TritonPairs, accumulator
+from sparsetc.codegen.launch import PartArrays, Programs, TritonPrograms, accumulator, generated
 from sparsetc.codegen.split_float16 import Halves, TilePositions, split
 from sparsetc.device.profile import DeviceProfile
-from sparsetc.device.targets import gpu, machine_of
+from sparsetc.device.targets import gpu
 from sparsetc.errors import PlanError
+from sparsetc.ir.nest.nest import PAIRED
+from sparsetc.ir.nest.values import TYPES
 from sparsetc.ir.plan import SIDE, Part, Plan, Storage
 from sparsetc.ir.program.cost import cost_of
 from sparsetc.ir.program.counting import Statistics
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.packing.base import index_dtype
+from sparsetc.packing.words import WORDS
 from sparsetc.pair.blocking import WHOLE, Bitmaps, BlockPairList, BlockWork, Buffer, pairs_a_program
 from sparsetc.pair.join import add_up
 from sparsetc.pair.problem import NumericPath, PairMethod, PairProblem, Sizes, storages_of
@@ -65,33 +68,37 @@ class BlockPath(Listed, NumericPath):
         halves = blocking.in_halves(p.dtype, p.backend, p.precision, bitmaps)
         self.launch_of_halves = self._launch_of(p.backend, halves=True) if halves else None
         first = self.launch_of_halves or self.launch
-        self.inner, self.program = (first,), first.program
+        self.inner, (self.program,) = (first,), first.programs
         stored = zip(blocking.elements, self.program.view.pairs, strict=True)
         whole = sum(elements for elements, tiles in stored if not tiles.bitmap)
         budget.require(whole * p.width, f"the blocks of {p.equation}")
 
     # -- programs ---------------------------------------------------------------------------------------------------
     @cached_property
-    def launch(self) -> PairLaunch:
-        """The launch of the program of blocks as they are, made when first asked for."""
+    def launch(self) -> Programs:
+        """The program of blocks as they are, made when first asked for."""
         return self._launch_of(self.problem.backend)
 
-    def _launch_of(self, backend: str, halves: bool = False) -> PairLaunch:
+    def _launch_of(self, backend: str, halves: bool = False) -> Programs:
         p, folder = self.problem, self.budget.settings.cache_dir
         rows = 2 * self.tasks.room  # runs that are cut take a block each, no more of them than there is room for
         program = p.blocking.program(p.equation, p.dtype, backend, p.precision, self.bitmaps, rows, halves)
-        if backend == "torch":
-            return TorchPairs(program, self.dtype, folder)
-        return TritonPairs(program, self.dtype, folder, machine_of(self.blocking.join.x_key.device))
+        return generated([program], self.dtype, backend, self.blocking.join.x_key.device, folder)
 
     def ptx(self, target: str) -> str:
         """The kernel's assembly for a named target, whatever the backend; needs no GPU."""
         halves = self.blocking.in_halves(
             self.dtype, "triton", self.problem.precision, self.bitmaps, gpu(target).machine
         )
-        launch = self._launch_of("triton", halves)
-        assert isinstance(launch, TritonPairs)
-        return launch.assembly_of(target, self.tasks.x.dtype, self.blocking.x.first.dtype, self.blocking.y.first.dtype)
+        launch, number = self._launch_of("triton", halves), self.tasks.x.dtype
+        assert isinstance(launch, TritonPrograms)
+        (program,), types = launch.programs, {"pair_ptr": torch.int64, "pair_x": number, "pair_y": number}
+        operands = zip(PAIRED, (self.blocking.x, self.blocking.y), program.view.pairs, strict=True)
+        for name, blocks, tiles in operands:
+            own = {"value_ptr": blocks.first.dtype, "bits": WORDS[tiles.word], "values": self.dtype} | TYPES
+            types |= {f"{name}_{array}": t for array, t in own.items()} | {f"item_{name}": torch.int32}
+        given = PartArrays(tuple(torch.empty(0, dtype=types[name]) for name in program.arrays), 0, 0)
+        return launch.assembly(target, [given], accumulator(self.dtype))
 
     # -- places -----------------------------------------------------------------------------------------------------
     @cached_property
@@ -113,7 +120,7 @@ class BlockPath(Listed, NumericPath):
         m = self.blocking.join
         # On the CPU by the twin, so that a kernel is compiled for a GPU where there is none to launch it on.
         launch = self._launch_of("torch") if m.x_key.device.type == "cpu" else self.launch
-        dtype = self.dtype if isinstance(launch, TritonPairs) else torch.float32  # ones are exact in every type
+        dtype = self.dtype if isinstance(launch, TritonPrograms) else torch.float32  # ones are exact in every type
         x, y = (
             torch.ones(blocks.nnz, dtype=dtype, device=m.x_key.device) for blocks in (self.blocking.x, self.blocking.y)
         )
@@ -252,12 +259,12 @@ class BlockPath(Listed, NumericPath):
             return self._multiplied(self.launch_of_halves, [[*items, *values] for items in self._items])
         m = self.blocking.join
         # Triton reads the operands' own type, torch the one that sums are kept in.
-        dtype = self.dtype if isinstance(self.launch, TritonPairs) else accumulator(self.dtype)
+        dtype = self.dtype if isinstance(self.launch, TritonPrograms) else accumulator(self.dtype)
         return self._products(self.launch, picked(x, m.x_matched).to(dtype), picked(y, m.y_matched).to(dtype))
 
-    def _products(self, launch: PairLaunch, x: torch.Tensor, y: torch.Tensor) -> Iterator[torch.Tensor]:
+    def _products(self, launch: Programs, x: torch.Tensor, y: torch.Tensor) -> Iterator[torch.Tensor]:
         """Blocks of the result, made of the values of the matched entries as they are."""
-        operands = zip((self.blocking.x, self.blocking.y), launch.program.view.pairs, (x, y), strict=True)
+        operands = zip((self.blocking.x, self.blocking.y), launch.programs[0].view.pairs, (x, y), strict=True)
         arrays = [
             a
             for blocks, tiles, values in operands
@@ -265,10 +272,10 @@ class BlockPath(Listed, NumericPath):
         ]
         return self._multiplied(launch, [arrays] * len(self._buffers))
 
-    def _multiplied(self, launch: PairLaunch, arrays: list[list[torch.Tensor]]) -> Iterator[torch.Tensor]:
+    def _multiplied(self, launch: Programs, arrays: list[list[torch.Tensor]]) -> Iterator[torch.Tensor]:
         """Blocks of the result, some at a time; `arrays` has those of each buffer, without the list of pairs."""
         for b, own in zip(self._buffers, arrays, strict=True):
-            made = launch([b.ptr, self.tasks.x, self.tasks.y, *own], (b.first, b.last))
+            made = launch.blocks([b.ptr, self.tasks.x, self.tasks.y, *own])
             if b.owner is not None:
                 made = add_up(made, b.owner, b.stop - b.start, self.budget.settings.deterministic)
             yield made

@@ -329,9 +329,6 @@ class Buffer:
 
     start: int
     stop: int
-    first: int
-    """Pairs of these blocks: ``first .. last`` of the list."""
-    last: int
     ptr: torch.Tensor
     """(programs + 1,) int64, the range of pairs of each program."""
     owner: torch.Tensor | None
@@ -390,23 +387,14 @@ class BlockPairList:
     def buffers(self) -> list[Buffer]:
         """Blocks of the result that are made at a time, with their pairs."""
         bounds = [(start, min(start + self.room, self.blocks)) for start in range(0, self.blocks, self.room)]
-        return [
-            Buffer(start, stop, *pairs, *self._pieces(start, stop, pairs))
-            for (start, stop), pairs in zip(bounds, self._ranges(bounds), strict=True)
-        ]
+        return [Buffer(start, stop, *self._pieces(start, stop)) for start, stop in bounds]
 
-    def _ranges(self, bounds: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """The range of pairs of each buffer, given its blocks."""
-        if len(bounds) == 1:
-            return [(0, self.x.numel())]
-        return [(int(self.ptr[start]), int(self.ptr[stop])) for start, stop in bounds]
-
-    def _pieces(self, start: int, stop: int, pairs: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _pieces(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The range of pairs of each program, and the block of the result that it adds to; None when it is one each."""
         ptr = self.ptr[start : stop + 1]
-        counts = torch.diff(ptr)
+        counts, pairs = torch.diff(ptr), int(ptr[-1] - ptr[0])
         # Programs write a block each: a buffer has room for as many as blocks, and for those that runs are split into.
-        most = max(pairs_a_program(pairs[1] - pairs[0]), (pairs[1] - pairs[0]) // self.room)
+        most = max(pairs_a_program(pairs), pairs // self.room)
         each = -(-counts // most)
         if int(each.max()) <= 1:
             return ptr, None

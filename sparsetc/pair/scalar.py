@@ -20,7 +20,7 @@ from dataclasses import replace
 
 import torch
 
-from sparsetc.codegen.launch import PartArrays, Programs, TorchPrograms, accumulator, generated
+from sparsetc.codegen.launch import PartArrays, Programs, TritonPrograms, accumulator, generated
 from sparsetc.codegen.split_float16 import Halves
 from sparsetc.device.profile import DeviceProfile
 from sparsetc.ir.equation.einsum import Bound, Einsum
@@ -80,7 +80,8 @@ class TaskSum:
             backend: ``triton`` or ``torch``.
             settings: whether sums are deterministic, and where source is kept.
         """
-        self.tasks, self.letter, self.dtype, self.backend, self.settings = tasks, letter, dtype, backend, settings
+        self.tasks, self.letter, self.equation = tasks, letter, equation
+        self.dtype, self.backend, self.settings = dtype, backend, settings
         # Torch adds in order on the CPU, and integers' sums have one value in any.
         sums = tasks.none.shape["pqz".index(letter)]
         wait = waits(sums, tasks.join_order.tasks)
@@ -147,10 +148,9 @@ class TaskSum:
 
     def ptx(self, target: str) -> str:
         """The assembly of the kernel for a named target; needs no GPU."""
-        if isinstance(self.programs, TorchPrograms):
-            about = self.programs.about[0]
-            return TaskSum(self.tasks, self.letter, about, self.dtype, "triton", self.settings).ptx(target)
-        return self.programs.assembly(target, self._none.parts, self.dtype)
+        if isinstance(self.programs, TritonPrograms):
+            return self.programs.assembly(target, self._none.parts, self.dtype)
+        return TaskSum(self.tasks, self.letter, self.equation, self.dtype, "triton", self.settings).ptx(target)
 
 
 class TaskSums(Listed, NumericPath):

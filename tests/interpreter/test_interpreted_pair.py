@@ -146,7 +146,7 @@ def test_values_decide_whether_blocks_are_in_halves(
     kernel = stc.compile(equation, x, y, plan=PLANS_OF_BLOCKS[name], precision="highest")
     path = kernel.contraction.inner[0].numeric
     path = path if name == "bcb" else path.branches[0].path
-    with mock.patch.object(path, "launch_of_halves", wraps=path.launch_of_halves) as halves:
+    with mock.patch.object(path.launch_of_halves, "blocks", wraps=path.launch_of_halves.blocks) as halves:
         assert component_error(kernel(), equation, [x, y]) < 1e-6
     assert halves.called == in_halves
     assert ("launch" in vars(path)) != in_halves  # the program of blocks as they are is made when asked for
