@@ -18,11 +18,6 @@ FUSED = {"enable_fp_fusion": True}
 """An option of every launch: a product and a sum are one instruction. Triton's default up to 3.9, and not beyond."""
 
 
-def text_of(compiled: Any) -> str:
-    """The assembly of one of Triton's compiled kernels."""
-    return str(compiled.asm["ptx"] if "ptx" in compiled.asm else compiled.asm["amdgcn"])
-
-
 def assembled(
     load: Callable[[str], Any], types: Sequence[str], target: str, options: Callable[[str], Mapping[str, int]]
 ) -> Any:

@@ -165,7 +165,8 @@ def _written(path: Path, data: bytes) -> Path:
     files.claim_cache(path.parent)
     if not _intact(path, data):
         files.write_private(path, data)
-        if _evicts(path):
+        # After one file in `WRITES_AN_EVICTION`: its digest is as good as a random number.
+        if int(path.stem[-DIGITS:], 16) % WRITES_AN_EVICTION == 0:
             evict(path.parent)
     return path
 
@@ -212,11 +213,6 @@ def _intact(path: Path, data: bytes) -> bool:
 
 
 # -- eviction ---------------------------------------------------------------------------------------------------------
-
-
-def _evicts(path: Path) -> bool:
-    """Whether files are removed after this one is written: its digest, as good as a random number, says so."""
-    return int(path.stem[-DIGITS:], 16) % WRITES_AN_EVICTION == 0
 
 
 def evict(folder: Path) -> None:

@@ -299,12 +299,14 @@ class TritonPrograms(Programs):
 
     def assembly(self, target: str, arrays: Sequence[PartArrays], out_dtype: torch.dtype) -> str:
         """PTX, or AMD's assembly, of all kernels."""
-        return "\n".join(map(assembly.text_of, self.compile_for(target, arrays, out_dtype)))
+        made = [kernel.asm for kernel in self.compile_for(target, arrays, out_dtype)]
+        return "\n".join(str(asm["ptx"] if "ptx" in asm else asm["amdgcn"]) for asm in made)
 
     def _signature(self, group: Sequence[int], arrays: Sequence[PartArrays], out_dtype: torch.dtype) -> list[str]:
         """The types of a kernel's arguments, in order."""
         fixed, places = self._arguments(group, arrays)
-        stored = [t for p in self.programs for t in types_of_values(p, self.dtype)]
+        named = [(p, name) for p in self.programs for name in p.view.packed or ("",)]
+        stored = [TYPES.get(name, stored_dtype(p, self.dtype)) for p, name in named]
         own = {place: stored[number] for place, number in places}
         given = _tables([self.programs[n] for n in group])
         tables = (torch.bfloat16 if made == "rounded" else self.dtype for _, made in given)
@@ -358,11 +360,6 @@ ALIGNED = 16
 def stored_dtype(program: TileProgram, dtype: torch.dtype) -> torch.dtype:
     """How a part's values are stored on a GPU, those of the operands being of `dtype`."""
     return torch.bfloat16 if dtype == torch.float32 and program.half else dtype
-
-
-def types_of_values(program: TileProgram, dtype: torch.dtype) -> list[torch.dtype]:
-    """The types of the tensors that `each` gives of a part's packed values."""
-    return [TYPES.get(name, stored_dtype(program, dtype)) for name in program.view.packed or ("",)]
 
 
 def _tables(programs: Sequence[TileProgram]) -> list[tuple[int, str]]:

@@ -166,7 +166,7 @@ class FunctionPrinter:
         """Whether a tile is a tensor of its own that one product alone reads."""
         gather = self.gathers.get(tile.name)
         own = gather.operand.rows if gather else tile.name in self.products
-        return bool(own) and not self.is_constant(tile) and self.read.count(tile.name) == 1
+        return bool(own) and tile.name not in self.constants and self.read.count(tile.name) == 1
 
     def multiplied(self, tiles: tuple[ir.Tile, ...], axes: tuple[str, ...], level: int) -> str:
         """The product, summed over the axes that it is not to have.
@@ -180,7 +180,7 @@ class FunctionPrinter:
         if not summed:
             return self.times(tiles, axes, level)
         vectors = any(set(t.within) - summed for t in tiles if t is not large)
-        if large is None or not vectors or all(map(self.is_constant, tiles)):
+        if large is None or not vectors or self.constants.issuperset(t.name for t in tiles):
             return self.contraction(tiles, axes, level)
         text = self.times(tiles, large.within, level)
         return self.summed(f"({text})" if " * " in text else text, large.within, axes)
@@ -188,11 +188,11 @@ class FunctionPrinter:
     def contraction(self, tiles: tuple[ir.Tile, ...], axes: tuple[str, ...], level: int) -> str:
         """The product, summed over the axes that it is not to have."""
         letters = self.einsum_letters
-        terms, factors = [], []
-        for tile in sorted(tiles, key=lambda t: -len(t.within)):
-            terms.append(("" if self.is_constant(tile) else letters[""]) + "".join(letters[a] for a in tile.within))
-            factors.append(self.factor(tile, tile.within, level))
-        rows = "" if all(map(self.is_constant, tiles)) else letters[""]
+        ordered = sorted(tiles, key=lambda t: -len(t.within))
+        named = [(*([] if t.name in self.constants else [""]), *t.within) for t in ordered]
+        terms = ["".join(letters[a] for a in own) for own in named]
+        factors = [self.factor(t, t.within, level) for t in ordered]
+        rows = "" if self.constants.issuperset(t.name for t in tiles) else letters[""]
         out = rows + "".join(letters[a] for a in axes)
         return f'{self.einsum}("{",".join(terms)}->{out}", {", ".join(factors)})'
 
@@ -205,7 +205,7 @@ class FunctionPrinter:
 
     def factor(self, tile: ir.Tile, axes: tuple[str, ...], level: int) -> str:
         """A factor laid out over rows of a level, unless it has none, and the axes."""
-        own, constant = tile.within, self.is_constant(tile)
+        own, constant = tile.within, tile.name in self.constants
         name = tile.name if constant else self.rows.spread(tile.name, tile.level, level)
         order = [own.index(a) for a in axes if a in own]
         if order != sorted(order):
@@ -213,14 +213,10 @@ class FunctionPrinter:
             name = f"{name}.permute({', '.join(map(str, numbers))})"
         return _laid_out(name, [*([] if constant else [":"]), *(":" if a in own else "None" for a in axes)])
 
-    def is_constant(self, tile: ir.Tile) -> bool:
-        """Whether a tile is the same for all rows, and so has none."""
-        return tile.name in self.constants
-
     @cached_property
     def constants(self) -> set[str]:
-        """The names of the tiles that are gathered by no coordinate, as all are for a tile that is the whole tensor,
-        or are products of such tiles.
+        """The names of the tiles that are the same for all rows, and so have none: of operands without sparse letters,
+        and products of such tiles.
         """
         found: set[str] = set()
         for s, _ in self.p.statements:

@@ -130,18 +130,14 @@ def stored_whole(problem: Problem, counts: Counts, threshold: int, histogram: to
     Bitmaps take fewer bytes, and longer, since every position is expanded (`benchmarks/results/tile_formats.json`): so
     they are what does not fit the memory limit otherwise, the emptiest tiles first, of which they save most.
     """
-    volume, width = prod(sides_of(counts.shape)), _width(problem)
+    volume = prod(sides_of(counts.shape))
+    width = 2 if problem.precision == "bf16" else problem.itemsize  # bytes of a value of a tile
     sizes = torch.arange(histogram.numel(), device=histogram.device)
     tiles = torch.where(sizes >= max(1, threshold), histogram // sizes.clamp(min=1), 0)
     bitmaps = tiles * (volume // 8 + sizes * width)
     extra = (tiles * volume * width - bitmaps).clamp(min=0)
     more = torch.flip(torch.cumsum(torch.flip(extra, (0,)), 0), (0,))
     return int((more + bitmaps.sum() > problem.memory).sum())
-
-
-def _width(problem: Problem) -> int:
-    """Bytes of a value of a tile."""
-    return 2 if problem.precision == "bf16" else problem.itemsize
 
 
 def tiles_part(
@@ -154,7 +150,8 @@ def tiles_part(
     each = min(most, 1 << max(tiles // LEAST_ITEMS, 1).bit_length() - 1)
     if tiles < MANY_ITEMS * each:
         each = min(each, most // 2)
-    storage = _storage(problem, groups, each * prod(sides))
+    # Tiles of one block of output rows together; positions stored as the dots take them.
+    storage = groups.storage(problem.letters, each * prod(sides) if problem.backend == "triton" else CPU_ITEM_NNZ)
     stored = tiles * prod(sides) if format == "dense_tile" else nnz
     part = Part(format, storage, schedule, nnz, label="tiles of many nonzeros")
     chain = max(each, most // 2)  # a program of fewer tiles ends little sooner
@@ -174,11 +171,6 @@ def one_launch(problem: Problem, nnz: int) -> bool:
     if problem.precision == "tf32x3":
         return ranks <= 32 and nnz < FUSE_BELOW
     return ranks <= 32 or nnz < FUSE_BELOW
-
-
-def _storage(problem: Problem, groups: TileGroups, most: int) -> Storage:
-    """Tiles of one block of output rows together; positions stored as the dots take them."""
-    return groups.storage(problem.letters, most if problem.backend == "triton" else CPU_ITEM_NNZ)
 
 
 def _schedule(problem: Problem, groups: TileGroups, fused: bool) -> Schedule:

@@ -638,7 +638,7 @@ def plan_window(
     """
     return Plan(
         "window",
-        options=_sizes(height=height, width=width, threshold=threshold, halves=_unless(halves)),
+        options=_sizes(height=height, width=width, threshold=threshold, halves=None if halves is True else halves),
     )
 
 
@@ -664,11 +664,6 @@ def plan_1sa(
         tau=tau, strip=strip, height=height, width=width, threshold=threshold, halves=None if halves is True else halves
     )
     return Plan("1-sa", options=sizes)
-
-
-def _unless(allowed: bool) -> bool | None:
-    """What an option says that is on by default: nothing where it is."""
-    return None if allowed is True else allowed
 
 
 def _sizes(**named: int | None) -> tuple[tuple[str, int], ...]:

@@ -108,11 +108,6 @@ def _with_tree(part: Part, problem: Problem) -> Part:
     return replace(part, schedule=scheduled(problem.bound, view, part.schedule, target))
 
 
-def without_idle_precision(plan: Plan) -> Plan:
-    """The plan such that precisions tell only those apart whose dots have them."""
-    return plan.scheduled(lambda own: own if own.dot else replace(own, precision="ieee"))
-
-
 def describe(candidate: Candidate, problem: Problem) -> str:
     """A candidate's name, and its parts' levels by letters and precisions of dots, on one line."""
     parts = []
@@ -199,7 +194,8 @@ class OperandMethod(Method[Problem]):
         for precision in (problem.precision, *problem.finer):
             own = replace(problem, precision=precision)
             for candidate in self.candidates(own, problem.counts):
-                key = without_idle_precision(candidate.plan)
+                # Precisions tell only those plans apart whose dots have them.
+                key = candidate.plan.scheduled(lambda s: s if s.dot else replace(s, precision="ieee"))
                 if key not in found:
                     found[key] = estimates(candidate, problem)
         return chain(*found.values())

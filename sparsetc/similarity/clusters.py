@@ -56,7 +56,7 @@ def quotient(rows: torch.Tensor, columns: torch.Tensor, n_rows: int, n_columns: 
         width: columns of a strip; the last strip may have fewer.
     """
     nnz = rows.numel()
-    row = numbered([rows], [n_rows], nnz, rows, ascending=_rises(rows))
+    row = numbered([rows], [n_rows], nnz, rows, ascending=bool((rows[1:] >= rows[:-1]).all()))
     strip = numbered([columns // width], [-(-n_columns // width)], nnz, rows)
     entries = numbered([row.rank, strip.rank], [max(row.count, 1), max(strip.count, 1)], nnz, rows)
     of_row, strips = entries.coords
@@ -64,11 +64,6 @@ def quotient(rows: torch.Tensor, columns: torch.Tensor, n_rows: int, n_columns: 
     pattern, first = _equal_rows(of_row, strips, ptr)
     lengths = (ptr[1:] - ptr[:-1])[first]
     return Quotient(row.coords[0], pattern, offsets(lengths), strips[spans(ptr[first], lengths)], strip.count)
-
-
-def _rises(numbers: torch.Tensor) -> bool:
-    """Whether the numbers never fall; one transfer from the device."""
-    return bool((numbers[1:] >= numbers[:-1]).all())
 
 
 def _equal_rows(of_row: torch.Tensor, strips: torch.Tensor, ptr: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -119,8 +119,7 @@ class WholeLowering(Lowering):
 
     def _is_constant(self, tile: Tile) -> bool:
         """Whether a tile is the same for all rows, being made of operands that no coordinate gathers."""
-        gathered = (self.inner.operand.get(name) for name in self.factors[tile.name])
-        return all(o is not None and (not o.rows) for o in gathered)
+        return all((o := self.inner.operand.get(name)) and not o.rows for name in self.factors[tile.name])
 
     def _within(self, tiles: Sequence[Tile]) -> tuple[str, ...]:
         """The axes that tiles have together, but the lanes."""
