@@ -341,3 +341,15 @@ def test_padding_of_fibers_is_of_zeros() -> None:
     assert packed.arrays["lane_word"].tolist() == [2, 1, 0, 0]
     stored = torch.cat((coords[2], torch.zeros(1, dtype=torch.long)))  # the mode of size 1 takes no bits
     assert packed.arrays["word"].tolist() == stored[packed.positions].tolist()  # -1 is padding
+
+
+def test_numbers_of_64_bits_pack_the_same_fibers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many nonzeros that their places need int64: sorting fibers by length does not write over their rows."""
+    coords = torch.nonzero(torch.rand(9, 12, 20, generator=torch.Generator().manual_seed(0)) < 0.3).T.contiguous()
+    storage = Storage((0,), (1,), (2,), lanes=4, max_fiber_len=3, max_item_nnz=16)
+    small = pack(coords, (9, 12, 20), "fiber", storage)
+    monkeypatch.setattr("sparsetc.packing.base.INT32_MAX", 0)
+    large = pack(coords, (9, 12, 20), "fiber", storage)
+    assert large.arrays["block_ptr"].dtype == torch.int64
+    for name, array in small.arrays.items():
+        assert torch.equal(large.arrays[name].long(), array.long()), name
