@@ -4,7 +4,8 @@
         values     [ every position ]       in the order of ``storage.sequence``, 0 at positions without a nonzero
 
 A coordinate follows from the position, so none is stored. No kernel is generated: `DenseProduct`, a program that prints
-calls of torch, stands in its place. It is one matrix product where that is possible (`_products`), else `torch.einsum`.
+calls of torch, stands in its place. It is one matrix product where that is possible (`_products`), else a
+`torch.einsum` for each dense operand.
 Zeros are multiplied like any other value, and 0 * inf is NaN: an infinity or NaN of a dense operand reaches rows that
 have no nonzero there.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice, permutations
 from math import prod
 
 import torch
@@ -40,6 +42,8 @@ from sparsetc.support.lru import cached_property
 
 MOST = 2**40
 """Most positions of a dense tensor: no device has memory for more."""
+MOST_ORDERS = 24
+"""Orders of dense operands that are compared, at most."""
 Letters = tuple[str, ...]
 
 
@@ -120,9 +124,10 @@ def _strides(shape: Sequence[int], storage: Storage) -> dict[int, int]:
 def _products(bound: Bound, stored: Letters, operands: Sequence[Operand], matrices: bool) -> tuple[Product, ...]:
     """Return the products in the order in which they are made, the result's last.
 
-    The last may be a product of two matrices: the stored tensor, (kept, summed), and a right side, (summed, free), that
-    the dense operands make. That is possible where the kept modes are stored first, no dense operand has one of them,
-    and the dense operands have all others. It is taken unless products from left to right need fewer multiplications.
+    The stored tensor is multiplied by one operand after another. Or the last is a product of two matrices: the stored
+    tensor, (kept, summed), and a right side, (summed, free), that the dense operands make; that is possible where the
+    kept modes are stored first, no dense operand has one of them, and the dense operands have all others. What needs
+    the fewest multiplications is taken.
 
     Args:
         bound: the einsum.
@@ -133,14 +138,13 @@ def _products(bound: Bound, stored: Letters, operands: Sequence[Operand], matric
     output, sizes = bound.einsum.output, printed_sizes(bound)
     kept, free = (tuple([c for c in output if (c in stored) == own]) for own in (True, False))
     x, dense = Tile("x", stored, ITEM), [Tile(o.name, (*o.rows, *o.axes), ITEM) for o in operands]
-    in_turn = _in_turn([x, *dense], (*kept, *free))
+    choices = [_in_turn([x, *order], (*kept, *free)) for order in islice(permutations(dense), MOST_ORDERS)]
     right, read = (*stored[len(kept) :], *free), {c for t in dense for c in t.axes}
-    if not matrices or not dense or stored[: len(kept)] != kept or read & {*kept} or not read >= {*right}:
-        return in_turn
-    made = _in_turn(dense, right) if [t.axes for t in dense] != [right] else ()
-    folded = len(kept) if free else 0
-    last = Product(Tile("total", (*kept, *free), ITEM, folded), (x,), (made[-1].out if made else dense[0],))
-    return min((*made, last), in_turn, key=lambda own: sum(prod([sizes[c] for c in _letters(s)]) for s in own))
+    if matrices and dense and stored[: len(kept)] == kept and not read & {*kept} and read >= {*right}:
+        made = _in_turn(dense, right) if [t.axes for t in dense] != [right] else ()
+        total = Tile("total", (*kept, *free), ITEM, len(kept) if free else 0)
+        choices.insert(0, (*made, Product(total, (x,), (made[-1].out if made else dense[0],))))
+    return min(choices, key=lambda own: sum(prod([sizes[c] for c in _letters(s)]) for s in own))
 
 
 def _in_turn(tiles: Sequence[Tile], result: Letters) -> tuple[Product, ...]:
@@ -150,7 +154,7 @@ def _in_turn(tiles: Sequence[Tile], result: Letters) -> tuple[Product, ...]:
         inputs = (made[-1].out, tiles[n - 1]) if made else tuple(tiles[:n])
         later = {*result}.union(*(t.axes for t in tiles[n:]))
         axes = tuple(dict.fromkeys(c for t in inputs for c in t.axes if c in later))
-        made.append(Product(Tile("right", axes if n < len(tiles) else result, ITEM), inputs))
+        made.append(Product(Tile("made", axes if n < len(tiles) else result, ITEM), inputs))
     return tuple(made)
 
 
@@ -275,39 +279,31 @@ class DenseProduct(TileProgram):
 
         `integers` says whether operands are of integers, which torch.einsum may sum in too few bits.
         """
-        names = ", ".join(["chunks", *self.arrays, *(o.name for o in self.operands), self.output])
+        out, einsum = self.output, "integer_einsum" if integers else "torch.einsum"
+        names = ", ".join(["chunks", *self.arrays, *(o.name for o in self.operands), out])
         setting = SETTINGS.get(self.schedule.precision, "highest")
-        head = [f'@matmul_precision("{setting}")', f"def part_{self.number}({names}):", "    for _ in chunks:"]
+        text = [f'@matmul_precision("{setting}")', f"def part_{self.number}({names}):", "    for _ in chunks:"]
         *before, last = [s for s, _ in self.statements if isinstance(s, Product)]
-        (x, *_), out, axes = (*before, last)[0].inputs, self.output, last.out.axes
-        if last.right:
-            made = self._by_matrix(last, bool(before))
-        else:
-            einsum = self._einsum("integer_einsum" if integers else "torch.einsum", axes, x)
-            made = [*einsum[:-1], f"{out}.view({self._shape(axes)}).copy_({einsum[-1]})"]
-        return [*head, *("        " + line for line in made)]
-
-    def _by_matrix(self, last: Product, formed: bool) -> list[str]:
-        """Return the lines of a matrix product; `formed` says whether its right side is made by an einsum first."""
-        (other,), out = last.right, self.output
-        rows, summed, columns = self.rows, self.elements(last.summed), self.width
-        lines = self._einsum("torch.einsum", other.axes) if formed else []
-        made = [*lines[:-1], *(f"{other.name} = {line}" for line in lines[-1:])]
-        wide = f".to({out}.dtype)" if formed and not self.half else ""  # as wide as the right side
+        given = [] if last.right else [("values", (*before, last)[0].inputs[0])]
+        given += [(o.name, Tile(o.name, (*o.rows, *o.axes), ITEM)) for o in self.operands if before or not last.right]
+        text += [f"        {t.name.lower()} = {name}.view({self._shape(t.axes)}).to({out}.dtype)" for name, t in given]
+        text += [f"        {s.out.name} = {_einsum(einsum, s)}" for s in before]
+        if not last.right:
+            return [*text, f"        {out}.view({self._shape(last.out.axes)}).copy_({_einsum(einsum, last)})"]
+        rows, summed, columns, (other,) = self.rows, self.elements(last.summed), self.width, last.right
+        wide = f".to({out}.dtype)" if before and not self.half else ""  # as wide as the right side
         narrow = ".to(values.dtype)" if self.half or any(o.rounded for o in self.operands) else ""
         left, right = f"values.view({rows}, {summed}){wide}", f"{other.name}.reshape({summed}, {columns}){narrow}"
-        return [*made, f"multiply({left}, {right}, {out}.view({rows}, {columns}))"]
-
-    def _einsum(self, einsum: str, result: Letters, *x: Tile) -> list[str]:
-        """Return the lines of the tensors of an einsum, dense operands behind stored values if given, and its call."""
-        tensors = [("values", "x", t.axes) for t in x]
-        tensors += [(o.name, o.name.lower(), (*o.rows, *o.axes)) for o in self.operands]
-        equation = f"{','.join(''.join(axes) for *_, axes in tensors)}->{''.join(result)}"
-        lines = [f"{to} = {name}.view({self._shape(axes)}).to({self.output}.dtype)" for name, to, axes in tensors]
-        return [*lines, f'{einsum}("{equation}", {", ".join(to for _, to, _ in tensors)})']
+        return [*text, f"        multiply({left}, {right}, {out}.view({rows}, {columns}))"]
 
     def _shape(self, axes: Letters) -> str:
         return ", ".join(str(self.axis(c).size) for c in axes) or "()"
+
+
+def _einsum(called: str, s: Product) -> str:
+    """Return the text of one product."""
+    equation = f"{','.join(''.join(t.axes) for t in s.inputs)}->{''.join(s.out.axes)}"
+    return f'{called}("{equation}", {", ".join(t.name.lower() for t in s.inputs)})'
 
 
 # -- the plan ---------------------------------------------------------------------------------------------------------

@@ -22,5 +22,5 @@ def part_0(chunks, item_ptr, values, B, C, A):
     for _ in chunks:
         b = B.view(20, 32).to(A.dtype)
         c = C.view(30, 32).to(A.dtype)
-        right = torch.einsum("jr,kr->jkr", b, c)
-        multiply(values.view(100, 600).to(A.dtype), right.reshape(600, 32), A.view(100, 32))
+        made = torch.einsum("jr,kr->jkr", b, c)
+        multiply(values.view(100, 600).to(A.dtype), made.reshape(600, 32), A.view(100, 32))
