@@ -1,11 +1,11 @@
 """The same calls by two checkouts of the package, in turn on one GPU: no kernel may get slower.
 
-    python benchmarks/before_after.py FOLDER       # of the other checkout; SPARSETC_DATA as for all benchmarks
+    python benchmarks/before_after.py FOLDER       # of the other checkout, called by its commit
 
 A case is an equation, a tensor and a plan, as the benchmarks `mttkrp`, `ttmc`, `hls`, `spmm`, `pair` and `ttv` have
-them, and as a dense tensor. Each checkout runs in processes of its own, twice, in turn; a case's time is the less of
-its two medians, replayed from a CUDA graph where it can be captured. Results are compared between the checkouts before
-any time is reported.
+them, and as a dense tensor. SPARSETC_DATA is as for all benchmarks. Each checkout runs in processes of its own, twice,
+in turn; a case's time is the less of its two medians, replayed from a CUDA graph where it can be captured. Results are
+compared between the checkouts before any time is reported.
 """
 
 from __future__ import annotations
@@ -155,8 +155,7 @@ def main(other: Path) -> None:
         )
     for row in sorted(rows, key=lambda row: row["before_us"] / row["after_us"])[:8]:
         print(row)
-    commit = subprocess.run(["git", "-C", str(other), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    print(record("before_after", rows, before=commit.stdout.strip() or other.name))
+    print(record("before_after", rows, before=other.name))
 
 
 if __name__ == "__main__":

@@ -301,7 +301,12 @@ class DenseProduct(TileProgram):
 
 
 def _einsum(called: str, s: Product) -> str:
-    """Return the text of one product."""
+    """Return the text of one product; element by element where all of an operand's axes are the last of the other's."""
+    left, *others = (t.axes for t in s.inputs)
+    kept = tuple(c for c in left if c in s.out.axes)
+    if s.summed and others and left[-len(others[0]) :] == others[0] and kept == s.out.axes:
+        dims = ", ".join(str(left.index(c)) for c in s.summed)
+        return f"({' * '.join(t.name.lower() for t in s.inputs)}).sum(({dims},))"
     equation = f"{','.join(''.join(t.axes) for t in s.inputs)}->{''.join(s.out.axes)}"
     return f'{called}("{equation}", {", ".join(t.name.lower() for t in s.inputs)})'
 
