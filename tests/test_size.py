@@ -11,7 +11,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.LINES: 28_421, size.COMPILER: 17_026, size.FILES: 250, size.CLASSES: 395, size.KNOT: 9}
+MOST = {size.LINES: 28_218, size.COMPILER: 16_824, size.FILES: 249, size.CLASSES: 394, size.KNOT: 9}
 """What no figure may pass. Lower them as they fall."""
 
 

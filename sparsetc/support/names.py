@@ -51,16 +51,12 @@ _LETTERED = re.compile(
     rf"[A-Za-z]|({'|'.join(LETTERED)})_([A-Za-z]|operand)|([a-w]|operand_\d+)_[A-Za-z]+|.*_(bits|high|low)"
 )
 _NUMBER = re.compile(r"\d*(_\d+)*$")
+_IDENTIFIER = re.compile(rf"[A-Za-z_]\w{{0,{LONGEST - 1}}}", re.ASCII)
 
 
 def check_identifier(name: object, kind: str, error: type[SparsetcError]) -> str:
     """The name; `error` unless it is an ASCII identifier, no keyword of Python and not longer than `LONGEST`."""
-    if (
-        not isinstance(name, str)
-        or not (name.isascii() and name.isidentifier())
-        or iskeyword(name)
-        or len(name) > LONGEST
-    ):
+    if not isinstance(name, str) or not _IDENTIFIER.fullmatch(name) or iskeyword(name):
         raise error(
             f"the name of {kind} is printed into generated programs, so it must be letters, digits and underscores, no "
             f"word of Python's own and at most {LONGEST} characters; found {shown(name)}"
