@@ -1,10 +1,10 @@
-"""Level 2, HOW STORED: a plan is the parts a sparse operand is cut into, each with its storage and its schedule.
+"""Level 2, HOW STORED AND RUN: a plan is the parts of a sparse operand X, each with its storage and its schedule.
 
 In: choices made by `planner`. Out: `Plan`, packed by `formats` and lowered by `ir.lower`. The grammar::
 
     plan      := name  part+                    # X is the sum of its parts; all add into one output
-               | name  part+                    # of two sparse operands: a part an operand, of each branch of a hybrid
-               | name  part+  plan+             # of several contractions: the parts of all, and a plan a contraction
+               | name  part+                    # for two sparse operands: one part each, in each branch of a hybrid
+               | name  part+  plan+             # for several contractions: all parts, and one plan per contraction
                | name  options                  # a request: what is not said is chosen
     part      := format(storage)  nonzeros  schedule
     storage   := item modes | lane modes | leaf modes, and the sizes the format cuts by    # what arrays depend on
@@ -25,6 +25,7 @@ from sparsetc.support.pickles import Record, misfit
 PAIRED_PLANS = ("bcb", "scalar", "dense", "bcb+scalar")
 """Plans of two sparse operands."""
 PREFERRED = "preferred"
+"""The option of an ``"auto"`` request that names the plan to take where it applies."""
 SIDE = "side_"
 """What stands before a letter in the name of the parameter that is a block's side along it."""
 
@@ -45,7 +46,7 @@ Stored sides are in halves (`ir.nest.values.Halves`); what is gathered is split 
 
 
 def bounded(default: int, called: str, least: int = 1, most: float = inf, power: bool = False) -> Any:
-    """Declare a number of a part: what it is called, its bounds, and whether it is a power of two."""
+    """Declare a number of a part: its name in errors, its bounds, and whether it is a power of two."""
     return field(default=default, metadata={"allowed": (called, least, most, power)})
 
 
@@ -119,48 +120,47 @@ class Schedule(Record):
     dot: bool = True
     """Contract by `tl.dot` where an axis pair makes a matrix product."""
     precision: str = "ieee"
-    """Precision of dots: ieee, tf32x3, tf32 or bf16; of dots of whole tiles f16x3 too."""
+    """Precision of dots: ieee, tf32x3, tf32 or bf16; dots of whole tiles may also have f16x3."""
     stages: int = bounded(3, "the number of stages", 0, MOST_STEPS)
-    """Loads of later steps under way at once, in loops with dots (H200, gathered TTMc: tf32 ran 1.4x faster with 1 than
-    with 3; `benchmarks/results/ttmc_stages.json`)."""
+    """Depth of software pipelining in loops with dots (H200, gathered TTMc: tf32 ran 1.4 times as fast with 1 as with
+    3; `benchmarks/results/ttmc_stages.json`)."""
     registers: int = bounded(0, "the number of registers", 0, MOST_REGISTERS)
-    """Registers that a thread may have, for an NVIDIA GPU; 0 leaves that to the compiler, which may take too many for
-    all programs to be under way at once, or so few that loads wait for one another."""
+    """Most registers of a thread on an NVIDIA GPU; 0 leaves that to the compiler. Many lower the occupancy, few make
+    loads wait for one another."""
     columns: int = bounded(128, "columns", power=True)
-    """Most columns of a dot over tiles: kept positions, and as many of a spread letter as fit beside them."""
+    """Most columns of a dot over tiles, for the default rule: it takes positions of output modes, then positions of
+    modes that no dot contracts, while they fit."""
     lanes: int = bounded(1, "the number of lanes", power=True)
-    """Nonzeros of a run that make a step; the steps of blocks take the fibers that are stored side by side."""
+    """Nonzeros of a run that one step takes side by side; steps over blocks of fibers take `Storage.lanes`."""
     unroll: int = bounded(1, "unroll", 1, MOST_STEPS)
-    """Steps taken together while every lane has a nonzero."""
+    """Unroll factor of the main loop, in which every lane has a nonzero and nothing is masked."""
     masked_unroll: int = bounded(1, "masked_unroll", 1, MOST_STEPS)
-    """Steps taken together, masked, where lanes begin to run out: 1 for long fibers, more for short rows."""
+    """Unroll factor of the masked loop that follows: 1 for long fibers, more for short rows."""
     pieces: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    """Powers of two that add up to what a program takes of a dense axis of the output, in place of its block; of one
-    axis at most."""
+    """For one dense axis of the output at most: powers of two whose sum is its block, as 16 + 8 for 24, so that less
+    is padded."""
     slabs: tuple[str, ...] = ()
-    """Dense axes of which the grid takes one block after the other, all items each time, so that caches need hold that
-    block of what is gathered and no other; of other axes, the blocks of an item follow one another. No matter where an
-    axis is of one block."""
+    """Dense axes whose block number is the slowest dimension of the grid: all items run for one block before the next,
+    so that the rows they gather stay in the L2 cache. For other axes, the blocks of one item follow one another."""
     rounded: tuple[str, ...] = ()
     """Dense operands, by their names in trees, that are rounded to bfloat16 once a call: a gathered row is half the
     bytes. Only float32 at precision bf16 is, for Triton; products outside of dots, and all sums, are of float32."""
     copies: int = bounded(1, "the number of copies", power=True)
-    """Copies of a dense output that work items add to in turn, and that are summed afterwards, a power of two: where
-    rows are few, and met in no order, additions of one copy wait for one another. Only for Triton; no matter where
-    results are stored."""
+    """Copies of a dense output among which work items spread their atomic additions, and which are summed afterwards:
+    with few rows, additions to one copy wait for one another. Only for Triton, and only for results that are added."""
     tree: Tree | None = None
     """What is multiplied, contracted by dots and summed, in which order; None is what `ir.default_tree` says."""
     take: tuple[tuple[str, int], ...] = ()
-    """Positions along the sides of a tile that a program has at once, in registers, powers of two, by letter; of a
-    letter that is not named, one. Only a schedule that has a tree says this, and what follows."""
+    """By letter of a tile: how many positions a program holds in registers at once, a power of two; 1 for others. Only
+    a schedule with a tree has `take` and `turns`."""
     turns: tuple[str, ...] = ()
-    """Letters of a tile whose positions are taken in turn by loops, outermost first; what a program has neither at
-    once nor in turn is split over the grid."""
+    """Letters of a tile whose positions a program takes by loops, outermost first; positions that it takes neither at
+    once nor by a loop are split over the grid."""
     ruled: tuple[Any, ...] = field(default=(), compare=False, repr=False)
-    """The tree, and what follows it, where they are what the default rule gave; another einsum has its own."""
+    """`tree`, `take` and `turns` where the default rule gave them, so that they are not taken over to another einsum."""
 
     def by_rule(self) -> Schedule:
-        """The schedule with what the default rule gave it, and nothing else, as yet to be said."""
+        """Return the schedule without a tree, `take` and `turns` that the default rule gave it; others stay."""
         given = self.ruled and self.ruled == (self.tree, self.take, self.turns)
         return replace(self, tree=None, take=(), turns=(), ruled=()) if given else self
 

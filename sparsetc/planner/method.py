@@ -1,10 +1,10 @@
 """A way to run a step, be its sparse operands one or two: what it is expected to take, and what its name stands for.
 
-In: a problem. Out: `Estimate`s, from which the chooser makes a `Choice`. Of one sparse operand a method has
-`Candidate`s; each is priced as the backend and the type would run it, and once more with dense operands rounded to
-bfloat16, once a call: those whose rows are gathered faster so, by more than rounding them takes. A method of two
-operands prepares what runs its plan too; parts of one operand say all of how they are stored and run, so one function
-prepares every plan of them (`sparsetc.contraction.prepare`).
+In: a problem. Out: `Estimate`s, from which the chooser makes a `Choice`. A method for one sparse operand has
+`Candidate`s. Each is priced as the backend and the dtype would run it, then with options that may gain: the order of
+the grid, copies of the output, and dense operands that are rounded to bfloat16 once a call. Its plans say all of how
+their parts are stored and run, so one function prepares them (`sparsetc.contraction.prepare`); a method for two sparse
+operands prepares what runs its plan itself.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from sparsetc.planner.statistics import Counts
 MOST_COPIES = 128
 """Copies of the output, at most."""
 Option = Callable[[Schedule, Problem], Schedule]
-"""One decision of how programs run: return the schedule with it, or as it is where it has decided that already."""
+"""One decision of how programs run: return the schedule with it."""
 
 
 def estimate(candidate: Candidate, problem: Problem) -> Estimate:
-    """What a candidate is expected to take; tiles' prices are of another kind than those of nonzeros alone."""
+    """Return what a candidate is expected to take, with the grid's order and copies of the output decided."""
     candidate = replace(candidate, plan=suited(candidate.plan, problem))
     best = in_order(candidate, problem)
     adds = problem.backend == "triton" and not problem.deterministic
-    if adds and any(cost.met for cost in best.costs):  # copies of what nothing waits for only take longer
+    if adds and any(cost.met for cost in best.costs):  # elsewhere no addition waits for another
         best = tried(_in_copies, best, candidate, problem)
     candidate = replace(candidate, plan=replace(candidate.plan, parts=best.parts))
     scalar = not any(cost.p.view.values.sides for cost in best.costs)
@@ -46,7 +46,7 @@ def estimate(candidate: Candidate, problem: Problem) -> Estimate:
 
 
 def in_order(candidate: Candidate, problem: Problem) -> Priced:
-    """Return the parts, each in slabs if the cost model expects that to be faster."""
+    """Return the parts, each with its grid in slabs (`Schedule.slabs`) if the cost model expects that to be faster."""
     return tried(_in_slabs, price(candidate, problem), candidate, problem, by_part=True)
 
 

@@ -1,6 +1,7 @@
 """How programs of nonzeros run: lanes, steps taken together, warps, blocks of dense axes.
 
-In: a `Problem`. Out: a `Schedule`, from the sizes of the dense axes alone.
+In: a `Problem`. Out: a `Schedule`, from the sizes of the dense axes, the backend, the dtype and the precision; the
+pattern of the sparse operand does not matter.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ DOT_LANES = 16
 DOT_TILE = 1024
 """Accumulator elements a warp (H200, TTMc of rank 32 x 32: 16 lanes and one warp beat 32 lanes and 2 or 4 by 1.3x)."""
 BLOCK_SIDE, BLOCK_DEEP, MOST_DEEP = 64, 32, 128
-"""Elements of a side of the product of two entries' blocks, positions that it sums at once, lanes included, and the
-most that blocks may have in common to be summed so."""
+"""For a product of the blocks of dense modes that two entries have: elements of a side of its result, positions that it
+sums at once, lanes included, and the most summed positions of a block."""
 LEAST_PIECE, MOST_PIECES = 8, 3
 """Elements of the smallest piece of a dense axis, and how many pieces a program has of it (H200, MTTKRP of
 guanine_TEvv_3d, `benchmarks/results/ranks.json`)."""
