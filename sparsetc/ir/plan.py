@@ -157,7 +157,7 @@ class Schedule(Record):
     """Letters of a tile whose positions a program takes by loops, outermost first; positions that it takes neither at
     once nor by a loop are split over the grid."""
     ruled: tuple[Any, ...] = field(default=(), compare=False, repr=False)
-    """`tree`, `take` and `turns` where the default rule gave them, so that they are not taken over to another einsum."""
+    """`tree`, `take` and `turns` where the default rule gave them: another einsum does not take these over."""
 
     def by_rule(self) -> Schedule:
         """Return the schedule without a tree, `take` and `turns` that the default rule gave it; others stay."""
