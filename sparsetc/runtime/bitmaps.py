@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import torch
 
-
-def set_bits(words: torch.Tensor, word: int) -> torch.Tensor:
-    """(tiles, words) -> (tiles, positions) bool, of `word` bits each, padding of the last word included."""
-    return ((words.to(torch.int64).unsqueeze(2) >> torch.arange(word, device=words.device)) & 1 == 1).flatten(1)
+from sparsetc.tensor.numbering import set_bits
 
 
 def expanded(

@@ -207,3 +207,8 @@ def _decoded(keys: torch.Tensor, sizes: Sequence[int]) -> tuple[torch.Tensor, ..
         found.append(keys % size)
         keys = keys // size
     return (keys, *reversed(found))
+
+
+def set_bits(words: torch.Tensor, word: int) -> torch.Tensor:
+    """Return (tiles, words * word) bool: each bit of words of so many bits, the lowest of a word first."""
+    return ((words.to(torch.int64).unsqueeze(2) >> torch.arange(word, device=words.device)) & 1 == 1).flatten(1)

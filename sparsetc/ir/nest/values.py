@@ -40,8 +40,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from sparsetc.errors import FormatError
-from sparsetc.runtime.bitmaps import set_bits
 from sparsetc.support.lru import cached_property
+from sparsetc.tensor.numbering import set_bits
 
 V = TypeVar("V", bound="Values")
 
