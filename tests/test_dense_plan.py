@@ -262,6 +262,27 @@ def test_a_dense_part_is_a_plans_only_part() -> None:
         stc.compile("ij,jr->ir", x, b, plan=mixed, backend="triton")
 
 
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_a_result_without_rows_is_explained(backend: str) -> None:
+    x = stc.SparseTensor(torch.zeros(2, 0, dtype=torch.long), torch.zeros(0), (0, 5))
+    kernel = made("ij,jr->ir", x, torch.rand(5, 3), backend=backend)
+    assert "dense" in str(kernel.explain())
+    assert kernel.cost.at()["seconds"] > 0
+    assert kernel(torch.rand(5, 3)).shape == (0, 3)
+
+
+def test_a_plan_of_ones_own_is_checked() -> None:
+    x, b = half_full(6, 5), torch.rand(5, 8)
+    (part,) = made("ij,jr->ir", x, b, backend="triton").plan.parts
+    halves = replace(part, schedule=replace(part.schedule, precision="f16x3"))
+    with pytest.raises(stc.PlanError, match="torch multiplies no float32 in f16x3"):
+        made("ij,jr->ir", x, b, plan=Plan("own", (halves,)), backend="triton")
+    for sequence in ((0,), (0, 0), (0, 5), (0, 1, 2)):
+        other = replace(part, storage=replace(part.storage, sequence=sequence))
+        with pytest.raises(stc.PlanError, match="the storage's sequence names each of 2 modes once"):
+            made("ij,jr->ir", x, b, plan=Plan("own", (other,)))
+
+
 @pytest.mark.parametrize("equation", ["ij,jr->ir", "ijk,jr,kr->ir", "ijk,ijr->ikr"])
 def test_no_nonzeros_are_summed_in_one_order(equation: str) -> None:
     operands = Problem(equation, SIZES, "empty", F32).operands()

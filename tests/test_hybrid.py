@@ -232,3 +232,11 @@ def test_thresholds_that_are_none() -> None:
     for bad in (0, -1, 2.5, "2"):
         with pytest.raises(stc.PlanError, match="threshold must be a number of nonzeros, 1 or more"):
             stc.plan_bcb(threshold=bad)
+
+
+@pytest.mark.parametrize("threshold", ["x", 0, -1, 2.5, 2**63])
+def test_a_threshold_given_back_is_checked(threshold: object) -> None:
+    x = random_sparse((20, 20), "skewed", torch.float32)
+    plan = stc.compile("ij,jk->ik", x, x, plan="bcb").plan
+    with pytest.raises(stc.PlanError, match="threshold must be a number of nonzeros"):
+        stc.compile("ij,jk->ik", x, x, plan=replace(plan, options=(("threshold", threshold),)))

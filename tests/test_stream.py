@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import TILED
+from cases import TILED, random_sparse
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.autograd import forward_ad
@@ -147,6 +147,17 @@ def test_integers_that_do_not_fit_are_refused() -> None:
     x = tensor(dtype=torch.int8)
     with pytest.raises(stc.DtypeError, match="which torch"):
         stc.stream("ijk,k->i", x, torch.full((9,), 100, dtype=torch.int8), chunk_bytes=4096)
+
+
+@pytest.mark.parametrize("equation", ["ij,jr->ir", "ij,jr->i", "ij,ir,jr->ij"])
+def test_letters_of_size_0(equation: str) -> None:
+    x = random_sparse((6, 5), "random", torch.float32)
+    dense = [torch.rand({"i": 6, "j": 5}[term[0]], 0) for term in equation.partition("->")[0].split(",")[1:]]
+    found, expected = (f(equation, x, *dense) for f in (stc.stream, stc.einsum))
+    assert found.shape == expected.shape
+    if not isinstance(found, torch.Tensor):
+        found, expected = found.to_dense(), expected.to_dense()
+    assert torch.equal(found.cpu(), expected)
 
 
 @pytest.mark.parametrize("equation", EQUATIONS.values())

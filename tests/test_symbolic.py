@@ -67,6 +67,20 @@ def test_sizes_may_be_others() -> None:
     assert cost.at(nonzeros=10**9, r=128)["products"] == 3 * 10**9 * 128
     with pytest.raises(stc.PlanError, match=r"no symbol is called 'q'; symbols: .*nonzeros"):
         cost.at(q=1)
+    for number in (0, -1, float("nan"), "x", None):
+        with pytest.raises(stc.PlanError, match=f"r is a number above 0, found {number!r}"):
+            cost.at(r=number)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("plan", ["coo", "rows", "hls", "window", "dense"])
+def test_wide_operands_are_counted_in_symbols(plan: str) -> None:
+    """Where an axis is split over the grid, numbers of programs are expressions too."""
+    x = random_sparse((6, 5), "dense", torch.float32, 0)
+    if plan not in PLANS:
+        pytest.skip("there is no such plan")
+    k = stc.compile("ij,jr->ir", x, torch.ones(5, 1024), plan=plan, backend="triton")
+    assert k.cost.at()["products"] > 0
+    assert k.cost["products"].free_symbols
 
 
 def test_several_sparse_operands_have_none() -> None:

@@ -185,11 +185,10 @@ class Preparation:
             whole=problem.backend == "torch",
         )
         own, bound = getattr(get_format(part.format), "lower", None), self.canonical.bound
-        program: TileProgram = (
-            lower(bound, packed.view, part.schedule, target, number=number, format=part.format)
-            if own is None
-            else own(bound, part, target, number)
-        )
+        if own is None:
+            program = lower(bound, packed.view, part.schedule, target, number=number, format=part.format)
+        else:
+            program = own(bound, part, target, number)
         slot = None
         if program.slot:
             if partial is not None:

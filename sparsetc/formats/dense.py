@@ -26,7 +26,7 @@ from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target
 from sparsetc.ir.nest.coordinates import Computed, Position, parsed
 from sparsetc.ir.nest.nest import ITEM, Nest, runs
-from sparsetc.ir.plan import DOTS, ROUNDED, Part, Plan, Schedule, Storage
+from sparsetc.ir.plan import DOTS, F16X3, ROUNDED, Part, Plan, Schedule, Storage
 from sparsetc.ir.program.cost import Cost
 from sparsetc.ir.program.counting import ONE, STORED, ZERO, Statistics
 from sparsetc.ir.program.operands import DenseAxis, Operand, dense_axes, named_operands, printed_sizes
@@ -61,7 +61,7 @@ class Dense:
         """Return one run of all positions, in the storage's sequence, or row-major where it has none.
 
         Raises:
-            FormatError: the shape has more positions than any device holds, or the sequence lacks a mode.
+            FormatError: the shape has more positions than any device holds.
         """
         if prod(shape) > MOST:
             raise FormatError(f"a dense tensor of shape {tuple(shape)} has {prod(shape):,} positions, {MOST:,} at most")
@@ -89,7 +89,9 @@ class Dense:
         return Packed(*known, items=len(ends) - 1, padded=nnz != stored)
 
     def lower(self, bound: Bound, part: Part, target: Target, number: int) -> DenseProduct:
-        """Return the products that torch makes of a part and dense operands."""
+        """Return the products that torch makes of a part and dense operands; `PlanError` for halves, which it lacks."""
+        if part.schedule.precision == F16X3:
+            raise PlanError(f"plan of format {self.name!r}: torch multiplies no float32 in {F16X3}; take tf32 or bf16")
         letters, sizes = bound.einsum.sparse_indices, printed_sizes(bound)
         shape, schedule, (output, operands) = bound.extents(letters), part.schedule, named_operands(bound)
         axes = (*dense_axes(bound), *letters)
@@ -113,10 +115,7 @@ class Dense:
 
 def _strides(shape: Sequence[int], storage: Storage) -> dict[int, int]:
     """Return the stride of each mode, the outermost mode first; an empty mode counts as of one element."""
-    modes = tuple(range(len(shape)))
-    sequence = storage.sequence or modes
-    if tuple(sorted(sequence)) != modes:
-        raise FormatError(f"a dense tensor stores each of {len(modes)} modes once, found the sequence {sequence}")
+    sequence = storage.sequence or tuple(range(len(shape)))
     return {m: prod([max(1, shape[n]) for n in sequence[at + 1 :]]) for at, m in enumerate(sequence)}
 
 
@@ -192,7 +191,7 @@ class ProductCost(Cost):
         self.output = ONE.bytes * (program.rows * program.width)
         self.flops = sum([2 * program.elements(_letters(s)) for s in of_values])
         """Multiplications and additions; torch pads none."""
-        self.multiply, self.dot = ONE * self.flops, ZERO
+        self.multiply, self.dot, self.registers, self.sides = ONE * self.flops, ZERO, ZERO, {*program.letters}
         self.turn, self.copies, self.met, self.owned, self.sparse = 0, 1, 0, True, False
         self.gathers, self.rounded, self.split = [], (), ()
         self.tables = sum([o.nrows * o.width for o in program.operands])
@@ -214,9 +213,6 @@ class ProductCost(Cost):
             f"reads {self.tables} elements of dense operands{made}",
             f"{self.flops} flops in products of torch",
         ]
-
-    def _read(self, statistics: Statistics, profile: DeviceProfile) -> int:
-        return 0
 
     def seconds(self, statistics: Statistics, profile: DeviceProfile) -> dict[str, float]:
         """Seconds each resource alone would take."""
@@ -253,7 +249,7 @@ class ProductCost(Cost):
         if share and any(n * width % ALIGNED for n in self.lengths):
             share = law["product_unaligned"]
         side, processors = SIDES.get(unit, SIDE), max(1, profile.warps // WARPS)
-        blocks = prod(-(-n // side) for n in (self.p.rows, self.p.width))
+        blocks = max(1, prod(-(-n // side) for n in (self.p.rows, self.p.width)))
         busy = blocks / (processors * -(-blocks // processors))  # the last round leaves some without a block
         return max(usual, share * profile.matrix(unit)) * busy
 

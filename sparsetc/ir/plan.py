@@ -98,9 +98,10 @@ class Storage(Record):
         return sorted(mode for level in self.levels for mode in level)
 
     def misdealt(self, order: int, letters: Sequence[str] = ()) -> str:
-        """What is wrong where another number of modes is dealt than a tensor has; empty where it is the same."""
+        """Return what is wrong if not each mode of a tensor is dealt, and stored in sequence, once; else nothing."""
         if self.order == order:
-            return ""
+            fits = not self.sequence or sorted(self.sequence) == self.modes
+            return "" if fits else f"the storage's sequence names each of {order} modes once, found {self.sequence}"
         lacking = [m for m in range(order) if m not in self.modes]
         beyond = [m for m in self.modes if m not in range(order)]
         found = f"the storage deals {self.order} modes, the tensor has {order}"

@@ -19,7 +19,7 @@ from sparsetc.codegen.launch import accumulator
 from sparsetc.codegen.split_float16 import Halves
 from sparsetc.device.profile import DeviceProfile, profile_of
 from sparsetc.errors import PlanError
-from sparsetc.ir.plan import PAIRED_PLANS, SIDE, Part, Plan, requested
+from sparsetc.ir.plan import PAIRED_PLANS, SIDE, Part, Plan, check_threshold, requested
 from sparsetc.pair.blocking import Blocking
 from sparsetc.pair.join import Join
 from sparsetc.pair.requests import check_blocks
@@ -59,6 +59,7 @@ def check_pairs(wanted: Any, letters: Iterable[str] | None = None) -> Plan:
         raise PlanError(
             f"plan must be auto, {', '.join(PAIRED_PLANS)} or plan_bcb(...) for two sparse operands, found {wanted!r}"
         )
+    check_threshold(plan.option("threshold", None), 1)
     if plan.is_request:
         storages, formats = plan.option("storage", ("auto", "auto")), plan.option("formats", ("bcb", "bcb"))
         check_blocks(storages, plan.option("threshold", None), formats, named_sides(plan))

@@ -92,11 +92,13 @@ class SymbolicCost(Mapping[str, Any]):
         """The numbers for this kernel, but for what is changed: ``k.cost.at(nonzeros=10**9, r=128)["seconds"]``.
 
         Raises:
-            PlanError: there is no symbol of a name.
+            PlanError: there is no symbol of a name, or a number is not above 0.
         """
         known = {str(symbol): symbol for symbol in self.symbols}
         if unknown := [name for name in changed if name not in known]:
             raise PlanError(f"no symbol is called {unknown[0]!r}; symbols: {', '.join(sorted(known))}")
+        if wrong := [name for name, number in changed.items() if not isinstance(number, int | float) or not number > 0]:
+            raise PlanError(f"{wrong[0]} is a number above 0, found {changed[wrong[0]]!r}")
         values = dict(self.symbols) | {known[name]: number for name, number in changed.items()}
         return {name: float(found.subs(values)) for name, found in self.expressions.items()}
 

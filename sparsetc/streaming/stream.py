@@ -207,6 +207,8 @@ class Stream:
         """The rows of the result, as they were summed."""
         engine, dtype = self._engine, accumulator(self.recipe.dtype)
         width, rows = self._output.width_shape, self._rows
+        if not all(size for _, size in self.compiler.canonical.bound.sizes):  # nothing to sum
+            return torch.zeros((rows, *width), dtype=dtype, device=self.device if self.resident else "cpu")
         engine.allocate(width, dtype, not self.resident)
         title = f"streaming {self.equation}"
         exact = in_order(self.compiler.settings.deterministic and self.compiler.backend == "torch")

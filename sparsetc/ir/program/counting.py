@@ -41,7 +41,7 @@ class Count:
         return Count(tuple(map(add, self.factors, other.factors)))
 
     def __mul__(self, n: int) -> Count:
-        return Count(tuple(map(n.__mul__, self.factors)))
+        return Count(tuple([f * n for f in self.factors]))
 
     __rmul__ = __mul__
 
@@ -283,7 +283,7 @@ class Counted:
         positions = FIBERS * (stored.values.volume * self.readers)
         named = isinstance(self.p.number_of(stored), Lookup)
         self.registers += positions.bytes if named else self.values
-        self.expanded += positions * stored.values.bitmap
+        self.expanded += positions * int(stored.values.bitmap)
 
     def _gathered(self, s: ir.Gather, visits: Count) -> GatherTerm:
         """The rows that a statement gathers."""
