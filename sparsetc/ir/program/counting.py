@@ -41,7 +41,7 @@ class Count:
         return Count(tuple(map(add, self.factors, other.factors)))
 
     def __mul__(self, n: int) -> Count:
-        return Count(tuple([f * n for f in self.factors]))
+        return Count(tuple(map(mul, self.factors, (n,) * len(self.factors))))
 
     __rmul__ = __mul__
 
