@@ -333,8 +333,7 @@ class Counted:
 
     def _cells(self, axes: Iterable[str]) -> int:
         """Elements that a program takes of axes but the lanes; over tiles padding is executed, and counted."""
-        taken = [a for a in self.p.axes if a.letter in axes]
-        return prod([a.block if self.sides else min(a.size, a.block) for a in taken])
+        return prod([a.block if self.sides else min(a.size, a.block) for a in self.p.axes if a.letter in axes])
 
     def _slabs(self, axes: Iterable[str]) -> int:
         """Slabs that the grid makes of axes."""
