@@ -154,7 +154,7 @@ class Programs(ABC):
 
 
 class TorchPrograms(Programs):
-    """Those that torch runs."""
+    """Programs that torch runs."""
 
     def __init__(
         self,

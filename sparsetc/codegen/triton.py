@@ -113,7 +113,7 @@ class FunctionPrinter(Layout):
 
     @cached_property
     def decodes(self) -> dict[str, ir.Decode]:
-        """What reads the coordinates that address rows, by letter."""
+        """Return, by letter, the statement that reads the coordinate which addresses rows."""
         return {s.letter: s for s, _ in self.p.statements if isinstance(s, ir.Decode) and not s.tile}
 
     @property

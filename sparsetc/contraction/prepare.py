@@ -13,12 +13,7 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from sparsetc.codegen.launch import (
-    PartArrays,
-    accumulator,
-    generated,
-    stored_dtype,
-)
+from sparsetc.codegen.launch import PartArrays, accumulator, generated, stored_dtype
 from sparsetc.contraction.canonical import Canonical, Operands, canonicalise
 from sparsetc.contraction.output import Output, output_of
 from sparsetc.device.profile import of_backend
@@ -26,7 +21,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.plan import Part, Plan, without_halves
-from sparsetc.ir.program.tile import Add, Key, TileProgram, walk
+from sparsetc.ir.program.tile import TileProgram
 from sparsetc.options import Options, in_force
 from sparsetc.packing.base import Packed, get_format, index_dtype
 from sparsetc.packing.deal import PARTITIONS, stored_parts
@@ -132,7 +127,7 @@ class Preparation:
         rows, adding = self._row_of_nonzeros(), [not owned(p.program) for p in parts]
         first = 0 if all(adding) else self.output.rows
         each = [
-            p.packed.slots(_key(p.program).level, rows) if adds else rows[:0]
+            p.packed.slots(p.program.key.level, rows) if adds else rows[:0]
             for p, adds in zip(parts, adding, strict=True)
         ]
         ends = list(accumulate((own.numel() for own in each), initial=first))
@@ -193,7 +188,7 @@ class Preparation:
         if program.slot:
             if partial is not None:
                 slot = torch.arange(partial.start, partial.stop, device=self.canonical.device)
-            elif (key := _key(program)).letters:
+            elif (key := program.key).letters:
                 slot = slots_along(packed, self.canonical.kept, key.level, self._rows_of_part(packed))
             else:
                 slot = packed.slots(key.level, self._slot_of_nonzeros())
@@ -305,11 +300,6 @@ class Preparation:
         if source is None:
             return given
         return given.new_zeros((*given.shape[:-1], self.nnz)).index_copy_(-1, source, given)
-
-
-def _key(program: TileProgram) -> Key:
-    """Where a program adds."""
-    return next(s.key for s, _ in walk(program.body) if isinstance(s, Add))
 
 
 def _wide_words(packed: Packed) -> Packed:

@@ -236,7 +236,7 @@ class ProductCost(Cost):
         return call + made + rounding + multiplied
 
     def _narrow(self, itemsize: int) -> bool:
-        """Whether the product is of two matrices of 16 bits, which the operands have or are rounded to."""
+        """Return True if two matrices of 16 bits are multiplied: operands have 16 bits, or are rounded to them."""
         return self.matrices and self.calls == 1 if itemsize == 2 else self.p.half
 
     def _rate(self, itemsize: int, profile: DeviceProfile) -> float:
@@ -267,7 +267,7 @@ class DenseProduct(TileProgram):
 
     @cached_property
     def half(self) -> bool:
-        """Whether values are stored in bfloat16: for a product of two matrices, neither of them a vector."""
+        """True if values are stored in bfloat16: for a product of two matrices, neither of them a vector."""
         return self.schedule.precision == ROUNDED and bool(self.dots)
 
     def lines(self, integers: bool) -> list[str]:

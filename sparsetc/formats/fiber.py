@@ -65,7 +65,7 @@ class Blocks:
     lane_len: torch.Tensor
     """(blocks * lanes,) int32 nonzeros of each lane."""
     split: bool
-    """Whether any fiber was cut, so that it has several lanes."""
+    """True if any fiber was cut, so that it has several lanes."""
 
     @property
     def stored(self) -> int:

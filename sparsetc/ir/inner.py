@@ -106,7 +106,7 @@ class Inner:
         return tuple([name for name, tiles in own if "scales" in tiles.packed])
 
     def may_omit_ones(self, factors: Iterable[str]) -> bool:
-        """Whether a tree of these factors needs no 1s of a pattern: another one says which lanes hold a nonzero."""
+        """Return True if a tree of these factors needs no 1s of a pattern: another tells which lanes hold a value."""
         return not self.view.values.held and any(self.levels[name] == LEAF for name in factors)
 
     @cached_property

@@ -16,7 +16,7 @@ from sparsetc.ir.nest.nest import LANE
 from sparsetc.ir.plan import Part, Plan, in_bf16
 from sparsetc.ir.program.cost import cost_of
 from sparsetc.ir.program.counting import Statistics
-from sparsetc.ir.program.tile import LANES, Product, TileProgram, walk
+from sparsetc.ir.program.tile import LANES, Product, TileProgram
 from sparsetc.packing.base import FORMATS, Packed
 from sparsetc.packing.stored import counts
 from sparsetc.packing.tiles import tiles_of_nonzeros
@@ -129,7 +129,7 @@ def _tiles(histogram: torch.Tensor) -> tuple[tuple[int, int, int], ...]:
 
 def tile_einsum(program: TileProgram) -> str:
     """The innermost tile einsum, in letters; n stands for the lanes."""
-    inner = [s for s, _ in walk(program.body) if isinstance(s, Product)]
+    inner = [s for s, _ in program.statements if isinstance(s, Product)]
     if not inner:
         return "n->n"
     chosen = next((s for s in inner if s.dot), inner[0])

@@ -11,7 +11,7 @@ from math import prod
 import torch
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.program.tile import Add, Row, Slot
+from sparsetc.ir.program.tile import Row, Slot
 from sparsetc.packing.base import Packed
 from sparsetc.packing.stored import check_arrays, check_coordinates, counts, require
 from sparsetc.streaming import description
@@ -91,7 +91,7 @@ def _check(made: Cut, compiler: Compiler, number: int, buffer: torch.Tensor) -> 
         if "block_full" in named:
             within = (named["block_full"] % program.schedule.unroll).any()
             require(not bool(within), "steps of a block end within an unrolling")
-        key = next(s.key for s, _ in program.statements if isinstance(s, Add))
+        key = program.key
         if isinstance(key, Row):  # of coordinates, which were looked at
             continue
         count = counts(view, named, own.items, own.stored)[view.positions[key.level]]

@@ -281,6 +281,11 @@ class TileProgram:
         return tuple(walk(self.body))
 
     @cached_property
+    def key(self) -> Key:
+        """Where it adds."""
+        return next(s.key for s, _ in self.statements if isinstance(s, Add))
+
+    @cached_property
     def split(self) -> tuple[DenseAxis, ...]:
         """Axes split over the grid."""
         return tuple([a for a in self.axes if a.programs > 1 and a.letter not in self.looped])
