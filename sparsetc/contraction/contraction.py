@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
 from typing import Any, TypeVar
@@ -21,13 +20,14 @@ from typing import Any, TypeVar
 import torch
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.canonical import Operands, Patterns, check_operand, dense_of_call
+from sparsetc.contraction.canonical import Operands, Patterns, check_operand
 from sparsetc.contraction.dense import Tensors, repeated_dims
 from sparsetc.contraction.entries import Entries, by_nonzeros
 from sparsetc.contraction.guard import IntegerSums
 from sparsetc.contraction.output import Output, Result, check_form, without_zeros
 from sparsetc.contraction.prepare import Preparation, in_place
 from sparsetc.contraction.step import Step
+from sparsetc.errors import OutOfMemoryError
 from sparsetc.explain import Explanation, StepReport, device_name
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
@@ -157,26 +157,33 @@ class Contraction(Compiled, ABC):
     ) -> torch.Tensor:
         """The gradient for one of values and dense operands, given that of the result; outside autograd.
 
-        Where no other rule is known, autograd follows the result, in a thread of its own, since operators of a library
-        run where it is off.
+        Where no other rule is known, autograd follows the result.
         """
-        given = [t.detach() for t in (*values, *dense)]
-        wanted = given[operand].requires_grad_()
-
-        def found() -> torch.Tensor:
-            with torch.enable_grad():
-                result = self.result(patterns, given[: len(values)], given[len(values) :])
+        tensors = [t.detach() for t in (*values, *dense)]
+        wanted = tensors[operand].requires_grad_()
+        with following():
+            result = self.result(patterns, tensors[: len(values)], tensors[len(values) :])
             return torch.autograd.grad(result, wanted, upstream)[0]
 
-        with ThreadPoolExecutor(1) as one:
-            return one.submit(copy_context().run, found).result()
+
+FOLLOWED = ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView")
+
+
+@contextmanager
+def following() -> Iterator[None]:
+    """A block that autograd follows, inside of operators of a library too, which run where it is off."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in FOLLOWED:
+        excluded = excluded.remove(getattr(torch._C.DispatchKey, key))
+    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded), torch.enable_grad():
+        yield
 
 
 T = TypeVar("T")
 
 
 class Single(Contraction):
-    """A contraction that takes one step: of one sparse operand, or of the entries of operands with dense modes."""
+    """A contraction of one sparse operand: one step."""
 
     def __init__(
         self,
@@ -185,18 +192,15 @@ class Single(Contraction):
         settings: Options,
         form: str,
         repeated: bool,
-        entries: Entries | None = None,
+        plain_sum: bool | None = None,
         choice: Choice | None = None,
     ) -> None:
         super().__init__(bound, operands, settings, form)
-        first = next(o for o in operands if isinstance(o, SparseTensor))
-        self._entries, self._sizes = entries, tuple(first._values.shape[1:])
-        if entries is None:
-            own = [o.expand_dense() if isinstance(o, SparseTensor) else o for o in operands]
-            self.step = Step(bound, own, settings, form, repeated, choice=choice)
-        else:
-            own = entries.operands(operands)
-            self.step = Step(entries.bound, own, settings, entries.form, repeated, entries.plain_sum)
+        x = operands[bound.einsum.sparse[0]]
+        assert isinstance(x, SparseTensor)
+        self._sizes = tuple(x._values.shape[1:])
+        expanded = [x.expand_dense() if o is x else o for o in operands]
+        self.step = Step(bound, expanded, settings, form, repeated, plain_sum, choice)
         self.inner, self.result_dtype, output = (self.step,), self.step.result_dtype, self.step.output
         self._pattern, self._order = arranged(output)
         self.sparse, self.empty = output.sparse, not self.step.canonical.coords.shape[1]
@@ -212,22 +216,17 @@ class Single(Contraction):
 
     def pattern_on(self, patterns: Patterns) -> Pattern | None:
         """The operand's own pattern where all of its modes are kept."""
-        if self._entries is not None and self._entries.own:
-            return patterns[0]
         return patterns[0].expanded(self._sizes) if self.step.output.own else self._pattern
 
-    def _given(
-        self, patterns: Patterns, values: Tensors, dense: Tensors
-    ) -> tuple[Pattern, torch.Tensor | None, Tensors]:
-        """What the step is called with: its pattern, its sparse operand's values, its dense operands."""
-        if self._entries is None:
-            return patterns[0].expanded(self._sizes), values[0].reshape(-1) if self._sizes else values[0], dense
-        dense = dense_of_call(self.bound, dense, self.dtype, self.device)
-        return self._entries.pattern, None, [*dense, *values]
+    def _of_step(self, patterns: Patterns, values: Tensors) -> tuple[Pattern, torch.Tensor | None]:
+        """The step's pattern, and its sparse operand's values; None of a pattern of ones."""
+        if not values:
+            return patterns[0], None
+        return patterns[0].expanded(self._sizes), values[0].reshape(-1) if self._sizes else values[0]
 
     def result(self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None) -> torch.Tensor:
-        """A dense result, or (rows, *dense sizes) values; differentiable."""
-        rows = self.step(*self._given(patterns, values, dense), packed)
+        """A dense result, or (rows, *dense sizes) values; differentiable. Without values, of 1 at each nonzero."""
+        rows = self.step(*self._of_step(patterns, values), dense, packed)
         if not self.step.output.sparse:
             return self.step.output.shaped(rows)
         return rows if self._order is None else rows.reshape(-1).index_select(0, self._order)
@@ -241,15 +240,14 @@ class Single(Contraction):
             upstream = upstream.new_empty(upstream.numel()).index_copy_(0, self._order, upstream).reshape(shape)
         elif permutation is not None:
             upstream = upstream.movedim(tuple(range(upstream.ndim)), permutation)
-        if self._entries is not None:  # whose values come after the dense operands
-            operand = 1 + (operand - len(values)) % (len(values) + len(dense))
-        pattern, own, others = self._given(patterns, values, dense)
-        found = self.step.gradient(pattern, operand, own, others, upstream)
+        operand += not values  # of the step, whose first is the sparse one
+        pattern, own = self._of_step(patterns, values)
+        found = self.step.gradient(pattern, operand, own, dense, upstream)
         return found if operand else found.reshape(values[0].shape)
 
     def packed(self, operands: Sequence[SparseTensor], known: dict[Any, Any] | None = None) -> Values | None:
-        """Values as the step's parts store them; None where they are dense operands of it."""
-        return self.step.pack(operands[0].expand_dense(), known) if self._entries is None else None
+        """Values as the step's parts store them."""
+        return self.step.pack(operands[0].expand_dense(), known)
 
 
 def arranged(output: Output) -> tuple[Pattern | None, torch.Tensor | None]:
@@ -286,37 +284,57 @@ def contraction(
     with lasting():
         made: Contraction
         if len(sparse) > 2 and any(x._values.ndim > 1 for x in sparse) and not by_nonzeros(settings):
-            from sparsetc.contraction.chained import Chained
+            from sparsetc.contraction.chain import Chain
 
-            made = Chained(bound, operands, settings, form)
+            made = Chain(bound, operands, settings, form, expanded=False)
         elif any(x.blocksize for x in sparse):
-            from sparsetc.contraction.blocked import Blocked
+            from sparsetc.contraction.blocks import BlockLetters
+            from sparsetc.contraction.rewritten import Rewritten
 
-            made = Blocked(bound, operands, settings, form, repeated)
+            blocks = BlockLetters(bound, operands, settings, form)
+            stand_ins = blocks.stand_ins(operands, repeated)
+            of_blocks = _of_entries(blocks.bound, stand_ins, settings, blocks.form, repeated, must=blocks.by_entries)
+            made = Rewritten(bound, operands, settings, form, blocks, of_blocks)
         else:
-            entries = Entries.of(bound, operands, settings, form) if any(x.dense_order for x in sparse) else None
-            made = of_entries(bound, operands, settings, form, repeated, entries, choice)
+            made = _of_entries(bound, operands, settings, form, repeated, choice)
     library.known(made, sparse)
     return made
 
 
-def of_entries(
+def _of_entries(
     bound: Bound,
     operands: Operands,
     settings: Options,
     form: str,
     repeated: bool,
-    entries: Entries | None,
     choice: Choice | None = None,
+    must: bool = False,
 ) -> Contraction:
-    """Compile an einsum of operands that are in no blocks, by their entries where it has an einsum of these."""
-    if len(bound.einsum.sparse) > 1 and entries is None:
-        from sparsetc.contraction.several import (
-            Several,  # imported where an einsum has two sparse operands, which few have
-        )
+    """Compile an einsum of operands that are in no blocks, by their entries where it has an einsum of these.
 
-        return Several(bound, operands, settings, form)
-    return Single(bound, operands, settings, form, repeated, entries, choice)
+    Raises:
+        OutOfMemoryError: it has none, and `must` have one.
+    """
+    sparse = [o for o in operands if isinstance(o, SparseTensor)]
+    entries = Entries.of(bound, operands, settings, form) if any(x.dense_order for x in sparse) else None
+    if entries is not None:
+        from sparsetc.contraction.rewritten import Rewritten
+
+        single = Single(entries.bound, entries.stand_ins(operands), settings, entries.form, repeated, entries.plain_sum)
+        return Rewritten(bound, operands, settings, form, entries, single)
+    if must:
+        raise OutOfMemoryError(
+            f'the pairs of blocks that meet in "{bound.einsum.text}" would take more than a quarter of the '
+            f"{settings.memory_on(sparse[0].device):,} bytes that are free on {sparse[0].device}; raise the limit with "
+            "sparsetc.options(memory_limit=...), or cut an operand into parts and add up their results"
+        )
+    if len(sparse) == 1:
+        return Single(bound, operands, settings, form, repeated, choice=choice)
+    from sparsetc.contraction.chain import Chain, Pair  # imported where an einsum has two sparse operands, few do
+
+    if len(operands) == 2:
+        return Pair(bound, operands, settings, form)
+    return Chain(bound, operands, settings, form, expanded=True)
 
 
 def compiled(text: str, operands: Operands, settings: Options, form: str) -> Contraction:

@@ -12,11 +12,11 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from string import ascii_letters
-from typing import Any
 
 import torch
 
-from sparsetc.contraction.canonical import Operands
+from sparsetc.contraction.canonical import Operands, Patterns
+from sparsetc.contraction.dense import Tensors
 from sparsetc.contraction.output import is_sparse
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.plan import PAIRED_PLANS, requested
@@ -84,15 +84,32 @@ class Entries:
         plain_sum = len(e.inputs) == 1 and bool(e.contracted)
         return cls(Bound.of(einsum, sizes), "sparse" if on_pattern else "dense", own, plain_sum, pattern)
 
-    def operands(self, given: Operands) -> list[Any]:
-        """Operands of that einsum to compile it for, of those as written."""
-        values = [o._values for o in given if isinstance(o, SparseTensor)]
+    @property
+    def patterns(self) -> tuple[Pattern]:
+        """The patterns of the einsum's sparse operands."""
+        return (self.pattern,)
+
+    def stand_ins(self, operands: Operands) -> list[SparseTensor | torch.Tensor]:
+        """Operands to compile that einsum for, of those as written."""
+        values = [o._values for o in operands if isinstance(o, SparseTensor)]
         with lasting():
             one = torch.zeros((), dtype=values[0].dtype, device=values[0].device)
             # Other values will not be one slice repeated.
             tables = [v if 0 not in v.stride() else one.new_empty(v.shape) for v in values]
             ones = SparseTensor._make(self.pattern, one.expand(self.pattern.nnz))
-        return [ones, *(o for o in given if not isinstance(o, SparseTensor)), *tables]
+        return [ones, *(o for o in operands if not isinstance(o, SparseTensor)), *tables]
+
+    def pull(self, values: Tensors, dense: Tensors) -> tuple[Tensors, Tensors]:
+        """Values are dense operands; the pattern of ones has none."""
+        return [], [*dense, *values]
+
+    def push(self, result: torch.Tensor) -> torch.Tensor:
+        """A dense result is that of the einsum as written."""
+        return result
+
+    def result_pattern(self, patterns: Patterns, made: Pattern | None, empty: bool) -> Pattern | None:
+        """The pattern of a sparse result."""
+        return patterns[0] if self.own else made
 
 
 def by_nonzeros(settings: Options) -> bool:

@@ -137,18 +137,6 @@ class Cut:
         flat = moved.reshape(values.shape[0] * prod(self.times), *self.blocks.sides, *dense)
         return flat.index_select(0, self.source)
 
-    def transposed(self, values: torch.Tensor, n: int) -> torch.Tensor:
-        """The transpose of `values`, for gradients: (n, *larger sides, *dense sizes), zero where nothing was taken."""
-        if self.source is None:
-            return values
-        order, dense = len(self.times), values.shape[1 + len(self.times) :]
-        flat = values.new_zeros((n * prod(self.times), *values.shape[1:])).index_copy_(0, self.source, values)
-        apart = flat.reshape(n, *self.times, *self.blocks.sides, *dense)
-        pairs = [m for mode in range(1, 1 + order) for m in (mode, order + mode)]
-        moved = apart.permute(0, *pairs, *range(2 * order + 1, apart.ndim))
-        larger = (k * side for k, side in zip(self.times, self.blocks.sides, strict=True))
-        return moved.reshape(n, *larger, *dense)
-
 
 def split(tensor: torch.Tensor, sides: Sequence[int], sizes: Sequence[int], first: int = 0) -> torch.Tensor:
     """A tensor each of whose dimensions with a side is two, blocks and positions in them; padded where it must be.

@@ -1,6 +1,6 @@
-"""A contraction of operands in blocks: that of the blocks, in which each letter of a block's mode becomes two.
+"""The rewrite of operands in blocks: an einsum of the blocks, in which each letter of a block's mode becomes two.
 
-In: a `Bound` einsum, some of whose sparse operands are in blocks. Out: `Blocked`. To the contraction within, blocks are
+In: a `Bound` einsum, some of whose sparse operands are in blocks. Out: `BlockLetters`. In the einsum of blocks they are
 entries with dense modes; what a user reads and writes is the einsum as written. `Cuts` makes of it an einsum in which a
 letter i of theirs is that of positions in a block, and another, I if it is free, that of blocks; and every operand as
 that einsum has it: coordinates of blocks with dense modes, coordinates of nonzeros divided, dense operands with two
@@ -17,13 +17,11 @@ from string import ascii_letters
 
 import torch
 
-from sparsetc.codegen.launch import Values
-from sparsetc.contraction.canonical import Operands, Patterns, dense_of_call
-from sparsetc.contraction.contraction import Contraction, of_entries
+from sparsetc.contraction.canonical import Operands, Patterns
 from sparsetc.contraction.dense import Tensors, repeated_dims
-from sparsetc.contraction.entries import SPARE, Entries, Letters, by_nonzeros
+from sparsetc.contraction.entries import SPARE, Letters, by_nonzeros
 from sparsetc.contraction.output import is_sparse
-from sparsetc.errors import EquationError, OutOfMemoryError
+from sparsetc.errors import EquationError
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.options import Options
 from sparsetc.tensor.blocks import Blocks, Cut, inside_only, joined, split
@@ -82,18 +80,14 @@ class Cuts:
         grid = {self.blocks[c]: -(-full[c] // side) for c, side in self.sides.items()}
         return Bound.of(Einsum(inputs, output, e.sparse, e.text), full | grid | self.sides)
 
-    def table(self, operand: torch.Tensor, position: int, whole: bool = False) -> torch.Tensor:
-        """A dense operand with two dimensions for each that is cut; one slice repeated stays one unless `whole`."""
+    def table(self, operand: torch.Tensor, position: int) -> torch.Tensor:
+        """A dense operand with two dimensions for each that is cut; one slice repeated stays one."""
         letters = self.bound.einsum.inputs[position]
         sides, sizes = self.sides_of(letters), self.bound.extents(letters)
-        for n in () if whole else repeated_dims(operand):
+        for n in repeated_dims(operand):
             if sides[n] and sizes[n] % sides[n]:
                 operand = operand.narrow(n, 0, 1)
         return split(operand, sides, sizes)
-
-    def gradient(self, found: torch.Tensor, position: int, shape: torch.Size) -> torch.Tensor:
-        """A gradient for a dense operand of this shape, of that for its `whole` table."""
-        return joined(found, self.sides_of(self.bound.einsum.inputs[position]), shape)
 
 
 @dataclass(frozen=True)
@@ -138,15 +132,6 @@ class CutOperand:
             given = given.reshape(given.shape[0], *positions, *given.shape[1 + order :])
             first += len(positions)
         return split(given, self.sides, self.sizes, first)
-
-    def gradient(self, found: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        """The transpose of `values`: a gradient for values of this shape, of that for those of the einsum of blocks."""
-        first = found.ndim - sum(2 if side else 1 for side in self.sides)
-        found = joined(found, (*[0] * first, *self.sides), (*found.shape[:first], *self.sizes))
-        if self.cut is None:
-            return found
-        found = found.reshape(found.shape[0], *self.cut.blocks.sides, *self.sizes)
-        return inside_only(self.cut.transposed(found, shape[0]), self.masks)
 
     def stand_in(self, einsum: Bound, like: torch.Tensor) -> SparseTensor:
         """A tensor of the pattern to compile for."""
@@ -201,114 +186,69 @@ class BlockOutput:
         return Pattern(torch.stack(rows), self.blocks.grid, coalesced, None if single else self.blocks)
 
 
-class Blocked(Contraction):
-    """A contraction of operands in blocks."""
+class BlockLetters:
+    """The rewrite of an einsum of operands in blocks as that of their blocks."""
 
-    def __init__(self, bound: Bound, operands: Operands, settings: Options, form: str, repeated: bool = False) -> None:
-        super().__init__(bound, operands, settings, form)
-        e, given = bound.einsum, [o for o in operands if isinstance(o, SparseTensor)]
-        self._cuts = cuts = Cuts(bound, {}, {}) if by_nonzeros(settings) else Cuts.of(bound, operands)
+    def __init__(self, bound: Bound, operands: Operands, settings: Options, form: str) -> None:
+        """Cut the operands.
+
+        Raises:
+            EquationError: there are not letters enough.
+            OutOfMemoryError: a dense result would pass the memory limit.
+        """
+        e, blocked = bound.einsum, [o for o in operands if isinstance(o, SparseTensor)]
+        self.written, self.device = bound, blocked[0].device
+        self.cuts = cuts = Cuts(bound, {}, {}) if by_nonzeros(settings) else Cuts.of(bound, operands)
         terms = [e.inputs[p] for p in e.sparse]
-        self._operands = [CutOperand.of(cuts, x, t) for x, t in zip(given, terms, strict=True)]
-        self.sparse = is_sparse(form, e, [t[: x.sparse_order] for x, t in zip(given, terms, strict=True)])
-        if not self.sparse:
-            nbytes = prod(bound.output_shape) * self.dtype.itemsize
+        self.operands = [CutOperand.of(cuts, x, t) for x, t in zip(blocked, terms, strict=True)]
+        self.patterns = [o.pattern for o in self.operands]
+        sparse = is_sparse(form, e, [t[: x.sparse_order] for x, t in zip(blocked, terms, strict=True)])
+        if not sparse:
+            nbytes = prod(bound.output_shape) * blocked[0].dtype.itemsize
             settings.check_memory(nbytes, self.device, f"the result of {bound}")
-        self._made, self._output = self._compiled(operands, repeated)
-        self.inner, self.empty, self.result_dtype = (self._made,), self._made.empty, self._made.result_dtype
-        self._arrange([x.pattern for x in given])
-
-    def _compiled(self, operands: Operands, repeated: bool) -> tuple[Contraction, BlockOutput | None]:
-        """The contraction of blocks, and what becomes of a sparse result."""
-        cuts, own, settings = self._cuts, self._operands, self.settings
-        tables = any(o.tables for o in own)
+        tables = any(o.tables for o in self.operands)
         # What is contracted by nonzeros has coordinates of all letters.
-        whole = by_nonzeros(settings) or (len(own) > 1 and not tables)
-        coordinates = set(cuts.term(self.bound.einsum.output)) if whole else {c for o in own for c in o.coordinates}
-        output = BlockOutput.of(cuts, coordinates) if self.sparse else None
-        form = "sparse" if output is not None and any(output.rows) else "dense"
-        einsum = cuts.einsum(own, cuts.term(self.bound.einsum.output) if output is None else output.letters)
-        like = torch.zeros((), dtype=self.dtype, device=self.device)
-        sparse = (o.stand_in(einsum, like) for o in own)
-        views: list[SparseTensor | torch.Tensor] = [
-            next(sparse) if isinstance(o, SparseTensor) else self._view(o, p, repeated) for p, o in enumerate(operands)
-        ]
-        entries = Entries.of(einsum, views, settings, form)
-        if entries is None and tables and not whole:
-            raise OutOfMemoryError(
-                f'the pairs of blocks that meet in "{self.bound.einsum.text}" would take more than a quarter of the '
-                f"{settings.memory_on(self.device):,} bytes that are free on {self.device}; raise the limit with "
-                "sparsetc.options(memory_limit=...), or cut an operand into parts and add up their results"
-            )
-        return of_entries(einsum, views, settings, form, repeated, entries), output
+        whole = by_nonzeros(settings) or (len(blocked) > 1 and not tables)
+        self.by_entries = tables and not whole
+        """Whether the einsum of blocks is to run by the entries of its operands, since nonzeros have no coordinates."""
+        output = cuts.term(e.output)
+        coordinates = set(output) if whole else {c for o in self.operands for c in o.coordinates}
+        self.output = BlockOutput.of(cuts, coordinates) if sparse else None
+        self.form = "sparse" if self.output is not None and any(self.output.rows) else "dense"
+        self.bound = cuts.einsum(self.operands, output if self.output is None else self.output.letters)
 
-    def _view(self, operand: torch.Tensor, position: int, repeated: bool) -> torch.Tensor:
-        """A dense operand of the contraction of blocks to compile it for.
+    def stand_ins(self, operands: Operands, repeated: bool) -> list[SparseTensor | torch.Tensor]:
+        """Operands to compile the einsum of blocks for.
 
         Strides tell one slice repeated only where the operand is a caller's; else a stand-in of its shape will do.
         """
-        if repeated:
-            return self._cuts.table(operand, position)
-        shape = self._cuts.table(torch.empty(operand.shape, device="meta"), position).shape
-        return torch.zeros((), dtype=self.dtype, device=self.device).expand(shape)
+        like = operands[self.written.einsum.sparse[0]]._values.new_zeros(())  # type: ignore[union-attr]
+        sparse = iter(self.operands)
+        return [
+            next(sparse).stand_in(self.bound, like)
+            if isinstance(o, SparseTensor)
+            else self.cuts.table(o, p)
+            if repeated
+            else like.expand(self.cuts.table(torch.empty(o.shape, device="meta"), p).shape)
+            for p, o in enumerate(operands)
+        ]
 
-    def _arrange(self, patterns: Patterns) -> None:
-        """Find the pattern of a sparse result: the operand's own where its blocks are the result's, one each."""
-        self._pattern: Pattern | None = None
-        self._own = False
-        self.shape = self.bound.output_shape
-        if self._output is None:
-            return
-        found = self._made.pattern_on([o.pattern for o in self._operands])
+    def pull(self, values: Tensors, dense: Tensors) -> tuple[Tensors, Tensors]:
+        """Values and dense operands as the einsum of blocks has them; differentiable."""
+        of_blocks = [o.values(v) for o, v in zip(self.operands, values, strict=True)]
+        return of_blocks, [self.cuts.table(d, p) for d, p in zip(dense, self.written.einsum.dense, strict=True)]
+
+    def push(self, result: torch.Tensor) -> torch.Tensor:
+        """The dense result of the einsum of blocks as the one written has it; differentiable."""
+        return joined(result, self.cuts.sides_of(self.written.einsum.output), self.written.output_shape)
+
+    def result_pattern(self, patterns: Patterns, made: Pattern | None, empty: bool) -> Pattern | None:
+        """The pattern of a sparse result: the operand's own where its blocks are the result's, one each."""
+        if self.output is None:
+            return None
         first, *others = patterns
-        made = self._output.pattern(self._cuts, found, self._made.empty, self.device)
-        self._own = found is self._operands[0].pattern and made.blocks == first.blocks
-        e = self.bound.einsum
-        key = e.inputs, e.output, e.sparse, self.bound.sizes, self.form
-        self._pattern = first.bare() if self._own else first.known(key, made, others)
-        self.shape = self._pattern.values_shape(self._output.dense)
-
-    # -- calls ------------------------------------------------------------------------------------------------------
-    def pattern_on(self, patterns: Patterns) -> Pattern | None:
-        """The operand's own pattern where all of its blocks are kept, or the one that was found when compiled."""
-        return patterns[0] if self._own else self._pattern
-
-    def result(self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None) -> torch.Tensor:
-        """A dense result, or a sparse one's values; differentiable."""
-        found = self._made.result(*self._given(values, dense))
-        if self._output is None:
-            output = self.bound.einsum.output
-            return joined(found, self._cuts.sides_of(output), self.bound.output_shape)
-        return found.reshape(self.shape) if self._has_entries else found.reshape(-1)[:0].reshape(self.shape)
-
-    def _given(
-        self, values: Tensors, dense: Tensors, whole: int | None = None
-    ) -> tuple[list[Pattern], list[torch.Tensor], list[torch.Tensor]]:
-        """What the contraction of blocks is given; the table of one dense operand is `whole`."""
-        dense = dense_of_call(self.bound, dense, self.dtype, self.device)
-        of_blocks = [o.values(v) for o, v in zip(self._operands, values, strict=True)]
-        positions = enumerate(zip(dense, self.bound.einsum.dense, strict=True))
-        tables = [self._cuts.table(d, p, whole=n == whole) for n, (d, p) in positions]
-        return [o.pattern for o in self._operands], of_blocks, tables
-
-    @property
-    def _has_entries(self) -> bool:
-        return self._pattern is None or self._pattern.nnz > 0
-
-    def gradient(
-        self, patterns: Patterns, operand: int, values: Tensors, dense: Tensors, upstream: torch.Tensor
-    ) -> torch.Tensor:
-        """The gradient for one of values and dense operands, given that of the result: views are linear."""
-        e, count = self.bound.einsum, len(values)
-        patterns, values_of_blocks, tables = self._given(values, dense, operand - count)
-        if self._output is None:
-            upstream = split(upstream, self._cuts.sides_of(e.output), self.bound.output_shape)
-        elif self._has_entries:
-            upstream = upstream.reshape(self._made.shape)
-        else:
-            upstream = upstream.new_zeros(self._made.shape)
-        found = self._made.gradient(patterns, operand, values_of_blocks, tables, upstream)
-        if operand < count:
-            return self._operands[operand].gradient(found, values[operand].shape)
-        n = operand - count
-        return self._cuts.gradient(found, e.dense[n], dense[n].shape)
+        pattern = self.output.pattern(self.cuts, made, empty, self.device)
+        if made is self.patterns[0] and pattern.blocks == first.blocks:
+            return first
+        e = self.written.einsum
+        return first.known((e.inputs, e.output, e.sparse, self.written.sizes, "blocks"), pattern, others)

@@ -1,0 +1,288 @@
+"""Einsums with two sparse operands or more: `Pair`, of two and nothing else, and `Chain`, a few operands at a time.
+
+In: a `Bound` einsum and its operands. Out: a contraction whose links are contractions, in an order found once. A link
+of two sparse operands is a `PairStep`; one of a sparse and a dense operand is a `Step` like any other, so a dense
+operand is contracted into a sparse one, or applied to a product of sparse ones, whichever is expected to make fewer
+tasks. Two dense operands are torch's.
+
+Every intermediate result that keeps coordinates of a sparse operand is sparse, and its pattern is known once the chain
+is compiled, so a call computes values only. Operands with dense modes, or in blocks, are contracted as they are, two at
+a time; dense operands join the last two. Otherwise dense modes become coordinates, of intermediate results too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import opt_einsum
+import torch
+
+from sparsetc.codegen.launch import Values, accumulator
+from sparsetc.contraction import dense as tables
+from sparsetc.contraction.canonical import Operands, Patterns, dense_of_call
+from sparsetc.contraction.contraction import Contraction, contraction
+from sparsetc.contraction.dense import Tensors
+from sparsetc.contraction.output import is_sparse
+from sparsetc.contraction.pair_step import PairStep
+from sparsetc.device.profile import of_backend
+from sparsetc.explain import Explanation, StepReport
+from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
+from sparsetc.ir.plan import AUTO, SIDE, Plan, requested
+from sparsetc.options import Options, with_settings
+from sparsetc.pair.contraction_order import SparseOrder
+from sparsetc.pair.join import JoinOperand, prepared
+from sparsetc.pair.problem import check_pairs
+from sparsetc.tensor.pattern import Pattern
+from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import fitted, summed_dtype
+
+Term = tuple[tuple[str, ...], "SparseTensor | torch.Tensor"]
+"""An operand of a link, given or intermediate: its letters, and a tensor to compile for."""
+
+
+class Joined(Contraction):
+    """A contraction of two or more sparse operands, whose result's pattern is known when it is compiled."""
+
+    pattern: Pattern | None
+    """The pattern of a sparse result."""
+
+    def __init__(self, bound: Bound, operands: Operands, settings: Options, form: str, expanded: bool) -> None:
+        """Check the operands; `expanded` says that dense modes become coordinates."""
+        e = bound.einsum
+        if expanded:
+            check_pairs(settings.plan, e.indices)  # refused at once where it is not known
+        super().__init__(bound, operands, settings, form)
+        orders = [x.order if expanded else x.sparse_order for x in operands if isinstance(x, SparseTensor)]
+        self._coordinates = [e.inputs[p][:order] for p, order in zip(e.sparse, orders, strict=True)]
+        self.sparse = is_sparse(form, e, self._coordinates)
+        if not self.sparse:
+            nbytes = prod(bound.output_shape) * accumulator(self.dtype).itemsize
+            settings.check_memory(nbytes, self.device, f"the result of {bound}")
+        # Intermediate sums may need 64 bits where the result does not.
+        self._like = torch.zeros((), dtype=summed_dtype(self.dtype), device=self.device)
+
+    def _of(self, pattern: Pattern, *width: int) -> SparseTensor:
+        """A tensor of a pattern, to compile for."""
+        return SparseTensor._make(pattern, self._like.expand(pattern.values_shape(width)))
+
+    def _shared(self, patterns: Patterns, pattern: Pattern) -> Pattern:
+        """The result's pattern, or its equal that an einsum of the same operands has."""
+        (first, *others), e = patterns, self.bound.einsum
+        return first.known((e.inputs, e.output, e.sparse, self.bound.sizes), pattern, others)
+
+    def pattern_on(self, patterns: Patterns) -> Pattern | None:
+        """The pattern that was found when the contraction was compiled."""
+        return self.pattern if self.sparse else None
+
+    def _fitted(self, result: torch.Tensor) -> torch.Tensor:
+        return fitted(result, self.dtype, f'the result of "{self.bound.einsum.text}"')
+
+
+class Pair(Joined):
+    """A contraction of two sparse operands and nothing else; dense modes become coordinates."""
+
+    def __init__(self, bound: Bound, operands: Operands, settings: Options, form: str) -> None:
+        super().__init__(bound, operands, settings, form, True)
+        e = bound.einsum
+        x, y = (o.expand_dense().pattern for o in operands if isinstance(o, SparseTensor))
+        terms = e.inputs[0], e.inputs[1]
+        self.step = PairStep(terms, (self._of(x), self._of(y)), e.output, bound.by_index, settings)
+        self.inner, self.empty, self.shape = (self.step,), self.step.nnz == 0, bound.output_shape
+        self.pattern = self._shared([x, y], Pattern(self.step.coords, self.shape, True)) if e.output else None
+        if self.sparse:
+            self.shape = (self.step.nnz,)
+
+    @property
+    def steps(self) -> tuple[PairStep]:
+        """The one step."""
+        return (self.step,)
+
+    def result(self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None) -> torch.Tensor:
+        """The result's values on its pattern, or a dense result; differentiable."""
+        dense_of_call(self.bound, dense, self.dtype, self.device)
+        found = self.step(*(v.reshape(-1).to(self._like.dtype) for v in values))
+        if self.pattern is None:
+            return self._fitted(found.sum(dtype=found.dtype))  # of one entry, or none
+        found = self._fitted(found)
+        return found if self.sparse else SparseTensor._make(self.pattern, found).to_dense(self.settings.memory_limit)
+
+    def explain(self) -> Explanation:
+        """How much matches, the paths and their expected times."""
+        profile = self.step.problem.profile
+        return self._explained(profile.describe(), profile.measured, [self.step.report()], self.pattern)
+
+
+@dataclass(frozen=True)
+class Link:
+    """One contraction of a chain; its result is put at the end of the list of operands, which those it takes leave."""
+
+    places: tuple[int, ...]
+    """The operands that it takes, by their positions in that list, ascending."""
+    equation: str
+    made: Contraction | None
+    """None for dense operands alone, which torch contracts."""
+    patterns: tuple[Pattern | None, ...]
+    """The pattern of each operand; None of a dense one."""
+    precision: str
+
+    def run(self, operands: Tensors) -> torch.Tensor:
+        """The values of a sparse result, or a dense one, from values of sparse operands and dense ones as they are."""
+        if self.made is None:
+            return tables.einsum(self.equation, *operands, precision=self.precision)
+        values = [t for t, p in zip(operands, self.patterns, strict=True) if p is not None]
+        dense = [t for t, p in zip(operands, self.patterns, strict=True) if p is None]
+        return self.made.result([p for p in self.patterns if p is not None], values, dense)
+
+    def reports(self) -> list[StepReport]:
+        """What an explanation says of the contraction."""
+        if self.made is None:
+            return [StepReport(self.equation, "torch.einsum", "two dense operands")]
+        return [step.report() for step in self.made.steps]
+
+
+class Chain(Joined):
+    """A contraction of several operands, a few at a time."""
+
+    def __init__(self, bound: Bound, operands: Operands, settings: Options, form: str, expanded: bool) -> None:
+        super().__init__(bound, operands, settings, form, expanded)
+        e = bound.einsum
+        self._expanded, self._dropped = expanded, _empty_sums(bound)
+        self._positions = tuple(range(len(operands))) if expanded else (*e.dense, *e.sparse)
+        """The operands in the order of the chain's list."""
+        self._within = tables.without(bound, self._dropped)
+        self.links: list[Link] = []
+        last = self._compiled([self._term(operands[p], p) for p in self._positions])
+        self.inner = [link.made for link in self.links if link.made is not None]
+        self.empty = any(made.empty for made in self.inner)
+        self.shape, self.pattern = bound.output_shape, None
+        self._merged: JoinOperand | None = None
+        if isinstance(last, SparseTensor):
+            self._arrange(last, [x.expand_dense().pattern if expanded else x.pattern for x in self._sparse(operands)])
+
+    def _sparse(self, operands: Operands) -> list[SparseTensor]:
+        return [o for o in operands if isinstance(o, SparseTensor)]
+
+    def _term(self, operand: SparseTensor | torch.Tensor, position: int) -> Term:
+        letters = self._within.einsum.inputs[position]
+        if isinstance(operand, torch.Tensor):
+            return letters, self._like.expand(self._within.shape(position))
+        if self._expanded:
+            return letters, self._of(operand.expand_dense().pattern)
+        return letters, SparseTensor._make(operand.pattern.bare(), self._like.expand(operand._values.shape))
+
+    def _compiled(self, terms: list[Term]) -> SparseTensor | torch.Tensor:
+        """Compile the links, in the order in which they run; the result of the last."""
+        order = self._order(terms)
+        for number, places in enumerate(order):
+            rest = [term for n, term in enumerate(terms) if n not in places]
+            plan = requested(self.settings.plan).of_step(number, len(order))
+            terms = [*rest, self._linked(places, [terms[n] for n in places], rest, plan)]
+        return terms[0][1]
+
+    def _order(self, terms: Sequence[Term]) -> list[tuple[int, ...]]:
+        """The operands of each link, by position in the list of those that are left."""
+        first = 0 if self._expanded else len(self.bound.einsum.dense)
+        taken, others = terms[first:], [c for letters, _ in terms[:first] for c in letters]
+        kept = distinct(c for c in (*self.bound.einsum.output, *others) if any(c in letters for letters, _ in taken))
+        text = ",".join("".join(letters) for letters, _ in taken) + "->" + "".join(kept)
+        shapes = [self.bound.extents(letters) for letters, _ in taken]
+        entries = [o._values.numel() if isinstance(o, SparseTensor) else o.numel() for _, o in taken]
+        path, _ = opt_einsum.contract_path(text, *shapes, shapes=True, optimize=SparseOrder(entries))
+        order = [tuple(sorted(first + n for n in places)) for places in path]
+        return [*order[:-1], (*range(first), *order[-1])]
+
+    def _linked(self, places: tuple[int, ...], chosen: Sequence[Term], rest: Sequence[Term], plan: Plan) -> Term:
+        """Compile one link, and give its result: it has the letters that the others and the output need."""
+        inputs, operands = tuple(letters for letters, _ in chosen), [operand for _, operand in chosen]
+        sparse = tuple(n for n, operand in enumerate(operands) if isinstance(operand, SparseTensor))
+        needed = {c for letters, _ in rest for c in letters}.union(self.bound.einsum.output)
+        rows = {c for n in sparse for c in inputs[n][: operands[n].sparse_order]}  # type: ignore[union-attr]
+        kept = [c for c in distinct(c for letters in inputs for c in letters) if c in needed]
+        # Coordinates come first, so that rows need not be moved.
+        output = (*(c for c in kept if c in rows), *(c for c in kept if c not in rows))
+        output = output if rest else self.bound.einsum.output
+        e = Einsum(inputs, output, sparse, ",".join(map("".join, inputs)) + "->" + "".join(output))
+        bound, precision = Bound.of(e, self.bound.by_index), self.settings.effective_precision()
+        if not sparse:
+            self.links.append(Link(places, e.text, None, (None,) * len(places), precision))
+            return output, self._like.expand(bound.output_shape)
+        if self._expanded and plan.is_request:  # one for pairs, of letters that this one need not have
+            sides = {SIDE + c for c in self.bound.einsum.indices if c not in e.indices}
+            options = tuple(option for option in plan.options if option[0] not in sides)
+            plan = replace(plan, options=options) if len(sparse) > 1 else AUTO
+        on_pattern = self.sparse if not rest else any(c in rows for c in output)
+        settings = with_settings(self.settings, {"plan": plan})
+        made = contraction(bound, operands, settings, "sparse" if on_pattern else "dense")
+        patterns = tuple(o.pattern if isinstance(o, SparseTensor) else None for o in operands)
+        self.links.append(Link(places, e.text, made, patterns, precision))
+        pattern = made.pattern_on([p for p in patterns if p is not None])
+        if pattern is None:
+            return output, self._like.expand(made.shape)
+        result = SparseTensor._make(pattern, self._like.expand(made.shape))
+        return output, result.expand_dense() if self._expanded else result
+
+    def _arrange(self, last: SparseTensor, patterns: Patterns) -> None:
+        """Find the pattern of the result, of that of the last link."""
+        pattern, width = last.pattern, last._values.shape[1:]
+        if self._expanded and not pattern.is_coalesced:  # that of an operand all of which is kept
+            letters = self.bound.einsum.output
+            self._merged = prepared(letters, pattern.coords, self.bound.by_index, letters)
+            pattern = Pattern(torch.stack(self._merged.coords), pattern.shape, True)
+        if self.empty:  # its positions are known to hold 0
+            pattern = pattern.like(pattern.coords[:, :0], True)
+        self.pattern = self._shared(patterns, pattern)
+        self.shape = (pattern.nnz, *width)
+
+    # -- calls ------------------------------------------------------------------------------------------------------
+    def result(self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None) -> torch.Tensor:
+        """The result's values on its pattern, or a dense result; differentiable."""
+        e = self.bound.einsum
+        given = dict(zip(e.sparse, values, strict=True))
+        if self._expanded:
+            given = {p: v.reshape(-1) for p, v in given.items()}
+        dense = dense_of_call(self.bound, dense, self.dtype, self.device)
+        given |= {p: self._without_dropped(d, p) for p, d in zip(e.dense, dense, strict=True)}
+        terms = [given[p].to(self._like.dtype) for p in self._positions]
+        for link in self.links:
+            result = link.run([terms[n] for n in link.places])
+            if self._expanded and link.made is not None and link.made.sparse:
+                result = result.reshape(-1)
+            terms = [*(t for n, t in enumerate(terms) if n not in link.places), result]
+        (result,) = terms
+        if self._merged is not None:
+            result = self._merged.values(result, self.settings.deterministic)
+        return self._fitted(result[:0] if self.sparse and self.empty else result)
+
+    def _without_dropped(self, operand: torch.Tensor, position: int) -> torch.Tensor:
+        """A dense operand in full, without the letters that it is summed over before all else."""
+        full, dropped = operand.expand(self.bound.shape(position)), self._dropped.get(position)
+        return full.sum(dropped, dtype=full.dtype) if dropped else full
+
+    # -- what a user may look at ------------------------------------------------------------------------------------
+    @property
+    def plan(self) -> Plan:
+        """The plan of each link, named after the first of two sparse operands."""
+        steps = tuple(None if link.made is None else link.made.plan for link in self.links)  # None: torch's own product
+        pairs = [step.plan for step in self.steps if isinstance(step, PairStep)]
+        parts = tuple(part for plan in pairs for part in plan.parts)
+        name, reason = (pairs[0].name, pairs[0].reason) if pairs else ("chain", "a few operands at a time")
+        return Plan(name, parts, False, steps=steps, reason=reason)
+
+    def explain(self) -> Explanation:
+        """The links, one after the other: how much matches, the paths and their expected times."""
+        profile = of_backend(self.backend)
+        reports = [report for link in self.links for report in link.reports()]
+        return self._explained(profile.describe(), profile.measured, reports, self.pattern if self.sparse else None)
+
+
+def _empty_sums(bound: Bound) -> dict[int, tables.Dims]:
+    """For each dense operand, the dimensions of size 0 that are summed over.
+
+    A sum over nothing is 0 wherever the sparse operands have entries. Were such a letter contracted with a sparse
+    operand, or made one of its modes, no entries would be left.
+    """
+    e = bound.einsum
+    empty = [c for c in e.dense_contracted if not bound.by_index[c]]
+    return {p: dims for p in e.dense if (dims := tuple(n for n, c in enumerate(e.inputs[p]) if c in empty))}
