@@ -6,7 +6,8 @@ Out: its result, differentiable. A gradient is a function of the same kind, so g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import reduce
 from operator import add
 from typing import Any, Protocol
@@ -59,6 +60,40 @@ def followed(tensors: Sequence[torch.Tensor | None]) -> bool:
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
         return True
     return transforming() or forward_ad._current_level >= 0
+
+
+FOLLOWED = ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView")
+
+
+@contextmanager
+def following() -> Iterator[None]:
+    """A block that autograd follows, inside of operators of a library too, which run where it is off."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in FOLLOWED:
+        excluded = excluded.remove(getattr(torch._C.DispatchKey, key))
+    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded), torch.enable_grad():
+        yield
+
+
+def transposed(
+    pull: Callable[..., Tensors], tensors: Tensors, n: int, gradient: Callable[[int, Tensors], torch.Tensor]
+) -> torch.Tensor:
+    """The gradient for one of the tensors, outside autograd, through a function that is linear in each.
+
+    Args:
+        pull: the function; the tensor goes into one of its results alone.
+        tensors: its arguments.
+        n: which of them.
+        gradient: the gradient for a result of the function, given which and all of them.
+    """
+    arguments = [t.detach() for t in tensors]
+    wanted = arguments[n].requires_grad_()
+    with following():
+        pulled = pull(*arguments)
+        ((at, made),) = [(m, t) for m, t in enumerate(pulled) if t.requires_grad]
+    found = gradient(at, [t.detach() for t in pulled])
+    with following():
+        return torch.autograd.grad(made, wanted, found)[0]
 
 
 def recordable(tensor: torch.Tensor) -> torch.Tensor:

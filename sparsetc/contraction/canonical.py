@@ -92,27 +92,28 @@ class Canonical:
         found = [tables.slices(operand, dims) for operand, dims in zip(dense, self.broadcast, strict=True)]
         return None if any(f is None for f in found) else found  # type: ignore[return-value]
 
+    def reduced(self, dense: Tensors, settings: Options | None = None) -> Tensors:
+        """Dense operands of `narrow` -> those of the reduced einsum, differentiable."""
+        if not self.reduction.steps:
+            return dense
+        whole: list[torch.Tensor | None] = [None] * len(self.narrow.einsum.inputs)
+        for operand, position in zip(dense, self.narrow.einsum.dense, strict=True):
+            whole[position] = operand.expand(self.narrow.shape(position))
+        contract = partial(tables.einsum, precision=(settings or current()).effective_precision())
+        left = self.reduction.apply(whole, contract)  # type: ignore[arg-type]
+        return [left[p] for p in self.bound.einsum.dense]  # type: ignore[misc]
+
     def arrange(self, dense: Tensors, settings: Options | None = None) -> list[torch.Tensor]:
-        """Dense operands of `narrow` -> contiguous tables, in the reduced einsum's order.
+        """Dense operands of the reduced einsum -> contiguous tables.
 
         Raises:
             OutOfMemoryError: the table of a broadcast operand would pass the memory limit.
         """
         settings = settings or current()
-        if self.reduction.steps:
-            dense = self._reduced(dense, settings.effective_precision())
         return [
             tables.table(operand, shape, permutation, settings)
             for operand, shape, permutation in zip(dense, self.bound.dense_shapes, self.arrangement, strict=True)
         ]
-
-    def _reduced(self, dense: Tensors, precision: str) -> list[torch.Tensor]:
-        given: list[torch.Tensor | None] = [None] * len(self.narrow.einsum.inputs)
-        for operand, position in zip(dense, self.narrow.einsum.dense, strict=True):
-            given[position] = operand.expand(self.narrow.shape(position))
-        contract = partial(tables.einsum, precision=precision)
-        reduced = self.reduction.apply(given, contract)  # type: ignore[arg-type]
-        return [reduced[p] for p in self.reduction.bound.einsum.dense]  # type: ignore[misc]
 
 
 def canonicalise(bound: Bound, operands: Operands, repeated: bool = False) -> tuple[Canonical, Pattern]:

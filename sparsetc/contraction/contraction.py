@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any, TypeVar
@@ -20,6 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from sparsetc.codegen.launch import Values
+from sparsetc.contraction.autograd import following
 from sparsetc.contraction.canonical import Operands, Patterns, check_operand
 from sparsetc.contraction.dense import Tensors, repeated_dims
 from sparsetc.contraction.entries import Entries, by_nonzeros
@@ -164,19 +164,6 @@ class Contraction(Compiled, ABC):
         with following():
             result = self.result(patterns, tensors[: len(values)], tensors[len(values) :])
             return torch.autograd.grad(result, wanted, upstream)[0]
-
-
-FOLLOWED = ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView")
-
-
-@contextmanager
-def following() -> Iterator[None]:
-    """A block that autograd follows, inside of operators of a library too, which run where it is off."""
-    excluded = torch._C._dispatch_tls_local_exclude_set()
-    for key in FOLLOWED:
-        excluded = excluded.remove(getattr(torch._C.DispatchKey, key))
-    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded), torch.enable_grad():
-        yield
 
 
 T = TypeVar("T")

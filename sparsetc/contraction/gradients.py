@@ -9,7 +9,7 @@ mode of the sparse operand, the slot, so that no second sparse operand is needed
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +17,8 @@ import torch
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.autograd import Multilinear, followed
 from sparsetc.contraction.dense import Tensors, repeated_dims, resolved
-from sparsetc.ir.equation.rewrite import UPSTREAM, Gradient, gradient
+from sparsetc.ir.equation.einsum import Einsum
+from sparsetc.ir.equation.rewrite import UPSTREAM, gradient
 from sparsetc.packing.base import Packed, after_zero
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 class Rule:
     """How the gradient for one operand of a step's raw einsum is computed: by another einsum."""
 
-    gradient: Gradient
+    einsum: Einsum
     of_values: bool
     dense: tuple[int, ...]
     """Dense inputs of that einsum: dense operands of the step by number, or `UPSTREAM`."""
@@ -40,11 +41,12 @@ class Rule:
     @classmethod
     def of(cls, step: Step, operand: int) -> Rule:
         """The rule of a step."""
-        g, e = gradient(step.raw, operand), step.raw
+        e = step.raw
+        einsum, sources = gradient(e, operand)
         numbers = {p: n for n, p in enumerate(e.dense)} | {UPSTREAM: UPSTREAM}
-        dense = tuple(numbers[s] for s in g.sources if s in numbers)
+        dense = tuple(numbers[s] for s in sources if s in numbers)
         source = step.slot_source if step.output.sparse else step.canonical.source
-        return cls(g, operand in e.sparse, dense, source)
+        return cls(einsum, operand in e.sparse, dense, source)
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ class At(Multilinear):
     ones: bool
     """Whether values are 1 at each nonzero, and not among the tensors."""
     packed: Values | None = None
+    given: Tensors | None = None
+    """What the dense operands were made of."""
 
     def _split(self, tensors: Tensors) -> tuple[torch.Tensor | None, Tensors]:
         return (None, tensors) if self.ones else (tensors[0], tensors[1:])
@@ -63,11 +67,11 @@ class At(Multilinear):
     def rows(self, tensors: Tensors) -> torch.Tensor:
         """The rows of the step's result, outside autograd."""
         values, dense = self._split(tensors)
-        return self.step.rows(values, dense, self.packed)
+        return self.step.rows(values, dense, self.packed, self.given)
 
     def of_any(self) -> At:
         """The function without packed values."""
-        return self if self.packed is None else replace(self, packed=None)
+        return At(self.step, self.pattern, self.ones)
 
     def batched(self, tensors: Tensors, dims: Sequence[int | None]) -> tuple[torch.Tensor, int]:
         """Batches of dense operands as one more letter of theirs; of values one after the other."""
@@ -104,7 +108,7 @@ class At(Multilinear):
 
     def _finished(self, job: Job, rows: torch.Tensor) -> torch.Tensor:
         if not job.rule.of_values:
-            return self._of_dense(job.step.output.shaped(rows), job.rule.gradient)
+            return job.step.output.shaped(rows)
         if job.rule.source is None:
             return rows
         # Nonzeros off the diagonal of a repeated letter take no part; uncoalesced ones, and slots, were sorted.
@@ -120,26 +124,12 @@ class At(Multilinear):
             x = SparseTensor._make(
                 pattern, torch.zeros((), dtype=self.step.dtype, device=pattern.device).expand(pattern.nnz)
             )
-            given, e = iter(dense), rule.gradient.einsum
+            given, e = iter(dense), rule.einsum
             operands = [x if p in e.sparse else next(given) for p in range(len(e.inputs))]
             form = "sparse" if rule.of_values else "dense"
             (made,) = compiled(str(e), operands, self.step.derived, form).steps
             found = pattern.cache.put(key, made)
         return found  # type: ignore[no-any-return]
-
-    def _of_dense(self, result: torch.Tensor, g: Gradient) -> torch.Tensor:
-        if not g.broadcast and not g.repeated:
-            return result
-        names, sizes = list(dict.fromkeys(g.target)), self.step.canonical.narrow.by_index
-        for at, letter in enumerate(names):
-            if letter in g.broadcast:
-                result = result.unsqueeze(at)
-        result = result.expand([sizes[c] for c in names])
-        if not g.repeated:
-            return result
-        whole = result.new_zeros([sizes[c] for c in g.target])
-        index = torch.meshgrid(*(torch.arange(sizes[c], device=result.device) for c in names), indexing="ij")
-        return whole.index_put(tuple(index[names.index(c)] for c in g.target), result)
 
 
 # -- several at once --------------------------------------------------------------------------------------------------

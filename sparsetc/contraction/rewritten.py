@@ -11,8 +11,9 @@ from typing import Protocol
 import torch
 
 from sparsetc.codegen.launch import Values
+from sparsetc.contraction.autograd import following, transposed
 from sparsetc.contraction.canonical import Operands, Patterns, dense_of_call
-from sparsetc.contraction.contraction import Contraction, following
+from sparsetc.contraction.contraction import Contraction
 from sparsetc.contraction.dense import Tensors
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.options import Options
@@ -83,13 +84,17 @@ class Rewritten(Contraction):
         self, patterns: Patterns, operand: int, values: Tensors, dense: Tensors, upstream: torch.Tensor
     ) -> torch.Tensor:
         """The gradient for one of values and dense operands, given that of the result; outside autograd."""
-        tensors = [t.detach() for t in (*values, *dense)]
-        wanted = tensors[operand].requires_grad_()
+        count, dense_count = len(values), len(self.made.bound.einsum.dense)
         with following():
-            pulled = self._pull(tensors[: len(values)], tensors[len(values) :])
-            ((at, table),) = [(n, t) for n, t in enumerate((*pulled[0], *pulled[1])) if t.requires_grad]
             result = upstream.new_empty(self.made.shape).requires_grad_()
             (of_result,) = torch.autograd.grad(self._push(result), result, upstream)
-        found = self.made.gradient(self.rewrite.patterns, at, *pulled, of_result)
-        with following():
-            return torch.autograd.grad(table, wanted, found)[0]
+
+        def pull(*tensors: torch.Tensor) -> Tensors:
+            pulled = self._pull(tensors[:count], tensors[count:])
+            return [*pulled[0], *pulled[1]]
+
+        def gradient(n: int, pulled: Tensors) -> torch.Tensor:
+            sparse = len(pulled) - dense_count
+            return self.made.gradient(self.rewrite.patterns, n, pulled[:sparse], pulled[sparse:], of_result)
+
+        return transposed(pull, [*values, *dense], operand, gradient)

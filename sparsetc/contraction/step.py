@@ -16,7 +16,7 @@ import torch
 
 from sparsetc.codegen import magnitudes
 from sparsetc.codegen.launch import InHalves, TritonPrograms, Values, accumulator
-from sparsetc.contraction.autograd import apply, followed
+from sparsetc.contraction.autograd import apply, followed, transposed
 from sparsetc.contraction.canonical import Operands, stand_ins
 from sparsetc.contraction.dense import Tensors, resolved
 from sparsetc.contraction.gradients import At, Rule
@@ -194,24 +194,42 @@ class Step(Listed):
         given = self.canonical.slices(own)
         if given is None:  # in full, along a dimension that was broadcast when this was compiled
             return self.instead("full")(pattern, values, own)
-        tensors = given if values is None else [values, *given]
-        if not followed(tensors):
-            return self.rows(values, given, packed)
+        reduced = self.canonical.reduced(given, self.settings)
+        if not followed(reduced if values is None else [values, *reduced]):
+            return self.rows(values, reduced, packed, given)
         # Expanded outside, so that autograd itself sums the gradient of an operand that was broadcast.
-        shapes = self.canonical.narrow.dense_shapes
-        expanded = [d if d.shape == s else d.expand(s) for d, s in zip(given, shapes, strict=True)]
-        at = At(self, pattern, values is None, packed)
+        expanded = self._expanded(reduced)
+        at = At(self, pattern, values is None, packed, given)
         return apply(at, expanded if values is None else [values, *expanded])
 
-    def rows(self, values: torch.Tensor | None, dense: Tensors, packed: Values | None = None) -> torch.Tensor:
-        """The result as (rows, *dense sizes), of the dense operands of the narrow einsum, outside autograd."""
+    def _expanded(self, dense: Tensors) -> list[torch.Tensor]:
+        shapes = self.canonical.bound.dense_shapes
+        return [d if d.shape == s else d.expand(s) for d, s in zip(dense, shapes, strict=True)]
+
+    def rows(
+        self,
+        values: torch.Tensor | None,
+        dense: Tensors,
+        packed: Values | None = None,
+        given: Tensors | None = None,
+    ) -> torch.Tensor:
+        """The result as (rows, *dense sizes), of the dense operands of the reduced einsum, outside autograd.
+
+        Args:
+            values: (nnz,) of the sparse operand; None for 1 at each nonzero.
+            dense: the dense operands.
+            packed: the values as `pack` makes them, where the caller has them.
+            given: what the dense operands were made of, of which the guard knows its verdict while they stay the same.
+        """
         device, ordered = self.canonical.device, self.settings.deterministic and self.backend == "torch"
         if not ordered and not torch.is_autocast_enabled(device.type):
-            return self._rows(values, dense, packed)
+            return self._rows(values, dense, packed, given)
         with without_autocast(device), in_order(ordered):
-            return self._rows(values, dense, packed)
+            return self._rows(values, dense, packed, given)
 
-    def _rows(self, values: torch.Tensor | None, dense: Tensors, packed: Values | None) -> torch.Tensor:
+    def _rows(
+        self, values: torch.Tensor | None, dense: Tensors, packed: Values | None, given: Tensors | None
+    ) -> torch.Tensor:
         run = self.executable
         if self._empty:
             return torch.zeros(run.shape, dtype=self.result_dtype, device=self.canonical.device)
@@ -220,7 +238,7 @@ class Step(Listed):
             tables = [t.to(run.dtype) for t in tables]
         if self.guard is not None:
             looked = [values] if values is not None and self.guard.instead == "floats" else []  # 1s are exact
-            if not self.guard.admits([*looked, *dense], [*looked, *tables]):
+            if not self.guard.admits([*looked, *(given or dense)], [*looked, *tables]):
                 return self.instead(self.guard.instead).rows(values, dense)
         result = run.run(self.arrays, self.packed_values(values) if packed is None else packed, tables)
         if result.dtype == self.result_dtype:
@@ -250,7 +268,7 @@ class Step(Listed):
         """The step whose dense operands, those named, and result have one more mode in front: a batch."""
 
         def in_batches(step: Step) -> Changed:
-            bound, letter = step.canonical.narrow, step.spare("a batch")
+            bound, letter = step.canonical.reduction.bound, step.spare("a batch")
             e, given = bound.einsum, iter(which)
             inputs = tuple(t if p in e.sparse or not next(given) else (letter, *t) for p, t in enumerate(e.inputs))
             kept, width = step._output_letters
@@ -261,7 +279,7 @@ class Step(Listed):
 
     def spare(self, what: str) -> str:
         """A letter that the einsum has not."""
-        e = self.canonical.narrow.einsum
+        e = self.canonical.reduction.bound.einsum
         found = next((c for c in ascii_letters if c not in e.indices), None)
         if found is None:
             raise EquationError(f'{what} of "{e.text}" needs one letter more than the 52 there are')
@@ -270,7 +288,7 @@ class Step(Listed):
     @property
     def _output_letters(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The output's letters: those of the sparse operand, as rows have them, and the others."""
-        letters, output = self.canonical.letters, self.canonical.narrow.einsum.output
+        letters, output = self.canonical.letters, self.canonical.bound.einsum.output
         return tuple(c for c in output if c in letters), tuple(c for c in output if c not in letters)
 
     @cached_property
@@ -279,7 +297,7 @@ class Step(Listed):
 
         The slot is one more mode of the sparse operand, so that a result's gradient can join as a dense operand.
         """
-        e, (kept, width) = self.canonical.narrow.einsum, self._output_letters
+        e, (kept, width) = self.canonical.reduction.bound.einsum, self._output_letters
         if not self.output.sparse:
             return Einsum(e.inputs, (*kept, *width), e.sparse, e.text)
         slot = self.spare("the gradient")
@@ -311,19 +329,23 @@ class Step(Listed):
     ) -> torch.Tensor:
         """The gradient for the values (`operand` 0), or for a dense operand as it was given; outside autograd."""
         own = self.canonical.settled(dense)
-        given = self.canonical.slices(own)
-        if given is None:
+
+        def pull(*dense: torch.Tensor) -> Tensors:
+            slices = self.canonical.slices(dense)
+            return dense if slices is None else self._expanded(self.canonical.reduced(slices, self.settings))
+
+        if self.canonical.slices(own) is None:
             return self.instead("full").gradient(pattern, operand, values, own, upstream)
-        expanded = [d.expand(s) for d, s in zip(given, self.canonical.narrow.dense_shapes, strict=True)]
-        tensors = expanded if values is None else [values, *expanded]
-        wanted = [n == operand for n in range(int(values is None), 1 + len(expanded))]
-        (found,) = [g for g in At(self, pattern, values is None).gradients(wanted, tensors, upstream) if g is not None]
+        at = At(self, pattern, values is None)
+
+        def gradient(n: int, dense: Tensors) -> torch.Tensor:
+            tensors = dense if values is None else [values, *dense]
+            wanted = [n == m for m in range(int(values is None), 1 + len(dense))]
+            return next(g for g in at.gradients(wanted, tensors, upstream) if g is not None)
+
         if not operand:
-            return found
-        found = found.sum_to_size(given[operand - 1].shape)
-        for n in self.canonical.broadcast[operand - 1]:
-            found = found.unsqueeze(n)
-        return found.expand(own[operand - 1].shape)
+            return gradient(0, pull(*own))
+        return transposed(pull, own, operand - 1, lambda n, dense: gradient(n + 1, dense))
 
     def rule(self, operand: int) -> Rule:
         """How the gradient for an operand is computed."""
@@ -382,8 +404,8 @@ class Step(Listed):
 
 INSTEAD: dict[Hashable, Callable[[Step], Changed]] = {
     "full": lambda step: (step.canonical.written, {}),
-    "coo": lambda step: (step.canonical.narrow, {"plan": "coo"}),
-    "floats": lambda step: (step.canonical.narrow, {"plan": without_halves(step.plan)}),
+    "coo": lambda step: (step.canonical.reduction.bound, {"plan": "coo"}),
+    "floats": lambda step: (step.canonical.reduction.bound, {"plan": without_halves(step.plan)}),
     "triton": lambda step: (step.canonical.written, {"backend": "triton"}),
 }
 """What is run instead of a step: for dense operands of full size, where some were broadcast when it was compiled; by

@@ -197,7 +197,7 @@ class Stream:
         own = dense_of_call(c.written, moved, self.recipe.dtype, device)
         whole = [d.expand(s) for d, s in zip(own, c.narrow.dense_shapes, strict=True)]
         with without_autocast(device):
-            tables = [t.detach() for t in c.arrange(whole, self.compiler.settings)]
+            tables = [t.detach() for t in c.arrange(c.reduced(whole, self.compiler.settings), self.compiler.settings)]
             if self.compiler.backend == "torch":
                 tables = [t.to(accumulator(self.recipe.dtype)) for t in tables]
             blind = any(v.reads_zeros for v in self.cut.variants) and not finite(tables)

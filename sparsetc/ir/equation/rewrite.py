@@ -26,54 +26,26 @@ It is read for each nonzero afterwards, and must not turn a few factors into the
 """
 
 
-@dataclass(frozen=True)
-class Gradient:
-    """How to compute the gradient of a scalar with respect to one operand, given that of the output, `g`.
-
-    Run ``einsum`` on the tensors that ``sources`` names. Then, to reach the operand's own shape:
-
-    - a dense operand: the result has the indices ``einsum.output``; expand it over ``broadcast``, in the order of the
-      operand's distinct indices, and if ``repeated`` write it to the diagonal of zeros;
-    - a sparse operand: the result is wanted at the operand's nonzeros only, one value for each, and is the gradient of
-      its values; if ``repeated``, it has the operand's distinct indices, and nonzeros off the diagonal have gradient 0.
-    """
-
-    einsum: Einsum
-    operand: int
-    """The position, in the original einsum, of the operand that the gradient is for."""
-    sources: tuple[int, ...]
-    """For each input of ``einsum``: a position in the original einsum, or ``UPSTREAM`` for `g`. At ``operand`` itself,
-    which only a sparse operand has, stands its pattern: its coordinates with ones as values."""
-    conjugated: tuple[int, ...]
-    """The inputs of ``einsum`` to conjugate if they are complex: all but `g` and the pattern, as torch has it."""
-    broadcast: tuple[str, ...]
-    """The indices of a dense operand that nothing else has: the gradient is the same all along them."""
-    target: tuple[str, ...]
-    """The indices of the operand, as in the original einsum."""
-
-    @property
-    def repeated(self) -> bool:
-        """Whether the operand takes part by its diagonal only."""
-        return len(set(self.target)) < len(self.target)
-
-
-def gradient(e: Einsum, operand: int, sparse_output: bool = False) -> Gradient:
-    """The gradient of ``e`` with respect to one operand.
+def gradient(e: Einsum, operand: int) -> tuple[Einsum, tuple[int, ...]]:
+    """Return the einsum that is the gradient of ``e`` for one operand, given that of the output, `g`.
 
     For a dense operand, `g` takes its place: ``"ijk,jr,kr->ir"`` has ``"ijk,ir,kr->jr"`` for operand 1. For a sparse
-    one, its pattern keeps the place and `g` comes last: ``"ijk,jr,kr,ir->ijk"`` for operand 0, sampled at the pattern.
+    one, its pattern keeps the place and `g` comes last: ``"ijk,jr,kr,ir->ijk"`` for operand 0, sampled at the pattern,
+    which has ones as values. A letter that the sparse operand repeats stands in the result once.
 
-    Complex numbers follow torch: the gradient is that of the conjugate, so the other operands are conjugated and `g`
-    is not; see :attr:`Gradient.conjugated`.
+    Complex numbers follow torch: the gradient is that of the conjugate, so the other operands are to be conjugated, and
+    `g` is not.
 
     Args:
-        e: the einsum.
+        e: the einsum. A dense operand repeats no letter, and has none that neither another operand nor the output has:
+            `dense_subexpressions` leaves no other.
         operand: a position.
-        sparse_output: whether the output of ``e``, and so `g`, is sparse.
+
+    Returns:
+        The einsum, and for each of its inputs a position in ``e``, or ``UPSTREAM`` for `g`.
     """
     if not 0 <= operand < len(e.inputs):
         raise EquationError(f"{e} has no operand {operand + 1}; expected 1..{len(e.inputs)}")
-    target = e.inputs[operand]
     inputs, sources = list(e.inputs), list(range(len(e.inputs)))
     if operand in e.sparse:
         inputs.append(e.output)
@@ -81,17 +53,8 @@ def gradient(e: Einsum, operand: int, sparse_output: bool = False) -> Gradient:
     else:
         inputs[operand] = e.output
         sources[operand] = UPSTREAM
-    known = {i for term in inputs for i in term}
-    sparse = [p for p, s in enumerate(sources) if (sparse_output if s == UPSTREAM else s in e.sparse)]
-    names = distinct(target)
-    return Gradient(
-        einsum=Einsum(tuple(inputs), tuple(i for i in names if i in known), tuple(sparse), f"gradient of {e}"),
-        operand=operand,
-        sources=tuple(sources),
-        conjugated=tuple(p for p, s in enumerate(sources) if s not in (UPSTREAM, operand)),
-        broadcast=tuple(i for i in names if i not in known),
-        target=target,
-    )
+    sparse = tuple(p for p, s in enumerate(sources) if s in e.sparse)
+    return Einsum(tuple(inputs), distinct(e.inputs[operand]), sparse, f"gradient of {e}"), tuple(sources)
 
 
 @dataclass(frozen=True)
