@@ -50,7 +50,7 @@ TESTS = {
         "kernel kept errors executable",
         "autograd memory semi_sparse result_patterns dense_plan",
     ],
-    "sparsetc/contraction/blocked.py": ["block_einsums", "blocks semi_sparse copies"],
+    "sparsetc/contraction/blocks.py": ["block_einsums", "blocks semi_sparse copies"],
     "sparsetc/contraction/autograd.py": ["autograd", "kernel transforms traced stream"],
     "sparsetc/contraction/guard.py": ["modes halves integers", "kernel windows"],
     "sparsetc/contraction/gradients.py": ["autograd", "kernel block_einsums semi_sparse"],
