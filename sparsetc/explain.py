@@ -155,8 +155,8 @@ class Explanation:
 
     @property
     def step(self) -> OperandReport | None:
-        """The one step of an einsum with one sparse operand."""
-        return self.steps[0] if self.nnz is None and isinstance(self.steps[0], OperandReport) else None
+        """The one step, where there is one, of one sparse operand."""
+        return self.steps[0] if len(self.steps) == 1 and isinstance(self.steps[0], OperandReport) else None
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_") and name in REPORTED and self.step is not None:

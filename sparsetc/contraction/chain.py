@@ -26,8 +26,7 @@ from sparsetc.contraction.contraction import Contraction, contraction
 from sparsetc.contraction.dense import Tensors
 from sparsetc.contraction.output import is_sparse
 from sparsetc.contraction.pair_step import PairStep
-from sparsetc.device.profile import of_backend
-from sparsetc.explain import Explanation, StepReport
+from sparsetc.explain import StepReport
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.plan import AUTO, SIDE, Plan, requested
 from sparsetc.options import Options, with_settings
@@ -108,11 +107,6 @@ class Pair(Joined):
         found = self._fitted(found)
         return found if self.sparse else SparseTensor._make(self.pattern, found).to_dense(self.settings.memory_limit)
 
-    def explain(self) -> Explanation:
-        """How much matches, the paths and their expected times."""
-        profile = self.step.problem.profile
-        return self._explained(profile.describe(), profile.measured, [self.step.report()], self.pattern)
-
 
 @dataclass(frozen=True)
 class Link:
@@ -139,7 +133,7 @@ class Link:
         """What an explanation says of the contraction."""
         if self.made is None:
             return [StepReport(self.equation, "torch.einsum", "two dense operands")]
-        return [step.report() for step in self.made.steps]
+        return self.made.reports()
 
 
 class Chain(Joined):
@@ -270,11 +264,9 @@ class Chain(Joined):
         name, reason = (pairs[0].name, pairs[0].reason) if pairs else ("chain", "a few operands at a time")
         return Plan(name, parts, False, steps=steps, reason=reason)
 
-    def explain(self) -> Explanation:
-        """The links, one after the other: how much matches, the paths and their expected times."""
-        profile = of_backend(self.backend)
-        reports = [report for link in self.links for report in link.reports()]
-        return self._explained(profile.describe(), profile.measured, reports, self.pattern if self.sparse else None)
+    def reports(self) -> list[StepReport]:
+        """What an explanation says of each link."""
+        return [report for link in self.links for report in link.reports()]
 
 
 def _empty_sums(bound: Bound) -> dict[int, tables.Dims]:

@@ -27,11 +27,11 @@ from sparsetc.contraction.guard import IntegerSums
 from sparsetc.contraction.output import Output, Result, check_form, without_zeros
 from sparsetc.contraction.prepare import Preparation, in_place
 from sparsetc.contraction.step import Step
+from sparsetc.device.profile import of_backend
 from sparsetc.errors import OutOfMemoryError
 from sparsetc.explain import Explanation, StepReport, device_name
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
-from sparsetc.ir.program.tile import TileProgram
 from sparsetc.options import Options
 from sparsetc.planner.candidate import Choice
 from sparsetc.runtime.executable import Listed
@@ -50,11 +50,6 @@ class Compiled(Listed):
         return tuple(step for one in self.inner for step in one.steps)
 
     @property
-    def programs(self) -> tuple[TileProgram, ...]:
-        """The tile programs of all steps, one a part; torch's own products have none."""
-        return tuple(program for step in self.steps for program in step.programs)
-
-    @property
     def backend(self) -> str:
         """The backend that programs are generated for: ``triton`` or ``torch``."""
         return self.inner[0].backend  # type: ignore[no-any-return]
@@ -63,10 +58,6 @@ class Compiled(Listed):
     def plan(self) -> Any:
         """How it runs; given as ``plan=``, it makes the same of the same operands."""
         return self.inner[0].plan
-
-    def explain(self) -> Any:
-        """Parts or steps, costs, and why this plan: prints as a table; ``to_dict()`` gives the same as data."""
-        return self.inner[0].explain()
 
 
 class Contraction(Compiled, ABC):
@@ -113,13 +104,18 @@ class Contraction(Compiled, ABC):
         self.bare = [x.pattern.bare() for x in given]
         """The patterns of the sparse operands, with nothing kept."""
 
-    def _explained(
-        self, profile: str, measured: tuple[str, ...], steps: Sequence[StepReport], pattern: Pattern | None
-    ) -> Explanation:
-        """The explanation of several steps, whose times a profile predicts; a sparse result has a pattern."""
-        plan, entries = self.plan, prod(self.shape) if pattern is None else pattern.nnz
-        about = self.bound.einsum.text, plan.name, plan.reason, self.backend, device_name(self.device)
-        return Explanation(*about, profile, measured, tuple(steps), entries)
+    def reports(self) -> list[StepReport]:
+        """What an explanation says of each step."""
+        return [step.report() for step in self.steps]
+
+    def explain(self) -> Explanation:
+        """Steps and their parts, costs, and why this plan."""
+        with in_place(self.settings, self.device):
+            plan, profile = self.plan, of_backend(self.backend)
+            about = self.bound.einsum.text, plan.name, plan.reason, self.backend, device_name(self.device)
+            several = len(self.bound.einsum.sparse) > 1
+            nnz = (self.shape[0] if self.sparse else prod(self.shape)) if several else None
+            return Explanation(*about, profile.describe(), profile.measured, tuple(self.reports()), nnz)
 
     @abstractmethod
     def pattern_on(self, patterns: Patterns) -> Pattern | None:

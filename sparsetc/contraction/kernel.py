@@ -221,7 +221,7 @@ class Kernel(Compiled):
         Args:
             symbolic: give `cost` instead, which prints as formulas.
         """
-        return self.cost if symbolic else super().explain()
+        return self.cost if symbolic else self.contraction.explain()
 
     def __repr__(self) -> str:
         where = self.path.name if len(self.operands) == 1 else f"{self.nnz:,} nonzeros"

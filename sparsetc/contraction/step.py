@@ -25,7 +25,7 @@ from sparsetc.contraction.prepare import Preparation, in_place
 from sparsetc.device.profile import of_backend
 from sparsetc.device.targets import MACHINES, gpu
 from sparsetc.errors import EquationError, PlanError
-from sparsetc.explain import Explanation, OperandReport, device_name
+from sparsetc.explain import OperandReport
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.nest.values import scaled_halves
 from sparsetc.ir.plan import without_halves
@@ -374,13 +374,6 @@ class Step(Listed):
         if self.dtype.is_complex:
             raise PlanError("complex einsums run the generated torch programs, which have no PTX")
         return self.instead("triton").ptx(target)
-
-    def explain(self) -> Explanation:
-        """Parts, formats, costs, and why this plan."""
-        with self.in_place():
-            plan, own, where = self.plan, of_backend(self.backend), device_name(self.canonical.device)
-            profile = (own.describe(), own.measured)
-            return Explanation(self.equation, plan.name, plan.reason, self.backend, where, *profile, (self.report(),))
 
     def cost(self) -> SymbolicCost:
         """What a call costs, as expressions."""
