@@ -168,7 +168,8 @@ def interpreted(kernel: Kernel, dense: list[torch.Tensor]) -> torch.Tensor:
     out = torch.full((kernel.step.output.rows, *kernel.step.output.width_shape), 10**9, dtype=wide)
     if kernel.step.executable.zeroes:
         out.zero_()
-    tables = kernel.step.canonical.arrange(dense)
+    canonical = kernel.step.canonical
+    tables = canonical.arrange(canonical.reduced(dense))
     for part, values in zip(kernel.step.parts, kernel._packed, strict=True):
         arrays = part.packed.arrays | part.arrays.named(part.program)
         if part.packed.padded and part.packed.view.blocks:  # runs have no mask: they add the zeros of padding

@@ -86,8 +86,9 @@ class Pair(Joined):
         super().__init__(bound, operands, settings, form, True)
         e = bound.einsum
         x, y = (o.expand_dense().pattern for o in operands if isinstance(o, SparseTensor))
-        terms = e.inputs[0], e.inputs[1]
-        self.step = PairStep(terms, (self._of(x), self._of(y)), e.output, bound.by_index, settings)
+        terms, plan = (e.inputs[0], e.inputs[1]), requested(settings.plan).of_step(0, 1)
+        own = with_settings(settings, {"plan": plan})
+        self.step = PairStep(terms, (self._of(x), self._of(y)), e.output, bound.by_index, own)
         self.inner, self.empty, self.shape = (self.step,), self.step.nnz == 0, bound.output_shape
         self.pattern = self._shared([x, y], Pattern(self.step.coords, self.shape, True)) if e.output else None
         if self.sparse:
@@ -163,7 +164,7 @@ class Chain(Joined):
         if isinstance(operand, torch.Tensor):
             return letters, self._like.expand(self._within.shape(position))
         if self._expanded:
-            return letters, self._of(operand.expand_dense().pattern)
+            return letters, self._of(operand.expand_dense().pattern.bare())
         return letters, SparseTensor._make(operand.pattern.bare(), self._like.expand(operand._values.shape))
 
     def _compiled(self, terms: list[Term]) -> SparseTensor | torch.Tensor:
