@@ -226,29 +226,21 @@ def explain(*args: Any, symbolic: bool = False, **settings: Any) -> Explanation 
     return compile(*args, **settings).explain(symbolic)  # type: ignore[no-any-return]
 
 
-def _is_plain(operand: Any) -> bool:
-    """Whether an operand is taken as it is; what most calls are given."""
-    if type(operand) is SparseTensor:
-        return operand._values.device.type != "meta"
-    return type(operand) is torch.Tensor and operand.layout is torch.strided and not operand.is_nested
-
-
-def _taken(operand: Any, what: str) -> SparseTensor | torch.Tensor:
+def _taken(operand: Any, number: int) -> SparseTensor | torch.Tensor:
     """An operand as a SparseTensor or a dense tensor."""
-    found = as_operand(operand, what)
+    found = operand if type(operand) is SparseTensor else as_operand(operand, f"operand {number}")
     if not isinstance(found, SparseTensor | torch.Tensor):
-        raise DtypeError(f"{what} must be a torch tensor or sparse, found {type(found).__name__}; use torch.as_tensor")
+        said = f"operand {number} must be a torch tensor or sparse, found {type(found).__name__}"
+        raise DtypeError(f"{said}; use torch.as_tensor")
     if isinstance(found, SparseTensor) and found.device.type == "meta":
-        raise DeviceError(f"{what} is on the meta device, which holds no pattern to compile for")
+        raise DeviceError(f"operand {number} is on the meta device, which holds no pattern to compile for")
     return found
 
 
 def _prepared(args: tuple[Any, ...]) -> tuple[str, list[SparseTensor | torch.Tensor]]:
     """Equation text, and operands as SparseTensors and dense tensors."""
     text, given = parse_arguments(args)
-    operands = [
-        operand if _is_plain(operand) else _taken(operand, f"operand {n}") for n, operand in enumerate(given, 1)
-    ]
+    operands = [_taken(operand, n) for n, operand in enumerate(given, 1)]
     if not any(isinstance(o, SparseTensor) for o in operands):
         raise EquationError(
             f'"{text}" has no sparse operand: use torch.einsum, or make one with SparseTensor.from_dense'

@@ -11,6 +11,7 @@ Factor matrices have a row an index of their mode: (size of the mode, rank).
 from __future__ import annotations
 
 from collections.abc import Sequence, Sized
+from functools import lru_cache
 from inspect import signature
 from operator import index
 from string import ascii_letters
@@ -65,13 +66,17 @@ def mttkrp(
 def _mttkrp(x: SparseTensor, factors: Sequence[Result | None], mode: int) -> tuple[str, list[Result]]:
     """The equation of one mode, and its other operands."""
     matrices = _one_a_mode(x, factors, mode, "mttkrp", "factors")
-    letters, rank = letters_of(x.order, 1, "mttkrp")
     ranks = {m: f.shape[1] for m, f in matrices.items()}
     if len(set(ranks.values())) > 1:
         found = ", ".join(f"{rank} in mode {m}" for m, rank in ranks.items())
         raise ShapeError(f"mttkrp: the factors must have one rank, found {found}")
-    terms = [letters[m] + rank for m in matrices]
-    return equation(letters, terms, letters[mode] + rank), list(matrices.values())
+    return _mttkrp_equation(x.order, mode), list(matrices.values())
+
+
+@lru_cache(maxsize=256)
+def _mttkrp_equation(order: int, mode: int) -> str:
+    letters, rank = letters_of(order, 1, "mttkrp")
+    return equation(letters, [c + rank for m, c in enumerate(letters) if m != mode], letters[mode] + rank)
 
 
 @register_op
@@ -247,6 +252,7 @@ def contract(
 # -- equations --------------------------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=256)
 def letters_of(order: int, ranks: int, name: str) -> tuple[str, str]:
     """(one letter a mode, one letter a rank): i, j, k, … and r, s, t, … as far as they go."""
     if order + ranks > len(ascii_letters):
@@ -265,6 +271,8 @@ def equation(letters: str, terms: Sequence[str], kept: str) -> str:
 
 
 def _sparse(x: Any, name: str) -> SparseTensor:
+    if type(x) is SparseTensor:
+        return x
     if isinstance(x, str):
         raise EquationError(
             f"{name} writes the equation itself: {_call(name)}; sparsetc.einsum takes one, here {x!r:.60}"

@@ -222,6 +222,8 @@ def stand_ins(bound: Bound, sparse: Iterable[SparseTensor], like: torch.Tensor) 
 
 def as_operand(operand: Any, what: str) -> Any:
     """A SparseTensor of anything sparse, a tensor of an ndarray; all else as it is. Raises as `as_dense`."""
+    if type(operand) is torch.Tensor and operand.layout is torch.strided and not operand.is_nested:
+        return operand
     dense = as_dense(operand, what)
     sparse = SparseTensor.coerce(dense)
     return dense if sparse is None else sparse
