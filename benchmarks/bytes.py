@@ -19,7 +19,7 @@ from synthetic import like
 
 import sparsetc as stc
 from sparsetc.packing.base import Packed, pack
-from sparsetc.planner.statistics import Counts
+from sparsetc.planner.problem import Counts
 
 RANK = 32
 

@@ -30,8 +30,8 @@ import sparsetc as stc
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.contraction.pair_step import PairStep
 from sparsetc.pair.blocking import Blocking
+from sparsetc.pair.hybrid import METHODS
 from sparsetc.pair.join import Join
-from sparsetc.pair.methods import METHODS
 from sparsetc.pair.symbolic import pattern_of
 
 CASES = (

@@ -24,9 +24,8 @@ from sparsetc.ir.nest.coordinates import Computed
 from sparsetc.ir.nest.nest import Nest, runs
 from sparsetc.ir.program.counting import Statistics
 from sparsetc.planner.candidate import Candidate
-from sparsetc.planner.problem import Problem
+from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.schedule import schedule_of
-from sparsetc.planner.statistics import Counts
 from sparsetc.testing import check_format
 
 FILLED = 0.5

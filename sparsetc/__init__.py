@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from sparsetc.device.calibrate import calibrate
     from sparsetc.device.profile import DeviceProfile
     from sparsetc.io import PackedFile, open_packed, pack, read, write
-    from sparsetc.pair.requests import plan_bcb
+    from sparsetc.pair.problem import plan_bcb
     from sparsetc.similarity.curve import BlockingCurve, blocking_curve
     from sparsetc.streaming import Stream, open_stream, stream, stream_kernel
 

@@ -20,7 +20,7 @@ import sparsetc as stc
 from sparsetc.device import calibrate
 from sparsetc.device.profile import default_gpu
 from sparsetc.options import current
-from sparsetc.planner.statistics import Counts
+from sparsetc.planner.problem import Counts
 from sparsetc.tensor.inputs import NAMED, dtype_name
 
 CUT, REFUSED, INTERRUPTED = 1, 2, 130

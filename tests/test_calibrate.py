@@ -26,8 +26,7 @@ from sparsetc.device import calibrate as calibration
 from sparsetc.device import profile as profiles
 from sparsetc.device import profile as record
 from sparsetc.device.calibrate import Probe, ProbeLaunch, probes, starts, torch_probes
-from sparsetc.device.profile import NUMBERS, TABLES, DeviceProfile, cpu, default_gpu, of_backend, profile_of
-from sparsetc.device.targets import TARGETS
+from sparsetc.device.profile import NUMBERS, TABLES, TARGETS, DeviceProfile, cpu, default_gpu, of_backend, profile_of
 from sparsetc.options import Options
 from sparsetc.support import files
 

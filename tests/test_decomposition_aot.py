@@ -15,7 +15,7 @@ from matrix_units import TARGETS, dealt
 
 from sparsetc.decomposition import fused
 from sparsetc.decomposition.linear import KERNEL_ELEMENTS, least, warps_of
-from sparsetc.device.targets import gpu
+from sparsetc.device.profile import gpu
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from sparsetc.decomposition.graphs import WARM, Captured
+from sparsetc.decomposition.loop import WARM, Captured
 
 
 class Recorder:

@@ -12,7 +12,7 @@ import torch
 from decomposition_cases import F32, F64, random_factors
 
 import sparsetc as stc
-from sparsetc.decomposition import CP, Tucker, entries
+from sparsetc.decomposition import CP, Tucker, factored
 
 SHAPE, RANKS = (4, 5, 3), (2, 3, 2)
 Model = CP | Tucker
@@ -57,7 +57,7 @@ def test_a_model_says_what_it_is(make: type) -> None:
 def test_entries_and_norms_are_those_of_the_tensor_in_full(
     make: type, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(entries, "CHUNK", chunk)
+    monkeypatch.setattr(factored, "CHUNK", chunk)
     model = make()
     full = in_full(model)
     torch.testing.assert_close(model.to_dense(), full)

@@ -21,8 +21,8 @@ from sparsetc.formats.rows import rows
 from sparsetc.ir.nest.coordinates import Computed, Field
 from sparsetc.ir.nest.nest import runs
 from sparsetc.packing.base import FORMATS, Packed
+from sparsetc.planner.problem import Counts
 from sparsetc.planner.registry import PLANS, Registered, plan_preferring
-from sparsetc.planner.statistics import Counts
 
 
 @pytest.fixture(autouse=True)

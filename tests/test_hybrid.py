@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from pair_cases import EQUATIONS, SIZES, check_pair, marking, operands, pairs, small_blocks, structural
 
 import sparsetc as stc
-from sparsetc.pair.hybrid import Populations
+from sparsetc.pair.hybrid import Populations, estimates
 from sparsetc.pair.join import Join, JoinSubset
-from sparsetc.pair.methods import estimates
 from sparsetc.pair.symbolic import JoinOrder, composed
 
 HUGE = 10**6

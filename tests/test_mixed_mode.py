@@ -26,7 +26,7 @@ import sparsetc as stc
 from sparsetc.formats.mixed_mode import by_mixed_mode
 from sparsetc.packing.base import Packed
 from sparsetc.packing.deal import deal
-from sparsetc.planner.statistics import Counts
+from sparsetc.planner.problem import Counts
 
 PLAN = "mm-csf"
 SMALL = {"i": 3, "j": 4, "k": 3, "r": 2, "s": 3}

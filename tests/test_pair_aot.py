@@ -14,7 +14,7 @@ from pair_cases import EQUATIONS, operands, small_blocks
 
 import sparsetc as stc
 from sparsetc.codegen import assembly
-from sparsetc.device import targets
+from sparsetc.device import profile as targets
 from sparsetc.pair import marks
 
 pytest.importorskip("triton")

@@ -14,8 +14,7 @@ import sparsetc as stc
 from sparsetc import Part, Plan, Schedule, Storage
 from sparsetc.formats.coo import coo
 from sparsetc.planner.candidate import Candidate
-from sparsetc.planner.problem import Problem
-from sparsetc.planner.statistics import Counts
+from sparsetc.planner.problem import Counts, Problem
 
 F32 = torch.float32
 EQUATION = "ijk,jr->ir"

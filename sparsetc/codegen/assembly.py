@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sparsetc.device.targets import gpu
+from sparsetc.device.profile import gpu
 from sparsetc.errors import DeviceError, PlanError
 
 FUSED = {"enable_fp_fusion": True}

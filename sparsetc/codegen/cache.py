@@ -29,7 +29,7 @@ from types import CodeType, ModuleType
 
 from sparsetc.support import files
 from sparsetc.support.files import cache_folder
-from sparsetc.support.locks import Lock
+from sparsetc.support.lru import Lock
 from sparsetc.support.warn import warn
 
 MAX_MODULES = 512

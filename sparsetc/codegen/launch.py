@@ -26,7 +26,7 @@ from sparsetc.codegen import assembly, cache, magnitudes
 from sparsetc.codegen import torch as torch_source
 from sparsetc.codegen.header import header
 from sparsetc.codegen.torch_rows import chunks, few
-from sparsetc.device.targets import MACHINES, machine_of, portable
+from sparsetc.device.profile import MACHINES, machine_of, portable
 from sparsetc.errors import PlanError
 from sparsetc.ir.nest.coordinates import Position
 from sparsetc.ir.nest.values import TYPES

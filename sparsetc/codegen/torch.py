@@ -1,16 +1,295 @@
-"""Tile programs -> the text of one torch module: the default without a GPU, and the reference for tests.
+"""A tile program -> the text of a torch function: a walk over its statements, a method each.
 
-In: tile programs of whole axes (`ir.lower.whole`), of views with one lane, so that nothing is padded. Out: source in
-which every statement is done for a whole chunk of items at once. Chunks keep what is made on the way inside the cache.
+In: a tile program. Out: the lines of a function of chunks, in which every statement is done for all rows of a chunk at
+once: a tile has a row per item, per fiber, tile or pair, or per nonzero, by its level, and behind it its axes, those
+along sides first. A loop becomes a sum over runs of rows. What is gathered by no coordinate has no rows.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from string import ascii_letters
 
-from sparsetc.codegen.torch_function import FunctionPrinter
+from sparsetc.codegen.torch_rows import COUNTS, RANGES, Rows, TorchCoordinates, bags, value, weight_axes
+from sparsetc.ir.program import names
+from sparsetc.ir.program import tile as ir
+from sparsetc.ir.program.operands import tables
 from sparsetc.ir.program.tile import TileProgram
+from sparsetc.support.lru import cached_property
+
+
+class FunctionPrinter:
+    """Prints one tile program as a torch function of chunks."""
+
+    def __init__(self, program: ir.TileProgram, integers: bool = False) -> None:
+        p = self.p = program
+        self.integers, self.einsum = integers, "integer_einsum" if integers else "torch.einsum"
+        self.rows = Rows(p, f"{next(iter(p.view.packed), p.output)}.device")
+        self.bags = bags(p)
+        statements = [s for s, _ in p.statements]
+        self.decodes = {s.letter: s for s in statements if isinstance(s, ir.Decode) and not s.tile}
+        self.gathers = {s.out.name: s for s in statements if isinstance(s, ir.Gather)}
+        products = [s for s in statements if isinstance(s, ir.Product)]
+        self.read = [t.name for s in products for t in s.inputs]
+        # a sum of one tile may be a view of it, where the side is 1
+        self.products = {s.out.name for s in products if s.accumulate or len(s.inputs) > 1}
+        self.out: list[str] = []
+
+    def put(self, text: str) -> None:
+        self.out.append("        " + text)
+
+    def lines(self) -> list[str]:
+        p = self.p
+        arguments = ["chunks", *p.arrays, *(t.own for o in p.operands for t in tables(o)), p.output]
+        self.walk(p.body)
+        comment = ["# " + line for line in str(p).splitlines()]
+        head = [f"def part_{p.number}({', '.join(arguments)}):", "    for i0, i1, b0, b1, n0, n1 in chunks:"]
+        return [*comment, *head, *self.out]
+
+    def walk(self, body: Iterable[ir.Statement]) -> None:
+        for s in body:
+            match s:
+                case ir.Loop():
+                    self.walk(s.body)
+                case ir.Decode():
+                    self.decode(s)
+                case ir.Value():
+                    self.load(s)
+                case ir.Gather():
+                    self.gather(s)
+                case ir.Product():
+                    self.product(s)
+                case ir.Add():
+                    self.add(s)
+
+    # -- coordinates ------------------------------------------------------------------------------------------------
+    def decode(self, s: ir.Decode) -> None:
+        """Coordinates, a row each; along a side, of each of its positions."""
+        self.put(f"{s.name} = {s.coordinate.text(TorchCoordinates(self.rows, s))}")
+        if s.end:
+            self.put(f"{names.past(s.letter)} = {s.name} >= {s.end}")
+            self.put(f"{s.name} = {s.name}.clamp(max={s.end - 1})")
+
+    def sided(self, letters: Iterable[str]) -> tuple[str, ...]:
+        """The sides along which the coordinates of these letters vary, once each."""
+        return tuple(dict.fromkeys(side for c in letters for side in self.decodes[c].along))
+
+    def over(self, name: str, letter: str, level: int, letters: Sequence[str], dense: int = 0) -> str:
+        """What is known of a letter's coordinates, laid out over rows of a level, sides and so many axes behind."""
+        text, sides = self.rows.spread(name, self.decodes[letter].level, level), self.sided(letters)
+        own = self.decodes[letter].along
+        return _laid_out(text, [":", *(":" if c in own else "None" for c in sides), *("None" for _ in range(dense))])
+
+    def index(self, operand: ir.Operand, level: int) -> str:
+        """The rows of an operand that are gathered, of all positions along sides one after another."""
+        text, big = "", ".long()" if operand.nrows >= 2**31 else ""
+        for letter, extent in zip(operand.rows, operand.extents, strict=True):
+            name = self.over(names.at(letter), letter, level, operand.rows) + big
+            text = f"({text}) * {extent} + {name}" if text else name
+        return self.flat(text, operand.rows)
+
+    def flat(self, text: str, letters: Sequence[str], then: str = "") -> str:
+        """Numbers over rows and sides in one row, once more is done to them."""
+        if not self.sided(letters):
+            return text
+        return f"{text}{then}.flatten()" if text.isidentifier() else f"({text}){then}.flatten()"
+
+    # -- loads ------------------------------------------------------------------------------------------------------
+    def load(self, s: ir.Value) -> None:
+        """Stored values."""
+        self.put(f"{s.out.name} = {value(self.rows, s)}")
+
+    def gather(self, s: ir.Gather) -> None:
+        """Rows of a dense operand, unless a sum adds them up as they lie there; 0 past the end of a mode."""
+        o, level = s.operand, s.out.level
+        if s in self.bags.values():
+            return
+        if not o.rows:
+            self.put(f"{s.out.name} = {o.name}.view({self.shape(o.axes) or '()'})")
+            return
+        table = self.table(o) if o.axes else f"{o.name}.view({o.nrows})"
+        rows = f"{table}.index_select(0, {self.index(o, level)})"
+        inner = s.out.within
+        self.put(f"{s.out.name} = {rows}" + (f".view(-1, {self.shape(inner)})" if inner != o.axes[:1] else ""))
+        for letter in o.rows:
+            if self.decodes[letter].end:
+                past = self.over(names.past(letter), letter, level, o.rows, len(o.axes))
+                self.put(f"{s.out.name}.masked_fill_({past}, 0)")
+
+    def table(self, operand: ir.Operand) -> str:
+        """An operand as rows."""
+        return f"{operand.name}.view({operand.nrows}, {operand.width})"
+
+    def shape(self, axes: Iterable[str]) -> str:
+        return ", ".join(str(self.p.axis(a).size) for a in axes)
+
+    # -- products ---------------------------------------------------------------------------------------------------
+    def product(self, s: ir.Product) -> None:
+        """The product of tiles; added up over the rows below each of its own, where it accumulates."""
+        level = max(self.rows.of(t.level) for t in s.inputs)
+        axes = s.out.within
+        if s.right:
+            sides = ((s.left, axes[: s.out.folded]), (s.right, axes[s.out.folded :]))
+            texts = [(self.times(tiles, own, level), len(own) > 1) for tiles, own in sides]
+            matrices = ", ".join(f"({text}).flatten(1)" if several else text for text, several in texts)
+            text = f"run_products({matrices}, {self.rows.offsets(level)})"
+            text += f".view(-1, {self.shape(axes)})" if len(axes) > 2 else ""
+        elif s in self.bags:
+            text = self.bag(s, self.bags[s], level)
+        else:
+            text = self.multiplied(s.inputs, axes, level)
+            text = f"run_sums({text}, {self.rows.offsets(level)})" if s.accumulate else text
+        self.put(f"{s.out.name} = {text}")
+
+    def bag(self, s: ir.Product, rows: ir.Gather, level: int) -> str:
+        """Sums of weighted rows of an operand, or of the parts that its rows have for each position of the weights."""
+        o, others = rows.operand, tuple(t for t in s.inputs if t.name != rows.out.name)
+        shared, axes = weight_axes(s, rows.out), s.out.within
+        weights, offsets = self.times(others, shared, level), self.rows.offsets(level)
+        if not shared:
+            text = f"bag({self.index(o, level)}, {self.table(o)}, {offsets}, {weights})"
+            return text if len(axes) == 1 else f"{text}.view({', '.join(filter(None, ('-1', self.shape(axes))))})"
+        k = self.p.elements(shared)
+        weights = weights if len(shared) == 1 else f"({weights}).flatten(1)"
+        table = f"{o.name}.view({o.nrows}, {k}, {o.width // k})"
+        text = f"bags({self.index(o, level)}, {table}, {offsets}, {weights})"
+        return text if len(axes) == 2 else f"{text}.view(-1, {self.shape(axes)})"
+
+    def times(self, tiles: tuple[ir.Tile, ...], axes: tuple[str, ...], level: int) -> str:
+        """The product over rows of a level and all of the axes: into a factor that has them all, and no other use."""
+        tiles = tuple(sorted(tiles, key=lambda t: len(t.within)))
+        into = [t for t in tiles if len(tiles) > 1 and self.is_spare(t) and t.within == axes]
+        into = [t for t in into if self.rows.of(t.level) == self.rows.of(level)][:1]
+        factors = [self.factor(t, axes, level) for t in tiles if t not in into]
+        return into[0].name + "".join(f".mul_({f})" for f in factors) if into else " * ".join(factors)
+
+    def is_spare(self, tile: ir.Tile) -> bool:
+        """Whether a tile is a tensor of its own that one product alone reads."""
+        gather = self.gathers.get(tile.name)
+        own = gather.operand.rows if gather else tile.name in self.products
+        return bool(own) and tile.name not in self.constants and self.read.count(tile.name) == 1
+
+    def multiplied(self, tiles: tuple[ir.Tile, ...], axes: tuple[str, ...], level: int) -> str:
+        """The product, summed over the axes that it is not to have.
+
+        Where one factor has all axes, and others have some that are kept, the matrix products of a contraction would
+        be of a vector each: multiplying, then adding up, is several times as fast.
+        """
+        every = {a for t in tiles for a in t.within}
+        summed = every - set(axes)
+        large = next((t for t in tiles if set(t.within) == every), None)
+        if not summed:
+            return self.times(tiles, axes, level)
+        vectors = any(set(t.within) - summed for t in tiles if t is not large)
+        if large is None or not vectors or self.constants.issuperset(t.name for t in tiles):
+            return self.contraction(tiles, axes, level)
+        text = self.times(tiles, large.within, level)
+        return self.summed(f"({text})" if " * " in text else text, large.within, axes)
+
+    def contraction(self, tiles: tuple[ir.Tile, ...], axes: tuple[str, ...], level: int) -> str:
+        """The product, summed over the axes that it is not to have."""
+        letters = self.einsum_letters
+        ordered = sorted(tiles, key=lambda t: -len(t.within))
+        named = [(*([] if t.name in self.constants else [""]), *t.within) for t in ordered]
+        terms = ["".join(letters[a] for a in own) for own in named]
+        factors = [self.factor(t, t.within, level) for t in ordered]
+        rows = "" if self.constants.issuperset(t.name for t in tiles) else letters[""]
+        out = rows + "".join(letters[a] for a in axes)
+        return f'{self.einsum}("{",".join(terms)}->{out}", {", ".join(factors)})'
+
+    @cached_property
+    def einsum_letters(self) -> dict[str, str]:
+        """A letter for each axis, its own where it has one, and under the empty name one for rows."""
+        own = {a.letter: a.letter for a in self.p.axes if len(a.letter) == 1}
+        free = (c for c in reversed(ascii_letters) if c not in own)
+        return own | {"": next(free)} | {a.letter: next(free) for a in self.p.axes if a.letter not in own}
+
+    def factor(self, tile: ir.Tile, axes: tuple[str, ...], level: int) -> str:
+        """A factor laid out over rows of a level, unless it has none, and the axes."""
+        own, constant = tile.within, tile.name in self.constants
+        name = tile.name if constant else self.rows.spread(tile.name, tile.level, level)
+        order = [own.index(a) for a in axes if a in own]
+        if order != sorted(order):
+            numbers = order if constant else [0, *(n + 1 for n in order)]
+            name = f"{name}.permute({', '.join(map(str, numbers))})"
+        return _laid_out(name, [*([] if constant else [":"]), *(":" if a in own else "None" for a in axes)])
+
+    @cached_property
+    def constants(self) -> set[str]:
+        """The names of the tiles that are the same for all rows, and so have none: of operands without sparse letters,
+        and products of such tiles.
+        """
+        found: set[str] = set()
+        for s, _ in self.p.statements:
+            match s:
+                case ir.Gather(out, operand) if not operand.rows:
+                    found.add(out.name)
+                case ir.Product(out) if not s.accumulate and all(t.name in found for t in s.inputs):
+                    found.add(out.name)
+        return found
+
+    # -- results ----------------------------------------------------------------------------------------------------
+    def add(self, s: ir.Add) -> None:
+        """Adds the rows to those of the output, or stores them where no others are added there."""
+        p, level = self.p, self.rows.of(s.key.level)
+        kept = tuple(c for c in p.read_along(s.key.letters) if c in s.source.within)
+        numbers = p.width == 1
+        rows = "-1" if isinstance(s.key, ir.Position) else str(p.rows)
+        size, shape = (rows, "-1") if numbers else (f"{rows}, {p.width}", f"-1, {p.width}")
+        total = self.summed(s.source.name, s.source.within, (*kept, *s.axes))
+        if kept or len(s.axes) != (0 if numbers else 1):
+            total = f"{total}.reshape({shape})"
+        output = f"{p.output}.view({size})"
+        if isinstance(s.key, ir.Position):
+            self.put(f"{output}[{RANGES[level]}] = {total}")
+            return
+        row = self.output_rows(s.key, level, s.owned)
+        if kept and (isinstance(s.key, ir.Slot) or any(self.decodes[c].end for c in s.key.letters)):
+            self.put(f"row = {row}")
+            self.put("inside = row >= 0")
+            row, total = "row[inside]", f"{total}[inside]"
+        self.put(f"{output}.index_copy_(0, {row}, {total})" if s.owned else f"add_rows({output}, {row}, {total})")
+
+    @staticmethod
+    def summed(text: str, own: tuple[str, ...], axes: tuple[str, ...]) -> str:
+        """A tile of some axes with these in an order, summed over those that it has besides."""
+        if late := [str(n + 1) for n, a in enumerate(own) if a not in axes]:
+            text += f".sum(({', '.join(late)}))" if len(late) > 1 else f".sum({late[0]})"
+        left = [a for a in own if a in axes]
+        if left != list(axes):
+            text += f".permute({', '.join(map(str, (0, *(left.index(a) + 1 for a in axes))))})"
+        return text
+
+    def output_rows(self, key: ir.Row | ir.Slot, level: int, owned: bool) -> str:
+        """The output's rows, as they are stored or as a sum of coordinates; -1 past the end of a mode."""
+        if isinstance(key, ir.Slot):
+            return self.slots(key, level, owned)
+        letters = [c for c, _ in key.terms]
+        if not letters:
+            return f"torch.zeros({COUNTS[level]}, dtype=torch.int64, device={self.rows.device})"
+        wide = ".long()" if not self.sided(letters) and (owned or len(letters) > 1 or self.p.width > 1) else ""
+        terms = [
+            self.over(names.at(c), c, level, letters) + wide + (f" * {stride}" if stride != 1 else "")
+            for c, stride in key.terms
+        ]
+        past = [self.over(names.past(c), c, level, letters) for c in letters if self.decodes[c].end]
+        return self.flat(" + ".join(terms), letters, "".join(f".masked_fill({each}, -1)" for each in past))
+
+    def slots(self, key: ir.Slot, level: int, owned: bool) -> str:
+        """The output's rows, as they are stored; of tiles, for each of the positions that are kept."""
+        if not key.letters:
+            return f"{key.array}[{RANGES[level]}]"
+        return f"{key.array}.view(-1, {self.p.elements(key.letters)})[{RANGES[level]}].flatten()" + (
+            ".long()" if owned else ""
+        )
+
+
+def _laid_out(text: str, index: Sequence[str]) -> str:
+    """A tensor with the axes of an index that it lacks."""
+    return text if all(i == ":" for i in index) else f"{text}[{', '.join(index)}]"
+
 
 RUNTIME = {
     "sparsetc.runtime.bitmaps": ("expanded",),

@@ -19,8 +19,8 @@ from sparsetc.contraction.guard import finite
 from sparsetc.explain import PairReport, in_microseconds
 from sparsetc.ir.plan import Plan, requested
 from sparsetc.options import Options
+from sparsetc.pair.hybrid import HYBRID, METHODS, choose, estimates
 from sparsetc.pair.join import Join, Roles, prepared
-from sparsetc.pair.methods import HYBRID, METHODS, choose, estimates
 from sparsetc.pair.problem import NumericPath, PairProblem, sides_of
 from sparsetc.pair.scalar import EINSUMS, TaskSums, sums_of
 from sparsetc.pair.symbolic import Budget, pattern_of

@@ -27,8 +27,7 @@ from sparsetc.packing.base import Packed, get_format, index_dtype
 from sparsetc.packing.deal import PARTITIONS, stored_parts
 from sparsetc.packing.tiles import slots_along
 from sparsetc.planner.pricing import owns
-from sparsetc.planner.problem import Problem
-from sparsetc.planner.statistics import Counts
+from sparsetc.planner.problem import Counts, Problem
 from sparsetc.runtime.executable import Arrays, Executable, owned
 from sparsetc.runtime.segments import SecondPass
 from sparsetc.tensor.sparse_tensor import SparseTensor

@@ -22,8 +22,7 @@ from sparsetc.contraction.dense import Tensors, resolved
 from sparsetc.contraction.gradients import At, Rule
 from sparsetc.contraction.guard import Guard, finite, fit_for_halves
 from sparsetc.contraction.prepare import Preparation, in_place
-from sparsetc.device.profile import of_backend
-from sparsetc.device.targets import MACHINES, gpu
+from sparsetc.device.profile import MACHINES, gpu, of_backend
 from sparsetc.errors import EquationError, PlanError
 from sparsetc.explain import OperandReport
 from sparsetc.ir.equation.einsum import Bound, Einsum
@@ -31,8 +30,7 @@ from sparsetc.ir.nest.values import scaled_halves
 from sparsetc.ir.plan import without_halves
 from sparsetc.options import Options, with_settings
 from sparsetc.planner.candidate import Choice
-from sparsetc.planner.choose import choose
-from sparsetc.planner.registry import plan_of_derived
+from sparsetc.planner.registry import choose, plan_of_derived
 from sparsetc.runtime.executable import Listed
 from sparsetc.support.lru import cached_property
 from sparsetc.support.precision import without_autocast

@@ -6,15 +6,39 @@ and the fit, measured from the last mode's equations: no residual tensor is form
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 
-from sparsetc.decomposition.aside import Aside
 from sparsetc.decomposition.kernels import mode_kernels
 from sparsetc.decomposition.linear import Update, balancing, fit_of, hadamard
 from sparsetc.tensor.sparse_tensor import SparseTensor
+
+
+class Aside:
+    """A second stream of a GPU; on a CPU calls come one after the other, as they are made."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    @contextmanager
+    def begin(self) -> Iterator[None]:
+        """What is called in the block runs after what was called before, and beside what comes after the block."""
+        if self._stream is None:
+            yield
+            return
+        # Memory that one block frees is taken by the next, which waits for all that was called before it.
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def join(self) -> None:
+        """What is called from here on runs after what the last block called."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
 
 class Equations(Protocol):

@@ -13,11 +13,10 @@ from typing import Any
 import torch
 
 from sparsetc.decomposition import checks
-from sparsetc.decomposition.context import undisturbed
 from sparsetc.decomposition.initial import cp_factors
 from sparsetc.decomposition.kernels import mode_kernels, model_kernel
 from sparsetc.decomposition.linear import divisor, hadamard, normalized
-from sparsetc.decomposition.loop import Ended, Watch, asking, iterate
+from sparsetc.decomposition.loop import Ended, Watch, asking, iterate, undisturbed
 from sparsetc.decomposition.models import CP
 from sparsetc.errors import FormatError
 from sparsetc.support.entry import entry_point

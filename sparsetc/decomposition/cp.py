@@ -15,11 +15,10 @@ import torch
 from sparsetc.decomposition import checks
 from sparsetc.decomposition.als import Equations, Whole
 from sparsetc.decomposition.completion import Observed, observed
-from sparsetc.decomposition.context import undisturbed
 from sparsetc.decomposition.fused import sweep_of
 from sparsetc.decomposition.initial import STARTS, cp_factors, is_model
 from sparsetc.decomposition.linear import HALS, LEAST_SQUARES, ROWWISE, Update, normalized
-from sparsetc.decomposition.loop import Ended, Watch, asking, iterate, settled
+from sparsetc.decomposition.loop import Ended, Watch, asking, iterate, settled, undisturbed
 from sparsetc.decomposition.models import CP
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor.sparse_tensor import SparseTensor

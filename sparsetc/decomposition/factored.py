@@ -6,14 +6,192 @@ In: a dataclass with factors. Out: its sizes, dtype and device, what its run say
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib import import_module
+from math import prod
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 import torch
 
-from sparsetc.decomposition import saved
-from sparsetc.errors import DeviceError, DtypeError
+from sparsetc.errors import DeviceError, DtypeError, IOFormatError, ShapeError, SparsetcError
+from sparsetc.io import memory, npy
+from sparsetc.options import current
+from sparsetc.support.files import replacing
+from sparsetc.support.memory import as_bytes
+from sparsetc.tensor.coords import check_range
+
+DTYPES = (torch.float32, torch.float64)
+"""Dtypes that a model in a file may have: those that decompositions compute in, and numpy has."""
+
+WORD = 256
+"""Bytes that a word in a file may take."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a file of a model holds."""
+
+    first: torch.Tensor
+    """The weights, or the core."""
+    factors: tuple[torch.Tensor, ...]
+    numbers: Mapping[str, tuple[float, ...]]
+    stopped: str
+
+
+def write(
+    path: str | os.PathLike[str],
+    kind: str,
+    tensors: Mapping[str, torch.Tensor],
+    numbers: Mapping[str, Sequence[float]],
+    stopped: str,
+) -> None:
+    """Write tensors, lists of numbers and two words; OSError names the path, DtypeError what `read` would not take."""
+    dtype = next(iter(tensors.values())).dtype
+    if dtype not in DTYPES:
+        raise DtypeError(f"a file of a model holds float32 or float64, found {dtype}; convert it: .to(torch.float32)")
+    arrays = {name: t.detach().cpu().contiguous().numpy() for name, t in tensors.items()}
+    lists = {name: np.array(given, np.float64) for name, given in numbers.items()}
+    with replacing(path) as file:
+        np.savez(file, **arrays, **lists, kind=np.array(kind), stopped=np.array(stopped))  # type: ignore[arg-type]
+
+
+def read(path: str | os.PathLike[str], kind: str, first: str, lists: Sequence[str], device: torch.device | str) -> Held:
+    """What `write` wrote of this kind of model; IOFormatError where it is not, OutOfMemoryError above the limit.
+
+    Args:
+        path: of the file.
+        kind: of the model.
+        first: name of the tensor before the factors.
+        lists: names of the lists of numbers; one that the file has not is empty.
+        device: where the tensors go.
+    """
+    with npy.opened(path) as archive:
+        if "kind" not in archive.names or first not in archive.names or _word(archive, "kind") != kind:
+            raise ValueError(f"it holds no {kind} model")
+        count = sum(name.startswith("factor_") for name in archive.names)
+        names = (first, *(f"factor_{m}" for m in range(count)))
+        memory.check(path, "the model", sum(archive.header(name).nbytes for name in names))
+        tensors = [_tensor(archive, name, device) for name in names]
+        numbers = {
+            name: tuple(archive.array(name).astype(np.float64).ravel().tolist()) if name in archive.names else ()
+            for name in lists
+        }
+        return Held(tensors[0], tuple(tensors[1:]), numbers, _word(archive, "stopped"))
+
+
+@contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """An error of a model that is made of what a file holds is one of the file."""
+    try:
+        yield
+    except SparsetcError as error:
+        raise IOFormatError(f"{path}: {error}") from error
+
+
+def _tensor(archive: npy.Archive, name: str, device: torch.device | str) -> torch.Tensor:
+    if archive.header(name).dtype not in (np.float32, np.float64):
+        raise ValueError(f"{name} is of {archive.header(name).dtype}, not of float32 or float64")
+    return torch.from_numpy(np.ascontiguousarray(archive.array(name))).to(device)
+
+
+def _word(archive: npy.Archive, name: str) -> str:
+    header = archive.header(name)
+    if header.shape or header.dtype.kind != "U" or header.nbytes > WORD:
+        raise ValueError(f"{name} is not a single word")
+    return str(archive.array(name).item())
+
+
+def check_memory(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device, limit: int | str | None = None
+) -> None:
+    """Raise `OutOfMemoryError` where a dense tensor of this shape would pass the limit."""
+    nbytes = prod(shape) * dtype.itemsize
+    current().check_memory(
+        nbytes, device, f"the model in full, {tuple(shape)}", None if limit is None else as_bytes(limit)
+    )
+
+
+def tensorly_cp(weights: torch.Tensor, factors: Sequence[torch.Tensor]) -> Any:
+    """A CPTensor."""
+    tl = _imported("tensorly")
+    return import_module("tensorly.cp_tensor").CPTensor((_of(tl, weights), [_of(tl, f) for f in factors]))
+
+
+def tensorly_tucker(core: torch.Tensor, factors: Sequence[torch.Tensor]) -> Any:
+    """A TuckerTensor."""
+    tl = _imported("tensorly")
+    return import_module("tensorly.tucker_tensor").TuckerTensor((_of(tl, core), [_of(tl, f) for f in factors]))
+
+
+def pyttb_ktensor(weights: torch.Tensor, factors: Sequence[torch.Tensor]) -> Any:
+    """A ktensor."""
+    return _imported("pyttb").ktensor([_array(f) for f in factors], _array(weights))
+
+
+def pyttb_ttensor(core: torch.Tensor, factors: Sequence[torch.Tensor]) -> Any:
+    """A ttensor."""
+    pyttb = _imported("pyttb")
+    return pyttb.ttensor(pyttb.tensor(_array(core)), [_array(f) for f in factors])
+
+
+def _of(tl: Any, tensor: torch.Tensor) -> Any:
+    """A tensor of tensorly's current backend; torch's own where that is the backend."""
+    own = tensor.detach()
+    if tl.get_backend() == "pytorch":
+        return own.clone()
+    own = own.float() if own.dtype == torch.bfloat16 else own  # which numpy does not have
+    return tl.tensor(own.cpu().numpy())
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    return np.array(tensor.detach().cpu().double().numpy(), order="F")
+
+
+def _imported(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ImportError(
+            f"{name} is not installed, and a model cannot be given in its form: pip install {name}"
+        ) from error
+
+
+CHUNK = 1 << 22
+"""Elements of an intermediate result at a time: 16 to 32 MB."""
+
+
+def as_coords(given: Any, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """(order, n) int64 on a device, checked (one transfer); ShapeError, DtypeError, CoordinateError."""
+    try:
+        coords = torch.as_tensor(given, device=device)
+    except (TypeError, ValueError) as error:
+        raise ShapeError(f"coordinates must be a rectangle of integers ({len(shape)}, n): {error}") from None
+    if not coords.numel() and not isinstance(given, torch.Tensor):
+        coords = coords.long()  # the dtype of empty lists says nothing
+    if coords.dtype.is_floating_point or coords.dtype.is_complex or coords.dtype == torch.bool:
+        raise DtypeError(f"coordinates are integers, found {coords.dtype}")
+    if coords.ndim != 2 or coords.shape[0] != len(shape):
+        raise ShapeError(f"coordinates must have shape ({len(shape)}, n), found {tuple(coords.shape)}")
+    coords = coords.long()
+    check_range(coords, shape, "entry")
+    return coords
+
+
+def in_chunks(
+    entries: Callable[[torch.Tensor], torch.Tensor], coords: torch.Tensor, width: int, like: torch.Tensor
+) -> torch.Tensor:
+    """(n,) what `entries` gives for (order, part) of the coordinates, an entry of which takes `width` elements."""
+    step = max(1, CHUNK // max(1, width))
+    if coords.shape[1] <= step:
+        return entries(coords)
+    out = like.new_empty(coords.shape[1])
+    for start in range(0, coords.shape[1], step):
+        out[start : start + step] = entries(coords[:, start : start + step])
+    return out
+
 
 Own = TypeVar("Own", bound="Factored")
 
@@ -78,7 +256,7 @@ class Factored:
         """
         arrays = {self.HEAD: self._head} | {f"factor_{m}": f for m, f in enumerate(self.factors)}
         numbers = {name: getattr(self, name) for name in self.NUMBERS}
-        saved.write(path, self.KIND, arrays, numbers, self.stopped)
+        write(path, self.KIND, arrays, numbers, self.stopped)
 
     @classmethod
     def load(cls: type[Own], path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Own:
@@ -89,9 +267,9 @@ class Factored:
             OutOfMemoryError: it would pass the memory limit.
             FileNotFoundError: no such file.
         """
-        held = saved.read(path, cls.KIND, cls.HEAD, cls.NUMBERS, device)
+        held = read(path, cls.KIND, cls.HEAD, cls.NUMBERS, device)
         fields: dict[str, Any] = {cls.HEAD: held.first, "factors": held.factors, "stopped": held.stopped}
-        with saved.naming(path):
+        with naming(path):
             return cls(**fields, **held.numbers)
 
     def _run(self) -> str:

@@ -13,7 +13,7 @@ import torch
 from sparsetc.codegen.assembly import FUSED
 from sparsetc.decomposition.als import Equations, Sweep, Whole
 from sparsetc.decomposition.linear import INVERSE_RANK, LEAST_SQUARES, Update, inverse_of_product, warps_of, width_of
-from sparsetc.device.targets import machine_of
+from sparsetc.device.profile import machine_of
 
 PROGRAMS = 128
 """Programs of a least-squares step at most, a power of two: about one a multiprocessor of a large GPU."""

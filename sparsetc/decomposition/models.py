@@ -12,9 +12,15 @@ from typing import Any
 
 import torch
 
-from sparsetc.decomposition import foreign
-from sparsetc.decomposition.entries import as_coords, in_chunks
-from sparsetc.decomposition.factored import Factored, check_alike
+from sparsetc.decomposition.factored import (
+    Factored,
+    as_coords,
+    check_alike,
+    check_memory,
+    in_chunks,
+    pyttb_ktensor,
+    tensorly_cp,
+)
 from sparsetc.decomposition.linear import divisor, hadamard, signs_of_largest
 from sparsetc.errors import DecompositionError, ShapeError
 
@@ -76,7 +82,7 @@ class CP(Factored):
         Raises:
             OutOfMemoryError: it would take more than ``memory_limit`` bytes (by default what the options say).
         """
-        foreign.check_memory(self.shape, self.dtype, self.device, memory_limit)
+        check_memory(self.shape, self.dtype, self.device, memory_limit)
         half = min(range(1, self.order + 1), key=lambda n: prod(self.shape[:n]) + prod(self.shape[n:]))
         left = _khatri_rao((self.factors[0] * self.weights, *self.factors[1:half]))
         right = _khatri_rao(self.factors[half:]) if half < self.order else torch.ones_like(self.weights)[None]
@@ -122,11 +128,11 @@ class CP(Factored):
 
     def to_tensorly(self) -> Any:
         """A ``tensorly.cp_tensor.CPTensor`` of tensorly's current backend; ImportError without tensorly."""
-        return foreign.tensorly_cp(self.weights, self.factors)
+        return tensorly_cp(self.weights, self.factors)
 
     def to_pyttb(self) -> Any:
         """A ``pyttb.ktensor``, in float64; ImportError without pyttb."""
-        return foreign.pyttb_ktensor(self.weights, self.factors)
+        return pyttb_ktensor(self.weights, self.factors)
 
 
 def _check_factor(factor: Any, mode: int, weights: Any) -> None:

@@ -12,9 +12,15 @@ from typing import Any
 
 import torch
 
-from sparsetc.decomposition import foreign
-from sparsetc.decomposition.entries import as_coords, in_chunks
-from sparsetc.decomposition.factored import Factored, check_alike
+from sparsetc.decomposition.factored import (
+    Factored,
+    as_coords,
+    check_alike,
+    check_memory,
+    in_chunks,
+    pyttb_ttensor,
+    tensorly_tucker,
+)
 from sparsetc.errors import DecompositionError, ShapeError
 
 
@@ -75,7 +81,7 @@ class Tucker(Factored):
         Raises:
             OutOfMemoryError: it would take more than ``memory_limit`` bytes (by default what the options say).
         """
-        foreign.check_memory(self.shape, self.dtype, self.device, memory_limit)
+        check_memory(self.shape, self.dtype, self.device, memory_limit)
         return _multiplied(self.core, self.factors)
 
     def values_at(self, coords: Any) -> torch.Tensor:
@@ -101,11 +107,11 @@ class Tucker(Factored):
 
     def to_tensorly(self) -> Any:
         """A ``tensorly.tucker_tensor.TuckerTensor`` of tensorly's current backend; ImportError without tensorly."""
-        return foreign.tensorly_tucker(self.core, self.factors)
+        return tensorly_tucker(self.core, self.factors)
 
     def to_pyttb(self) -> Any:
         """A ``pyttb.ttensor``, in float64; ImportError without pyttb."""
-        return foreign.pyttb_ttensor(self.core, self.factors)
+        return pyttb_ttensor(self.core, self.factors)
 
 
 def _check_factor(factor: Any, mode: int, core: torch.Tensor) -> None:

@@ -20,8 +20,7 @@ from typing import Any
 import torch
 
 from sparsetc.device import profile
-from sparsetc.device.profile import DeviceProfile, default_gpu
-from sparsetc.device.targets import portable
+from sparsetc.device.profile import DeviceProfile, default_gpu, portable
 from sparsetc.errors import DeviceError
 from sparsetc.ir.plan import DOTS, F16X3
 from sparsetc.options import PRECISIONS, current

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from sparsetc.decomposition import checks
-from sparsetc.decomposition.context import undisturbed
 from sparsetc.decomposition.cp import NAME, Run, Wanted, run, start
 from sparsetc.decomposition.initial import is_model
 from sparsetc.decomposition.linear import HALS, LEAST_SQUARES
+from sparsetc.decomposition.loop import undisturbed
 from sparsetc.decomposition.models import CP
 from sparsetc.distributed.agree import agreed, alike
 from sparsetc.distributed.equations import prepared

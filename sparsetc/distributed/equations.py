@@ -7,19 +7,49 @@ Karypis, A medium-grained algorithm for sparse tensor factorization, 2016.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from sparsetc.decomposition.als import Whole
+from sparsetc.distributed.agree import agreed
 from sparsetc.distributed.combine import DenseResult
-from sparsetc.distributed.plans import compiled
 from sparsetc.distributed.ranks import Ranks
 from sparsetc.distributed.shard import Sharded
+from sparsetc.errors import PlanError
 from sparsetc.tensor.sparse_tensor import SparseTensor
+
+T = TypeVar("T")
+
+
+def compiled(ranks: Ranks, what: str, make: Callable[..., T], settings: Mapping[str, Any]) -> T:
+    """What `make` gives for settings, on every rank; collective.
+
+    A plan that deals a tensor by the length of its rows, for one, is refused where a share has rows of one length.
+
+    Raises:
+        PlanError: no rank's share fits the plan.
+        DistributedError: a rank failed otherwise.
+    """
+
+    def tried() -> T | PlanError:
+        try:
+            return make(**settings)
+        except PlanError as error:
+            return error
+
+    found = agreed(ranks, what, tried)
+    if not any(fits := ranks.objects(not isinstance(found, PlanError))):
+        assert isinstance(found, PlanError)
+        raise found
+    if all(fits):
+        assert not isinstance(found, PlanError)
+        return found
+    again = agreed(ranks, what, lambda: make(**{**settings, "plan": "auto"}) if isinstance(found, PlanError) else found)
+    return again
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from sparsetc.contraction.kernel import Kernel
 from sparsetc.distributed.agree import agreed, alike, bits
 from sparsetc.distributed.combine import Block, DenseResult, Send, SparseResult, sparse_result
 from sparsetc.distributed.cut import Cut, ranks_of
-from sparsetc.distributed.plans import compiled
+from sparsetc.distributed.equations import compiled
 from sparsetc.distributed.ranks import Ranks
 from sparsetc.distributed.shard import Sharded
 from sparsetc.distributed.share import Share

@@ -27,9 +27,8 @@ from sparsetc.planner.candidate import (
     items_of,
 )
 from sparsetc.planner.method import OperandMethod
-from sparsetc.planner.problem import Problem
+from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import add_plans
-from sparsetc.planner.statistics import Counts
 
 
 class ByRows(OperandMethod):

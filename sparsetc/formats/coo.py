@@ -31,10 +31,9 @@ from sparsetc.planner.candidate import (
     single,
 )
 from sparsetc.planner.method import OperandMethod
-from sparsetc.planner.problem import Problem
+from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import add_plans, register_format
 from sparsetc.planner.schedule import schedule_of
-from sparsetc.planner.statistics import Counts
 from sparsetc.tensor import coords as crd
 
 

@@ -38,10 +38,9 @@ from sparsetc.packing.base import Packed, cut_runs, index_dtype, runs
 from sparsetc.packing.words import Nonzeros, Taken
 from sparsetc.planner.candidate import Candidate, blocked, max_item_nnz_of, single
 from sparsetc.planner.method import OperandMethod
-from sparsetc.planner.problem import Problem
+from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import add_plans, register_format
 from sparsetc.planner.schedule import schedule_of
-from sparsetc.planner.statistics import Counts
 from sparsetc.tensor import coords as crd
 
 WINDOW = 1 << 20

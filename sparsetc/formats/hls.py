@@ -45,10 +45,9 @@ from sparsetc.packing.words import packed_bits
 from sparsetc.planner.candidate import CPU_ITEM_NNZ, FUSE_BELOW, Candidate
 from sparsetc.planner.method import OperandMethod, rounded
 from sparsetc.planner.pricing import price
-from sparsetc.planner.problem import Problem
+from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import add_plans, register_format
 from sparsetc.planner.schedule import dot_axes, fit
-from sparsetc.planner.statistics import Counts
 
 
 @register_format

@@ -25,10 +25,9 @@ from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.packing.deal import register_partition
 from sparsetc.planner.candidate import CPU_ITEM_NNZ, Candidate
 from sparsetc.planner.method import OperandMethod
-from sparsetc.planner.problem import Problem
+from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import add_plans
 from sparsetc.planner.schedule import DOT_LANES, schedule_of
-from sparsetc.planner.statistics import Counts
 from sparsetc.tensor.numbering import narrow_ranks
 
 PARTITION = "mixed_mode"

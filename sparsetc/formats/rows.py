@@ -19,10 +19,9 @@ from sparsetc.planner.candidate import (
     single,
 )
 from sparsetc.planner.method import OperandMethod
-from sparsetc.planner.problem import Problem
+from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import add_plans
 from sparsetc.planner.schedule import ROW_WARPS, schedule_of
-from sparsetc.planner.statistics import Counts
 
 LONG_ROW = 64
 """Nonzeros from which a row is given work items of its own (H200: rows of 15 lost 1.6x by it, of 2,300 won 1.4x)."""

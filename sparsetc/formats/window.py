@@ -42,10 +42,9 @@ from sparsetc.packing.tiles import items_of, refuse_duplicates
 from sparsetc.planner.candidate import CPU_ITEM_NNZ, Candidate
 from sparsetc.planner.method import OperandMethod, in_order, rounded
 from sparsetc.planner.pricing import costs
-from sparsetc.planner.problem import Problem
+from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import add_plans, register_format
 from sparsetc.planner.schedule import fit
-from sparsetc.planner.statistics import Counts
 from sparsetc.similarity.groups import Groups, group_rows
 from sparsetc.support.lru import Lru
 from sparsetc.tensor import coords as crd

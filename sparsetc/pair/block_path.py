@@ -15,8 +15,7 @@ import torch
 
 from sparsetc.codegen.launch import PartArrays, Programs, TritonPrograms, accumulator, generated
 from sparsetc.codegen.split_float16 import Halves, TilePositions, split
-from sparsetc.device.profile import DeviceProfile
-from sparsetc.device.targets import gpu
+from sparsetc.device.profile import DeviceProfile, gpu
 from sparsetc.errors import PlanError
 from sparsetc.ir.nest.nest import PAIRED
 from sparsetc.ir.nest.values import TYPES

@@ -29,7 +29,7 @@ from math import prod
 
 import torch
 
-from sparsetc.device.targets import MACHINES, machine_of
+from sparsetc.device.profile import MACHINES, machine_of
 from sparsetc.errors import FormatError
 from sparsetc.ir.lower import Target, lower_pairs
 from sparsetc.ir.nest.nest import tiles_along

@@ -20,10 +20,12 @@ from sparsetc.codegen.split_float16 import Halves
 from sparsetc.ir.plan import Plan
 from sparsetc.pair.block_path import BLOCK_LAUNCHES, BlockPairs
 from sparsetc.pair.blocking import Blocking, BlockWork
+from sparsetc.pair.dense import DENSE_LAUNCHES, Matmul
 from sparsetc.pair.join import JoinSubset
-from sparsetc.pair.problem import NumericPath, PairMethod, PairProblem, Sizes
-from sparsetc.pair.requests import HYBRID
+from sparsetc.pair.problem import NumericPath, PairMethod, PairProblem, Sizes, check_pairs
 from sparsetc.pair.scalar import SCALAR_LAUNCHES, NonzeroPairs
+from sparsetc.planner.candidate import Choice, Estimate, choice_of
+from sparsetc.planner.registry import chosen
 from sparsetc.runtime.executable import Listed
 
 
@@ -122,7 +124,7 @@ HYBRID_LAUNCHES = SCALAR_LAUNCHES + BLOCK_LAUNCHES + MERGE_LAUNCHES
 class ByBlocks(PairMethod):
     """Blocks of x with as many nonzeros as a threshold, or more, take one method, its other nonzeros another."""
 
-    name = HYBRID
+    name = "bcb+scalar"
 
     def __init__(self, blocks: BlockPairs, rest: NonzeroPairs) -> None:
         self.blocks, self.rest = blocks, rest
@@ -223,3 +225,38 @@ class HybridPath(Listed, NumericPath):
         """Bytes of both lists of tasks, and of where their values go."""
         own = [branch.subset.entries for branch in self.branches] + self.slots
         return sum(branch.path.nbytes for branch in self.branches) + sum(a.numel() * 8 for a in own)
+
+
+SCALAR = NonzeroPairs()
+BLOCKS = BlockPairs()
+HYBRID = ByBlocks(BLOCKS, SCALAR)
+METHODS: dict[str, PairMethod] = {method.name: method for method in (SCALAR, Matmul(), BLOCKS, HYBRID)}
+"""Every method, by the name of its plan."""
+
+
+FEW_TASKS = 4
+"""Tasks a nonzero up to which the scalar path is taken unseen: it then costs no more than cutting into blocks does."""
+
+
+def choose(p: PairProblem) -> Choice:
+    """The plan named in the settings, or the one expected to be fastest."""
+    wanted, join = check_pairs(p.wanted), p.join
+    if wanted.name != "auto":
+        return chosen(p, METHODS, wanted)
+    if join.tasks <= FEW_TASKS * (join.x_key.numel() + join.y_key.numel()):
+        return choice_of([SCALAR.requested(p, wanted)], f"at most {FEW_TASKS} tasks a nonzero")
+    if SCALAR.seconds(p, join.tasks) <= min(BLOCK_LAUNCHES, DENSE_LAUNCHES) * p.profile.call:
+        return choice_of([SCALAR.requested(p, wanted)], "no other path is launched in as little time")
+    return choice_of(estimates(p))
+
+
+def estimates(p: PairProblem, every: bool = False) -> list[Estimate]:
+    """What each method is expected to take, the hybrid one where a threshold parts blocks.
+
+    Without `every`, a hybrid whose launches alone take longer than another method is not looked at.
+    """
+    found = [own for method in METHODS.values() if method is not HYBRID for own in method.estimates(p)]
+    best = min(e.total for e in found if e.total is not None)
+    if (every or best > HYBRID_LAUNCHES * p.profile.call) and HYBRID.split(p).pure is None:
+        found += HYBRID.estimates(p)
+    return found

@@ -11,8 +11,7 @@ from math import expm1
 
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ir.program.counting import Statistics
-from sparsetc.planner.problem import Problem
-from sparsetc.planner.statistics import Counts
+from sparsetc.planner.problem import Counts, Problem
 
 APART = 1.05
 """How many times another's a scalar plan's time must be for the cost model to tell them apart; of nearer ones that of

@@ -24,8 +24,7 @@ from sparsetc.ir.program.operands import dense_axes, named_operands
 from sparsetc.packing.base import get_format
 from sparsetc.planner.candidate import APART, Candidate, Estimate
 from sparsetc.planner.pricing import Priced, price
-from sparsetc.planner.problem import Problem
-from sparsetc.planner.statistics import Counts
+from sparsetc.planner.problem import Counts, Problem
 
 MOST_COPIES = 128
 """Copies of the output, at most."""

@@ -5,18 +5,181 @@ In: a canonical einsum, the rows that it returns, the operand's type, options. O
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from math import prod
+from typing import Any, TypeVar
 
 import torch
 
-from sparsetc.device.targets import MACHINES, machine_of, portable
+from sparsetc.device.profile import MACHINES, machine_of, portable
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import DOTS
 from sparsetc.options import Options
-from sparsetc.planner.statistics import Counts
-from sparsetc.support.lru import cached_property
+from sparsetc.packing.deal import Dealing, row_numbers
+from sparsetc.packing.tiles import VOLUME, sides_of, tile_populations
+from sparsetc.support.lru import Lru, cached_property
 from sparsetc.support.memory import available_memory
+from sparsetc.tensor import coords as crd
 from sparsetc.tensor.sparse_tensor import SparseTensor
+
+T = TypeVar("T")
+
+OWN = 8
+"""Things kept for counts that no pattern has."""
+
+
+class Counts:
+    """Distinct coordinates of sets of modes, counted once each."""
+
+    def __init__(
+        self,
+        coords: torch.Tensor,
+        shape: tuple[int, ...],
+        memory: dict[Any, Any] | None = None,
+        cache: Lru[Any, Any] | None = None,
+    ) -> None:
+        """Nothing is counted yet.
+
+        Args:
+            coords: (order, nnz).
+            shape: sizes of the modes.
+            memory: of a pattern, where counts outlive the object.
+            cache: of a pattern, where the shares that partitions deal, and groups of rows, are found when they are
+                packed.
+        """
+        self._coords, self.shape = coords, shape
+        self.nnz = coords.shape[1]
+        self._memory = {} if memory is None else memory
+        own: Lru[Any, Any] = Lru(OWN)
+        # Kernels that are kept there have counts.
+        self._cache: Callable[[], Lru[Any, Any] | None] = (lambda: own) if cache is None else weakref.ref(cache)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Counts, (self.coords, self.shape, self._memory)
+
+    @property
+    def coords(self) -> torch.Tensor:
+        """(order, nnz) int64, in lexicographic order."""
+        return self._coords
+
+    @property
+    def cache(self) -> Lru[Any, Any]:
+        """What is kept with the pattern; nothing where that has forgotten it."""
+        found = self._cache()
+        return Lru(1) if found is None else found
+
+    def row(self, mode: int) -> torch.Tensor:
+        """(nnz,) int64 coordinates of a mode."""
+        return self._coords[mode]
+
+    def distinct(self, modes: tuple[int, ...]) -> int:
+        """How many different coordinates the nonzeros have in these modes."""
+        modes = tuple(sorted(modes))
+        if not modes or self.nnz == 0:
+            return min(self.nnz, 1)
+        key = ("distinct", modes)
+        if key not in self._memory:
+            self._memory[key] = self._count(modes)
+        return int(self._memory[key])
+
+    def longest(self, modes: tuple[int, ...]) -> int:
+        """Most nonzeros that have the same coordinates in these modes; all of them where there are no modes."""
+        if not modes or self.nnz == 0:
+            return self.nnz
+        modes = tuple(sorted(modes))
+        key = ("longest", modes)
+        if key not in self._memory:
+            numbers = row_numbers((self.row(m) for m in modes), [self.shape[m] for m in modes])
+            self._memory[key] = int(torch.bincount(numbers).max())
+        return int(self._memory[key])
+
+    def tiles(self) -> torch.Tensor:
+        """Count the nonzeros that lie in tiles of each population, of the default sides: (volume + 1,), on the CPU."""
+
+        def count() -> torch.Tensor:
+            held = tile_populations(self.coords, self.shape, sides_of(self.shape))
+            return torch.bincount(held, minlength=VOLUME + 1).cpu()
+
+        return self.once("tiles", count)
+
+    def once(self, name: Hashable, count: Callable[[], T]) -> T:
+        """What a method counts of the nonzeros, counted once a name."""
+        if name not in self._memory:
+            self._memory[name] = count()
+        found: T = self._memory[name]
+        return found
+
+    def _count(self, modes: tuple[int, ...]) -> int:
+        sizes = [self.shape[m] for m in modes]
+        keys = crd.sort_keys((self.row(m) for m in modes), sizes)
+        span = prod(sizes)
+        if len(keys) == 1 and span <= 16 * self.nnz + (1 << 20):
+            seen = torch.zeros(span, dtype=torch.bool, device=keys[0].device)
+            seen[keys[0]] = True
+            return int(torch.count_nonzero(seen))
+        if modes == tuple(range(len(modes))):  # a prefix of the sort order: runs are already together
+            return int(torch.count_nonzero(crd.starts_of_runs(keys)))
+        fresh = crd.sorted_runs(keys)[1] if len(keys) > 1 else crd.starts_of_runs([torch.sort(keys[0]).values])
+        return int(torch.count_nonzero(fresh))
+
+    def short_share(self, kept: tuple[int, ...], threshold: int) -> tuple[int, int]:
+        """(nonzeros, rows) that lie in rows of fewer than `threshold` nonzeros."""
+        key = ("short", kept, threshold)
+        if key not in self._memory:
+            if not kept or self.nnz == 0:
+                self._memory[key] = (0, 0)
+            else:
+                lengths = torch.bincount(row_numbers((self.row(m) for m in kept), [self.shape[m] for m in kept]))
+                short = lengths[(lengths > 0) & (lengths < threshold)]
+                self._memory[key] = (int(short.sum()), short.numel())
+        return self._memory[key]
+
+    def shares(self, partition: str, kept: tuple[int, ...] = (), **options: Any) -> tuple[Counts, ...]:
+        """Counts of each share that a partition deals; what is dealt here is not dealt again to be packed.
+
+        Args:
+            partition: name of a registered rule.
+            kept: modes that the output keeps, which a rule that deals by rows asks for.
+            options: the rule's own arguments.
+
+        Raises:
+            PlanError: the rule is not known, or breaks its promises.
+        """
+        dealing = Dealing.of(partition, options.items(), kept)
+        if dealing not in self._memory:
+            dealt = self.dealt(dealing)
+            self._memory[dealing] = [(self.nnz if own is None else own.numel(), {}) for own in dealt]
+        return tuple(Share(self, dealing, n, *held) for n, held in enumerate(self._memory[dealing]))
+
+    def dealt(self, dealing: Dealing) -> list[torch.Tensor | None]:
+        """The numbers of each share's nonzeros; None for all of them."""
+        return dealing.shares(self.coords, self.shape, self.cache)
+
+
+class Share(Counts):
+    """Counts of the nonzeros that a partition deals to one part."""
+
+    def __init__(self, whole: Counts, dealing: Dealing, number: int, nnz: int, memory: dict[Any, Any]) -> None:
+        self._whole, self._dealing, self._number = whole, dealing, number
+        self.shape, self.nnz, self._memory, self._cache = whole.shape, nnz, memory, lambda: None
+
+    @cached_property
+    def _own(self) -> torch.Tensor | None:
+        """(nnz,) the numbers of the nonzeros; None for all of them."""
+        return self._whole.dealt(self._dealing)[self._number]
+
+    @property
+    def coords(self) -> torch.Tensor:
+        """(order, nnz) int64, in lexicographic order; taken out of all when they are asked for."""
+        own = self._own
+        return self._whole.coords if own is None else self._whole.coords[:, own]
+
+    def row(self, mode: int) -> torch.Tensor:
+        """(nnz,) int64 coordinates of a mode, taken out of all."""
+        own = self._own
+        return self._whole.row(mode) if own is None else self._whole.row(mode).index_select(0, own)
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,9 @@ from sparsetc.ir.program.cost import Cost
 from sparsetc.ir.program.counting import Statistics
 from sparsetc.packing.deal import storage_keys
 from sparsetc.planner.candidate import Candidate, Choice, Estimate, ranked
-from sparsetc.planner.choose import choose, considered
 from sparsetc.planner.pricing import costs
 from sparsetc.planner.problem import Problem
-from sparsetc.planner.registry import PLANS
+from sparsetc.planner.registry import PLANS, choose, considered
 
 BLOCK = 8
 """Bytes of ``block_ptr`` and ``block_full`` for a block of fibers."""

@@ -20,12 +20,11 @@ from sparsetc.io.stc import PackedFile
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
 from sparsetc.options import Options, of_call, with_settings
-from sparsetc.planner.choose import check_request
+from sparsetc.planner.registry import check_request
 from sparsetc.streaming.budget import Budget, Sizes, checked_chunk, checked_streams, sizes_of
 from sparsetc.streaming.compiler import Compiler
 from sparsetc.streaming.cutting import Cut, cut
 from sparsetc.streaming.description import Recipe
-from sparsetc.streaming.devices import device_of
 from sparsetc.streaming.file import Chunks, Writer
 from sparsetc.streaming.saving import cut_of, finish
 from sparsetc.streaming.sources import Source, operand, source_of
@@ -36,6 +35,36 @@ from sparsetc.support.entry import entry_point
 from sparsetc.support.files import replacing
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.sparse_tensor import SparseTensor
+
+
+def device_of(device: Any, dense: Sequence[Any], x: Any) -> torch.device:
+    """Where chunks are run: as asked for, where an operand is that is on a GPU, or on the GPU that there is.
+
+    Raises:
+        DeviceError: what was asked for is no device, none that chunks are run on, or not there.
+    """
+    if device is not None:
+        found = _named(device)
+    else:
+        own = [o.device for o in (*dense, x) if isinstance(o, torch.Tensor | SparseTensor)]
+        gpu = next((d for d in own if d.type == "cuda"), None)
+        found = gpu or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if found.type == "cuda" and found.index is None:
+        found = torch.device("cuda", torch.cuda.current_device())
+    return found
+
+
+def _named(device: Any) -> torch.device:
+    """The CPU or a GPU that there is, of what a caller calls it."""
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise DeviceError(f"chunks are streamed to the CPU or a CUDA device, found {device!r:.80}") from None
+    if found.type not in ("cpu", "cuda"):
+        raise DeviceError(f"chunks are streamed to the CPU or a CUDA device, found {found}")
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise DeviceError(f"there is no device {found}; torch sees {torch.cuda.device_count()} CUDA devices")
+    return found if found.type == "cuda" else torch.device("cpu")  # "cpu:0" is the same, and compares as another
 
 
 @entry_point

@@ -17,8 +17,8 @@ import torch
 from sparsetc.errors import PlanError
 from sparsetc.streaming.budget import Budget
 from sparsetc.streaming.compiler import Compiler, Variant
-from sparsetc.streaming.layout import Chunk, fill, placed
 from sparsetc.streaming.sources import Source
+from sparsetc.streaming.store import Chunk, fill, placed
 from sparsetc.support.progress import At
 from sparsetc.tensor.sparse_tensor import SparseTensor
 

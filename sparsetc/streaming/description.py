@@ -21,7 +21,7 @@ from sparsetc.ir.plan import Part, Plan, Schedule, Storage, verify
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.packing.words import WORDS
 from sparsetc.streaming.compiler import Compiler, Variant
-from sparsetc.streaming.layout import Chunk, PackedPart, PartPlaces, Place, placed
+from sparsetc.streaming.store import Chunk, PackedPart, PartPlaces, Place, placed
 from sparsetc.support.pickles import misfit
 from sparsetc.tensor.coords import checked_shape
 from sparsetc.tensor.inputs import NAMED, dtype_name

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from sparsetc.codegen.launch import Call, Programs
-from sparsetc.streaming.layout import Chunk
-from sparsetc.streaming.store import Feed, Store
+from sparsetc.streaming.store import Chunk, Feed, Store
 from sparsetc.support.progress import At, unseen
 
 

@@ -28,8 +28,7 @@ from typing import Any, BinaryIO
 import torch
 
 from sparsetc.errors import FormatError, IOFormatError
-from sparsetc.streaming.layout import Chunk, host_bytes
-from sparsetc.streaming.store import Feed, Release
+from sparsetc.streaming.store import Chunk, Feed, Release, host_bytes
 
 MAGIC = b"\x89STCS\r\n\x1a"
 VERSION = 1

@@ -19,7 +19,7 @@ from sparsetc.streaming.compiler import Compiler
 from sparsetc.streaming.cutting import Cut
 from sparsetc.streaming.description import Recipe
 from sparsetc.streaming.file import Chunks, Writer
-from sparsetc.streaming.layout import host_bytes
+from sparsetc.streaming.store import host_bytes
 from sparsetc.tensor.coords import check_range, is_sorted_unique, sort_keys
 
 

@@ -11,8 +11,11 @@ It works on frozen dataclasses too.
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
+import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -20,7 +23,35 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from sparsetc.support.locks import Lock
+
+class Lock:
+    """A lock for ``with lock.own:``, which the thread that holds it can take again; a forked child gets a new one."""
+
+    def __init__(self) -> None:
+        self._renew()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self.own = threading.RLock()
+
+
+def _finish_imports() -> None:
+    importing: Any = vars(importlib)["_bootstrap"]
+
+    def names() -> list[str]:
+        return [name for name in importing._module_locks.copy() if name.startswith("sparsetc")]
+
+    before, modules = None, names()
+    while modules != before:  # an import of the thread that forks does not end here
+        for name in modules:
+            importing._lock_unlock_module(name)  # as an import of a module waits for another thread's import of it
+        before, modules = modules, names()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_finish_imports)
+
 
 if TYPE_CHECKING or sys.version_info >= (3, 12):
     from functools import cached_property as cached_property

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-from sparsetc.support.locks import Lock
+from sparsetc.support.lru import Lock
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import torch
 from decomposition_cases import random_factors, random_tensor
 
 import sparsetc as stc
-from sparsetc.decomposition import CP, cp_als, cp_apr, fused, graphs, tucker
+from sparsetc.decomposition import CP, cp_als, cp_apr, fused, loop, tucker
 from sparsetc.decomposition.als import Sweep, Whole
 from sparsetc.decomposition.linear import LEAST_SQUARES
 
@@ -23,14 +23,14 @@ SHAPE = (60, 50, 40)
 def graphs_made(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each capture succeeded."""
     made: list[bool] = []
-    capture = graphs.Captured._capture
+    capture = loop.Captured._capture
 
-    def noted(self: graphs.Captured) -> Any:
+    def noted(self: loop.Captured) -> Any:
         graph = capture(self)
         made.append(graph is not None)
         return graph
 
-    monkeypatch.setattr(graphs.Captured, "_capture", noted)
+    monkeypatch.setattr(loop.Captured, "_capture", noted)
     return made
 
 
@@ -82,7 +82,7 @@ def test_a_step_that_cannot_be_captured_goes_on_as_it_was(graphs_made: list[bool
         counted.add_(1)
         counted.item()  # waits, which a capture does not allow
 
-    captured = graphs.Captured(step, counted.device)
+    captured = loop.Captured(step, counted.device)
     for _ in range(5):
         captured()
     assert graphs_made == [False]
