@@ -28,7 +28,7 @@ from common import DEVICE, device_microseconds, microseconds, record, relative_e
 
 import sparsetc as stc
 from sparsetc.contraction.kernel import Kernel
-from sparsetc.contraction.pair_step import PairStep
+from sparsetc.contraction.pair import Pair
 from sparsetc.pair.blocking import Blocking
 from sparsetc.pair.hybrid import METHODS
 from sparsetc.pair.join import Join
@@ -149,7 +149,7 @@ def unseen(x: stc.SparseTensor) -> stc.SparseTensor:
     return stc.SparseTensor._make(x.pattern.bare(), x.values)
 
 
-def pairing(step: PairStep) -> None:
+def pairing(step: Pair) -> None:
     """The join of nonzeros, and of blocks where the path is of blocks."""
     m = step.join
     again = Join.of(m.x, m.y, m.roles)
@@ -157,15 +157,15 @@ def pairing(step: PairStep) -> None:
         Blocking.of(again)
 
 
-def symbolic(step: PairStep) -> None:
+def symbolic(step: Pair) -> None:
     """The pattern of the result."""
     pattern_of(step.join, METHODS[step.choice.plan.name].prepare(step.problem, step.choice.plan).places())
 
 
-def pair_of(kernel: Kernel) -> PairStep:
+def pair_of(kernel: Kernel) -> Pair:
     """The step of a contraction of two operands."""
     (step,) = kernel.steps
-    assert isinstance(step, PairStep)
+    assert isinstance(step, Pair)
     return step
 
 
@@ -189,7 +189,7 @@ def phases(kernel: Kernel) -> dict[str, float]:
     }
 
 
-def stored(step: PairStep) -> dict[str, int]:
+def stored(step: Pair) -> dict[str, int]:
     """Bytes of both operands, values included, as blocks and as coordinates."""
     m, itemsize = step.join, step.dtype.itemsize
     sizes = [(len(own.letters), keys.numel()) for own, keys in ((m.x, m.x_key), (m.y, m.y_key))]

@@ -119,9 +119,9 @@ def sums_row(tensors: str, equation: str, x: stc.SparseTensor, y: stc.SparseTens
         with mock.patch.object(scalar, "waits", lambda *_, form=form: form == "ordered"):
             error = relative_error(k().values, expected)  # the first call decides
         assert error < ERROR["highest"], (tensors, equation, form, error)
-        assert step.sums.of("z").ordered == (GPU and form == "ordered"), form  # torch's programs have one form
+        assert step.task_sums.of("z").ordered == (GPU and form == "ordered"), form  # torch's programs have one form
         us[form] = microseconds(lambda: step.numeric.run(*values))  # noqa: B023
-    tasks = step.sums.tasks.join_order.tasks
+    tasks = step.task_sums.tasks.join_order.tasks
     return {
         "switch": "sums",
         "tensors": tensors,

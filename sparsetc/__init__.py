@@ -125,7 +125,7 @@ _ON_DEMAND = {
     **dict.fromkeys(("BlockingCurve", "blocking_curve"), "similarity.curve"),
     **dict.fromkeys(("Stream", "open_stream", "stream", "stream_kernel"), "streaming"),
     "calibrate": "device.calibrate",
-    "plan_bcb": "pair.requests",
+    "plan_bcb": "pair.problem",
     "DeviceProfile": "device.profile",
     "datasets": "",
     "decomposition": "",

@@ -260,7 +260,7 @@ def test_memory_stays_below_the_limit_however_many_tasks() -> None:
     small = stc.SparseTensor(torch.stack([i, j]), torch.rand(n * width, dtype=torch.float64), (n, width))
     with stc.options(memory_limit=n * n * 24), Largest() as largest:
         kernel = stc.compile("ij,kj->ik", small, small, plan="scalar")
-        assert kernel.contraction.inner[0].sums.tasks.join_order.tasks == width * n * n
+        assert kernel.contraction.steps[0].task_sums.tasks.join_order.tasks == width * n * n
         found = kernel()
     assert largest.nbytes <= n * n * 24
     torch.testing.assert_close(found.values.view(n, n), small.to_dense() @ small.to_dense().T)
@@ -536,7 +536,7 @@ def test_the_cheapest_path_is_taken() -> None:
 
 def test_few_sums_cost_as_much_as_ordered_ones() -> None:
     """Additions by atomics wait for one another, or are ordered; those to many addresses do not."""
-    (step,) = stc.compile("ij,jk->ik", *operands("ij,jk->ik")).contraction.inner
+    (step,) = stc.compile("ij,jk->ik", *operands("ij,jk->ik")).contraction.steps
     exact = replace(step.problem.budget, settings=replace(step.settings, deterministic=True), limit=10**12)
     tasks, gpu, few = 10**8, default_gpu(), default_gpu().crowded_below
     for places, crowded in [(8281, True), (few - 1, True), (few, False), (tasks, False)]:
@@ -583,13 +583,14 @@ def test_third_order_contracted_over_one_mode_has_blocks_of_64_by_32() -> None:
     g = torch.Generator().manual_seed(0)
     coords = torch.randint(0, 40, (3, 150), generator=g)
     x = stc.SparseTensor(coords, torch.rand(150, generator=g), (40, 40, 40))
-    (step,) = stc.compile("ijk,klm->ijlm", x, x, plan="bcb").contraction.inner
+    (step,) = stc.compile("ijk,klm->ijlm", x, x, plan="bcb").contraction.steps
     assert step.problem.blocking.extents == (64, 64, 32)
     assert isinstance(step.problem.blocking, Blocking)
     assert isinstance(step.problem.blocking.pairs, Join)
-    named = stc.compile("ijk,klm->ijlm", x, x, plan=stc.plan_bcb(i=4, j=4, k=16)).contraction.inner[0]
+    named = stc.compile("ijk,klm->ijlm", x, x, plan=stc.plan_bcb(i=4, j=4, k=16)).contraction.steps[0]
     assert named.problem.blocking.extents == (16, 64, 16)
-    made = stc.SparseTensor._of(named.coords, named(x.values, x.values), named.shape, True)
+    values = named.result([], [x.values, x.values], [])
+    made = stc.SparseTensor._of(named.coords, values, named.bound.output_shape, True)
     assert_matches(made, "ijk,klm->ijlm", [x, x])
 
 
@@ -615,7 +616,7 @@ def test_formats_follow_the_operands_of_the_equation() -> None:
     for equation, swapped in (("ijk,kl->ijl", False), ("ijk,kl->lij", True)):
         x, y = operands(equation, sizes={**SIZES, "i": 20, "j": 20, "k": 30, "l": 40})
         kernel = stc.compile(equation, x, y, plan=stc.plan_bcb(formats=("bcb", "coo")))
-        (step,) = kernel.contraction.inner
+        (step,) = kernel.contraction.steps
         assert step.problem.swapped == swapped
         blocks, single = (
             (step.problem.blocking.y, step.problem.blocking.x)
@@ -689,7 +690,7 @@ def test_a_dropped_kernel_gives_its_memory_back(plan: str) -> None:
     try:
         kernel = stc.compile("ijk,abk->ijab", x, x, plan=plan)
         kernel()
-        kept = weakref.ref(kernel.contraction.inner[0].join)
+        kept = weakref.ref(kernel.contraction.steps[0].join)
         del kernel
         assert kept() is None
     finally:

@@ -111,15 +111,15 @@ def test_lists_of_tasks_compile(dtype: torch.dtype, deterministic: bool) -> None
     given = operands("ijk,klm->ijlm", "skewed", dtype, sizes=SIZES)
     for backend in ("torch", "triton"):
         kernel = stc.compile("ijk,klm->ijlm", *given, plan="scalar", backend=backend, deterministic=deterministic)
-        (step,) = kernel.contraction.inner
-        assert kernel.ptx("sm_90") == step.sums.of("z").ptx("sm_90")
+        (step,) = kernel.contraction.steps
+        assert kernel.ptx("sm_90") == step.task_sums.of("z").ptx("sm_90")
         for letter in "pqz":
             for target in TARGETS:
-                text = step.sums.of(letter).ptx(target)
+                text = step.task_sums.of(letter).ptx(target)
                 assert target in text
                 assert not re.search(r"\.local\b", text)
             ordered = deterministic and dtype.is_floating_point
-            assert ("atom" in step.sums.of(letter).ptx("sm_90")) != ordered
+            assert ("atom" in step.task_sums.of(letter).ptx("sm_90")) != ordered
         # A byte and a word of the list a task.
         if not deterministic:
             assert "ld.global.b8" in kernel.ptx("sm_90")
@@ -200,7 +200,7 @@ def test_memory_decides_which_operands_are_bitmaps(limit: int, bitmaps: list[boo
         for shape in ((64, 64, 32), (16, 64, 32))
     )
     kernel = stc.compile("ijk,ljk->il", x, y, plan="bcb", memory_limit=limit, backend="triton")
-    assert [tiles.bitmap for tiles in kernel.contraction.inner[0].numeric.program.view.pairs] == bitmaps
+    assert [tiles.bitmap for tiles in kernel.contraction.steps[0].numeric.program.view.pairs] == bitmaps
     assert re.search(NATIVE["sm_80"], kernel.ptx("sm_80"))
 
 

@@ -112,7 +112,7 @@ def test_the_plan_of_a_contraction_makes_it_again(equation: str, name: str, back
     again = stc.compile(equation, *given, plan=kernel.plan, backend=backend)
     assert numbers(again.plan) == numbers(kernel.plan)
     assert again.source == kernel.source
-    assert [type(s.path) for s in again.contraction.inner] == [type(s.path) for s in kernel.contraction.inner]
+    assert [type(s.path) for s in again.contraction.steps] == [type(s.path) for s in kernel.contraction.steps]
     if backend == "torch":
         assert same(again(), kernel())
 
@@ -185,7 +185,7 @@ def test_a_repr_is_one_line() -> None:
     pair = stc.compile("ijk,klm->ijlm", *pair_operands("ijk,klm->ijlm", "skewed", torch.float32))
     program: TileProgram = kernel.step.programs[0]
     shown: list[object] = [kernel, kernel.plan, kernel.step.choice, program, kernel.explain()]
-    shown += [pair, pair.plan, pair.contraction.inner[0].choice, pair.explain()]
+    shown += [pair, pair.plan, pair.contraction.steps[0].choice, pair.explain()]
     for thing in shown:
         assert "\n" not in repr(thing)
         assert len(repr(thing)) < 200

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from pair_cases import EQUATIONS, SIZES, check_pair, marking, operands, pairs, small_chunks
 
 import sparsetc as stc
-from sparsetc.contraction.pair_step import PairStep
+from sparsetc.contraction.pair import Pair
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.plan import Schedule
 from sparsetc.pair import tasks as task_lists
@@ -22,8 +22,8 @@ from sparsetc.testing import check_arrays, read
 from sparsetc.testing.interpret import run_program
 
 
-def step_of(equation: str, given: list[stc.SparseTensor], **settings: object) -> PairStep:
-    (step,) = stc.compile(equation, *given, plan="scalar", **settings).contraction.inner
+def step_of(equation: str, given: list[stc.SparseTensor], **settings: object) -> Pair:
+    (step,) = stc.compile(equation, *given, plan="scalar", **settings).contraction.steps
     return step
 
 
@@ -45,7 +45,7 @@ def by_hand(m: JoinOrder) -> torch.Tensor:
 @pytest.mark.parametrize("name", ["one-mode", "two-modes", "outer", "inner", "batch", "elementwise", "vectors-outer"])
 def test_groups_make_every_task_once_and_find_every_place(name: str, marked: bool, chunk: int) -> None:
     step = step_of(EQUATIONS[name], operands(EQUATIONS[name], "skewed"))
-    m, tasks = step.sums.tasks.join_order, by_hand(step.sums.tasks.join_order)
+    m, tasks = step.task_sums.tasks.join_order, by_hand(step.task_sums.tasks.join_order)
     places, slot = torch.unique(tasks[2], return_inverse=True)
     with marking(marked):
         made = list(groups(m, chunk))
@@ -59,7 +59,7 @@ def test_groups_make_every_task_once_and_find_every_place(name: str, marked: boo
 
 def test_spans_are_of_whole_rows() -> None:
     step = step_of("ijk,klm->ijlm", operands("ijk,klm->ijlm", "skewed"))
-    m = step.sums.tasks.join_order
+    m = step.task_sums.tasks.join_order
     found = list(spans(m, 10))
     assert (found[0].begin, found[-1].end) == (0, m.tasks)
     assert (found[0].row, found[-1].last) == (0, m.rows)
@@ -82,9 +82,9 @@ def test_distinct(key: list[int], marked: bool) -> None:
 def test_a_list_stores_every_task(name: str, frame: int) -> None:
     with mock.patch.object(task_lists, "FRAME", frame):
         step = step_of(EQUATIONS[name], operands(EQUATIONS[name], "skewed"))
-        places = step.sums.tasks.places()
-        (one,) = step.sums.tasks
-        tasks = by_hand(step.sums.tasks.join_order)
+        places = step.task_sums.tasks.places()
+        (one,) = step.task_sums.tasks
+        tasks = by_hand(step.task_sums.tasks.join_order)
         tasks[2] = torch.searchsorted(places, tasks[2].contiguous())
         assert torch.equal(one.coordinates(), tasks)
         for packed in (one.chunks(), one.runs()):
@@ -107,8 +107,8 @@ def test_tile_programs_of_the_three_sums(letter: str, lanes: int, item: int) -> 
     equation = "ijk,klm->ijlm"
     with mock.patch.object(task_lists, "ITEM", item):
         step = step_of(equation, operands(equation, "skewed"))
-        (one,) = step.sums.tasks
-        total = step.sums.of(letter)
+        (one,) = step.task_sums.tasks
+        total = step.task_sums.of(letter)
         g = torch.Generator().manual_seed(0)
         given = [torch.rand(total.bound.by_index[c], generator=g, dtype=torch.float64) for c in EINSUMS[letter]]
         coords = one.coordinates()
@@ -130,9 +130,9 @@ def test_tile_programs_of_the_three_sums(letter: str, lanes: int, item: int) -> 
 def test_lists_made_again_give_the_same(name: str, chunk: int, kept: bool) -> None:
     with small_chunks(chunk, kept):
         kernel = check_pair(EQUATIONS[name], operands(EQUATIONS[name], "skewed", coalesce=False), plan="scalar")
-        (step,) = kernel.contraction.inner
-        assert step.sums.tasks.fits == (kept or step.sums.tasks.join_order.tasks == 0)
-        assert step.sums.tasks.nbytes == (step.sums.tasks.join_order.tasks * 5 if kept else 0)
+        (step,) = kernel.contraction.steps
+        assert step.task_sums.tasks.fits == (kept or step.task_sums.tasks.join_order.tasks == 0)
+        assert step.task_sums.tasks.nbytes == (step.task_sums.tasks.join_order.tasks * 5 if kept else 0)
 
 
 @settings(max_examples=100)
@@ -165,7 +165,7 @@ def test_one_row_with_most_of_the_tasks() -> None:
             with small_chunks(chunk, kept):
                 kernel = stc.compile("ij,jk->ik", x, x, plan="scalar")
                 found = kernel()
-            assert kernel.contraction.inner[0].sums.tasks.join_order.tasks > n * n
+            assert kernel.contraction.steps[0].task_sums.tasks.join_order.tasks > n * n
             torch.testing.assert_close(found.to_dense(), x.to_dense() @ x.to_dense())
 
 
@@ -173,10 +173,10 @@ def test_a_limit_of_a_few_bytes_a_task_keeps_no_list() -> None:
     x, y = random_sparse((60, 50), "dense", torch.float64, 1), random_sparse((50, 60), "dense", torch.float64, 2)
     limit = 60 * 60 * 24
     kernel = stc.compile("ij,jk->ik", x, y, plan="scalar", memory_limit=limit)
-    (step,) = kernel.contraction.inner
-    assert step.sums.tasks.join_order.tasks == 60 * 60 * 50
-    assert not step.sums.tasks.fits
-    assert len(list(step.sums.tasks)) > 60
+    (step,) = kernel.contraction.steps
+    assert step.task_sums.tasks.join_order.tasks == 60 * 60 * 50
+    assert not step.task_sums.tasks.fits
+    assert len(list(step.task_sums.tasks)) > 60
     torch.testing.assert_close(kernel().to_dense(), x.to_dense() @ y.to_dense())
 
 
@@ -184,6 +184,6 @@ def test_the_source_says_what_is_stored_and_what_for() -> None:
     kernel = stc.compile("ijk,klm->ijlm", *operands("ijk,klm->ijlm"), plan="scalar")
     for text in ("p   nonzeros over ijk", "q = position + y_shift[p]", "p:8 + x_word_base", 'einsum "n,n->n"'):
         assert text in kernel.source
-    step = kernel.contraction.inner[0]
-    back = step.sums.of("p").programs.source
+    step = kernel.contraction.steps[0]
+    back = step.task_sums.of("p").programs.source
     assert '"pqz,q,z->p"' in back

@@ -1,7 +1,7 @@
-"""Einsums with two sparse operands or more: `Pair`, of two and nothing else, and `Chain`, a few operands at a time.
+"""Einsums of two sparse operands or more, and others: contracted a few operands at a time.
 
-In: a `Bound` einsum and its operands. Out: a contraction whose links are contractions, in an order found once. A link
-of two sparse operands is a `PairStep`; one of a sparse and a dense operand is a `Step` like any other, so a dense
+In: a `Bound` einsum and its operands. Out: `Chain`, whose links are contractions, in an order found once. A link of
+two sparse operands is a `Pair`; one of a sparse and a dense operand is a `Step` like any other, so a dense
 operand is contracted into a sparse one, or applied to a product of sparse ones, whichever is expected to make fewer
 tasks. Two dense operands are torch's.
 
@@ -14,99 +14,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
 import opt_einsum
 import torch
 
-from sparsetc.codegen.launch import Values, accumulator
+from sparsetc.codegen.launch import Values
 from sparsetc.contraction import dense as tables
 from sparsetc.contraction.canonical import Operands, Patterns, dense_of_call
 from sparsetc.contraction.contraction import Contraction, contraction
 from sparsetc.contraction.dense import Tensors
-from sparsetc.contraction.output import is_sparse
-from sparsetc.contraction.pair_step import PairStep
+from sparsetc.contraction.pair import Joined, Pair
 from sparsetc.explain import StepReport
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.plan import AUTO, SIDE, Plan, requested
 from sparsetc.options import Options, with_settings
 from sparsetc.pair.contraction_order import SparseOrder
 from sparsetc.pair.join import JoinOperand, prepared
-from sparsetc.pair.problem import check_pairs
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import fitted, summed_dtype
 
 Term = tuple[tuple[str, ...], "SparseTensor | torch.Tensor"]
 """An operand of a link, given or intermediate: its letters, and a tensor to compile for."""
-
-
-class Joined(Contraction):
-    """A contraction of two or more sparse operands, whose result's pattern is known when it is compiled."""
-
-    pattern: Pattern | None
-    """The pattern of a sparse result."""
-
-    def __init__(self, bound: Bound, operands: Operands, settings: Options, form: str, expanded: bool) -> None:
-        """Check the operands; `expanded` says that dense modes become coordinates."""
-        e = bound.einsum
-        if expanded:
-            check_pairs(settings.plan, e.indices)  # refused at once where it is not known
-        super().__init__(bound, operands, settings, form)
-        orders = [x.order if expanded else x.sparse_order for x in operands if isinstance(x, SparseTensor)]
-        self._coordinates = [e.inputs[p][:order] for p, order in zip(e.sparse, orders, strict=True)]
-        self.sparse = is_sparse(form, e, self._coordinates)
-        if not self.sparse:
-            nbytes = prod(bound.output_shape) * accumulator(self.dtype).itemsize
-            settings.check_memory(nbytes, self.device, f"the result of {bound}")
-        # Intermediate sums may need 64 bits where the result does not.
-        self._like = torch.zeros((), dtype=summed_dtype(self.dtype), device=self.device)
-
-    def _of(self, pattern: Pattern, *width: int) -> SparseTensor:
-        """A tensor of a pattern, to compile for."""
-        return SparseTensor._make(pattern, self._like.expand(pattern.values_shape(width)))
-
-    def _shared(self, patterns: Patterns, pattern: Pattern) -> Pattern:
-        """The result's pattern, or its equal that an einsum of the same operands has."""
-        (first, *others), e = patterns, self.bound.einsum
-        return first.known((e.inputs, e.output, e.sparse, self.bound.sizes), pattern, others)
-
-    def pattern_on(self, patterns: Patterns) -> Pattern | None:
-        """The pattern that was found when the contraction was compiled."""
-        return self.pattern if self.sparse else None
-
-    def _fitted(self, result: torch.Tensor) -> torch.Tensor:
-        return fitted(result, self.dtype, f'the result of "{self.bound.einsum.text}"')
-
-
-class Pair(Joined):
-    """A contraction of two sparse operands and nothing else; dense modes become coordinates."""
-
-    def __init__(self, bound: Bound, operands: Operands, settings: Options, form: str) -> None:
-        super().__init__(bound, operands, settings, form, True)
-        e = bound.einsum
-        x, y = (o.expand_dense().pattern for o in operands if isinstance(o, SparseTensor))
-        terms, plan = (e.inputs[0], e.inputs[1]), requested(settings.plan).of_step(0, 1)
-        own = with_settings(settings, {"plan": plan})
-        self.step = PairStep(terms, (self._of(x), self._of(y)), e.output, bound.by_index, own)
-        self.inner, self.empty, self.shape = (self.step,), self.step.nnz == 0, bound.output_shape
-        self.pattern = self._shared([x, y], Pattern(self.step.coords, self.shape, True)) if e.output else None
-        if self.sparse:
-            self.shape = (self.step.nnz,)
-
-    @property
-    def steps(self) -> tuple[PairStep]:
-        """The one step."""
-        return (self.step,)
-
-    def result(self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None) -> torch.Tensor:
-        """The result's values on its pattern, or a dense result; differentiable."""
-        dense_of_call(self.bound, dense, self.dtype, self.device)
-        found = self.step(*(v.reshape(-1).to(self._like.dtype) for v in values))
-        if self.pattern is None:
-            return self._fitted(found.sum(dtype=found.dtype))  # of one entry, or none
-        found = self._fitted(found)
-        return found if self.sparse else SparseTensor._make(self.pattern, found).to_dense(self.settings.memory_limit)
 
 
 @dataclass(frozen=True)
@@ -260,7 +188,7 @@ class Chain(Joined):
     def plan(self) -> Plan:
         """The plan of each link, named after the first of two sparse operands."""
         steps = tuple(None if link.made is None else link.made.plan for link in self.links)  # None: torch's own product
-        pairs = [step.plan for step in self.steps if isinstance(step, PairStep)]
+        pairs = [step.plan for step in self.steps if isinstance(step, Pair)]
         parts = tuple(part for plan in pairs for part in plan.parts)
         name, reason = (pairs[0].name, pairs[0].reason) if pairs else ("chain", "a few operands at a time")
         return Plan(name, parts, False, steps=steps, reason=reason)

@@ -313,10 +313,12 @@ def _of_entries(
         )
     if len(sparse) == 1:
         return Single(bound, operands, settings, form, repeated, choice=choice)
-    from sparsetc.contraction.chain import Chain, Pair  # imported where an einsum has two sparse operands, few do
-
     if len(operands) == 2:
+        from sparsetc.contraction.pair import Pair  # imported where an einsum has two sparse operands, which few have
+
         return Pair(bound, operands, settings, form)
+    from sparsetc.contraction.chain import Chain
+
     return Chain(bound, operands, settings, form, expanded=True)
 
 

@@ -1,7 +1,7 @@
 """Contractions of two or more sparse operands, with sparse results (BCB-SpTC, and two paths beside it).
 
 In: a `Bound` einsum whose operands are sparse in two places or more. Out: which entries meet, and programs that add up
-their products. `contraction/chain.py` and `pair_step.py` make contractions of them. Data flows down::
+their products. `contraction/chain.py` and `pair.py` make contractions of them. Data flows down::
 
     join.py          letters by role; operands diagonal, summed; which entries match, counted
     symbolic.py      the tasks in order; the pattern of the result

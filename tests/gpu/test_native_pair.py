@@ -100,7 +100,7 @@ def test_highest_is_as_exact_as_float32(free: int, inner: int, in_halves: bool, 
     """By blocks in halves where values are near enough to their row's largest, else by blocks as they are."""
     x, y = far_apart(free, inner)
     kernel = stc.compile("ik,jk->ij", x, y, plan=plan, precision="highest")
-    path = kernel.contraction.inner[0].numeric
+    path = kernel.contraction.steps[0].numeric
     path = path.branches[0].path if kernel.plan.name == "bcb+scalar" else path
     with mock.patch.object(path.launch_of_halves, "blocks", wraps=path.launch_of_halves.blocks) as halves:
         found = kernel().to_dense().double()
@@ -152,7 +152,7 @@ def test_deterministic_sums_repeat(dtype: torch.dtype) -> None:
     x, y = (o.cuda() for o in operands("ij,jk->ik", "dense", dtype, sizes={"i": 16, "j": 500, "k": 10}))
     for limit in (None, 300_000):
         kernel = stc.compile("ij,jk->ik", x, y, plan="scalar", deterministic=True, memory_limit=limit)
-        assert kernel.contraction.inner[0].sums.tasks.fits == (limit is None)
+        assert kernel.contraction.steps[0].task_sums.tasks.fits == (limit is None)
         found = []
         for _ in range(5):
             given = [o.values.clone().requires_grad_() for o in (x, y)]
@@ -223,12 +223,12 @@ def test_marks_and_groups_make_the_same_list(coords: torch.Tensor) -> None:
     n = int(coords.max()) + 1
     x = stc.SparseTensor(coords, torch.ones(coords.shape[1]), (n, n)).cuda()
     with mock.patch.object(marks, "SPREAD", 1 << 14):
-        (step,) = stc.compile("ij,jk->ik", x, x, plan="scalar").contraction.inner
-        assert marks.markable(step.sums.tasks.join_order, step.problem.budget)
+        (step,) = stc.compile("ij,jk->ik", x, x, plan="scalar").contraction.steps
+        assert marks.markable(step.task_sums.tasks.join_order, step.problem.budget)
     made = []
     for marked in (True, False):
         with mock.patch.object(task_lists, "markable", return_value=marked):
-            tasks = task_lists.Tasks(step.sums.tasks.join_order, step.problem.budget)
+            tasks = task_lists.Tasks(step.task_sums.tasks.join_order, step.problem.budget)
             made.append((tasks.places(), *tasks))
     (places, one), (expected, other) = made
     assert torch.equal(places, expected)

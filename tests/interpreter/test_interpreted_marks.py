@@ -13,26 +13,26 @@ from hypothesis import given, settings
 from pair_cases import EQUATIONS, operands, pairs, structural
 
 import sparsetc as stc
-from sparsetc.contraction.pair_step import PairStep
+from sparsetc.contraction.pair import Pair
 from sparsetc.pair import marks as marking
 from sparsetc.pair import tasks as task_lists
 from sparsetc.pair.marks import Marks, markable
 from sparsetc.pair.tasks import NonzeroPairList, Tasks
 
 
-def step_of(equation: str, given: list[Any], **settings: object) -> PairStep:
-    (step,) = stc.compile(equation, *given, plan="scalar", **settings).contraction.inner
+def step_of(equation: str, given: list[Any], **settings: object) -> Pair:
+    (step,) = stc.compile(equation, *given, plan="scalar", **settings).contraction.steps
     return step
 
 
-def made(step: PairStep, marked: bool) -> tuple[torch.Tensor, NonzeroPairList]:
+def made(step: Pair, marked: bool) -> tuple[torch.Tensor, NonzeroPairList]:
     """(places, list), by marks or by groups."""
     with mock.patch.object(task_lists, "markable", return_value=marked), poisoned():
-        tasks = Tasks(step.sums.tasks.join_order, step.problem.budget)
+        tasks = Tasks(step.task_sums.tasks.join_order, step.problem.budget)
         places = tasks.places()
         (one,) = tasks
         # A list made again, of a pattern that another path has found.
-        again = Tasks(step.sums.tasks.join_order, step.problem.budget)
+        again = Tasks(step.task_sums.tasks.join_order, step.problem.budget)
         again.nnz = tasks.nnz
         (other,) = again
     assert one.nnz == tasks.nnz == places.numel()
@@ -48,10 +48,10 @@ def same(left: NonzeroPairList, right: NonzeroPairList) -> None:
     assert (left.nnz, left.begin, left.end) == (right.nnz, right.begin, right.end)
 
 
-def check(step: PairStep) -> None:
-    assert markable(step.sums.tasks.join_order, step.problem.budget) == (step.sums.tasks.join_order.tasks > 0)
+def check(step: Pair) -> None:
+    assert markable(step.task_sums.tasks.join_order, step.problem.budget) == (step.task_sums.tasks.join_order.tasks > 0)
     places, one = made(step, False)
-    if step.sums.tasks.join_order.tasks:
+    if step.task_sums.tasks.join_order.tasks:
         found, other = made(step, True)
         assert found.dtype == places.dtype == torch.int64
         assert torch.equal(found, places)
@@ -97,7 +97,7 @@ def test_one_row_with_most_of_the_tasks() -> None:
         coords = torch.unique(torch.cat([n - 1 - c if flipped else c for c in lines], 1), dim=1)
         x = stc.SparseTensor(coords, torch.ones(coords.shape[1]), (n, n))
         step = step_of("ij,jk->ik", [x, x])
-        assert step.sums.tasks.join_order.tasks > n * n
+        assert step.task_sums.tasks.join_order.tasks > n * n
         check(step)
 
 
@@ -113,16 +113,19 @@ def test_runs_longer_than_programs() -> None:
 def test_one_task_and_none() -> None:
     one = stc.SparseTensor(torch.tensor([[3], [5]]), torch.ones(1), (7, 7))
     step = step_of("ij,kj->ik", [one, one])
-    assert step.sums.tasks.join_order.tasks == 1
+    assert step.task_sums.tasks.join_order.tasks == 1
     check(step)
     none = step_of("ij,jk->ik", [one, one])
-    assert none.sums.tasks.join_order.tasks == 0
+    assert none.task_sums.tasks.join_order.tasks == 0
     check(none)
 
 
 def test_marks_are_for_places_that_are_few_a_task_and_fit() -> None:
     step = step_of("ij,jk->ik", operands("ij,jk->ik", "skewed"))
-    m, places = step.sums.tasks.join_order, step.sums.tasks.join_order.rows * step.sums.tasks.join_order.columns
+    m, places = (
+        step.task_sums.tasks.join_order,
+        step.task_sums.tasks.join_order.rows * step.task_sums.tasks.join_order.columns,
+    )
     with mock.patch.object(marking, "FEW", 0):
         for spread, wanted in [(places // m.tasks + 1, True), (0, False)]:
             with mock.patch.object(marking, "SPREAD", spread):
@@ -130,7 +133,7 @@ def test_marks_are_for_places_that_are_few_a_task_and_fit() -> None:
     for limit, wanted in [(places, True), (places - 1, False)]:  # a quarter of a byte a place, a quarter of the limit
         assert markable(m, replace(step.problem.budget, limit=limit)) == wanted
     other = step_of("ij,jk->ik", operands("ij,jk->ik", "skewed"), backend="torch")
-    assert not markable(other.sums.tasks.join_order, other.problem.budget)
+    assert not markable(other.task_sums.tasks.join_order, other.problem.budget)
 
 
 def test_the_count_is_checked_before_places_are_made() -> None:
@@ -149,6 +152,6 @@ def test_the_count_is_checked_before_places_are_made() -> None:
         mock.patch.object(Marks, "z_word", late),
         pytest.raises(stc.OutOfMemoryError),
     ):
-        Tasks(step.sums.tasks.join_order, budget).places()
+        Tasks(step.task_sums.tasks.join_order, budget).places()
     budget.check.assert_called_once_with(10)
     late.assert_not_called()

@@ -21,7 +21,7 @@ STORAGES = ("whole", "bitmap")
 def run(equation: str, given: list[Any], storage: str, **settings: Any) -> stc.Kernel:
     """Check, and see that it was Triton's source that ran."""
     kernel = check_pair(equation, given, plan=stc.plan_bcb(storage=storage), **settings)
-    assert all(step.backend == "triton" for step in kernel.contraction.inner)
+    assert all(step.backend == "triton" for step in kernel.contraction.steps)
     assert "import triton" in kernel.source
     return kernel
 
@@ -78,7 +78,7 @@ def test_a_long_run_of_pairs_is_shared_by_programs(storage: str) -> None:
     given = operands("ij,jk->ik", "dense", torch.float64, sizes={"i": 8, "j": 40, "k": 8})
     with mock.patch.object(blocks, "PAIRS_A_PROGRAM", 3):
         kernel = check_pair("ij,jk->ik", given, plan=stc.plan_bcb(storage=storage, i=4, j=1, k=4))
-    (buffer,) = kernel.contraction.inner[0].numeric._buffers
+    (buffer,) = kernel.contraction.steps[0].numeric._buffers
     assert buffer.owner is not None
     assert buffer.ptr.numel() == 1 + 4 * 14
 
@@ -89,7 +89,7 @@ def test_few_blocks_of_the_result_are_made_at_a_time(storage: str) -> None:
     given = operands("ij,jk->ik", "dense", torch.float64, sizes={"i": 8, "j": 40, "k": 8})
     with mock.patch.object(blocks, "PAIRS_A_PROGRAM", 3), mock.patch.object(blocks, "BUFFER_BYTES", 4 * 4 * 8 * 3):
         kernel = check_pair("ij,jk->ik", given, plan=stc.plan_bcb(storage=storage, i=4, j=1, k=4))
-    first, second = kernel.contraction.inner[0].numeric._buffers
+    first, second = kernel.contraction.steps[0].numeric._buffers
     assert (first.start, first.stop, second.stop) == (0, 3, 4)
     assert first.owner is None
     assert second.owner is not None
@@ -144,7 +144,7 @@ def test_values_decide_whether_blocks_are_in_halves(
     x, y = operands(equation, "dense", torch.float32)
     x, y = scaled(scaled(x, 0, *free, 1), 2, *inner, 2), scaled(y, 0, *inner, 3)
     kernel = stc.compile(equation, x, y, plan=PLANS_OF_BLOCKS[name], precision="highest")
-    path = kernel.contraction.inner[0].numeric
+    path = kernel.contraction.steps[0].numeric
     path = path if name == "bcb" else path.branches[0].path
     with mock.patch.object(path.launch_of_halves, "blocks", wraps=path.launch_of_halves.blocks) as halves:
         assert component_error(kernel(), equation, [x, y]) < 1e-6
@@ -168,7 +168,7 @@ def test_few_blocks_in_halves_are_made_at_a_time() -> None:
     for least in (4 * 4 * 4 * 4, 1 << 31):
         with mock.patch.object(blocks, "PAIRS_A_PROGRAM", 3), mock.patch.object(blocks, "BUFFER_BYTES", least):
             kernel = stc.compile("ij,jk->ik", *given, plan=stc.plan_bcb(i=4, j=1, k=4), precision="highest")
-        path = kernel.contraction.inner[0].numeric
+        path = kernel.contraction.steps[0].numeric
         assert (len(path._buffers) > 1) == (least < 1 << 31)
         assert any(b.owner is not None for b in path._buffers)
         assert component_error(kernel(), "ij,jk->ik", given) < 1e-6

@@ -22,7 +22,7 @@ from sparsetc.pair import tasks as task_lists
 def run(equation: str, given: list[Any], **settings: Any) -> stc.Kernel:
     """Check, and see that it was Triton's source that ran."""
     made = check_pair(equation, given, plan="scalar", **settings)
-    assert all(step.backend == "triton" for step in made.contraction.inner)
+    assert all(step.backend == "triton" for step in made.contraction.steps)
     assert "import triton" in made.source
     return made
 
@@ -58,14 +58,14 @@ def test_long_runs_and_many_items(kept: bool, deterministic: bool) -> None:
     items, cap = mock.patch.object(task_lists, "ITEM", 256), mock.patch.object(scalar, "CAP", 8)
     with small_chunks(1000, kept), chunks, items, cap:
         made = run("ij,jk->ik", given, deterministic=deterministic)
-        (step,) = made.contraction.inner
-        assert step.sums.tasks.fits == kept
+        (step,) = made.contraction.steps
+        assert step.task_sums.tasks.fits == kept
         g = torch.Generator().manual_seed(0)
         upstream = torch.rand(made.nnz, generator=g, dtype=torch.float64)
         x, y = (o.to_dense() for o in given)
         dense = upstream.view(2, 60)
-        torch.testing.assert_close(step.sums.of("p")(given[1].values, upstream).view(2, 40), dense @ y.T)
-        torch.testing.assert_close(step.sums.of("q")(given[0].values, upstream).view(40, 60), x.T @ dense)
+        torch.testing.assert_close(step.task_sums.of("p")(given[1].values, upstream).view(2, 40), dense @ y.T)
+        torch.testing.assert_close(step.task_sums.of("q")(given[0].values, upstream).view(40, 60), x.T @ dense)
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -93,10 +93,10 @@ def test_few_sums_of_many_tasks_are_ordered() -> None:
     with mock.patch.object(scalar, "MANY", 16), small_chunks(100, True), mock.patch.object(task_lists, "FRAME", 16):
         made = run("ijk,ijk->", given)
         assert "atomic" not in made.source
-        (step,) = made.contraction.inner
-        kept = step.sums.of("z")._kept
+        (step,) = made.contraction.steps
+        kept = step.task_sums.of("z")._kept
         assert kept is not None
-        assert len(kept[1]) == -(-step.sums.tasks.join_order.tasks // 96)
+        assert len(kept[1]) == -(-step.task_sums.tasks.join_order.tasks // 96)
     with mock.patch.object(scalar, "MANY", 1000):
         assert "atomic" in run("ijk,ijk->", given).source
 
@@ -106,8 +106,8 @@ def test_deterministic_sums_add_nothing_by_atomics_and_repeat() -> None:
     made = stc.compile("ijk,ljk->il", *given, plan="scalar", deterministic=True)
     assert "atomic" not in made.source
     assert torch.equal(made().values, made().values)
-    (step,) = made.contraction.inner
-    assert step.sums.of("z")._kept is not None
+    (step,) = made.contraction.steps
+    assert step.task_sums.of("z")._kept is not None
     integers = stc.compile("ij,jk->ik", *operands("ij,jk->ik", dtype=torch.int64), plan="scalar", deterministic=True)
     assert "atomic" in integers.source
 

@@ -1,80 +1,117 @@
 """A contraction of two sparse operands: its pattern, fixed once, and its values, computed often and differentiable.
 
-In: two patterns and the letters of operands and result. Out: `PairStep`, a function from the operands' values to the
-result's. The gradient of either operand is a sum over the same tasks with the result in that operand's place, so
-gradients of gradients follow; they take the scalar path, whatever path the values took.
+In: a `Bound` einsum and two operands. Out: `Pair`. The gradient of either operand is a sum over the same tasks with the
+result in that operand's place, so gradients of gradients follow; they take the scalar path, whatever path the values
+took.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 
+from sparsetc.codegen.launch import Values, accumulator
 from sparsetc.codegen.split_float16 import EXACT, INFINITE
 from sparsetc.contraction.autograd import Multilinear, apply
+from sparsetc.contraction.canonical import Operands, Patterns, dense_of_call
+from sparsetc.contraction.contraction import Contraction
 from sparsetc.contraction.dense import Tensors, resolved
 from sparsetc.contraction.guard import finite
-from sparsetc.explain import PairReport, in_microseconds
+from sparsetc.contraction.output import is_sparse
+from sparsetc.errors import PlanError
+from sparsetc.explain import PairReport, StepReport, in_microseconds
+from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import Plan, requested
 from sparsetc.options import Options
 from sparsetc.pair.hybrid import HYBRID, METHODS, choose, estimates
 from sparsetc.pair.join import Join, Roles, prepared
-from sparsetc.pair.problem import NumericPath, PairProblem, sides_of
+from sparsetc.pair.problem import NumericPath, PairProblem, check_pairs, sides_of
 from sparsetc.pair.scalar import EINSUMS, TaskSums, sums_of
 from sparsetc.pair.symbolic import Budget, pattern_of
 from sparsetc.planner.candidate import Choice, ranked
-from sparsetc.runtime.executable import Listed
 from sparsetc.support.precision import without_autocast
+from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import in_order
+from sparsetc.tensor.sums import fitted, in_order, summed_dtype
 
 
-class PairStep(Listed):
-    """``x,y->output``, compiled for two patterns."""
+class Joined(Contraction):
+    """A contraction of two or more sparse operands, whose result's pattern is known when it is compiled."""
 
-    def __init__(
-        self,
-        terms: tuple[Sequence[str], Sequence[str]],
-        operands: tuple[SparseTensor, SparseTensor],
-        output: Sequence[str],
-        sizes: dict[str, int],
-        settings: Options,
-    ) -> None:
+    pattern: Pattern | None
+    """The pattern of a sparse result."""
+
+    def __init__(self, bound: Bound, operands: Operands, settings: Options, form: str, expanded: bool) -> None:
+        """Check the operands; `expanded` says that dense modes become coordinates."""
+        e = bound.einsum
+        if expanded:
+            check_pairs(settings.plan, e.indices)  # refused at once where it is not known
+        super().__init__(bound, operands, settings, form)
+        orders = [x.order if expanded else x.sparse_order for x in operands if isinstance(x, SparseTensor)]
+        self._coordinates = [e.inputs[p][:order] for p, order in zip(e.sparse, orders, strict=True)]
+        self.sparse = is_sparse(form, e, self._coordinates)
+        if not self.sparse:
+            nbytes = prod(bound.output_shape) * accumulator(self.dtype).itemsize
+            settings.check_memory(nbytes, self.device, f"the result of {bound}")
+        # Intermediate sums may need 64 bits where the result does not.
+        self._like = torch.zeros((), dtype=summed_dtype(self.dtype), device=self.device)
+
+    def _of(self, pattern: Pattern, *width: int) -> SparseTensor:
+        """A tensor of a pattern, to compile for."""
+        return SparseTensor._make(pattern, self._like.expand(pattern.values_shape(width)))
+
+    def _shared(self, patterns: Patterns, pattern: Pattern) -> Pattern:
+        """The result's pattern, or its equal that an einsum of the same operands has."""
+        (first, *others), e = patterns, self.bound.einsum
+        return first.known((e.inputs, e.output, e.sparse, self.bound.sizes), pattern, others)
+
+    def pattern_on(self, patterns: Patterns) -> Pattern | None:
+        """The pattern that was found when the contraction was compiled."""
+        return self.pattern if self.sparse else None
+
+    def _fitted(self, result: torch.Tensor) -> torch.Tensor:
+        return fitted(result, self.dtype, f'the result of "{self.bound.einsum.text}"')
+
+
+class Pair(Joined):
+    """A contraction of two sparse operands and nothing else; dense modes become coordinates."""
+
+    def __init__(self, bound: Bound, operands: Operands, settings: Options, form: str) -> None:
         """Join the operands, choose a path and find the pattern.
 
         Args:
-            terms: the letters of each operand; they may repeat, and may be absent from all else.
+            bound: ``x,y->output``; letters may repeat, and may be absent from all else.
             operands: their patterns; values are only looked at for their dtype.
-            output: the result's letters.
-            sizes: of all letters.
             settings: plan, precision, memory limit, backend, determinism.
+            form: of the result.
 
         Raises:
             PlanError: a plan that is not known here, or does not apply.
             OutOfMemoryError: the result, or what the named plan stores, would pass the memory limit.
         """
-        self.equation = f"{','.join(map(''.join, terms))}->{''.join(output)}"
+        super().__init__(bound, operands, settings, form, True)
+        e, sizes, self.equation = bound.einsum, bound.by_index, str(bound.einsum)
+        expanded = [o.expand_dense().pattern for o in operands if isinstance(o, SparseTensor)]
         # Results come row by row of the first operand, so it had better be the one that the output begins with.
-        swapped = bool(output) and output[0] not in terms[0]
-        given = list(zip(terms, operands, strict=True))
-        (x_letters, x), (y_letters, y) = reversed(given) if swapped else given
-        self.dtype, self.device, self.settings = x.dtype, x.device, settings
-        self.shape = tuple(sizes[c] for c in output)
-        roles = Roles.of(x_letters, y_letters, output)
+        swapped = bool(e.output) and e.output[0] not in e.inputs[0]
+        both = list(zip(e.inputs, expanded, strict=True))
+        (x_letters, x), (y_letters, y) = reversed(both) if swapped else both
+        roles = Roles.of(x_letters, y_letters, e.output)
         self.join = Join.of(
             prepared(x_letters, x.coords, sizes, roles.x, x.is_coalesced),
             prepared(y_letters, y.coords, sizes, roles.y, y.is_coalesced),
             roles,
         )
-        what, limit = f"the result of {self.equation}", settings.memory_on(self.device)
-        budget = Budget(settings, self.device, len(self.shape), self.dtype.itemsize, what, limit)
+        what, limit, dtype = f"the result of {self.equation}", settings.memory_on(self.device), self._like.dtype
+        budget = Budget(settings, self.device, len(e.output), dtype.itemsize, what, limit)
         budget.check_least(self.join)
-        self.backend = "torch" if self.dtype.is_complex else settings.effective_backend(self.device)
-        wanted = requested(settings.plan)
-        sides, types = sides_of(wanted, terms), (self.dtype, self.backend)
-        self.problem = PairProblem(self.join, self.equation, wanted, sides, *types, budget, swapped)
+        wanted = requested(settings.plan).of_step(0, 1)
+        backend = "torch" if dtype.is_complex else settings.effective_backend(self.device)
+        sides = sides_of(wanted, e.inputs)
+        self.problem = PairProblem(self.join, self.equation, wanted, sides, dtype, backend, budget, swapped)
         self.choice: Choice = choose(self.problem)
         self.numeric: NumericPath = METHODS[self.choice.plan.name].prepare(self.problem, self.choice.plan)
         self.inner = (self.numeric,)
@@ -82,16 +119,29 @@ class PairStep(Listed):
             places = self.numeric.places()
         budget.check(places.numel())
         self.coords, self._order = pattern_of(self.join, places)
+        self.empty = not self.nnz
+        self.pattern = self._shared(expanded, Pattern(self.coords, bound.output_shape, True)) if e.output else None
+        self.shape = (self.nnz,) if self.sparse else bound.output_shape
 
     @property
-    def sums(self) -> TaskSums:
+    def steps(self) -> tuple[Pair]:
+        """The contraction itself."""
+        return (self,)
+
+    @property
+    def backend(self) -> str:
+        """The backend that programs are generated for."""
+        return self.problem.backend
+
+    @property
+    def task_sums(self) -> TaskSums:
         """Sums over the tasks of all nonzeros: what the scalar path and gradients take, made when first asked for."""
         return sums_of(self.problem)
 
     @property
     def plan(self) -> Plan:
         """The plan that was chosen, with how much of both operands each part has."""
-        sizes, width, parts = self.numeric.sizes, self.dtype.itemsize, []
+        sizes, width, parts = self.numeric.sizes, self._like.dtype.itemsize, []
         read = [own for n in range(0, len(sizes), 2) for own in self.problem.given(sizes[n : n + 2])]
         for part, (nnz, nbytes) in zip(self.choice.plan.parts, read, strict=True):
             parts.append(replace(part, nnz=nnz, nbytes=nbytes + nnz * width))
@@ -102,15 +152,18 @@ class PairStep(Listed):
         """Entries of the result."""
         return self.coords.shape[1]
 
-    def __call__(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """(nnz,) the result's values in lexicographic order, of the operands' values in their own; differentiable."""
-        m = self.join
+    def result(self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None) -> torch.Tensor:
+        """The result's values in lexicographic order of its coordinates, or a dense result; differentiable."""
+        dense_of_call(self.bound, dense, self.dtype, self.device)
+        left, right = (v.reshape(-1).to(self._like.dtype) for v in values)
         x, y = (right, left) if self.problem.swapped else (left, right)
-        deterministic = self.settings.deterministic
-        x, y = m.x.values(x, deterministic), m.y.values(y, deterministic)
-        by_place = apply(TaskProduct(self, "z"), (x, y))
-        values = by_place if self._order is None else by_place.index_select(0, self._order)
-        return values.to(self.dtype)
+        m, deterministic = self.join, self.settings.deterministic
+        found = apply(TaskProduct(self, "z"), (m.x.values(x, deterministic), m.y.values(y, deterministic)))
+        found = found if self._order is None else found.index_select(0, self._order)
+        found = self._fitted(found.to(self._like.dtype))
+        if self.pattern is None:
+            return found.sum(dtype=found.dtype)  # of one entry, or none
+        return found if self.sparse else SparseTensor._make(self.pattern, found).to_dense(self.settings.memory_limit)
 
     def product(self, letter: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         """The sum over tasks for p of x, q of y or z of the result, the `letter`, of the product of the other two."""
@@ -121,8 +174,8 @@ class PairStep(Listed):
             return self._over_tasks(letter, left, right)
 
     def _over_tasks(self, letter: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        self.sums.tasks.nnz = self.nnz
-        return self.sums.product(letter, left, right)
+        self.task_sums.tasks.nnz = self.nnz
+        return self.task_sums.product(letter, left, right)
 
     def _values(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """The result's values by place, by the first of three ways that takes such values; waits once to look at them.
@@ -144,12 +197,18 @@ class PairStep(Listed):
             return self._over_tasks("z", x, y)
         return self.numeric.run(x, y, halves if verdict == EXACT else None)
 
-    def report(self) -> PairReport:
+    def ptx(self, target: str) -> str:
+        """The assembly of the kernels of every plan but ``"dense"``."""
+        if self.dtype.is_complex:
+            raise PlanError("complex einsums run the generated torch programs, which have no PTX")
+        return super().ptx(target)
+
+    def reports(self) -> list[StepReport]:
         """What an explanation says of the contraction."""
         m, sizes, plan = self.join, self.join.sizes, self.plan
         split = HYBRID.split(self.problem) if plan.name == HYBRID.name else None
         filled = [nnz for nnz, _ in self.numeric.sizes[::2]]  # nonzeros of x, of each branch
-        return PairReport(
+        report = PairReport(
             equation=self.equation,
             plan=plan.name,
             reason=plan.reason,
@@ -165,18 +224,19 @@ class PairStep(Listed):
             threshold=split.threshold if split else 0,
             shares=tuple(zip(filled, (split.blocks.pairs, split.tasks), strict=True)) if split else (),
         )
+        return [report]
 
 
 @dataclass(frozen=True)
 class TaskProduct(Multilinear):
-    """`PairStep.product` as a function of two tensors: an einsum over tasks, as its gradients are in other roles."""
+    """`Pair.product` as a function of two tensors: an einsum over tasks, as its gradients are in other roles."""
 
-    step: PairStep
+    pair: Pair
     letter: str
 
     def rows(self, tensors: Tensors) -> torch.Tensor:
         """The sums over tasks, (entries,) of the tensor that is summed for."""
-        return self.step.product(self.letter, *tensors)
+        return self.pair.product(self.letter, *tensors)
 
     def gradients(self, wanted: Sequence[bool], tensors: Tensors, upstream: torch.Tensor) -> list[torch.Tensor | None]:
         """The gradient for each of both factors where it is wanted."""
@@ -187,4 +247,4 @@ class TaskProduct(Multilinear):
         factors = EINSUMS[self.letter]
         given = {self.letter: upstream.contiguous(), factors[1 - n]: torch.conj_physical(tensors[1 - n])}
         left, right = EINSUMS[factors[n]]
-        return apply(TaskProduct(self.step, factors[n]), (given[left], given[right]))
+        return apply(TaskProduct(self.pair, factors[n]), (given[left], given[right]))
