@@ -1,6 +1,7 @@
 """What models of a matrix a mode have in common, whatever stands before the matrices: weights, or a core.
 
-In: a dataclass with factors. Out: its sizes, dtype and device, what its run says, how it is moved, and files of it.
+In: a dataclass with factors. Out: its sizes, dtype and device, what its run says, how it is moved, its entries at
+coordinates, files of it, and the same model as an object of tensorly or pyttb.
 """
 
 from __future__ import annotations

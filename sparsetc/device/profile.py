@@ -7,6 +7,9 @@ What `calibrate` measured is kept in ``<cache directory>/profiles/<GPU>.json``, 
 renamed, for later processes to plan with. A record is read once a process, so that all plans of a process are made by
 the same numbers. One that is damaged, another GPU's, or where others may write to it, is passed over with one warning:
 a profile changes which plan is chosen, never a result.
+
+Beside it stand the GPUs that text is generated for, by the names of targets, and what their instructions can do. Text
+that is compiled for a target is the text that would run there.
 """
 
 from __future__ import annotations

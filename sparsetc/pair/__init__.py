@@ -12,7 +12,6 @@ their products. `contraction/chain.py` and `pair.py` make contractions of them. 
     scalar.py        a product a task: an einsum with that operand
     dense.py         one matrix product of operands that are unfolded
     block_path.py    one matrix product a pair of blocks
-    hybrid.py        blocks of x by how many nonzeros they hold, the rest by tasks
-    methods.py       the method that one takes
+    hybrid.py        blocks of x by how many nonzeros they hold, the rest by tasks; which of all methods is taken
     contraction_order.py   more than two operands, two at a time
 """

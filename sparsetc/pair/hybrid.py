@@ -4,6 +4,9 @@ In: a `Blocking`, whose populations say the work that a threshold leaves to bloc
 `JoinSubset`s that the two take, and their paths. Out: the result's values by place. The pattern is the union of both
 patterns. Where they overlap values are added, two to an entry, so bits do not depend on an order. A threshold is found
 by counts alone, those of all thresholds at once: no task is made, and no nonzero sorted.
+
+`choose` takes one of all methods (``scalar``, ``dense``, ``bcb``, ``bcb+scalar``) by counts made before any task is. A
+method that would not fit, or that the type has no kernel for, is left out under ``plan="auto"`` and refused by name.
 """
 
 from __future__ import annotations

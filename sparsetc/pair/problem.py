@@ -3,7 +3,7 @@
 In: a `Join`, the types, the settings, and a `Plan`, whose parts say the sides of blocks and how these are stored, or a
 request for one, whose options do. Out: `PairProblem`: what a method is chosen by, and prepares its path from. Forms of
 the operands that take counting or sorting are made when they are first asked for. A `PairMethod` is one way to
-contract, with what that is expected to take; a `NumericPath` is what runs it.
+contract, with what that is expected to take; a `NumericPath` is what runs it. `plan_bcb` is a request for blocks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What a plan of one sparse operand is chosen by.
+"""What a plan of one sparse operand is chosen by: a `Problem`, with `Counts` of the operand's pattern.
 
-In: a canonical einsum, the rows that it returns, the operand's type, options. Out: `Problem`.
+In: a canonical einsum, the rows that it returns, the operand's coordinates and type, options. Out: `Problem`. Counts
+are made when they are first asked for, and kept with the pattern.
 """
 
 from __future__ import annotations

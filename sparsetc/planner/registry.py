@@ -1,8 +1,9 @@
-"""What is registered by name: formats, and plans with the methods that make them, the package's own and users'.
+"""Formats and plans by name, the package's own and users', and the choice among plans.
 
-In: a class, a method, or a function from a `Problem` and counts to a `Candidate`, None where it does not apply. Out: an
-entry of `FORMATS` or `PLANS`. A registered plan takes part in ``plan="auto"`` by its expected cost, and is known by
-name.
+To register: a class, a method, or a function from a `Problem` and counts to a `Candidate`, None where it does not
+apply, becomes an entry of `FORMATS` or `PLANS`. A registered plan takes part in ``plan="auto"`` by its expected cost.
+To choose: of a problem, the methods that run such (of one sparse operand or two) and what a user asks for, a `Choice`:
+the plan, and what every one that was considered was expected to take, for `explain`.
 """
 
 from __future__ import annotations

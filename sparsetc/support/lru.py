@@ -6,6 +6,9 @@ recently used of too many or one of those objects dies. No value is made or drop
 `cached_property` has no lock, so that no forked child waits for a thread that it does not have: up to Python 3.11
 `functools.cached_property` holds a lock of the class while it computes. Two threads that read at once may both compute.
 It works on frozen dataclasses too.
+
+`Lock` is a lock that each process has anew. A fork waits until no other thread is importing a module of this package,
+since the child could not import that module.
 """
 
 from __future__ import annotations
