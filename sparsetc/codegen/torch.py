@@ -1,9 +1,10 @@
 """Tile programs -> the text of one torch module: the default without a GPU, and the reference for tests.
 
-In: tile programs of whole axes, of views with one lane, so that nothing is padded. Out: a module with a function a part,
-which `FunctionPrinter` prints by a walk over its statements, a method each. Each is a function of chunks, in which every statement is done for all rows of a chunk at
-once: a tile has a row per item, per fiber, tile or pair, or per nonzero, by its level, and behind it its axes, those
-along sides first. A loop becomes a sum over runs of rows. What is gathered by no coordinate has no rows.
+In: tile programs of whole axes, of views with one lane, so that nothing is padded. Out: a module with a function a
+part, which `FunctionPrinter` prints by a walk over its statements, a method each. Each is a function of chunks, in
+which every statement is done for all rows of a chunk at once: a tile has a row per item, per fiber, tile or pair, or
+per nonzero, by its level, and behind it its axes, those along sides first. A loop becomes a sum over runs of rows. What
+is gathered by no coordinate has no rows.
 """
 
 from __future__ import annotations

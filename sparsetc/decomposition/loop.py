@@ -1,8 +1,8 @@
 """The loop around every decomposition: when it stops, what is said of it, and what Ctrl-C does.
 
 In: a step that changes a model in place and measures it. Out: the measures of all iterations and why there are no more.
-Steps run in torch's own dtype and precision (`context`), and on a GPU from a CUDA graph (`Captured`) where they can be
-captured.
+Steps record no gradients and heed no autocast (`undisturbed`), and on a GPU run from a CUDA graph (`Captured`) where
+they can be captured.
 """
 
 from __future__ import annotations
